@@ -56,16 +56,3 @@ def test_nobody_compares_the_name_of_a_collective():
     }
 
     assert not found
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "kind == 'all_gather'",
-        "kind in ('all_gather', 'x')",
-        "{'all_gather': 1}",
-        "match kind:\n  case 'all_gather': pass",
-    ],
-)
-def test_a_comparison_is_found(code):
-    assert "all_gather" in list(compared(ast.parse(code)))

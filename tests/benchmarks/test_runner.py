@@ -1,13 +1,20 @@
-"""The runner of benchmarks: fresh pinned processes, in turns, one form of figures."""
+"""Benchmarks: which are run, fresh pinned processes, in turns, one form of figures."""
 
 import argparse
 import importlib
 import importlib.util
+import inspect
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from replicator.contract.base import Replicator
+from workloads.resnet50 import workload
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -181,3 +188,80 @@ def test_scripts_share_the_runner_and_nothing_else():
         }
         shared = {"runner", "runner.CORES", "turns", "pipelines"}
         assert others <= {*shared, "pipelines.NUM_STAGES"}, path.name
+
+
+def test_compression_joins_the_options_of_the_workload(monkeypatch):
+    """Whatever options an optimizer is wrapped with, they all arrive."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    bench = importlib.import_module("benchmarks.bench_multi_worker")
+    parameters = inspect.signature(Replicator.wrap_optimizer).parameters.values()
+    options = {
+        one.name: one.default
+        for one in parameters
+        if one.kind is one.KEYWORD_ONLY and one.name != "compression"
+    }
+    wrapped = []
+
+    def build(repl, **_fields):
+        repl.wrap_optimizer("sgd", **options)
+        return SimpleNamespace(run=None)
+
+    monkeypatch.setattr(workload, "WORKLOAD", SimpleNamespace(build=build))
+    repl = SimpleNamespace(wrap_optimizer=lambda _, **given: wrapped.append(given))
+    bench._program(repl, "bfloat16")
+
+    assert "loss_scale" in options
+    assert [{**options, "compression": "bfloat16"}] == wrapped
+
+
+@pytest.fixture
+def benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    return importlib.import_module("benchmarks.__main__")
+
+
+@pytest.fixture
+def commands(benchmarks, monkeypatch):
+    """What it starts; nothing is measured, and reports fail."""
+    started = []
+
+    def run(command, *, check):
+        assert not check
+        started.append(command)
+        return subprocess.CompletedProcess(command, "bench_report" in command[-1])
+
+    monkeypatch.setattr(benchmarks.subprocess, "run", run)
+    return started
+
+
+def test_without_names_everything_is_measured(benchmarks, commands, capsys):
+    """What could not be measured is named at the end, and the others are."""
+    assert 1 == benchmarks.main([])
+    assert list(benchmarks.COMMANDS.values()) == commands
+    assert "not measured: report\n" in capsys.readouterr().err
+
+
+def test_names_choose_what_is_measured(benchmarks, commands):
+    assert 0 == benchmarks.main(["workers", "input"])
+    assert [benchmarks.COMMANDS[name] for name in ("workers", "input")] == commands
+
+
+def test_an_unknown_name_is_answered_with_the_known(benchmarks, commands, capsys):
+    """Before anything is measured."""
+    with pytest.raises(SystemExit) as raised:
+        benchmarks.main(["report", "worker"])
+
+    assert 2 == raised.value.code
+    assert [] == commands
+    assert "unknown benchmark 'worker'; known are command-line, " in (
+        capsys.readouterr().err
+    )
+
+
+def test_every_benchmark_is_there(benchmarks):
+    """A renamed file would otherwise be noticed in the middle of a run."""
+    for command in benchmarks.COMMANDS.values():
+        assert sys.executable == command[0]
+        names = [part for part in command if "bench_" in part]
+        path = names[0].removesuffix(".py").replace(".", "/") + ".py"
+        assert (ROOT / path).is_file(), path

@@ -6,7 +6,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from pipelines import GITLAB, PIPELINES, ROOT, WORKFLOWS, parsed, read, scripts_in
+from click.testing import CliRunner
+from pipelines import (
+    GITLAB,
+    PIPELINES,
+    ROOT,
+    WORKFLOWS,
+    arguments_after,
+    commands_in,
+    harness_commands,
+    read,
+    scripts_in,
+)
+
+from harness.cli.main import cli
 
 # What a job may do besides reading: (file, job) -> permissions, each with its reason
 # beside it in the workflow.
@@ -91,20 +104,6 @@ def test_the_audit_of_workflows_finds_nothing():
     """With zizmor, and without a network: ``make lint`` runs the same."""
     audited = (".github/workflows", str(ACTION))
     assert "" == run_check("zizmor", "--offline", "--quiet", *audited)
-
-
-def test_the_audit_of_workflows_finds_an_unsafe_one(tmp_path):
-    """A title of a pull request as a part of a script."""
-    path = tmp_path / ".github" / "workflows" / "unsafe.yml"
-    path.parent.mkdir(parents=True)
-    path.write_text(
-        "on: pull_request_target\njobs:\n  a:\n    runs-on: ubuntu-24.04\n    steps:\n"
-        "      - run: echo ${{ github.event.pull_request.title }}\n"
-    )
-
-    found = run_check("zizmor", "--offline", "--quiet", str(path))
-    assert "template-injection" in found
-    assert "dangerous-triggers" in found
 
 
 @pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.name)
@@ -263,41 +262,55 @@ def test_studies_are_uploaded_as_published_only():
     assert {"published/", "build/site", "public"} <= uploaded
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "uses: actions/checkout@v7",
-        "uses: actions/checkout@3d3c42e5aac5 # v7.0.1",
-        "uses: actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1",
-        "uses: actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7",
-    ],
-)
-def test_an_action_without_its_commit_is_found(line):
-    """Tags and short commits can be moved or guessed; a version is for readers."""
-    assert 1 == len(unpinned(f"      - {line}"))
+HARNESS = [
+    pytest.param(arguments, id=f"{path.name}: {' '.join(arguments[:4])} {i}")
+    for path in PIPELINES
+    for i, arguments in enumerate(harness_commands(path))
+]
+
+
+@pytest.mark.parametrize("arguments", HARNESS)
+def test_the_commands_of_the_harness_parse(arguments):
+    """Verb, options and values are known; nothing is run."""
+    verb, *rest = arguments
+    # The names of the studies of `xargs report` come from its input.
+    rest = ["WORD", *rest] if rest[:1] == ["-o"] else rest
+
+    assert cli.commands[verb].make_context(verb, rest).params
 
 
 @pytest.mark.parametrize(
-    ("condition", "is_closed"),
-    [
-        ("", False),
-        ("github.event.label.name == 'gpu'", False),
-        (f"github.event.label.name == 'gpu' && {SAME_REPOSITORY}", True),
-        ("github.event.schedule == '1 2 * * *'", True),
-        (f"github.event.label.name == 'gpu' || {SAME_REPOSITORY}", False),
-    ],
+    "arguments",
+    [param for param in HARNESS if param.values[0][0] == "sweep"],
 )
-def test_a_way_in_for_forks_is_found(condition, is_closed):
-    """A label alone does not make code trusted: it stays when commits are added."""
-    pipeline = {
-        "on": {"pull_request": {}},
-        "jobs": {"x": {"runs-on": ["self-hosted", "gpu"], "if": condition}},
-    }
+def test_the_sweeps_can_be_planned_here(arguments, tmp_path):
+    """Values are allowed together, which parsing does not see; here on CPUs."""
+    here = ["cpu" if word == "gpu" else word for word in arguments[1:]]
+    done = CliRunner().invoke(
+        cli, ["sweep", "--dry-run", *here, "--runs-dir", str(tmp_path)]
+    )
 
-    assert (not is_closed) == bool(own_machines_open_to_forks(pipeline))
+    assert not done.exception, done.output
+    assert re.search(r"\d+ trials of \d+ cases", done.output)
 
 
-def test_a_right_that_is_not_needed_is_found():
-    pipeline = parsed("{jobs: {a: {permissions: {contents: write}}, b: {}}}")
+@pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.name)
+def test_the_targets_and_programs_of_the_pipelines_exist(path):
+    """Targets of the Makefile, and scripts of this tree."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    for script in scripts_in(read(path)):
+        for command in commands_in(script):
+            made = arguments_after(command, "make")
+            assert made is None or set(made) <= targets
+            for word in command:
+                assert not word.endswith(".py") or (ROOT / word).is_file()
 
-    assert ["the workflow itself", "a", "b"] == too_many_permissions("x.yml", pipeline)
+
+def test_the_programs_of_the_makefile_exist():
+    """A file that was renamed would end a target that few people run."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = set(re.findall(r"\b(?:tests|benchmarks|docs)/[\w/.-]+\.py", makefile))
+
+    assert len(named) > 15
+    assert [] == sorted(name for name in named if not (ROOT / name).is_file())

@@ -68,10 +68,3 @@ def test_every_section_of_the_report_is_in_its_document():
 
     assert len(sections) > 1
     assert sections == re.findall(r"^\| `(\w+)\.py` \|", document, re.MULTILINE)
-
-
-def test_a_dead_link_is_found(tmp_path):
-    """Both kinds; what a code block says is code."""
-    text = "[a](gone.md) and `harness/gone.py`\n```\n[b](c.md)\n```\n`runs/x/plan.json`"
-
-    assert ["gone.md", "harness/gone.py"] == missing_targets(text, tmp_path)

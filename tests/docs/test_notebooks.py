@@ -71,12 +71,3 @@ def test_a_notebook_is_kept_without_output(path):
     assert 4 == notebook["nbformat"]
     assert all(cell["outputs"] == [] for cell in code)
     assert all(cell["execution_count"] is None for cell in code)
-
-
-def test_a_cell_that_fails_is_noticed(tmp_path):
-    """There is a notebook, and its number would be in the traceback."""
-    done = run(["x = 1", "x / 0"], tmp_path)
-
-    assert NOTEBOOKS
-    assert 1 == done.returncode
-    assert 'File "cell 1", line 1' in done.stderr

@@ -95,23 +95,3 @@ def test_the_code_of_a_document_runs(path, folder_with_study):
     )
 
     assert 0 == code, output
-
-
-def test_the_documents_that_promise_code_have_some():
-    """The search above is not empty by accident."""
-    assert {"replicator/README.md", "results/README.md"} <= set(documents_with_code())
-
-
-@pytest.mark.parametrize("is_forked", [True, False])
-def test_a_broken_block_is_named_by_document_and_line(is_forked, tmp_path):
-    """The runner fails where a document does, and says where."""
-    text = "# Title\n\n```python\nx = 1\n```\n\ntext\n\n```python\nassert x == 2\n```\n"
-    code, output = run_document("broken.md", text, tmp_path, is_forked=is_forked)
-
-    assert 1 == code
-    assert 'File "broken.md", line 10' in output
-
-
-def test_blocks_of_other_languages_are_not_run():
-    """Shell commands are for people."""
-    assert python_blocks("```\nmake sweep\n```\n```sh\nmake test\n```\n") == []

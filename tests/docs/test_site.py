@@ -165,20 +165,3 @@ def test_the_site_shows_no_path_of_this_machine(pages):
     found = [p.name for p in pages if str(ROOT) in p.read_text(encoding="utf-8")]
 
     assert [] == found
-
-
-def test_a_dead_link_is_an_error(tmp_path):
-    """Of a file, and of an anchor."""
-    folder = tmp_path / "docs"
-    folder.mkdir()
-    (folder / "index.md").write_text("# A\n\n[a](gone.md) [b](#gone)\n")
-    settings = tmp_path / "mkdocs.yml"
-    own = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    validation = own[own.index("validation:") : own.index("not_in_nav:")]
-    settings.write_text(f"site_name: x\nstrict: true\n{validation}")
-
-    done = build(tmp_path / "site", "--config-file", str(settings))
-
-    assert done.returncode != 0
-    assert "gone.md" in done.stderr
-    assert "#gone" in done.stderr

@@ -420,17 +420,6 @@ def test_every_guide_is_followed_by_a_test():
         assert files_of(guide), name
 
 
-def test_a_guide_that_no_longer_fits_is_noticed(tmp_path):
-    """A change whose context is gone, and a file that is there already."""
-    (tmp_path / "a.py").write_text("x = 1\n", encoding="utf-8")
-    change = "```diff\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 2\n+x = 3\n```\n"
-
-    with pytest.raises(AssertionError, match="patch does not apply"):
-        apply(change, tmp_path)
-    with pytest.raises(AssertionError, match=r"a\.py is there already"):
-        apply('```python title="a.py"\n```\n', tmp_path)
-
-
 _WITHOUT_NOISE = """
 import sys
 from harness.cli.main import main

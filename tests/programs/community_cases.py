@@ -1,7 +1,5 @@
 """The programs of libraries as cases of a cluster, which run them on one strategy."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whole programs: where their modules are found, and the devices that they run on."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

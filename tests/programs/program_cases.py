@@ -1,7 +1,5 @@
 """The programs as cases of a cluster of workers, which run them on one replicator."""
 
-from __future__ import annotations
-
 import functools
 
 from tutorials import targets

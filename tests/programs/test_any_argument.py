@@ -66,28 +66,6 @@ def test_any_argument_is_taken_or_refused_by_the_library(
     assert not found, "\n".join(f"{kind}: {text}" for kind, text in found.items())
 
 
-def test_errors_of_others_are_distinguished_from_own_ones():
-    """A mistake that Python finds while the library works is not the library's."""
-    own = passed = None
-    try:
-        replicator.create("no_such_backend")
-    except replicator.ReplicatorError as error:
-        own = error
-    try:
-        len(3)
-    except TypeError as error:
-        passed = error
-
-    assert judging.complaint(own) is None
-    assert "several lines" in judging.complaint(
-        ValueError("one\ntwo").with_traceback(own.__traceback__)
-    )
-    assert "raised in" in judging.complaint(passed)
-    assert "a KeyError from" in judging.complaint(
-        KeyError("x").with_traceback(passed.__traceback__)
-    )
-
-
 def test_every_public_function_is_called():
     """A new function of the package, or method of a replicator, must be here, too."""
     # Results and contexts, which users do not make.

@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 
 import case_cluster
-import numpy as np
 import pytest
 import tensorflow as tf
 from published import catalog
@@ -121,14 +120,3 @@ def test_the_table_has_every_program_of_the_folder():
 
 def _readme():
     return (FOLDER / "README.md").read_text()
-
-
-def test_a_wrong_number_of_a_published_program_is_seen():
-    """The comparison looks at every value."""
-    name = "convolutional_network"
-    expected = _on_one_device(name)
-    for number in range(len(expected)):
-        wrong = [np.asarray(value) for value in expected]
-        wrong[number] = wrong[number] * 1.01 + 1e-3
-        with pytest.raises(AssertionError, match=f"{name}: value {number}"):
-            catalog.check(name, expected, wrong)

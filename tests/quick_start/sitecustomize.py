@@ -12,8 +12,6 @@ loses nothing that it has written. Nine tenths of the time of a study of twelve 
 went to that.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib.machinery
 import os

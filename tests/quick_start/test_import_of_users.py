@@ -12,6 +12,7 @@ import dataclasses
 import importlib
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,7 @@ ROOT = FOLDER.parents[1]
 TIMEOUT_SEC = 600
 FILES = {
     "replicator": "tests/replicator/contract/test_summary.py",
-    "workloads": "tests/workloads/common/test_lars.py",
+    "workloads": "tests/workloads/resnet50/test_math.py",
     "harness": "tests/harness/trial/test_readings.py",
     "results": "tests/results/figures/test_frames.py",
     "reports": "tests/reports/words/test_axes.py",
@@ -124,3 +125,12 @@ def test_every_package_of_the_project_is_among_them():
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
 
     assert set(FILES) == packages - {"benchmarks", "tests"}
+
+
+def test_the_order_of_files_names_files_that_exist():
+    """One that was moved would lose its group or its place without a word."""
+    settings = runpy.run_path(str(FOLDER.parent / "conftest.py"))
+    named = [*settings["GROUPS"], *settings["LONG_FIRST"]]
+
+    assert named
+    assert [] == [path for path in named if not (ROOT / path).exists()]

@@ -1,10 +1,15 @@
-"""The 95 % intervals hold the truth about 95 % of the time, even at n = 3."""
+"""Intervals hold the truth as often as they say, even at n = 3."""
+
+import math
 
 import numpy as np
 import pytest
+import scipy.stats
 from scipy import stats
 
-from results.statistics import repetitions
+from results.statistics import generations, repetitions, run_scores
+from results.statistics.improvement import probability
+from results.statistics.time_to_target import MOST_MISSED, Time, median, target_of
 
 NUM_STUDIES = 1500
 # Binomial noise of NUM_STUDIES studies: three standard errors of 0.95.
@@ -110,3 +115,206 @@ def test_drawn_quantile_approaches_student_when_one_group_is_certain():
     assert expected == pytest.approx(
         np.log(estimate.high) - np.log(estimate.value), rel=0.05
     )
+
+
+NUM_AGREEING = 2000
+NUM_ROUNDS = 20
+
+
+@pytest.mark.parametrize("of_process", [0.0, 0.5])
+def test_the_interval_of_generations_that_agree_holds_the_truth(of_process):
+    """Where rounds decide the width; Student's t over generations does not hold it.
+
+    Processes differ by nothing, or by half of what a mean of rounds does.
+    """
+    generator = np.random.default_rng(31)
+    shape = (NUM_AGREEING, 5)
+    rounds = of_process / NUM_ROUNDS**0.5 * generator.standard_normal((*shape, 1))
+    rounds = 0.1 * (rounds + generator.standard_normal((*shape, NUM_ROUNDS)))
+    found = [generations.over_rounds(of) for of in rounds]
+    plain = [generations.over_generations(of.mean(axis=1)) for of in rounds]
+    agree = np.array(
+        [one.high > other.high for one, other in zip(found, plain, strict=True)]
+    )
+    covered, before = (
+        np.array([not of.excludes(1.0) for of in which]) for which in (found, plain)
+    )
+
+    assert 0.15 < agree.mean() < 0.35
+    assert before[agree].mean() < 0.88
+    assert 0.89 < covered[agree].mean() < 0.98
+    assert 0.95 < covered.mean() < 0.99
+    assert 0.93 < before.mean() < 0.965
+
+
+NUM_OF_RUNS = 400
+# Binomial noise of NUM_OF_RUNS studies: three standard errors of 0.95.
+TOLERANCE_OF_RUNS = 3 * (0.95 * 0.05 / NUM_OF_RUNS) ** 0.5
+
+
+@pytest.mark.parametrize("n", [3, 5, 10])
+@pytest.mark.parametrize("distance", [0.0, 1.0, 2.0])
+def test_improvement_is_covered_at_least_as_stated(n, distance):
+    """Normal results, apart by a number of standard deviations."""
+    generator = np.random.default_rng(n)
+    truth = scipy.stats.norm.cdf(distance / 2**0.5)
+    covered = 0
+    for _ in range(NUM_OF_RUNS):
+        found = probability(
+            generator.normal(distance, 1, n).tolist(),
+            generator.normal(0, 1, n).tolist(),
+            is_higher_better=True,
+        )
+        assert found.low is not None
+        assert found.high is not None
+        covered += found.low <= truth <= found.high
+
+    assert covered / NUM_OF_RUNS >= 0.95 - TOLERANCE_OF_RUNS
+
+
+# Of which the widths of intervals are compared, which differ by a factor of 4.
+NUM_WIDTHS = 50
+# Binomial noise of NUM_OF_RUNS studies: three standard errors.
+TOLERANCE_OF_SCORES = 3 * (0.9 * 0.1 / NUM_OF_RUNS) ** 0.5
+
+
+def _returns(generator, n):
+    """Runs of which one in five fails."""
+    fails = generator.uniform(size=n) < 0.2
+    return np.where(fails, generator.normal(100, 30, n), generator.normal(800, 40, n))
+
+
+def _truth(draw):
+    return float(scipy.stats.trim_mean(draw(400_000), 0.25))
+
+
+@pytest.mark.parametrize(("n", "stated"), [(3, 0.96), (5, 0.94), (8, 0.95)])
+def test_scores_of_few_runs_are_covered_as_stated(n, stated):
+    """The table in the module's docstring: the trimmed t, one run in five fails."""
+    generator = np.random.default_rng(n)
+    everything = np.sort(_returns(generator, 400_000))
+    truth = everything[80_000:320_000].mean()
+    covered = 0
+    for _ in range(NUM_OF_RUNS):
+        found = run_scores.score({"": _returns(generator, n).tolist()})
+        assert found.low is not None
+        assert found.high is not None
+        covered += found.low <= truth <= found.high
+
+    assert covered / NUM_OF_RUNS == pytest.approx(stated, abs=TOLERANCE_OF_SCORES)
+
+
+@pytest.mark.parametrize(("n", "stated"), [(10, 0.93), (20, 0.95)])
+def test_scores_of_many_runs_are_covered_as_stated(n, stated):
+    """The table in the module's docstring."""
+    generator = np.random.default_rng(n)
+    truth = _truth(lambda count: _returns(generator, count))
+    covered = 0
+    for _ in range(NUM_OF_RUNS):
+        found = run_scores.score({"": _returns(generator, n).tolist()})
+        assert found.low is not None
+        assert found.high is not None
+        covered += found.low <= truth <= found.high
+
+    assert covered / NUM_OF_RUNS == pytest.approx(stated, abs=TOLERANCE_OF_SCORES)
+
+
+def test_strata_make_intervals_shorter_and_still_true():
+    """Two environments of unlike returns, eight runs each."""
+    generator = np.random.default_rng(7)
+
+    def draw(n):
+        return {
+            "easy": generator.normal(900, 30, n),
+            "hard": generator.normal(300, 60, n),
+        }
+
+    truth = scipy.stats.trim_mean(np.concatenate([*draw(200_000).values()]), 0.25)
+    covered, apart, mixed = 0, 0.0, 0.0
+    for index in range(NUM_OF_RUNS):
+        runs = draw(8)
+        found = run_scores.score(runs)
+        assert found.low is not None
+        assert found.high is not None
+        covered += found.low <= truth <= found.high
+        if index >= NUM_WIDTHS:
+            continue
+        together = run_scores.score({"": np.concatenate([*runs.values()])})
+        apart += found.high - found.low
+        mixed += (together.high or 0) - (together.low or 0)
+
+    assert covered / NUM_OF_RUNS > 0.85
+    assert apart < 0.5 * mixed
+
+
+def test_a_profile_s_band_holds_the_share_that_reaches_a_threshold():
+    """Pointwise: four runs in five reach 600, ten are seen."""
+    generator = np.random.default_rng(11)
+    covered = 0
+    for _ in range(NUM_OF_RUNS):
+        found = run_scores.profile({"": _returns(generator, 10).tolist()}, [600.0])
+        covered += found.lows[0] <= 0.8 <= found.highs[0]
+
+    # Exact intervals of a share hold it at least as often as stated; here five or
+    # more of ten do, in 0.994.
+    assert covered / NUM_OF_RUNS == pytest.approx(0.994, abs=TOLERANCE_OF_SCORES)
+
+
+NUM_CENSORED = 1000
+BUDGET = 130.0
+
+
+@pytest.mark.parametrize("n", [3, 4, 5, 8, 20])
+def test_equal_cases_seem_to_never_get_there_as_often_as_stated(n):
+    """Against the median of the others, one of 3 to 20 in two studies did."""
+    generator = np.random.default_rng(n)
+    missed = of_median = 0
+    for _ in range(NUM_CENSORED):
+        first, second = generator.standard_normal((2, n))
+        # So many must reach it before the median is a number.
+        enough = n // 2 + 1
+        target, stated = target_of(first, is_higher_better=True, num_others=n)
+        missed += (second >= target).sum() < enough
+        of_median += (second >= np.median(first)).sum() < enough
+
+    tolerance = 3 * (stated * (1 - stated) / NUM_CENSORED) ** 0.5
+    assert missed / NUM_CENSORED == pytest.approx(stated, abs=tolerance)
+    assert stated <= MOST_MISSED or n < 5
+    assert of_median / NUM_CENSORED > 0.27
+
+
+def test_a_target_of_costs_is_one_of_the_highest():
+    """Equal results are all reached."""
+    first, _ = target_of([3.0, 1.0, 2.0], is_higher_better=False, num_others=3)
+    equal, _ = target_of([2.0] * 4, is_higher_better=True, num_others=4)
+    failed, missed = target_of(
+        [-math.inf] * 5 + [1.0, 2.0, 3.0], is_higher_better=True, num_others=3
+    )
+
+    assert (3.0, 2.0, 1.0) == (first, equal, failed)
+    assert missed > 0.5
+
+
+@pytest.mark.parametrize("n", [3, 5, 8, 20])
+@pytest.mark.parametrize("truth", [100.0, 150.0], ids=["reached", "beyond the budget"])
+def test_times_to_a_target_are_covered_as_stated(n, truth):
+    """Lognormal times of which a third or more are censored; open ends hold all."""
+    generator = np.random.default_rng(n)
+    covered, stated = 0, 0.0
+    for _ in range(NUM_CENSORED):
+        amounts = truth * np.exp(generator.normal(0, 0.6, n))
+        found = median(
+            [
+                Time(amount=min(a, BUDGET), is_reached=bool(a <= BUDGET))
+                for a in amounts
+            ],
+            unit="s",
+        ).median
+        # An end beyond the budget is known to be there, and not where.
+        covered += min(found.low, BUDGET) <= truth <= found.high
+        stated = found.confidence
+
+    tolerance = 3 * (stated * (1 - stated) / NUM_CENSORED) ** 0.5
+    assert covered / NUM_CENSORED >= stated - tolerance
+    if truth < BUDGET:
+        assert covered / NUM_CENSORED == pytest.approx(stated, abs=tolerance)

@@ -12,8 +12,6 @@ A module of cases has
 - ``afterwards(folder)``, if something follows the last case: for as long as it takes.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import importlib
 import json

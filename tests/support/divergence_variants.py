@@ -5,8 +5,6 @@ of 4 rows of 3 numbers. ``REFUSED`` are those whose state differs between replic
 feeds a gradient, by the name of the state; ``RIGHT`` are those that it does not.
 """
 
-from __future__ import annotations
-
 import functools
 
 import keras

@@ -3,8 +3,6 @@
 So what ``explain()`` says is compared with the graph that runs, and not with itself.
 """
 
-from __future__ import annotations
-
 import tensorflow as tf
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import function_def_to_graph

@@ -1,7 +1,5 @@
 """A model and data of somebody's, as ``keras_workload`` takes them."""
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """A small compiled model, for what does not depend on the size of a network."""
 
-from __future__ import annotations
-
 import keras
 
 

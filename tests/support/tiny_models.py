@@ -1,7 +1,5 @@
 """Tiny models and their training, the same in tests and in their processes."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """An epoch whose last step has fewer examples than replicas, on any backend."""
 
-from __future__ import annotations
-
 import tempfile
 
 import keras

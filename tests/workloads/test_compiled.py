@@ -16,9 +16,6 @@ from workloads.input_only import InputOnlyProgram
 LARGEST_DIFFERENCE = 1e-6
 LARGEST_AFTER_UPDATE = 1e-4
 
-# Those of keras_fit are compiled by Keras.
-COMPILED = sorted({*catalog.WORKLOADS} - {"keras_fit"})
-
 
 def build(name, backend="single", num_replicas=1, **settings):
     repl = replicator.create(backend, num_replicas=num_replicas)
@@ -149,33 +146,6 @@ def test_a_stock_strategy_reads_without_training():
     assert 0.0 == InputOnlyProgram(program).run(2)
 
 
-@pytest.mark.parametrize("name", sorted(catalog.WORKLOADS))
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"jit": "all"}, r"option jit='all' must be one of 'off', 'compute'"),
-        ({"jit": True}, r"option jit=True must be a string"),
-        ({"tf32": "on"}, r"option tf32='on' must be true or false"),
-    ],
-)
-def test_other_values_are_refused(name, settings, message):
-    with pytest.raises(ValueError, match=message):
-        catalog.make_config(name, "smoke", settings)
-
-
-@pytest.mark.parametrize("name", ["resnet50", "sngan"])
-def test_collectives_cannot_be_in_the_compiled_part(name):
-    """Batch statistics of all replicas need one."""
-    with pytest.raises(
-        ValueError,
-        match=r"option jit='compute' with batch_norm='cross_replica' would need "
-        r"collectives .*: use batch_norm 'local', or jit 'off'$",
-    ):
-        catalog.make_config(
-            name, "smoke", {"jit": "compute", "batch_norm": "cross_replica"}
-        )
-
-
 @pytest.mark.parametrize("is_on", [False, True])
 @pytest.mark.parametrize("name", sorted(catalog.WORKLOADS))
 def test_tf32_is_set_explicitly(name, is_on):
@@ -218,18 +188,3 @@ def test_the_layout_is_set_for_the_steps_that_follow(name):
 
     assert False is found["layout_optimizer"]
     assert after.get("layout_optimizer", True)
-
-
-@pytest.mark.parametrize("name", ["resnet50", "sngan"])
-def test_a_layout_is_one_that_there_is(name):
-    """XLA chooses its own."""
-    with pytest.raises(
-        ValueError, match=r"conv_layout='nchw' must be one of 'auto', 'nhwc'"
-    ):
-        catalog.make_config(name, "smoke", {"conv_layout": "nchw"})
-    with pytest.raises(
-        ValueError,
-        match=r"^option conv_layout='nhwc' has no effect with jit='compute', where XLA "
-        r"chooses the layout of each convolution: leave one of the two out$",
-    ):
-        catalog.make_config(name, "smoke", {"conv_layout": "nhwc", "jit": "compute"})

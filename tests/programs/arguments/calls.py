@@ -1,7 +1,5 @@
 """Every public function with one argument left open."""
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 

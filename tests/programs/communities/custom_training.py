@@ -3,8 +3,6 @@
 The model is built by its first batch, and the loss is divided by the global batch.
 """
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """dm-control: episodes of the suite, and a policy gradient on what was seen."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import tensorflow as tf

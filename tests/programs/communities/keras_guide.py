@@ -1,7 +1,5 @@
 """Keras: a functional model, callbacks, a validation split, then ``evaluate``."""
 
-from __future__ import annotations
-
 import keras
 
 from communities.data import GLOBAL_BATCH, regression, weights_of

@@ -1,7 +1,5 @@
 """KerasHub: a small encoder of texts, and its task of classification."""
 
-from __future__ import annotations
-
 import keras
 import keras_hub
 import numpy as np

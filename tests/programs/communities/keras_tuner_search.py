@@ -1,7 +1,5 @@
 """KerasTuner: a search, each of whose trials trains on all replicas."""
 
-from __future__ import annotations
-
 import tempfile
 
 import keras

@@ -1,7 +1,5 @@
 """Orbit: a controller drives a trainer, with Orbit's own options."""
 
-from __future__ import annotations
-
 import keras
 import orbit
 import tensorflow as tf

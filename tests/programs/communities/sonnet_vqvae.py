@@ -1,7 +1,5 @@
 """Sonnet: a vector-quantized autoencoder, whose gradients the step itself averages."""
 
-from __future__ import annotations
-
 import sonnet as snt
 import tensorflow as tf
 

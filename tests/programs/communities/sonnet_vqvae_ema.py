@@ -1,7 +1,5 @@
 """Sonnet: a vector quantizer whose codes are moving averages of what is assigned."""
 
-from __future__ import annotations
-
 import sonnet as snt
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """TF-Agents: its learner trains a DQN agent on trajectories that were seen."""
 
-from __future__ import annotations
-
 import tempfile
 
 import numpy as np

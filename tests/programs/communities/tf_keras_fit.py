@@ -1,7 +1,5 @@
 """tf_keras, which is Keras 2: a subclassed model, built by ``fit``."""
 
-from __future__ import annotations
-
 import tf_keras
 
 from communities.data import GLOBAL_BATCH, regression, weights_of

@@ -1,7 +1,5 @@
 """TensorFlow Datasets: a builder's splits through ``tf.data`` into ``fit``."""
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 import tensorflow_datasets as tfds

@@ -1,7 +1,5 @@
 """TensorFlow Probability: a variational posterior, one step of Adam at a time."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 import tensorflow_probability as tfp
 import tf_keras

@@ -1,7 +1,5 @@
 """Programs that end in ``fit`` of a model with a step of its own: two networks."""
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 from keras import layers

@@ -1,7 +1,5 @@
 """Reinforcement learning that was written for ``tf.distribute``."""
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 from keras import layers

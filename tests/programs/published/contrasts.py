@@ -1,7 +1,5 @@
 """Programs that compare examples, or divide by what all of them make."""
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 from keras import layers, ops

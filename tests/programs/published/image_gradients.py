@@ -1,7 +1,5 @@
 """Programs of tf.distribute that follow gradients to the pixels."""
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 from keras import layers

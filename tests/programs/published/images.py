@@ -1,7 +1,5 @@
 """Programs on images that end in ``fit``, with a loss from Keras."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Programs that were written for ``tf.distribute``: loops of their own."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Programs that end in ``fit`` of a model that restores what was hidden or noisy."""
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 from keras import layers

@@ -1,7 +1,5 @@
 """Programs on columns of numbers and names that end in ``fit``."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 from keras import layers

@@ -1,7 +1,5 @@
 """An evolution strategy: perturbed copies of the weights are dealt over replicas."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 import replicator

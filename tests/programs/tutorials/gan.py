@@ -1,7 +1,5 @@
 """A generator and a discriminator, two tapes over one forward pass, two optimizers."""
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 

@@ -1,7 +1,5 @@
 """A subclass of ``keras.Model`` with metrics that the step updates."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """Sentences of mixed lengths, padded batch by batch; an embedding learns from them."""
 
-from __future__ import annotations
-
 import keras
 import numpy as np
 import tensorflow as tf

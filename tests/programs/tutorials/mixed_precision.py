@@ -1,7 +1,5 @@
 """Layers that compute in float16, float32 weights, and a dynamic loss scale."""
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 

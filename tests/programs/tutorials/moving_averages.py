@@ -1,7 +1,5 @@
 """Two moving averages of the weights: Keras' ``use_ema`` and TensorFlow's class."""
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 

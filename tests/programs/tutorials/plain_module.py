@@ -1,7 +1,5 @@
 """A plain ``tf.Module`` with lazily made variables, and an update written by hand."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 import replicator

@@ -1,7 +1,5 @@
 """A recurrent network: an LSTM under a GRU, masked, trained with Adam."""
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 

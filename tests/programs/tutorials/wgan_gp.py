@@ -1,7 +1,5 @@
 """WGAN-GP whose critic normalizes over all replicas: a gradient of a gradient."""
 
-from __future__ import annotations
-
 import keras
 import tensorflow as tf
 

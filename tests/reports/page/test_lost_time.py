@@ -1,4 +1,4 @@
-"""Where the time went: in the page, the terminal and the JSON, only where measured."""
+"""Where the time went, in page, terminal and JSON: parts, input, utilisation."""
 
 import io
 import json
@@ -12,8 +12,11 @@ from reports.exports import text
 from reports.page import build
 from reports.page.sections import lost_time
 from reports.view.view import view_store
-from results.figures import summary
+from reports.words import utilisation, verdict
+from results.figures import scaling, summary
 from results.figures.lost_time import PARTS
+from results.records.models import Control
+from results.study.cases import load_study
 
 
 @pytest.fixture(scope="module")
@@ -110,3 +113,136 @@ def test_the_json_has_all_parts_and_their_trials(store):
     # The case, one replica, nosync, solo, and synthetic twice, in four generations.
     assert 6 * 4 == len(first["trial_ids"])
     assert {"efficiency_of_best"} <= found["points"][0].keys()
+
+
+NUMBER = r"\d+\s% \[\d+,\s\d+\]"
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory):
+    def make_one(pipelines, **changes):
+        shape = RelayShape(
+            backends=("in_graph",),
+            lost={"in_graph": Lost(input=0.008, pipelines=pipelines)},
+            controls=(*ALL, Control.INPUT_ONLY),
+            **changes,
+        )
+        return make_store(tmp_path_factory.mktemp("relay"), shape)
+
+    return make_one
+
+
+@pytest.fixture(scope="module")
+def bound(make):
+    return make(0.063)
+
+
+@pytest.fixture(scope="module")
+def not_bound(make):
+    return make(0.010)
+
+
+def test_the_headline_says_that_the_loss_is_that_of_the_input(bound):
+    """Beside the speedup, which would be called poor scaling otherwise."""
+    judged = verdict.judge(view_store(bound))
+
+    assert re.search(
+        rf"It is input-bound with 2 replicas: its input pipelines alone take {NUMBER} "
+        r"of a step, longer than the step of one replica, so the loss is that of the "
+        r"input\.$",
+        judged.headline,
+    )
+    assert any("input-bound" in finding.sentence for finding in judged.findings)
+
+
+def test_the_section_and_the_terminal_say_what_the_pipelines_take(bound):
+    """With the interval, in the unit of the parts."""
+    section = lost_time.render(view_store(bound))
+    stream = io.StringIO()
+    text.print_summary(bound, rich.console.Console(file=stream, width=300))
+    line = lost_time.lines(view_store(bound))[-1]
+
+    assert re.search(
+        rf"input-bound: the input pipelines alone take \d\d\.\d \[.*\] ms, {NUMBER} of"
+        r" the step; faster replicas would wait for their batches$",
+        line,
+    )
+    assert line in stream.getvalue()
+    assert "Input-bound: the input pipelines alone take" in section
+
+
+def test_a_case_that_is_not_input_bound_is_not_called_so(not_bound):
+    """The section says it; the verdict has nothing to say."""
+    judged = verdict.judge(view_store(not_bound))
+    line = lost_time.lines(view_store(not_bound))[-1]
+
+    assert "input-bound" not in " ".join(f.sentence for f in judged.findings)
+    assert "input-bound" not in judged.headline
+    assert line.lstrip().startswith("not input-bound: the input pipelines alone take")
+    assert line.endswith("its batches arrive before they are needed")
+
+
+def test_one_generation_is_inconclusive(make):
+    """Its value is shown without an interval."""
+    store = make(0.063, generations=1)
+    line = lost_time.lines(view_store(store))[-1]
+
+    assert "inconclusive: the input pipelines alone take" in line
+    assert line.endswith("whether it is input-bound is inconclusive")
+    assert "input-bound" not in verdict.judge(view_store(store)).headline
+
+
+def test_the_json_has_the_verdict_and_its_interval(bound):
+    """With the trials of the control."""
+    found = json.loads(json.dumps(summary.summary(bound), allow_nan=False))
+    (item,) = found["lost_time"]
+    judged = item["lost_time"]["input_bound"]
+
+    assert ["input-bound", True] == [judged["verdict"], judged["explains_loss"]]
+    assert judged["fraction"]["low"] < judged["fraction"]["value"]
+    # The case, one replica, nosync, solo, synthetic twice, and the pipelines alone.
+    assert 7 * 4 == len(item["trial_ids"])
+
+
+PEAK = 2e9
+FLOPS_PER_EXAMPLE = 1_000_000
+
+
+def test_it_is_the_rate_of_the_model_over_all_peaks(tmp_path):
+    """Two processes have two peaks; the interval is over generations."""
+    store = make_store(tmp_path, RelayShape(num_ranks=2, peak_flops_per_sec=PEAK))
+    for case in load_study(store).cases:
+        for entry in case.ok_entries:
+            total = PEAK * len(entry.result.ranks)
+            expected = scaling.throughput_of(entry) * FLOPS_PER_EXAMPLE / total
+            assert scaling.flop_utilisation_of(entry) == pytest.approx(expected)
+    for point in summary.summary(store)["points"]:
+        found, rate = point["flop_utilisation"], point["throughput"]
+        total = PEAK * point["num_replicas"]
+        assert found["n"] == rate["n"] == 4
+        for name in ("value", "low", "high"):
+            expected = rate[name] * FLOPS_PER_EXAMPLE / total
+            assert found[name] == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_section_of_lost_time_has_a_table_of_it(tmp_path):
+    """Every case with its interval and n, and the peak per replica."""
+    store = make_store(tmp_path, RelayShape(num_ranks=2, peak_flops_per_sec=PEAK))
+    found = utilisation.of_view(view_store(store))
+    shown = lost_time.render(view_store(store))
+
+    assert found is not None
+    assert found.peak == "2.00"
+    assert [("in_graph", 1, 8, 4), ("in_graph", 2, 8, 4)] == [
+        (*row[:3], row[4]) for row in found.rows
+    ]
+    assert re.fullmatch(r"\d\.\d+.% \[\d\.\d+,.\d\.\d+\]", found.rows[0][3])
+    assert all(row[3] in shown for row in found.rows)
+
+
+def test_nothing_is_said_where_a_peak_is_missing(tmp_path):
+    """Such as in records of earlier versions."""
+    store = make_store(tmp_path)
+
+    assert utilisation.of_view(view_store(store)) is None
+    assert {None} == {p["flop_utilisation"] for p in summary.summary(store)["points"]}

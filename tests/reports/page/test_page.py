@@ -1,4 +1,4 @@
-"""The page as a document: offline, identical, accessible, escaped."""
+"""The page as a document: offline, identical, accessible, escaped, small."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ import matplotlib as mpl
 import pytest
 
 from reports.page import build
-from reports.page.sections import verdict
+from reports.page.sections import learning, verdict
 from reports.view.view import view_store
 from results import errors
+from results.records.models import Budget, BudgetUnit
 
 BUILD = """
 import pathlib, sys
@@ -233,3 +234,84 @@ def test_report_that_cannot_be_written_says_so(tmp_path, store):
     (tmp_path / "file").write_text("")
     with pytest.raises(errors.WriteStoreError, match=r"cannot write report .*choose a"):
         build.write_report(store, tmp_path / "file" / "report.html")
+
+
+def test_a_study_of_quality_runs_only_has_no_figure_of_throughput(tmp_path, synthetic):
+    """As that of a gate on quality; nothing is empty, and learning is there."""
+    shape = synthetic.Shape(
+        repeats=0, budget=synthetic.LEARNING, num_learning_runs=3, replicas=(2,)
+    )
+    page = build.build_report(synthetic.make_store(tmp_path, shape))
+    titles = re.findall(r"<h2[^>]*>(.*?)</h2>", page, re.DOTALL)
+
+    assert any("Learning" in title for title in titles)
+    assert not any(
+        name in title
+        for name in ("Scaling", "Step times", "memory")
+        for title in titles
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "why_not"),
+    [
+        ("link", "it is a symbolic link"),
+        ("text", "it is not a PNG picture"),
+        ("large", f"{2**30} bytes, at most {learning.MOST_PICTURE_BYTES} are read"),
+    ],
+)
+def test_what_is_no_picture_is_not_published(tmp_path, synthetic, what, why_not):
+    """A link would put a file of whoever builds the page on it, base64."""
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    budget = Budget(amount=9, unit=BudgetUnit.STEPS, num_evaluations=1)
+    shape = synthetic.Shape(
+        backends=("in_graph",), modes=(synthetic.WEAK,), repeats=1, budget=budget
+    )
+    store = synthetic.make_store(tmp_path / "s", shape)
+    path = min(store.root.glob("trials/*/samples_*.png"))
+    path.unlink()
+    if what == "link":
+        path.symlink_to(secret)
+    elif what == "text":
+        path.write_text("secret")
+    else:
+        with path.open("wb") as file:
+            file.truncate(2**30)
+
+    pictures = [p for run in learning.pictures(view_store(store)) for p in run]
+
+    assert [why_not] == [p.why_not for p in pictures if not p.url]
+    assert len(pictures) > 1
+
+
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+BACKENDS = ("single", "in_graph", "tf_mirrored", "multi_worker")
+
+
+@pytest.mark.parametrize(
+    ("least_trials", "most_bytes", "settings"),
+    [
+        (95, 700_000, {"replicas": (1, 2, 4, 8), "repeats": 7}),
+        pytest.param(
+            300,
+            1_500_000,
+            {
+                "backends": BACKENDS,
+                "replicas": SIZES,
+                "baseline_batch_size": 64,
+                "repeats": 5,
+                "num_learning_runs": 5,
+            },
+            marks=pytest.mark.full,
+        ),
+    ],
+    ids=["100 trials", "310 trials"],
+)
+def test_a_page_stays_small(tmp_path, synthetic, least_trials, most_bytes, settings):
+    """A page that is sent by mail or opened on a phone; the full run has a larger."""
+    budget = synthetic.LEARNING if "num_learning_runs" in settings else None
+    store = synthetic.make_store(tmp_path, synthetic.Shape(budget=budget, **settings))
+
+    assert len(store.trial_ids()) >= least_trials
+    assert len(build.build_report(store).encode()) <= most_bytes

@@ -148,10 +148,3 @@ def test_no_text_of_a_figure_overlaps_another(index, compared, evaluate):
     """Nor leaves its figure."""
     for page in (index, compared):
         assert [] == evaluate(page, GEOMETRY, "found")
-
-
-def test_text_that_overlaps_would_be_noticed(compared, evaluate):
-    """The check is not empty."""
-    broken = re.sub(r'(<text[^>]* x=)"[\d.]+"', r'\1"50"', compared)
-
-    assert evaluate(broken, GEOMETRY, "found")

@@ -1,15 +1,21 @@
-"""The site of several studies: an index, a page each, relative links, history."""
+"""The site of several studies: index, pages, links, drawings, history."""
 
 from __future__ import annotations
 
+import dataclasses
 import html.parser
 import re
 
 import pytest
+from click.testing import CliRunner
 
-from reports.site import build, card
+from harness.cli import main
+from reports.site import build, card, ratio_bar, sparkline
 from results.errors import ResultsError, WriteStoreError
 from results.judging import gate_metrics
+from results.records.machines.machine_record import MachineState
+from results.statistics.estimates import Estimate
+from results.study.cases import load_study
 
 METRIC = gate_metrics.THROUGHPUT
 PAGE = "<!DOCTYPE html>\n<html>\n<body>\n<main>a study</main>\n</body>\n</html>\n"
@@ -181,3 +187,98 @@ def test_a_file_in_the_way_of_the_site_is_kept(
         build.write_site([first, second], tmp_path / "site", METRIC)
 
     assert "mine" == (tmp_path / "site").read_text()
+
+
+def test_a_sparkline_begins_at_zero_and_keeps_what_exceeds_it():
+    """Efficiency above the upper edge is drawn at it."""
+    text = str(sparkline.draw([(1, 1.0), (2, 9.0)], series=3, label='a "b"'))
+    (y,) = re.findall(r'cy="([\d.]+)"', text)
+
+    assert float(y) == sparkline.MARGIN
+    assert 'aria-label="a &#34;b&#34;"' in text
+    assert "var(--series-3)" in text
+
+
+def estimate(value, low, high):
+    return Estimate(value=value, low=low, high=high, n=4, unit="", method="")
+
+
+@pytest.mark.parametrize(
+    ("values", "reach", "ends"),
+    [
+        ((1.01, 0.99), 1.05, ("0.95", "1.05")),
+        ((1.0, 0.8), 1.5, ("0.67", "1.5")),
+        ((50.0,), 10.0, ("0.1", "10")),
+    ],
+)
+def test_the_axis_of_ratios_is_centred_on_one(values, reach, ends):
+    """A ratio and its inverse are equally far from its middle."""
+    found = ratio_bar.reach(estimate(value, None, None) for value in values)
+
+    assert reach == found
+    assert ends == ratio_bar.ends(found)
+
+
+def test_ratios_that_hold_stand_out():
+    """Muted otherwise; an interval without end stops at the edge."""
+    differs = str(ratio_bar.draw(estimate(1.2, 1.1, 1.3), 1.5, is_marked=True))
+    endless = estimate(1.2, 0.0, float("inf"))
+    unclear = str(ratio_bar.draw(endless, 1.5, is_marked=False))
+
+    assert "var(--accent)" in differs
+    assert "var(--accent)" not in unclear
+    assert "M4.0 10.0H156.0" in unclear
+
+
+PAGE_WITH_SKIP = (
+    '<!DOCTYPE html>\n<html>\n<body>\n<a class="skip" href="#x">Skip</a>\nx\n</body>'
+)
+COMMIT, OTHER = "0123456789abcdef" * 2 + "01234567", "f" * 40
+URL = "https://example.org/tree/{commit}?a=1&b=2"
+
+
+def _with_commits(study, *commits):
+    """Returns the study with the commits of its trials replaced, in turns."""
+    entries = []
+    for index, entry in enumerate(study.entries):
+        env = entry.trial.env
+        state = MachineState(git_commit=commits[index % len(commits)])
+        env = env.model_copy(update={"machine_state": state})
+        trial = dataclasses.replace(entry.trial, env=env)
+        entries.append(dataclasses.replace(entry, trial=trial))
+    return dataclasses.replace(study, entries=tuple(entries))
+
+
+@pytest.fixture
+def small(tmp_path, synthetic):
+    shape = synthetic.Shape(name="a", modes=(synthetic.WEAK,), repeats=1)
+    return load_study(synthetic.make_store(tmp_path / "a", shape))
+
+
+def test_the_commit_is_in_the_address(small):
+    """One link per commit; none where an address needs one and none is known."""
+    address = "https://example.org/tree/"
+    assert {} == build.source_links(small, "")
+    assert {"Source code": address} == build.source_links(small, address)
+    one = build.source_links(_with_commits(small, COMMIT), f"{address}{{commit}}")
+    assert {"Source code": f"{address}{COMMIT}"} == one
+    two = build.source_links(_with_commits(small, OTHER, COMMIT), URL)
+    assert ["Source code (0123456789ab)", "Source code (ffffffffffff)"] == [*two]
+    assert two["Source code (ffffffffffff)"] == URL.replace("{commit}", OTHER)
+
+
+def test_pages_link_the_code(small, tmp_path, monkeypatch):
+    """Of one study, and of each in a site; without the option there is no link."""
+    del small
+    monkeypatch.setattr("reports.page.build.build_report", lambda *_: PAGE_WITH_SKIP)
+    page = tmp_path / "page.html"
+    arguments = ["report", "a", "--runs-dir", str(tmp_path), "-o", str(page)]
+    done = CliRunner().invoke(main.cli, arguments)
+    assert 0 == done.exit_code, done.output
+    assert page.read_text() == PAGE_WITH_SKIP
+
+    arguments.append("--source-url=https://example.org/code?a=1&b=2")
+    done = CliRunner().invoke(main.cli, arguments)
+    assert 0 == done.exit_code, done.output
+    link = '<a href="https://example.org/code?a=1&amp;b=2">Source code</a>'
+    assert link in page.read_text()

@@ -82,12 +82,6 @@ def test_other_studies_say_only_what_has_a_row(tmp_path, synthetic):
         _rows(view_store(store))
 
 
-def test_a_sentence_without_a_row_is_found():
-    """Such as one that nobody simulated."""
-    with pytest.raises(LookupError, match="surely"):
-        page_claims.row_of("in_graph is surely the best.")
-
-
 def test_the_document_has_every_row():
     """Of sentences, and of gates on every kind of noise; what is missed is bold."""
     text = DOCUMENT.read_text(encoding="utf-8")

@@ -1,8 +1,17 @@
-"""Numbers as they are read: few digits, units, no exponents."""
+"""Numbers, cells and names as they are read: few digits, units, nothing computed."""
 
+import csv
+import io
+import math
+
+import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from reports.words import formats
+from harness.catalog import BACKENDS, PEERS
+from reports.words import cells, formats, names
+from results.statistics.estimates import Estimate
 
 
 def _plain(text):
@@ -46,3 +55,42 @@ def test_the_unit_of_an_interval_is_that_of_its_figure():
         "90 % [88, 92]"
     )
     assert _plain(formats.interval(0.99, 1.1, formats.seconds)) == "[990 ms, 1.10 s]"
+
+
+@pytest.mark.parametrize(
+    "text", ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", " =1", "\r=1"]
+)
+def test_a_formula_becomes_text(text):
+    """In a name of a study, as a hostile one has it."""
+    made = cells.as_csv(pd.DataFrame({"study": [text]}))
+    (_, row) = csv.reader(io.StringIO(made, newline=""))
+
+    assert [f"'{text}"] == row
+
+
+@pytest.mark.parametrize("value", ["in_graph", "-0.5", "+3.2 %", "-1e-05", -0.5, 3, ""])
+def test_numbers_and_words_stay(value):
+    assert value == cells.inert(value)
+
+
+def test_every_backend_of_the_catalogue_is_described():
+    """None is said to be a stranger's."""
+    unknown = names.backend("nobody's")
+
+    assert [] == [of for of in (*BACKENDS, *PEERS) if names.backend(of) == unknown]
+
+
+@given(log=st.floats(-1, 1), below=st.floats(0, 0.5), above=st.floats(0, 0.5))
+def test_a_direction_in_words_has_no_sign_of_its_own(log, below, above):
+    """The ends of the interval are in order, and the value is among them."""
+    low, high = math.exp(log - below), math.exp(log + above)
+    found = formats.longer(
+        Estimate(value=math.exp(log), low=low, high=high, n=5, unit="", method="")
+    )
+    figures, _, word = found.rpartition(" ")
+    value, _, ends = figures.partition(" ")
+    first, last = (float(of) for of in ends.strip("[]").split(","))
+
+    assert word == ("shorter" if math.exp(log) < 1 else "longer")
+    assert 0 <= first <= last or first <= 0 <= last
+    assert first <= float(value.split(formats.THIN_SPACE)[0]) <= last

@@ -1,7 +1,11 @@
-"""Frames, summary and schema: what other programs read."""
+"""Frames, table, summary and schema: what other programs read."""
 
+import contextlib
+import io
 import json
+import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -9,9 +13,10 @@ import jsonschema
 import pytest
 
 import results
-from results.figures import frame, summary
+from results.figures import frame, points, scaling, summary, table
 from results.records import schema
 from results.store.study_store import Store
+from results.study.cases import load_study
 
 SCHEMAS = pathlib.Path(__file__).parents[3] / "docs" / "schema"
 
@@ -160,3 +165,181 @@ def test_schema_command_wants_one_folder(tmp_path, capsys):
     assert "usage: python -m results.records.schema FOLDER" in capsys.readouterr().err
     assert schema.main([str(tmp_path)]) == 0
     assert len(schema.KINDS) == len(capsys.readouterr().out.splitlines())
+
+
+README = pathlib.Path(__file__).parents[3] / "results" / "README.md"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("notebook")
+
+
+@pytest.fixture(scope="module")
+def store(folder, synthetic):
+    shape = synthetic.Shape(budget=synthetic.LEARNING, num_learning_runs=3)
+    return synthetic.make_store(folder / "runs" / "example", shape)
+
+
+@pytest.fixture(scope="module")
+def found(store):
+    return frame.points_frame(store)
+
+
+def test_the_pandas_example_prints_the_throughput_of_the_report(folder, store):
+    """Quality runs are in no mean of it."""
+    text = README.read_text(encoding="utf-8").partition("## Reading with pandas")[2]
+    code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
+    printed = io.StringIO()
+    here = pathlib.Path.cwd()
+    os.chdir(folder)
+    try:
+        with contextlib.redirect_stdout(printed):
+            exec(code, {"__name__": "__main__"})
+    finally:
+        os.chdir(here)
+
+    expected = summary.summary(store)["points"]
+    assert len(expected) == 8
+    for point in expected:
+        assert f"{point['throughput']['value']:.6f}" in printed.getvalue()
+
+
+def test_estimates_are_those_of_the_summary(store, found):
+    """Value and interval of every quantity at every point."""
+    for point in summary.summary(store)["points"]:
+        for quantity in points.QUANTITIES:
+            rows = found[
+                (found.figure == "scaling")
+                & (found.quantity == quantity)
+                & (found.kind == "estimate")
+                & (found["mode"] == point["mode"])
+                & (found.backend == point["backend"])
+                & (found.num_replicas == point["num_replicas"])
+            ]
+            assert len(rows) == 1
+            if point[quantity] is not None:
+                expected = point[quantity]
+                assert [expected["value"], expected["low"], expected["high"]] == rows[
+                    ["value", "low", "high"]
+                ].iloc[0].tolist()
+
+
+def test_quality_runs_are_rows_of_learning_only(store, found):
+    """A mean over rows of one quantity is never a mean of different things."""
+    runs = {
+        trial_id
+        for run in summary.summary(store)["quality_runs"]
+        for trial_id in run["trial_ids"]
+    }
+    of_runs = found[found.trial_id.isin(runs)]
+
+    assert {"learning"} == set(of_runs.figure)
+    assert 2 * 2 * 3 * 5 == len(of_runs)
+    assert {"evaluation"} == set(of_runs.kind)
+
+
+def test_every_figure_of_the_report_has_rows(tmp_path, synthetic, found):
+    """Ratios, steps and evaluations too; nothing of them without an ok trial."""
+    assert {"scaling", "forest", "learning", "steps"} == set(found.figure)
+    assert list(points.POINT_COLUMNS) == list(found.columns)
+    steps = found[found.figure == "steps"]
+    assert {"warmup", "measure"} == set(steps.phase)
+    assert (steps[steps.phase == "measure"].groupby("trial_id").size() == 16).all()
+    every = {
+        (backend, mode, n, repetition): None
+        for backend in ("in_graph", "tf_mirrored")
+        for mode in synthetic.Shape().modes
+        for n in (1, 2)
+        for repetition in range(3)
+    }
+    empty = frame.points_frame(
+        synthetic.make_store(tmp_path / "empty", synthetic.Shape(statuses=every))
+    )
+    assert empty.empty
+    assert list(points.POINT_COLUMNS) == list(empty.columns)
+
+
+def test_trials_say_which_of_them_are_no_figures_of_scaling(store):
+    """Quality runs, controls and other revisions have columns that tell them."""
+    trials = frame.trials_frame(store)
+    plain = trials[
+        trials.budget.isna() & (trials.control == "none") & (trials.revision == "")
+    ]
+
+    assert 12 == (trials.budget.notna()).sum()
+    assert len(trials) - 12 == len(plain)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory, synthetic):
+    path = tmp_path_factory.mktemp("study")
+    store = synthetic.make_store(path, synthetic.Shape(replicas=(1, 2, 4)))
+    found = load_study(store)
+    for entry in found.cases[-1].entries:
+        (path / "trials" / entry.trial_id / "status.json").unlink()
+    return load_study(store)
+
+
+def test_no_cell_is_empty_without_a_reason(study):
+    cells = [
+        figure
+        for point in scaling.points(study)
+        for figure in table.of_point(point).values()
+    ]
+
+    assert len(cells) == 7 * len(scaling.points(study))
+    assert [] == [cell for cell in cells if cell.estimate is None and not cell.why_not]
+    assert any(cell.why_not == "no trial of this case is ok" for cell in cells)
+
+
+def test_the_baseline_has_ratios_by_definition(study):
+    """They are no estimates, so they have no interval."""
+    (point, *_) = scaling.points(study)
+    row = table.of_point(point)
+
+    assert (1.0, 1.0) == (row["speedup"].value, row["efficiency"].value)
+    assert row["speedup"].estimate is None
+    assert "this is the baseline" == row["speedup"].why_not
+
+
+def test_the_best_baseline_is_all_of_itself(study):
+    """Of both baselines of a mode, the faster one; the other has an estimate."""
+    rows = [
+        table.of_point(point)["efficiency_of_best"]
+        for point in scaling.points(study)
+        if point.is_baseline and point.mode.value == "weak"
+    ]
+
+    assert {1.0, None} == {row.fixed for row in rows}
+    assert all((row.fixed is None) == (row.estimate is not None) for row in rows)
+
+
+def test_throughput_of_trials_is_that_of_the_point(study):
+    """With the unit of the workload, and the value of each trial."""
+    (point, *_) = scaling.points(study)
+    cell = table.of_trials(point.case, "throughput")
+
+    assert point.throughput == cell.estimate
+    assert cell.values == tuple(
+        table.of_trial(entry, "throughput") for entry in point.case.ok_entries
+    )
+
+
+def test_frame_and_summary_have_the_numbers_of_the_table(study):
+    frame = points.points_frame(study)
+    drawn = frame[(frame["figure"] == "scaling") & (frame["kind"] == "estimate")]
+    data = summary.summarize(study)["points"]
+
+    for point, facts in zip(scaling.points(study), data, strict=True):
+        row = table.of_point(point)
+        for name, figure in row.items():
+            shown = None if figure.estimate is None else figure.estimate.value
+            assert shown == (facts[name] and facts[name]["value"])
+        here = drawn[
+            (drawn["backend"] == point.backend)
+            & (drawn["mode"] == point.mode.value)
+            & (drawn["num_replicas"] == point.num_replicas)
+        ].set_index("quantity")["value"]
+        for name in points.QUANTITIES:
+            assert row[name].value == here.get(name)

@@ -3,14 +3,17 @@
 import dataclasses
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 from changed_study import with_turns
 
 from reports.words.judging import judgement
 from results.errors import ResultsError
-from results.judging import error_rates, gate, gate_metrics, judged_case
-from results.statistics import group_sequential
+from results.judging import compare, error_rates, exact, gate, gate_metrics, judged_case
+from results.records import kept_metrics
+from results.records.models import MetricFacts
+from results.statistics import estimates, group_sequential
 from results.statistics.judge import Verdict
 from results.study.cases import load_study
 
@@ -304,3 +307,156 @@ def test_studies_without_a_common_case_are_refused(relay):
     """Both are named with their cases."""
     with pytest.raises(ResultsError, match=r"no case is in both 'a' \(in_graph, 1 rep"):
         of_studies(relay("a"), relay("b", backends=("tf_mirrored",)))
+
+
+METRIC = gate_metrics.THROUGHPUT
+TRUE_RATIO = 47.2 / 37.4
+"""Of in_graph and tf_mirrored at two replicas, in the table of the made-up studies."""
+
+
+@pytest.fixture
+def pair_of_backends(tmp_path, synthetic):
+    def make(name="s", **fields):
+        defaults = {
+            "modes": (synthetic.WEAK,),
+            "repeats": 4,
+            "num_rounds": 10,
+            "noise": 0.008,
+            "is_evaluated": False,
+            "name": name,
+        }
+        shape = synthetic.Shape(**(defaults | fields))
+        return load_study(synthetic.make_store(tmp_path / name, shape))
+
+    return make
+
+
+def test_two_studies_are_two_groups(pair_of_backends):
+    """A weaker comparison; settings that differ are what is compared."""
+    found = compare.of_studies(
+        pair_of_backends("a"), pair_of_backends("b", repeats=5, noise=0.009), METRIC
+    )
+
+    assert found.is_weaker
+    assert () == found.differences
+    for row in found.rows:
+        assert "not measured in the same rounds" in row.difference.ratio.method
+        assert 4 == row.difference.ratio.n
+        assert row.difference.ratio.low < 1 < row.difference.ratio.high
+    assert "order: pair_of_backends / sequential" in (
+        compare.of_studies(
+            pair_of_backends("c"), pair_of_backends("d", num_rounds=0), METRIC
+        ).settings
+    )
+
+
+def test_a_study_of_one_generation_is_compared_without_a_test(pair_of_backends):
+    """Nothing is known about its spread."""
+    found = compare.of_studies(
+        pair_of_backends("a"), pair_of_backends("b", repeats=1), METRIC
+    )
+
+    assert found.rows == found.without_test
+
+
+def test_two_groups_agree_with_the_textbook():
+    """Welch's test of two small samples, computed by scipy."""
+    from scipy import stats
+
+    first, second = [0.11, 0.13, 0.02, 0.08], [0.01, -0.02, 0.04]
+    expected = stats.ttest_ind(first, second, equal_var=False)
+    found = estimates.two_groups(first, second)
+
+    assert pytest.approx(expected.pvalue) == found.p_value()
+    assert pytest.approx(expected.df) == found.degrees_of_freedom
+    low, high = expected.confidence_interval(0.9)
+    assert pytest.approx((low, high)) == (
+        found.centre - found.half_width(0.9),
+        found.centre + found.half_width(0.9),
+    )
+
+
+def test_equal_groups_without_spread_do_not_differ():
+    """No division by zero."""
+    assert 1.0 == estimates.two_groups([0.1, 0.1], [0.1, 0.1]).p_value()
+    assert 0.0 == estimates.two_groups([0.2, 0.2], [0.1, 0.1]).p_value()
+    assert math.isfinite(estimates.two_groups([0.1, 0.1], [0.1, 0.1]).half_width())
+
+
+def test_a_group_of_one_generation_has_no_interval():
+    """Nothing is known about its spread, and nothing is tested."""
+    found = estimates.two_groups([0.1, 0.2], [0.1])
+
+    assert (None, None, 1) == (found.half_width(), found.p_value(), found.n)
+
+
+def test_metrics_are_named_in_the_message():
+    """One without ratios, and one that a gate cannot judge: a rate of a window."""
+    declared = [
+        MetricFacts(**facts)
+        for workload in ("sngan", "d4pg")
+        for facts in kept_metrics.of_workload(workload)
+    ]
+    with pytest.raises(ResultsError, match=r"metric 'fid'; allowed are thr.* by seed"):
+        gate_metrics.metric_of("fid")
+    message = r"metric 'policy_lag'; allowed are thr.* learns fid, kid, "
+    with pytest.raises(ResultsError, match=message):
+        gate_metrics.metric_of_gate("policy_lag", declared)
+    with pytest.raises(ResultsError, match="of what this workload learns nothing"):
+        gate_metrics.metric_of_gate("fid", [])
+    assert re.fullmatch(r"\w+", METRIC.name)
+
+
+def case_of(*values):
+    return SimpleNamespace(
+        entries=[
+            SimpleNamespace(
+                state="ok",
+                trial=SimpleNamespace(
+                    result=SimpleNamespace(
+                        window_metrics=[SimpleNamespace(name="bytes", value=value)]
+                    )
+                ),
+            )
+            for value in values
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict", "rise"),
+    [
+        (1000, 1000, Verdict.PASS, 0.0),
+        (1000, 1001, Verdict.REGRESS, 0.001),
+        (1000, 900, Verdict.IMPROVE, -0.1),
+        (0, 0, Verdict.PASS, None),
+        (0, 1, Verdict.REGRESS, None),
+    ],
+)
+def test_any_rise_is_a_regression(before, after, verdict, rise):
+    """However small: equal code counts the same."""
+    found, reason = exact.count_of(
+        case_of(after, after), case_of(before, before), "bytes"
+    )
+
+    assert found is not None
+    assert "" == reason
+    assert (verdict, 2) == (found.verdict, found.n)
+    assert rise == (None if found.rise is None else pytest.approx(found.rise))
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "reason"),
+    [
+        ((5, 5), (5, 6), "it varies between runs of the baseline, from 5 to 6, so it"),
+        ((4, 5), (5, 5), "it varies between runs of this tree, from 4 to 5, so it is"),
+        ((5,), (6,), "1 run(s) of a side have it, and 2 show whether it is the same"),
+        ((), (6, 6), "no run of this tree has it"),
+    ],
+)
+def test_what_is_no_count_has_no_verdict(here, there, reason):
+    """It is never taken for one, nor averaged."""
+    found, why = exact.count_of(case_of(*here), case_of(*there), "bytes")
+
+    assert found is None
+    assert reason in why

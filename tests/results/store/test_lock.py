@@ -1,14 +1,17 @@
-"""The study lock: one owner, named, and released with its process."""
+"""One owner of a study, on one machine and on several that do not share their locks."""
 
+import errno
 import os
+import pathlib
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from results import errors
-from results.store import lock
+from results.store import fence, heartbeat, lock
 
 OWNER = """
 import pathlib, sys, time
@@ -88,3 +91,215 @@ def test_a_writer_removes_what_another_could_not(tmp_path):
     with lock.lock_study(tmp_path):
         assert not (tmp_path / ".tmp-x-plan.json").exists()
     assert (tmp_path / ".tmp-folder").is_dir()
+
+
+NUM_RACES = int(os.environ.get("LOCK_RACES", "5"))
+NUM_MACHINES = 6
+
+# As on another machine whose kernel sees no lock of this one.
+MACHINE = """
+import contextlib, pathlib, sys, time
+from results import errors
+from results.store import heartbeat
+root, name, start = pathlib.Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+heartbeat.kernel_id = lambda: name
+while time.time() < start:
+    pass
+try:
+    with heartbeat.hold(root):
+        print("held", flush=True)
+        sys.stdin.read()
+except errors.StudyInUseElsewhereError:
+    print("refused", flush=True)
+"""
+
+
+def start_machine(root, name, start=0.0):
+    return subprocess.Popen(
+        [sys.executable, "-c", MACHINE, str(root), name, str(start)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def left_in(root):
+    return sorted(path.name for path in root.glob(f"{heartbeat.NAME}*"))
+
+
+def test_a_file_that_cannot_be_removed_fails_nothing(tmp_path, monkeypatch):
+    """What was done under it is done."""
+
+    def fail(path, **_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with heartbeat.hold(tmp_path):
+        monkeypatch.setattr(pathlib.Path, "unlink", fail)
+
+    assert [heartbeat.NAME] == left_in(tmp_path)
+
+
+@pytest.mark.processes
+def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    """The error of a read has no path, and would be taken for one of stdout."""
+
+    def fail(*_):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with heartbeat.hold(tmp_path), monkeypatch.context() as patch:
+        patch.setattr(os, "read", fail)
+        with pytest.raises(OSError, match="Stale file handle") as found:
+            fence.check(tmp_path / "trials")
+    assert str(tmp_path / heartbeat.NAME) == found.value.filename
+
+
+def test_another_machine_is_refused_while_the_owner_lives(tmp_path, monkeypatch):
+    """Whatever its own kernel says of locks; and not for long after a kill."""
+    with start_machine(tmp_path, "other") as other:
+        assert other.stdout is not None
+        assert "held\n" == other.stdout.readline()
+        with (
+            pytest.raises(
+                errors.StudyInUseElsewhereError,
+                match=r"in use by a process of another machine, which gave a sign of "
+                r"life \d s ago: wait until it ends \(if it was killed, 60 s\), stop",
+            ),
+            lock.lock_study(tmp_path),
+        ):
+            pytest.fail("two machines own it")
+        other.kill()
+    monkeypatch.setattr(heartbeat, "DEAD_SEC", 0.2)
+    time.sleep(0.3)
+    with lock.lock_study(tmp_path):
+        assert heartbeat.kernel_id() in (tmp_path / heartbeat.NAME).read_text()
+
+    assert [] == left_in(tmp_path)
+
+
+@pytest.mark.processes
+def test_of_machines_that_start_together_one_owns_the_study(tmp_path):
+    """In every race, also for the study of a machine that is dead."""
+    for race in range(NUM_RACES):
+        root = tmp_path / str(race)
+        root.mkdir()
+        if race % 2:
+            dead = root / heartbeat.NAME
+            dead.write_text("dead 1\n")
+            os.utime(dead, (1.0, 1.0))
+        start = time.time() + 0.5
+        machines = [start_machine(root, f"m{i}", start) for i in range(NUM_MACHINES)]
+        answers = [machine.stdout.readline() for machine in machines]
+        for machine in machines:
+            machine.communicate(timeout=60)
+
+        assert 1 == answers.count("held\n"), (race, answers)
+        assert NUM_MACHINES - 1 == answers.count("refused\n")
+        assert [] == left_in(root)
+
+
+def test_an_owner_shows_that_it_lives(tmp_path, monkeypatch):
+    """The file is touched again and again, and gone at the end."""
+    monkeypatch.setattr(heartbeat, "PERIOD_SEC", 0.01)
+    path = tmp_path / heartbeat.NAME
+    with heartbeat.hold(tmp_path):
+        os.utime(path, (1.0, 1.0))
+        deadline = time.monotonic() + 60
+        while path.stat().st_mtime == 1.0:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    assert [] == left_in(tmp_path)
+
+
+def test_an_owner_that_lost_the_study_ends(tmp_path, monkeypatch, capsys):
+    """It was stopped too long; what it would write belongs to the other."""
+    monkeypatch.setattr(heartbeat, "PERIOD_SEC", 0.01)
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    try:
+        with heartbeat.hold(tmp_path):
+            (tmp_path / heartbeat.NAME).unlink()
+            (tmp_path / heartbeat.NAME).write_text("other 2\n")
+            deadline = time.monotonic() + 60
+            while not received:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    assert "other 2\n" == (tmp_path / heartbeat.NAME).read_text()
+    assert "was taken over by a process of another machine, since this one gave no" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize("kind", ["folder", "dangling link"])
+def test_what_is_in_the_place_of_the_file_is_one_line(tmp_path, kind):
+    """It cannot be a sign of life."""
+    if kind == "folder":
+        (tmp_path / heartbeat.NAME).mkdir()
+    else:
+        (tmp_path / heartbeat.NAME).symlink_to("nothing")
+    with (
+        pytest.raises(errors.WriteStoreError, match=r"cannot write '.*lock-heartbeat'"),
+        lock.lock_study(tmp_path),
+    ):
+        pytest.fail("locked")
+
+
+@pytest.mark.parametrize("text", ["", "\xff\n", "one two three"])
+def test_a_damaged_file_of_a_dead_owner_is_replaced(tmp_path, text):
+    """It is as old as any other."""
+    path = tmp_path / heartbeat.NAME
+    path.write_text(text, encoding="latin-1")
+    with (
+        pytest.raises(errors.StudyInUseElsewhereError),
+        heartbeat.hold(tmp_path),
+    ):
+        pytest.fail("its owner may live")
+    os.utime(path, (1.0, 1.0))
+    with heartbeat.hold(tmp_path):
+        assert heartbeat.kernel_id() in path.read_text()
+
+    assert [] == left_in(tmp_path)
+
+
+def test_a_successor_that_died_on_the_way_is_succeeded(tmp_path):
+    """Two dead machines, the second within the moment of taking over."""
+    for name, text in (
+        (heartbeat.NAME, "first 1\n"),
+        (f"{heartbeat.NAME}-after-{heartbeat._digest('first 1' + chr(10))}", "b 2\n"),
+    ):
+        (tmp_path / name).write_text(text)
+        os.utime(tmp_path / name, (1.0, 1.0))
+    with heartbeat.hold(tmp_path):
+        assert heartbeat.kernel_id() in (tmp_path / heartbeat.NAME).read_text()
+
+    assert [] == left_in(tmp_path)
+
+
+def test_a_file_system_without_links_is_locked_too(tmp_path, monkeypatch):
+    """Files are then made exclusively."""
+
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with heartbeat.hold(tmp_path):
+        assert [heartbeat.NAME] == left_in(tmp_path)
+        monkeypatch.setattr(heartbeat, "kernel_id", lambda: "other")
+        with (
+            pytest.raises(errors.StudyInUseElsewhereError),
+            heartbeat.hold(tmp_path),
+        ):
+            pytest.fail("two own it")
+
+    assert [] == left_in(tmp_path)
+
+
+def test_a_kernel_without_an_id_is_known_by_its_network(monkeypatch, tmp_path):
+    """On systems other than Linux."""
+    monkeypatch.setattr(heartbeat, "_BOOT_ID", tmp_path / "missing")
+
+    assert heartbeat.kernel_id() == heartbeat.kernel_id() != ""

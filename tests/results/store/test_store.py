@@ -1,5 +1,6 @@
 """The store: atomic, named problems, nothing newer, nothing elsewhere."""
 
+import errno
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ from ended import ended_ids
 from results import errors
 from results.records import step_counts, upgrade
 from results.records.models import SCHEMA_VERSION, TrialStatus
+from results.store import atomic
 from results.store.study_store import Store
 
 
@@ -280,3 +282,34 @@ def test_kept_studies_know_what_their_metrics_mean(name):
 
     assert recorded
     assert recorded <= known
+
+
+@pytest.fixture
+def failing_sync(monkeypatch):
+    """Lets the disk fail when it is synced."""
+
+    def fail(_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fsync", fail)
+
+
+@pytest.mark.usefixtures("failing_sync")
+def test_an_error_of_a_disk_names_the_file(tmp_path):
+    """Without a name it is taken for one of the standard output."""
+    with pytest.raises(OSError, match=r"Input/output error: '.*/x\.json'"):
+        atomic.write_text(tmp_path / "x.json", "{}")
+    with pytest.raises(OSError, match=f"Input/output error: '{tmp_path}'"):
+        atomic.sync(tmp_path)
+
+    assert [] == list(tmp_path.iterdir())
+
+
+@pytest.mark.usefixtures("failing_sync")
+def test_a_folder_whose_name_is_not_on_the_disk_is_none(tmp_path):
+    """So that the command that made it can be given again."""
+    (tmp_path / "made").mkdir()
+    with pytest.raises(OSError, match="Input/output error"):
+        atomic.sync_or_remove(tmp_path / "made")
+
+    assert [] == list(tmp_path.iterdir())

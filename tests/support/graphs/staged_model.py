@@ -1,7 +1,5 @@
 """A model in stages, trained in a pipeline or in one piece, for tests of pipelines."""
 
-from __future__ import annotations
-
 import functools
 
 import keras

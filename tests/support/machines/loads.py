@@ -1,7 +1,5 @@
 """Loads within a turn that a test puts in place of those of this machine."""
 
-from __future__ import annotations
-
 import dataclasses
 
 from harness.machine.disturbance import Disturbance

@@ -1,5 +1,6 @@
-"""D4PG as it is measured, on synthetic data: determinism, replicas, faults, figures."""
+"""D4PG as it is measured: options, determinism, replicas, faults, figures."""
 
+import dataclasses
 import itertools
 import math
 import pathlib
@@ -13,7 +14,7 @@ import replicator
 from workloads import catalog
 from workloads.d4pg import config
 from workloads.d4pg import program as d4pg_program
-from workloads.d4pg.workload import WORKLOAD
+from workloads.d4pg.window import Counters, Window, describe, total
 
 
 def build(
@@ -27,14 +28,6 @@ def build(
         seed=seed,
         **options,
     )
-
-
-def test_every_preset_is_in_the_catalogue():
-    """With the same names; the planner sees no TensorFlow."""
-    info = catalog.WORKLOADS["d4pg"]
-
-    assert list(config.PRESETS) == [preset.name for preset in info.presets]
-    assert (info.name, info.version) == (WORKLOAD.name, WORKLOAD.version)
 
 
 def test_data_is_named_by_domain_and_task():
@@ -215,3 +208,112 @@ def test_a_checkpoint_holds_networks_targets_and_optimizers(tmp_path):
 def test_an_empty_batch_is_refused():
     with pytest.raises(ValueError, match="per_replica_batch_size 0 must be at least"):
         build(count=0)
+
+
+def test_paper_values_are_the_control_suite_paper_s():
+    """Tassa et al. 2018, section 5, and the D4PG paper where that says nothing."""
+    paper = config.PRESETS["paper"]
+
+    assert (101, -150.0, 150.0) == (
+        paper.num_atoms,
+        paper.lowest_return,
+        paper.highest_return,
+    )
+    assert ((300, 200), (400, 300)) == (paper.policy_layers, paper.critic_layers)
+    assert (5, 0.99, 100) == (
+        paper.num_return_steps,
+        paper.discount,
+        paper.target_update_period,
+    )
+    assert (32, 1 / 32, 1.0) == (paper.num_actors, paper.noise_low, paper.noise_high)
+    assert ("prioritized", 0.6, 10**6) == (
+        paper.replay,
+        paper.priority_exponent,
+        paper.replay_capacity,
+    )
+    assert (1e-4, 1e-4) == (paper.policy_learning_rate, paper.critic_learning_rate)
+
+
+NOTHING = {"clipped": 0.0, "policy_lag": 0.0}
+
+
+def counted(**fields):
+    """Counters with a few that matter."""
+    nothing = {field.name: 0 for field in dataclasses.fields(Counters)}
+    return Counters(**{**nothing, **fields})
+
+
+def figures(*processes):
+    metrics = describe(processes, global_batch_size=256)
+    return {metric.name: metric.value for metric in metrics}
+
+
+def test_differences_are_counted_and_processes_added_up():
+    """Two processes, each with one pipeline."""
+    before = Window(
+        10.0, 100, [counted(num_environment_steps=1000, num_episodes=1, num_sampled=50)]
+    )
+    after = Window(
+        20.0,
+        300,
+        [
+            counted(
+                num_environment_steps=1600,
+                num_episodes=3,
+                num_sampled=19_250,
+                wait_sec=2.5,
+                idle_sec=4.0,
+                elapsed_sec=20.0,
+                num_refused=1,
+                num_restarts=2,
+            )
+        ],
+    )
+    process = {**before.until(after), "clipped": 0.25, "policy_lag": 10.0}
+
+    assert {
+        "learner_steps_per_sec": 20.0,
+        "transitions_per_sec": 5120.0,
+        "environment_steps_per_sec": 120.0,
+        "replay_ratio": 32.0,
+        "actor_idle_share": 0.2,
+        "learner_wait_share": 0.25,
+        "finished_episodes": 4.0,
+        "policy_lag": 10.0,
+        "clipped_target_share": 0.25,
+        "refused_environment_steps": 2.0,
+        "replaced_actors": 4.0,
+    } == pytest.approx(figures(process, process))
+
+
+def test_without_actors_there_is_the_learner_alone():
+    """As with synthetic data."""
+    process = {**Window(0.0, 0, []).until(Window(4.0, 8, [])), **NOTHING}
+
+    assert {
+        "learner_steps_per_sec": 2.0,
+        "transitions_per_sec": 512.0,
+        "clipped_target_share": 0.0,
+    } == figures(process)
+
+
+def test_a_window_without_learner_steps_says_nothing():
+    """There would be nothing to divide by."""
+    now = Window(1.0, 5, [])
+
+    assert {} == figures({**now.until(now), **NOTHING})
+
+
+def test_the_gaps_between_the_parts_of_a_window_do_not_count():
+    """Two parts of 5 s and 100 learner steps each, with anything in between."""
+    first = Window(0.0, 0, [counted(num_environment_steps=0)]).until(
+        Window(5.0, 100, [counted(num_environment_steps=10)])
+    )
+    second = Window(905.0, 100, [counted(num_environment_steps=70)]).until(
+        Window(910.0, 200, [counted(num_environment_steps=90)])
+    )
+    found = figures({**total([first, second]), **NOTHING})
+
+    assert 20.0 == found["learner_steps_per_sec"]
+    assert 3.0 == found["environment_steps_per_sec"]
+    assert 1 == total([first, second])["num_pipelines"]

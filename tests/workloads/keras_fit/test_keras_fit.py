@@ -1,12 +1,14 @@
-"""``fit`` as a workload: its loop, its models, two replicas against one."""
+"""``fit`` as a workload: its loop, Keras' and own models, two replicas against one."""
 
 import functools
 import gc
+import importlib
 import threading
 import types
 
 import keras
 import numpy as np
+import own_keras
 import pytest
 import small_fit
 import tensorflow as tf
@@ -24,6 +26,7 @@ from results.study import matching as verdict
 from workloads import catalog, matching
 from workloads.keras_fit import config, flops, models
 from workloads.keras_fit.fit_loop import FitLoop
+from workloads.keras_fit.own_model import keras_workload, make_config
 from workloads.keras_fit.workload import KerasFitProgram
 from workloads.resnet50 import flops as resnet50_flops
 
@@ -38,12 +41,6 @@ def made(repl, **options):
     size = 8 // repl.num_replicas_in_sync
     options = {"data": "digits", "per_replica_batch_size": size, **options}
     return build("keras_fit", repl, **options)
-
-
-def test_catalogue_and_configuration_have_the_same_presets():
-    info = catalog.WORKLOADS["keras_fit"]
-
-    assert list(config.PRESETS) == [preset.name for preset in info.presets]
 
 
 def test_the_default_is_the_resnet_of_keras():
@@ -256,3 +253,111 @@ def test_the_control_without_update_is_left_out_with_a_note():
 
     assert [Control.NOSYNC] == [case.control for case in added]
     assert "no control no_update of backend in_graph: Keras updates inside fit" in notes
+
+
+INFO = own_keras.WORKLOAD
+# Losses are float32.
+TOLERANCE_OWN = 1e-6
+
+
+def made_own(repl, **options):
+    keras.utils.set_random_seed(1)
+    preset = INFO.presets[0]
+    return importlib.import_module(INFO.module).WORKLOAD.build(
+        repl,
+        preset=preset.name,
+        data=options.pop("data", preset.data),
+        per_replica_batch_size=8 // repl.num_replicas_in_sync,
+        seed=1,
+        options={**preset.options, **options},
+    )
+
+
+def changes_and_losses(repl, **options):
+    changes = []
+    program = matching.MatchedProgram(
+        made_own(matching.MatchingReplicator(repl), **INFO.matching.options, **options),
+        lambda **fields: changes.append(Change(**fields)),
+    )
+    losses = [program.run() for _ in range(matching.NUM_STEPS)]
+    assert all(check.is_passed for check in program.sanity()), program.sanity()
+    program.close()
+    return changes, losses
+
+
+@functools.cache
+def of_one():
+    return changes_and_losses(replicator.create("single"))
+
+
+@pytest.mark.parametrize(
+    ("backend", "loop"),
+    [("in_graph", "run"), ("in_graph", "fit"), ("tf_mirrored", "run")],
+)
+def test_two_replicas_of_an_own_model_match_one(backend, loop):
+    """Losses and changes, on equal batches."""
+    repl = replicator.create(backend, num_replicas=2)
+    (one, losses), (two, others) = of_one(), changes_and_losses(repl, loop=loop)
+    differences = verdict.change_differences(two, one)
+
+    assert verdict.loss_difference(others, losses) < TOLERANCE_OWN
+    assert {"model", "optimizer"} == {group for group, _ in differences}
+    assert max(differences.values()) < TOLERANCE_OWN
+
+
+def test_a_model_learns_as_it_is_written():
+    """Its own optimizer, rate and dropout; its type stays what it is."""
+    program = made_own(replicator.create("in_graph", num_replicas=2))
+    losses = [program.run(4) for _ in range(6)]
+
+    assert losses[-1] < losses[0]
+    assert "float32" == program.model.layers[0].compute_dtype
+    assert 0.5 == program.model.layers[2].rate
+    assert 24 == program._num_steps == int(program.optimizer.iterations)
+    assert () == program.evaluate()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"model": "own_keras:bare"},
+            (
+                "own_keras:bare returned Sequential, which is not a compiled model;"
+                r" call model\.compile\(\.\.\.\) in it, and return the model"
+            ),
+        ),
+        (
+            {"data": "own_keras:bare"},
+            "own_keras:bare returned Sequential, which is not a tf.data.Dataset of",
+        ),
+        (
+            {"data": "own_keras:inputs_only"},
+            r"returned a dataset of TensorSpec.*; its elements have to be pairs",
+        ),
+    ],
+)
+def test_functions_that_return_something_else_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        made_own(replicator.create("single"), **options)
+
+
+def test_functions_that_a_trial_cannot_find_are_refused():
+    """Such as those of a function, or without a name."""
+    with pytest.raises(ValueError, match="cannot be found by the process of a trial"):
+        keras_workload("own", lambda: None, own_keras.data)
+
+
+def test_options_that_contradict_are_refused():
+    """By the planner, which asks the same configuration."""
+    with pytest.raises(
+        ValueError, match="takes a whole step or nothing; use jit 'off'"
+    ):
+        make_config("own", {"jit": "compute"})
+    with pytest.raises(PlanError, match="option loop='fit' does not work on backend"):
+        harness_catalog.check_backends(
+            INFO, {"loop": "fit"}, [harness_catalog.backend("async")]
+        )
+    harness_catalog.check_backends(
+        INFO, {"loop": "run"}, [harness_catalog.backend("async")]
+    )

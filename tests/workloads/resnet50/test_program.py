@@ -12,7 +12,6 @@ import tensorflow as tf
 from short_resnet import short
 
 import replicator
-from workloads import catalog
 from workloads.data import pipeline
 from workloads.resnet50 import losses
 from workloads.resnet50.schedule import GoyalSchedule
@@ -69,17 +68,6 @@ def dispatched():
     explained = before, len(program._repl.explain())
     program.run(num_steps=3)
     return Dispatched(program, losses, explained)
-
-
-def test_workload_is_the_catalogues():
-    """Name, version and unit are stated once, in the catalogue."""
-    info = catalog.WORKLOADS["resnet50"]
-
-    assert (info.name, info.version, info.example_unit) == (
-        WORKLOAD.name,
-        WORKLOAD.version,
-        WORKLOAD.example_unit,
-    )
 
 
 def test_program_states_its_sizes(trained):

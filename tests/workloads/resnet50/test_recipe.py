@@ -207,18 +207,6 @@ def test_the_paper_preset_reads_images_of_the_published_size():
     )
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch_norm": "global"}, r"batch_norm='global' must be one of 'local', 'cro"),
-        ({"compute_dtype": "float16"}, r"compute_dtype='float16' must be one of 'floa"),
-    ],
-)
-def test_unknown_variants_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        _build(**options)
-
-
 def test_a_checkpoint_holds_the_model_and_its_optimizer(pair, tmp_path):
     """The previous one is replaced, and training continues from it elsewhere."""
     first, second = pair.save(str(tmp_path)), pair.save(str(tmp_path))

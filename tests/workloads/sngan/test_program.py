@@ -75,14 +75,6 @@ def are_equal(first, second):
     return [np.array_equal(a, b) for a, b in zip(first, second, strict=True)]
 
 
-def test_every_preset_is_in_the_catalogue():
-    """With the same names; the planner sees no TensorFlow."""
-    info = catalog.WORKLOADS["sngan"]
-
-    assert list(config.PRESETS) == [preset.name for preset in info.presets]
-    assert (info.name, info.version) == (WORKLOAD.name, WORKLOAD.version)
-
-
 def test_measured_windows_hold_both_kinds_of_steps_alike():
     """Otherwise the mean step time would depend on where the window begins."""
     for preset in catalog.WORKLOADS["sngan"].presets:
@@ -213,11 +205,3 @@ def test_sixteen_bits_train(trained, backend, num_replicas):
     assert np.isfinite(losses).all()
     assert trained.first_loss == pytest.approx(losses[0], rel=0.05)
     assert all(check.is_passed for check in made.sanity())
-
-
-def test_other_types_of_computation_are_refused():
-    with pytest.raises(
-        ValueError,
-        match=r"compute_dtype='mixed_float16' must be one of 'float32', 'mixed_bfl",
-    ):
-        config.make_config("smoke", {"compute_dtype": "mixed_float16"})

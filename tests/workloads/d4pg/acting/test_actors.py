@@ -1,5 +1,6 @@
-"""Actors as real processes: what they write, and what happens when they fail."""
+"""Actors as real processes: what they write, what they read, how they fail and end."""
 
+import importlib.util
 import os
 import pathlib
 import signal
@@ -15,8 +16,10 @@ import pytest
 from workloads.d4pg.acting.base import ActorError
 from workloads.d4pg.acting.policy import Policy, PolicySpec
 from workloads.d4pg.acting.pool import ActorPool
-from workloads.d4pg.acting.settings import ActorSettings
+from workloads.d4pg.acting.remote import Collector, RayActorPool
+from workloads.d4pg.acting.settings import ActorSettings, check_ray
 from workloads.d4pg.acting.weights import SharedWeights
+from workloads.d4pg.config import make_config
 from workloads.d4pg.replay.make import make_replay
 from workloads.d4pg.replay.replay import ReplaySettings
 from workloads.d4pg.replay.streams import StepStreams, StreamsSpec
@@ -351,3 +354,239 @@ def test_paused_actors_stand_still_and_their_pause_is_not_counted():
     assert busy == busy_after
     assert 0 == after.num_restarts
     assert after.elapsed_sec >= before.elapsed_sec
+
+
+def has_ended(process):
+    """Whether a process runs no more; it may wait for somebody to take note."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.processes
+def test_no_actor_outlives_its_parent():
+    """Not even a stopped one, and not even a parent that was killed."""
+    code = (
+        "import time\n"
+        "from workloads.d4pg.acting.pool import ActorPool\n"
+        "from workloads.d4pg.acting.settings import ActorSettings\n"
+        "from workloads.d4pg.replay.streams import StepStreams, StreamsSpec\n"
+        f"settings = ActorSettings(name={NAME!r}, num_actors=2)\n"
+        "streams = StepStreams(StreamsSpec(num_streams=2, steps_per_stream=1000,\n"
+        "    observation_shape=(5,), observation_dtype='float32', action_size=1,\n"
+        "    num_actors=2))\n"
+        "pool = ActorPool(settings, streams)\n"
+        "while streams.num_written.min() < 10: pool.check(); time.sleep(0.02)\n"
+        "print(*pool.process_ids(), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    actors = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+    actors[1].suspend()
+    parent.kill()
+    parent.wait()
+    end = time.monotonic() + PATIENCE_SEC
+    while not all(map(has_ended, actors)) and time.monotonic() < end:
+        time.sleep(0.02)
+
+    assert 2 == len(actors)
+    assert all(map(has_ended, actors))
+
+
+@pytest.mark.parametrize(
+    ("num_actors", "expected"),
+    [(1, [0.176777]), (2, [1 / 32, 1.0]), (3, [1 / 32, 0.176777, 1.0])],
+)
+def test_noise_is_spread_over_environments(num_actors, expected):
+    """From 1/32 to 1, evenly in the logarithm; whatever process they are in."""
+    settings = ActorSettings(name=NAME, num_actors=num_actors)
+    sigmas = [settings.sigma(k) for k in range(num_actors)]
+
+    np.testing.assert_allclose(expected, sigmas, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_actors": 0}, "option num_actors=0 must be at least 1"),
+        ({"niceness": -1}, "option niceness=-1 must be at least 0"),
+        ({"sigma_min": 2.0}, "option sigma_min=2.0 must be at most sigma_max=1.0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        ActorSettings(name=NAME, **changes)
+
+
+def test_weights_are_read_once_and_whole():
+    """Nothing where there is nothing newer, or where they are being written."""
+    weights = SharedWeights(4)
+    other = SharedWeights(4, os.dup(weights.descriptor))
+
+    assert other.read() is None
+    weights.publish(np.arange(4, dtype=np.float32), 0)
+    found, version = other.read()
+    assert ([0, 1, 2, 3], 0) == (found.tolist(), version)
+    assert other.read(newer_than=0) is None
+    weights.publish(np.ones(4, np.float32), 7)
+    assert 7 == other.read(newer_than=0)[1]
+    weights._sequence[0] += 1
+    assert other.read(newer_than=0) is None
+    with pytest.raises(ValueError, match=r"shape \(3,\) cannot be published: a vec"):
+        weights.publish(np.ones(3, np.float32), 8)
+
+
+@pytest.mark.processes
+def test_no_reader_sees_a_mixture_of_weights():
+    """While another process publishes as fast as it can."""
+    weights = SharedWeights(200_000)
+    code = (
+        "import sys, time, numpy as np\n"
+        "from workloads.d4pg.acting.weights import SharedWeights\n"
+        "weights = SharedWeights(200_000, int(sys.argv[1]))\n"
+        "for version in range(10**9):\n"
+        "    weights.publish(np.full(200_000, version % 1000, np.float32), version)\n"
+        "    if version % 3 == 0: time.sleep(0.0003)\n"
+    )
+    writer = subprocess.Popen(
+        [sys.executable, "-c", code, str(weights.descriptor)],
+        pass_fds=(weights.descriptor,),
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    try:
+        last, num_read, end = -1, 0, time.monotonic() + PATIENCE_SEC
+        while num_read < 100 and time.monotonic() < end:
+            found = weights.read(newer_than=last)
+            if found is not None:
+                values, last = found
+                num_read += 1
+
+                assert (values == last % 1000).all()
+    finally:
+        writer.kill()
+        writer.wait()
+
+    assert 100 == num_read
+
+
+INSTALLED = importlib.util.find_spec("ray")
+needs_ray = pytest.mark.skipif(
+    INSTALLED is None or INSTALLED.origin is None,
+    reason="Ray is not installed: pip install 'replicator-harness[distributed]'",
+)
+
+
+def collectors():
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if "ray::Collector" in " ".join(process.info["cmdline"] or ())
+    ]
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch):
+    """Before anything is started."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    settings = ActorSettings(name=NAME)
+    message = r"^actors='ray' needs Ray, .*pip install 'replicator-harness\[distrib"
+    with (
+        make_streams(settings, steps_per_stream=5000) as streams,
+        pytest.raises(ValueError, match=message),
+    ):
+        RayActorPool(settings, streams)
+    with pytest.raises(ValueError, match=message):
+        make_config("smoke", {"actors": "ray"})
+
+
+def test_a_directory_named_ray_is_not_ray(tmp_path, monkeypatch):
+    """Ray itself leaves one below /tmp."""
+    if INSTALLED is not None and INSTALLED.origin:
+        pytest.skip("Ray is installed, so the directory hides nothing")
+    (tmp_path / "ray").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+
+    assert importlib.util.find_spec("ray") is not None
+    with pytest.raises(ValueError, match="not installed here"):
+        check_ray()
+
+
+def test_chunks_hold_what_was_written_since_the_last_one():
+    """The remote side, without Ray: records continue where they ended."""
+    settings = ActorSettings(
+        name=NAME, environments_per_actor=2, num_actors=2, action_repeat=100
+    )
+    spec = make_streams(settings, steps_per_stream=5000).spec
+    collector = Collector(settings.to_json(), spec.to_json(), 0, 1, 0)
+    chunks = [collector.collect(7, None, -1) for _ in range(6)]
+    for place in range(2):
+        is_last = np.concatenate([c.records[place]["is_last"] for c in chunks])
+        is_first = np.concatenate([c.records[place]["is_first"] for c in chunks])
+
+        # Ten environment steps and the final observation; the first round resets.
+        assert [10, 21, 32, 43] == np.flatnonzero(is_last).tolist()
+        assert [0, 11, 22, 33, 44] == np.flatnonzero(is_first).tolist()
+        assert 41 + 4 == len(is_last)
+        assert 4 == sum(chunk.num_episodes[place] for chunk in chunks)
+    assert all(chunk.version == -1 for chunk in chunks)
+
+
+@needs_ray
+@pytest.mark.processes
+def test_actors_of_a_cluster_fill_the_replay_and_are_replaced(monkeypatch):
+    """Weights reach them, a killed one is replaced, and none is left at the end."""
+    monkeypatch.setenv(
+        "PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    )
+    others = set(collectors())
+    settings = ActorSettings(
+        name=NAME,
+        num_actors=2,
+        action_repeat=10,
+        policy=POLICY.to_json(),
+        sigma_min=0.0,
+        sigma_max=0.0,
+        max_restarts=1,
+    )
+    weights = SharedWeights(POLICY.num_floats)
+    flat = np.random.default_rng(0).normal(size=POLICY.num_floats).astype(np.float32)
+    with (
+        make_streams(settings, steps_per_stream=5000) as streams,
+        RayActorPool(settings, streams, weights) as pool,
+    ):
+        replay = make_replay(
+            streams, ReplaySettings(min_size_to_sample=300), pool.check
+        )
+        assert (32, 5) == replay.sample(32)["observation"].shape
+        weights.publish(flat, 5)
+        wait_until(lambda: streams.version.min() == 5, pool)
+        start = int(streams.num_written[0])
+        wait_until(lambda: streams.num_written[0] > start + 60, pool)
+        policy = Policy(POLICY)
+        policy.load(flat)
+        part = slice(start, start + 50)
+        acted = ~streams.field("is_last")[part]
+        np.testing.assert_allclose(
+            np.clip(policy(streams.field("observation")[part]), -1, 1)[acted],
+            streams.field("action")[part][acted],
+            atol=1e-6,
+        )
+        own = set(collectors()) - others
+        assert 2 == len(own)
+        own.pop().kill()
+        wait_until(lambda: pool.counters().num_restarts == 1, pool)
+        at = streams.num_written.copy()
+        wait_until(lambda: (streams.num_written - at).min() > 50, pool)
+        replay.sample(32)
+        (set(collectors()) - others).pop().kill()
+        with pytest.raises(ActorError, match=r"^actor \d of the Ray cluster ended \("):
+            wait_until(lambda: False, pool)
+    end = time.monotonic() + PATIENCE_SEC
+    while set(collectors()) - others and time.monotonic() < end:
+        time.sleep(0.02)
+    assert set() == set(collectors()) - others

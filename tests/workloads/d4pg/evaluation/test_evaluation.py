@@ -1,17 +1,19 @@
-"""Evaluation plays whole episodes of the real environment, without noise."""
+"""Evaluation plays whole episodes of the real environment, without noise, and films."""
 
+import io
 import itertools
 import signal
 
 import numpy as np
 import psutil
 import pytest
+from PIL import Image  # comes with matplotlib
 
 from workloads.d4pg import config
 from workloads.d4pg.acting import policy
 from workloads.d4pg.environment.control import BrokenEpisodeError, Environment
 from workloads.d4pg.evaluation import episodes as evaluation
-from workloads.d4pg.evaluation import evaluator_client
+from workloads.d4pg.evaluation import evaluator_client, film
 from workloads.d4pg.evaluation.evaluator_client import EvaluatorClient
 
 NAME = "cartpole:balance"
@@ -149,3 +151,41 @@ def test_an_evaluator_that_does_not_end_is_ended(monkeypatch):
     client.close()
 
     assert -signal.SIGKILL == client._process.returncode
+
+
+def test_every_frame_is_seen_as_it_was():
+    """Though later ones hold what changed only, and colours have five bits."""
+    rng = np.random.default_rng(0)
+    frames = np.repeat(rng.integers(0, 256, (1, 12, 16, 3)).astype(np.uint8), 4, axis=0)
+    for index in range(1, 4):
+        frames[index, :, 4 * index : 4 * index + 3] = rng.integers(0, 256, 3)
+    picture = Image.open(io.BytesIO(film.encode(frames, frame_time_sec=0.25)))
+    seen = []
+    for index in range(picture.n_frames):
+        picture.seek(index)
+        seen.append(np.asarray(picture.convert("RGB")))
+
+    np.testing.assert_array_equal(frames & 0xF8, np.stack(seen))
+    assert 250 == picture.info["duration"]
+
+
+def test_what_stands_still_takes_no_space():
+    """Forty equal frames are little more than one."""
+    rng = np.random.default_rng(0)
+    frame = rng.integers(0, 256, (1, 40, 40, 3)).astype(np.uint8)
+    one = len(film.encode(frame, frame_time_sec=0.1))
+
+    assert len(film.encode(frame.repeat(40, axis=0), frame_time_sec=0.1)) < 2 * one
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        np.zeros((0, 4, 4, 3), np.uint8),
+        np.zeros((4, 4, 3), np.uint8),
+        np.zeros((1, 4, 4, 3), np.float32),
+    ],
+)
+def test_what_is_no_film_is_refused(frames):
+    with pytest.raises(ValueError, match=r"a film needs frames .* but got \("):
+        film.encode(frames, frame_time_sec=0.1)

@@ -1,4 +1,4 @@
-"""Draws against their distribution, and the tree of priorities behind them."""
+"""Draws against their distribution, the tree behind them, and what transitions hold."""
 
 import numpy as np
 import pytest
@@ -8,6 +8,8 @@ from scipy import stats
 
 from workloads.d4pg.replay.make import make_replay
 from workloads.d4pg.replay.replay import ReplaySettings
+from workloads.d4pg.replay.sum_tree import SumTree
+from workloads.d4pg.replay.transitions import TransitionReader
 
 # Least probability of a chi-square statistic that chance is believed of.
 CHANCE = 1e-3
@@ -172,3 +174,110 @@ def test_the_same_seed_draws_the_same(is_prioritized, make_streams, write_episod
             drawn.append(replay.sample(16)["index"].tolist())
 
     assert drawn[0] == drawn[1]
+
+
+def test_a_tree_finds_the_leaf_that_covers_a_position():
+    """Against the cumulative sum, with leaves of weight zero at its borders."""
+    rng = np.random.default_rng(0)
+    for size in (1, 2, 7, 64, 100):
+        tree = SumTree(size)
+        weights = np.where(rng.uniform(size=size) < 0.4, 0.0, rng.uniform(size=size))
+        weights[size // 2] = 1.0
+        tree.set(np.arange(size), weights)
+        positions = rng.uniform(0, tree.total, 500)
+        expected = np.searchsorted(weights.cumsum(), positions, side="right")
+
+        np.testing.assert_array_equal(expected, tree.find(positions))
+        top = tree.find(np.array([0.0, tree.total, np.nextafter(tree.total, 9e9)]))
+        assert (weights[top] > 0).all()
+
+
+def test_a_tree_does_not_drift():
+    """After a hundred thousand changes the root is still the sum of the leaves."""
+    rng = np.random.default_rng(0)
+    tree = SumTree(1000)
+    for _ in range(200):
+        tree.set(rng.integers(1000, size=500), rng.gamma(0.1, 1e6, 500))
+    tree.set(np.arange(1000), 0.0)
+
+    assert 0.0 == tree.total
+
+
+def stack_of(records, number, num_frames):
+    values = []
+    for _ in range(num_frames):
+        values.append(records[number]["observation"])
+        if not records[number]["is_first"]:
+            number -= 1
+    return values[::-1]
+
+
+episodes = st.lists(st.tuples(st.integers(1, 30), st.booleans()), max_size=14)
+
+
+@settings(max_examples=150)
+@given(episodes, st.integers(1, 6), st.sampled_from([1.0, 0.99, 0.5]), st.data())
+def test_transitions_are_those_of_the_definition(
+    make_streams, write_episodes, transition_of, pattern, n, discount, data
+):
+    """Any lengths, broken episodes, discounts, and rings that come round."""
+    num_frames = data.draw(st.sampled_from([1, 3]))
+    changes = (
+        {}
+        if num_frames == 1
+        else {"observation_shape": (2, 2, 3), "observation_dtype": "uint8"}
+    )
+    with make_streams(2, 60, **changes) as streams:
+        reader = TransitionReader(
+            streams,
+            num_return_steps=n,
+            discount=discount,
+            num_stacked_frames=num_frames,
+        )
+        lengths = [length for length, _ in pattern]
+        broken = {place for place, (_, is_broken) in enumerate(pattern) if is_broken}
+        write_episodes(streams, 0, [3])
+        records = write_episodes(streams, 1, lengths, is_broken=broken)
+        low, high = (int(bound[1]) for bound in reader.bounds())
+        numbers = np.arange(low, high)
+        found = reader.read(np.ones_like(numbers), numbers)
+        expected = [transition_of(records, k, n, discount) for k in numbers]
+
+        # What cannot be overwritten soon is there, as far as its n steps are.
+        oldest = len(records) - 60 + 17
+        assert (oldest + num_frames - 1 if oldest > 0 else 0) == low
+        assert max(low, len(records) - n) == high
+        assert [e is not None for e in expected] == found.is_valid.tolist()
+        ends = numbers + found.num_steps
+        for row in np.flatnonzero(found.is_valid):
+            end, total, factor = expected[row]
+            one = slice(row, row + 1)
+
+            assert end == ends[row]
+            assert total == pytest.approx(found.reward[row], rel=1e-5, abs=1e-5)
+            assert factor == pytest.approx(found.discount[row], rel=1e-6)
+            for k in (numbers[one], ends[one]):
+                values = reader.observations(np.ones_like(k), k)[0].reshape(-1)
+                stack = stack_of(records, int(k[0]), num_frames)
+                if num_frames == 1:
+                    assert stack == values.tolist()
+                else:
+                    stack = [v % 251 for v in stack for _ in range(3)] * 4
+                    assert stack == values.tolist()
+            action = reader.actions(np.ones(1, int), numbers[one])
+            assert np.float32(records[numbers[row]]["action"]) == action[0, 0]
+
+
+def test_the_convention_is_that_of_acme(make_streams):
+    """R and D by hand: discounts of the environment within R, g once less in D."""
+    with make_streams() as streams:
+        writer = streams.writer(0)
+        for k, (reward, discount) in enumerate([(1, 0.5), (2, 1), (4, 0), (0, 0)]):
+            writer.append(k, 0, reward, discount, is_first=k == 0, is_last=k == 3)
+        reader = TransitionReader(streams, num_return_steps=3, discount=0.9)
+        found = reader.read(np.zeros(2, int), np.array([0, 1]))
+
+        # 1 + 0.9 * 0.5 * 2 + 0.81 * 0.5 * 1 * 4, and 2 + 0.9 * 4.
+        np.testing.assert_allclose([3.52, 5.6], found.reward, rtol=1e-6)
+        assert [0.0, 0.0] == found.discount.tolist()
+        assert [3, 2] == found.num_steps.tolist()

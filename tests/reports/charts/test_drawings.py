@@ -1,0 +1,248 @@
+"""Drawings of a page: axes, labels, colours, heat maps, and a smaller text of each."""
+
+import itertools
+import pathlib
+import re
+
+import numpy as np
+import pytest
+from relay_study import RelayShape, make_store
+
+import reports
+from replicator import catalog
+from reports.charts import heat, hero
+from reports.charts.compact import compact
+from reports.charts.drawing import labels, look, replicas_axis, svg
+from reports.charts.drawing.replicas_axis import ReplicasAxis
+from reports.page import page
+from reports.page.sections import lost_time, variation, verdict
+from reports.view import view
+from reports.view.view import view_store
+from results.records.models import ScalingMode
+
+WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
+
+
+def _first_screen(store):
+    return str(verdict.render(view_store(store)))
+
+
+def test_the_figure_is_linear_from_zero_and_labels_its_lines(relay):
+    """All in words too; labels name backend and mode."""
+    drawn = hero.draw(relay)
+    assert drawn is not None
+
+    assert "in_graph, weak: 100" in drawn
+    for text in ("in_graph", "tf_mirrored", "replicas", ">0"):
+        assert text in drawn
+
+
+def test_the_ceiling_is_that_of_programs_that_never_communicate(controlled):
+    """Two programs at 52 ms beside one at 50 ms: 96 %."""
+    (first, *_) = hero.curves(view_store(controlled))
+    (found,) = first.of_kind("ceiling")
+
+    assert found.num_replicas == 2
+    assert found.value == pytest.approx(50 / 52, rel=0.02)
+    assert "Short line: ceiling" in _first_screen(controlled)
+
+
+def test_a_panel_has_at_most_seven_lines(tmp_path, synthetic):
+    """The others are counted in the caption."""
+    backends = ("in_graph", "tf_mirrored", "multi_worker", "tf_multi_worker", "async")
+    store = synthetic.make_store(tmp_path, synthetic.Shape(backends=backends))
+
+    assert len(hero.curves(view_store(store))) == 10
+    assert "3 more lines below" in _first_screen(store)
+
+
+@pytest.mark.parametrize("is_from_zero", [True, False])
+def test_replicas_are_linear_up_to_sixteen(is_from_zero):
+    """Beyond, doublings are equally far apart."""
+    few, many = (
+        ReplicasAxis(sizes=sizes, is_log=is_log, is_from_zero=is_from_zero)
+        for sizes, is_log in (((1, 2, 16), False), ((1, 2, 64), True))
+    )
+
+    assert replicas_axis.MOST_LINEAR == 16
+    assert 2.0 == few(2) == many(2)
+    assert few(2, 0.5) - few(2) == pytest.approx(few(16, 0.5) - few(16))
+    assert many(2, 0.5) / many(2) == pytest.approx(many(64, 0.5) / many(64))
+
+
+def test_a_single_number_of_replicas_is_within_its_axis():
+    """There is no line to draw, and no division by zero."""
+    axis = ReplicasAxis(sizes=(4,), is_log=False, is_from_zero=False)
+    low, high = axis.limits
+
+    assert low < axis(4, -0.1) < axis(4, 0.1) < high
+
+
+def test_labels_never_overlap_and_stay_within():
+    """They move as little as is needed, in the order of their lines."""
+    places = [0.9, 0.91, 0.92, 0.2, 0.99]
+    heights = [0.1, 0.1, 0.1, 0.1, 0.2]
+    moved = labels.spread(places, heights, 0.0, 1.0)
+    order = sorted(range(5), key=lambda k: places[k])
+
+    assert moved[3] == pytest.approx(0.2)
+    for below, above in itertools.pairwise(order):
+        gap = moved[above] - moved[below]
+        assert gap >= (heights[above] + heights[below]) / 2 - 1e-9
+    assert max(m + h / 2 for m, h in zip(moved, heights, strict=True)) <= 1 + 1e-9
+    assert min(m - h / 2 for m, h in zip(moved, heights, strict=True)) >= -1e-9
+
+
+def test_long_names_leave_room_for_the_lines(tmp_path, synthetic):
+    """The longest backend of the catalogue is whole, a longer one is cut."""
+    shape = synthetic.Shape(backends=("multi_worker_in_graph", "x" * 80))
+    drawn = hero.draw(view_store(synthetic.make_store(tmp_path, shape)))
+    assert drawn is not None
+    labels_of = drawn.partition("</desc>")[2]
+
+    assert ">multi_worker_in_graph<" in labels_of
+    assert f">{'x' * 23}\N{HORIZONTAL ELLIPSIS}<" in labels_of
+
+
+def _plain(text):
+    return re.sub(r"\s", " ", text)
+
+
+def test_cells_are_relative_to_the_median_and_binned():
+    """A slow process is a slow row; a slow moment is a slow column."""
+    times = np.ones((3, 100))
+    times[1] = 1.2
+    times[:, 96:99] = 2.0
+    cells = heat.binned([list(row) for row in times])
+
+    assert cells.shape == (3, 34)
+    assert cells[0, 0] == pytest.approx(1.0)
+    assert cells[1, 0] == pytest.approx(1.2)
+    assert cells[0, 32] == pytest.approx(2.0)
+
+
+def test_processes_of_unequal_length_use_the_steps_that_all_have():
+    """A process that was killed has fewer."""
+    assert heat.binned([[1.0] * 7, [1.0] * 5]).shape == (2, 5)
+
+
+def test_a_slow_process_is_named_in_the_description():
+    """For readers who do not see it."""
+    drawn = heat.draw(
+        [[1.0] * 20, [1.5] * 20, [1.0] * 20], series=0, name="case", slug="x"
+    )
+
+    assert "process 1 is the slowest with 1.50 of the median" in drawn
+
+
+def test_each_backend_has_its_fewest_and_most_replicas(tmp_path, synthetic):
+    """At the most, one for each scaling mode; seven lines in all."""
+    shape = synthetic.Shape(backends=("in_graph", "tf_mirrored", "single"))
+    shown = _plain(variation.render(view_store(synthetic.make_store(tmp_path, shape))))
+
+    assert "Distribution of step times" in shown
+    assert shown.count(": median ") == variation.MOST_LINES
+    assert "in_graph x1, batch 8: median" in shown
+
+
+def test_a_scaling_mode_has_the_line_style_that_it_has_in_all_figures(
+    tmp_path, synthetic, monkeypatch
+):
+    """What both modes are compared with is dotted, as ideal scaling is."""
+    drawn = {}
+
+    def draw(samples, **_):
+        drawn.update({f"{of.label}, {of.batch}": of.dash for of in samples})
+        return "figure"
+
+    monkeypatch.setattr(variation.ecdf, "draw", draw)
+    shape = synthetic.Shape(backends=("in_graph",))
+    shown = variation.render(view_store(synthetic.make_store(tmp_path, shape)))
+
+    most = max(shape.replicas)
+    assert {
+        "in_graph x1, 8": ":",
+        f"in_graph x{most}, 8": look.dash("weak"),
+        f"in_graph x{most}, {8 // most}": look.dash("strong"),
+    } == drawn
+    assert "Dotted: the fewest replicas" in shown
+
+
+def test_a_case_of_several_processes_has_a_heat_map(tmp_path):
+    """Those of one process have none."""
+    several = make_store(tmp_path / "several", RelayShape(num_ranks=2, controls=()))
+    one = make_store(tmp_path / "one", RelayShape(controls=()))
+
+    assert "Step time by process and step" in variation.render(view_store(several))
+    assert "Step time by process" not in variation.render(view_store(one))
+
+
+def test_a_study_without_controls_and_cpu_time_explains_no_loss(tmp_path):
+    """The section vanishes rather than guess."""
+    view = view_store(make_store(tmp_path, RelayShape(controls=())))
+
+    assert [item.lost for item in view.recorded] == [None]
+    assert lost_time.render(view) == ""
+
+
+LEAST_CONTRAST = 3.0
+STYLE = pathlib.Path(reports.__file__).parent / "page" / "templates" / "style.css"
+
+
+def _luminance(color):
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts
+    ]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def _contrast(first, second):
+    bright, dark = sorted((_luminance(first), _luminance(second)), reverse=True)
+    return (bright + 0.05) / (dark + 0.05)
+
+
+def test_the_first_ten_backends_of_the_catalogue_have_their_own():
+    """No two of them share a colour or a marker; there are no more than ten."""
+    chosen = list(view.SERIES_OF_BACKEND.values())
+
+    assert set(view.SERIES_OF_BACKEND) == set(catalog.BACKENDS)
+    assert len(set(chosen)) == len(chosen)
+    assert set(chosen) <= set(range(view.NUM_SERIES))
+    assert len(set(svg.MARKERS)) == len(set(page.SHAPES)) == view.NUM_SERIES
+
+
+def test_an_unknown_backend_has_one_too():
+    """The same in every process."""
+    assert view.series_of("mine") == 1
+    assert 0 <= view.series_of("") < view.NUM_SERIES
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_marks_stand_out_from_the_paper(scheme):
+    """Every colour has at least 3:1, in both schemes."""
+    found = re.findall(r"--([\w-]+): (#[0-9a-f]{6});", STYLE.read_text())
+    number = len(found) // 2
+    colors = dict(found[scheme * number : (scheme + 1) * number])
+    shown = [f"series-{index}" for index in range(view.NUM_SERIES)]
+    shown += ["muted", "good", "bad", "warn", "accent"]
+
+    assert not {
+        name: ratio
+        for name in shown
+        if (ratio := _contrast(colors[name], colors["paper"])) < LEAST_CONTRAST
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("M 0 0 L 1 2 L 1 2 L 1 2 L 3 4", "M0 0L1 2L3 4"),
+        ("M 1 2 L 1 2 L 1 2", "M1 2L1 2"),  # a dot, by its round ends
+        ("M 0 0 L 1 2 L 1 2.5 L 1 25", "M0 0L1 2L1 2.5L1 25"),
+        ("M 0 0 L -1.5 2 L -1.5 2 z", "M0 0L-1.5 2z"),
+    ],
+)
+def test_a_line_to_where_it_is_already_is_left_out(path, expected):
+    """Only where the whole point is repeated."""
+    assert f'<path d="{expected}"/>' == compact(f'<path d="{path}"/>')

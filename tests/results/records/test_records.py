@@ -1,0 +1,436 @@
+"""Records: their ids, the bounds of their values, and files that are no records."""
+
+import json
+import math
+import os
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from results import errors
+from results.figures.summary import summary
+from results.records import bounds, identity, schema, texts
+from results.records.models import Budget, BudgetUnit, QualityMetric, TrialSpec
+from results.statistics import repetitions
+from results.store.lock import lock_study
+from results.store.study_store import Store
+
+SPEC = TrialSpec(
+    workload="resnet50",
+    workload_version="1",
+    code_digest="abc",
+    preset="smoke",
+    data="digits",
+    backend="in_graph",
+    num_replicas=2,
+    per_replica_batch_size=4,
+    global_batch_size=8,
+    cores_per_replica=1,
+    num_warmup_steps=2,
+    num_measured_steps=4,
+    is_evaluated=False,
+    options={"version": "v1.5", "momentum": 0.9, "flag": True, "depth": 1},
+    repetition_index=0,
+    seed=7,
+)
+
+
+def test_ids_are_what_they_were():
+    """A change here makes every stored trial run again: do not change it lightly."""
+    assert identity.trial_id(SPEC) == "4b698d2a220e3b090cd3"
+    assert identity.case_id(SPEC) == "c65170829909a45a509c"
+
+
+def test_order_of_options_does_not_matter():
+    """Canonical JSON sorts keys."""
+    options = dict(reversed(list(SPEC.options.items())))
+    other = SPEC.model_copy(update={"options": options})
+
+    assert identity.trial_id(SPEC) == identity.trial_id(other)
+
+
+def test_id_survives_the_disk():
+    """JSON and back: true is not 1, and 1 is not 1.0."""
+    back = TrialSpec.model_validate(json.loads(SPEC.model_dump_json()))
+
+    assert identity.trial_id(SPEC) == identity.trial_id(back)
+    assert [type(value) for value in SPEC.options.values()] == [
+        type(value) for value in back.options.values()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("update", "is_same_case"),
+    [
+        ({"repetition_index": 1}, True),
+        ({"seed": 8}, True),
+        ({"backend": "tf_mirrored"}, False),
+        ({"code_digest": "abd"}, False),
+        ({"options": {**SPEC.options, "depth": 2}}, False),
+        ({"options": {**SPEC.options, "depth": True}}, False),
+    ],
+)
+def test_any_difference_is_another_trial(update, is_same_case):
+    """Only repetition and seed leave the case alone."""
+    other = SPEC.model_copy(update=update)
+
+    assert identity.trial_id(SPEC) != identity.trial_id(other)
+    assert is_same_case == (identity.case_id(SPEC) == identity.case_id(other))
+
+
+@given(st.dictionaries(st.text(), st.integers() | st.booleans() | st.text()))
+def test_canonical_json_is_json_and_ascii(value):
+    """It reads back as what it was."""
+    text = identity.canonical_json(value)
+
+    assert value == json.loads(text)
+    assert text.isascii()
+
+
+def test_canonical_json_refuses_nan():
+    """NaN is not JSON and would not compare equal to itself."""
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        identity.canonical_json({"x": float("nan")})
+
+
+def test_what_earlier_studies_say_of_polling_is_ignored():
+    """A study of a command is read, and its trials have the ids that they had."""
+    program = {"command": "a {replicas}", "metric": "client", "unit": "rows"}
+    spec = json.loads(SPEC.model_dump_json()) | {"program": program}
+    earlier = spec | {"program": {**program, "polls": False}}
+    found, present = map(TrialSpec.model_validate, (earlier, spec))
+
+    assert identity.ids(found) == identity.ids(present)
+
+
+def _parts(part, path=""):
+    yield path, part
+    if isinstance(part, dict):
+        for key, value in part.items():
+            yield from _parts(value, f"{path}/{key}")
+    if isinstance(part, list):
+        for index, value in enumerate(part):
+            yield from _parts(value, f"{path}/{index}")
+
+
+BOUNDS = {
+    "integer": ({"minimum", "exclusiveMinimum"}, {"maximum", "exclusiveMaximum"}),
+    "number": ({"minimum", "exclusiveMinimum"}, {"maximum", "exclusiveMaximum"}),
+    "string": ({"maxLength", "pattern", "enum", "const"},),
+    "array": ({"maxItems"},),
+}
+
+
+@pytest.mark.parametrize("kind", schema.MODELS)
+def test_every_number_text_and_list_of_a_schema_has_bounds(kind):
+    """A new field is bounded, or this says which is not."""
+    missing = [
+        path
+        for path, part in _parts(json.loads(schema.render(kind)))
+        if isinstance(part, dict) and "const" not in part
+        for needed in BOUNDS.get(part.get("type", ""), ())
+        if not needed & set(part)
+    ]
+    missing += [
+        path
+        for path, part in _parts(json.loads(schema.render(kind)))
+        if isinstance(part, dict)
+        and isinstance(part.get("additionalProperties"), dict)
+        and "maxProperties" not in part
+    ]
+
+    assert [] == missing
+
+
+def test_texts_are_made_fit_for_records_and_terminals():
+    """What a library wrote to its log can be anything."""
+    assert "\N{REPLACEMENT CHARACTER}b" == texts.storable("xx\0b", 2)
+    assert r"\x1b[31m\ud800\n" == texts.printable("\x1b[31m\ud800\n")
+    assert bounds.UNSTORABLE.search(texts.storable("\0\ud800", 9)) is None
+
+
+def test_real_values_stay_as_they_are():
+    """Options keep their Python types, on which ids depend."""
+    metric = QualityMetric(
+        name="FID", value=1.5e9, unit="1", num_examples=10**12, low=-2.0, high=2e9,
+        method="m",
+    )  # fmt: skip
+
+    assert metric == QualityMetric.model_validate_json(metric.model_dump_json())
+
+
+@pytest.fixture
+def store(tmp_path, synthetic):
+    shape = synthetic.Shape(
+        backends=("in_graph",),
+        modes=(synthetic.WEAK,),
+        repeats=1,
+        budget=Budget(amount=9, unit=BudgetUnit.STEPS, num_evaluations=1),
+    )
+    return synthetic.make_store(tmp_path / "study", shape)
+
+
+def _first(store, name):
+    return store.trial_dir(store.trial_ids()[0]) / name
+
+
+def _edit(path, **fields):
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, **fields}))
+
+
+def _place(path, what):
+    path.unlink()
+    if what == "directory":
+        path.mkdir()
+    elif what == "pipe":
+        os.mkfifo(path)
+    elif what == "large":
+        with path.open("wb") as file:
+            file.truncate(2**40)
+    else:
+        path.symlink_to({"loop": path.name, "endless": "/dev/zero"}.get(what, "no"))
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("directory", r"unreadable: it is not a regular file"),
+        ("pipe", r"unreadable: it is not a regular file"),
+        ("endless", r"unreadable: it is a symbolic link"),
+        ("loop", r"unreadable: it is a symbolic link"),
+        ("dangling", r"unreadable: it is a symbolic link"),
+        ("large", r"unreadable: \d+ bytes, at most \d+ are read"),
+    ],
+)
+def test_what_is_no_file_is_named_and_not_waited_for(store, what, reason):
+    """A pipe has no writer, a device no end."""
+    _place(_first(store, "result.json"), what)
+    (problem,) = store.read().problems
+
+    assert re.search(reason, problem.reason)
+    assert len(store.trial_ids()) - 1 == len(store.read().trials)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[" * 100_000, r"not a record: lists or objects are nested too deeply"),
+        ('{"a":' * 100_000, r"not a record: .* nested too deeply"),
+        ("9" * 10_000, r"not JSON: Exceeds the limit"),
+        (f'{{"schema_version": {"9" * 4000}}}', r"schema_version is 9+\.\.\.9+, must"),
+        ('{"schema_version": 10000}', r"schema_version is 10000, must be an integer"),
+        ('{"schema_version": 4, "\\ud800": 1}', r"Field required|\\ud800"),
+    ],
+)
+def test_text_that_no_program_of_ours_wrote_is_named(store, text, reason):
+    """Nested without end, numbers without end, versions that never were."""
+    _first(store, "env.json").write_text(text)
+    (problem,) = store.read().problems
+
+    assert re.search(reason, problem.reason)
+    assert problem.reason.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        (
+            {"window_sec": 1e-300},
+            r"window_sec: .*greater than or equal to 0.000000001|1e-09",
+        ),
+        ({"window_sec": 10**400}, r"window_sec: Input should be a valid number"),
+        ({"window_sec": math.nan}, r"window_sec: Input should be"),
+        ({"num_parameters": 10**400}, r"num_parameters: .*less than or equal to 1000"),
+        ({"num_measured_steps": 10**9}, r"num_measured_steps: .*equal to 1000000, got"),
+        ({"example_unit": "\ud800"}, r"example_unit: .*unable to parse .*'\\ud800'"),
+        ({"example_unit": "a\nb"}, r"example_unit: .* holds '\\n', must be one line"),
+        ({"example_unit": "a" * 201}, r"example_unit: .* at most 200 characters"),
+        (
+            {"collectives": "\0"},
+            r"collectives: .* holds '\\x00', must be text that UTF",
+        ),
+        ({"trial_id": "../../x"}, r"trial_id: .*should match pattern"),
+        ({"ranks": []}, r"ranks: .* at least 1 item"),
+        ({"ranks": [{"step_time_sec": []}]}, r"ranks\.0\.\w+: "),
+        ({"num_measured_steps": 7}, r"num_measured_steps is 7, the spec .* has 16"),
+        (
+            {"global_batch_size": 9},
+            r"global_batch_size is 9, the spec of the trial has",
+        ),
+    ],
+)
+def test_a_value_out_of_bounds_is_named(store, fields, reason):
+    """Before anything is computed from it."""
+    _edit(_first(store, "result.json"), **fields)
+    (problem,) = store.read().problems
+
+    assert re.search(reason, problem.reason), problem.reason
+
+
+def test_a_rank_without_its_steps_is_named(store):
+    """The spec says how many there are."""
+    path = _first(store, "result.json")
+    ranks = json.loads(path.read_text())["ranks"]
+    ranks[0]["step_time_sec"].pop()
+    _edit(path, ranks=ranks)
+    (problem,) = store.read().problems
+
+    assert re.search(r"measured steps of rank 0 is 15, the spec .* 16", problem.reason)
+
+
+def test_a_picture_outside_its_trial_is_named(store):
+    """A report holds the file that a record names, so it must be the trial's own."""
+    paths = [store.trial_dir(name) / "result.json" for name in store.trial_ids()]
+    path = next(p for p in paths if json.loads(p.read_text())["curve"])
+    curve = json.loads(path.read_text())["curve"]
+    curve[0]["samples"] = "../../../../etc/passwd"
+    _edit(path, curve=curve)
+    (problem,) = store.read().problems
+
+    assert re.search(r"curve\.0\.samples: .*should match pattern", problem.reason)
+
+
+def test_a_quality_run_without_a_curve_is_named(store):
+    """It is said to be ok, so it reached something."""
+    paths = [store.trial_dir(name) / "result.json" for name in store.trial_ids()]
+    path = next(p for p in paths if json.loads(p.read_text())["curve"])
+    _edit(path, curve=[])
+    (problem,) = store.read().problems
+
+    assert re.search(r"the curve is empty, though the trial is a q", problem.reason)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda plan: plan.pop("trials"), r"trials: Field required"),
+        (
+            lambda plan: plan.update(trials=None),
+            r"trials: Input should be a valid tuple",
+        ),
+        (lambda plan: plan.update(trials=7), r"trials: Input should be a valid tuple"),
+        (lambda plan: plan.update(trials=[7]), r"trials\.0: Input should be a valid d"),
+        (
+            lambda plan: plan["trials"][0].pop("spec"),
+            r"trials\.0\.spec: Field required",
+        ),
+        (lambda plan: plan["trials"][0].update(spec=[]), r"trials\.0\.spec: Input sho"),
+        (
+            lambda plan: plan["trials"][0].update(trial_id="0" * 20),
+            r"trial 0 is named '0+' of case '\w+', its content has the ids '\w+' and",
+        ),
+        (
+            lambda plan: plan["trials"].append(plan["trials"][0]),
+            r"names trial '\w+' twice; every trial must differ in its spec",
+        ),
+    ],
+)
+@pytest.mark.parametrize("version", [4, 5])
+def test_a_plan_of_any_version_without_its_parts_is_named(
+    store, version, change, reason
+):
+    """The older one is upgraded first, which changes only what it recognizes."""
+    path = store.root / "plan.json"
+    plan = json.loads(path.read_text())
+    plan["schema_version"] = version
+    change(plan)
+    path.write_text(json.dumps(plan))
+    (problem,) = store.read().problems
+
+    assert re.search(reason, problem.reason), problem.reason
+
+
+def test_trials_that_are_no_folder_are_reported(store):
+    """A link in a circle is not the same as no trial yet."""
+    trials = store.root / "trials"
+    trials.rename(store.root / "elsewhere")
+    trials.symlink_to("trials")
+    with pytest.raises(errors.OpenStoreError, match=r"its trials is not a directory"):
+        Store.open(store.root)
+
+
+def test_a_study_that_cannot_be_looked_at_is_reported(tmp_path):
+    """Circles and names of any length."""
+    (tmp_path / "loop").symlink_to("loop")
+    for path, reason in (
+        (tmp_path / "loop", "Too many"),
+        (tmp_path / ("a" * 300), "F"),
+    ):
+        with pytest.raises(
+            errors.OpenStoreError,
+            match=rf"cannot use '.*' as a study directory: {reason}.*; choose another",
+        ):
+            Store.open(path)
+
+
+def test_a_folder_that_cannot_be_listed_is_reported(store, monkeypatch):
+    """One line, with the folder."""
+
+    def listdir(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    with pytest.raises(
+        errors.UnavailableRecordError, match=r"cannot read '.*trials': Permiss"
+    ):
+        store.trial_ids()
+
+
+def test_a_lock_that_is_a_link_empties_nothing(store):
+    """Taking a lock empties its file, which must not be somebody else's."""
+    other = store.root.parent / "precious"
+    other.write_text("kept")
+    (store.root / ".lock").symlink_to(other)
+    with (
+        pytest.raises(errors.WriteStoreError, match=r"\.lock is a symbolic link"),
+        lock_study(store.root),
+    ):
+        pass
+
+    assert "kept" == other.read_text()
+
+
+def test_a_pid_file_that_cannot_be_written_is_reported(store):
+    """A directory in its place."""
+    (store.root / ".lock-holder").mkdir()
+    with (
+        pytest.raises(
+            errors.WriteStoreError, match=r"cannot write '.*lock-holder': .*; rem"
+        ),
+        lock_study(store.root),
+    ):
+        pass
+
+
+def test_a_folder_whose_name_is_no_text_can_be_reported(store):
+    """Names of files are bytes."""
+    name = os.fsdecode(b"\xff\x1b")
+    (store.root / "trials" / name).mkdir()
+    (store.root / "trials" / name / "status.json").write_text("{}")
+    (problem,) = store.read().problems
+
+    assert r"\udcff\x1b/status.json" == problem.label
+
+
+def test_memory_that_could_not_be_read_has_no_estimate(store):
+    """Zero stands for that; the other figures are there."""
+    for trial_id in store.trial_ids():
+        path = store.trial_dir(trial_id) / "result.json"
+        ranks = json.loads(path.read_text())["ranks"]
+        _edit(path, ranks=[{**rank, "peak_memory_bytes": 0} for rank in ranks])
+    (point, *_) = summary(store)["points"]
+
+    assert point["peak_memory"] is None
+    assert point["time_to_first_step"]["value"] > 0
+
+
+def test_the_wildest_repetitions_have_an_interval_of_floats():
+    """Its ends are beyond any float."""
+    found = repetitions.ratio({0: 1e-20, 1: 1e29}, {0: 1e29, 1: 1e-20})
+
+    assert found.low is not None
+    assert found.high is not None
+    assert 0 <= found.low < 1 < found.high < float("inf")

@@ -1,0 +1,394 @@
+"""The parts of SN-GAN on one replica and on two: norms and losses, against NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from workloads.common import hinge
+from workloads.common.conditional_batch_norm import (
+    EPSILON,
+    ConditionalBatchNormalization,
+)
+from workloads.common.spectral_norm import (
+    SpectralConv2D,
+    SpectralDense,
+    SpectralEmbedding,
+    power_step,
+)
+
+CPUS = ["CPU:0", "CPU:1"]
+MAKERS = {
+    "in_graph": lambda: replicator.create("in_graph", num_replicas=2),
+    "in_graph_mirrored": lambda: replicator.create(
+        "in_graph", num_replicas=2, devices=CPUS, variable_placement="mirrored"
+    ),
+    "tf_mirrored": lambda: replicator.create(
+        "tf_mirrored", num_replicas=2, devices=CPUS
+    ),
+}
+
+
+@pytest.fixture(params=sorted(MAKERS))
+def two_replicas(request: Any) -> Any:
+    """Two replicas, in each placement of variables, and on the stock strategy."""
+    return MAKERS[request.param]()
+
+
+@pytest.fixture
+def one_replica() -> Any:
+    """One device, the truth."""
+    return replicator.create("single", num_replicas=1)
+
+
+RTOL_FLOAT32 = 1e-5  # some dozen roundings of dot products
+NUM_STEPS = 3
+
+
+def numpys_step(matrix, u):
+    """Miyato et al. 2018, algorithm 1, with one step."""
+    v = matrix.T @ u / np.linalg.norm(matrix.T @ u)
+    u = matrix @ v / np.linalg.norm(matrix @ v)
+    return float(u @ matrix @ v), u
+
+
+def matrix_of(kernel):
+    """The (outputs, inputs x height x width) of the paper."""
+    return np.moveaxis(kernel, -1, 0).reshape(kernel.shape[-1], -1)
+
+
+def test_a_power_step_is_the_papers():
+    """Sigma and u' of one step, in float64."""
+    generator = np.random.default_rng(0)
+    matrix, u = generator.normal(size=(5, 7)), generator.normal(size=5)
+    expected_sigma, expected_u = numpys_step(matrix, u)
+
+    sigma, next_u = power_step(tf.constant(matrix), tf.constant(u))
+
+    assert pytest.approx(expected_sigma, rel=1e-12) == float(sigma)
+    np.testing.assert_allclose(next_u, expected_u, rtol=1e-12)
+
+
+def test_power_steps_converge_to_the_largest_singular_value():
+    """That of SVD, from below."""
+    generator = np.random.default_rng(1)
+    matrix = tf.constant(generator.normal(size=(6, 9)))
+    u = tf.constant(generator.normal(size=6))
+    largest = np.linalg.svd(matrix.numpy(), compute_uv=False)[0]
+
+    sigmas = []
+    for _ in range(200):
+        sigma, u = power_step(matrix, u)
+        sigmas.append(float(sigma))
+
+    assert np.all(np.diff(sigmas) > -1e-12)
+    assert pytest.approx(largest, rel=1e-10) == sigmas[-1]
+
+
+def test_the_gradient_is_that_of_constant_vectors():
+    """Of sum(G * W / sigma): G / sigma - sum(G * W) / sigma^2 u v^T (equation 11)."""
+    generator = np.random.default_rng(2)
+    matrix, weights = generator.normal(size=(2, 4, 6))
+    u = generator.normal(size=4)
+    sigma, next_u = numpys_step(matrix, u)
+    v = matrix.T @ u / np.linalg.norm(matrix.T @ u)
+    expected = weights / sigma - (weights * matrix).sum() / sigma**2 * np.outer(
+        next_u, v
+    )
+
+    variable = tf.Variable(matrix)
+    with tf.GradientTape() as tape:
+        found, _ = power_step(tf.convert_to_tensor(variable), tf.constant(u))
+        loss = tf.reduce_sum(weights * variable / found)
+
+    np.testing.assert_allclose(tape.gradient(loss, variable), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("layer", "inputs"),
+    [
+        (
+            lambda: SpectralConv2D(3, 8, kernel_size=3, seed=1),
+            np.ones((2, 5, 5, 3), np.float32),
+        ),
+        (lambda: SpectralDense(6, 4, seed=1), np.ones((2, 6), np.float32)),
+    ],
+    ids=["conv", "dense"],
+)
+def test_layers_divide_by_the_norm_of_the_papers_matrix(layer, inputs):
+    """After some calls in training the used kernel has norm 1, by SVD; u moves then."""
+    layer = layer()
+    before = layer.u.numpy()
+    layer(inputs)
+
+    np.testing.assert_array_equal(before, layer.u.numpy())  # not training
+    expected = numpys_step(matrix_of(layer.kernel.numpy()), before)[1]
+    layer(inputs, training=True)
+    np.testing.assert_allclose(layer.u.numpy(), expected, rtol=1e-4, atol=1e-6)
+    for _ in range(100):
+        layer(inputs, training=True)
+    kernel = matrix_of(layer.normalized_kernel(training=False).numpy())
+    assert pytest.approx(1.0, rel=1e-4) == np.linalg.norm(kernel, 2)
+
+
+def test_layers_compute_with_the_divided_kernel():
+    """Dense is a product, convolution Keras' own, embedding a choice of rows."""
+    generator = np.random.default_rng(3)
+    x = generator.normal(size=(2, 5, 5, 3)).astype(np.float32)
+    conv = SpectralConv2D(3, 4, kernel_size=3, strides=2, seed=1)
+    conv.bias.assign([1.0, 2.0, 3.0, 4.0])
+    plain = keras.layers.Conv2D(4, 3, strides=2, padding="same")
+    plain.build(x.shape)
+    plain.set_weights([conv.normalized_kernel(training=False), conv.bias])
+    dense = SpectralDense(3, 2, seed=1, use_bias=False)
+    embedding = SpectralEmbedding(7, 4, seed=1)
+    sigma, _ = numpys_step(embedding.kernel.numpy(), embedding.u.numpy())
+
+    np.testing.assert_allclose(conv(x), plain(x), rtol=RTOL_FLOAT32, atol=1e-6)
+    np.testing.assert_allclose(
+        dense(x[:, 0, 0]),
+        x[:, 0, 0] @ dense.normalized_kernel(training=False).numpy(),
+        rtol=RTOL_FLOAT32,
+        atol=1e-6,
+    )
+    assert dense.bias is None
+    np.testing.assert_allclose(
+        embedding(tf.constant([6, 0, 6])),
+        embedding.kernel.numpy()[[6, 0, 6]] / sigma,
+        rtol=RTOL_FLOAT32,
+    )
+
+
+def train(repl, x):
+    """Trains conv, dense and embedding; returns the state and each replica's u."""
+    keras.utils.set_random_seed(5)
+    with repl.context():
+        conv = SpectralConv2D(2, 3, kernel_size=3, seed=1)
+        dense = SpectralDense(3, 1, seed=2)
+        embedding = SpectralEmbedding(4, 3, seed=3)
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+    layers = (conv, dense, embedding)
+    variables = [v for layer in layers for v in layer.trainable_variables]
+
+    def step(batch):
+        with tf.GradientTape() as tape:
+            features = tf.reduce_sum(tf.nn.relu(conv(batch, training=True)), (1, 2))
+            labels = tf.cast(tf.argmax(features, axis=1), tf.int32)
+            outputs = dense(features, training=True)[:, 0] + tf.reduce_sum(
+                features * embedding(labels, training=True), axis=1
+            )
+            loss = tf.reduce_mean(tf.nn.softplus(outputs))
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return [tf.identity(tf.convert_to_tensor(layer.u)) for layer in layers]
+
+    for examples in x:
+        parts = np.split(examples, repl.num_replicas)
+        found = repl.run(step, replicator.PerReplica([tf.constant(p) for p in parts]))
+    repl.assert_in_sync()
+    state = [np.asarray(v) for layer in layers for v in (layer.kernel, layer.u)]
+    return state, [np.stack([np.asarray(u) for u in leaf]) for leaf in found]
+
+
+@pytest.fixture(scope="module")
+def x():
+    """Different examples of each step."""
+    generator = np.random.default_rng(4)
+    return generator.normal(size=(NUM_STEPS, 4, 4, 4, 2)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def of_one_replica(x):
+    """The state after training on one device, the truth."""
+    return train(replicator.create("single", num_replicas=1), x)[0]
+
+
+def test_replicas_with_different_examples_keep_one_u(of_one_replica, two_replicas, x):
+    """Both replicas hold the same bits, and train like one on all examples."""
+    found, per_replica = train(two_replicas, x)
+
+    for u in per_replica:
+        np.testing.assert_array_equal(u[0], u[1])
+    for want, have in zip(of_one_replica, found, strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-5)
+
+
+def test_the_engine_proves_that_u_is_mirrored():
+    """Neither u nor anything else of the training is replica-local."""
+    repl = replicator.create("in_graph", num_replicas=2)
+
+    train(repl, np.ones((1, 4, 4, 4, 2), np.float32))
+
+    held = repl.summary().partition("\nvariables:")[2]
+    assert "mirrored" in held
+    assert "local" not in held
+
+
+@pytest.fixture
+def mixed_bfloat16():
+    """Layers compute in bfloat16 and keep their variables in float32."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    yield
+    keras.config.set_dtype_policy(before)
+
+
+@pytest.mark.usefixtures("mixed_bfloat16")
+def test_mixed_precision_takes_the_norm_in_float32():
+    """Outputs have 16 bits; u and sigma are those of float32."""
+    layer = SpectralDense(6, 4, seed=1)
+    expected = numpys_step(matrix_of(layer.kernel.numpy()), layer.u.numpy())[1]
+
+    outputs = layer(np.ones((2, 6), np.float32), training=True)
+
+    assert tf.bfloat16 == outputs.dtype
+    np.testing.assert_allclose(layer.u.numpy(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_wrong_input_of_a_power_step_is_refused():
+    """Shapes and types are checked before anything is computed."""
+    with pytest.raises(ValueError, match=r"as long as its rows, but got .*\(2, 3\)"):
+        power_step(tf.zeros([2, 3]), tf.zeros([3]))
+    with pytest.raises(ValueError, match="'bfloat16' and 'bfloat16': the iteration"):
+        power_step(tf.zeros([2, 3], tf.bfloat16), tf.zeros([2], tf.bfloat16))
+
+
+SHAPE = (4, 3, 3, 2)
+LABELS = np.array([2, 0, 1, 2], np.int32)
+TOLERANCE_FLOAT32 = 2e-4  # variances of 36 values, and their gradients
+
+
+def examples():
+    """Images whose two halves have other statistics."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=SHAPE) * np.array([1.0, 3.0])
+    return (x + np.array([0, 1, 4, 5])[:, None, None, None]).astype(np.float32)
+
+
+def make_layer(statistics):
+    """A layer with another scale and offset per class."""
+    layer = ConditionalBatchNormalization(3, 2, statistics=statistics)
+    layer.gamma.assign([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    layer.beta.assign([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]])
+    return layer
+
+
+def numpys(layer, x, labels):
+    """The formula, over all of ``x``."""
+    mean, variance = x.mean(axis=(0, 1, 2)), x.var(axis=(0, 1, 2))
+    gamma, beta = layer.gamma.numpy()[labels], layer.beta.numpy()[labels]
+    normalized = (x - mean) / np.sqrt(variance + EPSILON)
+    return normalized * gamma[:, None, None] + beta[:, None, None]
+
+
+def run(repl, statistics):
+    """Outputs of all examples, and the summed gradient of gamma."""
+    with repl.context():
+        layer = make_layer(statistics)
+
+    def step(batch):
+        with tf.GradientTape() as tape:
+            outputs = layer(*batch, training=True)
+            loss = tf.reduce_sum(outputs**3)
+        gradient = tape.gradient(loss, [layer.gamma.value])[0]
+        return outputs, replicator.all_sum(tf.convert_to_tensor(gradient))
+
+    batch = tuple(
+        replicator.PerReplica([tf.constant(p) for p in np.split(a, repl.num_replicas)])
+        for a in (examples(), LABELS)
+    )
+    outputs, gradient = repl.run(step, batch)
+    joined = np.concatenate([np.asarray(part) for part in outputs])
+    return layer, [joined, np.asarray(gradient[0])]
+
+
+def test_one_replica_is_the_formula(one_replica):
+    """Each example has the scale and offset of its class."""
+    layer, (outputs, _) = run(one_replica, "local")
+
+    expected = numpys(layer, examples(), LABELS)
+    np.testing.assert_allclose(outputs, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_outside_training_the_moving_statistics_normalize():
+    """Zero mean and unit variance before the first step."""
+    layer = make_layer("local")
+    x = examples()
+
+    outputs = layer(tf.constant(x), tf.constant(LABELS))
+
+    gamma, beta = layer.gamma.numpy()[LABELS], layer.beta.numpy()[LABELS]
+    expected = x / np.sqrt(1 + EPSILON) * gamma[:, None, None] + beta[:, None, None]
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_across_replicas_it_is_one_batch(one_replica, two_replicas):
+    """Outputs and gradients of two replicas are those of one with all examples."""
+    _, expected = run(one_replica, "cross_replica")
+    _, found = run(two_replicas, "cross_replica")
+
+    for want, have in zip(expected, found, strict=True):
+        scale = np.abs(want).max()
+        np.testing.assert_allclose(have, want, rtol=0, atol=TOLERANCE_FLOAT32 * scale)
+
+
+def test_locally_each_replica_normalizes_its_own(two_replicas):
+    """Two halves, each by its own statistics: another result than the whole's."""
+    layer, (outputs, _) = run(two_replicas, "local")
+
+    x = examples()
+    halves = [numpys(layer, x[i : i + 2], LABELS[i : i + 2]) for i in (0, 2)]
+    np.testing.assert_allclose(outputs, np.concatenate(halves), rtol=1e-4, atol=1e-3)
+    assert np.abs(outputs - numpys(layer, x, LABELS)).max() > 0.5
+
+
+def test_wrong_input_of_batch_norm_is_refused():
+    """Unknown statistics, wrong ranks, and labels that are no classes."""
+    layer = make_layer("local")
+    with pytest.raises(ValueError, match="'global' are unknown: use 'local'"):
+        make_layer("global")
+    with pytest.raises(ValueError, match=r"but got \(4, 2\) and \(4,\)"):
+        layer(tf.zeros([4, 2]), tf.zeros([4], tf.int32))
+    with pytest.raises(ValueError, match="integer labels, but got 'float32'"):
+        layer(tf.zeros(SHAPE), tf.zeros([4]))
+
+
+def test_losses_are_the_papers():
+    """Equations 16 and 17 of Miyato et al. 2018, as losses; counts may differ."""
+    real = np.array([2.0, 0.5, -1.0], np.float32)
+    fake = np.array([-3.0, 0.25], np.float32)
+    expected = np.maximum(0, 1 - real).mean() + np.maximum(0, 1 + fake).mean()
+
+    discriminator = hinge.discriminator_loss(tf.constant(real), tf.constant(fake))
+    generator = hinge.generator_loss(tf.constant(fake))
+
+    assert pytest.approx(expected) == float(discriminator)
+    assert pytest.approx(-fake.mean()) == float(generator)
+
+
+def test_logits_beyond_the_margin_have_no_gradient():
+    """Only examples within the margin teach the discriminator."""
+    real, fake = tf.constant([2.0, 0.5]), tf.constant([-2.0, 0.5])
+    with tf.GradientTape() as tape:
+        tape.watch([real, fake])
+        loss = hinge.discriminator_loss(real, fake)
+
+    gradients = [g.numpy().tolist() for g in tape.gradient(loss, [real, fake])]
+
+    assert [[0.0, -0.5], [0.0, 0.5]] == gradients
+
+
+@pytest.mark.parametrize("wrong", [tf.zeros([2, 1]), tf.zeros([2], tf.bfloat16)])
+def test_wrong_rank_and_type_are_refused(wrong):
+    right = tf.zeros([2])
+    with pytest.raises(ValueError, match="discriminator_loss needs real_logits of"):
+        hinge.discriminator_loss(wrong, right)
+    with pytest.raises(ValueError, match="discriminator_loss needs fake_logits of"):
+        hinge.discriminator_loss(right, wrong)
+    with pytest.raises(ValueError, match="generator_loss needs fake_logits of"):
+        hinge.generator_loss(wrong)

@@ -1,0 +1,335 @@
+"""Extractors: the embedded classifier of digits, Inception from the graph of 2015."""
+
+import hashlib
+import shutil
+
+import case_cluster
+import fork_server
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from workloads import child_process
+from workloads.data import names
+from workloads.metrics.ends import disjoint_halves, ends_of_scale
+from workloads.metrics.evaluator import METRICS, Evaluator
+from workloads.metrics.extractors import digits
+from workloads.metrics.extractors.base import to_uint8
+from workloads.metrics.extractors.digits_images import load_digits
+from workloads.metrics.extractors.inception import open_inception, prepare
+
+
+@pytest.fixture(scope="module")
+def extractor(data_dirs):
+    return digits.open_digits()
+
+
+@pytest.fixture(scope="module")
+def evaluator(extractor):
+    images, _ = load_digits("train")
+    return Evaluator(extractor, images, reference_name="digits/train")
+
+
+def test_the_classifier_knows_held_out_digits(extractor):
+    """At least 98 % of the 359 digits that it was not trained on."""
+    images, labels = load_digits("test")
+
+    found = extractor.extract(images)
+
+    assert found.features.shape == (359, extractor.num_features)
+    assert 0.98 <= (found.logits.argmax(axis=1) == labels).mean()
+
+
+_TRAIN = """
+import sys
+from workloads.metrics.extractors import digits_training
+digits_training.NUM_EPOCHS = 1
+digits_training.main(sys.argv[1])
+"""
+
+
+@pytest.mark.processes
+def test_an_epoch_gives_the_same_bits_in_every_process(data_dirs, tmp_path):
+    """Two processes of one thread make the same weights, which are not the first."""
+    program = tmp_path / "train.py"
+    program.write_text(_TRAIN)
+    paths = [tmp_path / name for name in ("one.npz", "other.npz")]
+    for path in paths:
+        # Forked from what has imported TensorFlow and run no op: as fresh as new ones.
+        code, output = fork_server.server(**case_cluster.ENV).run(
+            [str(program), str(path)],
+            env=child_process.environment(case_cluster.ENV),
+            log=tmp_path / "log",
+            timeout_sec=300,
+        )
+        assert 0 == code, output
+    one, other = (dict(np.load(path)) for path in paths)
+    first = digits.digits_training.initial_weights()
+
+    assert first.keys() == one.keys() == other.keys()
+    for name, weight in one.items():
+        np.testing.assert_array_equal(weight, other[name])
+        assert not np.array_equal(weight, first[name])
+
+
+@pytest.mark.full
+@pytest.mark.processes
+def test_training_again_gives_the_same_bits(extractor, monkeypatch, tmp_path):
+    """Another process, where no weights are kept, makes the same digest.
+
+    For the full run: the test above has one epoch of it.
+    """
+    shutil.copytree(names.cache_dir() / "digits", tmp_path / "digits")
+    monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
+    path = digits.cache_path()
+    assert not path.exists()
+
+    again = digits.open_digits()
+
+    assert path.is_file()
+    assert extractor.digest == again.digest
+    assert sorted(p.suffix for p in path.parent.iterdir()) == [".lock", ".npz"]
+
+
+def test_the_scale_has_two_ends(evaluator):
+    """Held-out digits score far better than noise, by every metric, on one axis."""
+    held_out, _ = load_digits("test")
+
+    ends = ends_of_scale(evaluator, held_out)
+
+    assert METRICS == tuple(score.protocol.metric for score in ends.data)
+    for data, noise in zip(ends.data, ends.noise, strict=True):
+        protocol = data.protocol
+        assert protocol == noise.protocol
+        assert protocol.num_examples == 359
+        assert data.estimate.has_interval
+        better, worse = data.estimate, noise.estimate
+        if protocol.metric == "inception_score":  # large is good
+            better, worse = worse, better
+            assert noise.protocol.reference == ""
+        else:
+            assert protocol.num_reference_examples == 1438
+        assert better.high < worse.low
+    metric = ends.data[0].as_quality_metric()
+    assert evaluator.extractor.digest[:16] in metric.protocol
+
+
+def test_random_halves_of_one_set_cannot_be_distinguished(extractor):
+    """The unbiased kernel distance of real digits to others is zero, to its error."""
+    first, second = disjoint_halves(load_digits("test")[0])
+
+    judge = Evaluator(extractor, first, reference_name="half", metrics=["kid"])
+    kid = judge.score(second)[0].estimate
+
+    assert kid.low < 0.0 < kid.high
+
+
+def test_features_have_mean_square_one(extractor):
+    """So the scale of the kernel distance does not depend on the training."""
+    features = extractor.extract(load_digits("train")[0]).features
+
+    assert pytest.approx(1.0, rel=1e-3) == np.square(features).mean()
+
+
+def test_resized_digits_are_another_protocol(extractor):
+    """Sizes that 8 divides are averaged over areas; the preparation says so."""
+    images, _ = load_digits("test")
+    enlarged = images.repeat(4, axis=1).repeat(4, axis=2).repeat(3, axis=3)
+
+    small, large = extractor.extract(images), extractor.extract(enlarged)
+
+    np.testing.assert_allclose(small.features, large.features, rtol=1e-4, atol=1e-4)
+    assert "8 x 8 as stored" in extractor.preparation(images.shape[1:])
+    assert "32 x 32 x 3, mean of channels, 8 x 8 resized by area" in (
+        extractor.preparation(enlarged.shape[1:])
+    )
+
+
+def test_images_of_another_size_than_the_reference_are_refused(evaluator):
+    """Resizing changes scores, so it is never done silently."""
+    with pytest.raises(
+        ValueError, match=r"images of \(16, 16, 1\) .* with the same code"
+    ):
+        evaluator.score(np.zeros((5, 16, 16, 1), np.uint8))
+
+
+def test_unknown_scores_are_refused(extractor):
+    images = np.zeros((5, 8, 8, 1), np.uint8)
+    with pytest.raises(ValueError, match=r"\['fod'\] are unknown: choose from \['fid'"):
+        Evaluator(extractor, images, reference_name="x", metrics=["fod"])
+
+
+def test_images_must_be_pixels(extractor):
+    """Floats and wrong shapes are errors that say what to use."""
+    with pytest.raises(ValueError, match=r"type float32 must be uint8 .* use to_uint8"):
+        extractor.extract(np.zeros((1, 8, 8, 1), np.float32))
+    with pytest.raises(ValueError, match=r"shape \(8, 8, 1\) must be \[examples"):
+        extractor.extract(np.zeros((8, 8, 1), np.uint8))
+
+
+def test_floats_become_pixels_as_a_viewer_stores_them():
+    """Clipped, and rounded to the nearest level; not a number is an error."""
+    values = np.array([-2.0, -1.0, 0.0, 0.999, 1.0, 5.0])
+
+    pixels = to_uint8(values, low=-1.0, high=1.0)
+
+    assert [0, 0, 128, 255, 255, 255] == pixels.tolist()
+    with pytest.raises(ValueError, match="generator that has diverged has no score"):
+        to_uint8(np.array([np.nan]), low=-1.0, high=1.0)
+
+
+def test_halves_are_disjoint():
+    """No image is in both; one image has no halves."""
+    first, second = disjoint_halves(np.arange(9))
+
+    assert 8 == len({*first.tolist(), *second.tolist()})
+    with pytest.raises(ValueError, match="got 1 images: it needs at least 2"):
+        disjoint_halves(np.arange(1))
+
+
+def test_weights_that_are_damaged_say_how_to_fix_them(extractor, monkeypatch, tmp_path):
+    """A file that is no archive is named, with what to do."""
+    whole = digits.cache_path().read_bytes()
+    monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
+    path = digits.cache_path()
+    path.parent.mkdir()
+    path.write_bytes(whole[: len(whole) // 2])
+
+    with pytest.raises(ValueError, match=r"digits-.*delete it to train again"):
+        digits.open_digits()
+
+
+def test_a_place_that_cannot_be_written_is_named(extractor, monkeypatch, tmp_path):
+    """A file where the directory should be."""
+    blocked = digits.cache_path()  # a file, where a folder is needed
+    monkeypatch.setenv("REPLICATOR_DATA_DIR", str(blocked))
+
+    with pytest.raises(ValueError, match="set REPLICATOR_DATA_DIR to a directory"):
+        digits.open_digits()
+
+
+@pytest.mark.processes
+def test_a_training_that_hangs_is_ended(monkeypatch, tmp_path):
+    """After the most time that it may take, with an error and no process left."""
+    monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(digits, "_MOST_SEC", 0.05)
+
+    with pytest.raises(ValueError, match=r"took more than 0\.05 s, where about 10"):
+        digits.open_digits()
+
+
+@pytest.mark.processes
+def test_a_training_that_fails_says_why(extractor, monkeypatch, tmp_path):
+    """The last line of the process is in the error, and nothing is left behind."""
+    monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(digits.digits_training, "__name__", "no_such_module")
+
+    with pytest.raises(ValueError, match=r"exit code 1 \(.*No module named"):
+        digits.open_digits()
+
+    assert [] == [
+        p for p in digits.cache_path().parent.iterdir() if p.suffix != ".lock"
+    ]
+
+
+NUM_FEATURES, NUM_CLASSES = 2048, 1008
+RTOL_FLOAT32 = 1e-4  # a mean over 89,401 pixels and a product of 2,048 terms
+
+
+@pytest.fixture(scope="module")
+def images():
+    """Three images of the network's own size."""
+    generator = np.random.default_rng(0)
+    return generator.integers(0, 256, size=(3, 299, 299, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    """Weights of a network that averages pixels, and of its classifier."""
+    generator = np.random.default_rng(1)
+    pool = generator.normal(size=(3, NUM_FEATURES)).astype(np.float32)
+    return pool, generator.normal(size=(NUM_FEATURES, NUM_CLASSES)).astype(np.float32)
+
+
+def expected(images, kernels):
+    """Features and logits of that network, in float64."""
+    pool, classifier = (kernel.astype(np.float64) for kernel in kernels)
+    features = ((images - 128.0) / 128.0).mean(axis=(1, 2)) @ pool
+    return features, features @ classifier
+
+
+def write_graph(path, kernels, *, logits_name):
+    """Writes a frozen graph with the node names of 2015, for one image at a time."""
+    with tf.Graph().as_default() as graph:
+        image = tf.compat.v1.placeholder(tf.float32, [1, 299, 299, 3], name="Mul")
+        mean = tf.reduce_mean(image, axis=(1, 2), keepdims=True)
+        pool = tf.nn.conv2d(mean, kernels[0][None, None], 1, "SAME", name="pool_3")
+        num_features = pool.shape[-1]
+        flat = tf.reshape(pool, [1, num_features], name="pool_3/_reshape")
+        weights = tf.constant(kernels[1], name="softmax/weights")
+        if logits_name == "logits":  # TF-GAN's copy takes any number of images
+            flat = tf.reshape(pool, [-1, num_features])
+        tf.matmul(flat, weights, name=logits_name)
+    path.write_bytes(graph.as_graph_def().SerializeToString())
+
+
+@pytest.mark.parametrize("logits_name", ["softmax/logits/MatMul", "logits"])
+def test_a_frozen_graph_takes_many_images(tmp_path, images, kernels, logits_name):
+    """Features and logits without bias, of the original graph and of TF-GAN's copy."""
+    path = tmp_path / "classify_image_graph_def.pb"
+    write_graph(path, kernels, logits_name=logits_name)
+
+    extractor = open_inception(path)
+    found = extractor.extract(images, num_images_at_once=2)
+
+    features, logits = expected(images, kernels)
+    np.testing.assert_allclose(found.features, features, rtol=RTOL_FLOAT32, atol=1e-4)
+    np.testing.assert_allclose(found.logits, logits, rtol=RTOL_FLOAT32, atol=1e-2)
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == extractor.digest
+
+
+def test_images_are_resized_as_in_2015():
+    """Output pixel i comes from input i * size / 299, with nothing beyond the last."""
+    small = np.arange(4 * 4, dtype=np.uint8).reshape(1, 4, 4, 1).repeat(3, axis=3) * 16
+    position = np.arange(299) * (4 / 299)
+    low = position.astype(int)
+    high, share = np.minimum(low + 1, 3), position - low
+    rows = (
+        small[0, low, :, 0] * (1 - share)[:, None]
+        + small[0, high, :, 0] * share[:, None]
+    )
+    square = rows[:, low] * (1 - share) + rows[:, high] * share
+
+    prepared = prepare(tf.constant(small)).numpy()
+
+    np.testing.assert_allclose(prepared[0, :, :, 1], (square - 128) / 128, atol=1e-4)
+
+
+def test_a_network_of_another_size_is_refused(tmp_path, kernels):
+    """2,048 features and at least 1,000 classes, or it is not Inception v3."""
+    path = tmp_path / "small.pb"
+    small = kernels[0][:, :64], kernels[1][:64, :10]
+    write_graph(path, small, logits_name="logits")
+
+    with pytest.raises(ValueError, match="gives 64 features and 10 logits"):
+        open_inception(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "are no file: use classify_image_graph_def.pb or TF-GAN's"),
+        (b"no graph", "is not a frozen graph .* point to classify_image"),
+        (b"", r"no nodes \['Mul', 'pool_3', 'softmax/logits/MatMul'\]"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, content, message):
+    """One line that says what to point to instead."""
+    path = tmp_path / "weights.pb"
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(ValueError, match=message) as info:
+        open_inception(path)
+
+    assert "\n" not in str(info.value)

@@ -1,0 +1,560 @@
+"""Scores against closed forms, definitions, published implementations and simulation.
+
+The published numbers are in ``goldens.json``, written by ``write_goldens.py`` from
+torch-fidelity 0.4.0 (torch 2.15.0) and TF-GAN 2.1.0 (TensorFlow 2.21.0).
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workloads.metrics import fid
+from workloads.metrics.estimate import Estimate
+from workloads.metrics.fid import Gaussian
+from workloads.metrics.fid_infinity import fid_infinity, intercept
+from workloads.metrics.inception_score import inception_score
+from workloads.metrics.kid import kid
+from workloads.metrics.moments import Moments
+from workloads.metrics.protocol import MetricProtocol, Score
+
+RTOL_FLOAT64 = 1e-12  # a few thousand additions
+
+
+def test_moments_are_numpys(rng):
+    """Mean and unbiased covariance, in float64 although features are float32."""
+    features = rng.normal(size=(9000, 5)).astype(np.float32)
+
+    moments = Moments.of(features)
+
+    expected = features.astype(np.float64)
+    np.testing.assert_allclose(moments.mean, expected.mean(axis=0), rtol=RTOL_FLOAT64)
+    np.testing.assert_allclose(
+        moments.covariance,
+        np.cov(expected, rowvar=False),
+        rtol=RTOL_FLOAT64,
+        atol=RTOL_FLOAT64,
+    )
+    assert (moments.num_examples, moments.num_features) == (9000, 5)
+
+
+@settings(max_examples=25)
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    seed=st.integers(0, 2**16),
+)
+def test_replicas_merge_to_the_moments_of_all(sizes, seed):
+    """However examples are dealt to replicas, the merged moments are the same."""
+    generator = np.random.default_rng(seed)
+    parts = [generator.normal(3.0, 2.0, size=(size, 4)) for size in sizes]
+    whole = Moments.of(np.concatenate(parts))
+
+    merged = Moments.merged(Moments.of(part) for part in reversed(parts))
+
+    assert merged.num_examples == sum(sizes)
+    np.testing.assert_allclose(merged.mean, whole.mean, rtol=RTOL_FLOAT64)
+    np.testing.assert_allclose(merged.scatter, whole.scatter, rtol=1e-10, atol=1e-9)
+
+
+def test_a_large_mean_costs_no_digits(rng):
+    """At mean 1e8 and spread 1, sum(x x^T) - n mean mean^T would have no digit left."""
+    offsets = rng.integers(-5, 6, size=(400, 3)).astype(np.float64)
+    expected = np.cov(offsets, rowvar=False)
+
+    batches = np.split(offsets + 1e8, 8)
+    merged = Moments.merged(Moments.of(batch) for batch in batches)
+    naive = sum(batch.T @ batch for batch in batches)
+    naive = (naive - 400 * np.outer(merged.mean, merged.mean)) / 399
+
+    np.testing.assert_allclose(merged.covariance, expected, rtol=1e-6, atol=1e-6)
+    assert np.abs(naive - expected).max() > 0.1
+
+
+def test_one_example_has_no_covariance():
+    """The error says how many are needed."""
+    with pytest.raises(ValueError, match="at least 2 examples, but Moments has 1"):
+        _ = Moments.of([[1.0, 2.0]]).covariance
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (np.zeros((3, 2, 2)), r"shape \(3, 2, 2\) must be \[examples, features\]"),
+        (np.zeros((0, 2)), "at least one of each"),
+        (np.array([[1.0], [np.nan], [np.inf]]), "2 of 3 examples are not finite"),
+    ],
+)
+def test_wrong_features_are_refused(features, message):
+    """Rank, emptiness and numbers that are not finite are errors of one line."""
+    with pytest.raises(ValueError, match=message):
+        Moments.of(features)
+
+
+def test_features_of_two_extractors_do_not_merge():
+    """Both lengths are in the error; so is what to do without any part."""
+    with pytest.raises(ValueError, match="of 2 and of 3 features cannot be merged"):
+        Moments.of(np.zeros((2, 2))).merge(Moments.of(np.zeros((2, 3))))
+    with pytest.raises(ValueError, match="got no parts: pass the moments"):
+        Moments.merged([])
+
+
+RTOL_CLOSED_FORM = 1e-12  # float64, of some hundred operations
+CASES = ("gaussian", "rectified", "fewer_examples_than_features")
+
+
+def rotation(num_features, rng):
+    return np.linalg.qr(rng.normal(size=(num_features, num_features)))[0]
+
+
+def exact_moments(mean, covariance):
+    """Returns the moments of so many examples that they are the distribution's."""
+    count = 10**9
+    return Moments(num_examples=count + 1, mean=mean, scatter=covariance * count)
+
+
+def test_one_dimension_has_its_closed_form():
+    """(m1 - m2)^2 + (s1 - s2)^2 for standard deviations s."""
+    first = Gaussian.with_covariance(np.array([1.0]), np.array([[4.0]]))
+    second = Gaussian.with_covariance(np.array([-2.0]), np.array([[0.25]]))
+
+    value = fid.distance(first, second)
+
+    assert pytest.approx(3.0**2 + 1.5**2, rel=RTOL_CLOSED_FORM) == value
+
+
+@pytest.mark.parametrize("num_features", [1, 7, 64])
+def test_rotated_diagonal_gaussians_have_their_closed_form(num_features, rng):
+    """With shared axes: |m1 - m2|^2 + sum (sqrt l1 - sqrt l2)^2, in any rotation."""
+    axes = rotation(num_features, rng)
+    first, second = rng.uniform(0.01, 9.0, size=(2, num_features))
+    means = rng.normal(size=(2, num_features))
+    expected = ((means[0] - means[1]) ** 2).sum()
+    expected += ((np.sqrt(first) - np.sqrt(second)) ** 2).sum()
+
+    value = fid.distance(
+        Gaussian.with_covariance(means[0], (axes * first) @ axes.T),
+        Gaussian.with_covariance(means[1], (axes * second) @ axes.T),
+    )
+
+    assert pytest.approx(expected, rel=RTOL_CLOSED_FORM * num_features) == value
+
+
+def test_two_by_two_that_do_not_commute_have_their_closed_form():
+    """In two dimensions tr (S1 S2)^1/2 = sqrt(tr S1 S2 + 2 sqrt(det S1 S2))."""
+    first = np.array([[2.0, 1.0], [1.0, 3.0]])
+    second = np.array([[5.0, -2.0], [-2.0, 1.0]])
+    product = first @ second
+    root = np.sqrt(np.trace(product) + 2 * np.sqrt(np.linalg.det(product)))
+    expected = np.trace(first) + np.trace(second) - 2 * root
+
+    value = fid.distance(
+        Gaussian.with_covariance(np.zeros(2), first),
+        Gaussian.with_covariance(np.zeros(2), second),
+    )
+
+    assert pytest.approx(expected, rel=RTOL_CLOSED_FORM) == value
+
+
+def test_tiny_and_missing_directions_keep_their_digits(rng):
+    """Eigenvalues over twelve decades, and zeros, cost no more than rounding.
+
+    Square roots of the eigenvalues of the product are wrong by 1e-8 here.
+    """
+    axes = rotation(64, rng)
+    first = np.concatenate([10.0 ** np.linspace(2, -10, 50), np.zeros(14)])
+    second = first[::-1] + first
+    expected = ((np.sqrt(first) - np.sqrt(second)) ** 2).sum()
+
+    value = fid.distance(
+        Gaussian.with_covariance(np.zeros(64), (axes * first) @ axes.T),
+        Gaussian.with_covariance(np.zeros(64), (axes * second) @ axes.T),
+    )
+
+    # Eigenvalues below 64 eps of the largest drown: their roots are below 1e-6.
+    assert pytest.approx(expected, rel=1e-10) == value
+
+
+def test_a_distance_is_symmetric_and_zero_to_itself(rng):
+    """d(a, b) = d(b, a), d(a, a) = 0."""
+    first = Moments.of(rng.normal(size=(50, 8)))
+    second = Moments.of(rng.gamma(1.0, size=(60, 8)))
+
+    forth = fid.frechet_distance(first, second)
+    back = fid.frechet_distance(second, first)
+
+    assert pytest.approx(forth, rel=RTOL_CLOSED_FORM) == back
+    assert pytest.approx(0.0, abs=1e-12) == fid.frechet_distance(first, first)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("source", "rel"),
+    # Both take square roots of eigenvalues of products: 1e-8 where some are zero.
+    # TF-GAN drops those below 1e-10, and divides the covariance by n - 1 too.
+    [("torch_fidelity", 1e-6), ("tensorflow_gan", 1e-5)],
+)
+def test_fid_is_the_published_one(case, source, rel, golden_features, goldens):
+    """Fixed features give the numbers of torch-fidelity and TF-GAN."""
+    first, second = golden_features.features(case)
+
+    value = fid.fid(first, Moments.of(second)).value
+
+    assert pytest.approx(goldens[source]["fid"][case], rel=rel) == value
+
+
+def test_intervals_cover_and_extrapolation_removes_the_bias():
+    """Of 150 generators' draws, about 95 % of intervals hold what they promise.
+
+    The interval of the FID promises the mean FID of that n; that of FID-infinity the
+    distance of the distributions. With 150 draws, 0.90 and 1 are four standard errors
+    from 0.95.
+    """
+    num_features, num_draws = 8, 150
+    random = np.random.default_rng(0)
+    real = np.diag(np.linspace(0.2, 1.0, num_features))
+    axes = rotation(num_features, random)
+    mixing = axes * np.sqrt(np.linspace(0.4, 1.5, num_features))
+    mean = np.full(num_features, 0.1)
+    truth = fid.distance(
+        Gaussian.with_covariance(mean, mixing @ mixing.T),
+        Gaussian.with_covariance(np.zeros(num_features), real),
+    )
+    reference = exact_moments(np.zeros(num_features), real)
+
+    draws = [
+        random.normal(size=(200, num_features)) @ mixing.T + mean
+        for _ in range(num_draws)
+    ]
+    plain = [fid.fid(draw, reference) for draw in draws]
+    infinite = [fid_infinity(draw, reference) for draw in draws]
+
+    centre = np.mean([score.value for score in plain])
+    spread = np.std([score.value for score in infinite]) / np.sqrt(num_draws)
+    assert centre - truth > 5 * spread  # the bias is there, and is removed:
+    assert abs(np.mean([s.value for s in infinite]) - truth) < 3 * spread
+    for scores, target in ((plain, centre), (infinite, truth)):
+        covered = np.mean([s.low <= target <= s.high for s in scores])
+        assert 0.90 <= covered <= 1.0
+        widths = np.array([s.high - s.value for s in scores]) / 1.96
+        ratio = widths.mean() / np.std([s.value for s in scores])
+        assert 0.85 <= ratio <= 1.3
+
+
+def test_the_line_is_least_squares(rng):
+    """The extrapolated value is the constant of NumPy's fitted line."""
+    x, y = np.arange(1, 8) / 50.0, rng.normal(size=7)
+
+    assert pytest.approx(np.polyfit(x, y, 1)[1], rel=1e-10) == intercept(x, y)
+
+
+def test_a_figure_says_how_much_is_behind_it(rng):
+    """Name, unit, n and how the interval was made are in it."""
+    reference = Moments.of(rng.normal(size=(40, 4)))
+
+    score = fid.fid(rng.normal(size=(60, 4)), reference)
+    infinite = fid_infinity(rng.normal(size=(60, 4)), reference)
+
+    assert (score.name, score.unit, score.num_examples) == ("fid", "1", 60)
+    assert "excludes the bias at this n" in score.method
+    assert infinite.name == "fid_infinity"
+    assert "7 sizes from 8 up" in infinite.method
+
+
+def test_a_singular_covariance_has_a_value_but_no_interval():
+    """With n not above the number of features the reason stands in its place."""
+    random = np.random.default_rng(1)
+    score = fid.fid(random.normal(size=(5, 8)), Moments.of(random.normal(size=(9, 8))))
+
+    assert not score.has_interval
+    assert score.method == (
+        "no interval: 5 examples for 8 features make the covariance singular"
+    )
+
+
+def test_a_collapsed_generator_has_a_score():
+    """Equal images have covariance zero: |m - m_r|^2 + tr S_r, and no spread."""
+    real = exact_moments(np.zeros(3), np.eye(3))
+
+    score = fid.fid(np.ones((10, 3)), real)
+
+    assert pytest.approx(6.0) == score.value
+    assert (score.low, score.high) == (score.value, score.value)
+
+
+def test_wrong_input_of_fid_is_refused(rng):
+    features = rng.normal(size=(23, 4))
+    with pytest.raises(ValueError, match="length 4 and 3 cannot be compared"):
+        fid.fid(features, Moments.of(features[:, :3]))
+    with pytest.raises(ValueError, match=r"sizes of at least 2 examples .* need 24"):
+        fid_infinity(features, Moments.of(features))
+    with pytest.raises(ValueError, match="num_sizes=2: a line with a residual"):
+        fid_infinity(features, Moments.of(features), num_sizes=2)
+    with pytest.raises(
+        ValueError, match=r"eigenvalue -1\.0: those.*was it made from features"
+    ):
+        Gaussian.with_covariance(np.zeros(2), np.diag([-1.0, 1.0]))
+
+
+def by_definition(first, second):
+    """The unbiased estimate, pair by pair."""
+
+    def kernel(x, y):
+        return float((x @ y / len(x) + 1) ** 3)
+
+    def within(values):
+        pairs = [(x, y) for x in range(len(values)) for y in range(len(values))]
+        return float(
+            np.mean([kernel(values[i], values[j]) for i, j in pairs if i != j])
+        )
+
+    across = np.mean([kernel(x, y) for x in first for y in second])
+    return within(first) + within(second) - 2 * float(across)
+
+
+def test_kid_is_its_definition(rng):
+    """All pairs, none with itself, also for unequal counts."""
+    first, second = rng.normal(size=(7, 3)), rng.normal(size=(9, 3)) + 0.5
+
+    score = kid(first, second)
+
+    assert pytest.approx(by_definition(first, second), rel=1e-12) == score.value
+    assert (score.name, score.unit, score.num_examples) == ("kid", "1", 7)
+    assert "delete-one jackknife" in score.method
+
+
+def test_the_error_is_that_of_leaving_out_each_example(rng):
+    """The jackknife from row sums is the one that computes everything anew."""
+    first, second = rng.normal(size=(6, 3)), rng.normal(size=(8, 3)) + 0.5
+    variance = 0.0
+    for values, other in ((first, second), (second, first)):
+        left_out = [
+            by_definition(np.delete(values, i, axis=0), other)
+            for i in range(len(values))
+        ]
+        variance += (len(values) - 1) * np.var(left_out)
+
+    score = kid(first, second)
+
+    assert score.high is not None
+    half_width = score.high - score.value
+    assert pytest.approx(1.959964 * np.sqrt(variance), rel=1e-6) == half_width
+
+
+def test_blocks_average_to_an_unbiased_estimate(rng):
+    """Disjoint blocks, in order; the method says how many."""
+    first, second = rng.normal(size=(20, 3)), rng.normal(size=(20, 3)) + 0.5
+    expected = np.mean(
+        [
+            by_definition(first[part], second[part])
+            for part in np.split(np.arange(20), 2)
+        ]
+    )
+
+    score = kid(first, second, most_per_block=10)
+
+    assert pytest.approx(expected, rel=1e-12) == score.value
+    assert "2 of at most 10 examples" in score.method
+
+
+@pytest.mark.parametrize("case", ["gaussian", "rectified"])
+@pytest.mark.parametrize("source", ["torch_fidelity", "tensorflow_gan"])
+def test_kid_is_the_published_one(case, source, golden_features, goldens):
+    """Fixed features give the numbers of torch-fidelity and TF-GAN."""
+    first, second = golden_features.features(case)
+
+    value = kid(first, second).value
+
+    assert pytest.approx(goldens[source]["kid"][case], rel=1e-9) == value
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.3])
+def test_intervals_cover_with_and_without_a_difference(shift):
+    """Unbiased, and about 95 % of intervals hold the truth.
+
+    For equal distributions the jackknife is wide (Efron & Stein: its variance is too
+    large on average). With 200 draws, 0.90 is three standard errors from 0.95.
+    """
+    random = np.random.default_rng(5)
+    scores = [
+        kid(random.normal(size=(60, 8)) + shift, random.normal(size=(80, 8)))
+        for _ in range(200)
+    ]
+    values = np.array([score.value for score in scores])
+    # E k(x, y) of normal x ~ N(s, 1), y ~ N(t, 1): moments of u = x^T y / 8.
+    truth = _expected(shift, shift) + _expected(0, 0) - 2 * _expected(shift, 0)
+
+    covered = np.mean([s.low <= truth <= s.high for s in scores])
+
+    assert abs(values.mean() - truth) < 4 * values.std() / np.sqrt(len(values))
+    assert 0.90 <= covered
+
+
+def _expected(s, t, num_features=8):
+    """E (u + 1)^3 for u = x^T y / d with x ~ N(s, 1), y ~ N(t, 1), by quadrature.
+
+    Given x, u is normal with mean t sum(x) / d and variance |x|^2 / d^2, and sum(x)
+    and |x|^2 have known joint moments.
+    """
+    d = num_features
+    a, b = s * d, float(d)  # sum(x) ~ N(a, b)
+    first = a
+    second = a**2 + b
+    third = a**3 + 3 * a * b
+    square = d * (1 + s**2)  # E |x|^2
+    mixed = sum_times_square(s, d)  # E sum(x) |x|^2
+    mean = t * first / d
+    mean_square = (t**2 * second + square) / d**2
+    mean_cube = (t**3 * third + 3 * t * mixed) / d**3
+    return 1 + 3 * mean + 3 * mean_square + mean_cube
+
+
+def sum_times_square(s, d):
+    """E sum_i x_i sum_j x_j^2 for independent x ~ N(s, 1)."""
+    return d * (s**3 + 3 * s) + d * (d - 1) * s * (1 + s**2)
+
+
+def test_wrong_input_of_kid_is_refused(rng):
+    """Too few examples, and features of different length, are errors."""
+    with pytest.raises(ValueError, match="length 4 and 3 cannot be compared"):
+        kid(rng.normal(size=(9, 4)), rng.normal(size=(9, 3)))
+    with pytest.raises(ValueError, match=r"2 generated and 9 real .* at least 3"):
+        kid(rng.normal(size=(2, 4)), rng.normal(size=(9, 4)))
+    with pytest.raises(ValueError, match="1 in the smallest of 5 blocks"):
+        kid(rng.normal(size=(9, 4)), rng.normal(size=(9, 4)), most_per_block=2)
+
+
+@pytest.mark.parametrize("num_splits", [1, 5])
+def test_the_ends_of_the_scale(num_splits):
+    """Sure and even over 10 classes is 10; never sure, or always one class, is 1."""
+    sure = 1e3 * np.tile(np.eye(10), (20, 1))
+    never = np.zeros((200, 10))
+    one_class = 1e3 * np.tile(np.eye(10)[:1], (200, 1))
+
+    scores = [
+        inception_score(x, num_splits=num_splits) for x in (sure, never, one_class)
+    ]
+
+    assert pytest.approx([10.0, 1.0, 1.0], rel=1e-12) == [s.value for s in scores]
+
+
+def test_two_kinds_of_examples_have_their_closed_form():
+    """Half p, half its mirror image: exp(log 2 - H(p)) for two classes."""
+    p = 0.8
+    logits = np.log([[p, 1 - p], [1 - p, p]] * 10)
+    expected = np.exp(np.log(2) - scipy.stats.entropy([p, 1 - p]))
+
+    score = inception_score(logits + 7.0, num_splits=2)  # a constant changes nothing
+
+    assert pytest.approx(expected, rel=1e-12) == score.value
+    assert pytest.approx(score.value) == score.low
+
+
+@pytest.mark.parametrize("source", ["torch_fidelity", "tensorflow_gan"])
+def test_the_score_is_the_published_one(source, golden_features, goldens):
+    """Fixed logits give the mean over splits of torch-fidelity and TF-GAN.
+
+    Their +- is the standard deviation over k splits; the interval is t / sqrt(k - 1)
+    of that to each side.
+    """
+    num_splits = golden_features.NUM_SPLITS
+    spread = goldens[source]["inception_score_std"]
+    quantile = scipy.stats.t.ppf(0.975, num_splits - 1)
+
+    score = inception_score(golden_features.logits(), num_splits=num_splits)
+
+    assert score.high is not None
+    assert pytest.approx(goldens[source]["inception_score"], rel=1e-6) == score.value
+    half_width = score.high - score.value
+    assert (
+        pytest.approx(quantile * spread / np.sqrt(num_splits - 1), rel=1e-4)
+        == half_width
+    )
+    assert "Student's t over splits; 5 of 100 examples" == score.method
+
+
+def test_one_split_has_no_interval():
+    """The reason stands in its place."""
+    score = inception_score(np.eye(3), num_splits=1)
+
+    assert not score.has_interval
+    assert "one split gives no information on the spread" in score.method
+
+
+@pytest.mark.parametrize("num_splits", [0, 4])
+def test_impossible_splits_are_refused(num_splits):
+    with pytest.raises(ValueError, match="must be between 1 and the 3 examples"):
+        inception_score(np.eye(3), num_splits=num_splits)
+
+
+PROTOCOL = MetricProtocol(
+    metric="fid",
+    settings="all pairs",
+    extractor="digits",
+    extractor_digest="a" * 64,
+    preparation="8 x 8 as stored",
+    num_examples=500,
+    reference="digits/test",
+    reference_digest="b" * 64,
+    num_reference_examples=359,
+)
+FIGURE = Estimate(
+    name="fid",
+    value=3.0,
+    unit="1",
+    num_examples=500,
+    low=2.5,
+    high=3.5,
+    method="delta method",
+)
+OTHERS = {
+    "metric": "kid",
+    "settings": "blocks of 100",
+    "extractor": "inception",
+    "extractor_digest": "c" * 64,
+    "preparation": "299 x 299, bilinear",
+    "num_examples": 50_000,
+    "reference": "digits/train",
+    "reference_digest": "d" * 64,
+    "num_reference_examples": 1438,
+}
+
+
+def test_every_field_of_the_protocol_is_tried():
+    """A new field needs a case here."""
+    assert {field.name for field in dataclasses.fields(MetricProtocol)} == set(OTHERS)
+
+
+@pytest.mark.parametrize("field", sorted(OTHERS))
+def test_scores_that_differ_in_one_thing_differ_in_their_records(field):
+    """Name, count or description tell reports that they share no axis."""
+    other = dataclasses.replace(PROTOCOL, **{field: OTHERS[field]})
+    name_and_count = {"metric", "num_examples"}
+
+    assert (field in name_and_count) == (PROTOCOL.describe() == other.describe())
+
+
+def test_a_record_carries_digests_counts_and_reference():
+    """What a workload reports says what it was made with."""
+    metric = Score(estimate=FIGURE, protocol=PROTOCOL).as_quality_metric()
+
+    assert (metric.name, metric.value, metric.low, metric.high) == (
+        "fid",
+        3.0,
+        2.5,
+        3.5,
+    )
+    assert metric.num_examples == 500
+    assert metric.method == "delta method"
+    for part in ("a" * 16, "b" * 16, "8 x 8 as stored", "n = 359"):
+        assert part in metric.protocol
+
+
+def test_a_score_without_interval_is_no_quality_metric():
+    """The reason is in the error, and what to do."""
+    figure = dataclasses.replace(FIGURE, low=None, high=None, method="no interval: few")
+
+    with pytest.raises(ValueError, match=r"no interval: few: .*report kid"):
+        Score(estimate=figure, protocol=PROTOCOL).as_quality_metric()
