@@ -207,7 +207,6 @@ BAD = [
 
 @pytest.mark.parametrize(("text", "message"), BAD)
 def test_what_is_no_benchmark_is_one_line(micro, tmp_path, capsys, text, message):
-    """Whatever the file holds, and what to give instead."""
     path = tmp_path / "a.json"
     if text is not None:
         path.write_text(text, encoding="utf-8")

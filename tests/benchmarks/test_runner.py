@@ -93,7 +93,6 @@ def test_processes_measure_together_when_all_are_ready(runner, timed):
 
 @pytest.mark.processes
 def test_a_process_that_fails_is_an_error(runner, timed):
-    """Before it has measured."""
     message = r"process of timed_functions.fail ended with exit code 1 before it had"
 
     with pytest.raises(runner.BenchmarkError, match=message):
@@ -102,7 +101,6 @@ def test_a_process_that_fails_is_an_error(runner, timed):
 
 @pytest.mark.processes
 def test_a_process_that_fails_late_is_an_error(runner, timed):
-    """Whatever it has measured."""
     message = r"timed_functions.fail_late ended with exit code 3 after it had measured"
 
     with (
@@ -114,7 +112,6 @@ def test_a_process_that_fails_late_is_an_error(runner, timed):
 
 @pytest.mark.processes
 def test_one_process_of_a_cluster_has_the_result(runner, timed):
-    """The others return None."""
     process = runner.Process(function=timed.index, cores=())
 
     found = runner.measure_cluster(

@@ -143,7 +143,6 @@ def test_the_figure_is_within_the_first_screen_of_a_desktop(open_page, name):
 
 
 def test_if_all_failed_the_first_screen_says_why_and_what_to_do(open_page):
-    """The reason, how often, and the verb that continues."""
     page = open_page("all failed", DESKTOP[0])
     verdict = _text(page, ".brief")
 

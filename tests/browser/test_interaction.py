@@ -135,7 +135,6 @@ def test_without_scripts_everything_is_readable(open_page):
 
 
 def test_hostile_text_is_shown_and_never_run(open_page, tmp_path, synthetic):
-    """In the name of a study and of a backend, in a reason and a traceback."""
     shape = synthetic.Shape(
         name=HOSTILE,
         backends=("in_graph", HOSTILE),

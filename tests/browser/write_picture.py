@@ -7,32 +7,29 @@ digest of the part of the page that it shows, so a test without a browser tells 
 it is as old as the page.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Final
 
 from PIL import Image, PngImagePlugin
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-PAGE: Final = ROOT / "docs/reports/studies/resnet50-two-cores/index.html"
-PICTURE: Final = ROOT / "docs/images/report.png"
-DIGEST: Final = "first screen"
-_WIDTH: Final = 1280
-_NUM_COLOURS: Final = 64
-_SHOWN: Final = ('<section id="verdict"', "</section>")
-_MARGIN: Final = 16
-_BOTTOM: Final = """Math.ceil(Math.max(...[...document.querySelectorAll(
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/reports/studies/resnet50-two-cores/index.html"
+PICTURE = ROOT / "docs/images/report.png"
+DIGEST = "first screen"
+_WIDTH = 1280
+_NUM_COLOURS = 64
+_SHOWN = ('<section id="verdict"', "</section>")
+_MARGIN = 16
+_BOTTOM = """Math.ceil(Math.max(...[...document.querySelectorAll(
     "#verdict .trust li, #verdict .hero")].map(
     (element) => element.getBoundingClientRect().bottom)))"""
 
 
-def digest_of(page: str) -> str:
+def digest_of(page):
     """Returns the digest of what the picture shows of a page."""
     begin, end = _SHOWN
     shown = page.partition(begin)[2].partition(end)[0]
@@ -41,13 +38,13 @@ def digest_of(page: str) -> str:
     return hashlib.sha256(shown.encode()).hexdigest()
 
 
-def digest_in(picture: Path) -> str | None:
+def digest_in(picture):
     """Returns the digest that a picture carries."""
     with Image.open(picture) as image:
         return image.info.get(DIGEST)
 
 
-def screenshot(page: Path, chromium: str) -> bytes:
+def screenshot(page, chromium):
     """Returns the first screen as PNG, down to its marks and its figure."""
     from playwright.sync_api import sync_playwright
 
@@ -59,12 +56,12 @@ def screenshot(page: Path, chromium: str) -> bytes:
         shown.goto(page.as_uri())
         height = shown.evaluate(_BOTTOM) + _MARGIN
         shown.set_viewport_size({"width": _WIDTH, "height": height})
-        content: bytes = shown.screenshot()
+        content = shown.screenshot()
         browser.close()
     return content
 
 
-def main() -> int:
+def main():
     """Writes the picture; returns the exit code."""
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
     if not chromium:

@@ -51,7 +51,6 @@ def bisect(folder, codes):
 
 @pytest.mark.parametrize("first", [1, 2, 5])
 def test_the_first_commit_whose_gate_regresses_is_named(tmp_path, first):
-    """Whatever its place in the history."""
     _, out, tags = bisect(tmp_path, [0] * first + [1] * (6 - first))
     (found,) = re.findall(r"^(\w+) is the first bad commit", out, re.MULTILINE)
 
@@ -77,7 +76,6 @@ def test_a_command_that_cannot_be_carried_out_ends_the_search(tmp_path, code):
 
 
 def test_its_gate_has_options_that_exist():
-    """As the command line reads them."""
     _, verb, *options = shlex.split(GATE.replace("\\\n", " "))
 
     assert cli.commands[verb].make_context(verb, options).params

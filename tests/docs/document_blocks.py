@@ -7,25 +7,23 @@ forked, and per block the lines before it and its code. A traceback has the docu
 own line numbers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
 from pathlib import Path
 
 
-def _fork_clusters(support: Path) -> None:
+def _fork_clusters(support):
     """Makes clusters that the document starts fork their processes."""
     sys.path.append(str(support))
     import case_cluster
 
     from replicator.cluster import local_cluster
 
-    local_cluster.LocalCluster = case_cluster.ForkedCluster  # type: ignore[misc]
+    local_cluster.LocalCluster = case_cluster.ForkedCluster
 
 
-def main() -> None:
+def main():
     """Runs them in order; later ones see what earlier ones have defined."""
     document = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     os.chdir(document["folder"])

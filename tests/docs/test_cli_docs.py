@@ -90,7 +90,6 @@ def test_a_table_names_every_value_of_a_choice(verb, document):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_documented_option_is_gone(verb, document):
-    """An option that was removed leaves the document too."""
     known = options_of(verb) | EVERYWHERE
     # A verb that refers to another one may say what it leaves out.
 
@@ -105,7 +104,6 @@ def test_every_verb_has_a_section(document):
 
 
 def test_the_exit_codes_are_the_documented_ones(document):
-    """Each code has a row, and each row is a code."""
     codes = {v for k, v in vars(exit_codes).items() if k.isupper()}
     rows = re.findall(r"^\| (\d+) \|", section(document, "Exit codes"), re.MULTILINE)
 

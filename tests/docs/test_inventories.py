@@ -31,7 +31,6 @@ def test_every_backend_is_described(root):
 
 
 def test_every_public_name_is_described(root):
-    """The replicator's README mentions what the package exports."""
     text = read(root, "replicator/README.md")
     words = set(re.findall(r"\w+", text))
     public = set(replicator.__all__)
@@ -40,7 +39,6 @@ def test_every_public_name_is_described(root):
 
 
 def test_every_record_is_described(root):
-    """The table of records has their files and schemas."""
     text = read(root, "results/README.md")
 
     for kind, model in schema.MODELS.items():
@@ -61,7 +59,6 @@ PRESETS = {p.name for w in workloads.catalog.WORKLOADS.values() for p in w.prese
     ],
 )
 def test_the_lists_of_the_glossary_are_those_that_are_declared(root, term, declared):
-    """A new status, phase, launcher or preset is added to its term."""
     row = re.search(
         rf"^\| {term} \| (.*) \|$", read(root, "docs/glossary.md"), re.MULTILINE
     )
@@ -90,7 +87,6 @@ def test_every_identifier_of_the_glossary_is_in_the_code(root):
 
 @pytest.mark.parametrize("name", sorted(workloads.catalog.WORKLOADS))
 def test_every_workload_says_how_far_it_is_the_paper(root, name):
-    """Its README has a section on fidelity and names its presets."""
     text = read(root, f"workloads/{name}/README.md")
 
     assert "## Fidelity" in text

@@ -43,7 +43,6 @@ def missing_targets(text, folder):
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_what_a_document_points_to_exists(path):
-    """Links and files; files may be named from the root or from the document."""
     text = path.read_text(encoding="utf-8")
 
     assert [] == missing_targets(text, path.parent)

@@ -67,7 +67,6 @@ def test_an_image_has_each_package_that_is_imported(root):
 
 
 def imported(path):
-    """Returns the top-level modules that a file imports."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):

@@ -120,7 +120,6 @@ def test_an_entry_point_is_found_and_its_package_known(install):
     ],
 )
 def test_one_that_cannot_be_used_is_said_in_one_line(install, text, entries, message):
-    """What it is, why not, and what to do."""
     install("mine", text, metrics=entries)
 
     with pytest.raises(plugins.PluginError, match=message) as caught:

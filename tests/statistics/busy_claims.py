@@ -15,7 +15,6 @@ import itertools
 import math
 import random
 import types
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from page_claims import BESIDE, BUSY, Row
@@ -25,11 +24,6 @@ from harness.run.rounds import MIN_ROUNDS
 from results.figures import scaling
 from results.records.measuring import MAX_ATTEMPTS, Turn
 from results.records.models import TrialResult
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from results.statistics.estimates import Estimate
 
 PARTS = (0.1, 0.3, 0.6)
 BURSTS_SEC = (0.01, 0.05, 0.3, 2.0, 20.0)
@@ -55,7 +49,7 @@ class Load:
 class _Bursts:
     """Bursts of CPU time and pauses between them, both exponential."""
 
-    def __init__(self, load: Load, drawn: random.Random) -> None:
+    def __init__(self, load, drawn):
         pause_sec = load.burst_sec * (1 - load.part) / load.part
         self._load = load
         self._drawn = drawn
@@ -63,10 +57,10 @@ class _Bursts:
         self._is_on = drawn.random() < load.part
         self._begin()
 
-    def _begin(self) -> None:
+    def _begin(self):
         self._left_sec = self._drawn.expovariate(1 / self._means[self._is_on])
 
-    def pass_by(self, work_sec: float, *, is_shared: bool) -> tuple[float, float]:
+    def pass_by(self, work_sec, *, is_shared):
         """Does so much work beside it; returns the time, and its CPU time."""
         time_sec = used_sec = 0.0
         while True:
@@ -86,9 +80,7 @@ class _Bursts:
             self._begin()
 
 
-def _turn(
-    bursts: _Bursts, load: Load, work_sec: float, num_cores: int, name: tuple[int, int]
-) -> Turn:
+def _turn(bursts, load, work_sec, num_cores, name):
     is_shared = load.where == ON_BOTH or num_cores > 1
     time_sec, used_sec = bursts.pass_by(work_sec, is_shared=is_shared)
     foreign = used_sec / time_sec / num_cores if is_shared else 0.0
@@ -113,11 +105,9 @@ def _turn(
     )
 
 
-def _generation(
-    load: Load, bursts: _Bursts, drawn: random.Random
-) -> tuple[list[Turn], list[Turn]]:
+def _generation(load, bursts, drawn):
     """Returns the turns of both cases; each is repeated as the harness does it."""
-    turns: tuple[list[Turn], list[Turn]] = [], []
+    turns = [], []
     processes = [drawn.gauss(0, OF_PROCESS) for _ in turns]
     bursts.pass_by(START_SEC, is_shared=False)
     round_sec = 2 * TURN_SEC + OTHERS_SEC
@@ -139,7 +129,7 @@ def _generation(
     raise AssertionError
 
 
-def _case(generations: list[list[Turn]], num_cores: int) -> Any:
+def _case(generations, num_cores):
     """What the ratio of two cases needs of one, without the records around it."""
     entries = []
     for index, turns in enumerate(generations):
@@ -157,7 +147,7 @@ def _case(generations: list[list[Turn]], num_cores: int) -> Any:
     )
 
 
-def study(load: Load, seed: int) -> Estimate:
+def study(load, seed):
     """Measures two cases whose ratio is 1 on a quiet machine."""
     drawn = random.Random(f"{load}/{seed}")
     bursts = _Bursts(load, drawn)
@@ -169,16 +159,16 @@ def study(load: Load, seed: int) -> Estimate:
 
 
 @functools.cache
-def _studies(load: Load, num: int, seed: int) -> tuple[Estimate, ...]:
+def _studies(load, num, seed):
     return tuple(study(load, seed + index) for index in range(num))
 
 
-def _coverage(found: list[Estimate]) -> float:
+def _coverage(found):
     covered = [of.low is None or of.low <= 1 <= (of.high or 0) for of in found]
     return float(np.mean(covered))
 
 
-def rows(num: int, seed: int) -> Iterator[Row]:
+def rows(num, seed):
     """Simulates load of several sizes, lengths and places, and what is left of it."""
     num //= 2
     evidence, others = [], []

@@ -8,17 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
 
 import noise_models
 from noise_models import Change
 
 from results.statistics import group_sequential
 from results.statistics.group_sequential import PASSED, REGRESSED
-
-if TYPE_CHECKING:
-    import pathlib
-    from collections.abc import Iterator
 
 NUM_CASES = 6
 _LOOKS = group_sequential.planned_looks(0.05)
@@ -108,7 +103,7 @@ class Row:
     generations: float
     num_gates: int
 
-    def misses(self, standard_errors: float) -> bool:
+    def misses(self, standard_errors):
         """Whether the share is worse than the target by so many standard errors."""
         bounds = (self.claim.least, self.claim.most)
         for bound, sign in zip(bounds, (1, -1), strict=True):
@@ -119,20 +114,20 @@ class Row:
         return False
 
     @property
-    def is_missed(self) -> bool:
+    def is_missed(self):
         """Whether the share is shown as one that misses its target."""
         return self.misses(STANDARD_ERRORS)
 
     @property
-    def is_broken(self) -> bool:
+    def is_broken(self):
         """Whether the target is missed beyond chance where it is claimed."""
         return self.misses(CERTAIN_ERRORS) and self.model not in self.claim.exempt
 
 
-def rows(num_gates: int, seed: int) -> Iterator[Row]:
+def rows(num_gates, seed):
     """Simulates every claim on every model of noise."""
     for model in noise_models.MODELS:
-        found: dict[Change, group_sequential.Outcomes] = {}
+        found = {}
         for claim in CLAIMS:
             if claim.change not in found:
                 found[claim.change] = _outcomes(model, claim.change, num_gates, seed)
@@ -146,9 +141,7 @@ def rows(num_gates: int, seed: int) -> Iterator[Row]:
             )
 
 
-def _outcomes(
-    model: str, change: Change, num_gates: int, seed: int
-) -> group_sequential.Outcomes:
+def _outcomes(model, change, num_gates, seed):
     logs = noise_models.simulate(
         model,
         change,
@@ -165,7 +158,7 @@ def _outcomes(
     return group_sequential.outcomes(of, DESIGN)
 
 
-def line(row: Row) -> str:
+def line(row):
     """Returns one row in words, for the terminal."""
     return (
         f"{row.model:<30} {row.claim.head:<50} {row.share:.3f}"
@@ -173,7 +166,7 @@ def line(row: Row) -> str:
     )
 
 
-def table(found: list[Row]) -> list[str]:
+def table(found):
     """Returns a row per model, a column per claim, as Markdown; bold is missed."""
     targets = [
         f"{claim.head} ({f'at least {claim.least}' if claim.least else ''}"
@@ -197,7 +190,7 @@ def table(found: list[Row]) -> list[str]:
     return lines
 
 
-def write(path: pathlib.Path, found: list[Row]) -> None:
+def write(path, found):
     """Replaces the table in a document."""
     text = path.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)

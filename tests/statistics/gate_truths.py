@@ -4,12 +4,9 @@ A truth draws log slowdowns over gates, generations and cases, whose mean holds 
 long run. Some are dependent: a generation tells what the next will be.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from scipy import signal
@@ -17,13 +14,6 @@ from scipy import signal
 from results.judging import error_rates
 from results.statistics import group_sequential
 from results.statistics.group_sequential import PASSED, REGRESSED, TURNS, Design
-
-if TYPE_CHECKING:
-    import pathlib
-    from collections.abc import Callable, Iterator, Mapping
-
-    Shape = tuple[int, int, int]
-    Truth = Callable[[np.random.Generator, Shape, float], np.ndarray]
 
 SPREAD = 0.03
 ALPHA = DELTA = 0.05
@@ -35,46 +25,46 @@ MOST = {True: {"pass": 0.08, "regress": 0.10}, False: {"pass": 0.05, "regress": 
 """By whether generations depend on each other: what may pass, and regress."""
 
 
-def _normal(generator: np.random.Generator, shape: Shape) -> np.ndarray:
+def _normal(generator, shape):
     return generator.standard_normal(shape)
 
 
-def _tails(generator: np.random.Generator, shape: Shape) -> np.ndarray:
+def _tails(generator, shape):
     return generator.standard_t(3, shape) / math.sqrt(3)
 
 
-def _skewed(generator: np.random.Generator, shape: Shape) -> np.ndarray:
+def _skewed(generator, shape):
     return generator.exponential(1, shape) - 1
 
 
-def _dependent(generator: np.random.Generator, shape: Shape) -> np.ndarray:
+def _dependent(generator, shape):
     drawn = generator.standard_normal(shape) * 0.8
     drawn[:, 0] /= 0.8
     return np.asarray(signal.lfilter([1.0], [1.0, -0.6], drawn, axis=1))
 
 
-def _noisy(draw: Callable[[np.random.Generator, Shape], np.ndarray]) -> Truth:
+def _noisy(draw):
     return lambda generator, shape, mean: mean + SPREAD * draw(generator, shape)
 
 
-def _shared(draw: Callable[[np.random.Generator, Shape], np.ndarray]) -> Truth:
+def _shared(draw):
     """Two thirds of the variance are of all cases of a generation."""
 
-    def drawn(generator: np.random.Generator, shape: Shape) -> np.ndarray:
+    def drawn(generator, shape):
         of_all = draw(generator, (*shape[:2], 1))
         return math.sqrt(2 / 3) * of_all + math.sqrt(1 / 3) * _normal(generator, shape)
 
     return _noisy(drawn)
 
 
-def _unequal(generator: np.random.Generator, shape: Shape) -> np.ndarray:
+def _unequal(generator, shape):
     return _normal(generator, shape) * np.resize((1.7, 0.5, 0.7, 1, 1.2, 0.9), shape[2])
 
 
-def _one_sided(draw: Callable[[np.random.Generator, Shape], np.ndarray]) -> Truth:
+def _one_sided(draw):
     """Of the change alone; equal programs have it on both sides."""
 
-    def drawn(generator: np.random.Generator, shape: Shape, mean: float) -> np.ndarray:
+    def drawn(generator, shape, mean):
         own = draw(generator, shape)
         if not mean:
             own = (own - draw(generator, shape)) / math.sqrt(2)
@@ -83,12 +73,10 @@ def _one_sided(draw: Callable[[np.random.Generator, Shape], np.ndarray]) -> Trut
     return drawn
 
 
-def _slow(
-    draw: Callable[[np.random.Generator, Shape], np.ndarray], *, share: float
-) -> Truth:
+def _slow(draw, *, share):
     """Slow in a share of what is drawn; equal programs are as often on either side."""
 
-    def drawn(generator: np.random.Generator, shape: Shape, mean: float) -> np.ndarray:
+    def drawn(generator, shape, mean):
         own = draw(generator, shape)
         found = mean / share * own
         if not mean:
@@ -98,26 +86,26 @@ def _slow(
     return drawn
 
 
-def _fifth(generator: np.random.Generator, shape: Shape) -> np.ndarray:
+def _fifth(generator, shape):
     return (generator.random((*shape[:2], 1)) < 0.2) * 1.0
 
 
-def _fifth_of_processes(generator: np.random.Generator, shape: Shape) -> np.ndarray:
+def _fifth_of_processes(generator, shape):
     return (generator.random(shape) < 0.2) * 1.0
 
 
-def _state(generator: np.random.Generator, shape: Shape) -> np.ndarray:
+def _state(generator, shape):
     """The half of all generations; a state lasts for three on average."""
     changes = generator.random((*shape[:2], 1)) < 1 / 3
     changes[:, 0] = generator.random((shape[0], 1)) < 0.5
     return changes.cumsum(axis=1) % 2.0
 
 
-def _half(generator: np.random.Generator, shape: Shape) -> np.ndarray:
+def _half(generator, shape):
     return (generator.random((*shape[:2], 1)) < 0.5) * 1.0
 
 
-TRUTHS: Mapping[str, Truth] = {
+TRUTHS = {
     "normal noise": _noisy(_normal),
     "noise that cases share": _shared(_normal),
     "cases of unlike spread": _noisy(_unequal),
@@ -138,15 +126,7 @@ DEPENDENT = frozenset(list(TRUTHS)[-3:])
 
 
 @functools.cache
-def shares(
-    name: str,
-    effect: float,
-    num_cases: int,
-    *,
-    num_gates: int,
-    seed: int,
-    number: int | None = None,
-) -> tuple[float, float]:
+def shares(name, effect, num_cases, *, num_gates, seed, number=None):
     """Returns how many gates pass, and regress."""
     looks = group_sequential.planned_looks(ALPHA) if number is None else (number,)
     generator = np.random.default_rng([seed, num_cases, list(TRUTHS).index(name)])
@@ -157,12 +137,12 @@ def shares(
     return float((found == PASSED).mean()), float((found == REGRESSED).mean())
 
 
-def worst(num_gates: int, seed: int) -> Iterator[dict[str, Any]]:
+def worst(num_gates, seed):
     """Yields what a page prints: the worst rates of each configuration."""
     of = functools.partial(shares, num_gates=num_gates, seed=seed)
     for number in (None, *error_rates.NUMBERS):
         for num_cases in CASES:
-            row: dict[str, Any] = {"generations": number, "cases": num_cases}
+            row = {"generations": number, "cases": num_cases}
             for is_dependent in (False, True):
                 names = [name for name in TRUTHS if (name in DEPENDENT) == is_dependent]
                 passes = {
@@ -173,13 +153,13 @@ def worst(num_gates: int, seed: int) -> Iterator[dict[str, Any]]:
                     name: of(name, 0.0, num_cases, number=number)[1] for name in names
                 }
                 row["dependent" if is_dependent else "independent"] = {
-                    verdict: [round(max(found.values()), 3), max(found, key=found.get)]  # type: ignore[arg-type]
+                    verdict: [round(max(found.values()), 3), max(found, key=found.get)]
                     for verdict, found in (("pass", passes), ("regress", regresses))
                 }
             yield row
 
 
-def broken(rows: list[dict[str, Any]], num_gates: int) -> Iterator[str]:
+def broken(rows, num_gates):
     """Yields what is above its limit by more than three standard errors."""
     for row in rows:
         for kind in ("independent", "dependent"):
@@ -189,7 +169,7 @@ def broken(rows: list[dict[str, Any]], num_gates: int) -> Iterator[str]:
                     yield f"{row['cases']} cases, {row['generations']}: {truth}: {rate}"
 
 
-def table(num_gates: int, seed: int) -> list[str]:
+def table(num_gates, seed):
     """Returns a row per truth as Markdown; cells are of 1, 3 and 6 cases."""
     of = functools.partial(shares, num_gates=num_gates, seed=seed)
     columns = [("equal: regress", 0.0, 1), ("equal: pass", 0.0, 0)]
@@ -209,7 +189,7 @@ def table(num_gates: int, seed: int) -> list[str]:
     return lines
 
 
-def write(document: pathlib.Path, lines: list[str], rows: list[dict[str, Any]]) -> None:
+def write(document, lines, rows):
     """Replaces the table in a document, and the rates that pages print."""
     text = document.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)

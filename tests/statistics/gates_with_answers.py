@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_WORK: Final = 300_000
-_NUM_STEPS: Final = 23
-_WORK_OF_A_STEP: Final = """
+_WORK = 300_000
+_NUM_STEPS = 23
+_WORK_OF_A_STEP = """
 def work():
     total = 0
     for value in range(WORK):
         total += value * value
 """
-_PRINTS: Final = f"""
+_PRINTS = f"""
 import time
 {_WORK_OF_A_STEP}
 for _ in range({_NUM_STEPS}):
@@ -24,7 +24,7 @@ for _ in range({_NUM_STEPS}):
     work()
     print("steps/s:", 1 / (time.process_time() - start), flush=True)
 """
-_ALONE: Final = ("--metric", "throughput=steps/s: ([0-9.]+)", "--unit", "steps")
+_ALONE = ("--metric", "throughput=steps/s: ([0-9.]+)", "--unit", "steps")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,16 +40,16 @@ class Kind:
     is_planted: bool = True  # Whether the change is slower.
 
     @property
-    def right(self) -> set[str]:
+    def right(self):
         """The verdicts that are true."""
         return {"regress"} if self.is_planted else {"pass", "improve"}
 
     @property
-    def wrong(self) -> set[str]:
+    def wrong(self):
         """The verdicts that are false; others say nothing."""
         return {"pass", "improve"} if self.is_planted else {"regress"}
 
-    def source(self, comment: str, constants: Mapping[str, float]) -> str:
+    def source(self, comment, constants):
         """Returns the program with its constants."""
         values = {"WORK": _WORK}
         values |= constants
@@ -57,7 +57,7 @@ class Kind:
         return f"# {comment}\n{listed}\n{self.program}"
 
 
-def on_any_machine(loss: float, repeats: int) -> dict[Kind, int]:
+def on_any_machine(loss, repeats):
     """Returns equal code and more work, by the clock of the process; five of each."""
     alone = {
         "program": _PRINTS,

@@ -1,11 +1,8 @@
 """What the numbers below the first screen claim, and how often they held the truth."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "results/statistics"))
 
@@ -18,15 +15,12 @@ from results.figures import input_bound, recorded_loss, table
 from results.figures.lost_time import PARTS
 from results.statistics import repetitions, run_scores
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 PART = "waiting for collectives: 10 ms [9, 11]: a part of the waterfall"
 TRIALS = "512 MiB [500, 524]: peak memory, time to first step, FLOP utilisation"
 OF_TURNS = "computing: 4 ms [3, 5]: a part of the waterfall without controls"
 ALONE = "pipelines alone take 93 % [91, 95] of a step: input-bound, or not"
 PROFILE = "80 % [49, 94] of runs reach 600: the band of a profile"
-ROWS: dict[str, str] = {
+ROWS = {
     **dict.fromkeys(table.RATIOS, page_claims.INTERVAL),
     "throughput": page_claims.RATE,
     **dict.fromkeys(table.OF_CASES, TRIALS),
@@ -40,7 +34,7 @@ NUMBERS_OF_TRIALS = (3, 5, 10)
 BOUNDS = {"least": 0.93, "most": 0.98}
 
 
-def rows(num: int, seed: int) -> Iterator[Row]:
+def rows(num, seed):
     """Simulates every number."""
     yield _parts(num, seed)
     yield _parts_of_turns(num, seed)
@@ -49,12 +43,12 @@ def rows(num: int, seed: int) -> Iterator[Row]:
     yield _profile(num, seed)
 
 
-def _parts(num: int, seed: int) -> Row:
+def _parts(num, seed):
     """Ten milliseconds in each part in turn, and in none."""
     shares = []
     for index, injected in enumerate(known_parts.AFFECTED):
         generator = np.random.default_rng([seed, index])
-        held: dict[str, int] = {}
+        held = {}
         for _ in range(num):
             for name, is_held in known_parts.held_parts(generator, injected):
                 held[name] = held.get(name, 0) + is_held
@@ -72,7 +66,7 @@ def _parts(num: int, seed: int) -> Row:
     )
 
 
-def _parts_of_turns(num: int, seed: int) -> Row:
+def _parts_of_turns(num, seed):
     """Twelve milliseconds in each part in turn, and in none, in whole studies."""
     import test_known_losses as known
 
@@ -80,7 +74,7 @@ def _parts_of_turns(num: int, seed: int) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         study = known.make_study(Path(folder))
         for index, (_, truth) in enumerate(known.OF_TURNS):
-            held: dict[str, int] = {}
+            held = {}
             for number in range(num):
                 found = known.of_turns(study, truth, [seed, index, number])
                 for name, is_held in known.held_parts(found, truth):
@@ -97,7 +91,7 @@ def _parts_of_turns(num: int, seed: int) -> Row:
     )
 
 
-def _input_bound(num: int, seed: int) -> Row:
+def _input_bound(num, seed):
     """Pipelines that take exactly what the verdict is about."""
     shares = []
     for n in NUMBERS_OF_TRIALS:
@@ -123,7 +117,7 @@ def _input_bound(num: int, seed: int) -> Row:
     )
 
 
-def _trials(num: int, seed: int) -> Row:
+def _trials(num, seed):
     shares = []
     for n in NUMBERS_OF_TRIALS:
         values = np.exp(np.random.default_rng([seed, n]).normal(0, 0.03, (num, n)))
@@ -139,7 +133,7 @@ def _trials(num: int, seed: int) -> Row:
     )
 
 
-def _profile(num: int, seed: int) -> Row:
+def _profile(num, seed):
     covered = 0
     for values in page_claims.returns(np.random.default_rng(seed), num, 10):
         found = run_scores.profile({"": values.tolist()}, [600.0])

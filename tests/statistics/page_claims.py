@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from typing import TYPE_CHECKING
 
 import noise_models
 import numpy as np
@@ -26,10 +25,6 @@ from results.statistics import (
     time_to_target,
 )
 from results.statistics.judge import Verdict
-
-if TYPE_CHECKING:
-    import pathlib
-    from collections.abc import Iterator
 
 BEGIN, END = "<!-- claims of pages -->", "<!-- end of claims of pages -->"
 NUM_GENERATIONS = 5
@@ -54,7 +49,7 @@ class Row:
     is_claimed: bool = True  # Whether anything is claimed; where not, the page says so.
 
     @property
-    def is_missed(self) -> bool:
+    def is_missed(self):
         """Whether a share is outside, beyond the error of the simulation."""
         return any(
             sign * (bound - share) > STANDARD_ERRORS * _error(bound, self.n)
@@ -63,7 +58,7 @@ class Row:
         )
 
 
-def _error(share: float, n: int) -> float:
+def _error(share, n):
     return math.sqrt(share * (1 - share) / n)
 
 
@@ -77,7 +72,7 @@ RATE = "18.3 [17.9, 18.7] images/s: an interval of a rate"
 # Row by pattern, of whole sentences; None where nothing is claimed.
 _FIGURE = r"[\d.,]+(\u00d7| %)? \[[^\]]+\]"
 _SIZE = r"with \d+ replicas? \((weak|strong) scaling\)"
-SENTENCES: tuple[tuple[str, str | None], ...] = (
+SENTENCES = (
     (r"Busy machine: intervals are wider \(\d+ of \d+ blocks discarded\)\.", BUSY),
     (r"Busy machine: all blocks of .* were disturbed, .* no evidence\.", BESIDE),
     (rf"\S+ keeps .*, {BESIDE}\.", BESIDE),
@@ -132,7 +127,7 @@ SENTENCES: tuple[tuple[str, str | None], ...] = (
 )
 
 
-def row_of(sentence: str) -> str | None:
+def row_of(sentence):
     """Returns the row of a sentence; None where it claims nothing."""
     for pattern, row in SENTENCES:
         if re.fullmatch(pattern, sentence):
@@ -140,7 +135,7 @@ def row_of(sentence: str) -> str | None:
     raise LookupError(sentence)
 
 
-def rows(num: int, seed: int) -> Iterator[Row]:
+def rows(num, seed):
     """Simulates every number and sentence of a page."""
     yield from _of_a_relay(num, seed)
     yield _causes()
@@ -148,7 +143,7 @@ def rows(num: int, seed: int) -> Iterator[Row]:
     yield from _quality_gates(num, seed)
 
 
-def _of_a_relay(num: int, seed: int) -> Iterator[Row]:
+def _of_a_relay(num, seed):
     covered, false, differs = [], [], []
     for model in noise_models.MODELS:
         logs = noise_models.simulate(
@@ -207,7 +202,7 @@ def _of_a_relay(num: int, seed: int) -> Iterator[Row]:
     )
 
 
-def _any_faster(rates: np.ndarray) -> bool:
+def _any_faster(rates):
     """Whether any ratio of equal cases holds; over generations, rounds and cases."""
     pairs = [(a, b) for a in range(rates.shape[-1]) for b in range(a)]
     means = {
@@ -217,7 +212,7 @@ def _any_faster(rates: np.ndarray) -> bool:
     return any(of.holds for of in simultaneous.differences(means).values())
 
 
-def _causes() -> Row:
+def _causes():
     import test_known_losses as known
 
     studies = [
@@ -237,7 +232,7 @@ def _causes() -> Row:
     )
 
 
-def returns(generator: np.random.Generator, *size: int) -> np.ndarray:
+def returns(generator, *size):
     """Results of runs of which one in five fails."""
     fails = generator.random(size) < 0.2
     return np.where(
@@ -245,7 +240,7 @@ def returns(generator: np.random.Generator, *size: int) -> np.ndarray:
     )
 
 
-def _learned(num: int, seed: int) -> Iterator[Row]:
+def _learned(num, seed):
     generator = np.random.default_rng(seed)
     everything = np.sort(returns(generator, 400_000))
     truths = {
@@ -287,7 +282,7 @@ def _learned(num: int, seed: int) -> Iterator[Row]:
         n=num,
     )
 
-    def seems_missed(n: int) -> bool:
+    def seems_missed(n):
         first, second = generator.standard_normal((2, n))
         target, _ = time_to_target.target_of(first, is_higher_better=True, num_others=n)
         return int((second >= target).sum()) < n // 2 + 1
@@ -303,7 +298,7 @@ def _learned(num: int, seed: int) -> Iterator[Row]:
     )
 
 
-def _quality_gates(num: int, seed: int) -> Iterator[Row]:
+def _quality_gates(num, seed):
     """Gates on what is learned, of runs of which one in five fails."""
     generator = np.random.default_rng(seed)
     rule = Rule(metric=THROUGHPUT, delta=0.05, alpha=0.05)
@@ -339,13 +334,13 @@ def _quality_gates(num: int, seed: int) -> Iterator[Row]:
         )
 
 
-def _share_text(row: Row) -> str:
+def _share_text(row):
     low, high = min(row.shares), max(row.shares)
     text = f"{low:.3f}" if low == high else f"{low:.3f} to {high:.3f}"
     return f"**{text}**" if row.is_missed and row.is_claimed else text
 
 
-def table(found: list[Row]) -> list[str]:
+def table(found):
     """Returns the rows as Markdown; bold is missed."""
     lines = [
         "| what a reader sees | what is claimed | simulated | found | n |",
@@ -359,7 +354,7 @@ def table(found: list[Row]) -> list[str]:
     return lines
 
 
-def write(path: pathlib.Path, found: list[Row]) -> None:
+def write(path, found):
     """Replaces the table in a document."""
     text = path.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)

@@ -19,8 +19,6 @@ Exits with 1 if equal code regresses or what was planted passes, and with 3 if a
 says neither.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import json
@@ -29,7 +27,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
 
 import gates_with_answers
 from scipy import stats
@@ -41,23 +38,18 @@ from results.store import zipped
 from results.store.study_store import Store
 from results.study.cases import load_study
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from gates_with_answers import Kind
-
-ROOT: Final = Path(__file__).resolve().parents[2]
-CLIENT: Final = ROOT / "harness" / "client"
-BASE: Final = "base"
+ROOT = Path(__file__).resolve().parents[2]
+CLIENT = ROOT / "harness" / "client"
+BASE = "base"
 
 
-def git(root: Path, *arguments: str) -> None:
+def git(root, *arguments):
     """Runs git as nobody in particular."""
     who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
     subprocess.run(["git", *who, *arguments], cwd=root, check=True)
 
 
-def make_repository(root: Path, kinds: Sequence[Kind]) -> None:
+def make_repository(root, kinds):
     """Makes the repository, with a tag for each commit that is not there yet."""
     root.mkdir(parents=True, exist_ok=True)
     if not (root / ".git").exists():
@@ -76,7 +68,7 @@ def make_repository(root: Path, kinds: Sequence[Kind]) -> None:
             git(root, "tag", tag)
 
 
-def judge(root: Path, kind: Kind, number: int) -> dict[str, Any]:
+def judge(root, kind, number):
     """Runs a gate, or shows one that is finished; returns what it says as data."""
     git(root, "checkout", "--quiet", kind.name)
     done = subprocess.run(
@@ -95,21 +87,19 @@ def judge(root: Path, kind: Kind, number: int) -> dict[str, Any]:
     )
     if not done.stdout:
         raise SystemExit(f"error: a gate ended with code {done.returncode}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
-def kept(root: Path, kind: Kind, number: int) -> Path:
+def kept(root, kind, number):
     """Returns the file of what a gate said."""
     return root / "verdicts" / f"{kind.name}-{number}.json"
 
 
-def asked_once(root: Path, kind: Kind, number: int) -> dict[str, Any]:
+def asked_once(root, kind, number):
     """Returns what a gate says; where it had a verdict before, without asking again."""
     path = kept(root, kind, number)
     if path.exists():
-        before: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return before
+        return json.loads(path.read_text(encoding="utf-8"))
     found = judge(root, kind, number)
     if found["verdict"]:
         path.parent.mkdir(exist_ok=True)
@@ -117,17 +107,16 @@ def asked_once(root: Path, kind: Kind, number: int) -> dict[str, Any]:
     return found
 
 
-def recorded(path: Path) -> dict[str, Any]:
+def recorded(path):
     """Returns what a gate says by its records alone, in a folder or a zip file."""
     with zipped.opened(path) as root:
         found = look.of_plan(load_study(Store.open(root)))
     if found is None:
         raise ValueError(f"{path} has no gate against a revision")
-    data: dict[str, Any] = json.loads(judgement.gate_json(found))
-    return data
+    return json.loads(judgement.gate_json(found))
 
 
-def keep(root: Path, folder: Path) -> None:
+def keep(root, folder):
     """Writes the records of every gate that had a verdict into zip files."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in sorted((root / "verdicts").glob("*.json")):
@@ -137,7 +126,7 @@ def keep(root: Path, folder: Path) -> None:
         (folder / f"{path.stem}.zip").write_bytes(content)
 
 
-def change_of(of: Mapping[str, Any] | None) -> str:
+def change_of(of):
     """Returns a slowdown with its interval and the number of its generations."""
     if of is None or of["low"] is None:
         return "no interval"
@@ -147,7 +136,7 @@ def change_of(of: Mapping[str, Any] | None) -> str:
     )
 
 
-def row(kind: Kind, number: int, found: Mapping[str, Any]) -> tuple[str, ...]:
+def row(kind, number, found):
     """Returns a gate in words: which, its verdict, and the change with its interval.
 
     Also what it saw of sustained stretches, where that decided.
@@ -164,7 +153,7 @@ def row(kind: Kind, number: int, found: Mapping[str, Any]) -> tuple[str, ...]:
     return f"{kind.name} {number}", found["verdict"] or "no verdict", change
 
 
-def summary(verdicts: Mapping[Kind, Sequence[str | None]]) -> tuple[list[str], int]:
+def summary(verdicts):
     """Returns how many gates of each kind are right, and the exit code."""
     lines, code = [], 0
     for kind, said in verdicts.items():
@@ -187,14 +176,14 @@ def summary(verdicts: Mapping[Kind, Sequence[str | None]]) -> tuple[list[str], i
     return lines, code
 
 
-def table(rows: Sequence[Sequence[str]], lines: Sequence[str]) -> str:
+def table(rows, lines):
     """Returns all gates as Markdown, and what they amount to."""
     heads = (("gate", "verdict", "slower by"), ("---",) * 3)
     listed = [f"| {' | '.join(cells)} |" for cells in (*heads, *rows)]
     return "\n".join([*listed, "", *(f"- {line}" for line in lines), ""])
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments):
     """Runs all gates; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python tests/statistics/run_own_gates.py")
     parser.add_argument("folder", type=Path)
@@ -211,8 +200,8 @@ def main(arguments: Sequence[str]) -> int:
         float(given.loss.rstrip("%")) / 100, given.repeats
     )
     make_repository(root, list(kinds))
-    verdicts: dict[Kind, list[str | None]] = {kind: [] for kind in kinds}
-    rows: list[tuple[str, ...]] = []
+    verdicts = {kind: [] for kind in kinds}
+    rows = []
     start = time.monotonic()
     for number in range(max(kinds.values())):
         for kind, said in verdicts.items():

@@ -4,12 +4,9 @@ Prints what the intervals of each design are worth. Exits with 1 if one of the d
 that the harness uses is not worth what the documents claim.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support/studies"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "results/figures"))
@@ -22,20 +19,17 @@ import number_claims
 import page_claims
 import simulated_designs as designs
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 LEAST_COVERAGE, MOST_COVERAGE = 0.93, 0.97
 WIDEST_MEDIAN = 0.06
 
 # What the harness does, and therefore has to be right: the name, and how to run it.
-USED: dict[str, Callable[[int, int], designs.Coverage]] = {
+USED = {
     "five generations": lambda n, seed: designs.fixed(n, seed, num_generations=5),
     "target 6 %": lambda n, seed: designs.sequential(n, seed, target=0.06),
     "target 3 %": lambda n, seed: designs.sequential(n, seed, target=0.03),
 }
 # What it does not do, and why.
-OTHERS: tuple[Callable[[int, int], designs.Coverage], ...] = (
+OTHERS = (
     lambda n, seed: designs.fresh_processes(n, seed, num_repetitions=3, num_steps=16),
     lambda n, seed: designs.fresh_processes(n, seed, num_repetitions=4, num_steps=6),
     lambda n, seed: designs.one_generation(n, seed, is_truth_of_processes=False),
@@ -47,13 +41,13 @@ OTHERS: tuple[Callable[[int, int], designs.Coverage], ...] = (
 )
 
 
-def write(line: str) -> None:
+def write(line):
     """Prints a line at once: a run takes minutes."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
-def row(found: designs.Coverage) -> str:
+def row(found):
     """Returns a row of the table of designs."""
     low, high = found.interval
     return (
@@ -62,7 +56,7 @@ def row(found: designs.Coverage) -> str:
     )
 
 
-def claims_broken(name: str, found: designs.Coverage) -> Iterator[str]:
+def claims_broken(name, found):
     """Yields what is claimed about a design and does not hold."""
     if not LEAST_COVERAGE <= found.share <= MOST_COVERAGE:
         yield (
@@ -76,7 +70,7 @@ def claims_broken(name: str, found: designs.Coverage) -> Iterator[str]:
         )
 
 
-def run_designs(num_sweeps: int, seed: int) -> list[str]:
+def run_designs(num_sweeps, seed):
     """Prints the table of designs; returns the claims that do not hold."""
     write(
         f"{num_sweeps} simulated sweeps of six cases each; half widths are logarithms\n"
@@ -87,7 +81,7 @@ def run_designs(num_sweeps: int, seed: int) -> list[str]:
     )
     for design in OTHERS:
         write(row(design(num_sweeps, seed)))
-    broken: list[str] = []
+    broken = []
     for name, design in USED.items():
         found = design(num_sweeps, seed)
         write(row(found))
@@ -95,7 +89,7 @@ def run_designs(num_sweeps: int, seed: int) -> list[str]:
     return broken
 
 
-def run_truths(num_gates: int, seed: int, document: Path | None) -> list[str]:
+def run_truths(num_gates, seed, document):
     """Prints how often gates err, by what is true; returns what errs too often."""
     write(f"\n{num_gates} simulated gates of each truth, of 1, 3 and 6 cases\n")
     lines = gate_truths.table(num_gates, seed)
@@ -107,7 +101,7 @@ def run_truths(num_gates: int, seed: int, document: Path | None) -> list[str]:
     return list(gate_truths.broken(rows, num_gates))
 
 
-def run_claims(num_gates: int, seed: int, document: Path | None) -> list[str]:
+def run_claims(num_gates, seed, document):
     """Prints what each sentence of a gate is worth; returns those that are broken."""
     write(f"\n{num_gates} simulated gates of {gate_claims.NUM_CASES} cases each\n")
     found = []
@@ -123,7 +117,7 @@ def run_claims(num_gates: int, seed: int, document: Path | None) -> list[str]:
     ]
 
 
-def run_pages(num: int, seed: int, document: Path | None) -> list[str]:
+def run_pages(num, seed, document):
     """Prints what sentences of pages are worth; returns those that are broken."""
     write(f"\n{num} simulated studies\n")
     found = []
@@ -140,7 +134,7 @@ def run_pages(num: int, seed: int, document: Path | None) -> list[str]:
     ]
 
 
-def main() -> int:
+def main():
     """Runs the simulations; the exit status is 1 if a claim does not hold."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweeps", type=int, default=4000)
@@ -154,7 +148,7 @@ def main() -> int:
         help="simulate the claims of gates and pages only",
     )
     arguments = parser.parse_args()
-    broken: list[str] = []
+    broken = []
     if not arguments.only_claims:
         broken += run_designs(arguments.sweeps, arguments.seed)
     broken += run_truths(arguments.sweeps // 2, arguments.seed, arguments.write)

@@ -7,8 +7,6 @@ quiet machine of two cores; takes a minute. Fails if more than 2 % of the undist
 turns are void, or less than 98 % of those with a hog of 10 % or more.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os
@@ -17,13 +15,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from harness.machine import core_clock, disturbance
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 TURN_SEC = 0.3
 MOST_ERRORS = 0.02
@@ -43,7 +37,7 @@ while True:
 
 
 @contextlib.contextmanager
-def load(core: int, fraction: float) -> Iterator[int]:
+def load(core, fraction):
     """Runs a process that uses a fraction of a core; yields its id."""
     command = [sys.executable, "-c", LOAD, str(core), str(fraction)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
@@ -55,15 +49,15 @@ def load(core: int, fraction: float) -> Iterator[int]:
             process.kill()
 
 
-def write(line: str) -> None:
+def write(line):
     """Prints a line at once: a run takes minutes."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
-def run(core: int, num_turns: int, pid: int) -> dict[str, list[tuple[float, bool]]]:
+def run(core, num_turns, pid):
     """Returns foreign fraction and void or not, of each turn, by source."""
-    found: dict[str, list[tuple[float, bool]]] = {"exact": [], "ticks": []}
+    found = {"exact": [], "ticks": []}
     for _ in range(num_turns):
         start = core_clock.read((core,), (pid,))
         time.sleep(TURN_SEC)
@@ -77,7 +71,7 @@ def run(core: int, num_turns: int, pid: int) -> dict[str, list[tuple[float, bool
     return found
 
 
-def main(num_turns: int) -> int:
+def main(num_turns):
     """Prints a table of the cases; returns 1 if the rule is wrong too often."""
     core, *others = sorted(os.sched_getaffinity(0))
     if not others:

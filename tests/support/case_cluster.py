@@ -3,15 +3,12 @@
 ``cluster_member.py`` is what every process runs, and says what a module of cases has.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import covering
 import fork_server
@@ -19,11 +16,6 @@ import pytest
 from case_results import ResultFolder
 
 from replicator.cluster.local_cluster import LocalCluster
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from case_results import CaseResult
 
 PROGRAM = Path(__file__).with_name("cluster_member.py")
 CASE_TIMEOUT_SEC = 600.0
@@ -35,7 +27,7 @@ _NUM_LAST_CHARACTERS = 3000
 class ForkedCluster(LocalCluster):
     """Its processes are forked from one that has imported TensorFlow."""
 
-    def _start(self, member: tuple[str, int]) -> None:
+    def _start(self, member):
         kind, index = member
         own = {"type": kind, "index": index}
         env = {
@@ -62,44 +54,36 @@ class CaseCluster:
       runners: Kind and index of those that run the cases, in the order of their number.
     """
 
-    def __init__(
-        self,
-        cluster: LocalCluster,
-        results: ResultFolder,
-        runners: Sequence[tuple[str, int]],
-        case_timeout_sec: float,
-    ) -> None:
+    def __init__(self, cluster, results, runners, case_timeout_sec):
         self.cluster = cluster
         self.results = results
         self.runners = tuple(runners)
         self._case_timeout_sec = case_timeout_sec
 
-    def outcome(self, case: str, process: int = 0) -> CaseResult:
+    def outcome(self, case, process=0):
         """What came of a case in the process of a number; waits for it."""
         self.wait_until(lambda: self.results.has(case, process), case, process)
         return self.results.read(case, process)
 
-    def value(self, case: str, process: int = 0) -> Any:
+    def value(self, case, process=0):
         """What a case returned; fails with what it raised."""
         outcome = self.outcome(case, process)
         if outcome.error:
             pytest.fail(f"{case} in process {process}:\n{outcome.trace}")
         return outcome.value
 
-    def values(self, case: str) -> list[Any]:
+    def values(self, case):
         """What a case returned in every process that runs cases."""
         return [self.value(case, process) for process in range(len(self.runners))]
 
-    def error(self, case: str, process: int = 0) -> str:
+    def error(self, case, process=0):
         """Type and message of the error that a case raised."""
         outcome = self.outcome(case, process)
         if not outcome.error:
             pytest.fail(f"{case} raised nothing, but returned {outcome.value!r}")
         return outcome.error
 
-    def wait_until(
-        self, condition: Callable[[], bool], what: str, process: int = 0
-    ) -> None:
+    def wait_until(self, condition, what, process=0):
         """Waits as long as a case may take; fails at the end of the process, too."""
         deadline = time.monotonic() + self._case_timeout_sec
         while not condition():
@@ -112,19 +96,19 @@ class CaseCluster:
                 pytest.fail(f"{what} took too long\n{self.cluster.tails()}")
             time.sleep(_POLL_SEC)
 
-    def ends_well(self, timeout_sec: float) -> bool:
+    def ends_well(self, timeout_sec):
         """Waits until all that run cases have ended; whether each did with code 0.
 
         A process that fails takes the others with it: they could only wait for it.
         """
         deadline = time.monotonic() + timeout_sec
-        codes: list[int | None] = [None]
+        codes = [None]
         while None in codes and not any(codes) and time.monotonic() < deadline:
             time.sleep(_POLL_SEC)
             codes = [self.cluster.exit_code(*member) for member in self.runners]
         return all(code == 0 for code in codes)
 
-    def last_output(self) -> str:
+    def last_output(self):
         """The end of what each process that runs cases has written."""
         return "\n".join(
             self.cluster.output(*member)[-_NUM_LAST_CHARACTERS:]
@@ -134,19 +118,19 @@ class CaseCluster:
 
 @contextlib.contextmanager
 def started(
-    module: str,
-    folder: Path,
+    module,
+    folder,
     *,
-    path: Path,
-    cases: Sequence[str] = (),
-    options: Mapping[str, Any] | None = None,
-    runners: Sequence[tuple[str, int]] = (),
-    num_cpu_devices: int = 1,
-    case_timeout_sec: float = CASE_TIMEOUT_SEC,
-    log_dir: Path | None = None,
-    program: Path = PROGRAM,
-    **counts: Any,
-) -> Iterator[CaseCluster]:
+    path,
+    cases=(),
+    options=None,
+    runners=(),
+    num_cpu_devices=1,
+    case_timeout_sec=CASE_TIMEOUT_SEC,
+    log_dir=None,
+    program=PROGRAM,
+    **counts,
+):
     """Runs a cluster in a ``with`` statement.
 
     Its processes are forked, see ``fork_server.py``, but not where users' imports are
@@ -176,9 +160,7 @@ def started(
         yield CaseCluster(cluster, results, runners, case_timeout_sec)
 
 
-def ran(
-    module: str, folder: Path, *, timeout_sec: float = CASE_TIMEOUT_SEC, **how: Any
-) -> CaseCluster:
+def ran(module, folder, *, timeout_sec=CASE_TIMEOUT_SEC, **how):
     """Runs a cluster to its end, and fails if a process did."""
     with started(module, folder, **how) as running:
         if not running.ends_well(timeout_sec):

@@ -25,22 +25,22 @@ class CaseResult:
     trace: str = ""  # Where that was raised.
     duration_sec: float = 0.0  # Time that the case took.
 
-    def to_json(self) -> str:
+    def to_json(self):
         """As text; what JSON does not know, such as arrays, is pickled in it."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return json.dumps(fields, default=_pickled)
 
     @classmethod
-    def from_json(cls, text: str) -> CaseResult:
+    def from_json(cls, text):
         """Reads what ``to_json`` made."""
         return cls(**json.loads(text, object_hook=_unpickled))
 
 
-def _pickled(value: Any) -> dict[str, str]:
+def _pickled(value):
     return {_PICKLED: base64.b64encode(pickle.dumps(value)).decode("ascii")}
 
 
-def _unpickled(found: dict[str, Any]) -> Any:
+def _unpickled(found):
     if set(found) != {_PICKLED}:
         return found
     return pickle.loads(base64.b64decode(found[_PICKLED]))
@@ -53,30 +53,30 @@ class ResultFolder:
     path: Path  # The folder.
     num_processes: int  # Processes that run the cases.
 
-    def write(self, case_name: str, process: int, result: CaseResult) -> None:
+    def write(self, case_name, process, result):
         """Leaves what came of a case in a process, by its number."""
         part = self._file(case_name, process).with_suffix(".part")
         part.write_text(result.to_json(), encoding="utf-8")
         part.rename(part.with_suffix(".json"))
 
-    def has(self, case_name: str, process: int) -> bool:
+    def has(self, case_name, process):
         """Whether a process has left a result."""
         return self._file(case_name, process).exists()
 
-    def has_all(self, case_name: str) -> bool:
+    def has_all(self, case_name):
         """Whether every process has left a result."""
         return all(self.has(case_name, p) for p in range(self.num_processes))
 
-    def read(self, case_name: str, process: int) -> CaseResult:
+    def read(self, case_name, process):
         """What a process has left."""
         text = self._file(case_name, process).read_text(encoding="utf-8")
         return CaseResult.from_json(text)
 
-    def read_all(self, case_name: str) -> list[CaseResult]:
+    def read_all(self, case_name):
         """What every process has left, in their order."""
         return [self.read(case_name, p) for p in range(self.num_processes)]
 
-    def wait_for_all(self, case_name: str, timeout_sec: float) -> list[CaseResult]:
+    def wait_for_all(self, case_name, timeout_sec):
         """Waits until every process has left a result."""
         deadline = time.monotonic() + timeout_sec
         while not self.has_all(case_name):
@@ -87,6 +87,6 @@ class ResultFolder:
             time.sleep(_POLL_SEC)
         return self.read_all(case_name)
 
-    def _file(self, case_name: str, process: int) -> Path:
+    def _file(self, case_name, process):
         # No suffix is taken off a name with a dot in it.
         return self.path / f"{case_name}.{process}.json"

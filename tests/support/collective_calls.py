@@ -1,29 +1,14 @@
 """Calls of collectives as a trace leaves them, without a trace."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import tensorflow as tf
 
 from replicator.collectives.call import Collective
 from replicator.collectives.kinds.all_reduce import AllReduce
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 SUM = AllReduce(op="sum")
 
 
-def make_call(
-    shapes: Sequence[Any],
-    kind: Any = SUM,
-    *,
-    num_replicas: int = 2,
-    dtypes: Sequence[tf.DType] | None = None,
-    index: int = 0,
-    **options: Any,
-) -> Collective:
+def make_call(shapes, kind=SUM, *, num_replicas=2, dtypes=None, index=0, **options):
     """A call on tensors of some shapes, float32 unless types are given."""
     places = range(len(shapes))
     facts = {

@@ -1,14 +1,7 @@
 """Words of command lines."""
 
-from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-
-def overridden(words: Iterable[str], *more: str) -> tuple[str, ...]:
+def overridden(words, *more):
     """Returns words and more, without ``--name=value`` that more gives anew."""
     given = {word.partition("=")[0].replace("--no-", "--") for word in more}
     repeatable = {"--option", "--count", "--vary", "--write"}

@@ -5,29 +5,19 @@ finds in far fewer cases: those that have every value, or every pair of values, 
 ``make test`` runs those, ``make test-full`` the whole product.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
 
 # Set by ``make test-full``.
 VARIABLE = "FULL_TESTS"
 
 
-def is_full() -> bool:
+def is_full():
     """Whether this run has the whole of every product."""
     return bool(os.environ.get(VARIABLE))
 
 
-def covering(
-    cases: Sequence[Mapping[str, str]],
-    strength: int,
-    prefer: Mapping[str, Collection[str]] | None = None,
-) -> list[int]:
+def covering(cases, strength, prefer=None):
     """Chooses cases that have every combination of ``strength`` values that occurs.
 
     Always the same ones: in each turn the case with the most combinations that are not
@@ -52,7 +42,7 @@ def covering(
     return sorted(chosen)
 
 
-def leave_out(config: Any, items: list[Any]) -> int:
+def leave_out(config, items):
     """Removes what is left to the full run from a collection; returns how many.
 
     A test that is named by its own id runs always.
@@ -67,7 +57,7 @@ def leave_out(config: Any, items: list[Any]) -> int:
     return len(left)
 
 
-def left_for_the_full_run(items: Sequence[Any]) -> list[Any]:
+def left_for_the_full_run(items):
     """The tests of a collection that ``make test`` leaves out.
 
     Those marked ``full``, and of each function marked ``covering`` the cases beyond
@@ -75,7 +65,7 @@ def left_for_the_full_run(items: Sequence[Any]) -> list[Any]:
     ``repr``.
     """
     left = [item for item in items if item.get_closest_marker("full")]
-    products: dict[str, list[Any]] = {}
+    products = {}
     for item in items:
         if item.get_closest_marker("covering") and item not in left:
             products.setdefault(item.nodeid.partition("[")[0], []).append(item)

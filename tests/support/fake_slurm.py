@@ -1,14 +1,6 @@
 """Programs that answer as Slurm's, for what is submitted and never run."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 PROGRAMS = {
     "sinfo": 'echo "main* 2"; echo "big 8"',
@@ -17,7 +9,7 @@ PROGRAMS = {
 }
 
 
-def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def install(folder, monkeypatch):
     """Puts the programs into PATH; returns the file that gets what is submitted."""
     for name, text in PROGRAMS.items():
         path = folder / name

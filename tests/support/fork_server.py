@@ -24,10 +24,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 MODULES = ("tensorflow", "keras", "replicator")
 # Starts of names of variables that are read during an import, or may be.
@@ -52,18 +48,18 @@ class ForkedProcess:
       returncode: As of ``Popen``; None until ``poll`` or ``wait`` saw the end.
     """
 
-    def __init__(self, server: ForkServer, pid: int) -> None:
+    def __init__(self, server, pid):
         self.pid = pid
         self.returncode: int | None = None
         self._server = server
 
-    def poll(self) -> int | None:
+    def poll(self):
         """The exit code, negative for a signal; None while it runs."""
         if self.returncode is None:
             self.returncode = self._server.ask({"poll": self.pid})
         return self.returncode
 
-    def wait(self, timeout: float) -> int:
+    def wait(self, timeout):
         """Waits for the end."""
         deadline = time.monotonic() + timeout
         while (code := self.poll()) is None:
@@ -72,7 +68,7 @@ class ForkedProcess:
             time.sleep(_POLL_SEC)
         return code
 
-    def send_signal(self, number: int) -> None:
+    def send_signal(self, number):
         """Sends a signal, unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
@@ -85,7 +81,7 @@ class ForkServer:
       env: Its environment variables: those of this process when it was made.
     """
 
-    def __init__(self, env: Mapping[str, str]) -> None:
+    def __init__(self, env):
         ours, theirs = socket.socketpair()
         with theirs:
             self.env = dict(env)
@@ -99,13 +95,11 @@ class ForkServer:
         ours.close()
         atexit.register(self._end)
 
-    def fits(self, env: Mapping[str, str]) -> bool:
+    def fits(self, env):
         """Whether a process with these variables would have imported the same."""
         return _read_at_import(env) == _read_at_import(self.env)
 
-    def start(
-        self, argv: Sequence[str], *, env: Mapping[str, str], log: Path
-    ) -> ForkedProcess:
+    def start(self, argv, *, env, log):
         """Forks a process that runs a program of Python, in a session of its own."""
         log.touch()  # as Popen does: it can be read before the fork has come to it
         request = {
@@ -116,14 +110,7 @@ class ForkServer:
         }
         return ForkedProcess(self, self.ask(request))
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        log: Path,
-        timeout_sec: float,
-    ) -> tuple[int, str]:
+    def run(self, argv, *, env, log, timeout_sec):
         """Runs a program to its end; returns its exit code and what the log has."""
         process = self.start(argv, env=env, log=log)
         try:
@@ -133,7 +120,7 @@ class ForkServer:
             process.wait(_KILL_SEC)
         return code, log.read_text(encoding="utf-8")
 
-    def ask(self, request: Any) -> Any:
+    def ask(self, request):
         """What the server answers."""
         self._channel.write(json.dumps(request) + "\n")
         self._channel.flush()
@@ -142,18 +129,18 @@ class ForkServer:
             raise RuntimeError(f"the server of forks ended: {self._process.poll()}")
         return json.loads(answer)
 
-    def _end(self) -> None:
+    def _end(self):
         self._process.kill()
         self._process.wait()
 
 
 @functools.cache
-def server(**settings: str) -> ForkServer:
+def server(**settings):
     """The server of this process, by environment variables that it sets; made once."""
     return ForkServer({**os.environ, "PYTHONUNBUFFERED": "1", **settings})
 
 
-def _read_at_import(env: Mapping[str, str]) -> dict[str, str]:
+def _read_at_import(env):
     return {
         name: value
         for name, value in env.items()
@@ -161,7 +148,7 @@ def _read_at_import(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def main() -> None:
+def main():
     """Serves until its parent ends; in a forked process, runs what was requested."""
     from replicator.cluster import die_with_parent
 
@@ -182,7 +169,7 @@ def main() -> None:
             _run(request)
 
 
-def _serve(connection: socket.socket) -> Any:
+def _serve(connection):
     """Answers until the other end is closed; in a forked process, returns its task."""
     with connection, connection.makefile("rw", encoding="utf-8") as channel:
         for line in channel:
@@ -195,12 +182,12 @@ def _serve(connection: socket.socket) -> Any:
     return None
 
 
-def _poll(pid: int) -> int | None:
+def _poll(pid):
     ended, status = os.waitpid(pid, os.WNOHANG)
     return os.waitstatus_to_exitcode(status) if ended else None
 
 
-def _fork() -> int:
+def _fork():
     """Returns once the process has a group that can be killed."""
     reader, writer = os.pipe()
     pid = os.fork()
@@ -213,7 +200,7 @@ def _fork() -> int:
     return pid
 
 
-def _run(request: Any) -> None:
+def _run(request):
     """Becomes a process as ``Popen`` starts it."""
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)

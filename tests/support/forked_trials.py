@@ -22,12 +22,8 @@ import subprocess
 import sys
 import types
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = "fake_worker"
@@ -39,18 +35,18 @@ _LONGEST_REQUEST = 2**20
 class ForkedTrial:
     """A process of the server, with what the harness uses of ``subprocess.Popen``."""
 
-    def __init__(self, pid: int, stdin: Any) -> None:
+    def __init__(self, pid, stdin):
         self.pid = pid
         self.stdin = stdin
         self.returncode: int | None = None
 
-    def poll(self) -> int | None:
+    def poll(self):
         """The exit code, negative for a signal; None while it runs."""
         if self.returncode is None:
             self.returncode = _ask({"poll": self.pid})
         return self.returncode
 
-    def wait(self, timeout: float | None = None) -> int:
+    def wait(self, timeout=None):
         """Waits for the end."""
         if self.poll() is None:
             descriptor = os.pidfd_open(self.pid)
@@ -66,11 +62,11 @@ class ForkedTrial:
 
 
 @contextlib.contextmanager
-def installed(command: Sequence[str]) -> Iterator[None]:
+def installed(command):
     """Forks trials of this process that have a command, while the block runs."""
     from harness.run import trial_tree
 
-    def start(words: Sequence[str], **options: Any) -> Any:
+    def start(words, **options):
         if tuple(words[: len(command)]) != tuple(command):
             return subprocess.Popen(words, **options)
         return _fork(words[len(command) :], **options)
@@ -81,16 +77,7 @@ def installed(command: Sequence[str]) -> Iterator[None]:
         yield
 
 
-def _fork(
-    arguments: Sequence[str],
-    *,
-    stdin: int,
-    stdout: Any,
-    stderr: Any,
-    env: dict[str, str],
-    cwd: Path,
-    start_new_session: bool,
-) -> ForkedTrial:
+def _fork(arguments, *, stdin, stdout, stderr, env, cwd, start_new_session):
     assert (stdin, start_new_session) == (subprocess.PIPE, True)
     reader, writer = os.pipe()
     request = {"argv": [MODULE, *arguments], "env": env, "cwd": str(cwd)}
@@ -100,7 +87,7 @@ def _fork(
 
 
 @functools.cache
-def _server() -> socket.socket:
+def _server():
     """Starts the server, which ends with this process, and all that it forked."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
@@ -112,7 +99,7 @@ def _server() -> socket.socket:
             pass_fds=[theirs.fileno()],
         )
 
-    def end() -> None:
+    def end():
         ours.close()
         process.kill()
         process.wait()
@@ -121,7 +108,7 @@ def _server() -> socket.socket:
     return ours
 
 
-def _ask(request: Any, descriptors: Sequence[int] = ()) -> Any:
+def _ask(request, descriptors=()):
     """What the server answers."""
     sent = json.dumps(request).encode()
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
@@ -132,7 +119,7 @@ def _ask(request: Any, descriptors: Sequence[int] = ()) -> Any:
     return json.loads(answer)
 
 
-def main() -> None:
+def main():
     """Serves until its parent ends; in a forked process, runs the trial."""
     from replicator.cluster import die_with_parent
 
@@ -153,7 +140,7 @@ def main() -> None:
         sys.exit(worker.main())
 
 
-def _serve(connection: socket.socket) -> Any:
+def _serve(connection):
     """Answers until the other end is closed; in a forked process, returns its task."""
     with connection:
         while True:
@@ -173,7 +160,7 @@ def _serve(connection: socket.socket) -> Any:
             connection.send(json.dumps(answer).encode())
 
 
-def _fork_with(streams: Sequence[int]) -> int:
+def _fork_with(streams):
     """Returns once the process has a session of its own."""
     reader, writer = os.pipe()
     pid = os.fork()

@@ -1,15 +1,9 @@
 """Modules of cases, for tests that repeat in their process what a cluster does."""
 
-from __future__ import annotations
-
 import importlib.util
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
-def load(path: Path) -> Any:
+def load(path):
     """A module by its file, whose folder is not on ``sys.path``."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None

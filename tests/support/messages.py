@@ -1,29 +1,19 @@
 """What processes of a cluster say while they run: one line of JSON per message."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from replicator.cluster.local_cluster import LocalCluster
 
 _POLL_SEC = 0.02
 
 
-def send(**fields: Any) -> None:
+def send(**fields):
     """Writes a message of this process to its output."""
     sys.stdout.write(json.dumps({"time": time.time(), **fields}) + "\n")
     sys.stdout.flush()
 
 
-def received(
-    cluster: LocalCluster, member: tuple[str, int], *, num_lines_before: int = 0
-) -> list[dict[str, Any]]:
+def received(cluster, member, *, num_lines_before=0):
     """All messages of a process, after so many lines of its output."""
     text = cluster.output(*member)
     # The last line may still be being written.
@@ -31,15 +21,13 @@ def received(
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
-def last(messages: list[dict[str, Any]], field: str) -> Any:
+def last(messages, field):
     """The last value of a field, or None."""
     values = [message[field] for message in messages if field in message]
     return values[-1] if values else None
 
 
-def wait_until(
-    condition: Callable[[], Any], cluster: LocalCluster, timeout_sec: float
-) -> None:
+def wait_until(condition, cluster, timeout_sec):
     """Waits for a condition; when the time is over, fails with the outputs."""
     deadline = time.monotonic() + timeout_sec
     while not condition():

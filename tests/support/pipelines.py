@@ -1,16 +1,10 @@
 """The pipelines of this project, and the commands in their scripts."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -21,17 +15,17 @@ _OPERATORS = {"|", "||", "&&", ";", "&", ">", ">>", "<", "(", ")", "{", "}", ";;
 _SUBSTITUTION = re.compile(r"\$\([^()]*\)")
 
 
-def read(path: Path) -> Any:
+def read(path):
     """Returns a pipeline; ``on`` is a key, not a truth value."""
     return parsed(path.read_text(encoding="utf-8"))
 
 
-def parsed(text: str) -> Any:
+def parsed(text):
     """Returns YAML with all scalars as strings."""
     return yaml.load(text, Loader=yaml.BaseLoader)
 
 
-def scripts_in(node: Any) -> Iterator[str]:
+def scripts_in(node):
     """Yields the shell scripts of a pipeline, of either host."""
     if isinstance(node, dict):
         for name, value in node.items():
@@ -46,7 +40,7 @@ def scripts_in(node: Any) -> Iterator[str]:
             yield from scripts_in(item)
 
 
-def commands_in(script: str) -> list[list[str]]:
+def commands_in(script):
     """Returns the simple commands of a shell script, as lists of words.
 
     What a command substitutes, and the value of a variable, is replaced by a word.
@@ -56,7 +50,7 @@ def commands_in(script: str) -> list[list[str]]:
     for line in text.splitlines():
         words = shlex.shlex(line, posix=True, punctuation_chars=True)
         words.whitespace_split = True
-        current: list[str] = []
+        current = []
         for word in words:
             if word in _OPERATORS:
                 commands.append(current)
@@ -67,7 +61,7 @@ def commands_in(script: str) -> list[list[str]]:
     return [command for command in commands if command]
 
 
-def arguments_after(words: list[str], *start: str) -> list[str] | None:
+def arguments_after(words, *start):
     """Returns what follows some words in a command; None if they are not in it."""
     for i in range(len(words) - len(start) + 1):
         if tuple(words[i : i + len(start)]) == start:
@@ -75,7 +69,7 @@ def arguments_after(words: list[str], *start: str) -> list[str] | None:
     return None
 
 
-def harness_commands(path: Path) -> list[list[str]]:
+def harness_commands(path):
     """Returns the arguments of each command of the harness in a pipeline."""
     found = (
         arguments_after(command, "-m", "harness")

@@ -1,10 +1,7 @@
 """Packages of somebody's that are installed for one test, without pip."""
 
-from __future__ import annotations
-
 import importlib
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,17 +12,11 @@ from reports.exports.export_formats import FORMATS
 from results import plugins
 from workloads.catalog import WORKLOADS
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
 TABLES = (WORKLOADS, BACKENDS, FORMATS, launch_catalog._FOUND)
 
 
 @pytest.fixture
-def install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Path]]:
+def install(tmp_path, monkeypatch):
     """Returns a function that installs a package of one module; all is undone.
 
     Its arguments are the module, its text, and the entry points by kind.
@@ -38,9 +29,7 @@ def install(
     site.mkdir()
     monkeypatch.syspath_prepend(str(site))
 
-    def make(
-        module: str, text: str, *, version: str = "1.2", **entries: dict[str, str]
-    ) -> Path:
+    def make(module, text, *, version="1.2", **entries):
         (site / f"{module}.py").write_text(text, encoding="utf-8")
         name = f"{module}_pack"
         info = site / f"{name}-{version}.dist-info"

@@ -1,7 +1,5 @@
 """The published studies: their records, unpacked once per process."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import shutil
@@ -15,14 +13,14 @@ NAMES = sorted(path.parent.name for path in SITE.glob("studies/*/records.zip"))
 
 
 @functools.cache
-def _folder() -> Path:
+def _folder():
     folder = Path(tempfile.mkdtemp(prefix="published-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 @functools.cache
-def study(name: str) -> Path:
+def study(name):
     """Returns the folder of a published study; tests copy what they change."""
     with zipfile.ZipFile(SITE / "studies" / name / "records.zip") as records:
         records.extractall(_folder())

@@ -5,24 +5,18 @@ This one has every kind of layer, stages without and with a stride, and a fifth 
 nodes.
 """
 
-from __future__ import annotations
-
 import contextlib
-from typing import TYPE_CHECKING
 
 import pytest
 
 from workloads.resnet50 import model
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # The stem, three convolutions of each block and its projection.
 NUM_CONVOLUTIONS = 1 + 2 * (3 + 1)
 
 
 @contextlib.contextmanager
-def short() -> Iterator[None]:
+def short():
     """Makes networks that are built inside short: one block in each of two stages."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "NUM_BLOCKS", (1, 1))

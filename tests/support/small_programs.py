@@ -4,11 +4,8 @@ A program that runs a few steps is traced and optimized for most of its time. Th
 every kind of layer, of whose repetitions most are left out.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
-from typing import Any
 
 import small_fit
 from short_resnet import short
@@ -16,7 +13,7 @@ from short_resnet import short
 from workloads import catalog
 
 # One doubling of the generator, two blocks of the discriminator; one hidden layer.
-OPTIONS: dict[str, dict[str, Any]] = {
+OPTIONS = {
     "d4pg": {"policy_sizes": "16", "critic_sizes": "16"},
     "keras_fit": {"model": f"{small_fit.__file__}:small", "num_classes": 10},
     "sngan": {"layout": "imagenet", "image_size": 8},
@@ -30,15 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def build(
-    name: str,
-    repl: Any,
-    *,
-    data: str = "synthetic",
-    per_replica_batch_size: int = 4,
-    seed: int = 1,
-    **options: Any,
-) -> Any:
+def build(name, repl, *, data="synthetic", per_replica_batch_size=4, seed=1, **options):
     """Builds the smoke preset of a workload with a small network."""
     workload = importlib.import_module(catalog.WORKLOADS[name].module).WORKLOAD
     with short() if name == "resnet50" else contextlib.nullcontext():

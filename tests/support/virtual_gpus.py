@@ -1,17 +1,10 @@
 """Virtual CPU devices that are taken for parts of GPUs."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 from replicator.engine.graph.convolutions import fused, products
 from replicator.placement import devices, topology
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
-
-def take_cpus_for_gpus(replace: Callable[[Any, str, Any], None] = setattr) -> None:
+def take_cpus_for_gpus(replace=setattr):
     """Every CPU device has memory of its own, and is not one of NCCL's."""
     replace(devices, "memory", lambda device: device)
     replace(devices, "have_virtual_gpus", lambda names: True)

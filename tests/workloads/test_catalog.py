@@ -98,7 +98,6 @@ def test_catalogue_and_workload_say_the_same(name):
 
 
 def test_a_text_that_is_no_name_is_refused():
-    """Paths and blanks are no data set names."""
     with pytest.raises(ValueError, match=r"data '\.\./x y' is not a data set name"):
         catalog.check_data("resnet50", "../x y")
 

@@ -143,7 +143,6 @@ def _arrays(batch):
 
 @pytest.mark.parametrize("name", REUSED_DATA)
 def test_every_step_gets_the_first_batch_of_each_replica(name):
-    """Two replicas read different batches, each the same one for ever."""
     program = _build(
         name, ReusingReplicator(replicator.create("in_graph", num_replicas=2))
     )

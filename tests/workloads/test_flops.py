@@ -181,7 +181,6 @@ def test_the_step_of_the_language_model_does_what_is_counted():
 
 @pytest.mark.parametrize("name", sorted(catalog.WORKLOADS))
 def test_every_program_counts_its_arithmetic(name):
-    """A positive number, which a record can hold."""
     flops = build(name).flops_per_example
 
     assert isinstance(flops, int)

@@ -56,7 +56,6 @@ def test_impossible_proportions_are_refused(counts, confidence, message):
 
 
 def test_mean_has_scipys_interval():
-    """Student's t, as SciPy computes it."""
     values = [1.0, 2.0, 4.0, 9.0]
     reference = scipy.stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
 
@@ -100,7 +99,6 @@ def test_a_large_group_counts_for_more():
 
 
 def test_one_group_has_no_interval():
-    """However many values it has."""
     with pytest.raises(ValueError, match=r"got 1 group\(s\) of 'top_1': an interval"):
         quality.mean_over_groups(METRIC, np.ones(5), np.zeros(5))
 
@@ -133,7 +131,6 @@ def test_examples_of_all_batches_count():
     ],
 )
 def test_a_metric_with_wrong_facts_is_refused(change, message):
-    """A name that is no column, a tolerance in percent."""
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(METRIC, **change)
 

@@ -1,21 +1,14 @@
 """One collective of a megabyte over four replicas, dispatch included."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import pytest
 import tensorflow as tf
 
 import replicator
 from replicator.placement import devices
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 NUM_REPLICAS = 4
 NUM_FLOATS = 2**18
-COLLECTIVES: dict[str, Callable[[Any], Any]] = {
+COLLECTIVES = {
     "all_sum": replicator.all_sum,
     "all_mean": replicator.all_mean,
     "all_gather": replicator.all_gather,
@@ -27,7 +20,7 @@ devices.split_cpu(NUM_REPLICAS)
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_a_megabyte_over_4_replicas(benchmark: Any, name: str) -> None:
+def test_a_megabyte_over_4_replicas(benchmark, name):
     """What differs by replica, so that nothing is left out as invariant."""
     repl = replicator.create(
         "in_graph",
@@ -36,7 +29,7 @@ def test_a_megabyte_over_4_replicas(benchmark: Any, name: str) -> None:
         variable_placement="mirrored",
     )
 
-    def step() -> Any:
+    def step():
         replica = replicator.get_replica_context().replica_id
         value = tf.fill([NUM_FLOATS], tf.cast(replica, tf.float32))
         return tf.reduce_sum(COLLECTIVES[name](value))

@@ -1,9 +1,5 @@
 """Replicate, link and dispatch: the costs of the engine itself."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import keras
 import pytest
 import tensorflow as tf
@@ -26,16 +22,16 @@ devices.split_cpu(NUM_REPLICAS)
 
 
 @pytest.fixture(scope="module")
-def num_collectives(request: Any) -> int:
+def num_collectives(request):
     """500 where something is measured."""
     is_untimed = request.config.getoption("benchmark_disable")
     return NUM_UNTIMED if is_untimed else NUM_COLLECTIVES
 
 
-def _many_collectives(number: int) -> Any:
+def _many_collectives(number):
     """A step of collectives, each of which depends on the one before."""
 
-    def step(x: Any) -> Any:
+    def step(x):
         for _ in range(number):
             x = replicator.all_mean(tf.tanh(x))
         return x
@@ -43,24 +39,24 @@ def _many_collectives(number: int) -> Any:
     return trace.trace(step, [tf.TensorSpec([64])], NUM_REPLICAS)
 
 
-def _on_cpus() -> Any:
+def _on_cpus():
     return make_topology(
         [[name] for name in devices.split_cpu(NUM_REPLICAS)], is_mirrored=True
     )
 
 
 @pytest.fixture(scope="module")
-def traced(num_collectives: int) -> Any:
+def traced(num_collectives):
     """A traced step of 500 collectives."""
     return _many_collectives(num_collectives)
 
 
-def test_trace_500_collectives(benchmark: Any, num_collectives: int) -> None:
+def test_trace_500_collectives(benchmark, num_collectives):
     """Python tracing of the step function."""
     benchmark.pedantic(_many_collectives, [num_collectives], rounds=5, warmup_rounds=1)
 
 
-def test_optimize_and_read_500_collectives(benchmark: Any, traced: Any) -> None:
+def test_optimize_and_read_500_collectives(benchmark, traced):
     """Graph optimization and conversion, once per step function."""
     topology = _on_cpus()
     benchmark.pedantic(
@@ -70,21 +66,19 @@ def test_optimize_and_read_500_collectives(benchmark: Any, traced: Any) -> None:
     )
 
 
-def test_plan_500_collectives_over_8_replicas(benchmark: Any, traced: Any) -> None:
+def test_plan_500_collectives_over_8_replicas(benchmark, traced):
     """Owners and buckets, where every device has a memory of its own."""
     topology = make_topology([[f"/device:GPU:{i}"] for i in range(NUM_REPLICAS)])
     benchmark(plan.make_plan, traced.collectives, topology)
 
 
-def test_link_500_collectives_over_8_replicas(
-    benchmark: Any, traced: Any, monkeypatch: Any
-) -> None:
+def test_link_500_collectives_over_8_replicas(benchmark, traced, monkeypatch):
     """All of a program after tracing and optimizing: analyze, plan, copy, link."""
     topology = _on_cpus()
     optimized = optimize.optimize(traced, topology)
     monkeypatch.setattr(analysis, "trace", lambda *_: traced)
 
-    def read_optimized(*_: Any) -> Any:
+    def read_optimized(*_):
         copy = type(optimized)()
         copy.CopyFrom(optimized)
         return copy
@@ -98,13 +92,13 @@ def test_link_500_collectives_over_8_replicas(
 
 
 @pytest.mark.parametrize("name", ["plain tf.function", "single", "in_graph x4"])
-def test_one_tiny_step(benchmark: Any, name: str) -> None:
+def test_one_tiny_step(benchmark, name):
     """Dispatch of a step that computes almost nothing."""
     weight = tf.Variable(1.0)
     if name == "plain tf.function":
 
         @tf.function
-        def plain() -> Any:
+        def plain():
             weight.assign_add(0.001)
             return weight.read_value()
 
@@ -113,21 +107,21 @@ def test_one_tiny_step(benchmark: Any, name: str) -> None:
     backend, _, replicas = name.partition(" x")
     repl = replicator.create(backend, num_replicas=int(replicas or 1))
 
-    def step() -> Any:
+    def step():
         weight.assign_add(0.001)
         return weight.read_value()
 
     benchmark(lambda: float(repl.run(step)[0]))
 
 
-def test_16_tiny_steps_in_one_dispatch(benchmark: Any) -> None:
+def test_16_tiny_steps_in_one_dispatch(benchmark):
     """The same 16 times in one call: divide by 16 for the cost of a step."""
     repl = replicator.create("in_graph", num_replicas=4)
     with repl.context():
         weight = tf.Variable(1.0)
         optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1))
 
-    def step() -> Any:
+    def step():
         with tf.GradientTape() as tape:
             loss = weight * weight
         optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])

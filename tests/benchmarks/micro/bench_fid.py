@@ -1,9 +1,5 @@
 """Scores of generated images, from features that are there."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -16,18 +12,18 @@ NUM_FEATURES = 256
 
 
 @pytest.fixture(scope="module")
-def features() -> Any:
+def features():
     """Features as of a network: not negative."""
     generator = np.random.default_rng(0)
     return np.maximum(generator.standard_normal((NUM_EXAMPLES, NUM_FEATURES)), 0.0)
 
 
-def test_moments_of_2000_examples(benchmark: Any, features: Any) -> None:
+def test_moments_of_2000_examples(benchmark, features):
     """One pass over the features."""
     assert NUM_FEATURES == benchmark(Moments.of, features).num_features
 
 
-def test_distance_of_256_features(benchmark: Any, features: Any) -> None:
+def test_distance_of_256_features(benchmark, features):
     """Eigenvalues of both covariances, and the distance."""
     half = NUM_EXAMPLES // 2
     first, second = Moments.of(features[:half]), Moments.of(features[half:])
@@ -35,6 +31,6 @@ def test_distance_of_256_features(benchmark: Any, features: Any) -> None:
     assert benchmark(fid.frechet_distance, first, second) > 0
 
 
-def test_inception_score_of_2000_examples(benchmark: Any, features: Any) -> None:
+def test_inception_score_of_2000_examples(benchmark, features):
     """In ten parts."""
     assert benchmark(inception_score, features).value > 1

@@ -1,9 +1,5 @@
 """The losses of the three workloads with their gradients, as compiled functions."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import tensorflow as tf
 
@@ -17,18 +13,18 @@ NUM_ATOMS = 101
 BATCH = 256
 
 
-def _floats(*shape: int) -> Any:
+def _floats(*shape):
     generator = np.random.default_rng(0)
     return tf.constant(generator.standard_normal(shape, dtype=np.float32))
 
 
-def test_cross_entropy_of_256_images(benchmark: Any) -> None:
+def test_cross_entropy_of_256_images(benchmark):
     """Of ``resnet50``."""
     logits = _floats(BATCH, NUM_CLASSES)
     labels = tf.range(BATCH) % NUM_CLASSES
 
     @tf.function
-    def gradient() -> Any:
+    def gradient():
         with tf.GradientTape() as tape:
             tape.watch(logits)
             loss = tf.reduce_mean(resnet50.softmax_cross_entropy(labels, logits))
@@ -37,12 +33,12 @@ def test_cross_entropy_of_256_images(benchmark: Any) -> None:
     assert (BATCH, NUM_CLASSES) == benchmark(lambda: gradient().numpy().shape)
 
 
-def test_hinge_of_256_images(benchmark: Any) -> None:
+def test_hinge_of_256_images(benchmark):
     """Of ``sngan``: both sides of the discriminator."""
     real, fake = _floats(BATCH), _floats(BATCH)
 
     @tf.function
-    def gradient() -> Any:
+    def gradient():
         with tf.GradientTape() as tape:
             tape.watch((real, fake))
             loss = hinge.discriminator_loss(real, fake)
@@ -51,14 +47,14 @@ def test_hinge_of_256_images(benchmark: Any) -> None:
     assert 2 == len(benchmark(lambda: [part.numpy() for part in gradient()]))
 
 
-def test_backup_and_critic_loss_of_256_transitions(benchmark: Any) -> None:
+def test_backup_and_critic_loss_of_256_transitions(benchmark):
     """Of ``d4pg``: 101 atoms are moved, projected and compared."""
     atoms = tf.constant(distribution.make_atoms(-150.0, 150.0, NUM_ATOMS))
     logits, following = _floats(BATCH, NUM_ATOMS), _floats(BATCH, NUM_ATOMS)
     reward, discount = _floats(BATCH), tf.fill([BATCH], 0.95)
 
     @tf.function
-    def gradient() -> Any:
+    def gradient():
         target, _ = distribution.backup(
             reward, discount, tf.nn.softmax(following), atoms
         )

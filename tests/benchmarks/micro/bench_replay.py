@@ -1,9 +1,5 @@
 """Replay: batches of 256 transitions from 20,000 environment steps in shared memory."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -19,7 +15,7 @@ OBSERVATION = np.ones(24, np.float32)
 
 
 @pytest.fixture(scope="module")
-def streams() -> Any:
+def streams():
     """Streams that are full of episodes."""
     made = StepStreams(
         StreamsSpec(
@@ -37,7 +33,7 @@ def streams() -> Any:
     return made
 
 
-def _append(writer: Any, number: int) -> None:
+def _append(writer, number):
     writer.append(
         OBSERVATION,
         0.0,
@@ -49,15 +45,13 @@ def _append(writer: Any, number: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["uniform", "prioritized"])
-def test_sample_256_transitions_and_update_priorities(
-    benchmark: Any, streams: Any, kind: str
-) -> None:
+def test_sample_256_transitions_and_update_priorities(benchmark, streams, kind):
     """What the learner does before each step."""
     settings = ReplaySettings(is_prioritized=kind == "prioritized")
     replay = make_replay(streams, settings)
     errors = np.random.default_rng(0).gamma(1, 1, BATCH)
 
-    def step() -> Any:
+    def step():
         batch = replay.sample(BATCH)
         replay.update_priorities(batch["index"], errors)
         return batch
@@ -65,11 +59,11 @@ def test_sample_256_transitions_and_update_priorities(
     assert (BATCH, 24) == benchmark(step)["observation"].shape
 
 
-def test_write_1000_steps(benchmark: Any, streams: Any) -> None:
+def test_write_1000_steps(benchmark, streams):
     """What an actor does after its environment."""
     writer = streams.writer(0)
 
-    def write() -> None:
+    def write():
         for number in range(1000):
             _append(writer, number)
 

@@ -1,7 +1,5 @@
 """Whether an error is the library's own: one that it raised to say what is wrong."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re
@@ -15,7 +13,7 @@ _LAST_LINE = re.compile(r"\n\n    \w+: ")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
-def complaint(error: Exception) -> str | None:
+def complaint(error):
     """Says what is wrong with an error; None if the library raised it itself.
 
     An error of Python's that passes through the library (``'NoneType' object is not
@@ -33,7 +31,7 @@ def complaint(error: Exception) -> str | None:
     return None
 
 
-def message_of(error: Exception) -> str:
+def message_of(error):
     """What an error says; AutoGraph puts it behind the lines that lead there."""
     text = str(error)
     if "in user code:" not in text:
@@ -41,7 +39,7 @@ def message_of(error: Exception) -> str:
     return _LAST_LINE.split(text)[-1].strip()
 
 
-def place_of(error: Exception) -> tuple[str, int]:
+def place_of(error):
     """File and line where an error comes from; AutoGraph hides it in the message."""
     frames = _FRAME.findall(str(error).partition("in user code:")[2])
     if frames:
@@ -51,13 +49,13 @@ def place_of(error: Exception) -> tuple[str, int]:
     return last.filename, last.lineno or 0
 
 
-def raises(path: str, line: int) -> bool:
+def raises(path, line):
     """Whether a line is part of a ``raise`` statement."""
     return any(first <= line <= last for first, last in _raise_statements(path))
 
 
 @functools.cache
-def _raise_statements(path: str) -> list[tuple[int, int]]:
+def _raise_statements(path):
     tree = ast.parse(Path(path).read_text(encoding="utf-8"))
     return [
         (node.lineno, node.end_lineno or node.lineno)

@@ -169,7 +169,6 @@ def test_a_scaling_mode_has_the_line_style_that_it_has_in_all_figures(
 
 
 def test_a_case_of_several_processes_has_a_heat_map(tmp_path):
-    """Those of one process have none."""
     several = make_store(tmp_path / "several", RelayShape(num_ranks=2, controls=()))
     one = make_store(tmp_path / "one", RelayShape(controls=()))
 

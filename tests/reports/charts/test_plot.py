@@ -51,7 +51,6 @@ def _no_figures_left():
     ids=["scaling", "forest", "learning", "steps"],
 )
 def test_a_figure_is_drawn_on_new_axes_or_on_given_ones(points, draw):
-    """The frame that ``points_frame`` returns is all it needs."""
     import matplotlib.pyplot as plt
 
     made = draw(points)
@@ -92,7 +91,6 @@ def test_panels_of_a_quantity_share_their_axis(points):
 
 
 def test_the_drawn_values_are_those_of_the_frame(points):
-    """Markers of efficiency, weak scaling."""
     chosen = points.query(
         "quantity == 'efficiency' and kind == 'estimate' and mode == 'weak'"
     )
@@ -184,7 +182,6 @@ def test_at_most_seven_lines_are_in_a_panel(tmp_path_factory, synthetic):
 
 
 def test_headings_have_rows_of_their_own():
-    """Rows of one group stand under its name."""
     places = rows.place(["a", "a", "b"])
 
     assert (1, 2, 4) == places.rows
@@ -263,7 +260,6 @@ def test_digits_follow_the_interval(write, numbers, expected):
 
 @pytest.mark.parametrize("function", [limits.logarithmic, limits.linear])
 def test_modest_intervals_are_shown_whole(function):
-    """Ends near the estimates lie inside."""
     low, high = function([20.0, 40.0], [19.0, 42.0])
 
     assert low < 19.0

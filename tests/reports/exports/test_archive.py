@@ -82,7 +82,6 @@ def make(tmp_path, synthetic, monkeypatch):
 
 
 def test_records_are_beside_each_page(make, tmp_path):
-    """Each page has its own."""
     missing = make()
 
     assert [] == missing
@@ -94,7 +93,6 @@ def test_records_are_beside_each_page(make, tmp_path):
 
 
 def test_records_elsewhere_are_linked_there(make, tmp_path):
-    """With the name of each study, and nothing beside the pages."""
     make(data_url="https://example.org/{study}.zip?a=1&b=2")
     folder = tmp_path / "site" / "studies" / "a"
 

@@ -75,7 +75,6 @@ def test_the_parser_of_mlperf_reads_every_line(store, tmp_path):
 
 
 def test_a_log_has_the_curve_and_the_throughput_of_its_trial(store, tmp_path):
-    """To the last digit."""
     parser = pytest.importorskip("mlperf_logging.compliance_checker.mlp_parser")
     (case, *_) = load_study(store).quality_runs
     entry = case.ok_entries[0]
@@ -107,7 +106,6 @@ def test_the_rules_of_mlperf_object_to_what_a_study_is_not(store, tmp_path):
 
 
 def test_pytest_benchmark_shows_the_cases(store, tmp_path):
-    """Its own command compares two of them."""
     text = benchmark_formats.pytest_benchmark([store], THROUGHPUT)
     paths = [tmp_path / "before.json", tmp_path / "after.json"]
     for path in paths:
@@ -218,7 +216,6 @@ def test_a_study_without_a_figure_is_one_line_or_an_empty_table(failed, name):
 
 
 def test_equal_records_give_equal_bytes(store):
-    """Every format that has a writer."""
     for form in export_formats.FORMATS.values():
         if form.writer:
             first = form.export([store], THROUGHPUT)

@@ -49,7 +49,6 @@ def test_json_has_verdict_and_figures(name, request):
 
 @pytest.mark.parametrize("field", ["verdict", "points", "coverage"])
 def test_the_schema_refuses_a_report_without(field, good):
-    """The schema is not empty."""
     data = json.loads(exports.as_json(good))
     del data[field]
 
@@ -89,7 +88,6 @@ def test_markdown_of_a_large_study_has_at_most_forty_lines(make, synthetic):
 
 
 def test_markdown_of_a_failed_study_says_so(failed):
-    """Without a table and without a figure."""
     text = exports.as_markdown(failed)
 
     assert "`scaling: no verdict`" in text

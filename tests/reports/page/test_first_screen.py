@@ -33,7 +33,6 @@ def _first_screen(store):
 
 
 def test_the_verdict_says_how_well_at_which_number_weak_and_strong(relay):
-    """Each number with its interval, then the comparison and what to do next."""
     judged = brief.judge(relay)
     text = _plain(judged.text)
 
@@ -51,7 +50,6 @@ def test_the_verdict_says_how_well_at_which_number_weak_and_strong(relay):
 
 
 def test_the_table_has_every_backend_and_mode_with_intervals(relay):
-    """Rate with its unit, efficiency, and how sure it is; the most replicas of each."""
     rows = brief.judge(relay).rows
     number = r"[\d.]+ \[[\d.]+, [\d.]+\]"
 
@@ -107,7 +105,6 @@ def test_a_loss_without_a_single_cause_is_not_explained(tmp_path):
 
 
 def test_what_is_typed_is_in_code_letters_as_a_whole(relay):
-    """The whole command, as it is typed."""
     typed = [text for text, is_typed in brief.judge(relay).next_parts if is_typed]
 
     (command,) = typed
@@ -136,7 +133,6 @@ def test_a_study_of_one_backend_says_that_it_ranks_none(tmp_path, synthetic):
 
 
 def test_without_intervals_the_note_says_so(tmp_path, synthetic):
-    """One repetition."""
     view = view_store(synthetic.make_store(tmp_path, synthetic.Shape(repeats=1)))
     judged = brief.judge(view)
 
@@ -242,7 +238,6 @@ def test_processors_lose_their_trade_marks(model, shown):
 
 
 def test_metrics_have_display_names():
-    """Those that the plan knows have its title, others their words."""
     (top_1, _) = (
         MetricFacts(**facts) for facts in kept_metrics.of_workload("resnet50")
     )
@@ -267,7 +262,6 @@ def test_what_is_open_can_be_narrowed_and_nothing_is_promised(tmp_path, syntheti
 
 
 def test_damaged_figures_do_not_break_the_verdict(relay):
-    """An efficiency of 1e300, and an interval from 0."""
     (point,) = [p for p in relay.points_of(WEAK, "in_graph") if p.efficiency]
     assert point.efficiency is not None
     broken = dataclasses.replace(point.efficiency, value=1e300, low=0.0, high=1e301)
@@ -286,6 +280,5 @@ def test_damaged_figures_do_not_break_the_verdict(relay):
 
 
 def test_a_relay_has_generations(relay, sequence):
-    """Captions say what the study has."""
     assert (relay.repetition, sequence.repetition) == ("generation", "repetition")
     assert "repetitions" not in _first_screen(relay.store)

@@ -53,7 +53,6 @@ def _plain(html):
 
 
 def test_the_page_of_a_regression_says_regress_and_nothing_is_reliable(made):
-    """Verdict, change with interval, exit code, and the margin in the figure."""
     store = made(slower=1.1, code=REGRESSION)
     page = build.build_report(store)
     screen = page[page.index('<section id="verdict"') : page.index("</section>")]

@@ -62,7 +62,6 @@ def test_the_legend_has_the_backends_of_the_figure(tmp_path, synthetic):
 
 
 def test_environment_steps_and_seeds_are_shown(tmp_path, synthetic, section):
-    """Three panels and a profile; without actors and repetitions neither."""
     shape = synthetic.Shape(budget=synthetic.LEARNING)
     plain = learning.render(view_store(synthetic.make_store(tmp_path, shape)))
 
@@ -76,7 +75,6 @@ def test_environment_steps_and_seeds_are_shown(tmp_path, synthetic, section):
 
 
 def test_counts_of_the_window_have_a_column_per_case(view):
-    """Means over the trials of the case; ratios as percentages."""
     found = counts.collect(view)
     section = counts.render(view)
 
@@ -127,7 +125,6 @@ def test_ratios_keep_their_percentages():
 
 
 def test_what_more_replicas_change_is_in_the_section(section):
-    """Probability of a better run, and time to the target, with trials."""
     assert "in_graph: what more replicas change" in section
     assert "which runs with 1 replica reached at the end: not their median" in section
     assert "reached by 5 of 5 runs" in section

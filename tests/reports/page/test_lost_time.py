@@ -60,7 +60,6 @@ def test_a_part_that_was_not_measured_says_why(section):
 
 
 def test_the_section_is_in_the_navigation_only_where_there_are_controls(page, tmp_path):
-    """A section without content is not shown."""
     plain = build.build_report(
         make_store(tmp_path, RelayShape(controls=(), generations=2, rounds=2))
     )
@@ -103,7 +102,6 @@ def test_the_terminal_has_at_most_six_lines_of_it(store):
 
 
 def test_the_json_has_all_parts_and_their_trials(store):
-    """With ends, method and reasons; it is valid JSON."""
     found = json.loads(json.dumps(summary.summary(store), allow_nan=False))
     first = found["lost_time"][0]
 
@@ -156,7 +154,6 @@ def test_the_headline_says_that_the_loss_is_that_of_the_input(bound):
 
 
 def test_the_section_and_the_terminal_say_what_the_pipelines_take(bound):
-    """With the interval, in the unit of the parts."""
     section = lost_time.render(view_store(bound))
     stream = io.StringIO()
     text.print_summary(bound, rich.console.Console(file=stream, width=300))
@@ -172,7 +169,6 @@ def test_the_section_and_the_terminal_say_what_the_pipelines_take(bound):
 
 
 def test_a_case_that_is_not_input_bound_is_not_called_so(not_bound):
-    """The section says it; the verdict has nothing to say."""
     judged = verdict.judge(view_store(not_bound))
     line = lost_time.lines(view_store(not_bound))[-1]
 
@@ -183,7 +179,6 @@ def test_a_case_that_is_not_input_bound_is_not_called_so(not_bound):
 
 
 def test_one_generation_is_inconclusive(make):
-    """Its value is shown without an interval."""
     store = make(0.063, generations=1)
     line = lost_time.lines(view_store(store))[-1]
 
@@ -193,7 +188,6 @@ def test_one_generation_is_inconclusive(make):
 
 
 def test_the_json_has_the_verdict_and_its_interval(bound):
-    """With the trials of the control."""
     found = json.loads(json.dumps(summary.summary(bound), allow_nan=False))
     (item,) = found["lost_time"]
     judged = item["lost_time"]["input_bound"]
@@ -226,7 +220,6 @@ def test_it_is_the_rate_of_the_model_over_all_peaks(tmp_path):
 
 
 def test_the_section_of_lost_time_has_a_table_of_it(tmp_path):
-    """Every case with its interval and n, and the peak per replica."""
     store = make_store(tmp_path, RelayShape(num_ranks=2, peak_flops_per_sec=PEAK))
     found = utilisation.of_view(view_store(store))
     shown = lost_time.render(view_store(store))

@@ -159,7 +159,6 @@ def test_ids_are_unique_and_every_reference_resolves(outline):
 
 
 def test_figures_speak_and_tables_are_labelled(outline):
-    """Each figure has title and description, each table a caption and scopes."""
     figures = [attrs for tag, attrs in outline.tags if tag == "svg" and "role" in attrs]
     tables = [children for tag, children in outline.inside if tag == "table"]
     scopes = {attrs.get("scope") for tag, attrs in outline.tags if tag == "th"}
@@ -176,7 +175,6 @@ def test_figures_speak_and_tables_are_labelled(outline):
 
 
 def test_every_trial_is_listed_and_every_ok_trial_is_used(store, page):
-    """Ids of all planned trials, and links from figures to each that counts."""
     planned = {trial.trial_id for trial in store.read_plan().trials}
     rows = set(re.findall(r'<tr id="trial-(\w+)"', page))
     used = set(re.findall(r'href="#trial-(\w+)"', page))
@@ -187,7 +185,6 @@ def test_every_trial_is_listed_and_every_ok_trial_is_used(store, page):
 
 
 def test_text_from_trials_is_escaped(page):
-    """A reason and a traceback with markup are shown, not run."""
     assert 1 == page.count("<script")
     assert page.count("&lt;script&gt;alert(") >= 2
 
@@ -230,7 +227,6 @@ def test_report_lies_where_it_was_asked_for(tmp_path, store, page, built):
 
 @pytest.mark.usefixtures("built")
 def test_report_that_cannot_be_written_says_so(tmp_path, store):
-    """A file in the way of the folder."""
     (tmp_path / "file").write_text("")
     with pytest.raises(errors.WriteStoreError, match=r"cannot write report .*choose a"):
         build.write_report(store, tmp_path / "file" / "report.html")

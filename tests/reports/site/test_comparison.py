@@ -18,7 +18,6 @@ def compared(first, second):
 
 
 def test_the_headline_says_how_much_in_how_many_cases(compared):
-    """30 % in the cases of one backend; which is advice."""
     expected = (
         "In A, throughput is 30.0\N{NARROW NO-BREAK SPACE}% higher than in B in 3 of 6"
         " shared cases. Advice, no verdict: the effect of the day and of the machine's"
@@ -37,7 +36,6 @@ def test_code_and_its_changes_are_named(compared):
 
 
 def test_both_studies_are_drawn_on_the_same_axes(compared):
-    """Every panel has the same ticks and both lines."""
     page = comparison.build(compared)
     charts = re.findall(r'<svg viewBox="[^"]*" role="img".*?</svg>', page, re.DOTALL)
     efficiency = [chart for chart in charts if "Parallel efficiency" in chart]
@@ -77,7 +75,6 @@ def test_another_machine_is_a_reason_not_to_conclude(first, elsewhere):
 
 
 def test_a_study_has_no_difference_from_itself(first):
-    """Under any name."""
     study = load_study(first)
     with pytest.raises(ResultsError, match=r"both studies are 'before' with the same"):
         comparison.compare_studies(study, load_study(first), METRIC)

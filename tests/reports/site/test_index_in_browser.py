@@ -115,7 +115,6 @@ def compared(first, second):
 
 
 def test_studies_are_filtered_and_sorted(index, evaluate):
-    """By what a reader chooses; the number that is shown is said."""
     steps = (
         '[shown(), choose("machine", "2 cores of an Other X9"), choose("machine", ""),'
         ' choose("order", "name"), choose("order", "date"), choose("backend",'
@@ -145,6 +144,5 @@ def test_no_page_scrolls_sideways(request, evaluate, name, width):
 
 
 def test_no_text_of_a_figure_overlaps_another(index, compared, evaluate):
-    """Nor leaves its figure."""
     for page in (index, compared):
         assert [] == evaluate(page, GEOMETRY, "found")

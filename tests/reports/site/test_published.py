@@ -76,7 +76,6 @@ def test_the_figures_are_those_that_are_published(drawn):
 
 
 def test_every_link_leads_somewhere(built, drawn):
-    """Within the site; nothing else is loaded."""
     for name, page in drawn.items():
         for target in LINK.findall(page):
             if not re.match(r"https?:|data:|mailto:", target):
@@ -160,7 +159,6 @@ def _first_screen(view):
 
 
 def test_the_first_screen_has_every_interval(view):
-    """Rate and efficiency of each backend and mode, the cause, and the comparison."""
     text = _plain(_first_screen(view))
     num_rows = len(view.study.backends) * len(view.study.modes)
 

@@ -95,7 +95,6 @@ def test_every_link_leads_to_a_page_of_the_site(site):
 
 
 def test_each_study_has_its_page_with_a_way_back(site):
-    """And a card on the index."""
     pages = [name for name in site if name.startswith("studies/")]
 
     assert {
@@ -109,7 +108,6 @@ def test_each_study_has_its_page_with_a_way_back(site):
 
 
 def test_the_index_reads_without_its_script(index):
-    """Every study with verdict and figure is in the page; the filter is hidden."""
     plain = re.sub(r"<script>.*?</script>", "", index, flags=re.DOTALL)
 
     assert '<form class="filter" hidden>' in plain
@@ -123,7 +121,6 @@ def test_the_index_reads_without_its_script(index):
 
 
 def test_the_newest_study_is_first_and_all_can_be_chosen(index):
-    """The filter has every workload, backend and machine once."""
     names = re.findall(r'data-name="([^"]*)"', index)
     options = re.findall(r"<option>([^<]*)</option>", index)
 
@@ -133,13 +130,11 @@ def test_the_newest_study_is_first_and_all_can_be_chosen(index):
 
 
 def test_hostile_names_are_shown_as_text(index):
-    """Also within attributes."""
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in index
     assert 1 == index.count("<script>")
 
 
 def test_neighbours_are_compared_or_refused_with_the_reason(site, index):
-    """After and before share a page; the others say why not."""
     text = " ".join(re.sub(r"<[^>]*>", "", index).split())
 
     assert ["compare/after-and-before.html"] == [
@@ -181,7 +176,6 @@ def test_a_study_that_is_named_twice_is_refused(first):
 def test_a_file_in_the_way_of_the_site_is_kept(
     tmp_path, first, second, page_of_a_study
 ):
-    """One line, nothing written."""
     (tmp_path / "site").write_text("mine")
     with pytest.raises(WriteStoreError, match=r"cannot write site .*not a directory"):
         build.write_site([first, second], tmp_path / "site", METRIC)
@@ -212,7 +206,6 @@ def estimate(value, low, high):
     ],
 )
 def test_the_axis_of_ratios_is_centred_on_one(values, reach, ends):
-    """A ratio and its inverse are equally far from its middle."""
     found = ratio_bar.reach(estimate(value, None, None) for value in values)
 
     assert reach == found
@@ -268,7 +261,6 @@ def test_the_commit_is_in_the_address(small):
 
 
 def test_pages_link_the_code(small, tmp_path, monkeypatch):
-    """Of one study, and of each in a site; without the option there is no link."""
     del small
     monkeypatch.setattr("reports.page.build.build_report", lambda *_: PAGE_WITH_SKIP)
     page = tmp_path / "page.html"

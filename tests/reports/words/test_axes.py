@@ -29,7 +29,6 @@ def score(**changes):
 
 
 def test_one_protocol_is_one_axis():
-    """Equal protocols and n share the axis, which has the plain name."""
     assert axes.axis_of(score()) == axes.axis_of(score(value=9.0, low=8.0, high=10.0))
     assert ["FID"] == list(axes.titles([axes.axis_of(score())] * 2, METRICS).values())
 
@@ -70,7 +69,6 @@ def test_a_score_has_no_unit_to_write():
 
 
 def test_the_report_draws_protocols_apart(tmp_path, synthetic):
-    """Two extractors in one study: two figures in each section, and why."""
     shape = synthetic.Shape(budget=synthetic.LEARNING)
     store = synthetic.make_store(tmp_path, shape)
     other = score(protocol=PROTOCOL.replace("aaaa", "cccc"))

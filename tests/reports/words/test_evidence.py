@@ -102,7 +102,6 @@ def test_the_clock_of_the_harness_is_a_witness(
     ],
 )
 def test_a_claim_beside_the_clock_is_said_in_words(line_sec, said_sec, grade, words):
-    """With both times, and what explains it."""
     found = study(case(1), case(2, step_sec=line_sec, said_sec=said_sec))
 
     assert grade == letter(found)

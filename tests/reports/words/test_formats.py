@@ -61,7 +61,6 @@ def test_the_unit_of_an_interval_is_that_of_its_figure():
     "text", ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", " =1", "\r=1"]
 )
 def test_a_formula_becomes_text(text):
-    """In a name of a study, as a hostile one has it."""
     made = cells.as_csv(pd.DataFrame({"study": [text]}))
     (_, row) = csv.reader(io.StringIO(made, newline=""))
 

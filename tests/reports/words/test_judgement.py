@@ -56,7 +56,6 @@ def test_the_text_ends_with_the_verdict(relay):
 
 
 def test_junit_has_a_failure_per_regression(relay):
-    """And one for the whole."""
     suite = ET.fromstring(judgement.gate_junit(judged(relay())))
 
     assert ("5", "5", "0") == tuple(
@@ -96,7 +95,6 @@ def test_github_annotates_a_regression_as_an_error(relay):
 
 
 def test_markdown_is_a_table_below_the_verdict(relay):
-    """Every row has the same columns."""
     lines = judgement.gate_markdown(judged(relay())).splitlines()
     table = [line for line in lines if line.startswith("|")]
 
@@ -106,7 +104,6 @@ def test_markdown_is_a_table_below_the_verdict(relay):
 
 
 def test_json_has_the_figures(relay):
-    """With method and confidence."""
     data = json.loads(judgement.gate_json(judged(relay())))
 
     assert "regress" == data["verdict"]

@@ -226,7 +226,6 @@ def test_the_drift_of_the_mark_is_that_of_the_section_on_the_machine(relay):
 
 
 def test_void_turns_are_counted(tmp_path, synthetic):
-    """A share of less than half a per cent would be 0 %."""
     shape = synthetic.Shape(num_rounds=12, repeats=4, void_share=0.04)
     view = view_store(synthetic.make_store(tmp_path, shape))
     counts = relay_counts.count_turns(view.study)
@@ -238,7 +237,6 @@ def test_void_turns_are_counted(tmp_path, synthetic):
 
 
 def test_a_loud_machine_and_two_environments_are_bad(sequence):
-    """Both are named in the verdict."""
     loud = _with_environments(sequence, foreign_cpu_fraction=0.4, fingerprint="other")
 
     assert _mark(loud, "Quiet machine").level is Level.BAD
@@ -248,7 +246,6 @@ def test_a_loud_machine_and_two_environments_are_bad(sequence):
 
 
 def test_failures_and_oversubscription_are_marked(tmp_path, synthetic):
-    """With how many, and at which numbers of replicas."""
     view = view_store(synthetic.make_store(tmp_path, synthetic.BROKEN))
     failures, cores = _mark(view, "Failures"), _mark(view, "Cores")
 

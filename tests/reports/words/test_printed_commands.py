@@ -75,7 +75,6 @@ def made(tmp_path, synthetic):
 
 
 def test_commands_for_more_generations_run(tmp_path, monkeypatch):
-    """Generations are as long as before."""
     with monkeypatch.context() as patch:
         patch.setattr(running, "run_until_done", lambda *_args, **_kwargs: 0)
         options = ["--workload", "resnet50", "--preset", "smoke", "--repeats", "4"]

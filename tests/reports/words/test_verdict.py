@@ -78,7 +78,6 @@ def test_numbers_in_words_are_the_numbers_of_the_points(complete):
 
 
 def test_nothing_measured_is_the_verdict(tmp_path, complete):
-    """All planned trials are missing; the page tells it without figures."""
     empty = type(complete).create(tmp_path / "empty")
     empty.write_plan(complete.read_plan())
     headline, findings, unknowns = _judge(empty)
@@ -91,7 +90,6 @@ def test_nothing_measured_is_the_verdict(tmp_path, complete):
 
 
 def test_empty_plan_is_reported_too(tmp_path, complete):
-    """A plan without trials: no figure, no crash."""
     empty = type(complete).create(tmp_path / "empty")
     empty.write_plan(complete.read_plan().model_copy(update={"trials": ()}))
     headline, *_ = _judge(empty)
@@ -124,7 +122,6 @@ def test_one_size_alone(tmp_path, synthetic):
 
 
 def test_baseline_that_failed_is_named(tmp_path, synthetic):
-    """The backend without a baseline has no speedup, and the verdict says so."""
     failed = {("in_graph", WEAK, 1, k): TrialStatus.TIMEOUT for k in range(3)}
     shape = synthetic.Shape(modes=(WEAK,), statuses=failed)
     store = synthetic.make_store(tmp_path, shape)
@@ -152,7 +149,6 @@ def test_one_repetition_has_no_interval_and_no_winner(tmp_path, synthetic):
 
 
 def test_overlap_with_one_is_inconclusive(tmp_path, synthetic):
-    """So much noise that nobody can tell: said as such."""
     store = synthetic.make_store(tmp_path, synthetic.Shape(noise=0.5))
     _, findings, _ = _judge(store)
 
@@ -273,7 +269,6 @@ def test_terminal_summary_has_verdict_table_and_unknowns(tmp_path, synthetic):
 
 
 def test_a_busy_machine_is_said(tmp_path, synthetic):
-    """Trials beside other processes are counted, with the worst share."""
     store = synthetic.make_store(tmp_path)
     _, _, quiet = _judge(store)
     disturbed = [trial for trial in store.trials() if trial.env is not None][:2]

@@ -110,7 +110,6 @@ def test_steps_frame_drops_nothing(broken):
 
 
 def test_frames_of_an_unmeasured_study_are_empty(tmp_path, broken):
-    """Planned, never started: rows without figures, no steps."""
     store = Store.create(tmp_path / "study")
     store.write_plan(broken.read_plan())
 
@@ -206,7 +205,6 @@ def test_the_pandas_example_prints_the_throughput_of_the_report(folder, store):
 
 
 def test_estimates_are_those_of_the_summary(store, found):
-    """Value and interval of every quantity at every point."""
     for point in summary.summary(store)["points"]:
         for quantity in points.QUANTITIES:
             rows = found[
@@ -316,7 +314,6 @@ def test_the_best_baseline_is_all_of_itself(study):
 
 
 def test_throughput_of_trials_is_that_of_the_point(study):
-    """With the unit of the workload, and the value of each trial."""
     (point, *_) = scaling.points(study)
     cell = table.of_trials(point.case, "throughput")
 

@@ -175,7 +175,6 @@ def _values(case):
 def test_every_run_that_meets_the_target_at_once_needs_its_first_evaluation(
     make_case, axis
 ):
-    """In seconds of training and in examples."""
     case = make_case()
     name, _ = _values(case)
     found = targets.of_case(case, name, -1e9, is_higher_better=True, axis=axis)
@@ -211,7 +210,6 @@ def test_a_trial_that_failed_never_reached_the_target(make_case):
 
 
 def test_a_metric_that_runs_do_not_have_is_an_error(make_case):
-    """Those that they have are listed."""
     case = make_case()
     name, _ = _values(case)
     with pytest.raises(

@@ -55,7 +55,6 @@ def test_every_difference_is_in_its_part():
     [(), ("nosync",), ("solo",), ("synthetic",), ("imbalance", "without_update")],
 )
 def test_the_parts_add_up_to_the_step(missing):
-    """Exactly, whatever was measured."""
     observed = dataclasses.replace(FULL, **dict.fromkeys(missing))
     found = decompose(observed)
     total = sum(p.value_sec for p in found.parts if p.value_sec is not None)
@@ -75,7 +74,6 @@ def test_the_parts_add_up_to_the_step(missing):
     ],
 )
 def test_a_part_without_its_control_is_part_of_the_unexplained(field, part, reason):
-    """No value, a reason, and the unexplained part names it."""
     found = decompose(dataclasses.replace(FULL, **{field: None}))
     unexplained = found.part("unexplained")
 
@@ -104,7 +102,6 @@ def test_input_that_one_replica_waits_for_as_well_is_no_loss():
 
 
 def test_only_generations_with_all_step_times_are_used():
-    """A generation without a control is counted as left out."""
     found = decompose(
         Observed(case=_all(100), baseline=_all(50), nosync={0: 0.08, 2: 0.08})
     )
@@ -124,7 +121,6 @@ def test_one_generation_has_no_interval():
 
 
 def test_generations_that_never_met_are_an_error():
-    """The message says what a part is made of."""
     with pytest.raises(
         errors.ResultsError,
         match=r"^no generation has all of case, baseline, nosync; a part is the "
@@ -135,7 +131,6 @@ def test_generations_that_never_met_are_an_error():
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_value_that_is_no_duration_is_an_error(value):
-    """The message names the control and the generation."""
     with pytest.raises(
         errors.ResultsError,
         match=r"^solo has .* seconds per step in generation 7, must be finite and "

@@ -72,7 +72,6 @@ def test_the_efficiency_of_the_best_is_relative_to_the_fastest_baseline(
 
 
 def test_alone_a_backend_is_its_own_best(tmp_path, synthetic):
-    """Both efficiencies are then the same."""
     points = scaling.points(_load(tmp_path, synthetic, backends=("in_graph",)))
     two = _point(points, "in_graph", WEAK, 2)
 
@@ -107,7 +106,6 @@ def test_trial_ids_of_a_ratio_include_the_baselines(tmp_path, synthetic):
 
 
 def test_missing_baseline_is_said(tmp_path, synthetic):
-    """Throughput stays, speedup is None with a reason, the other backend is whole."""
     failed = {
         ("in_graph", WEAK, 1, repetition): TrialStatus.FAILED for repetition in range(3)
     }
@@ -135,14 +133,12 @@ def test_insane_trials_do_not_count(tmp_path, synthetic):
 
 
 def test_oversubscribed_points_are_flagged(tmp_path, synthetic):
-    """Four replicas on two cores."""
     points = scaling.points(_load(tmp_path, synthetic, replicas=(1, 2, 4)))
 
     assert {4} == {p.num_replicas for p in points if p.is_oversubscribed}
 
 
 def test_backends_are_compared_once_per_pair_of_cases(tmp_path, synthetic):
-    """The shared baseline is compared once, for both modes."""
     found = comparisons.of_study(_load(tmp_path, synthetic))
 
     assert [(1, (WEAK, STRONG)), (2, (WEAK,)), (2, (STRONG,))] == [
@@ -155,7 +151,6 @@ def test_backends_are_compared_once_per_pair_of_cases(tmp_path, synthetic):
 
 
 def test_weak_case_that_is_not_weak_is_refused(tmp_path, synthetic):
-    """A strong-scaling case labelled weak: both numbers, and what to do."""
     store = synthetic.make_store(tmp_path, synthetic.Shape(modes=(STRONG,)))
     plan = store.read_plan()
     mislabelled = tuple(
@@ -189,7 +184,6 @@ def test_two_settings_in_one_study_are_refused(tmp_path, synthetic):
 
 
 def test_states_of_a_broken_study(tmp_path, synthetic):
-    """Missing, unfinished, corrupt and unplanned trials are distinguished."""
     store = synthetic.make_store(tmp_path, synthetic.Shape())
     plan = store.read_plan()
     ids = [trial.trial_id for trial in plan.trials]
@@ -259,7 +253,6 @@ def test_what_holds_is_also_outside_its_own_interval(tmp_path, synthetic, num_ro
 
 
 def test_one_repetition_tests_nothing(tmp_path, synthetic):
-    """Nothing holds, and nothing counts in the set."""
     found = _found(tmp_path, synthetic, repeats=1)
 
     assert not any(item.holds for item in found)

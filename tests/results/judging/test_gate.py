@@ -237,7 +237,6 @@ def test_many_void_turns_leave_no_verdict(relay):
 
 
 def test_a_case_with_one_generation_makes_the_whole_inconclusive(relay):
-    """It says how many generations there are, and needs three."""
     judged = of_revisions(relay(revisions={BASE: 1.0}, repeats=1))
 
     assert Verdict.INCONCLUSIVE is judged.verdict
@@ -304,7 +303,6 @@ def test_a_study_that_is_not_comparable_never_passes(relay, fields, message):
 
 
 def test_studies_without_a_common_case_are_refused(relay):
-    """Both are named with their cases."""
     with pytest.raises(ResultsError, match=r"no case is in both 'a' \(in_graph, 1 rep"):
         of_studies(relay("a"), relay("b", backends=("tf_mirrored",)))
 
@@ -377,14 +375,12 @@ def test_two_groups_agree_with_the_textbook():
 
 
 def test_equal_groups_without_spread_do_not_differ():
-    """No division by zero."""
     assert 1.0 == estimates.two_groups([0.1, 0.1], [0.1, 0.1]).p_value()
     assert 0.0 == estimates.two_groups([0.2, 0.2], [0.1, 0.1]).p_value()
     assert math.isfinite(estimates.two_groups([0.1, 0.1], [0.1, 0.1]).half_width())
 
 
 def test_a_group_of_one_generation_has_no_interval():
-    """Nothing is known about its spread, and nothing is tested."""
     found = estimates.two_groups([0.1, 0.2], [0.1])
 
     assert (None, None, 1) == (found.half_width(), found.p_value(), found.n)

@@ -155,6 +155,5 @@ def test_generations_for_a_target():
     ],
 )
 def test_arguments_out_of_range_are_refused(call, message):
-    """One line with what is allowed."""
     with pytest.raises(errors.ResultsError, match=message):
         call()

@@ -197,7 +197,6 @@ def test_another_protocol_is_not_compared(learned):
 
 
 def test_a_metric_that_the_runs_lack_is_refused(learned):
-    """One line names those that they have."""
     with pytest.raises(
         ResultsError, match=r"resnet50 measure top_1, not 'fid'; choose"
     ):

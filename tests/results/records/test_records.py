@@ -263,7 +263,6 @@ def test_text_that_no_program_of_ours_wrote_is_named(store, text, reason):
     ],
 )
 def test_a_value_out_of_bounds_is_named(store, fields, reason):
-    """Before anything is computed from it."""
     _edit(_first(store, "result.json"), **fields)
     (problem,) = store.read().problems
 
@@ -271,7 +270,6 @@ def test_a_value_out_of_bounds_is_named(store, fields, reason):
 
 
 def test_a_rank_without_its_steps_is_named(store):
-    """The spec says how many there are."""
     path = _first(store, "result.json")
     ranks = json.loads(path.read_text())["ranks"]
     ranks[0]["step_time_sec"].pop()
@@ -367,8 +365,6 @@ def test_a_study_that_cannot_be_looked_at_is_reported(tmp_path):
 
 
 def test_a_folder_that_cannot_be_listed_is_reported(store, monkeypatch):
-    """One line, with the folder."""
-
     def listdir(path):
         raise PermissionError(13, "Permission denied", str(path))
 
@@ -394,7 +390,6 @@ def test_a_lock_that_is_a_link_empties_nothing(store):
 
 
 def test_a_pid_file_that_cannot_be_written_is_reported(store):
-    """A directory in its place."""
     (store.root / ".lock-holder").mkdir()
     with (
         pytest.raises(

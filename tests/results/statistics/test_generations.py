@@ -109,7 +109,6 @@ def test_intervals_hold_the_truth_as_stated(spread_of_processes):
 
 
 def test_one_generation_has_no_interval_over_generations():
-    """And the method says why."""
     estimate = generations.over_generations([0.5])
 
     assert (None, None, 1) == (estimate.low, estimate.high, estimate.n)
@@ -218,7 +217,6 @@ def test_measuring_stops_where_the_reported_interval_reaches_the_target(more):
 
 @pytest.mark.parametrize("target", [0.0, -0.03, float("nan"), float("inf")])
 def test_a_target_that_no_interval_reaches_is_refused(target):
-    """With what is allowed."""
     with pytest.raises(
         errors.ResultsError, match=r"target is \S+, must be a positive ratio, such as 0"
     ):
@@ -262,7 +260,6 @@ def judged(logs, *, delta=0.05, alpha=0.05):
     ],
 )
 def test_verdict_of_an_interval(low, high, expected):
-    """Every part of the rule, at its ends."""
     assert judge.verdict_of(low, high, margin=math.log(1.05)) is expected
 
 
@@ -295,7 +292,6 @@ def test_the_interval_has_confidence_of_one_minus_twice_alpha(alpha):
     ],
 )
 def test_verdict_of_generations(logs, expected):
-    """Positive is slower."""
     assert judged(logs).verdict is expected
 
 

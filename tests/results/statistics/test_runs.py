@@ -99,7 +99,6 @@ def test_ten_runs_have_an_interquartile_mean():
     ],
 )
 def test_the_mean_that_is_taken_has_a_name(runs, strata, statistic):
-    """For whoever writes the value."""
     assert statistic == run_scores.statistic_of(runs, strata)
 
 
@@ -141,7 +140,6 @@ def test_figures_do_not_depend_on_chance():
 
 @pytest.mark.parametrize("runs", [{}, {"": []}, {"a": [1.0], "b": []}])
 def test_no_runs_are_refused(runs):
-    """There is nothing to take the mean of."""
     with pytest.raises(errors.ResultsError, match="must have at least one number"):
         run_scores.score(runs)
 
@@ -205,7 +203,6 @@ def test_two_runs_have_no_probability():
 
 @pytest.mark.parametrize("runs", [[], [1.0, math.nan]])
 def test_runs_without_a_result_are_refused(runs):
-    """The case is named."""
     with pytest.raises(
         errors.ResultsError,
         match=r"^second (holds \[.*\], none may be nan; what failed is infinitely bad|"

@@ -64,7 +64,6 @@ def test_one_process_cannot_hold_it_twice(tmp_path):
 
 
 def test_owner_that_has_not_written_its_pid(tmp_path):
-    """Between lock and pid the message still makes sense."""
     with lock.lock_study(tmp_path):
         (tmp_path / lock.HOLDER_NAME).write_text("")
         with (

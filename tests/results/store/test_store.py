@@ -147,7 +147,6 @@ def test_ok_without_result_is_corrupt(store):
 
 @pytest.mark.parametrize("place", ["plan", "trial"])
 def test_newer_version_is_refused(store, place):
-    """The message says which version, and what to do."""
     trial_id = store.trial_ids()[0]
     path = {
         "plan": store.root / "plan.json",
@@ -163,7 +162,6 @@ def test_newer_version_is_refused(store, place):
 
 
 def test_a_version_that_was_never_published_is_one_clear_error(store):
-    """With both versions, and what to do."""
     _edit(store.root / "plan.json", schema_version=3)
     with pytest.raises(
         errors.OlderSchemaError,
@@ -192,14 +190,12 @@ def test_a_trial_of_the_version_before_keeps_its_name(tmp_path, synthetic):
 
 
 def test_missing_plan_says_how_to_get_one(store):
-    """Trials without a plan: run the sweep again."""
     (store.root / "plan.json").unlink()
     with pytest.raises(errors.MissingRecordError, match=r"has no plan.json; run the"):
         Store.open(store.root).read_plan()
 
 
 def test_corrupt_plan_leaves_the_trials_readable(store):
-    """It is named; read_plan raises; the trials are there."""
     (store.root / "plan.json").write_text("{")
     opened = Store.open(store.root)
 
@@ -210,7 +206,6 @@ def test_corrupt_plan_leaves_the_trials_readable(store):
 
 
 def test_opening_nothing_is_an_error(tmp_path):
-    """Missing, empty, a file: each with its own error."""
     with pytest.raises(errors.OpenStoreError, match="the directory does not exist"):
         Store.open(tmp_path / "missing")
     with pytest.raises(errors.OpenStoreError, match=r"holds neither plan.json nor"):
@@ -234,12 +229,10 @@ def test_creating_where_it_cannot_be_is_an_error(tmp_path):
 
 
 def test_creating_twice_opens_the_same(store):
-    """Resuming a sweep creates its store again."""
     assert len(Store.create(store.root).trial_ids()) == 4
 
 
 def test_failure_has_its_phase(tmp_path, synthetic):
-    """A failed trial is a record like any other."""
     shape = synthetic.Shape(
         replicas=(1,),
         statuses={("in_graph", synthetic.WEAK, 1, 0): TrialStatus.FAILED},

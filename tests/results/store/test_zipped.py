@@ -69,7 +69,6 @@ def test_a_folder_around_one_study_is_that_study(tmp_path):
     ],
 )
 def test_other_zips_are_refused(tmp_path, names, message):
-    """One line says why, and what to give."""
     path = _write(tmp_path / "a.zip", **dict.fromkeys(names, "1"))
 
     with pytest.raises(errors.ResultsError, match=message), zipped.opened(path):

@@ -47,7 +47,6 @@ def test_backends_with_equal_losses_do_the_same_work(store):
 
 
 def test_rounding_is_no_other_work(store):
-    """One part in a million."""
     study = with_losses(
         store, lambda entry: 1.000001 if entry.spec.backend == "in_graph" else 1.0
     )

@@ -1,15 +1,8 @@
 """Damages a file: bits, bytes, lines, keys and values, or what is in its place."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import random
-    from pathlib import Path
 
 TOKENS = (
     *(b"", b"\0", b" ", b"\n", b"\r\n", b"\xff\xfe", b"\xed\xa0\x80", b"\x1b[31m"),
@@ -29,7 +22,7 @@ _WAYS = ("value",) * 4 + ("key", "line", "line", "flip", "cut", "drop", "put", "
 _ONE_OF_PLACES = 12
 
 
-def damage(path: Path, chance: random.Random) -> str:
+def damage(path, chance):
     """Damages a file in one to three ways; returns which."""
     if not chance.randrange(_ONE_OF_PLACES):
         what = chance.choice(PLACES)
@@ -44,7 +37,7 @@ def damage(path: Path, chance: random.Random) -> str:
     return "+".join(ways)
 
 
-def _damaged(content: bytes, way: str, chance: random.Random) -> bytes:
+def _damaged(content, way, chance):
     token, at = chance.choice(TOKENS), chance.randint(0, len(content))
     if way == "line":
         return _with_other_lines(content, token, chance)
@@ -70,7 +63,7 @@ def _damaged(content: bytes, way: str, chance: random.Random) -> bytes:
     return content[:start] + token + content[end:]
 
 
-def _with_other_lines(content: bytes, token: bytes, chance: random.Random) -> bytes:
+def _with_other_lines(content, token, chance):
     lines = content.splitlines(keepends=True) or [b"\n"]
     one, other = (chance.randrange(len(lines)) for _ in range(2))
     how = chance.randrange(4)
@@ -85,7 +78,7 @@ def _with_other_lines(content: bytes, token: bytes, chance: random.Random) -> by
     return b"".join(lines)
 
 
-def put(path: Path, what: str) -> None:
+def put(path, what):
     """Puts something that is no file in the place of a file."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)

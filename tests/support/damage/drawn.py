@@ -3,25 +3,19 @@
 So a series of thousands can be run in pieces, and a case is found again by its number.
 """
 
-from __future__ import annotations
-
 import os
 import random
-from typing import TYPE_CHECKING, Any
 
 import hypothesis
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SEED = os.environ.get("FAULTS_SEED", "")
 
 
-def chance(name: object) -> random.Random:
+def chance(name):
     """Returns the numbers of a series, or of one of its cases."""
     return random.Random(f"{name} {SEED}" if SEED else str(name))
 
 
-def series(test: Callable[..., Any]) -> Callable[..., Any]:
+def series(test):
     """Lets a test that Hypothesis draws for follow the variable, too."""
     return hypothesis.seed(int(SEED))(test) if SEED else test

@@ -1,13 +1,7 @@
 """Ends what waits for ever, so that a series names it in place of waiting, too."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Hung(BaseException):
@@ -15,10 +9,10 @@ class Hung(BaseException):
 
 
 @contextlib.contextmanager
-def at_most(seconds: float) -> Iterator[None]:
+def at_most(seconds):
     """Ends the block where it takes longer."""
 
-    def stop(*_: object) -> None:
+    def stop(*_):
         raise Hung(f"no end within {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, stop)

@@ -1,9 +1,6 @@
 """Reads files of which no verb of its own reads each one, as the harness does."""
 
-from __future__ import annotations
-
 import contextlib
-from typing import TYPE_CHECKING
 
 from harness.command import files
 from harness.command.errors import ReadingError
@@ -16,27 +13,23 @@ from results.judging import gate_file
 from results.records.models import StatusRecord
 from results.store.study_store import Store
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
-
-def of_numbers(kind: str, key: str) -> Callable[[Path], None]:
+def of_numbers(kind, key):
     """Reads the numbers of a program, as ``--metric`` does."""
 
-    def read(path: Path) -> None:
+    def read(path):
         with contextlib.suppress(ReadingError):
             files.numbers(kind, files.content(path), key, path.name)
 
     return read
 
 
-def of_note(path: Path) -> None:
+def of_note(path):
     """Reads what was compiled for which GPUs, as ``doctor`` does."""
     cuda_cache.noted(path.parent)
 
 
-def of_gate(path: Path) -> None:
+def of_gate(path):
     """Says what a gate concluded, as its page does."""
     with contextlib.suppress(ResultsError):
         if record := gate_file.read(Store(path.parent)):
@@ -48,7 +41,7 @@ def of_gate(path: Path) -> None:
             assert all(map(gate_brief.change, record.cases))
 
 
-def of_trial(path: Path) -> None:
+def of_trial(path):
     """Concludes what a trial has written, and stores it."""
     place = path.parents[1]
     store, trial_id = Store(place / "runs" / "new"), "0" * 20

@@ -7,12 +7,8 @@ many transfers, or none.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
 
 from tensorflow.python.eager import context as eager_context
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _SENDS = ("_Send", "_HostSend")
 _RECEIVES = ("_Recv", "_HostRecv")
@@ -56,7 +52,7 @@ class Executed:
     num_data: int  # Transfers of values between devices.
 
 
-def partitions(first_call: Callable[[], Any]) -> list[Any]:
+def partitions(first_call):
     """Returns the graph of each device of the largest function that a call starts.
 
     No call of the same function may be before it.
@@ -68,21 +64,20 @@ def partitions(first_call: Callable[[], Any]) -> list[Any]:
         graphs = context.export_run_metadata().function_graphs
     finally:
         context.disable_graph_collection()
-    found: list[Any] = max(
+    return max(
         (graph.partition_graphs for graph in graphs),
         key=lambda found: sum(len(part.node) for part in found),
     )
-    return found
 
 
-def before(graph: Any) -> Callable[[str], set[str]]:
+def before(graph):
     """Returns a function from a node of a graph to all nodes that end before it."""
     inputs = {
         node.name: [text.removeprefix("^").partition(":")[0] for text in node.input]
         for node in graph.node
     }
 
-    def ancestors(name: str) -> set[str]:
+    def ancestors(name):
         stack, found = list(inputs[name]), set[str]()
         while stack:
             one = stack.pop()
@@ -94,7 +89,7 @@ def before(graph: Any) -> Callable[[str], set[str]]:
     return ancestors
 
 
-def together(graphs: list[Any]) -> Any:
+def together(graphs):
     """Joins the graphs of all devices: what receives has what is sent as its input."""
     joined = type(graphs[0])()
     for graph in graphs:
@@ -106,19 +101,17 @@ def together(graphs: list[Any]) -> Any:
     return joined
 
 
-def _rendezvous(node: Any) -> tuple[bytes, ...]:
+def _rendezvous(node):
     names = ("tensor_name", "send_device", "recv_device")
     return tuple(node.attr[name].s for name in names)
 
 
-def executed(
-    first_call: Callable[[], Any], *, between_processes: bool = False
-) -> Executed:
+def executed(first_call, *, between_processes=False):
     """Returns what a call executes; no call of the same function may be before it."""
     return count(partitions(first_call), between_processes=between_processes)
 
 
-def count(graphs: list[Any], *, between_processes: bool = False) -> Executed:
+def count(graphs, *, between_processes=False):
     """Counts what ``executed`` does in the graphs of all devices."""
     sources = [
         nodes[send.input[0].partition(":")[0]]
@@ -135,7 +128,7 @@ def count(graphs: list[Any], *, between_processes: bool = False) -> Executed:
     )
 
 
-def launches(graph: Any) -> int:
+def launches(graph):
     """Counts the nodes of a device that would start a kernel there, if it were a GPU.
 
     All that is not known to run on the host, or to pass on what is there.
@@ -143,13 +136,13 @@ def launches(graph: Any) -> int:
     return sum(node.op not in _WITHOUT_LAUNCH for node in graph.node)
 
 
-def _leaves_process(send: Any) -> bool:
+def _leaves_process(send):
     """Whether what is sent goes to a device of another process."""
     source, target = (send.attr[f"{end}_device"].s for end in ("send", "recv"))
     return bool(source.rpartition(b"/")[0] != target.rpartition(b"/")[0])
 
 
-def _is_dummy(node: Any) -> bool:
+def _is_dummy(node):
     """Whether a node is the empty constant that TensorFlow sends for a control edge."""
     if node.op != "Const" or not node.input:
         return False

@@ -6,12 +6,9 @@ One file per step and data type: what the optimizer of graphs made of it. In a p
 of its own, since the rules of oneDNN are chosen when TensorFlow starts.
 """
 
-from __future__ import annotations
-
 import importlib
 import pathlib
 import sys
-from typing import Any
 
 import covering
 
@@ -19,7 +16,7 @@ from workloads.catalog import WORKLOADS
 
 FLOAT32 = "float32"
 # By workload, the step functions of its program and the options that make them small.
-STEPS: dict[str, dict[str, dict[str, Any]]] = {
+STEPS = {
     "resnet50": {"_step": {}},
     "sngan": {"_both_step": {}},
     "d4pg": {name: {"observations": "pixels"} for name in ("_copy", "_step_of_pixels")},
@@ -36,13 +33,13 @@ if covering.is_full():
 WITH_LAYOUT = ("resnet50", "sngan")
 
 
-def compute_dtypes(workload: str) -> tuple[str, ...]:
+def compute_dtypes(workload):
     """The data types that a workload offers; one that offers none has float32."""
     config = importlib.import_module(f"workloads.{workload}.config")
     return getattr(config, "COMPUTE_DTYPES", (FLOAT32,))
 
 
-def cases() -> list[tuple[str, ...]]:
+def cases():
     """Workload, step function, data type and, where it is one, layout of each graph."""
     return [
         (workload, step, dtype)
@@ -60,7 +57,7 @@ class _TracedError(Exception):
     """Ends a run after the trace, before anything is executed."""
 
 
-def main(folder: pathlib.Path) -> None:
+def main(folder):
     """Writes all graphs."""
     import small_programs
 
@@ -72,16 +69,16 @@ def main(folder: pathlib.Path) -> None:
     gpus = make_topology(
         [[f"/job:localhost/replica:0/task:0/device:GPU:{index}"] for index in (0, 1)]
     )
-    found: list[Any] = []
+    found = []
 
-    def optimize_for_gpus(traced: Any, *_: Any) -> Any:
+    def optimize_for_gpus(traced, *_):
         found.append(optimize(traced, gpus))
         raise _TracedError
 
-    analyze.optimize = optimize_for_gpus  # type: ignore[assignment]
-    built: dict[tuple[Any, ...], Any] = {}
+    analyze.optimize = optimize_for_gpus
+    built = {}
 
-    def build(workload: str, **options: Any) -> tuple[Any, Any]:
+    def build(workload, **options):
         """Builds a program that is small, once for all of its steps."""
         key = (workload, *options.items())
         if key not in built:

@@ -1,9 +1,6 @@
 """Counts the multiply-adds that a traced function does, from its graph."""
 
-from __future__ import annotations
-
 import math
-from typing import Any
 
 import tensorflow as tf
 
@@ -16,7 +13,7 @@ COUNTED = (
 )
 
 
-def multiply_adds(function: Any, *args: Any) -> int:
+def multiply_adds(function, *args):
     """Returns the products of convolutions and matrices that the outputs need."""
     traced = tf.function(function, autograph=False).get_concrete_function(*args)
     outputs = [t for t in tf.nest.flatten(traced.outputs) if t is not None]
@@ -31,7 +28,7 @@ def multiply_adds(function: Any, *args: Any) -> int:
     return total
 
 
-def of_op(op: Any) -> int:
+def of_op(op):
     """Returns the multiply-adds of one operation."""
     if op.type not in COUNTED:
         assert "Conv" not in op.type, op.type

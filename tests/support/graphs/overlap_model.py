@@ -17,10 +17,6 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 # Rules of ``engine/link/chain.py``.
 FREE, STARTED, ENDED = "free", "started", "ended"
@@ -36,7 +32,7 @@ class Machine:
     reduction_sec: float  # What a reduction takes besides sending.
     bytes_per_sec: float  # Bus bandwidth, as NCCL's tests define it.
 
-    def reduction(self, num_bytes: int) -> float:
+    def reduction(self, num_bytes):
         """Time of one reduction by a ring (Patarasuk and Yuan 2009)."""
         sent = num_bytes * 2 * (self.num_gpus - 1) / self.num_gpus
         return self.reduction_sec + sent / self.bytes_per_sec
@@ -49,7 +45,7 @@ class Levels(Machine):
     num_nodes: int  # Of equal size.
     near_bytes_per_sec: float  # Bus bandwidth within one.
 
-    def reduction(self, num_bytes: int) -> float:
+    def reduction(self, num_bytes):
         """Reduce-scatter, reduction of each part over nodes, gather: three starts."""
         per_node = self.num_gpus // self.num_nodes
         near = num_bytes * 2 * (per_node - 1) / per_node / self.near_bytes_per_sec
@@ -70,7 +66,7 @@ class OneGraph(Machine):
     transfer_sec: float  # What a transfer takes besides sending.
     reduces_near: bool  # Whether GPUs of a node reduce first.
 
-    def reduction(self, num_bytes: int) -> float:
+    def reduction(self, num_bytes):
         """All that arrives at a node shares its link, there and back."""
         per_node = self.num_gpus // self.num_nodes
         senders = (self.num_nodes - 1) * (1 if self.reduces_near else per_node)
@@ -98,15 +94,13 @@ class Timeline:
     reductions: tuple[tuple[float, float], ...]  # By bucket, when it begins and ends.
 
     @property
-    def efficiency(self) -> float:
+    def efficiency(self):
         """Time of the step without communication, as a share of its time with it."""
         ends = [end for _, end in self.reductions]
         return self.kernels[-1] / max([self.kernels[-1], *ends])
 
 
-def simulate(
-    work: Sequence[float], reductions: Sequence[Reduction], machine: Machine, rule: str
-) -> Timeline:
+def simulate(work, reductions, machine, rule):
     """Runs one step."""
     scale = machine.step_sec / sum(work)
     kernels = [end * scale for end in itertools.accumulate(work)]
@@ -114,7 +108,7 @@ def simulate(
     order = list(range(len(reductions)))
     if rule == FREE:
         order.sort(key=lambda index: reductions[index].released_by)
-    spans: dict[int, tuple[float, float]] = {}
+    spans = {}
     started = ended = 0.0
     for index in order:
         reduction = reductions[index]

@@ -9,8 +9,6 @@ variables of LSF, and the hosts that ``LSF_HOSTS`` names. What was accepted is a
 JSON in ``LSF_FOLDER``.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -19,12 +17,11 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 OPTIONS = ("-J", "-n", "-R", "-o", "-q", "-W")
 
 
-def read(text: str, arguments: list[str]) -> dict[str, Any]:
+def read(text, arguments):
     """Returns the options of a job; those of the command line come first."""
     parser = argparse.ArgumentParser(prog="bsub", exit_on_error=False)
     for name in OPTIONS:
@@ -35,7 +32,7 @@ def read(text: str, arguments: list[str]) -> dict[str, Any]:
     return vars(parser.parse_args([*words, *arguments]))
 
 
-def hosts_of(job: dict[str, Any]) -> list[str]:
+def hosts_of(job):
     """Returns the host of each slot."""
     hosts = os.environ["LSF_HOSTS"].split(",")
     per_host = int(re.fullmatch(r"span\[ptile=(\d+)\]", job["R"] or "span[ptile=1]")[1])
@@ -45,7 +42,7 @@ def hosts_of(job: dict[str, Any]) -> list[str]:
     return [hosts[slot // per_host] for slot in range(slots)]
 
 
-def run(job: dict[str, Any], number: str, text: str) -> None:
+def run(job, number, text):
     """Runs a job, or one after the other those of an array, to their end."""
     name, _, last = re.fullmatch(r"([^[]+)(\[1-(\d+)\])?", job["J"] or "job").groups()
     slots = hosts_of(job)
@@ -72,7 +69,7 @@ def run(job: dict[str, Any], number: str, text: str) -> None:
             )
 
 
-def main() -> None:
+def main():
     """Accepts a job, and runs it in a process of its own."""
     text = sys.stdin.read()
     try:

@@ -5,19 +5,12 @@ do (``EXT4_IOC_SHUTDOWN``): what is in the file then is what a disk holds after 
 Mounted again, the journal is replayed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
 import shutil
 import struct
 import subprocess
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 _SHUTDOWN = 0x8004587D
 _WITHOUT_LOG = 2
@@ -32,13 +25,13 @@ class Disk:
       folder: Where it is mounted.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder / "disk"
         self._empty, self._image = folder / "empty.img", folder / "disk.img"
         self._num_cut = 0
         self.folder.mkdir()
 
-    def make(self) -> None:
+    def make(self):
         """Makes the file system of an empty disk."""
         if absent := [name for name in _PROGRAMS if shutil.which(name) is None]:
             raise FileNotFoundError(f"{', '.join(absent)} (apt-get install e2fsprogs)")
@@ -47,13 +40,13 @@ class Disk:
         # No inode table is written later, by a thread that a cut would hit.
         _run("mkfs.ext4", "-q", "-E", "lazy_itable_init=0", str(self._empty), _SIZE)
 
-    def insert(self, options: str) -> None:
+    def insert(self, options):
         """Mounts the empty disk, in place of another."""
         self.remove()
         shutil.copyfile(self._empty, self._image)
         self._mount(options)
 
-    def cut(self) -> None:
+    def cut(self):
         """Cuts the power: every later call on the file system fails."""
         descriptor = os.open(self.folder, os.O_RDONLY)
         try:
@@ -61,7 +54,7 @@ class Disk:
         finally:
             os.close(descriptor)
 
-    def restore(self, options: str) -> None:
+    def restore(self, options):
         """Mounts what the disk holds after a cut."""
         self._num_cut += 1
         held = self._image.with_name(f"cut-{self._num_cut}.img")
@@ -71,24 +64,24 @@ class Disk:
         held.rename(self._image)
         self._mount(options)
 
-    def remove(self) -> None:
+    def remove(self):
         """Unmounts it, also where a process still has a file open."""
         if os.path.ismount(self.folder):
             _run("umount", "--lazy", str(self.folder))
 
-    def _mount(self, options: str) -> None:
+    def _mount(self, options):
         _run("mount", "-t", "ext4", "-o", f"loop,{options}", str(self._image),
              str(self.folder))  # fmt: skip
 
 
-def _run(*words: str) -> None:
+def _run(*words):
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
         raise OSError(f"{words[0]}: {(done.stderr or done.stdout).strip()}")
 
 
 @contextlib.contextmanager
-def mounted(folder: Path) -> Iterator[Disk]:
+def mounted(folder):
     """Makes a disk, and removes it at the end of the block."""
     disk = Disk(folder)
     try:

@@ -8,13 +8,11 @@ import errno
 import io
 import os
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    import pytest
 
 ERRNOS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM, errno.EACCES)
 CALLS = (
@@ -34,15 +32,15 @@ class FailingReads:
     count: int = 0  # How many calls there were.
     failed: str = ""  # Which call failed.
 
-    def install(self, patch: pytest.MonkeyPatch) -> None:
+    def install(self, patch):
         """Puts itself in the place of the calls."""
         for module, name in CALLS:
             patch.setattr(module, name, self._wrapped(getattr(module, name)))
 
-    def _wrapped(self, real: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrapped(self, real):
         """Returns a call that may fail."""
 
-        def call(path: Any, *args: Any, **options: Any) -> Any:
+        def call(path, *args, **options):
             if self._is_ours(path) and not self._is_writing(args, options):
                 self.count += 1
                 if self.count - 1 == self.place:
@@ -54,14 +52,14 @@ class FailingReads:
 
         return call
 
-    def _is_ours(self, path: Any) -> bool:
+    def _is_ours(self, path):
         if isinstance(path, int):
             link = pathlib.Path(f"/proc/self/fd/{path}")
             path = link.readlink() if link.is_symlink() else ""
         return str(self.root) in os.path.abspath(os.fsdecode(path))  # noqa: PTH100
 
     @staticmethod
-    def _is_writing(args: Any, options: Any) -> bool:
+    def _is_writing(args, options):
         mode = options.get("mode", args[0] if args else "r")
         if isinstance(mode, str):
             return bool(set(mode) & set("wxa+"))

@@ -9,14 +9,12 @@ import io
 import os
 import pathlib
 import posix
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    import pytest
-    from typing_extensions import Self
 
 NOT_OURS = (".lock", "stdout.log", "stderr.log")
 """The lock of the operating system; what trials write themselves."""
@@ -26,10 +24,10 @@ CALLS = ("open", "fsync", "replace", "rename", "link", "unlink", "mkdir")
 class FaultyFile:
     """A file of which a write may fail, after half of it is written."""
 
-    def __init__(self, file: Any, faults: FailingWrites) -> None:
+    def __init__(self, file, faults):
         self._file, self._faults = file, faults
 
-    def write(self, content: Any) -> int:
+    def write(self, content):
         """Writes it, or half of it."""
         if self._faults.is_due():
             self._file.write(content[: len(content) // 2])
@@ -37,16 +35,16 @@ class FaultyFile:
             self._faults.fail("write")
         return int(self._file.write(content))
 
-    def __enter__(self) -> Self:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         self._file.close()
 
-    def __iter__(self) -> Any:
+    def __iter__(self):
         return iter(self._file)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(self._file, name)
 
 
@@ -61,12 +59,12 @@ class FailingWrites:
     failed: str = ""  # What has failed.
     before: Callable[[], None] = lambda: None  # Called before it fails.
 
-    def is_due(self) -> bool:
+    def is_due(self):
         """Counts a call; returns whether it has to fail."""
         self.count += 1
         return self.count - 1 == self.place
 
-    def fail(self, what: str, path: Any = None) -> None:
+    def fail(self, what, path=None):
         """Fails as the system does."""
         self.failed = f"{what} {path or ''} {os.strerror(self.number)}"
         self.before()
@@ -74,7 +72,7 @@ class FailingWrites:
         named = None if path is None or isinstance(path, int) else str(path)
         raise OSError(self.number, os.strerror(self.number), named)
 
-    def install(self, patch: pytest.MonkeyPatch, *, is_synced: bool = False) -> None:
+    def install(self, patch, *, is_synced=False):
         """Puts itself in the place of the calls."""
         if is_synced:
             patch.setattr(os, "fsync", posix.fsync)
@@ -84,8 +82,8 @@ class FailingWrites:
         patch.setattr(io, "open", opener)
         patch.setattr(builtins, "open", opener)
 
-    def _call(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(path: Any, *args: Any, **options: Any) -> Any:
+    def _call(self, name, real):
+        def wrapped(path, *args, **options):
             is_making = name != "open" or bool(args and args[0] & os.O_CREAT)
             if is_making and self._is_ours(path) and self.is_due():
                 self.fail(name, path)
@@ -93,8 +91,8 @@ class FailingWrites:
 
         return wrapped
 
-    def _opener(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(path: Any, *args: Any, **options: Any) -> Any:
+    def _opener(self, real):
+        def wrapped(path, *args, **options):
             mode = options.get("mode", args[0] if args else "r")
             if not set(mode) & set("wxa+") or not self._is_ours(path):
                 return real(path, *args, **options)
@@ -102,7 +100,7 @@ class FailingWrites:
 
         return wrapped
 
-    def _is_ours(self, path: Any) -> bool:
+    def _is_ours(self, path):
         if isinstance(path, int):
             link = pathlib.Path(f"/proc/self/fd/{path}")
             path = link.readlink() if link.is_symlink() else ""

@@ -66,12 +66,12 @@ class FakeGpu:
     is_lost: bool = False  # Whether the driver has lost it: every question is an error.
 
 
-def without(questions: str) -> frozenset[str]:
+def without(questions):
     """Returns the functions of a driver that a GPU does not support, by their ends."""
     return frozenset(f"nvmlDeviceGet{name}" for name in questions.split())
 
 
-def make_gpus(count: int, **fields: Any) -> list[FakeGpu]:
+def make_gpus(count, **fields):
     """Returns GPUs that differ only in their addresses, and have no users."""
     assert not {"users", "users_later"} & {*fields}, "all of them would share the list"
     return [
@@ -90,19 +90,13 @@ class FakeNvml:
       num_open: Calls of ``nvmlInit`` without their ``nvmlShutdown``.
     """
 
-    def __init__(
-        self,
-        gpus: list[FakeGpu],
-        *,
-        driver: str | None = "570.86.15",
-        cuda: int = 12_080,
-    ) -> None:
+    def __init__(self, gpus, *, driver="570.86.15", cuda=12_080):
         self.gpus = gpus
         self.driver = driver
         self.cuda = cuda
         self.num_open = 0
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         """Returns constants and exceptions of the real module, no function."""
         if name.startswith("nvml") and callable(getattr(pynvml, name, None)):
             raise AssertionError(f"the stand-in does not have {name}")
@@ -292,11 +286,11 @@ class FakeNvml:
             return int(pynvml.NVML_TOPOLOGY_NODE)
         return int(pynvml.NVML_TOPOLOGY_SYSTEM)
 
-    def _check_open(self) -> None:
+    def _check_open(self):
         if not self.num_open:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
 
-    def _check(self, handle: FakeGpu, name: str) -> None:
+    def _check(self, handle, name):
         self._check_open()
         if handle.is_lost:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)

@@ -1,7 +1,5 @@
 """A real gate of one small case, in a process of its own or in the test's."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path
@@ -33,7 +31,7 @@ sys.exit(main(run_overrides=overrides))
 """
 
 
-def worktrees(repository: Path) -> list[str]:
+def worktrees(repository):
     """Returns what git knows of worktrees besides the repository itself."""
     listed = git(repository, "worktree", "list", "--porcelain")
     return re.findall(r"^worktree (.*)", listed, re.MULTILINE)[1:]

@@ -23,12 +23,9 @@ import threading
 import urllib.parse
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kubernetes_rules import KINDS, Refused, action, expanded, problems
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _PATH = re.compile(
     r"/(?:api|apis)/(?P<version>[\w./-]+?)/namespaces/(?P<namespace>[\w.-]+)"
@@ -40,9 +37,7 @@ _END_SEC = 20.0
 class Pod:
     """One container, as a process of this machine."""
 
-    def __init__(
-        self, server: StandIn, name: str, template: dict[str, Any], **own: str
-    ) -> None:
+    def __init__(self, server, name, template, **own):
         self.name, self.uid, self.labels = name, str(uuid.uuid4()), own
         self.conditions: list[dict[str, str]] = []
         self.spec = template["spec"]
@@ -64,7 +59,7 @@ class Pod:
                 start_new_session=True,
             )
 
-    def end(self, number: int = signal.SIGTERM) -> None:
+    def end(self, number=signal.SIGTERM):
         """Ends the container as the kubelet does: a signal to its first process."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
@@ -75,7 +70,7 @@ class Pod:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    def object(self) -> dict[str, Any]:
+    def object(self):
         """What the server says of it."""
         code = self.process.poll()
         phase = {None: "Running", 0: "Succeeded"}.get(code, "Failed")
@@ -95,9 +90,7 @@ class StandIn:
       kubeconfig: A file for ``kubectl``.
     """
 
-    def __init__(
-        self, folder: Path, claims: dict[str, list[str]], *, has_images: bool
-    ) -> None:
+    def __init__(self, folder, claims, *, has_images):
         self.folder, self.has_images = folder, has_images
         self.objects: dict[tuple[str, str], dict[str, Any]] = {}
         self.pods: list[Pod] = []
@@ -117,7 +110,7 @@ class StandIn:
         self.kubeconfig = folder / "kubeconfig.json"
         self.kubeconfig.write_text(json.dumps(self._config()))
 
-    def _config(self) -> dict[str, Any]:
+    def _config(self):
         port = self._http.server_address[1]
         return {
             "apiVersion": "v1",
@@ -135,7 +128,7 @@ class StandIn:
             ],
         }
 
-    def close(self) -> None:
+    def close(self):
         """Ends all pods and the server."""
         self._is_closed = True
         for pod in self.pods:
@@ -146,12 +139,12 @@ class StandIn:
         self._http.shutdown()
         self._http.server_close()
 
-    def evict(self, pod: Pod) -> None:
+    def evict(self, pod):
         """Takes the host of a pod away, as a drained node does."""
         pod.conditions.append({"type": "DisruptionTarget", "status": "True"})
         pod.end()
 
-    def variables_of(self, pod: Pod, container: dict[str, Any]) -> dict[str, str]:
+    def variables_of(self, pod, container):
         """The environment of a container."""
         fields = {
             "metadata.name": pod.name,
@@ -177,7 +170,7 @@ class StandIn:
             variables["JOB_COMPLETION_INDEX"] = pod.labels["index"]
         return variables
 
-    def folder_of(self, pod: Pod, container: dict[str, Any]) -> Path:
+    def folder_of(self, pod, container):
         """The current folder of a container, with its claims."""
         start = container.get("workingDir", "/")
         if not start.startswith("/"):  # as runc says
@@ -197,18 +190,18 @@ class StandIn:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def here(self, path: str) -> Path:
+    def here(self, path):
         """A path in a container, on this machine."""
         is_own = Path(path).is_relative_to(self.folder.parent)
         return Path(path) if is_own else self.folder / "root" / path.lstrip("/")
 
-    def get(self, kind: str, name: str) -> dict[str, Any]:
+    def get(self, kind, name):
         """Returns an object."""
         if (kind, name) not in self.objects:
             raise Refused(404, "NotFound", f'{kind} "{name}" not found')
         return self.objects[kind, name]
 
-    def create(self, kind: str, made: dict[str, Any], *, is_tried: bool) -> Any:
+    def create(self, kind, made, *, is_tried):
         """Checks an object, and starts what it says."""
         version, word = KINDS[kind]
         if (made.get("apiVersion"), made.get("kind")) != (version, word):
@@ -231,7 +224,7 @@ class StandIn:
                 thread.start()
         return made
 
-    def delete(self, kind: str, name: str) -> Any:
+    def delete(self, kind, name):
         """Removes an object, and ends its pods."""
         found = self.get(kind, name)
         del self.objects[kind, name]
@@ -240,7 +233,7 @@ class StandIn:
                 pod.end()
         return found
 
-    def answer(self, method: str, address: str, body: bytes) -> Any:
+    def answer(self, method, address, body):
         """Does what a request asks for; returns the answer, a text or an object."""
         url = urllib.parse.urlsplit(address)
         query = dict(urllib.parse.parse_qsl(url.query))
@@ -262,10 +255,10 @@ class StandIn:
             return {"kind": "List", "items": items}
         return self.get(kind, name)
 
-    def _end(self, made: dict[str, Any], condition: str) -> None:
+    def _end(self, made, condition):
         made["status"] = {"conditions": [{"type": condition, "status": "True"}]}
 
-    def _run_job(self, name: str, made: dict[str, Any]) -> None:
+    def _run_job(self, name, made):
         """Makes pods until one succeeds, or the policy says that the Job has failed."""
         spec = made["spec"]
         num_failures = 0
@@ -283,7 +276,7 @@ class StandIn:
                 return self._end(made, "Failed")
         return None
 
-    def _run_jobset(self, name: str, made: dict[str, Any]) -> None:
+    def _run_jobset(self, name, made):
         """Makes all pods; when one fails, the others are ended."""
         (replicated,) = made["spec"]["replicatedJobs"]
         spec = replicated["template"]["spec"]
@@ -297,16 +290,16 @@ class StandIn:
         self._end(made, "Failed" if any(codes) else "Completed")
 
 
-def _handler(server: StandIn) -> type[http.server.BaseHTTPRequestHandler]:
+def _handler(server):
     """Returns the class that answers requests."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, *_):
             """Says nothing."""
 
-        def _answer(self) -> None:
+        def _answer(self):
             server.asked.append(f"{self.command} {self.path}")
             try:
                 code, said = 200, server.answer(self.command, self.path, self._body())
@@ -320,7 +313,7 @@ def _handler(server: StandIn) -> type[http.server.BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(data)
 
-        def _body(self) -> bytes:
+        def _body(self):
             if self.headers.get("Transfer-Encoding") != "chunked":
                 return self.rfile.read(int(self.headers.get("Content-Length") or 0))
             chunks = []
@@ -335,7 +328,7 @@ def _handler(server: StandIn) -> type[http.server.BaseHTTPRequestHandler]:
     return Handler
 
 
-def _pods(server: StandIn, name: str, part: str, query: dict[str, str]) -> Any:
+def _pods(server, name, part, query):
     if part == "log":
         (pod,) = (pod for pod in server.pods if pod.name == name)
         lines = pod.log.read_text(errors="replace").splitlines(keepends=True)
@@ -350,9 +343,7 @@ def _pods(server: StandIn, name: str, part: str, query: dict[str, str]) -> Any:
 
 
 @contextlib.contextmanager
-def running(
-    folder: Path, claims: dict[str, list[str]], *, has_images: bool = True
-) -> Iterator[StandIn]:
+def running(folder, claims, *, has_images=True):
     """Runs one, and ends all of its pods; none begins where no image can be pulled."""
     server = StandIn(folder, claims, has_images=has_images)
     try:

@@ -3,17 +3,11 @@
 Also what becomes of the words of a command, and what a policy of failures says.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from jsonschema.validators import validator_for
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
 
 JOBSET = (
     Path(__file__).resolve().parents[2]
@@ -32,7 +26,7 @@ KINDS = {
 class Refused(Exception):  # noqa: N818 (an answer)
     """What the server answers: its code, a word and a sentence."""
 
-    def __init__(self, code: int, reason: str, message: str) -> None:
+    def __init__(self, code, reason, message):
         super().__init__(message)
         self.status = {
             "kind": "Status",
@@ -44,7 +38,7 @@ class Refused(Exception):  # noqa: N818 (an answer)
         }
 
 
-def expanded(word: str, variables: dict[str, str]) -> str:
+def expanded(word, variables):
     """A word of a command as Kubernetes gives it to the container.
 
     ``$$`` is ``$``, ``$(NAME)`` is a variable if there is one of this name, and a
@@ -69,13 +63,11 @@ def expanded(word: str, variables: dict[str, str]) -> str:
     return out.decode()
 
 
-def template(
-    *, claim: str, secret: str = "", account: str = "", namespace: str = "team"
-) -> dict[str, Any]:
+def template(*, claim, secret="", account="", namespace="team"):
     """Returns a PodTemplateSpec, such as that of ``docs/clusters.md``."""
-    container: dict[str, Any] = {"name": "harness"}
+    container = {"name": "harness"}
     volume = {"name": "runs", "persistentVolumeClaim": {"claimName": claim}}
-    spec: dict[str, Any] = {"containers": [container], "volumes": [volume]}
+    spec = {"containers": [container], "volumes": [volume]}
     if secret:
         container["envFrom"] = [{"secretRef": {"name": secret}}]
     if account:
@@ -83,7 +75,7 @@ def template(
     return {"metadata": {"namespace": namespace}, "spec": spec}
 
 
-def problems(kind: str, made: dict[str, Any]) -> list[str]:
+def problems(kind, made):
     """Returns what the server would not accept of an object."""
     errors = sorted(_validators()[kind].iter_errors(made), key=str)
     found = [f"{error.json_path}: {error.message}" for error in errors]
@@ -91,7 +83,7 @@ def problems(kind: str, made: dict[str, Any]) -> list[str]:
 
 
 @functools.cache
-def _validators() -> dict[str, Any]:
+def _validators():
     """Returns the check of each kind; a JobSet has the ``spec`` of a Job in it."""
     jobset = json.loads(JOBSET.read_text(encoding="utf-8"))
     repeated = jobset["properties"]["spec"]["properties"]["replicatedJobs"]["items"]
@@ -107,7 +99,7 @@ def _validators() -> dict[str, Any]:
     return {kind: validator_for(of)(of) for kind, of in schemas.items()}
 
 
-def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
+def _object(properties, required):
     word = {"type": "string"}
     common = {"apiVersion": word, "kind": word, "metadata": {"type": "object"}}
     return {
@@ -118,7 +110,7 @@ def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
     }
 
 
-def _broken_rules(kind: str, made: dict[str, Any]) -> Iterator[str]:
+def _broken_rules(kind, made):
     """Yields what the server checks beyond the schema."""
     if not {"name", "generateName"} & set(made["metadata"]):
         yield "metadata: name or generateName is required"
@@ -141,14 +133,14 @@ def _broken_rules(kind: str, made: dict[str, Any]) -> Iterator[str]:
             yield "volumeMounts: mountPath must be unique"
 
 
-def _broken_rules_of_policy(spec: dict[str, Any], pod: dict[str, Any]) -> Iterator[str]:
+def _broken_rules_of_policy(spec, pod):
     if pod.get("restartPolicy") != "Never":
         yield "podFailurePolicy: only for restartPolicy Never"
     if spec.get("podReplacementPolicy", "Failed") != "Failed":
         yield "podReplacementPolicy: must be Failed with a podFailurePolicy"
 
 
-def action(policy: dict[str, Any], conditions: Collection[str], code: int) -> str:
+def action(policy, conditions, code):
     """What the first rule says that fits a pod; without one, the failure is counted."""
     code = code if code >= 0 else 128 - code
     for rule in policy.get("rules", ()):

@@ -17,12 +17,8 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import psutil
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 PROGRAMS = (
     "setpriv",
@@ -88,7 +84,7 @@ while :; do sleep 1000; done
 """
 
 
-def missing() -> str:
+def missing():
     """Returns why there can be no cluster here; empty if there can."""
     absent = [program for program in PROGRAMS if shutil.which(program) is None]
     if absent:
@@ -130,11 +126,11 @@ class SlurmCluster:
       folder: Its files; also a folder that all nodes see.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self._first: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start(self) -> None:
+    def start(self):
         """Starts controller and nodes, and waits until the nodes are idle."""
         (self.folder / "state").mkdir()
         hosts = "".join(f"{ip} {name}\n" for name, ip in _ADDRESSES.items())
@@ -150,11 +146,11 @@ class SlurmCluster:
             self.boot_node(name)
         self.wait_for(lambda: self.nodes_in_state("idle") == len(NODES), "idle nodes")
 
-    def boot_node(self, name: str) -> None:
+    def boot_node(self, name):
         """Starts a node, also one that was killed."""
         self._boot(name, f"slurmd -D -N {name} -f {self.folder}/slurm.conf &")
 
-    def _boot(self, name: str, command: str) -> None:
+    def _boot(self, name, command):
         script = _INIT.format(
             name=name,
             folder=self.folder,
@@ -200,9 +196,7 @@ class SlurmCluster:
             for what in (("master", "up0"), ("up",)):
                 _ip("netns", "exec", controller, "link", "set", port, *what)
 
-    def command(
-        self, *words: object, on: str = CONTROLLER, cwd: Any = None
-    ) -> list[str]:
+    def command(self, *words, on=CONTROLLER, cwd=None):
         """Returns a command as it is run on the controller, or on a node."""
         pid = self._inside(on).pid
         return [
@@ -215,7 +209,7 @@ class SlurmCluster:
             *map(str, words),
         ]
 
-    def job(self, command: Sequence[object], *, log: Path, cwd: Path) -> list[str]:
+    def job(self, command, *, log, cwd):
         """Returns what submits a command as a job of both nodes, and ends with it."""
         batch = self.folder / "job.sh"
         words = shlex.join(map(str, command))
@@ -223,14 +217,7 @@ class SlurmCluster:
         submit = ("sbatch", "--wait", f"--nodes={len(NODES)}", "--exclusive")
         return self.command(*submit, f"--output={log}", batch, cwd=cwd)
 
-    def run(
-        self,
-        *words: object,
-        on: str = CONTROLLER,
-        cwd: Any = None,
-        timeout_sec: float = 60.0,
-        env: Mapping[str, str] | None = None,
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, *words, on=CONTROLLER, cwd=None, timeout_sec=60.0, env=None):
         """Runs a command to its end."""
         return subprocess.run(
             self.command(*words, on=on, cwd=cwd),
@@ -241,25 +228,25 @@ class SlurmCluster:
             env={**os.environ, **(env or {})},
         )
 
-    def nodes_in_state(self, state: str) -> int:
+    def nodes_in_state(self, state):
         """Returns how many nodes are in a state."""
         done = self.run("sinfo", "--noheader", "--Node", "--format=%t")
         return done.stdout.split().count(state)
 
-    def job_state(self, job: str) -> str:
+    def job_state(self, job):
         """Returns the state of a job, such as RUNNING; of an array, of all its jobs."""
         done = self.run(
             "squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T"
         )
         return ",".join(sorted(set(done.stdout.split())))
 
-    def wait_for_job(self, job: str, state: str, timeout_sec: float = 60.0) -> None:
+    def wait_for_job(self, job, state, timeout_sec=60.0):
         """Waits until a job is in a state."""
         self.wait_for(
             lambda: self.job_state(job) == state, f"{state} of job {job}", timeout_sec
         )
 
-    def wait_for(self, is_so: Any, what: str, timeout_sec: float = _START_SEC) -> None:
+    def wait_for(self, is_so, what, timeout_sec=_START_SEC):
         """Waits until something holds, or fails with the logs."""
         deadline = time.monotonic() + timeout_sec
         while not is_so():
@@ -267,7 +254,7 @@ class SlurmCluster:
                 raise AssertionError(f"no {what} in {timeout_sec:g} s\n{self.logs()}")
             time.sleep(_POLL_SEC)
 
-    def processes(self, node: str, word: str = "") -> dict[int, str]:
+    def processes(self, node, word=""):
         """Returns the processes of jobs on a node: all but Slurm's daemon."""
         found = {}
         for process in self._inside(node).children(recursive=True):
@@ -278,14 +265,14 @@ class SlurmCluster:
                     found[process.pid] = text
         return found
 
-    def kill(self, node: str, *words: str) -> None:
+    def kill(self, node, *words):
         """Sends SIGKILL to the processes of jobs on a node that match a word."""
         for word in words:
             for pid in self.processes(node, word):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-    def limit_rate(self, rate: int) -> str:
+    def limit_rate(self, rate):
         """Limits what each node sends and receives to so many Mbit/s."""
         shape = ("root", "tbf", "rate", f"{rate}mbit", "burst", "256k")
         places = [(CONTROLLER, f"p{index}") for index in range(len(NODES))]
@@ -296,23 +283,23 @@ class SlurmCluster:
                 return done.stderr.strip()
         return ""
 
-    def unlimit_rate(self) -> None:
+    def unlimit_rate(self):
         """Removes the limit."""
         for index, node in enumerate(NODES):
             self.run("tc", "qdisc", "del", "dev", f"p{index}", "root")
             self.run("tc", "qdisc", "del", "dev", "up0", "root", on=node)
 
-    def kill_node(self, name: str) -> None:
+    def kill_node(self, name):
         """Ends a node with all its processes, as a loss of power does."""
         self._first[name].kill()
         self._first.pop(name).wait()
 
-    def logs(self) -> str:
+    def logs(self):
         """Returns the ends of all logs."""
         paths = [*self.folder.glob("*.log"), *self.folder.glob("*.out")]
         return "\n".join(f"-- {p.name}\n{p.read_text()[-1500:]}" for p in sorted(paths))
 
-    def stop(self) -> None:
+    def stop(self):
         """Ends everything."""
         for process in self._first.values():
             process.kill()
@@ -320,13 +307,13 @@ class SlurmCluster:
             process.wait()
         self._first.clear()
 
-    def _inside(self, name: str) -> psutil.Process:
+    def _inside(self, name):
         """Returns the first process of a host, seen from here."""
         (first,) = psutil.Process(self._first[name].pid).children()
         return first
 
 
-def _ip(*words: object, is_checked: bool = True) -> None:
+def _ip(*words, is_checked=True):
     if words[:2] == ("netns", "exec"):
         target, rest = words[2], words[3:]
         command = ["nsenter", f"--net=/proc/{target}/ns/net", "ip", *map(str, rest)]
@@ -336,7 +323,7 @@ def _ip(*words: object, is_checked: bool = True) -> None:
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[SlurmCluster]:
+def running(folder):
     """Runs a cluster while the ``with`` block runs."""
     cluster = SlurmCluster(folder)
     try:

@@ -1,13 +1,6 @@
 """Files as ``pytest --benchmark-json`` writes them, of what nobody measured."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import pathlib
-    from collections.abc import Mapping, Sequence
 
 MACHINE = {
     "node": "host-of-somebody",
@@ -21,7 +14,7 @@ MACHINE = {
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-def entry(name: str, sec: float, **fields: Any) -> dict[str, Any]:
+def entry(name, sec, **fields):
     """Returns one benchmark; the median is ``sec``."""
     return {
         "name": name,
@@ -40,7 +33,7 @@ def entry(name: str, sec: float, **fields: Any) -> dict[str, Any]:
     }
 
 
-def document(times: Mapping[str, Sequence[float]], **fields: Any) -> dict[str, Any]:
+def document(times, **fields):
     """Returns a document of several processes: seconds by benchmark and generation."""
     return {
         "machine_info": MACHINE,
@@ -56,9 +49,7 @@ def document(times: Mapping[str, Sequence[float]], **fields: Any) -> dict[str, A
     }
 
 
-def write(
-    path: pathlib.Path, times: Mapping[str, Sequence[float]], **fields: Any
-) -> pathlib.Path:
+def write(path, times, **fields):
     """Writes a document and returns its path."""
     path.write_text(json.dumps(document(times, **fields)), encoding="utf-8")
     return path

@@ -1,24 +1,12 @@
 """A study whose trials have other observations than were written for it."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from results.study.cases import Case, Entry, Study
-
-    WithEntries = TypeVar("WithEntries", Case, Study)
 
 
-def with_results(
-    of: WithEntries, change: Callable[[Entry], Mapping[str, Any] | None]
-) -> WithEntries:
+def with_results(of, change):
     """A study or case with other fields of the results that a function gives."""
 
-    def changed(entry: Entry) -> Entry:
+    def changed(entry):
         fields = change(entry)
         if fields is None or entry.trial is None:
             return entry
@@ -29,10 +17,10 @@ def with_results(
     return dataclasses.replace(of, entries=tuple(map(changed, of.entries)))
 
 
-def with_turns(of: WithEntries, change: Callable[[Entry], dict[str, Any]]) -> Any:
+def with_turns(of, change):
     """Returns the same with other fields of every turn; they may be functions of it."""
 
-    def turns(entry: Entry) -> dict[str, Any] | None:
+    def turns(entry):
         if not entry.is_ok:
             return None
         fields = change(entry)

@@ -1,25 +1,19 @@
 """Which trials of a store have ended."""
 
-from __future__ import annotations
-
 import hashlib
 import re
-from typing import TYPE_CHECKING
 
 from results.store.study_store import Store
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-
-def ended_ids(store: Store) -> frozenset[str]:
+def ended_ids(store):
     """Returns the ids of the readable trials that have a status, whichever."""
     return frozenset(
         trial.trial_id for trial in store.read().trials if trial.status is not None
     )
 
 
-def finished_in(root: Path) -> dict[str, bytes]:
+def finished_in(root):
     """The status of each trial that a later run must not touch, by its id.
 
     A generation of a relay is finished when all of its trials are.
@@ -48,7 +42,7 @@ def finished_in(root: Path) -> dict[str, bytes]:
 _OBSERVED = re.compile(r"rank_\d+\.jsonl|turns\.jsonl|(?:result|status)\.json")
 
 
-def observed_in(root: Path) -> set[str]:
+def observed_in(root):
     """The digests of what trials have observed, in whichever folder of the study.
 
     Of a process that has measured no step yet, there is nothing.

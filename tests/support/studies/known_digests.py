@@ -4,8 +4,6 @@ A process that tests start reads all sources only to find what is known here alr
 Digests that are not known are computed as ever.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -18,7 +16,7 @@ _BACKENDS = ("in_graph", "multi_worker", "single", "tf_mirrored")
 
 
 @functools.cache
-def variables() -> dict[str, str]:
+def variables():
     """Returns the environment variable for such a process."""
     found = {
         f"{workload} {backend}": code_digest.of_trial(workload, backend)
@@ -28,13 +26,13 @@ def variables() -> dict[str, str]:
     return {VARIABLE: json.dumps(found)}
 
 
-def use() -> None:
+def use():
     """Takes the digests from the variable, in the process that was started."""
     known = json.loads(os.environ.get(VARIABLE, "{}"))
     compute = code_digest._of_installed
 
-    def of_installed(workload: str, backend: str) -> str:
-        found: str | None = known.get(f"{workload} {backend}")
+    def of_installed(workload, backend):
+        found = known.get(f"{workload} {backend}")
         return compute(workload, backend) if found is None else found
 
     code_digest._of_installed = of_installed

@@ -1,15 +1,8 @@
 """Step times of a case and its controls where ten milliseconds are in a known part."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from results.figures.lost_time import Observed, decompose
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 NUM_GENERATIONS = 5
 STEP_SEC = 0.050
@@ -38,11 +31,11 @@ STEPS = (
 )
 
 
-def _study(generator: np.random.Generator, injected: str) -> Observed:
+def _study(generator, injected):
     """Generations differ by 3 %, processes of one generation by 2 %."""
     machine = np.exp(generator.normal(0, 0.03, NUM_GENERATIONS))
 
-    def times(name: str) -> dict[int, float]:
+    def times(name):
         mean = STEP_SEC + INJECTED_SEC * (name in AFFECTED[injected])
         process = np.exp(generator.normal(0, 0.02, NUM_GENERATIONS))
         return dict(enumerate((mean * machine * process).tolist()))
@@ -55,9 +48,7 @@ def _study(generator: np.random.Generator, injected: str) -> Observed:
     )
 
 
-def held_parts(
-    generator: np.random.Generator, injected: str
-) -> Iterator[tuple[str, bool]]:
+def held_parts(generator, injected):
     """Yields each part of one study, and whether its interval holds the truth."""
     for part in decompose(_study(generator, injected)).parts:
         truth = STEP_SEC if part.name == "alone" else 0.0

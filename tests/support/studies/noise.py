@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import signal
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 CELL_SEC = 0.25
 
@@ -55,7 +51,7 @@ class Noise:
 
 UNEQUAL = "unequal spreads of cases"
 FACTORS_OF_CASES = (0.5, 0.7, 0.9, 1.0, 1.2, 1.7)
-CHOSEN: Mapping[str, Noise] = {
+CHOSEN = {
     "this machine": Noise(),
     "AR(1), 0.5 s": Noise(machine=((0.12, 0.5),)),
     "AR(1), 5 s": Noise(machine=((0.12, 5.0),)),
@@ -68,7 +64,7 @@ CHOSEN: Mapping[str, Noise] = {
     "drift within a turn": Noise(drift=0.10, drift_of_turn=0.06),
     UNEQUAL: Noise(),
 }
-JUDGED: Mapping[str, Noise] = {
+JUDGED = {
     "AR(1), 20 s": Noise(machine=((0.12, 20.0),)),
     "tails, 4 degrees": Noise(tail_degrees=4.0),
     "three states of a core": Noise(states=(0.03, 0.5), slow_process=0.04),
@@ -77,12 +73,10 @@ JUDGED: Mapping[str, Noise] = {
     "generations of unlike noise": Noise(unlike=0.4),
     "processes that settle": Noise(settling=0.03),
 }
-MODELS: Mapping[str, Noise] = {**CHOSEN, **JUDGED}
+MODELS = {**CHOSEN, **JUDGED}
 
 
-def draw(
-    noise: Noise, generator: np.random.Generator, shape: tuple[int, ...]
-) -> np.ndarray:
+def draw(noise, generator, shape):
     """Returns noise of unit scale, with the tails of the model."""
     if noise.tail_degrees is None:
         return generator.standard_normal(shape)
@@ -90,12 +84,7 @@ def draw(
     return drawn / math.sqrt(3.0)
 
 
-def machine_load(
-    noise: Noise,
-    generator: np.random.Generator,
-    shape: tuple[int, ...],
-    num_cells: int,
-) -> np.ndarray:
+def machine_load(noise, generator, shape, num_cells):
     """Returns what everything that runs in a cell of a generation has."""
     total = np.linspace(0, noise.drift, num_cells) * np.ones((*shape, 1))
     for deviation, correlation_sec in noise.machine:
@@ -113,9 +102,7 @@ def machine_load(
     return total
 
 
-def telegraph(
-    generator: np.random.Generator, shape: tuple[int, ...], num_cells: int
-) -> np.ndarray:
+def telegraph(generator, shape, num_cells):
     """A neighbour that stays for 5 s on average, and away for 20 s."""
     is_there = generator.random(shape) < 0.2
     found = np.empty((*shape, num_cells))
@@ -127,9 +114,7 @@ def telegraph(
     return found
 
 
-def processes(
-    noise: Noise, generator: np.random.Generator, shape: tuple[int, ...]
-) -> np.ndarray:
+def processes(noise, generator, shape):
     """Returns what each process has for its whole life."""
     total = noise.of_process * draw(noise, generator, shape)
     slower, probability = noise.states

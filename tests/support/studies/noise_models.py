@@ -50,43 +50,28 @@ class Logs:
     rates: np.ndarray  # -ln(time of the base) of each round, of each case: a rate.
 
     @property
-    def turns(self) -> np.ndarray:
+    def turns(self):
         """Mean over rounds of ln(head / base)."""
         return self.rounds.mean(axis=2)
 
 
 def simulate(
-    model: str,
-    change: Change,
-    *,
-    num_gates: int,
-    num_generations: int,
-    num_cases: int,
-    seed: int,
-    spread: float = SPREAD,
-) -> Logs:
+    model, change, *, num_gates, num_generations, num_cases, seed, spread=SPREAD
+):
     """Returns what gates measure on one model of noise."""
     scale = spread / _spread(model, num_cases)
     return _draw(model, change, num_gates, num_generations, num_cases, seed, scale)
 
 
 @functools.lru_cache(maxsize=64)
-def _spread(model: str, num_cases: int) -> float:
+def _spread(model, num_cases):
     """Returns the spread of a model before it is scaled: from quartiles."""
     found = _draw(model, Change(), 150, 8, num_cases, 99, 1.0)
     low, high = np.quantile(found.turns, [0.25, 0.75])
     return float((high - low) / 1.349)
 
 
-def _draw(
-    model: str,
-    change: Change,
-    num_gates: int,
-    num_generations: int,
-    num_cases: int,
-    seed: int,
-    scale: float,
-) -> Logs:
+def _draw(model, change, num_gates, num_generations, num_cases, seed, scale):
     of = MODELS[model]
     # Models with the same numbers would differ by less than they seem to.
     name = zlib.crc32(model.encode())
@@ -107,7 +92,7 @@ def _draw(
     process = scales[..., None] * _processes(model, generator, (*shape, *sides))
     process[..., 0] += _changed(change, generator, (*shape, num_cases))
 
-    def levels(start: int, num_rounds: int, cells: int) -> np.ndarray:
+    def levels(start, num_rounds, cells):
         """Mean load of each turn: gates, generations, rounds, cases, sides."""
         end = start + num_rounds * per_round * cells
         blocks = (*shape, num_rounds, num_cases, 2, cells)
@@ -115,7 +100,7 @@ def _draw(
         order = np.argsort(generator.random((*shape, num_rounds, num_cases)), axis=-1)
         first = generator.random((*shape, num_rounds, num_cases)) < 0.5
 
-        def arranged(cells_of: np.ndarray) -> np.ndarray:
+        def arranged(cells_of):
             found = cells_of[..., start:end].reshape(blocks).mean(axis=-1)
             found = np.where(first[..., None], found, found[..., ::-1])
             return np.take_along_axis(found, order[..., None], axis=-2)
@@ -167,34 +152,25 @@ def _draw(
     )
 
 
-def _processes(
-    model: str, generator: np.random.Generator, shape: tuple[int, ...]
-) -> np.ndarray:
+def _processes(model, generator, shape):
     found = noise.processes(MODELS[model], generator, shape)
     if model == UNEQUAL:
         found = found * np.resize(FACTORS_OF_CASES, shape[-2])[:, None] * 1.5
     return found
 
 
-def _changed(
-    change: Change, generator: np.random.Generator, shape: tuple[int, ...]
-) -> np.ndarray:
+def _changed(change, generator, shape):
     is_changed = _is_changed(change, shape[-1])
     is_slow = generator.random(shape) < 0.2
     return is_changed * (change.every_step + change.process_in_five * is_slow)
 
 
-def _is_changed(change: Change, num_cases: int) -> np.ndarray:
+def _is_changed(change, num_cases):
     number = num_cases if change.num_cases is None else change.num_cases
     return np.arange(num_cases) >= num_cases - number
 
 
-def _slow_steps(
-    change: Change,
-    generator: np.random.Generator,
-    shape: tuple[int, ...],
-    num_steps: int,
-) -> np.ndarray:
+def _slow_steps(change, generator, shape, num_steps):
     """What single steps take more: every 50th, counted from a random one."""
     if not change.every_50th:
         return np.zeros((*shape, num_steps))

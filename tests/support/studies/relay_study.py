@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import synthetic_trial
@@ -31,9 +30,6 @@ from results.records.models import (
 )
 from results.store.study_store import Store
 
-if TYPE_CHECKING:
-    import pathlib
-
 BATCH = 8
 STEPS_PER_TURN = 3
 ALL = (Control.NOSYNC, Control.SOLO, Control.SYNTHETIC)
@@ -54,7 +50,7 @@ class Lost:
     update: float = 0.003
     update_alone: float = 0.003  # The update of one replica.
 
-    def of(self, spec: TrialSpec) -> float:
+    def of(self, spec):
         """Returns the duration of a step of a case or control."""
         if spec.num_replicas == 1:
             left_out = {
@@ -106,7 +102,7 @@ class RelayShape:
     steps_per_turn: tuple[int, ...] = (STEPS_PER_TURN,)  # By generation, over and over.
 
 
-def make_store(root: pathlib.Path, shape: RelayShape | None = None) -> Store:
+def make_store(root, shape=None):
     """Writes a whole study under ``root`` and opens it."""
     shape = shape or RelayShape()
     specs = [spec for g in range(shape.generations) for spec in _generation(shape, g)]
@@ -138,7 +134,7 @@ def make_store(root: pathlib.Path, shape: RelayShape | None = None) -> Store:
     return store
 
 
-def _generation(shape: RelayShape, index: int) -> list[TrialSpec]:
+def _generation(shape, index):
     most = shape.replicas[-1]
     cases = [(b, n, Control.NONE) for n in shape.replicas for b in shape.backends]
     first = shape.backends[0]
@@ -147,7 +143,7 @@ def _generation(shape: RelayShape, index: int) -> list[TrialSpec]:
         cases.append(("single" if control is Control.SOLO else first, most, control))
         if control in _ALSO_ALONE:
             cases.append((first, 1, control))
-    common: dict[str, Any] = {
+    common = {
         "workload": "resnet50",
         "workload_version": "2",
         "preset": "laptop",
@@ -174,7 +170,7 @@ def _generation(shape: RelayShape, index: int) -> list[TrialSpec]:
     ]
 
 
-def _write(store: Store, trial: PlannedTrial, shape: RelayShape) -> None:
+def _write(store, trial, shape):
     spec, trial_id = trial.spec, trial.trial_id
     key = spec.control, spec.num_replicas, spec.repetition_index
     is_ok = key not in shape.not_ok
@@ -198,7 +194,7 @@ def _write(store: Store, trial: PlannedTrial, shape: RelayShape) -> None:
     )
 
 
-def _result(trial: PlannedTrial, shape: RelayShape) -> TrialResult:
+def _result(trial, shape):
     spec = trial.spec
     generator = np.random.default_rng(int(trial.trial_id[:15], 16))
     shared = np.random.default_rng(spec.seed)
@@ -212,8 +208,8 @@ def _result(trial: PlannedTrial, shape: RelayShape) -> TrialResult:
     num_ranks = 1 if spec.num_replicas == 1 else num_ranks
     late = shape.imbalance if spec.control is Control.NOSYNC else 0.0
     steps_per_turn = (shape.steps_per_turn * shape.generations)[spec.repetition_index]
-    turns: list[Turn] = []
-    steps: list[list[float]] = [[] for _ in range(num_ranks)]
+    turns = []
+    steps = [[] for _ in range(num_ranks)]
     now_ns = 0
     for index in range(shape.rounds):
         is_void = bool(generator.random() < 0.2)

@@ -8,19 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import stats
-from simulated_sweeps import Generation, Sweeps, relay, sequence
+from simulated_sweeps import Sweeps, relay, sequence
 
 from results.statistics import generations
 from results.statistics.repetitions import ratio
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from results.statistics.estimates import Estimate
 
 LOG_RATIO = math.log(1.5)
 """The true ratio of cases 1 and 0."""
@@ -45,25 +39,19 @@ class Coverage:
     mean_generations: float  # Generations, or repetitions, of a sweep.
 
     @property
-    def share(self) -> float:
+    def share(self):
         """The coverage."""
         return self.num_covered / self.num_sweeps
 
     @property
-    def interval(self) -> tuple[float, float]:
+    def interval(self):
         """95 % interval of the coverage (Clopper and Pearson, Biometrika 26, 1934)."""
         test = stats.binomtest(self.num_covered, self.num_sweeps)
         found = test.proportion_ci(confidence_level=0.95, method="exact")
         return float(found.low), float(found.high)
 
 
-def _coverage(
-    design: str,
-    estimates: Sequence[Estimate],
-    truths: np.ndarray,
-    end_sec: np.ndarray,
-    num_generations: Sequence[int],
-) -> Coverage:
+def _coverage(design, estimates, truths, end_sec, num_generations):
     lows = np.log([estimate.low for estimate in estimates])
     highs = np.log([estimate.high for estimate in estimates])
     return Coverage(
@@ -76,7 +64,7 @@ def _coverage(
     )
 
 
-def logs_of(measured: Sequence[Generation], sweep: int) -> list[tuple[float, ...]]:
+def logs_of(measured, sweep):
     """Returns log ratios of cases 1 and 0 in one sweep, by generation and round."""
     logs = [
         generations.log_ratios(one.turns(1, sweep), one.turns(0, sweep))
@@ -85,9 +73,7 @@ def logs_of(measured: Sequence[Generation], sweep: int) -> list[tuple[float, ...
     return [of_rounds for of_rounds in logs if of_rounds]
 
 
-def fresh_processes(
-    num_sweeps: int, seed: int, *, num_repetitions: int, num_steps: int
-) -> Coverage:
+def fresh_processes(num_sweeps, seed, *, num_repetitions, num_steps):
     """The design before the relay: each trial alone, pairs by repetition."""
     sweeps = Sweeps(num_sweeps, seed, log_slowdown=LOG_RATIO)
     measured = sequence(sweeps, num_repetitions, num_steps, idle_sec=IDLE_SEC)
@@ -107,9 +93,7 @@ def fresh_processes(
     )
 
 
-def one_generation(
-    num_sweeps: int, seed: int, *, is_truth_of_processes: bool
-) -> Coverage:
+def one_generation(num_sweeps, seed, *, is_truth_of_processes):
     """A relay of one generation, whose interval is for its own processes."""
     sweeps = Sweeps(num_sweeps, seed, log_slowdown=LOG_RATIO)
     (measured,) = relay(sweeps, 1, SWEEP_SEC)
@@ -129,13 +113,8 @@ def one_generation(
 
 
 def fixed(
-    num_sweeps: int,
-    seed: int,
-    *,
-    num_generations: int,
-    duration_sec: float = SWEEP_SEC,
-    steps_per_turn: int = 1,
-) -> Coverage:
+    num_sweeps, seed, *, num_generations, duration_sec=SWEEP_SEC, steps_per_turn=1
+):
     """A relay of a fixed number of generations."""
     sweeps = Sweeps(num_sweeps, seed, log_slowdown=LOG_RATIO)
     measured = relay(
@@ -155,16 +134,12 @@ def fixed(
 
 
 def sequential(
-    num_sweeps: int,
-    seed: int,
-    *,
-    target: float,
-    generation_sec: float = SWEEP_SEC / generations.FEWEST_TO_STOP,
-) -> Coverage:
+    num_sweeps, seed, *, target, generation_sec=SWEEP_SEC / generations.FEWEST_TO_STOP
+):
     """A relay that stops when its interval is short enough."""
     sweeps = Sweeps(num_sweeps, seed, log_slowdown=LOG_RATIO)
-    measured: list[Generation] = []
-    logs: list[list[tuple[float, ...]]] = [[] for _ in range(num_sweeps)]
+    measured = []
+    logs = [[] for _ in range(num_sweeps)]
     end_sec = np.full(num_sweeps, np.nan)
     while np.isnan(end_sec).any() and len(measured) < MOST_GENERATIONS:
         measured += relay(sweeps, 1, generation_sec)

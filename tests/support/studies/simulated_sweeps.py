@@ -44,9 +44,7 @@ MACHINE = Machine()
 class _Noise:
     """The shared noise of all sweeps, each at a moment of its own."""
 
-    def __init__(
-        self, machine: Machine, num_sweeps: int, generator: np.random.Generator
-    ) -> None:
+    def __init__(self, machine, num_sweeps, generator):
         self._generator = generator
         self._parts = (
             (machine.fast_deviation, machine.fast_time_constant_sec),
@@ -56,7 +54,7 @@ class _Noise:
             generator.normal(0, deviation, num_sweeps) for deviation, _ in self._parts
         ]
 
-    def after(self, elapsed_sec: np.ndarray) -> np.ndarray:
+    def after(self, elapsed_sec):
         """Returns the noise after more time has passed in each sweep."""
         for index, (deviation, constant) in enumerate(self._parts):
             kept = np.exp(-elapsed_sec / constant)
@@ -78,7 +76,7 @@ class Generation:
     of_processes: np.ndarray
     end_sec: np.ndarray  # When it ended, by sweep.
 
-    def turns(self, case: int, sweep: int) -> dict[int, float]:
+    def turns(self, case, sweep):
         """Returns the values of a case's turns by round, as records have them."""
         values = self.rates[:, case, sweep]
         return {
@@ -97,14 +95,7 @@ class Sweeps:
       clock_sec: Time since the start of each.
     """
 
-    def __init__(
-        self,
-        number: int,
-        seed: int,
-        *,
-        log_slowdown: float = 0.0,
-        machine: Machine = MACHINE,
-    ) -> None:
+    def __init__(self, number, seed, *, log_slowdown=0.0, machine=MACHINE):
         """Starts sweeps whose case 0 may be slower than all others."""
         self.machine = machine
         self.number = number
@@ -115,33 +106,28 @@ class Sweeps:
         self._log_times[0] += log_slowdown
         self._elapsed_sec = np.zeros(number)
 
-    def pass_time(self, duration_sec: np.ndarray | float) -> None:
+    def pass_time(self, duration_sec):
         """Advances the clocks; nothing is measured."""
         self.clock_sec += duration_sec
         self._elapsed_sec += duration_sec
 
-    def start_processes(self, number: int) -> np.ndarray:
+    def start_processes(self, number):
         """Starts processes one after the other."""
         self.pass_time(number * self.machine.start_sec)
         shape = (number, self.number)
         return self._generator.normal(0, self.machine.process_deviation, shape)
 
-    def step(
-        self,
-        cases: np.ndarray,
-        of_processes: np.ndarray,
-        is_running: np.ndarray | bool = True,
-    ) -> np.ndarray:
+    def step(self, cases, of_processes, is_running=True):
         """Runs one step of a case in each sweep that is running."""
         log_time = self._log_times[cases] + of_processes
         log_time += self._noise.after(self._elapsed_sec)
         log_time += self._generator.normal(0, self.machine.step_deviation, self.number)
         self._elapsed_sec = np.zeros(self.number)
-        duration_sec: np.ndarray = np.exp(log_time)
+        duration_sec = np.exp(log_time)
         self.pass_time(np.where(is_running, duration_sec, 0.0))
         return duration_sec
 
-    def generation(self, deadline_sec: np.ndarray, steps_per_turn: int) -> Generation:
+    def generation(self, deadline_sec, steps_per_turn):
         """Starts a process of every case, and has them take turns.
 
         A round has one turn of every case, in an order that is drawn for each round and
@@ -171,13 +157,7 @@ class Sweeps:
         )
 
 
-def relay(
-    sweeps: Sweeps,
-    num_generations: int,
-    duration_sec: float,
-    *,
-    steps_per_turn: int = 1,
-) -> list[Generation]:
+def relay(sweeps, num_generations, duration_sec, *, steps_per_turn=1):
     """Measures generations that share the time evenly, start-up included."""
     end_sec = sweeps.clock_sec + duration_sec
     found = []
@@ -187,9 +167,7 @@ def relay(
     return found
 
 
-def sequence(
-    sweeps: Sweeps, num_repetitions: int, num_steps: int, *, idle_sec: float
-) -> list[np.ndarray]:
+def sequence(sweeps, num_repetitions, num_steps, *, idle_sec):
     """Measures fresh processes one after the other, each in a window of its own.
 
     The order of the cases alternates between repetitions (ABBA).

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING
 
 import synthetic_trial
 
@@ -29,13 +28,6 @@ from results.records.models import (
     TrialStatus,
 )
 from results.store.study_store import Store
-
-if TYPE_CHECKING:
-    import pathlib
-    from collections.abc import Iterator
-
-    # By id: what runs, and in which modes it counts.
-    Planned = dict[str, tuple[TrialSpec, list[ScalingMode]]]
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 BASE_BATCH = 8
@@ -81,7 +73,7 @@ class Shape:
     workload_version: str = "1"  # Of all trials.
 
 
-def make_store(root: pathlib.Path, shape: Shape | None = None) -> Store:
+def make_store(root, shape=None):
     """Writes a whole study under ``root`` and opens it."""
     shape = shape or Shape()
     planned = _planned(shape)
@@ -122,8 +114,8 @@ def make_store(root: pathlib.Path, shape: Shape | None = None) -> Store:
     return store
 
 
-def _planned(shape: Shape) -> Planned:
-    planned: Planned = {}
+def _planned(shape):
+    planned = {}
     for spec, mode in itertools.chain(_timed(shape), _learning(shape)):
         _, modes = planned.setdefault(identity.trial_id(spec), (spec, []))
         modes.append(mode)
@@ -134,7 +126,7 @@ def _planned(shape: Shape) -> Planned:
     }
 
 
-def _measuring(planned: Planned, shape: Shape) -> Measuring:
+def _measuring(planned, shape):
     """Names the largest case of two backends, or of two revisions, as primary."""
     ids = {
         (spec.backend, spec.revision): identity.case_id(spec)
@@ -158,7 +150,7 @@ def _measuring(planned: Planned, shape: Shape) -> Measuring:
     )
 
 
-def _timed(shape: Shape) -> Iterator[tuple[TrialSpec, ScalingMode]]:
+def _timed(shape):
     """Trials that are timed, every other repetition in reverse order."""
     for repetition in range(shape.repeats):
         cases = [
@@ -178,7 +170,7 @@ def _timed(shape: Shape) -> Iterator[tuple[TrialSpec, ScalingMode]]:
                 yield spec.model_copy(update={"control": Control.TWIN}), mode
 
 
-def _learning(shape: Shape) -> Iterator[tuple[TrialSpec, ScalingMode]]:
+def _learning(shape):
     """Quality runs, if there is a budget for them."""
     if shape.budget is None:
         return
@@ -193,14 +185,7 @@ def _learning(shape: Shape) -> Iterator[tuple[TrialSpec, ScalingMode]]:
                 yield spec.model_copy(update={"revision": revision}), mode
 
 
-def _spec(
-    backend: str,
-    mode: ScalingMode,
-    num_replicas: int,
-    repetition: int,
-    shape: Shape,
-    budget: Budget | None = None,
-) -> TrialSpec:
+def _spec(backend, mode, num_replicas, repetition, shape, budget=None):
     base = shape.baseline_batch_size
     per_replica = base if mode is WEAK else max(1, base // num_replicas)
     return TrialSpec(
@@ -224,15 +209,7 @@ def _spec(
     )
 
 
-def _write_trial(
-    store: Store,
-    trial_id: str,
-    spec: TrialSpec,
-    mode: ScalingMode,
-    status: TrialStatus,
-    index: int,
-    shape: Shape,
-) -> None:
+def _write_trial(store, trial_id, spec, mode, status, index, shape):
     fingerprint = shape.fingerprints[index % len(shape.fingerprints)]
     store.write_spec(trial_id, spec)
     store.write_env(trial_id, synthetic_trial.environment(spec, fingerprint))

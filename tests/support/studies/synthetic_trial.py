@@ -3,11 +3,8 @@
 Figures follow a fixed table of throughputs with lognormal noise, seeded by the trial.
 """
 
-from __future__ import annotations
-
 import base64
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,9 +24,6 @@ from results.records.models import (
     TrialStatus,
     Turn,
 )
-
-if TYPE_CHECKING:
-    from results.records.models import TrialSpec
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 NUM_CORES = 2
@@ -88,18 +82,18 @@ PICTURE = base64.b64decode(
 
 
 def result(
-    spec: TrialSpec,
-    mode: ScalingMode,
-    trial_id: str,
+    spec,
+    mode,
+    trial_id,
     *,
-    noise: float,
-    has_actors: bool,
-    factor: float = 1.0,
-    num_rounds: int = 0,
-    void_share: float = 0.0,
-    foreign_fraction: float | None = None,
-    learned: float = 1.0,
-) -> TrialResult:
+    noise,
+    has_actors,
+    factor=1.0,
+    num_rounds=0,
+    void_share=0.0,
+    foreign_fraction=None,
+    learned=1.0,
+):
     """Makes the observations of a trial."""
     generator = np.random.default_rng(int(trial_id[:15], 16))
     # All cases of one repetition drift together, as on a shared machine.
@@ -117,7 +111,7 @@ def result(
     start *= math.exp(generator.normal(0, 0.05))
     window = float(times.sum()) * 1.002
     quality = _quality(generator, 0.31)
-    curve: tuple[QualityPoint, ...] = ()
+    curve = ()
     if spec.budget is not None:
         curve = _curve(generator, spec, step, learned, has_actors=has_actors)
         (quality,) = curve[-1].quality
@@ -151,13 +145,7 @@ def result(
     )
 
 
-def _turns(
-    spec: TrialSpec,
-    times: np.ndarray,
-    generator: np.random.Generator,
-    void_share: float,
-    foreign_fraction: float | None,
-) -> tuple[Turn, ...]:
+def _turns(spec, times, generator, void_share, foreign_fraction):
     """One step per turn; noise of a round is shared by all cases."""
     shared = np.random.default_rng([spec.seed, 1]).normal(0, 0.1, times.size)
     ends = np.cumsum(times * np.exp(shared)) * 1e9
@@ -176,13 +164,13 @@ def _turns(
     )
 
 
-def planned(spec: TrialSpec) -> PlannedTrial:
+def planned(spec):
     """Returns the trial of a plan that has a spec, in weak scaling."""
     trial_id, case_id = identity.ids(spec)
     return PlannedTrial(trial_id=trial_id, case_id=case_id, modes=(WEAK,), spec=spec)
 
 
-def environment(spec: TrialSpec, fingerprint: str) -> Environment:
+def environment(spec, fingerprint):
     """Makes the record of a machine that nobody has."""
     is_oversubscribed = spec.num_replicas > NUM_CORES
     cores = tuple(range(min(spec.num_replicas, NUM_CORES)))
@@ -211,7 +199,7 @@ def environment(spec: TrialSpec, fingerprint: str) -> Environment:
     )
 
 
-def _wilson(successes: int, n: int) -> tuple[float, float]:
+def _wilson(successes, n):
     """Returns the 95 % Wilson interval of a proportion."""
     z = 1.959964
     centre = (successes + z * z / 2) / (n + z * z)
@@ -219,13 +207,13 @@ def _wilson(successes: int, n: int) -> tuple[float, float]:
     return centre - half, centre + half
 
 
-def _throughput(spec: TrialSpec, mode: ScalingMode) -> float:
+def _throughput(spec, mode):
     key = (spec.backend, mode, spec.num_replicas)
     weak = THROUGHPUT.get((spec.backend, WEAK, spec.num_replicas))
     return THROUGHPUT.get(key) or weak or 40.0 * spec.num_replicas**0.5
 
 
-def _quality(generator: np.random.Generator, share: float) -> QualityMetric:
+def _quality(generator, share):
     correct = int(generator.binomial(359, share))
     low, high = _wilson(correct, 359)
     return QualityMetric(
@@ -239,7 +227,7 @@ def _quality(generator: np.random.Generator, share: float) -> QualityMetric:
     )
 
 
-def _counts(generator: np.random.Generator) -> tuple[QualityMetric, ...]:
+def _counts(generator):
     rate = float(generator.normal(900, 30))
     return tuple(
         QualityMetric(
@@ -258,14 +246,7 @@ def _counts(generator: np.random.Generator) -> tuple[QualityMetric, ...]:
     )
 
 
-def _curve(
-    generator: np.random.Generator,
-    spec: TrialSpec,
-    step_sec: float,
-    learned: float,
-    *,
-    has_actors: bool,
-) -> tuple[QualityPoint, ...]:
+def _curve(generator, spec, step_sec, learned, *, has_actors):
     """Quality that comes closer to 97 % with every example."""
     budget = spec.budget
     assert budget is not None

@@ -240,7 +240,6 @@ def mixed_bfloat16():
 
 @pytest.mark.usefixtures("mixed_bfloat16")
 def test_mixed_precision_takes_the_norm_in_float32():
-    """Outputs have 16 bits; u and sigma are those of float32."""
     layer = SpectralDense(6, 4, seed=1)
     expected = numpys_step(matrix_of(layer.kernel.numpy()), layer.u.numpy())[1]
 

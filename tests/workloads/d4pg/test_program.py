@@ -238,7 +238,6 @@ NOTHING = {"clipped": 0.0, "policy_lag": 0.0}
 
 
 def counted(**fields):
-    """Counters with a few that matter."""
     nothing = {field.name: 0 for field in dataclasses.fields(Counters)}
     return Counters(**{**nothing, **fields})
 

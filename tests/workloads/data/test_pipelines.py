@@ -11,7 +11,6 @@ from workloads.data import audit, images, pipeline, reading
 
 
 def test_batches_are_as_documented(digits, contexts, make_config):
-    """Shapes and types are static, pixels are normalised, labels are digits."""
     batch = next(iter(pipeline.train_dataset(digits, contexts(1)[0], make_config())))
 
     assert batch["image"].shape == (8, 32, 32, 3)
@@ -285,7 +284,6 @@ def test_audit_of_no_step_fails():
 
 
 def test_more_pipelines_than_examples_is_an_error(photos, contexts):
-    """A pipeline without an example is refused with both numbers."""
     with pytest.raises(
         ValueError, match=r"12 training examples for 13 input pipelines"
     ):

@@ -21,7 +21,6 @@ TIMEOUT_SEC = 300
 
 
 def test_digits_split_is_exact_and_stratified():
-    """1,438 and 359 digits, disjoint, each class with its share to one example."""
     train, test = digits_dataset_builder.stratified_split()
     labels = load_digits().target
 
@@ -91,7 +90,6 @@ def test_digits_are_prepared_once_by_many_processes(tmp_path, monkeypatch):
 
 
 def test_unwritable_cache_says_what_to_set(tmp_path, monkeypatch):
-    """A file in the way of the cache directory is one clear line."""
     (tmp_path / "file").touch()
     monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path / "file" / "cache"))
 
@@ -132,7 +130,6 @@ def test_newest_prepared_version_is_read(photos, data_dirs):
 
 
 def test_set_without_labels_is_refused(data_dirs):
-    """A prepared set that is no image classification says what it holds."""
     tfds.dataset_builders.store_as_tfds_dataset(
         name="sentences",
         version="1.0.0",
@@ -450,7 +447,6 @@ def _has_a_text_for_an_image(root):
     ],
 )
 def test_a_wrong_folder_is_refused(tmp_path, spoil, message):
-    """Before anything is written, by one line that names what is wrong."""
     root = tmp_path / "images"
     write_images(root, "jpeg")
     (root / "train" / "cat" / "notes.txt").unlink()

@@ -198,7 +198,6 @@ def make_batches(source, seed, pipeline_id=0):
 
 
 def test_batches_depend_on_the_seed_and_the_pipeline(source):
-    """The same ones again; crops of the text, at places that differ."""
     first = make_batches(source, 1)
     everything = b"\0".join(file.content for file in files.read())
 

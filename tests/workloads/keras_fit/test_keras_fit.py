@@ -349,7 +349,6 @@ def test_functions_that_a_trial_cannot_find_are_refused():
 
 
 def test_options_that_contradict_are_refused():
-    """By the planner, which asks the same configuration."""
     with pytest.raises(
         ValueError, match="takes a whole step or nothing; use jit 'off'"
     ):

@@ -1,7 +1,5 @@
 """Features and logits that golden numbers were made from, the same everywhere."""
 
-from __future__ import annotations
-
 import numpy as np
 
 # n of each of the two sets, features.
@@ -15,7 +13,7 @@ NUM_LOGITS = 500
 NUM_SPLITS = 5
 
 
-def features(case: str) -> tuple[np.ndarray, np.ndarray]:
+def features(case):
     """Returns two sets of features of a case, float64."""
     num_examples, num_features = CASES[case]
     # The stream of RandomState never changes, that of newer generators may.
@@ -30,7 +28,7 @@ def features(case: str) -> tuple[np.ndarray, np.ndarray]:
     return first, second
 
 
-def logits() -> np.ndarray:
+def logits():
     """Returns logits of a classifier that is often sure, float64."""
     random = np.random.RandomState(10)
     return 3.0 * random.standard_normal((NUM_LOGITS, NUM_CLASSES))

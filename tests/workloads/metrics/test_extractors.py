@@ -160,7 +160,6 @@ def test_unknown_scores_are_refused(extractor):
 
 
 def test_images_must_be_pixels(extractor):
-    """Floats and wrong shapes are errors that say what to use."""
     with pytest.raises(ValueError, match=r"type float32 must be uint8 .* use to_uint8"):
         extractor.extract(np.zeros((1, 8, 8, 1), np.float32))
     with pytest.raises(ValueError, match=r"shape \(8, 8, 1\) must be \[examples"):
@@ -179,7 +178,6 @@ def test_floats_become_pixels_as_a_viewer_stores_them():
 
 
 def test_halves_are_disjoint():
-    """No image is in both; one image has no halves."""
     first, second = disjoint_halves(np.arange(9))
 
     assert 8 == len({*first.tolist(), *second.tolist()})
@@ -188,7 +186,6 @@ def test_halves_are_disjoint():
 
 
 def test_weights_that_are_damaged_say_how_to_fix_them(extractor, monkeypatch, tmp_path):
-    """A file that is no archive is named, with what to do."""
     whole = digits.cache_path().read_bytes()
     monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
     path = digits.cache_path()
@@ -200,7 +197,6 @@ def test_weights_that_are_damaged_say_how_to_fix_them(extractor, monkeypatch, tm
 
 
 def test_a_place_that_cannot_be_written_is_named(extractor, monkeypatch, tmp_path):
-    """A file where the directory should be."""
     blocked = digits.cache_path()  # a file, where a folder is needed
     monkeypatch.setenv("REPLICATOR_DATA_DIR", str(blocked))
 
@@ -220,7 +216,6 @@ def test_a_training_that_hangs_is_ended(monkeypatch, tmp_path):
 
 @pytest.mark.processes
 def test_a_training_that_fails_says_why(extractor, monkeypatch, tmp_path):
-    """The last line of the process is in the error, and nothing is left behind."""
     monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
     monkeypatch.setattr(digits.digits_training, "__name__", "no_such_module")
 
@@ -324,7 +319,6 @@ def test_a_network_of_another_size_is_refused(tmp_path, kernels):
     ],
 )
 def test_other_files_are_refused(tmp_path, content, message):
-    """One line that says what to point to instead."""
     path = tmp_path / "weights.pb"
     if content is not None:
         path.write_bytes(content)

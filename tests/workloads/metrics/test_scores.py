@@ -74,7 +74,6 @@ def test_a_large_mean_costs_no_digits(rng):
 
 
 def test_one_example_has_no_covariance():
-    """The error says how many are needed."""
     with pytest.raises(ValueError, match="at least 2 examples, but Moments has 1"):
         _ = Moments.of([[1.0, 2.0]]).covariance
 
@@ -88,13 +87,11 @@ def test_one_example_has_no_covariance():
     ],
 )
 def test_wrong_features_are_refused(features, message):
-    """Rank, emptiness and numbers that are not finite are errors of one line."""
     with pytest.raises(ValueError, match=message):
         Moments.of(features)
 
 
 def test_features_of_two_extractors_do_not_merge():
-    """Both lengths are in the error; so is what to do without any part."""
     with pytest.raises(ValueError, match="of 2 and of 3 features cannot be merged"):
         Moments.of(np.zeros((2, 2))).merge(Moments.of(np.zeros((2, 3))))
     with pytest.raises(ValueError, match="got no parts: pass the moments"):
@@ -251,7 +248,6 @@ def test_the_line_is_least_squares(rng):
 
 
 def test_a_figure_says_how_much_is_behind_it(rng):
-    """Name, unit, n and how the interval was made are in it."""
     reference = Moments.of(rng.normal(size=(40, 4)))
 
     score = fid.fid(rng.normal(size=(60, 4)), reference)
@@ -476,7 +472,6 @@ def test_the_score_is_the_published_one(source, golden_features, goldens):
 
 
 def test_one_split_has_no_interval():
-    """The reason stands in its place."""
     score = inception_score(np.eye(3), num_splits=1)
 
     assert not score.has_interval
@@ -553,7 +548,6 @@ def test_a_record_carries_digests_counts_and_reference():
 
 
 def test_a_score_without_interval_is_no_quality_metric():
-    """The reason is in the error, and what to do."""
     figure = dataclasses.replace(FIGURE, low=None, high=None, method="no interval: few")
 
     with pytest.raises(ValueError, match=r"no interval: few: .*report kid"):

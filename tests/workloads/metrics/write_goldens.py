@@ -9,15 +9,12 @@ Run in an environment of its own, which the tests do not need:
 ``goldens.json`` keeps the section of the other one. Versions stand in it.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import json
 import pathlib
 import sys
 import types
-from typing import Any
 
 import golden_features
 import numpy as np
@@ -25,12 +22,12 @@ import numpy as np
 PATH = pathlib.Path(__file__).with_name("goldens.json")
 
 
-def torch_fidelity() -> dict[str, Any]:
+def torch_fidelity():
     """Scores of torch-fidelity."""
     import torch
     from torch_fidelity import metric_fid, metric_isc, metric_kid
 
-    scores: dict[str, Any] = {"fid": {}, "kid": {}}
+    scores = {"fid": {}, "kid": {}}
     for case, (num_examples, _) in golden_features.CASES.items():
         pair = [torch.from_numpy(x) for x in golden_features.features(case)]
         statistics = [metric_fid.fid_features_to_statistics(x) for x in pair]
@@ -51,7 +48,7 @@ def torch_fidelity() -> dict[str, Any]:
     return {"versions": versions("torch-fidelity", "torch", "numpy"), **scores}
 
 
-def tensorflow_gan() -> dict[str, Any]:
+def tensorflow_gan():
     """Scores of TF-GAN, of its module of metrics alone.
 
     The package itself no longer imports: it uses ``tf.estimator``, which TensorFlow
@@ -69,7 +66,7 @@ def tensorflow_gan() -> dict[str, Any]:
         sys.modules[package.__name__] = package
     from tensorflow_gan.python.eval import classifier_metrics
 
-    scores: dict[str, Any] = {"fid": {}, "kid": {}}
+    scores = {"fid": {}, "kid": {}}
     for case, (num_examples, _) in golden_features.CASES.items():
         pair = [tf.constant(x) for x in golden_features.features(case)]
         scores["fid"][case] = float(
@@ -90,12 +87,12 @@ def tensorflow_gan() -> dict[str, Any]:
     return {"versions": versions("tensorflow-gan", "tensorflow", "numpy"), **scores}
 
 
-def versions(*packages: str) -> dict[str, str]:
+def versions(*packages):
     """Returns the installed versions."""
     return {name: importlib.metadata.version(name) for name in packages}
 
 
-def main(source: str) -> None:
+def main(source):
     """Replaces the section of one published implementation."""
     makers = {"torch_fidelity": torch_fidelity, "tensorflow_gan": tensorflow_gan}
     goldens = json.loads(PATH.read_text(encoding="utf-8")) if PATH.exists() else {}

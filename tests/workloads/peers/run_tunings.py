@@ -33,12 +33,12 @@ class Tuned(PeerInfo):
 
     words: str  # These, as they follow its command.
 
-    def command(self, workload: str) -> str:
+    def command(self, workload):
         """Returns what starts its program."""
         return f"{PeerInfo.command(self, workload)} {self.words}"
 
 
-def main(argv: list[str]) -> int:
+def main(argv):
     """Runs the study, and prints its ratios; returns the exit code of the sweep."""
     if argv[:1] == ["--loaded"]:
         argv = argv[1:]
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
         PEERS[names[words]] = Tuned(**{**fields, "name": names[words]}, words=words)
     base = dict.fromkeys(names.values(), peer)
     digest_of = code_digest.of_trial
-    code_digest.of_trial = lambda workload, backend, *tree: digest_of(  # type: ignore[assignment]
+    code_digest.of_trial = lambda workload, backend, *tree: digest_of(
         workload, base.get(backend, backend), *tree
     )
     study = f"tuning-{peer}-{identity.digest(argv)[:6]}"

@@ -310,7 +310,6 @@ def trial(backend="jax", revision=""):
     ],
 )
 def test_what_a_peer_lacks_is_refused(workload, fields, message):
-    """With what it has, and what to do."""
     given = {
         "preset": "laptop",
         "options": {},

@@ -89,13 +89,11 @@ def test_cross_entropy_equals_numpys():
 
 
 def test_cross_entropy_refuses_wrong_ranks():
-    """One-hot labels are an error that names both shapes."""
     with pytest.raises(ValueError, match=r"but got \(2, 3\) and \(2, 3\)"):
         losses.softmax_cross_entropy(tf.zeros([2, 3], tf.int32), tf.zeros([2, 3]))
 
 
 def test_cross_entropy_refuses_low_precision():
-    """Logits of half the precision are an error that says to cast them."""
     with pytest.raises(ValueError, match=r"'int32' and 'bfloat16'; cast them first"):
         losses.softmax_cross_entropy(
             tf.zeros([2], tf.int32), tf.zeros([2, 3], tf.bfloat16)
@@ -119,7 +117,6 @@ def test_weight_decay_is_the_gradient_of_the_l2_penalty():
 
 
 def test_weight_decay_needs_a_gradient_per_variable():
-    """A missing gradient is an error with both counts."""
     with pytest.raises(ValueError, match="got 0 gradients for 1 variables"):
         losses.add_weight_decay([], [tf.Variable([1.0])], weight_decay=0.1)
 
@@ -259,7 +256,6 @@ def test_it_is_replicated_as_any_optimizer():
 
 
 def test_the_config_makes_it_again():
-    """As Keras saves optimizers."""
     config = make().get_config()
 
     assert config == LARS.from_config(config).get_config()

@@ -71,7 +71,6 @@ def test_last_gamma_of_each_block_starts_at_zero(model):
 
 @pytest.mark.usefixtures("few_blocks")
 def test_zero_gamma_can_be_switched_off():
-    """Without the option all gammas start at one."""
     made = ResNet50(zero_gamma=False)
 
     assert all(
@@ -92,7 +91,6 @@ def test_initial_kernels_have_hes_spread(model):
 
 
 def test_seed_determines_the_weights(model, monkeypatch):
-    """The same seed gives the same kernels; another seed or layer others."""
     monkeypatch.setattr(model_lib, "NUM_BLOCKS", (3,))
     monkeypatch.setattr(model_lib, "WIDTHS", model_lib.WIDTHS[:1])
     same, other = ResNet50(seed=3), ResNet50(seed=4)
@@ -136,7 +134,6 @@ def _copy_from_keras(reference, made):
 
 
 def test_v1_equals_keras_applications():
-    """With copied weights, v1 gives the logits of keras.applications.ResNet50."""
     reference = keras.applications.ResNet50(
         weights=None, input_shape=(64, 64, 3), classifier_activation=None
     )
@@ -202,7 +199,6 @@ def test_gradient_graph_stays_small(model):
 
 @pytest.mark.usefixtures("few_blocks")
 def test_mixed_precision_keeps_variables_and_logits_in_float32():
-    """Computation is bfloat16; parameters, statistics and logits are float32."""
     made = ResNet50(compute_dtype="mixed_bfloat16")
     features = made.blocks[0](tf.zeros([1, 8, 8, 64]), training=False)
     logits = made(tf.zeros([1, 32, 32, 3]), training=False)

@@ -91,7 +91,6 @@ def test_loss_starts_at_chance_and_falls(trained):
 
 
 def test_sanity_passes_and_names_its_checks(trained):
-    """All gates pass after honest steps."""
     program, _ = trained
     checks = program.sanity()
 
@@ -221,7 +220,6 @@ def test_synthetic_data_has_no_quality_and_no_example_audit():
 
 
 def test_mixed_precision_trains(dispatched):
-    """A step in bfloat16 has nearly the loss of float32."""
     mixed = _build(compute_dtype="mixed_bfloat16")
 
     assert dispatched.losses[0] == pytest.approx(mixed.run(), rel=0.05)
@@ -239,7 +237,6 @@ def test_mixed_precision_trains(dispatched):
     ],
 )
 def test_bad_input_is_one_clear_line(arguments, message):
-    """Each wrong argument is answered before a variable is made."""
     good = {
         "preset": "smoke",
         "data": "digits",
@@ -256,7 +253,6 @@ def test_bad_input_is_one_clear_line(arguments, message):
 
 
 def test_sanity_fails_when_replicas_differ(trained, monkeypatch):
-    """What the replicator finds out of sync voids the trial, with its message."""
     program, _ = trained
 
     def raise_out_of_sync():

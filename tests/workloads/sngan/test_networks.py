@@ -27,7 +27,6 @@ def test_the_generator_at_128_px_has_the_published_size():
 
 
 def test_both_networks_at_128_px_have_their_size():
-    """Generator and discriminator of the preset paper."""
     paper = config.PRESETS["paper"]
     networks = Generator(paper, seed=0), Discriminator(paper, seed=1)
 
@@ -49,7 +48,6 @@ def test_channels_follow_the_tables(preset, channels):
 
 @pytest.mark.parametrize("size", [16, 32])
 def test_images_have_the_size_asked_for(size):
-    """In [-1, 1], three channels, one logit each."""
     settings = dataclasses.replace(SMOKE, image_size=size)
     generator, discriminator = (
         Generator(settings, seed=0),

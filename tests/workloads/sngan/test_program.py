@@ -158,7 +158,6 @@ def test_two_replicas_differ_in_what_they_draw_and_agree_in_what_they_learn():
 
 
 def test_a_data_set_with_more_classes_is_refused():
-    """With both numbers and the option to set."""
     with pytest.raises(ValueError, match=r"10 classes, but the network has 4: set"):
         build(num_classes=4)
 

@@ -406,7 +406,6 @@ def test_pipelines_that_cannot_be_are_named(options, message):
 
 
 def test_a_batch_that_micro_batches_do_not_divide_is_none():
-    """Each of them has whole sequences."""
     with pytest.raises(
         ValueError,
         match=r"must be a multiple of option sequence_length=64 times "

@@ -297,7 +297,6 @@ def test_an_actor_that_cannot_render_is_not_tried_again(monkeypatch):
 
 @pytest.mark.processes
 def test_actors_with_frames_wait_for_the_learner():
-    """They stop at the limit, and their waiting is counted."""
     settings = ActorSettings(name=NAME, observations="pixels")
     frames = {"observation_shape": (84, 84, 3), "observation_dtype": "uint8"}
     with make_streams(settings, steps_per_stream=500, **frames) as streams:
@@ -491,7 +490,6 @@ def collectors():
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch):
-    """Before anything is started."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     settings = ActorSettings(name=NAME)
     message = r"^actors='ray' needs Ray, .*pip install 'replicator-harness\[distrib"

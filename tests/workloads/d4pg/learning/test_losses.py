@@ -238,7 +238,6 @@ def test_the_expectation_is_the_mean_of_the_distribution():
 
 @pytest.mark.parametrize("ends", [(1.0, 1.0, 5), (2.0, 1.0, 5), (0.0, 1.0, 1)])
 def test_atoms_without_a_range_are_refused(ends):
-    """With the given values and those of the paper."""
     with pytest.raises(ValueError, match=r"make_atoms got .* 101 from -150 to 150"):
         distribution.make_atoms(*ends)
 

@@ -8,8 +8,6 @@ rlax is no dependency. To write the file again, install it elsewhere and run
 (rlax 0.1.9, jax 0.10 wrote the present one.) The numbers are those of float32.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -20,7 +18,7 @@ NUM_EXAMPLES, NUM_ATOMS, ACTION_SIZE = 6, 11, 3
 LOW, HIGH, CLIP_NORM = -3.0, 3.0, 1.0
 
 
-def make_inputs() -> dict[str, np.ndarray]:
+def make_inputs():
     """Returns seeded inputs; some returns leave the range, some episodes end."""
     rng = np.random.default_rng(20180423)
     logits = rng.normal(size=(2, NUM_EXAMPLES, NUM_ATOMS))
@@ -36,7 +34,7 @@ def make_inputs() -> dict[str, np.ndarray]:
     }
 
 
-def main() -> None:
+def main():
     """Writes the file."""
     import jax
     import jax.numpy as jnp
@@ -57,11 +55,11 @@ def main() -> None:
         inputs["next_logits"],
     )
 
-    def policy_losses(action: jax.Array) -> jax.Array:
+    def policy_losses(action):
         clip = jax.vmap(lambda a, g: rlax.dpg_loss(a, clip_to_norm(g), None))
         return clip(action, inputs["value_gradient"]).sum(axis=1)
 
-    def clip_to_norm(gradient: jax.Array) -> jax.Array:
+    def clip_to_norm(gradient):
         # rlax cuts values, Acme norms; the cut is applied here, before rlax's loss.
         norm = jnp.linalg.norm(gradient)
         return gradient * jnp.minimum(1.0, CLIP_NORM / norm)

@@ -274,7 +274,6 @@ def test_a_buffer_that_would_stop_both_sides_is_refused(make_streams):
 
 
 def test_a_starved_replay_says_what_actors_did(make_streams, write_episodes):
-    """In one line, after a bounded wait that it has counted."""
     calls = []
     with make_streams(2, num_actors=2) as streams:
         write_episodes(streams, 1, [12])
