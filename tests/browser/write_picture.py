@@ -2,46 +2,26 @@
 
     python tests/browser/write_picture.py
 
-Needs a Chromium (``CHROMIUM=PATH`` where it has another name). The picture carries the
-digest of the part of the page that it shows, so a test without a browser tells whether
-it is as old as the page.
+Needs a Chromium (``CHROMIUM=PATH`` where it has another name).
 """
 
-import hashlib
 import io
 import os
 import shutil
 import sys
 from pathlib import Path
 
-from PIL import Image, PngImagePlugin
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reports/studies/resnet50-two-cores/index.html"
 PICTURE = ROOT / "docs/images/report.png"
-DIGEST = "first screen"
 _WIDTH = 1280
 _NUM_COLOURS = 64
-_SHOWN = ('<section id="verdict"', "</section>")
 _MARGIN = 16
 _BOTTOM = """Math.ceil(Math.max(...[...document.querySelectorAll(
     "#verdict .trust li, #verdict .hero")].map(
     (element) => element.getBoundingClientRect().bottom)))"""
-
-
-def digest_of(page):
-    """Returns the digest of what the picture shows of a page."""
-    begin, end = _SHOWN
-    shown = page.partition(begin)[2].partition(end)[0]
-    if not shown:
-        raise ValueError(f"the page has no {begin}...{end}")
-    return hashlib.sha256(shown.encode()).hexdigest()
-
-
-def digest_in(picture):
-    """Returns the digest that a picture carries."""
-    with Image.open(picture) as image:
-        return image.info.get(DIGEST)
 
 
 def screenshot(page, chromium):
@@ -69,11 +49,9 @@ def main():
             "error: no Chromium; apt-get install chromium, or set CHROMIUM\n"
         )
         return 2
-    facts = PngImagePlugin.PngInfo()
-    facts.add_text(DIGEST, digest_of(PAGE.read_text(encoding="utf-8")))
     with Image.open(io.BytesIO(screenshot(PAGE, chromium))) as image:
         few = image.convert("RGB").quantize(_NUM_COLOURS, dither=Image.Dither.NONE)
-        few.save(PICTURE, pnginfo=facts, optimize=True)
+        few.save(PICTURE, optimize=True)
     return 0
 
 
