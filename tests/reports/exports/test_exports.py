@@ -1,4 +1,4 @@
-"""Markdown, JSON and CSV of a study."""
+"""Text of a study: Markdown, JSON, CSV, and the table of a terminal, narrow or wide."""
 
 import io
 import json
@@ -8,8 +8,10 @@ from pathlib import Path
 import jsonschema
 import pandas as pd
 import pytest
+import rich.console
 
-from reports.exports import exports
+from reports.exports import exports, text
+from reports.view.view import view_store
 from reports.words import markdown
 from results.figures import frame
 
@@ -127,3 +129,58 @@ def test_csv_is_the_frame_that_figures_draw(good, broken):
     assert [*points.columns] == [*read.columns[1:]]
     assert len(points) + len(frame.points_frame(broken)) == len(read)
     assert points["value"].tolist() == read["value"].tolist()[: len(points)]
+
+
+CUT = "\N{HORIZONTAL ELLIPSIS}"
+
+
+@pytest.fixture(scope="module")
+def three_backends(tmp_path_factory, synthetic):
+    shape = synthetic.Shape(
+        backends=("in_graph", "tf_mirrored", "multi_worker_in_graph"),
+        repeats=3,
+        num_measured_steps=3,
+    )
+    return synthetic.make_store(tmp_path_factory.mktemp("study"), shape)
+
+
+def shown(three_backends, width):
+    stream = io.StringIO()
+    text.print_summary(three_backends, rich.console.Console(file=stream, width=width))
+    printed = stream.getvalue()
+    table = printed.partition("resnet50-laptop-synthetic")[2].partition("N: repl")[0]
+    return printed, table.splitlines()
+
+
+def numbers(lines):
+    return set(re.findall(r"\d+\.?\d*", " ".join(lines)))
+
+
+@pytest.mark.parametrize("width", [140, 100, 80, 60, 50])
+def test_every_row_fits_and_no_number_is_cut(three_backends, width):
+    """What is shown in a narrow table is what the wide one has."""
+    _, wide = shown(three_backends, 200)
+    printed, rows = shown(three_backends, width)
+
+    assert all(len(line) <= width for line in rows)
+    assert CUT not in printed
+    assert numbers(rows) <= numbers(wide)
+    assert any("efficiency" in line for line in rows)
+
+
+def test_sixty_columns_keep_the_efficiency_and_say_what_is_missing(three_backends):
+    """The columns that matter most are the last to go."""
+    printed, rows = shown(three_backends, 60)
+
+    assert "60 columns have no room for: images/s, " in " ".join(printed.split())
+    assert sum("multi_worker_in_graph" in line for line in rows) >= 4
+    assert {"weak", "strong"} <= set(" ".join(rows).split())
+
+
+def test_a_wide_terminal_has_every_column(three_backends):
+    printed, rows = shown(three_backends, 140)
+    console = rich.console.Console(file=io.StringIO(), width=140)
+
+    assert text.COLUMNS == text.columns_that_fit(view_store(three_backends), console)
+    assert "have no room" not in printed
+    assert any("of best" in line for line in rows)
