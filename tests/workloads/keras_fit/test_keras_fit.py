@@ -62,11 +62,31 @@ def test_every_application_is_one_of_keras(name):
     assert callable(getattr(keras.applications, name))
 
 
-def _matched(repl, loop):
+INFO = own_keras.WORKLOAD
+
+
+def made_own(repl, **options):
+    """Somebody's model and data, with the same initial weights."""
+    keras.utils.set_random_seed(1)
+    preset = INFO.presets[0]
+    return importlib.import_module(INFO.module).WORKLOAD.build(
+        repl,
+        preset=preset.name,
+        data=options.pop("data", preset.data),
+        per_replica_batch_size=8 // repl.num_replicas_in_sync,
+        seed=1,
+        options={**preset.options, **options},
+    )
+
+
+def _matched(repl, of, loop):
+    make, info = {
+        "keras": (made, catalog.WORKLOADS["keras_fit"]),
+        "own": (made_own, INFO),
+    }[of]
     changes = []
-    options = catalog.WORKLOADS["keras_fit"].matching.options
     program = matching.MatchedProgram(
-        made(matching.MatchingReplicator(repl), loop=loop, **options),
+        make(matching.MatchingReplicator(repl), loop=loop, **info.matching.options),
         lambda **fields: changes.append(Change(**fields)),
     )
     losses = [program.run() for _ in range(matching.NUM_STEPS)]
@@ -78,21 +98,33 @@ def _matched(repl, loop):
 @pytest.fixture(scope="module")
 def one_replica():
     """Returns a function with what one replica gives, made once for each loop."""
-    return functools.cache(lambda loop: _matched(replicator.create("single"), loop))
+    return functools.cache(lambda *of: _matched(replicator.create("single"), *of))
 
 
-@pytest.mark.parametrize("loop", config.LOOPS)
-@pytest.mark.parametrize("backend", ["in_graph", "tf_mirrored"])
-def test_two_replicas_match_one(loop, backend, one_replica):
+@pytest.mark.parametrize(
+    ("of", "loop", "backend", "tolerance"),
+    [
+        *(
+            ("keras", loop, backend, TOLERANCE)
+            for backend in ("in_graph", "tf_mirrored")
+            for loop in config.LOOPS
+        ),
+        # Losses are float32.
+        ("own", "run", "in_graph", 1e-6),
+        ("own", "fit", "in_graph", 1e-6),
+        ("own", "run", "tf_mirrored", 1e-6),
+    ],
+)
+def test_two_replicas_match_one(of, loop, backend, tolerance, one_replica):
     """Losses and changes, as before every sweep: batch norm, no dropout, float64."""
-    one, changes_of_one = one_replica(loop)
+    one, changes_of_one = one_replica(of, loop)
     repl = replicator.create(backend, num_replicas=2)
-    two, changes_of_two = _matched(repl, loop)
+    two, changes_of_two = _matched(repl, of, loop)
     differences = verdict.change_differences(changes_of_two, changes_of_one)
 
-    assert verdict.loss_difference(two, one) < TOLERANCE
+    assert verdict.loss_difference(two, one) < tolerance
     assert {"model", "optimizer"} == {group for group, _ in differences}
-    assert max(differences.values()) < TOLERANCE
+    assert max(differences.values()) < tolerance
 
 
 @pytest.mark.parametrize(
@@ -253,56 +285,6 @@ def test_the_control_without_update_is_left_out_with_a_note():
 
     assert [Control.NOSYNC] == [case.control for case in added]
     assert "no control no_update of backend in_graph: Keras updates inside fit" in notes
-
-
-INFO = own_keras.WORKLOAD
-# Losses are float32.
-TOLERANCE_OWN = 1e-6
-
-
-def made_own(repl, **options):
-    keras.utils.set_random_seed(1)
-    preset = INFO.presets[0]
-    return importlib.import_module(INFO.module).WORKLOAD.build(
-        repl,
-        preset=preset.name,
-        data=options.pop("data", preset.data),
-        per_replica_batch_size=8 // repl.num_replicas_in_sync,
-        seed=1,
-        options={**preset.options, **options},
-    )
-
-
-def changes_and_losses(repl, **options):
-    changes = []
-    program = matching.MatchedProgram(
-        made_own(matching.MatchingReplicator(repl), **INFO.matching.options, **options),
-        lambda **fields: changes.append(Change(**fields)),
-    )
-    losses = [program.run() for _ in range(matching.NUM_STEPS)]
-    assert all(check.is_passed for check in program.sanity()), program.sanity()
-    program.close()
-    return changes, losses
-
-
-@functools.cache
-def of_one():
-    return changes_and_losses(replicator.create("single"))
-
-
-@pytest.mark.parametrize(
-    ("backend", "loop"),
-    [("in_graph", "run"), ("in_graph", "fit"), ("tf_mirrored", "run")],
-)
-def test_two_replicas_of_an_own_model_match_one(backend, loop):
-    """Losses and changes, on equal batches."""
-    repl = replicator.create(backend, num_replicas=2)
-    (one, losses), (two, others) = of_one(), changes_and_losses(repl, loop=loop)
-    differences = verdict.change_differences(two, one)
-
-    assert verdict.loss_difference(others, losses) < TOLERANCE_OWN
-    assert {"model", "optimizer"} == {group for group, _ in differences}
-    assert max(differences.values()) < TOLERANCE_OWN
 
 
 def test_a_model_learns_as_it_is_written():

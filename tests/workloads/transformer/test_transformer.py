@@ -25,12 +25,25 @@ RTOL_BFLOAT16 = 2e-2
 
 
 def build(repl, *, data="synthetic", sequences=2, **options):
+    """One layer and short sequences."""
     return small_programs.build(
         "transformer",
         repl,
         data=data,
         per_replica_batch_size=sequences * LENGTH,
         **{**SMALL, **options},
+    )
+
+
+def build_smoke(per_replica_batch_size, **options):
+    """The preset as it is."""
+    return WORKLOAD.build(
+        replicator.create("single"),
+        preset="smoke",
+        data="synthetic",
+        per_replica_batch_size=per_replica_batch_size,
+        seed=1,
+        options=options,
     )
 
 
@@ -57,14 +70,7 @@ def test_presets_have_the_sizes_that_they_are_named_for(preset, millions):
 
 
 def test_what_is_counted_is_built():
-    program = WORKLOAD.build(
-        replicator.create("single"),
-        preset="smoke",
-        data="synthetic",
-        per_replica_batch_size=64,
-        seed=1,
-        options={},
-    )
+    program = build_smoke(64)
 
     assert flops.num_parameters(program._config) == program.num_parameters
 
@@ -215,21 +221,31 @@ def test_text_is_learned_and_scored_by_files():
     )
 
 
-def test_a_part_of_a_sequence_is_no_batch():
+@pytest.mark.parametrize(
+    ("size", "options", "message"),
+    [
+        (
+            65,
+            {},
+            (
+                r"per_replica_batch_size 65 counts tokens, and must be a multiple of "
+                r"option sequence_length=64: use for example 64$"
+            ),
+        ),
+        (
+            512,
+            {"num_microbatches": 3},
+            (
+                r"must be a multiple of option sequence_length=64 times "
+                r"num_microbatches=3: use for example 192$"
+            ),
+        ),
+    ],
+)
+def test_a_part_of_a_sequence_or_micro_batch_is_no_batch(size, options, message):
     """Batch sizes count tokens."""
-    with pytest.raises(
-        ValueError,
-        match=r"per_replica_batch_size 65 counts tokens, and must be a multiple of "
-        r"option sequence_length=64: use for example 64$",
-    ):
-        WORKLOAD.build(
-            replicator.create("single"),
-            preset="smoke",
-            data="synthetic",
-            per_replica_batch_size=65,
-            seed=1,
-            options={},
-        )
+    with pytest.raises(ValueError, match=message):
+        build_smoke(size, **options)
 
 
 def test_other_data_are_refused():
@@ -239,23 +255,11 @@ def test_other_data_are_refused():
         catalog.check_data("transformer", "digits")
 
 
-TWO_LAYERS = {
-    **small_programs.OPTIONS["transformer"],
-    "sequence_length": LENGTH,
-    "num_layers": 2,
-}
-# Sums of float32 in another order.
-RTOL = 1e-5
 PARTS = 2
 
 
 def train(repl, **options):
-    program = small_programs.build(
-        "transformer",
-        repl,
-        per_replica_batch_size=4 * LENGTH,
-        **{**TWO_LAYERS, **options},
-    )
+    program = build(repl, sequences=4, num_layers=2, **options)
     return [program.run() for _ in range(4)], program
 
 
@@ -287,11 +291,11 @@ def test_stages_train_like_one_device(in_one_piece, options):
         split(1, 2), pipeline_stages=2, num_microbatches=PARTS, **options
     )
 
-    np.testing.assert_allclose(losses, in_one_piece[0], rtol=RTOL)
+    np.testing.assert_allclose(losses, in_one_piece[0], rtol=TOLERANCE)
     for found, expected in zip(
         program.model.get_weights(), in_one_piece[1], strict=True
     ):
-        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=RTOL)
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=TOLERANCE)
     assert ["CPU:0", "CPU:1"] == [
         part.trainable_variables[0].value.device[-5:]
         for part in (program.model.embedding, program.model.head)
@@ -307,7 +311,7 @@ def test_stages_with_sharded_gradients_train_like_whole_replicas():
     )
     whole, _ = train(split(2, 1))
 
-    np.testing.assert_allclose(losses, whole, rtol=RTOL)
+    np.testing.assert_allclose(losses, whole, rtol=TOLERANCE)
     assert "fullest of 4 devices" in repl.summary()
     # What the planner says before anything is built.
     held = memory.held(program._config, 2)
@@ -403,19 +407,3 @@ def test_the_schedules_are_those_of_the_library():
 def test_pipelines_that_cannot_be_are_named(options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         config.make_config("smoke", options)
-
-
-def test_a_batch_that_micro_batches_do_not_divide_is_none():
-    with pytest.raises(
-        ValueError,
-        match=r"must be a multiple of option sequence_length=64 times "
-        r"num_microbatches=3: use for example 192$",
-    ):
-        WORKLOAD.build(
-            replicator.create("single"),
-            preset="smoke",
-            data="synthetic",
-            per_replica_batch_size=512,
-            seed=1,
-            options={"num_microbatches": 3},
-        )

@@ -117,7 +117,7 @@ def test_actors_write_episodes_and_follow_the_policy():
         make_streams(settings) as streams,
         ActorPool(settings, streams, weights) as pool,
     ):
-        wait_until(lambda: (streams.num_written - (50)).min() > 0, pool)
+        wait_until(lambda: streams.num_written.min() > 50, pool)
         before = streams.version.tolist()
         niceness = {os.getpriority(os.PRIO_PROCESS, k) for k in pool.process_ids()}
         weights.publish(flat, 12)
@@ -167,7 +167,7 @@ def test_a_dead_actor_is_replaced_and_a_stopped_one_killed():
             streams, ReplaySettings(min_size_to_sample=200), pool.check
         )
         replay.sample(16, timeout_sec=PATIENCE_SEC)
-        wait_until(lambda: (streams.num_written - (100)).min() > 0, pool)
+        wait_until(lambda: streams.num_written.min() > 100, pool)
         first = pool.process_ids()
         stop(first[0], pool)
         broken_off = int(streams.num_written[0])
