@@ -308,32 +308,24 @@ def test_studies_without_a_common_case_are_refused(relay):
 
 
 METRIC = gate_metrics.THROUGHPUT
-TRUE_RATIO = 47.2 / 37.4
-"""Of in_graph and tf_mirrored at two replicas, in the table of the made-up studies."""
 
 
 @pytest.fixture
-def pair_of_backends(tmp_path, synthetic):
-    def make(name="s", **fields):
-        defaults = {
-            "modes": (synthetic.WEAK,),
-            "repeats": 4,
-            "num_rounds": 10,
-            "noise": 0.008,
-            "is_evaluated": False,
-            "name": name,
-        }
-        shape = synthetic.Shape(**(defaults | fields))
-        return load_study(synthetic.make_store(tmp_path / name, shape))
+def compared(relay):
+    """Returns the comparison of a relay of two backends with one of other fields."""
 
-    return make
+    def compare_with(**fields):
+        pair = {"backends": ("in_graph", "tf_mirrored"), "repeats": 4, "num_rounds": 10}
+        return compare.of_studies(
+            relay("x", **pair), relay("y", **pair | fields), METRIC
+        )
+
+    return compare_with
 
 
-def test_two_studies_are_two_groups(pair_of_backends):
+def test_two_studies_are_two_groups(compared):
     """A weaker comparison; settings that differ are what is compared."""
-    found = compare.of_studies(
-        pair_of_backends("a"), pair_of_backends("b", repeats=5, noise=0.009), METRIC
-    )
+    found = compared(repeats=5, noise=0.009)
 
     assert found.is_weaker
     assert () == found.differences
@@ -341,18 +333,15 @@ def test_two_studies_are_two_groups(pair_of_backends):
         assert "not measured in the same rounds" in row.difference.ratio.method
         assert 4 == row.difference.ratio.n
         assert row.difference.ratio.low < 1 < row.difference.ratio.high
-    assert "order: pair_of_backends / sequential" in (
-        compare.of_studies(
-            pair_of_backends("c"), pair_of_backends("d", num_rounds=0), METRIC
-        ).settings
-    )
 
 
-def test_a_study_of_one_generation_is_compared_without_a_test(pair_of_backends):
+def test_settings_that_differ_are_named(compared):
+    assert "order: relay / sequential" in compared(num_rounds=0).settings
+
+
+def test_a_study_of_one_generation_is_compared_without_a_test(compared):
     """Nothing is known about its spread."""
-    found = compare.of_studies(
-        pair_of_backends("a"), pair_of_backends("b", repeats=1), METRIC
-    )
+    found = compared(repeats=1)
 
     assert found.rows == found.without_test
 

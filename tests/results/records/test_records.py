@@ -5,6 +5,7 @@ import math
 import os
 import re
 
+import damaged
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -181,19 +182,6 @@ def _edit(path, **fields):
     path.write_text(json.dumps({**data, **fields}))
 
 
-def _place(path, what):
-    path.unlink()
-    if what == "directory":
-        path.mkdir()
-    elif what == "pipe":
-        os.mkfifo(path)
-    elif what == "large":
-        with path.open("wb") as file:
-            file.truncate(2**40)
-    else:
-        path.symlink_to({"loop": path.name, "endless": "/dev/zero"}.get(what, "no"))
-
-
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
@@ -202,12 +190,12 @@ def _place(path, what):
         ("endless", r"unreadable: it is a symbolic link"),
         ("loop", r"unreadable: it is a symbolic link"),
         ("dangling", r"unreadable: it is a symbolic link"),
-        ("large", r"unreadable: \d+ bytes, at most \d+ are read"),
+        ("huge", r"unreadable: \d+ bytes, at most \d+ are read"),
     ],
 )
 def test_what_is_no_file_is_named_and_not_waited_for(store, what, reason):
     """A pipe has no writer, a device no end."""
-    _place(_first(store, "result.json"), what)
+    damaged.put(_first(store, "result.json"), what)
     (problem,) = store.read().problems
 
     assert re.search(reason, problem.reason)
@@ -279,26 +267,27 @@ def test_a_rank_without_its_steps_is_named(store):
     assert re.search(r"measured steps of rank 0 is 15, the spec .* 16", problem.reason)
 
 
-def test_a_picture_outside_its_trial_is_named(store):
-    """A report holds the file that a record names, so it must be the trial's own."""
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        # A report holds the file that a record names, so it must be the trial's own.
+        (
+            lambda curve: curve[0].update(samples="../../../../etc/passwd"),
+            r"curve\.0\.samples: .*should match pattern",
+        ),
+        # It is said to be ok, so it reached something.
+        (list.clear, r"the curve is empty, though the trial is a q"),
+    ],
+)
+def test_a_curve_that_no_quality_run_has_is_named(store, change, reason):
     paths = [store.trial_dir(name) / "result.json" for name in store.trial_ids()]
     path = next(p for p in paths if json.loads(p.read_text())["curve"])
     curve = json.loads(path.read_text())["curve"]
-    curve[0]["samples"] = "../../../../etc/passwd"
+    change(curve)
     _edit(path, curve=curve)
     (problem,) = store.read().problems
 
-    assert re.search(r"curve\.0\.samples: .*should match pattern", problem.reason)
-
-
-def test_a_quality_run_without_a_curve_is_named(store):
-    """It is said to be ok, so it reached something."""
-    paths = [store.trial_dir(name) / "result.json" for name in store.trial_ids()]
-    path = next(p for p in paths if json.loads(p.read_text())["curve"])
-    _edit(path, curve=[])
-    (problem,) = store.read().problems
-
-    assert re.search(r"the curve is empty, though the trial is a q", problem.reason)
+    assert re.search(reason, problem.reason)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import small_programs
 import tensorflow as tf
-from short_resnet import short
 
 import replicator
 from workloads.data import pipeline
@@ -21,24 +21,9 @@ if TYPE_CHECKING:
     from workloads.resnet50.workload import ResNet50Program
 
 
-def _build(
-    backend="single",
-    num_replicas=1,
-    *,
-    data="digits",
-    seed=1,
-    per_replica_batch_size=4,
-    **options,
-):
-    with short():
-        return WORKLOAD.build(
-            replicator.create(backend, num_replicas=num_replicas),
-            preset="smoke",
-            data=data,
-            per_replica_batch_size=per_replica_batch_size,
-            seed=seed,
-            options=options,
-        )
+def _build(backend="single", num_replicas=1, **settings):
+    repl = replicator.create(backend, num_replicas=num_replicas)
+    return small_programs.build("resnet50", repl, **{"data": "digits", **settings})
 
 
 @pytest.fixture(scope="module")

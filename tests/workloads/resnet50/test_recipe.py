@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 import short_resnet
+import small_programs
 import tensorflow as tf
 
 import replicator
@@ -32,18 +33,23 @@ DECAYING = {"weight_decay": 5.0, "learning_rate_per_256": 6.4}
 
 def _build(backend="single", num_replicas=1, size=4, **options):
     """The smoke program with a short network."""
-    with short_resnet.short():
-        return _build_resnet50(backend, num_replicas, size, **options)
-
-
-def _build_resnet50(backend="single", num_replicas=1, size=4, **options):
-    return WORKLOAD.build(
+    return small_programs.build(
+        "resnet50",
         replicator.create(backend, num_replicas=num_replicas),
-        preset="smoke",
         data="digits",
         per_replica_batch_size=size,
-        seed=1,
-        options=options,
+        **options,
+    )
+
+
+def _build_whole(preset, data, *, size, seed):
+    return WORKLOAD.build(
+        replicator.create("single"),
+        preset=preset,
+        data=data,
+        per_replica_batch_size=size,
+        seed=seed,
+        options={},
     )
 
 
@@ -77,7 +83,7 @@ def test_the_first_losses_are_the_known_ones(size):
         program = _build(size=8, learning_rate_per_256=3.2)
     else:
         expected = GOLDEN_LOSSES
-        program = _build_resnet50(size=8)
+        program = _build_whole("smoke", "digits", size=8, seed=1)
         assert program.num_parameters == 25_557_032
     found = [program.run() for _ in expected]
     tf.random.set_seed(None)  # not for the tests that follow
@@ -166,17 +172,6 @@ def test_cross_replica_statistics_leave_the_parameters_as_they_are():
     ]
 
 
-def _build_paper():
-    return WORKLOAD.build(
-        replicator.create("single", num_replicas=1),
-        preset="paper",
-        data="synthetic",
-        per_replica_batch_size=2,
-        seed=0,
-        options={},
-    )
-
-
 @pytest.mark.full
 def test_the_paper_preset_takes_steps_at_full_size():
     """224 pixels and 1000 classes, from chance downwards on two fixed images.
@@ -184,7 +179,7 @@ def test_the_paper_preset_takes_steps_at_full_size():
     For the full run, as are the known losses of the whole network at 32 pixels above;
     the next test has a step of two stages at 224.
     """
-    program = _build_paper()
+    program = _build_whole("paper", "synthetic", size=2, seed=0)
     losses = [program.run() for _ in range(3)]
 
     assert program.num_parameters == 25_557_032
@@ -195,7 +190,7 @@ def test_the_paper_preset_takes_steps_at_full_size():
 def test_the_paper_preset_reads_images_of_the_published_size():
     """224 pixels, shuffled and decoded as at full speed."""
     with short_resnet.short():
-        program = _build_paper()
+        program = _build_whole("paper", "synthetic", size=2, seed=0)
 
     assert math.isfinite(program.run())
     assert program._pipeline == pipeline.PipelineConfig(
