@@ -208,15 +208,6 @@ def test_cores_without_work_are_idle_and_no_wait_for_a_core(study):
     assert abs(wait.value_sec) < 0.0005
 
 
-def test_input_that_one_replica_waits_for_as_well_is_no_loss():
-    """It keeps 100 % and waits for its input for a quarter of its step."""
-    found = _with_controls(Step(own_input=0.020), 1)
-
-    assert found.main_loss == ""
-    assert not found.part("input").time.excludes(0.0)
-    assert found.part("alone").value_sec == pytest.approx(0.073, rel=0.05)
-
-
 def test_two_controls_that_take_away_the_same_time_name_no_cause():
     """Pipelines that slow each other down are contention, and input."""
     truth = Step().times()

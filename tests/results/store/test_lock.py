@@ -22,6 +22,13 @@ with lock.lock_study(pathlib.Path(sys.argv[1])):
 """
 
 
+def refused(root, error, message, take=lock.lock_study):
+    """Returns the error with which a study is not given to this process."""
+    with pytest.raises(error, match=message) as found, take(root):
+        pytest.fail("it was given")
+    return found.value
+
+
 @pytest.mark.processes
 def test_second_process_is_refused_with_the_pid_and_a_kill_frees(tmp_path):
     """Kill -9 leaves nothing stale: the kernel drops the lock."""
@@ -32,18 +39,12 @@ def test_second_process_is_refused_with_the_pid_and_a_kill_frees(tmp_path):
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     ) as owner:
         assert owner.stdout.readline() == "held\n"
-        with (
-            pytest.raises(
-                errors.StudyLockedError,
-                match=rf"is in use by process {owner.pid}: wait until it ends",
-            ) as refusal,
-            lock.lock_study(tmp_path),
-        ):
-            pytest.fail("the lock was given twice")
+        message = rf"is in use by process {owner.pid}: wait until it ends"
+        refusal = refused(tmp_path, errors.StudyLockedError, message)
         os.kill(owner.pid, signal.SIGKILL)
         owner.wait()
 
-    assert owner.pid == refusal.value.pid
+    assert owner.pid == refusal.pid
     with lock.lock_study(tmp_path):
         assert int((tmp_path / lock.HOLDER_NAME).read_text()) == os.getpid()
 
@@ -51,11 +52,7 @@ def test_second_process_is_refused_with_the_pid_and_a_kill_frees(tmp_path):
 def test_one_process_cannot_hold_it_twice(tmp_path):
     """Two locks of one process exclude each other too, and release in order."""
     with lock.lock_study(tmp_path):
-        with (
-            pytest.raises(errors.StudyLockedError, match=f"process {os.getpid()}"),
-            lock.lock_study(tmp_path),
-        ):
-            pytest.fail("the lock was given twice")
+        refused(tmp_path, errors.StudyLockedError, f"process {os.getpid()}")
         assert (tmp_path / lock.HOLDER_NAME).exists()
 
     assert not (tmp_path / lock.HOLDER_NAME).exists()
@@ -66,21 +63,14 @@ def test_one_process_cannot_hold_it_twice(tmp_path):
 def test_owner_that_has_not_written_its_pid(tmp_path):
     with lock.lock_study(tmp_path):
         (tmp_path / lock.HOLDER_NAME).write_text("")
-        with (
-            pytest.raises(errors.StudyLockedError, match="in use by another process"),
-            lock.lock_study(tmp_path),
-        ):
-            pytest.fail("the lock was given twice")
+        refused(tmp_path, errors.StudyLockedError, "in use by another process")
 
 
 def test_missing_folder_cannot_be_locked(tmp_path):
-    with (
-        pytest.raises(errors.WriteStoreError, match=r"cannot lock study .*create it"),
-        lock.lock_study(tmp_path / "missing"),
-    ):
-        pytest.fail("locked what does not exist")
+    missing = tmp_path / "missing"
+    refused(missing, errors.WriteStoreError, r"cannot lock study .*create it")
 
-    assert not (tmp_path / "missing").exists()
+    assert not missing.exists()
 
 
 def test_a_writer_removes_what_another_could_not(tmp_path):
@@ -158,15 +148,12 @@ def test_another_machine_is_refused_while_the_owner_lives(tmp_path, monkeypatch)
     with start_machine(tmp_path, "other") as other:
         assert other.stdout is not None
         assert "held\n" == other.stdout.readline()
-        with (
-            pytest.raises(
-                errors.StudyInUseElsewhereError,
-                match=r"in use by a process of another machine, which gave a sign of "
-                r"life \d s ago: wait until it ends \(if it was killed, 60 s\), stop",
-            ),
-            lock.lock_study(tmp_path),
-        ):
-            pytest.fail("two machines own it")
+        refused(
+            tmp_path,
+            errors.StudyInUseElsewhereError,
+            r"in use by a process of another machine, which gave a sign of "
+            r"life \d s ago: wait until it ends \(if it was killed, 60 s\), stop",
+        )
         other.kill()
     monkeypatch.setattr(heartbeat, "DEAD_SEC", 0.2)
     time.sleep(0.3)
@@ -240,11 +227,7 @@ def test_what_is_in_the_place_of_the_file_is_one_line(tmp_path, kind):
         (tmp_path / heartbeat.NAME).mkdir()
     else:
         (tmp_path / heartbeat.NAME).symlink_to("nothing")
-    with (
-        pytest.raises(errors.WriteStoreError, match=r"cannot write '.*lock-heartbeat'"),
-        lock.lock_study(tmp_path),
-    ):
-        pytest.fail("locked")
+    refused(tmp_path, errors.WriteStoreError, r"cannot write '.*lock-heartbeat'")
 
 
 @pytest.mark.parametrize("text", ["", "\xff\n", "one two three"])
@@ -252,11 +235,7 @@ def test_a_damaged_file_of_a_dead_owner_is_replaced(tmp_path, text):
     """It is as old as any other."""
     path = tmp_path / heartbeat.NAME
     path.write_text(text, encoding="latin-1")
-    with (
-        pytest.raises(errors.StudyInUseElsewhereError),
-        heartbeat.hold(tmp_path),
-    ):
-        pytest.fail("its owner may live")
+    refused(tmp_path, errors.StudyInUseElsewhereError, "", heartbeat.hold)
     os.utime(path, (1.0, 1.0))
     with heartbeat.hold(tmp_path):
         assert heartbeat.kernel_id() in path.read_text()
@@ -288,11 +267,7 @@ def test_a_file_system_without_links_is_locked_too(tmp_path, monkeypatch):
     with heartbeat.hold(tmp_path):
         assert [heartbeat.NAME] == left_in(tmp_path)
         monkeypatch.setattr(heartbeat, "kernel_id", lambda: "other")
-        with (
-            pytest.raises(errors.StudyInUseElsewhereError),
-            heartbeat.hold(tmp_path),
-        ):
-            pytest.fail("two own it")
+        refused(tmp_path, errors.StudyInUseElsewhereError, "", heartbeat.hold)
 
     assert [] == left_in(tmp_path)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 
+import numpy as np
 import pytest
 from changed_study import with_results
 
@@ -23,11 +24,11 @@ def store(tmp_path, synthetic):
 
 
 def with_losses(store, change):
-    """Returns the study with the losses of each trial times a factor."""
+    """Returns the study with the losses of each trial times a factor, or several."""
 
     def changed(entry):
         (rank,) = entry.result.ranks
-        losses = tuple(loss * change(entry) for loss in rank.losses)
+        losses = tuple((np.array(rank.losses) * change(entry)).tolist())
         return {"ranks": (rank.model_copy(update={"losses": losses}),)}
 
     return with_results(load_study(store), changed)
@@ -149,17 +150,10 @@ def test_only_the_first_losses_of_models_that_amplify_rounding_are_compared(stor
     """Later ones differ, the ratio stays, and the page says what shows the rest."""
 
     def with_factors(factors):
-        def changed(entry):
-            if entry.spec.backend != "tf_mirrored":
-                return {}
-            (rank,) = entry.result.ranks
-            losses = tuple(
-                loss * factor
-                for loss, factor in zip(rank.losses, factors, strict=False)
-            )
-            return {"ranks": (rank.model_copy(update={"losses": losses}),)}
-
-        study = with_results(load_study(store), changed)
+        study = with_losses(
+            store,
+            lambda entry: factors if entry.spec.backend == "tf_mirrored" else 1.0,
+        )
         plan = study.plan.model_copy(
             update={
                 "amplifies_rounding": True,
@@ -168,7 +162,7 @@ def test_only_the_first_losses_of_models_that_amplify_rounding_are_compared(stor
         )
         return dataclasses.replace(study, plan=plan)
 
-    study = with_factors([1.0001, 1.2, 1.5])
+    study = with_factors([1.0001, 1.2, 1.5, 1.5])
     assert not agreement.of_study(study).broken
     assert 2 == len(comparisons.of_study(study))
     begins, later = trust.same_work(dataclasses.replace(view_store(store), study=study))
@@ -182,7 +176,7 @@ def test_only_the_first_losses_of_models_that_amplify_rounding_are_compared(stor
         "numbers, shows it."
     )
 
-    study = with_factors([1.05, 1.05, 1.05])
+    study = with_factors(1.05)
     assert 2 == len(agreement.of_study(study).broken)
     texts = [*trust.same_work(dataclasses.replace(view_store(store), study=study))]
     assert any("within the first step, so their ratio is left out" in t for t in texts)
