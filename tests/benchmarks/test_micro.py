@@ -65,21 +65,6 @@ def test_every_micro_benchmark_runs_once():
     assert not re.search(r"skipped|failed|deselected", done.stdout)
 
 
-def test_what_is_measured(micro):
-    parts = [
-        "collectives",
-        "convolutions",
-        "engine",
-        "fid",
-        "losses",
-        "replay",
-        "report",
-        "store",
-    ]
-
-    assert parts == micro.names()
-
-
 @pytest.mark.processes
 def test_generations_are_fresh_processes_in_one_file(
     micro, tmp_path, monkeypatch, capsys

@@ -171,22 +171,6 @@ def test_a_number_of_repeats_is_at_least_one(runner, text):
         runner.positive(text)
 
 
-def test_scripts_share_the_runner_and_nothing_else():
-    """A script that imports a helper of another would change with it."""
-    for path in sorted((ROOT / "benchmarks").glob("bench_*.py")):
-        imported = re.findall(
-            r"^\s*(?:from|import) (benchmarks\S*)(?: import (\w+))?",
-            path.read_text(encoding="utf-8"),
-            re.MULTILINE,
-        )
-        others = {
-            f"{package}.{name}".removeprefix("benchmarks.")
-            for package, name in imported
-        }
-        shared = {"runner", "runner.CORES", "turns", "pipelines"}
-        assert others <= {*shared, "pipelines.NUM_STAGES"}, path.name
-
-
 def test_compression_joins_the_options_of_the_workload(monkeypatch):
     """Whatever options an optimizer is wrapped with, they all arrive."""
     monkeypatch.syspath_prepend(str(ROOT))

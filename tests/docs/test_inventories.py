@@ -67,24 +67,6 @@ def test_the_lists_of_the_glossary_are_those_that_are_declared(root, term, decla
     assert declared == set(re.findall(r"`(\w+)`", row[1]))
 
 
-def test_every_identifier_of_the_glossary_is_in_the_code(root):
-    """A term that is renamed in the code is renamed there too."""
-    text = read(root, "docs/glossary.md")
-    rows = [row.split(" | ")[0] for row in text.splitlines() if row.startswith("| ")]
-    names = {name for term in rows for name in re.findall(r"`([^`]+)`", term)}
-    packages = ("replicator", "workloads", "harness", "results", "reports")
-    code = "\n".join(
-        path.read_text(encoding="utf-8")
-        for package in packages
-        for path in (root / package).rglob("*.py")
-    )
-    known = set(re.findall(r"\w+", code))
-
-    assert len(names) > 30
-    missing = {name for name in names if not set(re.findall(r"\w+", name)) <= known}
-    assert set() == missing
-
-
 @pytest.mark.parametrize("name", sorted(workloads.catalog.WORKLOADS))
 def test_every_workload_says_how_far_it_is_the_paper(root, name):
     text = read(root, f"workloads/{name}/README.md")

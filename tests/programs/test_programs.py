@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 from tutorials import targets
 
-MODULES = {"__init__", "sharing", "targets"}  # of the folder, that are no programs
-
 # Program and target -> why the stock peer cannot run it.
 NOT_MEANT = {
     ("mixed_precision", "tf_mirrored"): "MirroredStrategy cannot update in a branch",
@@ -117,11 +115,3 @@ def test_a_program_does_something(name):
     assert all(np.all(np.isfinite(leaf)) for leaf in leaves)
     trace = outcome.get("losses") or outcome.get("scores") or outcome["results"]
     assert len({str(value) for value in trace}) == len(trace)
-
-
-def test_every_program_of_the_folder_is_run():
-    """A file that nobody lists would not be tested."""
-    folder = Path(targets.__file__).parent
-    found = {path.stem for path in folder.glob("*.py")} - MODULES
-
-    assert set(targets.PROGRAMS) == found

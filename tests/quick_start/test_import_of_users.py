@@ -9,7 +9,6 @@ full run a sweep imports as users do (``tests/e2e/test_real_sweeps.py``).
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import os
 import runpy
@@ -111,20 +110,6 @@ def test_keras_found_what_other_tests_hide(run):
     """There, and in the processes that the tests started."""
     assert {"pandas": True, "matplotlib": True, "sklearn": True} == run.found
     assert str(FOLDER) not in run.path
-
-
-def test_in_this_process_it_is_hidden():
-    """Otherwise the difference between the two was looked for in the wrong place."""
-    fixes = importlib.import_module("keras.src.wrappers.fixes")
-
-    assert fixes.sklearn is None
-
-
-def test_every_package_of_the_project_is_among_them():
-    """A new package would have no file here."""
-    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
-
-    assert set(FILES) == packages - {"benchmarks", "tests"}
 
 
 def test_the_order_of_files_names_files_that_exist():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -13,17 +14,9 @@ import replicator
 if TYPE_CHECKING:
     from types import ModuleType
 
-PROGRAMS = (
-    "evolution",
-    "gan",
-    "keras_metrics",
-    "mixed_lengths",
-    "mixed_precision",
-    "moving_averages",
-    "plain_module",
-    "recurrent",
-    "wgan_gp",
-)
+# Other files of the folder are no programs.
+_OTHERS = {"__init__", "sharing", "targets"}
+PROGRAMS = sorted({path.stem for path in Path(__file__).parent.glob("*.py")} - _OTHERS)
 IN_PROCESS = ("in_graph", "in_graph_mirrored", "tf_mirrored")
 NUM_REPLICAS = 2
 
