@@ -22,7 +22,7 @@ with lock.lock_study(pathlib.Path(sys.argv[1])):
 """
 
 
-def refused(root, error, message, take=lock.lock_study):
+def refused(root, error, message=None, take=lock.lock_study):
     """Returns the error with which a study is not given to this process."""
     with pytest.raises(error, match=message) as found, take(root):
         pytest.fail("it was given")
@@ -235,7 +235,7 @@ def test_a_damaged_file_of_a_dead_owner_is_replaced(tmp_path, text):
     """It is as old as any other."""
     path = tmp_path / heartbeat.NAME
     path.write_text(text, encoding="latin-1")
-    refused(tmp_path, errors.StudyInUseElsewhereError, "", heartbeat.hold)
+    refused(tmp_path, errors.StudyInUseElsewhereError, take=heartbeat.hold)
     os.utime(path, (1.0, 1.0))
     with heartbeat.hold(tmp_path):
         assert heartbeat.kernel_id() in path.read_text()
@@ -267,7 +267,7 @@ def test_a_file_system_without_links_is_locked_too(tmp_path, monkeypatch):
     with heartbeat.hold(tmp_path):
         assert [heartbeat.NAME] == left_in(tmp_path)
         monkeypatch.setattr(heartbeat, "kernel_id", lambda: "other")
-        refused(tmp_path, errors.StudyInUseElsewhereError, "", heartbeat.hold)
+        refused(tmp_path, errors.StudyInUseElsewhereError, take=heartbeat.hold)
 
     assert [] == left_in(tmp_path)
 
