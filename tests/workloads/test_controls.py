@@ -13,7 +13,7 @@ from workloads.no_update import NotUpdatingReplicator
 from workloads.reused_batch import ReusingReplicator
 
 # cartpole has a small body; images are the embedded digits.
-READ_DATA = {
+DATA = {
     "resnet50": "digits",
     "sngan": "digits",
     "d4pg": "cartpole:swingup",
@@ -21,12 +21,13 @@ READ_DATA = {
 }
 
 
-def build(name, data=None, backend="in_graph", num_replicas=2):
-    repl = replicator.create(backend, num_replicas=num_replicas)
-    return build_small(name, repl, data=data or READ_DATA[name])
+def build(name, wrap=lambda repl: repl, data=None):
+    """The smoke preset of a workload on two replicas."""
+    repl = wrap(replicator.create("in_graph", num_replicas=2))
+    return build_small(name, repl, data=data or DATA[name])
 
 
-@pytest.mark.parametrize("name", READ_DATA)
+@pytest.mark.parametrize("name", DATA)
 def test_batches_are_read_and_nothing_is_trained(name):
     """As many as steps would read; variables stay as they were."""
     program = build(name)
@@ -67,36 +68,26 @@ def test_its_record_says_that_nothing_was_checked():
 
 def test_one_replica_reads_too():
     """A step without variables runs on its backend as well."""
-    program = build("sngan", "synthetic", backend="single", num_replicas=1)
+    program = build_small("sngan", replicator.create("single"), data="synthetic")
 
     assert 0.0 == InputOnlyProgram(program).run(2)
 
 
-# cartpole has a small body; images are the embedded digits.
-UPDATED_DATA = {"resnet50": "digits", "sngan": "digits", "d4pg": "synthetic"}
-
-
-def build_not_updating(name):
-    """The smoke preset of a workload, without its update."""
-    repl = NotUpdatingReplicator(replicator.create("in_graph", num_replicas=2))
-    return build_small(name, repl, data=UPDATED_DATA[name])
-
-
 @pytest.mark.parametrize(
-    "name",
+    ("name", "data"),
     [
-        "d4pg",
-        pytest.param("resnet50", marks=pytest.mark.full),
-        pytest.param("sngan", marks=pytest.mark.full),
+        ("d4pg", "synthetic"),
+        pytest.param("resnet50", "digits", marks=pytest.mark.full),
+        pytest.param("sngan", "digits", marks=pytest.mark.full),
     ],
 )
-def test_steps_run_and_change_no_weight(name):
+def test_steps_run_and_change_no_weight(name, data):
     """Models and optimizers stay as they are; losses are those of a step.
 
     d4pg has two optimizers and targets; the full run adds networks with batch
     statistics and averages, whose optimizers are wrapped by the same code.
     """
-    program = build_not_updating(name)
+    program = build(name, NotUpdatingReplicator, data)
     before = program.trained_values()
     losses = [program.run() for _ in range(3)]
     after = program.trained_values()
@@ -112,27 +103,18 @@ def test_steps_run_and_change_no_weight(name):
 def test_the_sums_are_computed_over_all_replicas():
     """The plan still has the communication of the step, and its bytes."""
     with_update, without = (
-        _bytes_of_plan(wrap(replicator.create("in_graph", num_replicas=2)))
-        for wrap in (lambda repl: repl, NotUpdatingReplicator)
+        _bytes_of_plan(build("d4pg", *wrap, data="synthetic"))
+        for wrap in ((), (NotUpdatingReplicator,))
     )
 
     assert with_update == without > 0
 
 
-def _bytes_of_plan(repl):
-    """The bytes that the collectives of a step of d4pg reduce, from ``explain``."""
-    program = build_small("d4pg", repl)
+def _bytes_of_plan(program):
+    """The bytes that the collectives of a step reduce, from ``explain``."""
     program.run()
     found = re.findall(r"all_reduce\S* .*? (\d+) bytes per replica", program.explain())
     return sum(map(int, found))
-
-
-# cartpole has a small body; images are the embedded digits.
-REUSED_DATA = {"resnet50": "digits", "sngan": "digits", "d4pg": "cartpole:swingup"}
-
-
-def _build(name, repl, data=None):
-    return build(name, repl, data=data or REUSED_DATA[name])
 
 
 def _arrays(batch):
@@ -141,11 +123,9 @@ def _arrays(batch):
     return [[leaf[r].numpy() for leaf in leaves] for r in range(len(leaves[0]))]
 
 
-@pytest.mark.parametrize("name", REUSED_DATA)
+@pytest.mark.parametrize("name", ["resnet50", "sngan", "d4pg"])
 def test_every_step_gets_the_first_batch_of_each_replica(name):
-    program = _build(
-        name, ReusingReplicator(replicator.create("in_graph", num_replicas=2))
-    )
+    program = build(name, ReusingReplicator)
     batches = program.batches()
     first, second, third = (_arrays(next(batches)) for _ in range(3))
 
@@ -166,7 +146,8 @@ def test_a_program_that_reuses_its_batch_trains_without_a_pipeline(name):
 
     The full run adds sngan, which reads and checks as resnet50 does.
     """
-    program = _build(name, ReusingReplicator(replicator.create("single")))
+    repl = ReusingReplicator(replicator.create("single"))
+    program = build_small(name, repl, data=DATA[name])
     losses = [program.run() for _ in range(2)]
     checks = {check.name: check for check in program.sanity()}
 
@@ -184,10 +165,9 @@ def test_a_program_that_reuses_its_batch_trains_without_a_pipeline(name):
 
 def test_replicas_that_do_not_communicate_are_not_compared():
     """The other checks of a trial hold for this control as well."""
-    program = _build(
+    program = build_small(
         "d4pg",
         replicator.create("in_graph", num_replicas=2, without_communication=True),
-        data="synthetic",
     )
     program.run()
     checks = {check.name: check for check in program.sanity()}

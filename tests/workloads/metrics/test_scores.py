@@ -517,12 +517,9 @@ OTHERS = {
 }
 
 
-def test_every_field_of_the_protocol_is_tried():
-    """A new field needs a case here."""
-    assert {field.name for field in dataclasses.fields(MetricProtocol)} == set(OTHERS)
-
-
-@pytest.mark.parametrize("field", sorted(OTHERS))
+@pytest.mark.parametrize(
+    "field", [of.name for of in dataclasses.fields(MetricProtocol)]
+)
 def test_scores_that_differ_in_one_thing_differ_in_their_records(field):
     """Name, count or description tell reports that they share no axis."""
     other = dataclasses.replace(PROTOCOL, **{field: OTHERS[field]})
