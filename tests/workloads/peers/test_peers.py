@@ -285,7 +285,7 @@ def test_what_a_peer_does_not_implement_is_known(
     peer, workload, options, data, message
 ):
     """Every setting of a step that could have another value, and the data."""
-    from workloads import peer_catalog as workloads
+    from workloads import catalog as workloads
 
     config = workloads.make_config(workload, "laptop", options)
     step = PEERS[peer].programs[workload]
