@@ -143,8 +143,8 @@ def test_a_relay_measures_the_pipelines_without_the_step(
     """They take turns with the case; the loss is 0, as there is none.
 
     The full run has actors and a network with images as well, whose pipelines
-    ``tests/workloads/test_input_only.py`` reads, and in the same rounds the case and
-    one replica without their update, as ``tests/workloads/test_no_update.py`` makes it.
+    ``tests/workloads/test_controls.py`` reads, and in the same rounds the case and
+    one replica without their update, as that file makes it.
 
     Other tests run meanwhile, so turns may be void.
     """
