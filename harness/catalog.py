@@ -26,7 +26,6 @@ from workloads.peers.names import EXPORT_SETTINGS, EXPORT_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from results.plugins import Complaint
     from results.records.models import MetricFacts, OptionValue, TrialSpec
@@ -165,10 +164,10 @@ def judged_metrics(info: WorkloadInfo) -> list[str]:
     return [metric.name for metric in metrics if metric.is_judged]
 
 
-def check_data(info: WorkloadInfo, name: str, data_dir: Path | None = None) -> str:
+def check_data(info: WorkloadInfo, name: str) -> str:
     """Checks that the workload can read the data set, before anything is written."""
     try:
-        workload_catalog.check_data(info.name, name, data_dir)
+        workload_catalog.check_data(info.name, name)
     except ValueError as error:
         raise PlanError(str(error)) from error
     except OSError as error:
@@ -219,22 +218,10 @@ def memory_table(
     options: Mapping[str, OptionValue],
     *,
     num_replicas: int,
-    device_memory: int,
 ) -> list[str]:
-    """Returns which level of a sharded update fits into a device, as lines."""
-    if not info.memory_module:
-        known = [each.name for each in WORKLOADS.values() if each.memory_module]
-        raise PlanError(
-            f"--device-memory: workload {info.name!r} does not count its variables"
-            f" before it runs, as {', '.join(known)} does; run it, and see"
-            " summary(device_memory=...) of its replicator"
-        )
+    """Returns what a device keeps at each level of a sharded update, as lines."""
     return workload_catalog.memory_table(
-        info.name,
-        preset_name,
-        options,
-        num_replicas=num_replicas,
-        device_memory=device_memory,
+        info.name, preset_name, options, num_replicas=num_replicas
     )
 
 

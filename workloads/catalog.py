@@ -6,11 +6,10 @@ import dataclasses
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from workloads.facts import TFDS_NAMES, Matching, PresetInfo, WorkloadInfo
+from workloads.facts import Matching, PresetInfo, WorkloadInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from workloads.metric import Metric
 
@@ -299,25 +298,16 @@ WORKLOADS: dict[str, WorkloadInfo] = {
 }
 
 
-def check_data(workload: str, name: str, data_dir: Path | None = None) -> None:
+def check_data(workload: str, name: str) -> None:
     """Raises unless ``name`` is a data set that ``workload`` can read here.
 
     Reads names and file listings only: TensorFlow is not imported, nothing is
     downloaded or written.
     """
     info = WORKLOADS[workload]
-    if data_dir is not None and info.data_module != TFDS_NAMES:
-        raise ValueError(
-            f"{workload} reads no data set, but --data-dir is {str(data_dir)!r}: leave "
-            "it out"
-        )
     if name in info.builtin_data:
         return
-    module = importlib.import_module(info.data_module)
-    if info.data_module == TFDS_NAMES:
-        module.check(name, data_dir)
-    else:
-        module.check(name)
+    importlib.import_module(info.data_module).check(name)
 
 
 def absolute_data(name: str) -> str:
@@ -339,7 +329,6 @@ def memory_table(
     options: Mapping[str, Any],
     *,
     num_replicas: int,
-    device_memory: int,
 ) -> list[str]:
     """What a device keeps by level of sharding, as ``Replicator.summary`` does."""
     from replicator.contract import sharding
@@ -348,7 +337,7 @@ def memory_table(
     held = module.held(make_config(workload, preset, options), num_replicas)
     is_split = any(own.place for own in held)
     refused = sharding.OF_SPLIT_REPLICAS if is_split else ""
-    return sharding.table(held, device_memory, refused=refused)
+    return sharding.table(held, None, refused=refused)
 
 
 def metrics_of(workload: str) -> tuple[Metric, ...]:

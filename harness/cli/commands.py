@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from harness import catalog
 from harness.cli import exit_codes, gpu_readiness, hosts, progress, running
 from harness.command import peers
 from harness.errors import DoesNotFitError, StudyError
-from harness.launch import catalog
+from harness.launch import catalog as launchers
 from harness.machine import topology
-from harness.planning import design, device_memory, estimate, resuming
+from harness.planning import design, estimate, resuming
 from harness.planning import plan as plan_module
 from harness.planning import study as study_module
 from harness.planning.checked import check as check_request
@@ -113,10 +114,10 @@ def sweep(
             root=root,
             runs_dir=runs_dir,
             is_json=request.is_json,
-            memory=device_memory.tables(reconciled.asked, request.device_memory),
+            memory=_memory(reconciled.asked),
         )
     launcher.check_folder(runs_dir.absolute())
-    peers.check_environments(planned.trials, launcher.name, catalog.DEFAULT)
+    peers.check_environments(planned.trials, launcher.name, launchers.DEFAULT)
     conclude = conclude or functools.partial(
         running.conclude_sweep, is_json=request.is_json
     )
@@ -223,6 +224,25 @@ def _matching_in_turn(root: Path, plan: Plan) -> list[PlannedTrial]:
     if not trials or trials[0].spec.device != "gpu":
         return []
     return _missing(Store(root).matching.root, trials)
+
+
+def _memory(trials: Sequence[PlannedTrial]) -> dict[int, list[str]]:
+    """Returns what variables take of a device, by replicas, where they are counted.
+
+    Of replicas with memories of their own; those on the cores of a machine share one
+    copy of the variables.
+    """
+    specs = {trial.spec.num_replicas: trial.spec for trial in trials}
+    return {
+        num_replicas: catalog.memory_table(
+            catalog.workload(spec.workload),
+            spec.preset,
+            spec.options,
+            num_replicas=num_replicas,
+        )
+        for num_replicas, spec in sorted(specs.items())
+        if spec.program is None and catalog.workload(spec.workload).memory_module
+    }
 
 
 def _print_plan(

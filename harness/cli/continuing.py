@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from harness.cli.verbs.sweep_verb import RunRequest
 
 _TAKEN = {
-    *("study", "runs_dir", "retry", "data_dir", "timeout_sec", "launcher"),
+    *("study", "runs_dir", "retry", "timeout_sec", "launcher"),
     *("launcher_options", "is_json"),
 }
 """What may be said anew of a study that is continued."""
@@ -69,9 +69,7 @@ def _continue(request: RunRequest, call: Call) -> int:
                 if request.timeout_sec == _usual(request, "timeout_sec")
                 else request.timeout_sec,
                 is_failed_retried=request.retry is not None,
-                data_dir=plan.data_dir
-                if request.data_dir is None
-                else str(request.data_dir.absolute()),
+                data_dir=study_module.data_dir_here() or plan.data_dir,
                 measuring=plan.measuring,
                 launcher=launcher,
                 changed_code=watch.changed,

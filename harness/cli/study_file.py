@@ -58,6 +58,12 @@ def read(path: Path, model: type[Options]) -> dict[str, Any]:
         chosen = data.get(mark.by)
         mark.choose([chosen] if isinstance(chosen, str) else [])
     keys = keys_of(model)
+    for name in data:
+        if name in model.former and name not in keys:
+            raise ParseError(
+                f"study file {str(path)!r}: {name} is no longer a key:"
+                f" {model.former[name]}"
+            )
     settings = _checked(path, data, keys)
     for name, value in settings.items():
         if isinstance(value, dict):

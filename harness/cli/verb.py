@@ -203,8 +203,19 @@ class Verb(click.Command):
             for mark in option.marks(self.request, option.Contributed).values():
                 if mark.choose(_values_of(f"--{mark.by}", args)):
                     self.__dict__.pop("_params", None)
-            self._check_repeated(ctx, args)
+            try:
+                self._check_repeated(ctx, args)
+            except click.NoSuchOption as error:
+                name = error.option_name
+                instead = self._instead_of(name)
+                if instead is None:
+                    raise
+                raise PlanError(f"{name} is no longer an option: {instead}") from error
         return super().parse_args(ctx, args)
+
+    def _instead_of(self, name: str) -> str | None:
+        """Returns what is used in place of an option of earlier versions."""
+        return self.request.former.get(name.removeprefix("--").removeprefix("no-"))
 
     def _check_repeated(self, ctx: click.Context, args: Sequence[str]) -> None:
         """Raises if an option is given twice of which only one would count."""
@@ -237,11 +248,41 @@ class Verb(click.Command):
         fields = self.request.model_fields
         for field, mark in option.marks(self.request, option.Contributed).items():
             chosen = given.get(mark.by, fields[mark.by].default)
-            given[field] = _contributed(mark, chosen, given, self.params)
+            given[field] = self._contributed(mark, chosen, given)
         for field, recorded in option.marks(self.request, option.Recorded).items():
             names = recorded.model.model_fields.keys() & given.keys()
             given[field] = {name: given[name] for name in names}
         return self.request(**{k: v for k, v in given.items() if k in fields})
+
+    def _contributed(self, mark: Any, chosen: str, given: Mapping[str, Any]) -> Options:
+        """Returns the options of what was chosen."""
+        from harness.options import option
+
+        model = mark.models().get(chosen)
+        own = {} if model is None else {of.field: of for of in option.declared(model)}
+        values = {}
+        for param in self.params:
+            if not isinstance(param, DeclaredOption) or not param.owners:
+                continue
+            name = str(param.name)
+            if name not in given:
+                continue
+            if name not in own:
+                owners = " or ".join(f"--{mark.by} {owner}" for owner in param.owners)
+                spelling = param.declared.spelling
+                value = "" if param.is_flag else f" {given[name]}"
+                instead = self._instead_of(spelling)
+                raise PlanError(
+                    f"{spelling}{value} has no effect with --{mark.by} {chosen}; "
+                    + (instead or f"add {owners}, or leave {spelling} out")
+                )
+            of = own[name]
+            values[name] = (
+                of.kind.read(given[name], of.spelling)
+                if param.is_deferred
+                else given[name]
+            )
+        return option.NO_OPTIONS if model is None else model(**values)
 
     def format_options(
         self, ctx: click.Context, formatter: click.HelpFormatter
@@ -274,36 +315,6 @@ def _argument(of: Declared) -> click.Argument:
         nargs=-1 if of.kind.is_multiple else 1,
         type=_Value(of),
     )
-
-
-def _contributed(
-    mark: Any, chosen: str, given: Mapping[str, Any], params: Sequence[click.Parameter]
-) -> Options:
-    """Returns the options of what was chosen."""
-    from harness.options import option
-
-    model = mark.models().get(chosen)
-    own = {} if model is None else {of.field: of for of in option.declared(model)}
-    values = {}
-    for param in params:
-        if not isinstance(param, DeclaredOption) or not param.owners:
-            continue
-        name = str(param.name)
-        if name not in given:
-            continue
-        if name not in own:
-            owners = " or ".join(f"--{mark.by} {owner}" for owner in param.owners)
-            spelling = param.declared.spelling
-            value = "" if param.is_flag else f" {given[name]}"
-            raise PlanError(
-                f"{spelling}{value} has no effect with --{mark.by} {chosen}; add"
-                f" {owners}, or leave {spelling} out"
-            )
-        of = own[name]
-        values[name] = (
-            of.kind.read(given[name], of.spelling) if param.is_deferred else given[name]
-        )
-    return option.NO_OPTIONS if model is None else model(**values)
 
 
 def use_file(ctx: click.Context, settings: Mapping[str, Any]) -> None:

@@ -82,7 +82,6 @@ def make_plan(num_cores: int) -> Plan:
         repeats=1,
         order=Order.RELAY,
         budget="none",
-        is_evaluated=False,
         seed=_SEED,
     )
     planned = plan.plan_sweep(request, cases.Machine(num_available_cores=num_cores))

@@ -7,10 +7,13 @@ rest of the folder is imported when the launcher is used. What it does not do, i
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field
 
 from harness.errors import PlanError
-from harness.options.option import Options
+from harness.options.option import Option, Options
+from results.records import limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +21,13 @@ if TYPE_CHECKING:
 
     from harness.launch.contract import Launcher
     from harness.launch.job import Job
+
+
+Nodes = Annotated[
+    int | None,
+    Field(ge=1, le=limits.MAX_REPLICAS),
+    Option(help="Hosts.", default="1 of a sweep; of files, the engine's"),
+]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

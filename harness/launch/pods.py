@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import math
 import os
 import posixpath
 import re
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from harness.errors import ParseError, PlanError
-from harness.launch.options import A_DAY, TimeLimit
 from harness.machine import cuda_cache
 from harness.options import kinds
 from harness.options.option import Option, Options
@@ -32,6 +30,10 @@ CONTAINER: Final = "harness"
 """The container of a template."""
 TEMPLATE_VARIABLE: Final = "REPLICATOR_HARNESS_POD_TEMPLATE"
 """Set in the pod of a sweep: the content of the file that it was given."""
+DEADLINE: Final = "activeDeadlineSeconds"
+"""The key of a template by which its Job ends."""
+A_DAY: Final = 24 * 3600
+"""Its default, in seconds."""
 GROUP: Final = 1000
 """May write to the studies: that of the user of this project's images."""
 _VERBS_THAT_WRITE = {"sweep", "gate"}
@@ -40,17 +42,8 @@ _IMAGE = re.compile(
     r"[a-z0-9]([-._a-z0-9]*[a-z0-9])?(:\d{1,5})?(/[a-z0-9][-._a-z0-9]*)*"
     r"(:[A-Za-z0-9_][-.A-Za-z0-9_]{0,127})?(@sha256:[0-9a-f]{64})?"
 )
+_EXAMPLE = "registry.example.com/team/replicator:1.0"
 _OBJECT = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
-
-
-def parse_image(text: str, *, what: str) -> str:
-    """Returns the name of an image."""
-    if not _IMAGE.fullmatch(text):
-        raise ParseError(
-            f"{what} {text!r} is not the name of an image; write [registry/]path[:tag],"
-            " in lower case, such as registry.example.com/team/replicator:1.0"
-        )
-    return text
 
 
 def parse_template(text: str, *, what: str) -> dict[str, Any]:
@@ -98,8 +91,22 @@ def _problems(found: Any) -> Iterator[str]:
             f"its containers are {names}, and there is one, {CONTAINER!r}: a trial"
             " would wait for others; let initContainers do what comes before it"
         )
-    if any("args" in one for one in spec.get("containers", [])):
+    for container in spec.get("containers", []):
+        yield from _problems_of_container(container)
+    deadline = spec.get(DEADLINE, A_DAY)
+    if isinstance(deadline, bool) or not isinstance(deadline, int) or deadline < 1:
+        yield f"spec.{DEADLINE} {deadline!r} is not a whole number of seconds above 0"
+
+
+def _problems_of_container(container: Mapping[str, Any]) -> Iterator[str]:
+    if "args" in container:
         yield f"{CONTAINER!r} has args, and its command is what is measured"
+    image = container.get("image", _EXAMPLE)
+    if not isinstance(image, str) or not _IMAGE.fullmatch(image):
+        yield (
+            f"its image {image!r} is not the name of an image; write"
+            f" [registry/]path[:tag], in lower case, such as {_EXAMPLE}"
+        )
 
 
 def with_template(
@@ -109,6 +116,7 @@ def with_template(
     own = copy.deepcopy(dict(template or {}))
     if "metadata" in own:
         own["metadata"].pop("namespace", None)
+    own.get("spec", {}).pop(DEADLINE, None)  # of the Job: a pod would be replaced
     for container in own.get("spec", {}).get("containers", []):
         container["name"] = made["spec"]["containers"][0]["name"]
     merged: dict[str, Any] = _merged(own, made, "")
@@ -149,28 +157,27 @@ def _is_of_mappings(value: Any) -> bool:
 class PodOptions(Options):
     """What a pod is made of."""
 
-    image: Annotated[
-        str | None,
-        Option(
-            help="Container image that has this package; required.",
-            kind=kinds.parsed(parse_image),
-        ),
-    ] = None
     pod_template: Annotated[
         dict[str, Any] | None,
         Option(
-            help="YAML of a [PodTemplateSpec](../docs/clusters.md#kubernetes): what"
-            " pods have besides what is set for them. A sweep requires one with a"
-            " volume `runs` for its studies.",
+            help="YAML of a [PodTemplateSpec](../docs/clusters.md#kubernetes): the"
+            " image, which has this package, the time limit, and what else pods have"
+            " besides what is set for them. Required; that of a sweep has a volume"
+            " `runs` for its studies.",
             kind=kinds.parsed(parse_template, metavar="FILE"),
         ),
     ] = None
-    time_limit: TimeLimit = A_DAY
 
     @property
-    def time_limit_sec(self) -> int:
-        """The time limit, in whole seconds."""
-        return math.ceil(self.time_limit)
+    def image(self) -> str:
+        """The image of the container; empty without one."""
+        containers = self._spec.get("containers", ())
+        return next((str(one.get("image", "")) for one in containers), "")
+
+    @property
+    def deadline_sec(self) -> int:
+        """The time after which a Job ends."""
+        return int(self._spec.get(DEADLINE, A_DAY))
 
     @property
     def namespace(self) -> str:
@@ -181,18 +188,21 @@ class PodOptions(Options):
     @property
     def studies(self) -> dict[str, Any] | None:
         """The volume for the studies: what is written elsewhere ends with its pod."""
-        spec = (self.pod_template or {}).get("spec", {})
-        volumes = {volume["name"]: volume for volume in spec.get("volumes", ())}
+        volumes = {volume["name"]: volume for volume in self._spec.get("volumes", ())}
         return volumes.get(RUNS)
+
+    @property
+    def _spec(self) -> dict[str, Any]:
+        return dict((self.pod_template or {}).get("spec", {}))
 
 
 def check(job: Job, options: PodOptions, launcher: str) -> None:
     """Checks what a pod needs."""
-    if options.image is None:
+    if not options.image:
         raise PlanError(
-            f"--launcher {launcher} requires --image: pods run in a container; name an"
-            " image that has this package, such as"
-            " registry.example.com/team/replicator:1.0"
+            f"--launcher {launcher} requires --pod-template with an image: pods run in"
+            f" a container; give the container {CONTAINER!r} in it an image that has"
+            f" this package, such as {_EXAMPLE}"
         )
     if options.studies is None and _is_measuring(job.command):
         raise PlanError(

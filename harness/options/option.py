@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict
@@ -25,7 +26,7 @@ from pydantic_core import PydanticUndefined
 from harness.options import kinds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from harness.options.kinds import Kind
 
@@ -46,6 +47,8 @@ class Options(BaseModel):
 
     not_options: ClassVar[frozenset[str]] = frozenset()
     """Fields of a base class that are no options here."""
+    former: ClassVar[Mapping[str, str]] = {}
+    """What is used in place of options of earlier versions, by their names."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

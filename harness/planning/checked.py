@@ -24,7 +24,6 @@ from results.store.record_file import first_complaint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from harness.planning.cases import Machine
     from harness.planning.quality_runs import PlannedCase, QualityRuns
@@ -69,11 +68,10 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         backends = [request.program.backend]
     preset_name = request.preset or _default_preset(info, request.device)
     preset = catalog.preset(info, preset_name)
-    _check_data_dir(request.data_dir)
     _check_counts(request)
     data = request.data or preset.data
     if request.program is None:
-        data = catalog.check_data(info, data, request.data_dir)
+        data = catalog.check_data(info, data)
     options = {**preset.options, **request.options}
     if options:
         catalog.check_options(info, preset_name, options)
@@ -187,14 +185,6 @@ def _largest_num_workers(cases: Sequence[PlannedCase], machine: Machine) -> int:
 def _default_preset(info: catalog.WorkloadInfo, device: str) -> str:
     names = {preset.name for preset in info.presets}
     return "gpu" if device == "gpu" and "gpu" in names else info.default_preset
-
-
-def _check_data_dir(data_dir: Path | None) -> None:
-    if data_dir is not None and not data_dir.is_dir():
-        raise PlanError(
-            f"--data-dir {str(data_dir)!r} is not a directory; give the one in which"
-            " 'tfds build --data_dir' prepared data sets"
-        )
 
 
 def _check_counts(request: SweepRequest) -> None:

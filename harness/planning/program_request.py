@@ -15,14 +15,13 @@ from harness.command.program import UNIT, ForeignProgram, make
 from harness.errors import PlanError
 from harness.options import kinds
 from harness.options.option import Option, Options, declared
-from harness.planning import defaults
+from harness.planning import budgets, defaults
 from results.judging import gate_metrics
 from results.records.models import Allocator, Control, Order, ScalingMode
 from results.records.program import CLIENT
 
 if TYPE_CHECKING:
     from harness.planning.request import SweepRequest
-    from results.records.models import Program
 
 _Request = TypeVar("_Request", bound="SweepRequest")
 
@@ -32,7 +31,6 @@ _OF_WORKLOADS: Final[Mapping[str, object]] = {
     "backends": defaults.BACKENDS,
     "preset": None,
     "data": None,
-    "data_dir": None,
     "options": {},
     "budget": None,
 }
@@ -42,13 +40,8 @@ _OF_CLIENTS: Final[Mapping[str, object]] = {
     "max_rounds": None,
     "target": None,
     "controls": (),
-    "is_evaluated": None,
 }
 """Those that say something only about one that connects, and takes turns."""
-_MODE_OF_WORK: Final = {
-    "fixed": ScalingMode.STRONG,
-    "per-replica": ScalingMode.WEAK,
-}
 _OF_TRIALS: Final = {gate_metrics.EFFICIENCY.name, *gate_metrics.METRICS} - {THROUGHPUT}
 """Figures of workloads that a gate judges by their names."""
 
@@ -96,16 +89,6 @@ class ProgramRequest(Options):
             default=f"`{UNIT}`",
         ),
     ] = None
-    work: Annotated[
-        str | None,
-        Option(
-            group=OWN,
-            kind=kinds.choice(tuple(_MODE_OF_WORK)),
-            help="Of a program without batches: `fixed` work is divided among replicas"
-            " (strong scaling), `per-replica` work grows with them (weak).",
-            default="`--mode`",
-        ),
-    ] = None
     program: InstanceOf[ForeignProgram] | None = None  # It, once it was looked at.
     # Where it starts, by revision; here if there is none.
     folders: Mapping[str, Path] = Field(default_factory=dict)
@@ -113,24 +96,14 @@ class ProgramRequest(Options):
 
 def resolved(request: _Request, folder: Path) -> _Request:
     """Returns a request with its program, or one for a workload as it is."""
-    request = _with_work(request)
     if request.command is None:
-        given = {"metric": request.metric, "unit": request.unit}
-        given["count"] = " ".join(request.counts) or None
-        given["work"] = request.work
-        for name, value in given.items():
-            if value is not None and not _is_of_gate(request, name):
-                raise PlanError(
-                    f"--{name} {value!r} has no effect without --command; add the"
-                    " command of your program"
-                )
-        if not request.workload:
-            raise PlanError(
-                "nothing to measure: give --command with a program of yours, or"
-                " --workload with one that 'list workloads' shows"
-            )
+        _check_workload(request)
         return request
     is_client = request.metric == CLIENT
+    has_batch = is_client or _has_batch(request.command)
+    if not has_batch:
+        request = _with_batch(request)
+    assert request.command is not None
     _check(request, _OF_WORKLOADS if is_client else {**_OF_WORKLOADS, **_OF_CLIENTS})
     if request.metric in _OF_TRIALS:
         raise PlanError(
@@ -148,7 +121,7 @@ def resolved(request: _Request, folder: Path) -> _Request:
     if request.per_replica_batch_size is None and request.global_batch_size is None:
         raise PlanError(
             f"--command {request.command!r} without --per-replica-batch-size: say how"
-            " many examples each replica processes per step, or 1 if it has no batches"
+            " many examples each replica processes per step"
         )
     if request.replicas is None:
         raise PlanError(
@@ -170,61 +143,59 @@ def resolved(request: _Request, folder: Path) -> _Request:
         folder=folder,
         left_out=[getattr(request, "runs_dir", folder / defaults.RUNS_DIR)],
     )
-    _check_modes(request, made.record)
+    if not has_batch and len(request.modes) > 1 and len(request.replicas) > 1:
+        modes = ",".join(mode.value for mode in request.modes)
+        raise PlanError(
+            f"--mode {modes} with --command {request.command!r}, which has neither"
+            " {per_replica_batch_size} nor {global_batch_size}: both modes would start"
+            " the same program; write one where the program takes its batch, or pass"
+            " --mode strong (the replicas divide the work) or --mode weak (each has its"
+            " own)"
+        )
     update: dict[str, Any] = {
         "program": made,
         "workload": made.name,
         "backends": (made.name,),
         "order": request.order if is_client else Order.SEQUENTIAL,
         "allocator": request.allocator or Allocator.DEFAULT,
-        "budget": "none",
-        "is_evaluated": bool(request.is_evaluated),
+        "budget": budgets.WINDOW if request.is_evaluated else budgets.NONE,
     }
     return request.model_copy(update=update)
 
 
-def _with_work(request: _Request) -> _Request:
-    """Returns a request with the mode and the batch that its work stands for."""
-    if request.work is None:
-        return request
-    mode = _MODE_OF_WORK[request.work]
-    is_default = request.modes == type(request).model_fields["modes"].default
-    if not is_default and request.modes != (mode,):
+def _check_workload(request: SweepRequest) -> None:
+    """Raises if no workload is named, or something is that only a command can have."""
+    given = {"metric": request.metric, "unit": request.unit}
+    given["count"] = " ".join(request.counts) or None
+    for name, value in given.items():
+        if value is not None and not _is_of_gate(request, name):
+            raise PlanError(
+                f"--{name} {value!r} has no effect without --command; add the"
+                " command of your program"
+            )
+    if not request.workload:
         raise PlanError(
-            f"--work {request.work} is {mode.value} scaling, but --mode says"
-            f" {','.join(other.value for other in request.modes)}; leave --mode out"
+            "nothing to measure: give --command with a program of yours, or"
+            " --workload with one that 'list workloads' shows"
         )
-    update: dict[str, Any] = {"modes": (mode,)}
-    if request.per_replica_batch_size is None and request.global_batch_size is None:
-        if mode is ScalingMode.WEAK:
-            update["per_replica_batch_size"] = 1
-        else:  # what each number of replicas divides
-            update["global_batch_size"] = math.lcm(*(request.replicas or (1,)))
-    return request.model_copy(update=update)
 
 
-def _check_modes(request: SweepRequest, program: Program) -> None:
-    """Raises if weak and strong scaling would start the same program."""
-    command = program.command
-    if program.is_client:
-        return  # it asks for its batch
+def _has_batch(command: str) -> bool:
     sizes = {"per_replica_batch_size", "global_batch_size"}
-    has_batch = bool(sizes.intersection(placeholders.names_in(command)))
-    if request.work is not None and has_batch:
-        raise PlanError(
-            f"--work {request.work} with --command {command!r}, which takes a batch:"
-            " its work follows from --mode; leave --work out"
-        )
-    is_both = len(request.modes) > 1 and len(request.replicas or ()) > 1
-    if is_both and not has_batch:
-        modes = ",".join(mode.value for mode in request.modes)
-        raise PlanError(
-            f"--mode {modes} with --command {command!r}, which has neither"
-            " {per_replica_batch_size} nor {global_batch_size}: both modes would start"
-            " the same program; write one where the program takes its batch, or say"
-            " --work fixed (the replicas divide the work), --work per-replica (each has"
-            " its own) or one --mode"
-        )
+    return bool(sizes.intersection(placeholders.names_in(command)))
+
+
+def _with_batch(request: _Request) -> _Request:
+    """Returns a request with the batch that its mode stands for, of a program without.
+
+    Each replica has one unit of work (weak), or they divide what all numbers divide.
+    """
+    if request.per_replica_batch_size or request.global_batch_size:
+        return request
+    if ScalingMode.WEAK in request.modes:
+        return request.model_copy(update={"per_replica_batch_size": 1})
+    work = math.lcm(*(request.replicas or (1,)))
+    return request.model_copy(update={"global_batch_size": work})
 
 
 def _is_of_gate(request: SweepRequest, name: str) -> bool:
@@ -238,11 +209,15 @@ def _is_of_gate(request: SweepRequest, name: str) -> bool:
 def _check(request: SweepRequest, excluded: Mapping[str, object]) -> None:
     """Raises if something is given that a command cannot have."""
     fields = type(request).model_fields
+    is_client = request.metric == CLIENT
     for name in excluded:
         value, nothing = getattr(request, name), excluded[name]
         if name == "backends":  # those of a gate are others
             nothing = fields[name].default
-        if value != nothing and not (name == "budget" and value == "none"):
+        is_window = name == "budget" and value == budgets.WINDOW
+        if (name == "budget" and value == budgets.NONE) or (is_window and is_client):
+            continue
+        if value != nothing:
             spelling = {"max_rounds": "rounds", "options": "option"}.get(
                 name, name.removeprefix("is_").replace("_", "-")
             )
@@ -250,7 +225,7 @@ def _check(request: SweepRequest, excluded: Mapping[str, object]) -> None:
                 f"--{spelling} has no effect with --command, whose program has its own;"
                 " leave it out, or put it into the command"
                 + " (one that connects has it: --metric client)"
-                * (name in _OF_CLIENTS)
+                * (name in _OF_CLIENTS or is_window)
             )
     if request.order is Order.RELAY and request.metric != CLIENT:
         raise PlanError(
@@ -258,7 +233,7 @@ def _check(request: SweepRequest, excluded: Mapping[str, object]) -> None:
             " alternate; leave --order out, or let the program connect by"
             " scaling_client and give --metric client"
         )
-    if request.metric == CLIENT and request.counts:
+    if is_client and request.counts:
         raise PlanError(
             f"--count {request.counts[0]!r} has no effect with --metric client, which"
             " does not read what else the program prints; count in a sweep or gate with"

@@ -62,17 +62,12 @@ def choose(
     if not text or (not is_asked_for and not is_data_real):
         return None
     budget = budgets.parse_budget(text, num_evaluations=preset.num_evaluations)
-    if budget is None or (not is_asked_for and request.is_evaluated is False):
+    if budget is None:
         return None
     if not is_data_real:
         raise PlanError(
             f"--budget {text}: the data set 'synthetic' has nothing to learn; use"
             " another --data, or --budget none"
-        )
-    if request.is_evaluated is False:
-        raise PlanError(
-            f"--budget {text} and --no-evaluate contradict each other: a quality run"
-            " measures quality; leave one out"
         )
     _check_timeout(text, budget, request.timeout_sec)
     mode = ScalingMode.STRONG

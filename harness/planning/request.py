@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import Field, InstanceOf
@@ -12,7 +11,7 @@ from harness.options.durations import duration
 from harness.options.key_values import KEY_VALUES
 from harness.options.notation import COUNTS, NAMES, PERCENTAGE, some_of
 from harness.options.option import Option, Recorded
-from harness.planning import defaults
+from harness.planning import budgets, defaults
 from harness.planning.program_request import ProgramRequest
 from harness.planning.settings import described_default
 from harness.sources.source_tree import SourceTree
@@ -89,14 +88,6 @@ class SweepRequest(ProgramRequest):
             help="Data set: `digits`, `synthetic`, a TFDS name, or `folder:PATH`;"
             " `domain:task` for `d4pg`, `tensorflow_source` for `transformer`.",
             default="the preset's",
-        ),
-    ] = None
-    data_dir: Annotated[
-        Path | None,
-        Option(
-            group=MEASURED,
-            help="Directory of TFDS data sets.",
-            default="`TFDS_DATA_DIR`, or that of TFDS",
         ),
     ] = None
     options: Annotated[
@@ -245,22 +236,14 @@ class SweepRequest(ProgramRequest):
         Recorded(model=StepSettings, default=described_default, group=STEPS),
     ] = Field(default_factory=dict)
 
-    is_evaluated: Annotated[
-        bool | None,
-        Option(
-            group=LEARNING,
-            name="evaluate",
-            help="Measure held-out quality after the window.",
-            default="yes, except for synthetic data",
-        ),
-    ] = None
     budget: Annotated[
         str | None,
         Option(
             group=LEARNING,
             metavar="AMOUNT",
             help="Training budget of each quality run: `60s`, `10min`, `500steps`,"
-            " `20000examples`, or `none`.",
+            " `20000examples`; `window`: quality after the measured window of each"
+            " trial instead, or too (`60s,window`); `none`: no quality at all.",
             default="the preset's (`laptop`: `40s`), on the first backend only",
         ),
     ] = None
@@ -271,6 +254,11 @@ class SweepRequest(ProgramRequest):
             help="Quality runs of each case, with different seeds.",
         ),
     ] = defaults.QUALITY_REPEATS
+
+    @property
+    def is_evaluated(self) -> bool | None:
+        """Whether timed trials measure quality; None where nobody said."""
+        return budgets.is_evaluated(self.budget)
 
     is_quality_only: bool = False  # Whether nothing but the quality runs is planned.
     # Another tree of sources, in which every case is measured as well.

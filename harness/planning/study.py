@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -101,9 +102,7 @@ def make_plan(
             repeats=sweep.repeats,
             seed=request.seed,
             timeout_sec=request.timeout_sec,
-            data_dir=(
-                None if request.data_dir is None else str(request.data_dir.absolute())
-            ),
+            data_dir=data_dir_here(),
             measuring=sweep.measuring,
             matching=sweep.matching,
             draws_random_numbers=_draws_random_numbers(info, sweep),
@@ -121,6 +120,12 @@ def make_plan(
             plugins=plugin_code.of_study(sweep.trials, launcher),
             trials=sweep.trials,
         )
+
+
+def data_dir_here() -> str | None:
+    """Returns the directory of TFDS data sets that the environment names, absolute."""
+    named = os.environ.get("TFDS_DATA_DIR")
+    return str(Path(named).absolute()) if named else None
 
 
 def _draws_random_numbers(info: WorkloadInfo, sweep: PlannedSweep) -> bool:

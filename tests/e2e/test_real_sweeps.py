@@ -35,8 +35,7 @@ def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(sweep, tmp_path):
         "--mode=weak,strong",
         "--repeats=1",
         "--rounds=2",
-        "--evaluate",
-        "--budget=none",
+        "--budget=window",
         "--json",
     )
     allowed = (

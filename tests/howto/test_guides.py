@@ -336,8 +336,8 @@ def test_a_launcher_is_added(followed, lsf, monkeypatch):
 
 REFUSED = [
     (
-        ["--launcher=lsf", "--partition=nosuch"],
-        "--partition nosuch has no effect with --launcher lsf; add --launcher slurm",
+        ["--launcher=lsf", "--pod-template=a.yaml"],
+        "--pod-template a.yaml has no effect with --launcher lsf; add --launcher kuber",
     ),
     (
         ["--launcher=slurm", "--queue=short"],

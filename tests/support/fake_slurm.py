@@ -4,7 +4,10 @@ import os
 
 PROGRAMS = {
     "sinfo": 'echo "main* 2"; echo "big 8"',
-    "sbatch": 'cat > "$SUBMITTED"; echo "42;cluster"',
+    "sbatch": (
+        'cat > "$SUBMITTED"; echo "$SBATCH_PARTITION $SBATCH_TIMELIMIT" >> "$SUBMITTED"'
+        '; echo "42;cluster"'
+    ),
     "srun": "exit 1",
 }
 

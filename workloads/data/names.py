@@ -48,15 +48,15 @@ def tfds_dir() -> pathlib.Path:
     return pathlib.Path.home() / "tensorflow_datasets"
 
 
-def check(name: str, data_dir: pathlib.Path | None = None) -> None:
+def check(name: str) -> None:
     """Raises unless ``name`` is a data set that can be read on this machine."""
     if folders.is_folder(name):
         folders.read(name)
     elif name not in BUILTIN:
-        find_prepared(name, data_dir)
+        find_prepared(name)
 
 
-def find_prepared(name: str, data_dir: pathlib.Path | None = None) -> pathlib.Path:
+def find_prepared(name: str) -> pathlib.Path:
     """Returns the directory of a prepared TFDS data set of labelled images."""
     match = _NAME.fullmatch(name)
     if match is None:
@@ -66,15 +66,15 @@ def find_prepared(name: str, data_dir: pathlib.Path | None = None) -> pathlib.Pa
             "'folder:PATH'"
         )
     dataset = match["dataset"]
-    root = data_dir or tfds_dir()
+    root = tfds_dir()
     found = _prepared_versions(root, dataset, match["config"], match["version"])
     if not found:
         _check_is_known(name, dataset, match["config"])
         raise ValueError(
             f"data {name!r} is not prepared under {str(root)!r}: run 'tfds build "
-            f"{name} --data_dir {root}', which {_effort(dataset)} (or give "
-            "its directory by --data-dir or TFDS_DATA_DIR), or use --data digits, "
-            "which needs no download"
+            f"{name} --data_dir {root}', which {_effort(dataset)} (or set "
+            "TFDS_DATA_DIR to its directory), or use --data digits, which needs no "
+            "download"
         )
     path = max(found, key=lambda version: tuple(map(int, version.name.split("."))))
     _check_features(name, path)

@@ -46,7 +46,7 @@ def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
             f" about the spread between processes; use {judge.FEWEST_GENERATIONS} or"
             " more"
         )
-    request = request.model_copy(update={"budget": "none", "is_evaluated": False})
+    request = request.model_copy(update={"budget": "none"})
     takes_turns = request.program is None or request.program.record.is_client
     if rule.metric is gate_metrics.EFFICIENCY:
         _check_efficiency(request)

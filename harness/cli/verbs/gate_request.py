@@ -66,16 +66,15 @@ class GateRequest(RunRequest):
             "controls",
             "efficiency_target",
             "target",
-            "is_evaluated",
             "quality_repeats",
             "is_json",
             "retry",
-            "device_memory",
             "vary",
             *HostRequest.model_fields,
         }
     )
 
+    former = {of: RunRequest.former[of] for of in ("data-dir", "work")}  # noqa: RUF012
     retry: Literal["failed"] | None = "failed"
     backends: Annotated[
         tuple[str, ...],

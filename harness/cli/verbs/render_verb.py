@@ -30,6 +30,14 @@ FILES: Final = "Files"
 class RenderRequest(Options):
     """A program to start in every worker of a gang."""
 
+    former = {  # noqa: RUF012 - of the class, as pydantic has it
+        "image": "name it in the --pod-template, as the image of the container"
+        " 'harness'",
+        "partition": "give it to sbatch, or set SBATCH_PARTITION",
+        "time-limit": "give --time to sbatch, or set SBATCH_TIMELIMIT; of a JobSet,"
+        " write activeDeadlineSeconds into the spec of the --pod-template",
+    }
+
     command: Annotated[
         tuple[str, ...],
         Option(is_argument=True, kind=kinds.TEXTS, metavar="-- COMMAND..."),

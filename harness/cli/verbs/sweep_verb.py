@@ -14,10 +14,9 @@ from harness.cli.shared_options import (
     Retry,
     RunsDir,
 )
-from harness.errors import PlanError
 from harness.options.option import Option
 from harness.planning.program_request import resolved
-from harness.planning.request import MEASURED, STUDY, Count, SweepRequest
+from harness.planning.request import MEASURED, STUDY, SweepRequest
 from harness.planning.vary import VARY, Axis
 
 if TYPE_CHECKING:
@@ -26,6 +25,20 @@ if TYPE_CHECKING:
 
 class RunRequest(HostRequest, SweepRequest):
     """A sweep to run: what is measured, where it runs, and its study."""
+
+    former = {  # noqa: RUF012 - of the class, as pydantic has it
+        "data-dir": "set TFDS_DATA_DIR, which TFDS reads too",
+        "device-memory": "--dry-run prints what each level keeps; compare it with the"
+        " memory of a device",
+        "evaluate": "use --budget window, or --budget AMOUNT,window, for --evaluate,"
+        " and --budget none for --no-evaluate",
+        "image": "name it in the --pod-template, as the image of the container"
+        " 'harness'",
+        "partition": "set SBATCH_PARTITION, which Slurm reads",
+        "time-limit": "set SBATCH_TIMELIMIT for Slurm, or activeDeadlineSeconds in"
+        " the spec of the --pod-template for Kubernetes",
+        "work": "use --mode strong for fixed work, --mode weak for work per replica",
+    }
 
     study: Annotated[
         str | None,
@@ -56,21 +69,11 @@ class RunRequest(HostRequest, SweepRequest):
             group=STUDY,
             name="dry-run",
             is_key=False,
-            help="Only print the trials and a time estimate; run and write nothing.",
+            help="Only print the trials and a time estimate, and, of a workload that"
+            " counts its variables (`transformer`), what they take of a device at each"
+            " level of `sharded_update`; run and write nothing.",
         ),
     ] = False
-    device_memory: Annotated[
-        Count | None,
-        Option(
-            group=STUDY,
-            metavar="BYTES",
-            is_key=False,
-            help="With `--dry-run`: also say what weights, gradients and optimizer"
-            " state take of the memory of a device at each level of `sharded_update`,"
-            " and which level fits into so many bytes; of a workload that counts its"
-            " variables (`transformer`).",
-        ),
-    ] = None
 
 
 def run(request: RunRequest, call: Call) -> int:
@@ -79,11 +82,6 @@ def run(request: RunRequest, call: Call) -> int:
 
     if continuing.is_continued(request):
         return continuing.run(request, call)
-    if request.device_memory is not None and not request.is_dry_run:
-        raise PlanError(
-            f"--device-memory {request.device_memory} only says what would fit; add"
-            " --dry-run, or leave it out"
-        )
     request = resolved(request, Path.cwd())
     if request.vary is not None:
         from harness.cli import varied

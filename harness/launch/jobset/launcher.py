@@ -59,8 +59,7 @@ def manifest(job: Job, options: pods.PodOptions, runs: str, *, secret: str = "")
         port=PORT,
         command=pods.literal(job.command),
     )
-    if options.pod_template is None:
-        return text
+    assert options.pod_template is not None
     made = yaml.safe_load(text)
     if options.namespace:
         made["metadata"]["namespace"] = options.namespace

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from harness.launch.engine import Gang
-    from harness.launch.kubernetes.options import KubernetesOptions
+    from harness.launch.kubernetes.launcher import KubernetesOptions
     from results.records.models import TrialSpec
 
 _POLL_SEC = 2.0

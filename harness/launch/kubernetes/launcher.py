@@ -7,15 +7,20 @@ from typing import TYPE_CHECKING
 
 from harness.errors import PlanError
 from harness.launch import pods
-from harness.launch.info import LauncherInfo, Submitted
+from harness.launch.info import LauncherInfo, Nodes, Submitted
 from harness.launch.kubernetes import POD_VARIABLE
-from harness.launch.kubernetes.options import KubernetesOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.launch.contract import Launcher
     from harness.launch.job import Job
+
+
+class KubernetesOptions(pods.PodOptions):
+    """What a sweep needs of Kubernetes."""
+
+    nodes: Nodes = None
 
 
 class Kubernetes(LauncherInfo):

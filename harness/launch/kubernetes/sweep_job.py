@@ -15,7 +15,7 @@ from harness.launch import pods
 
 if TYPE_CHECKING:
     from harness.launch.job import Job
-    from harness.launch.kubernetes.options import KubernetesOptions
+    from harness.launch.kubernetes.launcher import KubernetesOptions
 
 GRACE_SEC: Final = 60
 """Between the signal to stop and the end of a pod; a sweep needs a few seconds."""
@@ -70,7 +70,7 @@ def of_sweep(job: Job, options: KubernetesOptions, runs_dir: str) -> dict[str, A
         "kind": "Job",
         "metadata": {"generateName": f"{job.name}-"},
         "spec": {
-            "activeDeadlineSeconds": options.time_limit_sec,
+            "activeDeadlineSeconds": options.deadline_sec,
             "backoffLimit": _MOST_INTERRUPTIONS,
             # The next pod begins when the last one has ended: both write to one study.
             "podReplacementPolicy": "Failed",

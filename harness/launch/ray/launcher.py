@@ -10,16 +10,16 @@ import functools
 import math
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from harness.launch.client import ClientEngine
-from harness.launch.info import LauncherInfo
-from harness.launch.options import A_DAY, Nodes, TimeLimit
+from harness.launch.info import LauncherInfo, Nodes
 from harness.launch.ray import cluster
 from harness.launch.remote import RemoteLauncher
 from harness.launch.templating import render_template
 from harness.machine import cuda_cache
-from harness.options.option import Options
+from harness.options.durations import duration
+from harness.options.option import Option, Options
 
 if TYPE_CHECKING:
     from harness.launch.contract import Launcher
@@ -66,7 +66,9 @@ class RayFileOptions(Options):
     """Options of ``launch render --launcher ray``."""
 
     nodes: Nodes = None
-    time_limit: TimeLimit = A_DAY
+    time_limit: Annotated[
+        float, Option(help="Time after which the job is ended.", kind=duration())
+    ] = 24 * 3600.0
 
 
 class Ray(LauncherInfo):

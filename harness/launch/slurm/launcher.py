@@ -6,15 +6,21 @@ import os
 from typing import TYPE_CHECKING
 
 from harness.errors import PlanError
-from harness.launch.info import LauncherInfo, Submitted
-from harness.launch.slurm import JOB_VARIABLE
-from harness.launch.slurm.options import SlurmOptions
+from harness.launch.info import LauncherInfo, Nodes, Submitted
+from harness.launch.slurm import JOB_VARIABLE, PARTITION_VARIABLE
+from harness.options.option import Options
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.launch.contract import Launcher
     from harness.launch.job import Job
+
+
+class SlurmOptions(Options):
+    """What a job needs of Slurm; ``sbatch`` reads the rest from ``SBATCH_*``."""
+
+    nodes: Nodes = None
 
 
 class Slurm(LauncherInfo):
@@ -55,13 +61,12 @@ class Slurm(LauncherInfo):
 
     def submit(self, job: Job, options: SlurmOptions, runs_dir: Path) -> Submitted:
         """Submits a job that requeues itself until the sweep is complete."""
-        from harness.launch.slurm import script, submit
+        from harness.launch.slurm import sbatch
 
         nodes = options.nodes or 1
-        submit.check(partition=options.partition, nodes=nodes)
-        needs = options.model_copy(update={"nodes": nodes})
-        number = submit.submit(script.of_sweep(job, needs, str(runs_dir)))
-        log = script.log_of(job, number)
+        sbatch.check(os.environ.get(PARTITION_VARIABLE), nodes)
+        number = sbatch.submit(sbatch.of_sweep(job, nodes, str(runs_dir)))
+        log = sbatch.log_of(job, number)
         return Submitted(
             number=number,
             follow=f"'squeue --jobs={number}' and 'tail -F {log}'",
@@ -70,11 +75,11 @@ class Slurm(LauncherInfo):
 
     def render(self, job: Job, options: SlurmOptions) -> dict[str, str]:
         """Returns the batch file of a gang."""
-        from harness.launch.slurm import script
+        from harness.launch.slurm import sbatch
 
         if options.nodes is not None:
             job.check_nodes(options.nodes)
-        return {f"{job.name}.sbatch": script.of_gang(job, options)}
+        return {f"{job.name}.sbatch": sbatch.of_gang(job, options.nodes)}
 
 
 LAUNCHER = Slurm()

@@ -15,7 +15,7 @@ from fake_nvml import FakeNvml, make_gpus
 from harness.cli import documents, exit_codes, gpu_readiness, main, study_file
 from harness.cli.verbs.sweep_verb import RunRequest
 from harness.errors import PlanError
-from harness.launch.slurm import submit as slurm
+from harness.launch.slurm import sbatch
 from harness.options import study_keys
 from results.store.study_store import Store
 from workloads.d4pg import requirements
@@ -69,8 +69,8 @@ def test_a_list_is_an_array_a_text_or_one_integer(harness, write, value):
 
 
 def test_options_beside_the_file_override_it(harness, write, small):
-    name = write(f"{SMALL_FILE}match = true\nevaluate = true\n")
-    flags = ("--repeats=3", "--no-match", "--no-evaluate", "--mode=weak,strong")
+    name = write(f'{SMALL_FILE}match = true\nbudget = "window"\n')
+    flags = ("--repeats=3", "--no-match", "--budget=none", "--mode=weak,strong")
     code, of_file, _ = harness("sweep", "--dry-run", "--json", *flags, "--file", name)
     _, of_options, _ = harness(
         "sweep", "--dry-run", "--json", *overridden(small, *flags)
@@ -202,14 +202,36 @@ def test_a_file_without_a_workload_needs_the_option(harness, write):
     )
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('data-dir = "/data"', "data-dir is no longer a key: set TFDS_DATA_DIR"),
+        ('time-limit = "4h"', "time-limit is no longer a key: set SBATCH_TIMELIMIT"),
+        ("evaluate = false", "evaluate is no longer a key: use --budget window, or"),
+    ],
+)
+def test_a_key_of_an_earlier_version_says_what_to_use(refuse, write, line, message):
+    assert message in refuse("sweep", "--file", write(f"{SMALL_FILE}{line}\n"))
+
+
+@pytest.mark.parametrize("name", sorted(RunRequest.former))
+@pytest.mark.parametrize("verb", ["sweep", "gate"])
+def test_an_option_of_an_earlier_version_says_what_to_use(refuse, verb, name):
+    """With a value and without; a gate had few of them."""
+    for word in (f"--{name}=x", f"--no-{name}"):
+        err = refuse(verb, word)
+
+        is_known = verb == "sweep" or name in {"data-dir", "work"}
+        assert is_known == (f"is no longer an option: {RunRequest.former[name]}" in err)
+
+
 def test_every_option_of_sweep_is_a_key_and_every_key_an_option():
     """Those that say what a call prints or leaves out are the only exceptions."""
     options = {max(of.opts, key=len)[2:] for of in main.cli.commands["sweep"].params}
 
-    assert options - {"file", "json", "dry-run", "device-memory"} == set(
-        study_keys.keys_of(RunRequest)
-    )
-    assert {"replicas", "option", "match", "seed", "runs-dir", "partition"} <= options
+    assert options - {"file", "json", "dry-run"} == set(study_keys.keys_of(RunRequest))
+    assert {"replicas", "option", "match", "seed", "runs-dir", "nodes"} <= options
+    assert 42 >= len(options)
 
 
 def test_the_published_schema_is_up_to_date():
@@ -301,8 +323,8 @@ def test_a_job_gets_the_settings_of_the_file_and_not_the_file(
 ):
     scripts = []
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr(slurm, "check", lambda **_: None)
-    monkeypatch.setattr(slurm, "submit", lambda text: scripts.append(text) or "7")
+    monkeypatch.setattr(sbatch, "check", lambda *_: None)
+    monkeypatch.setattr(sbatch, "submit", lambda text: scripts.append(text) or "7")
     name = write(f'{SMALL_FILE}launcher = "slurm"\n')
     code, out, err = harness("sweep", "--file", name, "--seed=3")
 

@@ -70,11 +70,8 @@ WRONG_REQUESTS = [
     ({"command": "a {seed}"}, r"has no \{replicas\}, .* same program with 1 and 2"),
     (
         {"command": "a {replicas}"},
-        r"neither \{per_replica_batch_size\} nor .* same program; write one where",
+        r"neither \{per_replica_batch_size\} .* same program; .*--mode strong",
     ),
-    ({"work": "fixed"}, r"--work fixed .* takes a batch: its work follows from"),
-    ({"work": "fixed", "mode": "weak"}, r"is strong scaling, but --mode says weak"),
-    ({"work": "half"}, r"--work: 'half' is not .*fixed"),
     ({"metric": "throughput"}, r"without --metric NAME=PATTERN: say where it"),
     ({"metric": "efficiency"}, r"--metric efficiency with --command: .* only its"),
     ({"metric": "peak_memory"}, r"--metric peak_memory with --command: .* client"),
@@ -89,6 +86,7 @@ WRONG_REQUESTS = [
     ({"workload": "resnet50"}, r"--workload has no effect with --command"),
     ({"minutes": "3"}, r"--minutes has no effect with --command, .*; leave it out"),
     ({"budget": "60s"}, r"--budget has no effect with --command"),
+    ({"budget": "window"}, r"--budget has no effect .*has it: --metric client"),
     ({"option": "a=1"}, r"--option has no effect with --command"),
     ({"steps-per-sync": "4"}, r"--steps-per-sync has no effect with --command"),
     ({"replicas-per-worker": "3"}, r"4 replicas are not divisible by 3; use 3 or"),
@@ -137,20 +135,20 @@ def test_a_plan_has_the_program_and_its_parts(harness):
 
 
 @pytest.mark.parametrize(
-    ("work", "mode", "batches"),
+    ("mode", "batches"),
     [
-        ("fixed", "strong", {(1, 6), (2, 3), (3, 2)}),
-        ("per-replica", "weak", {(1, 1), (2, 1), (3, 1)}),
+        ("strong", {(1, 6), (2, 3), (3, 2)}),
+        ("weak", {(1, 1), (2, 1), (3, 1)}),
     ],
 )
-def test_work_without_batches_has_one_mode(harness, work, mode, batches):
+def test_the_mode_of_a_program_without_batches_says_its_work(harness, mode, batches):
     """The replicas divide it, or each has its own."""
     options = (
         "--command=solve {replicas}",
         "--metric=step_time=(x)",
         "--replicas=1..3",
     )
-    code, out, err = harness("sweep", "--dry-run", "--json", *options, f"--work={work}")
+    code, out, err = harness("sweep", "--dry-run", "--json", *options, f"--mode={mode}")
 
     assert exit_codes.OK == code, err
     trials = json.loads(out)["trials"]

@@ -324,9 +324,7 @@ def folder(tmp_path):
 
 @pytest.mark.usefixtures("with_pages")
 def test_the_time_of_an_epoch_is_no_step_time(harness, folder):
-    code, out, err = harness(
-        *TRAIN_SWEEP, "--work=per-replica", "--efficiency-target=50%"
-    )
+    code, out, err = harness(*TRAIN_SWEEP, "--mode=weak", "--efficiency-target=50%")
 
     assert exit_codes.OK == code, err
     page = (folder / "runs" / "s" / "report" / "index.html").read_text()
@@ -351,15 +349,15 @@ def test_a_module_that_changes_makes_another_program(harness, folder, has_git):
     if has_git:
         git(folder, "init", "--quiet")
         commit(folder, "one")
-    code, _, err = harness(*TRAIN_SWEEP, "--work=fixed")
+    code, _, err = harness(*TRAIN_SWEEP, "--mode=strong")
     assert exit_codes.OK != code
     assert "its first error: 'ValueError: no data'" in err or "no data" in err
     assert (folder / "data.csv").exists()
     (folder / "weights.bin").write_bytes(b"0" * 10_000)
-    _, _, err = harness(*TRAIN_SWEEP, "--work=fixed", "--retry=failed")
+    _, _, err = harness(*TRAIN_SWEEP, "--mode=strong", "--retry=failed")
     assert "another program" not in err
     model.write_text("EPOCH, FAILS = 2.0, 0\n")
-    code, _, err = harness(*TRAIN_SWEEP, "--work=fixed", "--retry=failed")
+    code, _, err = harness(*TRAIN_SWEEP, "--mode=strong", "--retry=failed")
 
     assert exit_codes.USAGE == code
     assert re.search("with another program: (file|uncommitted) lib/model.py '", err)

@@ -87,7 +87,6 @@ REQUEST = {
     "--repeats": numbers,
     "--preset": st.sampled_from(("smoke", "laptop", "paper", "gpu")) | texts,
     "--data": data,
-    "--data-dir": paths,
     "--per-replica-batch-size": numbers,
     "--global-batch-size": numbers | st.just("999999937"),
     "--num-warmup-steps": numbers,
@@ -108,10 +107,7 @@ REQUEST = {
     "--workers": numbers,
     "--replicas-per-worker": numbers,
     "--gpus-per-worker": numbers,
-    "--partition": texts,
     "--time-limit": texts | numbers,
-    "--evaluate": None,
-    "--no-evaluate": None,
     "--json": None,
 }
 LISTS = ("workloads", "presets", "studies")
@@ -329,7 +325,6 @@ HOSTILE = [
     (("--data=folder:~no-user",), r"there is no home directory of '~no-user' here; wr"),
     (("--data=folder:loop",), r"data 'folder:loop': 'loop' is not a folder"),
     (("--data", f"folder:{'a' * 300}"), r"cannot use 'a+': File name too long"),
-    (("--data-dir=loop",), r"--data-dir 'loop' is not a directory"),
     (("--runs-dir=loop",), r"cannot use 'loop': Too many levels of symbolic links; ch"),
     (("--runs-dir", "a" * 300), r"cannot use 'a+': File name too long; choose another"),
     (("--study=a\0b",), r"argument '--study=a\\x00b': '\\x00' is a control character"),

@@ -13,7 +13,7 @@ from kubernetes_rules import expanded, template
 from harness.errors import PlanError
 from harness.launch import catalog
 from harness.launch.job import Job
-from harness.launch.pods import PodOptions, parse_image
+from harness.launch.pods import PodOptions, parse_template
 
 SCHEMA = json.loads(
     (pathlib.Path(__file__).parent / "data" / "jobset-v0.9.1.schema.json").read_text()
@@ -23,11 +23,9 @@ VALIDATOR = validator_for(SCHEMA)(SCHEMA)
 IMAGE = "registry.example.com:5000/team/replicator:1.0"
 
 
-LIMITED = {
-    "spec": {
-        "containers": [{"name": "harness", "resources": {"limits": {"memory": "64Gi"}}}]
-    }
-}
+PLAIN = {"spec": {"containers": [{"name": "harness", "image": IMAGE}]}}
+LIMITS = {"resources": {"limits": {"memory": "64Gi"}}}
+LIMITED = {"spec": {"containers": [{"name": "harness", "image": IMAGE, **LIMITS}]}}
 
 
 STUDIES = template(claim="studies")
@@ -39,7 +37,7 @@ def parsed(
     gpus=2,
     cores=None,
     directory="/work",
-    **options,
+    pod_template=PLAIN,
 ):
     """The manifest as Kubernetes reads it, after the check against the schema."""
     job = Job(
@@ -50,7 +48,7 @@ def parsed(
         cores_per_worker=cores,
         directory=directory,
     )
-    own = PodOptions(**{"image": IMAGE, **options})
+    own = PodOptions(pod_template=pod_template)
     (text,) = catalog.info("jobset").render(job, own).values()
     manifest = yaml.safe_load(text)
     VALIDATOR.validate(manifest)
@@ -86,8 +84,11 @@ def test_every_worker_has_a_pod_and_its_gpus():
     assert "kubernetes.io/hostname" == rule["topologyKey"]
 
 
+LIMIT = {"activeDeadlineSeconds": 600}
+
+
 def test_time_and_restarts_are_bounded():
-    manifest = parsed(time_limit=600)
+    manifest = parsed(pod_template={"spec": {**PLAIN["spec"], **LIMIT}})
     (replicated,) = manifest["spec"]["replicatedJobs"]
 
     assert 600 == replicated["template"]["spec"]["activeDeadlineSeconds"]
@@ -213,7 +214,7 @@ def test_a_template_adds_and_takes_nothing_away(labels, tolerations, variables):
         "metadata": {"labels": labels},
         "spec": {
             "tolerations": tolerations,
-            "containers": [{"name": "harness", "env": env}],
+            "containers": [{"name": "harness", "image": IMAGE, "env": env}],
         },
     }
     made = parsed(pod_template=own)
@@ -241,5 +242,9 @@ def test_a_relative_folder_is_refused():
         IMAGE,
     ],
 )
-def test_names_of_images_are_accepted(image):
-    assert image == parse_image(image, what="--image")
+def test_names_of_images_are_accepted(image, tmp_path):
+    content = {"spec": {"containers": [{"name": "harness", "image": image}]}}
+    (tmp_path / "pod.yaml").write_text(json.dumps(content))
+    found = parse_template(str(tmp_path / "pod.yaml"), what="--pod-template")
+
+    assert image == PodOptions(pod_template=found).image

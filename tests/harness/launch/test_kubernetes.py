@@ -22,14 +22,13 @@ from harness.launch.contract import HOSTS_VARIABLE
 from harness.launch.engine import Gang
 from harness.launch.job import Job
 from harness.launch.kubernetes import gang_set, programs, sweep_job
-from harness.launch.kubernetes.options import KubernetesOptions
+from harness.launch.kubernetes.launcher import KubernetesOptions
 from harness.run.trial_runner import run_trial
 from results.records.models import TrialStatus
 from results.store.study_store import Store
 
 ROOT = Path(__file__).resolve().parents[3]
-IMAGE = "example/replicator:1"
-ASKED = ("--launcher=kubernetes", f"--image={IMAGE}", "--pod-template=pod.yaml")
+ASKED = ("--launcher=kubernetes", "--pod-template=pod.yaml")
 LONGEST_SEC = 120.0
 PROGRAM = """
 import sys, time
@@ -98,7 +97,7 @@ def conditions_of(server, job):
 
 def options_of(nodes=None, **fields):
     template = kubernetes_rules.template(**fields)
-    return KubernetesOptions(image=IMAGE, pod_template=template, nodes=nodes)
+    return KubernetesOptions(pod_template=template, nodes=nodes)
 
 
 def job_of(options, **fields):
@@ -205,14 +204,34 @@ def test_what_kubernetes_does_not_have_is_refused_before_anything_is_made(
 @pytest.mark.parametrize(
     ("left_out", "message"),
     [
-        ("--image", r"--launcher kubernetes requires --image: pods run in a container"),
-        ("--pod-template", r"requires --pod-template with a volume 'runs' for a sweep"),
+        ("file", "kubernetes requires --pod-template with an image: pods run in"),
+        ("containers", "kubernetes requires --pod-template with an image: pods run"),
+        ("volumes", "requires --pod-template with a volume 'runs' for a sweep"),
     ],
 )
-def test_what_a_pod_needs_is_asked_for(refuse, sweep, left_out, message):
-    err = refuse(*(word for word in sweep if not word.startswith(left_out)))
+def test_what_a_pod_needs_is_asked_for(harness, sweep, tmp_path, left_out, message):
+    if left_out == "file":
+        sweep = tuple(word for word in sweep if not word.startswith("--pod-template"))
+    else:
+        content = kubernetes_rules.template(claim="studies")
+        del content["spec"][left_out]
+        (tmp_path / "pod.yaml").write_text(json.dumps(content))
+    code, _, err = harness(*sweep)
 
+    assert exit_codes.USAGE == code
     assert message in err
+
+
+def test_the_time_limit_of_a_template_is_the_limit_of_the_job():
+    """Of the pod it would be the end of one that is replaced; a day without any."""
+    options = options_of(claim="studies")
+    options.pod_template["spec"]["activeDeadlineSeconds"] = 600
+    made = job_of(options)
+
+    assert 600 == made["spec"]["activeDeadlineSeconds"]
+    assert "activeDeadlineSeconds" not in pod_of(made)[0]
+    usual = job_of(options_of(claim="studies"))
+    assert 24 * 3600 == usual["spec"]["activeDeadlineSeconds"]
 
 
 def test_without_kubectl_the_message_says_so(refuse, sweep, monkeypatch, tmp_path):

@@ -11,13 +11,20 @@ from command_words import overridden
 from kubernetes_rules import template
 
 from harness.launch.job import Job
-from harness.launch.slurm import script
-from harness.launch.slurm.options import SlurmOptions
+from harness.launch.slurm import sbatch
 
 PROGRAM = ("python", "train.py", "--text", "a b")
-IMAGE = "--image=example/replicator:1"
+IMAGE = "--pod-template=../image.yaml"
 CHECK = "python -m harness.launch.ray.cluster 2"
 SIZE = "--num-cpus=16 --num-gpus=4"
+
+
+@pytest.fixture(autouse=True)
+def _template(tmp_path):
+    """Writes the template of ``IMAGE`` beside the current folder."""
+    container = "{name: harness, image: example/replicator:1}"
+    content = f"spec: {{containers: [{container}]}}"
+    (tmp_path.parent / "image.yaml").write_text(content)
 
 
 def render(harness, launcher, *options, command=PROGRAM):
@@ -51,7 +58,7 @@ def test_a_file_is_written_and_named(harness, tmp_path, launcher, options, name,
 @pytest.mark.parametrize("launcher", ["slurm", "ray", "jobset"])
 def test_what_a_driver_compiles_for_gpus_is_kept(harness, tmp_path, launcher):
     (tmp_path / "pod.yaml").write_text(json.dumps(template(claim="studies")))
-    options = [IMAGE, "--pod-template=pod.yaml"] if launcher == "jobset" else []
+    options = ["--pod-template=pod.yaml"] if launcher == "jobset" else []
     names = ("CUDA_CACHE_PATH", "CUDA_CACHE_MAXSIZE", "4294967296")
     for gpus in (0, 4):
         asked = (f"--name=of-{gpus}", "--workers=2", f"--gpus-per-worker={gpus}")
@@ -69,22 +76,21 @@ CANNOT_RUN = [
     ("slurm", ("--replicas=3",), r"makes 8 replicas, not --replicas 3; choose"),
     ("slurm", ("--nodes=5",), r"--nodes 5 is more than --workers 4: .*at most"),
     ("slurm", ("--name=A B",), r"job name 'A B' is not valid; allowed are up to"),
-    ("slurm", ("--partition=a\nb",), r"cannot stand in a batch file|printable"),
+    ("slurm", ('--directory=/a"b',), r"cannot stand in a batch file; leave out line"),
+    ("slurm", ("--partition=a",), r"no longer an option: give it to sbatch, or"),
     ("slurm", ("--workers=0",), r"--workers: '0' is not an integer from 1"),
     (
         "slurm",
         ("--pod-template=x",),
         r"template x has no effect with --launcher s",
     ),
-    ("slurm", ("--time-limit=02:00:00",), r"is not a duration; write 2h; allowed"),
-    ("ray", ("--partition=x",), r"--partition x has no effect with --launcher ray"),
+    ("slurm", ("--time-limit=2h",), r"--launcher slurm; give --time to sbatch"),
+    ("ray", ("--time-limit=02:00:00",), r"is not a duration; write 2h; allowed"),
     ("ray", ("--time-limit=x",), r"--time-limit: 'x' is not a duration; allowed"),
-    ("ray", ("--image=x",), r"--image x has no effect with --launcher ray"),
+    ("ray", ("--image=x",), r"--image is no longer an option: name it in the --pod-t"),
     ("ray", ("--nodes=3",), r"--workers 4 is not divisible by --nodes 3"),
-    ("jobset", (), r"--launcher jobset requires --image: pods run in a container"),
+    ("jobset", (), r"--launcher jobset requires --pod-template with an image: pods"),
     ("jobset", ("--nodes=4",), r"--nodes 4 has no effect with --launcher jobset"),
-    ("jobset", ("--image=A b",), r"--image 'A b' is not the name of an image; wr"),
-    ("jobset", ("--image=x:",), r"--image 'x:' is not the name of an image"),
     ("jobset", (IMAGE, "--directory=work"), r"--directory 'work' is relative, and a"),
     (
         "jobset",
@@ -135,21 +141,35 @@ def test_a_command_is_needed(harness):
             "spec: {containers: [{name: harness, args: [a]}]}",
             "'harness' has args, and its command is what is measured",
         ),
-        ("spec: {restartPolicy: Always}", "its spec.restartPolicy is 'Always', and 'N"),
         (
-            "spec: {containers: [{name: harness, image: b}]}",
-            "spec.containers.worker.image is 'b', and 'replicator:1' is set; leave it",
+            "spec: {containers: [{name: harness, image: A b}]}",
+            "its image 'A b' is not ",
+        ),
+        ("spec: {containers: [{name: harness, image: 'x:'}]}", "its image 'x:' is not"),
+        (
+            "spec: {containers: [{name: harness, image: 1}]}",
+            "its image 1 is not the na",
+        ),
+        ("spec: {activeDeadlineSeconds: 1h}", "'1h' is not a whole number of seconds"),
+        ("spec: {activeDeadlineSeconds: true}", "True is not a whole number of second"),
+        (
+            "spec: {activeDeadlineSeconds: 0}",
+            "0 is not a whole number of seconds above",
+        ),
+        (
+            "spec: {restartPolicy: Always, containers: [{name: harness, image: a}]}",
+            "its spec.restartPolicy is 'Always', and 'N",
         ),
         (
             (
-                "spec: {volumes: [{name: runs}], containers: [{name: harness,"
+                "spec: {volumes: [{name: runs}], containers: [{name: harness, image: a,"
                 " volumeMounts: [{name: runs, mountPath: /a}]}]}"
             ),
             "spec.containers.worker.volumeMounts.runs is {'name': 'runs', 'mountPath':",
         ),
         (
             (
-                "spec: {containers: [{name: harness, env:"
+                "spec: {containers: [{name: harness, image: a, env:"
                 " [{name: REPLICATOR_PORT, valueFrom: {}}]}]}"
             ),
             "env.REPLICATOR_PORT is {'name': 'REPLICATOR_PORT', 'valueFrom': {}}, and",
@@ -161,8 +181,7 @@ def test_what_is_no_template_or_contradicts_is_refused(
 ):
     if content is not None:
         (tmp_path / "pod.yaml").write_text(content)
-    own = ("--image=replicator:1", "--pod-template=pod.yaml")
-    code, out, err = render(harness, "jobset", *own)
+    code, out, err = render(harness, "jobset", "--pod-template=pod.yaml")
 
     assert (2, "", 1) == (code, out, err.count("\n"))
     assert message in err
@@ -171,10 +190,11 @@ def test_what_is_no_template_or_contradicts_is_refused(
 
 def test_limits_of_a_pod_come_from_the_options(harness, tmp_path):
     (tmp_path / "pod.yaml").write_text(
-        "spec: {containers: [{name: harness, resources: {limits: {memory: 64Gi}}}]}"
+        "spec: {containers: [{name: harness, image: a,"
+        " resources: {limits: {memory: 64Gi}}}]}"
     )
     limits = ("--cores-per-worker=8", "--pod-template=pod.yaml")
-    render(harness, "jobset", "--name=study", IMAGE, *limits)
+    render(harness, "jobset", "--name=study", *limits)
     manifest = yaml.safe_load((tmp_path / "study.jobset.yaml").read_text())
     (job,) = manifest["spec"]["replicatedJobs"]
     (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
@@ -186,10 +206,10 @@ def test_limits_of_a_pod_come_from_the_options(harness, tmp_path):
     ("options", "lines"),
     [
         (
-            ("--workers=4", "--gpus-per-worker=2", "--nodes=2", "--partition=a"),
-            ['nodes="2"', 'ntasks-per-node="2"', 'gpus-per-node="4"', 'partition="a"'],
+            ("--workers=4", "--gpus-per-worker=2", "--nodes=2"),
+            ['nodes="2"', 'ntasks-per-node="2"', 'gpus-per-node="4"'],
         ),
-        (("--time-limit=90",), ['time="01:30:00"']),
+        (("--workers=4", "--gpus-per-worker=2"), ['ntasks="4"', 'gpus-per-task="2"']),
     ],
 )
 def test_a_batch_file_says_what_is_needed(harness, tmp_path, options, lines):
@@ -205,13 +225,13 @@ def test_a_batch_file_says_what_is_needed(harness, tmp_path, options, lines):
 def test_the_batch_file_of_a_sweep_is_valid_shell():
     """``bash -n`` reads it; it has to stop before the time limit."""
     job = Job(name="x", command=("sweep", "it's"))
-    text = script.of_sweep(job, SlurmOptions(nodes=1), "ru ns")
+    text = sbatch.of_sweep(job, 1, "ru ns")
     done = subprocess.run(
         ["bash", "-n"], input=text, capture_output=True, text=True, check=False
     )
 
     assert (0, "") == (done.returncode, done.stderr)
-    assert f'#SBATCH --signal="B:USR1@{script.GRACE_SEC}"' in text
+    assert f'#SBATCH --signal="B:USR1@{sbatch.GRACE_SEC}"' in text
     assert "#SBATCH --requeue" in text
 
 

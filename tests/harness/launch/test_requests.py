@@ -72,7 +72,9 @@ def set_hosts(monkeypatch):
 
 
 def test_outside_of_an_allocation_a_job_is_submitted(harness, slurm, monkeypatch):
-    argv = (*ON_SLURM, "--nodes=2", "--time-limit=60")
+    argv = (*ON_SLURM, "--nodes=2")
+    monkeypatch.setenv("SBATCH_PARTITION", "main,big")
+    monkeypatch.setenv("SBATCH_TIMELIMIT", "1:00:00")
     monkeypatch.setattr("sys.argv", ["harness", *argv])
     code, out, err = harness(*argv)
     text = slurm.read_text()
@@ -86,16 +88,37 @@ def test_outside_of_an_allocation_a_job_is_submitted(harness, slurm, monkeypatch
     for pattern in (
         r"-m harness sweep .*--launcher=slurm .*--study resnet50-smoke-",
         r'#SBATCH --nodes="2"',
-        r'#SBATCH --time="01:00:00"',
+        r"main,big 1:00:00$",  # what sbatch finds in its environment
     ):
         assert re.search(pattern, text)
 
 
+@pytest.mark.parametrize(
+    ("partition", "message"),
+    [
+        ("mains", r"SBATCH_PARTITION: unknown partition 'mains'; known are main, big;"),
+        ("big,main", r"--nodes 9: partition 'big' has 8; use at most --nodes 8, or se"),
+    ],
+)
+def test_the_partition_of_the_environment_is_looked_for(
+    refuse, slurm, monkeypatch, partition, message
+):
+    """Of several, the largest has to have the nodes; nothing is submitted."""
+    monkeypatch.setenv("SBATCH_PARTITION", partition)
+
+    assert re.search(message, refuse(*ON_SLURM, "--nodes=9"))
+    assert not slurm.exists()
+
+
+def test_steps_get_the_variables_of_slurm_that_are_no_options_of_the_batch():
+    """A time limit of steps is kept, and what the batch script had is not."""
+    given = {"SLURM_TIMELIMIT": "5", "SLURM_PARTITION": "big", "SLURM_NTASKS": "2"}
+    kept = programs.without_options(given)
+
+    assert {"SLURM_TIMELIMIT", "SLURM_PARTITION"} == set(kept)
+
+
 NOT_SUBMITTED = [
-    (
-        ("--partition=mains",),
-        r"unknown --partition 'mains'; known are main, big; did",
-    ),
     (("--nodes=3",), r"--nodes 3: partition 'main' has 2; use at most --nodes 2"),
     (
         ("--workers=3", "--gpus-per-worker=1"),
@@ -120,11 +143,10 @@ def test_nothing_is_submitted_that_cannot_run(refuse, slurm, options, message):
 REFUSED_OPTIONS = [
     ("slrum", (), r"unknown launcher 'slrum'; known are local, slurm"),
     ("local", ("--nodes=2",), r"--nodes 2 has no effect with --launcher local; ad"),
-    ("local", ("--partition=x",), r"--partition x .* local; add --launcher slurm"),
+    ("local", ("--partition=x",), r"no longer an option: set SBATCH_PARTITION"),
     ("local", ("--workers=3",), r"--workers 3 x .* makes 3 replicas, but"),
-    ("ray", ("--partition=x",), r"--partition x has no effect with --launcher ray"),
     ("ray", ("--nodes=2",), r"--nodes 2 has no effect with --launcher ray; add -"),
-    ("ray", ("--time-limit=9",), r"--time-limit 9 has no effect with --launcher r"),
+    ("slurm", ("--time-limit=9",), r"no longer an option: set SBATCH_TIMELIMIT"),
     ("ray", ("--workers=3",), r"--workers 3 x --replicas-per-worker 1 makes 3"),
     ("ray", ("--order=relay",), r"--order relay on 2 hosts: turns are judged by"),
     ("jobset", (), r"--launcher jobset starts no trials, it only writes files: use"),
@@ -152,10 +174,10 @@ def test_the_help_has_the_options_of_a_launcher_below_its_name(harness):
         elsewhere = elsewhere.replace(text, "")
 
     assert ["slurm", "kubernetes"] == list(own)
-    for option in ("--nodes", "--partition", "--time-limit"):
-        assert 1 == own["slurm"].count(f" {option} ")
+    for option, launcher in (("--nodes", "slurm"), ("--pod-template", "kubernetes")):
+        assert 1 == own[launcher].count(f" {option} ")
         assert f" {option} " not in elsewhere
-    assert "--partition" not in own["kubernetes"]
+    assert "--pod-template" not in own["slurm"]
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,13 @@ def test_what_a_preset_promises_is_recorded(options, expected):
 
 @pytest.mark.parametrize(
     ("fields", "expected"),
-    [({}, True), ({"data": "synthetic"}, False), ({"is_evaluated": False}, False)],
+    [
+        ({}, True),
+        ({"data": "synthetic"}, False),
+        ({"data": "synthetic", "budget": "window"}, True),
+        ({"budget": "window"}, True),
+        ({"budget": "none"}, False),
+    ],
 )
 def test_quality_is_measured_unless_the_data_has_none(fields, expected):
     """Synthetic data has no held-out split."""

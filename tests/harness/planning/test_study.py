@@ -1,7 +1,5 @@
 """A study is resumed or extended by what fits, and refuses what does not."""
 
-from pathlib import Path
-
 import pytest
 
 from harness.errors import DifferentStudyError, PlanError, StudyError
@@ -144,14 +142,17 @@ def test_an_empty_directory_can_become_a_study(tmp_path):
 def test_where_data_is_belongs_to_the_plan_but_not_to_its_trials(tmp_path, monkeypatch):
     """The same trials run where the sets have moved to; resuming finds them again."""
     monkeypatch.chdir(tmp_path)
-    for name in ("here", "there"):
-        (tmp_path / name).mkdir()
-    first, moved = plan_of(data_dir=Path("here")), plan_of(data_dir=Path("there"))
+    monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
+    plain = plan_of()
+    monkeypatch.setenv("TFDS_DATA_DIR", "here")
+    first = plan_of()
+    monkeypatch.setenv("TFDS_DATA_DIR", "there")
+    moved = plan_of()
     reconciled = resuming.reconcile(first, moved)
 
     assert str(tmp_path / "here") == first.data_dir
-    assert plan_of().data_dir is None
-    assert ids_of(first) == ids_of(moved) == ids_of(plan_of())
+    assert plain.data_dir is None
+    assert ids_of(first) == ids_of(moved) == ids_of(plain)
     assert str(tmp_path / "there") == reconciled.plan.data_dir
 
 

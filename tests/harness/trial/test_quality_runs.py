@@ -39,12 +39,25 @@ def test_a_budget_is_an_amount_and_a_unit(text, amount, unit):
     assert expected == budgets.parse_budget(text, num_evaluations=3)
 
 
-def test_none_is_no_budget():
-    """The way to leave the preset's quality runs out."""
-    assert budgets.parse_budget("none", num_evaluations=3) is None
+@pytest.mark.parametrize(
+    ("text", "is_evaluated", "has_runs"),
+    [
+        ("none", False, False),
+        ("window", True, False),
+        ("60s", None, True),
+        ("60s,window", True, True),
+        ("window, 60s", True, True),
+    ],
+)
+def test_a_budget_says_what_measures_quality(text, is_evaluated, has_runs):
+    """Quality runs, the windows of all trials, both, or nothing."""
+    assert is_evaluated is budgets.is_evaluated(text)
+    assert has_runs == (budgets.parse_budget(text, num_evaluations=3) is not None)
 
 
-@pytest.mark.parametrize("text", ["60", "s", "0s", "-5s", "3 epochs", "1e3s"])
+@pytest.mark.parametrize(
+    "text", ["60", "s", "0s", "-5s", "3 epochs", "1e3s", "none,window", "1s,2s", "1s,"]
+)
 def test_what_is_no_budget_is_refused(text):
     with pytest.raises(ParseError, match=r"--budget '.*' is not a budget; allowed are"):
         budgets.parse_budget(text, num_evaluations=3)
@@ -91,7 +104,7 @@ def test_without_strong_scaling_the_weak_cases_are_trained():
 
 @pytest.mark.parametrize(
     "fields",
-    [{"budget": "none"}, {"data": "synthetic"}, {"is_evaluated": False}],
+    [{"budget": "none"}, {"budget": "window"}, {"data": "synthetic"}],
 )
 def test_quality_runs_can_be_left_out(fields):
     """By name, and where there is nothing to measure."""
@@ -102,7 +115,6 @@ def test_quality_runs_can_be_left_out(fields):
     ("fields", "message"),
     [
         ({"data": "synthetic"}, r"--budget 60s: the data set 'synthetic' has nothing"),
-        ({"is_evaluated": False}, r"--budget 60s and --no-evaluate contradict"),
         ({"timeout_sec": 200.0}, r"may not end within --timeout 200 s.*--timeout 210"),
     ],
 )
@@ -289,7 +301,7 @@ def test_a_value_that_is_no_number_ends_a_quality_run(
         assert "10" == (checkpoint / "ckpt-1.index").read_text(encoding="utf-8")
 
 
-def test_trials_look_for_data_where_the_sweep_says(overrides, tmp_path):
+def test_trials_look_for_data_where_the_sweep_did(overrides, tmp_path, monkeypatch):
     """Also those of a study that is resumed without saying it again."""
     (tmp_path / "sets").mkdir()
     seen = tmp_path / "seen"
@@ -302,10 +314,9 @@ def test_trials_look_for_data_where_the_sweep_says(overrides, tmp_path):
         "--replicas=1",
         "--order=relay",
     )
-    cli.main(
-        (*overridden(QUALITY_SWEEP, *arguments), f"--data-dir={tmp_path / 'sets'}"),
-        run_overrides=overrides,
-    )
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "sets"))
+    cli.main(overridden(QUALITY_SWEEP, *arguments), run_overrides=overrides)
+    monkeypatch.delenv("TFDS_DATA_DIR")
     cli.main(
         ("sweep", "--study", "s", f"--runs-dir={tmp_path}", "--retry=failed"),
         run_overrides=overrides,

@@ -65,7 +65,7 @@ def expanded(word, variables):
 
 def template(*, claim, secret="", account="", namespace="team"):
     """Returns a PodTemplateSpec, such as that of ``docs/clusters.md``."""
-    container = {"name": "harness"}
+    container = {"name": "harness", "image": "example/replicator:1"}
     volume = {"name": "runs", "persistentVolumeClaim": {"claimName": claim}}
     spec = {"containers": [container], "volumes": [volume]}
     if secret:

@@ -153,10 +153,11 @@ def test_set_without_labels_is_refused(data_dirs):
         ("imagenet2012", r"which takes up to 155 GB that you download by hand"),
     ],
 )
-def test_a_set_that_is_not_prepared_says_what_to_do(tmp_path, name, cost):
+def test_a_set_that_is_not_prepared_says_what_to_do(tmp_path, monkeypatch, name, cost):
     """The command, what it costs, and the set that is there already."""
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     with pytest.raises(ValueError, match=cost) as raised:
-        catalog.check_data("resnet50", name, tmp_path)
+        catalog.check_data("resnet50", name)
 
     text = str(raised.value)
     assert f"run 'tfds build {name} --data_dir {tmp_path}'" in text
@@ -177,15 +178,16 @@ def _store(data_dir, name, image, examples, classes=3):
     )
 
 
-def test_a_set_is_found_where_it_is_said_to_be(tmp_path):
-    """--data-dir goes before TFDS_DATA_DIR."""
+def test_a_set_is_found_where_it_is_said_to_be(tmp_path, monkeypatch):
+    """By TFDS_DATA_DIR, and nowhere else."""
     pixels = np.zeros((8, 8, 3), np.uint8)
     image = tfds.features.Image(shape=(8, 8, 3))
     _store(tmp_path, "elsewhere", image, [(0, {"image": pixels, "label": 0})])
 
-    catalog.check_data("resnet50", "elsewhere", tmp_path)
     with pytest.raises(ValueError, match=r"data 'elsewhere' is unknown"):
         catalog.check_data("resnet50", "elsewhere")
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
+    catalog.check_data("resnet50", "elsewhere")
 
 
 @pytest.mark.parametrize(
@@ -195,13 +197,16 @@ def test_a_set_is_found_where_it_is_said_to_be(tmp_path):
         ((8, 8, 1), np.uint16, r"shape \[8, 8, 1\] and type uint16"),
     ],
 )
-def test_images_of_another_shape_are_refused(tmp_path, shape, dtype, found):
+def test_images_of_another_shape_are_refused(
+    tmp_path, monkeypatch, shape, dtype, found
+):
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
     feature = tfds.features.Image(shape=shape, dtype=dtype, encoding_format="png")
     example = {"image": np.zeros(shape, dtype), "label": 0}
     _store(tmp_path, "odd", feature, [(0, example)])
 
     with pytest.raises(ValueError, match=found + r", but needed are \[height, width"):
-        catalog.check_data("resnet50", "odd", tmp_path)
+        catalog.check_data("resnet50", "odd")
 
 
 def test_a_label_outside_the_classes_is_named(data_dirs, make_config):

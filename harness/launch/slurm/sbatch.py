@@ -1,19 +1,19 @@
-"""Batch files for ``sbatch``: a gang, or a sweep that continues."""
+"""Batch files for ``sbatch``: a gang, or a sweep that continues, which is submitted."""
 
 from __future__ import annotations
 
-import math
+import difflib
 import shlex
 from typing import TYPE_CHECKING, Final
 
 from harness.errors import PlanError
+from harness.launch.slurm import PARTITION_VARIABLE, programs
 from harness.machine import cuda_cache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from harness.launch.job import Job
-    from harness.launch.slurm.options import SlurmOptions as Needs
 
 GRACE_SEC: Final = 60
 """Before the time limit, the sweep gets the signal to stop; it needs a few seconds."""
@@ -38,7 +38,7 @@ if [ "$is_limit" = 1 ] && [ "$code" = 130 ]; then
     echo "the time limit is near: job $SLURM_JOB_ID continues in its next run"
     scontrol requeue "$SLURM_JOB_ID" && exec sleep 600  # until Slurm ends this run
   else
-    echo "no trial ended within the time limit: give more --time-limit" >&2
+    echo "no trial ended within the time limit: give more by SBATCH_TIMELIMIT" >&2
   fi
 fi
 exit "$code"
@@ -53,22 +53,22 @@ export CUDA_CACHE_MAXSIZE="${{CUDA_CACHE_MAXSIZE:-{cuda_cache.LARGEST}}}"
 """
 
 
-def of_gang(job: Job, needs: Needs) -> str:
+def of_gang(job: Job, nodes: int | None) -> str:
     """Returns the batch file of a gang."""
     command = shlex.join(job.command)
     gpus = f"--gpus-per-task={job.gpus_per_worker} " * bool(job.gpus_per_worker)
     body = f"srun --kill-on-bad-exit=1 {gpus}{command}\n"
     keeps = _KEEPS_COMPILED * bool(job.gpus_per_worker)
-    return f"{_header(job, needs)}\n{keeps}{body}"
+    return f"{_header(job, nodes)}\n{keeps}{body}"
 
 
-def of_sweep(job: Job, needs: Needs, runs_dir: str) -> str:
+def of_sweep(job: Job, nodes: int, runs_dir: str) -> str:
     """Returns the batch file of a sweep that continues after its time limit."""
     command = shlex.join(job.command)
     continues = ["requeue", "open-mode=append", f"signal=B:USR1@{GRACE_SEC}"]
     body = _CONTINUES.format(command=command, runs=shlex.quote(runs_dir))
     keeps = f"\n{_KEEPS_COMPILED}" * bool(job.gpus_per_worker)
-    return _header(job, needs, continues) + keeps + body
+    return _header(job, nodes, continues) + keeps + body
 
 
 def log_of(job: Job, number: str = "%j") -> str:
@@ -76,9 +76,9 @@ def log_of(job: Job, number: str = "%j") -> str:
     return f"{job.name}-{number}.log"
 
 
-def _header(job: Job, needs: Needs, more: Sequence[str] = ()) -> str:
+def _header(job: Job, nodes: int | None, more: Sequence[str] = ()) -> str:
     """Returns the lines that ``sbatch`` reads."""
-    nodes, gpus = needs.nodes, job.gpus_per_worker
+    gpus = job.gpus_per_worker
     per_node = None if nodes is None else -(-job.workers // nodes)
     wanted: dict[str, object] = {
         "job-name": job.name,
@@ -89,8 +89,6 @@ def _header(job: Job, needs: Needs, more: Sequence[str] = ()) -> str:
         "cpus-per-task": job.cores_per_worker,
         "gpus-per-task": gpus if per_node is None else None,
         "gpus-per-node": None if per_node is None else per_node * gpus,
-        "partition": needs.partition,
-        "time": None if needs.time_limit is None else _time(needs.time_limit),
         "output": log_of(job),
     }
     options = [f"{name}={value}" for name, value in wanted.items() if value]
@@ -108,6 +106,39 @@ def _header(job: Job, needs: Needs, more: Sequence[str] = ()) -> str:
     return "\n".join(["#!/bin/bash", *lines]) + "\n"
 
 
-def _time(limit_sec: float) -> str:
-    hours, seconds = divmod(math.ceil(limit_sec), 3600)
-    return f"{hours:02}:{seconds // 60:02}:{seconds % 60:02}"
+def check(partitions: str | None, nodes: int) -> None:
+    """Checks that there are such partitions, and that one has as many nodes."""
+    programs.check_installed(("sbatch", "sinfo", "srun"))
+    lines = programs.run(["sinfo", "--noheader", "--format=%P %D"]).splitlines()
+    sizes: dict[str, int] = {}
+    default = ""
+    for name, count in (line.split() for line in lines):
+        plain = name.rstrip("*")
+        sizes[plain] = sizes.get(plain, 0) + int(count)
+        default = plain if name.endswith("*") else default
+    listed = ", ".join(sizes) or "none"
+    if not partitions and not default:
+        raise PlanError(
+            f"{PARTITION_VARIABLE} is not set, and this cluster has no default"
+            f" partition; set it to one of {listed}"
+        )
+    chosen = (partitions or default).split(",")
+    for name in chosen:
+        if name not in sizes:
+            close = difflib.get_close_matches(name, sizes, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise PlanError(
+                f"{PARTITION_VARIABLE}: unknown partition {name!r}; known are"
+                f" {listed}{hint}"
+            )
+    largest = max(chosen, key=sizes.__getitem__)
+    if nodes > sizes[largest]:
+        raise PlanError(
+            f"--nodes {nodes}: partition {largest!r} has {sizes[largest]}; use at most"
+            f" --nodes {sizes[largest]}, or set {PARTITION_VARIABLE} to another"
+        )
+
+
+def submit(batch_file: str) -> str:
+    """Submits a batch file; returns the id of the job."""
+    return programs.run(["sbatch", "--parsable"], batch_file).strip().partition(";")[0]
