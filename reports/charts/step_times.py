@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Final
 
 import pandas as pd
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 
 MOST_DOTS: Final = 600
 """More steps than this are drawn as box plots only, to keep the page small."""
+WIDTH: Final = 0.42
+"""Of a box; rows are 1 apart."""
 ECDF_HEIGHT: Final = 225
 ECDF_LEVELS: Final = 201
 """Of more steps than this, every line has only so many corners."""
@@ -41,48 +42,44 @@ def draw_boxes(
     axes: Axes, items: Sequence[Row], *, axis_label: str, look_: Look
 ) -> None:
     """Draws the ``dots`` of each row as a box, with the dots below if they are few."""
-    import seaborn as sns  # with SciPy's statistics: half of what a table in text needs
-
     places = rows.place([row.group for row in items])
     frame = _frame(items)
     is_few = len(frame) <= MOST_DOTS
-    with warnings.catch_warnings():
-        # Seaborn 0.13 passes "vert" to matplotlib 3.11, which expects "orientation".
-        warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.simplefilter("ignore", PendingDeprecationWarning)
-        for backend, part in frame.groupby("backend", sort=False):
-            color = look_.color(str(backend))
-            sns.boxplot(
-                data=part,
-                x="value",
-                y="place",
-                orient="h",
-                native_scale=True,
-                width=0.42,
-                fill=False,
+    for backend, part in frame.groupby("backend", sort=False):
+        color = look_.color(str(backend))
+        line = {"color": color, "linewidth": 1.2}
+        boxes = part.groupby("place")["value"]
+        axes.boxplot(
+            [values.to_numpy() for _, values in boxes],
+            positions=[float(str(place)) for place in boxes.groups],
+            orientation="horizontal",
+            widths=WIDTH,
+            capwidths=WIDTH / 2,
+            manage_ticks=False,
+            showfliers=not is_few,
+            boxprops=line,
+            capprops=line,
+            whiskerprops=line | {"solid_capstyle": "butt"},
+            medianprops=line | {"solid_capstyle": "butt"},
+            flierprops={
+                "marker": ".",
+                "markersize": 3,
+                "markeredgewidth": 0,
+                "markeredgecolor": color,
+                "markerfacecolor": color,
+            },
+        )
+        if is_few:
+            order = part.groupby("place").cumcount()
+            axes.plot(
+                part["value"],
+                part["place"] + 0.3 + 0.05 * (order % 3),
+                linestyle="none",
+                marker=".",
+                markersize=2.6,
+                markeredgewidth=0,
                 color=color,
-                linecolor=color,
-                linewidth=1.2,
-                showfliers=not is_few,
-                flierprops={
-                    "marker": ".",
-                    "markersize": 3,
-                    "markeredgewidth": 0,
-                    "markerfacecolor": color,
-                },
-                ax=axes,
             )
-            if is_few:
-                order = part.groupby("place").cumcount()
-                axes.plot(
-                    part["value"],
-                    part["place"] + 0.3 + 0.05 * (order % 3),
-                    linestyle="none",
-                    marker=".",
-                    markersize=2.6,
-                    markeredgewidth=0,
-                    color=color,
-                )
     axes.set_xlabel(axis_label)
     rows.write_columns(
         axes,
@@ -97,8 +94,6 @@ def draw_ecdf(
     axes: Axes, items: Sequence[Row], *, axis_label: str, look_: Look
 ) -> None:
     """Draws the share of steps that took at most so long; a line per row."""
-    import seaborn as sns
-
     seen: dict[str, int] = {}
     for row in items:
         number = seen[row.backend] = seen.get(row.backend, -1) + 1
@@ -106,16 +101,14 @@ def draw_ecdf(
         if len(values) > ECDF_LEVELS:
             levels = [k / (ECDF_LEVELS - 1) for k in range(ECDF_LEVELS)]
             values = values.quantile(levels)
-        sns.ecdfplot(
-            x=values,
-            ax=axes,
+        axes.ecdf(
+            values,
             color=look_.color(row.backend),
             linewidth=look.width(number),
             label=row.name,
         )
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-    axes.set_ylabel("")
     axes.set_xlabel(axis_label)
     axes.legend(
         loc="upper left",

@@ -6,11 +6,12 @@ import re
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from relay_study import RelayShape, make_store
 
 import reports
 from replicator import catalog
-from reports.charts import heat, hero
+from reports.charts import heat, hero, rows, step_times
 from reports.charts.compact import compact
 from reports.charts.drawing import labels, look, replicas_axis, svg
 from reports.charts.drawing.replicas_axis import ReplicasAxis
@@ -133,6 +134,23 @@ def test_a_slow_process_is_named_in_the_description():
     )
 
     assert "process 1 is the slowest with 1.50 of the median" in drawn
+
+
+def test_boxes_have_one_height_wherever_the_rows_of_a_backend_are():
+    """Rows of other backends are between them, and are not covered."""
+    items = [
+        rows.Row(group="", label=name, backend=name, dots=(1.0, 2.0, 3.0, 4.0))
+        for name in ("in_graph", "single", "single", "in_graph")
+    ]
+    axes = Figure().subplots()
+    step_times.draw_boxes(axes, items, axis_label="ms", look_=look.NOTEBOOK)
+    heights = {
+        round(float(np.ptp(of.get_ydata())), 6)
+        for of in axes.lines
+        if len(of.get_xdata()) == 5
+    }
+
+    assert {step_times.WIDTH} == heights
 
 
 def test_each_backend_has_its_fewest_and_most_replicas(tmp_path, synthetic):
