@@ -58,4 +58,4 @@ from .registry import create as create
 from .step.context import ReplicaContext as ReplicaContext
 from .step.context import get_replica_context as get_replica_context
 from .step.logical import logical_device as logical_device
-from .step.per_replica import PerReplica as PerReplica
+from .step.values import PerReplica as PerReplica

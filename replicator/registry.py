@@ -11,8 +11,7 @@ from replicator.errors import (
     MeasuringControlError,
     UnknownBackendError,
 )
-from replicator.validation.arguments import is_one_of, shown
-from replicator.validation.integers import is_integer
+from replicator.validation.arguments import is_integer, is_one_of, shown
 
 if TYPE_CHECKING:
     from replicator.catalog import BackendInfo

@@ -1,14 +1,18 @@
-"""Private names of TensorFlow's variables: who takes the handle of one.
+"""Private names of TensorFlow's variables: who writes one, or takes its handle.
 
-Every write of a variable begins with its handle. Methods that Python calls eagerly read
-and write by it themselves, and ``writes`` tells of the latter. So the handle of a
-variable that nobody else has taken is a promise that nothing else writes it: a raw op,
-a graph, and a random generator take it from the property that is watched here.
+TensorFlow's variables have no version, and no callback. Every write from Python, also
+that of a restored checkpoint, is a method of the variable's class, so a variable whose
+writes matter gets a subclass of its class in which these methods tell of it.
+
+Every other write begins with the handle. So the handle of a variable that nobody else
+has taken is a promise that nothing else writes it: a raw op, a graph, and a random
+generator take it from the property that is watched here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from pathlib import PurePath
@@ -19,12 +23,22 @@ from tensorflow.python.eager import backprop, tape
 from tensorflow.python.framework import func_graph
 from tensorflow.python.ops import embedding_ops, resource_variable_ops
 
-from replicator._tf import compat, writes
+from replicator._tf import compat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import CodeType
 
+WRITES = (
+    "assign",
+    "assign_add",
+    "assign_sub",
+    "batch_scatter_update",
+    *(f"scatter_{op}" for op in ("add", "div", "max", "min", "mul", "sub", "update")),
+    *(f"scatter_nd_{op}" for op in ("add", "max", "min", "sub", "update")),
+    "_restore_from_tensors",
+    "_strided_slice_assign",
+)
 # What looks at the handle, or reads what is behind it, by file.
 _READERS = {
     resource_variable_ops.__file__: frozenset(
@@ -105,9 +119,40 @@ def move(variable: Any, device: str) -> None:
             tf.raw_ops.AssignVariableOp(resource=before, value=nothing)
 
 
+def tell_of_writes(variable: Any, told: Callable[[Any], None]) -> None:
+    """Calls a function after each write that Python makes eagerly (test_handles).
+
+    Writes of graphs, and those of raw ops on the variable's handle, are not told.
+    """
+    kind: Any = type(variable)
+    if getattr(kind, "told_of_writes", None) is not told:
+        variable.__class__ = _telling(kind, told)
+
+
+@functools.cache
+def _telling(kind: Any, told: Callable[[Any], None]) -> type:
+    methods = {
+        name: _telling_method(getattr(kind, name), told)
+        for name in WRITES
+        if hasattr(kind, name)
+    }
+    return _subclass(kind, told_of_writes=staticmethod(told), **methods)
+
+
+def _telling_method(write: Any, told: Callable[[Any], None]) -> Any:
+    @functools.wraps(write)
+    def method(self: Any, *args: Any, **options: Any) -> Any:
+        result = write(self, *args, **options)
+        if tf.executing_eagerly():
+            told(self)
+        return result
+
+    return method
+
+
 def watch(variable: Any, told: Callable[[Any], None]) -> None:
     """Calls a function before others take a new variable's handle (test_handles)."""
-    kind = type(variable)
+    kind: Any = type(variable)
     is_plain = isinstance(variable, resource_variable_ops.BaseResourceVariable)
     if is_plain and not is_watched(variable):
         variable.__class__ = _watching(kind, told)
@@ -118,57 +163,51 @@ def is_watched(variable: Any) -> bool:
     return hasattr(type(variable), "told_of_handles")
 
 
-_KINDS: dict[tuple[type, Callable[[Any], None]], type] = {}
-
-
+@functools.cache
 def _watching(kind: Any, told: Callable[[Any], None]) -> type:
-    if (kind, told) not in _KINDS:
-        taken: Any = kind.handle
+    def take(variable: Any) -> None:
+        if not _OWN.depth and not _is_harmless(_caller(), tells_of_writes=True):
+            told(variable)
 
-        def handle(self: Any) -> Any:
-            if not _OWN.depth and not _is_harmless(_caller(), tells_of_writes=True):
-                told(self)
-            return taken.fget(self)
+    def lazy_read(self: Any, op: Any) -> Any:
+        with own():
+            unread = kind._lazy_read(self, op)  # noqa: SLF001
+        result_kind: Any = type(unread)  # the result of a write has the same handle
+        unread.__class__ = _watching_result(result_kind, told)
+        unread.written_variable = self
+        return unread
 
-        def lazy_read(self: Any, op: Any) -> Any:
-            with own():
-                unread = kind._lazy_read(self, op)  # noqa: SLF001
-            return _of_another(unread, self, told)
-
-        _KINDS[kind, told] = _made(kind, handle, _lazy_read=lazy_read)
-    return _KINDS[kind, told]
+    return _subclass(
+        kind, handle=_handle(kind, take), told_of_handles=True, _lazy_read=lazy_read
+    )
 
 
-def _of_another(unread: Any, variable: Any, told: Callable[[Any], None]) -> Any:
-    """Lets the result of a write, which has the same handle, tell of the variable."""
-    kind: Any = type(unread)
-    taken: Any = kind.handle
+@functools.cache
+def _watching_result(kind: Any, told: Callable[[Any], None]) -> type:
+    def take(result: Any) -> None:
+        if not _OWN.depth and not _is_harmless(_caller(), tells_of_writes=False):
+            told(result.written_variable)
+
+    return _subclass(kind, handle=_handle(kind, take), told_of_handles=True)
+
+
+def _handle(kind: Any, take: Callable[[Any], None]) -> property:
+    taken = kind.handle
 
     def handle(self: Any) -> Any:
-        if not _OWN.depth and not _is_harmless(_caller(), tells_of_writes=False):
-            told(self.written_variable)
+        take(self)
         return taken.fget(self)
 
-    if (kind, told) not in _KINDS:
-        _KINDS[kind, told] = _made(kind, handle)
-    unread.__class__ = _KINDS[kind, told]
-    unread.written_variable = variable
-    return unread
+    return property(handle, doc=taken.__doc__)
 
 
-def _made(kind: Any, handle: Callable[[Any], Any], **methods: Any) -> type:
-    names = {
-        "__module__": kind.__module__,
-        "handle": property(handle, doc=kind.handle.__doc__),
-        "told_of_handles": True,
-        **methods,
-    }
-    return type(kind.__name__, (kind,), names)
+def _subclass(kind: type, **names: Any) -> type:
+    return type(kind.__name__, (kind,), {"__module__": kind.__module__, **names})
 
 
 def _caller() -> Any:
     """The frame that takes a handle; Keras passes the question on."""
-    frame: Any = sys._getframe(2)  # noqa: SLF001
+    frame: Any = sys._getframe(3)  # noqa: SLF001
     while frame.f_code.co_name == "handle" and frame.f_back is not None:
         frame = frame.f_back
     return frame
@@ -181,7 +220,7 @@ def _is_harmless(frame: Any, *, tells_of_writes: bool) -> bool:
     if not tf.executing_eagerly():
         return _is_of_own_graph()
     is_method = code.co_filename == resource_variable_ops.__file__
-    return tells_of_writes and is_method and code.co_name in writes.WRITES
+    return tells_of_writes and is_method and code.co_name in WRITES
 
 
 _KNOWN: dict[CodeType, bool] = {}

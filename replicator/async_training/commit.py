@@ -24,7 +24,6 @@ from replicator._tf import compat as _tf_compat
 from replicator.async_training.commit_state import NUM_BINS
 from replicator.collectives import buckets
 from replicator.engine.analysis.plan import FUSE_BELOW_BYTES
-from replicator.variables.vectors import pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -178,7 +177,7 @@ class Parcel:
             if not is_packed:
                 tensors[places[0]] = message
                 continue
-            parts = unpack(message, [self.shapes[place] for place in places])
+            parts = buckets.unpack(message, [self.shapes[place] for place in places])
             tensors.update(zip(places, parts, strict=True))
         return [tensors[place] for place in range(len(self.shapes))]
 
@@ -200,7 +199,7 @@ def send(tensors: Sequence[tf.Tensor], device: str) -> Parcel:
         message = tensors[places[0]]
         if is_packed:
             with tf.device(None):
-                message = pack([tensors[place] for place in places])
+                message = buckets.pack([tensors[place] for place in places])
         with tf.device(device):
             messages.append(tf.identity(message))
     return Parcel(

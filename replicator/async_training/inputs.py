@@ -14,7 +14,7 @@ from replicator.inputs.context import InputContext, InputReplicationMode
 from replicator.inputs.iterator import InputIterator
 from replicator.inputs.pipelines import to_pipeline
 from replicator.inputs.reads import next_batches
-from replicator.step.traced_once import traced_once
+from replicator.step.tracing import traced_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

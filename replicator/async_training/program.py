@@ -14,9 +14,8 @@ from replicator.engine.analysis import plan
 from replicator.engine.analysis.analyze import Analysis
 from replicator.engine.run.assembly import Assembly
 from replicator.inputs.reads import next_batches
-from replicator.step import loop
-from replicator.step.traced_once import traced_once
-from replicator.variables.used import UsedVariables
+from replicator.step.tracing import repeat, traced_once
+from replicator.variables.table import UsedVariables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -118,7 +117,7 @@ class ServerProgram:
                 return assembly.call(captured, batch)
 
             count = num_steps if is_loop else 1
-            return loop.repeat(one_step, count, assembly.output_specs)
+            return repeat(one_step, count, assembly.output_specs)
 
         return program
 

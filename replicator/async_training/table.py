@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator.step import creation
-from replicator.step.traced_once import traced_once
+from replicator.step.tracing import traced_once
 from replicator.variables.coherence import Coherence
 from replicator.variables.kinds import Kind
 from replicator.variables.table import Entry, VariableTable

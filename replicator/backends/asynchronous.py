@@ -27,10 +27,9 @@ from replicator.contract import programs
 from replicator.errors import ServerLostError
 from replicator.inputs import prefetch
 from replicator.inputs.values import values_of
-from replicator.placement.topology import make_topology
-from replicator.placement.worker_share import per_worker
+from replicator.placement.topology import make_topology, per_worker
 from replicator.step import creation
-from replicator.step.per_replica import PerReplica
+from replicator.step.values import PerReplica
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence

@@ -35,15 +35,19 @@ from replicator.optimizer.wrapper import LocalOptimizer, ReplicatedOptimizer
 from replicator.placement import devices as device_lib
 from replicator.placement.topology import make_topology
 from replicator.step import creation, logical
-from replicator.step.per_replica import PerReplica
-from replicator.step.traced_once import traced_once
+from replicator.step.tracing import traced_once
+from replicator.step.values import PerReplica
 from replicator.strategy.strategy import ReplicatorStrategy
 from replicator.validation.arguments import is_one_of, shown
 from replicator.validation.user_functions import name_of
-from replicator.variables import agreement, partial
-from replicator.variables.coherence import Coherence
-from replicator.variables.outside_writes import are_detected
+from replicator.variables.coherence import (
+    Coherence,
+    check_in_sync,
+    check_promise,
+    consolidate,
+)
 from replicator.variables.table import VariableTable
+from replicator.variables.writes import are_detected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -260,8 +264,8 @@ class InGraphReplicator(base.Replicator):
     @contextlib.contextmanager
     def consolidated_state(self, variables: Sequence[Any]) -> Iterator[None]:
         """Averages separate sums of replicas; see ``Replicator.consolidated_state``."""
-        agreement.check_promise(self._table, variables)
-        partial.consolidate(self._table.entries_of(variables), self.topology)
+        check_promise(self._table, variables)
+        consolidate(self._table.entries_of(variables), self.topology)
         yield
 
     def refresh_variables(self) -> None:
@@ -389,7 +393,7 @@ class InGraphReplicator(base.Replicator):
           ReplicasOutOfSyncError: Some differ; the message names them.
         """
         control.refuse(self, "assert_in_sync()")
-        agreement.check(self._table)
+        check_in_sync(self._table)
 
 
 class MultiGpuReplicator(InGraphReplicator):

@@ -19,13 +19,13 @@ from replicator.engine.run.program import Program
 from replicator.errors import DisagreementError
 from replicator.inputs.iterator import InputIterator
 from replicator.placement import devices as device_lib
-from replicator.placement.topology import make_topology
-from replicator.placement.worker_share import per_worker
+from replicator.placement.topology import make_topology, per_worker
 from replicator.step import creation
 from replicator.validation.user_functions import name_of
-from replicator.variables import agreement, ownership, partial, worker_values
+from replicator.variables import ownership, values
+from replicator.variables.coherence import check_promise, consolidate
 from replicator.variables.kinds import Kind
-from replicator.variables.outside_writes import are_detected
+from replicator.variables.writes import are_detected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -196,9 +196,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         ]
         if fresh and self._group is not None:
             with self._runtime.guard("the first exchange of variables"):
-                worker_values.broadcast_initial_values(
-                    fresh, self.topology, self._group
-                )
+                values.broadcast_initial_values(fresh, self.topology, self._group)
             for variable in fresh:
                 number, self._num_variables = (
                     self._num_variables,
@@ -247,13 +245,13 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             with super().consolidated_state(variables):
                 yield
             return
-        agreement.check_promise(self._table, variables)
+        check_promise(self._table, variables)
         group, owned = self._group, self._table.ownership
         with self._runtime.guard("the gathering of optimizer state"):
-            partial.consolidate(
+            consolidate(
                 self._table.entries_of(variables),
                 self.topology,
-                lambda sums: worker_values.add_up(sums, self.topology, group),
+                lambda sums: values.add_up(sums, self.topology, group),
             )
             # One after the other, in the order of the variables, which is that of all
             # workers: a move is a collective.
@@ -261,7 +259,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
                 owner = owned.owner(slot)
                 assert owner is not None
                 source = owner.program_id
-                value = worker_values.move(slot, source, self.topology, group)
+                value = values.move(slot, source, self.topology, group)
                 if self.is_chief and owned.is_elsewhere(slot):
                     ownership.fill(slot, value)
         try:

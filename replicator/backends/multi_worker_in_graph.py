@@ -27,7 +27,7 @@ from replicator.inputs.iterator import InputIterator
 from replicator.inputs.pipelines import to_pipeline
 from replicator.placement import devices as device_lib
 from replicator.placement.topology import make_topology
-from replicator.variables.outside_writes import are_detected
+from replicator.variables.writes import are_detected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

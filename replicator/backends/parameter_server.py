@@ -23,8 +23,8 @@ from replicator.inputs.iterator import InputIterator
 from replicator.inputs.values import values_of
 from replicator.optimizer.strategy_optimizer import StrategyOptimizer
 from replicator.step import creation
-from replicator.step.per_replica import per_replica_nest
-from replicator.step.traced_once import traced_once
+from replicator.step.tracing import traced_once
+from replicator.step.values import per_replica_nest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence

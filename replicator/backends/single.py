@@ -14,13 +14,13 @@ from replicator.inputs.iterator import InputIterator
 from replicator.inputs.reads import all_read, next_batches
 from replicator.inputs.values import values_of
 from replicator.placement import devices as device_lib
-from replicator.step import context, creation, logical, loop
-from replicator.step.keras_random import StepGenerator
-from replicator.step.outputs import check_outputs
-from replicator.step.per_replica import per_replica_nest
+from replicator.step import context, creation, logical
+from replicator.step.creation import StepGenerator
+from replicator.step.tracing import repeat
+from replicator.step.values import check_outputs, per_replica_nest
 from replicator.strategy import replica_context
 from replicator.strategy.strategy import ReplicatorStrategy
-from replicator.variables import foreign
+from replicator.variables.kinds import check_foreign, foreign_explained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -100,7 +100,7 @@ class SingleProgram:
                     )
                 return [leaf for leaf in leaves if leaf is not None]
 
-            return loop.repeat(one_step, num_steps, self._specs)
+            return repeat(one_step, num_steps, self._specs)
 
         return Dispatch(program)
 
@@ -174,12 +174,12 @@ class SingleDeviceReplicator(base.Replicator):
                 return check_outputs(step_fn(*batch), step_fn)
 
         generator = StepGenerator()
-        with foreign.explained(), generator.installed():
+        with foreign_explained(), generator.installed():
             traced = creation.in_first_trace(
                 lambda: tf.function(step).get_concrete_function(*specs)
             )
         for variable in traced.variables:
-            foreign.check(variable)
+            check_foreign(variable)
         return SingleProgram(traced, generator)
 
     def _make_strategy(self) -> tf.distribute.Strategy:

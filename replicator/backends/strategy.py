@@ -29,13 +29,13 @@ from replicator.inputs.reads import Source
 from replicator.inputs.values import as_value
 from replicator.optimizer.strategy_optimizer import StrategyOptimizer
 from replicator.placement import devices as device_lib
-from replicator.step import context, creation, loop
-from replicator.step.keras_random import StepGenerator
-from replicator.step.outputs import check_outputs
-from replicator.step.per_replica import PerReplica, per_replica_nest
+from replicator.step import context, creation
+from replicator.step.creation import StepGenerator
+from replicator.step.tracing import repeat
+from replicator.step.values import PerReplica, check_outputs, per_replica_nest
 from replicator.validation.arguments import shown
 from replicator.validation.maker import running
-from replicator.variables import agreement
+from replicator.variables.coherence import report_out_of_sync
 from replicator.variables.kinds import Kind, declared_kind
 from replicator.variables.table import LocalState
 
@@ -232,7 +232,7 @@ class StrategyReplicator(base.Replicator):
             if num_steps == 1:
                 return flat_step()
             specs = self._output_specs(flat_step)
-            return loop.repeat(lambda _: flat_step(), num_steps, specs)
+            return repeat(lambda _: flat_step(), num_steps, specs)
 
         return run_steps, structure
 
@@ -309,7 +309,7 @@ class StrategyReplicator(base.Replicator):
             first, *others = [v.numpy() for v in self._components(variable)]
             if any(not np.array_equal(first, o, equal_nan=True) for o in others):
                 differing.append(variable.name)
-        agreement.report(differing)
+        report_out_of_sync(differing)
 
 
 class MirroredReplicator(StrategyReplicator):

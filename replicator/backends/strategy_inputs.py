@@ -9,7 +9,7 @@ import tensorflow as tf
 from replicator._tf import data as _tf_data
 from replicator.inputs import last_step
 from replicator.inputs.iterator import InputIterator
-from replicator.step.per_replica import PerReplica
+from replicator.step.values import PerReplica
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -20,15 +20,14 @@ from replicator.checkpoint.payload import Payload, decode, encode
 from replicator.errors import CheckpointError, CheckpointMismatchError
 from replicator.inputs.iterator import InputIterator
 from replicator.optimizer.wrapper import ReplicatedOptimizer
-from replicator.validation.arguments import path_of, shown
-from replicator.validation.integers import INT64_MAX, is_integer
+from replicator.validation.arguments import INT64_MAX, is_integer, path_of, shown
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
+    from replicator.checkpoint.local_state import CheckpointedBackend
     from replicator.checkpoint.metadata import Metadata
-    from replicator.variables.checkpoint_contract import CheckpointedBackend
     from replicator.variables.table import LocalState
 
 _METADATA = "replicator_metadata"

@@ -11,8 +11,8 @@ from replicator.errors import CheckpointMismatchError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from replicator.checkpoint.local_state import CheckpointedBackend
     from replicator.checkpoint.metadata import Metadata
-    from replicator.variables.checkpoint_contract import CheckpointedBackend
 
 
 def optimizers(inventory: Inventory) -> dict[str, list[str] | None]:

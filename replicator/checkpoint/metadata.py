@@ -17,7 +17,7 @@ from replicator.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from replicator.variables.checkpoint_contract import CheckpointedBackend
+    from replicator.checkpoint.local_state import CheckpointedBackend
 
 FORMAT = 2
 # In the first, positions do not say how many pipelines the job has.

@@ -12,7 +12,7 @@ from replicator.cluster.liveness import reachability
 from replicator.cluster.liveness.watch import WorkerWatch
 from replicator.errors import ClusterConfigError, DeviceError, UnreachableError
 from replicator.placement import devices as device_lib
-from replicator.placement.worker_share import per_worker
+from replicator.placement.topology import per_worker
 
 if TYPE_CHECKING:
     from replicator.cluster.configuration import ClusterConfig

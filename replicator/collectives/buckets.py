@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
-
-    import tensorflow as tf
 
 
 def positions_by_dtype(tensors: Iterable[Any]) -> dict[tf.DType, list[int]]:
@@ -78,3 +78,18 @@ def fill_towards_end(
             is_open[key] = members, total, limit
     buckets += [tuple(members) for members, _, _ in is_open.values()]
     return sorted(buckets, key=max)
+
+
+def pack(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The elements of some tensors of one type as one vector."""
+    flat = [v if v.shape.rank == 1 else tf.reshape(v, [-1]) for v in values]
+    return flat[0] if len(flat) == 1 else tf.concat(flat, axis=0)
+
+
+def unpack(vector: tf.Tensor, shapes: Sequence[tf.TensorShape]) -> list[tf.Tensor]:
+    """The tensors of which a vector was packed; their shapes are static."""
+    parts = tf.split(vector, [shape.num_elements() for shape in shapes])
+    return [
+        part if shape.rank == 1 else tf.reshape(part, shape)
+        for part, shape in zip(parts, shapes, strict=True)
+    ]

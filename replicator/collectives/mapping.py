@@ -20,7 +20,7 @@ import tensorflow as tf
 from replicator.collectives import reducible, reductions
 from replicator.collectives.kinds.broadcast import broadcast
 from replicator.step import context as context_lib
-from replicator.step.tensors import tensor_of
+from replicator.step.values import tensor_of
 from replicator.validation import user_functions
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.step.tensors import tensor_of
+from replicator.step.values import tensor_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

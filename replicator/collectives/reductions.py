@@ -14,7 +14,7 @@ from replicator.collectives.kinds.all_reduce import AllReduce
 from replicator.collectives.lookups import Ids
 from replicator.collectives.nests import as_written
 from replicator.step import context as context_lib
-from replicator.step.tensors import tensor_of
+from replicator.step.values import tensor_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

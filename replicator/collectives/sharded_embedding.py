@@ -7,8 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from replicator.validation.arguments import shown
-from replicator.validation.integers import INT32_MAX, is_integer
+from replicator.validation.arguments import INT32_MAX, is_integer, shown
 
 
 class ShardedEmbedding(keras.layers.Layer):

@@ -13,7 +13,7 @@ from replicator.errors import SplitBatchError
 from replicator.inputs.batch_rows import element_of, part
 from replicator.inputs.context import InputContext
 from replicator.step import context as context_lib
-from replicator.step.tensors import tensor_of
+from replicator.step.values import tensor_of
 from replicator.validation.arguments import shown
 
 

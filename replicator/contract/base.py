@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf.dispatch import profiled
+from replicator.checkpoint.local_state import CheckpointedBackend
 from replicator.contract import (
     control,
     output_reduction,
@@ -28,7 +29,6 @@ from replicator.step import logical
 from replicator.strategy.verify import FitCheck, verify_fit
 from replicator.validation import user_functions
 from replicator.validation.maker import running
-from replicator.variables.checkpoint_contract import CheckpointedBackend
 
 if TYPE_CHECKING:
     import os

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from replicator.errors import MeasuringControlError
 
 if TYPE_CHECKING:
-    from replicator.placement.job_facts import JobFacts
+    from replicator.placement.topology import JobFacts
 
 EXPLANATION = (
     "without_communication: a measuring control, whose replicas diverge. Nothing is "

@@ -14,7 +14,7 @@ from replicator.inputs.context import (
 )
 from replicator.inputs.iterator import InputIterator
 from replicator.placement import devices as device_lib
-from replicator.placement.job_facts import JobFacts
+from replicator.placement.topology import JobFacts
 from replicator.validation import user_functions
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from replicator.collectives import reducible, reductions
 from replicator.inputs.values import as_value, is_composite
 from replicator.step import context as context_lib
-from replicator.step.per_replica import PerReplica
+from replicator.step.values import PerReplica
 from replicator.validation import maker
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from replicator.inputs.values import common_spec, is_per_replica_nest
 from replicator.step import context
 from replicator.step import identity as step_identity
 from replicator.validation import maker
-from replicator.validation.arguments import shown
-from replicator.validation.integers import INT32_MAX, is_integer
+from replicator.validation.arguments import INT32_MAX, is_integer, shown
 from replicator.validation.user_functions import (
     check_not_distributed,
     check_step_fn,

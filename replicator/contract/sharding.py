@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replicator.catalog import entry_of
 from replicator.optimizer import levels
-from replicator.validation.arguments import shown
-from replicator.validation.integers import INT64_MAX, is_integer
+from replicator.validation.arguments import INT64_MAX, is_integer, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,8 +14,7 @@ from replicator.variables.ownership import num_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from replicator.placement.job_facts import JobFacts
-    from replicator.placement.topology import Topology
+    from replicator.placement.topology import JobFacts, Topology
     from replicator.variables.table import Entry
 
 _KINDS = {

@@ -15,8 +15,7 @@ from replicator.errors import InputAuditError
 from replicator.inputs import last_step
 from replicator.inputs.pipelines import to_pipeline
 from replicator.validation import user_functions
-from replicator.validation.arguments import shown
-from replicator.validation.integers import INT64_MAX, is_integer
+from replicator.validation.arguments import INT64_MAX, is_integer, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence

@@ -8,8 +8,7 @@ import numbers
 from typing import Any
 
 from replicator.errors import InputModeError, SplitBatchError
-from replicator.validation.arguments import shown
-from replicator.validation.integers import INT64_MAX
+from replicator.validation.arguments import INT64_MAX, shown
 
 
 class InputReplicationMode(enum.Enum):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from replicator.validation.arguments import shown
-from replicator.validation.integers import INT32_MAX, is_integer
+from replicator.validation.arguments import INT32_MAX, is_integer, shown
 
 
 def default_data_options(

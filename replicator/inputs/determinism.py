@@ -6,8 +6,7 @@ import keras
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.validation.arguments import shown
-from replicator.validation.integers import is_integer
+from replicator.validation.arguments import is_integer, shown
 
 _LIMIT = 1 << 32
 

@@ -24,7 +24,7 @@ from replicator.inputs.pipelines import (
 from replicator.inputs.reads import Reads, Source
 from replicator.placement import devices as device_lib
 from replicator.step import context as context_lib
-from replicator.step.per_replica import PerReplica
+from replicator.step.values import PerReplica
 from replicator.validation import maker
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ import tensorflow as tf
 from replicator._tf import data as _tf_data
 from replicator.errors import InputModeError
 from replicator.placement import devices as device_lib
-from replicator.validation.arguments import shown
-from replicator.validation.integers import INT32_MAX, is_integer
+from replicator.validation.arguments import INT32_MAX, is_integer, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

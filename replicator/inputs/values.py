@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.step.per_replica import PerReplica
-from replicator.step.tensors import tensor_of
+from replicator.step.values import PerReplica, tensor_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from replicator.optimizer.gradients import values_of
 from replicator.step import context as context_lib
-from replicator.step.lines import line_of, shown
+from replicator.step.tracing import line_of, shown
 
 # tf.clip_by_global_norm numbers its results.
 _CLIP = re.compile(r"(?:^|/)clip_by_(norm|value|global_norm)(?:_\d+)?(?:/_\d+)?$")

@@ -21,7 +21,7 @@ from replicator.optimizer.gradients import cast, times, values_of
 from replicator.optimizer.keras_saving import OptionVariable
 from replicator.optimizer.options import DYNAMIC
 from replicator.step import creation
-from replicator.step.tensors import tensor_of
+from replicator.step.values import tensor_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

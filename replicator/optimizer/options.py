@@ -10,8 +10,7 @@ from replicator.catalog import BACKENDS
 from replicator.collectives import compression as compression_lib
 from replicator.errors import OptimizerOptionError
 from replicator.optimizer.levels import GRADIENTS, LEVELS, PARAMETERS, STATE
-from replicator.validation.arguments import is_one_of, shown
-from replicator.validation.integers import INT32_MAX, is_integer
+from replicator.validation.arguments import INT32_MAX, is_integer, is_one_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.step.tensors import tensor_of
+from replicator.step.values import tensor_of
 from replicator.validation.arguments import listed, shown
 
 

@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from replicator.engine.graph.origins import Origins
-from replicator.step.stage_names import TASK, task_name
+from replicator.step.logical import TASK, task_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

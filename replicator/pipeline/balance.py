@@ -8,8 +8,7 @@ import numbers
 from typing import TYPE_CHECKING, Any
 
 from replicator.errors import PipelineError
-from replicator.validation.arguments import shown
-from replicator.validation.integers import is_integer
+from replicator.validation.arguments import is_integer, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

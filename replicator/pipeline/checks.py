@@ -10,7 +10,7 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator.engine.graph.effects import READ_OPS
 from replicator.errors import PipelineError
-from replicator.step.lines import line_of, shown
+from replicator.step.tracing import line_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,8 +12,7 @@ from replicator.errors import PipelineError
 from replicator.pipeline import checks, products
 from replicator.pipeline.balance import balance_stages
 from replicator.step.logical import logical_device
-from replicator.validation.arguments import shown
-from replicator.validation.integers import is_integer
+from replicator.validation.arguments import is_integer, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -20,10 +20,8 @@ from replicator.pipeline import schedule as schedule_lib
 from replicator.pipeline import updates as updates_lib
 from replicator.pipeline.stage import Stage, dense, floating, layer_of, operations
 from replicator.step import context as context_lib
-from replicator.step.logical import logical_device
-from replicator.step.stage_names import task_name
-from replicator.validation.arguments import shown
-from replicator.validation.integers import is_integer
+from replicator.step.logical import logical_device, task_name
+from replicator.validation.arguments import is_integer, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -25,7 +25,7 @@ from replicator.errors import (
 from replicator.optimizer import loss_scale
 from replicator.pipeline import checks
 from replicator.pipeline import updates as updates_lib
-from replicator.step.stage_names import FUNCTION_PREFIX
+from replicator.step.logical import FUNCTION_PREFIX
 from replicator.validation.arguments import shown
 
 if TYPE_CHECKING:

@@ -9,11 +9,18 @@ import tensorflow as tf
 from replicator._tf import workers as _tf_workers
 from replicator.catalog import MAX_REPLICAS
 from replicator.errors import DeviceError
-from replicator.validation.arguments import listed, shown
-from replicator.validation.integers import is_integer
+from replicator.validation.arguments import is_integer, listed, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+# Types that TensorFlow's collective ops reduce on GPUs.
+# By NCCL: the ops accept bfloat16 too, and then fail (the list is a constant in the
+# library). int32 of GPUs is in host memory.
+NCCL_DTYPES = frozenset({tf.float16, tf.float32, tf.float64, tf.int64})
+# By their ring.
+RING_DTYPES = NCCL_DTYPES | {tf.bfloat16}
 
 
 def resolve(

@@ -1,20 +1,35 @@
-"""Topology: the placement of the replicas of one program, and the memory they share.
+"""Topology: where replicas are, which share memory, and which communicate.
 
 A *program* is one linked graph, run by one client. In-graph replication has one program
 for all replicas of the job, local or remote; between-graph replication has one in every
 worker process, connected by TensorFlow's collective ops (Buchlovsky et al. 2019,
-figure 1). The engine takes all facts about placement from here.
+figure 1). The engine takes all facts about placement from here. Groups say who takes
+part in the same collectives: a *worker group* has one device of each worker, a *flat
+group* one device of each replica of the job, in one process or in several.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+import functools
+from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
+from replicator.errors import DeviceError
 from replicator.placement import devices as device_lib
+from replicator.validation.arguments import is_integer, shown
+from replicator.validation.maker import Maker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+# Group of the first CPU device of every worker.
+CPU_GROUP_KEY = 1
+# Groups of a whole job begin here, beyond what stock strategies of the process use.
+FLAT_GROUP_KEY = 1 << 24
+# Group of the GPU of replica 0 of every worker, for values of variables.
+GPU_GROUP_KEY = FLAT_GROUP_KEY - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,3 +177,143 @@ def make_topology(
         program_id=program_id,
         has_virtual_gpus=has_virtual_gpus,
     )
+
+
+def place_group_key(device: str) -> int:
+    """The key of a worker group: devices of one place in all workers."""
+    spec = tf.DeviceSpec.from_string(device)
+    kind = 0 if device_lib.is_cpu(device) else 1
+    return CPU_GROUP_KEY + 2 * int(spec.device_index or 0) + kind
+
+
+class Keys:
+    """Draws the instance keys of collectives.
+
+    Attributes:
+      value: The next key; identical on all workers that have run the same program.
+    """
+
+    def __init__(self) -> None:
+        self.value = 1
+
+    def __next__(self) -> int:
+        return self.draw(1)
+
+    def draw(self, count: int) -> int:
+        """Draws ``count`` consecutive keys; returns the first."""
+        self.value += count
+        return self.value - count
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+    """The workers that take part in a program's collectives.
+
+    Collectives have no timeout of their own; their caller sets one (``Deadline``).
+    """
+
+    num_workers: int  # Worker processes.
+    worker_id: int  # Index of this process.
+    # Worker ids in the order in which a gather returns their parts.
+    order: tuple[int, ...]
+    # Instance keys; all workers draw them in the same order.
+    keys: Keys = dataclasses.field(default_factory=Keys)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FlatGroup:
+    """All replicas of a job, each on a device of its own."""
+
+    size: int  # Replicas of the job.
+    key: int  # The same in all processes.
+    keys: Keys  # Instance keys; all processes draw them in the same order.
+
+
+# By devices: TensorFlow and NCCL keep a group, and its memory, as long as the process.
+_FLAT_GROUPS: dict[tuple[int, tuple[str, ...]], FlatGroup] = {}
+
+
+def flat_group(topology: Topology, group: Group | None) -> FlatGroup:
+    """The flat group of a topology, always the same one."""
+    place = topology.num_replicas, topology.replica_devices
+    if place not in _FLAT_GROUPS:
+        _FLAT_GROUPS[place] = FlatGroup(
+            size=topology.num_replicas,
+            key=FLAT_GROUP_KEY + len(_FLAT_GROUPS),
+            keys=Keys() if group is None else group.keys,
+        )
+    return _FLAT_GROUPS[place]
+
+
+def per_worker(
+    num_replicas: Any, num_workers: int, num_logical_devices: int = 1
+) -> int:
+    """Divides the replicas of a job evenly over its workers."""
+    if not is_integer(num_replicas):
+        raise DeviceError(f"num_replicas {shown(num_replicas)} must be an integer")
+    share, remainder = divmod(num_replicas * num_logical_devices, num_workers)
+    if remainder or share < 1:
+        parts = (
+            f" times logical_devices_per_replica {num_logical_devices}"
+            if num_logical_devices != 1
+            else ""
+        )
+        raise DeviceError(
+            f"num_replicas {num_replicas} of the whole job{parts} is not divisible by "
+            f"its {num_workers} workers; use a multiple, such as "
+            f"{max(share, 1) * num_workers}"
+        )
+    return share
+
+
+class JobFacts:
+    """Replicas and workers of a job, and which of them this process has.
+
+    A part of the backend contract.
+
+    Attributes:
+      num_replicas: Replicas of the whole job.
+      first_replica_id: Id of the first local replica.
+      num_workers: Worker processes of the job, usually one per machine.
+      worker_id: Index of this process among them.
+      logical_devices_per_replica: Devices that one replica is split over.
+      without_communication: Whether this is a measuring control: its replicas do not
+        communicate, and diverge.
+    """
+
+    num_replicas: int
+    first_replica_id: int = 0
+    num_workers: int = 1
+    worker_id: int = 0
+    logical_devices_per_replica: int = 1
+    without_communication: bool = False
+    _wraps_alike: bool = True
+
+    @functools.cached_property
+    def maker(self) -> Maker:
+        """What the optimizers, inputs and values of this replicator carry."""
+        return Maker(
+            name=type(self).__name__,
+            num_replicas=self.num_replicas,
+            wraps_alike=self._wraps_alike and not self.without_communication,
+        )
+
+    @property
+    def num_local_replicas(self) -> int:
+        """Replicas that this process runs."""
+        return self.num_replicas
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Replicas whose updates are aggregated each step."""
+        return self.num_replicas
+
+    @property
+    def num_programs(self) -> int:
+        """Processes that run the user's program, without workers that only serve."""
+        return self.num_workers
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes the job's checkpoints and logs."""
+        return self.worker_id == 0

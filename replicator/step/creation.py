@@ -2,7 +2,9 @@
 
 As ``tf.function`` has it, the first trace may make them: a model that is built by its
 first batch, a metric or an optimizer that makes its state when it is needed. They are
-made outside the step, and the step is traced again, which must not make others.
+made outside the step, and the step is traced again, which must not make others. So is
+Keras' global seed generator, from which ``keras.random.normal(shape)`` and others draw
+that get no seed; each replica has its own stream of it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import tensorflow as tf
 
+from replicator._tf import compat as _tf_compat
 from replicator._tf import creation as _tf_creation
 from replicator.errors import CreateVariableInStepError
 
@@ -149,3 +152,41 @@ def _refused(kwargs: dict[str, Any]) -> CreateVariableInStepError:
         "(a Keras model creates its variables when it is built: call it once, or call "
         "model.build(shape))"
     )
+
+
+class StepGenerator:
+    """Keras' generator that a step draws from; keep it as long as the step's program.
+
+    Attributes:
+      made: Keras' generator; None until one is needed.
+    """
+
+    def __init__(self) -> None:
+        self.made = _tf_compat.global_seed_generator()
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[StepGenerator]:
+        """Makes it this thread's global generator while a step is traced inside."""
+        before = _tf_compat.global_seed_generator()
+        _tf_compat.set_global_seed_generator(self.made or _LazyGenerator(self))
+        try:
+            yield self
+        finally:
+            _tf_compat.set_global_seed_generator(before or self.made)
+
+    def make(self) -> Any:
+        """Returns Keras' generator, created outside the step if necessary."""
+        if self.made is None:
+            with tf.init_scope(), allowed(), place():
+                self.made = _tf_compat.make_global_seed_generator()
+        return self.made
+
+
+class _LazyGenerator:
+    """A placeholder for a generator that is created on first use."""
+
+    def __init__(self, generator: StepGenerator) -> None:
+        self._generator = generator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._generator.make(), name)

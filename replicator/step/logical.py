@@ -3,18 +3,19 @@
 A step is written for one replica, so it names parts of that replica, not machines:
 ``with logical_device(1):``. Every replica maps part ``i`` to one of its own devices
 (Buchlovsky et al. 2019, section 4: ``logical_device`` and data parallelism together).
+The stages of a pipeline are known to the engine by the names that are given here.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from replicator.errors import DeviceError
 from replicator.step import context as context_lib
-from replicator.validation.arguments import shown
-from replicator.validation.integers import is_integer
+from replicator.validation.arguments import is_integer, shown
 
 if TYPE_CHECKING:
     import contextlib
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 # A device type that no runtime has. It stands in the traced graph until the replicas
 # are created; TensorFlow would raise an error if one were left over.
 _PREFIX = "/device:LOGICAL:"
+FUNCTION_PREFIX = "replicator_stage"
+# What names of the operations of a task begin with, within a replica.
+TASK = re.compile(r"stage_\d+_[FB]\d+(?=/)")
+# What the name of a node ends with that runs after all results of a task.
+END = "/replicator_end"
 
 
 def logical_device(index: int) -> contextlib.AbstractContextManager[Any]:
@@ -79,3 +85,8 @@ def index_of(device: str) -> int | None:
 def traced_scope(index: Any, num_logical_devices: int) -> Any:
     """The scope of a logical device while a step is traced."""
     return tf.device(traced_name(check_index(index, num_logical_devices)))
+
+
+def task_name(stage: int, task: object) -> str:
+    """The name of a task in graphs and timelines, such as ``stage_0_F3``."""
+    return f"stage_{stage}_{task}"

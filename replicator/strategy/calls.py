@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from replicator.errors import StrategyError
-from replicator.step.outputs import check_outputs
+from replicator.step.values import check_outputs
 from replicator.strategy.values import grouped, is_per_replica, local_values
 
 if TYPE_CHECKING:

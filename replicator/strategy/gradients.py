@@ -22,7 +22,7 @@ from replicator.errors import StrategyError
 from replicator.optimizer.gradients import times, values_of
 from replicator.optimizer.wrapper import ReplicatedOptimizer
 from replicator.step import context as context_lib
-from replicator.step.lines import line_of, shown
+from replicator.step.tracing import line_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

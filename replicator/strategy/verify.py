@@ -23,7 +23,7 @@ from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
 from replicator._tf import random_ops as _tf_random_ops
 from replicator.errors import StrategyError
-from replicator.step import lines
+from replicator.step import tracing
 from replicator.strategy.fit import optimizers_of, own_statistics
 from replicator.strategy.values import grouped, local_values
 from replicator.validation.arguments import shown
@@ -312,7 +312,7 @@ class _Comparison:
                 stack.enter_context(_recorded(optimizer, graph, gradients))
             logs = _tf_distribute.converted(step)(data)
         left = _tf_random_ops.left(graph)
-        self._drawing = [lines.line_of(op.traceback) for op in left]
+        self._drawing = [tracing.line_of(op.traceback) for op in left]
         self.state.add(graph.variables)
         return logs, gradients
 
@@ -339,7 +339,7 @@ class _Comparison:
         """A row that differs with the reason, as far as that is recognised."""
         norms = own_statistics(self._model)
         if self._drawing:
-            where = lines.shown(self._drawing[:1])
+            where = tracing.shown(self._drawing[:1])
             return _with(row, equal=None, reason=f"{_RANDOM}{where}")
         if different and _is_share(different, self._num_replicas):
             return _with(row, reason=_SUM)

@@ -1,4 +1,4 @@
-"""Arguments of users: their display in messages; checks of names, paths and lists.
+"""Arguments of users: their display in messages; checks of names, numbers and paths.
 
 Does not import TensorFlow, which ``create`` imports only with the backend.
 """
@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Container
     from typing import TypeGuard
+
+# The largest values of TensorFlow's integer types; a Python int has no limit.
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
 _MOST_BITS = 128  # Python refuses to format integers of thousands of digits
@@ -34,6 +38,19 @@ def shown(value: Any) -> str:
 def is_one_of(value: Any, names: Container[str]) -> TypeGuard[str]:
     """Whether a value is one of several names; ``in`` alone would compare tensors."""
     return isinstance(value, str) and value in names
+
+
+def is_integer(
+    value: Any, *, least: int | None = None, most: int | None = None
+) -> TypeGuard[int]:
+    """Whether a value is an integer, not less than ``least`` nor more than ``most``.
+
+    ``True`` and ``False`` do not count, although they are instances of ``int``.
+    """
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    return (
+        is_int and (least is None or value >= least) and (most is None or value <= most)
+    )
 
 
 def path_of(value: Any, argument: str) -> str:

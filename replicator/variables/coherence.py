@@ -21,21 +21,22 @@ import tensorflow as tf
 from replicator._tf import distribute as _tf_distribute
 from replicator._tf import handles as _tf_handles
 from replicator._tf.branch import Branch
+from replicator.errors import ReplicasOutOfSyncError
 from replicator.placement import devices as device_lib
-from replicator.step.traced_once import traced_once
-from replicator.variables.fingerprints import state
+from replicator.step.tracing import traced_once
 from replicator.variables.kinds import Kind
-from replicator.variables.outside_values import OutsideValues
-from replicator.variables.outside_writes import WriteCheck
+from replicator.variables.values import OutsideValues, to_number
+from replicator.variables.writes import WriteCheck, state, was_written
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from replicator.collectives.kind import Transfer
-    from replicator.placement.topology import Topology
-    from replicator.placement.worker_group import Group
-    from replicator.variables.resets import Resets
-    from replicator.variables.table import Entry
+    from replicator.placement.topology import Group, Topology
+    from replicator.variables.table import Entry, VariableTable
+    from replicator.variables.writes import Resets
+
+_MOST_NAMED = 5
 
 
 class Coherence:
@@ -91,10 +92,8 @@ class Coherence:
         Partial variables stay: nobody but a restored checkpoint writes those, and it
         sets their copies (``VariableTable.restore``).
         """
-        for entry in self.entries:
-            if entry.kind is not Kind.PARTIAL:
-                call, variables = self._resets.of(entry, is_certain=False)
-                call(*map(_tf_handles.of, variables))
+        written = (entry for entry in self.entries if entry.kind is not Kind.PARTIAL)
+        self._resets.apply(written, is_certain=False)
 
     def publish(self, switch: Any = None) -> None:
         """Emits the update of the user's variables and records their state."""
@@ -127,17 +126,15 @@ class Coherence:
     def _repair(self) -> None:
         # It is unknown whether that run came to its refresh; if it did, this is the
         # identity. Of partial variables, replica 0's is the user's own.
-        for entry in self.entries:
-            if entry.kind.is_per_replica and self._is_checked(entry):
-                call, variables = self._resets.of(entry, is_certain=False)
-                call(*map(_tf_handles.of, variables))
+        own = (e for e in self.entries if e.kind.is_per_replica and self._is_checked(e))
+        self._resets.apply(own, is_certain=False)
         for entry, value in zip(self._published, self._values.read(), strict=True):
             entry.variable.assign(value, read_value=False)
         for entry in self.entries:
             if entry.kind is not Kind.MIRRORED:
                 entry.seen.assign(state(entry.variable, entry.kind), read_value=False)
-        alike = (Kind.MIRRORED, Kind.RANDOM)
-        self._resets.force(entry for entry in self.entries if entry.kind in alike)
+        alike = (e for e in self.entries if e.kind in (Kind.MIRRORED, Kind.RANDOM))
+        self._resets.apply(alike, is_certain=True)
 
     def _only_if(self, switch: Any, emit: Callable[[], None]) -> None:
         """Emits ops, which run only where a switch is on when they are to."""
@@ -181,3 +178,83 @@ class Coherence:
 def _is_published(entry: Entry) -> bool:
     """Whether no replica uses the user's own variable."""
     return not any(copy is entry.variable for copy in entry.copies)
+
+
+def consolidate(
+    entries: Iterable[Entry],
+    topology: Topology,
+    add_up: Callable[[list[tf.Tensor]], list[tf.Tensor]] = list,
+) -> None:
+    """Makes all copies of each partial variable their mean, before it is saved.
+
+    They are not averaged between steps, because avoiding that communication is their
+    purpose. This changes no result, and the user's own variable then holds the whole
+    state, which can be restored with any number of replicas.
+    """
+    partial = [entry for entry in entries if entry.kind is Kind.PARTIAL]
+    sums = []
+    for entry in partial:
+        with tf.device(entry.variable.device):
+            copies = [to_number(tf.identity(copy)) for copy in entry.copies]
+            sums.append(tf.add_n(copies))
+    if not partial:
+        return
+    for entry, total in zip(partial, add_up(sums), strict=True):
+        with tf.device(entry.variable.device):
+            mean = total / tf.cast(topology.num_replicas, total.dtype)
+            mean = tf.cast(mean, entry.variable.dtype)
+        for copy in entry.copies:
+            copy.assign(mean)
+        if entry.seen is not None:  # not the only replica of one of several workers
+            entry.seen.assign(state(entry.variable, entry.kind))
+
+
+def check_in_sync(table: VariableTable) -> None:
+    """Compares the copies of all mirrored variables, bit by bit.
+
+    They are equal unless something that the library does not see has written one.
+    """
+    differing = []
+    for entry in table.entries():
+        if entry.kind is not Kind.MIRRORED or table.ownership.is_slot(entry.variable):
+            continue  # a variable that exists once cannot differ
+        first = entry.copies[0].numpy()
+        if any(
+            copy.numpy().tobytes() != first.tobytes()
+            for copy in entry.copies[1:]
+            if copy is not entry.copies[0]
+        ):
+            differing.append(entry.variable.name)
+    remedy = "assign variables outside run(): the next run() then resets all copies"
+    if not table.detects_writes:
+        remedy = (
+            "with external_writes='never', call refresh_variables() after writing "
+            "variables outside run()"
+        )
+    report_out_of_sync(differing, f"; {remedy}")
+
+
+def report_out_of_sync(differing: Sequence[str], remedy: str = "") -> None:
+    """Raises an error if any variables differ."""
+    if differing:
+        raise ReplicasOutOfSyncError(
+            f"{len(differing)} mirrored variables differ between replicas: "
+            f"{', '.join(differing[:_MOST_NAMED])}{remedy}"
+        )
+
+
+def check_promise(table: VariableTable, variables: Sequence[Any]) -> None:
+    """Rejects variables that were written although nobody was to write them."""
+    if table.detects_writes:
+        return
+    written = [
+        entry.variable.name
+        for entry in table.entries_of(variables)
+        if entry.seen is not None and was_written(entry)
+    ]
+    if written:
+        raise ReplicasOutOfSyncError(
+            f"{len(written)} variables were written outside run() although "
+            f"external_writes='never': {', '.join(written[:_MOST_NAMED])}; call "
+            "refresh_variables() after writing, or use external_writes='detect'"
+        )

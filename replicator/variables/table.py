@@ -10,25 +10,27 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
 from replicator._tf import handles as _tf_handles
-from replicator._tf.writes import tell_of_writes
 from replicator.placement import devices as device_lib
 from replicator.step import creation
-from replicator.variables import foreign
-from replicator.variables.copy_values import replica_value
-from replicator.variables.fingerprints import is_compiled, state
-from replicator.variables.kinds import Kind, declared_kind, is_summed
+from replicator.variables.kinds import (
+    Kind,
+    check_foreign,
+    declared_kind,
+    is_summed,
+    replica_value,
+)
 from replicator.variables.ownership import Ownership, num_bytes
-from replicator.variables.resets import Resets
+from replicator.variables.writes import Resets, is_compiled, state
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from replicator.placement.topology import Topology
 
@@ -112,7 +114,7 @@ class VariableTable:
         if entry is not None and entry.kind is kind and self.is_current(entry):
             return entry
         with _tf_handles.own():
-            foreign.check(variable)
+            check_foreign(variable)
         if entry is not None:
             self.version += 1
         with tf.init_scope(), creation.allowed():
@@ -129,7 +131,7 @@ class VariableTable:
             setattr(variable, _ENTRIES, weakref.WeakKeyDictionary())
         getattr(variable, _ENTRIES)[self] = entry
         if has_copies:
-            tell_of_writes(variable, _reset_copies)
+            _tf_handles.tell_of_writes(variable, _reset_copies)
         return entry
 
     def watch(self, variable: Any) -> None:
@@ -213,10 +215,8 @@ class VariableTable:
         if self.detects_writes:
             # What raw ops and other graphs wrote would reach them with the next run.
             _tf_compat.wait_for_remote_ops()
-            for entry in local:
-                if entry.seen is not None and self.is_checked(entry):
-                    call, variables = self.resets.of(entry, is_certain=False)
-                    call(*map(_tf_handles.of, variables))
+            checked = (e for e in local if e.seen is not None and self.is_checked(e))
+            self.resets.apply(checked, is_certain=False)
             _tf_compat.wait_for_remote_ops()
         return [
             LocalState(
@@ -310,4 +310,41 @@ def _reset_copies(variable: Any) -> None:
     _tf_compat.wait_for_remote_ops()
     for table, entry in list(getattr(variable, _ENTRIES).items()):
         if entry.seen is not None:
-            table.resets.force([entry])
+            table.resets.apply([entry], is_certain=True)
+
+
+class KindTable(Protocol):
+    """The kinds of all variables of one replicator."""
+
+    @property
+    def version(self) -> int:
+        """Grows when a variable changes kind."""
+
+    def kind(self, variable: Any) -> Kind:
+        """What is known of a variable."""
+
+    def is_current(self, entry: Entry) -> bool:
+        """Whether a variable still has the copies of an entry."""
+
+
+class UsedVariables:
+    """The variables of one program, of the kinds for which it was built.
+
+    Attributes:
+      entries: By handle placeholder.
+    """
+
+    def __init__(self, entries: Mapping[str, Entry], table: KindTable) -> None:
+        self.entries = entries
+        self._table = table
+        self._version = table.version
+
+    def is_stale(self) -> bool:
+        """Whether another step has changed the kind of a variable used here."""
+        if self._version == self._table.version:
+            return False
+        self._version = self._table.version
+        return any(
+            self._table.kind(e.variable) is not e.kind or not self._table.is_current(e)
+            for e in self.entries.values()
+        )

@@ -13,8 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
-from replicator.variables.copy_values import replica_value
-from replicator.variables.kinds import Kind
+from replicator.variables.kinds import Kind, replica_value
 
 NUM_PLACES = 5
 NOWHERE = [-1, 0]

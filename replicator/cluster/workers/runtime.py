@@ -26,7 +26,7 @@ from replicator.errors import (
     ReplicatorError,
     WorkerLostError,
 )
-from replicator.placement.worker_group import CPU_GROUP_KEY, Group
+from replicator.placement.topology import CPU_GROUP_KEY, Group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -20,7 +20,7 @@ from replicator.errors import DisagreementError, ReplicatorError, WorkerLostErro
 
 if TYPE_CHECKING:
     from replicator.cluster.configuration import ClusterConfig
-    from replicator.placement.worker_group import Group
+    from replicator.placement.topology import Group
 
 _PEER_CHECK_SEC = 2.0
 # How reports of failures begin; others say what a worker waits for.

@@ -21,7 +21,7 @@ from replicator.collectives.kind import (
     reduced_bytes,
 )
 from replicator.collectives.linking import TENSORS
-from replicator.placement.collective_types import NCCL_DTYPES, RING_DTYPES
+from replicator.placement.devices import NCCL_DTYPES, RING_DTYPES
 from replicator.step.context import wire_of
 
 if TYPE_CHECKING:

@@ -22,9 +22,8 @@ from replicator.collectives.kind import (
 from replicator.collectives.kinds.all_reduce import all_sum
 from replicator.collectives.nests import as_written
 from replicator.step import context as context_lib
-from replicator.step.tensors import tensor_of
-from replicator.validation.arguments import shown
-from replicator.validation.integers import is_integer
+from replicator.step.values import tensor_of
+from replicator.validation.arguments import is_integer, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

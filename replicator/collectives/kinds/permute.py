@@ -23,8 +23,7 @@ from replicator.collectives.kind import (
 )
 from replicator.collectives.nests import as_written, dense
 from replicator.step import context as context_lib
-from replicator.validation.arguments import shown
-from replicator.validation.integers import is_integer
+from replicator.validation.arguments import is_integer, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from replicator.engine.graph import flow
 from replicator.engine.graph.effects import READ_OPS, EffectTable
 from replicator.errors import UnsynchronisedUpdateError
-from replicator.step.lines import shown
+from replicator.step.tracing import shown
 from replicator.variables.kinds import Kind, declared_kind
 
 if TYPE_CHECKING:

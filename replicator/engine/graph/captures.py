@@ -26,7 +26,7 @@ from replicator.engine.graph.effects import (
 )
 from replicator.errors import CaptureError
 from replicator.placement import devices
-from replicator.step.lines import line_of, shown
+from replicator.step.tracing import line_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from replicator.engine.graph.body import Ref
 from replicator.engine.graph.effects import READ_OPS, EffectTable
 from replicator.errors import UnsynchronisedUpdateError
-from replicator.step.lines import shown
+from replicator.step.tracing import shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from replicator._tf import compat as _tf_compat
 from replicator.errors import RecomputationError
-from replicator.step.lines import line_of, shown
+from replicator.step.tracing import line_of, shown
 from replicator.variables.kinds import Kind, declared_kind
 
 if TYPE_CHECKING:

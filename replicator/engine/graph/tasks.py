@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from replicator.engine.graph.body import producer
 from replicator.engine.graph.stamps import called_functions
-from replicator.step.stage_names import END, FUNCTION_PREFIX
+from replicator.step.logical import END, FUNCTION_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -29,11 +29,11 @@ from replicator.engine.graph.effects import READ_OPS
 from replicator.engine.graph.rewriters import PRODUCTS, RESAMPLED, Rewriters
 from replicator.errors import CollectiveControlFlowError
 from replicator.step import context, logical
-from replicator.step.keras_random import StepGenerator
-from replicator.step.lines import line_of
-from replicator.step.outputs import check_outputs
+from replicator.step.creation import StepGenerator
+from replicator.step.tracing import line_of
+from replicator.step.values import check_outputs
 from replicator.strategy import replica_context
-from replicator.variables import foreign
+from replicator.variables.kinds import foreign_explained
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
@@ -221,7 +221,7 @@ def trace(
         return num_replicas == 1 or tf.equal(trace_context.replica_id, 0)
 
     with (
-        foreign.explained(),
+        foreign_explained(),
         _tf_compat.summaries_if(writes_summaries),
         StepGenerator().installed(),
     ):

@@ -24,8 +24,8 @@ import tensorflow as tf
 
 from replicator.engine.link.any_size import NUM_LENGTHS
 from replicator.placement import devices as device_lib
-from replicator.placement.collective_types import NCCL_DTYPES
-from replicator.placement.worker_group import place_group_key
+from replicator.placement.devices import NCCL_DTYPES
+from replicator.placement.topology import place_group_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from replicator.engine.graph.body import Ref
     from replicator.engine.graph.emitter import Emitter
-    from replicator.placement.worker_group import FlatGroup, Group
+    from replicator.placement.topology import FlatGroup, Group
 
     Tensor: TypeAlias = Ref | str
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from replicator.engine.graph.body import Ref
-    from replicator.placement.worker_group import Group
+    from replicator.placement.topology import Group
 
     Tensor = Ref | str
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from replicator.engine.analysis.plan import FLAT
 from replicator.engine.link.node_ops import NodeOps
-from replicator.placement.worker_group import flat_group
+from replicator.placement.topology import flat_group
 from replicator.step.context import wire_of
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from replicator.engine.link import any_size
 if TYPE_CHECKING:
     from replicator.engine.graph.emitter import Emitter
     from replicator.engine.link.chain import Chain
-    from replicator.placement.worker_group import Group
+    from replicator.placement.topology import Group
 
     Tensor = Ref | str
 

@@ -26,15 +26,14 @@ from replicator.engine.link.local import LocalLinker
 from replicator.engine.run import completion
 from replicator.engine.run.packed_outputs import PackedOutputs
 from replicator.errors import CaptureError
-from replicator.step.per_replica import per_replica_nest
+from replicator.step.values import per_replica_nest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from replicator.engine.analysis.analyze import Analysis
     from replicator.engine.graph.body import Ref
-    from replicator.placement.topology import Topology
-    from replicator.placement.worker_group import Group
+    from replicator.placement.topology import Group, Topology
 
 
 class Assembly:

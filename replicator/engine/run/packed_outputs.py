@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from replicator.collectives.buckets import num_bytes
+from replicator.collectives.buckets import num_bytes, unpack
 from replicator.collectives.kind import Transfer
 from replicator.engine.analysis.plan import FUSE_BELOW_BYTES
 from replicator.engine.graph.emitter import Emitter
 from replicator.engine.link import kernels
 from replicator.placement import devices as device_lib
-from replicator.variables.vectors import unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

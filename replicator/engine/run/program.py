@@ -21,17 +21,16 @@ from replicator.engine.run.uneven_inputs import UnevenInputs, read
 from replicator.errors import StrategyError
 from replicator.inputs.reads import Source
 from replicator.placement import devices as device_lib
-from replicator.step import loop
+from replicator.step.tracing import repeat
 from replicator.variables.coherence import Coherence
-from replicator.variables.used import UsedVariables
+from replicator.variables.table import UsedVariables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from replicator.collectives.kind import Transfer
     from replicator.engine.analysis.plan import CollectivePlan
-    from replicator.placement.topology import Topology
-    from replicator.placement.worker_group import Group
+    from replicator.placement.topology import Group, Topology
     from replicator.variables.table import Entry, VariableTable
 
 _COUNTER = itertools.count()
@@ -247,7 +246,7 @@ class Program:
                     return assembly.call(assembly.captured, batch)
 
             self._coherence.refresh()
-            outputs = loop.repeat(one_step, num_steps, assembly.output_specs)
+            outputs = repeat(one_step, num_steps, assembly.output_specs)
             self._coherence.publish()
             return outputs
 

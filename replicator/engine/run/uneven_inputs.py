@@ -15,11 +15,10 @@ import tensorflow as tf
 
 from replicator.inputs import last_step
 from replicator.inputs.reads import Source, all_read, next_batches
-from replicator.variables import worker_values
+from replicator.variables import values
 
 if TYPE_CHECKING:
-    from replicator.placement.topology import Topology
-    from replicator.placement.worker_group import Group
+    from replicator.placement.topology import Group, Topology
 
 
 class UnevenInputs:
@@ -44,8 +43,8 @@ class UnevenInputs:
 
     def check(self, is_fed: tf.Tensor, num_needed: int) -> tf.Tensor:
         """Emits an op that raises an error where too few workers have data."""
-        with tf.device(worker_values.cpu(self._topology)):
-            num_fed = worker_values.reduce(
+        with tf.device(values.cpu(self._topology)):
+            num_fed = values.reduce(
                 tf.cast(is_fed, tf.int32), self._topology, self._group, self._key
             )
             return last_step.end_unless(num_fed >= num_needed)

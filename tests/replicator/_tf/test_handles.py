@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.ops import resource_variable_ops
 
-from replicator._tf import compat, handles, writes
+from replicator._tf import compat, handles
 
 _TOLD = []
 
@@ -81,7 +81,7 @@ def test_reading_tells_nobody(watched, name, is_graph):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_write_eagerly_without_telling_and_tell_in_graphs(watched, name):
-    """``writes`` tells of the former; the latter writes whenever it is called."""
+    """``tell_of_writes`` tells of the former; the latter writes when it is called."""
     METHODS[name](watched)
     assert [] == _TOLD
     _in_function(METHODS[name])(watched)
@@ -267,7 +267,7 @@ def _told(variable):
 def variable():
     TOLD.clear()
     made = tf.Variable([0.0, 0.0])
-    writes.tell_of_writes(made, _told)
+    handles.tell_of_writes(made, _told)
     return made
 
 
@@ -278,10 +278,10 @@ def test_no_method_that_writes_is_missing():
 
     found = {name for name in names if name.startswith(kinds)}
 
-    assert found == {name for name in writes.WRITES if not name.startswith("_")}
+    assert found == {name for name in handles.WRITES if not name.startswith("_")}
 
 
-@pytest.mark.parametrize("name", writes.WRITES)
+@pytest.mark.parametrize("name", handles.WRITES)
 def test_each_write_is_told_once_it_is_done(variable, name):
     def call():
         if name in CALLS:
@@ -310,7 +310,7 @@ def test_reads_and_writes_in_graphs_are_not_told(variable):
 
 def test_it_is_still_a_variable(variable, tmp_path):
     """To saved models, copies, tapes and functions that take variables."""
-    writes.tell_of_writes(variable, _told)
+    handles.tell_of_writes(variable, _told)
     module = tf.Module()
     module.variable = variable
     module.call = tf.function(lambda: 2.0 * variable, input_signature=[])

@@ -17,8 +17,7 @@ from replicator.engine.graph import body
 from replicator.engine.link import chain
 from replicator.engine.link.cross_worker import CrossWorker
 from replicator.engine.link.linker import Linker
-from replicator.placement.topology import make_topology
-from replicator.placement.worker_group import Group
+from replicator.placement.topology import Group, make_topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from pathlib import Path
 import tensorflow as tf
 
 import replicator
-from replicator.placement import devices, worker_group
+from replicator.placement import devices, topology
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 from virtual_gpus import take_cpus_for_gpus
@@ -98,10 +98,10 @@ def wait_too_long():
     def step(x):
         return replicator.all_sum(x)
 
-    made = worker_group.flat_group
+    made = topology.flat_group
     group = made(repl.topology, None)
-    three = worker_group.FlatGroup(size=3, key=group.key + 1000, keys=group.keys)
-    worker_group._FLAT_GROUPS[2, repl.topology.replica_devices] = three
+    three = topology.FlatGroup(size=3, key=group.key + 1000, keys=group.keys)
+    topology._FLAT_GROUPS[2, repl.topology.replica_devices] = three
     errors = []
     for _ in range(2):
         start = time.monotonic()

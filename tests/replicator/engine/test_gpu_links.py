@@ -19,8 +19,7 @@ from replicator.engine.graph.body import Ref
 from replicator.engine.link.cross_worker import CrossWorker
 from replicator.engine.link.linker import Linker
 from replicator.engine.run.packed_outputs import PackedOutputs
-from replicator.placement.topology import make_topology
-from replicator.placement.worker_group import Group
+from replicator.placement.topology import Group, make_topology
 
 GPU = [f"/job:localhost/replica:0/task:0/device:GPU:{i}" for i in range(8)]
 SIZES = (7_000_000, 8_000_000)  # too large to be sent together

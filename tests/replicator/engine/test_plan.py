@@ -16,7 +16,7 @@ from replicator.collectives.kinds.broadcast import Broadcast
 from replicator.collectives.kinds.permute import Permute
 from replicator.collectives.kinds.reduce_scatter import ReduceScatter
 from replicator.engine.analysis import plan, traffic
-from replicator.placement import collective_types
+from replicator.placement import devices
 from replicator.placement.topology import make_topology
 from replicator.variables.ownership import Owner
 
@@ -279,7 +279,7 @@ def test_types_that_nccl_is_planned_for_are_types_of_its_op():
     (attr,) = [a for a in op.attr if a.name == "T"]
     allowed = {tf.as_dtype(t) for t in attr.allowed_values.list.type}
 
-    assert collective_types.NCCL_DTYPES < collective_types.RING_DTYPES < allowed
+    assert devices.NCCL_DTYPES < devices.RING_DTYPES < allowed
 
 
 def test_the_printed_plan_has_sizes_transfers_and_owners():

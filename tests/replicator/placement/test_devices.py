@@ -11,7 +11,7 @@ import replicator
 from replicator import errors
 from replicator.errors import DeviceError
 from replicator.placement import devices, topology
-from replicator.placement.worker_share import per_worker
+from replicator.placement.topology import per_worker
 
 HOST = "/job:localhost/replica:0/task:0"
 

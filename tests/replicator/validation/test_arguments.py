@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator.step.tensors import tensor_of
+from replicator.step.values import tensor_of
 from replicator.validation import arguments
-from replicator.validation.integers import is_integer
+from replicator.validation.arguments import is_integer
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator.step.traced_once import traced_once
-from replicator.variables import fingerprints, outside_values
+from replicator.step.tracing import traced_once
+from replicator.variables import values, writes
 
 SUM = tf.VariableAggregation.SUM
 ON_READ = tf.VariableSynchronization.ON_READ
@@ -87,7 +87,7 @@ def test_fingerprints_of_small_integers_do_not_collide():
     @tf.function
     def of_each(all_of_them):
         return tf.map_fn(
-            lambda one: fingerprints.fingerprint(one)[0],
+            lambda one: writes.fingerprint(one)[0],
             all_of_them,
             fn_output_signature=tf.int64,
         )
@@ -163,7 +163,7 @@ def test_statistics_of_replicas_on_one_device_are_read_by_one_function(monkeypat
         made.append(function)
         return traced_once(function, **options)
 
-    monkeypatch.setattr(outside_values, "traced_once", counting)
+    monkeypatch.setattr(values, "traced_once", counting)
     repl = replicator.create("in_graph", num_replicas=4, devices=["CPU:0"] * 4)
     with repl.context():
         statistics = [tf.Variable(0.0, trainable=False) for _ in range(2)]

@@ -74,10 +74,30 @@ def _make_function(case):
     case.function = write
 
 
+def _stacked_handles(case):
+    for handle in tf.unstack(tf.stack([case.weight.handle, case.statistic.handle])):
+        write_raw(handle, 10.0)
+
+
+def _make_pipeline(case):
+    def write(index):
+        case.weight.assign(10.0)
+        case.statistic.assign(10.0)
+        return index
+
+    case.pipeline = tf.data.Dataset.range(1).map(write)
+
+
+def _pipeline(case):
+    next(iter(case.pipeline))
+
+
 WAYS = {
     "raw op": (None, _raw_op),
     "a handle that was kept": (_keep_handles, _kept_handles),
     "a function": (_make_function, _function),
+    "stacked handles": (None, _stacked_handles),
+    "a pipeline": (_make_pipeline, _pipeline),
 }
 
 
@@ -100,6 +120,22 @@ def test_what_others_write_reaches_all_replicas(mirrored, name, is_early):
 
     assert 2 == case.num_checked()
     case.repl.assert_in_sync()
+
+
+def test_a_function_that_could_write_and_does_not_changes_nothing(mirrored):
+    """Statistics of replicas stay apart: they are not made their mean."""
+    case = Case(mirrored())
+
+    @tf.function
+    def write(is_on):
+        if is_on:
+            case.statistic.assign(10.0)
+
+    case.run()
+    write(tf.constant(False))
+    assert ([3.0, 3.0], [2.0, 6.0]) == case.run()
+    write(tf.constant(True))
+    assert ([4.0, 4.0], [11.0, 13.0]) == case.run()
 
 
 def test_without_others_nothing_is_checked(mirrored, tmp_path):

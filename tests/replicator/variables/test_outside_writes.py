@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import errors
-from replicator.variables import fingerprints
+from replicator.variables import writes
 
 NUM_VARIABLES = 75
 # Of the check in one dispatch; each variable took 24 on a GPU before.
@@ -244,5 +244,5 @@ def test_values_of_int32_are_not_compiled(as_gpus):
     """TensorFlow keeps them in host memory, where XLA for GPUs does not take them."""
     as_gpus()
 
-    assert not fingerprints.is_compiled(tf.Variable(tf.zeros([2], tf.int32)))
-    assert fingerprints.is_compiled(tf.Variable(tf.zeros([2], tf.bfloat16)))
+    assert not writes.is_compiled(tf.Variable(tf.zeros([2], tf.int32)))
+    assert writes.is_compiled(tf.Variable(tf.zeros([2], tf.bfloat16)))

@@ -5,16 +5,17 @@ import dataclasses
 import pytest
 import tensorflow as tf
 
-from replicator.placement.topology import make_topology
-from replicator.placement.worker_group import (
+from replicator.placement.topology import (
     CPU_GROUP_KEY,
     GPU_GROUP_KEY,
     Group,
+    make_topology,
 )
-from replicator.variables import outside_values, partial, worker_values
-from replicator.variables.fingerprints import state
+from replicator.variables import coherence
+from replicator.variables import values as values_lib
 from replicator.variables.kinds import Kind
 from replicator.variables.table import VariableTable
+from replicator.variables.writes import state
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 
@@ -174,7 +175,7 @@ def consolidated():
             calls.append([each.numpy().tolist() for each in sums])
             return (add_up or list)(sums)
 
-        partial.consolidate(entries, topology, listen)
+        coherence.consolidate(entries, topology, listen)
         return entries, calls
 
     return consolidate
@@ -240,9 +241,9 @@ def sum_of(dtype, device, *, has_virtual_gpus=False):
     topology = dataclasses.replace(topology, has_virtual_gpus=has_virtual_gpus)
     group = Group(num_workers=2, worker_id=1, order=(0, 1))
     with tf.Graph().as_default() as graph:
-        place = outside_values.near(topology, dtype)
+        place = values_lib.reduction_device(topology, dtype)
         value = tf.zeros([4], dtype)
-        worker_values.reduce(value, topology, group, 7, device=place)
+        values_lib.reduce(value, topology, group, 7, device=place)
     (node,) = [n for n in graph.as_graph_def().node if n.op == "CollectiveReduceV2"]
     (key,) = [n for n in graph.as_graph_def().node if n.name == node.input[2]]
     return (

@@ -7,7 +7,7 @@ from replicator.engine.graph.body import Ref
 from replicator.engine.graph.emitter import Emitter
 from replicator.engine.link.any_size import NUM_LENGTHS
 from replicator.engine.link.chain import Chain
-from replicator.placement.worker_group import FlatGroup, Group
+from replicator.placement.topology import FlatGroup, Group
 
 CPU = "/job:worker/replica:0/task:0/device:CPU:0"
 GPU = CPU.replace("CPU", "GPU")

@@ -7,7 +7,7 @@ import replicator
 from replicator._tf import compat
 from replicator._tf.dispatch import Dispatch, call_function, recorded
 from replicator.engine.graph.inlining import inline
-from replicator.step.stage_names import FUNCTION_PREFIX
+from replicator.step.logical import FUNCTION_PREFIX
 
 
 def as_task(function):

@@ -1,13 +1,17 @@
-"""The container of values that differ between replicas."""
+"""Values that steps take and return: ``PerReplica``, and dense tensors."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import tensorflow as tf
+
 from replicator.validation import maker
+from replicator.validation.arguments import shown
+from replicator.validation.user_functions import name_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 T = TypeVar("T")
 
@@ -80,3 +84,52 @@ def per_replica_nest(
     if isinstance(structure, int):  # a single tensor, which most steps return
         return group(structure)
     return map_structure(group, structure)
+
+
+_ADVICE: tuple[tuple[Any, str], ...] = (
+    (type(None), "leave it out, or pass zeros instead"),
+    (tf.RaggedTensor, "make it dense with value.to_tensor()"),
+    (tf.SparseTensor, "make it dense with tf.sparse.to_dense(value)"),
+    (
+        PerReplica,
+        "pass it to run(step_fn, inputs), and use the argument of the step",
+    ),
+    (int, "pass an integer that fits into 64 bits, or a float"),
+)
+_NEVER_DENSE = (tf.RaggedTensor, tf.SparseTensor, PerReplica)
+
+
+def tensor_of(value: Any, said: str) -> tf.Tensor:
+    """Returns a value as a dense tensor."""
+    if isinstance(value, tf.Tensor):
+        return value
+    cause: Exception | None = None
+    # A PerReplica has a length and items, so TensorFlow would stack its values.
+    if not isinstance(value, _NEVER_DENSE):
+        try:
+            return tf.convert_to_tensor(value)
+        except (TypeError, ValueError, tf.errors.OpError) as error:
+            cause = error
+    raise TypeError(f"{said}, but got {shown(value)}; {_advice(value)}") from cause
+
+
+def _advice(value: Any) -> str:
+    for kind, text in _ADVICE:
+        if isinstance(value, kind):
+            return text
+    return "pass tensors, NumPy arrays or numbers"
+
+
+def check_outputs(outputs: Any, step_fn: Callable[..., Any]) -> Any:
+    """Turns a step's return value into a nest of tensors."""
+
+    def convert(leaf: Any) -> tf.Tensor:
+        try:
+            return tf.convert_to_tensor(leaf)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"{name_of(step_fn)} returned a {type(leaf).__name__!r}; a step "
+                "returns a nest of tensors (loss, metrics) or None"
+            ) from error
+
+    return tf.nest.map_structure(lambda x: x if x is None else convert(x), outputs)

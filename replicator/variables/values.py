@@ -1,10 +1,11 @@
-"""Outside values: what replica-local and random variables read as between steps.
+"""Values of variables: what users read between steps, and what workers exchange.
 
-A local variable is the mean, the sum or replica 0's of its copies, as its
+A replica-local variable reads as the mean, the sum or replica 0's of its copies, as its
 ``aggregation`` says (``kinds``). The copies of a replica are sent as one vector per
 type, so that R replicas need R - 1 transfers per type, whatever the number of
 variables; between the processes of one graph it is one per process, which adds those of
-its replicas first, and between workers one reduction per type.
+its replicas first, and between workers one reduction per type. All are ops for
+``tf.function``s around the linked step, in which ``cross_worker`` emits nodes.
 """
 
 from __future__ import annotations
@@ -16,21 +17,19 @@ import tensorflow as tf
 
 from replicator._tf import handles as _tf_handles
 from replicator.collectives import wire_types
-from replicator.collectives.buckets import num_bytes
+from replicator.collectives.buckets import num_bytes, pack, positions_by_dtype, unpack
 from replicator.collectives.kind import Transfer
 from replicator.placement import devices as device_lib
-from replicator.placement.collective_types import NCCL_DTYPES
-from replicator.step.traced_once import traced_once
-from replicator.variables import worker_values
-from replicator.variables.copy_values import replica_value
-from replicator.variables.kinds import Kind, is_averaged, is_summed
-from replicator.variables.vectors import pack, unpack
+from replicator.placement.devices import NCCL_DTYPES
+from replicator.placement.topology import CPU_GROUP_KEY, GPU_GROUP_KEY
+from replicator.step.tracing import traced_once
+from replicator.variables.kinds import Kind, is_averaged, is_summed, replica_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from replicator.placement.topology import Topology
-    from replicator.placement.worker_group import Group
+    from replicator.collectives.wire_types import Wire
+    from replicator.placement.topology import Group, Topology
     from replicator.variables.table import Entry
 
 
@@ -103,14 +102,14 @@ class OutsideValues:
             if sends
         ]
         received = iter(
-            worker_values.packed(
+            _packed(
                 [to_number(share) for share in shares],
-                lambda value: worker_values.reduce(
+                lambda value: reduce(
                     value,
                     self._topology,
                     group,
                     self._keys[value.dtype],
-                    device=near(self._topology, value.dtype),
+                    device=reduction_device(self._topology, value.dtype),
                 ),
                 wire_types.added,
             )
@@ -144,13 +143,13 @@ class OutsideValues:
         )
 
 
-def near(topology: Topology, dtype: tf.DType) -> str:
+def reduction_device(topology: Topology, dtype: tf.DType) -> str:
     """Where values of a type are summed over workers: on GPUs if NCCL can do it."""
     device = topology.replica_devices[0]
     is_refused = topology.has_virtual_gpus or dtype not in NCCL_DTYPES
     if device_lib.is_gpu(device) and not is_refused:
         return device
-    return worker_values.cpu(topology)
+    return cpu(topology)
 
 
 def _is_from_all(variable: Any, kind: Kind) -> bool:
@@ -267,3 +266,111 @@ def _kernel_device(entry: Entry, device: str) -> str:
     """A device, if it has the kernels that add copies, or else the CPU beside it."""
     is_kernel_there = entry.variable.dtype.is_floating
     return device if is_kernel_there else device_lib.cpu_of(device)
+
+
+def add_up(
+    values: Sequence[tf.Tensor], topology: Topology, group: Group
+) -> list[tf.Tensor]:
+    """Sums values over all workers, eagerly."""
+    return _packed(
+        values,
+        lambda value: reduce(value, topology, group, next(group.keys)),
+        wire_types.added,
+    )
+
+
+def broadcast_initial_values(
+    variables: Sequence[Any], topology: Topology, group: Group
+) -> None:
+    """Broadcasts the initial values of variables from worker 0 to all workers."""
+    movable = [v for v in variables if v.dtype != tf.string]
+    values = list(map(tf.convert_to_tensor, movable))
+    received = _broadcast(values, 0, topology, group)
+    if group.worker_id:
+        for variable, value in zip(movable, received, strict=True):
+            # Not where it is equal: that would reset what a checkpoint has restored.
+            if variable.numpy().tobytes() != value.numpy().tobytes():
+                variable.assign(value)
+
+
+def move(variable: Any, source: int, topology: Topology, group: Group) -> tf.Tensor:
+    """Sends the value of a variable from one worker to all others, eagerly."""
+    value = tf.zeros(variable.shape, variable.dtype)
+    if source == group.worker_id:
+        value = tf.convert_to_tensor(variable)
+    (received,) = _broadcast([value], source, topology, group)
+    return received
+
+
+def _broadcast(
+    values: Sequence[tf.Tensor], source: int, topology: Topology, group: Group
+) -> list[tf.Tensor]:
+    return _packed(
+        values,
+        lambda value: _send(value, source, topology, group),
+        lambda dtype: wire_types.moved(dtype, "broadcast"),
+    )
+
+
+def _send(value: tf.Tensor, source: int, topology: Topology, group: Group) -> tf.Tensor:
+    common = {
+        "group_size": group.num_workers,
+        "group_key": CPU_GROUP_KEY,
+        "instance_key": next(group.keys),
+        "communication_hint": "ring",
+    }
+    with tf.device(cpu(topology)):
+        if group.worker_id == source:
+            return tf.raw_ops.CollectiveBcastSendV2(input=value, **common)
+        return tf.raw_ops.CollectiveBcastRecvV2(
+            T=value.dtype, shape=tf.shape(value), **common
+        )
+
+
+def reduce(
+    value: tf.Tensor,
+    topology: Topology,
+    group: Group,
+    key: int,
+    device: str | None = None,
+) -> tf.Tensor:
+    """Emits the sum of one tensor over all workers."""
+    place = cpu(topology) if device is None else device
+    is_gpu = device_lib.is_gpu(place)
+    with tf.device(place):
+        return tf.raw_ops.CollectiveReduceV2(
+            input=value,
+            group_size=group.num_workers,
+            group_key=GPU_GROUP_KEY if is_gpu else CPU_GROUP_KEY,
+            instance_key=key,
+            ordering_token=[],
+            merge_op="Add",
+            final_op="Id",
+            communication_hint="nccl" if is_gpu else "ring",
+        )
+
+
+def _packed(
+    values: Sequence[tf.Tensor],
+    transfer: Callable[[tf.Tensor], tf.Tensor],
+    wire_of: Callable[[tf.DType], Wire],
+) -> list[tf.Tensor]:
+    """Transfers values as one vector per type that is sent."""
+    wires = [wire_of(value.dtype) for value in values]
+    wide = [wire.convert(value) for wire, value in zip(wires, values, strict=True)]
+    results: dict[int, tf.Tensor] = {}
+    for places in positions_by_dtype(wide).values():
+        flat = [tf.reshape(wide[place], [-1]) for place in places]
+        # One element more: TensorFlow may crash on vectors without elements.
+        flat.append(tf.zeros([1], flat[0].dtype))
+        received = transfer(tf.concat(flat, axis=0))
+        parts = tf.split(received, [tf.size(part) for part in flat])[:-1]
+        for place, part in zip(places, parts, strict=True):
+            shaped = tf.reshape(part, tf.shape(wide[place]))
+            results[place] = wires[place].restore(shaped, values[place].dtype)
+    return [results[place] for place in range(len(values))]
+
+
+def cpu(topology: Topology) -> str:
+    """The device of values that workers exchange: the CPU of replica 0."""
+    return device_lib.cpu_of(topology.replica_devices[0])
