@@ -13,7 +13,6 @@ the copies: that is what makes ``tf.Variable``, Keras and checkpoints work uncha
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -79,12 +78,17 @@ class Coherence:
         is_any = switch is not None
         checked = [e for e in self.entries if is_any or self._is_checked(e)]
 
-        def reset() -> None:
-            self._reset_if(WriteCheck(checked).is_changed(), checked)
+        def check() -> None:
+            # Of all that are checked: each is compared again before it is reset.
+            self._branch(
+                WriteCheck(checked).is_changed(),
+                lambda: self._resets.apply(checked, is_certain=False),
+                device_lib.cpu_of(self._topology.replica_devices[0]),
+            )
 
         if checked:
             with _tf_handles.own():
-                self._only_if(switch, reset)
+                self._only_if(switch, check)
 
     def reset(self) -> None:
         """Resets copies that differ from what the user has written, unchecked.
@@ -140,38 +144,23 @@ class Coherence:
         """Emits ops, which run only where a switch is on when they are to."""
         if switch is None:
             emit()
-            return
+        else:
+            self._branch(switch.read_value(), emit, switch.device)
+
+    def _branch(
+        self, condition: tf.Tensor, emit: Callable[[], None], device: str
+    ) -> None:
+        """Emits a call of ops, which run only where a condition holds."""
+        # Not inlined: an untaken branch costs one node a step instead of thousands.
         traced = traced_once(
             emit, experimental_attributes={"_noinline": True}
         ).get_concrete_function()
-        captured = traced.captured_inputs
-        branch = Branch(traced, [of.dtype for of in captured], switch.device)
-        branch.call(switch.read_value(), captured)
-        self._branches.append(branch)
-
-    def _reset_if(self, is_changed: tf.Tensor, checked: Sequence[Entry]) -> None:
-        """Emits the reset where a variable is changed."""
-        calls = [self._resets.of(entry, is_certain=False) for entry in checked]
-        handles = [_tf_handles.of(v) for _, variables in calls for v in variables]
-
-        def reset(*of_all: tf.Tensor) -> None:
-            rest = iter(of_all)
-            for call, variables in calls:
-                call(*itertools.islice(rest, len(variables)))
-
-        dtypes = [tf.resource] * len(handles)
-        # Not inlined: an untaken branch costs one node a step instead of thousands.
-        traced = traced_once(
-            reset,
-            input_signature=[tf.TensorSpec([], dtype) for dtype in dtypes],
-            experimental_attributes={"_noinline": True},
-        ).get_concrete_function()
         if _tf_distribute.is_compiled_graph():  # XLA has no other branches
-            tf.cond(is_changed, lambda: traced(*handles), lambda: None)
+            tf.cond(condition, traced, lambda: None)
             return
-        device = device_lib.cpu_of(self._topology.replica_devices[0])
-        branch = Branch(traced, dtypes, device)
-        branch.call(is_changed, handles)
+        captured = traced.captured_inputs
+        branch = Branch(traced, [of.dtype for of in captured], device)
+        branch.call(condition, captured)
         self._branches.append(branch)
 
 
@@ -214,17 +203,13 @@ def check_in_sync(table: VariableTable) -> None:
 
     They are equal unless something that the library does not see has written one.
     """
-    differing = []
-    for entry in table.entries():
-        if entry.kind is not Kind.MIRRORED or table.ownership.is_slot(entry.variable):
-            continue  # a variable that exists once cannot differ
-        first = entry.copies[0].numpy()
-        if any(
-            copy.numpy().tobytes() != first.tobytes()
-            for copy in entry.copies[1:]
-            if copy is not entry.copies[0]
-        ):
-            differing.append(entry.variable.name)
+    differing = [
+        entry.variable.name
+        for entry in table.entries()
+        if entry.kind is Kind.MIRRORED
+        and not table.ownership.is_slot(entry.variable)  # it exists once
+        and was_written(entry)
+    ]
     remedy = "assign variables outside run(): the next run() then resets all copies"
     if not table.detects_writes:
         remedy = (

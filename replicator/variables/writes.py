@@ -37,8 +37,6 @@ _MIX_2 = 0x14D049BB133111EB
 # Integer types by width in bytes.
 _BITS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
 
-Reset = tuple["Callable[..., None]", tuple[Any, ...]]
-
 
 def are_detected(policy: Any) -> bool:
     """Whether an option ``external_writes`` requests the check."""
@@ -152,26 +150,22 @@ class Resets:
         self._topology = topology
         self._functions: dict[tuple[Any, ...], Any] = {}
 
-    def of(self, entry: Entry, *, is_certain: bool) -> Reset:
-        """The reset of a variable that has copies: a function, and its variables."""
-        replicas = {
-            replica: copy
-            for replica, copy in enumerate(entry.copies)
-            if copy is not entry.variable and not self._is_held(entry, replica)
-        }
-        variables = (entry.variable, entry.seen, *replicas.values())
-        # Copies of mirrored variables are equal anyway.
-        is_certain = is_certain or entry.kind is Kind.MIRRORED
-        return self._function(entry, tuple(replicas), is_certain), variables
-
     def apply(self, entries: Iterable[Entry], *, is_certain: bool) -> None:
         """Resets the copies of variables, in graphs and eagerly.
 
         Of all that were written for certain; otherwise of those that differ.
         """
         for entry in entries:
-            call, variables = self.of(entry, is_certain=is_certain)
-            call(*map(_tf_handles.of, variables))
+            replicas = {
+                replica: copy
+                for replica, copy in enumerate(entry.copies)
+                if copy is not entry.variable and not self._is_held(entry, replica)
+            }
+            # Copies of mirrored variables are equal anyway.
+            is_mirrored = entry.kind is Kind.MIRRORED
+            reset = self._function(entry, tuple(replicas), is_certain or is_mirrored)
+            variables = entry.variable, entry.seen, *replicas.values()
+            reset(*map(_tf_handles.of, variables))
 
     def _is_held(self, entry: Entry, replica: int) -> bool:
         """Whether a replica uses the copy of another one."""
