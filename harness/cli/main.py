@@ -99,9 +99,9 @@ VERBS = (
     ),
     Verb(
         "verify",
-        """Recomputes all figures of a study from its raw observations.
+        """Recomputes records and headline figures of a study from raw observations.
 
-        Exit code 4 if a figure differs or cannot be recomputed, 5 if none can.
+        Exit code 4 if a value differs or cannot be recomputed, 5 if none can.
         """,
     ),
     Verb(

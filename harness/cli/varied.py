@@ -18,8 +18,8 @@ from harness.machine.time_of_day import now_text
 from harness.planning import study as study_module
 from harness.planning import vary
 from results.records import identity
-from results.store import untrusted, varied
-from results.store.study_store import PLAN_NAME
+from results.store import manifest, untrusted, varied
+from results.store.study_store import PLAN_NAME, VARIED_NAME
 from results.store.varied import Varied
 
 if TYPE_CHECKING:
@@ -173,11 +173,17 @@ def rewrite_page(root: Path) -> int:
 
 def compare(root: Path) -> int:
     """Compares which studies there are, and their page with one made anew."""
-    from results.verify import listed
+    from results.verify import files
     from results.verify.check import Check
 
-    check = Check()
-    listed.compare_index(root, check)
+    check, index = Check(), varied.read(root)
+    folders = {of.name for of in untrusted.folders_with(root, PLAN_NAME)}
+    for name in sorted(folders - set(index.studies if index else ())):
+        check.differ(files.KIND, f"{name}/", f"not in {VARIED_NAME}", "a study")
+    found = files.read_manifest(root, check)
+    if found is not None:  # an earlier version wrote none
+        own = manifest.digest_of(root / VARIED_NAME)
+        files.compare_digest(VARIED_NAME, own, found, check)
     for item in check.differences:
         click.echo(
             f"differs: {item.where}: stated {item.stated}, recomputed {item.recomputed}"

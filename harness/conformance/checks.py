@@ -13,7 +13,7 @@ from harness.trial import first_exit
 from harness.trial.rank_file import rank_path
 from results.records.client import protocol as client_protocol
 from results.records.client.protocol import ProtocolError
-from results.verify import raw_trial
+from results.verify import trials
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -190,8 +190,8 @@ def _check_files(staged: Staged, num_measured_steps: int, num_turns: int) -> str
     for rank in range(1, num_ranks):
         _read_rank(folder, rank, num_ranks)
     try:
-        raw = raw_trial.read_trial(folder, ASKED["num_warmup_steps"])
-    except (raw_trial.RawError, FileNotFoundError) as error:
+        raw = trials.read_trial(folder, ASKED["num_warmup_steps"])
+    except (trials.RawError, FileNotFoundError) as error:
         raise NonconformingError(str(error)) from error
     facts = raw.result
     found = {

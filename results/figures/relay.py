@@ -93,6 +93,7 @@ class Twin:
     """A case that was measured twice: how far apart two equal programs are."""
 
     case: Case  # The case.
+    control: Case  # Its second measurement.
     ratio: Estimate  # X(twin) / X(case); 1 is the truth.
     # The same with an interval of ``TWIN_CONFIDENCE``, or None for one generation or
     # trials in sequence.
@@ -115,7 +116,12 @@ def twin_of(study: Study) -> Twin | None:
                 ratio = scaling.throughput_ratio(control, case)
                 if ratio is None:
                     return None
-                return Twin(case=case, ratio=ratio, strict=_strict(control, case))
+                return Twin(
+                    case=case,
+                    control=control,
+                    ratio=ratio,
+                    strict=_strict(control, case),
+                )
     return None
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import itertools
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -17,30 +18,33 @@ from harness.cli.terminal import console
 from harness.options.option import Options
 from harness.planning import study as study_module
 from results import errors
-from results.judging import gate_file
+from results.judging import gate_file, gate_metrics
 from results.store import record_file, untrusted, zipped
 from results.store.manifest import MANIFEST_NAME
 from results.store.study_store import Store
 from results.study.cases import load_study
-from results.verify import listed, plugin_parts
-from results.verify.against_raw import verify as verify_study
+from results.verify import check as check_module
+from results.verify import files, headlines, trials
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from harness.cli.verb import Call
+    from results.records.models import Plan
     from results.verify.check import Check
-    from results.verify.listed import Covered
+    from results.verify.files import Covered
 
-_PAGE = "numbers on the page"
-_PAGE_TEXT = "text of the page"
-_VERDICT = "verdict"
+_PAGE: Final = "page"
+_GATE: Final = "record of the gate"
 _TOLERANCE = 1e-9
 _ELSEWHERE = "the verdict of the gate: its baseline is another study"
 _SHOWN_BEFORE = 20
 _SHOWN_AFTER = 60
 _MOST_SHOWN = 20
-_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+_SECTION: Final = re.compile(
+    r'<section id="(?P<slug>[^"]*)" data-plugin="(?P<package>[^"]*)".*?</section>\n',
+    re.DOTALL,
+)
 
 
 class VerifyRequest(Options):
@@ -63,19 +67,19 @@ def run(request: VerifyRequest, call: Call) -> int:
 def _verify(request: VerifyRequest, _: Call) -> int:
     """Compares a study with its raw observations and prints what was found."""
     store = Store.open(study_module.find_study(request.study, request.runs_dir))
-    check = verify_study(store)
-    covered = listed.compare(store, check)
+    check = check_module.verify(store)
+    covered = files.compare(store, check)
     is_elsewhere = _verify_gate(store, check)
     shown = _verify_page(store, check)
     left = [
-        *listed.not_covered(covered),
+        *covered.not_covered,
         *[_ELSEWHERE] * is_elsewhere,
-        *plugin_parts.not_covered(store.read_plan()),
+        *of_plugins(store.read_plan()),
         *(f"section {of}: what a plugin shows is its own" for of in shown),
     ]
     if request.is_json:
         data = {
-            "kinds": [dataclasses.asdict(kind) for kind in check.kinds],
+            "kinds": [dataclasses.asdict(of) for of in check.kinds.values()],
             "differences": [dataclasses.asdict(item) for item in check.differences],
             "missing": check.missing,
             "manifest": dataclasses.asdict(covered),
@@ -90,9 +94,9 @@ def _verify(request: VerifyRequest, _: Call) -> int:
 
 def exit_code(check: Check) -> int:
     """Returns the exit code: everything, a part, or nothing is verified."""
-    if check.differences or (check.missing and check.num_recomputed):
+    if check.differences or (check.missing and check.num_recomputed()):
         return exit_codes.SOME_TRIALS_FAILED
-    return exit_codes.OK if check.num_recomputed else exit_codes.NOTHING_MEASURED
+    return exit_codes.OK if check.num_recomputed() else exit_codes.NOTHING_MEASURED
 
 
 def _verify_gate(store: Store, check: Check) -> bool:
@@ -104,7 +108,7 @@ def _verify_gate(store: Store, check: Check) -> bool:
     try:
         stored = gate_file.read(store)
     except errors.CorruptRecordError as error:
-        check.differ(_VERDICT, gate_file.GATE_NAME, "readable", one_line(str(error)))
+        check.differ(_GATE, gate_file.GATE_NAME, "readable", one_line(str(error)))
         return False
     if stored is None:
         return False
@@ -112,33 +116,24 @@ def _verify_gate(store: Store, check: Check) -> bool:
     if made is None:
         return True
     stated, derived = (
-        dict(_leaves("", untrusted.parsed(record_file.content_of(of))))
+        dict(trials.leaves(untrusted.parsed(record_file.content_of(of))))
         for of in (stored, made)
     )
     for name in {**stated, **derived}:
-        where = f"{gate_file.GATE_NAME} {name}"
-        one, other = stated.get(name), derived.get(name)
-        check.compare(_VERDICT, where, one, other, tolerance=_TOLERANCE)
+        kind = headlines.VERDICT if name.endswith("verdict") else _GATE
+        where, both = (
+            f"{gate_file.GATE_NAME} {name}",
+            (stated.get(name), derived.get(name)),
+        )
+        check.compare(kind, where, *both, _TOLERANCE)
     return False
 
 
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yields each value in a record with its place, such as ``cases[0].n``."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _leaves(f"{name}.{key}".lstrip("."), inner)
-    elif isinstance(value, list):
-        for number, inner in enumerate(value):
-            yield from _leaves(f"{name}[{number}]", inner)
-    else:
-        yield name, value
-
-
 def _verify_page(store: Store, check: Check) -> list[str]:
-    """Compares the numbers on the stored page with those of a page made anew.
+    """Compares the stored page with a page made anew, byte for byte.
 
     The page is a function of the records, which were compared with the raw
-    observations before. Sections of plugins are left out.
+    observations before. Sections of plugins are left out, and named.
     """
     from reports.page import build
 
@@ -149,25 +144,28 @@ def _verify_page(store: Store, check: Check) -> list[str]:
         return []
     if stored is None:
         return []
-    stored, shown = plugin_parts.without_sections(stored)
-    made, _ = plugin_parts.without_sections(build.build_report(store))
-    stated, derived = _NUMBER.findall(stored), _NUMBER.findall(made)
-    if len(stated) != len(derived):
-        check.differ(
-            _PAGE,
-            "report/index.html",
-            f"{len(stated)} numbers",
-            f"{len(derived)} numbers: made by another version, or changed; make it "
-            "again with 'report'",
-        )
-        return shown
-    num_before = len(check.differences)
-    for position, (one, other) in enumerate(zip(stated, derived, strict=True)):
-        check.compare(_PAGE, f"report/index.html number {position + 1}", one, other)
-    if stored != made and len(check.differences) == num_before:
+    stored, shown = _without_sections(stored)
+    made, _ = _without_sections(build.build_report(store))
+    if stored == made:
+        check.agree(_PAGE)
+    else:
         line, one, other = _first_difference(stored, made)
-        check.differ(_PAGE_TEXT, f"report/index.html line {line}", one, other)
+        why = "made by another version, or changed; make it again with 'report'"
+        check.differ(_PAGE, f"report/index.html line {line}", one, f"{other}: {why}")
     return shown
+
+
+def _without_sections(page: str) -> tuple[str, list[str]]:
+    """Returns a page without sections of plugins, and what was left out."""
+    found = list(_SECTION.finditer(page))
+    kept = _SECTION.sub("", page)
+    for match in found:
+        lines = kept.splitlines(keepends=True)
+        link = f'<li><a href="#{match["slug"]}">'
+        kept = "".join(line for line in lines if not line.startswith(link))
+    return kept, [
+        html.unescape(f"{match['slug']!r} of {match['package']}") for match in found
+    ]
 
 
 def _first_difference(stored: str, made: str) -> tuple[int, str, str]:
@@ -187,7 +185,7 @@ def _print(check: Check) -> None:
     table = Table("figures", box=rich.box.SIMPLE_HEAD)
     for name in ("recomputed", "differ", "no raw observations"):
         table.add_column(name, justify="right")
-    for kind in check.kinds:
+    for kind in check.kinds.values():
         counts = (kind.num_recomputed, kind.num_different, kind.num_missing)
         table.add_row(kind.kind, *(f"{count:,}" for count in counts))
     console().print(table)
@@ -216,13 +214,54 @@ def _print_left(covered: Covered, left: Sequence[str]) -> None:
 def _conclusion(check: Check) -> str:
     if check.differences:
         number = len(check.differences)
-        differ = "figure differs" if number == 1 else "figures differ"
-        return f"not verified: {number:,} {differ}"
-    if not check.num_recomputed:
+        return (
+            f"not verified: {number:,} value{'s differ' if number > 1 else ' differs'}"
+        )
+    if not check.num_recomputed():
         return "nothing verified: there are no raw observations"
+    number = check.num_recomputed(*headlines.KINDS)
+    found = (
+        f"{number:,} headline figure{'s are' if number != 1 else ' is'} as recomputed"
+    )
     if check.missing:
         return (
-            f"partly verified: {check.num_recomputed:,} figures are as recomputed,"
-            f" {len(check.missing)} could not be recomputed"
+            f"partly verified: {found}, {len(check.missing)} values could not be"
+            " recomputed"
         )
-    return f"verified: {check.num_recomputed:,} figures are as recomputed"
+    return f"verified: {found}"
+
+
+def of_plugins(plan: Plan) -> list[str]:
+    """Returns what is not known of the plugins of a study, one line each.
+
+    Nothing that a study names is imported: it may come from anybody.
+    """
+    found = []
+    for name, of in plan.plugins.items():
+        package = str(of.get("package", ""))
+        found.append(
+            f"{name} is a plugin ({of.get('object', '')}, {package}, files"
+            f" {of.get('files', '')}), {_here(package)}: its figures are recomputed,"
+            " and its code is not looked at"
+        )
+    gate = plan.measuring.gate
+    known = {facts.name for facts in plan.metrics} | {*gate_metrics.METRICS}
+    if gate and gate.metric not in known | {gate_metrics.EFFICIENCY.name}:
+        found.append(
+            f"the gate judges {gate.metric}, which a plugin computes: what it says of a"
+            " trial is its own"
+        )
+    return found
+
+
+def _here(package: str) -> str:
+    import importlib.metadata
+
+    name, _, version = package.rpartition(" ")
+    try:
+        installed = importlib.metadata.version(name)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return "which is not installed here"
+    if installed != version:
+        return f"of which version {installed} is installed here"
+    return "which is installed here"

@@ -19,7 +19,7 @@ from harness.trial import process_tree
 from results.records.client import protocol as client_protocol
 from results.records.models import Control, Order, TrialStatus
 from results.store.study_store import Store
-from results.verify import raw_trial
+from results.verify import trials
 
 pytestmark = pytest.mark.processes
 
@@ -32,7 +32,7 @@ def lines_of(store, trial, rank=0):
 def test_a_program_takes_turns(take_turns, client_settings, client_store):
     trial = take_turns(client_settings())
     result, (rank,) = trial.result, trial.result.ranks
-    raw = raw_trial.read_trial(client_store.trial_dir(trial.trial_id), 3)
+    raw = trials.read_trial(client_store.trial_dir(trial.trial_id), 3)
 
     assert (TrialStatus.OK, None) == (trial.status.status, trial.status.failure)
     assert [0, 1] == [turn.round_index for turn in result.turns]

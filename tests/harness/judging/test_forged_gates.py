@@ -144,7 +144,8 @@ def test_a_gate_on_any_metric_is_verified(gate, harness, metric, order, monkeypa
     code, out, err = harness("verify", "m", "--json")
     kinds = {of["kind"]: of for of in json.loads(out)["kinds"]}
     assert exit_codes.OK == code, out + err
-    assert kinds["verdict"]["num_recomputed"] > 20
+    assert kinds["verdict"]["num_recomputed"] >= 2
+    assert kinds["record of the gate"]["num_recomputed"] > 15
 
 
 def test_every_listed_file_is_evidence(study, harness):

@@ -17,7 +17,7 @@ from results.figures import frame
 from results.records.machines.gpu_record import GpuUse
 from results.records.models import Phase, TrialStatus, Turn
 from results.store.study_store import Store
-from results.verify.against_raw import verify
+from results.verify.check import verify
 
 pytestmark = pytest.mark.usefixtures("forked_trials")
 

@@ -72,7 +72,7 @@ def test_replicas_that_do_not_match_are_not_sane(sweep, harness, monkeypatch):
 
 @pytest.mark.usefixtures("forked_trials")
 def test_verify_sees_a_match_that_was_changed(sweep, harness, tmp_path):
-    """A sketch in the raw observations that the record does not have."""
+    """A sketch or a loss in the raw observations that the record does not have."""
     sweep(ONE_BACKEND)
     store = Store.open(tmp_path / "runs" / "s")
     (path,) = [
@@ -80,14 +80,18 @@ def test_verify_sees_a_match_that_was_changed(sweep, harness, tmp_path):
         for trial in store.matching.trials()
         if trial.spec.backend == "in_graph"
     ]
-    path.write_text(path.read_text().replace("[1.0, 2.0]", "[5.0, 2.0]"))
+    text = path.read_text()
+    path.write_text(text.replace("[1.0, 2.0]", "[5.0, 2.0]"))
     code, out, _ = harness("verify", "s")
 
     assert exit_codes.SOME_TRIALS_FAILED == code
-    assert re.search(r"differs: in_graph x2 change_difference: stated 0.0, reco", out)
-    assert re.search(
-        r"differs: in_graph x2 outcome: stated True, recomputed False", out
-    )
+    assert re.search(r"sketch\[0\]: stated 1.0, recomputed 5.0", out)
+
+    path.write_text(re.sub(r'("loss": \d)', r"\g<1>1", text))
+    code, out, _ = harness("verify", "s", "--json")
+    assert exit_codes.SOME_TRIALS_FAILED == code
+    differences = json.loads(out)["differences"]
+    assert "in_graph x2 losses" in {item["where"] for item in differences}
 
 
 @pytest.mark.usefixtures("forked_trials")

@@ -1,0 +1,122 @@
+"""Intervals of headline figures are what the statistics of pages say, by other code."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import published_studies
+import pytest
+
+from results.statistics import estimates, generations, repetitions
+from results.store.study_store import Store
+from results.study.cases import Study, load_study
+from results.verify import headlines, trials
+from results.verify.check import Check
+
+if TYPE_CHECKING:
+    from results.verify.trials import Raws
+
+
+def same(stated: estimates.Estimate, figure: headlines.Figure) -> bool:
+    """Whether two figures are equal, to twelve digits."""
+    factor = 1.1 if "widened" in stated.method else 1.0
+    halves = [] if figure.half is None else [-figure.half, figure.half]
+    derived = [math.exp(figure.centre + factor * half) for half in (0.0, *halves)]
+    numbers = [of for of in (stated.value, stated.low, stated.high) if of is not None]
+    return (derived, figure.n) == (pytest.approx(numbers, rel=1e-12), stated.n)
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 10])
+def test_repetitions(number: int) -> None:
+    """Geometric mean and Student's interval."""
+    values = list(np.random.default_rng(number).lognormal(3, 0.2, number))
+    logs = [[math.log(value)] for value in values]
+    stated = repetitions.geometric_mean(values, unit="")
+
+    assert same(stated, headlines.over_rounds(logs))
+
+
+@pytest.mark.parametrize("number", [1, 3, 4, 5, 19, 20, 23, 150, 1000])
+def test_one_generation(number: int) -> None:
+    """Batches of consecutive rounds."""
+    logs = list(np.random.default_rng(number).normal(0, 0.1, number))
+    stated = generations.these_processes_only(logs)
+
+    assert same(stated, headlines.over_rounds([logs]))
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.02, 0.2])
+def test_intervals_that_rounds_or_generations_decide(spread: float) -> None:
+    """Generations of unlike numbers of rounds."""
+    generator = np.random.default_rng(9)
+    logs = [
+        list(generator.normal(generator.normal(0, spread), 0.1, number))
+        for number in (1, 5, 9, 20)
+    ]
+
+    assert same(generations.over_rounds(logs), headlines.over_rounds(logs))
+
+
+@pytest.mark.parametrize("number", [2, 5, 6, 12])
+def test_generations_that_stopped_on_width(number: int) -> None:
+    """Widened from six on."""
+    logs = list(np.random.default_rng(number).normal(0, 0.1, number))
+    stated = generations.over_generations(logs, is_stopped_on_width=True)
+
+    assert same(stated, headlines.over_rounds([[log] for log in logs]))
+    assert ("widened" in stated.method) == (number > 5)
+
+
+@pytest.fixture(scope="module")
+def published() -> tuple[Study, Raws]:
+    """Returns a published study of two backends in both modes, and its raw trials."""
+    store = Store.open(published_studies.study("resnet50-two-cores"))
+    study = load_study(store)
+    return study, trials.compare(store, study.entries, Check())
+
+
+def compared(study: Study, raws: Raws) -> Check:
+    """Compares headline figures, without equivalence checks."""
+    check = Check()
+    headlines.compare(study, raws, {}, check)
+    return check
+
+
+def of_two_replicas(study: Study) -> str:
+    """Returns a trial of the first case of two replicas."""
+    case = next(case for case in study.cases if case.spec.num_replicas == 2)
+    return case.ok_entries[0].trial_id
+
+
+def test_a_longer_block_differs_in_each_figure_of_its_case(
+    published: tuple[Study, Any],
+) -> None:
+    """And in no other; of an untouched study nothing differs."""
+    study, raws = published
+    assert not compared(study, raws).differences
+    trial_id = of_two_replicas(study)
+    raw = raws[trial_id]._replace(result=copy.deepcopy(raws[trial_id].result))
+    turn = next(turn for turn in raw.result["turns"] if not turn["is_void"])
+    turn["end_ns"] += 1000
+    check = compared(study, {**raws, trial_id: raw})
+    kinds = {item.kind for item in check.differences}
+
+    ratios = {headlines.RATIO, headlines.CONTROL}
+    assert {*headlines.OF_CASES} | ratios == kinds
+    assert len(check.differences) < check.num_recomputed(*headlines.KINDS) / 2
+
+
+def test_a_trial_without_raw_observations_is_not_taken_for_verified(
+    published: tuple[Study, Any],
+) -> None:
+    """It is named with each figure that needs it."""
+    study, raws = published
+    trial_id = of_two_replicas(study)
+    check = compared(study, {k: raw for k, raw in raws.items() if k != trial_id})
+    named = f"trial {trial_id} has no raw observations"
+
+    assert not check.differences
+    assert sum(named in reason for reason in check.missing) >= 3
