@@ -80,11 +80,11 @@ def compare(study: Study, raws: Raws, matched: Raws, check: Check) -> None:
 def _compare(
     check: Check, kind: str, where: str, stated: object, recompute: Callable[[], object]
 ) -> None:
+    where = f"{kind} of {where}"
     try:
         derived = recompute()
     except KeyError as missing:
-        what = f"{kind} of {where}: trial {missing.args[0]}"
-        check.lack(kind, f"{what} has no raw observations")
+        check.lack(kind, f"{where}: trial {missing.args[0]} has no raw observations")
         return
     if stated is not None or derived is not None:
         check.compare(kind, where, stated, derived, TOLERANCE)

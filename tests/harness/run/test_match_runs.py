@@ -91,7 +91,8 @@ def test_verify_sees_a_match_that_was_changed(sweep, harness, tmp_path):
     code, out, _ = harness("verify", "s", "--json")
     assert exit_codes.SOME_TRIALS_FAILED == code
     differences = json.loads(out)["differences"]
-    assert "in_graph x2 losses" in {item["where"] for item in differences}
+    where = "losses of equivalence checks of in_graph x2"
+    assert where in {item["where"] for item in differences}
 
 
 @pytest.mark.usefixtures("forked_trials")
