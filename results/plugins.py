@@ -325,3 +325,32 @@ def complaint_of(kind: type, article: str = "a") -> Complaint:
         )
 
     return complain
+
+
+def not_covered(stated: Mapping[str, Mapping[str, object]]) -> list[str]:
+    """Returns what nobody can check of the plugins that a study names, one line each.
+
+    None of them is imported: a study may come from anybody.
+    """
+    found = []
+    for name, of in stated.items():
+        package = str(of.get("package", ""))
+        found.append(
+            f"{name} is a plugin ({of.get('object', '')}, {package}, files"
+            f" {of.get('files', '')}), {_here(package)}: its figures are recomputed,"
+            " and its code is not looked at"
+        )
+    return found
+
+
+def _here(package: str) -> str:
+    import importlib.metadata
+
+    name, _, version = package.rpartition(" ")
+    try:
+        installed = importlib.metadata.version(name)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return "which is not installed here"
+    if installed != version:
+        return f"of which version {installed} is installed here"
+    return "which is installed here"

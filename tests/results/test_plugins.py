@@ -7,7 +7,6 @@ import types
 import pytest
 from plugin_packages import install
 
-from harness.cli.verbs import verify_verb
 from results import plugins
 from results.figures import trial_metrics
 from results.records.models import Plan
@@ -218,7 +217,7 @@ def test_verify_says_what_of_a_study_it_cannot_look_at():
     of = {"object": "a:B", "package": "gone 1.0", "files": "2 (ab)"}
     plan = Plan.model_construct(plugins={"workload mine": of})
 
-    (line,) = verify_verb.of_plugins(plan)
+    (line,) = plugins.not_covered(plan.plugins)
     assert re.fullmatch(
         r"workload mine is a plugin \(a:B, gone 1\.0, files 2 \(ab\)\), which is not"
         r" installed here: its figures are recomputed, and its code is not looked at",

@@ -17,7 +17,7 @@ from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
 from harness.cli.terminal import console
 from harness.options.option import Options
 from harness.planning import study as study_module
-from results import errors
+from results import errors, plugins
 from results.judging import gate_file, gate_metrics
 from results.store import record_file, untrusted, zipped
 from results.store.manifest import MANIFEST_NAME
@@ -27,12 +27,11 @@ from results.verify import check as check_module
 from results.verify import files, headlines, trials
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator
 
     from harness.cli.verb import Call
     from results.records.models import Plan
     from results.verify.check import Check
-    from results.verify.files import Covered
 
 _PAGE: Final = "page"
 _GATE: Final = "record of the gate"
@@ -74,7 +73,7 @@ def _verify(request: VerifyRequest, _: Call) -> int:
     left = [
         *covered.not_covered,
         *[_ELSEWHERE] * is_elsewhere,
-        *of_plugins(store.read_plan()),
+        *_of_plugins(store.read_plan()),
         *(f"section {of}: what a plugin shows is its own" for of in shown),
     ]
     if request.is_json:
@@ -88,8 +87,22 @@ def _verify(request: VerifyRequest, _: Call) -> int:
         click.echo(json.dumps(data, indent=2))
     else:
         _print(check)
-        _print_left(covered, left)
+        if covered.num_listed:
+            click.echo(f"{MANIFEST_NAME}: the files of {covered.num_listed:,} trials")
+        for what in left:
+            click.echo(f"not covered: {what}")
     return exit_code(check)
+
+
+def _of_plugins(plan: Plan) -> Iterator[str]:
+    yield from plugins.not_covered(plan.plugins)
+    gate = plan.measuring.gate
+    known = {facts.name for facts in plan.metrics} | {*gate_metrics.METRICS}
+    if gate and gate.metric not in known | {gate_metrics.EFFICIENCY.name}:
+        yield (
+            f"the gate judges {gate.metric}, which a plugin computes: what it says of a"
+            " trial is its own"
+        )
 
 
 def exit_code(check: Check) -> int:
@@ -190,12 +203,8 @@ def _print(check: Check) -> None:
         table.add_row(kind.kind, *(f"{count:,}" for count in counts))
     console().print(table)
     for item in check.differences[:_MOST_SHOWN]:
-        click.echo(
-            one_line(
-                f"differs: {item.where}: stated {item.stated}, recomputed"
-                f" {item.recomputed}"
-            )
-        )
+        both = f"stated {item.stated}, recomputed {item.recomputed}"
+        click.echo(one_line(f"differs: {item.where}: {both}"))
     for reason in check.missing[:_MOST_SHOWN]:
         click.echo(one_line(f"not verified: {reason}"))
     for name, items in (("differ", check.differences), ("missing", check.missing)):
@@ -204,64 +213,15 @@ def _print(check: Check) -> None:
     click.echo(_conclusion(check))
 
 
-def _print_left(covered: Covered, left: Sequence[str]) -> None:
-    if covered.num_listed:
-        click.echo(f"{MANIFEST_NAME}: the files of {covered.num_listed:,} trials")
-    for what in left:
-        click.echo(f"not covered: {what}")
-
-
 def _conclusion(check: Check) -> str:
-    if check.differences:
-        number = len(check.differences)
-        return (
-            f"not verified: {number:,} value{'s differ' if number > 1 else ' differs'}"
-        )
+    if number := len(check.differences):
+        differ = "value differs" if number == 1 else "values differ"
+        return f"not verified: {number:,} {differ}"
     if not check.num_recomputed():
         return "nothing verified: there are no raw observations"
     number = check.num_recomputed(*headlines.KINDS)
-    found = (
-        f"{number:,} headline figure{'s are' if number != 1 else ' is'} as recomputed"
-    )
+    are = "figure is" if number == 1 else "figures are"
+    found = f"verified: {number:,} headline {are} as recomputed"
     if check.missing:
-        return (
-            f"partly verified: {found}, {len(check.missing)} values could not be"
-            " recomputed"
-        )
-    return f"verified: {found}"
-
-
-def of_plugins(plan: Plan) -> list[str]:
-    """Returns what is not known of the plugins of a study, one line each.
-
-    Nothing that a study names is imported: it may come from anybody.
-    """
-    found = []
-    for name, of in plan.plugins.items():
-        package = str(of.get("package", ""))
-        found.append(
-            f"{name} is a plugin ({of.get('object', '')}, {package}, files"
-            f" {of.get('files', '')}), {_here(package)}: its figures are recomputed,"
-            " and its code is not looked at"
-        )
-    gate = plan.measuring.gate
-    known = {facts.name for facts in plan.metrics} | {*gate_metrics.METRICS}
-    if gate and gate.metric not in known | {gate_metrics.EFFICIENCY.name}:
-        found.append(
-            f"the gate judges {gate.metric}, which a plugin computes: what it says of a"
-            " trial is its own"
-        )
+        return f"partly {found}, {len(check.missing)} values could not be recomputed"
     return found
-
-
-def _here(package: str) -> str:
-    import importlib.metadata
-
-    name, _, version = package.rpartition(" ")
-    try:
-        installed = importlib.metadata.version(name)
-    except (importlib.metadata.PackageNotFoundError, ValueError):
-        return "which is not installed here"
-    if installed != version:
-        return f"of which version {installed} is installed here"
-    return "which is installed here"
