@@ -303,7 +303,7 @@ def run_independently(op: Any) -> None:
 def connect_to_cluster(
     addresses: Mapping[str, Sequence[str]], kind: str, index: int
 ) -> None:
-    """Makes this process a member and the client of a cluster (test_remote_state).
+    """Makes this process a member and the client of a cluster (test_remote_replicas).
 
     Its server listens on return.
     """
@@ -324,7 +324,7 @@ def live_variables() -> list[str]:
 
 
 def wait_for_remote_ops() -> None:
-    """Waits until eager ops on remote devices are done (test_remote_state).
+    """Waits until eager ops on remote devices are done (test_remote_replicas).
 
     Ops without outputs, such as an assignment, are sent without waiting, and a function
     that runs there afterwards would not wait for them either.

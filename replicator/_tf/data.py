@@ -133,7 +133,7 @@ def deserialize_iterator(iterator: Any, parts: Sequence[bytes]) -> None:
 
 
 def python_ops(dataset: tf.data.Dataset) -> list[str]:
-    """Names of the ops of a pipeline that call Python (test_remote_state)."""
+    """Names of the ops of a pipeline that call Python (test_remote_replicas)."""
     graphs = (graph for part in _parts(dataset) for graph in _graphs(part))
     return [n.name for nodes in graphs for n in nodes if n.op in _PYTHON_OPS]
 
@@ -219,6 +219,6 @@ def last_transformation(dataset: tf.data.Dataset) -> Transformation:
 
 
 def cardinality(dataset: tf.data.Dataset) -> int:
-    """Elements of a dataset, maybe on another worker (test_remote_equivalence)."""
+    """Elements of a dataset, maybe on another worker (test_remote_replicas)."""
     with tf.device(dataset._variant_tensor.device):  # noqa: SLF001
         return int(dataset.cardinality())

@@ -132,7 +132,7 @@ def test_two_workers_of_one_graph_send_resnet_50_in_at_most_36_transfers():
     """There and back; large tensors go alone, and two in three bytes are not copied.
 
     Six are left for all else of a step within its budget of 42
-    (``multi_worker_in_graph/test_remote_graph.py``).
+    (``multi_worker_in_graph/test_remote_replicas.py``).
     """
     call = _collective([[size] for size in reversed(resnet_50_sizes())])
     places = _on(OTHER_HOSTS)

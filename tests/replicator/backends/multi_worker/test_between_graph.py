@@ -3,28 +3,14 @@
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tensorflow as tf
 from loading import load
-
-import replicator
 
 pytestmark = pytest.mark.processes
 
 FOLDER = Path(__file__).parent
 worker_types = load(FOLDER / "worker_types.py")
-worker_rows = load(FOLDER / "worker_rows.py")
-
-
-def test_rows_of_all_workers_are_those_of_one_process(two_workers):
-    """Workers may have different numbers of rows, or none."""
-    expected = worker_rows.joined_rows(replicator.create("in_graph", num_replicas=2))
-
-    for result in two_workers.values("joined rows"):
-        for mine, reference in zip(result, expected, strict=True):
-            for got, want in zip(mine, reference, strict=True):
-                np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
 def test_accumulated_gradients_travel_when_they_are_used(two_workers):
@@ -46,14 +32,6 @@ def test_workers_of_a_control_do_not_wait_for_each_other(two_workers):
     for worker in (first, second):
         assert "Nothing is communicated" in worker["explained"]
         assert "assert_in_sync() does not work with" in worker["message"]
-
-
-def test_workers_know_their_place(two_workers):
-    """Replica ids count over the job; worker 0 is the chief."""
-    first, second = two_workers.values("topology")
-
-    assert {"ids": [0], "facts": [2, 1, 0, 2, 0, True]} == first
-    assert {"ids": [1], "facts": [2, 1, 1, 2, 1, False]} == second
 
 
 @pytest.mark.parametrize("name", worker_types.TYPES)
@@ -125,12 +103,6 @@ def test_the_plan_shows_cross_worker_communication(two_workers):
         r"#2 broadcast\(0\): .*; then broadcast over 2 workers \(tree\)",
     ):
         assert re.search(line, text), text
-
-
-def test_a_step_that_fails_to_trace_everywhere_breaks_nothing(two_workers):
-    assert [["CollectiveControlFlowError", 2.0]] * 2 == two_workers.values(
-        "identical failures"
-    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 import uneven_epoch
 import worker_mistakes
-import worker_rows
 from tiny_models import share
 from worker_types import TYPES, of_type, ops_of, plain
 
@@ -56,21 +55,6 @@ def counted_ops(folder):
                 name = plane.event_metadata[event.metadata_id].name
                 counts[name.rpartition(":")[2]] += 1
     return counts
-
-
-def topology(repl):
-    ids = repl.run(lambda: replicator.get_replica_context().replica_id)
-    return {
-        "ids": [int(i) for i in ids],
-        "facts": [
-            repl.num_replicas,
-            repl.num_local_replicas,
-            repl.first_replica_id,
-            repl.num_workers,
-            repl.worker_id,
-            repl.is_chief,
-        ],
-    }
 
 
 def every_type(repl):
@@ -220,7 +204,6 @@ def without_communication(repl):
 
 
 CASES = {
-    "topology": topology,
     "every type": every_type,
     "empty tensors": empty_tensors,
     "unknown shapes": unknown_shapes,
@@ -229,7 +212,6 @@ CASES = {
     "exchange": exchange,
     "plans": plans,
     **worker_mistakes.CASES,
-    "joined rows": worker_rows.joined_rows,
     "number of collectives": num_collectives,
     "without communication": without_communication,
     "uneven epoch": uneven_epoch.run,

@@ -7,18 +7,6 @@ from tiny_models import share
 import replicator
 
 
-def identical_failures(repl):
-    def bad(x):
-        return tf.cond(x > 0, lambda: replicator.all_sum(x), lambda: x)
-
-    try:
-        repl.run(bad, share(repl, [np.float32(1)] * 8))
-    except replicator.ReplicatorError as error:
-        first = type(error).__name__
-    good = repl.run(replicator.all_sum, share(repl, [np.float32(1)] * 8))
-    return [first, float(good[0])]
-
-
 def disagreements(repl):
     """Each is noticed before anything runs, and the workers continue together."""
     is_first = repl.worker_id == 0
@@ -111,7 +99,6 @@ def said(call):
 
 
 CASES = {
-    "identical failures": identical_failures,
     "disagreements": disagreements,
     "drift": drift,
     "refused": refused,

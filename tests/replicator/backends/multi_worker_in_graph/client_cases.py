@@ -67,16 +67,6 @@ def split_training(repl):
 
 
 @case
-def input_modes():
-    """Every mode feeds the same examples; several steps in one dispatch too."""
-    modes = {
-        mode: wide_training(make(4), mode=mode) for mode in ("PER_REPLICA", "SINGLE")
-    }
-    loop = wide_training(make(4), num_steps_per_run=4)
-    return {**modes, "loop": loop}
-
-
-@case
 def an_uneven_epoch():
     """Its last step has one example, for one of four replicas."""
     return uneven_epoch.run(make(4))

@@ -41,7 +41,7 @@ def _expected_losses():
 def test_a_model_that_fits_on_no_worker_trains_when_it_is_split(tmp_path):
     """Under one memory limit per process: whole it fails, split it learns.
 
-    Only in the full run: ``test_remote_equivalence.py`` splits a small one.
+    Only in the full run: ``test_remote_replicas.py`` splits a small one.
     """
     argv = [sys.executable, str(PROGRAM)]
     with (

@@ -1,4 +1,4 @@
-"""Variables, randomness and pipelines when replicas live on two machines."""
+"""Replicas on two machines train like one, and what lives and travels where."""
 
 import re
 
@@ -9,6 +9,7 @@ from tiny_models import Training
 import replicator
 
 pytestmark = pytest.mark.processes
+
 
 WORKER_0 = "/job:worker/replica:0/task:0/device:CPU:0"
 WORKER_1 = "/job:worker/replica:0/task:1/device:CPU:0"
@@ -101,3 +102,92 @@ def test_variables_are_stored_by_the_workers_that_own_them(client):
     assert found["bytes"] == int(moved[1])
     losses = 2 * 4  # of the replicas of worker 1
     assert int(moved[1]) + int(moved[2]) + losses == sum(map(int, sent))
+
+
+# Of a step of ResNet-50, of which 36 are its gradients
+# (``tests/replicator/engine/test_plan.py``): the short one has two of these.
+MOST_DATA, OF_FULL_SIZE = 42, 36 - 2
+
+
+@pytest.mark.parametrize("num_replicas", [2, 16])
+def test_workers_send_each_other_a_few_tensors_per_step(client, num_replicas):
+    """A bucket of gradients there and back, and what the other worker returns as one.
+
+    That is a vector per type of outputs, and one of statistics, whatever the number of
+    replicas. Transfers of nothing are at most four per replica, as on one machine.
+    """
+    found = client.value("executed_graphs")[str(num_replicas)]
+
+    assert found["num_nodes"] > 1000  # it is the step that was counted
+    assert 2 < found["num_data"] <= MOST_DATA - OF_FULL_SIZE
+    assert found["num_controls"] <= 4 * num_replicas
+    assert f"; {found['num_data']} tensors in all" in found["explained"]
+
+
+def test_each_replica_returns_its_own_outputs_of_any_type(client):
+    """Of the other worker, numbers of one type and of few bytes come as one tensor."""
+    once, loop = client.value("outputs")
+
+    assert [
+        [0.0, 1.0, 2.0, 3.0],
+        [[[r], [r + 0.5]] for r in range(4)],
+        [10, 11, 12, 13],
+        [False, False, True, True],
+        ["0", "1", "2", "3"],
+        [[], [0], [0, 1], [0, 1, 2]],
+        [[[float(r)] * 200] * 200 for r in range(4)],
+    ] == once
+    assert once == loop
+
+
+# Sums over 12 examples in another order, twelve steps deep: a few float32 roundings.
+RTOL_FLOAT32 = 3e-5
+
+
+def assert_same(expected, actual):
+    np.testing.assert_allclose(
+        expected["losses"], actual["losses"], rtol=RTOL_FLOAT32, atol=1e-6
+    )
+    for one, other in zip(expected["weights"], actual["weights"], strict=True):
+        np.testing.assert_allclose(one, other, rtol=RTOL_FLOAT32, atol=1e-5)
+
+
+def test_gradients_that_are_sent_together_train_as_if_each_was_sent_alone(
+    client, cases
+):
+    """Bit by bit: packing changes no sum, nor its order; and as one device does."""
+    found = client.value("packed_and_alone")
+
+    assert found["packed"] == found["alone"]
+    assert_same(cases.wide_training(replicator.create("single")), found["packed"])
+
+
+def test_a_replica_that_is_split_over_workers_trains_as_one_device(client, cases):
+    """Each worker has one of two layers, and what lies between them crosses."""
+    alone = cases.split_training(
+        replicator.create(
+            "single", devices=["CPU:0", "CPU:0"], logical_devices_per_replica=2
+        )
+    )
+    expected = {"losses": alone.run(cases.NUM_STEPS), "weights": alone.weights()}
+    actual = client.value("split_over_workers")
+    tasks = [re.search(r"task:(\d)", name)[1] for name in actual["devices"]]
+
+    assert ["0", "0", "1", "1"] == tasks
+    assert_same(expected, actual)
+
+
+def test_an_uneven_epoch_on_workers_is_that_of_one_device(client, check_epoch):
+    """Three of four replicas have no example in its last step."""
+    check_epoch([client.value("an_uneven_epoch")])
+
+
+def test_workers_of_a_control_train_alone(client):
+    """Each worker's losses are those of its own batch and variables."""
+    actual = client.value("without_communication")
+
+    assert np.transpose(actual["losses"]) == pytest.approx(
+        np.array([[2.0, 1.8, 1.6], [4.0, 3.2, 2.4]])
+    )
+    assert "Nothing is communicated" in actual["explained"]
+    assert "sends nothing but inputs to other workers" in actual["explained"]
