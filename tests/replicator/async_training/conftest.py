@@ -34,15 +34,6 @@ def two_servers(tmp_path_factory):
         yield chief
 
 
-@pytest.fixture(scope="session")
-def one_worker(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("one_worker")
-    with case_cluster.started(
-        "one_worker_cases", folder, num_workers=1, num_ps=1, **HOW
-    ) as chief:
-        yield chief
-
-
 class Job:
     cpus = CPU
 

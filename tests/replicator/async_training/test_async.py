@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from replicator.cluster.local_cluster import LocalCluster
 
@@ -161,21 +160,6 @@ def test_what_a_failed_step_wrote_is_read_outside_and_can_be_reset(two_servers):
 def test_the_end_of_the_data_is_an_error_and_a_rewind_starts_again(two_servers):
     """Nothing of the failed step is applied."""
     assert [-4.0, 4] == two_servers.value("end_of_data")
-
-
-@pytest.mark.full
-def test_one_worker_trains_as_one_device(one_worker):
-    """Every loss, weight and statistic, with real processes too: only in the full run.
-
-    Up to rounding, and other optimizers: as in ``test_steps.py``, in one process.
-    """
-    ours, reference = one_worker.value("sgd")
-
-    tf.nest.assert_same_structure(reference, ours)
-    for mine, other in zip(
-        tf.nest.flatten(ours), tf.nest.flatten(reference), strict=True
-    ):
-        np.testing.assert_allclose(mine, other, rtol=1e-5)
 
 
 def test_the_stock_strategy_trains_behind_the_same_contract(two_servers):

@@ -364,23 +364,3 @@ def test_every_server_counts_the_updates_of_each_optimizer(job, seed):
     assert [int(o.iterations) for o in optimizers] == [
         int(o.iterations) for o in others
     ]
-
-
-def test_a_checkpoint_restores_the_step_count_of_every_server(job, tmp_path):
-    """Of Adam, whose update of a constant gradient is its rate at the right count."""
-    weights = job.variables([0.0], [0.0])
-    optimizer = job.optimizer(COUNTING["Adam"], weights)
-    steps = job.steps(
-        lambda: optimizer.apply_gradients([(tf.constant([1.0]), w) for w in weights])
-    )
-    checkpoint = tf.train.Checkpoint(weights=weights, optimizer=optimizer)
-    job.run(steps, num_steps=2)
-    path = checkpoint.write(str(tmp_path / "saved"))
-    job.run(steps, num_steps=5)
-    checkpoint.read(path).assert_consumed()
-    job.table.refresh()
-
-    job.run(steps, num_steps=2)
-
-    for weight in weights:
-        np.testing.assert_allclose(weight.numpy(), [-0.4], rtol=1e-5)

@@ -359,17 +359,6 @@ def test_an_unseeded_shuffle_on_other_replicas_is_refused(where, tmp_path):
     assert 48 == len(_examples(others))
 
 
-def test_a_seeded_shuffle_is_continued(tmp_path):
-    make = MAKERS["outside"]
-    (inputs, saver), (others, restorer) = _saved_and_new(make, 3, tmp_path)
-    first = _examples([next(inputs)])
-    saver.save(1)
-
-    restorer.restore()
-
-    assert list(range(48)) == sorted(first + _examples(others))
-
-
 @pytest.mark.parametrize("seed", [None, 3])
 @pytest.mark.parametrize("where", MAKERS)
 def test_shuffles_without_a_seed_are_found(where, seed):

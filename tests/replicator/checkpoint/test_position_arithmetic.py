@@ -121,14 +121,6 @@ def test_every_restore_reads_each_example_once_or_is_refused(mode, kind):
     assert 0 < num_refused < num_restores
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_batches_of_unknown_size_were_counted_as_steps(kind):
-    """48 examples in 6 steps of 2 x 4 are 3 steps of 4 x 4, and were taken for 6."""
-    before, after = (Job(n, 4, 1, "single", kind) for n in (2, 4))
-
-    assert 3 == steps_here(before.position(6), after.position(), KINDS[kind])
-
-
 def _division(**facts):
     return dataclasses.replace(SHARDED, **facts)
 

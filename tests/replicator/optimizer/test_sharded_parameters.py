@@ -159,37 +159,6 @@ def test_a_step_that_was_traced_before_uses_the_variables_where_they_are():
         repl.run(step)
 
 
-def test_reads_and_writes_stay_in_order():
-    """What was read before an update is what it was, wherever it is used."""
-    results = []
-    for level in (False, "parameters"):
-        repl = copies()
-        with repl.context():
-            weights = [tf.Variable(float(i + 1)) for i in range(4)]
-            optimizer = repl.wrap_optimizer(
-                keras.optimizers.SGD(0.5, momentum=0.5), sharded_update=level
-            )
-
-        def step(x, weights=weights, optimizer=optimizer):
-            seen = []
-            for _ in range(2):
-                old = [w.read_value() for w in weights]
-                seen += [w * x for w in old]
-                optimizer.apply_gradients([(w * x, w) for w in weights])
-                seen += [w * x + seen[-1] for w in old]
-                weights[1].assign_add(weights[2] * weights[3])
-                seen += [w * x for w in weights]
-                weights[3].assign(weights[1])
-            return tf.stack(seen)
-
-        x = replicator.PerReplica([tf.constant(r + 1.0) for r in range(4)])
-        outs = [np.stack(repl.run(step, x).values) for _ in range(3)]
-        results.append((outs, [w.numpy() for w in weights]))
-
-    np.testing.assert_allclose(results[0][0], results[1][0], rtol=1e-6)
-    np.testing.assert_allclose(results[0][1], results[1][1], rtol=1e-6)
-
-
 def test_checkpoints_go_from_any_level_to_any(tmp_path):
     """Through levels, numbers of replicas and backends, training is that of one."""
     ways = [

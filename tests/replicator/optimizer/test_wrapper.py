@@ -130,15 +130,6 @@ def test_variables_may_be_those_it_was_built_with(repl_once, per_replica, wrappe
     assert [3.0 - mean, 4.0] == pytest.approx(weights[1].numpy())
 
 
-def test_gradients_that_are_none_are_left_out(in_graph, wrapped):
-    """As in apply_gradients."""
-    weights, optimizer = wrapped(in_graph)
-
-    in_graph.run(lambda: optimizer.apply([tf.constant([2.0, 0.0]), None], weights))
-
-    assert 0.0 == float(weights[0][0])
-
-
 def test_an_update_outside_a_step_is_refused_in_this_spelling(in_graph, wrapped):
     weights, optimizer = wrapped(in_graph)
 
@@ -146,14 +137,6 @@ def test_an_update_outside_a_step_is_refused_in_this_spelling(in_graph, wrapped)
         errors.CollectiveContextError, match=r"^apply\(\) was called in cross-replica"
     ):
         optimizer.apply([tf.constant([1.0, 1.0])], weights[:1])
-
-
-def test_it_is_named_by_both_classes(in_graph, wrapped):
-    """Who prints it sees that it is wrapped, although it passes for an SGD."""
-    _, optimizer = wrapped(in_graph)
-
-    assert "<ReplicatedOptimizer of SGD>" == repr(optimizer)
-    assert isinstance(optimizer, keras.optimizers.SGD)
 
 
 class _LabelledOptimizer(replicator.ReplicatedOptimizer):
