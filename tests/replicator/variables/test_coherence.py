@@ -101,7 +101,7 @@ def test_fingerprints_of_small_integers_do_not_collide():
 def test_summed_variables_read_as_the_sum_and_restore_as_they_read(
     in_graph, per_replica, dtype
 ):
-    """A counter with aggregation SUM: 1 + 3 is 4; set to 10, then 1 + 3 more is 14."""
+    """A counter with aggregation SUM: 1 + 3 is 4; set to 11, then 1 + 3 more is 15."""
     with in_graph.context():
         counter = tf.Variable(
             tf.cast(0, dtype), trainable=False, synchronization=ON_READ, aggregation=SUM
@@ -113,11 +113,11 @@ def test_summed_variables_read_as_the_sum_and_restore_as_they_read(
     xs = per_replica([1.0, 3.0])
     in_graph.run(step, xs)
     counted = counter.numpy()
-    counter.assign(tf.cast(10, dtype))
+    counter.assign(tf.cast(11, dtype))
     in_graph.run(step, xs)
 
     assert 4 == counted
-    assert 14 == counter.numpy()
+    assert 15 == counter.numpy()
 
 
 def test_integers_without_aggregation_and_first_replica_read_as_replica_0(

@@ -49,65 +49,6 @@ def local_sum(value):
     )
 
 
-@pytest.mark.parametrize("kind", [Kind.MIRRORED, Kind.PARTIAL])
-def test_replica_0_uses_the_users_own_variable(variable, kind):
-    """The others have copies of its value, on their devices, named after those."""
-    entry = make().require(variable, kind)
-
-    assert entry.copies[0] is variable
-    assert [[1.0, 2.0]] * 3 == values(entry)
-    assert CPU[:3] == [copy.device for copy in entry.copies]
-    assert "replica_2:0" == entry.copies[2].name
-    assert not entry.copies[1].trainable
-
-
-def test_replicas_that_share_memory_share_a_mirrored_variable(variable):
-    """No copy, so there is nothing that could disagree with the user's own."""
-    entry = make(is_mirrored=False).require(variable, Kind.MIRRORED)
-
-    assert [True] * 3 == [copy is variable for copy in entry.copies]
-    assert entry.seen is None
-
-
-def test_of_local_variables_every_replica_has_its_own(variable):
-    """Replica 0 too, even where memory is shared; the user's own is their mean."""
-    entry = make(is_mirrored=False).require(variable, Kind.LOCAL)
-
-    assert 4 == len({id(variable), *map(id, entry.copies)})
-    assert [[1.0, 2.0]] * 3 == values(entry)
-    assert [1.0, 2.0] == entry.seen.numpy().tolist()
-
-
-def test_copies_of_a_sum_sum_to_it():
-    """Replica 0 has what is left of the division."""
-    entry = make().require(local_sum([7, 1]), Kind.LOCAL)
-
-    assert [[3, 1], [2, 0], [2, 0]] == values(entry)
-
-
-def test_replica_ids_count_over_all_programs():
-    """A program's second replica is the job's fourth, and draws as it."""
-    state = tf.Variable([5, 0], dtype=tf.int64, trainable=False)
-    whole = make(4).require(state, Kind.RANDOM)
-
-    part = make(
-        2, num_replicas=4, first_replica_id=2, num_programs=2, program_id=1
-    ).require(state, Kind.RANDOM)
-
-    assert values(whole)[2:] == values(part)
-
-
-def test_an_entry_is_made_once_and_again_for_another_kind(variable):
-    """Programs that were built before see another version."""
-    table = make()
-    first = table.require(variable, Kind.MIRRORED)
-
-    assert first is table.require(variable, Kind.MIRRORED)
-    assert 0 == table.version
-    assert Kind.LOCAL is table.require(variable, Kind.LOCAL).kind
-    assert (1, Kind.LOCAL) == (table.version, table.kind(variable))
-
-
 @pytest.mark.parametrize(
     ("num_replicas", "kind"), [(1, Kind.MIRRORED), (2, Kind.LOCAL)]
 )
@@ -129,17 +70,6 @@ def test_bytes_count_every_copy_once_on_its_device(variable):
     assert {} == mirrored.bytes_by_device([])
 
 
-def test_what_is_assigned_reaches_mirrored_copies_at_once(variable):
-    """A restore of the table has nothing to add for them."""
-    table = make(2)
-    entry = table.require(variable, Kind.MIRRORED)
-    variable.assign([8.0, 8.0])
-
-    table.restore([])
-
-    assert [[8.0, 8.0], [8.0, 8.0]] == values(entry)
-
-
 def test_a_restore_takes_partial_variables_without_copies(variable):
     """One replica on each of two workers: there is nothing to reset."""
     table = make(1, num_replicas=2, num_programs=2)
@@ -155,11 +85,9 @@ def test_a_restore_takes_partial_variables_without_copies(variable):
 def consolidated():
     """Settles copies of given values; returns the entries and what was added up."""
 
-    def consolidate(kinds, num_replicas=2, add_up=None, in_all=None):
+    def consolidate(kinds, num_replicas=2):
         topology = make_topology(
-            [[device] for device in CPU[:num_replicas]],
-            is_mirrored=True,
-            num_replicas=in_all,
+            [[device] for device in CPU[:num_replicas]], is_mirrored=True
         )
         table = VariableTable(topology)
         variables = [tf.Variable([0.0, 0.0]) for _ in kinds]
@@ -173,7 +101,7 @@ def consolidated():
 
         def listen(sums):
             calls.append([each.numpy().tolist() for each in sums])
-            return (add_up or list)(sums)
+            return list(sums)
 
         coherence.consolidate(entries, topology, listen)
         return entries, calls
@@ -208,35 +136,11 @@ def test_without_partial_variables_nobody_communicates(consolidated):
     assert [] == calls
 
 
-def test_the_mean_is_over_the_replicas_of_all_programs(consolidated):
-    """Two here with a sum of 2, two elsewhere with a sum of 10."""
-    (entry,), calls = consolidated(
-        [Kind.PARTIAL],
-        add_up=lambda sums: [each + tf.constant([10.0, 0.0]) for each in sums],
-        in_all=4,
-    )
-
-    assert [[[2.0, 0.0]]] == calls
-    assert [[3.0, 0.0]] * 2 == values(entry)
-
-
-def test_the_only_replica_of_one_of_two_workers_has_no_copies_and_consolidates(
-    consolidated,
-):
-    """The user's own variable is all there is here."""
-    (entry,), _ = consolidated(
-        [Kind.PARTIAL], 1, lambda sums: [each + 6.0 for each in sums], in_all=2
-    )
-
-    assert entry.seen is None
-    assert [[3.0, 3.0]] == values(entry)
-
-
 WORKER_GPU = "/job:worker/replica:0/task:1/device:GPU:0"
 WORKER_CPU = WORKER_GPU.replace("GPU", "CPU")
 
 
-def sum_of(dtype, device, *, has_virtual_gpus=False):
+def sum_of(dtype, device, *, has_virtual_gpus):
     topology = make_topology([[device]], num_programs=2, num_replicas=2)
     topology = dataclasses.replace(topology, has_virtual_gpus=has_virtual_gpus)
     group = Group(num_workers=2, worker_id=1, order=(0, 1))
@@ -253,22 +157,23 @@ def sum_of(dtype, device, *, has_virtual_gpus=False):
     )
 
 
+BY_NCCL = WORKER_GPU, "nccl", GPU_GROUP_KEY
+IN_A_RING = WORKER_CPU, "ring", CPU_GROUP_KEY
+
+
 @pytest.mark.parametrize(
-    ("dtype", "device", "expected"),
+    ("dtype", "device", "has_virtual_gpus", "expected"),
     [
-        (tf.float32, WORKER_GPU, (WORKER_GPU, "nccl", GPU_GROUP_KEY)),
-        (tf.int32, WORKER_GPU, (WORKER_CPU, "ring", CPU_GROUP_KEY)),
-        (tf.bfloat16, WORKER_GPU, (WORKER_CPU, "ring", CPU_GROUP_KEY)),
-        (tf.float32, WORKER_CPU, (WORKER_CPU, "ring", CPU_GROUP_KEY)),
+        (tf.float32, WORKER_GPU, False, BY_NCCL),
+        (tf.int32, WORKER_GPU, False, IN_A_RING),
+        (tf.bfloat16, WORKER_GPU, False, IN_A_RING),
+        (tf.float32, WORKER_CPU, False, IN_A_RING),
+        # NCCL refuses two of one GPU.
+        (tf.float32, WORKER_GPU, True, IN_A_RING),
     ],
 )
-def test_statistics_stay_on_gpus_where_nccl_takes_them(dtype, device, expected):
+def test_statistics_stay_on_gpus_where_nccl_takes_them(
+    dtype, device, has_virtual_gpus, expected
+):
     """They went through the CPUs and gRPC."""
-    assert expected == sum_of(dtype, device)
-
-
-def test_statistics_of_parts_of_a_gpu_go_through_cpus():
-    """NCCL refuses two of one GPU."""
-    found = sum_of(tf.float32, WORKER_GPU, has_virtual_gpus=True)
-
-    assert (WORKER_CPU, "ring", CPU_GROUP_KEY) == found
+    assert expected == sum_of(dtype, device, has_virtual_gpus=has_virtual_gpus)
