@@ -192,15 +192,6 @@ def test_what_is_sent_is_rounded_and_summed_in_full_width(link, op, memories):
         np.testing.assert_array_equal(expected, result)
 
 
-def test_in_one_memory_nothing_is_rounded(link):
-    arrays = values()
-
-    linked = link(AllReduce(op="sum", wire_dtype=tf.bfloat16), arrays)
-
-    check(linked, AllReduce(op="sum"), arrays)
-    assert 0 == linked.count("Cast")
-
-
 @pytest.mark.parametrize("place", ["one memory", "in turn", "two workers"])
 @pytest.mark.parametrize("needed", [True, False])
 def test_a_reduction_that_is_not_needed_gives_results_without_elements(

@@ -158,18 +158,6 @@ def slot_update(make_body, node):
 
 
 @pytest.mark.parametrize(
-    ("program_of_slot", "writer"), [(0, 0), (0, 1), (1, ELSEWHERE)]
-)
-def test_state_that_its_owner_alone_uses_is_accepted(
-    slot_update, program_of_slot, writer
-):
-    """On any device of the program that keeps it."""
-    shares.check(
-        slot_update, live(writers={"update": writer}), {"slot": program_of_slot}, 0, {}
-    )
-
-
-@pytest.mark.parametrize(
     ("found", "program_of_slot"),
     [
         (live(writers={"update": ELSEWHERE}), 0),
@@ -194,20 +182,4 @@ def test_state_that_others_use_is_refused(slot_update, found, program_of_slot):
             {"slot": program_of_slot},
             0,
             {"slot": "kernel/momentum"},
-        )
-
-
-@pytest.mark.parametrize("programs", [(0, 1), (1, 0)])
-def test_one_node_with_state_of_two_workers_is_refused(make_body, node, programs):
-    """A branch that updates several variables is computed in one place."""
-    body = make_body(
-        node("a", "Placeholder"), node("b", "Placeholder"), node("if", "If", "a", "b")
-    )
-
-    with pytest.raises(
-        OptimizerOptionError,
-        match=r"one If node of the step uses the state of many var",
-    ):
-        shares.check(
-            body, live(writers={"if": 0}), dict(zip("ab", programs, strict=True)), 0, {}
         )

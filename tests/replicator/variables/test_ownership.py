@@ -82,16 +82,6 @@ def test_programs_take_turns_before_second_devices_do():
     assert found[0] == found[1]
 
 
-def test_replicas_that_share_a_copy_are_one_owner():
-    """All variables belong to its primary."""
-    owned, given = make(is_mirrored=False), variables(1, 2)
-
-    owned.assign(given)
-
-    assert [Owner(0, 0)] * 2 == owners(owned, given)
-    assert "replicas share one copy of every variable" in owned.explain()
-
-
 def test_nobody_owns_what_was_not_assigned():
     """And without a sharded update there is nothing to explain."""
     owned, (variable,) = make(), variables(1)
@@ -100,35 +90,6 @@ def test_nobody_owns_what_was_not_assigned():
     assert not owned.is_slot(variable)
     assert not owned.is_elsewhere(variable)
     assert "" == owned.explain()
-
-
-def test_state_belongs_to_the_owner_of_its_variable():
-    """It is a slot, the variable is none; its device is the owner's."""
-    owned, given = make(), variables(2, 1)
-    owned.assign(given)
-    slot = tf.Variable(tf.ones([1]))
-
-    owned.own_slot(slot, given[1])
-
-    assert Owner(1, 0) == owned.owner(slot)
-    assert (True, False) == (owned.is_slot(slot), owned.is_slot(given[1]))
-    assert CPU[:2] == [owned.device(variable) for variable in given]
-    assert [1.0] == slot.numpy().tolist()
-
-
-def test_state_of_another_program_has_no_elements_here():
-    """Its memory is free; variables themselves stay, as all programs read them."""
-    owned, given = make(1, num_replicas=2, num_programs=2), variables(2, 1)
-    owned.assign(given)
-    slots = variables(2, 1)
-    for slot, variable in zip(slots, given, strict=True):
-        owned.own_slot(slot, variable)
-
-    assert [Owner(0, 0), Owner(0, 1)] == owners(owned, slots)
-    assert [False, True] == [owned.is_elsewhere(slot) for slot in slots]
-    assert [2, 0] == [int(tf.size(slot.read_value())) for slot in slots]
-    assert [2, 1] == [int(tf.size(v.read_value())) for v in given]
-    assert CPU[0] == owned.device(given[1])
 
 
 def test_a_freed_variable_leaves_no_owner_to_one_that_gets_its_id():
@@ -143,20 +104,3 @@ def test_a_freed_variable_leaves_no_owner_to_one_that_gets_its_id():
     owned._owners[id(new)] = owned._owners[place]
 
     assert owned.owner(new) is None
-
-
-def test_owners_are_explained_with_their_bytes():
-    """Those of other programs by worker and device."""
-    owned = make(1, num_replicas=2, num_programs=2)
-    given, (slot,) = variables(3, 1), variables(3)
-    owned.assign(given)
-    owned.own_slot(slot, given[0])
-
-    here, there = owned.explain().splitlines()
-
-    assert (
-        f"sharded update: {CPU[0]} updates 1 variables of 12 bytes and keeps 12 bytes "
-        "of optimizer state"
-    ) == here
-    assert there.startswith("sharded update: worker 1, device 0, updates 1 variables")
-    assert "of 4 bytes and keeps 0 bytes" in there

@@ -60,16 +60,6 @@ def test_uses_that_are_far_apart_have_a_gather_each(chain):
     assert "read1/gather_1" == _node(found, "backward1").inputs[1].node
 
 
-def test_a_gather_waits_for_the_layer_before_the_last(chain):
-    """So one layer computes, one arrives, and no other is there."""
-    found = schedule(chain(5))
-
-    waits = [_node(found, gather.read).controls for gather in found.gathers]
-    assert [(), (), ("forward0",), ("forward1",), ("forward2",)] == waits[:5]
-    assert ("forward3", "backward3") == waits[5]
-    assert list(range(8)) == [gather.layer for gather in found.gathers]
-
-
 def test_a_later_gather_comes_before_the_write(chain):
     """The value of this step is read, though nothing else orders the two."""
     found = schedule(chain(5))
@@ -77,18 +67,6 @@ def test_a_later_gather_comes_before_the_write(chain):
     assert ("read1/gather_1",) == _node(found, "write1").controls
     order = [node.name for node in found.body.nodes]
     assert order.index("read1/gather_1") < order.index("write1")
-
-
-def test_every_node_comes_after_its_inputs(chain):
-    """The new order is a topological one, and nothing is lost."""
-    body = chain(6)
-    found = schedule(body)
-
-    seen = set(body.placeholders)
-    for node in found.body.nodes:
-        assert seen.issuperset({*(ref.node for ref in node.inputs), *node.controls})
-        seen.add(node.name)
-    assert len(body.nodes) + len(found.added) == len(found.body.nodes)
 
 
 def test_small_variables_of_neighbours_arrive_together(chain):
@@ -117,26 +95,6 @@ def test_no_value_of_before_a_write_is_read_after_it(node, make_body):
 
     assert {} == found.added
     assert ("use0", "late") == found.gathers[0].uses
-
-
-def test_a_cast_is_repeated_with_its_read(node, make_body):
-    """Otherwise the cast value would stay instead."""
-    nodes = [node("batch", "Placeholder")]
-    for i in range(4):
-        nodes.append(node(f"v{i}", "Placeholder"))
-        nodes.append(node(f"read{i}", "ReadVariableOp", f"v{i}"))
-        nodes.append(node(f"cast{i}", "Cast", f"read{i}"))
-    last = "batch"
-    for name, i in [*((f"forward{i}", i) for i in range(4)), ("backward0", 0)]:
-        nodes.append(node(name, "Mul", last, f"cast{i}"))
-        last = name
-
-    found = schedule(make_body(*nodes))
-
-    added = {"read0/gather_1": "read0", "cast0/gather_1": "cast0"}
-    assert added == found.added
-    assert "cast0/gather_1" == _node(found, "backward0").inputs[1].node
-    assert "read0/gather_1" == _node(found, "cast0/gather_1").inputs[0].node
 
 
 def test_reads_of_updates_stay(node, make_body):

@@ -237,21 +237,16 @@ def test_ports_of_function_calls_by_name_follow_their_signature():
     assert ("first:0", "second:0") == body.TensorNames(graph_def).ports("call")
 
 
-def test_a_cycle_is_refused():
-    graph_def = _tf_compat.GraphDef(
-        node=[_node("a", "Identity", "b"), _node("b", "Identity", "a")]
-    )
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (_node("a", "Identity", "b"), r"the graph has a cycle through '[ab]'"),
+        (_node("a", "NoSuchOp"), r"op 'NoSuchOp' of node 'a' is not registered"),
+    ],
+    ids=["cycle", "unknown op"],
+)
+def test_what_is_no_graph_is_refused(node, message):
+    graph_def = _tf_compat.GraphDef(node=[node, _node("b", "Identity", "a")])
 
-    with pytest.raises(ValueError, match=r"the graph has a cycle through '[ab]'"):
-        body.from_graph_def(graph_def)
-
-
-def test_an_unknown_op_is_named():
-    graph_def = _tf_compat.GraphDef(
-        node=[_node("a", "NoSuchOp"), _node("b", "Identity", "a")]
-    )
-
-    with pytest.raises(
-        ValueError, match=r"op 'NoSuchOp' of node 'a' is not registered"
-    ):
+    with pytest.raises(ValueError, match=message):
         body.from_graph_def(graph_def)

@@ -49,6 +49,7 @@ def _topology(*devices):
 
 GPUS = _topology(f"{LOCAL}GPU:0", f"{LOCAL}GPU:1")
 CPUS = _topology(f"{LOCAL}CPU:0", f"{LOCAL}CPU:0")
+OF_TWO_TYPES = _topology(f"{LOCAL}GPU:0", f"{LOCAL}CPU:0")
 WORKERS = _topology(REMOTE.format(0, 0), REMOTE.format(1, 0), REMOTE.format(1, 1))
 
 
@@ -131,31 +132,25 @@ def test_a_function_runs_where_it_is_called():
     assert [part, part, "/device:CPU:0", part] == _devices(graph_def)
 
 
-def test_a_function_of_two_devices_is_not_stamped():
-    """It would pull both calls to one device; so no rule for one type may run."""
-    places = ["f@", "f@/device:CPU:0"]
-    graph_def = _graph(places, {"f": [""]})
-    stamps = Stamps(graph_def, GPUS)
+@pytest.mark.parametrize(
+    ("devices", "functions", "topology", "kinds", "is_complete"),
+    [
+        # It would pull both calls to one device.
+        (["f@", "f@/device:CPU:0"], {"f": [""]}, GPUS, ["GPU", "CPU", ""], False),
+        # One graph is optimized for all.
+        (["", "/device:CPU:0"], {}, OF_TWO_TYPES, ["", "CPU"], False),
+        # The search for callers ends.
+        (["f@"], {"f": ["f@"]}, GPUS, ["GPU", "GPU"], True),
+    ],
+    ids=["a function of two devices", "replicas of two types", "a call of itself"],
+)
+def test_what_runs_on_two_types_is_not_stamped(
+    devices, functions, topology, kinds, is_complete
+):
+    """So no rule for one type may run."""
+    graph_def = _graph(devices, functions)
+    stamps = Stamps(graph_def, topology)
     stamps.add(graph_def)
 
-    assert ["GPU", "CPU", ""] == _kinds(graph_def)
-    assert not stamps.is_complete
-
-
-def test_replicas_of_two_types_are_not_stamped():
-    """One graph is optimized for all, so no rule for one type may run."""
-    graph_def = _graph(["", "/device:CPU:0"])
-    stamps = Stamps(graph_def, _topology(f"{LOCAL}GPU:0", f"{LOCAL}CPU:0"))
-    stamps.add(graph_def)
-
-    assert ["", "CPU"] == _kinds(graph_def)
-    assert not stamps.is_complete
-
-
-def test_a_function_that_calls_itself_is_stamped_once():
-    """The search for callers ends."""
-    graph_def = _graph(["f@"], {"f": ["f@"]})
-    stamps = Stamps(graph_def, GPUS)
-    stamps.add(graph_def)
-
-    assert ["GPU", "GPU"] == _kinds(graph_def)
+    assert kinds == _kinds(graph_def)
+    assert is_complete == stamps.is_complete
