@@ -54,10 +54,7 @@ def initial_values():
     "name", [pytest.param("sgd", marks=pytest.mark.full), "momentum", "adam"]
 )
 def test_steps_over_two_servers_are_those_of_one_device(job, name):
-    """Workers take turns: pulled reads, commits on both servers, loops of steps.
-
-    The full run has SGD without slots as well, as ``test_async.py`` has.
-    """
+    """Workers take turns: pulled reads, commits on both servers, loops of steps."""
     weights = job.variables(*initial_values())
     assert {0, 1} == {job.placement.server_of(weight) for weight in weights}
     steps = job.steps(train_on(job.optimizer(OPTIMIZERS[name], weights), weights, XS))

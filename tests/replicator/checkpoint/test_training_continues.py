@@ -32,10 +32,7 @@ def _mirrored(num_replicas):
     "placement", [pytest.param("shared", marks=pytest.mark.full), "mirrored"]
 )
 def test_replicas_continue_bit_for_bit(tmp_path, placement):
-    """Batch norm, dropout, Adam and a shuffled epoch: equal losses and weights.
-
-    The full run has one copy of variables as well, as the test of restoring in place.
-    """
+    """Batch norm, dropout, Adam and a shuffled epoch: equal losses and weights."""
     options = _mirrored(2) if placement == "mirrored" else {}
     before = _training("in_graph", 2, is_local=True, **options)
     before.run(5)
@@ -65,10 +62,7 @@ def test_replicas_continue_bit_for_bit(tmp_path, placement):
     ],
 )
 def test_fewer_replicas_continue_the_same_curve(tmp_path, mode):
-    """Four, then two, then one, then four replicas: the losses of one that never stops.
-
-    The full run has every mode of inputs, whose positions have tests of their own.
-    """
+    """Four, then two, one, and four replicas: the losses of one that never stops."""
     expected = _training("single", 1, mode=mode).run(16)
 
     got = []

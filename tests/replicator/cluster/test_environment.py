@@ -1,14 +1,11 @@
-"""Cluster environments: mistakes are explained, waits are bounded."""
+"""Cluster environments: what TF_CONFIG and resolvers say, and mistakes in them."""
 
 import json
-import socket
-import time
 
 import pytest
 
 from replicator import errors
 from replicator.cluster import environment
-from replicator.cluster.liveness import reachability
 
 WORKERS = ["localhost:2301", "localhost:2302"]
 
@@ -20,12 +17,6 @@ def tf_config(addresses, kind="worker", index=0):
 
 def read(environ):
     return environment.detect(environ).config()
-
-
-@pytest.fixture
-def listener():
-    with socket.create_server(("", 0)) as server:
-        yield f"localhost:{server.getsockname()[1]}"
 
 
 def test_workers_are_numbered_in_order():
@@ -149,44 +140,3 @@ def test_an_evaluator_that_nobody_lists_listens_nowhere():
         errors.ClusterConfigError, match=r"evaluator:0, which the cluster does not li"
     ):
         config.address  # noqa: B018 (the property raises)
-
-
-def test_those_who_do_not_answer_are_named(listener):
-    start = time.monotonic()
-    (port,) = _closed_ports(1)
-    addresses = {"worker": [listener, f"localhost:{port}"]}
-
-    with pytest.raises(
-        errors.UnreachableError,
-        match=r"no response from 1 of 2 processes within 0.5 s: worker 1 at "
-        rf"localhost:{port};",
-    ):
-        reachability.wait_for(addresses, timeout_sec=0.5)
-
-    assert time.monotonic() - start < 25
-
-
-def test_the_wait_ends_when_all_answer(listener):
-    start = time.monotonic()
-    reachability.wait_for({"worker": [listener], "ps": [listener]}, timeout_sec=30)
-
-    assert time.monotonic() - start < 25
-
-
-def test_a_port_in_use_is_refused(listener):
-    """Before TensorFlow tries, which would end the process."""
-    with pytest.raises(errors.PortInUseError, match=r"port \d+ .* is in use: Address"):
-        reachability.check_port_is_free(listener)
-
-
-def test_a_free_port_is_fine():
-    """The check leaves nothing behind: it can be repeated."""
-    (port,) = _closed_ports(1)
-    for _ in range(2):
-        reachability.check_port_is_free(f"localhost:{port}")
-
-
-def _closed_ports(count):
-    from replicator.cluster import local_cluster
-
-    return local_cluster.free_ports(count)

@@ -89,10 +89,7 @@ def _expected(op, xs):
 )
 @hypothesis.given(data=st.data())
 def test_collectives_of_any_nest_are_numpys(in_graph, data):
-    """Every type, scalars, empty tensors, empty nests: values, types and structure.
-
-    The full run tries twice as many nests.
-    """
+    """Every type, scalars, empty tensors, empty nests: values, types and structure."""
     nest_of = {op: data.draw(nests(types)) for op, types in MEANINGFUL.items()}
     nest_of["gather"] = data.draw(nests(TYPES))
     nest_of["broadcast"] = data.draw(nests(TYPES))

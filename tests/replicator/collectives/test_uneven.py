@@ -62,10 +62,7 @@ def _reference(num_examples):
 def test_an_epoch_with_a_partial_last_step_equals_the_single_device(
     repl_once, num_examples
 ):
-    """Losses and weights are those of whole global batches, to 1e-6.
-
-    The full run has whole batches only as well, as every other training has.
-    """
+    """Losses and weights are those of whole global batches, to 1e-6."""
     losses, weight = _train(repl_once, num_examples)
     expected_losses, expected_weight = _reference(num_examples)
 

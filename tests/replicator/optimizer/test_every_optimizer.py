@@ -121,12 +121,7 @@ def test_there_are_optimizers_to_try():
     ],
 )
 def test_all_optimizers_in_one_step(problem, backend, options):
-    """Three steps on replicas equal three steps of Keras on the joined batch.
-
-    The full run also has a stock strategy, which hands Keras the gradients whatever the
-    optimizer is (conformance cases train with eight on one), and dense and sparse
-    gradients in each placement of variables.
-    """
+    """Three steps on replicas equal three steps of Keras on the joined batch."""
     backend_name = backend if backend == "tf_mirrored" else "in_graph"
     repl = create(backend_name, num_replicas=2, **BACKENDS[backend])
     with repl.context():

@@ -55,10 +55,7 @@ def _sizes(training):
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("num_replicas", [pytest.param(2, marks=pytest.mark.full), 4])
 def test_twenty_steps_are_those_of_one_device(level, num_replicas):
-    """Adam in float32, with one step and several in a dispatch.
-
-    The full run has two replicas as well.
-    """
+    """Adam in float32, with one step and several in a dispatch."""
     training = Training(copies(num_replicas), _deep, ADAM, sharded_update=level)
 
     training.run_between(0, 10)
@@ -140,10 +137,7 @@ def test_of_a_clipped_gradient_only_its_norm_leaves_the_owner():
     ids="+".join,
 )
 def test_updates_that_are_skipped_are_those_of_one_device(level, options):
-    """Each owner has a branch of its own, with the kernels of its variables.
-
-    The full run has both levels with each pair of options.
-    """
+    """Each owner has a branch of its own, with the kernels of its variables."""
     training = Training(copies(), _deep, ADAM, sharded_update=level, **options)
     training.run(4)
 
@@ -189,11 +183,7 @@ def test_an_update_by_keras_cannot_be_skipped_by_owner():
 )
 @pytest.mark.parametrize("level", LEVELS)
 def test_other_models_train_as_on_one_device(level, name):
-    """Sparse gradients, and statistics over replicas.
-
-    The full run has both levels with each, and a kernel that is larger than all other
-    variables together.
-    """
+    """Sparse gradients, and statistics over replicas."""
     results = []
     for repl in (replicator.create("single"), copies(2)):
         training = Training(repl, name, "clipped adamw", sharded_update=level)

@@ -90,11 +90,7 @@ IN_SHORT = ("fused adam", "keras with decay and averages", "keras that clips")
     ],
 )
 def test_every_bit_is_that_of_the_unsharded_update(unsharded, name):
-    """Weights and state, also over several steps in one dispatch.
-
-    The full run has more optimizers: momentum is in the test of values that are set
-    outside, accumulation in that of branches, factors in those of every optimizer.
-    """
+    """Weights and state, also over several steps in one dispatch."""
     sharded = _trained(copies(), MAKERS[name], 2, sharded_update=True)
 
     sharded.run_between(2, 4, num_steps_per_run=2)

@@ -190,10 +190,7 @@ SLOW = ("arrays", "class weights", "an endless dataset")
     ],
 )
 def test_fit_equals_one_device(name, placement, tmp_path):
-    """Histories, weights, optimizer state, predictions and scores.
-
-    Copies with one program, no XLA; the full run has all.
-    """
+    """Histories, weights, optimizer state, predictions and scores."""
     program = PROGRAMS[name]
     folder = tmp_path if "callbacks" in name else None
     repl = replicator.create("in_graph", num_replicas=2, variable_placement=placement)

@@ -202,8 +202,7 @@ def test_a_smaller_last_batch_has_the_gradient_of_one_device(
 ):
     """5 examples over two replicas, or 1, which leaves none to a replica.
 
-    The full run has our own layer and a wrapped optimizer. Gradients that went through
-    the statistics had the weights of the wrong replica.
+    Gradients that went through the statistics had the weights of the wrong replica.
     """
     repl = replicator.create("in_graph", num_replicas=2)
     wrapped = repl.wrap_optimizer if is_wrapped else lambda optimizer: optimizer

@@ -93,10 +93,7 @@ def _trained(kind, scope, **options):
     ],
 )
 def test_gradients_are_clipped_as_on_one_device(kind, options, placement):
-    """By the norm of the mean, of batches of any size; the norm in the logs is that.
-
-    A clip of the step's and one of the optimizer's; the full run has all.
-    """
+    """By the norm of the mean, of batches of any size; the norm in the logs is that."""
     repl = replicator.create("in_graph", num_replicas=2, variable_placement=placement)
 
     weights, logs = _trained(kind, contextlib.nullcontext(), **options)

@@ -88,11 +88,7 @@ def test_a_new_function_in_every_call_raises_an_actionable_error():
     "name", [pytest.param("single", marks=pytest.mark.full), "in_graph"]
 )
 def test_memory_does_not_grow_over_thousands_of_steps(name):
-    """Not even by a kilobyte in each of 1,500 steps.
-
-    The full run has 3,000, and one replica as well, which calls its step without
-    linking copies.
-    """
+    """Not even by a kilobyte in each of 1,500 steps."""
     num_steps = 3000 if covering.is_full() else 1500
     num_replicas = 1 if name == "single" else 2
     repl = replicator.create(name, num_replicas=num_replicas)

@@ -87,10 +87,7 @@ def check_lost(cluster, num_workers, victim, how=signal.SIGKILL):
     ],
 )
 def test_a_lost_worker_ends_the_step_on_the_other(tmp_path, victim, mode, how):
-    """The error names the worker, comes in bounded time, and stays.
-
-    The full run also kills the chief of two, as the next test but one does of three.
-    """
+    """The error names the worker, comes in bounded time, and stays."""
     with cluster_of(tmp_path, mode, victim=victim) as cluster:
         check_lost(cluster, 2, victim, how)
 
