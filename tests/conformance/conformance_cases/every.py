@@ -3,14 +3,10 @@
 from conformance_cases import (  # noqa: F401 - imported for its cases
     collectives,
     derivatives,
-    epochs,
     habits,
     inputs,
-    layers,
-    mapping,
     misuse,
     optimizer_options,
-    pipelines,
     state,
     training,
 )

@@ -1,4 +1,4 @@
-"""N replicas of b examples train like one device on N x b examples."""
+"""N replicas of b examples train like one device on N x b, in layers and stages too."""
 
 import keras
 import numpy as np
@@ -360,3 +360,142 @@ class _Split(tf.Module):
 def trains_model_parallel(repl):
     """Replicas that are split over two devices each follow the single device."""
     return train(repl, _Split, OPTIMIZERS, normal_features(6))
+
+
+_CHANNELS = 3
+
+
+def _batch():
+    rng = np.random.default_rng(6)
+    x = rng.normal(size=(GLOBAL_BATCH_SIZE, 4, _CHANNELS)) * [1, 2, 3] + 0.5
+    weights = rng.normal(size=x.shape)
+    return x.astype(np.float32), weights.astype(np.float32)
+
+
+def _norm_layer(kind):
+    layer = kind(momentum=0.8)
+    layer.build((None, 4, _CHANNELS))
+    layer.gamma.assign([0.5, 1.0, 1.5])
+    layer.beta.assign([-1.0, 0.0, 1.0])
+    return layer
+
+
+def _outputs_and_gradients(layer, x, weights):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        out = layer(x, training=True)
+        loss = tf.reduce_sum(weights * out**2)
+    gradients = tape.gradient(loss, [x, layer.gamma.value, layer.beta.value])
+    return out, *gradients
+
+
+def _of_whole_batch(topology):
+    layer = _norm_layer(keras.layers.BatchNormalization)
+    x, weights = map(tf.constant, _batch())
+    for _ in range(2):
+        out, of_x, of_gamma, of_beta = _outputs_and_gradients(layer, x, weights)
+
+    def dealt(values):
+        return replicator.PerReplica(np.split(values.numpy(), topology.num_replicas))
+
+    def everywhere(value):
+        return replicator.PerReplica([value.numpy()] * topology.num_replicas)
+
+    return {
+        "out": dealt(out),
+        "gradient of x": dealt(of_x),
+        "gradients of weights": [everywhere(of_gamma), everywhere(of_beta)],
+        "moving mean": layer.moving_mean.numpy(),
+        "moving variance": layer.moving_variance.numpy(),
+    }
+
+
+@case(
+    "synchronous_training",
+    "fixed_inputs",
+    reference=_of_whole_batch,
+    max_replicas=GLOBAL_BATCH_SIZE,
+    # The variance is a difference of sums that are taken in another order.
+    rtol=2e-4,
+    atol=1e-4,
+)
+def normalizes_over_all_replicas(repl):
+    """CrossReplicaBatchNormalization: outputs, gradients, moving statistics."""
+    with repl.context():
+        layer = _norm_layer(replicator.CrossReplicaBatchNormalization)
+
+    def step(batch):
+        out, of_x, *of_weights = _outputs_and_gradients(layer, *batch)
+        return out, of_x, replicator.all_sum(of_weights)
+
+    dealt = tuple(
+        share(repl, np.split(values, repl.num_replicas)) for values in _batch()
+    )
+    for _ in range(2):
+        out, of_x, of_weights = repl.run(step, dealt)
+    repl.assert_in_sync()
+    return {
+        "out": out,
+        "gradient of x": of_x,
+        "gradients of weights": list(of_weights),
+        "moving mean": layer.moving_mean.numpy(),
+        "moving variance": layer.moving_variance.numpy(),
+    }
+
+
+_NUM_STEPS_OF_PIPELINES = 8
+NUM_STAGES = 2
+
+
+def _stage_layer(stage, width):
+    with replicator.logical_device(stage):
+        layer = keras.layers.Dense(width, activation="tanh")
+        layer.build([None, 6])
+    return layer
+
+
+@case(
+    *("synchronous_training", "pipelines"),
+    num_logical_devices=NUM_STAGES,
+    like_single_device=True,
+    rtol=RTOL_LOSSES,
+    atol=ATOL_WEIGHTS,
+    max_replicas=GLOBAL_BATCH_SIZE // 2,
+)
+def trains_a_pipeline(repl):
+    """Two stages, two micro-batches, with what a stage keeps and without."""
+    with repl.context():
+        keras.utils.set_random_seed(7 + repl.worker_id)
+        models = [[_stage_layer(0, 6), _stage_layer(1, 3)] for _ in range(2)]
+        optimizers = [repl.wrap_optimizer(keras.optimizers.Adam(0.01)) for _ in models]
+    pipelines = [
+        replicator.Pipeline(model, num_microbatches=2, recompute=recompute)
+        for model, recompute in zip(models, (False, True), strict=True)
+    ]
+
+    def mean_squared(outputs, targets):
+        return tf.reduce_mean(tf.square(outputs - targets))
+
+    def step(batch):
+        losses = []
+        for pipeline, optimizer in zip(pipelines, optimizers, strict=True):
+            loss, found = pipeline.loss_and_gradients(batch, mean_squared)
+            optimizer.apply_gradients(found)
+            losses.append(loss)
+        return losses
+
+    rng = np.random.default_rng(5)
+    features = rng.normal(size=(NUM_EXAMPLES, 6)).astype(np.float32)
+    targets = rng.normal(size=(NUM_EXAMPLES, 3)).astype(np.float32)
+    inputs = repl.make_input_iterator(
+        split_in_order(GLOBAL_BATCH_SIZE, features, targets)
+    )
+    losses = [
+        repl.reduce("mean", repl.run(step, inputs))
+        for _ in range(_NUM_STEPS_OF_PIPELINES)
+    ]
+    repl.assert_in_sync()
+    return {
+        "losses": np.float32(losses),
+        "weights": [w.numpy() for model in models for x in model for w in x.weights],
+    }
