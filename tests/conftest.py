@@ -26,8 +26,6 @@ _STATES = {"passed": "pass", "failed": "FAIL"}
 _SERVED = "tests/replicator/backends/multi_worker_in_graph"
 # Files whose tests share what is slow to make: one process runs all of a group.
 GROUPS = {
-    f"{_SERVED}/test_remote_replicas.py": "a served cluster",
-    f"{_SERVED}/test_server.py": "a served cluster",
     "tests/browser/test_geometry.py": "a browser",
     "tests/browser/test_interaction.py": "a browser",
     "tests/cluster_engines/test_slurm_faults.py": "a cluster of Slurm",

@@ -5,17 +5,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
-from conformance_cases import stand_ins
+import tensorflow as tf
 from conformance_cases.registry import Topology
 
 import replicator
+from replicator._tf import compat as _tf_compat
+from replicator.backends.tpu import TpuReplicaContext
 from replicator.catalog import BACKENDS
+from replicator.cluster import tpu_system
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from conformance_cases.registry import Case
+
 
 NUM_VIRTUAL_DEVICES = 4
 
@@ -83,6 +88,27 @@ class Target:
         return case.min_replicas <= self.num_replicas <= case.max_replicas
 
 
+class _TpuOnCpus:
+    """An initialised TPU whose cores are virtual CPU devices."""
+
+    name = "stand-in"
+
+    def make_strategy(self, num_replicas, num_logical_devices):
+        """MirroredStrategy has the interface of TPUStrategy that steps see."""
+        assert num_logical_devices == 1
+        # On CPUs, TensorFlow keeps int32 apart and MirroredStrategy sums int64 only.
+        TpuReplicaContext.wire_integer = tf.int64
+        names = [f"/device:CPU:{index}" for index in range(num_replicas)]
+        return _tf_compat.mirrored_strategy(names)
+
+
+@contextlib.contextmanager
+def tpu_on_cpus():
+    """A TPU is found, and it is the CPU."""
+    with mock.patch.object(tpu_system, "connect", return_value=_TpuOnCpus()):
+        yield
+
+
 def _cpus(num_replicas: int, num_logical_devices: int) -> list[Any]:
     """Virtual devices in turn; a replica that is split gets different ones."""
     names = [f"CPU:{index}" for index in range(NUM_VIRTUAL_DEVICES)]
@@ -123,7 +149,7 @@ IN_PROCESS = [
         backend="tpu",
         num_replicas=2,
         variant="stand_in",
-        patch=stand_ins.tpu,
+        patch=tpu_on_cpus,
         not_here={
             "model_parallelism": "MirroredStrategy stands in, which splits nothing",
             "whole_steps": "MirroredStrategy stands in, which compiles nothing",

@@ -1,7 +1,6 @@
 """What waits for a worker runs together, and what was lost is done again from where."""
 
 import contextlib
-import re
 import socket
 import threading
 import types
@@ -234,20 +233,6 @@ def watch_over(*addresses):
     watch._addresses = addresses
     watch._peers = [Peer(address) for address in addresses]
     return watch
-
-
-def test_a_server_that_ended_is_named(server):
-    """Its port is closed; later calls raise the same."""
-    address, listener = server
-    watch = watch_over(address)
-    watch.check()
-    assert watch.find_lost() is None
-    listener.close()
-
-    message = rf"parameter server 0 \({address}\) does not respond, and its variables"
-    assert re.match(message, str(watch.find_lost()))
-    with pytest.raises(errors.ServerLostError, match=message), watch.guard():
-        pass
 
 
 def test_a_server_that_hangs_is_named(server):

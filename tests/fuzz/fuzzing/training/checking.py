@@ -10,8 +10,7 @@ import numpy as np
 from fuzzing.checking import Verdict
 from fuzzing.comparing import DifferenceError
 from fuzzing.training import engine, syntax
-from fuzzing.training.examples import make_data, parts_of
-from fuzzing.training.numpy_model import Model
+from fuzzing.training.numpy_model import Model, make_data, parts_of
 from replicator import errors
 
 # Some twenty updates, each through a few layers. Keras rounds momentum, of batch norm

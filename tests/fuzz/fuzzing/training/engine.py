@@ -12,8 +12,7 @@ import tensorflow as tf
 
 import replicator
 from fuzzing.training import syntax
-from fuzzing.training.examples import make_data
-from fuzzing.training.numpy_model import RATE, Model
+from fuzzing.training.numpy_model import RATE, Model, make_data
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ import tiny_models
 from messages import wait_until
 
 import replicator
-from replicator import errors
+from replicator import errors, server
 from replicator.cluster import remote
 from replicator.cluster.configuration import ClusterConfig
 from replicator.cluster.liveness import watch
@@ -146,7 +146,7 @@ def test_a_port_in_use_is_reported_before_tensorflow_starts(config, monkeypatch)
 def test_hanging_up_closes_the_connections_to_one_address():
     """Those to others stay."""
     with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as other:
-        ports = [server.getsockname()[1] for server in (one, other)]
+        ports = [each.getsockname()[1] for each in (one, other)]
         closed, kept = (socket.create_connection(("localhost", p)) for p in ports)
         with closed, kept:
             watch.close_connections(f"localhost:{ports[0]}")
@@ -155,3 +155,29 @@ def test_hanging_up_closes_the_connections_to_one_address():
             assert b"" == closed.recv(1)
             with pytest.raises(TimeoutError):
                 kept.recv(1)
+
+
+def test_without_a_chief_worker_0_is_the_client():
+    (port,) = free_ports(1)
+    addresses = {"worker": (f"localhost:{port}", "localhost:1")}
+    config = ClusterConfig(addresses=addresses, kind="worker", index=0)
+
+    with pytest.raises(
+        errors.ClusterConfigError,
+        match=rf"this process is worker 0 \(localhost:{port}\), and without a chief "
+        r"worker 0 is the client: start your own program here",
+    ):
+        server.serve(config)
+
+
+def test_the_wait_for_a_client_is_bounded(monkeypatch):
+    monkeypatch.setattr(server, "_start", lambda *_: None)
+    first, second = free_ports(2)
+    addresses = {"worker": (f"localhost:{first}", f"localhost:{second}")}
+    config = ClusterConfig(addresses=addresses, kind="worker", index=1)
+
+    with pytest.raises(
+        errors.UnreachableError,
+        match=rf"the client, worker 0 \(localhost:{first}\), did not start within 0 s",
+    ):
+        server.serve(config, client_timeout_sec=0)

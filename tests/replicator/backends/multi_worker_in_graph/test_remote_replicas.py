@@ -1,6 +1,7 @@
 """Replicas on two machines train like one, and what lives and travels where."""
 
 import re
+import time
 
 import numpy as np
 import pytest
@@ -191,3 +192,18 @@ def test_workers_of_a_control_train_alone(client):
     )
     assert "Nothing is communicated" in actual["explained"]
     assert "sends nothing but inputs to other workers" in actual["explained"]
+
+
+# The last one, as it ends the cluster's client.
+def test_a_server_ends_when_its_client_is_killed(stepping_client):
+    """Within seconds, in the middle of a step, and by itself."""
+    cluster = stepping_client.cluster
+    start = time.monotonic()
+    cluster.kill("worker", 0)
+    codes = cluster.wait(timeout_sec=60)
+
+    assert 0 == codes["worker", 1]
+    assert time.monotonic() - start < 60
+    output = cluster.output("worker", 1)
+    assert "worker 1 serves at localhost:" in output
+    assert output.rstrip().endswith("replicator.server: the client has exited")
