@@ -145,7 +145,7 @@ def is_of_keras_trainer(function: Any) -> bool:
 def callbacks_of_fit() -> list[Any] | None:
     """The callbacks that ``fit`` of Keras was called with, where it prepares its data.
 
-    None elsewhere. Keras passes them to nothing that a strategy has (test_files).
+    None elsewhere. Keras passes them to nothing that a strategy has (test_fit).
     """
     fit = _caller_in_trainer("fit")
     if fit is None:

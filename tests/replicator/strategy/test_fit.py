@@ -15,7 +15,9 @@ import pytest
 import tensorflow as tf
 
 import replicator
+from replicator._tf import distribute as _tf_distribute
 from replicator.errors import ReplicatorError, StrategyError
+from replicator.strategy import datasets
 
 TOLERANCE = 1e-6  # relative: sums of float32 in another order
 NUM_EXAMPLES = 37  # a last batch of 5 examples, which two replicas cannot share equally
@@ -518,3 +520,24 @@ def test_xla_around_replicas_of_several_devices_is_refused(placement, call):
     message = r"variables are on .*CPU:0, .*CPU:1, but XLA compiles .* for one device"
     with pytest.raises(StrategyError, match=message):
         calls[call]()
+
+
+def test_a_strategy_finds_the_callbacks_of_fit(monkeypatch):
+    """Keras passes them to nothing that a strategy has."""
+    seen = []
+    split = datasets.split
+
+    def recorded(*args):
+        seen.append(_tf_distribute.callbacks_of_fit())
+        return split(*args)
+
+    monkeypatch.setattr(datasets, "split", recorded)
+    with replicator.create("single").scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    callback = keras.callbacks.LambdaCallback()
+    x = np.ones([4, 4], np.float32)
+    model.fit(x, x[:, :1], verbose=0, callbacks=[callback])
+    model.evaluate(x, x[:, :1], verbose=0)
+
+    assert [[callback], None] == seen

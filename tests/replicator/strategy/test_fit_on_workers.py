@@ -1,6 +1,7 @@
-"""``fit`` and reductions on two workers with two replicas each."""
+"""``fit`` and reductions on workers with two replicas each, and files of callbacks."""
 
 import contextlib
+import re
 from pathlib import Path
 
 import case_cluster
@@ -8,10 +9,11 @@ import numpy as np
 import pytest
 from loading import load
 
+pytestmark = pytest.mark.processes
+
+
 FOLDER = Path(__file__).parent
 TOLERANCE = 1e-5  # relative: sums of float32 in another order
-
-pytestmark = pytest.mark.processes
 
 
 @pytest.fixture(scope="module", params=["multi_worker", "multi_worker_in_graph"])
@@ -88,3 +90,56 @@ def test_batches_in_an_unknown_order_are_refused(workers):
 
     for message in ran.values("unseeded"):
         assert is_shared_out == ("keras.utils.set_random_seed(seed)" in message)
+
+
+@pytest.fixture(scope="module")
+def file_workers(tmp_path_factory):
+    return _ran_on_files(tmp_path_factory.mktemp("files"), "odd", "shared")
+
+
+def _ran_on_files(folder, *cases):
+    return case_cluster.ran(
+        "files_cases", folder, path=FOLDER, cases=cases, num_workers=2
+    )
+
+
+def test_a_batch_of_odd_size_is_that_of_one_device_over_workers(file_workers):
+    """Two and three examples: the steps of both had to have the same size."""
+    expected = load(FOLDER / "files_cases.py").odd()
+
+    for found in file_workers.values("odd"):
+        for one, two in zip(expected, found, strict=True):
+            np.testing.assert_allclose(two, one, rtol=TOLERANCE, atol=1e-6)
+
+
+def test_a_file_of_two_workers_is_refused_before_it_is_written(file_workers):
+    """They ended in an error of HDF5, or in a file that was neither's."""
+    own = r"in each of 2 worker processes; give each .*\{repl\.worker_id\}.*is_chief"
+    patterns = [
+        rf"ModelCheckpoint writes .*best\.keras {own}",
+        rf"CSVLogger writes .*log\.csv {own}",
+        rf"TensorBoard writes .*board {own}",
+        r"BackupAndRestore saves in each of 2 .*save_freq=\"epoch\" if repl\.is_chief",
+    ]
+
+    for messages, files in file_workers.values("shared"):
+        assert len(patterns) == len(messages)
+        for pattern, message in zip(patterns, messages, strict=True):
+            assert "\n" not in message
+            assert re.search(pattern, message)
+        assert [] == files
+
+
+@pytest.mark.full
+def test_an_interrupted_training_of_workers_goes_on_as_one_device(tmp_path):
+    """What the messages say to write: the chief saves, and all resume from it.
+
+    Only in the full run, as it takes a cluster more.
+    """
+    alone = load(FOLDER / "files_cases.py").alone(contextlib.nullcontext())
+
+    for outcome in _ran_on_files(tmp_path, "resumed").values("resumed"):
+        assert [2, 1] == outcome["epochs"]
+        for key in ("weights", "saved"):
+            for one, two in zip(alone, outcome[key], strict=True):
+                np.testing.assert_allclose(two, one, rtol=TOLERANCE, atol=1e-6)
