@@ -9,21 +9,6 @@ from replicator import PerReplica
 from replicator._tf.dispatch import Dispatch, recorded
 
 
-def test_a_function_is_traced_once_and_gives_what_it_computes():
-    traces = []
-
-    def double(source):
-        traces.append(source)
-        return [2 * source["a"], source["b"][0][0] + 1]
-
-    dispatch = Dispatch(double)
-    for value in (1.0, 5.0):
-        found = dispatch({"a": tf.constant(value), "b": (tf.constant([3]),)})
-        assert [2 * value, 4] == [float(found[0]), int(found[1])]
-
-    assert 1 == len(traces)
-
-
 def test_iterators_end_with_tensorflows_error():
     """The message is that of a function, too."""
     iterator = iter(tf.data.Dataset.range(2))

@@ -164,38 +164,6 @@ def test_the_library_takes_handles_for_itself(watched):
     assert [] == _TOLD
 
 
-def test_keras_and_checkpoints_only_read(tmp_path):
-    """Layers, evaluation, weights that are set, saved and restored, and an export."""
-    made = []
-
-    def create(next_creator, **options):
-        variable = next_creator(**options)
-        handles.watch(variable, _note)
-        made.append(variable)
-        return variable
-
-    with tf.variable_creator_scope(create):
-        model = keras.Sequential(
-            [keras.Input([3]), keras.layers.Dense(2), keras.layers.BatchNormalization()]
-        )
-    _TOLD.clear()
-    x = tf.ones([4, 3])
-    model(x)
-    tf.function(lambda: model(x, training=False))()
-    model.predict(x, verbose=0)
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(model(x, training=False))
-    tape.gradient(loss, model.trainable_variables)
-    model.set_weights(model.get_weights())
-    model.save_weights(tmp_path / "w.weights.h5")
-    model.load_weights(tmp_path / "w.weights.h5")
-    checkpoint = tf.train.Checkpoint(model=model)
-    checkpoint.restore(checkpoint.save(str(tmp_path / "c")))
-
-    assert len(made) >= 6
-    assert [] == _TOLD
-
-
 def test_only_plain_variables_are_watched():
     """Others are unknown; a class keeps its name, and is made once."""
     first, second = tf.Variable(1.0), tf.Variable(2.0)

@@ -158,8 +158,8 @@ def test_without_others_nothing_is_checked(mirrored, tmp_path):
     assert 0 == case.num_checked()
 
 
-def test_a_keras_model_trains_unchecked(mirrored, per_replica):
-    """Weights, slots, statistics and random states; evaluation only reads."""
+def test_a_keras_model_trains_unchecked(mirrored, per_replica, tmp_path):
+    """Weights, slots, statistics and random states; Keras and checkpoints read."""
     repl = mirrored()
     with repl.context():
         model = keras.Sequential(
@@ -182,7 +182,15 @@ def test_a_keras_model_trains_unchecked(mirrored, per_replica):
     for _ in range(2):
         repl.run(step, per_replica([tf.ones([4, 3]), tf.zeros([4, 3])]))
         model.predict(tf.ones([4, 3]), verbose=0)
+    tf.function(lambda: model(tf.ones([4, 3]), training=False))()
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(model(tf.ones([4, 3]), training=False))
+    tape.gradient(loss, model.trainable_variables)
     model.set_weights(model.get_weights())
+    model.save_weights(tmp_path / "w.weights.h5")
+    model.load_weights(tmp_path / "w.weights.h5")
+    checkpoint = tf.train.Checkpoint(model=model)
+    checkpoint.restore(checkpoint.save(str(tmp_path / "c")))
     table = repl._table
     entries = [entry for entry in table.entries() if entry.seen is not None]
 
