@@ -104,3 +104,18 @@ def test_a_freed_variable_leaves_no_owner_to_one_that_gets_its_id():
     owned._owners[id(new)] = owned._owners[place]
 
     assert owned.owner(new) is None
+
+
+def test_state_of_another_program_has_no_elements_here():
+    """Its memory is free; variables themselves stay, as all programs read them."""
+    owned, given = make(1, num_replicas=2, num_programs=2), variables(2, 1)
+    owned.assign(given)
+    slots = variables(2, 1)
+    for slot, variable in zip(slots, given, strict=True):
+        owned.own_slot(slot, variable)
+
+    assert [Owner(0, 0), Owner(0, 1)] == owners(owned, slots)
+    assert [False, True] == [owned.is_elsewhere(slot) for slot in slots]
+    assert [2, 0] == [int(tf.size(slot.read_value())) for slot in slots]
+    assert [2, 1] == [int(tf.size(v.read_value())) for v in given]
+    assert CPU[0] == owned.device(given[1])

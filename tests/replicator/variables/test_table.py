@@ -85,9 +85,11 @@ def test_a_restore_takes_partial_variables_without_copies(variable):
 def consolidated():
     """Settles copies of given values; returns the entries and what was added up."""
 
-    def consolidate(kinds, num_replicas=2):
+    def consolidate(kinds, num_replicas=2, add_up=list, in_all=None):
         topology = make_topology(
-            [[device] for device in CPU[:num_replicas]], is_mirrored=True
+            [[device] for device in CPU[:num_replicas]],
+            is_mirrored=True,
+            num_replicas=in_all,
         )
         table = VariableTable(topology)
         variables = [tf.Variable([0.0, 0.0]) for _ in kinds]
@@ -101,7 +103,7 @@ def consolidated():
 
         def listen(sums):
             calls.append([each.numpy().tolist() for each in sums])
-            return list(sums)
+            return add_up(sums)
 
         coherence.consolidate(entries, topology, listen)
         return entries, calls
@@ -134,6 +136,18 @@ def test_without_partial_variables_nobody_communicates(consolidated):
     _, calls = consolidated([Kind.MIRRORED, Kind.LOCAL])
 
     assert [] == calls
+
+
+def test_the_mean_is_over_the_replicas_of_all_programs(consolidated):
+    """Two here with a sum of 2, two elsewhere with a sum of 10."""
+    (entry,), calls = consolidated(
+        [Kind.PARTIAL],
+        add_up=lambda sums: [each + tf.constant([10.0, 0.0]) for each in sums],
+        in_all=4,
+    )
+
+    assert [[[2.0, 0.0]]] == calls
+    assert [[3.0, 0.0]] * 2 == values(entry)
 
 
 WORKER_GPU = "/job:worker/replica:0/task:1/device:GPU:0"
