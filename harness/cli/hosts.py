@@ -11,7 +11,7 @@ import click
 from harness.cli import exit_codes
 from harness.errors import PlanError
 from harness.launch import catalog
-from harness.launch.job import Job
+from harness.launch.info import Job
 from harness.machine import gpu_choice
 from harness.placement import gpu_threads, processes
 from harness.planning import cases

@@ -49,7 +49,7 @@ STUDY_FILE: Final = click.Option(
 
 def read(path: Path, model: type[Options]) -> dict[str, Any]:
     """Returns the settings of a study file, by the fields of a model."""
-    from harness.options.key_values import as_texts
+    from harness.options.notation import as_texts
     from harness.options.option import Contributed, marks
     from harness.options.study_keys import keys_of
 

@@ -20,7 +20,7 @@ from results.store import untrusted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from harness.launch.job import Job
+    from harness.launch.info import Job
 
 FOLDER: Final = "/srv/harness"
 """The current folder of this project's images."""

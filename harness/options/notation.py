@@ -1,17 +1,22 @@
-"""Lists, ranges and percentages: ``in_graph,single``, ``1..16x2``, ``3%``."""
+"""How values are written: ``1..16x2``, ``in_graph,single``, ``3%``, ``12min``."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import pydantic
 
 from harness.errors import ParseError
-from harness.options.kinds import Kind
-from results.records.limits import MAX_REPLICAS
+from harness.options.kinds import Kind, shown
+from results.records import limits
+from results.records.limits import MAX_REPLICAS, MAX_SEC
 
 if TYPE_CHECKING:
     import enum
     from collections.abc import Callable, Sequence
+
+    from results.records.models import OptionValue
 
 _RANGE = re.compile(r"(?P<first>\d+)\.\.(?P<last>\d+)(?:x(?P<factor>\d+))?")
 _ALLOWED = (
@@ -168,3 +173,131 @@ def some_of(of: Sequence[enum.Enum], *, noun: str, all_and_none: bool = False) -
         write=lambda values: _write_list(values) or "none",
         choices=tuple(by_name),
     )
+
+
+Unit = Literal["s", "min", "h"]
+
+SECONDS_OF: Final[dict[Unit, float]] = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_NAMES: Final[dict[Unit, str]] = {"s": "seconds", "min": "minutes", "h": "hours"}
+_FORM = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h)", re.ASCII)
+_BARE = re.compile(r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?", re.ASCII)
+_CLOCK = re.compile(r"(\d{1,5}):([0-5]\d):([0-5]\d)", re.ASCII)
+
+
+def seconds_of(text: str, bare: Unit | None = None) -> float | None:
+    """Returns the seconds that a string names, or None if it is no duration."""
+    found = _FORM.fullmatch(text.strip())
+    if found is not None:
+        seconds = float(found[1]) * SECONDS_OF[found[2]]  # type: ignore[index]  # by the pattern
+    elif bare is not None and _BARE.fullmatch(text.strip()):
+        seconds = float(text) * SECONDS_OF[bare]
+    else:
+        return None
+    return seconds if 0 < seconds <= MAX_SEC else None
+
+
+def parse_duration(text: str, *, what: str, bare: Unit = "s") -> float:
+    """Returns the seconds that a string names."""
+    seconds = seconds_of(text, bare)
+    if seconds is None:
+        raise ParseError(
+            f"{what}: {shown(text)} is not a duration; {_advice(text)}allowed are"
+            " numbers above 0 with a unit (90s, 12min, 2h), at most"
+            f" {MAX_SEC:g}s; without a unit they are {_NAMES[bare]}"
+        )
+    return seconds
+
+
+def _advice(text: str) -> str:
+    """Returns what to write for hours, minutes and seconds of a clock."""
+    clock = _CLOCK.fullmatch(text.strip())
+    if clock is None:
+        return ""
+    hours, minutes, seconds = map(int, clock.groups())
+    total = 3600 * hours + 60 * minutes + seconds
+    return f"write {write_duration(total)}; " if total else ""
+
+
+def write_duration(seconds: float) -> str:
+    """Returns the shortest text of a duration: in the largest unit that is whole."""
+    for unit in ("h", "min"):
+        count = seconds / SECONDS_OF[unit]
+        if count >= 1 and count == int(count):
+            return f"{int(count)}{unit}"
+    return f"{seconds:f}".rstrip("0").rstrip(".") + "s"
+
+
+def duration(bare: Unit = "s", *, unit: Unit = "s") -> Kind:
+    """Returns the kind of durations.
+
+    Args:
+      bare: The unit of a number without one.
+      unit: The unit of the value.
+    """
+    scale = SECONDS_OF[unit]
+
+    def read(value: object, what: str) -> float:
+        return parse_duration(str(value), what=what, bare=bare) / scale
+
+    number = Annotated[float, pydantic.Field(gt=0, le=MAX_SEC)]
+    return Kind(
+        read=read,
+        annotation=number | str,
+        must_be=f"a number of {_NAMES[bare]} above 0, or text such as 90s, 12min or 2h",
+        metavar="TIME",
+        write=lambda value: write_duration(value * scale),
+    )
+
+
+_MOST_CHARACTERS = 20
+
+
+def parse_key_values(texts: Sequence[str], *, what: str) -> dict[str, OptionValue]:
+    """Returns the values by key: true, false, a number, or else a string."""
+    options: dict[str, OptionValue] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ParseError(f"{what}: {text!r} is not KEY=VALUE")
+        if key in options:
+            raise ParseError(f"{what}: {key!r} is given twice; give it once")
+        options[key] = _parse_value(key, value, what)
+    return options
+
+
+def _parse_value(key: str, text: str, what: str) -> OptionValue:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        # Twenty characters suffice for any 64-bit integer; longer ones are floats.
+        is_whole = re.fullmatch(r"[+-]?\d+", text) is not None
+        value = int(text) if is_whole and len(text) <= _MOST_CHARACTERS else float(text)
+    except ValueError:
+        return text
+    if not abs(value) <= (limits.MAX_SEED if is_whole else limits.MAX_REAL):
+        raise ParseError(
+            f"{what}: {key}={text!r} is out of bounds; allowed are integers up"
+            f" to {limits.MAX_SEED} and floats up to {limits.MAX_REAL:g}, and their"
+            " negatives"
+        )
+    return value
+
+
+def as_texts(table: dict[str, Any]) -> tuple[str, ...]:
+    """Returns a table of a study file as the command line has it."""
+    return tuple(
+        f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+        for key, value in table.items()
+    )
+
+
+KEY_VALUES: Final = Kind(
+    read=lambda texts, what: parse_key_values(texts, what=what),
+    annotation=dict[str, bool | int | float | str],
+    must_be=(
+        "a table of texts, numbers, true and false: [option] and lines such as"
+        ' jit = "compute" below it'
+    ),
+    metavar="KEY=VALUE",
+    is_multiple=True,
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from harness.errors import ParseError
-from harness.options.durations import seconds_of
+from harness.options.notation import seconds_of
 from results.records.limits import MAX_BUDGET
 from results.records.models import Budget, BudgetUnit
 

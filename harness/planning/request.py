@@ -7,9 +7,14 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, InstanceOf
 
-from harness.options.durations import duration
-from harness.options.key_values import KEY_VALUES
-from harness.options.notation import COUNTS, NAMES, PERCENTAGE, some_of
+from harness.options.notation import (
+    COUNTS,
+    KEY_VALUES,
+    NAMES,
+    PERCENTAGE,
+    duration,
+    some_of,
+)
 from harness.options.option import Option, Recorded
 from harness.planning import budgets, defaults
 from harness.planning.program_request import ProgramRequest

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from harness.errors import ParseError, PlanError
 from harness.options import kinds, option
-from harness.options.key_values import parse_key_values
+from harness.options.notation import parse_key_values
 from harness.planning.request import SweepRequest
 from results.store.varied import DATA, GLOBAL, MOST_VALUES, PER_REPLICA
 

@@ -17,8 +17,7 @@ from harness.cli.shared_options import (
 from harness.cli.verbs.sweep_verb import RunRequest
 from harness.errors import PlanError
 from harness.options import kinds
-from harness.options.durations import duration
-from harness.options.notation import NAMES, PERCENTAGE
+from harness.options.notation import NAMES, PERCENTAGE, duration
 from harness.options.option import Option
 from harness.planning import defaults
 from harness.planning.program_request import OWN

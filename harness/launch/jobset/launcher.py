@@ -16,7 +16,7 @@ from harness.launch.info import LauncherInfo
 from harness.launch.templating import render_template
 
 if TYPE_CHECKING:
-    from harness.launch.job import Job
+    from harness.launch.info import Job
 
 WORKERS = "worker"
 """The name of the replicated job."""

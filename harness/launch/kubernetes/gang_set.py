@@ -13,7 +13,7 @@ from harness.errors import LaunchError, PlanError
 from harness.launch import channel
 from harness.launch import kubernetes as names
 from harness.launch.engine import Engine
-from harness.launch.job import Job
+from harness.launch.info import Job
 from harness.launch.jobset import launcher as jobset
 from harness.launch.kubernetes import programs
 from harness.launch.remote import RemoteLauncher

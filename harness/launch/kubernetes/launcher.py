@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.launch.contract import Launcher
-    from harness.launch.job import Job
+    from harness.launch.info import Job
 
 
 class KubernetesOptions(pods.PodOptions):

@@ -14,7 +14,7 @@ from harness.launch import kubernetes as names
 from harness.launch import pods
 
 if TYPE_CHECKING:
-    from harness.launch.job import Job
+    from harness.launch.info import Job
     from harness.launch.kubernetes.launcher import KubernetesOptions
 
 GRACE_SEC: Final = 60

@@ -12,19 +12,19 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from harness.launch.client import ClientEngine
+from harness.launch.engine import ClientEngine
 from harness.launch.info import LauncherInfo, Nodes
 from harness.launch.ray import cluster
 from harness.launch.remote import RemoteLauncher
 from harness.launch.templating import render_template
 from harness.machine import cuda_cache
-from harness.options.durations import duration
+from harness.options.notation import duration
 from harness.options.option import Option, Options
 
 if TYPE_CHECKING:
     from harness.launch.contract import Launcher
     from harness.launch.engine import Engine, Gang
-    from harness.launch.job import Job
+    from harness.launch.info import Job
     from harness.launch.ray.cluster import RayHost
 
 PORT = 6379

@@ -13,7 +13,7 @@ from harness.machine import cuda_cache
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.launch.job import Job
+    from harness.launch.info import Job
 
 GRACE_SEC: Final = 60
 """Before the time limit, the sweep gets the signal to stop; it needs a few seconds."""

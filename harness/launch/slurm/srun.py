@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from harness.launch import channel
-from harness.launch.client import ClientEngine
+from harness.launch.engine import ClientEngine
 from harness.launch.remote import RemoteLauncher
 from harness.launch.slurm import JOB_VARIABLE, NODES_VARIABLE, programs
 from harness.trial import process_tree

@@ -16,7 +16,7 @@ import pytest
 
 from harness.errors import LaunchError
 from harness.launch import channel, member
-from harness.launch.client import ClientEngine
+from harness.launch.engine import ClientEngine
 from harness.launch.exits import MemberExits
 from harness.launch.gang_plan import GangPlan
 

@@ -12,7 +12,7 @@ from kubernetes_rules import expanded, template
 
 from harness.errors import PlanError
 from harness.launch import catalog
-from harness.launch.job import Job
+from harness.launch.info import Job
 from harness.launch.pods import PodOptions, parse_template
 
 SCHEMA = json.loads(

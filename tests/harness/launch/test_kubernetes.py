@@ -20,7 +20,7 @@ from harness.launch import catalog
 from harness.launch import kubernetes as names
 from harness.launch.contract import HOSTS_VARIABLE
 from harness.launch.engine import Gang
-from harness.launch.job import Job
+from harness.launch.info import Job
 from harness.launch.kubernetes import gang_set, programs, sweep_job
 from harness.launch.kubernetes.launcher import KubernetesOptions
 from harness.run.trial_runner import run_trial

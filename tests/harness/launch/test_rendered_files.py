@@ -10,7 +10,7 @@ import yaml
 from command_words import overridden
 from kubernetes_rules import template
 
-from harness.launch.job import Job
+from harness.launch.info import Job
 from harness.launch.slurm import sbatch
 
 PROGRAM = ("python", "train.py", "--text", "a b")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import ParseError
-from harness.options.durations import duration, parse_duration, write_duration
+from harness.options.notation import duration, parse_duration, write_duration
 from harness.options.option import declared
 from harness.planning.request import SweepRequest
 
