@@ -25,8 +25,7 @@ INCONCLUSIVE: Final = 3
 SOME_TRIALS_FAILED: Final = 4
 """At least one trial is ok and at least one is not, which includes replicas that do not
 match one, or a match that gave no answer; or, of ``verify``, a figure is not
-what the raw observations say, or has none; or, of ``report --check-private``, what
-would be shown may be private."""
+what the raw observations say, or has none."""
 
 NOTHING_MEASURED: Final = 5
 """No trial is ok: there is no result; or ``verify`` has nothing to recompute from."""

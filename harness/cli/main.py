@@ -105,13 +105,6 @@ VERBS = (
         """,
     ),
     Verb(
-        "publish",
-        """Writes a copy of a study for everybody: no logs, no tracebacks, no secrets.
-
-        Exit code 4, and nothing is written, if a file may have something private.
-        """,
-    ),
-    Verb(
         "doctor",
         """Checks whether this machine can be timed, and says what to do.
 

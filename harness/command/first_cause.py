@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from harness.command.terminal_line import TerminalLine
+from results.records.masked import printed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,11 +64,11 @@ def first_cause(text: str) -> str:
 
 
 def described(stderr: bytes, stdout: bytes) -> str:
-    """Says what a program printed last, or which error was its first."""
+    """Says what a program printed last, or which error was its first; masks tokens."""
     texts = ["\n".join(_shown(data)) for data in (stderr, stdout)]
     cause = next(filter(None, map(first_cause, texts)), "none")
     is_last = any(text.rstrip().endswith(cause) for text in texts) or cause == "none"
-    return f"its {'last line' if is_last else 'first error'}: {cause!r}"
+    return f"its {'last line' if is_last else 'first error'}: {printed(cause)!r}"
 
 
 def _shown(data: bytes) -> Iterator[str]:

@@ -61,6 +61,7 @@ _UNCLEAR: Final = "may mean two things: print it without"
 _ZEROS = re.compile(rf"(?<![0-9][.,:'\u2019_/+\-\u2212\u2013{WIDE}])(?<![\w.,])0+$")
 _WORD = re.compile(r"[A-Za-z]+(?!\w)")
 _NOT_UNITS: Final = ("d", "m", "day", "days")
+_GROUPS_BEFORE = re.compile(r"(?<![\w.,:/\-])[1-9][0-9]{0,2}(?: [0-9]{3})* $")
 _GROUP_FOLLOWS = re.compile(r" [0-9]{3}(?![0-9:])")
 
 
@@ -155,7 +156,7 @@ def _continues(place: Place, before: str, run: str, notation: Notation) -> bool:
     is_group = re.match(r"[0-9]{3}(?![0-9])", run) is not None
     if separator in ", ":
         is_free = notation.convention == COLUMNS or place.asks(*left.span(1))
-        is_small = re.search(r"(?<![\w.,:/\-])[1-9][0-9]{0,2} $", before) is not None
+        is_small = _GROUPS_BEFORE.search(before) is not None
         is_joined = is_group or run.isdecimal() if separator == "," else is_small
         return not is_free and is_joined and (is_group or separator == ",")
     if separator == ":":

@@ -25,6 +25,7 @@ from harness.machine import environment, git, owned_folders
 from harness.sources import code_digest
 from harness.sources.source_tree import SourceTree
 from harness.trial import turns
+from results.records.masked import tokens
 from results.records.models import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -248,9 +249,9 @@ def _why(text: str) -> str:
 
 
 def last_line(text: str) -> str:
-    """Returns the last line that is not empty, or says that there is none."""
+    """Returns the last line that is not empty, masked, or says that there is none."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "no reason was given"
+    return tokens(lines[-1]) if lines else "no reason was given"
 
 
 @contextlib.contextmanager

@@ -101,8 +101,8 @@ class MemberExits:
         if place is not None and place not in self.codes:
             self.codes[place] = -signal.SIGKILL
             self.lost[place] = (
-                f"the connection to process {place} on {self._hosts[place]} was lost:"
-                " it was killed, or its host failed"
+                f"the connection to process {place} on host {self._hosts[place]!r} was"
+                " lost: it was killed, or its host failed"
             )
 
     def close(self) -> None:

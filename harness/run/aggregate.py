@@ -21,6 +21,7 @@ from harness.trial.rank_file import (
 )
 from results.records.limits import MAX_REPLICAS, MAX_TEXT
 from results.records.machines import gpu_record
+from results.records.masked import printed
 from results.records.models import Failure, Phase, TrialStatus
 from results.records.texts import storable
 
@@ -183,7 +184,7 @@ def _recorded_failure(log: RankLog) -> Conclusion:
     for name, text in log.failure.items():
         if isinstance(text, str):
             fields[name] = storable(text, MAX_TEXT)
-    fields["reason"] = one_line(str(fields.get("reason")))
+    fields["reason"] = one_line(printed(str(fields.get("reason"))))
     try:
         failure = Failure.model_validate(fields)
     except ValueError as error:

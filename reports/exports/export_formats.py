@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from results import plugins
 
@@ -42,8 +42,6 @@ class ExportFormat:
         metric; empty where the verb chooses by the number of studies.
       takes_one: Whether it is for a single study.
       files: What is said of several files, after their number.
-      readable: A writer of text with the same content, which is searched for what may
-        be private; empty where the pages have it.
     """
 
     name: str
@@ -51,7 +49,6 @@ class ExportFormat:
     writer: str = ""
     takes_one: bool = False
     files: str = ""
-    readable: str = ""
 
     def export(self, stores: Sequence[Store], metric: Metric) -> Content:
         """Returns the content.
@@ -59,17 +56,11 @@ class ExportFormat:
         Raises:
           ResultsError: A study cannot be read, or the format needs what is missing.
         """
-        return _load(self.writer)(stores, metric)
-
-    def as_text(self, stores: Sequence[Store], metric: Metric) -> str:
-        """Returns the content as readable text; empty if the pages have to do."""
-        source = self.readable or ("" if self.output is Output.FOLDER else self.writer)
-        if not source:
-            return ""
-        found = _load(source)(stores, metric)
-        if isinstance(found, dict):
-            found = b"\n".join(found.values())
-        return found if isinstance(found, str) else found.decode("utf-8")
+        module, _, function = self.writer.partition(":")
+        found: Content = getattr(importlib.import_module(module), function)(
+            stores, metric
+        )
+        return found
 
 
 def find(name: str) -> ExportFormat | None:
@@ -85,11 +76,6 @@ def complain(found: object) -> str:
     return "" if found.writer else "has no writer: name MODULE:FUNCTION"
 
 
-def _load(source: str) -> Any:
-    module, _, function = source.partition(":")
-    return getattr(importlib.import_module(module), function)
-
-
 FORMATS: dict[str, ExportFormat] = {
     of.name: of
     for of in (
@@ -103,11 +89,16 @@ FORMATS: dict[str, ExportFormat] = {
             writer="reports.exports.exports:csv_of_studies",
         ),
         ExportFormat(
+            name="zip",
+            output=Output.FILE,
+            writer="reports.exports.archive:export",
+            takes_one=True,
+        ),
+        ExportFormat(
             name="mlperf",
             output=Output.FOLDER,
             writer="reports.exports.mlperf:export",
             files="log files of trials; they are no submission",
-            readable="reports.exports.mlperf:export",
         ),
         ExportFormat(
             name="pytest-benchmark",

@@ -119,7 +119,7 @@ def build(root: pathlib.Path) -> str:
 
 
 def _loaded(store: Store, key: str) -> tuple[str, str, Study]:
-    study = load_study(store)
+    study = load_study(store.public)
     if study.problems:
         first = study.problems[0]
         raise errors.ResultsError(

@@ -157,7 +157,8 @@ def modes_text(modes: tuple[ScalingMode, ...]) -> str:
 
 
 def view_store(store: Store) -> View:
-    """Reads a store once and computes the data that sections share."""
+    """Reads the public facts of a store once; computes the data that sections share."""
+    store = store.public
     study = load_study(store)
     measured = scaling.points(study)
     compared = comparisons.of_study(study)

@@ -25,6 +25,7 @@ from results.judging import (
     quality_gate,
 )
 from results.judging.judged_case import JudgedCase, name_of, worst
+from results.records.masked import shared
 from results.statistics import estimates, generations, judge
 from results.statistics.judge import Verdict
 from results.study import case_pairs
@@ -255,14 +256,14 @@ def _of_study(
     )
     return Gate(
         metric=rule.metric,
-        baseline=baseline,
+        baseline=shared(baseline),
         delta=rule.delta,
         alpha=rule.alpha,
         cases=tuple(cases),
         twin=relay.twin_of(study),
         turns=relay.count_turns(study),
         load=None if rule.metric.is_quality else load.of_study(study),
-        failures=failures,
+        failures=tuple(map(shared, failures)),
         num_ok=sum(entry.is_ok for entry in study.planned),
     )
 

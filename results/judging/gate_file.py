@@ -107,4 +107,5 @@ def write(store: Store, record: GateRecord) -> None:
 
 def read(store: Store) -> GateRecord | None:
     """Reads it; None where no gate has concluded."""
-    return record_file.read(store.root / GATE_NAME, "gate", GateRecord)
+    path = store.root / GATE_NAME
+    return record_file.read(path, "gate", GateRecord, is_public=store.is_public)

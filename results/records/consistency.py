@@ -22,7 +22,7 @@ def check_plan(path: pathlib.Path, plan: Plan) -> None:
     seen: set[str] = set()
     for number, trial in enumerate(plan.trials):
         named = trial.trial_id, trial.case_id
-        content = identity.ids(trial.spec)
+        content = named if trial.spec.is_abridged else identity.ids(trial.spec)
         if named != content:
             raise errors.CorruptRecordError(
                 path,
@@ -46,7 +46,7 @@ def check_trial(
 ) -> None:
     """Checks that records belong to the trial of a folder, and to each other."""
     trial_id = folder.name
-    content_id = identity.trial_id(spec)
+    content_id = trial_id if spec.is_abridged else identity.trial_id(spec)
     if content_id != trial_id:
         raise errors.CorruptRecordError(
             folder / "spec.json",

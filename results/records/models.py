@@ -21,6 +21,7 @@ of ``results/records/bounds.py``, and carries its version. Names and units follo
 
 from __future__ import annotations
 
+import operator
 import statistics
 from enum import Enum
 from typing import Annotated, Literal
@@ -176,6 +177,11 @@ class TrialSpec(StepSettings, _Measured):
     options: dict[Name, OptionValue] = Field(default_factory=dict, max_length=1_000)
     repetition_index: Index
     seed: Seed
+    is_abridged: bool = Field(
+        default=False,
+        exclude_if=operator.not_,
+        description="exported, with masks in its texts: its ids are of the whole spec",
+    )
 
     @property
     def devices_per_replica(self) -> int:

@@ -10,7 +10,7 @@ import pydantic
 from results import errors
 from results.records import upgrade, user_folders, variables
 from results.records.models import Plan, Record, TrialSpec
-from results.store import atomic, untrusted
+from results.store import atomic, public, untrusted
 
 if TYPE_CHECKING:
     import pathlib
@@ -23,8 +23,13 @@ _WITHOUT_USER_FOLDERS = ("env", "status", "result")
 of a plan is only shown."""
 
 
-def read(path: pathlib.Path, kind: str, model: type[RecordT]) -> RecordT | None:
-    """Reads one record, upgrading older versions; None if there is no such file."""
+def read(
+    path: pathlib.Path, kind: str, model: type[RecordT], *, is_public: bool = False
+) -> RecordT | None:
+    """Reads one record, or its public facts; None if there is no such file.
+
+    Older versions are upgraded.
+    """
     try:
         text = untrusted.read_text(path)
     except untrusted.DamagedFileError as error:
@@ -43,6 +48,10 @@ def read(path: pathlib.Path, kind: str, model: type[RecordT]) -> RecordT | None:
         )
     data = upgrade.upgrade(kind, data, path)
     data = _cleaned(kind, data)
+    try:
+        data = public.facts(data) if is_public else data
+    except untrusted.DamagedFileError as error:
+        raise errors.CorruptRecordError(path, str(error)) from error
     try:
         return model.model_validate(data)
     except pydantic.ValidationError as error:

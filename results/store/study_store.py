@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from results import errors
 from results.records import consistency
+from results.records.masked import shared
 from results.records.models import (
     Environment,
     Plan,
@@ -53,18 +54,25 @@ class Store:
 
     Attributes:
       root: The study directory.
+      is_public: Whether records are read without what may not leave the machine.
     """
 
     def __init__(
-        self, root: pathlib.Path, *, listed_in: pathlib.Path | None = None
+        self,
+        root: pathlib.Path,
+        *,
+        listed_in: pathlib.Path | None = None,
+        is_public: bool = False,
     ) -> None:
         """Wraps a directory without looking at it; prefer ``create`` and ``open``.
 
         Args:
           root: The directory.
           listed_in: The study whose manifest has these trials, if not this directory.
+          is_public: As the attribute.
         """
         self.root = pathlib.Path(root)
+        self.is_public = is_public
         self._listed_in = self.root if listed_in is None else listed_in
 
     def __repr__(self) -> str:
@@ -159,7 +167,14 @@ class Store:
     @property
     def matching(self) -> Store:
         """The trials that match N replicas with one; they have no plan of their own."""
-        return Store(self.root / MATCHING_NAME, listed_in=self.root)
+        return Store(
+            self.root / MATCHING_NAME, listed_in=self.root, is_public=self.is_public
+        )
+
+    @property
+    def public(self) -> Store:
+        """The study as it may leave the machine (``results.store.public``)."""
+        return Store(self.root, listed_in=self._listed_in, is_public=True)
 
     @property
     def report_path(self) -> pathlib.Path:
@@ -310,7 +325,7 @@ class Store:
             path = folder / f"{kind}.json"
             if path.name not in names:
                 return None
-            record = record_file.read(path, kind, model)
+            record = record_file.read(path, kind, model, is_public=self.is_public)
             if record is None:  # a file system that lists it and has no file
                 raise errors.UnavailableRecordError(
                     path, FileNotFoundError("it is listed, and is not there")
@@ -343,12 +358,12 @@ class Store:
           UnavailableRecordError: The file system does not say what a record holds.
         """
         problems: list[Problem] = []
-        with _kept(problems):
+        with self._kept(problems):
             self._read_plan_or_none()
         trials = []
         for name in sorted(untrusted.names_in(self.root / TRIALS_NAME)):
             # Nothing in a folder is no trial, as in trial_ids(): it is listed once.
-            with _kept(problems), contextlib.suppress(errors.MissingRecordError):
+            with self._kept(problems), contextlib.suppress(errors.MissingRecordError):
                 trials.append(self.read_trial(name))
         return Reading(trials=tuple(trials), problems=tuple(problems))
 
@@ -364,9 +379,18 @@ class Store:
         for trial_id in self.trial_ids():
             yield self.read_trial(trial_id)
 
+    @contextlib.contextmanager
+    def _kept(self, problems: list[Problem]) -> Iterator[None]:
+        """Keeps a damaged record in a list, in place of the error."""
+        try:
+            yield
+        except errors.CorruptRecordError as error:
+            reason = shared(error.reason) if self.is_public else error.reason
+            problems.append(Problem(path=error.path, reason=reason))
+
     def _read_plan_or_none(self) -> Plan | None:
         path = self.root / PLAN_NAME
-        plan = record_file.read(path, "plan", Plan)
+        plan = record_file.read(path, "plan", Plan, is_public=self.is_public)
         if plan is not None:
             consistency.check_plan(path, plan)
         return plan
@@ -380,15 +404,6 @@ def _check_reachable(root: pathlib.Path) -> None:
             f"cannot use {str(root)!r} as a study directory: "
             f"{error.strerror or error}; choose another path, or fix this one"
         ) from error
-
-
-@contextlib.contextmanager
-def _kept(problems: list[Problem]) -> Iterator[None]:
-    """Keeps a damaged record in a list, in place of the error."""
-    try:
-        yield
-    except errors.CorruptRecordError as error:
-        problems.append(Problem(path=error.path, reason=error.reason))
 
 
 def _looks_like_study(root: pathlib.Path) -> bool:

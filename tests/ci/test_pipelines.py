@@ -238,10 +238,10 @@ def test_reports_are_kept_whatever_the_verdict():
 
 
 ALLOWED_UPLOADS = {
-    "published/",  # what `publish` has searched
+    "published/",  # what `report` has exported
     "table.md",
     *("junit.xml", "gate.xml", "test-gpu.xml"),  # what the job's own log says
-    *("build/site", "public"),  # made of published copies, searched again
+    *("build/site", "public"),  # made of exported zips
 }
 
 

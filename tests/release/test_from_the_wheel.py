@@ -274,7 +274,7 @@ def test_each_step_of_the_action_runs(own, environ, tmp_path):
     assert "::error" in done.stdout
     suite = ET.parse(folder / "gate.xml").getroot()
     assert [*suite.iter("failure")]
-    assert (folder / "published" / "gate" / "plan.json").is_file()
+    assert (folder / "published" / "gate.zip").is_file()
     assert not (own / ".prepared").exists()
 
 
@@ -311,7 +311,7 @@ def test_the_script_of_the_component_runs(own, environ):
 
     assert 0 == done.returncode, done.stdout + done.stderr
     assert "REGRESS" in (own / "gate" / "gate.md").read_text()
-    assert (own / "gate" / "published" / "plan.json").is_file()
+    assert (own / "gate" / "published" / "gate.zip").is_file()
     for path in content["artifacts"]["paths"]:
         assert (own / path).exists()
     status = subprocess.run(

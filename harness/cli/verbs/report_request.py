@@ -89,13 +89,6 @@ class ReportRequest(Options):
             help="Show two studies that are not comparable; the exit code is then 3.",
         ),
     ] = False
-    is_private_checked: Annotated[
-        bool,
-        Option(
-            name="check-private",
-            help="Write nothing; list what would be shown and may be private.",
-        ),
-    ] = False
     is_json: IsJson = False
 
     @property
@@ -110,7 +103,7 @@ class ReportRequest(Options):
             len(self.studies) == 1
             and self.form in (None, "html")
             and self.output is None
-            and not (self.is_json or self.is_private_checked)
+            and not self.is_json
         )
 
     @property
@@ -126,22 +119,21 @@ class ReportRequest(Options):
 
 def check(request: ReportRequest) -> None:
     """Checks that options go together."""
-    is_list = request.is_private_checked
-    if request.is_json and not is_list and (request.form or len(request.studies) > 1):
+    if request.is_json and (request.form or len(request.studies) > 1):
         raise StudyError(
             "--json is for the report of one study and excludes --format; use"
             " --format json"
         )
     form = request.format
     needs = _NEEDS_NAME.get(form.output)
-    if needs and request.output is None and not is_list:
+    if needs and request.output is None:
         raise StudyError(f"--format {form.name} writes {needs} with -o")
     if form.takes_one and len(request.studies) > 1:
         raise StudyError(
             f"--format {form.name} is for one study, not for {len(request.studies)};"
             " name one"
         )
-    is_page = form.output is Output.PAGE and not is_list
+    is_page = form.output is Output.PAGE
     is_of_study = is_page and (len(request.studies) == 1 or request.is_site)
     for name, url in (
         ("--data-url", request.data_url),

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from harness.cli import exit_codes, running, terminal, varied
-from harness.cli.arguments import check_comparable, one_line
+from harness.cli.arguments import check_comparable
 from harness.cli.verbs import status_verb
 from harness.cli.verbs.report_request import ReportRequest, check
 from harness.errors import StudyError
@@ -49,17 +47,16 @@ def _opened(name: str, request: ReportRequest, unpacked: contextlib.ExitStack) -
     """Returns a study that is named, or whose folder or zip file is."""
     path = study_module.find_study(name, request.runs_dir)
     root = unpacked.enter_context(zipped.opened(path))
-    is_page = request.format.output is Output.PAGE and not request.is_private_checked
+    is_page = request.format.output is Output.PAGE
     if root != path and path.is_file() and is_page and request.output is None:
         raise StudyError(f"{name!r} is a zip file; name the page with -o, -o page.html")
-    store = Store.open(root)
+    store = Store.open(root).public
     store.read_plan()
     return store
 
 
 def _report(request: ReportRequest, stores: Sequence[Store]) -> int:
-    if request.is_private_checked:
-        return _check_private(request, stores)
+    problems = [store.read().problems for store in stores]  # before anything is written
     if request.format.writer:
         _export(request, stores)
         code = exit_codes.OK
@@ -68,8 +65,7 @@ def _report(request: ReportRequest, stores: Sequence[Store]) -> int:
     else:
         text, code = _text(request, stores)
         _emit(request, text)
-    problems = [status_verb.name_problems(store.read().problems) for store in stores]
-    return max([code, *problems])
+    return max([code, *map(status_verb.name_problems, problems)])
 
 
 def _write_pages(request: ReportRequest, stores: Sequence[Store]) -> int:
@@ -195,48 +191,3 @@ def _export(request: ReportRequest, stores: Sequence[Store]) -> None:
         paths = output_file.write_all(request.output, content, what=form.name)
         running.note(f"{len(paths)} {form.files}")
     click.echo(str(request.output))
-
-
-def _check_private(request: ReportRequest, stores: Sequence[Store]) -> int:
-    """Prints what the output would show that may be private; writes nothing."""
-    from reports.exports import private
-
-    found = [
-        shown
-        for where, text in _outputs(request, stores)
-        for shown in private.find(where, text)
-    ]
-    if request.is_json:
-        click.echo(json.dumps([dataclasses.asdict(shown) for shown in found], indent=2))
-    else:
-        for shown in found:
-            click.echo(one_line(f"{shown.where}: {shown.kind}: {shown.text}"))
-        if not found:
-            click.echo("nothing that looks private would be shown")
-    return exit_codes.SOME_TRIALS_FAILED if found else exit_codes.OK
-
-
-def _outputs(
-    request: ReportRequest, stores: Sequence[Store]
-) -> Sequence[tuple[str, str]]:
-    """Returns the text that a reader would see, by page."""
-    from reports.exports import private
-    from reports.page import build
-    from reports.site import build as site
-    from reports.site import comparison
-
-    metric = gate_metrics.metric_of(request.metric)
-    if request.format.writer:
-        text = request.format.as_text(stores, metric)
-        if text:
-            return [(request.format.name, text)]
-    elif request.format.output is not Output.PAGE:
-        return [(request.format.name, _text(request, stores)[0])]
-    pages: Sequence[tuple[str, str]]
-    if len(stores) == 1:
-        pages = [("index.html", build.build_report(stores[0]))]
-    elif len(stores) == _TWO and not request.is_site:
-        pages = [("comparison", comparison.build(_compared(request, stores)))]
-    else:
-        pages = list(site.pages(stores, metric))
-    return [(where, private.visible_text(html)) for where, html in pages]

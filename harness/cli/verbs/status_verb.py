@@ -19,6 +19,7 @@ from harness.options.option import Option, Options
 from harness.planning import study as study_module
 from harness.run import turn_file
 from results.errors import CorruptRecordError, MissingRecordError
+from results.records.masked import tokens
 from results.records.models import Order, PlannedTrial
 from results.records.texts import printable
 from results.store import earlier, lock
@@ -127,7 +128,7 @@ def _read(store: Store) -> _State:
                     f" {record.status.value} in {record.failure.phase.value}:"
                     f" {record.failure.reason}"
                 ),
-                *(f"    {printable(line)}" for line in record.failure.place),
+                *(f"    {printable(tokens(line))}" for line in record.failure.place),
             ]
     data = {
         "study": name,

@@ -72,7 +72,7 @@ class HostMembers:
                     )
                 )
         except OSError as error:
-            return f"{socket.gethostname()}: {error}"
+            return f"host {socket.gethostname()!r}: {error}"
         return ""
 
     def poll(self) -> list[int | None]:

@@ -14,7 +14,7 @@ from reports.page import page
 from reports.page.sections import seeds
 from reports.words import axes, formats, quality_runs
 from results.figures import learning_gains
-from results.store import untrusted
+from results.store import public, untrusted
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -32,7 +32,6 @@ MOST_PICTURED = 8
 """Runs whose pictures are shown; the others are in the folders of their trials."""
 MOST_PICTURE_BYTES = 2**24
 """Larger files are not pictures of ours, and would be embedded in the page."""
-_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,9 +81,10 @@ def _picture(
         return Picture(label=label, why_not=str(error))
     if content is None:
         return None
-    if not content.startswith(_PNG):
+    drawn = public.picture(content)
+    if drawn is None:
         return Picture(label=label, why_not="it is not a PNG picture")
-    text = base64.b64encode(content).decode("ascii")
+    text = base64.b64encode(drawn).decode("ascii")
     return Picture(label=label, url=f"data:image/png;base64,{text}")
 
 

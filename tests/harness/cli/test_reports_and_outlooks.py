@@ -32,7 +32,7 @@ def make_study(tmp_path, synthetic):
 @pytest.fixture
 def quick_page(monkeypatch):
     """Pages of single studies have tests of their own; here they cost no time."""
-    page = "<html>\n<body>\n<p>a page of /home/jane/x</p>\n</body>\n</html>\n"
+    page = "<html>\n<body>\n<p>a page</p>\n</body>\n</html>\n"
     monkeypatch.setattr("reports.page.build.build_report", lambda *_: page)
 
 
@@ -186,38 +186,6 @@ def test_bad_requests_are_one_line(refuse, make_study, tmp_path, arguments, mess
     err = refuse("report", *arguments)
 
     assert re.match(f"error: {message}", err), err
-
-
-@pytest.mark.usefixtures("quick_page")
-def test_what_may_be_private_is_listed_and_nothing_written(
-    harness, make_study, written
-):
-    make_study("a")
-    make_study("b")
-    before = written()
-    one = harness("report", "a", "--check-private")
-    both = harness("report", "a", "b", "-o", "site", "--check-private", "--format=html")
-    data = harness("report", "a", "b", "-o", "site", "--check-private", "--json")
-    clean = harness("report", "a", "--check-private", "--format=markdown")
-
-    code, out, _ = one
-    assert exit_codes.SOME_TRIALS_FAILED == code
-    assert "index.html: home folder: /home/jane\n" in out
-    assert "studies/a/index.html: home folder: /home/jane\n" in both[1]
-    assert "studies/b/index.html: home folder: /home/jane\n" in both[1]
-    assert ["studies/a/index.html", "studies/b/index.html"] == [
-        shown["where"] for shown in json.loads(data[1])
-    ]
-    assert (exit_codes.OK, "nothing that looks private would be shown\n") == clean[:2]
-    assert before == written()
-
-
-def test_a_real_page_shows_nothing_private(harness, make_study):
-    """What every report says is not taken for a secret."""
-    make_study("a")
-    code, out, _ = harness("report", "a", "--check-private")
-
-    assert (exit_codes.OK, "nothing that looks private would be shown\n") == (code, out)
 
 
 @pytest.mark.usefixtures("quick_page")

@@ -134,11 +134,12 @@ PATTERNS = (
 @settings(max_examples=2500, deadline=None)
 @given(
     st.sampled_from([*READ, *UNCLEAR]),
-    st.integers(1000, 99_999_999),
+    st.integers(1000, 99_999_999) | st.integers(1, 999_999).map(lambda n: n * 1000),
     st.sampled_from(["25", "5", "125", "0625"]),
     st.sampled_from(DELIMITERS),
     st.sampled_from(PATTERNS),
 )
+@example("a space", 15_000_000, "25", "", "([0-9.]+)$")
 @example("a space", 1234, "5", "", PATTERNS[0])
 @example("decimal comma", 1000, "125", "", PATTERNS[1])
 def test_a_number_is_read_whole_or_refused(

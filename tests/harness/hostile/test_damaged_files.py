@@ -138,18 +138,18 @@ def all_void(path):
 READERS = {
     "observations": (
         "runs/r/trials/*/rank_0.jsonl",
-        ("verify r", "publish r -o written", "status r"),
+        ("verify r", "report r --format zip -o r.zip", "status r"),
     ),
     "load within turns": ("runs/r/trials/*/turns.jsonl", ("status r",)),
     "load of turns": (
         "runs/r/trials/*/turns.jsonl",
-        ("verify r", "publish r -o written"),
+        ("verify r", "report r --format zip -o r.zip"),
     ),
     "observations of a match": (
         "runs/r/match/trials/*/rank_0.jsonl",
         ("verify r", "status r"),
     ),
-    "manifest": ("runs/r/SHA256SUMS", ("verify r", "publish r -o written")),
+    "manifest": ("runs/r/SHA256SUMS", ("verify r", "report r --format zip -o r.zip")),
     "page": ("runs/r/report/index.html", ("verify r", "report r -o page.html")),
     "holder": ("runs/r/.lock-holder", ("status r", "status r --json")),
     "owner": ("runs/r/.lock-heartbeat", ("sweep --study r",)),

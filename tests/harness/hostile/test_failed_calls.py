@@ -44,7 +44,7 @@ VERBS = {
     "site as text": "report a b --format text",
     "verify": "verify c",
     "verify a relay": "verify a",
-    "publish": f"publish c -o {OUTPUT}",
+    "report as a zip": f"report c --format zip -o {OUTPUT}/c.zip",
     "resume a relay": "sweep --study a",
     "resume a sequence": "sweep --study c",
     "sweep again": f"sweep {SWEEP} --repeats=2 --budget=none {ORDERS['c']} --study=c",
@@ -58,7 +58,7 @@ OUTPUTS = {
     "site": f"report a b -o {OUTPUT} --allow-different",
     "CSV": f"report a --format csv -o {OUTPUT}.csv",
     "MLPerf": f"report a --format mlperf -o {OUTPUT}",
-    "publish": VERBS["publish"],
+    "zip": VERBS["report as a zip"],
     "render": f"launch render --launcher ray --name=x --workers=2 -o {OUTPUT} -- true",
 }
 SEVERAL = ("site", "MLPerf", "render")

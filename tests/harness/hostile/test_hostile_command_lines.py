@@ -135,7 +135,6 @@ WRITERS = (
     "sweep",
     "gate",
     "report",
-    "publish",
     "launch",
 )
 DOCUMENTED = {

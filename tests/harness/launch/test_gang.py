@@ -129,7 +129,9 @@ def test_a_lost_connection_is_the_end_of_a_member(exits, connect):
     read(exits)
 
     assert {0: -signal.SIGKILL} == exits.codes
-    assert "process 0 on n0 was lost: it was killed, or its host" in exits.lost[0]
+    assert (
+        "process 0 on host 'n0' was lost: it was killed, or its host" in exits.lost[0]
+    )
 
 
 def test_an_exit_that_was_reported_is_not_a_loss(exits, connect):

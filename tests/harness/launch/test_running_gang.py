@@ -137,7 +137,10 @@ def test_a_rank_whose_connection_is_lost_was_killed(running, tmp_path):
     made.end()
 
     assert -signal.SIGKILL == made.exit_code
-    assert "connection to process 1 on n1 was lost" in first_exit.read(tmp_path).reason
+    assert (
+        "connection to process 1 on host 'n1' was lost"
+        in first_exit.read(tmp_path).reason
+    )
 
 
 @pytest.mark.parametrize(

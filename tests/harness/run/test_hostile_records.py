@@ -41,8 +41,7 @@ CODES = {
 OTHERS = (
     ("verify", "{}"),
     ("list", "studies"),
-    ("report", "{}", "--check-private"),
-    ("publish", "{}", "-o", "written"),
+    ("report", "{}", "--format", "zip", "-o", "written.zip"),
 )
 """Other readers of a study, of which each case has one."""
 MANY_DIGITS = int("9" * 4000)

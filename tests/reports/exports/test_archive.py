@@ -9,22 +9,22 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli import exit_codes, main
-from reports.exports import archive, private, publish
+from reports.exports import archive, export_formats
 from reports.site import build
 from results.judging import gate_metrics
+from results.records.models import Budget, BudgetUnit, TrialStatus
 from results.store import zipped
 from results.store.study_store import Store
 
 STUDY = "resnet50-two-cores"
+TOKEN = "hf_" + "aB" * 17
 PAGE = "<!DOCTYPE html>\n<html>\n<body>\n<main>a study</main>\n</body>\n</html>\n"
 
 
 @pytest.fixture(scope="module")
 def content():
     """The records of a published study."""
-    found, reason = archive.of_study(Store.open(published_studies.study(STUDY)))
-    assert found is not None, reason
-    return found
+    return archive.of_study(Store.open(published_studies.study(STUDY)))
 
 
 def test_verify_accepts_what_was_downloaded(content, tmp_path):
@@ -105,7 +105,7 @@ def test_records_elsewhere_are_linked_there(make, tmp_path):
     assert not (folder / build.RECORDS).exists()
 
 
-def test_too_large_or_private_records_are_not_put_there(make, tmp_path, monkeypatch):
+def test_too_large_or_damaged_records_are_not_put_there(make, tmp_path, monkeypatch):
     """One line says why, and what to do; the page has no dead link."""
     monkeypatch.setattr(archive, "MOST_BYTES", 1000)
     too_large = make()
@@ -116,14 +116,79 @@ def test_too_large_or_private_records_are_not_put_there(make, tmp_path, monkeypa
     page = (tmp_path / "site" / "studies" / "a" / "index.html").read_text()
     assert build.RAW_DATA not in page
 
-    shown = private.Shown(where="plan.json", kind="host", text="mine")
-    monkeypatch.setattr(publish, "_search", lambda *_: iter([shown]))
-    of_someone = make()
+    next((tmp_path / "a").glob("trials/*/env.json")).write_text("{")
+    damaged = make()
     assert re.match(
-        r"\d+ things in the records of 'a' may be private, such as plan.json: host;"
-        r" 'publish a' lists them$",
-        of_someone[0],
+        r"no records of 'a' are exported: trials/\w+/env.json is damaged \(not JSON",
+        damaged[0],
     )
+
+
+def planted(synthetic, monkeypatch, root):
+    """Returns a study with something private in every place where a text can be."""
+    plain = synthetic._spec
+
+    def spec(*args, **fields):
+        variables = {"XLA_FLAGS": "--xla_dump_to=/mnt/team-x/jane/dump"}
+        return plain(*args, **fields).model_copy(
+            update={"variables": variables, "options": {"hub": f"token={TOKEN}"}}
+        )
+
+    monkeypatch.setattr(synthetic, "_spec", spec)
+    failed = {("tf_mirrored", synthetic.WEAK, 2, 1): TrialStatus.FAILED}
+    budget = Budget(amount=9, unit=BudgetUnit.STEPS, num_evaluations=1)
+    shape = synthetic.Shape(repeats=3, statuses=failed, budget=budget)
+    store = synthetic.make_store(root, shape)
+    plan = store.read_plan()
+    command = (*plan.command, "--data-dir=/mnt/team-x/data", "--token", TOKEN)
+    store.write_plan(
+        plan.model_copy(update={"command": command, "data_dir": "/mnt/team-x/data"})
+    )
+    for trial in store.trials():
+        folder = store.trial_dir(trial.trial_id)
+        (folder / "stdout.log").write_text(f"logged in with {TOKEN}")
+        for picture in folder.glob("samples_*.png"):
+            picture.write_bytes(picture.read_bytes() + TOKEN.encode())
+        if trial.status.failure is not None:
+            reason = f"401 for {TOKEN} of jane.doe@corp.example at http://10.1.2.3/x"
+            failure = trial.status.failure.model_copy(
+                update={"reason": reason, "traceback": f"File '/mnt/team-x': {TOKEN}"}
+            )
+            store.write_status(
+                trial.trial_id, trial.status.model_copy(update={"failure": failure})
+            )
+    return store
+
+
+def test_nothing_private_is_in_any_export(synthetic, tmp_path, monkeypatch):
+    """Page, site and every format; the records in the study stay as they are."""
+    store = planted(synthetic, monkeypatch, tmp_path / "runs" / "s")
+    before = {p: p.read_bytes() for p in store.root.rglob("*") if p.is_file()}
+    out = tmp_path / "out"
+    for form in export_formats.FORMATS:
+        words = ["report", str(store.root), "--format", form, "-o", str(out / form)]
+        done = CliRunner().invoke(main.cli, words)
+        assert not done.exception, (form, done.output)
+    zipped_study = zipfile.ZipFile(out / "zip")
+    zipped_study.extractall(out / "unpacked")
+    written = [path for path in out.rglob("*") if path.is_file()]
+
+    assert len(written) > len(export_formats.FORMATS)
+    for path in written:
+        content = path.read_bytes().decode("utf-8", errors="replace")
+        for text in (TOKEN, "team-x", "jane", "corp.example", "10.1.2.3"):
+            assert text not in content, (path, text)
+    assert before == {p: p.read_bytes() for p in before}
+    assert any(path.suffix == ".png" for path in written)
+    assert "401 for ***" in (out / "html").read_text()
+    assert not {p.name for p in written} & {"stdout.log", "stderr.log"}
+    again = Store.open(out / "unpacked" / "s")
+    assert [] == list(again.read().problems)
+    assert all(trial.spec.is_abridged for trial in again.trials())
+    done = CliRunner().invoke(main.cli, ["verify", str(out / "zip")])
+    assert exit_codes.OK == done.exit_code, done.output
+    page = CliRunner().invoke(main.cli, ["report", str(out / "zip"), "-o", str(out)])
+    assert (out / "index.html").read_text() == (out / "html").read_text(), page.output
 
 
 @pytest.mark.parametrize(

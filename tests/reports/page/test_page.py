@@ -186,7 +186,7 @@ def test_every_trial_is_listed_and_every_ok_trial_is_used(store, page):
 
 def test_text_from_trials_is_escaped(page):
     assert 1 == page.count("<script")
-    assert page.count("&lt;script&gt;alert(") >= 2
+    assert page.count("&lt;script&gt;alert(") >= 1
 
 
 def test_figures_take_their_colours_from_the_page(page):

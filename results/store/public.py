@@ -1,0 +1,130 @@
+"""What of a study may leave the machine: the fields and files that are listed here.
+
+Numbers are facts. A text is one if its field is listed as a fact, and is masked if its
+field is listed as text of people or programs; any other is left out. The records of the
+study itself stay complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any, Final
+
+from results.records.masked import shared
+from results.store import untrusted
+
+# Words, ids, digests, versions and times that the harness or the kernel made.
+_FACTS = """
+allocator case_id code_digest control cpu_governor cpu_model created_at device
+device_sharing ended_at evidence fingerprint first_case_id git_commit glibc_version
+gpu_driver gpus group kernel kind loss modes nccl_version nonce order packages paths
+phase python_version samples second_case_id slowed_by started_at status
+transparent_huge_pages trial_id verdict version workload_version
+"""
+# Words of people, programs and plugins, and sentences that may quote them.
+_TEXTS = """
+backend baseline collectives command container counts data detail environment_variables
+example_unit exception_type failures faults folder headline host method metric name
+not_checked notes options plugins preset program_code protocol reason remarks revision
+setup study text title unfit unit variables void_reason workload worse
+"""
+# Fields whose keys are names of people, not of fields.
+_MAPPINGS = """
+environment_variables not_checked options packages plugins program_code remarks
+variables
+"""
+FACTS: Final = frozenset(_FACTS.split())
+TEXTS: Final = frozenset(_TEXTS.split())
+MAPPINGS: Final = frozenset(_MAPPINGS.split())
+_OF_A_SPEC: Final = "code_digest"
+_ABRIDGED: Final = "is_abridged"
+_CLOCK: Final = re.compile("[0-9a-f]{16}")
+_PNG: Final = b"\x89PNG\r\n\x1a\n"
+# What a picture or a film is drawn from; text and times are in other chunks.
+_CHUNKS: Final = frozenset(
+    b"IHDR PLTE tRNS gAMA sRGB pHYs IDAT IEND acTL fcTL fdAT".split()
+)
+_CHUNK_BYTES: Final = 12
+
+
+def content(name: str, stored: bytes) -> bytes | None:
+    """Returns what may leave the machine of a file of a study; None if nothing may."""
+    if name.endswith(".png"):
+        return picture(stored)
+    if name.endswith(".jsonl"):
+        return b"".join(map(_line, stored.splitlines(keepends=True)))
+    record = untrusted.parsed(stored)
+    if not isinstance(record, dict):
+        raise untrusted.DamagedFileError(f"{name} holds no object")
+    found = facts(record)
+    return stored if found == record else (json.dumps(found, indent=1) + "\n").encode()
+
+
+def facts(record: dict[str, Any]) -> dict[str, Any]:
+    """Returns what may leave the machine of a record, or of a line of observations."""
+    try:
+        return _facts(record)
+    except RecursionError as error:
+        raise untrusted.DamagedFileError(
+            "not a record: lists or objects are nested too deeply"
+        ) from error
+
+
+def _facts(record: dict[str, Any]) -> dict[str, Any]:
+    found = {
+        name: public
+        for name, value in record.items()
+        if (public := _public(value, name)) is not None or value is None
+    }
+    if _OF_A_SPEC in record and found != record:
+        found[_ABRIDGED] = True
+    return found
+
+
+def picture(stored: bytes) -> bytes | None:
+    """Returns what a PNG file is drawn from; None if it is none."""
+    if not stored.startswith(_PNG):
+        return None
+    kept, place, kind = [_PNG], len(_PNG), b""
+    while place + _CHUNK_BYTES <= len(stored) and kind != b"IEND":
+        end = place + _CHUNK_BYTES + int.from_bytes(stored[place : place + 4], "big")
+        kind = stored[place + 4 : place + 8]
+        kept += [stored[place:end]] if kind in _CHUNKS else []
+        place = end
+    return b"".join(kept) if kind == b"IEND" and place <= len(stored) else None
+
+
+def _line(stored: bytes) -> bytes:
+    try:
+        line = untrusted.parsed(stored)
+        # Why a process failed is in the status of its trial.
+        found = facts({name: of for name, of in line.items() if name != "reason"})
+    except (untrusted.DamagedFileError, AttributeError):
+        return b""  # cut by a kill, or no object: nobody reads it
+    return stored if found == line else (json.dumps(found) + "\n").encode()
+
+
+def _public(value: Any, name: str) -> Any:
+    if isinstance(value, str):
+        return _text(value, name)
+    if isinstance(value, dict) and name in MAPPINGS:
+        return {key: _public(of, name) for key, of in value.items()}
+    if isinstance(value, dict):
+        return _facts(value)
+    if not isinstance(value, list) or set(map(type, value)) <= {int, float}:
+        return value
+    if set(map(type, value)) == {str}:
+        # Together: an option and its value may be two words.
+        text = _text("\0".join(value), name)
+        return None if text is None else text.split("\0")
+    return [_public(of, name) for of in value]
+
+
+def _text(text: str, name: str) -> str | None:
+    if name in FACTS:
+        return text
+    if name == "host" and not _CLOCK.fullmatch(text):  # by a client of others
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return shared(text) if name in TEXTS else None

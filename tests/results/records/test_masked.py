@@ -1,0 +1,211 @@
+"""Tokens in text are masked, whoever issued them; words of reports are not.
+
+The tokens are drawn from the forms that their issuers publish, so that no file of the
+project has one.
+"""
+
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from results.records import masked
+
+_WORD = string.ascii_letters + string.digits
+
+
+def _drawn(form, characters, number):
+    """Returns a token of some form; the digit and the letter are in most of them."""
+    rest = st.text(alphabet=characters, min_size=number - 2, max_size=number - 2)
+    return rest.map(lambda drawn: form.format(drawn + characters[-1] + characters[0]))
+
+
+_HEX = "abcdef0123456789"
+_BIG = string.ascii_uppercase + string.digits
+TOKENS = {
+    "AWS": _drawn("AKIA{}", _BIG, 16),
+    "AWS session": _drawn("ASIA{}", _BIG, 16),
+    "GitHub": _drawn("ghp_{}", _WORD, 36),
+    "GitHub application": _drawn("ghs_{}", _WORD, 36),
+    "GitHub fine-grained": _drawn("github_pat_{}", _WORD + "_", 60),
+    "GitLab": _drawn("glpat-{}", _WORD, 20),
+    "Slack": _drawn("xoxb-1234567890-{}", _WORD, 24),
+    "Slack application": _drawn("xapp-1-A0123-{}", _WORD, 24),
+    "Hugging Face": _drawn("hf_{}", string.ascii_letters, 34),
+    "OpenAI": _drawn("sk-proj-{}", _WORD, 60),
+    "Anthropic": _drawn("sk-ant-api03-{}", _WORD, 60),
+    "Stripe": _drawn("sk_live_{}", _WORD, 24),
+    "Google": _drawn("AIza{}", _WORD, 35),
+    "NVIDIA": _drawn("nvapi-{}", _WORD, 64),
+    "PyPI": _drawn("pypi-AgEI{}", _WORD, 60),
+    "npm": _drawn("npm_{}", _WORD, 36),
+    "Weights & Biases": _drawn("wandb_v1_{}", _WORD, 40),
+    "JSON web token": _drawn("eyJhbGciOiJIUzI1NiJ9.{}.abcDEF123", _WORD, 40),
+    "private key": _drawn(
+        "-----BEGIN OPENSSH PRIVATE KEY-----\n{}\n-----END OPENSSH PRIVATE KEY-----",
+        _WORD,
+        40,
+    ),
+    "random word": st.permutations(_WORD).map(lambda drawn: "aB3" + "".join(drawn)),
+}
+"""Strategies of tokens that are masked whole, wherever they stand."""
+SECRETS = st.text(alphabet=_WORD, min_size=6, max_size=30).map(lambda word: f"z{word}q")
+CONTEXTS = {
+    "variable": "HF_TOKEN={}",
+    "variable of Terraform": "TF_TOKEN_app={}",
+    "password": "password: {}",
+    "long name": "aws_secret_access_key = {}",
+    "option": "login --token {} --rate 3",
+    "option with an equals sign": "login --api-key={}",
+    "words of a command": "login\0--hub-token\0{}\0--rate\x003",
+    "list of a command": "['login', '--password', '{}']",
+    "JSON": '{{"client_secret": "{}"}}',
+    "JSON within JSON": '{{"a": "{{\\"api_key\\": \\"{}\\"}}"}}',
+    "bearer": "Authorization: Bearer {}",
+    "basic": '"Authorization": "Basic {}"',
+    "bare header": "X-Api-Key: {}",
+    "cookie": "Set-Cookie: session={}",
+    "database": "postgres://jane:{}@db:5432/x",
+    "git": "https://{}@git.example/x.git",
+    "signature": "https://a.example/c?sv=2024&sig=0123{}",
+}
+"""What stands around a secret that has no form of its own."""
+PRINTED = st.text(alphabet=string.ascii_lowercase + " .:,'()=[]/\n", max_size=60)
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_a_token_is_masked_within_any_line(name):
+    """The words around it stay; masked text stays as it is."""
+
+    @given(before=PRINTED, token=TOKENS[name], after=PRINTED)
+    def check(before, token, after):
+        text = masked.tokens(f"{before} {token} {after}")
+
+        assert token not in text
+        assert masked.MASK in text
+        assert masked.tokens(text) == text
+        assert token not in masked.shared(f"{before} {token} {after}")
+
+    check()
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_a_secret_is_masked_by_what_stands_before_it(name):
+    """The name stays, so that a reader sees what was there."""
+
+    @given(before=PRINTED, secret=SECRETS)
+    def check(before, secret):
+        text = masked.tokens(f"{before}\n{CONTEXTS[name].format(secret)}")
+
+        assert secret not in text
+        assert masked.tokens(text) == text
+
+    check()
+
+
+def test_an_older_key_of_weights_and_biases_is_masked():
+    """It looks like a commit, which is not."""
+    key = "0123456789abcdef0123456789abcdef01234567"
+
+    assert masked.tokens(f"wandb: using key {key}") == "wandb: using key ***"
+    assert masked.tokens(f"commit {key} of the tree") == f"commit {key} of the tree"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tokens per second; the secret of speed; no password is needed",
+        'num_tokens=512, max_tokens: none, {"token": null}, key=value',
+        "primary_key: case 3; keys: 12, KeyError: 'rate'; per token: 12.5 ms",
+        "rate=tokens/s: ([0-9.]+), or per token: ([0-9.]+)",
+        "sha256:9b74c9897bac770ffc029102a200c5de9b74c9897bac770ffc029102a200c5de",
+        "set HF_TOKEN=$TOKEN, password=***, api_key=<key>; ~/.cache/sk-learn",
+        "gradient_tape/ResNet50/conv2_block1_1_conv/Conv2D/Conv2DBackpropFilter",
+        "nvmlSystemGetCudaDriverVersion_v2, CLOCK_MONOTONIC, and/or, 47.2 images/s",
+    ],
+)
+def test_words_of_reports_are_not_masked(text):
+    """A mask in place of a figure would help nobody."""
+    assert masked.tokens(text) == text
+    assert masked.shared(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("see /home/jane/data for more", "see ~/data for more"),
+        ("in C:\\Users\\jane\\x", "in C:\\Users\\***\\x"),
+        ("cannot open '/mnt/team/data.bin'", "cannot open '.../data.bin'"),
+        ("--xla_dump_to=/mnt/team/x", "--xla_dump_to=.../x"),
+        ("no response from 10.1.2.3:2222", "no response from ***:2222"),
+        ("ipv6:fe80:0:0:0:1:2:3:4 is down", "ipv6:*** is down"),
+        ("at [fd00:1:2:3:4:5:6:7]:80", "at [***]:80"),
+        ("GET http://builds.corp.example/1?x=2 is 404", "GET http://*** is 404"),
+        ("by jane.doe@corp.example today", "by *** today"),
+        ("node7.cluster.local:2222 is lost", "***:2222 is lost"),
+        ("process 1 on host 'n7' was lost", "process 1 on host '***' was lost"),
+        (
+            "/usr/lib/python3.11/site.py, /tmp/x/y",
+            "/usr/lib/python3.11/site.py, /tmp/x/y",
+        ),
+        ("Linux 6.18.44, TensorFlow 2.21.0, 127.0.0.1", None),
+    ],
+)
+def test_what_leaves_the_machine_does_not_say_whose_it_is(text, shown):
+    """Folders, addresses, hosts; the same again when it is masked again."""
+    assert masked.shared(text) == (text if shown is None else shown)
+    assert masked.shared(masked.shared(text)) == masked.shared(text)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "a",
+        "a_",
+        "-a",
+        "--a-a_",
+        "a.",
+        "eyJ-",
+        "sk-",
+        "token_",
+        "x-",
+        "/a",
+        "a://",
+        "@a.",
+    ],
+)
+def test_long_text_takes_no_time(piece):
+    """A program may print a megabyte without a space."""
+    text = piece * (200_000 // len(piece))
+
+    assert masked.shared.__wrapped__(text)
+
+
+@pytest.fixture
+def named(monkeypatch):
+    """Forgets the names of this machine, before and after."""
+    masked._own_names.cache_clear()
+    monkeypatch.setattr("socket.gethostname", lambda: "gpu-box-7.corp.example")
+    yield monkeypatch
+    masked._own_names.cache_clear()
+
+
+def test_names_of_host_and_user_in_output_are_masked(named):
+    """Not those that many machines have, nor a part of another name."""
+    named.setattr("getpass.getuser", lambda: "runner")
+    text = "gpu-box-7: lost gpu-box-7.corp.example, not gpu-box-70; a runner"
+
+    assert masked.printed(text) == "***: lost ***, not gpu-box-70; a runner"
+
+
+def test_a_user_without_a_name_is_no_error(named):
+    """As in a container that runs under a number."""
+
+    def refuse():
+        raise KeyError("getpwuid(): uid not found: 1234")
+
+    named.setattr("getpass.getuser", refuse)
+    named.setattr("socket.gethostname", lambda: "localhost")
+
+    assert masked.printed("on localhost") == "on localhost"

@@ -1,0 +1,143 @@
+"""What of a study may leave the machine is listed, field by field."""
+
+import json
+import struct
+import zlib
+
+import published_studies
+import pytest
+from pydantic import TypeAdapter
+
+from results.records.client.lines import RankLine
+from results.records.gate_record import GateRecord
+from results.records.models import Environment, Plan, StatusRecord, TrialResult
+from results.store import public, untrusted
+
+TOKEN = "hf_" + "aB" * 17
+LEFT_OUT = {"data_dir", "traceback"}
+OF_OWN_LINES = {
+    "version"
+}  # of NCCL, in a line that only processes of the harness write
+RECORDS = (Plan, Environment, StatusRecord, TrialResult, GateRecord, RankLine)
+
+
+def texts_of(schema, definitions, name=""):
+    """Yields the names of the fields that hold text, by the schema of a record."""
+    if "$ref" in schema:
+        of = schema["$ref"].rpartition("/")[2]
+        # Each record once: its own references are followed when it is taken out.
+        if (definition := definitions.pop(of, None)) is not None:
+            yield from texts_of(definition, definitions, name)
+            if definition.get("type") == "string":
+                definitions[of] = definition
+    for kind in ("anyOf", "oneOf", "allOf"):
+        for part in schema.get(kind, ()):
+            yield from texts_of(part, definitions, name)
+    if schema.get("type") == "string":
+        yield name
+    yield from (
+        texts_of(schema.get("items", {}) or {}, definitions, name)
+        if schema.get("items")
+        else ()
+    )
+    for field, part in schema.get("properties", {}).items():
+        yield from texts_of(part, definitions, field)
+    if isinstance(of_keys := schema.get("additionalProperties"), dict):
+        yield from texts_of(of_keys, definitions, name)
+
+
+def test_every_text_of_a_record_is_listed_or_left_out():
+    """A new field does not leave the machine before somebody lists it here."""
+    found = set()
+    for record in RECORDS:
+        schema = TypeAdapter(record).json_schema()
+        found |= set(texts_of(schema, schema.get("$defs", {})))
+
+    assert found - LEFT_OUT == (public.FACTS | public.TEXTS) - OF_OWN_LINES
+    assert not public.FACTS & public.TEXTS
+    assert public.MAPPINGS <= public.FACTS | public.TEXTS
+
+
+def test_text_of_a_field_that_is_not_listed_is_left_out():
+    """At any depth; numbers stay, and so do names of options."""
+    record = {
+        "traceback": TOKEN,
+        "unknown": TOKEN,
+        "also": {"unknown": [TOKEN, 1], "x": 2, "y": [[TOKEN], 3]},
+        "options": {"path": "/mnt/team/x", "depth": 3, "name": None},
+        "step_time_sec": [0.1, 2],
+    }
+
+    assert public.facts(record) == {
+        "also": {"x": 2, "unknown": [None, 1], "y": [None, 3]},
+        "options": {"path": ".../x", "depth": 3, "name": None},
+        "step_time_sec": [0.1, 2],
+    }
+
+
+def test_an_option_and_its_value_are_masked_together():
+    """They may be two words of a command."""
+    command = ["harness", "--hub-token", TOKEN, "--data-dir", "/mnt/team-x/data"]
+
+    assert public.facts({"command": command})["command"] == [
+        *("harness", "--hub-token", "***", "--data-dir", ".../data")
+    ]
+
+
+def test_a_spec_says_that_it_is_abridged():
+    """Its id is of the whole; nothing is said where nothing was masked."""
+    spec = {"code_digest": "abc", "variables": {"XLA_FLAGS": "--dump=/mnt/x/y"}}
+
+    assert public.facts(spec)["is_abridged"] is True
+    assert public.facts({"code_digest": "abc"}) == {"code_digest": "abc"}
+
+
+def test_lines_of_observations_hold_no_reason_and_nothing_unknown():
+    """Why a process failed is in the status; what was cut by a kill is left out."""
+    lines = [
+        {"kind": "done", "ns": 5},
+        {"kind": "failure", "phase": "measure", "reason": TOKEN, "traceback": TOKEN},
+        {"kind": "x", "y": TOKEN},
+        {"kind": "clock", "host": "gpu-box-7"},
+    ]
+    stored = "".join(json.dumps(line) + "\n" for line in lines) + f'{{"a": "{TOKEN}'
+    content = public.content("rank_0.jsonl", stored.encode())
+    assert content is not None
+    done, failure, other, clock = map(json.loads, content.splitlines())
+
+    assert done == lines[0]
+    assert failure == {"kind": "failure", "phase": "measure"}
+    assert other == {"kind": "x"}
+    assert clock["host"] not in {"gpu-box-7", ""}
+    assert public.content("rank_0.jsonl", content) == content
+
+
+def test_a_record_that_is_nested_deeply_is_damaged():
+    """It can be parsed, and nobody wrote it."""
+    record = {}
+    for _ in range(900):
+        record = {"x": record}
+
+    with pytest.raises(untrusted.DamagedFileError, match="nested too deeply"):
+        public.facts(record)
+
+
+def test_a_picture_holds_pixels_only():
+    """Neither a text of its file nor what is behind its end; others are left out."""
+    study = published_studies.study("sngan")
+    drawn = min(study.glob("trials/*/samples_*.png")).read_bytes()
+    chunk = b"zTXt" + b"Comment\0\0" + zlib.compress(TOKEN.encode())
+    packed = struct.pack(">I", len(chunk) - 4) + chunk
+    packed += struct.pack(">I", zlib.crc32(chunk))
+
+    assert public.picture(drawn) == drawn
+    assert public.picture(drawn[:33] + packed + drawn[33:] + TOKEN.encode()) == drawn
+    assert public.picture(drawn[:-20]) is None
+    assert public.picture(TOKEN.encode()) is None
+
+
+@pytest.mark.parametrize("name", published_studies.NAMES)
+def test_pictures_and_films_of_published_studies_are_whole(name):
+    """Of SN-GAN, and the animated ones of D4PG."""
+    for path in published_studies.study(name).glob("trials/*/*.png"):
+        assert public.picture(path.read_bytes()) == path.read_bytes()
