@@ -23,7 +23,7 @@ from harness.planning.checked import check as check_request
 from harness.run import clearing
 from harness.run import sweep as run
 from harness.run.trial_runner import RunSettings
-from harness.sources.code_watch import CodeWatch
+from harness.sources.code_check import CodeWatch
 from results.records.models import Order, PlannedTrial
 from results.store import atomic, untrusted
 from results.store.lock import lock_study
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from harness.cli.verbs.sweep_verb import RunRequest
     from harness.planning.plan import PlannedSweep
     from harness.planning.request import SweepRequest
-    from harness.sources.source_tree import SourceTree
+    from harness.sources.code_digest import SourceTree
     from results.records.models import Plan
 
 

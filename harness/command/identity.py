@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.metadata
-import itertools
 import os
 import re
 import shutil
@@ -25,7 +24,7 @@ from results.records.limits import MAX_NAME
 from results.records.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 LOCKS: Final = (
     "uv.lock",
@@ -52,8 +51,11 @@ _SETTINGS: Final = frozenset((".toml", ".yaml", ".yml", ".cfg", ".ini"))
 """Others that git may tell from the output of a program."""
 _DATA: Final = " (data)"
 _MOST_LOOKED_AT: Final = 5_000
+"""Files below a folder outside of git; of more, its first levels are read."""
 _MOST_OF_FILE: Final = 2**22
+"""Bytes of a file outside of git; a larger one counts by its size and time."""
 _MOST_MODULES: Final = 900
+"""Files that a plan names; others have one digest."""
 _HARNESS: Final = "replicator-harness"
 _LIST_PACKAGES: Final = """
 import hashlib, importlib.metadata, sys
@@ -81,7 +83,7 @@ def of_program(
         parts["container image"] = image
     if found is None:
         parts["git commit"] = repository.NO_REPOSITORY
-        parts |= _named_files(words, folder) | _modules(words, folder, left_out)
+        parts |= _named_files(words, folder)
         root = folder
     else:
         parts["git commit"] = found.commit or "before the first commit"
@@ -92,6 +94,7 @@ def of_program(
             is_data = is_data and (found.root / name).resolve() not in named
             parts[key_of_change(name) + _DATA * is_data] = digested
         root = _root_of(folder) or found.root
+    parts |= _files_below(_places(words, folder, found), folder, left_out)
     parts |= _locks(folder, root)
     return parts | _interpreter(words[0], folder)
 
@@ -164,49 +167,74 @@ def _is_code(path: Path) -> bool:
     return bool(_CODE.fullmatch(path.name)) or path.name in LOCKS
 
 
-def _modules(
-    words: tuple[str, ...], folder: Path, left_out: Sequence[Path]
-) -> dict[str, str]:
-    """Returns a digest of each file of code below a program that is in no repository.
+def _places(
+    words: tuple[str, ...], folder: Path, found: repository.Repository | None
+) -> list[Path]:
+    """Returns the folders of a program whose files git does not know."""
+    named = [path for word in words if (path := folder / word).is_file()]
+    if found is None:
+        return [folder, *(path.parent for path in named if not _is_python(path))]
+    return [
+        path.parent
+        for path in filter(_is_code, named)
+        if repository.git(folder, "check-ignore", "-q", "--", str(path)).returncode != 1
+    ]
 
-    Where there is too much, those beside the files that the command names.
-    """
-    starts = [(folder / word).parent for word in words if (folder / word).is_file()]
+
+def _files_below(
+    places: Sequence[Path], folder: Path, left_out: Sequence[Path]
+) -> dict[str, str]:
+    """Returns a digest of each file of code below folders, which git does not know."""
     skipped = {path.resolve() for path in left_out}
-    roots = dict.fromkeys(path.resolve() for path in (folder, *starts))
     found: dict[str, str] = {}
-    for root in roots:
-        files = list(itertools.islice(_code_below(root, skipped), _MOST_LOOKED_AT))
-        if len(files) == _MOST_LOOKED_AT:
-            files = [path for path in root.iterdir() if root != folder.resolve()]
+    for root in dict.fromkeys(path.resolve() for path in places):
+        paths, is_all = _code_below(root, skipped)
+        if not is_all:
             found[f"below {printable(str(root))}"[:MAX_NAME]] = "too much to read"
-        for path in filter(_is_code, filter(None, files)):
+        for path in paths:
             with contextlib.suppress(OSError):
                 name = printable(f"file {os.path.relpath(path, folder)}")[:MAX_NAME]
-                is_small = path.stat().st_size <= _MOST_OF_FILE
+                facts = path.stat()
                 found[name] = (
                     repository.digest_of_file(path)
-                    if is_small
-                    else f"{path.stat().st_size} bytes, {path.stat().st_mtime_ns}"
+                    if facts.st_size <= _MOST_OF_FILE
+                    else f"{facts.st_size} bytes, {facts.st_mtime_ns}"
                 )
-    return dict(sorted(found.items())[:_MOST_MODULES])
+    shown = dict(sorted(found.items())[:_MOST_MODULES])
+    others = {name: text for name, text in found.items() if name not in shown}
+    return shown | ({f"{len(others)} other files": digest(others)} if others else {})
 
 
-def _code_below(root: Path, skipped: set[Path]) -> Iterator[Path | None]:
-    """Yields files of code, and None for what else was looked at."""
-    for place, folders, names in os.walk(root):
-        here = Path(place)
-        folders[:] = sorted(
-            name
-            for name in folders
-            if not name.startswith((".", "__pycache__"))
-            and name not in {"node_modules", "site-packages"}
-            and (here / name).resolve() not in skipped
-            and not (here / name / "pyvenv.cfg").exists()
-        )
-        yield from (None for _ in folders)
-        for name in sorted(names):
-            yield here / name if _is_code(here / name) else None
+def _code_below(root: Path, skipped: set[Path]) -> tuple[list[Path], bool]:
+    """Returns the files of code below a folder, and whether these are all.
+
+    Levels are read as a whole: the folder itself, and others while they are few files.
+    """
+    found: list[Path] = []
+    level, num_files = [root], 0
+    while level:
+        entries: list[os.DirEntry[str]] = []
+        for folder in level:
+            with contextlib.suppress(OSError), os.scandir(folder) as listed:
+                entries += listed
+        num_files += len(entries)
+        if num_files > _MOST_LOOKED_AT and level != [root]:
+            return found, False
+        paths = sorted(Path(entry) for entry in entries)
+        folders = {Path(of) for of in entries if of.is_dir(follow_symlinks=False)}
+        found += [path for path in paths if path not in folders and _is_code(path)]
+        level = [path for path in paths if path in folders and _may_be_code(path)]
+        level = [path for path in level if path not in skipped]
+    return found, True
+
+
+def _may_be_code(folder: Path) -> bool:
+    """Whether a folder may have code of a program: no environment, and no cache."""
+    return not (
+        folder.name.startswith((".", "__pycache__"))
+        or folder.name in {"node_modules", "site-packages"}
+        or (folder / "pyvenv.cfg").exists()
+    )
 
 
 def _interpreter(word: str, folder: Path) -> dict[str, str]:
@@ -232,6 +260,10 @@ def _interpreter(word: str, folder: Path) -> dict[str, str]:
         else:
             return {"python": version, "packages": f"{number} ({packages})"}
     return {f"program {Path(path).name}": repository.digest_of_file(Path(path))}
+
+
+def _is_python(path: Path) -> bool:
+    return python_of(path) == str(path)
 
 
 def python_of(path: Path) -> str:

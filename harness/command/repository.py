@@ -54,7 +54,10 @@ class Repository:
 
     def changes(self) -> dict[str, str]:
         """Returns a digest of each file that differs from the commit, by path."""
-        return {name: _content(self.root / name) for name in self.changed}
+        return {
+            name: _content(self.root / name, is_known=name not in self.untracked)
+            for name in self.changed
+        }
 
 
 def find(folder: Path, left_out: Sequence[Path] = ()) -> Repository | None:
@@ -108,12 +111,16 @@ def find(folder: Path, left_out: Sequence[Path] = ()) -> Repository | None:
     )
 
 
-def _content(path: Path) -> str:
+def _content(path: Path, *, is_known: bool) -> str:
     """Returns a digest of a file, or what it is instead."""
     if path.is_symlink():
         return f"link {printable(str(path.readlink()))}"
     if path.is_dir():
-        return "folder"  # a submodule: its commit is what git compares
+        inner = find(path) if is_known else None
+        if inner is None or inner.root != path.resolve():
+            return "folder"  # of another repository, which this one does not know
+        state = " ".join((inner.commit, *map(str, inner.changes().items())))
+        return f"submodule {hashlib.blake2b(state.encode(), digest_size=8).hexdigest()}"
     try:
         mode = " x" if os.access(path, os.X_OK) else ""
         return f"{digest_of_file(path)}{mode}"

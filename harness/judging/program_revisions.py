@@ -21,7 +21,7 @@ from harness.errors import RevisionError
 from harness.judging import own_code, worktrees
 from harness.judging.revisions import SHOWN_DIGITS, last_line, uninterrupted
 from harness.machine import owned_folders
-from harness.sources.source_tree import SourceTree
+from harness.sources.code_digest import SourceTree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

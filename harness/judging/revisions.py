@@ -23,7 +23,7 @@ from harness.errors import RevisionError
 from harness.judging import worktrees
 from harness.machine import environment, git, owned_folders
 from harness.sources import code_digest
-from harness.sources.source_tree import SourceTree
+from harness.sources.code_digest import SourceTree
 from harness.trial import turns
 from results.records.masked import tokens
 from results.records.models import SCHEMA_VERSION

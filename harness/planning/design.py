@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from harness.planning.quality_runs import PlannedCase
     from harness.planning.request import SweepRequest
-    from harness.sources.source_tree import SourceTree
+    from harness.sources.code_digest import SourceTree
     from results.records.models import PlannedTrial
 
 FEWEST_TO_STOP = 5

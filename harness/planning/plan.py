@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from harness.planning.checked import CheckedSweep
     from harness.planning.quality_runs import PlannedCase
     from harness.planning.request import SweepRequest
-    from harness.sources.source_tree import SourceTree
+    from harness.sources.code_digest import SourceTree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from harness.options.option import Option, Recorded
 from harness.planning import budgets, defaults
 from harness.planning.program_request import ProgramRequest
 from harness.planning.settings import described_default
-from harness.sources.source_tree import SourceTree
+from harness.sources.code_digest import SourceTree
 from results.records.bounds import BatchSize, Seed, Steps
 from results.records.limits import MAX_SEED
 from results.records.measuring import GateDesign

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from harness.errors import DifferentStudyError
 from harness.planning import matching
-from harness.sources.same_code import check_code
+from harness.sources.code_check import check_code
 from results.records.models import Control, Order, Plan, PlannedTrial, ScalingMode
 
 if TYPE_CHECKING:
-    from harness.sources.source_tree import SourceTree
+    from harness.sources.code_digest import SourceTree
     from results.store.study_store import Store
 
 # Fields that may differ between the trials of one study; all others are settings. The

@@ -13,7 +13,7 @@ from harness.errors import PlanError, StudyError
 from harness.machine.time_of_day import now_text
 from harness.planning.checked import refusing_bounds
 from harness.planning.plan import digest_of
-from harness.sources import plugin_code
+from harness.sources import code_digest
 from results.records.models import Control, Plan
 from results.store import untrusted
 from results.store.manifest import MANIFEST_NAME
@@ -117,7 +117,7 @@ def make_plan(
                 if program is None
                 else {name: dict(parts) for name, parts in program.code.items()}
             ),
-            plugins=plugin_code.of_study(sweep.trials, launcher),
+            plugins=code_digest.plugins_of_study(sweep.trials, launcher),
             trials=sweep.trials,
         )
 

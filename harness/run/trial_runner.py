@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from harness.machine.disturbance import Disturbance
     from harness.machine.gpus import Gpu
     from harness.run.trial_tree import TrialExit
-    from harness.sources.source_tree import SourceTree
+    from harness.sources.code_digest import SourceTree
     from results.records.machines.gpu_record import GpuUses
     from results.records.models import PlannedTrial, Turn
     from results.store.study_store import Store

@@ -1,1 +1,1 @@
-"""Which code a trial runs: its sources, their digest, and whether two trees agree."""
+"""Which code a trial runs: its digest, and whether it is the code of a study."""

@@ -4,54 +4,64 @@ A commit instead would be new with every word of a document, and no interrupted 
 could go on; without any of the two, code could change in the middle of a study, and its
 records would be taken for repetitions.
 
-The rule, for a trial of one workload on one backend:
+The digest is one for all workloads and backends. It covers ``MEASURED``: the library,
+the workloads, and the rooms of the harness that place, start, run and time a trial. The
+other rooms plan, store or show: what they decide is in the spec of a trial. So is the
+layout of records, by its version, which is why ``results/`` is not covered. Comments,
+docstrings, formatting and code for type checkers only are ignored. The versions of the
+numeric packages and Python's minor version count. No module is imported to compute it.
 
-- ``harness/run/trial_runner.py`` and ``relay.py``, which run a trial and a generation,
-  and every module of ours that they reach: by an import anywhere in a file (those under
-  ``TYPE_CHECKING`` aside), by a public name that a package loads on first use (those of
-  ``replicator``, listed in its ``__init__.pyi``), or by the name of a module as a
-  string, which is how processes are started (``python -m``) and how the catalogues name
-  workloads and backends. Of the catalogues' entries, only those of this workload and of
-  this backend are read and followed.
-- Except how a process finds out its rank and the addresses of the others, in
-  ``replicator/cluster/environment/``: wrong ones are a failure, and no other number.
-- And except ``harness/command/``, which runs programs of the user's: their digest is
-  that of ``harness/command/identity.py``.
-- A workload or a backend of a plugin has no entry here: its files count by content
-  (``harness/sources/plugin_code.py``), and what they refer to of ours as above.
-- A lock file beside such a module belongs to it: that of the environment of a peer.
-
-So code that plans, lists, stores or shows is excluded, and so are other workloads and
-backends, and ``results/``: records have their own schema version. Comments,
-docstrings and formatting are ignored. The versions of the numeric packages and
-Python's minor version are included. No module is imported to compute the digest.
+The files of a plugin that a trial uses count by content: those of its package, or of
+its module in the current folder and of the modules beside it that they import. The code
+of an external command has a digest of its own: ``harness/command/identity.py``.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import functools
+import gc
 import hashlib
 import importlib.metadata
+import importlib.util
+import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from harness import catalog
 from harness.errors import PlanError
-from harness.sources import plugin_code, source_code
+from results import plugins
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from harness.sources.source_code import Code
-    from harness.sources.source_tree import SourceTree
+    from results.plugins import Plugin
+    from results.records.models import Plan, PlannedTrial
 
-START: Final = ("harness.run.trial_runner", "harness.run.relay")
-RANKS: Final = "replicator.cluster.environment"
-COMMANDS: Final = "harness.command"
+ROOT: Final = Path(__file__).resolve().parents[2]
+"""The folder that our packages are in."""
+MEASURED: Final = (
+    "replicator",
+    "workloads",
+    "harness/__init__.py",
+    "harness/catalog.py",
+    "harness/client",
+    "harness/command",
+    "harness/errors.py",
+    "harness/launch",
+    "harness/lookup.py",
+    "harness/machine",
+    "harness/placement",
+    "harness/run",
+    "harness/trial",
+)
+"""Folders and files whose code can change the numbers of a trial."""
 LOCK: Final = "requirements.lock"
-_PACKAGES = ("harness", "replicator", "workloads")
+"""Of the environment of a peer, beside the code that runs in it."""
 DISTRIBUTIONS: Final = (
     "dm-control",
     "keras",
@@ -61,79 +71,49 @@ DISTRIBUTIONS: Final = (
     "tensorflow-datasets",
 )
 """Packages whose version can change the numbers."""
+_MODULES: Final = (
+    "module",
+    "config_module",
+    "metrics_module",
+    "data_module",
+    "machine_module",
+    "target",
+)
+"""Attributes by which a workload or a backend of a plugin names modules."""
+_TARGET: Final = re.compile(r"([A-Za-z_]\w*)(?:\.\w+)+(?::\w+)?")
+_MOST_BYTES: Final = 2**20
+"""Of a plugin's file that is not Python; larger ones count by their size."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sources:
-    """The source files of our packages."""
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SourceTree:
+    """A tree of our sources beside the one that runs, such as another revision."""
 
+    revision: str  # Its name in the specs of trials.
     root: Path  # The folder that the packages are in.
-    # Contents to use in place of those on disk, by module.
-    texts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    # Of the packages that run it; by default those that are installed.
+    python: str = sys.executable  # The interpreter that runs it.
+    # Of the packages of that interpreter that can change the numbers, or are recorded;
+    # None for those of this process.
     versions: Mapping[str, str] | None = None
 
-    @functools.cached_property
-    def paths(self) -> Mapping[str, Path]:
-        """The file of each module."""
-        found = {}
-        for package in _PACKAGES:
-            for path in (self.root / package).rglob("*.py"):
-                parts = path.relative_to(self.root).with_suffix("").parts
-                found[".".join(parts).removesuffix(".__init__")] = path
-        return found
 
-    @functools.cached_property
-    def public_names(self) -> Mapping[str, str]:
-        """The module of each name that a package loads on first use."""
-        found = {}
-        for module, path in self.paths.items():
-            stub = path.with_suffix(".pyi")
-            if path.name == "__init__.py" and stub.exists():
-                for node in ast.parse(stub.read_text(encoding="utf-8")).body:
-                    if isinstance(node, ast.ImportFrom):
-                        for name in node.names:
-                            found[f"{module}.{name.name}"] = f"{module}.{node.module}"
-        return found
-
-    def code(self, module: str) -> Code:
-        """Returns the behavior and the references of a module."""
-        path = self.paths[module]
-        is_package = path.name == "__init__.py"
-        try:
-            text = self.texts.get(module)
-            if text is None:
-                text = path.read_text(encoding="utf-8")
-            return source_code.read(
-                text, module if is_package else module.rpartition(".")[0]
-            )
-        except (OSError, SyntaxError, ValueError) as error:
-            raise PlanError(
-                f"cannot read {str(path)!r}, which is part of the code that would be"
-                f" measured: {error}; fix the file, then repeat the command"
-            ) from error
+# Whether a name is read, written or deleted follows from its position.
+_CONTEXTS: Final = frozenset((ast.Load, ast.Store, ast.Del))
+_BLOCKS: Final = frozenset(("body", "orelse", "finalbody"))
+_known: dict[str, tuple[int, int, str]] = {}
+"""Time, size and fingerprint of each file that this process has read, by its path."""
 
 
 def of_trial(workload: str, backend: str, tree: SourceTree | None = None) -> str:
-    """Returns the digest of the code that determines the numbers of a trial."""
-    if tree is None:
-        return _of_installed(workload, backend)
-    sources = Sources(root=tree.root, versions=tree.versions)
-    return of_sources(workload, backend, sources)
-
-
-@functools.cache
-def _of_installed(workload: str, backend: str) -> str:
-    sources = Sources(root=Path(__file__).resolve().parents[2])
-    return of_sources(workload, backend, sources)
-
-
-def of_sources(workload: str, backend: str, sources: Sources) -> str:
-    """Returns the digest of a trial in a tree of sources, 16 hex characters."""
+    """Returns the digest of the code of a trial, 16 hex characters."""
+    root, versions = (ROOT, None) if tree is None else (tree.root, tree.versions)
+    parts = {**read_once(root)}
+    for kind, name in ((catalog.WORKLOAD, workload), (catalog.BACKEND, backend)):
+        if plugin := plugins.used(kind, name):
+            parts[_name_of(plugin)] = " ".join(of_plugin(plugin).values())
     hasher = hashlib.blake2b(digest_size=8)
-    for name, fingerprint in sorted(measured_code(workload, backend, sources).items()):
+    for name, fingerprint in sorted(parts.items()):
         hasher.update(f"{name} {fingerprint}\0".encode())
-    versions = sources.versions
     for name in DISTRIBUTIONS:
         version = _installed(name, workload) if versions is None else versions[name]
         hasher.update(f"{name}=={version}\0".encode())
@@ -141,6 +121,7 @@ def of_sources(workload: str, backend: str, sources: Sources) -> str:
     return hasher.hexdigest()
 
 
+@functools.cache
 def _installed(name: str, workload: str) -> str:
     """Returns the version of a package that a workload needs."""
     try:
@@ -153,52 +134,241 @@ def _installed(name: str, workload: str) -> str:
         ) from error
 
 
-def measured_code(workload: str, backend: str, sources: Sources) -> dict[str, str]:
-    """Returns the fingerprints of the modules and catalogue entries in the digest."""
-    wanted = {("WorkloadInfo", workload), ("BackendInfo", backend)}
-    assert {kind for kind, _ in wanted} == {*source_code.ENTRY_CLASSES.values()}
-    found = plugin_code.of_trial(workload, backend)
-    referred = plugin_code.references(workload, backend) if found else ()
-    unvisited = {*START, *_modules_of(referred, sources)}
-    while unvisited:
-        module = unvisited.pop()
-        code = sources.code(module)
-        found[module] = code.fingerprint
-        lock = sources.paths[module].with_name(LOCK)
-        if lock.exists():  # of a peer: versions of another environment
-            text = lock.read_bytes()
-            found[f"{module} lock"] = hashlib.blake2b(text, digest_size=16).hexdigest()
-        references = set(code.references)
-        for entry in wanted & code.entries.keys():
-            found[f"{module} {' '.join(entry)}"] = code.entries[entry].fingerprint
-            references |= code.entries[entry].references
-        unvisited |= _modules_of(references, sources) - found.keys()
-    for kind, name in sorted(wanted):
-        of_plugin = f"plugin {kind.removesuffix('Info').lower()} {name}"
-        if of_plugin not in found and not any(
-            key.endswith(f" {kind} {name}") for key in found
-        ):
-            raise PlanError(
-                f"no {kind} in the catalogues has the name {name!r}, so there is no"
-                " code to measure; 'python -m harness list' shows those there are"
+@functools.cache
+def read_once(root: Path) -> Mapping[str, str]:
+    """Returns the fingerprints of a tree as this process first saw it."""
+    return read(root)
+
+
+def read(root: Path) -> dict[str, str]:
+    """Returns a fingerprint of each measured file, by its path below the root."""
+    start = len(str(root)) + 1
+    with _no_garbage_collection():
+        return {path[start:]: _fingerprint(path) for path in _paths(root)}
+
+
+def _paths(root: Path) -> Iterator[str]:
+    for top in MEASURED:
+        if top.endswith(".py"):
+            if (root / top).is_file():  # another revision may not have it
+                yield f"{root}/{top}"
+            continue
+        for folder, folders, names in os.walk(root / top, onerror=_raise_but_missing):
+            folders.sort()
+            yield from (
+                f"{folder}/{name}"
+                for name in sorted(names)
+                if name == LOCK or (name.endswith(".py") and name[0] != ".")
             )
+
+
+def _raise_but_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise _unreadable(error.filename, error)
+
+
+def _fingerprint(path: str) -> str:
+    """Returns a digest of a file; a Python file counts by what it does."""
+    try:
+        facts = os.stat(path)  # noqa: PTH116 - of 600 files, before each trial
+        stamp = facts.st_mtime_ns, facts.st_size
+        *stamp_before, found = _known.get(path, (0, 0, ""))
+        if stamp != tuple(stamp_before):
+            with open(path, "rb") as file:  # noqa: PTH123 - of 600 files
+                content = file.read()
+            if path.endswith(".py"):
+                content = _behavior(content)
+            found = hashlib.blake2b(content, digest_size=16).hexdigest()
+            _known[path] = *stamp, found
+    except (OSError, SyntaxError, ValueError) as error:
+        raise _unreadable(path, error) from error
     return found
 
 
-def _modules_of(names: Iterable[str], sources: Sources) -> set[str]:
-    """Returns the modules among dotted names, and the packages around them."""
-    public = sources.public_names
-    found = set()
-    for name in names:
-        parts = name.split(".")
-        prefixes = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
-        found |= {prefix for prefix in prefixes if prefix in sources.paths}
-        found |= {public[prefix] for prefix in prefixes if prefix in public}
-        if parts[-1] == "*":
-            found |= {
-                module
-                for public_name, module in public.items()
-                if public_name.rpartition(".")[0] == prefixes[-2]
+def _unreadable(path: str, error: Exception) -> PlanError:
+    is_read = not isinstance(error, OSError)
+    return PlanError(
+        f"cannot read {path!r}, which is part of the code that is measured:"
+        f" {getattr(error, 'strerror', None) or error};"
+        f" {'fix the file' if is_read else 'make it readable'}, then repeat the command"
+    )
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Disables the garbage collector, which makes parsing several times faster."""
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            gc.enable()
+
+
+def _behavior(text: bytes) -> bytes:
+    """Returns the syntax of a file, without what is only how it is written.
+
+    ``ast.dump`` of a cleaned copy would give the same result more slowly.
+    """
+    parts: list[str] = []
+    _add(ast.parse(text), parts.append)
+    return "\0".join(parts).encode("utf-8", "backslashreplace")
+
+
+def _add(node: ast.AST, append: Callable[[str], None]) -> None:
+    """Appends what a node is; half of all nodes are names, which are read first."""
+    if isinstance(node, ast.Name):
+        append(f"Name {node.id}")
+        return
+    append(type(node).__name__)
+    for name in node._fields:
+        value = getattr(node, name)
+        kind = type(value)
+        if kind is list:
+            append("[")
+            for item in _code_of(value) if name in _BLOCKS else value:
+                if isinstance(item, ast.AST):
+                    _add(item, append)
+                else:
+                    append(repr(item))
+            append("]")
+        elif kind is str or not isinstance(value, ast.AST):
+            append(repr(value))
+        elif kind not in _CONTEXTS:
+            _add(value, append)
+
+
+def _code_of(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yields statements, without docstrings and code for type checkers only."""
+    for statement in statements:
+        if isinstance(statement, ast.If) and _is_for_type_checkers(statement.test):
+            yield from _code_of(statement.orelse)
+        elif not (isinstance(statement, ast.Expr) and _is_text(statement.value)):
+            yield statement
+
+
+def _is_text(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
+
+
+def _is_for_type_checkers(test: ast.expr) -> bool:
+    name = test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", "")
+    return name == "TYPE_CHECKING"
+
+
+def of_plugin(plugin: Plugin) -> dict[str, str]:
+    """Returns what tells a plugin from another state of it, by name."""
+    paths = _files_of(plugin)
+    hasher = hashlib.blake2b(digest_size=8)
+    for name, path in sorted(paths.items()):
+        hasher.update(f"{name} {_content_of(path)}\0".encode())
+    return {
+        "object": plugin.target,
+        "package": plugin.distribution or "not an installed package",
+        "files": f"{len(paths)} ({hasher.hexdigest()})",
+    }
+
+
+def plugins_of_study(
+    trials: Iterable[PlannedTrial], launcher: str
+) -> dict[str, dict[str, str]]:
+    """Returns what tells the plugins of a study from another state, by their names."""
+    names = {
+        *((catalog.WORKLOAD, trial.spec.workload) for trial in trials),
+        *((catalog.BACKEND, trial.spec.backend) for trial in trials),
+        ("launchers", launcher),
+    }
+    used = [plugins.used(*name) for name in sorted(names)]
+    return {_name_of(of): of_plugin(of) for of in used if of is not None}
+
+
+def changed_plugin(plan: Plan) -> str:
+    """Returns the first part of a plugin that is not as a study had it, or ""."""
+    now = plugins_of_study(plan.trials, "")
+    for name, planned in plan.plugins.items():
+        for part, text in planned.items():
+            found = now.get(name, planned)[part]
+            if found != text:
+                return f"{name}: {part} {text!r}, now {found!r}"
+    return ""
+
+
+def _name_of(plugin: Plugin) -> str:
+    return f"{plugins.KINDS[plugin.kind]} {plugin.name}"
+
+
+def _files_of(plugin: Plugin) -> dict[str, Path]:
+    """Returns the files of a plugin, by names that do not depend on the machine."""
+    table: Mapping[str, object] = (
+        catalog.WORKLOADS if plugin.kind == catalog.WORKLOAD else catalog.BACKENDS
+    )
+    info = table.get(plugin.name)
+    modules = [plugin.module, *(str(getattr(info, name, "")) for name in _MODULES)]
+    unvisited = [re.split("[.:]", module)[0] for module in modules if module]
+    home = _origin(unvisited[0])
+    folder = None if home is None or plugin.distribution else home.parent
+    found: dict[str, Path] = {}
+    visited = {*plugins.OURS}
+    while unvisited:
+        top = unvisited.pop()
+        origin = None if top in visited else _origin(top)
+        visited.add(top)
+        if origin is None:
+            continue
+        own = {origin.name: origin}
+        if origin.is_dir():
+            own = {
+                f"{top}/{path.relative_to(origin).as_posix()}": path
+                for path in sorted(origin.rglob("*"))
+                if path.is_file() and path.suffix != ".pyc"
             }
-    left_out = (f"{RANKS}.", f"{COMMANDS}.")
-    return {module for module in found if not f"{module}.".startswith(left_out)}
+        found |= own
+        for path in own.values():
+            if folder is not None and path.suffix == ".py":
+                unvisited += [
+                    name
+                    for name in _referred(path)
+                    if (folder / f"{name}.py").is_file()
+                    or (folder / name / "__init__.py").is_file()
+                ]
+    return found
+
+
+def _origin(top: str) -> Path | None:
+    spec = importlib.util.find_spec(top)
+    if spec is None:
+        return None
+    if spec.submodule_search_locations:
+        return Path(next(iter(spec.submodule_search_locations)))
+    return None if spec.origin is None else Path(spec.origin)
+
+
+def _referred(path: Path) -> set[str]:
+    """Returns the packages that a file imports or names; none if it is not Python."""
+    found = set()
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (SyntaxError, ValueError):
+        return set()
+    except OSError as error:
+        raise _unreadable(str(path), error) from error
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(str(node.module).partition(".")[0])
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            target = _TARGET.fullmatch(node.value)
+            found |= {target[1]} if target else set()
+    return found
+
+
+def _content_of(path: Path) -> str:
+    try:
+        size = path.stat().st_size
+        if path.suffix != ".py" and size > _MOST_BYTES:
+            return f"{size} bytes"
+        return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    except OSError as error:
+        raise _unreadable(str(path), error) from error

@@ -10,14 +10,13 @@ from plugin_packages import install
 from harness.cli import exit_codes
 from harness.cli.verbs import gate_request
 from harness.errors import PlanError
-from harness.sources import code_digest, plugin_code
+from harness.sources import code_digest
 from results import plugins
 from results.figures import frame
 from results.store.study_store import Store
 
 __all__ = ["install"]
 
-ROOT = Path(__file__).resolve().parents[3]
 
 WORKLOAD = """
 from workloads.keras_fit.own_model import keras_workload
@@ -110,37 +109,30 @@ def test_its_code_is_part_of_the_code_digest(near, install):
     near.write_text(f"import other\n{WORKLOAD}", encoding="utf-8")
     plugins.use_folder(near.parent)
     assert "images" == catalog.workload("near:WORKLOAD").example_unit
-    sources = code_digest.Sources(root=ROOT)
 
-    def code():
-        return code_digest.measured_code("mine", "in_graph", sources)
-
-    before = code()
+    before = code_digest.of_trial("mine", "in_graph")
     near.with_name("unused.py").write_text("A = 1\n", encoding="utf-8")
-    assert before == code()
+    assert before == code_digest.of_trial("mine", "in_graph")
     near.with_name("other.py").write_text("A = 2\n", encoding="utf-8")
-    after = code()
-    assert {"plugin workload mine"} == {
-        name for name in before if before[name] != after[name]
-    }
-    assert "workloads.keras_fit.own_program" in after
+    assert before != code_digest.of_trial("mine", "in_graph")
+    assert before != code_digest.of_trial("resnet50", "in_graph")
 
 
 def test_a_file_of_a_plugin_that_cannot_be_read(near, install, monkeypatch):
-    """It refers to what it refers to, and not to nothing."""
+    """Its study is not one of a plugin without that file."""
     from harness import catalog
 
     plugins.use_folder(near.parent)
     catalog.workload("near:WORKLOAD")
 
-    def fail(path, **_):
+    def fail(path):
         raise OSError(5, os.strerror(5), str(path))
 
-    monkeypatch.setattr("pathlib.Path.read_text", fail)
+    monkeypatch.setattr("pathlib.Path.read_bytes", fail)
     with pytest.raises(
-        PlanError, match=r"near.py', which is a file of a plugin: Input"
+        PlanError, match=r"near.py', which is part of the code .*: Input"
     ):
-        plugin_code.references("mine", "in_graph")
+        code_digest.of_trial("mine", "in_graph")
 
 
 def test_a_study_of_another_state_of_a_plugin_is_not_resumed(near, harness, overrides):
@@ -309,4 +301,4 @@ def test_a_built_in_name_is_not_shadowed(install, harness):
     code, _, err = harness("list", "plugins")
     assert exit_codes.USAGE == code
     assert "has the name of a workload of this project, which stays what it is" in err
-    assert plugin_code.of_trial("resnet50", "in_graph") == {}
+    assert plugins.used("workloads", "resnet50") is None

@@ -14,6 +14,7 @@ from repositories import commit, git
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
+from harness.command import identity
 from harness.judging import program_revisions
 
 pytestmark = pytest.mark.processes
@@ -361,3 +362,53 @@ def test_a_module_that_changes_makes_another_program(harness, folder, has_git):
 
     assert exit_codes.USAGE == code
     assert re.search("with another program: (file|uncommitted) lib/model.py '", err)
+
+
+@pytest.mark.parametrize(
+    "place", ["among data", "elsewhere", "ignored", "submodule", "many modules"]
+)
+def test_an_imported_module_counts_wherever_it_is(
+    harness, folder, monkeypatch, tmp_path_factory, place
+):
+    """Or two calls of a sweep would mix two versions of it in one figure."""
+    model, script = folder / "lib" / "model.py", "train.py"
+    if place == "among data":
+        monkeypatch.setattr(identity, "_MOST_LOOKED_AT", 20)
+        for name in ("pictures", "lib/data/pictures"):
+            (folder / name).mkdir(parents=True)
+            for number in range(15):
+                (folder / name / f"{number}.png").touch()
+    elif place == "elsewhere":
+        root = tmp_path_factory.mktemp("own")
+        git(root, "init", "--quiet")
+        commit(root, "one")
+        monkeypatch.chdir(root)
+        script = str(folder / script)
+    elif place == "many modules":
+        monkeypatch.setattr(identity, "_MOST_MODULES", 1)
+    else:
+        ignored = ("lib", "train.py") if place == "ignored" else ()
+        (folder / ".gitignore").write_text("\n".join((*ignored, "runs")))
+        for root in (folder / "lib", folder)[place == "ignored" :]:
+            git(root, "init", "--quiet")
+            commit(root, "one")
+        model.write_text("EPOCH, FAILS = 1.5, 0\n")
+
+    def identify():
+        code, out, err = harness(
+            *("sweep", f"--command=python3 {script} {{replicas}}", "--replicas=1,2"),
+            *("--metric=step_time=took ([0-9.]+)", "--mode=strong"),
+            *("--dry-run", "--json"),
+        )
+        assert exit_codes.OK == code, err
+        plan = json.loads(out)
+        (digest,) = {trial["spec"]["code_digest"] for trial in plan["trials"]}
+        return digest, plan["program_code"][""]
+
+    before, parts_before = identify()
+    assert (before, parts_before) == identify()
+    model.write_text("EPOCH, FAILS = 2.0, 0\n")
+    after, parts = identify()
+
+    assert before != after
+    assert 1 == sum(parts[name] != parts_before[name] for name in parts)

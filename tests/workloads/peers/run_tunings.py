@@ -19,7 +19,6 @@ from pathlib import Path
 
 from harness.cli.main import main as run_verb
 from harness.run.trial_runner import RunSettings
-from harness.sources import code_digest
 from results.figures import comparisons
 from results.records import identity
 from results.store.study_store import Store
@@ -52,11 +51,6 @@ def main(argv):
         names[words] = f"{peer}[{words.replace(' ', ';')}]"
         fields = {of.name: getattr(plain, of.name) for of in dataclasses.fields(plain)}
         PEERS[names[words]] = Tuned(**{**fields, "name": names[words]}, words=words)
-    base = dict.fromkeys(names.values(), peer)
-    digest_of = code_digest.of_trial
-    code_digest.of_trial = lambda workload, backend, *tree: digest_of(
-        workload, base.get(backend, backend), *tree
-    )
     study = f"tuning-{peer}-{identity.digest(argv)[:6]}"
     backends = ",".join([peer, *names.values()])
     code = run_verb(["sweep", *options, "--backends", backends, "--study", study])
