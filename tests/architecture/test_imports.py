@@ -130,7 +130,6 @@ def imports_of(package):
 
 
 def imported_in(body):
-    """Returns what statements import, and those within them."""
     names = set()
     for node in body:
         if isinstance(node, ast.Import):

@@ -42,7 +42,6 @@ def screenshot(page, chromium):
 
 
 def main():
-    """Writes the picture; returns the exit code."""
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium")
     if not chromium:
         sys.stderr.write(

@@ -9,5 +9,4 @@ import pytest
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """The project's folder."""
     return Path(__file__).resolve().parents[2]

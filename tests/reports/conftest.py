@@ -30,14 +30,12 @@ def relay(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> View:
 
 @pytest.fixture(scope="session")
 def controlled(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """A relay with all controls."""
     shape = RelayShape(lost={"in_graph": Lost(contention=0.002)}, controls=ALL)
     return make_relay(tmp_path_factory.mktemp("controlled"), shape)
 
 
 @pytest.fixture(scope="session")
 def failed(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> Store:
-    """A study of which every trial failed."""
     shape = synthetic.Shape(
         backends=("in_graph",),
         modes=(synthetic.WEAK,),

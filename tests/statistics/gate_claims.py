@@ -104,7 +104,6 @@ class Row:
     num_gates: int
 
     def misses(self, standard_errors):
-        """Whether the share is worse than the target by so many standard errors."""
         bounds = (self.claim.least, self.claim.most)
         for bound, sign in zip(bounds, (1, -1), strict=True):
             if bound is not None:
@@ -115,17 +114,14 @@ class Row:
 
     @property
     def is_missed(self):
-        """Whether the share is shown as one that misses its target."""
         return self.misses(STANDARD_ERRORS)
 
     @property
     def is_broken(self):
-        """Whether the target is missed beyond chance where it is claimed."""
         return self.misses(CERTAIN_ERRORS) and self.model not in self.claim.exempt
 
 
 def rows(num_gates, seed):
-    """Simulates every claim on every model of noise."""
     for model in noise_models.MODELS:
         found = {}
         for claim in CLAIMS:
@@ -159,7 +155,6 @@ def _outcomes(model, change, num_gates, seed):
 
 
 def line(row):
-    """Returns one row in words, for the terminal."""
     return (
         f"{row.model:<30} {row.claim.head:<50} {row.share:.3f}"
         f" {'MISSED' if row.is_missed else 'ok':<7} {row.generations:5.1f}"
@@ -191,7 +186,6 @@ def table(found):
 
 
 def write(path, found):
-    """Replaces the table in a document."""
     text = path.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)

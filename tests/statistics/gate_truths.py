@@ -127,7 +127,6 @@ DEPENDENT = frozenset(list(TRUTHS)[-3:])
 
 @functools.cache
 def shares(name, effect, num_cases, *, num_gates, seed, number=None):
-    """Returns how many gates pass, and regress."""
     looks = group_sequential.planned_looks(ALPHA) if number is None else (number,)
     generator = np.random.default_rng([seed, num_cases, list(TRUTHS).index(name)])
     shape = num_gates, looks[-1], num_cases
@@ -160,7 +159,6 @@ def worst(num_gates, seed):
 
 
 def broken(rows, num_gates):
-    """Yields what is above its limit by more than three standard errors."""
     for row in rows:
         for kind in ("independent", "dependent"):
             for verdict, most in MOST[kind == "dependent"].items():

@@ -41,16 +41,13 @@ class Kind:
 
     @property
     def right(self):
-        """The verdicts that are true."""
         return {"regress"} if self.is_planted else {"pass", "improve"}
 
     @property
     def wrong(self):
-        """The verdicts that are false; others say nothing."""
         return {"pass", "improve"} if self.is_planted else {"regress"}
 
     def source(self, comment, constants):
-        """Returns the program with its constants."""
         values = {"WORK": _WORK}
         values |= constants
         listed = "\n".join(f"{name} = {value}" for name, value in values.items())

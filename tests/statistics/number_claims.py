@@ -35,7 +35,6 @@ BOUNDS = {"least": 0.93, "most": 0.98}
 
 
 def rows(num, seed):
-    """Simulates every number."""
     yield _parts(num, seed)
     yield _parts_of_turns(num, seed)
     yield _input_bound(num, seed)

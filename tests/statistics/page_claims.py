@@ -50,7 +50,6 @@ class Row:
 
     @property
     def is_missed(self):
-        """Whether a share is outside, beyond the error of the simulation."""
         return any(
             sign * (bound - share) > STANDARD_ERRORS * _error(bound, self.n)
             for share in self.shares
@@ -136,7 +135,6 @@ def row_of(sentence):
 
 
 def rows(num, seed):
-    """Simulates every number and sentence of a page."""
     yield from _of_a_relay(num, seed)
     yield _causes()
     yield from _learned(num, seed)
@@ -341,7 +339,6 @@ def _share_text(row):
 
 
 def table(found):
-    """Returns the rows as Markdown; bold is missed."""
     lines = [
         "| what a reader sees | what is claimed | simulated | found | n |",
         "| --- | --- | --- | --- | --- |",
@@ -355,7 +352,6 @@ def table(found):
 
 
 def write(path, found):
-    """Replaces the table in a document."""
     text = path.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)

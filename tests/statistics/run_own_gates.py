@@ -91,7 +91,6 @@ def judge(root, kind, number):
 
 
 def kept(root, kind, number):
-    """Returns the file of what a gate said."""
     return root / "verdicts" / f"{kind.name}-{number}.json"
 
 
@@ -177,14 +176,12 @@ def summary(verdicts):
 
 
 def table(rows, lines):
-    """Returns all gates as Markdown, and what they amount to."""
     heads = (("gate", "verdict", "slower by"), ("---",) * 3)
     listed = [f"| {' | '.join(cells)} |" for cells in (*heads, *rows)]
     return "\n".join([*listed, "", *(f"- {line}" for line in lines), ""])
 
 
 def main(arguments):
-    """Runs all gates; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python tests/statistics/run_own_gates.py")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--gates", type=int, help="at most so many of each kind")

@@ -48,7 +48,6 @@ def write(line):
 
 
 def row(found):
-    """Returns a row of the table of designs."""
     low, high = found.interval
     return (
         f"{found.design:<46} {found.median_sec:>6.0f} {found.mean_generations:>6.1f} "
@@ -135,7 +134,6 @@ def run_pages(num, seed, document):
 
 
 def main():
-    """Runs the simulations; the exit status is 1 if a claim does not hold."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweeps", type=int, default=4000)
     parser.add_argument("--seed", type=int, default=1)

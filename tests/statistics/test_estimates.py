@@ -13,7 +13,6 @@ positive = st.floats(min_value=1e-3, max_value=1e6)
 
 
 def test_one_repetition_has_no_interval_and_says_why():
-    """One value: a value, no interval, a reason."""
     estimate = repetitions.geometric_mean([42.0], unit="images/s")
 
     assert pytest.approx(42.0) == estimate.value
@@ -94,13 +93,11 @@ def test_same_input_gives_the_same_bytes():
     ],
 )
 def test_values_that_are_no_measurement_are_refused(values, message):
-    """Zero, NaN and nothing raise an actionable error."""
     with pytest.raises(errors.ResultsError, match=message):
         repetitions.geometric_mean(values, unit="images/s")
 
 
 def test_excludes_needs_an_interval():
-    """Without an interval nothing is excluded."""
     alone = repetitions.geometric_mean([2.0], unit="")
     sure = repetitions.geometric_mean([2.0, 2.01, 1.99], unit="")
 

@@ -77,7 +77,6 @@ class CaseCluster:
         return [self.value(case, process) for process in range(len(self.runners))]
 
     def error(self, case, process=0):
-        """Type and message of the error that a case raised."""
         outcome = self.outcome(case, process)
         if not outcome.error:
             pytest.fail(f"{case} raised nothing, but returned {outcome.value!r}")

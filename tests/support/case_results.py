@@ -32,7 +32,6 @@ class CaseResult:
 
     @classmethod
     def from_json(cls, text):
-        """Reads what ``to_json`` made."""
         return cls(**json.loads(text, object_hook=_unpickled))
 
 
@@ -54,30 +53,24 @@ class ResultFolder:
     num_processes: int  # Processes that run the cases.
 
     def write(self, case_name, process, result):
-        """Leaves what came of a case in a process, by its number."""
         part = self._file(case_name, process).with_suffix(".part")
         part.write_text(result.to_json(), encoding="utf-8")
         part.rename(part.with_suffix(".json"))
 
     def has(self, case_name, process):
-        """Whether a process has left a result."""
         return self._file(case_name, process).exists()
 
     def has_all(self, case_name):
-        """Whether every process has left a result."""
         return all(self.has(case_name, p) for p in range(self.num_processes))
 
     def read(self, case_name, process):
-        """What a process has left."""
         text = self._file(case_name, process).read_text(encoding="utf-8")
         return CaseResult.from_json(text)
 
     def read_all(self, case_name):
-        """What every process has left, in their order."""
         return [self.read(case_name, p) for p in range(self.num_processes)]
 
     def wait_for_all(self, case_name, timeout_sec):
-        """Waits until every process has left a result."""
         deadline = time.monotonic() + timeout_sec
         while not self.has_all(case_name):
             if time.monotonic() > deadline:

@@ -60,7 +60,6 @@ class ForkedProcess:
         return self.returncode
 
     def wait(self, timeout):
-        """Waits for the end."""
         deadline = time.monotonic() + timeout
         while (code := self.poll()) is None:
             if time.monotonic() > deadline:
@@ -121,7 +120,6 @@ class ForkServer:
         return code, log.read_text(encoding="utf-8")
 
     def ask(self, request):
-        """What the server answers."""
         self._channel.write(json.dumps(request) + "\n")
         self._channel.flush()
         answer = self._channel.readline()

@@ -47,7 +47,6 @@ class ForkedTrial:
         return self.returncode
 
     def wait(self, timeout=None):
-        """Waits for the end."""
         if self.poll() is None:
             descriptor = os.pidfd_open(self.pid)
             try:
@@ -109,7 +108,6 @@ def _server():
 
 
 def _ask(request, descriptors=()):
-    """What the server answers."""
     sent = json.dumps(request).encode()
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
     _server().sendmsg([sent], [rights] if descriptors else [])

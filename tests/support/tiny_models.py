@@ -39,7 +39,6 @@ def _sequential(*layers):
 
 
 def dense(*widths):
-    """Layers of these widths."""
     return _sequential(*(keras.layers.Dense(n, activation="tanh") for n in widths))
 
 
@@ -202,7 +201,6 @@ class Training:
         return input_fn
 
     def step(self, batch):
-        """One step on one device."""
         x, y = batch
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(self.model(x, training=True) - y))
@@ -244,7 +242,6 @@ class Training:
         )
 
     def weights(self):
-        """The weights as numbers."""
         return [w.numpy().tolist() for w in self.model.weights]
 
     def slots(self):

@@ -237,7 +237,6 @@ REFUSED_OF_ALL = [
     ],
 )
 def test_wrong_option_values_are_named(name, options, message):
-    """Each wrong value is answered with the option, the value and what is allowed."""
     with pytest.raises(ValueError, match=message):
         catalog.make_config(name, "smoke", options)
 

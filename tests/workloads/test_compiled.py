@@ -112,7 +112,6 @@ def test_nothing_is_compiled_by_default(both):
 
 
 def parts_of(program):
-    """Functions of forward and backward pass."""
     owner = getattr(program, "learner", program)
     return [v for k, v in vars(owner).items() if k.startswith("_differentiate")]
 

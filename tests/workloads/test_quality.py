@@ -19,7 +19,6 @@ METRIC = Metric(
     ("num_successes", "num_trials"), [(0, 5), (1, 10), (96, 359), (359, 359), (7, 8)]
 )
 def test_wilson_interval_equals_scipys(num_successes, num_trials):
-    """The interval is Wilson's, as SciPy computes it."""
     reference = scipy.stats.binomtest(num_successes, num_trials).proportion_ci(
         confidence_level=0.95, method="wilson"
     )

@@ -52,7 +52,6 @@ def traced(num_collectives):
 
 
 def test_trace_500_collectives(benchmark, num_collectives):
-    """Python tracing of the step function."""
     benchmark.pedantic(_many_collectives, [num_collectives], rounds=5, warmup_rounds=1)
 
 

@@ -50,7 +50,6 @@ def place_of(error):
 
 
 def raises(path, line):
-    """Whether a line is part of a ``raise`` statement."""
     return any(first <= line <= last for first, last in _raise_statements(path))
 
 

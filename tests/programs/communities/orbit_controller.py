@@ -22,7 +22,6 @@ class Trainer(orbit.StandardTrainer):
         super().__init__(strategy.experimental_distribute_dataset(data))
 
     def train_loop_begin(self):
-        """Before every loop of steps."""
         self.loss.reset_state()
 
     def train_step(self, iterator):
@@ -44,7 +43,6 @@ class Trainer(orbit.StandardTrainer):
         self.global_step.assign_add(1)
 
     def train_loop_end(self):
-        """After it."""
         return {"loss": self.loss.result()}
 
 

@@ -35,7 +35,6 @@ class Autoencoder(snt.Module):
         self.decoder = snt.nets.MLP([4, 4], **initializers)
 
     def __call__(self, x):
-        """The loss of the replica's examples."""
         quantized = self.quantizer(self.encoder(x) + x[:, :3], is_training=True)
         restored = self.decoder(quantized["quantize"])
         return tf.reduce_mean((restored - x) ** 2) + quantized["loss"]

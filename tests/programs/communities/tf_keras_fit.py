@@ -16,7 +16,6 @@ class Regressor(tf_keras.Model):
         self.outputs = tf_keras.layers.Dense(1)
 
     def call(self, x):
-        """A number for each example."""
         return self.outputs(self.hidden(x))
 
 

@@ -50,7 +50,6 @@ class GAN(keras.Model):
         return x
 
     def compile(self, d_optimizer, g_optimizer, loss_fn):
-        """Two optimizers and one loss."""
         super().compile()
         self.d_optimizer = d_optimizer
         self.g_optimizer = g_optimizer
@@ -103,11 +102,9 @@ class ConditionalGAN(GAN):
     """The class of an image is one more channel, and one more input."""
 
     def call(self, x):
-        """Keras asks for one in order to build a model, under any strategy."""
         return x
 
     def train_step(self, data):
-        """As of the plain one."""
         real_images, classes = data
         one_hot = tf.one_hot(classes, 3)
         planes = tf.tile(one_hot[:, None, None, :], [1, 8, 8, 1])
@@ -152,7 +149,6 @@ class WGAN(keras.Model):
         self.generator = _generator()
 
     def call(self, x):
-        """Keras asks for one in order to build a model, under any strategy."""
         return x
 
     def compile(self, d_optimizer, g_optimizer):
@@ -217,11 +213,9 @@ class CycleGAN(keras.Model):
         self.adversarial_loss_fn = keras.losses.MeanSquaredError()
 
     def call(self, x):
-        """Keras asks for one in order to build a model, under any strategy."""
         return x
 
     def compile(self, optimizer_of):
-        """One optimizer for each network."""
         super().compile()
         self.optimizers = [optimizer_of() for _ in range(4)]
 
@@ -280,7 +274,6 @@ class Pix2Pix(GAN):
     """A translation that is judged as well by its distance from the target."""
 
     def call(self, x):
-        """Keras asks for one in order to build a model, under any strategy."""
         return x
 
     def train_step(self, data):

@@ -42,7 +42,6 @@ class Program:
 
     @property
     def source(self) -> list[str]:
-        """Its lines."""
         return inspect.getsource(self.function).splitlines()
 
 

@@ -30,7 +30,6 @@ class TripletModel(keras.Model):
 
     @property
     def metrics(self):
-        """One mean."""
         return [self.loss_tracker]
 
     def train_step(self, data):
@@ -100,7 +99,6 @@ class SimSiam(keras.Model):
         self.encoder, self.predictor = small(5), layers.Dense(3)
 
     def call(self, x):
-        """Keras asks for one in order to build a model, under any strategy."""
         return self.predictor(self.encoder(x))
 
     def train_step(self, data):
@@ -137,7 +135,6 @@ class NNCLR(keras.Model):
         )
 
     def call(self, x):
-        """Keras asks for one in order to build a model, under any strategy."""
         return self.encoder(x)
 
     def train_step(self, data):

@@ -241,7 +241,6 @@ class Line(tf.Module):
 
     @tf.function
     def __call__(self, x):
-        """A line."""
         return x @ self.w + self.b
 
 

@@ -61,7 +61,6 @@ class VAE(keras.Model):
 
     @property
     def metrics(self):
-        """Three means."""
         return self.trackers
 
     def call(self, data):
@@ -138,7 +137,6 @@ class VQVAETrainer(keras.Model):
 
     @property
     def metrics(self):
-        """One mean."""
         return [self.total_loss_tracker]
 
     def train_step(self, x):
@@ -169,7 +167,6 @@ class Distiller(keras.Model):
         self.teacher, self.student = teacher, student
 
     def compile(self, optimizer, metrics, student_loss_fn, distillation_loss_fn):
-        """Two losses."""
         super().compile(optimizer=optimizer, metrics=metrics)
         self.student_loss_fn = student_loss_fn
         self.distillation_loss_fn = distillation_loss_fn

@@ -28,7 +28,6 @@ class MaskedLanguageModel(keras.Model):
 
     @property
     def metrics(self):
-        """One mean."""
         return [self.loss_tracker]
 
     def call(self, x):
@@ -117,12 +116,10 @@ class Diffusion(keras.Model):
         self.noise_loss_tracker = keras.metrics.Mean(name="n_loss")
 
     def call(self, x):
-        """Keras asks for one in order to build a model, under any strategy."""
         return x
 
     @property
     def metrics(self):
-        """One mean."""
         return [self.noise_loss_tracker]
 
     def train_step(self, image):

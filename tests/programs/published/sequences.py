@@ -134,7 +134,6 @@ class Block(layers.Layer):
         self.norms = [layers.LayerNormalization(epsilon=1e-6) for _ in range(2)]
 
     def call(self, inputs):
-        """The same shape."""
         hidden = self.norms[0](inputs + self.attention(inputs, inputs))
         return self.norms[1](hidden + self.dense(hidden))
 

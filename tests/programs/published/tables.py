@@ -145,7 +145,6 @@ class Recommender(keras.Model):
         self.user_bias, self.film_bias = (layers.Embedding(count, 1) for _ in "12")
 
     def call(self, inputs):
-        """Between 0 and 1."""
         user, film = inputs[:, 0], inputs[:, 1]
         match = keras.ops.sum(self.user(user) * self.film(film), axis=1, keepdims=True)
         return keras.ops.sigmoid(match + self.user_bias(user) + self.film_bias(film))

@@ -21,7 +21,6 @@ class Classifier(keras.Model):
         self.accuracy = keras.metrics.SparseCategoricalAccuracy()
 
     def call(self, x, *, training=False):
-        """Logits."""
         return self.logits(self.dropout(self.hidden(x), training=training))
 
 

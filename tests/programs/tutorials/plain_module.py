@@ -16,7 +16,6 @@ class Dense(tf.Module):
         self.num_outputs, self.seed, self.weight = num_outputs, seed, None
 
     def __call__(self, x):
-        """Affine, with a tanh."""
         if self.weight is None:
             self.weight = tf.Variable(normal(self.seed, x.shape[-1], self.num_outputs))
             self.bias = tf.Variable(tf.zeros([self.num_outputs]))
@@ -32,7 +31,6 @@ class Net(tf.Module):
         self.num_seen = tf.Variable(0, trainable=False)
 
     def __call__(self, x):
-        """Both layers."""
         for layer in self.layers:
             x = layer(x)
         return x

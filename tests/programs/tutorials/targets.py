@@ -26,7 +26,6 @@ ATOL = 2e-5
 
 
 def load(name: str) -> ModuleType:
-    """The module of a program."""
     return importlib.import_module(f"tutorials.{name}")
 
 
@@ -49,7 +48,6 @@ def run(name: str, repl: Any) -> Any:
 
 
 def run_on(name: str, target: str) -> Any:
-    """What a program returns on a target of this process."""
     return run(name, make(target))
 
 

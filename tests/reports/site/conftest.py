@@ -81,7 +81,6 @@ def second(make_study: Any, slow_down: Any) -> Store:
 
 @pytest.fixture(scope="session")
 def elsewhere(make_study: Any) -> Store:
-    """A study of another processor."""
     return make_study(
         "elsewhere",
         day=3,

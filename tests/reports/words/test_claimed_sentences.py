@@ -32,7 +32,6 @@ def _sentences(view):
 
 
 def _rows(view):
-    """The rows of all sentences of a study."""
     return {
         page_claims.row_of(
             text.replace(formats.HARD_SPACE, " ").replace(formats.THIN_SPACE, " ")

@@ -204,7 +204,6 @@ def test_the_first_line_has_the_error_rates_of_such_a_gate(relay):
 
 
 def test_the_worst_case_decides():
-    """Regress before inconclusive, pass and improve."""
     order = list(judged_case.WORST_FIRST)
 
     assert [

@@ -240,7 +240,6 @@ E = 1e-9
 
 
 def judged(logs, *, delta=0.05, alpha=0.05):
-    """The verdict on the mean of some generations."""
     mean = estimates.one_group(logs, "logs")
     return judge.of_mean(mean, delta=delta, alpha=alpha, method="")
 
@@ -315,7 +314,6 @@ probabilities = st.lists(st.floats(min_value=0, max_value=1), max_size=8)
 
 
 def differences(logs):
-    """Compares log ratios over generations, by name."""
     means = {name: estimates.one_group(values) for name, values in logs.items()}
     return simultaneous.differences(means)
 
@@ -408,6 +406,5 @@ def test_false_differences_in_a_set_are_as_rare_as_stated():
     ],
 )
 def test_what_is_no_set_of_comparisons_is_refused(call, message):
-    """One line with what is allowed."""
     with pytest.raises(errors.ResultsError, match=message):
         call()

@@ -40,7 +40,6 @@ def ends(change, model="this machine", num_gates=NUM_GATES):
 
 
 def share(found, verdict):
-    """The share of gates with a verdict."""
     return float((found.verdicts == verdict).mean())
 
 

@@ -301,7 +301,6 @@ def test_what_lies_beyond_the_first_end_is_not_known():
 
 
 def test_a_curve_without_evaluations_is_an_error():
-    """Positions ascend."""
     with pytest.raises(
         errors.ResultsError,
         match=r"^positions of evaluations are \[2, 1\], must be one or more ascending "

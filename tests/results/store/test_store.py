@@ -281,8 +281,6 @@ def test_kept_studies_know_what_their_metrics_mean(name):
 
 @pytest.fixture
 def failing_sync(monkeypatch):
-    """Lets the disk fail when it is synced."""
-
     def fail(_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 

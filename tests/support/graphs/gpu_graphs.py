@@ -58,7 +58,6 @@ class _TracedError(Exception):
 
 
 def main(folder):
-    """Writes all graphs."""
     import small_programs
 
     import replicator

@@ -29,7 +29,6 @@ def multiply_adds(function, *args):
 
 
 def of_op(op):
-    """Returns the multiply-adds of one operation."""
     if op.type not in COUNTED:
         assert "Conv" not in op.type, op.type
         assert "MatMul" not in op.type, op.type

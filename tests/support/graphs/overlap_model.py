@@ -101,7 +101,6 @@ class Timeline:
 
 
 def simulate(work, reductions, machine, rule):
-    """Runs one step."""
     scale = machine.step_sec / sum(work)
     kernels = [end * scale for end in itertools.accumulate(work)]
     starts = [machine.host_sec * (index + 1) / len(work) for index in range(len(work))]

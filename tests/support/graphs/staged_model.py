@@ -12,7 +12,6 @@ WIDTH, PARTS = 8, 4
 
 
 def mean_squared(outputs, targets):
-    """A mean over examples."""
     return tf.reduce_mean(tf.square(outputs - targets))
 
 
@@ -50,7 +49,6 @@ class Model:
         self.is_scaled = "loss_scale" in (of_optimizer or {})
 
     def pipeline(self, **options):
-        """The stages as a pipeline."""
         stages = [functools.partial(stage, training=True) for stage in self.stages]
         options = {"num_microbatches": PARTS} | options
         return replicator.Pipeline(stages, **options)

@@ -33,7 +33,6 @@ def read(text, arguments):
 
 
 def hosts_of(job):
-    """Returns the host of each slot."""
     hosts = os.environ["LSF_HOSTS"].split(",")
     per_host = int(re.fullmatch(r"span\[ptile=(\d+)\]", job["R"] or "span[ptile=1]")[1])
     slots = int(job["n"] or 1)

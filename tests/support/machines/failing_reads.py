@@ -38,8 +38,6 @@ class FailingReads:
             patch.setattr(module, name, self._wrapped(getattr(module, name)))
 
     def _wrapped(self, real):
-        """Returns a call that may fail."""
-
         def call(path, *args, **options):
             if self._is_ours(path) and not self._is_writing(args, options):
                 self.count += 1

@@ -137,15 +137,12 @@ class FakeNvml:
         return self.gpus[index]
 
     def nvmlDeviceGetUUID(self, handle: FakeGpu | FakeMig) -> str:  # noqa: N802
-        """Of a GPU or an instance."""
         return handle.uuid
 
     def nvmlDeviceGetName(self, handle: FakeGpu | FakeMig) -> str:  # noqa: N802
-        """Of a GPU or an instance."""
         return handle.name
 
     def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu | FakeMig) -> Any:  # noqa: N802
-        """Of a GPU or an instance."""
         return types.SimpleNamespace(total=handle.memory_bytes)
 
     def nvmlDeviceGetPciInfo(self, handle: FakeGpu) -> Any:  # noqa: N802
@@ -191,14 +188,12 @@ class FakeNvml:
         return handle.reasons
 
     def nvmlDeviceGetClockInfo(self, handle: FakeGpu, kind: int) -> int:  # noqa: N802
-        """Of the multiprocessors or the memory."""
         assert kind in (pynvml.NVML_CLOCK_SM, pynvml.NVML_CLOCK_MEM)
         self._check(handle, "nvmlDeviceGetClockInfo")
         is_memory = kind == pynvml.NVML_CLOCK_MEM
         return handle.memory_clock_mhz if is_memory else handle.clock_mhz
 
     def nvmlDeviceGetMaxClockInfo(self, handle: FakeGpu, kind: int) -> int:  # noqa: N802
-        """Of the multiprocessors only."""
         assert kind == pynvml.NVML_CLOCK_SM
         self._check(handle, "nvmlDeviceGetMaxClockInfo")
         return handle.max_clock_mhz

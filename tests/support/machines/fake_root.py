@@ -8,7 +8,6 @@ class FakeRoot:
         self.path = path
 
     def write(self, name, text):
-        """Writes one file, and its folders."""
         path = self.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)

@@ -196,7 +196,6 @@ class StandIn:
         return Path(path) if is_own else self.folder / "root" / path.lstrip("/")
 
     def get(self, kind, name):
-        """Returns an object."""
         if (kind, name) not in self.objects:
             raise Refused(404, "NotFound", f'{kind} "{name}" not found')
         return self.objects[kind, name]
@@ -291,8 +290,6 @@ class StandIn:
 
 
 def _handler(server):
-    """Returns the class that answers requests."""
-
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 

@@ -218,7 +218,6 @@ class SlurmCluster:
         return self.command(*submit, f"--output={log}", batch, cwd=cwd)
 
     def run(self, *words, on=CONTROLLER, cwd=None, timeout_sec=60.0, env=None):
-        """Runs a command to its end."""
         return subprocess.run(
             self.command(*words, on=on, cwd=cwd),
             capture_output=True,
@@ -284,7 +283,6 @@ class SlurmCluster:
         return ""
 
     def unlimit_rate(self):
-        """Removes the limit."""
         for index, node in enumerate(NODES):
             self.run("tc", "qdisc", "del", "dev", f"p{index}", "root")
             self.run("tc", "qdisc", "del", "dev", "up0", "root", on=node)
@@ -300,7 +298,6 @@ class SlurmCluster:
         return "\n".join(f"-- {p.name}\n{p.read_text()[-1500:]}" for p in sorted(paths))
 
     def stop(self):
-        """Ends everything."""
         for process in self._first.values():
             process.kill()
         for process in self._first.values():

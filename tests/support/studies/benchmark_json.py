@@ -50,6 +50,5 @@ def document(times, **fields):
 
 
 def write(path, times, **fields):
-    """Writes a document and returns its path."""
     path.write_text(json.dumps(document(times, **fields)), encoding="utf-8")
     return path

@@ -40,7 +40,6 @@ class Coverage:
 
     @property
     def share(self):
-        """The coverage."""
         return self.num_covered / self.num_sweeps
 
     @property

@@ -200,7 +200,6 @@ def environment(spec, fingerprint):
 
 
 def _wilson(successes, n):
-    """Returns the 95 % Wilson interval of a proportion."""
     z = 1.959964
     centre = (successes + z * z / 2) / (n + z * z)
     half = z / (n + z * z) * math.sqrt(successes * (n - successes) / n + z * z / 4)

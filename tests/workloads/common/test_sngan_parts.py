@@ -347,7 +347,6 @@ def test_locally_each_replica_normalizes_its_own(two_replicas):
 
 
 def test_wrong_input_of_batch_norm_is_refused():
-    """Unknown statistics, wrong ranks, and labels that are no classes."""
     layer = make_layer("local")
     with pytest.raises(ValueError, match="'global' are unknown: use 'local'"):
         make_layer("global")

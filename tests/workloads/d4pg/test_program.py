@@ -53,7 +53,6 @@ def test_real_data_need_learners_that_run_the_program():
 
 @pytest.mark.parametrize("observations", ["state", "pixels"])
 def test_synthetic_data_is_determined_by_the_seed(observations):
-    """The same seed gives the same batches, another one gives others."""
     found = []
     small = {"num_features": 8, "num_conv_filters": 4}
     for seed in (1, 1, 2):

@@ -199,7 +199,6 @@ def test_shards_cover_the_split_exactly_once(digits, num_pipelines, contexts):
 
 
 def test_audit_catches_a_pipeline_that_ignores_its_context(digits, contexts):
-    """Two pipelines that both read everything fail the audit."""
     check = audit.check_shards(digits, contexts(2), lambda *_: "train")
 
     assert not check.is_passed
@@ -207,7 +206,6 @@ def test_audit_catches_a_pipeline_that_ignores_its_context(digits, contexts):
 
 
 def test_audit_catches_a_repeated_context(digits, contexts):
-    """A replicator that gives both pipelines the same id fails the audit."""
     check = audit.check_shards(digits, [contexts(2)[0]] * 2)
 
     assert not check.is_passed

@@ -64,7 +64,6 @@ pathlib.Path(sys.argv[1]).write_text(" ".join(sorted(os.listdir(path))))
 
 @pytest.mark.processes
 def test_digits_are_prepared_once_by_many_processes(tmp_path, monkeypatch):
-    """Two processes that prepare at once both get the same complete set."""
     monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
     program = tmp_path / "prepare.py"
     program.write_text(_PREPARE)
@@ -229,7 +228,6 @@ def test_a_label_outside_the_classes_is_named(data_dirs, make_config):
 
 
 def test_damaged_set_says_to_prepare_it_again(data_dirs):
-    """A directory without feature descriptions is named, with the fix."""
     place = data_dirs / "tfds" / "damaged" / "1.0.0"
     place.mkdir(parents=True)
     (place / "dataset_info.json").write_text("{}")
@@ -251,7 +249,6 @@ def root(tmp_path_factory):
 
 
 def write_images(root, encoding):
-    """Writes the images of all splits and labels."""
     rng = np.random.default_rng(0)
     encode = tf.io.encode_jpeg if encoding == "jpeg" else tf.io.encode_png
     for split, count in (("train", NUM_TRAIN), ("test", NUM_TEST)):

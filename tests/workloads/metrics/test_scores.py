@@ -47,7 +47,6 @@ def test_moments_are_numpys(rng):
     seed=st.integers(0, 2**16),
 )
 def test_replicas_merge_to_the_moments_of_all(sizes, seed):
-    """However examples are dealt to replicas, the merged moments are the same."""
     generator = np.random.default_rng(seed)
     parts = [generator.normal(3.0, 2.0, size=(size, 4)) for size in sizes]
     whole = Moments.of(np.concatenate(parts))
@@ -358,7 +357,6 @@ def test_blocks_average_to_an_unbiased_estimate(rng):
 @pytest.mark.parametrize("case", ["gaussian", "rectified"])
 @pytest.mark.parametrize("source", ["torch_fidelity", "tensorflow_gan"])
 def test_kid_is_the_published_one(case, source, golden_features, goldens):
-    """Fixed features give the numbers of torch-fidelity and TF-GAN."""
     first, second = golden_features.features(case)
 
     value = kid(first, second).value
@@ -413,7 +411,6 @@ def sum_times_square(s, d):
 
 
 def test_wrong_input_of_kid_is_refused(rng):
-    """Too few examples, and features of different length, are errors."""
     with pytest.raises(ValueError, match="length 4 and 3 cannot be compared"):
         kid(rng.normal(size=(9, 4)), rng.normal(size=(9, 3)))
     with pytest.raises(ValueError, match=r"2 generated and 9 real .* at least 3"):

@@ -23,7 +23,6 @@ PATH = pathlib.Path(__file__).with_name("goldens.json")
 
 
 def torch_fidelity():
-    """Scores of torch-fidelity."""
     import torch
     from torch_fidelity import metric_fid, metric_isc, metric_kid
 
@@ -88,7 +87,6 @@ def tensorflow_gan():
 
 
 def versions(*packages):
-    """Returns the installed versions."""
     return {name: importlib.metadata.version(name) for name in packages}
 
 

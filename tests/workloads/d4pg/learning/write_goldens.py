@@ -35,7 +35,6 @@ def make_inputs():
 
 
 def main():
-    """Writes the file."""
     import jax
     import jax.numpy as jnp
     import rlax

@@ -9,7 +9,6 @@ from workloads.d4pg.replay.streams import StepStreams, StreamsSpec
 
 
 def _make_streams(num_streams=1, steps_per_stream=100, **changes) -> StepStreams:
-    """Returns streams of states with one number."""
     fields = {
         "num_streams": num_streams,
         "steps_per_stream": steps_per_stream,
