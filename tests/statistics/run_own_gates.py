@@ -119,9 +119,7 @@ def keep(root, folder):
     """Writes the records of every gate that had a verdict into zip files."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in sorted((root / "verdicts").glob("*.json")):
-        content, why_not = archive.of_study(Store.open(root / "runs" / path.stem))
-        if content is None:
-            raise SystemExit(f"error: {why_not}")
+        content = archive.of_study(Store.open(root / "runs" / path.stem))
         (folder / f"{path.stem}.zip").write_bytes(content)
 
 

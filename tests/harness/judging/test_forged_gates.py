@@ -91,8 +91,7 @@ def test_no_forged_fact_of_a_gate_is_shown(study, harness):
 @pytest.mark.parametrize("is_there", [True, False])
 def test_the_records_of_a_page_have_the_verdict(study, tmp_path, harness, is_there):
     whole = shown(harness, "stored")["text"]
-    content, why = archive.of_study(Store.open(study))
-    assert content is not None, why
+    content = archive.of_study(Store.open(study))
     (tmp_path / "records.zip").write_bytes(content)
     assert exit_codes.OK == harness("verify", "records.zip")[0]
     shutil.unpack_archive("records.zip", "copy")
