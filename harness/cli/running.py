@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import shlex
@@ -84,6 +85,9 @@ def run_until_done(
     except Interrupted as error:
         note(f"interrupted ({error.signal_name}); finished trials are kept")
         note(f"resume with: {_resume_command(store, settings)}")
+        if renew is not None:  # so that the page shows all trials that are kept
+            with contextlib.suppress(KeyboardInterrupt):
+                renew()
         return exit_codes.INTERRUPTED
     for match in study.matches:
         if match.outcome is not Outcome.MATCHES:

@@ -17,6 +17,9 @@ DERIVED = b"type.googleapis.com/tensorflow.DerivedStatus"
 _PLACES = re.compile(
     r'Graph execution error:|Detected at node|<stack traces|File "|\d+ root error'
 )
+# What AutoGraph and Keras add to an error while a function is traced.
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_START = re.compile(r"[A-Za-z_.]*(Error|Exception): ")
 # What it puts in front of each.
 _ROOT = re.compile(r"\(\d+\) [A-Z_]+: +")
 
@@ -37,6 +40,16 @@ def reason_of(error: BaseException) -> str:
     said = "\n".join(line for line in lines if not _PLACES.match(line))
     line = _ROOT.sub("", first_line(said), count=1) or type(error).__name__
     return line.rpartition("}} ")[2].partition(" [Op:")[0]
+
+
+def trace_reason_of(error: Exception) -> str:
+    """The line that says why a trace failed, without what AutoGraph and Keras add."""
+    text = _COLOURS.sub("", str(error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    starts = [i for i, line in enumerate(lines) if _START.match(line)]
+    lines = lines[starts[-1] :] if starts else lines
+    lines = [line for line in lines if "Exception encountered" not in line]
+    return _START.sub("", lines[0]) if lines else type(error).__name__
 
 
 def first_line(text: str) -> str:

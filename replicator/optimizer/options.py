@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from replicator.catalog import BACKENDS
 from replicator.collectives import compression as compression_lib
 from replicator.errors import OptimizerOptionError
 from replicator.optimizer.levels import GRADIENTS, LEVELS, PARAMETERS, STATE
-from replicator.validation.arguments import INT32_MAX, is_integer, is_one_of, shown
+from replicator.validation.arguments import (
+    INT32_MAX,
+    is_integer,
+    is_one_of,
+    is_positive,
+    shown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,7 +85,7 @@ class OptimizerOptions:
                 f"accumulation_steps={shown(steps)} must be an integer of at least 1 "
                 "(the number of apply_gradients() calls per update)"
             )
-        if self.global_clipnorm is not None and not _is_positive(self.global_clipnorm):
+        if self.global_clipnorm is not None and not is_positive(self.global_clipnorm):
             raise OptimizerOptionError(
                 f"global_clipnorm={shown(self.global_clipnorm)} must be a positive "
                 "number, or None for no clipping"
@@ -92,7 +97,7 @@ class OptimizerOptions:
                 "True), 'gradients' (and state), 'parameters' (and both), or False"
             )
         scale = self.loss_scale
-        if not (scale is None or is_one_of(scale, (DYNAMIC,)) or _is_positive(scale)):
+        if not (scale is None or is_one_of(scale, (DYNAMIC,)) or is_positive(scale)):
             raise OptimizerOptionError(
                 f"loss_scale={shown(scale)} must be a positive number, 'dynamic', or "
                 "None"
@@ -183,8 +188,3 @@ def _reject_conflict(
                 f"{type(optimizer).__name__} itself has {attribute}={value!r}, so it "
                 "would be applied twice; set only one of them"
             )
-
-
-def _is_positive(value: Any) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and 0 < value <= sys.float_info.max

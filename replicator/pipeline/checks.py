@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator._tf.messages import trace_reason_of
 from replicator.engine.graph.effects import READ_OPS
 from replicator.errors import PipelineError
-from replicator.step.tracing import line_of, shown
+from replicator.step import tracing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,10 +19,6 @@ _WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
 _CALLS = frozenset(
     {"Case", "If", "PartitionedCall", "Placeholder", "StatefulPartitionedCall", "While"}
 )
-
-
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_START = re.compile(r"[A-Za-z_.]*(Error|Exception): ")
 
 
 def check_stage(index: int, concrete: Any) -> None:
@@ -35,14 +31,16 @@ def check_stage(index: int, concrete: Any) -> None:
     for outer, inner in graph.captures:
         if outer.dtype != tf.resource and hasattr(outer, "graph"):
             uses = inner.consumers()
-            where = shown([line_of(uses[0].traceback)]) if uses else ""
+            where = tracing.shown([tracing.line_of(uses[0].traceback)]) if uses else ""
             raise PipelineError(
                 f"stage {index} uses{where} a tensor of the step around it, whose "
                 "gradient would be lost; pass it through the stages, from the batch on"
             )
     for operation in graph.get_operations():
         if operation.type not in _CALLS and _has_effects(operation.node_def):
-            raise _with_effects(index, operation.type, line_of(operation.traceback))
+            raise _with_effects(
+                index, operation.type, tracing.line_of(operation.traceback)
+            )
     for function in graph.as_graph_def().library.function:
         for node in function.node_def:
             if node.op not in _CALLS and _has_effects(node):
@@ -70,8 +68,8 @@ def rejected(index: int, values: Any, error: Exception) -> PipelineError:
     )
     before = f"stage {index - 1} returns" if index else "the micro-batch is"
     return PipelineError(
-        f"stage {index} does not take what {before} ({text}): {reason(error)}; make "
-        "the outputs of a stage the inputs of the next"
+        f"stage {index} does not take what {before} ({text}): "
+        f"{trace_reason_of(error)}; make the outputs of a stage the inputs of the next"
     )
 
 
@@ -82,16 +80,6 @@ def creates_variable(index: int) -> PipelineError:
         f"create it outside of the step, with logical_device({index}): call the layer "
         "once, such as stage(tf.zeros(shape)), which also makes those of layers in it"
     )
-
-
-def reason(error: Exception) -> str:
-    """The line of an error that says why, without what AutoGraph and Keras add."""
-    text = _COLOURS.sub("", str(error))
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    starts = [i for i, line in enumerate(lines) if _START.match(line)]
-    lines = lines[starts[-1] :] if starts else lines
-    lines = [line for line in lines if "Exception encountered" not in line]
-    return _START.sub("", lines[0]) if lines else type(error).__name__
 
 
 def check_built(index: int, stage: Any) -> None:
@@ -110,7 +98,7 @@ def _has_effects(node: Any) -> bool:
 
 
 def _with_effects(index: int, op: str, line: str) -> PipelineError:
-    where = shown([line])
+    where = tracing.shown([line])
     if op.startswith(_WRITES):
         return PipelineError(
             f"stage {index} changes a tf.Variable ({op}{where}), once for each "

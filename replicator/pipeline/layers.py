@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from replicator._tf.messages import trace_reason_of
 from replicator.errors import PipelineError
-from replicator.pipeline import checks, products
+from replicator.pipeline import products
 from replicator.pipeline.balance import balance_stages
 from replicator.step.logical import logical_device
 from replicator.validation.arguments import is_integer, shown
@@ -117,7 +118,7 @@ def _costs(
         except (TypeError, ValueError) as error:
             given = f"{inputs[-1].dtype.name}{list(inputs[-1].shape)}"
             raise PipelineError(
-                f"layer {len(costs)} does not take {given}: {checks.reason(error)}; "
+                f"layer {len(costs)} does not take {given}: {trace_reason_of(error)}; "
                 "make the outputs of a layer the inputs of the next, and example those "
                 "of the first"
             ) from error

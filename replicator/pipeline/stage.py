@@ -15,6 +15,7 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
 from replicator._tf import stage_losses, stage_seeds
+from replicator._tf.messages import trace_reason_of
 from replicator._tf.stage_seeds import StageSeeds
 from replicator.errors import (
     CollectiveControlFlowError,
@@ -148,7 +149,7 @@ class Stage:
         try:
             made = _to_function(run, self._specs, specs, self._weight_specs())
         except CollectiveControlFlowError as error:
-            name = checks.reason(error).partition(" ")[0]
+            name = trace_reason_of(error).partition(" ")[0]
             raise PipelineError(
                 f"stage {self.index} calls {name}, or an optimizer that does, but a "
                 "stage works on one micro-batch of one replica, at a time of its own; "

@@ -22,11 +22,12 @@ from replicator._tf import batch_norm as _tf_batch_norm
 from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
 from replicator._tf import random_ops as _tf_random_ops
-from replicator.errors import StrategyError
+from replicator._tf.messages import trace_reason_of
+from replicator.errors import ReplicatorError, StrategyError
 from replicator.step import tracing
 from replicator.strategy.fit import optimizers_of, own_statistics
 from replicator.strategy.values import grouped, local_values
-from replicator.validation.arguments import shown
+from replicator.validation.arguments import is_positive, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -116,9 +117,15 @@ def verify_fit(
     """Compares a training step; see ``Replicator.verify_fit``."""
     num_replicas = strategy.num_replicas_in_sync
     _check_model(strategy, model)
-    leaves = [_array(leaf) for leaf in tf.nest.flatten(batch)]
-    sizes = {x.shape[0] if x.ndim else 0 for x in leaves if x is not None}
-    if len(sizes) != 1 or min(sizes) < num_replicas:
+    if not (tolerance is None or is_positive(tolerance)):
+        raise StrategyError(
+            f"verify_fit() got tolerance={shown(tolerance)}, which must be a positive "
+            "number, the largest relative difference that is taken for rounding, or "
+            "None for the usual one of the model's type"
+        )
+    leaves = _leaves(batch)
+    sizes = {x.shape[0] if x.ndim else 0 for x in leaves or () if x is not None}
+    if leaves is None or len(sizes) != 1 or min(sizes) < num_replicas:
         raise StrategyError(
             f"verify_fit() takes a batch as train_step gets it, arrays of the same "
             f"number of examples, at least {num_replicas}, but got {shown(batch)}"
@@ -134,7 +141,7 @@ def verify_fit(
     is_uneven = is_any_size and even - 1 >= num_replicas
     used = {str(layer.compute_dtype) for layer in _tf_batch_norm.layers_of(model)}
     tolerance = tolerance or max(_TOLERANCES.get(one, 1e-6) for one in {*used, ""})
-    comparison = _Comparison(strategy, model)
+    comparison, name = _Comparison(strategy, model), type(model).__name__
 
     def rows(count: int) -> list[FitRow]:
         parts = [None if x is None else tf.constant(x[order[:count]]) for x in leaves]
@@ -145,9 +152,16 @@ def verify_fit(
         is_different = any(row.equal is False for row in found)
         if is_uneven and is_different and all(row.equal for row in rows(even)):
             found = [row if row.equal else _with(row, reason=_UNEVEN) for row in found]
+    except ReplicatorError:
+        raise
+    except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
+        raise StrategyError(
+            f"verify_fit() ran a training step of {name} on {shown(batch)}, which "
+            f"failed: {trace_reason_of(error)}; pass a batch as fit() gives it to "
+            "train_step, such as (x, y)"
+        ) from error
     finally:
         comparison.state.restore()
-    name = type(model).__name__
     return FitCheck(name, num_replicas, tolerance, tuple(found))
 
 
@@ -387,12 +401,22 @@ def _is_share(pairs: list[tuple[Any, Any]], num_replicas: int) -> bool:
     return abs(ratio * num_replicas - 1.0) < _NEAR > rest
 
 
-def _array(leaf: Any) -> Any:
-    """A part of a batch, in the type that Keras gives a step."""
-    if leaf is None or tf.is_tensor(leaf):
-        return leaf if leaf is None else leaf.numpy()
-    array = np.asarray(leaf)
-    return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
+def _leaves(batch: Any) -> list[Any] | None:
+    """The parts of a batch, as Keras gives them to a step; None if not arrays."""
+    found: list[Any] = []
+    for leaf in tf.nest.flatten(batch):
+        if leaf is None or isinstance(leaf, tf.Tensor):
+            found.append(leaf if leaf is None else leaf.numpy())
+            continue
+        try:
+            array = np.asarray(leaf)
+        except (TypeError, ValueError):
+            return None
+        if not (_is_number(array) or array.dtype.kind in "cSU"):
+            return None
+        is_cast = array.dtype.kind == "f"
+        found.append(array.astype(keras.config.floatx()) if is_cast else array)
+    return found
 
 
 def _is_number(array: Any) -> bool:

@@ -6,6 +6,7 @@ Does not import TensorFlow, which ``create`` imports only with the backend.
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -51,6 +52,12 @@ def is_integer(
     return (
         is_int and (least is None or value >= least) and (most is None or value <= most)
     )
+
+
+def is_positive(value: Any) -> TypeGuard[float]:
+    """Whether a value is a finite number above zero; a bool and a tensor are not."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and 0 < value <= sys.float_info.max
 
 
 def path_of(value: Any, argument: str) -> str:

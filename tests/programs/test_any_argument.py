@@ -108,7 +108,6 @@ def test_every_public_function_is_called():
         "counts",
         "explain",
         "summary",
-        "verify_fit",
         "gather_bytes",
         "local_state",
         "restored",

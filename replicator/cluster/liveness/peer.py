@@ -29,7 +29,8 @@ _HEADER = struct.Struct(">IBBI")  # of a frame, after a byte: its length has thr
 _MAX_ANSWER_BYTES = 65535  # HTTP/2's initial flow-control window
 # With these, a machine that vanishes without closing is detected after 8 + 3 * 4 s.
 _KEEPALIVE = {"TCP_KEEPIDLE": 8, "TCP_KEEPINTVL": 4, "TCP_KEEPCNT": 3}
-_CONNECT_SEC, _ANSWER_SEC = 1.0, 2.0
+_CONNECT_SEC = 1.0
+_ANSWER_SEC = 2.0
 
 
 class NotAServerError(ConnectionError):

@@ -7,7 +7,6 @@ without an error, such as a GPU that does not respond.
 from __future__ import annotations
 
 import contextlib
-import math
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
@@ -16,7 +15,7 @@ from replicator._tf import workers as _tf_workers
 from replicator.cluster.liveness.deadline import Deadline
 from replicator.engine.analysis.plan import FLAT
 from replicator.errors import ReplicaTimeoutError
-from replicator.validation.arguments import shown
+from replicator.validation.arguments import is_positive, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,8 +32,7 @@ class TimeLimit:
 
     def __init__(self, timeout_sec: float) -> None:
         """Takes the longest duration of one step."""
-        is_number = isinstance(timeout_sec, (int, float)) and timeout_sec is not True
-        if not is_number or not 0 < timeout_sec < math.inf:
+        if not is_positive(timeout_sec):
             raise ValueError(
                 f"timeout_sec {shown(timeout_sec)} must be a positive number of seconds"
             )

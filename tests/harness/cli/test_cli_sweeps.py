@@ -121,9 +121,9 @@ def test_plan_estimates_from_earlier_trials(finished, harness, small):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_exits_130_and_says_how_to_resume(
-    start_harness, number, tmp_path, small
+    start_harness, harness, number, tmp_path, small
 ):
-    """Ctrl-C and a polite kill are the same; no process is left."""
+    """Ctrl-C and a polite kill are the same; the page shows the kept trials."""
     process = start_harness(
         *("sweep", *small, "--backends=in_graph", "--no-match", "--study=s"),
         FAKE_BEHAVIOR="in_graph:2:hang",
@@ -138,6 +138,8 @@ def test_an_interrupt_exits_130_and_says_how_to_resume(
     assert exit_codes.INTERRUPTED == process.returncode
     assert "resume with: python -m harness sweep --study runs/s" in err
     assert len(ended_ids(store)) == 1
+    assert exit_codes.OK == harness("verify", "s")[0]
+    assert store.report_path.exists()
 
 
 def wait_until(condition):

@@ -39,6 +39,19 @@ def _manager(repl, folder, **options):
     return repl.make_checkpoint_manager(folder, **given)
 
 
+def _batch():
+    rows = tf.reshape(tf.range(8.0), [4, 2])
+    return rows, rows[:, :1]
+
+
+def _model(repl):
+    with repl.scope():
+        model = keras.Sequential([keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    model.build([None, 2])
+    return model
+
+
 # Inside a step on two replicas; what it returns is returned.
 IN_STEP = {
     **{
@@ -146,6 +159,11 @@ OUTSIDE = {
     "audit_inputs(key_fn=value)": lambda repl, v: _audit(repl, key_fn=v),
     "audit_inputs(key_fn of value)": lambda repl, v: _audit(repl, key_fn=lambda _: v),
     "audit_inputs(num_examples=value)": lambda repl, v: _audit(repl, num_examples=v),
+    "verify_fit(value, batch)": lambda repl, v: repl.verify_fit(v, _batch()),
+    "verify_fit(model, value)": lambda repl, v: repl.verify_fit(_model(repl), v),
+    "verify_fit(model, batch, value)": lambda repl, v: repl.verify_fit(
+        _model(repl), _batch(), v
+    ),
     "wrap_optimizer(value)": lambda repl, v: repl.wrap_optimizer(v),
     **{
         f"wrap_optimizer({name}=value)": lambda repl, v, name=name: _wrap(
