@@ -261,7 +261,7 @@ def add_function(function_def: Any) -> None:
 
 
 def keep_functions(owner: object, functions: Sequence[Any]) -> None:
-    """Registers functions as long as an object lives (test_inlining).
+    """Registers functions as long as an object lives (test_leaks).
 
     TensorFlow would keep them, and what it made of them, forever.
     """

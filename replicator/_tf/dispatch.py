@@ -42,10 +42,8 @@ class Dispatch:
         autograph: bool = False,
         is_optimized: bool = True,
         specs: Any = None,
-        rewrite: Callable[[Any], Any] | None = None,
     ) -> None:
         """Prepares a function (test_dispatch)."""
-        self._rewrite = rewrite
         self._function = function
         self._autograph = autograph
         self._is_optimized = is_optimized
@@ -104,11 +102,6 @@ class Dispatch:
         specs = source if self._specs is None else self._specs
         traced = function.get_concrete_function(specs)
         self._name = traced._inference_function.name.decode()  # noqa: SLF001
-        if self._rewrite is not None:
-            rewritten = self._rewrite(compat.function_def(self._name))
-            if rewritten is not None:
-                self._name = rewritten.signature.name
-                compat.keep_functions(self, [rewritten])
         self._num_outputs = len(traced.outputs)
         # Stock strategies number their collectives again in every call.
         if not traced.graph.deferred_external_captures:

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
 
 RESAMPLED = "convolutions of the smaller image"
 PRODUCTS = "convolutions as products of matrices"
-INLINING = "inlining"
 
 
 class RewriterError(Exception):

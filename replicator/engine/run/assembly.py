@@ -17,7 +17,6 @@ from replicator._tf import dispatch as _tf_dispatch
 from replicator._tf import handles as _tf_handles
 from replicator.engine.analysis import shares
 from replicator.engine.graph import body as body_lib
-from replicator.engine.graph import inlining, tasks
 from replicator.engine.graph.replicate import Replicas
 from replicator.engine.link import share_transfer
 from replicator.engine.link.cross_worker import CrossWorker
@@ -116,13 +115,6 @@ class Assembly:
         function.attr["_noinline"].b = True
         _tf_compat.keep_functions(self, [function])
         return str(function.signature.name)
-
-    def inlined(self, function: Any) -> Any:
-        """A ``FunctionDef`` with the step, and its tasks, in place of their calls."""
-        step = _tf_compat.function_def(self._name)
-        callees = [step, *filter(tasks.is_task, self.copies.library)]
-        name = f"{function.signature.name}_inlined"
-        return inlining.inline(function, name, callees)
 
     def call(
         self,

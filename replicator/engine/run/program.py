@@ -14,7 +14,7 @@ from replicator._tf.dispatch import Dispatch
 from replicator.engine.analysis import owned
 from replicator.engine.analysis.analyze import analyze
 from replicator.engine.graph import gathers
-from replicator.engine.graph.rewriters import INLINING, Rewriters
+from replicator.engine.graph.rewriters import Rewriters
 from replicator.engine.run import turns
 from replicator.engine.run.assembly import Assembly
 from replicator.engine.run.uneven_inputs import UnevenInputs, read
@@ -219,13 +219,6 @@ class Program:
             return contextlib.nullcontext()
         return turns.taken(device_lib.cpu_of(self._topology.replica_devices[0]))
 
-    def _inlining(self, assembly: Assembly) -> Callable[[Any], Any]:
-        """Inlines the calls of a step in a function; None if that is not possible."""
-        rewriters = self._rewriters
-        return lambda function: rewriters.run(
-            lambda: rewriters.attempt(INLINING, lambda: assembly.inlined(function))
-        )
-
     def _make_function(
         self,
         num_steps: int,
@@ -235,9 +228,6 @@ class Program:
         assembly = self._assembly
         num_replicas = self._topology.num_local_replicas
         is_values = source is not None and not isinstance(source, Source)
-        # In a loop the call is in a function of its own. On GPUs this was not measured.
-        names = itertools.chain.from_iterable(self._topology.devices)
-        is_inlined = num_steps == 1 and all(map(device_lib.is_cpu, names))
 
         def program(source: Any) -> list[tf.Tensor]:
             def one_step(_: tf.Tensor) -> list[tf.Tensor]:
@@ -252,9 +242,4 @@ class Program:
 
         # Values can be smaller in another call: those of the last step of an epoch.
         specs = [*self._specs] * num_replicas if is_values else None
-        return Dispatch(
-            program,
-            is_optimized=False,
-            specs=specs,
-            rewrite=self._inlining(assembly) if is_inlined else None,
-        )
+        return Dispatch(program, is_optimized=False, specs=specs)

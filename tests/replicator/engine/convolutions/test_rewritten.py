@@ -7,7 +7,6 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 import replicator
-from replicator.engine.graph import inlining
 from replicator.engine.graph.convolutions import fused, products, resampled
 
 BEFORE = ("none", "repeat", "tile", "resize", "average", "broadcast")
@@ -209,7 +208,6 @@ def test_values_and_gradients_are_those_of_one_device(drawn):
         (fused, "fuse"),
         (products, "mark"),
         (products, "multiply"),
-        (inlining, "inline"),
     ],
     ids=lambda given: getattr(given, "__name__", given),
 )
