@@ -16,8 +16,9 @@ from replicator.placement.devices import cpu_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import TypeAlias
 
-    Tensor = Ref | str
+    Tensor: TypeAlias = Ref | str
     # (op, type of its data if it has one, device) -> device
     SupportedDevice = Callable[[str, tf.DType | None, str], str]
 

@@ -17,6 +17,7 @@ from replicator.engine.link.uneven_rows import UnevenRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import TypeAlias
 
     from replicator.collectives.kind import CollectiveKind
     from replicator.engine.analysis.plan import Bucket, CollectivePlan
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from replicator.engine.link.reduction import Reduction
     from replicator.placement.topology import Topology
 
-    Tensor = Ref | str  # a node's output, or a function argument
+    Tensor: TypeAlias = Ref | str
     # (replica, operand node) -> the operand on that replica
     Operand = Callable[[int, str], Tensor]
 

@@ -23,11 +23,12 @@ from replicator.placement.devices import cpu_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import TypeAlias
 
     from replicator.engine.graph.body import Ref
     from replicator.placement.topology import Group
 
-    Tensor = Ref | str
+    Tensor: TypeAlias = Ref | str
 
 _MERGE_OPS = {"sum": "Add", "mean": "Add", "min": "Min", "max": "Max"}
 

@@ -15,12 +15,15 @@ from replicator.engine.link.reduction import Reduction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import TypeAlias
 
     from replicator.engine.analysis.plan import Bucket, CollectivePlan
-    from replicator.engine.link.bucket_links import Operand, Tensor
+    from replicator.engine.link.bucket_links import Operand
     from replicator.engine.link.cross_worker import CrossWorker
     from replicator.engine.link.uneven_rows import UnevenRows
     from replicator.placement.topology import Topology
+
+    Tensor: TypeAlias = Ref | str
 
 
 class Linker:

@@ -18,9 +18,13 @@ from replicator.engine.link import kernels
 from replicator.engine.link.node_ops import NodeOps
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from replicator.engine.analysis.plan import CollectivePlan
-    from replicator.engine.link.bucket_links import Operand, Tensor
+    from replicator.engine.link.bucket_links import Operand
     from replicator.placement.topology import Topology
+
+    Tensor: TypeAlias = Ref | str
 
 
 class LocalLinker:

@@ -15,10 +15,11 @@ from replicator.placement.devices import cpu_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import TypeAlias
 
     from replicator.engine.graph.emitter import Emitter
 
-    Tensor = Ref | str
+    Tensor: TypeAlias = Ref | str
 
 # Says in the error of TensorFlow that it is about shapes; the rest is made from it.
 SHAPES_DIFFER = "replicator: shapes differ between workers"

@@ -11,11 +11,13 @@ from replicator.engine.graph.body import Ref
 from replicator.engine.link import any_size
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from replicator.engine.graph.emitter import Emitter
     from replicator.engine.link.chain import Chain
     from replicator.placement.topology import Group
 
-    Tensor = Ref | str
+    Tensor: TypeAlias = Ref | str
 
 
 class WorkerParts:
