@@ -4,10 +4,10 @@ from .backends.asynchronous import (
 )
 from .backends.in_graph import InGraphReplicator as InGraphReplicator
 from .backends.in_graph import MultiGpuReplicator as MultiGpuReplicator
-from .backends.multi_worker import MultiWorkerReplicator as MultiWorkerReplicator
-from .backends.multi_worker_between_graph import (
+from .backends.multi_worker import (
     MultiWorkerBetweenGraphReplicator as MultiWorkerBetweenGraphReplicator,
 )
+from .backends.multi_worker import MultiWorkerReplicator as MultiWorkerReplicator
 from .backends.multi_worker_in_graph import (
     MultiWorkerInGraphReplicator as MultiWorkerInGraphReplicator,
 )
@@ -16,21 +16,22 @@ from .backends.parameter_server import (
 )
 from .backends.single import SingleDeviceReplicator as SingleDeviceReplicator
 from .backends.strategy import MirroredReplicator as MirroredReplicator
-from .backends.strategy import StrategyReplicator as StrategyReplicator
-from .backends.tf_multi_worker import (
+from .backends.strategy import (
     MultiWorkerMirroredReplicator as MultiWorkerMirroredReplicator,
 )
+from .backends.strategy import StrategyReplicator as StrategyReplicator
 from .backends.tpu import TpuReplicator as TpuReplicator
 from .checkpoint.manager import CheckpointManager as CheckpointManager
 from .checkpoint.manager import RestoredCheckpoint as RestoredCheckpoint
-from .collectives.kinds.all_gather import all_gather as all_gather
-from .collectives.kinds.all_to_all import all_to_all as all_to_all
-from .collectives.kinds.broadcast import broadcast as broadcast
-from .collectives.kinds.permute import permute as permute
-from .collectives.kinds.reduce_scatter import reduce_scatter as reduce_scatter
+from .collectives.kinds.exchange import broadcast as broadcast
+from .collectives.kinds.exchange import permute as permute
+from .collectives.kinds.gather_scatter import all_gather as all_gather
+from .collectives.kinds.gather_scatter import all_to_all as all_to_all
+from .collectives.kinds.gather_scatter import reduce_scatter as reduce_scatter
 from .collectives.layers import (
     CrossReplicaBatchNormalization as CrossReplicaBatchNormalization,
 )
+from .collectives.layers import ShardedEmbedding as ShardedEmbedding
 from .collectives.mapping import map_gather as map_gather
 from .collectives.mapping import map_reduce as map_reduce
 from .collectives.reductions import all_max as all_max
@@ -38,19 +39,18 @@ from .collectives.reductions import all_mean as all_mean
 from .collectives.reductions import all_min as all_min
 from .collectives.reductions import all_reduce as all_reduce
 from .collectives.reductions import all_sum as all_sum
-from .collectives.sharded_embedding import ShardedEmbedding as ShardedEmbedding
-from .collectives.uneven import mean_over_examples as mean_over_examples
-from .collectives.uneven import split_global_batches as split_global_batches
+from .collectives.reductions import mean_over_examples as mean_over_examples
+from .collectives.reductions import split_global_batches as split_global_batches
 from .contract.base import Replicator as Replicator
 from .errors import ReplicatorError as ReplicatorError
 from .inputs.audit import InputAudit as InputAudit
 from .inputs.context import InputContext as InputContext
 from .inputs.context import InputReplicationMode as InputReplicationMode
-from .inputs.data_options import default_data_options as default_data_options
-from .inputs.determinism import set_determinism as set_determinism
+from .inputs.context import default_data_options as default_data_options
+from .inputs.context import set_determinism as set_determinism
 from .inputs.iterator import InputIterator as InputIterator
 from .optimizer.wrapper import ReplicatedOptimizer as ReplicatedOptimizer
-from .pipeline.balance import balance_stages as balance_stages
+from .pipeline.layers import balance_stages as balance_stages
 from .pipeline.layers import make_stages as make_stages
 from .pipeline.pipeline import Pipeline as Pipeline
 from .registry import backend_names as backend_names

@@ -247,8 +247,7 @@ BACKENDS: dict[str, BackendInfo] = {
             name="multi_worker",
             detects_writes=True,
             target=(
-                "replicator.backends.multi_worker_between_graph:"
-                "MultiWorkerBetweenGraphReplicator"
+                "replicator.backends.multi_worker:MultiWorkerBetweenGraphReplicator"
             ),
             description="synchronous replicas in several worker processes, one program "
             "in each, connected by collective ops",
@@ -297,9 +296,7 @@ BACKENDS: dict[str, BackendInfo] = {
                 "its strategy communicates where it makes variables and reads inputs "
                 "as well, and takes no other collectives"
             ),
-            target=(
-                "replicator.backends.tf_multi_worker:MultiWorkerMirroredReplicator"
-            ),
+            target=("replicator.backends.strategy:MultiWorkerMirroredReplicator"),
             description="tf.distribute.MultiWorkerMirroredStrategy behind the same "
             "contract",
             one_cpu_replica_because=_ONE_ON_CPUS,

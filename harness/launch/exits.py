@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.launch import channel
 from replicator.cluster import port_filter
-from replicator.cluster.line_listener import LineListener
+from replicator.cluster.local_cluster import LineListener
 
 
 class MemberExits:

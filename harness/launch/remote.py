@@ -21,7 +21,7 @@ from harness.launch.gang import RunningGang
 from harness.launch.gang_plan import GangPlan
 from harness.placement import hosts
 from harness.trial import first_exit
-from replicator.cluster.environment import base
+from replicator.cluster.environment import environments
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -118,5 +118,5 @@ def _plan(
         cpusets=tuple(cpusets),
         num_ranks=num_ranks,
         members_per_host=members_per_host,
-        variables={base.ROLES: base.roles_text(members)},
+        variables={environments.ROLES: environments.roles_text(members)},
     )

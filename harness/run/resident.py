@@ -23,7 +23,7 @@ from harness.run.trial_tree import ProcessTree
 from harness.trial import first_exit
 from harness.trial.first_exit import FirstExit
 from harness.trial.turns import COMPATIBLE, PROTOCOL
-from replicator.cluster.line_listener import LineListener
+from replicator.cluster.local_cluster import LineListener
 from results.records.client import protocol as client_protocol
 from results.records.client.protocol import ProtocolError
 

@@ -8,23 +8,133 @@ function is called by name.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import itertools
+import pathlib
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from tensorflow.core.protobuf import config_pb2
+from tensorflow.core.protobuf import (
+    config_pb2,
+    device_properties_pb2,
+    meta_graph_pb2,
+    rewriter_config_pb2,
+)
 from tensorflow.python.eager import cancellation, execute
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager.polymorphic_function.atomic_function import (
     InterpolateRuntimeError,
 )
+from tensorflow.python.framework import kernels as tf_kernels
+from tensorflow.python.grappler import cluster as cluster_lib
+from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.profiler import trace as profiler_trace
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
-from replicator._tf import collector, compat, grappler
+from replicator._tf import compat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+
+
+# The optimizer is given the devices that the graph is for, instead of looking for those
+# of this process: replicas may be on GPUs of other processes, or on fewer GPUs than the
+# driver shows.
+
+# Of a GPU in another process, which does not say what it is: it computes in bfloat16.
+_UNKNOWN_GPU = (8, 0)
+_OFF = rewriter_config_pb2.RewriterConfig.OFF
+
+
+def optimize_graph(
+    graph_def: Any,
+    keep: Sequence[str],
+    *,
+    devices: Mapping[str, str],
+    has_device_rules: bool = True,
+) -> Any:
+    """Runs TensorFlow's graph optimizer once over a graph (test_grappler).
+
+    What the user set by ``tf.config.optimizer`` holds (test_optimizer_settings).
+    """
+    config = _config()
+    rewrite = config.graph_options.rewrite_options
+    if rewrite.disable_meta_optimizer:
+        return graph_def
+    if not has_device_rules:
+        rewrite.remapping = rewrite.layout_optimizer = _OFF
+    meta_graph = meta_graph_pb2.MetaGraphDef()
+    meta_graph.graph_def.CopyFrom(graph_def)
+    meta_graph.collection_def["train_op"].node_list.value.extend(keep)
+    cluster = cluster_lib.Cluster(
+        devices=[_properties(name, kind) for name, kind in devices.items()]
+    )
+    return tf_optimizer.OptimizeGraph(
+        config, meta_graph, verbose=False, cluster=cluster
+    )
+
+
+def is_on() -> bool:
+    """Whether the user has left the optimizer on."""
+    return not _config().graph_options.rewrite_options.disable_meta_optimizer
+
+
+def optimizer_settings() -> Hashable:
+    """What the user set by ``tf.config.optimizer``, for comparison only.
+
+    Read in every call of ``run``, so it makes no protocol buffers
+    (test_optimizer_settings).
+    """
+    context = eager_context.context()
+    return (
+        context._optimizer_jit,  # noqa: SLF001
+        *context._optimizer_experimental_options.items(),  # noqa: SLF001
+    )
+
+
+def auto_jit_level() -> int:
+    """How much TensorFlow compiles by itself (test_optimizer_settings)."""
+    options = eager_context.context().config.graph_options.optimizer_options
+    return int(options.global_jit_level)
+
+
+def _config() -> Any:
+    """The user's settings, and what the engine needs."""
+    config = config_pb2.ConfigProto()
+    config.graph_options.CopyFrom(eager_context.context().config.graph_options)
+    rewrite = config.graph_options.rewrite_options
+    if not rewrite.min_graph_nodes:
+        rewrite.min_graph_nodes = -1  # even the smallest graph
+    rewrite.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
+    # It removes arguments of branches after the control edges that they stood for, and
+    # so the order of effects (test_ordering); of ResNet-50 it removes nothing.
+    rewrite.disable_tfg_optimizer = True
+    return config
+
+
+def _properties(name: str, kind: str) -> Any:
+    found = device_properties_pb2.NamedDevice(name=name)
+    found.properties.type = kind
+    # Estimates of costs need some, and the rules that run here do not use them.
+    found.properties.num_cores, found.properties.frequency = 1, 1_000
+    if kind == "GPU":
+        # It decides which layout of convolutions is fast, by their data type.
+        architecture = ".".join(map(str, _compute_capability()))
+        found.properties.environment["architecture"] = architecture
+    return found
+
+
+def _compute_capability() -> tuple[int, ...]:
+    """That of this process's oldest GPU."""
+    get_details = tf.config.experimental.get_device_details
+    found = [
+        get_details(gpu).get("compute_capability")
+        for gpu in tf.config.list_physical_devices("GPU")
+    ]
+    known = [tuple(capability) for capability in found if capability is not None]
+    return min(known, default=_UNKNOWN_GPU)
 
 
 class Dispatch:
@@ -57,7 +167,7 @@ class Dispatch:
     def __call__(self, source: Any) -> list[tf.Tensor]:
         """Starts the function; returns its outputs, which may not be ready yet."""
         if self._traced is None:
-            with collector.paused():
+            with compat.paused():
                 self._trace(source)
         if _recorder is not None:
             _recorder.append(self)
@@ -195,11 +305,11 @@ def graph_optimizer_off() -> Iterator[None]:
 
 def unoptimized_config(is_soft: bool) -> Any:
     """How a function runs whose graph was optimized before."""
-    return _make_config(is_soft, grappler.jit_level())
+    return _make_config(is_soft, auto_jit_level())
 
 
 def _unoptimized_call(is_soft: bool) -> Any:
-    return _make_call(is_soft, grappler.settings())
+    return _make_call(is_soft, optimizer_settings())
 
 
 @functools.cache
@@ -224,3 +334,125 @@ def count_functions() -> int:
     Tracing adds some, running a traced program does not (test_dispatch).
     """
     return len(eager_context.context().list_function_names())
+
+
+# Kernels of this type serve every type of device that has none of its own.
+_DEFAULT = "DEFAULT"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Kernel:
+    """One registered kernel."""
+
+    device_type: str  # Such as ``GPU``.
+    label: str  # Nodes ask for it by their attribute ``_kernel``; mostly empty.
+    # By type attribute, the data types it takes; attributes that are missing take all.
+    types: Mapping[str, frozenset[tf.DType]]
+    # Names of the inputs and outputs that it reads or leaves in host memory.
+    host_args: frozenset[str]
+    priority: int  # The highest of those that fit is used.
+
+    def takes(self, types: Mapping[str, frozenset[tf.DType]]) -> bool:
+        """Whether it takes all of the types that attributes have."""
+        return all(
+            given <= self.types[name]
+            for name, given in types.items()
+            if name in self.types
+        )
+
+
+@functools.cache
+def kernels_of(op: str) -> tuple[Kernel, ...]:
+    """All kernels of an op in this build of TensorFlow (test_grappler)."""
+    return tuple(
+        Kernel(
+            device_type=kernel.device_type,
+            label=kernel.label,
+            types={
+                constraint.name: frozenset(
+                    tf.as_dtype(number)
+                    for number in constraint.allowed_values.list.type
+                )
+                for constraint in kernel.constraint
+            },
+            host_args=frozenset(kernel.host_memory_arg),
+            priority=kernel.priority,
+        )
+        for kernel in tf_kernels.get_registered_kernels_for_op(op).kernel
+    )
+
+
+def find_kernel(
+    op: str,
+    device_type: str,
+    types: Mapping[str, frozenset[tf.DType]],
+    label: str = "",
+) -> Kernel | None:
+    """The kernel that TensorFlow uses for an op, or None (test_grappler)."""
+    for device in (device_type, _DEFAULT):
+        fitting = [
+            kernel
+            for kernel in kernels_of(op)
+            if kernel.device_type == device
+            and kernel.label == label
+            and kernel.takes(types)
+        ]
+        if fitting:
+            return max(fitting, key=lambda kernel: kernel.priority)
+    return None
+
+
+def has_kernel(op: str, device_type: str, dtype: tf.DType) -> bool:
+    """Whether an op of one data type can run on a type of device (test_fused)."""
+    names = {name for kernel in kernels_of(op) for name in kernel.types}
+    name = "T" if "T" in names else "dtype"
+    return find_kernel(op, device_type, {name: frozenset({dtype})}) is not None
+
+
+_EVERY_OP = 3  # level 2 has only those that TensorFlow takes for expensive
+_NANO, _PICO = 1e3, 1e6  # in a microsecond, the unit of Chrome
+
+
+@contextlib.contextmanager
+def recorded_events() -> Iterator[list[dict[str, Any]]]:
+    """Profiles this process; its list has the events afterwards (test_timeline)."""
+    options = tf.profiler.experimental.ProfilerOptions(
+        host_tracer_level=_EVERY_OP, python_tracer_level=0
+    )
+    events: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            tf.profiler.experimental.start(folder, options=options)
+        except tf.errors.AlreadyExistsError:
+            raise RuntimeError(
+                "timeline() found that another profile is running in this process; end "
+                "that one first"
+            ) from None
+        try:
+            yield events
+        finally:
+            tf.profiler.experimental.stop()
+            for path in pathlib.Path(folder).rglob("*.xplane.pb"):
+                space = xplane_pb2.XSpace.FromString(path.read_bytes())
+                for pid, plane in enumerate(space.planes):
+                    events.extend(_events(pid, plane))
+
+
+def _events(pid: int, plane: Any) -> Iterator[dict[str, Any]]:
+    yield _named("process_name", pid, 0, plane.name)
+    for line in plane.lines:
+        yield _named("thread_name", pid, line.id, line.display_name or line.name)
+        for event in line.events:
+            metadata = plane.event_metadata[event.metadata_id]
+            yield {
+                "ph": "X",
+                "pid": pid,
+                "tid": line.id,
+                "name": metadata.name,
+                "ts": line.timestamp_ns / _NANO + event.offset_ps / _PICO,
+                "dur": event.duration_ps / _PICO,
+            }
+
+
+def _named(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}

@@ -5,23 +5,28 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from tensorflow.core.framework import function_pb2
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute import values as values_lib
 from tensorflow.python.eager import context as eager_context
+from tensorflow.python.eager import record
 from tensorflow.python.eager.polymorphic_function import autograph_util
 from tensorflow.python.ops import control_flow_util
+from tensorflow.python.ops.parallel_for import pfor
 
-from replicator._tf import compat
+from replicator._tf import compat, dispatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
 
 Extended = distribute_lib.StrategyExtendedV1
 PerReplica = values_lib.PerReplica
@@ -301,3 +306,123 @@ def mixed_variable(error: BaseException) -> tuple[str, str, int] | None:
 def has_global_seed() -> bool:
     """Whether ``tf.random.set_seed`` was called (test_datasets)."""
     return eager_context.global_seed() is not None
+
+
+GRADIENT_SCOPE = "gradient_tape/"
+"""The name scope in which a tape adds to a traced graph."""
+
+
+def marker(value: tf.Tensor, shape: tf.TensorShape, name: str) -> tf.Tensor:
+    """A node that passes a value on without telling what it is (test_vectorized).
+
+    Its type keeps TensorFlow from inferring the value when it traces, and is one for
+    which ``vectorize_markers`` can say what a vectorized loop makes of it.
+    """
+    # Forward mode cannot read the attributes of this op type, so it gets the gradient.
+    with record.stop_recording():
+        result = tf.raw_ops.PlaceholderWithDefault(input=value, shape=shape, name=name)
+    record.record_operation("Identity", [result], [value], lambda gradient: [gradient])
+    return result
+
+
+def call_with_gradient(
+    function: Callable[..., Any],
+    tensors: Sequence[tf.Tensor],
+    gradient: Callable[..., Any],
+) -> list[tf.Tensor]:
+    """Calls a ``tf.custom_gradient`` function for tapes and forward accumulators.
+
+    TensorFlow's decorator ends in an identity that forward accumulators see first, and
+    whose derivative is not that of the function (test_collective_gradients).
+    """
+    with record.stop_recording():
+        results = list(function(*tensors))
+    record.record_operation("Collective", results, list(tensors), gradient)
+    return results
+
+
+def vectorize_markers(
+    convert: Callable[[str, Callable[[str], Any]], tuple[tf.Tensor, bool] | None],
+) -> None:
+    """Tells vectorized loops what becomes of a marker (test_vectorized)."""
+    # Otherwise a loop copies, under a new name, what is the same in all iterations.
+    pfor.force_stateful_ops.add("PlaceholderWithDefault")
+
+    @pfor.RegisterPFor("PlaceholderWithDefault")
+    def convert_marker(pfor_input: Any) -> Any:
+        def converted(node: str) -> tuple[tf.Tensor, bool]:
+            # Of the identity that is the operand, no tape knows.
+            (tensor,) = pfor_input.op.graph.get_operation_by_name(node).inputs
+            value = pfor_input.pfor._convert_helper(tensor)  # noqa: SLF001
+            return value.t, value.is_stacked
+
+        result = convert(pfor_input.op.name, converted)
+        value, is_stacked = result or pfor_input.input(0)[:2]
+        return pfor.wrap(value, is_stacked)
+
+
+# ``tf.cond`` becomes a ``Switch`` for every argument, also where its branch is not
+# taken, and the op behind it takes variables of one device only. Here the call itself
+# waits for one side of a ``Switch`` (test_outside_writes).
+
+_COUNTER = itertools.count()
+
+
+class Branch:
+    """Calls of a function under a condition; keeps it as long as this object lives."""
+
+    def __init__(self, traced: Any, dtypes: Sequence[tf.DType], device: str) -> None:
+        """Prepares."""
+        self._traced = traced
+        self._name = f"replicator_branch_{next(_COUNTER)}"
+        called = self._traced._inference_function.name.decode()  # noqa: SLF001
+        function = _function_def(self._name, called, dtypes, device)
+        compat.keep_functions(self, [function])
+
+    def call(self, condition: tf.Tensor, args: Sequence[Any]) -> None:
+        """Emits the call in the graph."""
+        dispatch.call_function(self._name, [condition, *args], [])
+
+
+def _function_def(
+    name: str, called: str, dtypes: Sequence[tf.DType], device: str
+) -> Any:
+    function = function_pb2.FunctionDef()
+    signature = function.signature
+    signature.name, signature.is_stateful = name, True
+    signature.input_arg.add(name="condition", type=tf.bool.as_datatype_enum)
+    args = [f"arg_{index}" for index in range(len(dtypes))]
+    for arg, dtype in zip(args, dtypes, strict=True):
+        signature.input_arg.add(name=arg, type=dtype.as_datatype_enum)
+
+    def add(node: str, op: str, inputs: Sequence[str], **types: tf.DType) -> Any:
+        added = function.node_def.add(name=node, op=op, input=inputs, device=device)
+        for attr, dtype in types.items():
+            added.attr[attr].type = dtype.as_datatype_enum
+        return added
+
+    def add_end(node: str, after: str) -> None:
+        """Something that exists on one side only, for the merge."""
+        const = add(node, "Const", [f"^{after}"], dtype=tf.int32)
+        const.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(0))
+
+    add("switch", "Switch", ["condition", "condition"], T=tf.bool)
+    add("on", "Identity", ["switch:output_true:0"], T=tf.bool)
+    add("off", "Identity", ["switch:output_false:0"], T=tf.bool)
+    call = add("call", "StatefulPartitionedCall", [*args, "^on"])
+    call.device = ""  # it runs on those of its arguments
+    call.attr["f"].func.name = called
+    call.attr["Tin"].list.type.extend(dtype.as_datatype_enum for dtype in dtypes)
+    call.attr["Tout"].list.SetInParent()
+    is_soft = tf.config.get_soft_device_placement()
+    call.attr["config_proto"].s = dispatch.unoptimized_config(
+        is_soft
+    ).SerializeToString()
+    add_end("called", "call")
+    add_end("skipped", "off")
+    merge = add("merge", "Merge", ["called:output:0", "skipped:output:0"], T=tf.int32)
+    merge.attr["N"].i = 2
+    # What follows must wait for both sides, and run after either.
+    signature.control_output.append("merge")
+    function.control_ret["merge"] = "merge"
+    return function

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
+import inspect
 import sys
 import threading
 from pathlib import PurePath
@@ -21,13 +23,14 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from tensorflow.python.eager import backprop, tape
 from tensorflow.python.framework import func_graph
-from tensorflow.python.ops import embedding_ops, resource_variable_ops
+from tensorflow.python.ops import embedding_ops, resource_variable_ops, script_ops
 
 from replicator._tf import compat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import CodeType
+
 
 WRITES = (
     "assign",
@@ -243,3 +246,79 @@ def _is_of_own_graph() -> bool:
     while compat.is_control_flow_graph(graph):
         graph = graph.outer_graph
     return any(graph is own for own in _OWN.graphs)
+
+
+_VARIABLE = resource_variable_ops.BaseResourceVariable
+# What an assignment in a graph returns: another object with the same handle.
+_RESULT = resource_variable_ops._UnreadVariable  # noqa: SLF001
+
+
+def is_variable(handle: Any) -> bool:
+    """Whether a captured resource is that of a variable (test_captures)."""
+    data = getattr(handle, "_handle_data", None)
+    return data is not None and bool(data.is_set) and len(data.shape_and_type) == 1
+
+
+def is_result(variable: Any) -> bool:
+    """Whether it is what an assignment in a graph returned (test_captures)."""
+    return isinstance(variable, _RESULT)
+
+
+def variables_of(handles: Iterable[Any]) -> Mapping[int, Any]:
+    """Finds the variables of handles that no graph has recorded (test_captures).
+
+    An operation that returns nothing, such as ``assign_add(..., read_value=False)``,
+    tells the graph the handle of its variable, and not the variable.
+    """
+    wanted = {id(handle) for handle in handles}
+    if not wanted:
+        return {}
+    # A table that creation fills would have to replace TensorFlow's constructor, and
+    # still not know what was made before.
+    found: dict[int, Any] = {}
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if issubclass(kind, _VARIABLE) and not issubclass(kind, _RESULT):
+            handle = getattr(thing, "_handle", None)
+            if id(handle) in wanted:
+                found.setdefault(id(handle), thing)
+    return found
+
+
+_FUNCTIONS = script_ops._py_funcs  # noqa: SLF001
+
+
+class OwnTokens:
+    """The Python functions of one replica (test_ordering).
+
+    A node names its function by a token. Under the token TensorFlow keeps the tape of a
+    call until its gradient takes it, so replicas with one token take that of another.
+    The functions live as long as this object.
+    """
+
+    def __init__(self) -> None:
+        self._own: dict[bytes, bytes] = {}
+        self._kept: list[Any] = []
+
+    def own(self, token: bytes) -> bytes:
+        """The token of this replica for a function of the traced graph."""
+        if token not in self._own:
+            function = _FUNCTIONS.get(token.decode())
+            if not isinstance(function, script_ops.EagerFunc):
+                return token  # of tf.numpy_function, which has no gradient
+            if function._is_grad_func:  # noqa: SLF001
+                function = self._gradient(function)
+            self._kept.append(function)
+            self._own[token] = _FUNCTIONS.insert(function).encode()
+        return self._own[token]
+
+    def _gradient(self, function: Any) -> Any:
+        """The gradient of this replica's call, given that of the traced one."""
+        traced = inspect.unwrap(function._func)  # noqa: SLF001
+        forward = self.own(inspect.getclosurevars(traced).nonlocals["token"])
+
+        def gradient(*dys: Any) -> Any:
+            tape, inputs, outputs = script_ops.tape_cache.pop(forward)
+            return tape.gradient(outputs, inputs, output_gradients=dys)
+
+        return script_ops.EagerFunc(gradient, function._out_dtypes, is_grad_func=True)  # noqa: SLF001

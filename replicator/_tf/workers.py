@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+import re
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from google.protobuf.message import DecodeError
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.core.framework.device_attributes_pb2 import DeviceAttributes
 from tensorflow.core.protobuf import tensorflow_server_pb2
+from tensorflow.python.distribute import values as values_lib
 from tensorflow.python.eager import context as eager_context
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 
 def has_started() -> bool:
@@ -107,3 +112,125 @@ def incarnations(status: bytes) -> frozenset[int]:
     except DecodeError:
         return frozenset()
     return frozenset(found) - {0}
+
+
+# What TensorFlow attaches to a failure that it passes on from elsewhere, such as that
+# of a collective which ended because another worker failed (test_between_graph).
+DERIVED = b"type.googleapis.com/tensorflow.DerivedStatus"
+
+# Lines in which the error of a graph says where it arose, and how often
+# (test_sharded_over_workers).
+_PLACES = re.compile(
+    r'Graph execution error:|Detected at node|<stack traces|File "|\d+ root error'
+)
+# What AutoGraph and Keras add to an error while a function is traced.
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_START = re.compile(r"[A-Za-z_.]*(Error|Exception): ")
+# What it puts in front of each.
+_ROOT = re.compile(r"\(\d+\) [A-Z_]+: +")
+
+
+def is_derived(error: tf.errors.OpError) -> bool:
+    """Whether an error follows from another one, whatever its status code."""
+    return DERIVED in (error.experimental_payloads or {})
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of an error's message that says something.
+
+    Leaves out the name of the node (``{{node ...}} ``) and of the eager op, and the
+    lines of the program that a graph adds in front.
+    """
+    message = str(getattr(error, "message", None) or error)
+    lines = [line.strip() for line in message.splitlines()]
+    said = "\n".join(line for line in lines if not _PLACES.match(line))
+    line = _ROOT.sub("", first_line(said), count=1) or type(error).__name__
+    return line.rpartition("}} ")[2].partition(" [Op:")[0]
+
+
+def trace_reason_of(error: Exception) -> str:
+    """The line that says why a trace failed, without what AutoGraph and Keras add."""
+    text = _COLOURS.sub("", str(error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    starts = [i for i, line in enumerate(lines) if _START.match(line)]
+    lines = lines[starts[-1] :] if starts else lines
+    lines = [line for line in lines if "Exception encountered" not in line]
+    return _START.sub("", lines[0]) if lines else type(error).__name__
+
+
+def first_line(text: str) -> str:
+    """The first line that is not blank."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")
+
+
+# Its coordination service catches SIGTERM, in order to tell all workers of a preemption
+# that nobody reads here: the signal would end nothing, neither a worker that an engine
+# cancels nor one whose program has a handler of its own.
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Restores what SIGTERM does when the block ends (test_conformance).
+
+    Python lets only the main thread do that; in others nothing is restored.
+    """
+    try:
+        yield
+    finally:
+        # What the program has set, which TensorFlow does not tell Python of.
+        handler = signal.getsignal(signal.SIGTERM)
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
+
+
+# A strategy and Keras reduce by three private methods of its ``extended``. Here they
+# return what a reduction would if all replicas held the same value: the own value for a
+# mean, R times the own value for a sum.
+
+
+def remove_communication(strategy: Any) -> None:
+    """Makes all reductions of a mirrored strategy local, for good."""
+    extended, count = strategy.extended, strategy.num_replicas_in_sync
+
+    def reduce_to(op: Any, value: Any, destinations: Any, options: Any) -> Any:
+        del destinations, options
+        return tf.nest.map_structure(
+            lambda leaf: _on_each_replica(leaf, op, count), value
+        )
+
+    def batch_reduce_to(op: Any, pairs: Any, options: Any) -> list[Any]:
+        return [reduce_to(op, value, None, options) for value, _ in pairs]
+
+    def replica_ctx_all_reduce(op: Any, value: Any, options: Any = None) -> Any:
+        del options
+        return tf.nest.map_structure(lambda leaf: local_value(leaf, op, count), value)
+
+    extended._reduce_to = reduce_to  # noqa: SLF001 (see the top of this file)
+    extended._batch_reduce_to = batch_reduce_to  # noqa: SLF001
+    extended._replica_ctx_all_reduce = replica_ctx_all_reduce  # noqa: SLF001
+
+
+def _on_each_replica(value: Any, op: Any, count: int) -> Any:
+    if not isinstance(value, values_lib.DistributedValues):
+        return local_value(value, op, count)
+    if isinstance(value, values_lib.Mirrored) and op == tf.distribute.ReduceOp.MEAN:
+        return value
+    return values_lib.Mirrored([local_value(v, op, count) for v in value.values])
+
+
+def local_value(value: Any, op: Any, count: int) -> Any:
+    """What the reduction of a value is if all replicas have the same one.
+
+    Rows of ``tf.IndexedSlices`` are joined, so there are R times as many.
+    """
+    is_sum = op == tf.distribute.ReduceOp.SUM
+    if not isinstance(value, tf.IndexedSlices):
+        value = tf.convert_to_tensor(value)
+        return value * tf.cast(count, value.dtype) if is_sum else value
+    own = value.values if is_sum else value.values / tf.cast(count, value.values.dtype)
+    return tf.IndexedSlices(
+        values=tf.concat([own] * count, axis=0),
+        indices=tf.concat([value.indices] * count, axis=0),
+        dense_shape=value.dense_shape,
+    )

@@ -21,14 +21,69 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.async_training.commit_state import NUM_BINS
 from replicator.collectives import buckets
 from replicator.engine.analysis.plan import FUSE_BELOW_BYTES
+from replicator.engine.graph.dataflow import READ_OPS
+from replicator.engine.graph.emitter import Emitter
+from replicator.step import creation
+from replicator.variables.kinds import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from replicator.async_training.commit_state import CommitState
+    from replicator.async_training.table import ServerTable
+    from replicator.engine.graph.body import Body, Ref
+    from replicator.engine.graph.trace import TracedStep
+
+
+# The commit state of a server changes only inside its locked section (``commit``), so
+# its numbers are consistent: the clock counts updates, ``update_counts`` counts them by
+# staleness, and a worker's sequence number is that of its last update, so that an
+# update that is sent twice is recognized.
+
+# The last bin counts everything that is at least as stale.
+NUM_BINS = 1024
+
+
+class CommitState:
+    """The lock and the counts of one parameter server.
+
+    Attributes:
+      device: The server.
+      mutex: Handle of the lock.
+      clock: Updates that were applied here, over all workers; scalar int64.
+      update_counts: Updates by staleness, the last bin with all above; int64 of
+        ``NUM_BINS``.
+      sequence_numbers: By worker, the number of its last update that was applied here;
+        numbers have no gaps; scalar int64.
+    """
+
+    def __init__(self, device: str, num_workers: int, name: str) -> None:
+        self.device = device
+        with tf.init_scope(), creation.allowed(), tf.device(None), tf.device(device):
+            self.mutex = tf.raw_ops.MutexV2(shared_name=name)
+            self.clock = _counter()
+            self.update_counts = tf.Variable(
+                tf.zeros([NUM_BINS], tf.int64), trainable=False
+            )
+            self.sequence_numbers = [_counter() for _ in range(num_workers)]
+
+    def copies_for(self, variable: Any, worker: int) -> Any | None:
+        """What a worker has in the place of worker 0's sequence number, or None."""
+        return (
+            self.sequence_numbers[worker]
+            if variable is self.sequence_numbers[0]
+            else None
+        )
+
+    def shared(self) -> Sequence[Any]:
+        """The variables that all workers use."""
+        return (self.clock, self.update_counts)
+
+
+def _counter() -> Any:
+    return tf.Variable(tf.zeros([], tf.int64), trainable=False)
+
 
 _STATEFUL_CALLS = ("If", "While", "StatefulPartitionedCall")
 
@@ -206,4 +261,178 @@ def send(tensors: Sequence[tf.Tensor], device: str) -> Parcel:
         messages=tuple(messages),
         plan=tuple(plan),
         shapes=tuple(tensor.shape for tensor in tensors),
+    )
+
+
+# Otherwise every variable that a step reads would be a separate transfer. The reads
+# that come before any write are removed from the traced graph; each worker's program
+# reads all small variables on their server, packs them there, and unpacks them on the
+# worker.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Pull:
+    """Variables of one type that are sent together."""
+
+    server: int  # Where they are.
+    clock: str  # The node that reads the server's clock before them.
+    dtype: tf.DType  # Their type.
+    # By variable: the placeholder of its handle, the names of the reads that it
+    # replaces, and its shape.
+    reads: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], ...]
+
+
+def take_out(
+    traced: TracedStep, body: Body, table: ServerTable, clocks: Mapping[int, int]
+) -> tuple[Body, tuple[Pull, ...]]:
+    """Takes the first reads of small shared variables out of a step."""
+    clock_of, waits = _first_reads(traced, body, table, clocks)
+    pulls = _group(traced, body, waits, clock_of, table)
+    clocks_of = {name: clock_of[server] for name, (_, server) in waits.items()}
+    return _rewrite(body, clocks_of, pulls), pulls
+
+
+def _first_reads(
+    traced: TracedStep, body: Body, table: ServerTable, clocks: Mapping[int, int]
+) -> tuple[dict[int, str], dict[str, tuple[str, int]]]:
+    """The reads that no write comes before: those without control edges."""
+    clock_of: dict[int, str] = {}
+    found = {}
+    for node in body.nodes:
+        handle = node.inputs[0].node if node.inputs else None
+        if node.op not in READ_OPS or node.controls or handle not in traced.variables:
+            continue
+        variable = traced.variables[handle]
+        clock_server = clocks.get(id(variable))
+        if clock_server is not None and clock_server not in clock_of:
+            clock_of[clock_server] = node.name
+            continue
+        server = table.placement.server_of(variable)
+        if server is not None:
+            found[node.name] = handle, server
+    return clock_of, {name: at for name, at in found.items() if at[1] in clock_of}
+
+
+def _group(
+    traced: TracedStep,
+    body: Body,
+    waits: Mapping[str, tuple[str, int]],
+    clock_of: Mapping[int, str],
+    table: ServerTable,
+) -> tuple[Pull, ...]:
+    """Joins reads of small shared variables of one server and type."""
+    is_read = {node.name for node in body.nodes if node.op == "ReadVariableOp"}
+    groups: dict[tuple[int, tf.DType], dict[str, list[str]]] = {}
+    for name, (handle, server) in waits.items():
+        variable = traced.variables[handle]
+        size = buckets.num_bytes(variable.shape, variable.dtype)
+        is_small = 0 < size < FUSE_BELOW_BYTES
+        if name in is_read and is_small and table.kind(variable) is Kind.MIRRORED:
+            reads = groups.setdefault((server, variable.dtype), {})
+            reads.setdefault(handle, []).append(name)
+    return tuple(
+        Pull(
+            server=server,
+            clock=clock_of[server],
+            dtype=dtype,
+            reads=tuple(
+                (handle, tuple(names), tuple(traced.variables[handle].shape))
+                for handle, names in reads.items()
+            ),
+        )
+        for (server, dtype), reads in groups.items()
+        if len(reads) > 1
+    )
+
+
+def _rewrite(body: Body, clock_of: Mapping[str, str], pulls: Sequence[Pull]) -> Body:
+    """Turns pulled reads into inputs, and lets the others wait for their clock."""
+    pulled = {n for p in pulls for _, names, _ in p.reads for n in names}
+    nodes = tuple(
+        dataclasses.replace(node, controls=(clock_of[node.name],))
+        if node.name in clock_of
+        else node
+        for node in body.nodes
+        if node.name not in pulled
+    )
+    # The clock's reads have no inputs but handles, so they may come first.
+    early = set(clock_of.values())
+    return dataclasses.replace(
+        body,
+        nodes=tuple(sorted(nodes, key=lambda node: node.name not in early)),
+        placeholders=body.placeholders | frozenset(pulled),
+    )
+
+
+def emit(
+    pull: Pull,
+    *,
+    server_device: str,
+    worker_device: str,
+    handle: Callable[[str], str],
+    clock: str,
+) -> tuple[list[Any], dict[str, Ref]]:
+    """Makes the nodes of one pull."""
+    name = f"pull_{pull.server}_{pull.dtype.name}"
+    emitter = Emitter()
+    reads = [
+        emitter.add(
+            f"{name}/read_{index}",
+            "ReadVariableOp",
+            [handle(placeholder)],
+            server_device,
+            "value:0",
+            {"dtype": pull.dtype},
+            [clock],
+        )
+        for index, (placeholder, _, _) in enumerate(pull.reads)
+    ]
+    shapes = [shape for _, _, shape in pull.reads]
+    packed = emitter.pack(f"{name}/packed", reads, shapes, pull.dtype, server_device)
+    values = emitter.unpack(name, packed, shapes, pull.dtype, worker_device)
+    replaced = {
+        read: value
+        for (_, names, _), value in zip(pull.reads, values, strict=True)
+        for read in names
+    }
+    return emitter.nodes, replaced
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Staleness:
+    """What was measured since the replicator was made, over all applied updates.
+
+    The staleness of an update on a parameter server is the number of updates that the
+    server applied after the step had read the server's clock, which it does before it
+    reads any variable there, and before its own update. So it is an upper bound of the
+    number of updates that the values which the step read did not contain, and 0 with
+    one worker. A step with updates on several servers counts once on each.
+    """
+
+    num_updates: int  # Updates that were applied.
+    histogram: dict[int, int]  # Number of updates by staleness: staleness -> updates.
+    mean: float  # Mean staleness; 0.0 before the first update.
+    max: int  # Largest staleness, up to ``limit``.
+    limit: int  # Larger values are counted as this.
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{s}: {n}" for s, n in sorted(self.histogram.items()))
+        return (
+            f"{self.num_updates} updates, staleness mean {self.mean:.2f}, max "
+            f"{self.max}; updates by staleness: {counts or 'none'}"
+        )
+
+
+def summarize(counts_by_server: list[list[int]]) -> Staleness:
+    """Adds the update counts of all servers."""
+    totals = [sum(counts) for counts in zip(*counts_by_server, strict=True)]
+    num_updates = sum(totals)
+    histogram = {value: count for value, count in enumerate(totals) if count}
+    weighted = sum(value * count for value, count in histogram.items())
+    return Staleness(
+        num_updates=num_updates,
+        histogram=histogram,
+        mean=weighted / num_updates if num_updates else 0.0,
+        max=max(histogram, default=0),
+        limit=len(totals) - 1,
     )

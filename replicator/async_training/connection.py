@@ -2,20 +2,96 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.async_training.faults import ServerWatch
-from replicator.cluster import environment, membership, port_filter, remote
+from replicator._tf import compat as _tf_compat
+from replicator.cluster import environment, membership, port_filter
 from replicator.cluster.liveness import reachability
-from replicator.errors import ClusterConfigError, DeviceError
+from replicator.cluster.liveness.watch import Peer, WorkerWatch
+from replicator.errors import ClusterConfigError, DeviceError, ServerLostError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from replicator.cluster.configuration import ClusterConfig
+
+
+# A lost worker can come back, because it has no state of its own. The variables of a
+# lost parameter server are lost, so the job has to restart from a checkpoint.
+
+
+class ServerWatch:
+    """The client's watch over its parameter servers.
+
+    Attributes:
+      error: What was raised when a server was lost; raised again by all later calls.
+    """
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        """Starts watching."""
+        self.error: ServerLostError | None = None
+        self._addresses = tuple(addresses)
+        self._peers = [Peer(address) for address in addresses]
+        # Ends calls that wait for one which hangs.
+        self._watch = WorkerWatch(
+            {
+                f"/job:ps/replica:0/task:{index}": (str(index), address)
+                for index, address in enumerate(addresses)
+            }
+        )
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """Turns TensorFlow's errors about a lost server into one that names it."""
+        self.check()
+        try:
+            yield
+        except tf.errors.OpError as error:
+            lost = self.explain(error)
+            if lost is None:
+                raise
+            raise lost from error
+
+    def check(self) -> None:
+        """Raises the error of a server that was found to be lost."""
+        if self.error is not None:
+            raise self.error
+
+    def find_lost(self) -> ServerLostError | None:
+        """Looks for a server whose process has exited or hangs."""
+        for index, peer in enumerate(self._peers):
+            if self.error is None and peer.has_ended():
+                self.error = self._lost(index, "does not respond")
+        if self.error is None and self._watch.lost:
+            lost = self._watch.lost.values()
+            name, timeout_sec = min(lost, key=lambda server: int(server[0]))
+            self.error = self._lost(int(name), f"did not respond for {timeout_sec:g} s")
+        return self.error
+
+    def explain(self, error: BaseException) -> ServerLostError | None:
+        """The error that names the lost server which an error comes from, or None."""
+        if self.error is not None:
+            return self.error
+        failed = _tf_compat.failed_server(error)
+        if self.find_lost() is None and failed is not None:
+            self.error = self._lost(failed, "was lost during a step")
+        if self.error is not None:
+            self.error.__cause__ = error
+        return self.error
+
+    def _lost(self, index: int, what: str) -> ServerLostError:
+        return ServerLostError(
+            f"parameter server {index} ({self._addresses[index]}) {what}, and its "
+            "variables are lost; restart all servers and workers, restart the chief, "
+            "and restore the last checkpoint"
+        )
+
 
 CONNECT_TIMEOUT_SEC = 60.0
 _CLIENT_KIND = "chief"
@@ -88,7 +164,7 @@ def connect(
 
 def _connect(cluster: ClusterConfig, timeout_sec: float) -> Connection:
     served = {k: a for k, a in cluster.addresses.items() if k != _CLIENT_KIND}
-    remote.check_nothing_is_made()
+    membership.check_nothing_is_made()
     reachability.check_port_is_free(cluster.address)
     reachability.wait_for(served, timeout_sec)
     membership.ensure_threads()
@@ -129,3 +205,57 @@ def client_device() -> str:
 
 def _counts(addresses: Mapping[str, Any]) -> str:
     return ", ".join(f"{len(of_kind)} {kind!r}" for kind, of_kind in addresses.items())
+
+
+# Where processes have too few threads, requests that wait for each other never end.
+
+# A server whose threads all wait does not respond to reads either.
+_ANSWER_SEC = 60.0
+
+
+class FirstWait:
+    """The wait for the first dispatch of one worker."""
+
+    def __init__(self, limit_sec: float) -> None:
+        self._limit_sec = limit_sec
+        self._since: float | None = None
+        self._seen: tuple[int, ...] = ()
+        self._has_ended = False
+
+    def end(self) -> None:
+        """Lifts the limit: a dispatch of this worker has ended."""
+        self._has_ended = True
+
+    def restart(self) -> None:
+        """Counts from the next question on."""
+        self._since = None
+
+    def exceeded(
+        self, num_steps: int, read_progress: Callable[[], tuple[int, ...]]
+    ) -> float | None:
+        """The seconds without progress if they are too many, otherwise None."""
+        now = time.monotonic()
+        if self._since is None:
+            self._since = now
+        limit_sec = self._limit_sec * num_steps
+        if self._has_ended or now - self._since <= limit_sec:
+            return None
+        before, self._seen = self._seen, _answer(read_progress)
+        if any(self._seen) and self._seen != before:
+            self.restart()
+            return None
+        return limit_sec
+
+
+def _answer(read: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
+    """What ``read`` returns, or nothing if it takes too long."""
+    answers: list[tuple[int, ...]] = []
+
+    def answer() -> None:
+        with contextlib.suppress(tf.errors.OpError):  # a lost server has its own error
+            answers.append(read())
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    thread.join(_ANSWER_SEC)
+    return answers[0] if answers else ()

@@ -11,25 +11,143 @@ because a dispatch costs more than a small step.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.async_training.assignment import make_batch
-from replicator.async_training.first_wait import FirstWait
+from replicator._tf import dispatch as _tf_dispatch
+from replicator.async_training import commit
+from replicator.async_training.connection import FirstWait, client_device
 from replicator.async_training.inputs import Place, WorkerPipelines
 from replicator.cluster import membership
+from replicator.engine.analysis import plan
+from replicator.engine.analysis.analyze import Analysis
+from replicator.engine.run.assembly import Assembly
 from replicator.errors import WorkerLostError
+from replicator.inputs.iterator import next_batches
+from replicator.step.tracing import repeat, traced_once
+from replicator.variables.table import UsedVariables
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from replicator.async_training.assignment import Assignment, Batch
-    from replicator.async_training.commit_state import CommitState
-    from replicator.async_training.connection import Connection
-    from replicator.async_training.faults import ServerWatch
+    from replicator.async_training.commit import CommitState
+    from replicator.async_training.connection import Connection, ServerWatch
+    from replicator.async_training.steps import ServerStep
+    from replicator.async_training.table import Placement, WorkerTable
+    from replicator.engine.analysis.plan import CollectivePlan
+    from replicator.engine.graph.body import Ref
+    from replicator.placement.topology import Topology
+
+
+# A worker that is lost does at most so many again; by then, a dispatch costs nothing
+# against its steps.
+MAX_STEPS_TOGETHER = 64
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Assignment:
+    """Steps that one worker was given."""
+
+    worker: int  # Which worker.
+    num_steps: int  # How many steps.
+    num_commits: tuple[int, ...]  # By server, commits of one step.
+    # Takes the iterators of the worker, its last sequence numbers (by server) and how
+    # many steps to run.
+    run: Callable[[Any, Any, int], Any]
+    # Takes the iterators of the worker, and how many steps to read and drop.
+    skip: Callable[[Any, int], None]
+    program: Any  # What ``run`` runs; assignments of one program can run together.
+    source: Any  # Fixed values, the worker's pipelines, or None.
+    keeps_results: bool  # Whether anybody will ask for the outputs.
+    handle: Any = None  # What the coordinator knows it by.
+    results: Sequence[Any] = ()  # Flat outputs of the last step, on the client.
+    is_done: bool = False  # Whether all steps were run.
+    # What it runs with, in order; those after the first leave it to that one.
+    batch: Batch | None = None
+
+    def follows(self, first: Assignment) -> bool:
+        """Whether it can run in one dispatch with another one, which comes before."""
+        return (
+            self.worker == first.worker
+            and self.program is first.program
+            and self.source is first.source
+            and not first.keeps_results
+            and not self.keeps_results
+            and self.batch is None
+            and not self.is_done
+        )
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Batch:
+    """Assignments that are run as one dispatch."""
+
+    members: tuple[Assignment, ...]  # In the order in which they were given.
+    # By server, those of the worker before the first step.
+    first_sequence_numbers: tuple[int, ...]
+    num_attempts: int = 0  # How often it was started.
+    num_made: int = 0  # How often the iterators were made before the last attempt.
+    error: BaseException | None = None  # What its last attempt raised.
+
+    @property
+    def first(self) -> Assignment:
+        """The one on whose behalf all are run."""
+        return self.members[0]
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of all members."""
+        return sum(member.num_steps for member in self.members)
+
+    def sequence_numbers_after(self, num_steps: int) -> tuple[int, ...]:
+        """By server, the sequence numbers that are used after so many steps."""
+        return tuple(
+            sequence_number + num_steps * num_commits
+            for sequence_number, num_commits in zip(
+                self.first_sequence_numbers, self.first.num_commits, strict=True
+            )
+        )
+
+    def num_done(self, sequence_numbers: Sequence[int]) -> int:
+        """Finds the steps whose updates all servers have, but for the last one.
+
+        The last one is run in any case, for its results.
+        """
+        # The server that is furthest behind counts: those ahead of it skip what they
+        # have applied, but nobody could make up for a step that one of them lacks.
+        num_commits = self.first.num_commits
+        num_done = self.num_steps - 1 if any(num_commits) else 0
+        for sequence_number, first, each in zip(
+            sequence_numbers, self.first_sequence_numbers, num_commits, strict=True
+        ):
+            if each:
+                num_done = min(num_done, (sequence_number - first) // each)
+        return num_done
+
+
+def make_batch(
+    first: Assignment,
+    queued: Sequence[Assignment],
+    first_sequence_numbers: tuple[int, ...],
+) -> Batch:
+    """Joins an assignment with those that queue directly after it."""
+    members = [first]
+    num_steps = first.num_steps
+    for other in queued[queued.index(first) + 1 :]:
+        num_steps += other.num_steps
+        if num_steps > MAX_STEPS_TOGETHER or not other.follows(first):
+            break
+        members.append(other)
+    batch = Batch(members=tuple(members), first_sequence_numbers=first_sequence_numbers)
+    for member in members:
+        member.batch = batch
+    return batch
+
 
 # The coordinator starts again what raised these, where the worker is back.
 _OF_LOST_WORKERS = (
@@ -231,3 +349,137 @@ class Dispatcher:
 def _place_of(batch: Batch) -> Place:
     source = batch.first.source
     return source.place if isinstance(source, WorkerPipelines) else Place()
+
+
+_COUNTER = itertools.count()
+# Stands for the sequence numbers among a step's captures; every step increments them.
+_SEQUENCE_NUMBERS = tf.TensorSpec([], tf.int64)
+
+
+class ServerProgram:
+    """One step on one worker; its state is on the servers.
+
+    Attributes:
+      step: The step as traced for all workers.
+      plans: How each collective is carried out.
+    """
+
+    def __init__(
+        self,
+        step: ServerStep,
+        topology: Topology,
+        table: WorkerTable,
+        placement: Placement,
+    ) -> None:
+        self.step = step
+        self.plans: tuple[CollectivePlan, ...] = plan.make_plan(
+            step.traced.collectives, topology
+        )
+        entries = {
+            name: table.require(variable, table.kind(variable))
+            for name, variable in step.traced.variables.items()
+        }
+        self._used = UsedVariables(entries, table)
+        analysis = Analysis(
+            traced=step.traced,
+            body=step.body,
+            invariance=step.invariance,
+            entries=entries,
+            liveness=None,
+            plans=self.plans,
+            shares=(),
+        )
+        self._num_replicas = topology.num_local_replicas
+        self._assembly = _ServerAssembly(
+            f"server_program_{next(_COUNTER)}", step, analysis, topology, placement
+        )
+        self._assembly.register()
+
+    def is_stale(self) -> bool:
+        """Whether another step has changed the kind of a variable used here."""
+        return self._used.is_stale()
+
+    def prepare(
+        self, source_spec: Any, *, is_loop: bool
+    ) -> Callable[[Any, Any, int], Any]:
+        """Builds a function that runs steps; call it in cross-replica context."""
+        function = self._make_runner(is_loop=is_loop)
+        # Sequence numbers and number of steps in one tensor: one input less to send.
+        counts = tf.TensorSpec([len(self.step.num_commits) + 1], tf.int64)
+        with _tf_dispatch.graph_optimizer_off():
+            concrete = function.get_concrete_function(source_spec, counts)
+
+        def run(source: Any, sequence_numbers: Sequence[int], num_steps: int) -> Any:
+            with tf.device(client_device()):
+                counts = tf.constant([*sequence_numbers, num_steps], tf.int64)
+            with _tf_dispatch.graph_optimizer_off():
+                return concrete(source, counts)
+
+        return run
+
+    def pack(self, flat: Sequence[Any]) -> Any:
+        """Turns the outputs of ``prepare``'s function into a nest of ``PerReplica``."""
+        return self._assembly.pack(flat)
+
+    def _make_runner(self, *, is_loop: bool) -> Any:
+        assembly = self._assembly
+
+        @traced_once
+        def program(source: Any, counts: tf.Tensor) -> list[tf.Tensor]:
+            sequence_numbers, num_steps = counts[:-1], tf.cast(counts[-1], tf.int32)
+
+            def one_step(index: tf.Tensor) -> list[tf.Tensor]:
+                used = sequence_numbers + tf.cast(index, tf.int64) * list(
+                    self.step.num_commits
+                )
+                captured = [
+                    used if c is _SEQUENCE_NUMBERS else c for c in assembly.captured
+                ]
+                batch = (
+                    [] if source is None else next_batches(source, self._num_replicas)
+                )
+                return assembly.call(captured, batch)
+
+            count = num_steps if is_loop else 1
+            return repeat(one_step, count, assembly.output_specs)
+
+        return program
+
+
+class _ServerAssembly(Assembly):
+    """The function of one worker, which reads variables where the step reads first."""
+
+    def __init__(
+        self,
+        name: str,
+        step: ServerStep,
+        analysis: Analysis,
+        topology: Topology,
+        placement: Placement,
+    ) -> None:
+        super().__init__(name, analysis, topology)
+        self._step = step
+        self._placement = placement
+        self._pulled: dict[str, Ref] = {}
+
+    def _resolve(self, replica: int, placeholder: str) -> Ref | str:
+        if placeholder not in self._pulled:
+            for each in self._step.pulls:
+                if any(placeholder in names for _, names, _ in each.reads):
+                    self._emit(each)
+        if placeholder in self._pulled:
+            return self._pulled[placeholder]
+        if placeholder == self._step.sequence_numbers_name:
+            return self._argument((-1, placeholder), _SEQUENCE_NUMBERS)
+        return super()._resolve(replica, placeholder)
+
+    def _emit(self, each: commit.Pull) -> None:
+        nodes, values = commit.emit(
+            each,
+            server_device=self._placement.devices[each.server],
+            worker_device=self._topology.replica_devices[0],
+            handle=lambda name: str(super(_ServerAssembly, self)._resolve(0, name)),
+            clock=self.copies.order.name(0, each.clock),
+        )
+        self._more_nodes += nodes
+        self._pulled.update(values)

@@ -11,9 +11,7 @@ from replicator._tf import compat as _tf_compat
 from replicator.checkpoint import division
 from replicator.errors import ReplicatorError
 from replicator.inputs.context import InputContext, InputReplicationMode
-from replicator.inputs.iterator import InputIterator
-from replicator.inputs.pipelines import to_pipeline
-from replicator.inputs.reads import next_batches
+from replicator.inputs.iterator import InputIterator, next_batches, to_pipeline
 from replicator.step.tracing import traced_once
 
 if TYPE_CHECKING:

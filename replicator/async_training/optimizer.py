@@ -14,14 +14,14 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator.async_training import commit
 from replicator.errors import DeviceError, OptimizerOptionError
-from replicator.optimizer import fused, slots
+from replicator.optimizer import accumulation, fused
 from replicator.optimizer.wrapper import ReplicatedOptimizer
 
 if TYPE_CHECKING:
     import contextlib
     from collections.abc import Iterable, Sequence
 
-    from replicator.async_training.placement import Placement
+    from replicator.async_training.table import Placement
     from replicator.optimizer.fused import FusedUpdate
     from replicator.optimizer.options import OptimizerOptions
 
@@ -170,7 +170,7 @@ def _slots_follow(
         device = variable.device
         return placement.on(device) if device in placement.devices else None
 
-    return slots.placed(optimizer, scope)
+    return accumulation.placed(optimizer, scope)
 
 
 def _flatten(grads: Sequence[Any]) -> tuple[list[tf.Tensor], Any]:

@@ -12,7 +12,10 @@ so it is done before the first and after the last of them.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -25,10 +28,9 @@ from replicator.variables.kinds import Kind
 from replicator.variables.table import Entry, VariableTable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from replicator.async_training.commit_state import CommitState
-    from replicator.async_training.placement import Placement
+    from replicator.async_training.commit import CommitState
     from replicator.placement.topology import Topology
 
 
@@ -141,3 +143,100 @@ class WorkerTable:
         return dataclasses.replace(
             entry, copies=entry.copies[start : start + self._share]
         )
+
+
+# Servers apply the updates of several workers in different orders, so an update that
+# depends on its number takes the one of its own server. Each counts under its lock.
+
+# An attribute of an optimizer's counter: those of the other servers, by device.
+_OTHERS = "_replicator_counters"
+
+
+class ServerCounters:
+    """The counters of all optimizers on servers that do not hold the user's own."""
+
+    def __init__(self) -> None:
+        self._counters: weakref.WeakValueDictionary[int, Any] = (
+            weakref.WeakValueDictionary()
+        )
+
+    def on(self, device: str, counter: Any) -> Any:
+        """What a server counts in, for the counter of an optimizer."""
+        if counter.device == device:
+            return counter
+        self._counters[id(counter)] = counter
+        others = vars(counter).setdefault(_OTHERS, {})
+        if device not in others:
+            with tf.init_scope(), creation.allowed(), tf.device(device):
+                others[device] = creation.own_variable(tf.identity(counter))
+        return others[device]
+
+    def refresh(self) -> None:
+        """Gives all servers what the user has written or restored; nothing may run."""
+        counters = list(self._counters.values())
+        for counter in counters:
+            for other in vars(counter)[_OTHERS].values():
+                other.assign(counter.read_value(), read_value=False)
+        if counters:
+            _tf_compat.wait_for_remote_ops()
+
+
+SCALAR_BYTES = 8
+
+
+class Placement:
+    """Deals variables to parameter servers; each goes to the least loaded one.
+
+    Attributes:
+      devices: Full device name of every server, by index.
+      num_bytes: Bytes of the variables on each.
+      counters: In which servers count the updates of optimizers.
+    """
+
+    def __init__(self, num_servers: int) -> None:
+        self.devices = tuple(
+            f"/job:ps/replica:0/task:{index}/device:CPU:0"
+            for index in range(num_servers)
+        )
+        self.num_bytes = [0] * num_servers
+        self.counters = ServerCounters()
+        self._forced = threading.local()
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Puts the variables that are made inside on servers."""
+        with tf.variable_creator_scope(self._create):
+            yield
+
+    @contextlib.contextmanager
+    def on(self, device: str) -> Iterator[None]:
+        """Puts the variables that are made inside on one server."""
+        before = getattr(self._forced, "device", None)
+        self._forced.device = device
+        try:
+            yield
+        finally:
+            self._forced.device = before
+
+    def server_of(self, variable: Any) -> int | None:
+        """Index of the server that holds a variable; None if it is elsewhere."""
+        device = variable.device
+        return self.devices.index(device) if device in self.devices else None
+
+    def _create(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        value = kwargs.get("initial_value")
+        value = tf.convert_to_tensor(
+            value() if callable(value) else value, dtype=kwargs.get("dtype")
+        )
+        kwargs["initial_value"] = value
+        size = max(int(value.shape.num_elements()) * value.dtype.size, SCALAR_BYTES)
+        device = getattr(self._forced, "device", None)
+        if device is None:
+            # Scalars (counters, learning rates) keep together: updates need them all.
+            is_scalar = value.shape.rank == 0
+            least = self.num_bytes.index(min(self.num_bytes))
+            device = self.devices[0 if is_scalar else least]
+        self.num_bytes[self.devices.index(device)] += size
+        # A device scope of the user's names devices of this process, or of a replica.
+        with tf.device(None), tf.device(device):
+            return next_creator(**kwargs)

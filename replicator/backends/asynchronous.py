@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator.async_training import commit
 from replicator.async_training import connection as connection_lib
-from replicator.async_training import staleness
-from replicator.async_training.commit_state import CommitState
+from replicator.async_training.commit import CommitState
 from replicator.async_training.dispatch import Dispatcher
 from replicator.async_training.inputs import ServerInputIterator
 from replicator.async_training.optimizer import ServerOptimizer
-from replicator.async_training.placement import Placement
 from replicator.async_training.steps import WorkerSteps
-from replicator.async_training.table import ServerTable
-from replicator.backends.scheduled import ScheduledBackend
+from replicator.async_training.table import Placement, ServerTable
+from replicator.backends.multi_worker_in_graph import ScheduledBackend
 from replicator.contract import programs
 from replicator.errors import ServerLostError
-from replicator.inputs import prefetch
-from replicator.inputs.values import values_of
+from replicator.inputs import iterator
+from replicator.inputs.context import values_of
 from replicator.placement.topology import make_topology, per_worker
 from replicator.step import creation
 from replicator.step.values import PerReplica
@@ -34,8 +33,7 @@ from replicator.step.values import PerReplica
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
-    from replicator.async_training.assignment import Assignment
-    from replicator.async_training.program import ServerProgram
+    from replicator.async_training.dispatch import Assignment, ServerProgram
     from replicator.cluster.configuration import ClusterConfig
     from replicator.inputs.context import InputContext, InputReplicationMode
     from replicator.inputs.iterator import InputIterator
@@ -142,7 +140,7 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
         ``ctx.num_replicas_in_sync`` is the number of replicas of one worker, so a
         global batch is the batch of one update.
         """
-        prefetch.refuse(num_prefetched, type(self).__name__)
+        iterator.refuse(num_prefetched, type(self).__name__)
         return ServerInputIterator(input_fn, mode, self.connection, self._share)
 
     def join(self) -> None:
@@ -167,14 +165,14 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
         with self.connection.watch.guard():
             self._table.publish()
 
-    def staleness(self) -> staleness.Staleness:
+    def staleness(self) -> commit.Staleness:
         """Returns how stale the values were from which updates were computed."""
         with self.connection.watch.guard():
             counts_by_server = [
                 commit_state.update_counts.numpy().tolist()
                 for commit_state in self._commit_states
             ]
-        return staleness.summarize(counts_by_server)
+        return commit.summarize(counts_by_server)
 
     @property
     def num_redone(self) -> int:

@@ -16,19 +16,12 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator.backends.single import SingleDeviceReplicator
 from replicator.catalog import entry_of
-from replicator.contract import (
-    base,
-    control,
-    programs,
-    sharding,
-    summary,
-)
+from replicator.contract import base, programs, sharding, summary
 from replicator.engine.analysis import plan
-from replicator.engine.run.program import Program
-from replicator.engine.run.time_limit import TimeLimit
+from replicator.engine.run.program import Program, TimeLimit
 from replicator.errors import DeviceError
+from replicator.inputs.context import values_of
 from replicator.inputs.iterator import InputIterator
-from replicator.inputs.values import values_of
 from replicator.optimizer import other_libraries
 from replicator.optimizer.levels import GRADIENTS, PARAMETERS
 from replicator.optimizer.wrapper import LocalOptimizer, ReplicatedOptimizer
@@ -330,7 +323,7 @@ class InGraphReplicator(base.Replicator):
         if not steps:
             return "no step has been traced yet; call run() first"
         owners = self._table.ownership.explain()
-        note = f"{control.EXPLANATION}\n" if self.without_communication else ""
+        note = f"{base.EXPLANATION}\n" if self.without_communication else ""
         where = f"{self.num_replicas} replicas, {self.variable_placement} variables"
         parts = [
             [
@@ -392,7 +385,7 @@ class InGraphReplicator(base.Replicator):
           MeasuringControlError: The replicas do not communicate.
           ReplicasOutOfSyncError: Some differ; the message names them.
         """
-        control.refuse(self, "assert_in_sync()")
+        base.refuse(self, "assert_in_sync()")
         check_in_sync(self._table)
 
 

@@ -5,10 +5,37 @@ Figure 1 of Buchlovsky et al. 2019: one program with all replicas, or one per wo
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import abc
+import contextlib
+import weakref
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from replicator.backends.in_graph import InGraphReplicator
 from replicator.catalog import BACKENDS
+from replicator.cluster import environment, membership
+from replicator.cluster.workers import runtime as worker_runtime
+from replicator.contract import base, programs
+from replicator.engine.run.program import Program
+from replicator.errors import DisagreementError, ReplicasOutOfSyncError
+from replicator.inputs.iterator import InputIterator
+from replicator.placement import devices as device_lib
+from replicator.placement.topology import make_topology, per_worker
+from replicator.step import creation
+from replicator.validation.user_functions import name_of
+from replicator.variables import ownership, values
+from replicator.variables.coherence import check_promise, consolidate
+from replicator.variables.kinds import Kind
+from replicator.variables.writes import are_detected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import tensorflow as tf
+
+    from replicator.cluster.configuration import ClusterConfig
+    from replicator.cluster.workers.runtime import WorkerRuntime
+    from replicator.inputs.context import InputContext, InputReplicationMode
+
 
 # The backend of each pattern; their classes import this module.
 _BACKENDS = {"between_graph": "multi_worker", "in_graph": "multi_worker_in_graph"}
@@ -47,3 +74,364 @@ class MultiWorkerReplicator(InGraphReplicator):
                 f"pattern {pattern!r} is not one of {', '.join(map(repr, _BACKENDS))}"
             )
         return super().__new__(BACKENDS[_BACKENDS[name]].load())
+
+
+# Between-graph replication (Buchlovsky et al. 2019, figure 1): no process has all
+# replicas, so operations on the whole job are calls that every worker makes in the same
+# order.
+
+
+class BetweenGraphReplicator(base.Replicator):
+    """A base class that comes before the class that runs one worker's replicas."""
+
+    _runtime: WorkerRuntime
+
+    @abc.abstractmethod
+    def _numbered_mirrored(self) -> Iterable[tuple[int, Any]]:
+        """Mirrored variables, each with a number that is the same on all workers."""
+
+    def _make_input_iterator(
+        self,
+        input_fn: Callable[[InputContext], tf.data.Dataset],
+        mode: InputReplicationMode,
+        num_prefetched: int,
+    ) -> InputIterator:
+        """Makes this worker's pipelines; ``next`` ends on all workers together."""
+        inputs = super()._make_input_iterator(input_fn, mode, num_prefetched)
+        inputs.uneven_inputs = _UnevenInputs(self)
+        return inputs
+
+    def reduce(self, op: str, value: Any) -> Any:
+        """Reduces the return values of ``run`` over all replicas of the job.
+
+        A collective: every worker calls it, in the same order, with values of the same
+        structure. See ``Replicator.reduce``. A measuring control reduces the values of
+        this process only: waiting for the others would be communication.
+        """
+        if self.without_communication:
+            return super().reduce(op, value)
+        return programs.reduce_over_workers(
+            self.run, op, value, self.num_local_replicas, self.maker
+        )
+
+    def gather_bytes(self, payload: bytes) -> list[bytes]:
+        """Gathers bytes from every worker; see ``Replicator.gather_bytes``."""
+        return worker_runtime.gather_bytes(self._runtime, payload)
+
+    def assert_in_sync(self) -> None:
+        """Compares mirrored variables bit by bit, here and over workers.
+
+        A collective: every worker calls it.
+
+        Raises:
+          MeasuringControlError: The replicas do not communicate.
+          ReplicasOutOfSyncError: Some differ; the message names them. On all workers.
+        """
+        base.refuse(self, "assert_in_sync()")
+        failure = ""
+        try:
+            super().assert_in_sync()  # type: ignore[safe-super]  # see the class
+        except ReplicasOutOfSyncError as error:
+            failure = str(error)
+        digests = {
+            number: (variable.name, worker_runtime.digest(variable))
+            for number, variable in self._numbered_mirrored()
+        }
+        worker_runtime.compare(self._runtime, failure, digests)
+
+
+def may_end(peers: WorkerRuntime, what: str, inputs: InputIterator) -> bool:
+    """Whether the data of any worker may end; a collective."""
+    answers = peers.exchange(what, f"{inputs.may_end:d}{inputs.fills:d}")
+    fills = [answer[1] for answer in answers]
+    if len(set(fills)) > 1:
+        other = fills.index("0")
+        raise DisagreementError(
+            f"batches of worker {fills.index('1')} can have any number of examples, "
+            f"those of worker {other} only one, so that an epoch would end at "
+            "different steps; use drop_remainder=True on all workers, or on none"
+        )
+    return any(answer[0] == "1" for answer in answers)
+
+
+class _UnevenInputs:
+    """Ends ``next(inputs)`` after the same step on all workers, like ``run``.
+
+    Workers exchange one string per step if the data of any of them may end.
+    """
+
+    def __init__(self, replicator: BetweenGraphReplicator) -> None:
+        self._replicator = replicator
+        self._may_end: bool | None = None
+
+    def __call__(self, inputs: InputIterator, is_end: bool) -> bool:
+        peers = self._replicator._runtime  # noqa: SLF001 (the class above)
+        if self._may_end is None:
+            what = "the first next() of an input iterator"
+            self._may_end = may_end(peers, what, inputs)
+        if not self._may_end:
+            return is_end
+        ends = peers.exchange("next() of an input iterator", "1" if is_end else "")
+        # A worker at its end has batches without examples while others have examples.
+        return all(ends) if inputs.fills else any(ends)
+
+
+# Between-graph, as in the paper's figure 1 (Buchlovsky et al. 2019): every worker
+# process runs the user's program and links the replicas on its own devices;
+# TensorFlow's collective ops connect the workers. The launcher gives each process its
+# role.
+
+
+class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerReplicator):
+    """Replicas on the devices of several worker processes, one program in each.
+
+    Every worker runs the same program: the same calls of this object in the same order.
+    Before a new step runs, workers check that their programs agree. Variables start
+    with the values of worker 0; outside steps, replica-local variables read as the mean
+    over all replicas of the job.
+
+    Attributes:
+      cluster: The workers, and which of them this process is.
+      num_workers: Worker processes.
+      worker_id: Index of this process.
+    """
+
+    pattern = "between_graph"
+
+    def __init__(
+        self,
+        *,
+        num_replicas: int | None = None,
+        pattern: str | None = None,
+        cluster: ClusterConfig | None = None,
+        devices: Sequence[str] | Sequence[Sequence[str]] | None = None,
+        logical_devices_per_replica: int = 1,
+        variable_placement: str = "auto",
+        timeout_sec: float = worker_runtime.DEFAULT_TIMEOUT_SEC,
+        heartbeat_timeout_sec: float = worker_runtime.DEFAULT_HEARTBEAT_TIMEOUT_SEC,
+        external_writes: str = "detect",
+        without_communication: bool = False,
+    ) -> None:
+        """Joins the cluster, together with all other workers.
+
+        Args:
+          num_replicas: Replicas of the whole job, of which each worker runs an equal
+            share; by default one per worker.
+          pattern: None or ``between_graph``.
+          cluster: The workers; None finds them out (``environment.detect``).
+          devices: Devices of this worker's replicas; see ``InGraphReplicator``.
+          logical_devices_per_replica: Devices that one replica is split over.
+          variable_placement: Within this worker; see ``InGraphReplicator``.
+          timeout_sec: Longest wait for another worker: at start, in a step, in an
+            exchange.
+          heartbeat_timeout_sec: A worker without a heartbeat for this time is lost,
+            whatever the others are doing.
+          external_writes: ``detect`` or ``never``; see ``InGraphReplicator``.
+          without_communication: Makes a measuring control; see ``replicator.create``.
+
+        Raises:
+          ClusterError: The cluster cannot be joined; subclasses say why.
+          DeviceError: Replicas are not divisible by workers, or devices are missing.
+        """
+        del pattern  # checked by __new__
+        self.without_communication = without_communication
+        detects_writes = are_detected(external_writes)
+        self.cluster = environment.config_of(cluster)
+        self.num_workers = self.cluster.num_workers
+        self.worker_id = self.cluster.worker_id
+        if num_replicas is None:
+            num_replicas = self.num_workers
+        device_lib.check_num_logical(logical_devices_per_replica)
+        num_local = per_worker(num_replicas, self.num_workers)
+        # Before the cluster is joined: TensorFlow then has its devices.
+        if devices is None:
+            membership.claim_gpus(self.cluster, num_local * logical_devices_per_replica)
+            if logical_devices_per_replica > 1:
+                device_lib.split_cpu_without_gpus(
+                    num_local * logical_devices_per_replica
+                )
+        self._runtime = worker_runtime.join(
+            self.cluster,
+            timeout_sec=timeout_sec,
+            heartbeat_timeout_sec=heartbeat_timeout_sec,
+        )
+        names = device_lib.resolve_logical(
+            num_local, logical_devices_per_replica, devices
+        )
+        self._set_topology(
+            make_topology(
+                names,
+                is_mirrored=variable_placement == "mirrored",
+                num_replicas=num_replicas,
+                first_replica_id=self.worker_id * num_local,
+                num_programs=self.num_workers,
+                program_id=self.worker_id,
+                has_virtual_gpus=device_lib.have_virtual_gpus([n[0] for n in names]),
+            ),
+            detects_writes=detects_writes,
+        )
+        self.first_replica_id = self.topology.first_replica_id
+        self._group = self._runtime.group() if self.num_workers > 1 else None
+        # Programs and variables may be freed, and others get their ids.
+        self._equal: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._num_variables = 0
+        self._agreed: weakref.WeakKeyDictionary[Program, set[int]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._started: weakref.WeakSet[Program] = weakref.WeakSet()
+        self._endings: weakref.WeakKeyDictionary[InputIterator, bool] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._runtime.agree(
+            "the creation of the replicator",
+            {
+                "num_replicas": num_replicas,
+                "logical_devices_per_replica": logical_devices_per_replica,
+            },
+        )
+
+    @property
+    def num_local_replicas(self) -> int:
+        """Replicas that this process runs."""
+        return self.topology.num_local_replicas
+
+    def _build(
+        self, step_fn: Callable[..., Any], specs: list[Any], num_steps: int
+    ) -> Program:
+        """Builds a program; all workers compare theirs before any runs."""
+        if self._group is None:
+            return super()._build(step_fn, specs, num_steps)
+        # Collectives of different workers meet by keys that each draws for itself, so a
+        # program that one of them did not get must give its keys back, or all later
+        # ones would sum tensors that do not belong together.
+        before = self._group.keys.value
+        name = name_of(step_fn)
+        what = f"the first run of step {name!r}"
+        try:
+            with creation.created_in(self.context):
+                program = Program(
+                    step_fn,
+                    specs,
+                    self.topology,
+                    self._table,
+                    self._group,
+                    without_communication=self.without_communication,
+                )
+        except Exception as error:
+            # The others must not wait for a worker that failed here; if all fail in
+            # the same way, the job can continue.
+            self._group.keys.value = before
+            lines = str(error).strip().splitlines() or [""]
+            failure = f"{type(error).__name__}: {lines[-1].strip()}"
+            self._runtime.report_failure(what, failure)
+            raise
+        try:
+            self._runtime.agree(
+                what, {"failure": None, "num_steps": num_steps, **program.description()}
+            )
+        except DisagreementError:
+            self._group.keys.value = before
+            raise
+        self._agreed.setdefault(program, set()).add(num_steps)
+        self._broadcast_initial_values(program)
+        return program
+
+    def _broadcast_initial_values(self, program: Program) -> None:
+        fresh = [
+            entry.variable
+            for entry in program.entries.values()
+            if self._number(entry.variable) is None
+            and not self._table.ownership.is_slot(entry.variable)
+        ]
+        if fresh and self._group is not None:
+            with self._runtime.guard("the first exchange of variables"):
+                values.broadcast_initial_values(fresh, self.topology, self._group)
+            for variable in fresh:
+                number, self._num_variables = (
+                    self._num_variables,
+                    self._num_variables + 1,
+                )
+                self._equal[id(variable)] = weakref.ref(variable), number
+
+    def _number(self, variable: Any) -> int | None:
+        """Number of a variable, the same on all workers; None before its broadcast."""
+        known, number = self._equal.get(id(variable), (None, None))
+        return number if known is not None and known() is variable else None
+
+    def _dispatch(
+        self, program: Program, step_fn: Callable[..., Any], inputs: Any, num_steps: int
+    ) -> Any:
+        if self._group is None:
+            return super()._dispatch(program, step_fn, inputs, num_steps)
+        name = name_of(step_fn)
+        # The first run also compiles, so it gets additional time.
+        is_first = program not in self._started
+        self._started.add(program)
+        # Not in every run: what could differ is compared once, before a collective
+        # could hang, and a step then costs no message.
+        if num_steps not in self._agreed[program]:
+            what = f"a run of step {name!r}"
+            self._runtime.agree(what, {"num_steps": num_steps})
+            self._agreed[program].add(num_steps)
+        is_finite = self._may_end(inputs)
+        source = self._source(inputs)
+        with self._runtime.guard(f"step {name!r}", num_steps + is_first):
+            return self._transact(program, source, num_steps, may_end=is_finite)
+
+    def _may_end(self, inputs: Any) -> bool:
+        """Whether the data of any worker may end; exchanged once per iterator."""
+        if not isinstance(inputs, InputIterator) or self.without_communication:
+            return False
+        if inputs not in self._endings:
+            what = "the first run over an input iterator"
+            self._endings[inputs] = may_end(self._runtime, what, inputs)
+        return self._endings[inputs]
+
+    @contextlib.contextmanager
+    def consolidated_state(self, variables: Sequence[Any]) -> Iterator[None]:
+        """Gathers state that workers own; see ``Replicator.consolidated_state``."""
+        if self._group is None:
+            with super().consolidated_state(variables):
+                yield
+            return
+        check_promise(self._table, variables)
+        group, owned = self._group, self._table.ownership
+        with self._runtime.guard("the gathering of optimizer state"):
+            consolidate(
+                self._table.entries_of(variables),
+                self.topology,
+                lambda sums: values.add_up(sums, self.topology, group),
+            )
+            # One after the other, in the order of the variables, which is that of all
+            # workers: a move is a collective.
+            for slot in filter(owned.is_slot, variables):
+                owner = owned.owner(slot)
+                assert owner is not None
+                source = owner.program_id
+                value = values.move(slot, source, self.topology, group)
+                if self.is_chief and owned.is_elsewhere(slot):
+                    ownership.fill(slot, value)
+        try:
+            yield
+        finally:
+            owned.release(variables)
+
+    def restored(self, variables: Sequence[Any]) -> None:
+        """Frees state that other workers own; see ``Replicator.restored``."""
+        super().restored(variables)
+        self._table.ownership.release(variables)
+
+    def _numbered_mirrored(self) -> Iterator[tuple[int, Any]]:
+        for entry in self._table.entries():
+            number = self._number(entry.variable)
+            if entry.kind is Kind.MIRRORED and number is not None:
+                yield number, entry.variable
+
+    def explain(self) -> str:
+        """Describes the plan of every traced step, with cross-worker communication."""
+        place = (
+            f"worker {self.worker_id} of {self.num_workers}, replicas "
+            f"{self.first_replica_id} to "
+            f"{self.first_replica_id + self.num_local_replicas - 1}"
+        )
+        return f"{place}\n{super().explain()}"

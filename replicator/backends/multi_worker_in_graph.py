@@ -8,32 +8,36 @@ machine; TensorFlow's runtime sends tensors between them.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 from typing import TYPE_CHECKING, Any
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import data as _tf_data
 from replicator.backends.multi_worker import MultiWorkerReplicator
-from replicator.cluster import environment, remote
+from replicator.cluster import environment, membership
 from replicator.cluster.liveness.watch import DETECTION_TIMEOUT_SEC, FailureDetector
-from replicator.engine.analysis import traffic
+from replicator.contract import base, programs
+from replicator.engine.analysis import plan
 from replicator.errors import RemoteInputError
 from replicator.inputs.context import (
     InputContext,
     InputReplicationMode,
     pipeline_contexts,
 )
-from replicator.inputs.iterator import InputIterator
-from replicator.inputs.pipelines import to_pipeline
+from replicator.inputs.iterator import InputIterator, counted, to_pipeline
 from replicator.placement import devices as device_lib
 from replicator.placement.topology import make_topology
+from replicator.validation import user_functions
+from replicator.validation.maker import running
 from replicator.variables.writes import are_detected
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     import tensorflow as tf
 
+    from replicator.async_training.connection import Connection
     from replicator.cluster.configuration import ClusterConfig
 
 
@@ -56,7 +60,7 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
         pattern: str | None = None,
         cluster: ClusterConfig | None = None,
         logical_devices_per_replica: int = 1,
-        connect_timeout_sec: float = remote.CONNECT_TIMEOUT_SEC,
+        connect_timeout_sec: float = membership.CONNECT_TIMEOUT_SEC,
         failure_detection_timeout_sec: float = DETECTION_TIMEOUT_SEC,
         external_writes: str = "detect",
         without_communication: bool = False,
@@ -90,11 +94,12 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
         detects_writes = are_detected(external_writes)
         config = environment.config_of(cluster)
         self._detector = FailureDetector(
-            remote.connect(config, connect_timeout_sec), failure_detection_timeout_sec
+            membership.connect(config, connect_timeout_sec),
+            failure_detection_timeout_sec,
         )
-        self.worker_devices = remote.worker_devices(config)
+        self.worker_devices = membership.worker_devices(config)
         count = device_lib.check_num_logical(logical_devices_per_replica)
-        names = remote.replica_devices(
+        names = membership.replica_devices(
             self.worker_devices,
             num_replicas or max(config.num_workers // count, 1),
             count,
@@ -159,7 +164,7 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
             if self.without_communication:
                 lines.append(f"{name} sends nothing but inputs to other workers")
                 continue
-            sent = traffic.sent(
+            sent = plan.sent(
                 program.plans,
                 self.topology,
                 workers,
@@ -224,3 +229,85 @@ class RemoteInputIterator(InputIterator):
         iterators = super()._iterate(pipelines)
         _tf_compat.wait_for_remote_ops()
         return iterators
+
+
+# This process is the client; workers, which are in sync with nobody, and servers run
+# ``python -m replicator.server``.
+
+
+class ScheduledBackend(base.Replicator):
+    """A base class that comes before the class that runs a worker's replicas.
+
+    Attributes:
+      connection: The cluster, TensorFlow's strategy and coordinator.
+    """
+
+    _wraps_alike = False
+    _divides_last_step = False
+    connection: Connection
+    _share: int  # replicas of each worker
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Replicas of one worker: those whose gradients are averaged."""
+        return self._share
+
+    @property
+    def num_programs(self) -> int:
+        """One: the chief's; workers and parameter servers serve."""
+        return 1
+
+    @property
+    def feeds_gpus(self) -> bool:
+        """No: workers that may restart run the pipelines."""
+        return False
+
+    def schedule(
+        self,
+        step_fn: Callable[..., Any],
+        inputs: InputIterator | Any = None,
+        *more: Any,
+        num_steps: int = 1,
+        **others: Any,
+    ) -> None:
+        """Schedules steps, as many on each worker, and does not wait for them.
+
+        Args:
+          step_fn: As in ``run``.
+          inputs: As in ``run``.
+          *more: Rejected; the error shows the equivalent of
+            ``schedule(step, args=...)``.
+          num_steps: Steps of each worker, in one dispatch.
+          **others: Rejected as well.
+
+        Raises:
+          ReplicatorError: Misuse inside the step; errors of steps come from ``join``.
+        """
+        programs.check_caller()
+        user_functions.check_no_more("schedule", more, others)
+        programs.check_num_steps(num_steps, inputs)
+        signature, specs = programs.split_inputs(inputs, self.num_replicas, self.maker)
+        with running(self.maker), counted(inputs, num_steps):
+            self._schedule(
+                step_fn, inputs, signature, specs, num_steps, keeps_results=False
+            )
+
+    @abc.abstractmethod
+    def _schedule(
+        self,
+        step_fn: Callable[..., Any],
+        inputs: Any,
+        signature: Hashable,
+        specs: list[Any],
+        num_steps: int,
+        *,
+        keeps_results: bool,
+    ) -> Any:
+        """Schedules steps over inputs that were checked; returns what has results."""
+
+    @abc.abstractmethod
+    def join(self) -> None:
+        """Waits until everything that was scheduled has run."""
+
+    def assert_in_sync(self) -> None:
+        """Never raises: there is one copy of every shared variable."""

@@ -14,14 +14,13 @@ import tensorflow as tf
 
 from replicator.async_training import connection as connection_lib
 from replicator.async_training.inputs import traced_dataset
-from replicator.backends.scheduled import ScheduledBackend
+from replicator.backends.multi_worker_in_graph import ScheduledBackend
 from replicator.backends.strategy import StrategyReplicator
 from replicator.errors import ReplicatorError
-from replicator.inputs import prefetch
-from replicator.inputs.context import InputContext, InputReplicationMode
+from replicator.inputs import iterator
+from replicator.inputs.context import InputContext, InputReplicationMode, values_of
 from replicator.inputs.iterator import InputIterator
-from replicator.inputs.values import values_of
-from replicator.optimizer.strategy_optimizer import StrategyOptimizer
+from replicator.optimizer.other_libraries import StrategyOptimizer
 from replicator.step import creation
 from replicator.step.tracing import traced_once
 from replicator.step.values import per_replica_nest
@@ -122,7 +121,7 @@ class ParameterServerReplicator(ScheduledBackend, StrategyReplicator):
         num_prefetched: int,
     ) -> CoordinatorInputIterator:
         """Makes the pipeline on every worker; only ``PER_WORKER``."""
-        prefetch.refuse(num_prefetched, type(self).__name__)
+        iterator.refuse(num_prefetched, type(self).__name__)
         return CoordinatorInputIterator(input_fn, mode, self)
 
     def join(self) -> None:

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf.dispatch import Dispatch
-from replicator.collectives.linking import TENSORS
+from replicator.collectives.kind import TENSORS
 from replicator.contract import base, programs
 from replicator.errors import DeviceError
-from replicator.inputs.iterator import InputIterator
-from replicator.inputs.reads import all_read, next_batches
-from replicator.inputs.values import values_of
+from replicator.inputs.context import values_of
+from replicator.inputs.iterator import InputIterator, all_read, next_batches
 from replicator.placement import devices as device_lib
 from replicator.step import context, creation, logical
 from replicator.step.creation import StepGenerator

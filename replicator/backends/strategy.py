@@ -14,22 +14,26 @@ import numpy as np
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator._tf import data as _tf_data
 from replicator._tf import distribute as _tf_distribute
-from replicator._tf import local_reduction
+from replicator._tf import keras_parts as _tf_keras_parts
+from replicator._tf import workers
 from replicator._tf.dispatch import Dispatch
-from replicator.backends.strategy_context import (
-    LocalReplicaContext,
-    StrategyReplicaContext,
-)
-from replicator.backends.strategy_inputs import StrategyInputIterator
-from replicator.contract import base, control, programs, sharding, summary
-from replicator.inputs.context import own_contexts
-from replicator.inputs.iterator import InputIterator
-from replicator.inputs.reads import Source
-from replicator.inputs.values import as_value
-from replicator.optimizer.strategy_optimizer import StrategyOptimizer
+from replicator.backends.multi_worker import BetweenGraphReplicator
+from replicator.cluster import environment, membership, port_filter
+from replicator.cluster.workers import runtime
+from replicator.cluster.workers.runtime import WorkerRuntime, WorkerState
+from replicator.collectives import differentiable
+from replicator.collectives.buckets import positions_by_dtype
+from replicator.collectives.kind import TENSORS, Sums
+from replicator.contract import base, programs, sharding, summary
+from replicator.errors import CollectiveControlFlowError, DeviceError
+from replicator.inputs import last_step
+from replicator.inputs.context import as_value, own_contexts
+from replicator.inputs.iterator import InputIterator, Source
+from replicator.optimizer.other_libraries import StrategyOptimizer
 from replicator.placement import devices as device_lib
-from replicator.step import context, creation
+from replicator.step import context, creation, logical
 from replicator.step.creation import StepGenerator
 from replicator.step.tracing import repeat
 from replicator.step.values import PerReplica, check_outputs, per_replica_nest
@@ -42,9 +46,170 @@ from replicator.variables.table import LocalState
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
+    from replicator.cluster.configuration import ClusterConfig
+    from replicator.collectives.kind import CollectiveKind
     from replicator.inputs.context import InputContext, InputReplicationMode
     from replicator.optimizer.options import OptimizerOptions
     from replicator.optimizer.wrapper import ReplicatedOptimizer
+
+
+_TF_REDUCE = {"sum": tf.distribute.ReduceOp.SUM, "mean": tf.distribute.ReduceOp.MEAN}
+
+_FENCE = "replicator_stock_collective"
+
+
+def _fence(tensor: tf.Tensor) -> tf.Tensor:
+    """A node by which a vectorized loop finds a collective in its body."""
+    return _tf_distribute.marker(tensor, tensor.shape, name=_FENCE)
+
+
+class StrategyReplicaContext(context.ReplicaContext):
+    """Collectives by the replica context of ``tf.distribute``.
+
+    Attributes:
+      has_static_shapes: Whether every shape has to be known when a step is traced.
+    """
+
+    has_static_shapes = False
+
+    def __init__(self, num_replicas: int) -> None:
+        self.num_replicas = self.num_replicas_in_sync = num_replicas
+        differentiable.register()
+        _tf_keras_parts.keep_statistics_of_nothing(context.in_replica_context)
+
+    @property
+    def replica_id(self) -> tf.Tensor:
+        """The strategy's id of this replica, int32."""
+        replica = tf.distribute.get_replica_context()
+        return tf.convert_to_tensor(replica.replica_id_in_sync_group, dtype=tf.int32)
+
+    def communicate(
+        self,
+        kind: CollectiveKind,
+        tensors: Sequence[tf.Tensor],
+        needed_if: tf.Tensor | None = None,
+    ) -> list[tf.Tensor]:
+        """Makes the collective of the strategy's sums."""
+        del needed_if
+        if self.num_replicas == 1:  # a stock strategy of one replica cannot reduce
+            return [kind.of_own(TENSORS, tensor, 0, 1) for tensor in tensors]
+        sums = Sums(
+            num_replicas=self.num_replicas,
+            replica_id=self.replica_id,
+            reduce=lambda values, op: self._reduce_by_type(values, _TF_REDUCE[op]),
+            has_static_shapes=self.has_static_shapes,
+        )
+        return kind.by_sums(sums, [_fence(tensor) for tensor in tensors])
+
+    def _reduce_by_type(
+        self, tensors: Sequence[tf.Tensor], op: tf.distribute.ReduceOp
+    ) -> list[tf.Tensor]:
+        """Reduces one type at a time: a stock reduction does not mix types."""
+        results: dict[int, tf.Tensor] = {}
+        for places in positions_by_dtype(tensors).values():
+            reduced = self._reduce_one_type([tensors[i] for i in places], op)
+            results.update(zip(places, reduced, strict=True))
+        return [results[place] for place in range(len(tensors))]
+
+    def _reduce_one_type(
+        self, tensors: Sequence[tf.Tensor], op: tf.distribute.ReduceOp
+    ) -> list[tf.Tensor]:
+        replica = tf.distribute.get_replica_context()
+        dtype = tensors[0].dtype
+        if dtype.is_complex:  # which a stock reduction does not know
+            parts = [part(t) for part in (tf.math.real, tf.math.imag) for t in tensors]
+            reduced = self._reduce_one_type(parts, op)
+            count = len(tensors)
+            return list(map(tf.complex, reduced[:count], reduced[count:]))
+        # A stock reduction has no group for int32, which TensorFlow keeps on the
+        # host, and none for narrower integers; sums wrap the same after the cast.
+        wide = tf.int64 if dtype.is_integer else dtype
+        # An identity has a device, by which the strategy finds its destination.
+        sent = [tf.identity(tf.cast(tensor, wide)) for tensor in tensors]
+        reduced = replica.all_reduce(op, sent)
+        return [tf.cast(value, dtype) for value in reduced]
+
+    def collective_of(self, marker: str) -> Any:
+        """Rejects collectives in vectorized loops: stock ones cannot be rewritten."""
+        if _FENCE in marker:
+            raise CollectiveControlFlowError(
+                "a collective was called inside tf.vectorized_map, tape.jacobian or "
+                "tape.batch_jacobian, which rewrite the graph of one replica, so the "
+                "collectives of tf.distribute would be lost; pass "
+                "experimental_use_pfor=False to the Jacobian, move the collective out "
+                "of the loop, or use the in_graph backend"
+            )
+        return None
+
+    def logical_device(self, index: int) -> contextlib.AbstractContextManager[Any]:
+        """Only device 0: a stock strategy does not split a replica."""
+        logical.check_index(index, self.num_logical_devices)
+        return contextlib.nullcontext()
+
+
+class LocalReplicaContext(StrategyReplicaContext):
+    """The context of a measuring control: as if all replicas held the own values."""
+
+    def communicate(
+        self,
+        kind: CollectiveKind,
+        tensors: Sequence[tf.Tensor],
+        needed_if: tf.Tensor | None = None,
+    ) -> list[tf.Tensor]:
+        """Returns what a replica has where all hold its values."""
+        del needed_if
+        count, replica_id = self.num_replicas, self.replica_id
+        return [kind.of_own(TENSORS, t, replica_id, count) for t in tensors]
+
+
+class StrategyInputIterator(InputIterator):
+    """Pipelines that a strategy distributes to its replicas."""
+
+    stateless_reason = "iterators of tf.distribute cannot be saved"
+    fills = False  # the strategy feeds batches without examples itself
+
+    def __init__(
+        self,
+        input_fn: Callable[[InputContext], tf.data.Dataset],
+        mode: InputReplicationMode,
+        strategy: tf.distribute.Strategy,
+        num_replicas: int,
+        contexts: Sequence[InputContext],
+        options: tf.distribute.InputOptions | None = None,
+    ) -> None:
+        self._strategy = strategy
+        self._options = options
+        super().__init__(input_fn, mode, num_replicas, contexts=contexts)
+
+    def _iterate(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
+        if len(pipelines) == 1:
+            merged = pipelines[0]
+        else:
+            # The strategy feeds one dataset to its replicas round-robin, so choosing
+            # the pipelines round-robin gives replica r the batches of pipeline r.
+            turns = tf.data.Dataset.range(len(pipelines)).repeat()
+            merged = tf.data.Dataset.choose_from_datasets(list(pipelines), turns)
+        distributed = self._strategy.distribute_datasets_from_function(
+            lambda _: merged, self._options
+        )
+        with _tf_data.untuned_device_buffers():
+            return (iter(distributed),)
+
+    def _reads_per_step(self, num_iterators: int) -> int:
+        """Once: what it gives is the batches of all replicas."""
+        del num_iterators
+        return 1
+
+    def _get_next(self) -> Any:
+        local = self._strategy.experimental_local_results
+        has_any_size = last_step.can_fill(self.element_spec)
+
+        def group(spec: Any, leaf: Any) -> PerReplica[Any]:
+            common = spec if has_any_size else None
+            return PerReplica(local(leaf), made_by=self.made_by, spec=common)
+
+        batch = self._counted_reads().next(0)
+        return tf.nest.map_structure(group, self.element_spec, batch)
 
 
 class StrategyReplicator(base.Replicator):
@@ -291,7 +456,7 @@ class StrategyReplicator(base.Replicator):
     def explain(self) -> str:
         """Names the strategy, which does not show its plan."""
         if self.without_communication:
-            return f"{type(self.strategy).__name__}: {control.EXPLANATION}"
+            return f"{type(self.strategy).__name__}: {base.EXPLANATION}"
         return (
             f"{type(self.strategy).__name__}, {self.num_replicas} replicas: stock "
             "tf.distribute plans its own collectives and does not show them"
@@ -299,7 +464,7 @@ class StrategyReplicator(base.Replicator):
 
     def assert_in_sync(self) -> None:
         """Compares the strategy's copies; see ``Replicator.assert_in_sync``."""
-        control.refuse(self, "assert_in_sync()")
+        base.refuse(self, "assert_in_sync()")
         differing = []
         for variable in self._mirrored.values():
             if variable.synchronization == tf.VariableSynchronization.ON_READ:
@@ -326,5 +491,83 @@ class MirroredReplicator(StrategyReplicator):
         super().__init__(_tf_compat.mirrored_strategy(names))
         self.without_communication = without_communication
         if without_communication:
-            local_reduction.remove_communication(self.strategy)
+            workers.remove_communication(self.strategy)
             self.replica_context_class = LocalReplicaContext
+
+
+# A peer for comparison, so it runs as its documentation shows; see ``strategy``. Its
+# replicas are its local devices: the GPUs of each worker, or one CPU.
+
+
+class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
+    """The stock between-graph peer (``tf_multi_worker``).
+
+    Attributes:
+      cluster: The workers, and which of them this process is.
+      num_workers: Worker processes.
+      worker_id: Which of them this process is.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_replicas: int | None = None,
+        cluster: ClusterConfig | None = None,
+        timeout_sec: float = runtime.DEFAULT_TIMEOUT_SEC,
+    ) -> None:
+        """Joins the cluster, together with all other workers.
+
+        Args:
+          num_replicas: Replicas of the whole job; by default, and at most, those that
+            the strategy makes.
+          cluster: The workers; None reads ``TF_CONFIG``.
+          timeout_sec: Longest wait for another worker.
+
+        Raises:
+          ClusterError: The cluster cannot be joined; subclasses say why.
+          DeviceError: The strategy makes another number of replicas.
+        """
+        self.cluster = environment.config_of(cluster)
+        membership.claim_gpus(
+            self.cluster, num_replicas and num_replicas // self.cluster.num_workers
+        )
+        strategy, state = membership.join_once(
+            "stock between-graph", self.cluster, lambda: self._join(timeout_sec)
+        )
+        self._runtime = WorkerRuntime(state, timeout_sec)
+        super().__init__(strategy)
+        if num_replicas not in (None, self.num_replicas):
+            raise DeviceError(
+                f"num_replicas={num_replicas!r} does not match: the stock strategy "
+                f"has {self.num_replicas} replicas on {self.cluster.num_workers} "
+                "workers, one per GPU, or one per worker without GPUs; use that number"
+            )
+        self.num_workers = self.cluster.num_workers
+        self.worker_id = self.cluster.worker_id
+        self.first_replica_id = self.worker_id * self.num_local_replicas
+
+    def _join(self, timeout_sec: float) -> tuple[Any, WorkerState]:
+        runtime.meet(self.cluster, timeout_sec)
+        with port_filter.guarded(self.cluster), workers.kept():
+            # Without a time limit of its own, which would leave threads; see
+            # ``Deadline``.
+            strategy = tf.distribute.MultiWorkerMirroredStrategy(
+                cluster_resolver=membership.resolver_of(self.cluster)
+            )
+        return strategy, WorkerState(self.cluster)
+
+    @property
+    def num_local_replicas(self) -> int:
+        """Replicas that this process runs."""
+        return self.num_replicas // self.cluster.num_workers
+
+    def _run(self, *args: Any) -> Any:
+        *_, num_steps = args
+        # One more, since the strategy may trace here.
+        with self._runtime.guard("a step", num_steps + 1):
+            return super()._run(*args)
+
+    def _numbered_mirrored(self) -> Iterator[tuple[int, Any]]:
+        for number, variable in enumerate(self._mirrored.values()):
+            if variable.trainable:
+                yield number, self._components(variable)[0]

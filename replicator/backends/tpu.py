@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.backends.strategy import StrategyReplicator
-from replicator.backends.strategy_context import StrategyReplicaContext
+from replicator.backends.strategy import StrategyReplicaContext, StrategyReplicator
 from replicator.cluster import tpu_system
 from replicator.errors import StaticShapeError
 from replicator.placement import devices as device_lib

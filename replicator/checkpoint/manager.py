@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.checkpoint import division, files, local_state, matching, position
-from replicator.checkpoint import metadata as metadata_lib
-from replicator.checkpoint.inventory import Inventory
-from replicator.checkpoint.payload import Payload, decode, encode
+from replicator.checkpoint import division, files, position
+from replicator.checkpoint import inventory as inventory_lib
+from replicator.checkpoint.inventory import Inventory, Payload, decode, encode
 from replicator.errors import CheckpointError, CheckpointMismatchError
 from replicator.inputs.iterator import InputIterator
 from replicator.optimizer.wrapper import ReplicatedOptimizer
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
-    from replicator.checkpoint.local_state import CheckpointedBackend
-    from replicator.checkpoint.metadata import Metadata
+    from replicator.checkpoint.division import CheckpointedBackend
+    from replicator.checkpoint.files import Metadata
     from replicator.variables.table import LocalState
 
 _METADATA = "replicator_metadata"
@@ -139,7 +138,7 @@ class CheckpointManager:
         inventory = Inventory(self._trackables)
         # Distributed state is gathered while it is written.
         with self._repl.consolidated_state(list(inventory.variables.values())):
-            local = local_state.collect(self._repl, inventory)
+            local = division.collect(self._repl, inventory)
             own = encode(self._payload(local))
             for text, payload in zip(
                 self._workers,
@@ -148,17 +147,17 @@ class CheckpointManager:
             ):
                 text.value = payload
             positions = self._repl.gather_bytes(self._position())
-            metadata = metadata_lib.describe(
+            metadata = files.describe(
                 self._repl,
                 step=step,
                 variables=inventory.facts(),
-                optimizers=matching.optimizers(inventory),
+                optimizers=inventory_lib.optimizers(inventory),
                 kinds={path: state.kind.value for path, state in local.items()},
                 positions=tuple(
                     position.Position(**json.loads(text)) for text in positions if text
                 ),
             )
-            self._metadata.value = metadata_lib.to_json(metadata).encode()
+            self._metadata.value = files.to_json(metadata).encode()
             outcome = self._write(inventory) if self._repl.is_chief else ""
         # Also a barrier: no worker proceeds before the checkpoint is complete.
         failure = self._repl.gather_bytes(outcome.encode())[0].decode()
@@ -208,13 +207,13 @@ class CheckpointManager:
             for worker in range(metadata.num_workers)
         ]
         self._check_inputs(metadata, path)
-        inventory = matching.require(self._repl, self._trackables, metadata, path)
+        inventory = inventory_lib.require(self._repl, self._trackables, metadata, path)
         checkpoint = tf.train.Checkpoint(**inventory.objects, **_extra(inventory))
         try:
             checkpoint.read(path).assert_existing_objects_matched()
         except (tf.errors.OpError, OSError, LookupError) as error:
             raise files.unreadable(path, error) from error
-        restored = local_state.restore(self._repl, inventory, metadata, payloads)
+        restored = division.restore(self._repl, inventory, metadata, payloads)
         self._repl.restored(list(inventory.variables.values()))
         return RestoredCheckpoint(
             path=path,
@@ -246,7 +245,7 @@ class CheckpointManager:
                 f"{path!r} was not written by make_checkpoint_manager(): it has no "
                 "metadata; load its weights with tf.train.Checkpoint(model=...)"
             )
-        return metadata_lib.from_json(reader.get_tensor(key).decode(), path)
+        return files.from_json(reader.get_tensor(key).decode(), path)
 
     def _require_latest(self) -> str:
         path = self.latest_checkpoint

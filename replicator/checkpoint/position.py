@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from replicator._tf import data as _tf_data
-from replicator._tf.messages import reason_of
+from replicator._tf.workers import reason_of
 from replicator.checkpoint import division
 from replicator.errors import CheckpointError, CheckpointMismatchError
 

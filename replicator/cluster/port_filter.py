@@ -16,8 +16,8 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from replicator._tf.ports import listen, packets
-from replicator._tf.ports.packets import LOOPBACK, Network
+from replicator._tf.ports import listen
+from replicator._tf.ports.listen import LOOPBACK, Network
 from replicator.cluster.configuration import split_address
 from replicator.errors import ClusterConfigError, ClusterError
 
@@ -154,7 +154,7 @@ def guarded(config: ClusterConfig) -> Iterator[None]:
 def restrict(listener: socket.socket, reach: Reach) -> None:
     """Makes a listening socket drop packets from networks that are not allowed."""
     if reach is not Reach.ANY:
-        packets.attach(listener, packets.program(reach.networks))
+        listen.attach(listener, listen.program(reach.networks))
 
 
 def check(config: ClusterConfig) -> Reach:
@@ -168,7 +168,7 @@ def check(config: ClusterConfig) -> Reach:
 def check_system(reach: Reach) -> None:
     """Tests that filters work on this system."""
     try:
-        packets.check_system()
+        listen.check_system()
     except OSError as error:
         raise _unprotected(reach, error) from error
 

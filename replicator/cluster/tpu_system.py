@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator._tf.messages import reason_of
+from replicator._tf.workers import reason_of
 from replicator.cluster.liveness import reachability
 from replicator.errors import DeviceError
 

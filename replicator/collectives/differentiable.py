@@ -14,19 +14,87 @@ what the gradients of the replica are multiplied by in the end, w_r, is taken ou
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
-from replicator._tf import gradients as _tf_gradients
-from replicator.collectives import reducible
+from replicator._tf import distribute as _tf_distribute
+from replicator.errors import CollectiveTypeError, OptimizerOptionError
+from replicator.step import context
 from replicator.step import context as context_lib
+from replicator.step.values import tensor_of
+from replicator.validation.arguments import is_one_of, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from replicator.collectives.kind import CollectiveKind
     from replicator.step.context import ReplicaContext
+
+
+# TensorFlow's reductions have no kernels for these: bool and 4-bit integers are reduced
+# as wider integers, 8-bit floats in float32 with one rounding at the end.
+_STAND_INS = {
+    tf.bool: tf.uint8,
+    tf.dtypes.experimental.int4: tf.int8,
+    tf.dtypes.experimental.uint4: tf.uint8,
+    tf.dtypes.experimental.float8_e4m3fn: tf.float32,
+}
+_UNKNOWN_TO_GRAPHS = tf.dtypes.experimental.float8_e5m2
+
+
+def check_reducible(value: tf.Tensor | tf.IndexedSlices, op: str, caller: str) -> None:
+    """Rejects a reduction that is not defined for the type of a value."""
+    dtype = tf.as_dtype(value.dtype)
+    is_number = dtype.is_floating or dtype.is_integer or dtype.is_complex
+    if dtype == tf.bool and op in ("sum", "mean"):
+        number = "tf.int32 first to count" if op == "sum" else "tf.float32 first"
+        raise ValueError(
+            f"{caller} {op!r} of bool is not defined; use 'max' for any, 'min' for "
+            f"all, or tf.cast the value to {number}"
+        )
+    if not is_number and dtype != tf.bool:
+        raise ValueError(
+            f"{caller} {op!r} of {dtype.name} is not defined; reductions take numbers "
+            "(and bool with 'min' and 'max'); all_gather and broadcast take any type"
+        )
+    if op == "mean":
+        context_lib.check_mean(dtype, caller)
+    if dtype == _UNKNOWN_TO_GRAPHS:
+        raise ValueError(
+            f"{caller} {op!r} of {dtype.name} does not work: TensorFlow's graph "
+            "optimizer does not support this type; tf.cast the value to tf.float16 "
+            "first"
+        )
+    if dtype.is_complex and op in ("min", "max"):
+        raise ValueError(
+            f"{caller} {op!r} of {dtype.name} is not defined: complex numbers have no "
+            "order; reduce tf.abs of the value, or its real and imaginary parts"
+        )
+
+
+def combine(values: Sequence[tf.Tensor], op: str) -> tf.Tensor:
+    """Reduces dense tensors of one shape and type eagerly, as a step does."""
+    dtype = values[0].dtype
+    stacked = tf.stack([tf.cast(value, stand_in(dtype, op)) for value in values])
+    return tf.cast(getattr(tf, f"reduce_{op}")(stacked, axis=0), dtype)
+
+
+def stand_in(dtype: tf.DType, op: str) -> tf.DType:
+    """The type in which values of ``dtype`` are reduced; usually ``dtype`` itself.
+
+    The sum of float16 on the way to a mean overflows where the mean does not, and
+    divided first, small values lose bits: float32 does neither.
+    """
+    if op == "mean" and dtype == tf.float16:
+        return tf.float32
+    return _STAND_INS.get(dtype, dtype)
+
+
+def is_differentiable(dtype: tf.DType) -> bool:
+    """Whether gradients flow through tensors of a type."""
+    return bool(dtype.is_floating or dtype.is_complex)
 
 
 def communicate(
@@ -35,7 +103,7 @@ def communicate(
     """Carries out a collective so that its gradient is that of its kind."""
     if not tensors:
         return []
-    places = [i for i, t in enumerate(tensors) if reducible.is_differentiable(t.dtype)]
+    places = [i for i, t in enumerate(tensors) if is_differentiable(t.dtype)]
     if context.num_replicas_in_sync == 1 or not places:
         # What one replica does needs no special gradient, and integers have none:
         # leave the graph of the single device unchanged.
@@ -62,7 +130,7 @@ def communicate(
         results[:] = context.communicate(kind, xs)
         return tuple(results), gradient
 
-    return _tf_gradients.call_with_gradient(with_gradient, tensors, gradient)
+    return _tf_distribute.call_with_gradient(with_gradient, tensors, gradient)
 
 
 def _times(grad: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:
@@ -76,3 +144,200 @@ def _without(grad: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:
     if weight is None:
         return grad
     return tf.math.divide_no_nan(grad, tf.cast(weight, grad.dtype))
+
+
+# TensorFlow traces the body of such a loop once and then replaces each node by one that
+# works on all iterations. The marker of a collective is replaced by a collective of the
+# stacked operands, so n iterations communicate once; where the operand is the same in
+# all iterations, by one of it alone. It has a gradient as well.
+
+
+@functools.cache
+def register() -> None:
+    """Enables collectives in vectorized loops; backends call it before a trace."""
+    _tf_distribute.vectorize_markers(_convert)
+
+
+def _convert(
+    marker: str, converted: Callable[[str], tuple[tf.Tensor, bool]]
+) -> tuple[tf.Tensor, bool] | None:
+    """Emits the collective of all iterations; see ``vectorize_markers``."""
+    if not context.in_replica_context():
+        return None  # a placeholder of another graph
+    current = context.get_replica_context()
+    call = current.collective_of(marker)
+    if call is None:
+        return None
+    operand, is_stacked = converted(call.operands[call.markers.index(marker)])
+    if is_stacked:
+        return call.kind.vectorized(current, operand), True
+    return communicate(current, call.kind, [operand])[0], False
+
+
+# AutoGraph would convert every call of the library again, which would take most of the
+# tracing time of a collective. No Python control flow here depends on tensors.
+as_written = tf.autograph.experimental.do_not_convert
+
+
+def dense(value: Any, caller: str, does: str) -> list[tf.Tensor]:
+    """The leaves of a nest."""
+    leaves = tf.nest.flatten(value)
+    if any(isinstance(leaf, tf.IndexedSlices) for leaf in leaves):
+        raise ValueError(
+            f"{caller} does not take tf.IndexedSlices, because it {does} dense "
+            "tensors; use tf.convert_to_tensor on the slices, or communicate their "
+            "values and indices"
+        )
+    return [
+        tensor_of(leaf, f"{caller}() takes a nest of dense tensors") for leaf in leaves
+    ]
+
+
+def check_rows(tensors: Sequence[tf.Tensor], caller: str, num_replicas: int) -> None:
+    """Rejects tensors whose rows cannot be divided equally among replicas."""
+    for tensor in tensors:
+        rank = tensor.shape.rank
+        rows = tensor.shape[0] if rank else None
+        if not rank or (rows is not None and rows % num_replicas):
+            raise ValueError(
+                f"{caller} divides the rows of a tensor equally among "
+                f"{num_replicas} replicas, but got shape {tensor.shape}; pass a "
+                f"first dimension that is a multiple of {num_replicas}"
+            )
+
+
+# Each value is rounded to the nearest number of the narrow type, ties to even, before
+# it leaves its memory. With u = 2^-8 for bfloat16 (8 significant bits) or 2^-11 for
+# float16 (11 bits), and R operands g_r of which none over- or underflows, the error of
+# a mean that is summed in float32 and rounded once more before it is sent back is at
+# most
+#
+#     u * (sum_r |g_r| / R) * (1 + u) + u * |mean|,
+#
+# and rounding to nearest is unbiased if the low bits of the operands are uniform.
+# bfloat16 has the exponent range of float32, so nothing overflows. float16 overflows
+# above 65,504 and underflows below 6e-8: scale the loss (Micikevicius et al. 2018).
+#
+# By route:
+#
+# - replicas that share memory: nothing is sent, so nothing is rounded;
+# - between memories of one program (devices, or remote workers of one client): rounded
+#   by the sender, summed with float32 accumulation on the owner device, and rounded
+#   once before they are sent back, so that all replicas get the same bits;
+# - NCCL: sums float16 in float16; TensorFlow's does not take bfloat16, which is reduced
+#   on owner devices;
+# - ``tf.IndexedSlices`` are gathered, not summed: values are rounded on every route;
+# - stock strategies of ``tf.distribute``: cast first, so summed in 16 bits.
+#
+# Weights and optimizer state stay in their own type everywhere.
+
+_WIRE_DTYPES = {"bfloat16": tf.bfloat16, "float16": tf.float16}
+UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+
+
+def check_compression(compression: str | None) -> tf.DType | None:
+    """Returns the type in which tensors are sent, or None for their own."""
+    if compression is None:
+        return None
+    if not is_one_of(compression, _WIRE_DTYPES):
+        raise OptimizerOptionError(
+            f"compression={shown(compression)} is unknown; use 'bfloat16' (the "
+            "exponent range of float32, 8 significant bits), 'float16' (11 significant "
+            "bits, needs loss_scale), or None"
+        )
+    return _WIRE_DTYPES[compression]
+
+
+# TensorFlow's collective ops support few types. Tensors that are only moved are sent as
+# a type of the same width; sums use a wider integer or pairs of floats. Results have
+# the same bits as with the type itself.
+
+_REDUCED = (tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+_MOVED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+# Type that no collective op takes -> how it is added: by which op, as what.
+_ADDED_AS = {
+    tf.int8: ("Cast", tf.int32),
+    tf.uint8: ("Cast", tf.int32),
+    tf.int16: ("Cast", tf.int32),
+    tf.uint16: ("Cast", tf.int32),
+    tf.uint32: ("Cast", tf.int64),
+    tf.uint64: ("Bitcast", tf.int64),
+    tf.complex64: ("Bitcast", tf.float32),
+    tf.complex128: ("Bitcast", tf.float64),
+}
+# The same for types that are moved only.
+_MOVED_AS = {
+    tf.bool: ("Cast", tf.int32),
+    tf.int8: ("Cast", tf.int32),
+    tf.uint8: ("Cast", tf.int32),
+    tf.int16: ("Bitcast", tf.float16),
+    tf.uint16: ("Bitcast", tf.float16),
+    tf.bfloat16: ("Bitcast", tf.float16),
+    tf.uint32: ("Bitcast", tf.int32),
+    tf.uint64: ("Bitcast", tf.int64),
+    tf.complex64: ("Bitcast", tf.int64),
+    tf.complex128: ("Bitcast", tf.float64),
+    tf.dtypes.experimental.float8_e4m3fn: ("Cast", tf.float32),
+    tf.dtypes.experimental.float8_e5m2: ("Cast", tf.float32),
+}
+
+
+class Wire(NamedTuple):
+    """As what tensors of one type are sent."""
+
+    op: str  # ``Cast`` or ``Bitcast``, by which they are converted; empty for neither.
+    dtype: tf.DType  # The type that is sent.
+
+    def convert(self, tensor: tf.Tensor) -> tf.Tensor:
+        """To the type that is sent."""
+        return _CONVERSIONS[self.op](tensor, self.dtype)
+
+    def restore(self, tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+        """Back to the tensor's own type."""
+        return _CONVERSIONS[self.op](tensor, dtype)
+
+
+_CONVERSIONS: dict[str, Callable[[tf.Tensor, tf.DType], tf.Tensor]] = {
+    "": lambda tensor, _: tensor,
+    "Cast": tf.cast,
+    "Bitcast": tf.bitcast,
+}
+
+
+def added(dtype: tf.DType) -> Wire:
+    """How a type is reduced over workers."""
+    if dtype in _REDUCED:
+        return Wire("", dtype)
+    return _look_up(_ADDED_AS, dtype, "all_reduce")
+
+
+def moved(dtype: tf.DType, kind: str) -> Wire:
+    """How a type is gathered or broadcast over workers."""
+    if dtype in _MOVED:
+        return Wire("", dtype)
+    return _look_up(_MOVED_AS, dtype, kind)
+
+
+def _look_up(
+    table: dict[tf.DType, tuple[str, tf.DType]], dtype: tf.DType, kind: str
+) -> Wire:
+    if dtype not in table:
+        raise CollectiveTypeError(
+            f"{kind} of {dtype.name} cannot be sent between worker processes: "
+            "TensorFlow's collective ops carry numbers and bool only; encode the value "
+            "as numbers first (such as tf.io.decode_raw of a string), or use the "
+            "in_graph backend"
+        )
+    return Wire(*table[dtype])
+
+
+def swap(tensor: tf.Tensor) -> tf.Tensor:
+    """Swaps the first two dimensions."""
+    rest = tf.range(2, tf.rank(tensor))
+    return tf.transpose(tensor, tf.concat([[1, 0], rest], axis=0))
+
+
+def join(stacked: tf.Tensor) -> tf.Tensor:
+    """Joins the rows of what is stacked: ``[R, k, ...]`` becomes ``[R k, ...]``."""
+    dims = tf.shape(stacked)
+    return tf.reshape(stacked, tf.concat([[dims[0] * dims[1]], dims[2:]], axis=0))

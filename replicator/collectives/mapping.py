@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from replicator.collectives import reducible, reductions
-from replicator.collectives.kinds.broadcast import broadcast
+from replicator.collectives import differentiable, reductions
+from replicator.collectives.kinds.exchange import broadcast
 from replicator.step import context as context_lib
 from replicator.step.values import tensor_of
 from replicator.validation import user_functions
@@ -219,13 +219,13 @@ def _reduce_own(results: _Results, indices: Sequence[int], op: str) -> list[tf.T
         results.check_consistent(index)
     columns = [list(column) for column in zip(*rows, strict=True)]
     for column in columns:
-        reducible.check(column[0], op, "map_reduce")
+        differentiable.check_reducible(column[0], op, "map_reduce")
     return [_reduce(column, op) for column in columns]
 
 
 def _reduce(tensors: list[tf.Tensor], op: str) -> tf.Tensor:
     dtype = tensors[0].dtype
-    stand_in = reducible.stand_in(dtype, op)
+    stand_in = differentiable.stand_in(dtype, op)
     if op == "mean":  # divided, and narrowed again, when all of them are added up
         return tf.add_n([tf.cast(tensor, stand_in) for tensor in tensors])
     if len(tensors) == 1:
@@ -241,7 +241,7 @@ def _neutral(spec: tf.TensorSpec, op: str) -> tf.Tensor:
     """The neutral element that a replica without items passes to a reduction."""
     dtype = spec.dtype
     if op in ("sum", "mean"):
-        wide = reducible.stand_in(dtype, op) if op == "mean" else dtype
+        wide = differentiable.stand_in(dtype, op) if op == "mean" else dtype
         return tf.zeros(spec.shape, wide)
     if dtype.is_floating:
         value = tf.constant(np.inf if op == "min" else -np.inf, dtype)

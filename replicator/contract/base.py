@@ -9,17 +9,10 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf.dispatch import profiled
-from replicator.checkpoint.local_state import CheckpointedBackend
-from replicator.contract import (
-    control,
-    output_reduction,
-    programs,
-    sharding,
-    summary,
-    timelines,
-)
-from replicator.contract.feeding import FedBackend
-from replicator.errors import StrategyError
+from replicator.checkpoint.division import CheckpointedBackend
+from replicator.contract import programs, sharding, summary
+from replicator.contract.programs import FedBackend
+from replicator.errors import MeasuringControlError, StrategyError
 from replicator.inputs.iterator import InputIterator, counted
 from replicator.optimizer import other_libraries
 from replicator.optimizer.options import OptimizerOptions
@@ -35,6 +28,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator
 
     from replicator.checkpoint.manager import CheckpointManager
+    from replicator.placement.topology import JobFacts
+
+
+# They exist to be timed beside the replicator of the same backend: the difference is
+# the communication that the step waits for. Their replicas diverge, so what belongs to
+# training is refused.
+
+EXPLANATION = (
+    "without_communication: a measuring control, whose replicas diverge. Nothing is "
+    "communicated: every collective of the plan is replaced by the replica's own value"
+)
+
+
+def refuse(replicator: JobFacts, what: str) -> None:
+    """Rejects what needs replicas that communicate."""
+    if replicator.without_communication:
+        raise MeasuringControlError(
+            f"{what} does not work with without_communication=True: the replicas of "
+            "this measuring control do not communicate, so they diverge; create the "
+            "replicator without this option to train"
+        )
 
 
 class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
@@ -155,9 +169,7 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
           ValueError: Unknown ``op``; values of different shapes, or of a type that
             ``op`` does not support.
         """
-        return output_reduction.reduce_here(
-            op, value, self.num_local_replicas, self.maker
-        )
+        return programs.reduce_here(op, value, self.num_local_replicas, self.maker)
 
     def wrap_optimizer(
         self,
@@ -202,7 +214,7 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
             loss_scale=loss_scale,
         )
         if options.level is not None:  # an owner's updates would not reach the others
-            control.refuse(self, "sharded_update")
+            refuse(self, "sharded_update")
         wrapped = self._wrap_optimizer(optimizer, options)
         wrapped.made_by = self.maker
         return wrapped
@@ -299,7 +311,7 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
         """
         from replicator.checkpoint.manager import CheckpointManager
 
-        control.refuse(self, "make_checkpoint_manager()")
+        refuse(self, "make_checkpoint_manager()")
         return CheckpointManager(
             self, directory, trackables, max_to_keep=max_to_keep, inputs=inputs
         )
@@ -338,7 +350,7 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
           ValueError: A folder, or a file in none.
           RuntimeError: Another profile of this process is running.
         """
-        return timelines.recorded(timelines.check(path))
+        return summary.recorded(summary.check(path))
 
     @abc.abstractmethod
     def explain(self) -> str:

@@ -11,14 +11,29 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator._tf import grappler as _tf_grappler
+from replicator._tf import dispatch as _tf_dispatch
+from replicator.collectives import differentiable, reductions
 from replicator.errors import RetraceLimitError, RetraceWarning, RunContextError
-from replicator.inputs.iterator import InputIterator
-from replicator.inputs.pipelines import spec_signature
-from replicator.inputs.values import common_spec, is_per_replica_nest
+from replicator.inputs import audit, iterator
+from replicator.inputs.context import (
+    InputContext,
+    InputReplicationMode,
+    as_value,
+    check_mode,
+    common_spec,
+    is_composite,
+    is_per_replica_nest,
+    own_contexts,
+    pipeline_contexts,
+)
+from replicator.inputs.iterator import InputIterator, spec_signature
+from replicator.placement import devices as device_lib
+from replicator.placement.topology import JobFacts
 from replicator.step import context
+from replicator.step import context as context_lib
 from replicator.step import identity as step_identity
-from replicator.validation import maker
+from replicator.step.values import PerReplica
+from replicator.validation import maker, user_functions
 from replicator.validation.arguments import INT32_MAX, is_integer, shown
 from replicator.validation.user_functions import (
     check_not_distributed,
@@ -27,9 +42,10 @@ from replicator.validation.user_functions import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Sequence
 
     from replicator.validation.maker import Maker
+
 
 MAX_FUNCTIONS_PER_CODE = 16
 NUM_FUNCTIONS_TO_WARN = 5
@@ -57,7 +73,7 @@ class ProgramCache:
         build: Callable[[], Any],
     ) -> Any:
         """Returns the program of ``step_fn``, built on first use."""
-        settings = _tf_grappler.settings()
+        settings = _tf_dispatch.optimizer_settings()
         key = step_identity.identity(step_fn), signature, settings
         found = self._programs.get(key)
         if found:
@@ -91,7 +107,10 @@ class ProgramCache:
         check_not_distributed()
         program = build()
         name = name_of(step_fn)
-        self._programs[key, signature, _tf_grappler.settings()] = name, program
+        self._programs[key, signature, _tf_dispatch.optimizer_settings()] = (
+            name,
+            program,
+        )
         if key not in self._held:
             cache = weakref.ref(self)
             self._held[key] = [
@@ -262,3 +281,204 @@ def check_num_steps(num_steps: Any, inputs: Any) -> int:
             "fixed values; pass an InputIterator from make_input_iterator()"
         )
     return num_steps
+
+
+class FedBackend(JobFacts):
+    """Input pipelines of a backend, and who reads which of them."""
+
+    _divides_last_step = True
+
+    @property
+    def feeds_gpus(self) -> bool:
+        """Whether this process feeds GPUs, to which it can prefetch batches."""
+        return any(device_lib.is_gpu(device) for device in self._input_devices())
+
+    def make_input_iterator(
+        self,
+        input_fn: Callable[[InputContext], tf.data.Dataset],
+        mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+        *,
+        prefetch_to_device: int = 0,
+    ) -> InputIterator:
+        """Builds the input pipelines and tracks their position.
+
+        Args:
+          input_fn: Takes an ``InputContext``, returns a ``tf.data.Dataset`` whose
+            elements are batches of one replica.
+          mode: How often ``input_fn`` is called, and which replicas each pipeline
+            feeds.
+          prefetch_to_device: Batches that are prefetched to each replica's device while
+            earlier steps run; 0 reads a batch when its step begins.
+
+        Returns:
+          The ``inputs`` argument of ``run``.
+
+        Raises:
+          InputModeError: ``SINGLE``, if no process feeds all replicas; prefetching, if
+            the backend does not support it.
+          TypeError: ``input_fn`` is not a function of an ``InputContext``, or does not
+            return a dataset.
+          ValueError: Pipelines yield different structures or types, or
+            ``prefetch_to_device`` is not a number of batches.
+        """
+        user_functions.check_input_fn(input_fn, "make_input_iterator")
+        check_mode(mode)
+        num_batches = iterator.check_num_batches(prefetch_to_device)
+        inputs = self._make_input_iterator(input_fn, mode, num_batches)
+        inputs.made_by = self.maker
+        return inputs
+
+    def _make_input_iterator(
+        self,
+        input_fn: Callable[[InputContext], tf.data.Dataset],
+        mode: InputReplicationMode,
+        num_prefetched: int,
+    ) -> InputIterator:
+        """Makes the pipelines of this process from checked arguments."""
+        contexts = own_contexts(
+            mode, self.num_replicas, self.num_programs, self.worker_id
+        )
+        return InputIterator(
+            input_fn,
+            mode,
+            self.num_local_replicas,
+            contexts=contexts,
+            prefetch=self._prefetch(num_prefetched),
+        )
+
+    def _prefetch(
+        self, num_batches: int, sources: Sequence[str] = ()
+    ) -> iterator.DevicePrefetch | None:
+        """Returns how batches are prefetched to this process's replicas, if at all."""
+        if not num_batches:
+            return None
+        return iterator.DevicePrefetch(
+            num_batches=num_batches,
+            devices=tuple(self._input_devices()),
+            sources=tuple(sources),
+        )
+
+    def _input_devices(self) -> Sequence[str]:
+        """The device of each local replica that receives its batches."""
+        return device_lib.resolve(self.num_local_replicas, None, distinct=False)
+
+    def audit_inputs(
+        self,
+        input_fn: Callable[[InputContext], tf.data.Dataset],
+        mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+        *,
+        key_fn: Callable[[Any], Any],
+        num_examples: int | None = None,
+    ) -> audit.InputAudit:
+        """Reads one epoch and checks that each example is fed exactly once.
+
+        This process reads all pipelines of the whole job, one after the other, before
+        training; the epoch ends where ``run`` would end it. All keys are kept in
+        memory.
+
+        Args:
+          input_fn: As for ``make_input_iterator``, without ``repeat``.
+          mode: As for ``make_input_iterator``.
+          key_fn: Takes a per-replica batch, returns one key per example (integers or
+            strings): a vector of shape ``[examples]``.
+          num_examples: Examples in the data set. None counts the examples that were
+            read, so examples that no pipeline reads are not detected.
+
+        Returns:
+          The counts; print it for a one-line summary.
+
+        Raises:
+          InputAuditError: Examples are missing or repeated; the message names the
+            pipelines and the fix; its ``audit`` has the counts.
+          TypeError: ``key_fn`` is not a function of a batch.
+          ValueError: ``num_examples`` is not an integer.
+        """
+        user_functions.check_input_fn(input_fn, "audit_inputs")
+        check_mode(mode)
+        return audit.audit(
+            input_fn,
+            pipeline_contexts(mode, self.num_replicas, self.num_workers),
+            self.num_replicas,
+            key_fn=key_fn,
+            num_examples=num_examples,
+            divides=self._divides_last_step,
+        )
+
+
+def reduce_here(op: str, value: Any, num_replicas: int, user: Maker) -> Any:
+    """Reduces the values of this process; see ``Replicator.reduce``."""
+    context_lib.check_reduce_op(op)
+
+    def reduce_leaf(leaf: Any) -> Any:
+        values = _values_of(leaf, op, num_replicas, user)
+        if values is None:
+            return leaf[0] if isinstance(leaf, PerReplica) else leaf
+        if len(values) == 1:
+            return values[0]
+        with tf.device("CPU:0"):
+            return differentiable.combine(values, op)
+
+    return tf.nest.map_structure(reduce_leaf, value)
+
+
+def _values_of(
+    leaf: Any, op: str, num_replicas: int, user: Maker
+) -> list[tf.Tensor] | None:
+    """The tensors to reduce, or None if there is nothing to reduce."""
+    if not isinstance(leaf, PerReplica):
+        return None
+    maker.check(leaf, user, "a PerReplica", "pass what run() of this one returned")
+    if len(leaf) != num_replicas:
+        raise ValueError(
+            f"reduce {op!r} of {len(leaf)} values per leaf, but there are "
+            f"{num_replicas} replicas; pass what run() returned"
+        )
+    if leaf[0] is None:
+        return None
+    values = [as_value(value, "values to reduce") for value in leaf]
+    for value in values:
+        if is_composite(value):
+            raise TypeError(
+                f"reduce {op!r} of a {type(value).__name__!r} is not defined; reduce a "
+                "tensor that the step computes from it, or use list(per_replica_value)"
+            )
+        differentiable.check_reducible(value, op, "reduce")
+    kinds = [f"{value.dtype.name}{value.shape}" for value in values]
+    if len(set(kinds)) > 1:
+        raise ValueError(
+            f"reduce {op!r} of values whose shape or type differs between replicas, "
+            f"{', '.join(kinds)}, is not defined; reduce in the step first (to a mean "
+            "or a sum), or use list(per_replica_value)"
+        )
+    return values
+
+
+def reduce_over_workers(
+    run: Callable[..., Any], op: str, value: Any, num_replicas: int, user: Maker
+) -> Any:
+    """Reduces in a step of its own, which ``run`` runs; see ``Replicator.reduce``."""
+    context_lib.check_reduce_op(op)
+    leaves = tf.nest.flatten(value)
+    places = [
+        place
+        for place, leaf in enumerate(leaves)
+        if _values_of(leaf, op, num_replicas, user) is not None
+    ]
+    if places:
+        reduced = run(_REDUCTIONS[op], [leaves[place] for place in places])
+        for place, leaf in zip(places, reduced, strict=True):
+            leaves[place] = leaf
+    results = [leaf[0] if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
+    return tf.nest.pack_sequence_as(value, results)
+
+
+def _reduction(op: str) -> Callable[[Any], Any]:
+    def reduce(value: Any) -> Any:
+        return reductions.all_reduce(value, op)
+
+    reduce.__qualname__ = f"reduce({op!r})"
+    return reduce
+
+
+# Fixed functions: each is traced once per structure and shapes.
+_REDUCTIONS = {op: _reduction(op) for op in context_lib.REDUCE_OPS}

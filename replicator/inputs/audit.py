@@ -13,7 +13,7 @@ import tensorflow as tf
 from replicator._tf import data as _tf_data
 from replicator.errors import InputAuditError
 from replicator.inputs import last_step
-from replicator.inputs.pipelines import to_pipeline
+from replicator.inputs.iterator import to_pipeline
 from replicator.validation import user_functions
 from replicator.validation.arguments import INT64_MAX, is_integer, shown
 

@@ -5,10 +5,18 @@ from __future__ import annotations
 import dataclasses
 import enum
 import numbers
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import keras
+import tensorflow as tf
+
+from replicator._tf import compat as _tf_compat
 from replicator.errors import InputModeError, SplitBatchError
-from replicator.validation.arguments import INT64_MAX, shown
+from replicator.step.values import PerReplica, tensor_of
+from replicator.validation.arguments import INT32_MAX, INT64_MAX, is_integer, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class InputReplicationMode(enum.Enum):
@@ -117,3 +125,202 @@ def own_contexts(
     contexts = pipeline_contexts(mode, num_replicas, num_workers)
     share = len(contexts) // num_workers
     return contexts[worker_id * share : (worker_id + 1) * share]
+
+
+def default_data_options(
+    *,
+    deterministic: bool = True,
+    autotune: bool = False,
+    num_threads: int | None = None,
+) -> tf.data.Options:
+    """Returns the ``tf.data`` options that this package recommends.
+
+    Write ``dataset.with_options(default_data_options())`` at the end of an input
+    function: by default, the library sets ``autotune`` only. The options and reasons:
+
+    - ``deterministic``: elements are in order even after parallel maps, so that an
+      epoch can be repeated, audited and continued from a checkpoint.
+    - ``autotune.enabled``: off, also if an input function does not set it. With
+      autotuning, parallelism marked ``tf.data.AUTOTUNE`` adapts at run time; without,
+      it is the number of threads. Freeing an autotuned iterator that has run for long
+      blocks the whole process for up to a minute (TensorFlow 2.21).
+    - ``experimental_distribute.auto_shard_policy`` OFF: the input function shards by
+      ``ctx``; a stock strategy must not shard a second time.
+    - ``threading.private_threadpool_size`` (``num_threads``): with replicas on CPUs,
+      the pipeline's threads otherwise compete with those of the step. None leaves the
+      shared pool.
+    - ``threading.max_intra_op_parallelism`` 1: pipelines are parallel over examples;
+      threads inside one small op are overhead only.
+
+    Args:
+      deterministic: Whether the order of elements must not depend on timing.
+      autotune: Whether parallelism and buffers are tuned while the pipeline runs.
+      num_threads: Threads of the pipeline's own pool; None shares TensorFlow's.
+
+    Returns:
+      New options.
+
+    Raises:
+      TypeError: ``deterministic`` or ``autotune`` is neither True nor False.
+      ValueError: ``num_threads`` is not a positive integer or None.
+    """
+    for name, flag in (("deterministic", deterministic), ("autotune", autotune)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name} {shown(flag)} must be True or False")
+    if num_threads is not None and not is_integer(num_threads, least=1, most=INT32_MAX):
+        raise ValueError(
+            f"num_threads {shown(num_threads)} must be an integer of at least 1, or "
+            "None for TensorFlow's shared threads"
+        )
+    options = tf.data.Options()
+    options.deterministic = deterministic
+    options.autotune.enabled = autotune
+    options.threading.max_intra_op_parallelism = 1
+    if num_threads is not None:
+        options.threading.private_threadpool_size = num_threads
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.OFF
+    )
+    return options
+
+
+_LIMIT = 1 << 32
+
+
+def set_determinism(seed: int | None) -> None:
+    """Makes training bitwise reproducible, in this process and in new ones.
+
+    Call it first, before models, datasets and replicators are created, on every worker
+    with the same seed. It seeds Python, NumPy, TensorFlow and Keras, and makes
+    TensorFlow choose deterministic kernels (``enable_op_determinism``). They can be
+    slower, and an op without a deterministic kernel raises an error. ``tf.data`` then
+    keeps the order of elements and runs maps with random ops one element at a time.
+    Replicas still draw different streams: each folds its id into the seed.
+
+    The same bits need the same backend, devices, versions, and numbers of replicas and
+    threads; a different number of replicas sums in a different order.
+
+    Args:
+      seed: An integer in [0, 2**32); None switches deterministic kernels off again and
+        leaves the seeds.
+
+    Raises:
+      ValueError: Not such an integer.
+    """
+    if seed is None:
+        _tf_compat.disable_op_determinism()
+        return
+    if not is_integer(seed, least=0) or seed >= _LIMIT:
+        raise ValueError(
+            f"seed {shown(seed)} must be an integer from 0 to {_LIMIT - 1}, or None to "
+            "switch deterministic kernels off"
+        )
+    keras.utils.set_random_seed(seed)
+    tf.config.experimental.enable_op_determinism()
+
+
+_COMPOSITE = (tf.RaggedTensor, tf.SparseTensor)
+
+
+def as_value(value: Any, caller: str = "inputs") -> Any:
+    """Converts a value to an input of a step: a dense, ragged or sparse tensor."""
+    if isinstance(value, (tf.Tensor, *_COMPOSITE)):
+        return value
+    return tensor_of(
+        value,
+        f"{caller} must be tensors (dense, ragged or sparse), NumPy arrays or "
+        "numbers, one for each replica",
+    )
+
+
+def is_composite(value: Any) -> bool:
+    """Whether a value is a ragged or sparse tensor."""
+    return isinstance(value, _COMPOSITE)
+
+
+def is_per_replica_nest(value: Any) -> bool:
+    """Tells whether every leaf is a ``PerReplica``."""
+    leaves = tf.nest.flatten(value)
+    return bool(leaves) and all(isinstance(leaf, PerReplica) for leaf in leaves)
+
+
+def values_of(inputs: Any, replicas: Iterable[int]) -> list[Any]:
+    """Takes the values of some replicas out of a nest of ``PerReplica``."""
+    return [
+        tf.nest.map_structure(lambda leaf, r=r: as_value(leaf[r]), inputs)
+        for r in replicas
+    ]
+
+
+def common_spec(leaf: PerReplica[Any]) -> tf.TypeSpec:
+    """The type of the values of all replicas.
+
+    Ragged and sparse tensors may have different numbers of rows, as they may in an
+    input pipeline.
+    """
+    if leaf.spec is not None:
+        return leaf.spec
+    values = [as_value(value) for value in leaf]
+    specs = [tf.type_spec_from_value(value) for value in values]
+    common = specs[0]
+    if is_composite(values[0]):
+        common = specs[0].most_specific_common_supertype(specs[1:])
+    elif any(not spec.is_compatible_with(specs[0]) for spec in specs[1:]):
+        common = None
+    if common is None:
+        raise ValueError(
+            f"inputs differ between replicas in shape or type: {specs}; give every "
+            "replica the same shapes"
+        )
+    return common
+
+
+def num_rows(leaf: Any) -> tf.Tensor:
+    """Examples of a batch: the size of its first dimension, a scalar int64 tensor."""
+    if isinstance(leaf, tf.RaggedTensor):
+        return tf.cast(leaf.nrows(), tf.int64)
+    if isinstance(leaf, tf.SparseTensor):
+        return leaf.dense_shape[0]
+    return tf.shape(leaf, out_type=tf.int64)[0]
+
+
+def part(batch: Any, index: Any, num_parts: int) -> Any:
+    """One of the parts of a batch, whose sizes differ by at most one example."""
+    leaf = tf.nest.flatten(batch)[0]
+    static = leaf.shape[0]
+    is_even = static is not None and static % num_parts == 0
+    size = static if is_even else num_rows(leaf)
+    start, stop = size * index // num_parts, size * (index + 1) // num_parts
+    return tf.nest.map_structure(lambda leaf: _rows(leaf, start, stop), batch)
+
+
+def _rows(leaf: Any, start: Any, stop: Any) -> Any:
+    if not isinstance(leaf, tf.SparseTensor):
+        return leaf[start:stop]
+    start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
+    inner = leaf.dense_shape[1:]
+    first = tf.concat([[start], tf.zeros_like(inner)], axis=0)
+    return tf.sparse.slice(leaf, first, tf.concat([[stop - start], inner], axis=0))
+
+
+def without_rows(spec: Any) -> Any:
+    """A value of a ``tf.TypeSpec`` that has no examples."""
+    inner = [dimension or 0 for dimension in spec.shape[1:]]
+    if isinstance(spec, tf.SparseTensorSpec):
+        indices = tf.zeros([0, spec.shape.rank], tf.int64)
+        return tf.SparseTensor(indices, tf.zeros([0], spec.dtype), [0, *inner])
+    if not isinstance(spec, tf.RaggedTensorSpec):
+        return tf.zeros([0, *inner], spec.dtype)
+    value = tf.zeros([0, *inner[spec.ragged_rank :]], spec.dtype)
+    for _ in range(spec.ragged_rank):
+        splits = tf.zeros([1], spec.row_splits_dtype)
+        value = tf.RaggedTensor.from_row_splits(value, splits)
+    return value
+
+
+def element_of(arguments: tuple[Any, ...], dataset: tf.data.Dataset) -> Any:
+    """The element of a dataset, from the arguments with which ``map`` calls a function.
+
+    A tuple is unpacked, one of a single component too.
+    """
+    return arguments if type(dataset.element_spec) is tuple else arguments[0]

@@ -3,37 +3,183 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
+from replicator._tf import compat as _tf_compat
 from replicator._tf import data as _tf_data
-from replicator.errors import ClusterError
+from replicator.errors import ClusterError, InputModeError
 from replicator.inputs import last_step
 from replicator.inputs.context import (
     InputContext,
     InputReplicationMode,
     pipeline_contexts,
 )
-from replicator.inputs.pipelines import (
-    common_element_spec,
-    spec_signature,
-    to_pipeline,
-)
-from replicator.inputs.reads import Reads, Source
 from replicator.placement import devices as device_lib
 from replicator.step import context as context_lib
 from replicator.step.values import PerReplica
 from replicator.validation import maker
+from replicator.validation.arguments import INT32_MAX, is_integer, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
-    from replicator.inputs.prefetch import DevicePrefetch
     from replicator.validation.maker import Maker
 
     UnevenInputs = Callable[["InputIterator", bool], bool]
+
+
+def to_pipeline(dataset: Any) -> tf.data.Dataset:
+    """Returns a dataset of an input function, untuned unless its options say so."""
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            f"input_fn returned {type(dataset).__name__!r}, but it must return a "
+            "tf.data.Dataset whose elements are per-replica batches"
+        )
+    return _tf_data.without_autotune(dataset)
+
+
+def spec_signature(spec: Any) -> Hashable:
+    """Returns a hashable key of a nest of ``tf.TypeSpec``: its structure and leaves."""
+    structure = str(tf.nest.map_structure(lambda _: 0, spec))
+    return structure, tuple(tf.nest.flatten(spec, expand_composites=False))
+
+
+def common_element_spec(specs: Sequence[Any]) -> Any:
+    """Returns the nest of ``tf.TypeSpec`` that the elements of all pipelines have."""
+    first = specs[0]
+    for index, spec in enumerate(specs[1:], start=1):
+        try:
+            tf.nest.assert_same_structure(first, spec)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"input pipelines 0 and {index} yield different structures: "
+                f"{first} and {spec}; every call of input_fn must yield the same "
+                "structure"
+            ) from error
+        # A dimension that differs between pipelines is unknown in the common spec.
+        first = tf.nest.map_structure(
+            lambda a, b: a.most_specific_common_supertype([b]), first, spec
+        )
+        if any(leaf is None for leaf in tf.nest.flatten(first)):
+            raise ValueError(
+                f"input pipelines 0 and {index} yield different types: {specs[0]} and "
+                f"{spec}; every call of input_fn must yield the same types"
+            )
+    return first
+
+
+# A step that fails has consumed its batches, like one that succeeds: the next step
+# reads the next ones, and positions count it. So the graph counts, before each read, on
+# the device of the iterator. The count is exact, but for pipelines of which one raises
+# while another is read: whether that read was ended before it began is unknown.
+
+
+class Source(NamedTuple):
+    """What a dispatch reads: a nest that functions take."""
+
+    iterators: tuple[Any, ...]  # Each feeds an equal share of the replicas, in order.
+    counters: tuple[Any, ...]  # The handle of each one's counter.
+
+    def read(
+        self, place: int, read: Callable[[Any], Any], after: Sequence[Any] = ()
+    ) -> Any:
+        """Emits a read of one iterator, and its count."""
+        leaves = tf.nest.flatten(list(after), expand_composites=True)[:1]
+        with tf.control_dependencies(leaves):
+            count = tf.raw_ops.AssignAddVariableOp(
+                resource=self.counters[place], value=tf.constant(1, tf.int64)
+            )
+        with tf.control_dependencies([count]):
+            return read(self.iterators[place])
+
+    def read_each(
+        self, num_replicas: int, read: Callable[[Any], Any] = next
+    ) -> list[Any]:
+        """Emits reading the batch of every replica, in order."""
+        share = num_replicas // len(self.iterators)
+        batches: list[Any] = []
+        for replica in range(num_replicas):
+            after = batches[-1:] if replica % share else []
+            batches.append(self.read(replica // share, read, after))
+        return batches
+
+
+class Reads:
+    """Counts the reads of iterators, from their first element.
+
+    Attributes:
+      source: What the graph of a dispatch reads.
+    """
+
+    def __init__(
+        self, iterators: Sequence[Any], per_step: int, devices: Sequence[str]
+    ) -> None:
+        """Makes the counters."""
+        self._per_step = per_step
+        self._counters = [_tf_data.make_counter(device) for device in devices]
+        # A function on another worker could otherwise count before its counter is 0.
+        _tf_compat.wait_for_remote_ops()
+        handles = tuple(counter.handle for counter in self._counters)
+        self.source = Source(iterators=tuple(iterators), counters=handles)
+        self._num_eager = [0] * len(iterators)
+        self._num_settled = [0] * len(iterators)
+
+    def next(self, place: int) -> Any:
+        """Reads one element eagerly."""
+        self._num_eager[place] += 1
+        return next(self.source.iterators[place])
+
+    def settle(self, num_steps: int) -> None:
+        """Takes note of steps that have read all their batches."""
+        for place in range(len(self._num_settled)):
+            self._num_settled[place] += num_steps * self._per_step
+
+    def recount(self, *, drops_rest: bool) -> int:
+        """Notes what was read since the last steps that are noted."""
+        begun = [
+            eager + int(counter.numpy())
+            for eager, counter in zip(self._num_eager, self._counters, strict=True)
+        ]
+        news = [b - s for b, s in zip(begun, self._num_settled, strict=True)]
+        num_steps = -(-max(news) // self._per_step)
+        self._num_settled = begun
+        if drops_rest:
+            for place, read in enumerate(news):
+                for _ in range(num_steps * self._per_step - read):
+                    self._drop(place)
+        return num_steps
+
+    def _drop(self, place: int) -> None:
+        # An element that raises is consumed as well; the end comes again.
+        with contextlib.suppress(StopIteration, tf.errors.OpError):
+            self.next(place)
+        self._num_settled[place] += 1
+
+
+def next_batches(source: Sequence[Any], num_replicas: int) -> list[Any]:
+    """Reads the batch of every replica; works in graphs and eagerly."""
+    if isinstance(source, Source):
+        return source.read_each(num_replicas)
+    if isinstance(source[0], tf.data.Iterator):
+        # Reads of one iterator keep program order.
+        share = num_replicas // len(source)
+        return [next(source[replica // share]) for replica in range(num_replicas)]
+    return list(source)
+
+
+def all_read(batches: Sequence[Any]) -> tf.Operation:
+    """Emits an op that runs after all batches were read.
+
+    A step waits for it: an update that needs no batch must not run in a step for which
+    a batch is missing. (TensorFlow drops control inputs that are also data inputs.)
+    """
+    leaves = [tf.nest.flatten(b, expand_composites=True)[0] for b in batches]
+    with tf.control_dependencies(leaves):
+        return tf.no_op("all_read")
 
 
 class InputIterator:
@@ -306,3 +452,76 @@ def counted(inputs: Any, num_steps: int) -> contextlib.AbstractContextManager[No
     if isinstance(inputs, InputIterator):
         return inputs.count(num_steps)
     return contextlib.nullcontext()
+
+
+# Without it, a batch is copied to its replica's device when the step that reads it
+# begins. With it, a thread fills a buffer on every replica's device while earlier steps
+# run. If replicas compute on the CPU device that their pipeline runs on, nothing is
+# copied, and the buffer is that of ``tf.data.Dataset.prefetch``.
+
+
+def check_num_batches(num_batches: Any) -> int:
+    """Returns ``num_batches`` if it is a valid number of batches to prefetch."""
+    if not is_integer(num_batches, least=0, most=INT32_MAX):
+        raise ValueError(
+            f"prefetch_to_device {shown(num_batches)} must be an integer of at least 0 "
+            "(batches to prefetch to the device of each replica); use 1 or 2, or 0 for "
+            "none"
+        )
+    return int(num_batches)
+
+
+def refuse(num_batches: int, backend: str) -> None:
+    """Rejects prefetching if workers that may restart run the pipelines."""
+    if num_batches:
+        raise InputModeError(
+            f"prefetch_to_device={num_batches!r} does not work with {backend}, whose "
+            "workers create pipelines again; end the dataset of input_fn with "
+            f".prefetch({num_batches}) instead"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class DevicePrefetch:
+    """How batches are prefetched."""
+
+    num_batches: int  # Size of each replica's buffer, in batches.
+    # Full device name of each replica, which receives its batches.
+    devices: tuple[str, ...]
+    # CPU device of each pipeline; by default that of the first replica.
+    sources: tuple[str, ...] = ()
+
+    @property
+    def copies(self) -> bool:
+        """Whether batches are copied from the device of their pipeline to another.
+
+        TensorFlow's iterators do not feed other processes: for those, batches are
+        buffered at the pipeline.
+        """
+        sources = self._sources(1)
+        share = len(self.devices) // len(sources)
+        ways = [(d, sources[r // share]) for r, d in enumerate(self.devices)]
+        is_near = all(device_lib.first_cpu(device) == source for device, source in ways)
+        return is_near and any(device != source for device, source in ways)
+
+    def iterators(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
+        """Iterates over pipelines, ahead of the reader."""
+        share = len(self.devices) // len(pipelines)
+        sources = self._sources(len(pipelines))
+        found: list[Any] = []
+        for index, (pipeline, source) in enumerate(
+            zip(pipelines, sources, strict=True)
+        ):
+            if not self.copies:
+                with tf.device(source):
+                    found.append(iter(pipeline.prefetch(self.num_batches * share)))
+                continue
+            targets = self.devices[index * share : (index + 1) * share]
+            found += _tf_data.device_iterators(
+                pipeline, targets, source, self.num_batches
+            )
+        return tuple(found)
+
+    def _sources(self, num_pipelines: int) -> tuple[str, ...]:
+        by_default = (device_lib.first_cpu(self.devices[0]),) * num_pipelines
+        return self.sources or by_default

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.inputs.batch_rows import part, without_rows
+from replicator.inputs.context import part, without_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

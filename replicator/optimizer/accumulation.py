@@ -16,28 +16,84 @@ an unfinished accumulation, for any number of replicas. Outside a step, and in a
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
+import re
 from typing import TYPE_CHECKING, Any
 
+import keras
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.collectives import compression as compression_lib
-from replicator.collectives import reductions
+from replicator._tf import distribute as _tf_distribute
+from replicator.collectives import differentiable, reductions
 from replicator.collectives.kinds.all_reduce import AllReduce
-from replicator.optimizer.gradients import times
-from replicator.optimizer.keras_saving import OptionVariable
+from replicator.optimizer.keras_spelling import OptionVariable
+from replicator.optimizer.options import DYNAMIC
+from replicator.step import context as context_lib
+from replicator.step import creation
+from replicator.step.tracing import line_of, shown
+from replicator.step.values import tensor_of
 from replicator.variables.kinds import declare_partial
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from replicator.optimizer.fused import FusedUpdate
     from replicator.optimizer.options import OptimizerOptions
+    from replicator.variables.ownership import Ownership
 
-    # (sums, whether an update is due) -> (the same over replicas, whether finite)
     Combine = Callable[
         [list[tf.Tensor], tf.Tensor], tuple[list[tf.Tensor], tf.Tensor | None]
     ]
+
+
+# Sparse gradients have the rows of a table that a batch has touched, with their
+# indices. Duplicate rows mean the sum of their values. Updates that are linear in the
+# gradient can add them one by one; all others (a square of the gradient, a norm, a
+# sign) need the sum first, or the result would differ from that of the dense gradient.
+# Keras does not sum them, so ``wrap_optimizer`` does.
+
+
+def sum_duplicates(grad: Any) -> Any:
+    """Sums the rows of a sparse gradient that have the same index."""
+    if not isinstance(grad, tf.IndexedSlices):
+        return grad
+    indices, places = tf.unique(grad.indices)
+    values = tf.math.unsorted_segment_sum(grad.values, places, tf.size(indices))
+    return tf.IndexedSlices(values, indices, grad.dense_shape)
+
+
+def clip_by_global_norm(grads: Sequence[Any], limit: float) -> list[Any]:
+    """Scales all gradients so that their global norm is at most ``limit``.
+
+    Pascanu et al. 2013. The norm is computed in float32. Slices of a sparse gradient
+    that have the same index are summed first, as in the dense gradient.
+    """
+    unique = list(map(sum_duplicates, grads))
+    return list(tf.clip_by_global_norm(unique, limit)[0])
+
+
+def values_of(grad: Any) -> tf.Tensor:
+    """The numbers of a dense or sparse gradient."""
+    return grad.values if isinstance(grad, tf.IndexedSlices) else grad
+
+
+def times(grad: Any, factor: Any) -> Any:
+    """Multiplies a dense or sparse gradient by a scalar, in its own type."""
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            times(grad.values, factor), grad.indices, grad.dense_shape
+        )
+    return grad * cast(factor, grad.dtype)
+
+
+def cast(number: Any, dtype: tf.DType) -> tf.Tensor:
+    """A tensor or Python number in another type; ``tf.cast`` makes a float 32 bits."""
+    if tf.is_tensor(number) or hasattr(number, "dtype"):
+        return tf.cast(number, dtype)
+    return tf.constant(number, dtype)
 
 
 class Accumulation:
@@ -132,7 +188,7 @@ def average_sums(
     sums: list[tf.Tensor], is_due: tf.Tensor, *, options: OptimizerOptions, factor: Any
 ) -> list[tf.Tensor]:
     """Averages accumulated gradients over replicas, in calls that update."""
-    wire_dtype = compression_lib.check(options.compression)
+    wire_dtype = differentiable.check_compression(options.compression)
     kind = AllReduce(op="mean", wire_dtype=wire_dtype)
     if wire_dtype != tf.float16:  # the others have the exponent range of float32
         return reductions.all_reduce_if(is_due, sums, kind)
@@ -154,3 +210,298 @@ def when(condition: tf.Tensor | None, action: Callable[[], Any]) -> None:
         return tf.constant(0)
 
     tf.cond(condition, branch, lambda: tf.constant(0))
+
+
+@contextlib.contextmanager
+def placed(
+    optimizer: Any,
+    place: Callable[[Any], contextlib.AbstractContextManager[Any] | None],
+    made: Callable[[Any, Any], None] | None = None,
+) -> Iterator[None]:
+    """Lets somebody choose the place of the slots that are made inside the block.
+
+    Keras offers no hook for it, so the method that makes slots is replaced meanwhile.
+    """
+    make = optimizer.add_variable_from_reference
+
+    def make_placed(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
+        variable = _tf_compat.unwrap(reference_variable)
+        scope = place(variable)
+        if scope is None:
+            return make(reference_variable, *args, **kwargs)
+        with scope:
+            slot = make(reference_variable, *args, **kwargs)
+        if made is not None:
+            made(_tf_compat.unwrap(slot), variable)
+        return slot
+
+    optimizer.add_variable_from_reference = make_placed
+    try:
+        yield
+    finally:
+        del optimizer.add_variable_from_reference
+
+
+# The loss is multiplied by a scale before the gradients are computed, and the gradients
+# are divided by it after they were averaged over replicas, in their own type. A dynamic
+# scale starts high: a gradient that is not finite halves it and skips the update; after
+# ``GROWTH_STEPS`` finite updates it doubles. The decision uses the average, so it is
+# identical on all replicas.
+
+INITIAL_SCALE = 2.0**15
+GROWTH_STEPS = 2000
+_LARGEST_SCALE = 2.0**100
+_SCALES: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar(
+    "replicator_loss_scales", default=None
+)
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[list[Any]]:
+    """Notes what scales a loss inside, each a function of a loss."""
+    found: list[Any] = []
+    token = _SCALES.set(found)
+    try:
+        yield found
+    finally:
+        _SCALES.reset(token)
+
+
+def note(scale: Callable[[Any], Any]) -> None:
+    """Notes that a loss is scaled."""
+    found = _SCALES.get()
+    if found is not None:
+        found.append(scale)
+
+
+class LossScale:
+    """The loss scale of one optimizer and its counters.
+
+    Attributes:
+      is_dynamic: Whether it adapts.
+      scale: The factor: a Python float, or a Keras variable of float32.
+      num_finite_steps: Steps since the scale changed; a Keras variable if dynamic.
+      num_skipped_steps: Steps whose gradients were not finite; a Keras variable if
+        dynamic.
+    """
+
+    def __init__(self, setting: float | str) -> None:
+        self.is_dynamic = setting == DYNAMIC
+        self.scale: Any = INITIAL_SCALE if self.is_dynamic else float(setting)
+        self.num_finite_steps: Any = None
+        self.num_skipped_steps: Any = None
+
+    def build(self) -> list[Any]:
+        """Makes the variables of a dynamic scale on first use; returns them."""
+        if self.is_dynamic and self.num_finite_steps is None:
+            # Before the optimizer's own state: the loss is scaled before the variables
+            # that get gradients are known.
+            stateful = _tf_distribute.outside_stateless_scopes()
+            with tf.init_scope(), creation.allowed(), stateful:
+                self.scale = _scalar(INITIAL_SCALE, "float32", "loss_scale")
+                self.num_finite_steps = _scalar(0, "int64", "num_finite_steps")
+                self.num_skipped_steps = _scalar(0, "int64", "num_skipped_steps")
+        if not self.is_dynamic:
+            return []
+        return [self.scale, self.num_finite_steps, self.num_skipped_steps]
+
+    def entries(self) -> dict[str, OptionVariable]:
+        """The variables of a dynamic scale, for files of Keras."""
+        initial = (INITIAL_SCALE, 0.0, 0.0)
+        return {
+            variable.name: OptionVariable(variable=variable, initial=start)
+            for variable, start in zip(self.build(), initial, strict=False)
+        }
+
+    def scaled(self, loss: tf.Tensor) -> tf.Tensor:
+        """Returns the loss times the scale, in the type of the loss."""
+        self.build()
+        loss = tensor_of(loss, "scale_loss() takes the loss, a tensor")
+        return times(loss, self.value)
+
+    def unscaled(self, grads: Sequence[Any]) -> list[Any]:
+        """Divides gradients by the scale."""
+        factor = 1.0 / cast(self.value, tf.float64)
+        return [times(grad, factor) for grad in grads]
+
+    @property
+    def value(self) -> Any:
+        """The factor, as a tensor or a Python float."""
+        return self.scale.value if self.is_dynamic else self.scale
+
+    def are_finite(self, grads: Sequence[Any]) -> tf.Tensor | None:
+        """Whether all gradients are finite, a scalar bool; None for a fixed scale."""
+        if not self.is_dynamic:
+            return None
+        return tf.reduce_all(
+            [tf.reduce_all(tf.math.is_finite(values_of(grad))) for grad in grads]
+        )
+
+    def observe(self, is_finite: tf.Tensor) -> None:
+        """Adapts a dynamic scale to whether the gradients of a call are finite."""
+        scale = tf.convert_to_tensor(self.scale.value)
+        count = tf.convert_to_tensor(self.num_finite_steps.value)
+        grows = tf.logical_and(is_finite, count + 1 >= GROWTH_STEPS)
+        larger = tf.minimum(scale * 2.0, _LARGEST_SCALE)
+        smaller = tf.maximum(scale / 2.0, 1.0)
+        self.scale.assign(tf.where(is_finite, tf.where(grows, larger, scale), smaller))
+        starts_over = tf.logical_or(grows, tf.logical_not(is_finite))
+        self.num_finite_steps.assign(
+            tf.where(starts_over, tf.zeros_like(count), count + 1)
+        )
+        self.num_skipped_steps.assign_add(tf.cast(tf.logical_not(is_finite), tf.int64))
+
+
+def _scalar(value: float, dtype: str, name: str) -> Any:
+    return keras.Variable(
+        tf.constant(value, dtype), dtype=dtype, trainable=False, name=name
+    )
+
+
+# The norm of an average is not the average of norms, so a clip before the average
+# limits something else than in one-device code. It is found by the names that
+# TensorFlow gives to the results of ``tf.clip_by_global_norm`` and its like; what was
+# averaged before it was clipped is right, and is told apart by the proof of what
+# replicas have in common.
+
+# tf.clip_by_global_norm numbers its results.
+_CLIP = re.compile(r"(?:^|/)clip_by_(norm|value|global_norm)(?:_\d+)?(?:/_\d+)?$")
+_INSTEAD = {
+    "norm": "clipnorm=c of the Keras optimizer",
+    "value": "clipvalue=c of the Keras optimizer",
+    "global_norm": "wrap_optimizer(optimizer, global_clipnorm=c)",
+}
+
+
+def check_not_clipped(grads: list[Any]) -> None:
+    """Refuses the step if each replica clipped a gradient by its own norm."""
+    context = context_lib.require("apply_gradients")
+    for grad in map(values_of, grads):
+        is_computed = tf.is_symbolic_tensor(grad)
+        found = _CLIP.search(grad.op.name) if is_computed else None
+        if found is not None:
+            how = found.group(1)
+            context.require_same(
+                grad,
+                f"gradients were clipped by tf.clip_by_{how}"
+                f"{shown([line_of(grad.op.traceback)])} before they are averaged, so "
+                "each replica clips its own, unlike one device; clip the average, by "
+                f"{_INSTEAD[how]}; if each replica shall clip its own, write the "
+                "average before the update: apply_gradients(zip(replicator."
+                "all_mean(grads), variables))",
+            )
+
+
+# These are the stages of ZeRO (Rajbhandari et al. 2020). The update is traced as for
+# one device, and each node is emitted only where its result is needed; this module only
+# says where state is, and what owners keep. Every variable gets an owner among the
+# replicas that keep copies, balanced by bytes.
+#
+# - ``state``: the optimizer state of a variable exists once, on its owner's device; the
+#   owner's new value is copied to the others. If replicas share one copy of the
+#   variables (the CPUs of one machine), there is one update and one copy of its state
+#   anyway, and nothing changes, at any level.
+# - ``gradients``: the averaged gradient is on the owner's device alone, and what
+#   follows from it alone, such as its norm, is computed there.
+# - ``parameters``: so is the variable itself; others gather it when they need it.
+#
+# Between worker processes (``multi_worker``) owners are the replicas of all workers.
+# The averaged gradients reach every worker, because TensorFlow's rings all-reduce but
+# do not reduce-scatter; each worker updates its part and broadcasts the new values to
+# the others, in buckets. So 1.5 times as many bytes are sent as without sharding, and
+# each process has the optimizer state of its part only: on other workers that state
+# reads as empty. ``make_checkpoint_manager`` gathers it on the chief while it saves,
+# and distributes it again after restoring, on any number of workers; a plain
+# ``tf.train.Checkpoint`` cannot. With ``state`` a step must update in every call,
+# without ``accumulation_steps`` or a dynamic loss scale, and nothing else in it may use
+# the state. With ``gradients``, buckets have one owner each, and others drop them.
+#
+# State that Keras optimizers keep per variable through ``add_variable_from_reference``
+# is sharded: that of all of them, except the small factors of Adafactor. With
+# ``state``, an update in a branch (``accumulation_steps``, a dynamic loss scale, Keras'
+# own accumulation) is one node of the graph, which one owner computes for all; its
+# state is sharded nevertheless, but not over processes. With more, each owner has a
+# branch.
+#
+# The Keras optimizer keeps the state, under the same names: a checkpoint of a sharded
+# optimizer restores into an unsharded one and vice versa.
+
+
+def kept_by_owners(grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    """Averaged gradients that only the owners of their variables keep."""
+    context = context_lib.require("apply_gradients")
+
+    def kept(grad: Any, variable: Any) -> Any:
+        if not isinstance(grad, tf.IndexedSlices):
+            return context.owned(grad, variable)
+        values, indices = (
+            context.owned(t, variable) for t in (grad.values, grad.indices)
+        )
+        return tf.IndexedSlices(values, indices, grad.dense_shape)
+
+    return [
+        kept(grad, _tf_compat.unwrap(variable))
+        for grad, variable in zip(grads, variables, strict=True)
+    ]
+
+
+def by_owner(ownership: Ownership, variables: Sequence[Any]) -> list[list[int]]:
+    """Positions of the variables of each owner."""
+    groups: dict[Any, list[int]] = {}
+    for place, variable in enumerate(map(_tf_compat.unwrap, variables)):
+        groups.setdefault(ownership.owner(variable), []).append(place)
+    return list(groups.values())
+
+
+def update_if(
+    condition: tf.Tensor,
+    fused_update: FusedUpdate,
+    averaged: Sequence[Any],
+    variables: Sequence[Any],
+    groups: Sequence[Sequence[int]],
+) -> None:
+    """Updates where a condition holds, each owner its variables.
+
+    A branch is one node of the graph, which one owner runs: so there is one for each.
+    """
+    prepared = fused_update.prepare(1)
+    for group in groups:
+        grads, mine = ([every[p] for p in group] for every in (averaged, variables))
+        update = functools.partial(fused_update.update, grads, mine, prepared)
+        when(condition, update)
+    when(condition, fused_update.count)
+
+
+@contextlib.contextmanager
+def building(
+    ownership: Ownership,
+    optimizer: Any,
+    variables: Sequence[Any],
+    *,
+    shards_parameters: bool = False,
+) -> Iterator[None]:
+    """Assigns owners, and places the state that ``optimizer`` creates inside it."""
+    inner = [_tf_compat.unwrap(variable) for variable in variables]
+    ownership.assign(inner)
+    if shards_parameters:
+        ownership.store(inner)
+        if not context_lib.in_replica_context():
+            ownership.settle()
+
+    def scope(variable: Any) -> contextlib.AbstractContextManager[Any] | None:
+        if ownership.owner(variable) is None:
+            return None
+        return tf.variable_creator_scope(_on(ownership.device(variable)))
+
+    with placed(optimizer, scope, ownership.own_slot):
+        yield
+
+
+def _on(device: str) -> Callable[..., Any]:
+    """A creator that places variables; Keras colocates state with its variable."""
+
+    def creator(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+        with tf.device(device):
+            return next_creator(**kwargs)
+
+    return creator

@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator._tf import kernels as _tf_kernels
+from replicator._tf import dispatch as _tf_dispatch
 from replicator.placement import devices as device_lib
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _has_kernel(op: str, variable: Any) -> bool:
     """Whether an update can run where a variable is."""
     device = _tf_compat.unwrap(variable).device
     dtype = tf.as_dtype(variable.dtype)
-    return _tf_kernels.has_kernel(op, device_lib.device_type(device), dtype)
+    return _tf_dispatch.has_kernel(op, device_lib.device_type(device), dtype)
 
 
 def _is_plain(grad: Any, variable: Any) -> bool:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from replicator.catalog import BACKENDS
-from replicator.collectives import compression as compression_lib
+from replicator.collectives import differentiable
 from replicator.errors import OptimizerOptionError
 from replicator.optimizer.levels import GRADIENTS, LEVELS, PARAMETERS, STATE
 from replicator.validation.arguments import (
@@ -36,7 +36,7 @@ class OptimizerOptions:
     """The options of ``wrap_optimizer``."""
 
     # ``bfloat16`` or ``float16``: gradients are sent in 16 bits; see
-    # ``replicator.collectives.compression``.
+    # ``replicator.collectives.differentiable``.
     compression: str | None = None
     # Calls of ``apply_gradients`` per update, whose gradients are averaged; see
     # ``replicator.optimizer.accumulation``.
@@ -78,7 +78,7 @@ class OptimizerOptions:
 
     def check(self, optimizer: Any) -> OptimizerOptions:
         """Returns the options if they are valid for an optimizer."""
-        compression_lib.check(self.compression)
+        differentiable.check_compression(self.compression)
         steps = self.accumulation_steps
         if not is_integer(steps, least=1, most=INT32_MAX):
             raise OptimizerOptionError(

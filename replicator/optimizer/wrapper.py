@@ -23,12 +23,17 @@ from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
 from replicator.collectives import reductions
 from replicator.errors import OptimizerOptionError
-from replicator.optimizer import fused, sharded_update
-from replicator.optimizer.accumulation import Accumulation, average_sums, when
-from replicator.optimizer.clipped import check_not_clipped
-from replicator.optimizer.gradients import (
+from replicator.optimizer import accumulation as accumulation_lib
+from replicator.optimizer import fused
+from replicator.optimizer.accumulation import (
+    Accumulation,
+    LossScale,
+    average_sums,
+    check_not_clipped,
     clip_by_global_norm,
+    note,
     sum_duplicates,
+    when,
 )
 from replicator.optimizer.keras_spelling import (
     KerasSpelling,
@@ -36,23 +41,102 @@ from replicator.optimizer.keras_spelling import (
     check_in_replica,
 )
 from replicator.optimizer.levels import PARAMETERS
-from replicator.optimizer.loss_scale import LossScale, note
 from replicator.optimizer.options import OptimizerOptions
-from replicator.optimizer.pairs import (
-    check_are_optimized,
-    pairs_of,
-    variables_of,
-    with_gradient,
-)
 from replicator.step import context as context_lib
 from replicator.step import creation
+from replicator.step.values import tensor_of
 from replicator.validation import maker
+from replicator.validation.arguments import listed, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from replicator.optimizer.fused import FusedUpdate
     from replicator.variables.ownership import Ownership
+
+
+def pairs_of(grads_and_vars: Any) -> list[tuple[Any, Any]]:
+    """Returns the pairs that are passed to ``apply_gradients``."""
+    said = (
+        "apply_gradients() takes pairs of gradient and variable; write "
+        "optimizer.apply_gradients(zip(grads, variables)), or "
+        "optimizer.apply(grads, variables)"
+    )
+    pairs = listed(grads_and_vars, said)
+    for pair in pairs:
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):  # noqa: PLR2004
+            raise TypeError(f"{said}, but got {shown(pair)} instead of a pair")
+    return [
+        (grad if grad is None else _gradient_of(grad, variable), variable)
+        for grad, variable in pairs
+    ]
+
+
+def with_gradient(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Returns the pairs that have a gradient."""
+    given = [pair for pair in pairs if pair[0] is not None]
+    if not given:
+        raise ValueError(
+            "apply_gradients() got no gradient: all of them are None, so no "
+            "variable would be trained; check that the loss depends on the "
+            "variables"
+        )
+    return given
+
+
+def variables_of(variables: Any, caller: str) -> list[Any]:
+    """Returns the variables that an optimizer updates."""
+    said = f"{caller}() takes a list of variables, such as model.trainable_variables"
+    found = listed(variables, said)
+    for variable in found:
+        if not _tf_compat.is_variable(variable):
+            raise TypeError(f"{said}, but got {shown(variable)} among them")
+    return found
+
+
+def check_are_optimized(optimizer: Any, variables: list[Any]) -> None:
+    """Rejects variables for which a Keras optimizer has no state."""
+    for variable in variables:
+        if not _tf_compat.is_optimized(optimizer, variable):
+            raise ValueError(
+                f"apply_gradients() got the variable {variable.name!r}, but the "
+                "optimizer was built with others and has no state for it; call "
+                "optimizer.build(variables) with all of them before the first step, "
+                "or create an optimizer for each set of variables"
+            )
+
+
+def _gradient_of(grad: Any, variable: Any) -> Any:
+    """Returns the gradient of a variable as a tensor; slices stay slices."""
+    if not _tf_compat.is_variable(variable):
+        raise TypeError(
+            f"apply_gradients() got {shown(variable)} instead of a variable; pass "
+            "tf.Variable or Keras variables, such as model.trainable_variables"
+        )
+    if not isinstance(grad, tf.IndexedSlices):
+        grad = tensor_of(grad, f"the gradient of {variable.name!r} must be a tensor")
+    shape, expected = _shape_of(grad), tf.TensorShape(variable.shape)
+    if not shape.is_compatible_with(expected):
+        raise ValueError(
+            f"the gradient of {variable.name!r} has shape {shape}, but the "
+            f"variable has shape {expected}; pass them in the "
+            "same order, such as zip(tape.gradient(loss, variables), variables)"
+        )
+    return grad
+
+
+def _shape_of(grad: tf.Tensor | tf.IndexedSlices) -> tf.TensorShape:
+    """The shape of a gradient, as far as it is known."""
+    if not isinstance(grad, tf.IndexedSlices):
+        return grad.shape
+    rows = tf.convert_to_tensor(grad.values).shape
+    if rows.rank is not None:
+        rows = tf.TensorShape([None]).concatenate(rows[1:])
+    if isinstance(grad.dense_shape, tf.Tensor):
+        dense = tf.get_static_value(grad.dense_shape)
+        whole = tf.TensorShape(None if dense is None else list(dense))
+        rows = whole if not rows.is_compatible_with(whole) else rows.merge_with(whole)
+    return rows
 
 
 class ReplicatedOptimizer(KerasSpelling):
@@ -111,7 +195,7 @@ class ReplicatedOptimizer(KerasSpelling):
         placing = (
             contextlib.nullcontext()
             if self._ownership is None
-            else sharded_update.building(
+            else accumulation_lib.building(
                 self._ownership,
                 self.wrapped,
                 variables,
@@ -248,7 +332,7 @@ class ReplicatedOptimizer(KerasSpelling):
         if condition is None or not self._shards_gradients:
             when(condition, lambda: self._apply(self._clipped(averages()), variables))
             return
-        averaged = sharded_update.kept_by_owners(averages(), variables)
+        averaged = accumulation_lib.kept_by_owners(averages(), variables)
         averaged = list(map(sum_duplicates, self._clipped(averaged)))
         fused_update = fused.find(self.wrapped, averaged, variables)
         if fused_update is None:
@@ -256,7 +340,7 @@ class ReplicatedOptimizer(KerasSpelling):
         check_are_optimized(self.wrapped, variables)
         self.uses_fused_update = True
         groups = self._groups(variables)
-        sharded_update.update_if(condition, fused_update, averaged, variables, groups)
+        accumulation_lib.update_if(condition, fused_update, averaged, variables, groups)
 
     @property
     def _shards_gradients(self) -> bool:
@@ -266,7 +350,7 @@ class ReplicatedOptimizer(KerasSpelling):
         """Positions of variables that one branch may change: those of one owner."""
         if self._ownership is None or not self._shards_gradients:
             return [list(range(len(variables)))]
-        return sharded_update.by_owner(self._ownership, variables)
+        return accumulation_lib.by_owner(self._ownership, variables)
 
     def _clipped(self, averaged: list[Any]) -> list[Any]:
         limit = self.options.global_clipnorm
@@ -319,7 +403,7 @@ class ReplicatedOptimizer(KerasSpelling):
         reduced = list(reductions.all_reduce(grads, op, compression=compression))
         if not self._shards_gradients:
             return reduced
-        return sharded_update.kept_by_owners(reduced, variables)
+        return accumulation_lib.kept_by_owners(reduced, variables)
 
     def _reduce_and_apply(self, grads: list[Any], variables: list[Any]) -> None:
         """The fast path without options: kernels that are linear take the sum."""

@@ -3,20 +3,123 @@
 from __future__ import annotations
 
 import itertools
+import math
+import numbers
 from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
-from replicator._tf.messages import trace_reason_of
+from replicator._tf.workers import trace_reason_of
 from replicator.errors import PipelineError
-from replicator.pipeline import products
-from replicator.pipeline.balance import balance_stages
 from replicator.step.logical import logical_device
 from replicator.validation.arguments import is_integer, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+
+def balance_stages(costs: Sequence[float], num_stages: int) -> list[range]:
+    """Cuts a chain of layers into stages so that the largest costs as little as it can.
+
+    The slowest stage sets the pace of a pipeline (Huang et al. 2019, section 2.1).
+    May be called anywhere.
+
+    Args:
+      costs: Of each layer, in order: FLOPs, or seconds that were measured.
+      num_stages: K, at most as many as layers.
+
+    Returns:
+      The indices of the layers of each stage; none is empty.
+
+    Raises:
+      PipelineError: There are fewer layers than stages, or a cost is no number of at
+        least 0.
+    """
+    if not isinstance(costs, (list, tuple)) or not costs:
+        raise PipelineError(
+            f"balance_stages(costs) got {shown(costs)}; pass a list with the FLOPs or "
+            "the seconds of each layer"
+        )
+    if not is_integer(num_stages, least=1) or num_stages > len(costs):
+        raise PipelineError(
+            f"num_stages={shown(num_stages)} for {len(costs)} layers; use an integer "
+            f"from 1 to {len(costs)}: every stage has a layer at least"
+        )
+    bad = [x for x in costs if not _is_cost(x)]
+    if bad:
+        raise PipelineError(
+            f"costs has {shown(bad[0])}; use FLOPs or seconds, finite and not below 0"
+        )
+    until = [0.0, *itertools.accumulate(costs)]
+    # least[k][n]: the largest stage when the first n layers are cut into k stages.
+    least = [[math.inf] * (len(costs) + 1) for _ in range(num_stages + 1)]
+    first = [[0] * (len(costs) + 1) for _ in range(num_stages + 1)]
+    least[0][0] = 0.0
+    for k in range(1, num_stages + 1):
+        for end in range(k, len(costs) + 1):
+            for start in range(k - 1, end):
+                largest = max(least[k - 1][start], until[end] - until[start])
+                if largest < least[k][end]:
+                    least[k][end], first[k][end] = largest, start
+    stages, end = [], len(costs)
+    for k in range(num_stages, 0, -1):
+        stages.append(range(first[k][end], end))
+        end = first[k][end]
+    return stages[::-1]
+
+
+def _is_cost(value: Any) -> bool:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return is_number and 0 <= value < math.inf
+
+
+_CONVOLUTIONS = ("Conv2D", "Conv3D")
+
+
+def flops(graph: Any) -> int:
+    """Returns the operations of all products and convolutions of a graph.
+
+    Those inside functions that it calls are not counted, nor those whose shapes are not
+    known before they run.
+    """
+    return sum(map(_of_operation, graph.get_operations()))
+
+
+def _of_operation(operation: Any) -> int:
+    kind = operation.type
+    if kind == "Einsum":
+        return 2 * _of_labels(operation)
+    if kind == "MatMul":
+        inner = -2 if operation.get_attr("transpose_a") else -1
+        return _times(operation, operation.inputs[0].shape[inner])
+    if kind.startswith("BatchMatMul"):
+        inner = -2 if operation.get_attr("adj_x") else -1
+        return _times(operation, operation.inputs[0].shape[inner])
+    if kind in _CONVOLUTIONS:
+        return _times(operation, operation.inputs[1].shape[:-1].num_elements())
+    if kind == "DepthwiseConv2dNative":
+        return _times(operation, operation.inputs[1].shape[:2].num_elements())
+    return 0
+
+
+def _times(operation: Any, num_terms: int | None) -> int:
+    num_results = operation.outputs[0].shape.num_elements()
+    return 2 * (num_results or 0) * (num_terms or 0)
+
+
+def _of_labels(operation: Any) -> int:
+    """The product of the sizes of all labels of an equation such as ``abc,cd->abd``."""
+    terms = operation.get_attr("equation").decode().partition("->")[0].split(",")
+    sizes: dict[str, int] = {}
+    for term, tensor in zip(terms, operation.inputs, strict=True):
+        # Of an ellipsis, the dimensions are those that no label has.
+        before, _, after = term.partition("...")
+        rank = tensor.shape.rank or 0
+        labels = [*before, *(f"...{i}" for i in range(rank - len(before + after)))]
+        for label, size in zip([*labels, *after], tensor.shape, strict=False):
+            sizes[label] = max(sizes.get(label, 1), size or 0)
+    return math.prod(sizes.values())
 
 
 class Stages(list[Any]):
@@ -123,7 +226,7 @@ def _costs(
                 "of the first"
             ) from error
         inputs.append(tf.TensorSpec.from_tensor(concrete.outputs[0]))
-        costs.append(float(products.flops(concrete.graph)))
+        costs.append(float(flops(concrete.graph)))
     return costs, inputs
 
 

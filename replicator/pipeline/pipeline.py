@@ -9,22 +9,139 @@ proves, places and links a pipeline as any other step.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator.errors import PipelineError
-from replicator.pipeline import activations, checks
-from replicator.pipeline import schedule as schedule_lib
+from replicator.pipeline import stage as stage_lib
 from replicator.pipeline import updates as updates_lib
 from replicator.pipeline.stage import Stage, dense, floating, layer_of, operations
 from replicator.step import context as context_lib
 from replicator.step.logical import logical_device, task_name
-from replicator.validation.arguments import is_integer, shown
+from replicator.validation.arguments import is_integer, is_one_of, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+
+# A task is the forward or the backward pass of one stage for one micro-batch. A
+# schedule is no more than a list of tasks per stage, so it exists while a step is
+# traced only.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Task:
+    """A pass of one micro-batch through one stage."""
+
+    is_forward: bool  # Whether it is the forward pass.
+    microbatch: int  # In [0, number of micro-batches).
+
+    def __str__(self) -> str:
+        return f"{'F' if self.is_forward else 'B'}{self.microbatch}"
+
+
+def fill_drain(num_stages: int, num_microbatches: int) -> list[list[Task]]:
+    """All forward passes, then all backward passes (Huang et al. 2019, figure 2c)."""
+    forward = [Task(True, m) for m in range(num_microbatches)]
+    # The last micro-batch has just left the last stage: its gradients are there first.
+    backward = [Task(False, m) for m in reversed(range(num_microbatches))]
+    return [forward + backward for _ in range(num_stages)]
+
+
+def one_forward_one_backward(
+    num_stages: int, num_microbatches: int
+) -> list[list[Task]]:
+    """Each backward pass as early as possible (Narayanan et al. 2019, figure 8)."""
+    tasks = []
+    for stage in range(num_stages):
+        ahead = min(num_microbatches, num_stages - stage)
+        own = [Task(True, m) for m in range(ahead)]
+        for done in range(num_microbatches):
+            own.append(Task(False, done))
+            if ahead + done < num_microbatches:
+                own.append(Task(True, ahead + done))
+        tasks.append(own)
+    return tasks
+
+
+SCHEDULES: Mapping[str, Callable[[int, int], list[list[Task]]]] = {
+    "fill_drain": fill_drain,
+    "one_forward_one_backward": one_forward_one_backward,
+}
+
+
+def make(name: str, num_stages: int, num_microbatches: int) -> list[list[Task]]:
+    """Returns the tasks of each stage under a schedule, in order."""
+    if not is_one_of(name, SCHEDULES):
+        raise PipelineError(
+            f"schedule={shown(name)} is unknown; use one of {', '.join(SCHEDULES)}"
+        )
+    return SCHEDULES[name](num_stages, num_microbatches)
+
+
+def in_time(schedule: Sequence[Sequence[Task]]) -> list[list[tuple[int, Task]]]:
+    """Runs a schedule in which every task takes one unit of time."""
+    num_stages = len(schedule)
+    next_task = [0] * num_stages
+    finished: set[tuple[int, Task]] = set()
+    units: list[list[tuple[int, Task]]] = []
+    while any(at < len(own) for at, own in zip(next_task, schedule, strict=True)):
+        unit = [
+            (stage, own[at])
+            for stage, (at, own) in enumerate(zip(next_task, schedule, strict=True))
+            if at < len(own) and needed(stage, own[at], num_stages) <= finished
+        ]
+        if not unit:
+            waiting = [
+                f"stage {stage} for {own[at]}"
+                for stage, (at, own) in enumerate(zip(next_task, schedule, strict=True))
+                if at < len(own)
+            ]
+            raise PipelineError(f"the schedule never ends: {', '.join(waiting)} wait")
+        for stage, task in unit:
+            next_task[stage] += 1
+            finished.add((stage, task))
+        units.append(unit)
+    return units
+
+
+def needed(stage: int, task: Task, num_stages: int) -> set[tuple[int, Task]]:
+    """The tasks of all stages whose results a task takes."""
+    if task.is_forward:
+        return {(stage - 1, task)} if stage else set()
+    own = {(stage, Task(True, task.microbatch))}
+    return own | ({(stage + 1, task)} if stage + 1 < num_stages else set())
+
+
+def most_kept(tasks: Sequence[Task]) -> int:
+    """How many micro-batches a stage keeps activations of, at most."""
+    kept = most = 0
+    for task in tasks:
+        kept += 1 if task.is_forward else -1
+        most = max(most, kept)
+    return most
+
+
+def draw(schedule: Sequence[Sequence[Task]]) -> str:
+    """Returns a schedule as text: a row per stage, a column per unit of time.
+
+    The share of empty columns is the bubble, (K - 1) / (M + K - 1) of the time if all
+    tasks take equally long (Huang et al. 2019, section 2.3).
+    """
+    units = in_time(schedule)
+    width = max(len(str(task)) for own in schedule for task in own)
+    rows = []
+    for stage in range(len(schedule)):
+        cells = [
+            next((str(task) for s, task in unit if s == stage), "") for unit in units
+        ]
+        line = " ".join(cell.ljust(width) for cell in cells).rstrip()
+        rows.append(f"stage {stage}  {line}")
+    return "\n".join(rows)
+
 
 MOST_MICROBATCHES = 1024
 """Each is two calls per stage in the graph of the step."""
@@ -75,9 +192,7 @@ class Pipeline:
                 f"use an integer from 1 to {MOST_MICROBATCHES}"
             )
         self.num_microbatches = int(num_microbatches)
-        self.schedule = schedule_lib.make(
-            schedule, len(self._stages), self.num_microbatches
-        )
+        self.schedule = make(schedule, len(self._stages), self.num_microbatches)
         self._recompute = bool(recompute)
 
     @property
@@ -88,7 +203,7 @@ class Pipeline:
 
     def describe(self) -> str:
         """The schedule as text: a row per stage, F and B with the micro-batch."""
-        return schedule_lib.draw(self.schedule)
+        return draw(self.schedule)
 
     # Of the library's own code AutoGraph would convert every function, which takes ten
     # times as long as all else. Stages are converted, as other functions of the user's.
@@ -129,15 +244,15 @@ class Pipeline:
                 f"with logical_devices_per_replica={len(self._stages)}"
             )
         for index, stage in enumerate(self._stages):
-            checks.check_built(index, layer_of(stage))
+            stage_lib.check_built(index, layer_of(stage))
         inputs, targets = _pair(batch)
         parts = self._cut((inputs, targets))
         emitted = _Emitted(self._stages, loss_fn, parts, recompute=self._recompute)
-        for unit in schedule_lib.in_time(self.schedule):
+        for unit in in_time(self.schedule):
             for index, task in unit:
                 emitted.emit(index, task)
         emitted.finish()
-        kept = activations.peaks(tf.compat.v1.get_default_graph(), self.schedule)
+        kept = stage_lib.peaks(tf.compat.v1.get_default_graph(), self.schedule)
         context_lib.get_replica_context().note(self._explained(kept), kept)
         return emitted.loss(), self._pairs(emitted)
 
@@ -145,7 +260,7 @@ class Pipeline:
         """The schedule, and what each stage keeps of activations at most."""
         lines = [
             f"stage {stage} keeps activations of at most"
-            f" {schedule_lib.most_kept(own)} micro-batches, {num_bytes:,} bytes"
+            f" {most_kept(own)} micro-batches, {num_bytes:,} bytes"
             for stage, (own, num_bytes) in enumerate(
                 zip(self.schedule, kept, strict=True)
             )
@@ -180,7 +295,7 @@ class Pipeline:
         pairs = []
         names = [getattr(stage, "name", type(stage).__name__) for stage in self._stages]
         stages = emitted.stages
-        checks.check_owners(
+        stage_lib.check_owners(
             names,
             [
                 [*stage.variables, *map(_tf_compat.unwrap, stage.updated)]
@@ -230,7 +345,7 @@ class _Emitted:
             # each constant that it is called with.
             self._one = tf.ones([])
 
-    def emit(self, index: int, task: schedule_lib.Task) -> None:
+    def emit(self, index: int, task: Task) -> None:
         """Adds one task; those that it needs have been added."""
         m = task.microbatch
         arguments = self._arguments(index, m) if task.is_forward else []

@@ -8,29 +8,136 @@ and the graph has M x K x 2 of them, however large the stages are.
 from __future__ import annotations
 
 import functools
+import re
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
-from replicator._tf import stage_losses, stage_seeds
-from replicator._tf.messages import trace_reason_of
-from replicator._tf.stage_seeds import StageSeeds
+from replicator._tf import keras_parts, random_ops
+from replicator._tf.random_ops import StageSeeds
+from replicator._tf.workers import trace_reason_of
+from replicator.engine.graph.dataflow import READ_OPS, Origins
 from replicator.errors import (
     CollectiveControlFlowError,
     CreateVariableInStepError,
     PipelineError,
     ReplicatorError,
 )
-from replicator.optimizer import loss_scale
-from replicator.pipeline import checks
+from replicator.optimizer import accumulation
 from replicator.pipeline import updates as updates_lib
-from replicator.step.logical import FUNCTION_PREFIX
+from replicator.step import tracing
+from replicator.step.logical import FUNCTION_PREFIX, TASK, task_name
 from replicator.validation.arguments import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from replicator.pipeline.pipeline import Task
+
+
+_WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
+_CALLS = frozenset(
+    {"Case", "If", "PartitionedCall", "Placeholder", "StatefulPartitionedCall", "While"}
+)
+
+
+def check_stage(index: int, concrete: Any) -> None:
+    """Rejects a stage with effects, or that reads tensors of the step around it.
+
+    In a traced step TensorFlow puts all that has effects into one order, so that one
+    such operation in a stage would make the pipeline wait for every task of all others.
+    """
+    graph = concrete.graph
+    for outer, inner in graph.captures:
+        if outer.dtype != tf.resource and hasattr(outer, "graph"):
+            uses = inner.consumers()
+            where = tracing.shown([tracing.line_of(uses[0].traceback)]) if uses else ""
+            raise PipelineError(
+                f"stage {index} uses{where} a tensor of the step around it, whose "
+                "gradient would be lost; pass it through the stages, from the batch on"
+            )
+    for operation in graph.get_operations():
+        if operation.type not in _CALLS and _has_effects(operation.node_def):
+            raise _with_effects(
+                index, operation.type, tracing.line_of(operation.traceback)
+            )
+    for function in graph.as_graph_def().library.function:
+        for node in function.node_def:
+            if node.op not in _CALLS and _has_effects(node):
+                raise _with_effects(index, node.op, "")
+
+
+def check_owners(names: Sequence[str], owners: Sequence[Sequence[Any]]) -> None:
+    """Rejects a variable that two stages train, or update."""
+    found: dict[int, int] = {}
+    for stage, variables in enumerate(owners):
+        for variable in variables:
+            other = found.setdefault(id(variable), stage)
+            if other != stage:
+                raise PipelineError(
+                    f"variable {variable.name!r} is used by stages {other} and {stage} "
+                    f"({names[other]}, {names[stage]}), but it is on one device: give "
+                    "each stage its own, or put the layers that share it into one stage"
+                )
+
+
+def rejected(index: int, values: Any, error: Exception) -> PipelineError:
+    """The error of a stage that does not take what the one before it returns."""
+    text = ", ".join(
+        f"{spec.dtype.name}{list(spec.shape)}" for spec in tf.nest.flatten(values)
+    )
+    before = f"stage {index - 1} returns" if index else "the micro-batch is"
+    return PipelineError(
+        f"stage {index} does not take what {before} ({text}): "
+        f"{trace_reason_of(error)}; make the outputs of a stage the inputs of the next"
+    )
+
+
+def creates_variable(index: int) -> PipelineError:
+    """The error of a stage that makes a variable while it is traced."""
+    return PipelineError(
+        f"stage {index} creates a variable, which would be on no device of the stage; "
+        f"create it outside of the step, with logical_device({index}): call the layer "
+        "once, such as stage(tf.zeros(shape)), which also makes those of layers in it"
+    )
+
+
+def check_built(index: int, stage: Any) -> None:
+    """Rejects a layer that would make its variables in the trace of a micro-batch."""
+    if getattr(stage, "built", True) is False:
+        raise PipelineError(
+            f"stage {index} ({stage.name}) has no variables yet; make them outside of "
+            f"the step, with logical_device({index}): stage.build(input_shape)"
+        )
+
+
+def _has_effects(node: Any) -> bool:
+    definition: Any = _tf_compat.op_def(node.op)
+    is_stateful = definition is not None and definition.is_stateful
+    return bool(is_stateful and node.op not in READ_OPS)
+
+
+def _with_effects(index: int, op: str, line: str) -> PipelineError:
+    where = tracing.shown([line])
+    if op.startswith(_WRITES):
+        return PipelineError(
+            f"stage {index} changes a tf.Variable ({op}{where}), once for each "
+            "micro-batch; keep it in a layer of Keras (self.add_weight), which is "
+            "updated once from all micro-batches, or change it outside of the stages"
+        )
+    definition: Any = _tf_compat.op_def(op)
+    if any(attr.name == "seed" for attr in definition.attr):
+        return PipelineError(
+            f"stage {index} draws random numbers by {op}{where}, which would put all "
+            "tasks of the pipeline into one order; use keras.random, a layer of Keras, "
+            "or tf.random.stateless_ functions"
+        )
+    return PipelineError(
+        f"stage {index} runs {op}{where}, whose effect would put all tasks of the "
+        "pipeline into one order; do that outside of the stages"
+    )
 
 
 _KERAS_CREATES = "attempting to create a variable"
@@ -74,7 +181,7 @@ class Stage:
         self.variables = self._trained(self._forward.graph.variables)
         if self.generators or self.casts:  # again: these are arguments now
             self._forward = self._trace(self.generators)
-        checks.check_stage(index, self._forward)
+        check_stage(index, self._forward)
         self._backward: Any = None
         self._weights: list[tf.Tensor] = []
 
@@ -145,7 +252,7 @@ class Stage:
 
         run.__name__ = f"{FUNCTION_PREFIX}_{self.index}"
         first_casts: dict[tuple[int, str], Any] = {}
-        specs = [] if is_first else list(map(stage_seeds.spec, seeds))
+        specs = [] if is_first else list(map(random_ops.spec, seeds))
         try:
             made = _to_function(run, self._specs, specs, self._weight_specs())
         except CollectiveControlFlowError as error:
@@ -156,13 +263,13 @@ class Stage:
                 "communicate, and apply gradients, before or after the pipeline"
             ) from None
         except CreateVariableInStepError:
-            raise checks.creates_variable(self.index) from None
+            raise creates_variable(self.index) from None
         except ReplicatorError:
             raise
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
             if _KERAS_CREATES in str(error):
-                raise checks.creates_variable(self.index) from None
-            raise checks.rejected(self.index, self._specs[0][0], error) from error
+                raise creates_variable(self.index) from None
+            raise rejected(self.index, self._specs[0][0], error) from error
         self.casts = self.casts or first_casts
         return made
 
@@ -175,7 +282,7 @@ class Stage:
         outputs = self._function(updates_lib.masked(arguments[0]))
         if self._loss_fn is None:
             return updates_lib.with_masks(outputs)
-        with stage_losses.noted() as means, loss_scale.noted() as self.scales:
+        with keras_parts.noted() as means, accumulation.noted() as self.scales:
             loss: Any = tf.convert_to_tensor(self._loss_fn(outputs, arguments[1]))
         if loss.shape.rank != 0 or not loss.dtype.is_floating:
             raise PipelineError(
@@ -184,7 +291,7 @@ class Stage:
             )
         if not means:
             return [loss]
-        if len(means) > 1 or not stage_losses.is_multiple(loss, means[0][0]):
+        if len(means) > 1 or not keras_parts.is_multiple(loss, means[0][0]):
             raise PipelineError(
                 "loss_fn adds to a loss of Keras that is a mean over what a mask or "
                 "sample weights leave valid, which is another share of each "
@@ -237,7 +344,7 @@ class Stage:
                 return list(map(dense, found))
 
         run.__name__ = f"{FUNCTION_PREFIX}_{self.index}_again"
-        seeds = list(map(stage_seeds.spec, self.generators))
+        seeds = list(map(random_ops.spec, self.generators))
         return _to_function(
             run,
             self._specs,
@@ -314,3 +421,59 @@ def layer_of(stage: Any) -> Any:
     while isinstance(stage, functools.partial):
         stage = stage.func
     return stage
+
+
+# A result of a forward pass is kept on the device of its stage until the last task that
+# uses it, and a copy of it on the device of each other stage that does. Values of
+# variables are no activations, whether a function returns them or not; nor is the
+# batch, which is there for the whole step.
+
+_FORWARD = re.compile(r"stage_\d+_F\d+$")
+
+
+def peaks(graph: Any, schedule: Sequence[Sequence[Task]]) -> list[int]:
+    """Returns the most bytes of activations that each stage keeps at one time.
+
+    What a task needs only while it runs is not counted, nor what has no static shape.
+    """
+    places = {
+        task_name(stage, task): (stage, index)
+        for stage, own in enumerate(schedule)
+        for index, task in enumerate(own)
+    }
+    origins = Origins(graph.as_graph_def())
+    users: dict[Any, list[tuple[int, int]]] = {}
+    for operation in graph.get_operations():
+        if _task_of(operation) in places:
+            for tensor in operation.inputs:
+                origin = origins.of(tensor)
+                if origin is not None:
+                    users.setdefault(origin, []).append(places[_task_of(operation)])
+    alive = [[0] * len(own) for own in schedule]
+    for (name, _, num_bytes), uses in users.items():
+        if num_bytes is None:
+            continue
+        producer = _task_of(graph.get_operation_by_name(name))
+        if _FORWARD.match(producer):
+            for stage, first, last in _lives(places[producer], uses):
+                for index in range(first, last + 1):
+                    alive[stage][index] += num_bytes
+    return [max(own, default=0) for own in alive]
+
+
+def _lives(
+    made: tuple[int, int], uses: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, int, int]]:
+    """Yields each stage that keeps a result, from which task on, and to which."""
+    stage, index = made
+    for other in {stage, *(user for user, _ in uses)}:
+        own = [at for user, at in uses if user == other]
+        first = index if other == stage else min(own)
+        # What no later task needs is gone with its own.
+        if own and max(own) > first:
+            yield other, first, max(own)
+
+
+def _task_of(operation: Any) -> str:
+    match = TASK.match(operation.name)
+    return match[0] if match else ""

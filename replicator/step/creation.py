@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator._tf import creation as _tf_creation
 from replicator.errors import CreateVariableInStepError
 
 if TYPE_CHECKING:
@@ -86,8 +85,8 @@ def made_outside(
     def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         initial_value = kwargs.get("initial_value")
         if not tf.executing_eagerly():  # not yet outside, as libraries may be
-            initial_value = _tf_creation.outside_of_step(initial_value)
-            next_creator = _tf_creation.make  # not as tf.function would, in its graph
+            initial_value = _tf_compat.outside_of_step(initial_value)
+            next_creator = _tf_compat.make  # not as tf.function would, in its graph
         if initial_value is None:
             raise _refused(kwargs)
         with (

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import distribute as _tf_distribute
-from replicator.collectives import gathering, reductions
+from replicator.collectives import reductions
 from replicator.errors import StrategyError
 from replicator.step import context as context_lib
 from replicator.step import creation
@@ -182,7 +182,7 @@ class StepExtended(_tf_distribute.Extended):
         self, value: Any, destinations: Any, axis: int, options: Any
     ) -> Any:
         del destinations, options
-        return gathering.all_concat(value, axis)
+        return reductions.all_concat(value, axis)
 
     def call_for_each_replica(
         self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator._tf import fit as _tf_fit
+from replicator._tf import keras_parts as _tf_keras_parts
 from replicator.collectives import reductions
 from replicator.errors import StrategyError
-from replicator.optimizer.gradients import times, values_of
+from replicator.optimizer.accumulation import times, values_of
 from replicator.optimizer.wrapper import ReplicatedOptimizer
 from replicator.step import context as context_lib
 from replicator.step.tracing import line_of, shown
@@ -76,7 +76,7 @@ class GradientSum:
         """Gradients as ``tape.gradient`` returns them, of variables averaged."""
         grads = gradient(tape, target, sources, *args, **kw)
         is_inner = _tf_compat.is_control_flow_graph(_tf_compat.current_graph())
-        if is_inner or _tf_fit.is_recorded():
+        if is_inner or _tf_keras_parts.is_recorded():
             return grads  # of these, the step takes gradients again, or updates apart
         leaves = tf.nest.flatten(grads)
         places = [

@@ -18,15 +18,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from replicator._tf import batch_norm as _tf_batch_norm
 from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
+from replicator._tf import keras_parts as _tf_keras_parts
 from replicator._tf import random_ops as _tf_random_ops
-from replicator._tf.messages import trace_reason_of
+from replicator._tf.workers import trace_reason_of
 from replicator.errors import ReplicatorError, StrategyError
 from replicator.step import tracing
+from replicator.strategy.datasets import grouped, local_values
 from replicator.strategy.fit import optimizers_of, own_statistics
-from replicator.strategy.values import grouped, local_values
 from replicator.validation.arguments import is_positive, shown
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def verify_fit(
     order = np.random.RandomState(0).permutation(number)
     even = number - number % num_replicas
     is_uneven = is_any_size and even - 1 >= num_replicas
-    used = {str(layer.compute_dtype) for layer in _tf_batch_norm.layers_of(model)}
+    used = {str(layer.compute_dtype) for layer in _tf_keras_parts.layers_of(model)}
     tolerance = tolerance or max(_TOLERANCES.get(one, 1e-6) for one in {*used, ""})
     comparison, name = _Comparison(strategy, model), type(model).__name__
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from replicator._tf import distribute as _tf_distribute
 from replicator._tf import handles as _tf_handles
-from replicator._tf.branch import Branch
+from replicator._tf.distribute import Branch
 from replicator.errors import ReplicasOutOfSyncError
 from replicator.placement import devices as device_lib
 from replicator.step.tracing import traced_once

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import handles as _tf_handles
-from replicator.collectives import wire_types
+from replicator.collectives import differentiable
 from replicator.collectives.buckets import num_bytes, pack, positions_by_dtype, unpack
 from replicator.collectives.kind import Transfer
 from replicator.placement import devices as device_lib
@@ -28,7 +28,7 @@ from replicator.variables.kinds import Kind, is_averaged, is_summed, replica_val
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from replicator.collectives.wire_types import Wire
+    from replicator.collectives.differentiable import Wire
     from replicator.placement.topology import Group, Topology
     from replicator.variables.table import Entry
 
@@ -53,7 +53,7 @@ class OutsideValues:
         self._keys: dict[tf.DType, int] = {}
         for entry in self._entries:
             if group is not None and _is_transferred(entry):
-                wire = wire_types.added(_number(entry.variable.dtype)).dtype
+                wire = differentiable.added(_number(entry.variable.dtype)).dtype
                 # Drawn once: a function that is traced again uses the same.
                 self._keys.setdefault(wire, next(group.keys))
 
@@ -111,7 +111,7 @@ class OutsideValues:
                     self._keys[value.dtype],
                     device=reduction_device(self._topology, value.dtype),
                 ),
-                wire_types.added,
+                differentiable.added,
             )
         )
         return [
@@ -275,7 +275,7 @@ def add_up(
     return _packed(
         values,
         lambda value: reduce(value, topology, group, next(group.keys)),
-        wire_types.added,
+        differentiable.added,
     )
 
 
@@ -308,7 +308,7 @@ def _broadcast(
     return _packed(
         values,
         lambda value: _send(value, source, topology, group),
-        lambda dtype: wire_types.moved(dtype, "broadcast"),
+        lambda dtype: differentiable.moved(dtype, "broadcast"),
     )
 
 

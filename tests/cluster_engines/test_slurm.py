@@ -83,7 +83,7 @@ def test_ranks_are_on_the_nodes_that_addresses_say(tell, distribution):
     "text", ["n[0-1,5],gpu-[01-03]", "a[08-11]", "x", "n[0-1],n5", "a[1-2]b[3-4]"]
 )
 def test_a_list_of_nodes_means_what_slurm_says(slurm, text):
-    from replicator.cluster.environment.slurm import expand_nodes
+    from replicator.cluster.environment.environments import expand_nodes
 
     done = slurm.run("scontrol", "show", "hostnames", text)
 

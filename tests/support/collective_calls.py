@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from replicator.collectives.call import Collective
+from replicator.collectives.kind import Collective
 from replicator.collectives.kinds.all_reduce import AllReduce
 
 SUM = AllReduce(op="sum")

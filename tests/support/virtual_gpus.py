@@ -1,6 +1,6 @@
 """Virtual CPU devices that are taken for parts of GPUs."""
 
-from replicator.engine.graph.convolutions import fused, products
+from replicator.engine.graph.convolutions import products, resampled
 from replicator.placement import devices, topology
 
 
@@ -14,4 +14,4 @@ def take_cpus_for_gpus(replace=setattr):
     replace(topology.Topology, "has_own_gpus", are_own)
     # On GPUs, convolutions stay what they are.
     replace(products, "multiply", lambda *_: None)
-    replace(fused, "fuse", lambda *_: None)
+    replace(resampled, "fuse", lambda *_: None)

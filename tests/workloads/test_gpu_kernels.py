@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator._tf import kernels
+from replicator._tf import dispatch
 
 pytestmark = pytest.mark.processes
 
@@ -31,7 +31,7 @@ CONTROL_FLOW = {"Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", 
 def graphs(tmp_path_factory, data_dirs):
     """The folder of all graphs, written by a process whose host has oneDNN's rules."""
     del data_dirs  # its variables are in the environment
-    if not kernels.kernels_of("_FusedBatchNormEx") or not tf.test.is_built_with_cuda():
+    if not dispatch.kernels_of("_FusedBatchNormEx") or not tf.test.is_built_with_cuda():
         pytest.skip("this build of TensorFlow has no GPU kernels to compare with")
     folder = tmp_path_factory.mktemp("graphs")
     support = ROOT / "tests/support"
@@ -58,7 +58,7 @@ def _graph(folder, case):
 def _kernel(node):
     label = node.attr["_kernel"].s.decode() if "_kernel" in node.attr else ""
     device = "CPU" if "CPU" in node.device else "GPU"
-    return kernels.find_kernel(node.op, device, dict(_types(node)), label)
+    return dispatch.find_kernel(node.op, device, dict(_types(node)), label)
 
 
 def _types(node):

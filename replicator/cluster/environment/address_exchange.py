@@ -26,8 +26,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from replicator.cluster import port_filter
-from replicator.cluster.line_listener import LineListener
-from replicator.cluster.local_cluster import free_ports
+from replicator.cluster.local_cluster import LineListener, free_ports
 from replicator.errors import (
     ClusterConfigError,
     ClusterError,

@@ -7,7 +7,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from replicator.cluster.environment.base import (
+from replicator.cluster.environment.environments import (
     EXAMPLE,
     ClusterEnvironment,
     DetectedEnvironment,

@@ -11,22 +11,201 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import select
 import socket
 import stat
+import struct
 import threading
 import time
 import weakref
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from replicator.cluster.configuration import split_address
-from replicator.cluster.liveness.peer import answers
 from replicator.errors import WorkerLostError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+
+# An open port says little: after a process has exited, another one may listen there.
+# The kernel closes a connection when the process at the other end exits in whatever
+# way, and keeps it while that process is busy or stopped. If it breaks for another
+# reason, the server must give its identity: the incarnations of its devices, which are
+# random.
+#
+# They are asked for at TensorFlow's own port, by gRPC over HTTP/2 (RFC 9113) as far as
+# a call needs it: docs/design.md says why. TensorFlow is imported when it has answered.
+
+# How an HTTP/2 client begins (RFC 9113, 3.4), with empty settings. A gRPC server that
+# is alive responds with its own settings, however busy it is.
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_DATA, _HEADERS, _SETTINGS, _PING = 0, 1, 4, 6
+_ACK, _END_STREAM, _END_HEADERS = 1, 1, 4
+_STREAM, _HEADER_BYTES, _MAX_FRAME_BYTES = 1, 9, 16384
+_HEADER = struct.Struct(">IBBI")  # of a frame, after a byte: its length has three
+_MAX_ANSWER_BYTES = 65535  # HTTP/2's initial flow-control window
+# With these, a machine that vanishes without closing is detected after 8 + 3 * 4 s.
+_KEEPALIVE = {"TCP_KEEPIDLE": 8, "TCP_KEEPINTVL": 4, "TCP_KEEPCNT": 3}
+_CONNECT_SEC = 1.0
+
+
+class NotAServerError(ConnectionError):
+    """The process that listens at an address is not a TensorFlow server."""
+
+
+class Link:
+    """A connection to a TensorFlow server that is kept open."""
+
+    def __init__(self, address: str, timeout_sec: float) -> None:
+        """Connects, and asks for the identity; raises an ``OSError`` if it cannot."""
+        self.is_grpc_server = False  # until it has responded as one
+        self.identity: frozenset[int] | None = None  # unique to this server process
+        self._unread = b""
+        self._answer = b""
+        self._socket = socket.create_connection(split_address(address), timeout_sec)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEPALIVE.items():
+                if option := getattr(socket, name, None):  # not all systems have them
+                    self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
+            self._socket.sendall(_question(address))
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def is_open(self) -> bool:
+        """Whether the other end holds the connection; closes it if not."""
+        try:
+            while self.read(0.0):
+                pass
+        except OSError:
+            self.close()
+            return False
+        return True
+
+    def read(self, timeout_sec: float) -> bool:
+        """Whether data arrives in time; an ``OSError`` if the other end is lost."""
+        if not select.select([self._socket], [], [], timeout_sec)[0]:
+            return False
+        received = self._socket.recv(65536)
+        if not received:
+            raise ConnectionResetError("closed the connection")
+        self._unread += received
+        while len(self._unread) >= _HEADER_BYTES:
+            length, kind, flags, stream = _HEADER.unpack(
+                b"\0" + self._unread[:_HEADER_BYTES]
+            )
+            # The first frame of a server is its settings (RFC 9113, 3.4).
+            is_known = self.is_grpc_server or kind == _SETTINGS
+            if not is_known or length > _MAX_FRAME_BYTES:
+                raise NotAServerError("does not speak HTTP/2")
+            end = _HEADER_BYTES + length
+            if len(self._unread) < end:
+                break
+            payload, self._unread = self._unread[_HEADER_BYTES:end], self._unread[end:]
+            self._take(kind, flags, stream, payload)
+        return True
+
+    def wait_for_identity(self, timeout_sec: float) -> frozenset[int] | None:
+        """Waits for the identity of the other end; None after the timeout."""
+        deadline = time.monotonic() + timeout_sec
+        while self.identity is None and (left_sec := deadline - time.monotonic()) > 0:
+            self.read(left_sec)
+        return self.identity
+
+    def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        if kind in (_SETTINGS, _PING) and not flags & _ACK:
+            self.is_grpc_server = True
+            echo = payload if kind == _PING else b""
+            self._socket.sendall(_frame(kind, _ACK, 0, echo))
+        elif stream == _STREAM and self.identity is None:
+            if kind == _DATA:
+                self._answer += payload
+            if len(self._answer) > _MAX_ANSWER_BYTES:
+                raise NotAServerError("sends more than was requested")
+            if kind in (_DATA, _HEADERS) and flags & _END_STREAM:
+                from replicator._tf import workers
+
+                self.identity = workers.incarnations(self._answer[5:])
+                if not self.identity:
+                    raise NotAServerError("is not a TensorFlow server")
+
+
+class Peer:
+    """Another process of the cluster: its address and recorded identity."""
+
+    def __init__(self, address: str) -> None:
+        """Records its identity unless it is slow or does not run yet."""
+        self._address = address
+        self._identity: frozenset[int] | None = None
+        self._link: Link | None = None
+        self.has_ended()
+
+    def has_ended(self) -> bool:
+        """Whether it is known to have exited: not slow, stopped, or unreachable."""
+        if self._link is not None and self._link.is_open():
+            return False
+        self._link = None
+        # The kernel keeps the connection to a process that is busy or stopped, so a
+        # lost one means little by itself: a network may have dropped it. Only a closed
+        # port, or another process at the same one, proves the end.
+        try:
+            link = Link(self._address, _CONNECT_SEC)
+        except OSError as error:
+            return isinstance(error, ConnectionRefusedError)
+        found: frozenset[int] | None = None
+        is_closed = True
+        with suppress(OSError):
+            found, is_closed = link.wait_for_identity(_ANSWER_SEC), False
+        if self._identity is None:
+            self._identity = found
+        if found is not None and found == self._identity:
+            self._link = link
+            return False
+        link.close()
+        if self._identity is None:
+            return False  # its identity was never recorded
+        # A gRPC server may be busy. A process that only accepts is stopped or a
+        # different one; but the kernel has closed the connection to the recorded one.
+        return bool(found) or is_closed or not link.is_grpc_server
+
+
+def answers(address: str, timeout_sec: float) -> bool:
+    """Whether a gRPC server responds; the kernel accepts for one that hangs, too."""
+    deadline = time.monotonic() + timeout_sec
+    with suppress(OSError), closing(Link(address, timeout_sec)) as link:
+        while not link.is_grpc_server and (left := deadline - time.monotonic()) > 0:
+            link.read(left)
+        return link.is_grpc_server
+    return False
+
+
+def _question(address: str) -> bytes:
+    """A client's first frames, with a call of ``GetStatus`` without arguments."""
+    # Headers in literal form (RFC 7541, 6.2.2), except for two of the static table.
+    fields = {
+        b"\x04": b"/tensorflow.WorkerService/GetStatus",
+        b"\x01": address.encode()[:100],  # :authority
+        b"\x00\x02te": b"trailers",  # codespell:ignore te
+        b"\x0f\x10": b"application/grpc",  # content-type
+    }
+    headers = b"\x83\x86"  # :method: POST, :scheme: http
+    for name, value in fields.items():
+        headers += name + bytes([len(value)]) + value
+    call = _frame(_HEADERS, _END_HEADERS, _STREAM, headers)
+    return _HELLO + call + _frame(_DATA, _END_STREAM, _STREAM, bytes(5))
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return _HEADER.pack(len(payload), kind, flags, stream)[1:] + payload
+
 
 DETECTION_TIMEOUT_SEC = 30.0
 _POLL_SEC = 1.0

@@ -10,26 +10,231 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
+import itertools
 import json
+import logging
+import socket
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from replicator._tf import workers as _tf_workers
-from replicator._tf.messages import reason_of
-from replicator.cluster.workers import worker_state
-from replicator.cluster.workers.worker_state import WorkerState, key_of
+from replicator._tf.workers import first_line, is_derived, reason_of
+from replicator.cluster import membership, port_filter
+from replicator.cluster.configuration import split_address
+from replicator.cluster.liveness import reachability
+from replicator.cluster.liveness.reachability import Deadline
+from replicator.cluster.liveness.watch import Peer
 from replicator.errors import (
+    ClusterError,
     DisagreementError,
     ReplicasOutOfSyncError,
     ReplicatorError,
+    UnreachableError,
     WorkerLostError,
 )
 from replicator.placement.topology import CPU_GROUP_KEY, Group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from replicator.cluster.configuration import ClusterConfig
+
+
+# All its replicators share the state. Errors name the workers that began a failure.
+
+_PEER_CHECK_SEC = 2.0
+# How reports of failures begin; others say what a worker waits for.
+FAILURES = ("failed in ", "reached ")
+_FROM_OTHERS = (
+    tf.errors.AbortedError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.UnavailableError,
+)
+# How long workers wait for reports of the others after a worker was lost.
+_GRACE_SEC = 5.0
+
+
+class WorkerState:
+    """This process as a worker of a cluster; one per process."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self.config = config
+        self.doing = "starting"  # or the last operation, for the errors of others
+        self.group: Group | None = None  # once it was found out
+        self.numbers = itertools.count()  # of exchanges; all draw them in one order
+        self.deadline = Deadline(self._end_collectives)
+        self._lost: ReplicatorError | None = None
+        self._has_reported = False
+        self._peers = {
+            worker: Peer(config.address_of(worker))
+            for worker in range(config.num_workers)
+            if worker != config.worker_id
+        }
+
+    @property
+    def others(self) -> list[int]:
+        return list(self._peers)
+
+    def check_not_lost(self) -> None:
+        """Raises the error that ended communication, if there was one."""
+        if self._lost is not None:
+            raise type(self._lost)(*self._lost.args) from self._lost
+
+    def lose(self, error: ReplicatorError) -> ReplicatorError:
+        self._lost = error
+        return error
+
+    def abort(self, why: str) -> None:
+        """Reports a failure to the others at once, so that they do not wait."""
+        if self._lost is None and self.config.num_workers > 1:
+            name = self.config.name_of(self.config.worker_id)
+            self.report(why)
+            _tf_workers.abort_collectives(f"{name} {why}")
+            self._lost = WorkerLostError(
+                f"{name} {why}; its collectives were aborted, so that other workers do "
+                "not wait for it; restart the job from its last checkpoint"
+            )
+
+    def report(self, what: str = "") -> bool:
+        """Reports why it does not continue; returns whether that was possible."""
+        if not self._has_reported:
+            try:
+                _tf_workers.put_value(
+                    key_of("fault", self.config.worker_id), what or self.doing
+                )
+            except tf.errors.OpError:
+                return False
+            self._has_reported = True
+        return True
+
+    def retract(self) -> None:
+        if self._has_reported:
+            self._has_reported = False
+            with contextlib.suppress(tf.errors.OpError):
+                _tf_workers.delete_value(key_of("fault", self.config.worker_id))
+
+    def fault_of(self, worker: int) -> str:
+        """What is wrong with a worker; empty if nothing is."""
+        if self.has_exited(worker):
+            return "has exited"
+        kind, index = self.config.workers[worker]
+        try:
+            _tf_workers.check_peer(kind, index, _PEER_CHECK_SEC)
+        except tf.errors.DeadlineExceededError:
+            return f"did not respond within {_PEER_CHECK_SEC:g} s"
+        except tf.errors.FailedPreconditionError:
+            return "has been restarted"
+        except tf.errors.OpError:
+            return "has exited"
+        return ""
+
+    def has_exited(self, worker: int) -> bool:
+        """Whether a worker's process has exited, whoever listens there now."""
+        return worker != self.config.worker_id and self._peers[worker].has_ended()
+
+    def _end_collectives(self) -> None:
+        """Ends a wait for other workers; called from another thread."""
+        _tf_workers.abort_collectives(
+            f"Collective has timed out waiting for other workers in {self.doing}"
+        )
+
+
+def key_of(topic: str, worker: int) -> str:
+    """Where a worker's part of a topic is, in the coordination service."""
+    return f"replicator/{topic}/{worker}"
+
+
+def difference(first: Any, second: Any, where: str = "the program") -> tuple[str, ...]:
+    """Finds the first difference of two JSON values: its place and both values."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        for key in [*first, *(k for k in second if k not in first)]:
+            if key not in first or key not in second:
+                return key, str(first.get(key)), str(second.get(key))
+            if first[key] != second[key]:
+                return difference(first[key], second[key], key)
+    if isinstance(first, list) and isinstance(second, list):
+        for index, (ours, theirs) in enumerate(zip(first, second, strict=False)):
+            if ours != theirs:
+                return difference(ours, theirs, f"#{index} of {where}")
+        return f"the number of {where}", str(len(first)), str(len(second))
+    return where, repr(first), repr(second)
+
+
+def shape_error(what: str, message: str) -> ReplicatorError:
+    """Makes the error for tensors of different shapes from TensorFlow's message."""
+    shapes = message.partition("shapes differ between workers")[2]
+    return DisagreementError(
+        f"a collective in {what} got tensors of different shapes on different workers "
+        f"(dimensions by worker, then a one: {first_line(shapes.strip(' [],'))}); "
+        "all replicas must pass the same shapes: reduce over the examples first "
+        "(mean_over_examples weights the uneven batches of split_global_batches), or "
+        "pad the tensors"
+    )
+
+
+def is_collective_failure(error: tf.errors.OpError) -> bool:
+    """Tells whether an error of TensorFlow is about other workers.
+
+    These status codes come from transport and from collectives that were ended; the
+    ops of a step do not use them. Other codes are shared with ordinary ops; TensorFlow
+    marks those that a collective got from elsewhere. Names in the message say nothing:
+    a layer may be called "collective".
+    """
+    return isinstance(error, _FROM_OTHERS) or is_derived(error)
+
+
+def root_cause(message: str) -> str:
+    """The root cause in TensorFlow's message, without the errors that it propagated."""
+    for line in message.splitlines():
+        if "aborted by" in line or "timed out" in line:
+            return line.rpartition("aborted by: ")[2]
+    return first_line(message)
+
+
+def diagnose(state: WorkerState, message: str, timeout_sec: float) -> ReplicatorError:
+    """Finds out which workers are lost, after a collective has failed."""
+    config, others = state.config, state.others
+    reports: dict[int, str] = {}
+    has_leader = state.report()
+    deadline = time.monotonic() + _GRACE_SEC
+    faults: dict[int, str] = {}
+    for worker in others:
+        faults[worker] = state.fault_of(worker)
+    for worker in others if has_leader else ():
+        wait_sec = deadline - time.monotonic() if not faults[worker] else 0.05
+        with contextlib.suppress(tf.errors.OpError):
+            reports[worker] = _tf_workers.get_value(
+                key_of("fault", worker), max(wait_sec, 0.05)
+            )
+    lost = [
+        f"{config.name_of(worker)} {faults[worker]}"
+        for worker in others
+        # A worker that reported its position failed because of the lost one.
+        if faults[worker] and worker not in reports
+    ]
+    silent = [w for w in others if not faults[w] and w not in reports]
+    if not lost and has_leader:
+        lost = [f"{config.name_of(w)} is alive, but timed out" for w in silent]
+    elsewhere = [
+        f"{config.name_of(w)} {_said(doing)}"
+        for w, doing in reports.items()
+        if doing != state.doing
+    ]
+    reason = "; ".join([*lost, *elsewhere]) or root_cause(message)
+    return WorkerLostError(
+        f"{config.name_of(config.worker_id)} failed during {state.doing}: "
+        f"{reason}; a synchronous step needs every worker: restart the job from "
+        "its last checkpoint (if a worker is only slow, increase timeout_sec, "
+        f"which is {timeout_sec:g} s)"
+    )
+
+
+def _said(report: str) -> str:
+    """A worker's report: how it failed, or where it was."""
+    return report if report.startswith(FAILURES) else f"was at {report}"
 
 
 _POLL_SEC = 1.0
@@ -102,7 +307,7 @@ class WorkerRuntime:
             if text == texts[0]:
                 continue
             first, other = json.loads(texts[0]), json.loads(text)
-            where, ours, theirs = worker_state.difference(first, other)
+            where, ours, theirs = difference(first, other)
             raise DisagreementError(
                 f"workers are about to run different programs at {what}: {where} is "
                 f"{ours} on {self.name_of(0)}, but {theirs} on "
@@ -152,10 +357,8 @@ class WorkerRuntime:
         except tf.errors.OpError as error:
             message = str(error.message)
             if "replicator: shapes differ" in message:
-                raise self._worker.lose(
-                    worker_state.shape_error(what, message)
-                ) from error
-            if not worker_state.is_collective_failure(error):
+                raise self._worker.lose(shape_error(what, message)) from error
+            if not is_collective_failure(error):
                 self._worker.abort(f"failed in {what}: {reason_of(error)}")
                 raise
             raise self._worker.lose(self._diagnose(error)) from error
@@ -202,7 +405,7 @@ class WorkerRuntime:
 
     def _diagnose(self, error: tf.errors.OpError, message: str = "") -> ReplicatorError:
         text = message or str(error.message)
-        return worker_state.diagnose(self._worker, text, self.timeout_sec)
+        return diagnose(self._worker, text, self.timeout_sec)
 
 
 def digest(variable: Any) -> str:
@@ -242,3 +445,94 @@ def compare(
                 f"{', '.join(differing[:5])}; assign variables outside run() on "
                 "every worker, with the same values"
             )
+
+
+_LOG = logging.getLogger(__name__)
+DEFAULT_TIMEOUT_SEC = 300.0
+DEFAULT_HEARTBEAT_TIMEOUT_SEC = 10.0
+# TensorFlow's server gets at least this long, however long the workers took to start.
+_SHORTEST_WAIT_SEC = 5.0
+
+
+def join(
+    config: ClusterConfig,
+    *,
+    timeout_sec: float = DEFAULT_TIMEOUT_SEC,
+    heartbeat_timeout_sec: float = DEFAULT_HEARTBEAT_TIMEOUT_SEC,
+) -> WorkerRuntime:
+    """Makes this process a worker of its cluster, together with all others."""
+
+    def make() -> WorkerState:
+        deadline = time.monotonic() + timeout_sec
+        meet(config, timeout_sec)
+        _start(config, deadline, heartbeat_timeout_sec)
+        _LOG.info(
+            "joined %d workers as worker %d", config.num_workers, config.worker_id
+        )
+        return WorkerState(config)
+
+    state = membership.join_once("between-graph", config, make)
+    return WorkerRuntime(state, timeout_sec)
+
+
+def meet(config: ClusterConfig, timeout_sec: float) -> None:
+    """Waits until every worker listens, this one included.
+
+    TensorFlow's server also waits for the others, but without a timeout; so this
+    process listens at its address itself until all workers do.
+    """
+    if _tf_workers.has_started():
+        raise ClusterError(
+            "TensorFlow has already run in this process, but a cluster must be joined "
+            "before that; create the replicator first, before any tensor, variable or "
+            "list of devices"
+        )
+    reach = port_filter.check(config)
+    reachability.check_port_is_free(config.address)
+    _, port = split_address(config.address)
+    backlog = 2 * config.num_workers + 16
+    with socket.create_server(("", port), backlog=backlog) as listener:
+        port_filter.restrict(listener, reach)
+        reachability.wait_for(_workers(config), timeout_sec)
+
+
+def _workers(config: ClusterConfig) -> dict[str, tuple[str, ...]]:
+    kinds = ("chief", "worker")
+    return {k: config.addresses[k] for k in kinds if k in config.addresses}
+
+
+def _start(
+    config: ClusterConfig, deadline: float, heartbeat_timeout_sec: float
+) -> None:
+    """Starts TensorFlow's server in a thread, because its wait has no timeout."""
+    failures: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            _tf_workers.join_workers(
+                _workers(config),
+                config.kind,
+                config.index,
+                heartbeat_timeout_sec=heartbeat_timeout_sec,
+            )
+        except Exception as error:  # noqa: BLE001 (raised again by the caller)
+            failures.append(error)
+
+    thread = threading.Thread(target=start, name="join-cluster", daemon=True)
+    with port_filter.guarded(config), _tf_workers.kept():
+        thread.start()
+        thread.join(max(deadline - time.monotonic(), _SHORTEST_WAIT_SEC))
+        _check_joined(thread, failures)
+
+
+def _check_joined(thread: threading.Thread, failures: list[BaseException]) -> None:
+    if thread.is_alive():
+        raise UnreachableError(
+            "all workers responded, but not all joined the cluster in time: one exited "
+            "while it was starting; see its output, and start all of them again"
+        )
+    if failures:
+        raise ClusterError(
+            f"TensorFlow could not join the cluster: {failures[0]}; check TF_CONFIG on "
+            "every worker, and start all of them again"
+        ) from failures[0]

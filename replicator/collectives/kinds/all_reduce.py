@@ -14,22 +14,20 @@ import tensorflow as tf
 from replicator.collectives import differentiable
 from replicator.collectives.kind import (
     REDUCE,
+    TENSORS,
     BetweenWorkers,
     CollectiveKind,
     OfOperandShape,
     Transfer,
     reduced_bytes,
 )
-from replicator.collectives.linking import TENSORS
 from replicator.placement.devices import NCCL_DTYPES, RING_DTYPES
 from replicator.step.context import wire_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from replicator.collectives.linking import Links, Node, Ops
-    from replicator.collectives.operands import Operands
-    from replicator.collectives.sums import Sums
+    from replicator.collectives.kind import Links, Node, Operands, Ops, Sums
     from replicator.placement.topology import Topology
     from replicator.step.context import ReplicaContext
 

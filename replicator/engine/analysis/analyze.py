@@ -8,35 +8,269 @@ carried out, and what owners of variables send to the programs of other workers.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
-from replicator.engine.analysis import divergence, owned, placement, plan, shares
+from replicator.collectives.kind import Transfer
+from replicator.engine.analysis import plan
 from replicator.engine.graph import body as body_lib
-from replicator.engine.graph import invariance, liveness
-from replicator.engine.graph.effects import READ_OPS
-from replicator.engine.graph.gathers import schedule
+from replicator.engine.graph import dataflow, liveness
+from replicator.engine.graph.dataflow import READ_OPS, EffectTable
+from replicator.engine.graph.liveness import ELSEWHERE, schedule
 from replicator.engine.graph.optimize import optimize, own_functions
-from replicator.engine.graph.rewriters import Rewriters
-from replicator.engine.graph.trace import trace
+from replicator.engine.graph.trace import Rewriters, trace
+from replicator.errors import UnsynchronisedUpdateError
 from replicator.step import creation
-from replicator.variables.kinds import Kind
+from replicator.step.tracing import shown
+from replicator.variables.kinds import Kind, declared_kind
 from replicator.variables.ownership import num_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from replicator.engine.analysis.plan import CollectivePlan
-    from replicator.engine.analysis.shares import Share
-    from replicator.engine.graph.body import Body
-    from replicator.engine.graph.gathers import Gather
-    from replicator.engine.graph.invariance import Invariance
-    from replicator.engine.graph.liveness import Liveness
+    from replicator.collectives.kind import Collective
+    from replicator.engine.analysis.plan import CollectivePlan, Share
+    from replicator.engine.graph.body import Body, Node, Ref
+    from replicator.engine.graph.dataflow import Invariance
+    from replicator.engine.graph.liveness import Gather, Liveness
     from replicator.engine.graph.trace import TracedStep
     from replicator.placement.topology import Topology
     from replicator.variables.ownership import Owner, Ownership
     from replicator.variables.table import Entry, VariableTable
+
+
+# A queue, a codebook or a probability that every replica updates from its own batch
+# comes to differ between replicas. The gradients that depend on it are averaged, and
+# the weights stay the same everywhere, but they are not those that one device would
+# have: nothing else in the step shows it. So such a step is refused, while it is
+# traced.
+#
+# What is refused is narrow, because most replica-local state is harmless:
+#
+# - the variable was found to be replica-local. One that is declared to be, with
+#   ``synchronization=tf.VariableSynchronization.ON_READ``, is meant to differ;
+# - its value reaches the operand of a collective, together with a batch, a weight or
+#   random numbers. Statistics that a layer only updates, and metrics, never do; state
+#   alone, as in ``all_mean(total)``, is an aggregation on read;
+# - the result of that collective reaches a write of a trainable variable.
+
+
+def check(traced: TracedStep, body: Body, local: Collection[str]) -> None:
+    """Rejects a step whose gradients depend on state that differs between replicas."""
+    variables = traced.variables
+    diverging = [h for h in local if declared_kind(variables[h]) is Kind.MIRRORED]
+    trained = {h for h, v in variables.items() if v.trainable and h not in local}
+    if not (diverging and trained and traced.collectives):
+        return
+    for collective, mask in _suspects(traced, body, diverging):
+        if not _feeds(traced, body, collective, trained):
+            continue
+        found = [h for bit, h in enumerate(diverging, 1) if mask >> bit & 1]
+        raise UnsynchronisedUpdateError(_message(traced, collective, found))
+
+
+def _suspects(
+    traced: TracedStep, body: Body, diverging: list[str]
+) -> Iterator[tuple[Collective, int]]:
+    """Collectives of values that depend on diverging state, and on which."""
+    variables = traced.variables
+    varying = [
+        *traced.argument_names,
+        *(marker for c in traced.collectives for marker in c.markers),
+        *(handle for handle, variable in variables.items() if variable.trainable),
+        *filter(None, [traced.replica_id_name]),
+    ]
+    sources = dict.fromkeys(varying, dataflow.VARIES)
+    for bit, handle in enumerate(diverging, 1):
+        sources[handle] = 1 << bit
+    reached = dataflow.trace_sources(body, sources)
+    for collective in traced.collectives:
+        for operand in collective.operands:
+            mask = reached.of(body.names.ref(operand))
+            if mask & dataflow.VARIES and mask > dataflow.VARIES:
+                yield collective, mask
+
+
+def _feeds(
+    traced: TracedStep, body: Body, collective: Collective, trained: Collection[str]
+) -> bool:
+    """Whether a write of a trained variable depends on the result of a collective."""
+    nodes = {node.name: node for node in body.nodes}
+    effects = EffectTable(body.library)
+    follows = {m: c.operands for c in traced.collectives for m in c.markers}
+    writers: dict[str, list[Node]] = {handle: [] for handle in traced.variables}
+    for node in body.nodes:
+        for handle in _written(node, nodes, effects) & writers.keys():
+            writers[handle].append(node)
+    pending, seen = list(trained), set()
+    while pending:
+        name = pending.pop()
+        if name in collective.markers:
+            return True
+        if name not in seen:
+            seen.add(name)
+            # Through state too: a step of Adam reads the moments that it has written.
+            pending += [r.node for node in writers.get(name, ()) for r in node.inputs]
+            pending += follows.get(name, ())
+            pending += [ref.node for ref in nodes[name].inputs] if name in nodes else []
+    return False
+
+
+def _written(node: Node, nodes: dict[str, Node], effects: EffectTable) -> set[str]:
+    """The handles of the variables that a node may write."""
+    if node.op in READ_OPS:
+        return set()
+    written = effects.of(node.proto, len(node.inputs)).writes
+    return {_origin(node.inputs[place], nodes) for place in written}
+
+
+def _origin(ref: Ref, nodes: dict[str, Node]) -> str:
+    """The placeholder that a tensor is, looking through identities."""
+    while ref.node in nodes and nodes[ref.node].op == "Identity":
+        ref = nodes[ref.node].inputs[0]
+    return ref.node
+
+
+def _message(traced: TracedStep, collective: Collective, found: list[str]) -> str:
+    variable: Any = traced.variables[found[0]]
+    name = variable.name.partition(":")[0]
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    where = shown(traced.lines[found[0]]) or " by another step function"
+    return (
+        f"variable {variable.name!r}{more} is assigned a value that differs between "
+        f"replicas{where}, and gradients that {collective.kind} joins depend on it, so "
+        "the replicas would train by different states; average the value that you "
+        f"assign, as in {name}.assign(replicator.all_mean(value)), or keep the values "
+        "of all replicas, which replicator.all_gather(value) stacks; for batch norm, "
+        "use replicator.CrossReplicaBatchNormalization; if each replica shall have "
+        "a state of its own, create the variable with "
+        "synchronization=tf.VariableSynchronization.ON_READ"
+    )
+
+
+# With ``sharded_update="gradients"`` (Rajbhandari et al. 2020, stage 2) the step marks
+# each averaged gradient with its variable. Here follow the two things that the engine
+# needs to know: which primary runs what the mark stands for, and whose a reduction is;
+# and what a step with a sharded update moves.
+
+
+def find(
+    traced: TracedStep, ownership: Ownership, invariant: Collection[str]
+) -> dict[str, Owner]:
+    """By marked node, who keeps its value."""
+    return {
+        name: owner
+        for name, variable in traced.owned.items()
+        if name in invariant and (owner := ownership.owner(variable)) is not None
+    }
+
+
+def homes(found: Mapping[str, Owner], topology: Topology) -> dict[str, int]:
+    """By marked node, the primary that runs it for all.
+
+    Between programs there is none: a sum arrives everywhere, since rings do not
+    reduce-scatter, and what is small of it is computed from that rather than sent.
+    """
+    if topology.num_programs > 1:
+        return {}
+    return {name: owner.primary for name, owner in found.items()}
+
+
+def by_marker(body: Body, found: Mapping[str, Owner]) -> dict[str, Owner]:
+    """By marker of a collective, who alone keeps its result."""
+    sources = {node.name: [ref.node for ref in node.inputs] for node in body.nodes}
+    result: dict[str, Owner] = {}
+    for name, owner in found.items():
+        # Between marker and mark there is at most a change of type or a factor.
+        stack = list(sources.get(name, ()))
+        while stack:
+            source = stack.pop()
+            if source in body.placeholders:
+                result[source] = owner
+            stack += sources.get(source, ())
+    return result
+
+
+class Moved(NamedTuple):
+    """Bytes that go between devices in one step, all of them together."""
+
+    reductions: int  # Operands to those who reduce, and results to those who need them.
+    # New values to replicas with copies, or the gathers of stored variables.
+    weights: int
+
+
+def moved(analysis: Analysis, topology: Topology) -> Moved | None:
+    """Counts what a step with a sharded update moves; None without one.
+
+    Between programs that is what goes between processes, by rings; otherwise what goes
+    from the device of one replica to that of another.
+    """
+    live = analysis.liveness
+    if live is None:
+        return None
+    if topology.num_programs > 1:
+        costs = (
+            plan.collective.kind.between_workers(bucket.num_bytes, topology).num_bytes
+            for plan in analysis.plans
+            for bucket in plan.buckets
+        )
+        sent = sum(share.num_bytes for share in analysis.shares)
+        return Moved(round(sum(costs)), (topology.num_programs - 1) * sent)
+    # Devices that keep copies count, also where they could read one memory.
+    apart = dataclasses.replace(topology, memories=topology.primaries)
+    reductions = (
+        transfer.num_bytes
+        for transfer in plan.transfers(analysis.plans, apart)
+        if transfer.source != transfer.target
+    )
+    return Moved(
+        round(sum(reductions)),
+        round(sum(transfer.num_bytes for transfer in weights(analysis))),
+    )
+
+
+def explain(analysis: Analysis, topology: Topology) -> str:
+    """One line with what a step moves; empty without a sharded update."""
+    found = moved(analysis, topology)
+    if found is None:
+        return ""
+    between = "workers" if topology.num_programs > 1 else "devices"
+    text = (
+        f"sharded update: a step moves {found.reductions} bytes by reductions and "
+        f"{found.weights} bytes of weights between {between}"
+    )
+    if analysis.gathers:
+        num_layers = len({gather.layer for gather in analysis.gathers})
+        text += (
+            f", in {len(analysis.gathers)} gathers of {num_layers} layers, at most "
+            f"{liveness.most(analysis.gathers)} bytes of weights on a replica at a "
+            "time besides its own"
+        )
+    return text
+
+
+def weights(analysis: Analysis) -> Iterator[Transfer]:
+    """New values from owners to the copies of others, and gathers of what they store.
+
+    Between replicas of one program.
+    """
+    live = analysis.liveness
+    if live is None:
+        return
+    for node, handles in live.written.items():
+        writer = live.writers[node]
+        for handle in handles if writer != ELSEWHERE else ():
+            entry = analysis.entries[handle]
+            copies = {id(copy): r for r, copy in reversed([*enumerate(entry.copies)])}
+            copies.pop(id(entry.copies[writer]))
+            for replica in copies.values():
+                yield Transfer(writer, replica, num_bytes(entry.variable))
+    for gather in analysis.gathers:
+        owner = analysis.owners[gather.handle].primary
+        for replica in live.emitted[gather.read]:
+            if replica != owner:
+                yield Transfer(owner, replica, gather.num_bytes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +349,7 @@ def analyze(
         found = dataclasses.replace(found, nodes=nodes)
     entries = _require_variables(traced, found, topology, table)
     owners = _owners(traced, table.ownership)
-    kept = owned.find(traced, table.ownership, found.nodes)
+    kept = find(traced, table.ownership, found.nodes)
     live = _find_live(traced, body, found, owners, kept, topology)
     if live is not None and topology.num_programs > 1:
         _check_slots(traced, body, live, owners, table.ownership, topology)
@@ -133,8 +367,8 @@ def analyze(
             _depths(traced, body) if topology.orders_transfers else None,
             # Programs side by side need other results, but make the same plan.
             {} if live is None or is_in_group else live.results,
-            placement.of_operands(traced, topology),
-            {} if live is None else owned.by_marker(body, kept),
+            plan.of_operands(traced, topology),
+            {} if live is None else by_marker(body, kept),
         ),
         shares=(
             _find_shares(traced, body, live, owners, table.ownership)
@@ -146,7 +380,7 @@ def analyze(
 
 def to_body(traced: TracedStep, name: str, topology: Topology) -> Body:
     """Places and optimizes the graph of a traced step."""
-    placement.place(traced, topology)
+    plan.place(traced, topology)
     rewriters = Rewriters()
     optimized = optimize(traced, topology, rewriters)
     own_functions(optimized, name)
@@ -168,16 +402,16 @@ def _find_invariance(
         for name, variable in traced.variables.items()
         if table.kind(variable) is not Kind.MIRRORED
     }
-    found = invariance.analyze(
+    found = dataflow.analyze(
         body,
         invariant_inputs=results | tensors,
         handles=set(traced.variables),
         local=local,
     )
     if topology.num_replicas > 1:
-        invariance.check_required(found, traced.required)  # which says more
-        invariance.check_trainable(found, traced.variables, traced.lines)
-        divergence.check(traced, body, found.local)
+        dataflow.check_required(found, traced.required)  # which says more
+        dataflow.check_trainable(found, traced.variables, traced.lines)
+        check(traced, body, found.local)
     return found
 
 
@@ -248,7 +482,7 @@ def _find_live(
             for name, owner in owners.items()
         },
         roots=[*tensors, *operands, *effects],
-        homes=owned.homes(kept, topology),
+        homes=homes(kept, topology),
     )
 
 
@@ -263,7 +497,7 @@ def _check_slots(
     """Rejects a step that uses optimizer state in a program that does not have it."""
     variables = traced.variables
     slots = {n: o for n, o in owners.items() if ownership.is_slot(variables[n])}
-    shares.check(
+    plan.check(
         body,
         live,
         {name: owner.program_id for name, owner in slots.items()},
@@ -287,7 +521,7 @@ def _find_shares(
         handles = live.written[node.name]
         owner = next(owners[handle] for handle in handles if handle in owners)
         found += [
-            shares.Share(
+            plan.Share(
                 node=node.name,
                 handle=handle,
                 source=owner.program_id,

@@ -17,24 +17,42 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING
+import itertools
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from replicator._tf.distribute import GRADIENT_SCOPE
 from replicator.collectives import buckets
 from replicator.collectives import kind as kind_lib
+from replicator.engine.graph.body import before_of, producer
+from replicator.engine.graph.liveness import ELSEWHERE
+from replicator.errors import OptimizerOptionError
 from replicator.placement import devices as device_lib
+from replicator.step import logical
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import (
+        Callable,
+        Hashable,
+        Iterable,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
     from typing import TypeAlias
 
-    from replicator.collectives.call import Collective
+    import tensorflow as tf
+
+    from replicator.collectives.kind import Collective, Transfer
+    from replicator.engine.graph.body import Body
+    from replicator.engine.graph.liveness import Liveness
+    from replicator.engine.graph.trace import TracedStep
     from replicator.placement.topology import Topology
     from replicator.variables.ownership import Owner
 
-    # Keys and bytes of tensors -> positions by bucket
     Fill: TypeAlias = Callable[
         [Sequence[Hashable], Sequence[int]], list[tuple[int, ...]]
     ]
+
 
 # Below this, the fixed cost of a transfer between devices outweighs the copy into a
 # bucket; above, tensors go alone.
@@ -321,3 +339,278 @@ def _balance(
 def _num_bytes(collective: Collective, position: int) -> int:
     wire = collective.kind.sent_dtype(collective.dtypes[position])
     return buckets.num_bytes(collective.shapes[position], wire)
+
+
+# Users place some ops and variables; the placement of all others follows: a gradient
+# runs on the device of its forward op, an op that accesses a variable on that of the
+# variable, any other on that of its inputs. This is decided on the traced graph, in
+# which gradients still have the names of their forward ops.
+
+
+def place(traced: TracedStep, topology: Topology) -> None:
+    """Gives the nodes of a traced graph their logical devices, in place."""
+    if topology.num_logical_devices == 1:
+        return
+    handles = {
+        name: topology.logical_device_of(variable.device)
+        for name, variable in traced.variables.items()
+    }
+    nodes = traced.graph_def.node
+    _bypass_tuples(nodes)
+    # Before the optimizer runs, which renames gradients, and merges only nodes of one
+    # device: it has to know them. What nobody placed is placed here, too,
+    # since TensorFlow would put it on the first device, and send activations there and
+    # back. Devices are those of no replica yet: copies get theirs from the topology.
+    placed = _Placed(nodes, handles)
+    for node in nodes:
+        if node.op == "Placeholder" or node.device:
+            continue
+        index = placed.find(node)
+        if index is not None:
+            placed.index[node.name] = index
+    _follow_consumers(nodes, placed.index)
+    for node in nodes:
+        if placed.index.get(node.name) and not node.device:
+            node.device = logical.traced_name(placed.index[node.name])
+
+
+def of_operands(traced: TracedStep, topology: Topology) -> dict[str, int]:
+    """The logical device of each operand of a collective, unless it is the first."""
+    if topology.num_logical_devices == 1:
+        return {}
+    operands = {name for call in traced.collectives for name in call.operands}
+    return {
+        node.name: index
+        for node in traced.graph_def.node
+        if node.name in operands and (index := logical.index_of(node.device))
+    }
+
+
+def _bypass_tuples(nodes: Any) -> None:
+    """Lets what reads an output of ``IdentityN`` read the input behind it.
+
+    ``tf.custom_gradient``, and so each collective, ends in one for all of its results.
+    It has one device: results of all parts of a replica would be sent there and back.
+    """
+    behind = {
+        node.name: [text for text in node.input if not text.startswith("^")]
+        for node in nodes
+        if node.op == "IdentityN" and not any(t.startswith("^") for t in node.input)
+    }
+
+    def source(text: str) -> str:
+        while not text.startswith("^") and producer(text) in behind:
+            name, _, port = text.partition(":")
+            text = behind[name][int(port or 0)]
+        return text
+
+    for node in nodes:
+        for place, text in enumerate(node.input):
+            node.input[place] = source(text)
+
+
+class _Placed:
+    """What is known while walking the graph in the order of its making.
+
+    Attributes:
+      index: Logical device by node.
+    """
+
+    def __init__(self, nodes: Any, handles: dict[str, int]) -> None:
+        self.index: dict[str, int] = {}
+        self._handles = handles
+        self._by_user: set[str] = set()
+        self._forward_scopes: dict[str, set[int]] = {}
+        for node in nodes:
+            index = logical.index_of(node.device)
+            if index is None:
+                continue
+            self.index[node.name] = index
+            self._by_user.add(node.name)
+            for scope in _scopes(node.name):
+                self._forward_scopes.setdefault(scope, set()).add(index)
+
+    def find(self, node: Any) -> int | None:
+        """The logical device of a node that the user did not place."""
+        names = [producer(text) for text in node.input if not text.startswith("^")]
+        for name in names:
+            if name in self._handles:
+                return self._handles[name]
+        is_gradient = node.name.startswith(GRADIENT_SCOPE)
+        if is_gradient:
+            forward = self._forward(node.name)
+            if forward is not None:
+                return forward
+        known = [name for name in names if name in self.index]
+        if is_gradient:
+            # What flows back comes from a later device; the values of the forward pass
+            # tell where this op's own forward op ran.
+            known = [name for name in known if name in self._by_user] or known
+        return max((self.index[name] for name in known), default=None)
+
+    def _forward(self, name: str) -> int | None:
+        for scope in _scopes(name.removeprefix(GRADIENT_SCOPE)):
+            if scope in self.index:
+                return self.index[scope]
+            found = self._forward_scopes.get(scope, set())
+            if len(found) == 1:
+                return next(iter(found))
+        return None
+
+
+def _scopes(name: str) -> list[str]:
+    """``a/b/c`` gives ``a/b/c``, ``a/b`` and ``a``."""
+    parts = name.split("/")
+    return ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
+
+
+def _follow_consumers(nodes: Any, index: dict[str, int]) -> None:
+    """Puts constants where their only users are, so that they are not sent."""
+    users: dict[str, set[int]] = {}
+    for node in nodes:
+        for text in node.input:
+            users.setdefault(producer(text), set()).add(index.get(node.name, 0))
+    for node in nodes:
+        where = users.get(node.name, set())
+        if node.op == "Const" and node.name not in index and len(where) == 1:
+            index[node.name] = next(iter(where))
+
+
+# With a sharded update over worker processes, one program updates a variable. The
+# others receive its new value before anything there reads it again. Small variables of
+# one owner are sent together. These transfers are part of the chain of the step's
+# collectives, which is the same in every program: each comes before the first
+# collective that depends on the update, or at the end.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """The new value of one variable after one update."""
+
+    node: str  # The node that updates.
+    handle: str  # The placeholder of the variable's handle.
+    source: int  # Program that updates.
+    dtype: tf.DType  # Type of the variable.
+    shape: tf.TensorShape  # Its static shape.
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size."""
+        return int(self.shape.num_elements() * self.dtype.size)
+
+
+def schedule(
+    body: Body, collectives: Sequence[Collective], shares: Sequence[Share]
+) -> dict[int, list[Share]]:
+    """Finds the place of each share in the order of a step's collectives."""
+    last = len(collectives)
+    first = {name: c.index for c in reversed(collectives) for name in c.read}
+    for node in reversed(body.nodes):
+        index = first.get(node.name, last)
+        for name in before_of(node):
+            first[name] = min(first.get(name, last), index)
+    places: dict[int, list[Share]] = {}
+    for share in shares:
+        places.setdefault(first.get(share.node, last), []).append(share)
+    return places
+
+
+def levels(body: Body, shares: Iterable[Share]) -> dict[str, int]:
+    """How many updates in a row lead to each node.
+
+    Shares that are sent together must not wait for later ones, so only updates of
+    one level do.
+    """
+    updates = {share.node for share in shares}
+    found: dict[str, int] = {}
+    for node in body.nodes:
+        level = max((found.get(name, 0) for name in before_of(node)), default=0)
+        found[node.name] = level + (node.name in updates)
+    return found
+
+
+def group(shares: Iterable[Share], level: Mapping[str, int]) -> list[list[Share]]:
+    """Puts shares of one level, source and type into buckets, by level."""
+    found: list[list[Share]] = []
+    in_order = sorted(shares, key=lambda share: level[share.node])
+    for _, same_level in itertools.groupby(in_order, lambda share: level[share.node]):
+        members = list(same_level)
+        filled = buckets.fill(
+            [(share.source, share.dtype) for share in members],
+            [share.num_bytes for share in members],
+            limit=WORKER_BUCKET_BYTES,
+        )
+        found += [[members[place] for place in bucket] for bucket in filled]
+    return found
+
+
+def check(
+    body: Body,
+    live: Liveness,
+    slots: Mapping[str, int],
+    program_id: int,
+    names: Mapping[str, str],
+) -> None:
+    """Rejects steps that need state in one program that exists in another one only."""
+    for node in body.nodes:
+        handles = [ref.node for ref in node.inputs if ref.node in slots]
+        if len({slots[handle] for handle in handles}) > 1:
+            raise OptimizerOptionError(
+                "sharded_update distributes the optimizer's state over several "
+                f"workers, but one {node.op} node of the step uses the state of many "
+                "variables: an update in a branch (such as Keras' "
+                "gradient_accumulation_steps) is computed on one worker; use "
+                "sharded_update=False, or an optimizer that updates in every call"
+            )
+        where = (
+            {live.writers[node.name]}
+            if node.name in live.writers
+            else set(live.emitted.get(node.name, (0, ELSEWHERE)))
+        )
+        for handle in handles:
+            others = where - {ELSEWHERE}
+            if slots[handle] == program_id:
+                others = where & {ELSEWHERE}
+            if others:
+                raise OptimizerOptionError(
+                    f"sharded_update keeps {names[handle]!r} on worker "
+                    f"{slots[handle]} only, but the step uses it (in {node.op}) on "
+                    "others; use the optimizer's state in apply_gradients() only, or "
+                    "use sharded_update=False"
+                )
+
+
+class Sent(NamedTuple):
+    """What one worker sends to others in one step."""
+
+    num_bytes: int  # Tensors of unknown shape count nothing.
+    num_tensors: int  # Each costs about a millisecond on the way.
+
+
+def transfers(
+    plans: Iterable[CollectivePlan], topology: Topology
+) -> Iterator[Transfer]:
+    """What collectives send between memories where one program has all replicas."""
+    for plan in plans:
+        for bucket in plan.buckets:
+            for transfer in plan.collective.kind.transfers(
+                bucket.num_bytes, bucket.owner, topology
+            ):
+                # Of what only its owner needs, nothing comes back.
+                if not bucket.is_for_owner or transfer.target == bucket.owner:
+                    yield transfer
+
+
+def sent(
+    plans: Sequence[CollectivePlan],
+    topology: Topology,
+    workers: Sequence[int],
+    others: Iterable[Transfer] = (),
+) -> dict[int, Sent]:
+    """Adds up what each worker sends to others in one step."""
+    sizes: dict[int, list[float]] = {worker: [] for worker in workers}
+    for transfer in itertools.chain(transfers(plans, topology), others):
+        source, target = workers[transfer.source], workers[transfer.target]
+        if source != target:
+            sizes[source].append(transfer.num_bytes)
+    return {worker: Sent(round(sum(of)), len(of)) for worker, of in sizes.items()}

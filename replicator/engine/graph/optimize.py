@@ -10,21 +10,98 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from replicator._tf import compat as _tf_compat
-from replicator._tf import grappler as _tf_grappler
-from replicator.engine.graph import tasks
-from replicator.engine.graph.captures import check_python
-from replicator.engine.graph.convolutions import fused, products
-from replicator.engine.graph.ordering import (
+from replicator._tf import dispatch as _tf_dispatch
+from replicator.engine.graph.body import (
     keep_effects_in_order,
     keep_waits_of_calls,
+    producer,
 )
-from replicator.engine.graph.rewriters import PRODUCTS, RESAMPLED, Rewriters
+from replicator.engine.graph.convolutions import products, resampled
 from replicator.engine.graph.stamps import Stamps, called_functions
+from replicator.engine.graph.trace import PRODUCTS, RESAMPLED, Rewriters, check_python
+from replicator.step.logical import END, FUNCTION_PREFIX
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from replicator.engine.graph.trace import TracedStep
     from replicator.placement.topology import Topology
+
+
+# The optimizer sees each task as one call, so that a stage is optimized once for all of
+# its micro-batches. They are inlined before the step runs, and a control edge from a
+# call then waits for its effects only, not for its results: tasks of a device would run
+# side by side, and their activations exist at the same time. So what waits for a task
+# waits for each of its results.
+
+_RESOURCE = tf.resource.as_datatype_enum
+
+
+def keep_in_order(graph_def: Any) -> None:
+    """Lets calls of stages be inlined, and what follows them wait, in place."""
+    for function in graph_def.library.function:
+        if is_task(function):
+            # What the user marked himself stays marked.
+            function.attr.pop("_noinline", None)
+    tasks = {node.name: node for node in graph_def.node if calls_task(node)}
+    if not tasks:
+        return
+    waiting: dict[str, list[Any]] = {name: [] for name in tasks}
+    for node in graph_def.node:
+        for name in dict.fromkeys(_waits_for(node, tasks)):
+            waiting[name].append(node)
+    for name, nodes in waiting.items():
+        ended = _add_end(graph_def, tasks[name])
+        for node in nodes:
+            texts = [text for text in node.input if text != f"^{name}"]
+            del node.input[:]
+            node.input.extend([*texts, f"^{ended}"])
+
+
+def is_task(function: Any) -> bool:
+    """Whether a ``FunctionDef`` is a task, or called by one."""
+    return FUNCTION_PREFIX in function.signature.name
+
+
+def calls_task(node: Any) -> bool:
+    """Whether a node calls a task."""
+    names = [node.op, *(called.name for called in called_functions(node))]
+    return any(FUNCTION_PREFIX in name for name in names)
+
+
+def _waits_for(node: Any, tasks: dict[str, Any]) -> Iterator[str]:
+    """The tasks that a node has to wait for.
+
+    The optimizer drops a control edge that a data edge implies. It implies no more than
+    that one result when both are inlined.
+    """
+    for text in node.input:
+        name = producer(text)
+        if name not in tasks:
+            continue
+        is_next = node.name in tasks and node.device == tasks[name].device
+        if text.startswith("^") or is_next:
+            yield name
+
+
+def _add_end(graph_def: Any, task: Any) -> str:
+    """Adds a node that runs after all results of a task, and returns its name.
+
+    It takes them as inputs: without any it would be the same node for all replicas, and
+    each of their tasks would wait for those of the others.
+    """
+    end = graph_def.node.add(
+        name=f"{task.name}{END}", op="IdentityN", device=task.device
+    )
+    for port, dtype in enumerate(task.attr["Tout"].list.type):
+        if dtype != _RESOURCE:
+            end.attr["T"].list.type.append(dtype)
+            end.input.append(f"{task.name}:{port}" if port else task.name)
+    return str(end.name)
+
 
 _LOWERING = "_lower_using_switch_merge"
 _CONTROL_FLOW_OPS = frozenset(
@@ -55,12 +132,14 @@ def _optimized(traced: TracedStep, topology: Topology, rewriters: Rewriters) -> 
     _mark_lowering(graph_def, is_lowered=False)
     keep_waits_of_calls(graph_def)
     stamps = Stamps(graph_def, topology)
-    has_cpu_rules = stamps.is_on_cpus and _tf_grappler.is_on()
+    has_cpu_rules = stamps.is_on_cpus and _tf_dispatch.is_on()
     if not stamps.is_on_cpus:  # what a node without a device is taken for
         stamps.add(graph_def)
     if has_cpu_rules:
-        rewriters.attempt(RESAMPLED, lambda: fused.fuse(graph_def, traced.resampled))
-    optimized = _tf_grappler.optimize_graph(
+        rewriters.attempt(
+            RESAMPLED, lambda: resampled.fuse(graph_def, traced.resampled)
+        )
+    optimized = _tf_dispatch.optimize_graph(
         graph_def,
         keep,
         devices=stamps.kinds(),
@@ -70,7 +149,7 @@ def _optimized(traced: TracedStep, topology: Topology, rewriters: Rewriters) -> 
     if has_cpu_rules:
         rewriters.attempt(PRODUCTS, lambda: products.multiply(optimized, keep))
     _mark_lowering(optimized, is_lowered=True)
-    tasks.keep_in_order(optimized)
+    keep_in_order(optimized)
     keep_effects_in_order(optimized)
     return optimized
 

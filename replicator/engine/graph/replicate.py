@@ -14,23 +14,308 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator._tf import handles as _tf_handles
 from replicator.engine.graph.body import Ref, make_node, rewrite
-from replicator.engine.graph.copy_order import CopyOrder
+from replicator.engine.graph.dataflow import EffectTable
 from replicator.engine.graph.liveness import ELSEWHERE
-from replicator.engine.graph.localize import Localizer
+from replicator.engine.graph.stamps import ReplicaDevices, called_functions
+from replicator.step import logical
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from replicator.engine.graph.body import Body, Node
-    from replicator.engine.graph.copy_order import Resolve
     from replicator.engine.graph.liveness import Liveness
     from replicator.placement.topology import Topology
 
-    # (replica, placeholder) -> device of the variable behind a handle, or None
+    Resolve = Callable[[int, str], Ref | str]
     HandleDevice = Callable[[int, str], str | None]
-    # placeholder of a handle -> type of the variable
     HandleDtype = Callable[[str], tf.DType]
+
+
+# An owned write runs on one replica for all. Whatever waits for it on another replica
+# waits for the copy of its result, or for what the write itself would have waited for.
+
+
+class CopyOrder:
+    """Which copies of a body's nodes exist, their names and their control edges."""
+
+    def __init__(
+        self,
+        body: Body,
+        topology: Topology,
+        *,
+        merged: Collection[str],
+        liveness: Liveness | None,
+        resolve: Resolve,
+        received: Mapping[tuple[str, str], Ref | str] | None,
+    ) -> None:
+        """Prepares; see ``Replicas`` for the arguments."""
+        self._body = body
+        self._topology = topology
+        self._replicas = range(topology.num_local_replicas)
+        self._merged = frozenset(merged)
+        self._writers = {} if liveness is None else liveness.writers
+        self._written = {} if liveness is None else liveness.written
+        self._emitted = None if liveness is None else liveness.emitted
+        self._earlier = {} if liveness is None else liveness.earlier
+        self._homes = {} if liveness is None else liveness.homes
+        self._resolve = resolve
+        self._received = received
+        self._inputs = {
+            node.name: ([ref.node for ref in node.inputs], node.controls)
+            for node in body.nodes
+        }
+        self._waits: dict[tuple[int, str], list[str]] = {}
+        primaries = topology.primaries
+        self.sharing: dict[int, Sequence[int]] = {
+            primary: [r for r in self._replicas if primaries[r] == primary]
+            for primary in dict.fromkeys(primaries)
+        }
+
+    def writer(self, node: str) -> int | None:
+        """The replica that runs an owned write, or ``ELSEWHERE``; None for others."""
+        return self._writers.get(node)
+
+    def copies(self, node: str) -> dict[int, Sequence[int]]:
+        """By replica that has a copy of a node, the replicas for which it stands."""
+        writer = self.writer(node)
+        if writer is not None:
+            # Others may read what exists once: it waits for all of them.
+            return {} if writer == ELSEWHERE else {writer: self._replicas}
+        if node not in self._merged:
+            return {replica: [replica] for replica in self._replicas}
+        if node in self._homes:
+            home = self._homes[node]
+            return {home: self.sharing[home]} if self._is_emitted(node) else {}
+        return {
+            primary: replicas
+            for primary, replicas in self.sharing.items()
+            if self._emitted is None or primary in self._emitted[node]
+        }
+
+    def name(self, replica: int, node: str) -> str:
+        """Name of a node on a replica of this program."""
+        owner = self._topology.primaries[replica] if node in self._merged else replica
+        owner = self._writers.get(node, self._homes.get(node, owner))
+        return f"replica_{self._topology.replica_id(owner)}/{node}"
+
+    def new(self, node: str, handle: str) -> str:
+        """Name of the node that reads the result of an owned write."""
+        return f"{self.name(0, node)}/new_{handle}"
+
+    def refresh_name(self, node: str, handle: str, primary: int) -> str:
+        """Name of the node that gives a primary's copy the result of an owned write."""
+        replica_id = self._topology.replica_id(primary)
+        return f"replica_{replica_id}/{node}/refresh_{handle}"
+
+    def effects(self, node: str) -> list[str]:
+        """Names of the nodes that have the effect of a node on all replicas."""
+        edges = [edge for r in self._replicas for edge in self.after(r, node)]
+        return list(dict.fromkeys(edge.removeprefix("^") for edge in edges))
+
+    def controls(self, node: Node, replicas: Sequence[int]) -> list[str]:
+        """Control edges of a node's copy that waits for some replicas."""
+        edges: dict[str, None] = {}
+        for control in node.controls:
+            for replica in replicas:
+                if control in self._body.placeholders:
+                    target = self._resolve(replica, control)
+                    if isinstance(target, str):
+                        continue  # arguments are there before anything runs
+                    edges[f"^{target.node}"] = None
+                else:
+                    edges |= dict.fromkeys(self.after(replica, control))
+        return list(edges)
+
+    def _is_emitted(self, node: str) -> bool:
+        return self._emitted is None or bool(self._emitted[node])
+
+    def after(self, replica: int, node: str) -> list[str]:
+        """Control edges that make a replica wait for the effect of a node."""
+        if node in self._homes and self._is_emitted(node):
+            return [f"^{self.name(replica, node)}"]
+        if node not in self._writers:
+            primary = self._topology.primaries[replica]
+            is_live = self._emitted is None or node not in self._merged
+            if is_live or primary in (self._emitted or {})[node]:
+                return [f"^{self.name(replica, node)}"]
+            return self._through(replica, node)
+        primary, writer = self._topology.primaries[replica], self._writers[node]
+        if writer == primary:
+            # Its value must have been read before it changes again.
+            new = [f"^{self.new(node, h)}" for h in self.copied(node)]
+            return [f"^{self.name(replica, node)}", *new]
+        copied = [f"^{self.refresh_name(node, h, primary)}" for h in self.copied(node)]
+        if copied:
+            return copied
+        # Without copies nothing here waits for what the node would have waited for.
+        own = [] if writer == ELSEWHERE else [f"^{self.name(replica, node)}"]
+        return [*own, *self._through(replica, node)]
+
+    def _through(self, replica: int, node: str) -> list[str]:
+        """What a node that a replica does not have would have waited for there.
+
+        The graph optimizer leaves out an edge that another way says already, and that
+        way may lead through such a node.
+        """
+        if (replica, node) not in self._waits:
+            inputs, controls = self._inputs[node]
+            edges = [
+                edge
+                for name in (*inputs, *controls)
+                if name not in self._body.placeholders
+                for edge in self.after(replica, name)
+            ]
+            self._waits[replica, node] = list(dict.fromkeys(edges))
+        return self._waits[replica, node]
+
+    def before(
+        self, node: Node, replicas: Sequence[int], handles: Iterable[str]
+    ) -> list[str]:
+        """Control edges from earlier uses of variables that an owned write changes.
+
+        The node's own edges need not include them: the nodes that order them on the
+        writer may not be emitted on other replicas.
+        """
+        edges: dict[str, None] = {}
+        for handle in handles:
+            for name in self._earlier.get((node.name, handle), ()):
+                for replica in replicas:
+                    edges |= dict.fromkeys(self.after(replica, name))
+        return list(edges)
+
+    def not_copied(self, node: str) -> list[str]:
+        """Handles that an owned write changes and nobody else has a copy of."""
+        copied = self.copied(node)
+        return [handle for handle in self._written[node] if handle not in copied]
+
+    def received(self, node: str, handle: str) -> Ref | str:
+        """The value after an owned write, as it came from the program that writes."""
+        assert self._received is not None
+        return self._received[node, handle]
+
+    def copied(self, node: str) -> list[str]:
+        """Handles that an owned write changes and other primaries have copies of."""
+        writer = self._writers[node]
+        if self._received is not None:
+            return [h for h in self._written[node] if (node, h) in self._received]
+        assert writer != ELSEWHERE
+        return [
+            handle
+            for handle in self._written[node]
+            if any(
+                self._resolve(r, handle) != self._resolve(writer, handle)
+                for r in self._replicas
+            )
+        ]
+
+
+# A replica has its own devices, its own random streams, its own calls of Python, and
+# its own copies of the functions that use any of them.
+
+_SEED_STEP = 0x9E3779B1
+_SEED_LIMIT = 0x7FFFFFFF
+
+
+class Localizer:
+    """Gives copied nodes the devices, random streams and functions of their replicas.
+
+    Attributes:
+      library: Functions that the copies call: the traced ones, and those that replicas
+        have of their own.
+    """
+
+    def __init__(self, library: Sequence[Any], topology: Topology) -> None:
+        self._topology = topology
+        self._devices = ReplicaDevices(topology)
+        self._effects = EffectTable(library)
+        self._names = {function.signature.name for function in library}
+        self._placed = _placed_functions(library)
+        self._tokens = [
+            _tf_handles.OwnTokens() for _ in range(topology.num_local_replicas)
+        ]
+        self.library: list[Any] = [
+            f for f in library if f.signature.name not in self._placed
+        ]
+        for replica in range(topology.num_local_replicas):
+            self.library += [
+                self._own_function(function, replica)
+                for function in library
+                if self._has_own(function.signature.name, replica)
+            ]
+
+    def device(self, requested: str, replica: int) -> str:
+        """The device of a replica that a device of the traced graph stands for."""
+        return self._devices.device(requested, replica)
+
+    def is_local(self, proto: Any) -> bool:
+        """Whether copies of a node differ in more than names, devices and inputs."""
+        has_own = "seed2" in proto.attr or "token" in proto.attr
+        return has_own or proto.op in self._names or bool(called_functions(proto))
+
+    def localize(self, proto: Any, replica: int) -> None:
+        """Gives a node the random stream and the functions of a replica, in place."""
+        replica_id = self._topology.replica_id(replica)
+        if replica_id and "seed2" in proto.attr and "seed" in proto.attr:
+            _fold_seed(proto, replica_id)
+        if replica_id and "token" in proto.attr:
+            tokens = self._tokens[replica]
+            proto.attr["token"].s = tokens.own(proto.attr["token"].s)
+        for called in called_functions(proto):
+            if self._has_own(called.name, replica):
+                called.name = self._own_name(called.name, replica)
+        if self._has_own(proto.op, replica):
+            proto.op = self._own_name(proto.op, replica)
+
+    def _has_own(self, name: str, replica: int) -> bool:
+        """Whether a replica needs a function of its own instead of the traced one."""
+        if name not in self._names:
+            return False
+        if name in self._placed:
+            return True
+        return bool(self._topology.replica_id(replica)) and self._effects.is_bound(name)
+
+    def _own_function(self, function: Any, replica: int) -> Any:
+        own = _tf_compat.FunctionDef()
+        own.CopyFrom(function)
+        own.signature.name = self._own_name(function.signature.name, replica)
+        for proto in own.node_def:
+            if logical.index_of(proto.device) is not None:
+                proto.device = self.device(proto.device, replica)
+            self.localize(proto, replica)
+        return own
+
+    def _own_name(self, name: str, replica: int) -> str:
+        return f"{name}_replica_{self._topology.replica_id(replica)}"
+
+
+def _fold_seed(proto: Any, replica_id: int) -> None:
+    """Gives a stateful random op the stream of its replica; 0, 0 means no seed."""
+    seed, seed2 = proto.attr["seed"].i, proto.attr["seed2"].i
+    if seed == 0 and seed2 == 0:
+        return
+    folded = (seed2 + replica_id * _SEED_STEP) & _SEED_LIMIT
+    proto.attr["seed2"].i = folded if (seed or folded) else replica_id
+
+
+def _placed_functions(library: Sequence[Any]) -> frozenset[str]:
+    """Functions that use logical devices, themselves or through those they call."""
+    placed: set[str] = set()
+    while True:
+        found = {
+            function.signature.name
+            for function in library
+            if any(
+                logical.index_of(proto.device) is not None
+                or proto.op in placed
+                or any(called.name in placed for called in called_functions(proto))
+                for proto in function.node_def
+            )
+        }
+        if found == placed:
+            return frozenset(placed)
+        placed = found
 
 
 class Replicas:

@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from replicator.engine.link.any_size import NUM_LENGTHS
+from replicator.engine.graph.body import Ref
+from replicator.engine.link import uneven_rows
+from replicator.engine.link.uneven_rows import NUM_LENGTHS
 from replicator.placement import devices as device_lib
 from replicator.placement.devices import NCCL_DTYPES
 from replicator.placement.topology import place_group_key
@@ -31,9 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import TypeAlias
 
-    from replicator.engine.graph.body import Ref
     from replicator.engine.graph.emitter import Emitter
-    from replicator.placement.topology import FlatGroup, Group
+    from replicator.placement.topology import FlatGroup, Group, Topology
 
     Tensor: TypeAlias = Ref | str
 
@@ -280,3 +281,165 @@ def reduce_attrs(merge_op: str) -> dict[str, Any]:
         "is_stateless": False,
         "Nordering_token": 0,
     }
+
+
+# It uses TensorFlow's own control flow at the level of nodes: each operand passes a
+# ``Switch`` on its own device. If the predicate is false, nothing leaves the device,
+# and the nodes that follow (sums, transfers, collectives between workers) do not run. A
+# ``Merge`` on each device that uses the result ends this: it returns the result, or an
+# empty tensor. The predicate is identical on all replicas and workers, so all of them
+# skip the same collectives.
+
+
+class Gate:
+    """The condition of one transfer, on all replicas of a program."""
+
+    def __init__(
+        self,
+        name: str,
+        topology: Topology,
+        conditions: Sequence[Tensor],
+        emit: Emitter,
+    ) -> None:
+        """Prepares a gate."""
+        self._name = name
+        self._topology = topology
+        self._conditions = conditions
+        self._emit = emit
+        self._merged: dict[tuple[str, int], Ref] = {}
+
+    def operand(self, replica: int, node: str, ref: Tensor, dtype: tf.DType) -> Tensor:
+        """An operand after the gate: nothing if the condition is false."""
+        return self._switch(
+            f"{self._name}/operand_{replica}_{node}", ref, replica, dtype, "true"
+        )
+
+    def results(
+        self, refs: Sequence[Tensor], dtype: tf.DType, shape: tf.TensorShape
+    ) -> tuple[Ref, ...]:
+        """A result by replica, as it is after the gate."""
+        # Of the same rank, so that elementwise ops and reductions take it.
+        nothing = np.zeros([0] * (shape.rank or 0), dtype.as_numpy_dtype)
+        memories = self._topology.memories
+        return tuple(
+            self._result(ref, memory, dtype, nothing)
+            for ref, memory in zip(refs, memories, strict=True)
+        )
+
+    def _result(
+        self, ref: Tensor, memory: int, dtype: tf.DType, nothing: np.ndarray
+    ) -> Ref:
+        # Per memory: a result that is merged elsewhere would be sent once more.
+        key = str(ref), memory
+        if key not in self._merged:
+            name = f"{self._name}/result_{len(self._merged)}"
+            device = self._topology.replica_devices[memory]
+            other = self._nothing(f"{name}/nothing", memory, nothing, device)
+            attrs = {"N": 2, "T": dtype}
+            self._merged[key] = self._emit.add(
+                name, "Merge", [ref, other], device, "output:0", attrs
+            )
+        return self._merged[key]
+
+    def _nothing(self, name: str, replica: int, value: Any, device: str) -> Ref:
+        """A constant, where the condition is false."""
+        condition = self._conditions[replica]
+        off = self._switch(f"{name}/off", condition, replica, tf.bool, "false")
+        # An edge has no side: what follows the identity follows this side only.
+        pivot = self._emit.add(
+            f"{name}/pivot", "Identity", [off], device, "output:0", {"T": tf.bool}
+        )
+        attrs = {"dtype": tf.as_dtype(value.dtype), "value": value}
+        return self._emit.add(
+            name, "Const", [], device, "output:0", attrs, controls=[pivot.node]
+        )
+
+    def _switch(
+        self, name: str, ref: Tensor, replica: int, dtype: tf.DType, side: str
+    ) -> Ref:
+        device = self._topology.replica_devices[replica]
+        inputs = [ref, self._conditions[replica]]
+        port = f"output_{side}:0"
+        return self._emit.add(name, "Switch", inputs, device, port, {"T": dtype})
+
+
+class WorkerParts:
+    """Emits ``CollectiveGatherV2``, which gathers in an order of its own."""
+
+    def __init__(self, group: Group, emit: Emitter, chain: Chain) -> None:
+        """Prepares emitting."""
+        self._group = group
+        self._emit = emit
+        self._chain = chain
+
+    def gather(
+        self,
+        name: str,
+        ref: Tensor,
+        dtype: tf.DType,
+        device: str,
+        key_offset: Ref | None = None,
+    ) -> Ref:
+        """Emits a concatenation of tensors of one shape, in a type that is sent."""
+        raw = self._chain.add(
+            name,
+            "CollectiveGatherV2",
+            [ref],
+            dtype,
+            device,
+            {"is_stateless": False, "Nordering_token": 0},
+            key_offset=key_offset,
+        )
+        if self._group.order == tuple(range(self._group.num_workers)):
+            return raw
+        return self._sort(f"{name}/sorted", raw, dtype, device)
+
+    def gather_any_size(
+        self, name: str, ref: Tensor, dtype: tf.DType, device: str
+    ) -> Ref:
+        """Gathers tensors that have one shape on all workers, checked before."""
+        count = self._group.num_workers
+        sent = uneven_rows.pad(self._emit, f"{name}/sent", ref, dtype, device)
+        part = self._emit.row(f"{name}/part", sent.value, dtype, device)
+        rows = self.gather(f"{name}/rows", part, dtype, device, sent.key_offset)
+        begin = self._emit.numbers(f"{name}/begin", [0, 0], device)
+        num_rows = self._emit.const(
+            f"{name}/num_rows", np.array([count], np.int32), device
+        )
+        extent = self._emit.concat(
+            f"{name}/extent", [num_rows, sent.num_elements], tf.int32, device
+        )
+        kept = self._emit.slice(f"{name}/kept", rows, begin, extent, dtype, device)
+        # The first dimension times workers, then the others: what is left of the size
+        # cannot be asked for, since it may be zero.
+        dims = self._emit.dims(f"{name}/dims", ref, dtype, device)
+        first = self._emit.numbers(f"{name}/first", [1], device)
+        zero = self._emit.numbers(f"{name}/zero", [0], device)
+        head = self._emit.slice(f"{name}/head", dims, zero, first, tf.int32, device)
+        rest_size = self._emit.const(
+            f"{name}/rest_size", np.array([-1], np.int32), device
+        )
+        rest = self._emit.slice(
+            f"{name}/rest", dims, first, rest_size, tf.int32, device
+        )
+        total = self._emit.add(
+            f"{name}/total", "Mul", [head, num_rows], device, "z:0", {"T": tf.int32}
+        )
+        target = self._emit.concat(f"{name}/target", [total, rest], tf.int32, device)
+        return self._emit.reshape(f"{name}/result", kept, target, dtype, device)
+
+    def _sort(self, name: str, ref: Ref, dtype: tf.DType, device: str) -> Ref:
+        """Puts the parts of workers into the order of their ids."""
+        count = self._group.num_workers
+        axis = self._emit.const(f"{name}/axis", np.int32(0), device)
+        parts = self._emit.add(
+            f"{name}/parts",
+            "Split",
+            [axis, ref],
+            device,
+            "output:0",
+            {"num_split": count, "T": dtype},
+        )
+        places = [self._group.order.index(worker) for worker in range(count)]
+        by_worker = [Ref(node=parts.node, port=f"output:{p}") for p in places]
+        return self._emit.concat(name, by_worker, dtype, device)

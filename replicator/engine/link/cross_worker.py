@@ -14,21 +14,122 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from replicator.collectives import wire_types
+from replicator.collectives import differentiable
+from replicator.engine.graph.body import Ref, make_node
 from replicator.engine.graph.emitter import Emitter
-from replicator.engine.link import any_size, shape_check
-from replicator.engine.link.chain import Chain, reduce_attrs
-from replicator.engine.link.worker_parts import WorkerParts
+from replicator.engine.link import uneven_rows
+from replicator.engine.link.chain import Chain, WorkerParts, reduce_attrs
 from replicator.placement.devices import cpu_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
-    from replicator.engine.graph.body import Ref
     from replicator.placement.topology import Group
 
     Tensor: TypeAlias = Ref | str
+
+
+# Only where the trace does not know the shape, which is otherwise that of every
+# replica.
+
+# Says in the error of TensorFlow that it is about shapes; the rest is made from it.
+SHAPES_DIFFER = "replicator: shapes differ between workers"
+
+
+def shape_row(
+    emit: Emitter, name: str, ref: Tensor, dtype: tf.DType, device: str
+) -> Ref:
+    """Emits what workers compare: the dimensions of a tensor, and one number more."""
+    dims = emit.dims(f"{name}/dims", ref, dtype, device, tf.int64)
+    # So that a scalar has something to compare as well.
+    rank = emit.const(f"{name}/one", np.array([1], np.int64), device)
+    return emit.concat(f"{name}/row", [dims, rank], tf.int64, device)
+
+
+def compare_shapes(emit: Emitter, name: str, rows: Ref, own: Ref, device: str) -> str:
+    """Emits the comparison; returns the node that raises where shapes differ."""
+    equal = emit.add(
+        f"{name}/equal",
+        "Equal",
+        [rows, own],
+        device,
+        "z:0",
+        {"T": tf.int64, "incompatible_shape_error": True},
+    )
+    axes = emit.numbers(f"{name}/axes", [0, 1], device)
+    all_equal = emit.add(
+        f"{name}/all",
+        "All",
+        [equal, axes],
+        device,
+        "output:0",
+        {"Tidx": tf.int32, "keep_dims": False},
+    )
+    text = emit.const(f"{name}/text", np.array(SHAPES_DIFFER, object), device)
+    return _require(emit, name, all_equal, text, rows, tf.int64, device)
+
+
+def between_replicas(
+    emit: Emitter,
+    name: str,
+    what: str,
+    refs: Sequence[Tensor],
+    dtype: tf.DType,
+    devices: Sequence[str],
+) -> Ref:
+    """Emits a check that the tensors of a program's replicas have one shape.
+
+    For ops that broadcast, where others raise an error of their own.
+    """
+    cpu = cpu_of(devices[0])
+    texts = []
+    for replica, (ref, device) in enumerate(zip(refs, devices, strict=True)):
+        dims = emit.dims(f"{name}/dims_{replica}", ref, dtype, device)
+        attrs = {"template": "{}", "placeholder": "{}", "summarize": -1}
+        node = make_node(f"{name}/shape_{replica}", "StringFormat", [dims], cpu, attrs)
+        node.attr["T"].list.type.append(tf.int32.as_datatype_enum)
+        emit.nodes.append(node)
+        texts.append(Ref(node=node.name, port="output:0"))
+    attrs = {"N": len(texts), "T": tf.string, "axis": 0}
+    shapes = emit.add(f"{name}/shapes", "Pack", texts, cpu, "output:0", attrs)
+    attrs = {"T": tf.string, "incompatible_shape_error": True}
+    equal = emit.add(f"{name}/equal", "Equal", [shapes, texts[0]], cpu, "z:0", attrs)
+    axis = emit.numbers(f"{name}/axis", [0], cpu)
+    attrs = {"Tidx": tf.int32, "keep_dims": False}
+    all_equal = emit.add(f"{name}/all", "All", [equal, axis], cpu, "output:0", attrs)
+    said = (
+        f"replicator: {what} got tensors of different shapes on different replicas; "
+        "pad them to one shape, or reduce them first; by replica"
+    )
+    text = emit.const(f"{name}/text", np.array(said, object), cpu)
+    check = _require(emit, name, all_equal, text, shapes, tf.string, cpu)
+    checked, attrs = f"{name}/checked", {"T": dtype}
+    return emit.add(
+        checked, "Identity", [refs[0]], devices[0], "output:0", attrs, [check]
+    )
+
+
+def _require(
+    emit: Emitter,
+    name: str,
+    condition: Ref,
+    text: Ref,
+    found: Ref,
+    dtype: tf.DType,
+    device: str,
+) -> str:
+    """Emits an assertion that says a text and what was found."""
+    check = f"{name}/assert"
+    node = make_node(
+        check, "Assert", [condition, text, found], device, {"summarize": 256}
+    )
+    node.attr["T"].list.type.extend(
+        [tf.string.as_datatype_enum, dtype.as_datatype_enum]
+    )
+    emit.nodes.append(node)
+    return check
+
 
 _MERGE_OPS = {"sum": "Add", "mean": "Add", "min": "Min", "max": "Max"}
 
@@ -108,7 +209,7 @@ class CrossWorker:
             )
         # A sum has to keep the bits of the type itself, so it goes as a wider type;
         # what is only moved goes as any type of the same width.
-        how, wire = wire_types.added(dtype)
+        how, wire = differentiable.added(dtype)
         sent = self._emit.convert(f"{name}/in", ref, how, dtype, wire, device)
         device = _wire_device(wire, device)
         attrs = reduce_attrs(_MERGE_OPS[op])
@@ -137,7 +238,7 @@ class CrossWorker:
         device: str,
     ) -> Tensor:
         """Emits the transfer of one worker's tensor to all others."""
-        how, wire = wire_types.moved(dtype, "broadcast")
+        how, wire = differentiable.moved(dtype, "broadcast")
         if _is_empty(shape):
             return ref
         sent = self._emit.convert(f"{name}/in", ref, how, dtype, wire, device)
@@ -210,7 +311,7 @@ class CrossWorker:
         Returns:
           Shape ``[replicas of the job] + dims``.
         """
-        how, wire = wire_types.moved(dtype, "all_gather")
+        how, wire = differentiable.moved(dtype, "all_gather")
         if _is_empty(shape):
             dims = [shape[0] * self._group.num_workers, *shape.as_list()[1:]]
             return self._emit.const(name, np.zeros(dims, dtype.as_numpy_dtype), device)
@@ -224,10 +325,10 @@ class CrossWorker:
 
     def check_shape(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> None:
         """Emits a comparison of a tensor's shape over workers, before it is sent."""
-        row = shape_check.row(self._emit, name, ref, dtype, device)
+        row = shape_row(self._emit, name, ref, dtype, device)
         part = self._emit.row(f"{name}/part", row, tf.int64, device)
         rows = self._parts.gather(f"{name}/gathered", part, tf.int64, device)
-        check = shape_check.compare(self._emit, name, rows, row, device)
+        check = compare_shapes(self._emit, name, rows, row, device)
         self.chain.continue_after(check)
 
     def _transfer(
@@ -242,7 +343,7 @@ class CrossWorker:
         """Transfers a tensor, also one whose shape is not known."""
         if shape.is_fully_defined():
             return transfer(ref, None)
-        sent = any_size.pad(self._emit, f"{name}/sent", ref, dtype, device)
+        sent = uneven_rows.pad(self._emit, f"{name}/sent", ref, dtype, device)
         received = transfer(sent.value, sent.key_offset)
         begin = self._emit.numbers(f"{name}/begin", [0], device)
         kept = self._emit.slice(

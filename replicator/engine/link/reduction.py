@@ -12,8 +12,12 @@ import collections
 import dataclasses
 from typing import TYPE_CHECKING
 
+import numpy as np
+import tensorflow as tf
+
 from replicator.engine.analysis.plan import FLAT
-from replicator.engine.link.node_ops import NodeOps
+from replicator.engine.graph.body import Ref
+from replicator.placement import devices as device_lib
 from replicator.placement.topology import flat_group
 from replicator.step.context import wire_of
 
@@ -21,15 +25,75 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import TypeAlias
 
-    import tensorflow as tf
-
-    from replicator.engine.graph.body import Ref
     from replicator.engine.graph.emitter import Emitter
     from replicator.engine.link.chain import Chain
     from replicator.engine.link.cross_worker import CrossWorker
     from replicator.placement.topology import Topology
 
     Tensor: TypeAlias = Ref | str
+
+
+PAIRWISE = {"min": "Minimum", "max": "Maximum"}
+
+
+class NodeOps:
+    """``collectives.linking.Ops`` of values of one type on one device."""
+
+    def __init__(self, emit: Emitter, name: str, dtype: tf.DType, device: str) -> None:
+        """Prepares emitting."""
+        self._emit = emit
+        self._name = name
+        self._dtype = dtype
+        self._device = device
+        self._count = 0
+
+    def stack(self, values: Sequence[Tensor]) -> Tensor:
+        """Joins along a new first dimension."""
+        return self._add("Pack", values, "output:0", N=len(values), axis=0)
+
+    def unstack(self, value: Tensor, count: int) -> list[Tensor]:
+        """Undoes ``stack``."""
+        first = self._add("Unpack", [value], "output:0", num=count, axis=0)
+        return [Ref(node=first.node, port=f"output:{i}") for i in range(count)]
+
+    def concat(self, values: Sequence[Tensor]) -> Tensor:
+        """Joins the rows."""
+        if len(values) == 1:
+            return values[0]
+        return self._emit.concat(self._new(), values, self._dtype, self._device)
+
+    def part(self, value: Tensor, index: int, count: int, *, axis: int = 0) -> Tensor:
+        """One of ``count`` equal parts along an axis."""
+        dim = self._emit.const(f"{self._new()}/axis", np.int32(axis), self._device)
+        first = self._add("Split", [dim, value], "output:0", num_split=count)
+        return Ref(node=first.node, port=f"output:{index}")
+
+    def scale(self, value: Tensor, factor: float) -> Tensor:
+        """The product with a number."""
+        return self._emit.scale(self._new(), value, factor, self._dtype, self._device)
+
+    def zeros_like(self, value: Tensor) -> Tensor:
+        """Zeros of the same shape and type."""
+        return self._add("ZerosLike", [value], "y:0")
+
+    def reduce(self, op: str, values: Sequence[Tensor]) -> Tensor:
+        """The sum (of a mean too), minimum or maximum of some values."""
+        if len(values) == 1:
+            return values[0]
+        if op not in PAIRWISE:
+            return self._add("AddN", values, "sum:0", N=len(values))
+        result = values[0]
+        for other in values[1:]:
+            result = self._add(PAIRWISE[op], [result, other], "z:0")
+        return result
+
+    def _add(self, op: str, inputs: Sequence[Tensor], port: str, **attrs: int) -> Ref:
+        both = {**attrs, "T": self._dtype}
+        return self._emit.add(self._new(), op, inputs, self._device, port, both)
+
+    def _new(self) -> str:
+        self._count += 1
+        return f"{self._name}/{self._count}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -235,3 +299,37 @@ class Reduction:
         return self._chain.reduce_all(
             f"{name}/all", flat, operands, "Add", dtype, algorithm
         )
+
+
+# TensorFlow's CPU kernels support every type that a collective accepts. GPU kernels do
+# not: types that are missing there are combined in host memory. The tables are those of
+# TensorFlow 2.21 (a test compares them with its registry). Tensors of int32 are already
+# in host memory, where their "GPU" kernels work.
+
+_FLOATS = frozenset(
+    {tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.complex64, tf.complex128}
+)
+_REALS = frozenset({tf.bfloat16, tf.float16, tf.float32, tf.float64})
+_INTEGERS = frozenset(
+    {tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64}
+)
+GPU_DTYPES: dict[str, frozenset[tf.DType]] = {
+    "AddN": _FLOATS | {tf.int32, tf.int64, tf.uint32},
+    "Pack": _FLOATS | {tf.bool, tf.int16, tf.int32, tf.int64, tf.uint32, tf.uint64},
+    "Minimum": _REALS | _INTEGERS,
+    "Maximum": _REALS | _INTEGERS,
+    "ConcatV2": _FLOATS | _INTEGERS | {tf.bool},
+    "Split": _FLOATS,
+    "SplitV": _FLOATS | {tf.int32},
+    "Unpack": _FLOATS | {tf.bool, tf.int32, tf.int64, tf.uint8},
+    "ZerosLike": _FLOATS | _INTEGERS | {tf.bool},
+    "Mul": _FLOATS | _INTEGERS,
+}
+
+
+def supported_device(op: str, dtype: tf.DType | None, device: str) -> str:
+    """The device on which an op that is placed on ``device`` can run."""
+    allowed = GPU_DTYPES.get(op)
+    if "GPU" not in device or allowed is None or dtype in allowed:
+        return device
+    return device_lib.cpu_of(device)

@@ -3,35 +3,129 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator._tf import collector
+from replicator._tf import compat
+from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
+from replicator._tf import workers as _tf_workers
 from replicator._tf.dispatch import Dispatch
-from replicator.engine.analysis import owned
+from replicator.cluster.liveness.reachability import Deadline
+from replicator.engine.analysis import analyze as analyze_lib
 from replicator.engine.analysis.analyze import analyze
-from replicator.engine.graph import gathers
-from replicator.engine.graph.rewriters import Rewriters
-from replicator.engine.run import turns
+from replicator.engine.analysis.plan import FLAT
+from replicator.engine.graph import liveness
+from replicator.engine.graph.trace import Rewriters
 from replicator.engine.run.assembly import Assembly
-from replicator.engine.run.uneven_inputs import UnevenInputs, read
-from replicator.errors import StrategyError
-from replicator.inputs.reads import Source
+from replicator.errors import ReplicaTimeoutError, StrategyError
+from replicator.inputs import last_step
+from replicator.inputs.iterator import Source, all_read, next_batches
 from replicator.placement import devices as device_lib
 from replicator.step.tracing import repeat
+from replicator.validation.arguments import is_positive, shown
+from replicator.variables import values
 from replicator.variables.coherence import Coherence
 from replicator.variables.table import UsedVariables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from replicator.collectives.kind import Transfer
     from replicator.engine.analysis.plan import CollectivePlan
     from replicator.placement.topology import Group, Topology
     from replicator.variables.table import Entry, VariableTable
+
+
+# Each worker reads its own pipelines. Before a step communicates, workers count how
+# many of them have a batch for every replica; unless all have, none runs the step.
+# Where the last step can be divided (``inputs/last_step.py``), one worker that has a
+# batch is enough. The count is one number in one collective, and is skipped if no
+# pipeline can end.
+
+
+class UnevenInputs:
+    """Reads the batches of steps that run on all workers or on none."""
+
+    def __init__(self, topology: Topology, group: Group) -> None:
+        self._topology = topology
+        self._group = group
+        # Drawn once: a function that is traced again uses the same.
+        self._key = next(group.keys)
+
+    def next_batches(self, source: Source) -> tuple[list[Any], list[Any]]:
+        """Emits reading the batch of every replica of this worker."""
+        num_replicas = self._topology.num_local_replicas
+        batches = source.read_each(
+            num_replicas, lambda iterator: iterator.get_next_as_optional()
+        )
+        are_fed = [batch.has_value() for batch in batches]
+        checked = self.check(tf.reduce_all(are_fed), self._group.num_workers)
+        with tf.control_dependencies([checked]):
+            return [batch.get_value() for batch in batches], [checked]
+
+    def check(self, is_fed: tf.Tensor, num_needed: int) -> tf.Tensor:
+        """Emits an op that raises an error where too few workers have data."""
+        with tf.device(values.cpu(self._topology)):
+            num_fed = values.reduce(
+                tf.cast(is_fed, tf.int32), self._topology, self._group, self._key
+            )
+            return last_step.end_unless(num_fed >= num_needed)
+
+
+def read(
+    source: Any, num_replicas: int, end: UnevenInputs | None
+) -> tuple[list[Any], list[Any]]:
+    """Emits reading one step's batches, with or without uneven inputs."""
+    if source is None:
+        return [], []
+    if isinstance(source, Source) and last_step.is_filled(source.iterators[0]):
+        batches, is_fed = last_step.divide(next_batches(source, num_replicas))
+        ended = last_step.end_unless(is_fed) if end is None else end.check(is_fed, 1)
+        return batches, [ended]
+    if end is not None:
+        return end.next_batches(source)
+    batches = next_batches(source, num_replicas)
+    return batches, [all_read(batches)]
+
+
+# A graph runs what it can at the same time. Two steps that do would meet those of other
+# workers in another order than theirs, and two calls of one step under the same keys.
+# So each writes a variable that nobody reads before it and after it, which TensorFlow
+# keeps in the order of the program, in loops and branches too. Control edges between
+# the calls would not reach into those.
+
+
+@contextlib.contextmanager
+def taken(device: str) -> Iterator[None]:
+    """Emits a turn in the graph that is being built: all that is emitted inside."""
+    graph = _tf_compat.current_graph()
+    begin = _write(device)
+    num_before = len(graph.get_operations())
+    with tf.control_dependencies([begin]):
+        yield
+    made = graph.get_operations()[num_before:]
+    # What has no effect neither communicates.
+    with tf.control_dependencies([op for op in made if op.op_def.is_stateful]):
+        _write(device)
+
+
+def _write(device: str) -> Any:
+    with tf.device(device):
+        return tf.raw_ops.AssignVariableOp(resource=_turn(device), value=0)
+
+
+@functools.cache
+def _turn(device: str) -> Any:
+    """The variable, outside of all graphs."""
+    with tf.init_scope(), tf.device(device):
+        return tf.raw_ops.VarHandleOp(
+            dtype=tf.int32, shape=[], shared_name="replicator_turn"
+        )
+
 
 _COUNTER = itertools.count()
 
@@ -39,7 +133,7 @@ _COUNTER = itertools.count()
 class Program:
     """One step function on R replicas as one TensorFlow function."""
 
-    @collector.paused()
+    @compat.paused()
     def __init__(
         self,
         step_fn: Callable[..., Any],
@@ -91,7 +185,7 @@ class Program:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the step says of itself in ``explain()``."""
-        moved = owned.explain(self._analysis, self._topology)
+        moved = analyze_lib.explain(self._analysis, self._topology)
         of_graph = *self._analysis.traced.notes, *self._analysis.body.notes
         return (*of_graph, *self._rewriters.notes.values(), *filter(None, [moved]))
 
@@ -103,12 +197,12 @@ class Program:
     @property
     def most_gathered(self) -> int:
         """Bytes of other owners' variables that a replica has at a time."""
-        return gathers.most(self._analysis.gathers)
+        return liveness.most(self._analysis.gathers)
 
     @property
     def weight_transfers(self) -> tuple[Transfer, ...]:
         """What owners of variables send to other replicas of this program."""
-        return tuple(owned.weights(self._analysis))
+        return tuple(analyze_lib.weights(self._analysis))
 
     @property
     def returned(self) -> tuple[Transfer, ...]:
@@ -217,7 +311,7 @@ class Program:
     def _in_turn(self) -> contextlib.AbstractContextManager[None]:
         if not (self._assembly.has_collectives or self._coherence.communicates):
             return contextlib.nullcontext()
-        return turns.taken(device_lib.cpu_of(self._topology.replica_devices[0]))
+        return taken(device_lib.cpu_of(self._topology.replica_devices[0]))
 
     def _make_function(
         self,
@@ -243,3 +337,53 @@ class Program:
         # Values can be smaller in another call: those of the last step of an epoch.
         specs = [*self._specs] * num_replicas if is_values else None
         return Dispatch(program, is_optimized=False, specs=specs)
+
+
+# TensorFlow ends these ops by itself where a replica fails. The limit is for what fails
+# without an error, such as a GPU that does not respond.
+
+
+class TimeLimit:
+    """Ends the collectives of this process when a step takes too long, for good.
+
+    Attributes:
+      is_over: Whether a step has taken too long.
+    """
+
+    def __init__(self, timeout_sec: float) -> None:
+        """Takes the longest duration of one step."""
+        if not is_positive(timeout_sec):
+            raise ValueError(
+                f"timeout_sec {shown(timeout_sec)} must be a positive number of seconds"
+            )
+        self._timeout_sec = timeout_sec
+        self.is_over = False
+        self._deadline = Deadline(self._expire)
+
+    @contextlib.contextmanager
+    def guard(self, program: Program, what: str, num_steps: int) -> Iterator[None]:
+        """Limits what runs inside, if it has such collectives."""
+        if not any(plan.algorithm in FLAT for plan in program.plans):
+            yield
+            return
+        if self.is_over:
+            raise ReplicaTimeoutError(self._message(what))
+        try:
+            with self._deadline.limit(self._timeout_sec * num_steps):
+                yield
+        except tf.errors.OpError as error:
+            if self.is_over:
+                raise ReplicaTimeoutError(self._message(what)) from error
+            raise
+
+    def _message(self, what: str) -> str:
+        return (
+            f"the replicas of {what} did not meet within {self._timeout_sec:g} s per "
+            "step, and their collectives were ended; a device may not respond: start "
+            "the program again, from its last checkpoint; if a step is only slow, or "
+            "waits for data, use a larger timeout_sec"
+        )
+
+    def _expire(self) -> None:
+        self.is_over = True
+        _tf_workers.abort_collectives("replicas did not meet in time")

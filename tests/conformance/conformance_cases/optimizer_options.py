@@ -13,7 +13,7 @@ from conformance_cases.training import (
     train,
 )
 
-from replicator.collectives import compression
+from replicator.collectives import differentiable
 
 NUM_STEPS = 10
 
@@ -25,7 +25,7 @@ _FEW = {name: OPTIMIZERS[name] for name in ("momentum", "adam")}
 
 def _within_rounding(name):
     """Ten updates by gradients of about 1, each rounded twice, at a rate of 0.1."""
-    unit = compression.UNIT_ROUNDOFF[name]
+    unit = differentiable.UNIT_ROUNDOFF[name]
     return {
         "like_single_device": True,
         "rtol": 2 * unit,

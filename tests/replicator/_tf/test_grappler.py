@@ -10,7 +10,7 @@ from tensorflow.python.grappler import tf_optimizer
 
 import replicator
 from replicator._tf import compat as _tf_compat
-from replicator._tf import grappler, kernels
+from replicator._tf import dispatch
 
 GPU = "/job:worker/replica:0/task:1/device:GPU:0"
 
@@ -51,7 +51,7 @@ def _optimized_convolutions(dtype=tf.float32):
     for node in graph_def.node:
         node.device = GPU
     keep = [graph.outputs[0].op.name]
-    optimized = grappler.optimize_graph(graph_def, keep, devices={GPU: "GPU"})
+    optimized = dispatch.optimize_graph(graph_def, keep, devices={GPU: "GPU"})
     convolutions = [n for n in optimized.node if n.op in ("Conv2D", "_FusedConv2D")]
     assert 2 == len(convolutions)
     return {n.attr["data_format"].s.decode() for n in convolutions}
@@ -108,7 +108,7 @@ def test_devices_are_described_well_enough(kind, capfd):
     for node in graph_def.node:
         node.device = name
 
-    grappler.optimize_graph(graph_def, [sums.op.name], devices={name: kind})
+    dispatch.optimize_graph(graph_def, [sums.op.name], devices={name: kind})
 
     assert "Invalid device" not in capfd.readouterr().err
 
@@ -124,8 +124,8 @@ def test_on_cpus_a_graph_becomes_what_it_becomes_in_this_process():
     meta_graph.graph_def.ParseFromString(graph.as_graph_def().SerializeToString())
     meta_graph.collection_def["train_op"].node_list.value.append("y")
 
-    expected = tf_optimizer.OptimizeGraph(grappler._config(), meta_graph, verbose=False)
-    found = grappler.optimize_graph(
+    expected = tf_optimizer.OptimizeGraph(dispatch._config(), meta_graph, verbose=False)
+    found = dispatch.optimize_graph(
         meta_graph.graph_def,
         ["y"],
         devices={"/job:localhost/replica:0/task:0/device:CPU:0": "CPU"},
@@ -140,40 +140,40 @@ INT = frozenset({tf.int32})
 
 
 def test_a_kernel_is_found_by_device_and_type():
-    found = kernels.find_kernel("MatMul", "CPU", {"T": FLOAT})
+    found = dispatch.find_kernel("MatMul", "CPU", {"T": FLOAT})
 
     assert found is not None
     assert tf.float32 in found.types["T"]
-    assert kernels.find_kernel("MatMul", "CPU", {"T": frozenset({tf.string})}) is None
-    assert kernels.find_kernel("NoSuchOp", "CPU", {}) is None
+    assert dispatch.find_kernel("MatMul", "CPU", {"T": frozenset({tf.string})}) is None
+    assert dispatch.find_kernel("NoSuchOp", "CPU", {}) is None
 
 
 def test_a_kernel_for_all_devices_serves_one_that_has_none():
     """Sums of int32 are left to the host, on GPUs too."""
-    found = kernels.find_kernel("AddN", "GPU", {"T": INT})
+    found = dispatch.find_kernel("AddN", "GPU", {"T": INT})
     if not tf.test.is_built_with_cuda():
         pytest.skip("this build of TensorFlow has no GPU kernels to compare with")
 
     assert "DEFAULT" == found.device_type
     assert {"inputs", "sum"} == found.host_args
-    assert frozenset() == kernels.find_kernel("AddN", "GPU", {"T": FLOAT}).host_args
+    assert frozenset() == dispatch.find_kernel("AddN", "GPU", {"T": FLOAT}).host_args
 
 
 def test_a_label_asks_for_another_kernel():
     """The optimizer of layouts requests host kernels in this way."""
     if not tf.test.is_built_with_cuda():
         pytest.skip("this build of TensorFlow has no GPU kernels to compare with")
-    found = kernels.find_kernel("DataFormatVecPermute", "GPU", {"T": INT}, "host")
+    found = dispatch.find_kernel("DataFormatVecPermute", "GPU", {"T": INT}, "host")
 
     assert {"x", "y"} == found.host_args
-    assert kernels.find_kernel("MatMul", "GPU", {"T": FLOAT}, "host") is None
+    assert dispatch.find_kernel("MatMul", "GPU", {"T": FLOAT}, "host") is None
 
 
 @pytest.mark.parametrize("op", ["ResourceApplyAdam", "ResourceScatterSub"])
 def test_the_attribute_of_the_data_type_is_found_whatever_its_name(op):
     """``T`` of one, ``dtype`` of the other."""
-    assert kernels.has_kernel(op, "CPU", tf.float32)
-    assert not kernels.has_kernel(op, "CPU", tf.string)
+    assert dispatch.has_kernel(op, "CPU", tf.float32)
+    assert not dispatch.has_kernel(op, "CPU", tf.string)
 
 
 @pytest.fixture(params=[True, False], ids=["on", "off"])

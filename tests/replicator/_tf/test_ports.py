@@ -8,7 +8,7 @@ import socket
 import pytest
 import tensorflow as tf
 
-from replicator._tf.ports import listen, packets
+from replicator._tf.ports import listen
 from replicator.cluster.local_cluster import free_ports
 from replicator.cluster.port_filter import PRIVATE
 
@@ -48,7 +48,7 @@ def dual():
 )
 def test_only_allowed_networks_come_through(dual, allowed, expected):
     networks = [ipaddress.ip_network(text) for text in allowed]
-    packets.attach(dual, packets.program(networks))
+    listen.attach(dual, listen.program(networks))
 
     assert expected == [
         reaches(dual, "127.0.0.1", "127.0.0.1"),
@@ -58,8 +58,8 @@ def test_only_allowed_networks_come_through(dual, allowed, expected):
 
 
 def test_the_filter_for_private_networks_lets_this_machine_in(dual):
-    program = packets.program(PRIVATE)
-    packets.attach(dual, program)
+    program = listen.program(PRIVATE)
+    listen.attach(dual, program)
 
     assert reaches(dual, "127.0.0.1", "127.0.0.1")
     assert reaches(dual, "::1", "::1")
@@ -82,7 +82,7 @@ def test_the_filter_is_there_before_tensorflow_listens():
     def close(descriptor):
         with socket.socket(fileno=os.dup(descriptor)) as opened:
             listened.append(opened.getsockname()[1])
-            packets.attach(opened, packets.program([]))
+            listen.attach(opened, listen.program([]))
 
     with listen.before_listen(close):
         tf.distribute.Server(

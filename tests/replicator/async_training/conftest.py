@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator.async_training.commit_state import CommitState
+from replicator.async_training.commit import CommitState
 from replicator.async_training.optimizer import ServerOptimizer
-from replicator.async_training.placement import Placement
 from replicator.async_training.steps import WorkerSteps
-from replicator.async_training.table import ServerTable
+from replicator.async_training.table import Placement, ServerTable
 from replicator.optimizer.options import OptimizerOptions
 from replicator.placement.topology import make_topology
 

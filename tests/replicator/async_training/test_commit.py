@@ -9,9 +9,12 @@ import pytest
 import tensorflow as tf
 
 from replicator.async_training import commit as commit_lib
-from replicator.async_training.commit import CommitTrace
-from replicator.async_training.commit_state import NUM_BINS, CommitState
-from replicator.async_training.staleness import summarize
+from replicator.async_training.commit import (
+    NUM_BINS,
+    CommitState,
+    CommitTrace,
+    summarize,
+)
 from replicator.engine.analysis.plan import FUSE_BELOW_BYTES
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]

@@ -8,7 +8,7 @@ import pytest
 
 from replicator import errors, server
 from replicator.backends.asynchronous import MultiWorkerAsyncReplicator
-from replicator.cluster import local_cluster, membership, remote
+from replicator.cluster import local_cluster, membership
 
 WHOLE = {
     "chief": ["localhost:2996"],
@@ -67,7 +67,7 @@ def test_processes_that_do_not_answer_are_named(monkeypatch):
     set_config(monkeypatch, cluster)
     monkeypatch.setattr(membership, "_JOINED", [])
     # This process may have variables of other tests.
-    monkeypatch.setattr(remote, "check_nothing_is_made", lambda: None)
+    monkeypatch.setattr(membership, "check_nothing_is_made", lambda: None)
 
     with pytest.raises(
         errors.UnreachableError,

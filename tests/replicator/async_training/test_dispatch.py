@@ -10,16 +10,15 @@ import tensorflow as tf
 
 from replicator import errors
 from replicator._tf import compat as _tf_compat
-from replicator.async_training import assignment as assignment_lib
-from replicator.async_training import dispatch, faults, first_wait
-from replicator.async_training.assignment import Assignment, make_batch
-from replicator.async_training.dispatch import Dispatcher
+from replicator.async_training import connection as connection_lib
+from replicator.async_training import dispatch
+from replicator.async_training.dispatch import Assignment, Dispatcher, make_batch
 from replicator.async_training.inputs import Place, WorkerPipelines
-from replicator.cluster.liveness import peer
-from replicator.cluster.liveness.peer import Peer
+from replicator.cluster.liveness import watch as watch_lib
+from replicator.cluster.liveness.watch import Peer
 
 PROGRAM, OTHER_PROGRAM = object(), object()
-MOST = assignment_lib.MAX_STEPS_TOGETHER
+MOST = dispatch.MAX_STEPS_TOGETHER
 NOTHING_LOST = types.SimpleNamespace(
     error=None, check=lambda: None, find_lost=lambda: None, explain=lambda _: None
 )
@@ -148,7 +147,7 @@ class Slow:
         self.now, self.ends_after, self.reads = 0.0, ends_after, reads
         clock = types.SimpleNamespace(monotonic=lambda: self.now)
         monkeypatch.setattr(dispatch, "time", clock)
-        monkeypatch.setattr(first_wait, "time", clock)
+        monkeypatch.setattr(connection_lib, "time", clock)
         monkeypatch.setattr(_tf_compat, "create_on_worker", lambda *_: "handle")
         monkeypatch.setattr(_tf_compat, "remote_state", self._poll)
         applied = types.SimpleNamespace(numpy=lambda: self.reads(self.now))
@@ -181,7 +180,7 @@ FOREVER = threading.Event()
     ids=["no progress", "progress that ends", "no response"],
 )
 def test_a_first_dispatch_without_progress_says_what_to_set(monkeypatch, reads):
-    monkeypatch.setattr(first_wait, "_ANSWER_SEC", 0.5)
+    monkeypatch.setattr(connection_lib, "_ANSWER_SEC", 0.5)
     slow = Slow(monkeypatch, ends_after=1e6, reads=reads)
     message = (
         r"worker 0 \(localhost:2997\) has made no progress in its first steps "
@@ -222,14 +221,14 @@ def test_long_first_steps_are_waited_for(
 @pytest.fixture
 def server(monkeypatch):
     """A port on which somebody listens who never answers, for which we wait briefly."""
-    monkeypatch.setattr(peer, "_ANSWER_SEC", 0.1)
+    monkeypatch.setattr(watch_lib, "_ANSWER_SEC", 0.1)
     with contextlib.closing(socket.create_server(("localhost", 0))) as listener:
         yield f"localhost:{listener.getsockname()[1]}", listener
 
 
 def watch_over(*addresses):
     """A watch that asks, but has no thread of its own."""
-    watch = faults.ServerWatch([])
+    watch = connection_lib.ServerWatch([])
     watch._addresses = addresses
     watch._peers = [Peer(address) for address in addresses]
     return watch

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.async_training import pull
-from replicator.async_training.step import overwritten, trace_step
+from replicator.async_training import commit
+from replicator.async_training.steps import overwritten, trace_step
 from replicator.engine.analysis.plan import FUSE_BELOW_BYTES
 from replicator.engine.graph import body
 from replicator.engine.graph.body import Ref
@@ -190,7 +190,7 @@ class Step:
     def take_out(self):
         traced = types.SimpleNamespace(variables=self.variables)
         graph = body.from_graph_def(_tf_compat.GraphDef(node=self._nodes))
-        return pull.take_out(traced, graph, self.job.table, self.clocks)
+        return commit.take_out(traced, graph, self.job.table, self.clocks)
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def test_small_variables_of_one_server_travel_together(step):
 
     found, pulls = step.take_out()
 
-    expected = pull.Pull(
+    expected = commit.Pull(
         server=0,
         clock="now_0",
         dtype=tf.float32,
@@ -317,14 +317,14 @@ def test_without_a_clock_nothing_is_taken_out(step):
 
 def test_one_message_is_read_on_the_server_and_unpacked_on_the_worker(job):
     """Reads wait for the clock; every replaced read has the value of its variable."""
-    each = pull.Pull(
+    each = commit.Pull(
         server=1,
         clock="now_1",
         dtype=tf.float32,
         reads=(("a", ("read_a", "again"), (2,)), ("b", ("read_b",), ())),
     )
 
-    nodes, replaced = pull.emit(
+    nodes, replaced = commit.emit(
         each,
         server_device=job.cpus[1],
         worker_device=job.cpus[0],

@@ -9,14 +9,14 @@ import tensorflow as tf
 import tiny_models
 
 import replicator
-from replicator.async_training import program
+from replicator.async_training import dispatch
 from replicator.errors import OptimizerOptionError
 
 
 @pytest.fixture(autouse=True)
 def _client_here(monkeypatch):
     """The client is this process, which is in no job."""
-    monkeypatch.setattr(program, "client_device", lambda: "/device:CPU:0")
+    monkeypatch.setattr(dispatch, "client_device", lambda: "/device:CPU:0")
 
 
 def train_on(optimizer, weights, xs):

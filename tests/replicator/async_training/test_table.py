@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 from replicator.async_training import table as table_lib
-from replicator.async_training.commit_state import NUM_BINS, CommitState
-from replicator.async_training.placement import SCALAR_BYTES, Placement
+from replicator.async_training.commit import NUM_BINS, CommitState
+from replicator.async_training.table import SCALAR_BYTES, Placement
 from replicator.variables.kinds import Kind
 
 

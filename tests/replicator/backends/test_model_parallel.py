@@ -8,7 +8,7 @@ from tiny_models import Training
 import replicator
 from replicator import errors
 from replicator._tf import compat as _tf_compat
-from replicator.engine.analysis import placement
+from replicator.engine.analysis import plan
 from replicator.engine.graph import trace
 from replicator.placement import devices
 from replicator.placement import topology as topology_lib
@@ -51,7 +51,7 @@ def test_variables_and_slots_are_on_the_part_that_made_them():
 def _devices_of(step, *, num_parts=2):
     topology = make_topology([[f"{HOST}{i}" for i in range(num_parts)]])
     traced = trace.trace(step, [tf.TensorSpec([2, 3])], 1, num_parts)
-    placement.place(traced, topology)
+    plan.place(traced, topology)
     return {
         node.name: logical.index_of(node.device) or 0 for node in traced.graph_def.node
     }, {node.name: node.op for node in traced.graph_def.node}

@@ -14,7 +14,7 @@ import replicator
 from replicator import errors
 from replicator.backends import tpu
 from replicator.cluster import local_cluster, tpu_system
-from replicator.collectives.kinds.all_concat import AllConcat
+from replicator.collectives.kinds.gather_scatter import AllConcat
 
 CHILD_TIMEOUT_SEC = 120.0
 
@@ -63,7 +63,7 @@ def test_an_address_that_does_not_answer_is_named_within_the_wait(monkeypatch):
 _NO_TPU_BEHIND = """
 import tensorflow as tf
 from replicator import errors
-from replicator.collectives.kinds.all_concat import AllConcat
+from replicator.collectives.kinds.gather_scatter import AllConcat
 from replicator.cluster import local_cluster, tpu_system
 [port] = local_cluster.free_ports(1)
 address = f"localhost:{port}"

@@ -3,12 +3,12 @@
 import pytest
 import tensorflow as tf
 
-from replicator._tf import messages
+from replicator._tf import workers
 from replicator.cluster.configuration import ClusterConfig
-from replicator.cluster.workers import worker_state
+from replicator.cluster.workers import runtime
 
 ME = "worker 0 (localhost:1000)"
-DERIVED = {messages.DERIVED: b""}
+DERIVED = {workers.DERIVED: b""}
 
 
 class FakeState:
@@ -37,13 +37,13 @@ def reports(monkeypatch):
     found = {}
 
     def get_value(key, timeout_sec):
-        assert 0 < timeout_sec <= worker_state._GRACE_SEC
+        assert 0 < timeout_sec <= runtime._GRACE_SEC
         worker = int(key.rpartition("/")[2])
         if worker not in found:
             raise tf.errors.DeadlineExceededError(None, None, "silent")
         return found[worker]
 
-    monkeypatch.setattr(worker_state._tf_workers, "get_value", get_value)
+    monkeypatch.setattr(runtime._tf_workers, "get_value", get_value)
     return found
 
 
@@ -71,7 +71,7 @@ def test_the_worker_that_began_it_is_named(reports, faults, said, expected):
     """Not those that ended after it, or wait for it as this one does."""
     reports.update(said)
 
-    error = worker_state.diagnose(FakeState(faults), "RecvBuf failed\nmore", 30.0)
+    error = runtime.diagnose(FakeState(faults), "RecvBuf failed\nmore", 30.0)
 
     with pytest.raises(type(error), match=expected):
         raise error
@@ -84,7 +84,7 @@ def test_without_the_coordination_service_connections_tell(reports):
     reports[1] = "step 'train'"
     state = FakeState({1: "has exited"}, has_leader=False)
 
-    error = worker_state.diagnose(state, "no more", 30.0)
+    error = runtime.diagnose(state, "no more", 30.0)
 
     assert "worker 1 (localhost:1001) has exited" in str(error)
     assert "worker 2" not in str(error)
@@ -106,7 +106,7 @@ def test_without_the_coordination_service_connections_tell(reports):
 )
 def test_failures_of_others_are_recognized_by_their_status(error, is_others):
     """By code, or as derived where ordinary ops have the same code; not by words."""
-    assert worker_state.is_collective_failure(error) is is_others
+    assert runtime.is_collective_failure(error) is is_others
 
 
 @pytest.mark.parametrize(
@@ -125,4 +125,4 @@ def test_the_reason_of_a_failure_in_a_graph_is_what_failed(said):
     )
     error = tf.errors.InvalidArgumentError(None, None, message + said)
 
-    assert "assertion failed: [no memory]" == messages.reason_of(error)
+    assert "assertion failed: [no memory]" == workers.reason_of(error)

@@ -23,7 +23,7 @@ from harness.trial import process_tree
 from replicator.cluster import local_cluster
 from replicator.cluster.environment import address_exchange
 from replicator.cluster.environment.address_exchange import Ranks
-from replicator.cluster.line_listener import MAX_STRANGERS, LineListener
+from replicator.cluster.local_cluster import MAX_STRANGERS, LineListener
 
 HOSTILE = {
     "deep": b"[" * 60_000 + b"\n",

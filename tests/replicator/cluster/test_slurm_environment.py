@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from replicator.cluster import environment
-from replicator.cluster.environment import base, slurm
+from replicator.cluster.environment import environments
 from replicator.errors import ClusterConfigError
 
 
@@ -74,10 +74,10 @@ def test_roles_make_servers_of_the_last_tasks():
 def test_roles_are_written_as_they_are_read():
     """What a harness starts in the order of ranks, an engine numbers."""
     members = (("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0))
-    text = base.roles_text(members)
+    text = environments.roles_text(members)
 
     assert "chief:1,worker:2,ps:1" == text
-    assert members == base.members_of({base.ROLES: text}, len(members))
+    assert members == environments.members_of({environments.ROLES: text}, len(members))
 
 
 def test_reserved_ports_are_used():
@@ -165,7 +165,7 @@ def test_a_list_of_nodes_expands_to_what_it_was_made_of(parts):
             ]
         texts.append(f"{name}[{','.join(inside)}]")
 
-    assert tuple(expected) == slurm.expand_nodes(",".join(texts))
+    assert tuple(expected) == environments.expand_nodes(",".join(texts))
 
 
 def _expand(expand, text):
@@ -182,8 +182,8 @@ def _expand(expand, text):
 @example("1(x999999999)")
 def test_any_text_is_a_list_or_an_error_of_ours(text):
     """Hostile variables end in an error, not in a crash or a full memory."""
-    for expand in (slurm.expand_nodes, slurm.expand_counts):
-        assert len(_expand(expand, text)) <= slurm.MAX_NODES
+    for expand in (environments.expand_nodes, environments.expand_counts):
+        assert len(_expand(expand, text)) <= environments.MAX_NODES
 
 
 @given(
@@ -191,7 +191,7 @@ def test_any_text_is_a_list_or_an_error_of_ours(text):
     st.none() | st.integers(1, 4),
 )
 def test_every_task_has_a_place_of_its_own(counts, block_size):
-    places = slurm.places_of_tasks(counts, block_size)
+    places = environments.places_of_tasks(counts, block_size)
     expected = {(n, i) for n, count in enumerate(counts) for i in range(count)}
 
     assert len(places) == sum(counts)
@@ -200,16 +200,18 @@ def test_every_task_has_a_place_of_its_own(counts, block_size):
 
 @given(st.integers(0, 2**31), st.integers(0, 10**6), st.integers(1, 64))
 def test_derived_ports_are_below_those_of_outgoing_connections(job, number, num_ports):
-    ports = slurm.derived_ports(job, number, num_ports)
+    ports = environments.derived_ports(job, number, num_ports)
 
     assert num_ports == len(set(ports))
-    assert slurm.FIRST_PORT <= min(ports)
-    assert max(ports) <= slurm.LAST_PORT
+    assert environments.FIRST_PORT <= min(ports)
+    assert max(ports) <= environments.LAST_PORT
 
 
 def test_neighbouring_steps_and_jobs_have_other_ports():
     """Trials that run beside each other on one node do not meet."""
     keys = itertools.product(range(1000, 1010), range(12))
-    used = [port for key in keys for port in slurm.derived_ports(*key, num_ports=4)]
+    used = [
+        port for key in keys for port in environments.derived_ports(*key, num_ports=4)
+    ]
 
     assert len(used) == len(set(used))

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from replicator.cluster.liveness import watch as watch_lib
-from replicator.cluster.liveness.deadline import Deadline
+from replicator.cluster.liveness.reachability import Deadline
 from replicator.cluster.liveness.watch import FailureDetector, WorkerWatch
 from replicator.errors import WorkerLostError
 

@@ -12,10 +12,9 @@ from replicator import PerReplica, errors
 from replicator.collectives import differentiable
 from replicator.collectives.kind import BetweenWorkers, CollectiveKind, Transfer
 from replicator.collectives.kinds.all_reduce import AllReduce
-from replicator.collectives.kinds.all_to_all import AllToAll
-from replicator.collectives.kinds.permute import Permute
-from replicator.collectives.kinds.reduce_scatter import ReduceScatter
-from replicator.engine.analysis import plan, traffic
+from replicator.collectives.kinds.exchange import Permute
+from replicator.collectives.kinds.gather_scatter import AllToAll, ReduceScatter
+from replicator.engine.analysis import plan
 from replicator.placement.topology import make_topology
 from replicator.step import context as context_lib
 
@@ -215,7 +214,7 @@ def test_traffic_counts_what_leaves_a_worker(kind, sent):
     places = make_topology([[device] for device in REMOTE])
     plans = plan.make_plan([make_call([[16]], kind, num_replicas=4)], places)
 
-    assert sent == traffic.sent(plans, places, [0, 0, 1, 1])
+    assert sent == plan.sent(plans, places, [0, 0, 1, 1])
 
 
 @pytest.mark.parametrize(

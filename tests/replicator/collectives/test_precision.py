@@ -10,7 +10,7 @@ from collective_calls import make_call
 
 import replicator
 from replicator import errors
-from replicator.collectives import compression
+from replicator.collectives import differentiable
 from replicator.collectives.kinds.all_reduce import AllReduce
 from replicator.engine.analysis import plan
 from replicator.placement.topology import make_topology
@@ -53,7 +53,7 @@ def test_between_memories_the_error_is_within_the_bound(separate, name, num_repl
 
     exact = xs.astype(np.float64).mean(axis=0)
     error = out[0].numpy() - exact
-    u = compression.UNIT_ROUNDOFF[name]
+    u = differentiable.UNIT_ROUNDOFF[name]
     bound = u * np.abs(xs).mean(axis=0) * (1 + u) + u * np.abs(exact)
     float32_part = 1e-6 * np.abs(xs).sum(axis=0) + TINY
     assert tf.float32 == out[0].dtype
@@ -108,7 +108,7 @@ def test_no_backend_is_worse_than_a_sum_in_16_bits(repl, name):
 
     out = _mean(repl, xs, name)
 
-    u = compression.UNIT_ROUNDOFF[name]
+    u = differentiable.UNIT_ROUNDOFF[name]
     bound = (repl.num_replicas + 1) * u * np.abs(xs).mean(axis=0)
     assert tf.float32 == out[0].dtype
     assert np.all(np.abs(out[0] - xs.mean(axis=0)) <= bound * (1 + 2 * u) + TINY)
@@ -168,7 +168,7 @@ def test_the_plan_says_what_travels(separate):
 def test_the_route_between_gpus_depends_on_the_type(name, algorithm):
     """NCCL's kernel takes float16 and not bfloat16."""
     gpus = [[f"/job:localhost/replica:0/task:0/device:GPU:{i}"] for i in range(2)]
-    kind = AllReduce(op="sum", wire_dtype=compression.check(name))
+    kind = AllReduce(op="sum", wire_dtype=differentiable.check_compression(name))
     collective = make_call([[4]], kind)
 
     (planned,) = plan.make_plan([collective], make_topology(gpus))

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator._tf import grappler
+from replicator._tf import dispatch
 from replicator.engine.graph import optimize
 from replicator.engine.graph.trace import trace
 from replicator.placement.topology import make_topology
@@ -61,7 +61,7 @@ def main() -> None:
     graph_def = optimize.cut(traced)
     optimize._mark_lowering(graph_def, is_lowered=False)
     keep = [*traced.output_names, *traced.control_output_names]
-    unstamped = grappler.optimize_graph(
+    unstamped = dispatch.optimize_graph(
         graph_def, keep, devices={f"{LOCAL}CPU:0": "CPU", f"{LOCAL}GPU:0": "GPU"}
     )
     print(json.dumps(found | {"without_stamps": operations(unstamped)}))  # noqa: T201

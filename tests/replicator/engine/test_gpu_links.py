@@ -18,7 +18,7 @@ from replicator.engine.graph import body
 from replicator.engine.graph.body import Ref
 from replicator.engine.link.cross_worker import CrossWorker
 from replicator.engine.link.linker import Linker
-from replicator.engine.run.packed_outputs import PackedOutputs
+from replicator.engine.run.assembly import PackedOutputs
 from replicator.placement.topology import Group, make_topology
 
 GPU = [f"/job:localhost/replica:0/task:0/device:GPU:{i}" for i in range(8)]

@@ -5,13 +5,14 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator.collectives.kinds.all_concat import AllConcat
-from replicator.collectives.kinds.all_gather import AllGather
 from replicator.collectives.kinds.all_reduce import AllReduce
-from replicator.collectives.kinds.all_to_all import AllToAll
-from replicator.collectives.kinds.broadcast import Broadcast
-from replicator.collectives.kinds.permute import Permute
-from replicator.collectives.kinds.reduce_scatter import ReduceScatter
+from replicator.collectives.kinds.exchange import Broadcast, Permute
+from replicator.collectives.kinds.gather_scatter import (
+    AllConcat,
+    AllGather,
+    AllToAll,
+    ReduceScatter,
+)
 from replicator.engine.analysis import plan
 from replicator.placement import topology
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 import replicator
-from replicator._tf import grappler
+from replicator._tf import dispatch
 from replicator.engine.graph import optimize
 from replicator.engine.graph.trace import trace
 from replicator.placement.topology import make_topology
@@ -151,9 +151,9 @@ def test_a_step_is_compiled_and_computes_the_same():
 
 def test_the_settings_that_are_compared_are_all_that_can_be_set():
     """One call of each function of tf.config.optimizer changes them."""
-    before = grappler.settings()
+    before = dispatch.optimizer_settings()
     tf.config.optimizer.set_jit("autoclustering")
-    with_jit = grappler.settings()
+    with_jit = dispatch.optimizer_settings()
     tf.config.optimizer.set_experimental_options({"remapping": False})
 
-    assert 3 == len({before, with_jit, grappler.settings()})
+    assert 3 == len({before, with_jit, dispatch.optimizer_settings()})

@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replicator._tf import compat as _tf_compat
-from replicator.collectives.kinds.all_gather import AllGather
 from replicator.collectives.kinds.all_reduce import AllReduce
-from replicator.collectives.kinds.all_to_all import AllToAll
-from replicator.collectives.kinds.broadcast import Broadcast
-from replicator.collectives.kinds.permute import Permute
-from replicator.collectives.kinds.reduce_scatter import ReduceScatter
-from replicator.engine.analysis import plan, traffic
+from replicator.collectives.kinds.exchange import Broadcast, Permute
+from replicator.collectives.kinds.gather_scatter import (
+    AllGather,
+    AllToAll,
+    ReduceScatter,
+)
+from replicator.engine.analysis import plan
 from replicator.placement import devices
 from replicator.placement.topology import make_topology
 from replicator.variables.ownership import Owner
@@ -139,7 +140,7 @@ def test_two_workers_of_one_graph_send_resnet_50_in_at_most_36_transfers():
 
     (one,) = plan.make_plan([call], places)
 
-    sent = traffic.sent([one], places, [0, 1]).values()
+    sent = plan.sent([one], places, [0, 1]).values()
     assert 2 * 102_228_128 == sum(of.num_bytes for of in sent)
     assert sum(of.num_tensors for of in sent) <= 36
     copied = [bucket for bucket in one.buckets if len(bucket.positions) > 1]

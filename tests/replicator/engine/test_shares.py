@@ -4,8 +4,8 @@ import pytest
 import tensorflow as tf
 from collective_calls import make_call
 
-from replicator.engine.analysis import plan, shares
-from replicator.engine.analysis.shares import Share
+from replicator.engine.analysis import plan
+from replicator.engine.analysis.plan import Share
 from replicator.engine.graph.liveness import ELSEWHERE, Liveness
 from replicator.errors import OptimizerOptionError
 
@@ -39,7 +39,7 @@ def test_a_share_goes_before_the_first_collective_that_depends_on_it(make_body, 
     )
     calls = [call(0, "free"), call(1, "twice"), call(2, "read")]
 
-    assert {1: [share("u")]} == shares.schedule(body, calls, [share("u")])
+    assert {1: [share("u")]} == plan.schedule(body, calls, [share("u")])
 
 
 def test_of_several_collectives_the_first_one_counts(make_body, node):
@@ -53,8 +53,8 @@ def test_of_several_collectives_the_first_one_counts(make_body, node):
     )
     calls = [call(0, "c"), call(1, "soon"), call(2, "soon"), call(3, "late", "other")]
 
-    assert {1: [share("u")]} == shares.schedule(body, calls, [share("u")])
-    assert {2: [share("u")]} == shares.schedule(
+    assert {1: [share("u")]} == plan.schedule(body, calls, [share("u")])
+    assert {2: [share("u")]} == plan.schedule(
         body, [calls[0], call(1, "c"), call(2, "late"), call(3, "soon")], [share("u")]
     )
 
@@ -63,16 +63,16 @@ def test_a_share_that_no_collective_waits_for_goes_to_the_end(make_body, node):
     """Its place is the number of calls, also where there are none."""
     body = make_body(node("u", "NoOp"), node("c", "Const"), node("later", "NoOp", "^u"))
 
-    assert {1: [share("u")]} == shares.schedule(body, [call(0, "c")], [share("u")])
-    assert {0: [share("u")]} == shares.schedule(body, [], [share("u")])
-    assert {} == shares.schedule(body, [call(0, "c")], [])
+    assert {1: [share("u")]} == plan.schedule(body, [call(0, "c")], [share("u")])
+    assert {0: [share("u")]} == plan.schedule(body, [], [share("u")])
+    assert {} == plan.schedule(body, [call(0, "c")], [])
 
 
 def test_a_condition_of_a_collective_counts_as_read(make_body, node):
     """The update must be there before the condition is computed from it."""
     body = make_body(node("c", "Const"), node("u", "NoOp"), node("if", "Const", "^u"))
 
-    found = shares.schedule(body, [call(0, "c", needed_if="if")], [share("u")])
+    found = plan.schedule(body, [call(0, "c", needed_if="if")], [share("u")])
 
     assert {0: [share("u")]} == found
 
@@ -85,7 +85,7 @@ def test_shares_of_one_place_keep_the_order_of_the_graph(make_body, node):
     )  # fmt: skip
     given = [share("b"), share("z"), share("a")]
 
-    found = shares.schedule(body, [call(0, "x")], given)
+    found = plan.schedule(body, [call(0, "x")], given)
 
     assert {0: [given[0], given[2]], 1: [given[1]]} == found
 
@@ -102,7 +102,7 @@ def test_levels_count_updates_on_the_longest_way(make_body, node):
         node("u4", "NoOp", "^after"),
     )
 
-    found = shares.levels(body, [share(u) for u in ("u1", "u2", "u3", "u4")])
+    found = plan.levels(body, [share(u) for u in ("u1", "u2", "u3", "u4")])
 
     expected = {"c": 0, "u1": 1, "u2": 2, "u3": 1, "join": 2, "after": 2, "u4": 3}
     assert expected == found
@@ -120,7 +120,7 @@ def test_shares_of_one_level_source_and_type_travel_together():
     ]
     level = {"a": 1, "b": 1, "c": 1, "d": 2, "e": 1, "f": 1}
 
-    found = shares.group(given, level)
+    found = plan.group(given, level)
 
     assert [["c"], ["a", "e"], ["b", "f"], ["d"]] == [
         [each.node for each in bucket] for bucket in found
@@ -142,7 +142,7 @@ def test_a_bucket_takes_as_much_as_its_limit_and_no_more(sizes, expected):
     """What is larger than a bucket has one of its own."""
     given = [share(f"u{i}", size=size) for i, size in enumerate(sizes)]
 
-    found = shares.group(given, {each.node: 1 for each in given})
+    found = plan.group(given, {each.node: 1 for each in given})
 
     assert expected == [len(bucket) for bucket in found]
 
@@ -176,7 +176,7 @@ def test_state_that_others_use_is_refused(slot_update, found, program_of_slot):
     )
 
     with pytest.raises(OptimizerOptionError, match=message):
-        shares.check(
+        plan.check(
             slot_update,
             found,
             {"slot": program_of_slot},

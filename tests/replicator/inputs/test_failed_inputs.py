@@ -10,7 +10,7 @@ import tensorflow as tf
 from loading import load
 
 import replicator
-from replicator.inputs import reads
+from replicator.inputs import iterator
 from replicator.inputs.context import InputReplicationMode
 
 # The iterators of a stock strategy may be at their end after a step that failed.
@@ -131,16 +131,16 @@ def test_next_keeps_replicas_in_step_too(mode):
 def test_counters_are_0_before_a_function_can_count(monkeypatch):
     """Assignments on another worker are not waited for by functions that run there."""
     seen = []
-    made = reads._tf_data.make_counter
+    made = iterator._tf_data.make_counter
     monkeypatch.setattr(
-        reads._tf_data,
+        iterator._tf_data,
         "make_counter",
         lambda device: seen.append("made") or made(device),
     )
     monkeypatch.setattr(
-        reads._tf_compat, "wait_for_remote_ops", lambda: seen.append("waited")
+        iterator._tf_compat, "wait_for_remote_ops", lambda: seen.append("waited")
     )
-    reads.Reads([iter([]), iter([])], 1, ["CPU:0", "CPU:0"])
+    iterator.Reads([iter([]), iter([])], 1, ["CPU:0", "CPU:0"])
 
     assert ["made", "made", "waited"] == seen
 

@@ -9,7 +9,7 @@ import replicator
 from replicator import InputReplicationMode
 from replicator.errors import InputModeError
 from replicator.inputs import last_step
-from replicator.inputs.prefetch import DevicePrefetch, refuse
+from replicator.inputs.iterator import DevicePrefetch, refuse
 
 PER_REPLICA = InputReplicationMode.PER_REPLICA
 KINDS = {

@@ -12,7 +12,7 @@ from tiny_models import Training, copies, dense
 
 import replicator
 from replicator import errors
-from replicator.engine.analysis import traffic
+from replicator.engine.analysis import plan
 
 # Of one device, float32, after 20 steps of Adam.
 RTOL, ATOL = 1e-5, 1e-6
@@ -71,7 +71,7 @@ def test_what_each_device_sends_is_counted(after_one_step, level):
     program = moved_bytes.only_program(repl)
     apart = dataclasses.replace(repl.topology, memories=repl.topology.primaries)
 
-    sent = traffic.sent(
+    sent = plan.sent(
         program.plans, apart, range(repl.num_replicas), program.weight_transfers
     )
 

@@ -14,8 +14,8 @@ from staged_model import Model, mean_squared
 
 import replicator
 from replicator.errors import PipelineError
-from replicator.pipeline import schedule
-from replicator.pipeline.schedule import Task
+from replicator.pipeline import pipeline as pipeline_lib
+from replicator.pipeline.pipeline import Task
 
 
 def test_no_other_cut_has_a_smaller_largest_stage():
@@ -151,16 +151,16 @@ def test_chains_that_cannot_be_cut(arguments, message):
 SIZES = [(k, m) for k in range(1, 9) for m in range(1, 33)]
 
 
-@pytest.mark.parametrize("name", schedule.SCHEDULES)
+@pytest.mark.parametrize("name", pipeline_lib.SCHEDULES)
 def test_every_stage_does_every_task_once_and_in_an_order_that_ends(name):
     """All K up to 8 and M up to 32; what a task needs has ended before it."""
     for num_stages, num_microbatches in SIZES:
-        made = schedule.make(name, num_stages, num_microbatches)
+        made = pipeline_lib.make(name, num_stages, num_microbatches)
         every = {Task(f, m) for f in (True, False) for m in range(num_microbatches)}
         assert all(len(own) == len(every) and set(own) == every for own in made)
 
         before: set[tuple[int, Task]] = set()
-        for unit in schedule.in_time(made):
+        for unit in pipeline_lib.in_time(made):
             for stage, task in unit:
                 # Not in the same unit: two devices cannot hand over within a task.
                 forward = task.is_forward
@@ -170,7 +170,7 @@ def test_every_stage_does_every_task_once_and_in_an_order_that_ends(name):
                 assert forward or (stage, Task(True, task.microbatch)) in before
             before |= set(unit)
         order = [
-            [t for u in schedule.in_time(made) for s, t in u if s == k]
+            [t for u in pipeline_lib.in_time(made) for s, t in u if s == k]
             for k in range(num_stages)
         ]
         assert order == made
@@ -179,19 +179,22 @@ def test_every_stage_does_every_task_once_and_in_an_order_that_ends(name):
 def test_activations_that_are_kept_are_those_of_the_papers():
     """M at each stage (GPipe); min(M, K - k) at stage k (PipeDream-Flush)."""
     for k, m in SIZES:
-        kept = [schedule.most_kept(own) for own in schedule.fill_drain(k, m)]
+        kept = [pipeline_lib.most_kept(own) for own in pipeline_lib.fill_drain(k, m)]
         assert kept == [m] * k
         kept = [
-            schedule.most_kept(own) for own in schedule.one_forward_one_backward(k, m)
+            pipeline_lib.most_kept(own)
+            for own in pipeline_lib.one_forward_one_backward(k, m)
         ]
         assert kept == [min(m, k - stage) for stage in range(k)]
 
 
-@pytest.mark.parametrize("name", schedule.SCHEDULES)
+@pytest.mark.parametrize("name", pipeline_lib.SCHEDULES)
 def test_the_bubble_is_that_of_the_paper(name):
     """(K - 1) / (M + K - 1) of the time of every device, with tasks of one length."""
     for num_stages, num_microbatches in SIZES:
-        units = schedule.in_time(schedule.make(name, num_stages, num_microbatches))
+        units = pipeline_lib.in_time(
+            pipeline_lib.make(name, num_stages, num_microbatches)
+        )
         assert len(units) == 2 * (num_microbatches + num_stages - 1)
 
 
@@ -199,15 +202,15 @@ def test_a_schedule_that_never_ends_names_who_waits():
     """Stage 0 waits for a gradient of what it has not computed."""
     backward_first = [[Task(False, 0), Task(True, 0)], [Task(True, 0), Task(False, 0)]]
     with pytest.raises(PipelineError, match="stage 0 for B0, stage 1 for F0 wait"):
-        schedule.in_time(backward_first)
+        pipeline_lib.in_time(backward_first)
 
 
 def test_a_schedule_is_drawn_with_a_row_per_stage():
     """As figure 2 of GPipe."""
-    assert schedule.draw(schedule.one_forward_one_backward(2, 4)) == (
+    assert pipeline_lib.draw(pipeline_lib.one_forward_one_backward(2, 4)) == (
         "stage 0  F0 F1    B0 F2 B1 F3 B2    B3\nstage 1     F0 B0 F1 B1 F2 B2 F3 B3"
     )
-    assert schedule.draw(schedule.fill_drain(2, 2)) == (
+    assert pipeline_lib.draw(pipeline_lib.fill_drain(2, 2)) == (
         "stage 0  F0 F1       B1 B0\nstage 1     F0 F1 B1 B0"
     )
 
@@ -217,7 +220,7 @@ def test_an_unknown_schedule_names_those_that_exist():
         PipelineError,
         match="schedule='zigzag' is unknown; use one of fill_drain, one_forward_one_ba",
     ):
-        schedule.make("zigzag", 2, 2)
+        pipeline_lib.make("zigzag", 2, 2)
 
 
 PARTS = 16
@@ -237,7 +240,7 @@ def kept(repl):
 def test_the_first_stage_keeps_two_micro_batches_instead_of_all():
     """By liveness over the schedule."""
     found = {}
-    for name in schedule.SCHEDULES:
+    for name in pipeline_lib.SCHEDULES:
         model = Model(1, 2)
         pipeline = model.pipeline(num_microbatches=PARTS, schedule=name)
         model.train(pipeline, num_steps=1)
@@ -255,7 +258,7 @@ def test_the_allocator_agrees():
     while it runs. Left to the full run.
     """
     peaks, alive = {}, {}
-    for name in schedule.SCHEDULES:
+    for name in pipeline_lib.SCHEDULES:
         repl, run = wide(name)
         run()
         before = tf.config.experimental.get_memory_info("CPU:0")["current"]
@@ -268,7 +271,7 @@ def test_the_allocator_agrees():
     assert peaks["fill_drain"] >= LEAST_BYTES
     assert peaks["one_forward_one_backward"] <= MOST * peaks["fill_drain"], peaks
     of_two = 2 * alive["fill_drain"] / PARTS
-    for name in schedule.SCHEDULES:
+    for name in pipeline_lib.SCHEDULES:
         assert abs(peaks[name] - alive[name]) <= of_two, (peaks, alive)
 
 

@@ -9,7 +9,7 @@ import small_programs
 import tensorflow as tf
 
 import replicator
-from replicator.pipeline import schedule
+from replicator.pipeline import pipeline
 from workloads import catalog
 from workloads.transformer import config, flops, memory
 from workloads.transformer.model import Transformer, dropped, waves
@@ -354,7 +354,7 @@ def test_the_largest_stage_has_as_little_to_compute_as_it_can(num_stages):
 
 def test_the_schedules_are_those_of_the_library():
     """The planner reads the names without TensorFlow."""
-    assert set(schedule.SCHEDULES) == set(config.SCHEDULES)
+    assert set(pipeline.SCHEDULES) == set(config.SCHEDULES)
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from replicator.engine.graph.convolutions import blocks, products, sizes
+from replicator.engine.graph.body import make_node
+from replicator.engine.graph.convolutions import products
+from replicator.engine.graph.convolutions.products import BLOCK, Additions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
-_BLOCK = [1, blocks.BLOCK, blocks.BLOCK, 1]
+
+_BLOCK = [1, products.BLOCK, products.BLOCK, 1]
 _FLOAT32 = tf.float32.as_datatype_enum
 _PIXEL_AXES = {1, 2}
 # Of the larger images of a batch: with fewer, making the kernel costs more than is won.
@@ -30,7 +33,7 @@ class Resampled:
 
     node: str  # Its name.
     convolution: str  # The convolution, or the gradient of one, that it replaces.
-    sizes: sizes.Sizes  # Those of the user's convolution.
+    sizes: products.Sizes  # Those of the user's convolution.
     fine: str = ""  # The larger image; empty if that is computed.
     coarse: str = ""  # The smaller image; empty if that is computed.
     kernel: str = ""  # The user's kernel; empty if its gradient is computed.
@@ -86,7 +89,7 @@ def _of_repeated(convolution: Any) -> Resampled | None:
     """The convolution of repeated pixels."""
     image, kernel = convolution.inputs
     known = _fusible_sizes(convolution)
-    coarse = None if known is None else blocks.repeated(image)
+    coarse = None if known is None else products.repeated(image)
     if known is None or coarse is None:
         return None
     return Resampled(
@@ -113,7 +116,7 @@ def _image_gradient(gradient: Any) -> Resampled | None:
             coarse=_text(above.op.inputs[1]),
             kernel=_text(kernel),
         )
-    added = blocks.added(gradient.outputs[0])
+    added = products.added(gradient.outputs[0])
     if added is None:
         return None
     return Resampled(
@@ -134,7 +137,7 @@ def _kernel_gradient(gradient: Any) -> Resampled | None:
     if known is None:
         return None
     is_repeated = not _is_averaging(above.op, "AvgPoolGrad")
-    coarse = blocks.repeated(image) if is_repeated else above.op.inputs[1]
+    coarse = products.repeated(image) if is_repeated else above.op.inputs[1]
     if coarse is None:
         return None
     return Resampled(
@@ -151,7 +154,7 @@ def _sum_of_pixels(operation: Any) -> SumOfPixels | None:
     """All pixels of averages' gradients: four quarters of each are what is averaged."""
     if not _is_averaging(operation.inputs[0].op, "AvgPoolGrad"):
         return None
-    if operation.type == "BiasAddGrad" and not sizes.has_last_channels(operation):
+    if operation.type == "BiasAddGrad" and not products.has_last_channels(operation):
         return None
     if operation.type == "Sum":
         axes = tf.get_static_value(operation.inputs[1])
@@ -173,7 +176,7 @@ _FINDERS: Mapping[str, Callable[[Any], Resampled | SumOfPixels | None]] = {
 
 def _convolution_under(biased: Any) -> Any:
     """What a bias that is the same for all pixels is added to; None if it differs."""
-    is_of_rows = biased.type == "BiasAdd" and not sizes.has_last_channels(biased)
+    is_of_rows = biased.type == "BiasAdd" and not products.has_last_channels(biased)
     if biased.control_inputs or is_of_rows:
         return None
     for image, bias in (biased.inputs, reversed(biased.inputs)):
@@ -190,22 +193,26 @@ def _is_averaging(operation: Any, kind: str) -> bool:
     fine = operation.inputs[0] if kind == "AvgPool" else operation.outputs[0]
     attributes = operation.node_def.attr
     return (
-        sizes.has_last_channels(operation)
+        products.has_last_channels(operation)
         and list(attributes["ksize"].list.i) == _BLOCK
         and list(attributes["strides"].list.i) == _BLOCK
         and fine.shape.is_fully_defined()
-        and not any(size % blocks.BLOCK for size in fine.shape[1:3])
+        and not any(size % products.BLOCK for size in fine.shape[1:3])
     )
 
 
-def _fusible_sizes(operation: Any, user: Any = None) -> sizes.Sizes | None:
+def _fusible_sizes(operation: Any, user: Any = None) -> products.Sizes | None:
     """The sizes of a convolution, or a gradient, that may be one of two resolutions."""
-    if operation is None or operation.type not in sizes.OPS or operation.control_inputs:
+    if (
+        operation is None
+        or operation.type not in products.OPS
+        or operation.control_inputs
+    ):
         return None
     if user is not None and user.device != operation.device:
         return None
     node = operation.node_def
-    known = sizes.of(operation) if sizes.is_plain(node) else None
+    known = products.sizes_of(operation) if products.is_plain(node) else None
     if known is None or known.batch < 0:
         return None
     down, right = known.kernel
@@ -213,7 +220,7 @@ def _fusible_sizes(operation: Any, user: Any = None) -> sizes.Sizes | None:
         node.attr["T"].type == _FLOAT32
         and set(node.attr["strides"].list.i) == {1}
         and node.attr["padding"].s == b"SAME"
-        and not any(size % blocks.BLOCK for size in known.image)
+        and not any(size % products.BLOCK for size in known.image)
         # An even kernel has more padding on one side, and one pixel saves nothing.
         and down % 2 == right % 2 == 1 < down * right
         and known.batch * known.image[0] * known.image[1] >= _LEAST_PIXELS
@@ -229,3 +236,142 @@ def _is_used_once(operation: Any) -> bool:
 def _text(tensor: Any) -> str:
     """As the input of a node."""
     return tensor.name.removesuffix(":0")
+
+
+# Generators repeat the pixels of an image and convolve the larger one; discriminators
+# convolve, and average blocks of the result. Both are linear, as their gradients are,
+# and each is one convolution between the two resolutions (Karras, Aila, Laine and
+# Lehtinen 2018 wrote their networks so): it has stride 2, and its kernel is the sum of
+# the user's moved by no and by one pixel in both directions. For each pixel of the
+# smaller image it multiplies 4 x 4 numbers in place of 4 times 3 x 3.
+
+_CONVOLUTION: Mapping[str, Any] = {"strides": [1, BLOCK, BLOCK, 1], "padding": "SAME"}
+
+
+def fuse(graph_def: Any, found: Sequence[Resampled | SumOfPixels]) -> None:
+    """Computes nodes from the smaller image, in place."""
+    nodes = {node.name: node for node in graph_def.node}
+    additions = Additions(graph_def, "replicator_resampled")
+    for one in found:
+        if isinstance(one, SumOfPixels):
+            nodes[one.node].input[0] = one.coarse
+        else:
+            _BetweenResolutions(one, nodes, additions).rewrite()
+
+
+class _BetweenResolutions:
+    """Makes one node that of a convolution between two resolutions."""
+
+    def __init__(
+        self, one: Resampled, nodes: Mapping[str, Any], additions: Additions
+    ) -> None:
+        self._one = one
+        self._nodes = nodes
+        self._additions = additions
+        known = one.sizes
+        # As the image and the result of the new convolution have them.
+        channels = [known.channels, known.result_channels]
+        channels = channels[::-1] if one.is_repeated else channels
+        height, width = known.image
+        self._fine = [known.batch, height, width, channels[0]]
+        self._coarse = [known.batch, height // BLOCK, width // BLOCK, channels[1]]
+        self._kernel = [*(size + 1 for size in known.kernel), *channels]
+
+    def rewrite(self) -> None:
+        """Changes the node."""
+        one, nodes = self._one, self._nodes
+        if one.fine and one.coarse:
+            node = self._kernel_gradient()
+        elif one.coarse:
+            inputs = [self._ints(self._fine), self._moved_kernel(), self._image()]
+            node = self._node("Conv2DBackpropInput", inputs, **_CONVOLUTION)
+        else:
+            inputs = [one.fine, self._moved_kernel()]
+            if one.is_repeated:
+                result = self._add("Conv2D", inputs, **_CONVOLUTION)
+                shape = self._ints(one.shape)
+                node = self._node("Reshape", [result, shape], Tshape=tf.int32)
+            elif one.biased:
+                result = self._add("Conv2D", inputs, **_CONVOLUTION)
+                node = type(nodes[one.node])()
+                node.CopyFrom(nodes[one.biased])
+                node.name = one.node
+                position = list(node.input).index(one.convolution)
+                node.input[position] = result
+            else:
+                node = self._node("Conv2D", inputs, **_CONVOLUTION)
+        nodes[one.node].CopyFrom(node)
+
+    def _moved_kernel(self) -> str:
+        """The user's kernel as the one between the resolutions."""
+        rows, columns, channels, last = self._user_kernel
+        kernel = self._reshaped(self._one.kernel, [rows * columns, channels * last])
+        types = {"transpose_a": False, "transpose_b": False}
+        product = self._add("MatMul", [self._moves(), kernel], **types)
+        return self._swapped(
+            self._reshaped(product, [*self._kernel[:2], channels, last])
+        )
+
+    def _kernel_gradient(self) -> Any:
+        """The gradient to the user's kernel, from that to the other."""
+        inputs = [self._one.fine, self._ints(self._kernel), self._image()]
+        gradient = self._add("Conv2DBackpropFilter", inputs, **_CONVOLUTION)
+        rows, columns, channels, last = self._kernel
+        flat = [rows * columns, channels * last]
+        gradient = self._reshaped(self._swapped(gradient), flat)
+        types = {"transpose_a": True, "transpose_b": False}
+        product = self._add("MatMul", [self._moves(), gradient], **types)
+        shape = self._ints(self._user_kernel)
+        return self._node("Reshape", [product, shape], Tshape=tf.int32)
+
+    def _moves(self) -> str:
+        """What makes the larger kernel of the smaller: ``[elements, elements]``."""
+        rows, columns, *_ = self._user_kernel
+        down, right = _moved(rows), _moved(columns)
+        if self._one.is_repeated:
+            # The gradient of a convolution turns its kernel around.
+            down, right = down[:, ::-1], right[:, ::-1]
+        moves = np.kron(down, right)
+        if not self._one.is_repeated:
+            moves = moves / BLOCK**2
+        return self._additions.const(moves.astype(np.float32), self._device)
+
+    def _swapped(self, kernel: str) -> str:
+        """Channels in the order of the other convolution, where it is turned around."""
+        if not self._one.is_repeated:
+            return kernel
+        order = self._ints([0, 1, 3, 2])
+        return self._add("Transpose", [kernel, order], Tperm=tf.int32)
+
+    def _image(self) -> str:
+        """The smaller image, which repeated pixels may be taken from in any shape."""
+        if not self._one.is_repeated:
+            return self._one.coarse
+        return self._reshaped(self._one.coarse, self._coarse)
+
+    @property
+    def _user_kernel(self) -> list[int]:
+        known = self._one.sizes
+        return [*known.kernel, known.channels, known.result_channels]
+
+    @property
+    def _device(self) -> str:
+        return self._nodes[self._one.node].device
+
+    def _ints(self, values: Sequence[int]) -> str:
+        return self._additions.const(np.array(values, np.int32), self._device)
+
+    def _reshaped(self, tensor: str, shape: Sequence[int]) -> str:
+        return self._additions.reshaped(tensor, shape, tf.float32, self._device)
+
+    def _add(self, op: str, inputs: Sequence[str], **attrs: Any) -> str:
+        return self._additions.node(op, inputs, self._device, T=tf.float32, **attrs)
+
+    def _node(self, op: str, inputs: Sequence[str], **attrs: Any) -> Any:
+        attrs = {"T": tf.float32, **attrs}
+        return make_node(self._one.node, op, inputs, self._device, attrs)
+
+
+def _moved(size: int) -> np.ndarray:
+    """Adds a row of so many elements to itself, moved by one: ``[size + 1, size]``."""
+    return np.eye(size + 1, size) + np.eye(size + 1, size, -1)

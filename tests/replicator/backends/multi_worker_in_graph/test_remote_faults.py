@@ -16,7 +16,7 @@ from messages import wait_until
 
 import replicator
 from replicator import errors, server
-from replicator.cluster import remote
+from replicator.cluster import membership
 from replicator.cluster.configuration import ClusterConfig
 from replicator.cluster.liveness import watch
 from replicator.cluster.local_cluster import free_ports
@@ -92,7 +92,7 @@ def config():
 
 def test_workers_that_do_not_answer_are_named(config, monkeypatch):
     """The wait for servers is bounded, and the message has the command."""
-    monkeypatch.setattr(remote._tf_compat, "live_variables", list)
+    monkeypatch.setattr(membership._tf_compat, "live_variables", list)
     address = config.address_of(1)
     start = time.monotonic()
 
@@ -102,7 +102,7 @@ def test_workers_that_do_not_answer_are_named(config, monkeypatch):
         rf"{address};.*"
         r"every worker except 0 runs `python -m replicator.server`",
     ):
-        remote.connect(config, timeout_sec=0.3)
+        membership.connect(config, timeout_sec=0.3)
 
     assert time.monotonic() - start < 60
 
@@ -115,7 +115,7 @@ def test_only_worker_0_is_the_client(config):
         match=r"this process is worker 1, but with pattern='in_graph' only worker 0 "
         r"\(localhost:\d+\) runs .* run `python -m replicator.server` here",
     ):
-        remote.connect(other, timeout_sec=1)
+        membership.connect(other, timeout_sec=1)
 
 
 def test_variables_come_after_the_replicator(config):
@@ -127,20 +127,20 @@ def test_variables_come_after_the_replicator(config):
     with pytest.raises(
         errors.ClusterConfigError, match=r"variables exist already .* create the repl"
     ):
-        remote.connect(config, timeout_sec=1)
+        membership.connect(config, timeout_sec=1)
 
     assert 1.0 == kept.numpy()
 
 
 def test_a_port_in_use_is_reported_before_tensorflow_starts(config, monkeypatch):
     """For the client as for servers."""
-    monkeypatch.setattr(remote._tf_compat, "live_variables", list)
+    monkeypatch.setattr(membership._tf_compat, "live_variables", list)
     port = int(config.address.rpartition(":")[2])
     with (
         socket.create_server(("", port)),
         pytest.raises(errors.PortInUseError, match=rf"port {port} .* is in use"),
     ):
-        remote.connect(config, timeout_sec=1)
+        membership.connect(config, timeout_sec=1)
 
 
 def test_hanging_up_closes_the_connections_to_one_address():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from replicator import errors
-from replicator.cluster import remote
+from replicator.cluster import membership
 from replicator.cluster.local_cluster import LocalCluster
 
 PROGRAM = Path(__file__).with_name("limited.py")
@@ -82,7 +82,9 @@ def cpus(monkeypatch):
             for worker in WORKERS
             for i in range(count)
         ]
-        monkeypatch.setattr(remote.tf.config, "list_logical_devices", lambda *_: listed)
+        monkeypatch.setattr(
+            membership.tf.config, "list_logical_devices", lambda *_: listed
+        )
 
     return pretend
 
@@ -91,11 +93,11 @@ def test_parts_of_a_replica_continue_on_the_next_worker(cpus):
     """One replica of two parts over two workers; two of them stay on one each."""
     cpus(2)
 
-    assert [[f"{w}/device:CPU:0" for w in WORKERS]] == remote.replica_devices(
+    assert [[f"{w}/device:CPU:0" for w in WORKERS]] == membership.replica_devices(
         WORKERS, 1, 2
     )
     assert [[f"{w}/device:CPU:{i}" for i in range(2)] for w in WORKERS] == (
-        remote.replica_devices(WORKERS, 2, 2)
+        membership.replica_devices(WORKERS, 2, 2)
     )
 
 
@@ -103,13 +105,13 @@ def test_replicas_may_share_a_cpu_but_parts_may_not(cpus):
     cpus(1)
 
     assert [[f"{w}/device:CPU:0"] for w in WORKERS for _ in range(2)] == (
-        remote.replica_devices(WORKERS, 4)
+        membership.replica_devices(WORKERS, 4)
     )
     with pytest.raises(
         errors.DeviceError,
         match=r"need 2 CPU devices on each, but worker 0 .* has 1; .*-cpu-devices 2",
     ):
-        remote.replica_devices(WORKERS, 2, 2)
+        membership.replica_devices(WORKERS, 2, 2)
 
 
 def test_missing_gpus_are_named(cpus):
@@ -119,4 +121,4 @@ def test_missing_gpus_are_named(cpus):
     with pytest.raises(
         errors.DeviceError, match=r"need 2 GPUs on each, but worker 0 .* has 1; .*hide"
     ):
-        remote.replica_devices(WORKERS, 4)
+        membership.replica_devices(WORKERS, 4)

@@ -3,7 +3,7 @@
 import pytest
 
 from replicator import errors
-from replicator._tf.ports import listen, packets
+from replicator._tf.ports import listen
 from replicator.cluster import port_filter
 from replicator.cluster.configuration import ClusterConfig
 from replicator.cluster.local_cluster import free_ports
@@ -19,8 +19,8 @@ def own_config(**options):
 
 def test_a_system_without_filters_is_reported(monkeypatch):
     """Nothing listens then; the message says how to do without."""
-    monkeypatch.setattr(packets.sys, "platform", "darwin")
-    packets.check_system.cache_clear()
+    monkeypatch.setattr(listen.sys, "platform", "darwin")
+    listen.check_system.cache_clear()
 
     with pytest.raises(
         errors.ClusterError,
@@ -34,8 +34,8 @@ def test_a_system_without_filters_is_reported(monkeypatch):
 
 def test_filters_that_do_nothing_are_found_out(monkeypatch):
     """The system is tried, not believed."""
-    packets.check_system.cache_clear()
-    monkeypatch.setattr(packets, "attach", lambda *_: None)
+    listen.check_system.cache_clear()
+    monkeypatch.setattr(listen, "attach", lambda *_: None)
 
     with pytest.raises(
         errors.ClusterError, match=r"\(a filter that drops all did not\)"

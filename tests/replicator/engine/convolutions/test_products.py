@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import replicator
 from replicator.engine.graph import optimize
-from replicator.engine.graph.convolutions import patches
+from replicator.engine.graph.convolutions import products as products_lib
 from replicator.engine.graph.trace import trace
 from replicator.placement.topology import make_topology
 
@@ -181,7 +181,7 @@ def test_pixels_are_those_that_tensorflow_extracts(image, kernel, stride, paddin
         rates=[1, 1, 1, 1],
         padding=padding,
     ).numpy()
-    found = patches.pixels(image, kernel, stride, is_padded=padding == "SAME")
+    found = products_lib.pixels(image, kernel, stride, is_padded=padding == "SAME")
 
     assert found.shape == (np.prod(extracted.shape[:3]), np.prod(kernel))
     with_padding = np.append(numbers, 0)
@@ -190,5 +190,5 @@ def test_pixels_are_those_that_tensorflow_extracts(image, kernel, stride, paddin
 
 def test_uses_of_a_pixel_are_where_it_is_in_patches():
     """The table is filled with the number after the last element."""
-    found = patches.uses(np.array([[0, 1], [1, 3]], np.int32), 3)
+    found = products_lib.uses(np.array([[0, 1], [1, 3]], np.int32), 3)
     np.testing.assert_array_equal(found, [[0, 4], [1, 2], [4, 4]])

@@ -3,7 +3,7 @@
 import pytest
 
 from replicator.engine.graph import body as body_lib
-from replicator.engine.graph import gathers
+from replicator.engine.graph import liveness
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def schedule(body, sizes=None):
     sizes = sizes or dict.fromkeys(handles, 8)
     depth = body_lib.depths(body, {})
     varying = {n.name for n in body.nodes if n.op == "Mul"}
-    return gathers.schedule(body, sizes, depth, varying)
+    return liveness.schedule(body, sizes, depth, varying)
 
 
 def _node(found, name):

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import errors
-from replicator.engine.graph import body, effects, invariance
+from replicator.engine.graph import body, dataflow
 from replicator.engine.graph.optimize import optimize
 from replicator.engine.graph.trace import trace
 from replicator.placement.topology import make_topology
@@ -17,7 +17,7 @@ SCALAR = tf.TensorSpec([], tf.float32)
 def _analyze(step, specs=(SCALAR,), local=()):
     """Analyzes a step; returns names of local variables and the whole analysis."""
     traced = trace(step, list(specs), 2)
-    found = invariance.analyze(
+    found = dataflow.analyze(
         body.from_graph_def(optimize(traced, TWO_CPUS)),
         invariant_inputs={m for c in traced.collectives for m in c.markers},
         handles=set(traced.variables),
@@ -257,12 +257,12 @@ def test_a_stateful_op_that_calls_functions_is_not_taken_for_them():
 
     traced = trace(step, [SCALAR], 2)
     graph_def = optimize(traced, TWO_CPUS)
-    table = effects.EffectTable(graph_def.library.function)
+    table = dataflow.EffectTable(graph_def.library.function)
     stateful = [
         node
         for node in graph_def.node
         if node.op not in ("Placeholder", "Const")
-        and (definition := effects._tf_compat.op_def(node.op))
+        and (definition := dataflow._tf_compat.op_def(node.op))
         and definition.is_stateful
     ]
 
@@ -284,7 +284,7 @@ def test_two_trainables_that_drift_are_counted():
         match=r"variable '[ab]:0' and 1 more would be updated .* between replicas at "
         r"\S+test_invariance.py:\d+: \w+\.assign\(x\), so the copies",
     ):
-        invariance.check_trainable(found, traced.variables, traced.lines)
+        dataflow.check_trainable(found, traced.variables, traced.lines)
 
 
 @pytest.mark.parametrize("num_steps", [1, 3])

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.engine.graph import body, localize, replicate
+from replicator.engine.graph import body, replicate
 from replicator.engine.graph.body import Ref
 from replicator.placement.topology import make_topology
 
@@ -122,7 +122,7 @@ def test_seeds_are_folded_distinct_and_replica_0_keeps_its_own():
 
 def test_a_folded_seed_never_becomes_no_seed():
     """Folding to 0, 0 would ask TensorFlow for a random seed."""
-    unlucky = -localize._SEED_STEP & localize._SEED_LIMIT
+    unlucky = -replicate._SEED_STEP & replicate._SEED_LIMIT
 
     found, _ = _copies([_node("a", "RandomUniform", seeds=(0, unlucky))])
 

@@ -6,11 +6,11 @@ import tensorflow as tf
 from collective_calls import make_call
 
 from replicator.collectives.kinds.all_reduce import AllReduce
-from replicator.engine.analysis import plan, traffic
-from replicator.engine.analysis.shares import Share
+from replicator.engine.analysis import plan
+from replicator.engine.analysis.plan import Share
 from replicator.engine.graph import body
 from replicator.engine.graph.emitter import Emitter
-from replicator.engine.link import any_size, share_transfer
+from replicator.engine.link import uneven_rows
 from replicator.engine.link.uneven_rows import UnevenRows
 from replicator.errors import CollectiveTypeError
 from replicator.placement import devices
@@ -100,7 +100,7 @@ def test_traffic_counts_one_tensor_per_process():
     call = make_call([[16]], AllReduce(op="sum"), num_replicas=6)
     plans = plan.make_plan([call], places)
 
-    assert {0: (64, 1), 1: (64, 1)} == traffic.sent(plans, places, [0, 0, 0, 1, 1, 1])
+    assert {0: (64, 1), 1: (64, 1)} == plan.sent(plans, places, [0, 0, 0, 1, 1, 1])
 
 
 def make_shares(shapes, source):
@@ -125,7 +125,7 @@ def test_every_program_has_the_values_of_the_source(execute, workers, shapes, so
     sent = {(s.node, s.handle): f"new_{i}" for i, s in enumerate(shares)}
     nodes, outputs = [], []
     for worker, cross_worker in enumerate(workers(3)):
-        found, more = share_transfer.send(
+        found, more = uneven_rows.send(
             shares,
             f"w{worker}",
             cross_worker,
@@ -166,7 +166,7 @@ def test_a_tensor_is_padded_to_the_next_power_of_two(
     """The offset is the exponent; no tensor without elements is sent."""
     value = np.arange(size, dtype=dtype).reshape(1, size) + 1
     emit, tf_dtype = Emitter(), tf.as_dtype(dtype)
-    sent = any_size.pad(emit, "sent", "x", tf_dtype, CPU[1])
+    sent = uneven_rows.pad(emit, "sent", "x", tf_dtype, CPU[1])
     outputs = [
         (sent.value, tf_dtype),
         (sent.key_offset, tf.int32),
@@ -183,7 +183,7 @@ def test_a_tensor_is_padded_to_the_next_power_of_two(
 
 def test_the_longest_length_is_the_last_that_int32_can_count():
     """One more would be negative."""
-    longest = 2 ** (any_size.NUM_LENGTHS - 1)
+    longest = 2 ** (uneven_rows.NUM_LENGTHS - 1)
 
     assert longest <= np.iinfo(np.int32).max < 2 * longest
 

@@ -1,0 +1,229 @@
+"""Private methods of Keras for batch normalization: its average, a model's layers."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import sys
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+from keras.src.losses import loss
+from keras.src.saving.keras_saveable import KerasSaveable
+from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager import backprop
+from tensorflow.python.ops import gen_math_ops
+from tensorflow.python.trackable import base as trackable
+
+from replicator._tf.compat import depends_on
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+OF_NO_EXAMPLE = "replicator_statistics_of_no_example"
+"""Name of what stands for the statistics of a batch without rows: whatever it is, no
+row is normalized by it."""
+
+
+@functools.cache
+def keep_statistics_of_nothing(is_in_step: Callable[[], bool]) -> None:
+    """Lets Keras' batch normalization take batches without examples (test_uneven).
+
+    In the last step of an epoch a replica may have no example. The mean of nothing is
+    NaN, which would become the moving statistics and, through the gradient of
+    ``gamma``, every weight. Such a replica uses and keeps its moving statistics, unless
+    the layer is synchronized: those of the batches of all replicas are never nothing.
+    """
+    layer = keras.layers.BatchNormalization
+    of_keras = layer._moments  # noqa: SLF001
+
+    def moments(self: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        mean, variance = of_keras(self, inputs, mask)
+        is_of_all = self.synchronized and mask is None
+        if is_of_all or inputs.shape[0] is not None or not is_in_step():
+            return mean, variance
+        has_examples = tf.size(inputs) > 0
+
+        def chosen(new: tf.Tensor, moving: Any) -> tf.Tensor:
+            kept = tf.cast(moving.value, new.dtype)
+            return tf.where(has_examples, new, tf.identity(kept, name=OF_NO_EXAMPLE))
+
+        return (
+            chosen(mean, self.moving_mean),
+            chosen(variance, self.moving_variance),
+        )
+
+    layer._moments = moments  # noqa: SLF001
+
+
+def layers_of(model: Any) -> list[Any]:
+    """A model of Keras or tf_keras and all layers within it (test_fit_losses)."""
+    return list(model._flatten_layers())  # noqa: SLF001
+
+
+# What ends a tape, and what divides: owner and name.
+GRADIENT = backprop.GradientTape, "gradient"
+DIVISIONS = (gen_math_ops, "real_div"), (gen_math_ops, "div_no_nan")
+# What reduces losses of examples, or the number of a loss function, by a mask.
+REDUCTION = loss, "reduce_weighted_values"
+_TF_KERAS_METRICS = "tf_keras.src.metrics.base_metric"
+
+
+def means() -> list[Any]:
+    """The classes of metrics that take numbers (test_fit_metrics, test_tf_keras)."""
+    module = sys.modules.get(_TF_KERAS_METRICS)
+    others = [] if module is None else [module.Reduce]
+    return [keras.metrics.Mean, keras.metrics.Sum, *others]
+
+
+def is_recorded() -> bool:
+    """Whether a tape records, as one of gradients of gradients does (test_fit)."""
+    return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
+
+
+class SavedApart(KerasSaveable):
+    """State with a group of its own in Keras' files (test_keras_saving).
+
+    Keras finds it as an attribute of an object that it saves, and calls its
+    ``save_own_variables`` and ``load_own_variables``.
+    """
+
+    def _obj_type(self) -> str:
+        return "Optimizer"  # Keras looks into these attributes only
+
+
+class UsedAsWrapped(trackable.Trackable):
+    """Something that passes for what its ``wrapped`` holds (test_wrapper).
+
+    ``isinstance`` and Keras' files take it for an instance of that class. TensorFlow
+    sees the children of the object inside, and leaves with it what a restored
+    checkpoint has for variables that are made later. Attributes that are not its own
+    are read from the object inside and written to it.
+    """
+
+    wrapped: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "wrapped":  # not yet set while unpickling or copying
+            raise AttributeError(name)
+        return getattr(self.wrapped, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # `optimizer.learning_rate = 0.01` must reach the optimizer that does the work.
+        # What constructors set before `wrapped` is this object's own.
+        if "wrapped" not in vars(self) or name in vars(self):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.wrapped, name, value)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        kind: type = self.wrapped.__class__
+        return kind
+
+
+def _forwarded(name: str) -> property:
+    return property(lambda self: getattr(self.wrapped, name))
+
+
+# What the graph of objects is made of; values are those of the variables in it.
+for _name in (
+    "_deferred_dependencies",
+    "_handle_deferred_dependencies",
+    "_lookup_dependency",
+    "_maybe_initialize_trackable",
+    "_track_trackable",
+    "_trackable_children",
+    "_unconditional_checkpoint_dependencies",
+    "_unconditional_dependency_names",
+    "_update_uid",
+):
+    setattr(UsedAsWrapped, _name, _forwarded(_name))
+
+
+# ``keras.src.losses.loss.reduce_weighted_values`` divides by what is valid in the
+# tensors that it gets: in one micro-batch. While a stage is traced it divides by the
+# size instead, which is equal for all micro-batches, and the share of what is valid is
+# noted, so that both can be summed apart.
+
+_MEANS = ("mean", "sum_over_batch_size")
+_WEIGHTED = "mean_with_sample_weight"
+# Of a tensor times what no example changes.
+_LINEAR = frozenset({"AddN", "Cast", "Identity", "Mul", "Neg", "RealDiv"})
+_ACTIVE: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar(
+    "replicator_stage_losses", default=None
+)
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[list[tuple[tf.Tensor, tf.Tensor]]]:
+    """Notes numerators and denominators in this thread (test_kept_by_keras)."""
+    _replace_reduction()
+    found: list[tuple[tf.Tensor, tf.Tensor]] = []
+    token = _ACTIVE.set(found)
+    try:
+        yield found
+    finally:
+        _ACTIVE.reset(token)
+
+
+def is_multiple(loss: tf.Tensor, part: tf.Tensor) -> bool:
+    """Whether a loss is a part of it times a factor that no example changes."""
+    captured = {id(inner) for _, inner in loss.graph.captures}
+    given = {x.op for x in loss.graph.inputs if id(x) not in captured}
+    while loss is not part:
+        if loss.op.type not in _LINEAR or not loss.op.inputs:
+            return False
+        first, *others = loss.op.inputs
+        if others and loss.op.type == "Mul" and not depends_on(first, {part.op}):
+            first, others = others[0], [first]
+        if loss.op.type == "AddN" and others:
+            return False
+        if any(depends_on(other, given) for other in others):
+            return False
+        loss = first
+    return True
+
+
+@functools.cache  # once per process: what is replaced answers as before elsewhere
+def _replace_reduction() -> None:
+    from keras.src.losses import loss as losses
+
+    of_keras = losses.reduce_weighted_values
+
+    @functools.wraps(of_keras)
+    def reduce(
+        values: Any,
+        sample_weight: Any = None,
+        mask: Any = None,
+        reduction: Any = "sum_over_batch_size",
+        dtype: Any = None,
+    ) -> Any:
+        active = _ACTIVE.get()
+        values = tf.convert_to_tensor(values)
+        is_weighted = reduction == _WEIGHTED and (
+            sample_weight is not None or mask is not None
+        )
+        is_masked = reduction in _MEANS and mask is not None
+        if active is None or values.shape.rank == 0 or not (is_weighted or is_masked):
+            return of_keras(values, sample_weight, mask, reduction, dtype)
+        values = tf.cast(values, dtype or values.dtype)
+        if mask is not None:
+            mask = tf.cast(mask, values.dtype)
+        if sample_weight is not None:
+            sample_weight = tf.cast(sample_weight, values.dtype)
+        weights = losses.apply_mask(sample_weight, mask, values.dtype, "sum")
+        of_size = of_keras(values, weights, None, "sum_over_batch_size", dtype)
+        if is_masked:
+            share = tf.reduce_mean(mask)
+        else:
+            size = tf.cast(tf.size(values), values.dtype)
+            _, weights = losses.squeeze_or_expand_to_same_rank(values, weights)
+            share = tf.reduce_sum(weights) / size
+        active.append((of_size, share))
+        return of_size
+
+    losses.reduce_weighted_values = reduce
