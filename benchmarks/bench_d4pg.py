@@ -17,12 +17,11 @@ import numpy as np
 
 from benchmarks import runner
 from workloads import child_process
-from workloads.d4pg.acting.actor import Actor
-from workloads.d4pg.acting.policy import PolicySpec
+from workloads.d4pg.acting.actor import Actor, PolicySpec
+from workloads.d4pg.acting.remote import SharedWeights
 from workloads.d4pg.acting.settings import ActorSettings
-from workloads.d4pg.acting.weights import SharedWeights
 from workloads.d4pg.environment.control import FRAME_SIZE, Environment
-from workloads.d4pg.replay.make import make_replay
+from workloads.d4pg.replay.prioritized import make_replay
 from workloads.d4pg.replay.replay import ReplaySettings
 from workloads.d4pg.replay.streams import StepStreams, StreamsSpec
 

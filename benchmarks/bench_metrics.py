@@ -65,7 +65,7 @@ def main() -> None:
 def measure(num_examples: int) -> dict[str, float]:
     """Seconds of the metric, and the most memory that the process has had."""
     from workloads.metrics import fid
-    from workloads.metrics.moments import Moments
+    from workloads.metrics.estimate import Moments
 
     spent = 0.0
     gaussians = []

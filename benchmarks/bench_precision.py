@@ -57,7 +57,7 @@ def main() -> None:
 def measure(compute_dtype: str) -> dict[str, float]:
     """Images per second of training, and operations of the model and at most."""
     import replicator
-    from workloads.resnet50 import flops
+    from workloads.resnet50 import model
     from workloads.resnet50.workload import WORKLOAD
 
     program = WORKLOAD.build(
@@ -74,7 +74,7 @@ def measure(compute_dtype: str) -> dict[str, float]:
     for _ in range(NUM_STEPS):
         program.run()
     rate = NUM_IMAGES * NUM_STEPS / (time.perf_counter() - start)
-    per_image = flops.training_flops(image_size=224, num_classes=1000, version="v1.5")
+    per_image = model.training_flops(image_size=224, num_classes=1000, version="v1.5")
     return {
         "images_per_sec": rate,
         "model_gflops": rate * per_image / 1e9,

@@ -220,7 +220,7 @@ def _plain_loop() -> Any:
     import tensorflow as tf
 
     from workloads.data import pipeline
-    from workloads.resnet50 import losses
+    from workloads.resnet50 import model as model_lib
     from workloads.resnet50.config import make_config
     from workloads.resnet50.model import ResNet50
 
@@ -250,7 +250,9 @@ def _plain_loop() -> Any:
         batch = next(iterator)
         with tf.GradientTape() as tape:
             logits = model(batch["image"], training=True)
-            loss = tf.reduce_mean(losses.softmax_cross_entropy(batch["label"], logits))
+            loss = tf.reduce_mean(
+                model_lib.softmax_cross_entropy(batch["label"], logits)
+            )
         for weight, slot, grad in zip(
             weights, slots, tape.gradient(loss, weights), strict=True
         ):

@@ -20,9 +20,14 @@ from results.records.known_options import PIPELINE_STAGES
 from workloads import catalog as workload_catalog
 from workloads.catalog import SYNTHETIC, WORKLOADS, PresetInfo, WorkloadInfo
 from workloads.peers import catalog as peer_catalog
-from workloads.peers.catalog import PEERS, PeerInfo, exports_dir
+from workloads.peers.catalog import (
+    EXPORT_SETTINGS,
+    EXPORT_VARIABLE,
+    PEERS,
+    PeerInfo,
+    exports_dir,
+)
 from workloads.peers.catalog import REFERENCE as EXPORTED_BACKEND
-from workloads.peers.names import EXPORT_SETTINGS, EXPORT_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,12 +6,12 @@ import dataclasses
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from workloads.facts import Matching, PresetInfo, WorkloadInfo
+from workloads.spec import Matching, PresetInfo, WorkloadInfo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from workloads.metric import Metric
+    from workloads.spec import Metric
 
 SYNTHETIC = "synthetic"
 """Random data of the right shapes: isolates compute, and has nothing to learn."""
@@ -63,7 +63,7 @@ WORKLOADS: dict[str, WorkloadInfo] = {
             description="ResNet-50 image classification with the recipe of Goyal 2017",
             module="workloads.resnet50.workload",
             config_module="workloads.resnet50.config",
-            metrics_module="workloads.resnet50.metrics",
+            metrics_module="workloads.resnet50.config",
             presets=(
                 _SMOKE,
                 dataclasses.replace(_LAPTOP, budget="40s"),
@@ -91,7 +91,7 @@ WORKLOADS: dict[str, WorkloadInfo] = {
             description="class-conditional SN-GAN with projection discriminator, FID",
             module="workloads.sngan.workload",
             config_module="workloads.sngan.config",
-            metrics_module="workloads.sngan.metrics",
+            metrics_module="workloads.sngan.config",
             presets=(
                 PresetInfo(
                     name="smoke",
@@ -195,7 +195,7 @@ WORKLOADS: dict[str, WorkloadInfo] = {
             default_preset="laptop",
             builtin_data=("cartpole:swingup", "cartpole:balance", SYNTHETIC),
             other_data="another domain:task of the control suite",
-            data_module="workloads.d4pg.environment.tasks",
+            data_module="workloads.d4pg.environment.control",
             machine_module="workloads.d4pg.requirements",
             syncs_because="actors and replay use the results of each learner step",
             matching=Matching(
@@ -239,7 +239,7 @@ WORKLOADS: dict[str, WorkloadInfo] = {
             description="a decoder-only Transformer: a language model of bytes",
             module="workloads.transformer.workload",
             config_module="workloads.transformer.config",
-            metrics_module="workloads.transformer.metrics",
+            metrics_module="workloads.transformer.config",
             presets=(
                 PresetInfo(
                     name="smoke",
@@ -279,10 +279,10 @@ WORKLOADS: dict[str, WorkloadInfo] = {
             default_preset="laptop",
             builtin_data=("tensorflow_source", SYNTHETIC),
             other_data="no other",
-            data_module="workloads.data.text_names",
+            data_module="workloads.data.names",
             batch_divisors=("sequence_length", "num_microbatches"),
             draws_with="dropout",
-            memory_module="workloads.transformer.memory",
+            memory_module="workloads.transformer.config",
             matching=Matching(
                 options={**_EXACT, "dropout": 0.0},
                 remark="without dropout",

@@ -9,7 +9,7 @@ import tensorflow as tf
 from workloads import quality
 from workloads.data import pipeline
 from workloads.program import ImageProgram
-from workloads.resnet50.metrics import METRICS
+from workloads.resnet50.config import METRICS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,12 +21,28 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
-from workloads.delegating import Delegating
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from workloads.replicated import ReplicatedProgram
+    from workloads.program import ReplicatedProgram
+
+
+class Delegating:
+    """Has the attributes of the object that it was made of, but for its own.
+
+    Attributes:
+      original: That object.
+    """
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "original":  # not yet set while unpickling or copying
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
 
 NUM_STEPS: Final = 3
 """Steps whose losses are compared; ``results/study/matching.py`` has the same number.

@@ -15,7 +15,7 @@ from workloads.spec import QualityMetric
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from workloads.metric import Metric
+    from workloads.spec import Metric
 
 _FEWEST = 2  # values needed for a spread
 

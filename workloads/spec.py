@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING, Any
+import difflib
+import functools
+import math
+import re
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import replicator
 
@@ -192,3 +196,342 @@ class Workload(abc.ABC):
         Raises:
           ValueError: Unknown preset, data set or option; the message lists them.
         """
+
+
+# The planner imports this module, so it does not import TensorFlow.
+
+JIT_OFF = "off"
+JIT_COMPUTE = "compute"
+JITS = (JIT_OFF, JIT_COMPUTE)
+"""What XLA compiles: nothing, or forward and backward pass of each replica."""
+
+CONV_LAYOUTS = ("auto", "nhwc")
+"""Order of dimensions in convolutions: what TensorFlow finds faster, or the model's."""
+
+EXTERNAL_WRITES = ("detect", "never")
+"""Whether a replicator with copies looks for variables that were written outside steps;
+whoever creates it reads this, and other backends have nothing to look for."""
+
+INPUT_DTYPES = ("float32", "uint8")
+"""Types in which pixels are sent to the devices of replicas."""
+
+_Config = TypeVar("_Config")
+
+
+def apply_options(
+    workload: str,
+    presets: Mapping[str, _Config],
+    preset: str,
+    options: Mapping[str, Any],
+) -> _Config:
+    """Returns a preset's configuration with ``options`` in place of its values."""
+    if preset not in presets:
+        raise ValueError(
+            f"preset {preset!r} is unknown to {workload}: allowed are "
+            f"{_listed(presets)}{_suggestion(preset, presets)}"
+        )
+    chosen: Any = presets[preset]
+    defaults = {field.name: field.default for field in dataclasses.fields(chosen)}
+    for name, value in options.items():
+        if name not in defaults:
+            raise ValueError(
+                f"option {name!r} is unknown to {workload}: allowed are "
+                f"{_listed(defaults)}{_suggestion(name, defaults)}"
+            )
+        _check_type(name, value, type(defaults[name]))
+    converted: dict[str, Any] = {
+        name: float(value) if isinstance(defaults[name], float) else value
+        for name, value in options.items()
+    }
+    found: _Config = dataclasses.replace(chosen, **converted)
+    return found
+
+
+def configurations(
+    workload: str, presets: Mapping[str, _Config]
+) -> Callable[[str, Mapping[str, Any]], _Config]:
+    """Returns ``apply_options`` of one workload: from a preset and options."""
+    return functools.partial(apply_options, workload, presets)
+
+
+def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
+    """Raises unless an option has one of the allowed values."""
+    if value not in allowed:
+        raise ValueError(f"option {name}={value!r} must be one of {_listed(allowed)}")
+
+
+def check_jit(jit: Any, batch_norm: str = "local") -> None:
+    """Raises unless the compiled part of a step is one that XLA can compile."""
+    check_choice("jit", jit, JITS)
+    if jit == JIT_COMPUTE and batch_norm != "local":
+        raise ValueError(
+            f"option jit={jit!r} with batch_norm={batch_norm!r} would need collectives "
+            "in a function that is compiled for one replica: use batch_norm 'local', "
+            "or jit 'off'"
+        )
+
+
+def check_conv_layout(conv_layout: Any, jit: str) -> None:
+    """Raises unless the layout of convolutions is one that can be requested."""
+    check_choice("conv_layout", conv_layout, CONV_LAYOUTS)
+    if conv_layout != "auto" and jit != JIT_OFF:
+        raise ValueError(
+            f"option conv_layout={conv_layout!r} has no effect with jit={jit!r}, where "
+            "XLA chooses the layout of each convolution: leave one of the two out"
+        )
+
+
+def check_range(
+    name: str,
+    value: float,
+    *,
+    low: float,
+    below: float | None = None,
+    high: float | None = None,
+) -> None:
+    """Raises unless an option is within its limits."""
+    is_above = (below is not None and value >= below) or (
+        high is not None and value > high
+    )
+    if value < low or is_above:
+        limit = "" if below is None else f" and below {below}"
+        limit += "" if high is None else f" and at most {high}"
+        raise ValueError(f"option {name}={value!r} must be at least {low}{limit}")
+
+
+def _check_type(name: str, value: Any, expected: type) -> None:
+    # bool is an int in Python, and an int is a fine float.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    matches = {
+        bool: isinstance(value, bool),
+        int: isinstance(value, int) and not isinstance(value, bool),
+        float: is_number and math.isfinite(value),
+        str: isinstance(value, str),
+    }
+    if not matches[expected]:
+        kind = {bool: "true or false", int: "an integer", float: "a finite number"}
+        raise ValueError(
+            f"option {name}={value!r} must be {kind.get(expected, 'a string')}"
+        )
+
+
+def _listed(names: Iterable[Any]) -> str:
+    return ", ".join(repr(name) for name in names)
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+# A field that is made by ``limited`` says what is allowed, and is checked when a
+# configuration is created.
+
+STATISTICS = ("local", "cross_replica")
+_CHOICES = "choices"
+
+
+def limited(default: Any, *, choices: Sequence[Any] = (), **limits: float) -> Any:
+    """Declares a field with what is allowed.
+
+    Args:
+      default: Its value unless it is given.
+      choices: All allowed values; empty for a range.
+      **limits: ``low``, ``below`` and ``high``, as for ``check_range``.
+    """
+    allowed = {_CHOICES: choices} if choices else limits
+    return dataclasses.field(default=default, metadata=allowed)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingConfig:
+    """Settings of computation of all workloads.
+
+    Attributes:
+      jit: ``off``, or ``compute``: XLA compiles forward and backward pass.
+      tf32: Whether float32 products and convolutions use TF32 where GPUs have it.
+      external_writes: ``never`` promises the replicator that no variable is written
+        outside its steps, so that it need not look.
+    """
+
+    jit: str = "off"
+    tf32: bool = True
+    external_writes: str = limited("detect", choices=EXTERNAL_WRITES)
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if _CHOICES in field.metadata:
+                check_choice(field.name, value, field.metadata[_CHOICES])
+            elif field.metadata:
+                check_range(field.name, value, **field.metadata)
+        check_jit(self.jit)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ImageConfig(TrainingConfig):
+    """Settings of workloads on labelled images.
+
+    Attributes:
+      image_size: Height and width of images, in pixels.
+      num_classes: Classes of the network, whatever the data set has.
+      compute_dtype: ``float32``, or 16 bits with float32 variables.
+      conv_layout: ``nhwc`` keeps the layout of the model in convolutions; ``auto`` lets
+        TensorFlow's optimizer convert them to NCHW, as it does on GPUs in float32.
+      batch_norm: ``local`` normalizes by each replica's own batch, as published;
+        ``cross_replica`` by the global batch.
+      shuffle_buffer_size: Examples in the shuffle buffer of one input pipeline.
+      num_input_threads: Threads of one input pipeline, on GPUs per GPU that it feeds.
+      input_dtype: ``float32``, or ``uint8``: pixels are sent to devices as they are
+        stored, and normalised there.
+      cache_data: Whether encoded images stay in memory after the first epoch.
+    """
+
+    image_size: int
+    num_classes: int = limited(10, low=1)
+    compute_dtype: str = "float32"
+    conv_layout: str = "auto"
+    batch_norm: str = limited("local", choices=STATISTICS)
+    shuffle_buffer_size: int = limited(16_384, low=1)
+    num_input_threads: int = limited(4, low=1)
+    input_dtype: str = limited("float32", choices=INPUT_DTYPES)
+    cache_data: bool = False
+
+    def __post_init__(self) -> None:
+        # Of a class with slots, super() finds another class.
+        TrainingConfig.__post_init__(self)
+        check_jit(self.jit, self.batch_norm)
+        check_conv_layout(self.conv_layout, self.jit)
+
+
+# A workload declares its metrics in ``workloads/NAME/metrics.py``. Reports, gates, help
+# and exports read the declaration, which plans of studies record.
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    """The facts about a metric; its value in a trial is a ``QualityMetric``.
+
+    Attributes:
+      name: As in records and on the command line, such as ``top_1``.
+      title: What readers call it, such as ``Top-1 accuracy``.
+      unit: Of its values; ``ratio`` for fractions, ``1`` for scores without a unit.
+      protocol: How it is measured, and on how many examples, in one line.
+      is_higher_better: Which way it gets better; None if neither way is better.
+      tolerance: The loss, relative to the baseline, that its gate accepts by default.
+      is_of_window: Whether it is a rate of the measured window, not what was learned.
+      of: Computes it from what the workload observes. For what was learned, the value
+        of each example (``quality.of_examples``); None if another module computes it.
+    """
+
+    name: str
+    title: str
+    unit: str
+    protocol: str
+    is_higher_better: bool | None
+    tolerance: float = 0.05
+    is_of_window: bool = False
+    of: Callable[..., Any] | None = None
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether a gate can say which of two results is better."""
+        return self.is_higher_better is not None and not self.is_of_window
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(
+                f"metric name {self.name!r} is a column and an option: use small"
+                " letters, digits and underscores, such as 'top_1'"
+            )
+        if not 0.0 < self.tolerance < 1.0:
+            raise ValueError(
+                f"metric {self.name!r} has tolerance={self.tolerance!r}: use a ratio"
+                " between 0 and 1, such as 0.05"
+            )
+
+
+TFDS_NAMES: Final = "workloads.data.names"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PresetInfo:
+    """Facts about a preset for the planner."""
+
+    name: str  # The name on the command line.
+    description: str  # One line.
+    data: str  # The default data set.
+    per_replica_batch_size: int  # Examples per replica and step.
+    num_warmup_steps: int  # Steps before the measured window.
+    num_measured_steps: int  # Steps of the measured window.
+    # Training budget of a quality run of the default sweep, such as ``40s``; empty if
+    # the default sweep has none.
+    budget: str = ""
+    num_evaluations: int = 5  # Number of evaluations in a quality run.
+    # Options that a plan adds to those of the user, and records.
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Matching:
+    """What a workload changes so that N replicas can be matched with one."""
+
+    options: Mapping[str, Any]  # Options in place of the requested ones.
+    remark: str  # What this changes, in words.
+    data: str = ""  # The data in place of the requested one; empty if it stays.
+    # Options that the one replica does not have: it runs on one device, whatever the
+    # others are split over.
+    of_pipelines: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class WorkloadInfo:
+    """Facts about a workload for the planner."""
+
+    name: str  # The name on the command line.
+    version: str  # Changes whenever the meaning of a measured number changes.
+    example_unit: str  # Plural unit of an example, such as ``images``.
+    description: str  # One line.
+    # Module whose attribute ``WORKLOAD`` is the workload; needs TensorFlow.
+    module: str
+    # Module whose ``make_config`` checks options; without TensorFlow.
+    config_module: str
+    # Module whose ``METRICS`` are all that the workload measures; without TensorFlow.
+    metrics_module: str
+    presets: tuple[PresetInfo, ...]  # The presets, smallest first.
+    default_preset: str  # The preset if none is given.
+    # Data sets that need neither network nor preparation by the user.
+    builtin_data: tuple[str, ...]
+    # Description of the other allowed data names.
+    other_data: str = "a TFDS name or folder:PATH"
+    # Module whose ``check`` checks all other names; without TensorFlow.
+    data_module: str = TFDS_NAMES
+    # Module whose ``check`` says whether this machine can run a plan; without
+    # TensorFlow. Empty if any machine can.
+    machine_module: str = ""
+    # Why the host uses the results of each step before the next, so that steps cannot
+    # be queued; empty if they can.
+    syncs_because: str = ""
+    needs: tuple[str, ...] = ()  # Capabilities of backends without which it cannot run.
+    # Why its steps cannot leave out their update, or empty.
+    no_update_because: str = ""
+    # How N replicas are matched with one; None if they cannot be.
+    matching: Matching | None = None
+    # Why they cannot, where there is no ``matching``.
+    not_matched_because: str = "the workload does not say how it can be"
+    # Options of whose product every batch of a replica is a multiple, such as the
+    # tokens of a sequence.
+    batch_divisors: tuple[str, ...] = ()
+    # Whether a step does, outside of its pipeline. Each backend has its own numbers
+    # then, so its losses are not those of another.
+    draws_random_numbers: bool = False
+    # Whether its models do so much that, after one step, losses of two right backends
+    # differ. N replicas are matched with one in float64 then.
+    amplifies_rounding: bool = False
+    # Option that makes a step draw some unless it is 0; empty if none does.
+    draws_with: str = ""
+    # Module whose ``held`` says what each replica keeps of the weights, from a
+    # configuration; without TensorFlow. Empty if that is not counted.
+    memory_module: str = ""

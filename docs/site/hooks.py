@@ -65,9 +65,9 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "What a workload implements, and what it can build on.",
         (
             "workloads.spec",
-            "workloads.facts",
+            "workloads.spec",
             "workloads.catalog",
-            "workloads.replicated",
+            "workloads.program",
         ),
     ),
 }

@@ -190,7 +190,7 @@ def measure_spec(
             options=options,
         )
         if spec.control is Control.INPUT_ONLY:
-            from workloads.input_only import InputOnlyProgram
+            from workloads.controls import InputOnlyProgram
 
             program = InputOnlyProgram(program)
         if spec.control is Control.MATCH:
@@ -251,11 +251,11 @@ def _create(spec: TrialSpec) -> Any:
         **options,
     )
     if spec.control is Control.SYNTHETIC:
-        from workloads.reused_batch import ReusingReplicator
+        from workloads.program import ReusingReplicator
 
         return ReusingReplicator(made)
     if spec.control is Control.NO_UPDATE:
-        from workloads.no_update import NotUpdatingReplicator
+        from workloads.controls import NotUpdatingReplicator
 
         return NotUpdatingReplicator(made)
     if spec.control is Control.MATCH:

@@ -9,8 +9,8 @@ from small_programs import build as build_small
 
 import replicator
 from workloads import catalog
-from workloads.common.compiled import Compiled
-from workloads.input_only import InputOnlyProgram
+from workloads.common.training import Compiled
+from workloads.controls import InputOnlyProgram
 
 # Relative; float32 has 1.2e-7, and XLA sums in another order.
 LARGEST_DIFFERENCE = 1e-6
@@ -160,7 +160,7 @@ def test_tf32_is_set_explicitly(name, is_on):
 
 def test_tf32_cannot_be_off_where_it_would_not_reach_the_gpus(monkeypatch):
     """Workers that only serve TensorFlow keep its default; CPUs have no TF32."""
-    precision = importlib.import_module("workloads.common.precision")
+    precision = importlib.import_module("workloads.common.training")
 
     class Served:
         num_programs, num_workers = 1, 2

@@ -8,9 +8,8 @@ import tensorflow as tf
 from small_programs import build as build_small
 
 import replicator
-from workloads.input_only import InputOnlyProgram
-from workloads.no_update import NotUpdatingReplicator
-from workloads.reused_batch import ReusingReplicator
+from workloads.controls import InputOnlyProgram, NotUpdatingReplicator
+from workloads.program import ReusingReplicator
 
 # cartpole has a small body; images are the embedded digits.
 DATA = {

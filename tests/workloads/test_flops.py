@@ -12,12 +12,12 @@ from graph_flops import multiply_adds
 import replicator
 from workloads import catalog
 from workloads.d4pg import config as d4pg_config
-from workloads.d4pg.acting.policy import PolicySpec
+from workloads.d4pg.acting.actor import PolicySpec
 from workloads.d4pg.learning import flops as d4pg_flops
 from workloads.d4pg.learning.learner import Learner
 from workloads.resnet50 import model as resnet50_model
 from workloads.sngan import config as sngan_config
-from workloads.sngan import flops as sngan_flops
+from workloads.sngan import networks
 
 
 def build(name, **options):
@@ -33,7 +33,7 @@ def per_example(function, make_args):
 def test_resnet50_has_the_published_arithmetic():
     """4.1 billion multiply-adds forward at 224 px (v1.5); 3 x 8.2 in training."""
     config = importlib.import_module("workloads.resnet50.config").PRESETS["paper"]
-    flops = importlib.import_module("workloads.resnet50.flops")
+    flops = importlib.import_module("workloads.resnet50.model")
 
     counted = flops.training_flops(
         image_size=config.image_size,
@@ -47,7 +47,7 @@ def test_resnet50_has_the_published_arithmetic():
 
 def test_the_step_of_resnet50_does_what_is_counted(monkeypatch):
     """Convolutions and products that loss and gradients need, at 32 px."""
-    flops = importlib.import_module("workloads.resnet50.flops")
+    flops = importlib.import_module("workloads.resnet50.model")
     with short_resnet.short():
         for name in ("NUM_BLOCKS", "WIDTHS"):
             monkeypatch.setattr(flops, name, getattr(resnet50_model, name))
@@ -111,7 +111,7 @@ def test_the_generator_at_128_px_counts_its_blocks():
             (128, 64, 128),
         )
     )
-    total, first = sngan_flops.generator_multiply_adds(config)
+    total, first = networks.generator_multiply_adds(config)
 
     assert 128 * 16 * 1024 == first
     assert first + blocks + 9 * 64 * 3 * 128**2 == total

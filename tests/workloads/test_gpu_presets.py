@@ -11,7 +11,8 @@ from small_programs import build as build_small
 import replicator
 from replicator._tf import dispatch
 from replicator.placement import devices
-from workloads import catalog, device_inputs, warm_up
+from workloads import catalog, warm_up
+from workloads import program as program_lib
 
 GPU = "/job:localhost/replica:0/task:0/device:GPU:0"
 
@@ -61,7 +62,7 @@ def test_batches_wait_on_gpus_only(name, pair, as_on_gpus):
     """Two per GPU."""
     program = build(name, pair)
 
-    assert 2 == device_inputs.NUM_PREFETCHED == prefetched(program)
+    assert 2 == program_lib.NUM_PREFETCHED == prefetched(program)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 
 from workloads import catalog, quality
-from workloads.metric import Metric
+from workloads.spec import Metric
 
 WILSON = "Wilson score interval"
 METRIC = Metric(

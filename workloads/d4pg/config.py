@@ -8,9 +8,8 @@ from __future__ import annotations
 import dataclasses
 
 from workloads.d4pg.acting.settings import check_ray
-from workloads.d4pg.replay import capacity
-from workloads.options import configurations
-from workloads.settings import TrainingConfig, limited
+from workloads.d4pg.replay import transitions
+from workloads.spec import TrainingConfig, configurations, limited
 
 NETWORKS = ("mlp", "layer_norm_mlp")
 OBSERVATIONS = ("state", "pixels")
@@ -109,7 +108,7 @@ class D4PGConfig(TrainingConfig):
                 f"option noise_low={self.noise_low!r} must be above 0 and at most "
                 f"noise_high={self.noise_high!r}: use for example 0.03125 and 1"
             )
-        capacity.check_rings(self)
+        transitions.check_rings(self)
 
     @property
     def num_stacked_frames(self) -> int:

@@ -14,17 +14,16 @@ import numpy as np
 import tensorflow as tf
 
 from workloads.d4pg.acting.pool import ActorPool
-from workloads.d4pg.acting.remote import RayActorPool
+from workloads.d4pg.acting.remote import RayActorPool, SharedWeights
 from workloads.d4pg.acting.settings import ActorSettings
-from workloads.d4pg.acting.weights import SharedWeights
-from workloads.d4pg.replay import capacity, memory
-from workloads.d4pg.replay.make import make_replay
+from workloads.d4pg.replay import streams, transitions
+from workloads.d4pg.replay.prioritized import make_replay
 from workloads.d4pg.replay.replay import ReplaySettings
 from workloads.d4pg.replay.streams import StepStreams
 
 if TYPE_CHECKING:
     import replicator
-    from workloads.d4pg.acting.policy import PolicySpec
+    from workloads.d4pg.acting.actor import PolicySpec
     from workloads.d4pg.config import D4PGConfig
     from workloads.d4pg.environment.control import EnvironmentSpec
     from workloads.d4pg.window import Counters
@@ -56,16 +55,16 @@ class Experience:
         replay's capacity, and of the minimum size before learning starts.
         """
         num_pipelines = context.num_input_pipelines
-        capacity.check_rings(config, num_pipelines=num_pipelines)
-        share = capacity.share(config, context.input_pipeline_id, num_pipelines)
+        transitions.check_rings(config, num_pipelines=num_pipelines)
+        share = transitions.share(config, context.input_pipeline_id, num_pipelines)
         seed = seed + _SEEDS_PER_PIPELINE * context.input_pipeline_id
-        spec = memory.streams_spec(
+        spec = streams.streams_spec(
             config,
             environment,
             num_actors=share.num_actors,
             capacity=share.capacity,
         )
-        memory.check(config, spec)
+        streams.check(config, spec)
         self._error: BaseException | None = None
         self._policy = policy
         self._streams = StepStreams(spec)

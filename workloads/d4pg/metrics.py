@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from workloads.metric import Metric
+from workloads.spec import Metric
 
 _Totals = Mapping[str, float]
 """Sums over the processes of a trial; see ``workloads/d4pg/window.py``."""

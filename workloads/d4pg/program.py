@@ -11,21 +11,21 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tensorflow as tf
 
 import replicator
 from replicator import catalog
-from workloads import device_inputs
-from workloads.d4pg import synthetic
-from workloads.d4pg.acting.policy import PolicySpec
+from workloads import program
+from workloads.d4pg.acting.actor import PolicySpec
 from workloads.d4pg.environment.control import FRAME_SIZE
 from workloads.d4pg.evaluation.evaluator_client import EvaluatorClient
 from workloads.d4pg.experience import Experience
 from workloads.d4pg.learning import flops
 from workloads.d4pg.learning.learner import Learner
-from workloads.d4pg.replay import capacity
+from workloads.d4pg.replay import transitions as transitions_lib
 from workloads.d4pg.window import Counters, Window, describe, total
-from workloads.replicated import ReplicatedProgram
+from workloads.program import ReplicatedProgram
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,6 +33,73 @@ if TYPE_CHECKING:
     from workloads.d4pg.config import D4PGConfig
     from workloads.d4pg.environment.control import EnvironmentSpec
     from workloads.spec import QualityMetric
+
+
+# A fixed set of transitions replaces replay, and is sampled uniformly. The same
+# seed gives the same batches, on every backend and machine.
+
+# Those of walker, a body of medium size.
+STATE_SIZE, ACTION_SIZE = 24, 6
+_NUM_STATES, _NUM_FRAMES = 4096, 64
+
+
+def make_transitions(
+    spec: PolicySpec, *, discount: float, num_return_steps: int, seed: int
+) -> dict[str, np.ndarray]:
+    """Returns transitions as from replay; rewards are those of random returns.
+
+    Args:
+      spec: Shapes of observations and actions.
+      discount: Discount per environment step.
+      num_return_steps: n; each step's reward is in [0, 1], as in the control suite.
+      seed: Seed of all values.
+    """
+    rng = np.random.default_rng(seed)
+    count = _NUM_FRAMES if spec.uses_pixels else _NUM_STATES
+    shape = (count, *spec.observation_shape)
+
+    def observe() -> np.ndarray:
+        if spec.uses_pixels:
+            return rng.integers(0, 256, shape, dtype=np.uint8)
+        return rng.standard_normal(shape, dtype=np.float32)
+
+    rewards = rng.uniform(size=(count, num_return_steps))
+    weights = discount ** np.arange(num_return_steps)
+    return {
+        "observation": observe(),
+        "action": rng.uniform(-1, 1, (count, spec.action_size)).astype(np.float32),
+        "reward": (rewards @ weights).astype(np.float32),
+        "discount": np.full(count, weights[-1], np.float32),
+        "next_observation": observe(),
+        "index": np.arange(count),
+        "probability": np.full(count, 1 / count, np.float32),
+    }
+
+
+def dataset(
+    transitions: dict[str, np.ndarray],
+    context: replicator.InputContext,
+    *,
+    per_replica_batch_size: int,
+    seed: int,
+) -> tf.data.Dataset:
+    """Returns an infinite pipeline of batches that are sampled with replacement."""
+    store = {name: tf.constant(values) for name, values in transitions.items()}
+    count = len(transitions["reward"])
+
+    def draw(number: Any) -> dict[str, Any]:
+        index = tf.random.stateless_uniform(
+            [per_replica_batch_size],
+            seed=tf.stack(
+                [tf.constant(seed + context.input_pipeline_id, tf.int64), number]
+            ),
+            maxval=count,
+            dtype=tf.int32,
+        )
+        return {name: tf.gather(values, index) for name, values in store.items()}
+
+    return tf.data.Dataset.counter().map(draw).prefetch(2)
+
 
 # Above this fraction of clipped targets, a warning says that the atoms are badly
 # chosen.
@@ -63,7 +130,9 @@ class D4PGProgram(ReplicatedProgram):
         """Creates networks, and starts the actors."""
         super().__init__(repl, per_replica_batch_size=per_replica_batch_size)
         if name is not None:
-            capacity.check_learning(config, global_batch_size=self.global_batch_size)
+            transitions_lib.check_learning(
+                config, global_batch_size=self.global_batch_size
+            )
         self._config = config
         self._name = name
         self._seed = seed
@@ -79,7 +148,7 @@ class D4PGProgram(ReplicatedProgram):
         self.num_parameters = self.learner.num_parameters
         self.flops_per_example = flops.training_flops(config, self._spec)
         self.experiences: list[Experience] = []
-        self._inputs = device_inputs.make_iterator(
+        self._inputs = program.make_iterator(
             repl, self._input_fn, _input_mode(repl, name)
         )
         atexit.register(self.close)
@@ -94,13 +163,13 @@ class D4PGProgram(ReplicatedProgram):
         count = self.pipeline_batch_size
         # A control that reads one batch needs no actors, which would take its cores.
         if self._name is None or self._evaluator is None or self.reuses_batch:
-            transitions = synthetic.make_transitions(
+            transitions = make_transitions(
                 self._spec,
                 discount=self._config.discount,
                 num_return_steps=self._config.num_return_steps,
                 seed=self._seed,
             )
-            return synthetic.dataset(
+            return dataset(
                 transitions, context, per_replica_batch_size=count, seed=self._seed
             )
         experience = Experience(
@@ -277,8 +346,8 @@ class D4PGProgram(ReplicatedProgram):
 
 
 def _policy_spec(config: D4PGConfig, environment: EnvironmentSpec | None) -> PolicySpec:
-    shape: tuple[int, ...] = (synthetic.STATE_SIZE,)
-    action_size = synthetic.ACTION_SIZE
+    shape: tuple[int, ...] = (STATE_SIZE,)
+    action_size = ACTION_SIZE
     if environment is not None:
         shape, action_size = environment.observation_shape, environment.action_size
     if config.observations == "pixels":

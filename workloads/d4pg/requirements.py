@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from workloads.catalog import SYNTHETIC
 from workloads.d4pg.config import make_config
 from workloads.d4pg.evaluation.evaluator_client import EvaluatorClient
-from workloads.d4pg.replay import capacity, memory
+from workloads.d4pg.replay import streams as streams_lib
+from workloads.d4pg.replay import transitions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,16 +36,16 @@ def check(
     config = make_config(preset, options)
     if data == SYNTHETIC:
         return
-    capacity.check_learning(config, global_batch_size=global_batch_size)
-    capacity.check_rings(config, num_pipelines=num_workers)
+    transitions.check_learning(config, global_batch_size=global_batch_size)
+    transitions.check_rings(config, num_pipelines=num_workers)
     environment = _make_environment(data, config)
-    streams = memory.streams_spec(
+    streams = streams_lib.streams_spec(
         config,
         environment,
         num_actors=config.num_actors,
         capacity=config.replay_capacity,
     )
-    memory.check(config, streams)
+    streams_lib.check(config, streams)
 
 
 def _make_environment(name: str, config: D4PGConfig) -> EnvironmentSpec:

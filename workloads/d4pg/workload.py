@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from workloads.catalog import SYNTHETIC
-from workloads.common import precision
-from workloads.d4pg.environment import tasks
+from workloads.common import training
+from workloads.d4pg.environment import control
 from workloads.d4pg.program import D4PGProgram
-from workloads.replicated import CatalogWorkload
+from workloads.program import CatalogWorkload
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,9 +31,9 @@ class D4PGWorkload(CatalogWorkload):
     ) -> D4PGProgram:
         """Builds D4PG on ``replicator``; see ``Workload.build``."""
         config = self.make_config(preset, options)
-        precision.set_tf32(replicator, is_on=config.tf32)
+        training.set_tf32(replicator, is_on=config.tf32)
         if data != SYNTHETIC:
-            tasks.check(data)
+            control.check(data)
         return D4PGProgram(
             replicator,
             config,

@@ -6,7 +6,7 @@ import collections
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from workloads.data import reading
+from workloads.data import pipeline
 from workloads.data.sources import TRAIN_SPLIT
 from workloads.spec import SanityCheck
 
@@ -25,7 +25,7 @@ _MOST_IDS_READ = 100_000
 def check_shards(
     source: Examples,
     contexts: Sequence[replicator.InputContext],
-    shard: Callable[[Examples, replicator.InputContext], Any] = reading.shard,
+    shard: Callable[[Examples, replicator.InputContext], Any] = pipeline.shard,
 ) -> SanityCheck:
     """Checks that the pipelines' shards cover the training split exactly once.
 
@@ -36,10 +36,10 @@ def check_shards(
     contexts = all_contexts(contexts)
     if source.num_train_examples > _MOST_IDS_READ:
         return _check_ranges(name, source, [shard(source, c) for c in contexts])
-    expected = collections.Counter(reading.read_ids(source, TRAIN_SPLIT))
+    expected = collections.Counter(pipeline.read_ids(source, TRAIN_SPLIT))
     found: collections.Counter[int] = collections.Counter()
     for context in contexts:
-        found.update(reading.read_ids(source, shard(source, context)))
+        found.update(pipeline.read_ids(source, shard(source, context)))
     missing = sum((expected - found).values())
     surplus = sum((found - expected).values())
     total = source.num_train_examples

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from workloads.data import embedded, reading
+from workloads.data import embedded, pipeline
 from workloads.data.sources import TRAIN_SPLIT, Examples
 from workloads.data.tensorflow_source import files
 from workloads.spec import SanityCheck
@@ -83,18 +83,18 @@ def train_dataset(
     size, length = config.num_sequences, config.sequence_length
     pipeline_id = context.input_pipeline_id
     dataset = source.builder.as_dataset(
-        split=reading.shard(source, context),
+        split=pipeline.shard(source, context),
         shuffle_files=True,
         decoders=tfds.decode.PartialDecoding({"text": True}),
-        read_config=reading.read_config(seed=config.seed, num_threads=_NUM_THREADS),
+        read_config=pipeline.read_config(seed=config.seed, num_threads=_NUM_THREADS),
     )
-    dataset = dataset.map(reading.with_id)
+    dataset = dataset.map(pipeline.with_id)
     dataset = dataset.shuffle(
         config.shuffle_buffer_size,
-        seed=reading.fold(config.seed, reading.SHUFFLE_STREAM, pipeline_id),
+        seed=pipeline.fold(config.seed, pipeline.SHUFFLE_STREAM, pipeline_id),
         reshuffle_each_iteration=True,
     ).repeat()
-    stream = reading.fold(config.seed, _CROP_STREAM, pipeline_id)
+    stream = pipeline.fold(config.seed, _CROP_STREAM, pipeline_id)
 
     def crop(index: tf.Tensor, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         first = tf.random.stateless_uniform(
@@ -111,7 +111,7 @@ def train_dataset(
     dataset = dataset.batch(size, drop_remainder=True).enumerate().map(crop)
     batches_per_step = context.num_replicas_in_sync // context.num_input_pipelines
     dataset = dataset.prefetch(_PREFETCHED_STEPS * max(1, batches_per_step))
-    return dataset.with_options(reading.options(_NUM_THREADS))
+    return dataset.with_options(pipeline.options(_NUM_THREADS))
 
 
 def synthetic_dataset(config: TextPipeline) -> tf.data.Dataset:
@@ -122,7 +122,7 @@ def synthetic_dataset(config: TextPipeline) -> tf.data.Dataset:
     size = config.num_sequences
     token = tf.random.stateless_uniform(
         [size, config.sequence_length],
-        [reading.fold(config.seed, _CROP_STREAM, 0), 0],
+        [pipeline.fold(config.seed, _CROP_STREAM, 0), 0],
         maxval=files.NUM_TOKENS,
         dtype=tf.int32,
     )
@@ -131,7 +131,7 @@ def synthetic_dataset(config: TextPipeline) -> tf.data.Dataset:
         "example_id": tf.fill([size], tf.constant(-1, tf.int64)),
     }
     dataset = tf.data.Dataset.from_tensors(batch).cache().repeat()
-    return dataset.with_options(reading.options(_NUM_THREADS))
+    return dataset.with_options(pipeline.options(_NUM_THREADS))
 
 
 def check(source: TextSource) -> SanityCheck:
@@ -161,9 +161,9 @@ def held_out(
     """The first examples of the held-out split, in their random, fixed order."""
     dataset = source.builder.as_dataset(
         split=source.evaluation_split,
-        read_config=reading.read_config(seed=0, num_threads=_NUM_THREADS),
+        read_config=pipeline.read_config(seed=0, num_threads=_NUM_THREADS),
     )
-    dataset = dataset.take(num_sequences).with_options(reading.options(_NUM_THREADS))
+    dataset = dataset.take(num_sequences).with_options(pipeline.options(_NUM_THREADS))
     found = list(dataset.as_numpy_iterator())
     tokens = np.stack([example["text"][:sequence_length] for example in found])
     return tokens, np.array([example["file"] for example in found])

@@ -9,13 +9,14 @@ import ast
 import dataclasses
 from pathlib import Path
 
-from workloads.options import (
+from workloads.spec import (
     JIT_OFF,
+    ImageConfig,
     check_choice,
     check_range,
     configurations,
+    limited,
 )
-from workloads.settings import ImageConfig, limited
 
 COMPUTE_DTYPES = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
 LOOPS = ("fit", "run")

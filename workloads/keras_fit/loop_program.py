@@ -4,20 +4,145 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import importlib
 import math
+import queue
+import threading
 from typing import TYPE_CHECKING, Any
 
+import keras
 import tensorflow as tf
 
 import replicator
-from workloads.keras_fit import flops
-from workloads.keras_fit.fit_loop import FitLoop
-from workloads.replicated import ReplicatedProgram
+from workloads import program
+from workloads.common import training
+from workloads.keras_fit import flops, models
+from workloads.keras_fit.own_model import AS_WRITTEN, make_config
+from workloads.program import ReplicatedProgram
+from workloads.spec import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import keras
+    from workloads.keras_fit.own_model import OwnModelConfig
+    from workloads.spec import QualityMetric
+
+
+# ``fit`` runs in a thread of its own. Before each batch a callback waits until a step
+# is asked for; that is outside of Keras' and of the replicator's step. The callback
+# reads the logs where ``fit`` does without it: beside the loop, in Keras' own executor.
+
+
+class FitLoop:
+    """One call of ``fit``, which waits before each of its steps."""
+
+    def __init__(
+        self, model: keras.Model, dataset: Any, *, steps_per_epoch: int
+    ) -> None:
+        """Prepares; ``fit`` is called for the first step."""
+        self._channel = channel = _Channel()
+        self._num_started = self._num_read = 0
+        self._steps_per_epoch = steps_per_epoch
+        self._means: dict[int, float] = {}
+        self._last_mean = 0.0
+
+        # Not of this object: the thread must not keep it, or it would never end.
+        def train() -> None:
+            try:
+                model.fit(
+                    dataset,
+                    epochs=_ENDLESS,
+                    steps_per_epoch=steps_per_epoch,
+                    shuffle=False,  # the pipelines do it
+                    verbose=0,
+                    callbacks=[_Turns(channel, steps_per_epoch)],
+                )
+            except _EndOfLoop:
+                pass
+            except BaseException as error:  # noqa: BLE001 (raised where it is waited for)
+                channel.found.put(error)
+
+        self._thread = threading.Thread(target=train, name="fit", daemon=True)
+
+    def start(self) -> Callable[[], float]:
+        """Starts a step; returns a function that waits for it and returns its loss.
+
+        The functions are to be called in the order of the steps.
+        """
+        if not self._num_started:
+            self._thread.start()
+        self._num_started += 1
+        self._channel.asked.put(True)
+        return self._read
+
+    def _read(self) -> float:
+        step = self._num_read
+        while step not in self._means:
+            found = self._channel.found.get()
+            if isinstance(found, BaseException):
+                raise found
+            self._means[found[0]] = found[1]
+        mean = self._means.pop(step)
+        self._num_read += 1
+        # Keras logs the mean since the epoch has begun.
+        number = step % self._steps_per_epoch
+        loss = mean + number * (mean - self._last_mean)
+        self._last_mean = mean
+        return loss
+
+    def close(self) -> None:
+        """Ends ``fit`` before its next step."""
+        self._channel.asked.put(False)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def __del__(self) -> None:
+        self._channel.asked.put(False)
+
+
+class _Channel:
+    """Queues between the thread of ``fit`` and the one that asks for steps."""
+
+    def __init__(self) -> None:
+        self.asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self.found: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+
+class _EndOfLoop(BaseException):
+    """No further step is asked for; not an error that anything else handles."""
+
+
+class _Turns(keras.callbacks.Callback):
+    """Waits before each batch, and passes its logs on."""
+
+    # Keras calls on_train_batch_end in its executor then, as without any callback.
+    async_safe = True
+
+    def __init__(self, channel: _Channel, steps_per_epoch: int) -> None:
+        super().__init__()
+        self._channel = channel
+        self._steps_per_epoch = steps_per_epoch
+        self._first_step = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Notes which step is the first of the epoch."""
+        del logs
+        self._first_step = epoch * self._steps_per_epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Waits until the step is asked for."""
+        del batch, logs
+        if not self._channel.asked.get():
+            raise _EndOfLoop
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Passes the mean loss of the epoch so far on."""
+        mean = float((logs or {})["loss"])
+        self._channel.found.put((self._first_step + batch, mean))
+
+
+_ENDLESS = 2**31
+
 
 # Of data without an end.
 STEPS_PER_EPOCH = 1000
@@ -154,3 +279,115 @@ class KerasLoopProgram(ReplicatedProgram):
 def _whole(batch: tuple[Any, ...]) -> Any:
     """Returns an element of a dataset, of which ``map`` has unpacked a tuple."""
     return batch[0] if len(batch) == 1 else batch
+
+
+_PREFETCHED_STEPS = 2
+_PAIR = 2
+
+
+class OwnModelProgram(KerasLoopProgram):
+    """A model and data that two functions of the user's make."""
+
+    def __init__(
+        self,
+        repl: replicator.Replicator,
+        config: OwnModelConfig,
+        *,
+        data: str,
+        per_replica_batch_size: int,
+    ) -> None:
+        super().__init__(repl, per_replica_batch_size=per_replica_batch_size)
+        self._is_fit = config.loop == "fit"
+        self._data = data
+        self._inputs = program.make_iterator(
+            repl, self._input_fn, self._loop_input_mode()
+        )
+        self._take(repl, lambda: self._made(config))
+
+    def _made(self, config: OwnModelConfig) -> keras.Model:
+        is_written = config.compute_dtype == AS_WRITTEN
+        with (
+            contextlib.nullcontext()
+            if is_written
+            else models.policy(config.compute_dtype)
+        ):
+            model = _function(config.model)()
+        if not isinstance(model, keras.Model) or not model.compiled:
+            raise ValueError(
+                f"{config.model} returned {type(model).__name__}, which is not a "
+                "compiled model; call model.compile(...) in it, and return the model"
+            )
+        models.adapt(model, batch_norm=config.batch_norm, is_matched=self.is_matched)
+        return model
+
+    def _input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
+        dataset = _function(self._data)()
+        if not isinstance(dataset, tf.data.Dataset):
+            raise ValueError(  # noqa: TRY004 (of the user's function, not of a call)
+                f"{self._data} returned {type(dataset).__name__}, which is not a "
+                "tf.data.Dataset of single (inputs, targets)"
+            )
+        spec = dataset.element_spec
+        if not isinstance(spec, tuple) or len(spec) != _PAIR:
+            raise ValueError(
+                f"{self._data} returned a dataset of {spec}; its elements have to be "
+                "pairs (inputs, targets) of one example"
+            )
+        dataset = dataset.shard(context.num_input_pipelines, context.input_pipeline_id)
+        batches_per_step = context.num_replicas_in_sync // context.num_input_pipelines
+        return (
+            dataset.repeat()
+            .batch(self.pipeline_batch_size, drop_remainder=True)
+            .prefetch(_PREFETCHED_STEPS * max(1, batches_per_step))
+        )
+
+    @staticmethod
+    def _inputs_and_targets(batch: Any) -> tuple[Any, Any]:
+        x, y = batch
+        return x, y
+
+    def _keep(self, outputs: dict[str, Any], num_steps: int) -> Callable[[], float]:
+        self._num_steps += num_steps
+        return self._reader_of(outputs["loss"])
+
+    def evaluate(self) -> tuple[QualityMetric, ...]:
+        """Returns nothing: what was learned is the user's to measure."""
+        return ()
+
+
+class OwnModelWorkload(Workload):
+    """Any model of the user's; the options name it."""
+
+    name = "keras model"
+    version = "1"
+    example_unit = "examples"
+
+    def build(
+        self,
+        replicator: replicator.Replicator,
+        *,
+        preset: str,
+        data: str,
+        per_replica_batch_size: int,
+        seed: int,
+        options: Mapping[str, Any],
+    ) -> OwnModelProgram:
+        """Builds the program on ``replicator``; see ``Workload.build``."""
+        del seed  # that of Keras is set before
+        config = make_config(preset, options)
+        training.set_tf32(replicator, is_on=config.tf32)
+        return OwnModelProgram(
+            replicator,
+            config,
+            data=data,
+            per_replica_batch_size=per_replica_batch_size,
+        )
+
+
+def _function(reference: str) -> Callable[[], Any]:
+    module, _, name = reference.partition(":")
+    function: Callable[[], Any] = getattr(importlib.import_module(module), name)
+    return function
+
+
+WORKLOAD = OwnModelWorkload()

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from workloads.resnet50.metrics import METRICS
+from workloads.resnet50.config import METRICS
 
 __all__ = ["METRICS"]

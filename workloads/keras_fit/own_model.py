@@ -16,15 +16,21 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
-from workloads.facts import Matching, PresetInfo, WorkloadInfo
 from workloads.keras_fit.config import COMPUTE_DTYPES, LOOPS, check_jit_of_fit
-from workloads.options import configurations
-from workloads.settings import STATISTICS, TrainingConfig, limited
+from workloads.spec import (
+    STATISTICS,
+    Matching,
+    PresetInfo,
+    TrainingConfig,
+    WorkloadInfo,
+    configurations,
+    limited,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from workloads.metric import Metric
+    from workloads.spec import Metric
 
 PRESET: Final = "own"
 AS_WRITTEN: Final = "as_written"
@@ -88,7 +94,7 @@ def keras_workload(
         version=version,
         example_unit=example_unit,
         description="a Keras model of the user's",
-        module="workloads.keras_fit.own_program",
+        module="workloads.keras_fit.loop_program",
         config_module="workloads.keras_fit.own_model",
         metrics_module="workloads.keras_fit.own_model",
         presets=(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from workloads.metrics import fid_infinity as fid_infinity_lib
-from workloads.metrics import inception_score as inception_score_lib
+from workloads.metrics import fid as fid_lib
 from workloads.metrics import kid as kid_lib
+from workloads.metrics.estimate import Moments
 from workloads.metrics.extractors import digests
 from workloads.metrics.extractors.base import check_images
 from workloads.metrics.fid import fid
-from workloads.metrics.moments import Moments
 from workloads.metrics.protocol import MetricProtocol, Score
 
 if TYPE_CHECKING:
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
     from workloads.metrics.estimate import Estimate
     from workloads.metrics.extractors.base import FeatureExtractor
 
+
 # Settings that each score depends on, besides images, extractor and reference.
 SETTINGS = {
     "fid": "unbiased covariances",
-    "fid_infinity": f"line through at most {fid_infinity_lib.NUM_SIZES} sizes",
+    "fid_infinity": f"line through at most {fid_lib.NUM_SIZES} sizes",
     "kid": f"cubic kernel, blocks of at most {kid_lib.MOST_PER_BLOCK}",
-    "inception_score": f"{inception_score_lib.NUM_SPLITS} splits",
+    "inception_score": f"{kid_lib.NUM_SPLITS} splits",
 }
 METRICS = tuple(SETTINGS)
 _WITHOUT_REFERENCE = ("inception_score",)
@@ -92,12 +93,10 @@ class Evaluator:
         if name == "fid":
             return fid(features, self._moments)
         if name == "fid_infinity":
-            return fid_infinity_lib.fid_infinity(
-                features, self._moments, seed=self._seed
-            )
+            return fid_lib.fid_infinity(features, self._moments, seed=self._seed)
         if name == "kid":
             return kid_lib.kid(features, self._reference)
-        return inception_score_lib.inception_score(logits)
+        return kid_lib.inception_score(logits)
 
     def _protocol(self, name: str, num_examples: int) -> MetricProtocol:
         has_reference = name not in _WITHOUT_REFERENCE
@@ -115,3 +114,33 @@ class Evaluator:
 
     def _order(self, num_examples: int) -> np.ndarray:
         return np.random.default_rng(self._seed).permutation(num_examples)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Ends:
+    """Best and worst scores, for comparison with a generator at the same n."""
+
+    # Of real images that are not in the reference: the best score at this n.
+    data: tuple[Score, ...]
+    noise: tuple[Score, ...]  # Of pixels drawn uniformly from 0 to 255.
+
+
+def ends_of_scale(evaluator: Evaluator, held_out: np.ndarray, *, seed: int = 0) -> Ends:
+    """Scores held-out images and the same number of noise images."""
+    noise = np.random.default_rng(seed).integers(
+        0, 256, size=held_out.shape, dtype=np.uint8
+    )
+    return Ends(data=evaluator.score(held_out), noise=evaluator.score(noise))
+
+
+def disjoint_halves(
+    images: np.ndarray, *, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns two disjoint random halves; drops one image if their number is odd."""
+    size = len(images) // 2
+    if not size:
+        raise ValueError(
+            f"disjoint_halves got {len(images)} images: it needs at least 2"
+        )
+    order = np.random.default_rng(seed).permutation(len(images))
+    return images[order[:size]], images[order[size : 2 * size]]

@@ -21,10 +21,9 @@ import tensorflow as tf
 
 import replicator
 from workloads import catalog
-from workloads.data import images, pipeline, reading
+from workloads.data import pipeline
 from workloads.data.sources import TRAIN_SPLIT, Source
-from workloads.delegating import Delegating
-from workloads.matching import MatchingReplicator
+from workloads.matching import Delegating, MatchingReplicator
 from workloads.peers import exported
 from workloads.peers.catalog import REFERENCE
 from workloads.peers.exported import NUM_STEPS, Export
@@ -110,7 +109,7 @@ def make(
         arrays[f"batches/{name}"] = stacked.reshape(
             NUM_STEPS, num_replicas, *stacked.shape[1:]
         )
-    augmentation = program.augmentation or images.augmentation_of(data)
+    augmentation = program.augmentation or pipeline.augmentation_of(data)
     num_train_examples = 0
     if program.source is not None:
         arrays |= _examples(program.source)
@@ -166,10 +165,10 @@ def _examples(source: Source) -> dict[str, np.ndarray]:
         shuffle_buffer_size=1,
         num_threads=1,
     )
-    dataset = reading.read(source, TRAIN_SPLIT, plain, is_training=False)
+    dataset = pipeline.read(source, TRAIN_SPLIT, plain, is_training=False)
     decoded = dataset.map(
         lambda example: {
-            "image": images.decode(
+            "image": pipeline.decode_images(
                 example["image"], encoding=source.encoding, shape=source.image_shape
             ),
             "label": example["label"],

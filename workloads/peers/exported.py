@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from workloads.peers.names import EXPORT_SETTINGS as SETTINGS
+from workloads.peers.catalog import EXPORT_SETTINGS as SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping

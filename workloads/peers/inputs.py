@@ -146,7 +146,7 @@ def normalise(images: np.ndarray, augmentation: dict[str, Any]) -> np.ndarray:
 
 
 def goyal_rate(export: Export, step: int) -> float:
-    """Returns the learning rate of ResNet-50 (``workloads/resnet50/schedule.py``)."""
+    """Returns the learning rate of ResNet-50 (``workloads/resnet50/model.py``)."""
     settings, config = export.settings, export.settings["config"]
     batch = settings["num_replicas"] * settings["per_replica_batch_size"]
     steps_per_epoch = settings["num_train_examples"] / batch
@@ -193,7 +193,7 @@ def _drawn(
 
 
 def linear_decay(config: dict[str, Any], step: int, num_steps: int) -> float:
-    """The part of its rate that SN-GAN has (``workloads/sngan/schedule.py``)."""
+    """The part of its rate that SN-GAN has (``workloads/sngan/networks.py``)."""
     if config["decay_start"] >= 1:
         return 1.0
     left = (1 - step / num_steps) / (1 - config["decay_start"])

@@ -6,9 +6,14 @@ The planner imports this module, so it does not import TensorFlow.
 from __future__ import annotations
 
 import dataclasses
+import functools
+from typing import TYPE_CHECKING
 
-from workloads.options import configurations
-from workloads.settings import ImageConfig, limited
+from workloads.spec import ImageConfig, Metric, configurations, limited
+
+if TYPE_CHECKING:
+    import numpy as np
+
 
 VERSIONS = ("v1", "v1.5")
 OPTIMIZERS = ("momentum", "lars")
@@ -85,3 +90,39 @@ PRESETS: dict[str, ResNet50Config] = {
 }
 
 make_config = configurations("resnet50", PRESETS)
+
+
+# ``--help`` reads their names, so NumPy is imported only to measure.
+
+
+def is_in_top(logits: np.ndarray, labels: np.ndarray, *, k: int) -> np.ndarray:
+    """Returns whether each label is among the k largest logits, bool [n].
+
+    Classes that tie at the boundary are all among them. Logits that are not finite
+    recognise nothing.
+    """
+    import numpy as np
+
+    own = np.take_along_axis(logits, labels[:, np.newaxis], axis=1)
+    is_near: np.ndarray = (logits > own).sum(axis=1) < k
+    return is_near & np.isfinite(logits).all(axis=1)
+
+
+METRICS = (
+    Metric(
+        name="top_1",
+        title="Top-1 accuracy",
+        unit="ratio",
+        protocol="labels that have the largest logit, of the whole held-out split",
+        is_higher_better=True,
+        of=functools.partial(is_in_top, k=1),
+    ),
+    Metric(
+        name="top_5",
+        title="Top-5 accuracy",
+        unit="ratio",
+        protocol="labels among the five largest logits, of the whole held-out split",
+        is_higher_better=True,
+        of=functools.partial(is_in_top, k=5),
+    ),
+)

@@ -11,13 +11,18 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from workloads.common import batch_norm, precision
+from workloads.common import normalization
+from workloads.common import training as training_lib
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 
 NUM_BLOCKS = (3, 4, 6, 3)
 WIDTHS = (64, 128, 256, 512)
@@ -104,7 +109,7 @@ class ConvBatchNorm(keras.layers.Layer):
             shape=(kernel_size, kernel_size, num_inputs, num_outputs),
             initializer=SeededNormal(math.sqrt(2.0 / fan_in), seeds.draw()),
         )
-        self.norm = batch_norm.make(
+        self.norm = normalization.make(
             statistics, num_outputs, epsilon=EPSILON, gamma_init=gamma_init
         )
         self.built = True
@@ -196,7 +201,7 @@ class ResNet50(keras.Model):
         """Creates the variables."""
         super().__init__(name="resnet50", dtype=compute_dtype)
         seeds = _Seeds(seed)
-        with precision.dtype_policy(compute_dtype):
+        with training_lib.dtype_policy(compute_dtype):
             self.stem = ConvBatchNorm(
                 3,
                 WIDTHS[0],
@@ -247,3 +252,216 @@ class ResNet50(keras.Model):
             features = block(features, training=training)
         logits = self.classifier(tf.reduce_mean(features, axis=(1, 2)))
         return tf.cast(logits, tf.float32)
+
+
+def softmax_cross_entropy(
+    labels: tf.Tensor, logits: tf.Tensor, *, label_smoothing: float = 0.0
+) -> tf.Tensor:
+    """Returns the cross-entropy of each example, in nats."""
+    if labels.shape.rank != 1 or logits.shape.rank != 2:  # noqa: PLR2004 - ranks
+        raise ValueError(
+            "softmax_cross_entropy needs labels of shape [examples] and logits of "
+            f"shape [examples, classes], but got {labels.shape} and {logits.shape}"
+        )
+    if not labels.dtype.is_integer or logits.dtype != tf.float32:
+        raise ValueError(
+            "softmax_cross_entropy needs integer labels and float32 logits, but got "
+            f"{labels.dtype.name!r} and {logits.dtype.name!r}; cast them first"
+        )
+    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    if label_smoothing:
+        even = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
+        loss = (1.0 - label_smoothing) * loss + label_smoothing * even
+    return loss
+
+
+def add_weight_decay(
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
+    *,
+    weight_decay: float | tf.Tensor,
+) -> list[Any]:
+    """Returns ``g + weight_decay * w`` for kernels and ``g`` for all else.
+
+    This is the gradient of ``loss + weight_decay / 2 * sum(w ** 2)`` without the cost
+    of computing that sum. It is the same on every replica, so averaging over replicas
+    does not change it. Kernels are the variables of rank 2 and above; biases and
+    batch-norm parameters have rank 1 and are not decayed, as published.
+    """
+    if len(gradients) != len(variables):
+        raise ValueError(
+            f"add_weight_decay got {len(gradients)} gradients for {len(variables)} "
+            "variables; pass one gradient per variable, in the same order"
+        )
+    if isinstance(weight_decay, float) and not weight_decay:
+        return list(gradients)
+    return [
+        gradient + weight_decay * tf.convert_to_tensor(variable)
+        if len(variable.shape) > 1
+        else gradient
+        for gradient, variable in zip(gradients, variables, strict=True)
+    ]
+
+
+REFERENCE_BATCH_SIZE = 256
+NUM_EPOCHS = 90
+DECAY_EPOCHS = (30, 60, 80)
+DECAY_FACTOR = 0.1
+
+
+@keras.saving.register_keras_serializable(package="replicator_harness")
+class GoyalSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """Linear scaling, gradual warmup, step decay.
+
+    The target is ``learning_rate_per_256 * global_batch_size / 256``. Where that is
+    above ``learning_rate_per_256`` (a global batch above 256), the rate ramps up
+    linearly from ``learning_rate_per_256``, not from zero, over ``lr_warmup_epochs``.
+    It falls to a tenth at epochs 30, 60 and 80 of 90, and in a training of another
+    length after the same fractions of it.
+
+    Attributes:
+      target: Learning rate between the ramp and the first decay.
+      lr_warmup_steps: Length of the ramp in steps; 0 without a ramp.
+      decay_steps: Steps at which the rate falls.
+    """
+
+    def __init__(
+        self,
+        *,
+        global_batch_size: int,
+        num_train_examples: int,
+        learning_rate_per_256: float = 0.1,
+        lr_warmup_epochs: float = 5.0,
+        num_epochs: float = NUM_EPOCHS,
+    ) -> None:
+        self._arguments = {
+            "global_batch_size": global_batch_size,
+            "num_train_examples": num_train_examples,
+            "learning_rate_per_256": learning_rate_per_256,
+            "lr_warmup_epochs": lr_warmup_epochs,
+            "num_epochs": num_epochs,
+        }
+        self.initial = learning_rate_per_256
+        self.target = learning_rate_per_256 * global_batch_size / REFERENCE_BATCH_SIZE
+        steps_per_epoch = num_train_examples / global_batch_size
+        ramps = global_batch_size > REFERENCE_BATCH_SIZE
+        self.lr_warmup_steps = (
+            math.ceil(lr_warmup_epochs * steps_per_epoch) if ramps else 0
+        )
+        self.decay_steps = tuple(
+            math.ceil(epoch * num_epochs / NUM_EPOCHS * steps_per_epoch)
+            for epoch in DECAY_EPOCHS
+        )
+
+    def __call__(self, step: Any) -> Any:
+        """Returns the rate of update number ``step`` (0-based, a scalar tensor)."""
+        step = tf.cast(step, tf.float32)
+        # Two nodes: the number of decays so far, and their factor.
+        num_decays = tf.reduce_sum(tf.cast(step >= self.decay_steps, tf.float32))
+        rate = self.target * tf.pow(DECAY_FACTOR, num_decays)
+        if not self.lr_warmup_steps:
+            return rate
+        progress = tf.minimum(step / self.lr_warmup_steps, 1.0)
+        return rate - (1.0 - progress) * (self.target - self.initial)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return dict(self._arguments)
+
+
+# Google's reference for TPUs: global batch below, highest rate, epochs of warmup.
+_LARS_RATES = ((16_384, 10.0, 5), (32_768, 25.0, 5), (65_536, 32.0, 14))
+_LARS_RATE_ABOVE = (35.6, 40)
+
+
+@keras.saving.register_keras_serializable(package="replicator_harness")
+class PolynomialSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """Rises linearly from zero, then falls as the square of the remaining steps.
+
+    Highest rate and warmup follow from the global batch, as in Google's ResNet-50 for
+    TPUs with LARS (batches of 16,384 and more). Do not scale it with the batch again.
+
+    Attributes:
+      target: The highest rate.
+      lr_warmup_steps: Steps until it is reached.
+      num_steps: Steps until zero.
+    """
+
+    def __init__(
+        self, *, global_batch_size: int, num_train_examples: int, num_epochs: float
+    ) -> None:
+        self._arguments = {
+            "global_batch_size": global_batch_size,
+            "num_train_examples": num_train_examples,
+            "num_epochs": num_epochs,
+        }
+        self.target, num_warmup_epochs = next(
+            (
+                (rate, epochs)
+                for below, rate, epochs in _LARS_RATES
+                if global_batch_size < below
+            ),
+            _LARS_RATE_ABOVE,
+        )
+        steps_per_epoch = num_train_examples / global_batch_size
+        self.lr_warmup_steps = math.ceil(num_warmup_epochs * steps_per_epoch)
+        self.num_steps = max(
+            math.ceil(num_epochs * steps_per_epoch), self.lr_warmup_steps + 1
+        )
+
+    def __call__(self, step: Any) -> Any:
+        """Returns the rate of update number ``step`` (0-based, a scalar tensor)."""
+        step = tf.cast(step, tf.float32)
+        rising = step / self.lr_warmup_steps
+        past = step - self.lr_warmup_steps
+        left = 1.0 - past / (self.num_steps - self.lr_warmup_steps)
+        falling = tf.square(tf.clip_by_value(left, 0.0, 1.0))
+        return self.target * tf.where(past < 0, rising, falling)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return dict(self._arguments)
+
+
+# Norms, activations, pooling and the update are left out, as is usual for model FLOPs
+# (PaLM, Chowdhery et al. 2022, appendix B): the count must not depend on how they are
+# computed.
+
+
+def multiply_adds(
+    *, image_size: int, num_classes: int, version: str
+) -> tuple[int, int]:
+    """Returns the multiply-adds of one image forward, and those of the first layer."""
+    size = image_size // 2
+    stem = 7 * 7 * 3 * WIDTHS[0] * size**2
+    total = stem
+    size //= 2
+    num_inputs = WIDTHS[0]
+    for group, (width, count) in enumerate(zip(WIDTHS, NUM_BLOCKS, strict=True)):
+        for index in range(count):
+            before = size
+            if group and not index:
+                size //= 2
+            num_outputs = EXPANSION * width
+            # v1 strides in the first convolution, v1.5 in the second.
+            first_size = before if version == "v1.5" else size
+            total += num_inputs * width * first_size**2
+            total += 9 * width * width * size**2
+            total += width * num_outputs * size**2
+            if num_inputs != num_outputs:
+                total += num_inputs * num_outputs * size**2
+            num_inputs = num_outputs
+    return total + num_inputs * num_classes, stem
+
+
+def training_flops(*, image_size: int, num_classes: int, version: str) -> int:
+    """Returns the floating-point operations of one image in a training step.
+
+    Two per multiply-add. The backward pass has the gradients of weights and of
+    activations, each as large as the forward pass; the gradient of the pixels is not
+    needed.
+    """
+    total, stem = multiply_adds(
+        image_size=image_size, num_classes=num_classes, version=version
+    )
+    return 2 * (3 * total - stem)

@@ -9,13 +9,11 @@ import keras
 import tensorflow as tf
 
 from workloads.classifier import ClassifierProgram
-from workloads.common.compiled import compiled
-from workloads.common.lars import LARS
-from workloads.options import JIT_OFF
+from workloads.common.training import LARS, compiled
 from workloads.program import ImageWorkload
-from workloads.resnet50 import flops, losses
-from workloads.resnet50.model import ResNet50
-from workloads.resnet50.schedule import GoyalSchedule, PolynomialSchedule
+from workloads.resnet50 import model
+from workloads.resnet50.model import GoyalSchedule, PolynomialSchedule, ResNet50
+from workloads.spec import JIT_OFF
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -73,7 +71,7 @@ class ResNet50Program(ClassifierProgram):
             math.prod(variable.shape) for variable in self._variables
         )
         self._differentiate = compiled(self._loss_and_gradients, config.jit)
-        self.flops_per_example = flops.training_flops(
+        self.flops_per_example = model.training_flops(
             image_size=config.image_size,
             num_classes=config.num_classes,
             version=config.version,
@@ -107,7 +105,7 @@ class ResNet50Program(ClassifierProgram):
         loss, gradients = self._differentiate(
             {name: batch[name] for name in ("image", "label")}
         )
-        gradients = losses.add_weight_decay(
+        gradients = model.add_weight_decay(
             gradients, self._variables, weight_decay=self._weight_decay()
         )
         self.optimizer.apply_gradients(zip(gradients, self._variables, strict=True))
@@ -121,7 +119,7 @@ class ResNet50Program(ClassifierProgram):
         with tf.GradientTape() as tape:
             logits = self.model(batch["image"], training=True)
             loss = tf.reduce_mean(
-                losses.softmax_cross_entropy(
+                model.softmax_cross_entropy(
                     batch["label"],
                     logits,
                     label_smoothing=self._config.label_smoothing,

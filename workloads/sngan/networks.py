@@ -8,14 +8,166 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from workloads.common import batch_norm, precision
-from workloads.common.conditional_batch_norm import EPSILON
-from workloads.common.spectral_norm import SpectralDense, SpectralEmbedding
-from workloads.sngan import blocks
+from workloads.common import normalization
+from workloads.common import training as training_lib
+from workloads.common.normalization import (
+    EPSILON,
+    ConditionalBatchNormalization,
+    SpectralConv2D,
+    SpectralDense,
+    SpectralEmbedding,
+)
 from workloads.sngan.config import FIRST_SIZE
 
 if TYPE_CHECKING:
     from workloads.sngan.config import SNGANConfig
+
+
+# Details as in the published code: nearest-neighbour upsampling before the first
+# convolution, average pooling after the second, shortcuts of 1x1 convolutions, no
+# pre-activation in the discriminator's first block.
+
+
+def residual_initializer(seed: int) -> keras.initializers.Initializer:
+    """Glorot's uniform with limits times sqrt(2), for 3x3 convolutions."""
+    return keras.initializers.VarianceScaling(2.0, "fan_avg", "uniform", seed=seed)
+
+
+def downsample(images: Any) -> Any:
+    """Halves height and width by averaging."""
+    return tf.nn.avg_pool2d(images, 2, 2, "VALID")
+
+
+def upsample(images: Any) -> Any:
+    """Doubles height and width by repeating."""
+    examples, height, width, channels = images.shape
+    if examples is None:
+        examples = tf.shape(images)[0]
+    tiled = tf.tile(images[:, :, None, :, None], [1, 1, 2, 1, 2, 1])
+    return tf.reshape(tiled, [examples, 2 * height, 2 * width, channels])
+
+
+class GeneratorBlock(keras.layers.Layer):
+    """Doubles height and width; normalizes conditionally on the class."""
+
+    def __init__(
+        self,
+        num_inputs: int,
+        num_outputs: int,
+        *,
+        num_classes: int,
+        batch_norm: str,
+        seed: int,
+        name: str,
+    ) -> None:
+        super().__init__(name=name)
+        self.norm_1 = ConditionalBatchNormalization(
+            num_classes, num_inputs, statistics=batch_norm, name="norm_1"
+        )
+        self.conv_1 = _conv(num_inputs, num_outputs, 3, seed, "conv_1")
+        self.norm_2 = ConditionalBatchNormalization(
+            num_classes, num_outputs, statistics=batch_norm, name="norm_2"
+        )
+        self.conv_2 = _conv(num_outputs, num_outputs, 3, seed + 1, "conv_2")
+        self.shortcut = _conv(num_inputs, num_outputs, 1, seed + 2, "shortcut")
+        self.built = True
+
+    def call(self, inputs: Any, labels: Any, training: bool = False) -> Any:
+        """Maps [examples, s, s, num_inputs] to [examples, 2 s, 2 s, num_outputs]."""
+        hidden = tf.nn.relu(self.norm_1(inputs, labels, training=training))
+        hidden = self.conv_1(upsample(hidden))
+        hidden = tf.nn.relu(self.norm_2(hidden, labels, training=training))
+        # A 1x1 convolution of repeated pixels is the repetition of it.
+        return self.conv_2(hidden) + upsample(self.shortcut(inputs))
+
+
+class DiscriminatorBlock(keras.layers.Layer):
+    """A residual block with spectral norms; optionally halves height and width."""
+
+    def __init__(
+        self,
+        num_inputs: int,
+        num_outputs: int,
+        *,
+        downsamples: bool,
+        seed: int,
+        name: str,
+    ) -> None:
+        super().__init__(name=name)
+        self._downsamples = downsamples
+        self.conv_1 = _spectral(num_inputs, num_inputs, 3, seed, "conv_1")
+        self.conv_2 = _spectral(num_inputs, num_outputs, 3, seed + 1, "conv_2")
+        self.shortcut = None
+        if downsamples or num_inputs != num_outputs:
+            self.shortcut = _spectral(num_inputs, num_outputs, 1, seed + 2, "shortcut")
+        self.built = True
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """Maps [examples, s, s, num_inputs] to num_outputs channels."""
+        hidden = self.conv_1(tf.nn.relu(inputs), training=training)
+        hidden = self.conv_2(tf.nn.relu(hidden), training=training)
+        outputs = hidden
+        shortcut = inputs
+        if self._downsamples:
+            outputs = downsample(outputs)
+            # Averaging and a 1x1 convolution commute; this order is cheaper.
+            shortcut = downsample(shortcut)
+        if self.shortcut is not None:
+            shortcut = self.shortcut(shortcut, training=training)
+        return outputs + shortcut
+
+
+class FirstDiscriminatorBlock(keras.layers.Layer):
+    """The first block, on pixels: without an activation before them."""
+
+    def __init__(
+        self, num_inputs: int, num_outputs: int, *, seed: int, name: str
+    ) -> None:
+        super().__init__(name=name)
+        self.conv_1 = _spectral(num_inputs, num_outputs, 3, seed, "conv_1")
+        self.conv_2 = _spectral(num_outputs, num_outputs, 3, seed + 1, "conv_2")
+        self.shortcut = _spectral(num_inputs, num_outputs, 1, seed + 2, "shortcut")
+        self.built = True
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """Halves height and width of [examples, size, size, num_inputs]."""
+        hidden = tf.nn.relu(self.conv_1(inputs, training=training))
+        hidden = downsample(self.conv_2(hidden, training=training))
+        return hidden + self.shortcut(downsample(inputs), training=training)
+
+
+def _conv(
+    num_inputs: int, num_outputs: int, kernel_size: int, seed: int, name: str
+) -> keras.layers.Conv2D:
+    layer = keras.layers.Conv2D(
+        num_outputs,
+        kernel_size,
+        padding="same",
+        kernel_initializer=_initializer(kernel_size, seed),
+        name=name,
+    )
+    layer.build((None, None, None, num_inputs))
+    return layer
+
+
+def _spectral(
+    num_inputs: int, num_outputs: int, kernel_size: int, seed: int, name: str
+) -> SpectralConv2D:
+    return SpectralConv2D(
+        num_inputs,
+        num_outputs,
+        kernel_size=kernel_size,
+        kernel_initializer=_initializer(kernel_size, seed),
+        seed=seed,
+        name=name,
+    )
+
+
+def _initializer(kernel_size: int, seed: int) -> keras.initializers.Initializer:
+    if kernel_size == 1:
+        return keras.initializers.GlorotUniform(seed=seed)
+    return residual_initializer(seed)
+
 
 NUM_CHANNELS = 3
 # Distance between the seeds of one block and the next.
@@ -27,7 +179,7 @@ class Generator(keras.Model):
 
     def __init__(self, config: SNGANConfig, *, seed: int) -> None:
         super().__init__(name="generator", dtype=config.compute_dtype)
-        with precision.dtype_policy(config.compute_dtype):
+        with training_lib.dtype_policy(config.compute_dtype):
             self._build_layers(config, seed)
         self.built = True
 
@@ -41,7 +193,7 @@ class Generator(keras.Model):
         )
         self.dense.build((None, config.latent_size))
         self.blocks = [
-            blocks.GeneratorBlock(
+            GeneratorBlock(
                 num_inputs,
                 num_outputs,
                 num_classes=config.num_classes,
@@ -54,7 +206,7 @@ class Generator(keras.Model):
             )
         ]
         # Not conditional on the class, as in the published code.
-        self.last_norm = batch_norm.make(
+        self.last_norm = normalization.make(
             config.batch_norm, channels[-1], epsilon=EPSILON, name="last_norm"
         )
         self.last_conv = keras.layers.Conv2D(
@@ -85,20 +237,20 @@ class Discriminator(keras.Model):
 
     def __init__(self, config: SNGANConfig, *, seed: int) -> None:
         super().__init__(name="discriminator", dtype=config.compute_dtype)
-        with precision.dtype_policy(config.compute_dtype):
+        with training_lib.dtype_policy(config.compute_dtype):
             self._build_layers(config, seed)
         self.built = True
 
     def _build_layers(self, config: SNGANConfig, seed: int) -> None:
         widths = discriminator_widths(config)
         first, *others = widths
-        self.first_block = blocks.FirstDiscriminatorBlock(
+        self.first_block = FirstDiscriminatorBlock(
             NUM_CHANNELS, first[0], seed=seed, name="block_0"
         )
         self.blocks = []
         num_inputs = first[0]
         for index, (num_outputs, downsamples) in enumerate(others, start=1):
-            block = blocks.DiscriminatorBlock(
+            block = DiscriminatorBlock(
                 num_inputs,
                 num_outputs,
                 downsamples=downsamples,
@@ -139,3 +291,88 @@ def discriminator_widths(config: SNGANConfig) -> list[tuple[int, bool]]:
     count = config.num_doublings
     widths = [(width << index, True) for index in range(count)]
     return [*widths, (width << (count - 1), False)]
+
+
+@keras.saving.register_keras_serializable(package="replicator_harness")
+class LinearDecay(keras.optimizers.schedules.LearningRateSchedule):
+    """Keeps a rate until ``decay_start`` of all steps, then falls to zero at the end.
+
+    As in the published code of SN-GAN: from 400,000 to 450,000 updates of the generator
+    on ImageNet, from the beginning on CIFAR-10.
+    """
+
+    def __init__(
+        self, learning_rate: float, *, num_steps: int, decay_start: float
+    ) -> None:
+        """Creates the schedule."""
+        self._arguments = {
+            "learning_rate": learning_rate,
+            "num_steps": num_steps,
+            "decay_start": decay_start,
+        }
+
+    def __call__(self, step: Any) -> Any:
+        """Returns the rate of update number ``step`` (0-based, a scalar tensor)."""
+        rate, start = self._arguments["learning_rate"], self._arguments["decay_start"]
+        if start >= 1:
+            return tf.constant(rate, tf.float32)
+        share = tf.cast(step, tf.float32) / self._arguments["num_steps"]
+        left = (1.0 - share) / (1.0 - start)
+        return rate * tf.clip_by_value(left, 0.0, 1.0)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return dict(self._arguments)
+
+
+# Norms, activations, lookups of classes and updates are left out, as for ResNet-50
+# (``workloads/resnet50/model.py``), and so are spectral norms, whose cost does not
+# depend on the number of images.
+
+_AREA = 9  # of a 3x3 kernel
+
+
+def generator_multiply_adds(config: SNGANConfig) -> tuple[int, int]:
+    """Returns the multiply-adds of one image forward, and those of the first layer."""
+    channels = config.block_channels
+    first = config.latent_size * FIRST_SIZE**2 * channels[0]
+    total, size = first, FIRST_SIZE
+    for num_inputs, num_outputs in itertools.pairwise(channels):
+        total += num_inputs * num_outputs * size**2  # the shortcut, before upsampling
+        size *= 2
+        total += _AREA * (num_inputs + num_outputs) * num_outputs * size**2
+    return total + _AREA * channels[-1] * NUM_CHANNELS * size**2, first
+
+
+def discriminator_multiply_adds(config: SNGANConfig) -> tuple[int, int]:
+    """Returns the multiply-adds of one image forward, and those that read pixels."""
+    (width, _), *others = discriminator_widths(config)
+    size = config.image_size
+    pixels = _AREA * NUM_CHANNELS * width * size**2
+    pixels += NUM_CHANNELS * width * (size // 2) ** 2
+    total = pixels + _AREA * width * width * size**2
+    size //= 2
+    num_inputs = width
+    for num_outputs, downsamples in others:
+        total += _AREA * num_inputs * (num_inputs + num_outputs) * size**2
+        size = size // 2 if downsamples else size
+        if downsamples or num_inputs != num_outputs:
+            total += num_inputs * num_outputs * size**2
+        num_inputs = num_outputs
+    return total + num_inputs, pixels
+
+
+def training_flops(config: SNGANConfig) -> int:
+    """Returns the floating-point operations of one real image in a training step.
+
+    Two per multiply-add. Every step generates an image per real one, without a
+    gradient, and trains the discriminator on both, whose pixels need no gradient. Every
+    ``num_discriminator_steps``-th step trains the generator, through a discriminator
+    whose weights need no gradient.
+    """
+    generator, latents = generator_multiply_adds(config)
+    discriminator, pixels = discriminator_multiply_adds(config)
+    of_discriminator = generator + 2 * (3 * discriminator - pixels)
+    of_generator = 3 * generator - latents + 2 * discriminator
+    share = config.generator_batch_factor / config.num_discriminator_steps
+    return round(2 * (of_discriminator + share * of_generator))

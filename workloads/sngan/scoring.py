@@ -6,16 +6,15 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
+import tensorflow as tf
 
 from workloads import quality
-from workloads.data import images as image_lib
 from workloads.data import pipeline
 from workloads.data.sources import TRAIN_SPLIT
-from workloads.metrics.ends import ends_of_scale
-from workloads.metrics.evaluator import Evaluator
+from workloads.metrics.evaluator import Evaluator, ends_of_scale
 from workloads.metrics.extractors.base import to_uint8
 from workloads.metrics.extractors.digits import open_digits
-from workloads.sngan.metrics import CLASSIFIED, SCORES
+from workloads.sngan.config import CLASSIFIED, SCORES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from workloads.metrics.extractors.base import FeatureExtractor
     from workloads.sngan.config import SNGANConfig
     from workloads.spec import QualityMetric
+
 
 _SCORES = tuple(metric.name for metric in SCORES)
 _IMAGES_AT_ONCE = 100
@@ -118,7 +118,7 @@ def _read_images(source: Source, split: str, image_size: int, most: int) -> np.n
         seed=0,
         shuffle_buffer_size=1,
         num_threads=1,
-        augmentation=image_lib.UNCHANGED,
+        augmentation=pipeline.UNCHANGED,
     )
     batches: list[np.ndarray] = []
     for batch in pipeline.whole_split(source, split, config):
@@ -126,3 +126,25 @@ def _read_images(source: Source, split: str, image_size: int, most: int) -> np.n
         if sum(map(len, batches)) >= most:
             break
     return to_uint8(np.concatenate(batches)[:most], low=-1.0, high=1.0)
+
+
+MOST_COLUMNS = 10
+NUM_ROWS = 6
+_GAP = 1  # pixels between images
+_SMALLEST_SIZE = 32  # smaller images are enlarged, pixel by pixel
+
+
+def encode(images: np.ndarray, num_columns: int) -> bytes:
+    """Returns a grid as PNG."""
+    pixels = to_uint8(images, low=-1.0, high=1.0)
+    factor = max(_SMALLEST_SIZE // pixels.shape[1], 1)
+    pixels = pixels.repeat(factor, axis=1).repeat(factor, axis=2)
+    size = pixels.shape[1] + _GAP
+    num_rows = len(pixels) // num_columns
+    canvas = np.full((num_rows * size, num_columns * size, 3), 255, np.uint8)
+    for index, image in enumerate(pixels):
+        row, column = divmod(index, num_columns)
+        top, left = row * size, column * size
+        canvas[top : top + size - _GAP, left : left + size - _GAP] = image
+    encoded: bytes = tf.io.encode_png(canvas).numpy()
+    return encoded

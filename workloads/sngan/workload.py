@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from workloads.common import hinge
-from workloads.common.compiled import compiled
-from workloads.data import images as image_lib
+from workloads.common import training
+from workloads.common.training import compiled
+from workloads.data import pipeline
 from workloads.data.names import DIGITS
 from workloads.matching import own_rows
 from workloads.metrics.extractors.digits import prepare_digits
 from workloads.program import ImageProgram, ImageWorkload
-from workloads.sngan import flops, grid
-from workloads.sngan.networks import NUM_CHANNELS, Discriminator, Generator
-from workloads.sngan.schedule import LinearDecay
+from workloads.sngan import networks, scoring
+from workloads.sngan.networks import NUM_CHANNELS, Discriminator, Generator, LinearDecay
 from workloads.sngan.scoring import Scorer, fixed_inputs
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ class SNGANProgram(ImageProgram):
       discriminator: Distinguishes them from real ones.
     """
 
-    augmentation = image_lib.UNCHANGED
+    augmentation = pipeline.UNCHANGED
 
     def __init__(
         self,
@@ -100,7 +99,7 @@ class SNGANProgram(ImageProgram):
             self._discriminator_gradients, config.jit
         )
         self._steps = {True: self._both_step, False: self._discriminator_step}
-        self.flops_per_example = flops.training_flops(config)
+        self.flops_per_example = networks.training_flops(config)
         # Not replicated: it is only used to show the averaged weights.
         self._shown = Generator(config, seed=seed)
         self._show = tf.function(
@@ -172,7 +171,7 @@ class SNGANProgram(ImageProgram):
         """Returns the generator's loss and its gradients."""
         with tf.GradientTape() as tape:
             images = self.generator(latents, labels, training=True)
-            loss = hinge.generator_loss(
+            loss = training.generator_loss(
                 self.discriminator(images, labels, training=True)
             )
         return loss, tape.gradient(loss, self.generator.trainable_variables)
@@ -192,7 +191,7 @@ class SNGANProgram(ImageProgram):
         with tf.GradientTape() as tape:
             # One pass for both: no layer of the discriminator mixes examples.
             logits = self.discriminator(images, labels, training=True)
-            loss = hinge.discriminator_loss(logits[:count], logits[count:])
+            loss = training.discriminator_loss(logits[:count], logits[count:])
         return loss, tape.gradient(loss, self.discriminator.trainable_variables)
 
     def _draw(self, count: int, stream: int) -> tuple[tf.Tensor, tf.Tensor]:
@@ -268,10 +267,12 @@ class SNGANProgram(ImageProgram):
 
     def samples(self) -> bytes | None:
         """Returns a grid of generated images as PNG: a column per class."""
-        num_columns = min(self._config.num_classes, grid.MOST_COLUMNS)
-        latents, labels = fixed_inputs(self._config, num_columns * grid.NUM_ROWS)
+        num_columns = min(self._config.num_classes, scoring.MOST_COLUMNS)
+        latents, labels = fixed_inputs(self._config, num_columns * scoring.NUM_ROWS)
         self._update_shown()
-        return grid.encode(self._images_of(latents, labels % num_columns), num_columns)
+        return scoring.encode(
+            self._images_of(latents, labels % num_columns), num_columns
+        )
 
     def _update_shown(self) -> None:
         """Copies the weights for pictures and scores, once after the last step."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from workloads.data.tensorflow_source.files import CHUNK_SIZE
-from workloads.options import JIT_OFF, configurations
-from workloads.settings import TrainingConfig, limited
+import replicator
+from replicator.contract.sharding import Held
+from workloads.data.tensorflow_source.files import CHUNK_SIZE, NUM_TOKENS
+from workloads.spec import JIT_OFF, Metric, TrainingConfig, configurations, limited
 
 # float16 would need a scale of the loss.
 COMPUTE_DTYPES = ("float32", "mixed_bfloat16")
@@ -143,3 +144,79 @@ PRESETS: dict[str, TransformerConfig] = {
 }
 
 make_config = configurations("transformer", PRESETS)
+
+
+# Look-ups, norms, softmax, activations and the update are left out, as for ResNet-50
+# (``workloads/resnet50/model.py``). Attention is counted as it is computed: over the
+# whole sequence, of which the mask hides half.
+
+
+def of_parts(config: TransformerConfig) -> list[int]:
+    """Returns the multiply-adds of one token forward in each part of the model."""
+    width = config.width
+    weights = 4 * width**2 + 2 * width * config.feed_forward_width
+    # Scores of all tokens of the sequence, and their weighted sum.
+    attention = 2 * config.sequence_length * width
+    return [0, *[weights + attention] * config.num_layers, width * NUM_TOKENS]
+
+
+def multiply_adds(config: TransformerConfig) -> int:
+    """Returns the multiply-adds of one token forward."""
+    return sum(of_parts(config))
+
+
+def training_flops(config: TransformerConfig) -> int:
+    """Returns the floating-point operations of one token in a training step.
+
+    Two per multiply-add. The backward pass has the gradients of both factors of each
+    product: six per weight and token (PaLM, Chowdhery et al. 2022, appendix B).
+    """
+    return 2 * 3 * multiply_adds(config)
+
+
+def variables_of_parts(config: TransformerConfig) -> list[list[int]]:
+    """Returns the scalars of each trainable variable, by part of the model."""
+    width, hidden = config.width, config.feed_forward_width
+    norm = [width, width]
+    block = [*norm, *[width**2] * 4, *norm]
+    block += [width * hidden, hidden, hidden * width, width]
+    head = [*norm, width * NUM_TOKENS, NUM_TOKENS]
+    return [[NUM_TOKENS * width], *[block] * config.num_layers, head]
+
+
+def num_parameters(config: TransformerConfig) -> int:
+    """Returns the trainable scalars, counted without building the model."""
+    return sum(map(sum, variables_of_parts(config)))
+
+
+# The same shares as those of ``wrap_optimizer(sharded_update=...)``: whole variables,
+# the largest first, each to the replica that has the least. Without TensorFlow.
+
+_FLOAT32 = 4
+_OF_ADAM = 2  # the averages of a gradient and of its square
+
+
+def held(config: TransformerConfig, num_replicas: int) -> list[Held]:
+    """Returns what each replica owns on each of its devices, in bytes."""
+    parts = variables_of_parts(config)
+    cut = replicator.balance_stages(of_parts(config), config.pipeline_stages)
+    found = []
+    for place, indices in enumerate(cut):
+        loads = [0] * num_replicas
+        sizes = [size for index in indices for size in parts[index]]
+        for size in sorted(sizes, reverse=True):
+            loads[loads.index(min(loads))] += _FLOAT32 * size
+        found += [Held(load, _OF_ADAM * load, place) for load in loads]
+    return found
+
+
+METRICS = (
+    Metric(
+        name="bits_per_byte",
+        title="Bits per byte",
+        unit="bit",
+        protocol="num_evaluation_examples sequences of held-out files, each byte from "
+        "those before it in its sequence; n is files",
+        is_higher_better=False,
+    ),
+)

@@ -17,14 +17,15 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
-from workloads.common import precision
+from workloads.common import training
 from workloads.data.tensorflow_source.files import NUM_TOKENS
-from workloads.transformer import flops
+from workloads.transformer import config as config_lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from workloads.transformer.config import TransformerConfig
+
 
 _EPSILON = 1e-6
 _LONGEST_WAVE = 10_000.0
@@ -195,9 +196,9 @@ class Transformer(keras.Model):
             functools.partial(Head, config),
         ]
         num_stages = config.pipeline_stages
-        cut = replicator.balance_stages(flops.of_parts(config), num_stages)
+        cut = replicator.balance_stages(config_lib.of_parts(config), num_stages)
         self.stages: list[list[Any]] = []
-        with precision.dtype_policy(config.compute_dtype):
+        with training.dtype_policy(config.compute_dtype):
             for stage, indices in enumerate(cut):
                 with _device_of(stage, num_stages):
                     self.stages.append([makers[i](seeds) for i in indices])
@@ -247,3 +248,30 @@ def _norm(name: str, width: int) -> Any:
     layer = keras.layers.LayerNormalization(epsilon=_EPSILON, name=name)
     layer.build((None, width))
     return layer
+
+
+@keras.saving.register_keras_serializable(package="replicator_harness")
+class InverseSquareRoot(keras.optimizers.schedules.LearningRateSchedule):
+    """``factor * width^-0.5 * min(step^-0.5, step * warmup^-1.5)`` (section 5.3).
+
+    A linear ramp, then a fall with the square root of the number of updates.
+    """
+
+    def __init__(self, *, factor: float, width: int, lr_warmup_steps: int) -> None:
+        """Creates the schedule."""
+        self._arguments = {
+            "factor": factor,
+            "width": width,
+            "lr_warmup_steps": lr_warmup_steps,
+        }
+
+    def __call__(self, step: Any) -> Any:
+        """Returns the rate of update number ``step`` (0-based, a scalar tensor)."""
+        count = tf.cast(step, tf.float32) + 1.0  # published: from 1
+        warmup = float(self._arguments["lr_warmup_steps"])
+        scale = self._arguments["factor"] * self._arguments["width"] ** -0.5
+        return scale * tf.minimum(count**-0.5, count * warmup**-1.5)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return dict(self._arguments)

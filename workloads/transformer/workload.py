@@ -12,16 +12,13 @@ import tensorflow as tf
 import replicator
 from workloads import quality
 from workloads.catalog import SYNTHETIC
-from workloads.common import precision
-from workloads.common.compiled import compiled
+from workloads.common import training
+from workloads.common.training import compiled
 from workloads.data import text
-from workloads.data_program import DataProgram
-from workloads.replicated import CatalogWorkload
-from workloads.transformer import flops
-from workloads.transformer.config import UNSHARDED
-from workloads.transformer.metrics import METRICS
-from workloads.transformer.model import Stage, Transformer
-from workloads.transformer.schedule import InverseSquareRoot
+from workloads.program import CatalogWorkload, DataProgram
+from workloads.transformer import config as config_lib
+from workloads.transformer.config import METRICS, UNSHARDED
+from workloads.transformer.model import InverseSquareRoot, Stage, Transformer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -99,7 +96,7 @@ class TransformerProgram(DataProgram):
             if config.is_pipeline
             else compiled(self._loss_and_gradients, config.jit)
         )
-        self.flops_per_example = flops.training_flops(config)
+        self.flops_per_example = config_lib.training_flops(config)
         self._score = tf.function(self._nats, autograph=False)
 
     def _dataset(self, context: replicator.InputContext) -> tf.data.Dataset:
@@ -239,7 +236,7 @@ class TransformerWorkload(CatalogWorkload):
                 f"{config.sequence_length!r}{parts if config.is_pipeline else ''}: use "
                 f"for example {unit}"
             )
-        precision.set_tf32(replicator, is_on=config.tf32)
+        training.set_tf32(replicator, is_on=config.tf32)
         return TransformerProgram(
             replicator,
             config,

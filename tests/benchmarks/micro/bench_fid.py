@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from workloads.metrics import fid
-from workloads.metrics.inception_score import inception_score
-from workloads.metrics.moments import Moments
+from workloads.metrics.estimate import Moments
+from workloads.metrics.kid import inception_score
 
 NUM_EXAMPLES = 2_000
 NUM_FEATURES = 256

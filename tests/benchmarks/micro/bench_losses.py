@@ -3,10 +3,9 @@
 import numpy as np
 import tensorflow as tf
 
-from workloads.common import hinge
-from workloads.d4pg.learning import distribution
-from workloads.d4pg.learning import losses as d4pg
-from workloads.resnet50 import losses as resnet50
+from workloads.common import training
+from workloads.d4pg.learning import learner
+from workloads.resnet50 import model
 
 NUM_CLASSES = 1000
 NUM_ATOMS = 101
@@ -27,7 +26,7 @@ def test_cross_entropy_of_256_images(benchmark):
     def gradient():
         with tf.GradientTape() as tape:
             tape.watch(logits)
-            loss = tf.reduce_mean(resnet50.softmax_cross_entropy(labels, logits))
+            loss = tf.reduce_mean(model.softmax_cross_entropy(labels, logits))
         return tape.gradient(loss, logits)
 
     assert (BATCH, NUM_CLASSES) == benchmark(lambda: gradient().numpy().shape)
@@ -41,7 +40,7 @@ def test_hinge_of_256_images(benchmark):
     def gradient():
         with tf.GradientTape() as tape:
             tape.watch((real, fake))
-            loss = hinge.discriminator_loss(real, fake)
+            loss = training.discriminator_loss(real, fake)
         return tape.gradient(loss, (real, fake))
 
     assert 2 == len(benchmark(lambda: [part.numpy() for part in gradient()]))
@@ -49,18 +48,16 @@ def test_hinge_of_256_images(benchmark):
 
 def test_backup_and_critic_loss_of_256_transitions(benchmark):
     """Of ``d4pg``: 101 atoms are moved, projected and compared."""
-    atoms = tf.constant(distribution.make_atoms(-150.0, 150.0, NUM_ATOMS))
+    atoms = tf.constant(learner.make_atoms(-150.0, 150.0, NUM_ATOMS))
     logits, following = _floats(BATCH, NUM_ATOMS), _floats(BATCH, NUM_ATOMS)
     reward, discount = _floats(BATCH), tf.fill([BATCH], 0.95)
 
     @tf.function
     def gradient():
-        target, _ = distribution.backup(
-            reward, discount, tf.nn.softmax(following), atoms
-        )
+        target, _ = learner.backup(reward, discount, tf.nn.softmax(following), atoms)
         with tf.GradientTape() as tape:
             tape.watch(logits)
-            loss = tf.reduce_mean(d4pg.critic_loss(logits, target))
+            loss = tf.reduce_mean(learner.critic_loss(logits, target))
         return tape.gradient(loss, logits)
 
     assert (BATCH, NUM_ATOMS) == benchmark(lambda: gradient().numpy().shape)

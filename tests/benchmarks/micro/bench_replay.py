@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from workloads.d4pg.replay.make import make_replay
+from workloads.d4pg.replay.prioritized import make_replay
 from workloads.d4pg.replay.replay import ReplaySettings
 from workloads.d4pg.replay.streams import StepStreams, StreamsSpec
 

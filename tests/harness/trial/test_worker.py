@@ -18,7 +18,7 @@ from harness.trial.gpu_probe import MissingGpuError, TensorFlowGpus
 from harness.trial.rank_file import read_rank
 from replicator.cluster.configuration import ClusterConfig
 from results.records.models import Control, Phase, Placement
-from workloads.reused_batch import ReusingReplicator
+from workloads.program import ReusingReplicator
 
 
 @pytest.fixture

@@ -10,12 +10,10 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from workloads.common import hinge
-from workloads.common.conditional_batch_norm import (
+from workloads.common import training
+from workloads.common.normalization import (
     EPSILON,
     ConditionalBatchNormalization,
-)
-from workloads.common.spectral_norm import (
     SpectralConv2D,
     SpectralDense,
     SpectralEmbedding,
@@ -362,8 +360,8 @@ def test_losses_are_the_papers():
     fake = np.array([-3.0, 0.25], np.float32)
     expected = np.maximum(0, 1 - real).mean() + np.maximum(0, 1 + fake).mean()
 
-    discriminator = hinge.discriminator_loss(tf.constant(real), tf.constant(fake))
-    generator = hinge.generator_loss(tf.constant(fake))
+    discriminator = training.discriminator_loss(tf.constant(real), tf.constant(fake))
+    generator = training.generator_loss(tf.constant(fake))
 
     assert pytest.approx(expected) == float(discriminator)
     assert pytest.approx(-fake.mean()) == float(generator)
@@ -374,7 +372,7 @@ def test_logits_beyond_the_margin_have_no_gradient():
     real, fake = tf.constant([2.0, 0.5]), tf.constant([-2.0, 0.5])
     with tf.GradientTape() as tape:
         tape.watch([real, fake])
-        loss = hinge.discriminator_loss(real, fake)
+        loss = training.discriminator_loss(real, fake)
 
     gradients = [g.numpy().tolist() for g in tape.gradient(loss, [real, fake])]
 
@@ -385,8 +383,8 @@ def test_logits_beyond_the_margin_have_no_gradient():
 def test_wrong_rank_and_type_are_refused(wrong):
     right = tf.zeros([2])
     with pytest.raises(ValueError, match="discriminator_loss needs real_logits of"):
-        hinge.discriminator_loss(wrong, right)
+        training.discriminator_loss(wrong, right)
     with pytest.raises(ValueError, match="discriminator_loss needs fake_logits of"):
-        hinge.discriminator_loss(right, wrong)
+        training.discriminator_loss(right, wrong)
     with pytest.raises(ValueError, match="generator_loss needs fake_logits of"):
-        hinge.generator_loss(wrong)
+        training.generator_loss(wrong)

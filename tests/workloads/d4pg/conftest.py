@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import replicator
 from workloads.d4pg import config
-from workloads.d4pg.acting import policy
+from workloads.d4pg.acting import actor
 from workloads.d4pg.learning import learner
 
 if TYPE_CHECKING:
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 STATE, FRAMES = (5,), (20, 16, 9)
 
 
-def make_spec(shape: tuple[int, ...], settings: config.D4PGConfig) -> policy.PolicySpec:
+def make_spec(shape: tuple[int, ...], settings: config.D4PGConfig) -> actor.PolicySpec:
     """The policy of a learner for observations of a shape."""
-    return policy.PolicySpec(
+    return actor.PolicySpec(
         observation_shape=shape,
         action_size=2,
         hidden_sizes=settings.policy_layers,

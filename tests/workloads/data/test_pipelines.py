@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from workloads.data import audit, images, pipeline, reading
+from workloads.data import audit, pipeline
 
 
 def test_batches_are_as_documented(digits, contexts, make_config):
@@ -96,8 +96,8 @@ def test_synthetic_batches_are_cached(make_config):
 def test_random_boxes_stay_inside_and_keep_their_area():
     """Boxes lie in the image; digits are never mirrored, photographs half the time."""
     seed = tf.constant([1, 2])
-    upright = images.random_boxes(2000, images.DIGITS, seed).numpy()
-    mirrored = images.random_boxes(2000, images.IMAGENET, seed).numpy()
+    upright = pipeline.random_boxes(2000, pipeline.DIGITS, seed).numpy()
+    mirrored = pipeline.random_boxes(2000, pipeline.IMAGENET, seed).numpy()
     area = (upright[:, 2] - upright[:, 0]) * (upright[:, 3] - upright[:, 1])
 
     assert upright.min() >= 0.0
@@ -110,9 +110,9 @@ def test_random_boxes_stay_inside_and_keep_their_area():
 def test_center_box_of_a_whole_image_is_a_resize():
     """Evaluation of digits keeps every pixel: corners stay corners."""
     image = tf.random.stateless_uniform([1, 8, 8, 3], [0, 1], maxval=255.0)
-    boxes = images.center_boxes(1, images.DIGITS)
+    boxes = pipeline.center_boxes(1, pipeline.DIGITS)
 
-    np.testing.assert_allclose(images.crop_batch(image, boxes, 8), image, atol=1e-3)
+    np.testing.assert_allclose(pipeline.crop_batch(image, boxes, 8), image, atol=1e-3)
 
 
 def test_jpeg_crop_equals_the_crop_of_the_whole_image(photos):
@@ -121,11 +121,11 @@ def test_jpeg_crop_equals_the_crop_of_the_whole_image(photos):
         split="train", decoders={"image": tfds.decode.SkipDecoding()}
     )
     encoded = next(iter(raw))["image"]
-    settings = {"augmentation": images.IMAGENET, "image_size": 32}
+    settings = {"augmentation": pipeline.IMAGENET, "image_size": 32}
     for index in range(4):
         seed = tf.constant([index, 7])
-        fused = images.decode_random_crop(encoded, seed, encoding="jpeg", **settings)
-        whole = images.decode_random_crop(encoded, seed, encoding=None, **settings)
+        fused = pipeline.decode_random_crop(encoded, seed, encoding="jpeg", **settings)
+        whole = pipeline.decode_random_crop(encoded, seed, encoding=None, **settings)
 
         # A JPEG decoder interpolates colour at the crop's edge from fewer pixels.
         assert float(tf.reduce_mean(tf.abs(fused - whole))) < 6.0
@@ -153,7 +153,7 @@ def test_pixels_that_were_sent_as_bytes_are_normalised_on_the_device(
         )
         for dtype in ("float32", "uint8")
     )
-    shown = pipeline.on_device(small, images.augmentation_of(source.name))
+    shown = pipeline.on_device(small, pipeline.augmentation_of(source.name))
 
     assert tf.uint8 == small["image"].dtype
     assert 4 * small["image"].numpy().nbytes == plain["image"].numpy().nbytes
@@ -167,7 +167,7 @@ def test_normalised_images_stay_as_they_are(digits, contexts, make_config):
     """No operation is added to a step whose pipeline normalises."""
     batch = next(iter(pipeline.train_dataset(digits, contexts(1)[0], make_config())))
 
-    assert pipeline.on_device(batch, images.DIGITS) is batch
+    assert pipeline.on_device(batch, pipeline.DIGITS) is batch
 
 
 @pytest.mark.parametrize("dtype", ["float32", "uint8"])
@@ -176,7 +176,7 @@ def test_synthetic_images_have_the_type_that_is_sent(dtype, make_config):
     dataset = pipeline.synthetic_dataset(
         make_config(input_dtype=dtype), num_classes=1000
     )
-    image = pipeline.on_device(next(iter(dataset)), images.IMAGENET)["image"].numpy()
+    image = pipeline.on_device(next(iter(dataset)), pipeline.IMAGENET)["image"].numpy()
 
     assert dtype == dataset.element_spec["image"].dtype.name
     assert abs(image.mean()) < 0.5
@@ -285,4 +285,4 @@ def test_more_pipelines_than_examples_is_an_error(photos, contexts):
     with pytest.raises(
         ValueError, match=r"12 training examples for 13 input pipelines"
     ):
-        reading.shard(photos, contexts(13)[12])
+        pipeline.shard(photos, contexts(13)[12])

@@ -14,7 +14,7 @@ from small_programs import build
 
 import replicator
 from workloads import catalog, child_process
-from workloads.data import audit, folders, images, names, pipeline, sources
+from workloads.data import audit, folders, names, pipeline, sources
 from workloads.data.digits import digits_dataset_builder
 
 TIMEOUT_SEC = 300
@@ -44,7 +44,10 @@ def test_digits_are_stored_as_png_and_decode_to_scikit_learns_pixels(digits):
     )
     encoded = [example["image"] for example in raw.as_numpy_iterator()]
     decoded = np.stack(
-        [images.decode(e, encoding="png", shape=(8, 8, 1)).numpy() for e in encoded]
+        [
+            pipeline.decode_images(e, encoding="png", shape=(8, 8, 1)).numpy()
+            for e in encoded
+        ]
     )
     ink = np.round(decoded[..., 0].astype(np.float64) * 16 / 255)
     _, test = digits_dataset_builder.stratified_split()

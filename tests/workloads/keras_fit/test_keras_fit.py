@@ -25,10 +25,10 @@ from results.records.models import Control, Order, ScalingMode
 from results.study import matching as verdict
 from workloads import catalog, matching
 from workloads.keras_fit import config, flops, models
-from workloads.keras_fit.fit_loop import FitLoop
+from workloads.keras_fit.loop_program import FitLoop
 from workloads.keras_fit.own_model import keras_workload, make_config
 from workloads.keras_fit.workload import KerasFitProgram
-from workloads.resnet50 import flops as resnet50_flops
+from workloads.resnet50 import model as model_lib
 
 FILE = small_fit.__file__
 # Sums of float32 in another order.
@@ -49,7 +49,7 @@ def test_the_default_is_the_resnet_of_keras():
         model = models.make(config.PRESETS["smoke"], is_matched=False)
 
     assert 25_583_592 == sum(w.numpy().size for w in model.trainable_variables)
-    assert flops.training_flops(model) == resnet50_flops.training_flops(
+    assert flops.training_flops(model) == model_lib.training_flops(
         image_size=32, num_classes=1000, version="v1"
     )
     assert model.compiled

@@ -11,8 +11,12 @@ import tensorflow as tf
 
 from workloads import child_process
 from workloads.data import names
-from workloads.metrics.ends import disjoint_halves, ends_of_scale
-from workloads.metrics.evaluator import METRICS, Evaluator
+from workloads.metrics.evaluator import (
+    METRICS,
+    Evaluator,
+    disjoint_halves,
+    ends_of_scale,
+)
 from workloads.metrics.extractors import digits
 from workloads.metrics.extractors.base import to_uint8
 from workloads.metrics.extractors.digits_images import load_digits

@@ -13,12 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workloads.metrics import fid
-from workloads.metrics.estimate import Estimate
-from workloads.metrics.fid import Gaussian
-from workloads.metrics.fid_infinity import fid_infinity, intercept
-from workloads.metrics.inception_score import inception_score
-from workloads.metrics.kid import kid
-from workloads.metrics.moments import Moments
+from workloads.metrics.estimate import Estimate, Moments
+from workloads.metrics.fid import Gaussian, fid_infinity, intercept
+from workloads.metrics.kid import inception_score, kid
 from workloads.metrics.protocol import MetricProtocol, Score
 
 RTOL_FLOAT64 = 1e-12  # a few thousand additions

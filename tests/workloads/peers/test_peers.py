@@ -14,12 +14,12 @@ from harness.command import first_losses, peers
 from harness.errors import PlanError
 from harness.trial.rank_file import rank_path, read_rank
 from results.records.models import Control
-from workloads.data import images
+from workloads.data import pipeline
 from workloads.peers import exported, inputs
 from workloads.peers.catalog import PEERS, unsupported
 from workloads.resnet50.config import PRESETS
-from workloads.resnet50.schedule import GoyalSchedule
-from workloads.sngan.schedule import LinearDecay
+from workloads.resnet50.model import GoyalSchedule
+from workloads.sngan.networks import LinearDecay
 
 ROUNDING = 1e-5  # relative, of sums in float32 in another order
 
@@ -31,7 +31,7 @@ def make_export(**settings):
         "num_replicas": 2,
         "per_replica_batch_size": 3,
         "num_train_examples": 10,
-        "augmentation": dataclasses.asdict(images.DIGITS),
+        "augmentation": dataclasses.asdict(pipeline.DIGITS),
         "losses": [0.1, 0.2, 1 / 3],
     }
     return exported.Export(
@@ -164,15 +164,15 @@ def test_the_control_repeats_the_first_batch():
         np.testing.assert_array_equal(export.arrays["batches/image"][0, 0], image)
 
 
-@pytest.mark.parametrize("augmentation", [images.DIGITS, images.UNCHANGED])
+@pytest.mark.parametrize("augmentation", [pipeline.DIGITS, pipeline.UNCHANGED])
 def test_crops_are_those_of_tensorflow(augmentation):
     """The same boxes give the same pixels, cropped, resized and normalised."""
     rng = np.random.default_rng(1)
     stored = rng.integers(0, 256, (5, 8, 8, 3)).astype("u1")
     fields = dataclasses.asdict(augmentation)
     boxes = inputs.random_boxes(5, fields, rng).astype("f4")
-    ours = images.normalise(
-        images.crop_batch(stored, tf.constant(boxes), 20), augmentation
+    ours = pipeline.normalise(
+        pipeline.crop_batch(stored, tf.constant(boxes), 20), augmentation
     )
     found = inputs.normalise(inputs.crop(stored, boxes, 20), fields)
 
@@ -181,7 +181,7 @@ def test_crops_are_those_of_tensorflow(augmentation):
 
 def test_boxes_keep_the_ranges_of_the_augmentation():
     """Area and aspect are within them, and boxes within the image."""
-    fields = dataclasses.asdict(images.DIGITS)
+    fields = dataclasses.asdict(pipeline.DIGITS)
     boxes = inputs.random_boxes(2_000, fields, np.random.default_rng(2))
     height, width = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
 

@@ -7,11 +7,9 @@ import scipy.special
 import tensorflow as tf
 
 import replicator
-from workloads.common.lars import LARS
-from workloads.resnet50 import flops, losses
+from workloads.common.training import LARS
 from workloads.resnet50 import model as model_lib
-from workloads.resnet50.model import ResNet50
-from workloads.resnet50.schedule import GoyalSchedule, PolynomialSchedule
+from workloads.resnet50.model import GoyalSchedule, PolynomialSchedule, ResNet50
 
 NUM_IMAGENET = 1_281_167
 RTOL_FLOAT32 = 1e-5  # a handful of float32 roundings
@@ -75,12 +73,12 @@ def test_cross_entropy_equals_numpys():
     smooth = 0.9 * plain - 0.1 * log_probabilities.mean(axis=1)
 
     np.testing.assert_allclose(
-        losses.softmax_cross_entropy(tf.constant(labels), tf.constant(logits)),
+        model_lib.softmax_cross_entropy(tf.constant(labels), tf.constant(logits)),
         plain,
         rtol=RTOL_FLOAT32,
     )
     np.testing.assert_allclose(
-        losses.softmax_cross_entropy(
+        model_lib.softmax_cross_entropy(
             tf.constant(labels), tf.constant(logits), label_smoothing=0.1
         ),
         smooth,
@@ -90,12 +88,12 @@ def test_cross_entropy_equals_numpys():
 
 def test_cross_entropy_refuses_wrong_ranks():
     with pytest.raises(ValueError, match=r"but got \(2, 3\) and \(2, 3\)"):
-        losses.softmax_cross_entropy(tf.zeros([2, 3], tf.int32), tf.zeros([2, 3]))
+        model_lib.softmax_cross_entropy(tf.zeros([2, 3], tf.int32), tf.zeros([2, 3]))
 
 
 def test_cross_entropy_refuses_low_precision():
     with pytest.raises(ValueError, match=r"'int32' and 'bfloat16'; cast them first"):
-        losses.softmax_cross_entropy(
+        model_lib.softmax_cross_entropy(
             tf.zeros([2], tf.int32), tf.zeros([2, 3], tf.bfloat16)
         )
 
@@ -108,7 +106,7 @@ def test_weight_decay_is_the_gradient_of_the_l2_penalty():
         penalised = tf.reduce_sum(kernel) + 0.05 * tf.reduce_sum(kernel**2)
     expected = tape.gradient(penalised, kernel)
 
-    decayed = losses.add_weight_decay(
+    decayed = model_lib.add_weight_decay(
         [tf.ones([1, 2]), tf.ones([1])], [kernel, gamma], weight_decay=0.1
     )
 
@@ -118,7 +116,7 @@ def test_weight_decay_is_the_gradient_of_the_l2_penalty():
 
 def test_weight_decay_needs_a_gradient_per_variable():
     with pytest.raises(ValueError, match="got 0 gradients for 1 variables"):
-        losses.add_weight_decay([], [tf.Variable([1.0])], weight_decay=0.1)
+        model_lib.add_weight_decay([], [tf.Variable([1.0])], weight_decay=0.1)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +150,9 @@ def test_rates_of_lars_follow_the_batch(global_batch_size, target, num_warmup_ep
 @pytest.mark.parametrize(("version", "giga"), [("v1", 3.86), ("v1.5", 4.09)])
 def test_multiply_adds_are_the_published_ones(version, giga):
     """3.8 to 3.9 billion in He et al. 2015, 4.1 with the stride in the 3x3 layer."""
-    total, _ = flops.multiply_adds(image_size=224, num_classes=1000, version=version)
+    total, _ = model_lib.multiply_adds(
+        image_size=224, num_classes=1000, version=version
+    )
 
     assert giga == pytest.approx(total / 1e9, abs=0.01)
 
@@ -164,7 +164,7 @@ def test_multiply_adds_are_those_of_the_graph(version, monkeypatch):
     Of two stages with two blocks: a block with and without projection, with and without
     a stride. The whole network has the published number, by the test above.
     """
-    for module in (flops, model_lib):
+    for module in (model_lib, model_lib):
         monkeypatch.setattr(module, "NUM_BLOCKS", (2, 2))
         monkeypatch.setattr(module, "WIDTHS", (64, 128))
     network = ResNet50(num_classes=10, version=version)
@@ -175,10 +175,12 @@ def test_multiply_adds_are_those_of_the_graph(version, monkeypatch):
         for op in ops
         if op.type in ("Conv2D", "MatMul")
     )
-    total, stem = flops.multiply_adds(image_size=64, num_classes=10, version=version)
+    total, stem = model_lib.multiply_adds(
+        image_size=64, num_classes=10, version=version
+    )
 
     assert counted == total
-    assert 6 * total - 2 * stem == flops.training_flops(
+    assert 6 * total - 2 * stem == model_lib.training_flops(
         image_size=64, num_classes=10, version=version
     )
 

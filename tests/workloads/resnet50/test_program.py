@@ -13,8 +13,8 @@ import tensorflow as tf
 
 import replicator
 from workloads.data import pipeline
-from workloads.resnet50 import losses
-from workloads.resnet50.schedule import GoyalSchedule
+from workloads.resnet50 import model
+from workloads.resnet50.model import GoyalSchedule
 from workloads.resnet50.workload import WORKLOAD
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def test_first_step_is_momentum_sgd_with_weight_decay():
     batch = next(iter(pipe))
     with tf.GradientTape() as tape:
         logits = program.model(batch["image"], training=True)
-        loss = tf.reduce_mean(losses.softmax_cross_entropy(batch["label"], logits))
+        loss = tf.reduce_mean(model.softmax_cross_entropy(batch["label"], logits))
     gradients = tape.gradient(loss, [v.value for v in variables])
 
     assert float(loss) == pytest.approx(program.run(), rel=1e-5)

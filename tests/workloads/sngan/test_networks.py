@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from workloads.sngan import blocks, config
-from workloads.sngan.networks import Discriminator, Generator
-from workloads.sngan.schedule import LinearDecay
+from workloads.sngan import config
+from workloads.sngan import networks as networks_lib
+from workloads.sngan.networks import Discriminator, Generator, LinearDecay
 
 SMOKE = config.PRESETS["smoke"]
 
@@ -119,8 +119,8 @@ def test_upsampling_repeats_and_downsampling_averages():
     images = np.random.default_rng(0).normal(size=(2, 3, 3, 4)).astype(np.float32)
     repeated = images.repeat(2, axis=1).repeat(2, axis=2)
 
-    np.testing.assert_array_equal(blocks.upsample(tf.constant(images)), repeated)
-    np.testing.assert_allclose(blocks.downsample(repeated), images, rtol=1e-6)
+    np.testing.assert_array_equal(networks_lib.upsample(tf.constant(images)), repeated)
+    np.testing.assert_allclose(networks_lib.downsample(repeated), images, rtol=1e-6)
 
 
 def test_the_rate_falls_linearly_to_zero():

@@ -11,9 +11,8 @@ import tensorflow as tf
 import replicator
 from replicator.pipeline import pipeline
 from workloads import catalog
-from workloads.transformer import config, flops, memory
-from workloads.transformer.model import Transformer, dropped, waves
-from workloads.transformer.schedule import InverseSquareRoot
+from workloads.transformer import config
+from workloads.transformer.model import InverseSquareRoot, Transformer, dropped, waves
 from workloads.transformer.workload import WORKLOAD
 
 LENGTH = 6
@@ -64,7 +63,7 @@ def tokens():
 )
 def test_presets_have_the_sizes_that_they_are_named_for(preset, millions):
     """Counted without building: the largest does not fit this machine."""
-    found = flops.num_parameters(config.make_config(preset, {}))
+    found = config.num_parameters(config.make_config(preset, {}))
 
     assert millions == pytest.approx(found / 1e6, rel=5e-3)
 
@@ -72,7 +71,7 @@ def test_presets_have_the_sizes_that_they_are_named_for(preset, millions):
 def test_what_is_counted_is_built():
     program = build_smoke(64)
 
-    assert flops.num_parameters(program._config) == program.num_parameters
+    assert config.num_parameters(program._config) == program.num_parameters
 
 
 def test_presets_have_whole_sequences():
@@ -314,7 +313,7 @@ def test_stages_with_sharded_gradients_train_like_whole_replicas():
     np.testing.assert_allclose(losses, whole, rtol=TOLERANCE)
     assert "fullest of 4 devices" in repl.summary()
     # What the planner says before anything is built.
-    held = memory.held(program._config, 2)
+    held = config.held(program._config, 2)
     assert sorted(repl._table.ownership.held()) == sorted(map(tuple, held))
 
 
@@ -340,7 +339,7 @@ def test_each_micro_batch_drops_other_values():
 def test_the_largest_stage_has_as_little_to_compute_as_it_can(num_stages):
     """Parts follow one another, the embedding first; every stage has one."""
     made = config.make_config("laptop", {"pipeline_stages": num_stages})
-    costs = flops.of_parts(made)
+    costs = config.of_parts(made)
     cut = replicator.balance_stages(costs, num_stages)
 
     assert made.num_layers + 2 == len(costs)

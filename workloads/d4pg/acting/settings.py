@@ -7,7 +7,7 @@ import importlib.util
 import json
 from typing import Any
 
-from workloads.options import check_range
+from workloads.spec import check_range
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,14 +7,185 @@ this module does not import dm_control; creating an environment does.
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import importlib
 import math
+import os
+import sys
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from workloads.d4pg.config import OBSERVATIONS
-from workloads.d4pg.environment import rendering, tasks
-from workloads.options import check_choice, check_range
+from workloads.spec import check_choice, check_range
+
+# dm_control chooses its renderer once, when it is imported: by ``MUJOCO_GL``, else the
+# first that it finds, which may open a window. Unless the user has set the variable,
+# this module disables rendering if only states are requested, and otherwise selects
+# EGL, which needs no display.
+#
+# Mesa's EGL and TensorFlow in one process make it crash at exit, because each has its
+# own LLVM: frames are rendered only in processes without TensorFlow.
+
+_VARIABLE = "MUJOCO_GL"
+_NO_RENDERER = "disabled"
+DEBIAN_PACKAGES = "libegl1 libgl1-mesa-dri"
+CAMERA_ID = 0  # as in the control suite's paper; every task has it
+
+# Effects that take time and have no information for an agent, such as shadows.
+_COSTLY_FLAGS = ("SHADOW", "REFLECTION", "SKYBOX", "HAZE", "FOG")
+
+_reasons: list[str] = []
+
+
+def load_suite(*, can_render: bool = False) -> Any:
+    """Imports ``dm_control.suite``, with headless rendering if requested.
+
+    If OpenGL does not work, environments still provide states, and ``check_opengl``
+    says why there are no frames.
+    """
+    if "dm_control._render" not in sys.modules:
+        asked = os.environ.get(_VARIABLE)
+        os.environ[_VARIABLE] = (asked or "egl") if can_render else _NO_RENDERER
+        if not can_render:
+            _reasons.append("dm_control was first used without can_render=True")
+        try:
+            importlib.import_module("dm_control._render")
+        # PyOpenGL raises various errors for a missing library, such as AttributeError.
+        except Exception as error:  # noqa: BLE001 - kept and shown by check_opengl
+            _reasons.append(f"{_VARIABLE}={os.environ[_VARIABLE]}: {_one_line(error)}")
+            os.environ[_VARIABLE] = _NO_RENDERER
+        try:
+            # Set here, because mujoco also reads the variable when it is imported.
+            importlib.import_module("dm_control.suite")
+        finally:
+            # The choice is made; children of this process make their own choice.
+            if asked is None:
+                del os.environ[_VARIABLE]
+            else:
+                os.environ[_VARIABLE] = asked
+    return importlib.import_module("dm_control.suite")
+
+
+def check_opengl() -> None:
+    """Raises unless frames can be rendered in this process."""
+    load_suite(can_render=True)
+    backend = importlib.import_module("dm_control._render").BACKEND
+    if backend in (None, "off"):
+        raise no_opengl(_reasons[0] if _reasons else f"{_VARIABLE} turns it off")
+
+
+def no_opengl(reason: str) -> ValueError:
+    """Returns the one-line error for a machine that cannot render."""
+    return ValueError(
+        f"option observations='pixels' needs OpenGL, which does not work here "
+        f"({reason}): install it (Debian: apt-get install {DEBIAN_PACKAGES}), or use "
+        "observations='state'"
+    )
+
+
+def make_cheap(physics: Any) -> None:
+    """Turns multisampling and shadow maps off; call it before the first frame."""
+    physics.model.vis.quality.offsamples = 0
+    physics.model.vis.quality.shadowsize = 0
+
+
+def make_camera(physics: Any, height: int, width: int, *, is_cheap: bool) -> Any:
+    """Returns a camera whose ``render()`` gives frames of ``physics``."""
+    check_opengl()
+    from dm_control import mujoco as control_mujoco
+
+    try:
+        camera = control_mujoco.Camera(physics, height, width, CAMERA_ID)
+    # As above: an incomplete library raises various errors.
+    except Exception as error:
+        raise no_opengl(_one_line(error)) from error
+    if is_cheap:
+        import mujoco
+
+        for name in _COSTLY_FLAGS:
+            camera.scene.flags[getattr(mujoco.mjtRndFlag, f"mjRND_{name}")] = 0
+    return camera
+
+
+def render(camera: Any) -> np.ndarray:
+    """Returns a frame, uint8 [height, width, 3]."""
+    frame: np.ndarray = camera.render()
+    return frame
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+# The planner imports this module, so it does not import dm_control.
+
+_MOST_SUGGESTIONS = 3
+
+_BY_DOMAIN = {
+    "acrobot": ("swingup", "swingup_sparse"),
+    "ball_in_cup": ("catch",),
+    "cartpole": (
+        "balance",
+        "balance_sparse",
+        "swingup",
+        "swingup_sparse",
+        "two_poles",
+        "three_poles",
+    ),
+    "cheetah": ("run",),
+    "dog": ("stand", "walk", "trot", "run", "fetch"),
+    "finger": ("spin", "turn_easy", "turn_hard"),
+    "fish": ("upright", "swim"),
+    "hopper": ("stand", "hop"),
+    "humanoid": ("stand", "walk", "run", "run_pure_state"),
+    "humanoid_CMU": ("stand", "walk", "run"),
+    "lqr": ("lqr_2_1", "lqr_6_2"),
+    "manipulator": ("bring_ball", "bring_peg", "insert_ball", "insert_peg"),
+    "pendulum": ("swingup",),
+    "point_mass": ("easy", "hard"),
+    "quadruped": ("walk", "run", "escape", "fetch"),
+    "reacher": ("easy", "hard"),
+    "stacker": ("stack_2", "stack_4"),
+    "swimmer": ("swimmer6", "swimmer15"),
+    "walker": ("stand", "walk", "run"),
+}
+
+TASKS = tuple(
+    f"{domain}:{name}" for domain, names in _BY_DOMAIN.items() for name in names
+)
+"""Every ``domain:task`` of the suite."""
+
+
+def check(name: str) -> None:
+    """Raises unless ``name`` is a ``domain:task`` of the control suite."""
+    if name in TASKS:
+        return
+    domain, colon, _ = name.partition(":")
+    if not colon:
+        allowed = "a domain and a task of the control suite with a colon between them"
+        raise ValueError(f"data {name!r} must be {allowed}{_suggestion(name)}")
+    if domain in _BY_DOMAIN:
+        allowed = ", ".join(repr(f"{domain}:{known}") for known in _BY_DOMAIN[domain])
+        raise ValueError(
+            f"data {name!r} is unknown: {domain!r} has the tasks {allowed}"
+            f"{_suggestion(name)}"
+        )
+    domains = ", ".join(map(repr, _BY_DOMAIN))
+    raise ValueError(
+        f"data {name!r} is unknown: the domains of the control suite are {domains}"
+        f"{_suggestion(name)}"
+    )
+
+
+def _suggestion(name: str) -> str:
+    # 'cartpole' and 'cartpole-swingup' are near to names that have a colon.
+    close = difflib.get_close_matches(
+        name.replace("-", ":").replace("/", ":"), TASKS, n=_MOST_SUGGESTIONS, cutoff=0.5
+    )
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+
 
 FRAME_SIZE = 84
 # Episodes of the suite have 1000 control steps; infinite ones (lqr) are cut there.
@@ -67,10 +238,10 @@ class Environment:
         seed: int = 0,
         can_render: bool = False,
     ) -> None:
-        tasks.check(name)
+        check(name)
         check_choice("observations", observations, OBSERVATIONS)
         check_range("action_repeat", action_repeat, low=1)
-        suite = rendering.load_suite(can_render=can_render or observations == "pixels")
+        suite = load_suite(can_render=can_render or observations == "pixels")
         from dm_control.rl.control import PhysicsError
 
         self._physics_error = PhysicsError
@@ -88,8 +259,8 @@ class Environment:
         parts = self._env.observation_spec().values()
         self._state_size = sum(math.prod(part.shape) for part in parts)
         if observations == "pixels":
-            rendering.make_cheap(self._env.physics)
-            self._camera = rendering.make_camera(
+            make_cheap(self._env.physics)
+            self._camera = make_camera(
                 self._env.physics, FRAME_SIZE, FRAME_SIZE, is_cheap=True
             )
             shape: tuple[int, ...] = (FRAME_SIZE, FRAME_SIZE, 3)
@@ -133,11 +304,9 @@ class Environment:
     def render(self, height: int = 240, width: int = 320) -> np.ndarray:
         """Returns the current state as a picture, uint8 [height, width, 3]."""
         if self._film is None or self._film[0] != (height, width):
-            camera = rendering.make_camera(
-                self._env.physics, height, width, is_cheap=False
-            )
+            camera = make_camera(self._env.physics, height, width, is_cheap=False)
             self._film = ((height, width), camera)
-        return rendering.render(self._film[1]).copy()
+        return render(self._film[1]).copy()
 
     def close(self) -> None:
         """Releases the physics and its OpenGL context."""
@@ -162,7 +331,7 @@ class Environment:
             raise BrokenEpisodeError("the state is not finite")
         if self._camera is None:
             return state
-        return np.ascontiguousarray(rendering.render(self._camera))
+        return np.ascontiguousarray(render(self._camera))
 
 
 class FrameStack:

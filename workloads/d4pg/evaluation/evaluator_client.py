@@ -17,7 +17,7 @@ from workloads.d4pg.evaluation import evaluator_process
 if TYPE_CHECKING:
     import numpy as np
 
-    from workloads.d4pg.acting.policy import PolicySpec
+    from workloads.d4pg.acting.actor import PolicySpec
     from workloads.d4pg.config import D4PGConfig
     from workloads.spec import QualityMetric
 

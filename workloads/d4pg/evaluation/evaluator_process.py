@@ -26,7 +26,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
-from workloads.d4pg.acting.policy import Policy, PolicySpec
+from workloads.d4pg.acting.actor import Policy, PolicySpec
 from workloads.d4pg.config import D4PGConfig
 from workloads.d4pg.environment.control import Environment
 from workloads.d4pg.evaluation.episodes import Evaluator

@@ -1,7 +1,7 @@
 """Arithmetic of D4PG's learner: multiply-adds of convolutions and dense layers.
 
 Norms, activations, losses and updates are left out, as for ResNet-50
-(``workloads/resnet50/flops.py``).
+(``workloads/resnet50/model.py``).
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from workloads.d4pg.acting import policy as policy_lib
+from workloads.d4pg.acting import actor
 
 if TYPE_CHECKING:
-    from workloads.d4pg.acting.policy import PolicySpec
+    from workloads.d4pg.acting.actor import PolicySpec
     from workloads.d4pg.config import D4PGConfig
 
 
@@ -61,7 +61,7 @@ class _Dense:
         width = spec.observation_shape[0]
         if spec.uses_pixels:
             width = spec.num_features
-            self.features = policy_lib.conv_size(spec) * width
+            self.features = actor.conv_size(spec) * width
         self.is_joined_first = num_inputs > 0
         layers = [width + num_inputs, *sizes]
         products = [a * b for a, b in itertools.pairwise(layers)]
@@ -88,8 +88,8 @@ def _torso(spec: PolicySpec) -> tuple[int, int]:
     if not spec.uses_pixels:
         return 0, 0
     height, width, channels = spec.observation_shape
-    kernel, found = policy_lib.KERNEL_SIZE, []
-    for stride in policy_lib.STRIDES:
+    kernel, found = actor.KERNEL_SIZE, []
+    for stride in actor.STRIDES:
         height = (height - kernel) // stride + 1
         width = (width - kernel) // stride + 1
         found.append(height * width * kernel**2 * channels * spec.num_conv_filters)

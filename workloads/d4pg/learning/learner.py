@@ -15,13 +15,182 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
-from workloads.common.compiled import compiled
-from workloads.d4pg.learning import distribution, losses
+from workloads.common.training import compiled
 from workloads.d4pg.learning.networks import Critic, Policy, Torso
 
 if TYPE_CHECKING:
-    from workloads.d4pg.acting.policy import PolicySpec
+    from workloads.d4pg.acting.actor import PolicySpec
     from workloads.d4pg.config import D4PGConfig
+
+
+_ROW, _MATRIX = 1, 2  # ranks
+
+
+def critic_loss(logits: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
+    """Returns the cross-entropy from target to predicted distributions of returns."""
+    _check_losses("critic_loss", "logits", logits)
+    _check_losses("critic_loss", "target", target)
+    _check_alike("critic_loss", logits, target)
+    return tf.nn.softmax_cross_entropy_with_logits(tf.stop_gradient(target), logits)
+
+
+def divergence(logits: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
+    """Returns the Kullback-Leibler divergence from target to prediction.
+
+    Used for priorities of replay: the cross-entropy minus the entropy of the target,
+    so that it is 0 for a perfect prediction.
+    """
+    entropy = -tf.reduce_sum(tf.math.xlogy(target, target), axis=1)
+    return tf.maximum(critic_loss(logits, target) - entropy, 0.0)
+
+
+def policy_loss(
+    action: tf.Tensor, value_gradient: tf.Tensor, *, clip_norm: float
+) -> tf.Tensor:
+    """Returns a loss whose gradient for the actions is minus that of their value.
+
+    The deterministic policy gradient (Silver et al. 2014) is dQ/da da/dtheta. As in
+    Acme, 0.5 |a - stop(a + dQ/da)|^2 has it as its gradient, where the norm of dQ/da
+    is first clipped, per example.
+    """
+    _check_losses("policy_loss", "action", action)
+    _check_losses("policy_loss", "value_gradient", value_gradient)
+    _check_alike("policy_loss", action, value_gradient)
+    if clip_norm < 0.0:
+        raise ValueError(
+            f"policy_loss got clip_norm={clip_norm}: use 0 for none, or a norm such "
+            "as 1.0"
+        )
+    if clip_norm:
+        value_gradient = tf.clip_by_norm(value_gradient, clip_norm, axes=1)
+    better = tf.stop_gradient(action + value_gradient)
+    return 0.5 * tf.reduce_sum(tf.square(better - action), axis=1)
+
+
+def importance_weights(probability: tf.Tensor, *, exponent: float) -> tf.Tensor:
+    """Returns probability ** -exponent: the correction of prioritized sampling.
+
+    Schaul et al. 2016, section 3.4, before the division by the largest, which is taken
+    over the global batch.
+    """
+    if probability.shape.rank != _ROW or probability.dtype != tf.float32:
+        raise ValueError(
+            "importance_weights needs probability of shape [examples] and type "
+            f"float32, but got {probability.shape} and {probability.dtype.name!r}"
+        )
+    if not 0.0 <= exponent <= 1.0:
+        raise ValueError(
+            f"importance_weights got exponent={exponent}: use a number from 0 to 1"
+        )
+    return tf.pow(probability, -exponent)
+
+
+def _check_losses(loss: str, name: str, value: tf.Tensor) -> None:
+    if value.shape.rank != _MATRIX or value.dtype != tf.float32:
+        raise ValueError(
+            f"{loss} needs {name} of rank 2, a row per example, and type float32, but "
+            f"got {value.shape} and {value.dtype.name!r}; reshape or cast it first"
+        )
+
+
+def _check_alike(loss: str, first: tf.Tensor, second: tf.Tensor) -> None:
+    if not first.shape.is_compatible_with(second.shape):
+        raise ValueError(
+            f"{loss} needs two tensors of one shape, but got {first.shape} and "
+            f"{second.shape}"
+        )
+
+
+# A distribution assigns a probability to each of N evenly spaced returns, the atoms. A
+# Bellman backup moves the atoms, and their probabilities are projected back onto the
+# original ones: equation 7.
+
+_FEWEST_ATOMS = 2
+RIM = 1e-3
+"""How far beyond the last atom a return does not count as clipped, in spacings."""
+
+
+def make_atoms(low: float, high: float, num_atoms: int) -> np.ndarray:
+    """Returns evenly spaced returns, [num_atoms] float32."""
+    if num_atoms < _FEWEST_ATOMS or not low < high:
+        raise ValueError(
+            f"make_atoms got {num_atoms} atoms from {low} to {high}: it needs 2 atoms "
+            "or more and a low end below the high one; the Control Suite paper has 101 "
+            "from -150 to 150"
+        )
+    return np.linspace(low, high, num_atoms, dtype=np.float32)
+
+
+def expectation(logits: tf.Tensor, atoms: tf.Tensor) -> tf.Tensor:
+    """Returns the mean of each distribution."""
+    _check("expectation", "logits", logits, _MATRIX)
+    _check("expectation", "atoms", atoms, _ROW)
+    _check_length("expectation", logits, atoms)
+    return tf.linalg.matvec(tf.nn.softmax(logits), atoms)
+
+
+def backup(
+    reward: tf.Tensor,
+    discount: tf.Tensor,
+    next_probabilities: tf.Tensor,
+    atoms: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the distribution of reward + discount * next return, on the atoms.
+
+    Each backed-up atom is clipped to the range of the atoms, and its probability is
+    distributed linearly to its two neighbours (equation 7):
+
+        target_i = sum_j [1 - |clip(reward + discount z_j) - z_i| / dz]_0^1 p_j
+    """
+    _check("backup", "reward", reward, _ROW)
+    _check("backup", "discount", discount, _ROW)
+    _check("backup", "next_probabilities", next_probabilities, _MATRIX)
+    _check("backup", "atoms", atoms, _ROW)
+    _check_length("backup", next_probabilities, atoms)
+    num_atoms = atoms.shape[0]
+    spacing = (atoms[-1] - atoms[0]) / (num_atoms - 1)
+    returns = reward[:, None] + discount[:, None] * atoms[None, :]
+    # In units of the spacing, from the lowest atom: 0 to num_atoms - 1.
+    places = (returns - atoms[0]) / spacing
+    last = tf.cast(num_atoms - 1, tf.float32)
+    # Rounding can put an atom at the end slightly outside; that is not clipping.
+    is_outside = (places < -RIM) | (places > last + RIM)
+    clipped = tf.reduce_sum(
+        tf.where(is_outside, next_probabilities, tf.zeros_like(places)), axis=1
+    )
+    places = tf.clip_by_value(places, 0.0, last)
+    below = tf.minimum(tf.floor(places), last - 1.0)
+    to_above = places - below
+    # A scatter over 2 N entries: the kernel of equation 7 itself has N^2. GPUs leave
+    # arithmetic in int32 to the host, for which every step would wait.
+    rows = tf.range(tf.shape(places, tf.int64)[0])[:, None] * num_atoms
+    index = rows + tf.cast(below, tf.int64)
+    target = tf.math.unsorted_segment_sum(
+        tf.stack(
+            [next_probabilities * (1.0 - to_above), next_probabilities * to_above]
+        ),
+        tf.stack([index, index + 1]),
+        tf.size(places),
+    )
+    return tf.reshape(target, tf.shape(places)), clipped
+
+
+def _check(function: str, name: str, value: tf.Tensor, rank: int) -> None:
+    if value.shape.rank != rank or value.dtype != tf.float32:
+        shape = {_ROW: "of rank 1", _MATRIX: "of shape [examples, num_atoms]"}[rank]
+        raise ValueError(
+            f"{function} needs {name} {shape} and type float32, but got {value.shape} "
+            f"and {value.dtype.name!r}; reshape or cast it first"
+        )
+
+
+def _check_length(function: str, matrix: tf.Tensor, atoms: tf.Tensor) -> None:
+    if matrix.shape[1] != atoms.shape[0] or atoms.shape[0] < _FEWEST_ATOMS:
+        raise ValueError(
+            f"{function} got distributions over {matrix.shape[1]} atoms and "
+            f"{atoms.shape[0]} atoms: it needs as many of both, at least 2"
+        )
+
 
 _CRITIC_SEEDS, _TORSO_SEEDS = 1_000, 2_000
 
@@ -47,7 +216,7 @@ class Learner:
         self._repl = repl
         self._config = config
         self.num_steps = 0
-        self._atoms = distribution.make_atoms(
+        self._atoms = make_atoms(
             config.lowest_return, config.highest_return, config.num_atoms
         )
         self._differentiate = compiled(self._loss_and_gradients, config.jit)
@@ -153,7 +322,7 @@ class Learner:
         with tf.GradientTape() as tape:
             features = self._see(batch["observation"])
             logits = self.critic(features, batch["action"])
-            loss = tf.reduce_mean(weights * losses.critic_loss(logits, target))
+            loss = tf.reduce_mean(weights * critic_loss(logits, target))
         critic_gradients = tape.gradient(loss, self._critic_variables)
         policy_gradients, value = self._policy_gradients(
             tf.stop_gradient(features), atoms
@@ -162,7 +331,7 @@ class Learner:
             "loss": loss,
             "value": value,
             "clipped": tf.reduce_mean(clipped),
-            "divergence": losses.divergence(logits, target),
+            "divergence": divergence(logits, target),
         }
         return outputs, critic_gradients, policy_gradients
 
@@ -185,7 +354,7 @@ class Learner:
             features = _with_weights(self.torso, torso[0], features)
         action = _with_weights(self.policy, policy, features)
         logits = _with_weights(self.critic, critic, features, action)
-        return distribution.backup(
+        return backup(
             batch["reward"],
             batch["discount"] * self._config.discount,
             tf.nn.softmax(logits),
@@ -196,7 +365,7 @@ class Learner:
         """Returns the importance of each transition, at most 1 in the global batch."""
         if self._config.replay == "uniform":
             return 1.0
-        weights = losses.importance_weights(
+        weights = importance_weights(
             batch["probability"], exponent=self._config.importance_exponent
         )
         return weights / replicator.all_max(tf.reduce_max(weights))
@@ -209,11 +378,11 @@ class Learner:
             action = self.policy(features)
             with tf.GradientTape(watch_accessed_variables=False) as of_value:
                 of_value.watch(action)
-                values = distribution.expectation(self.critic(features, action), atoms)
+                values = expectation(self.critic(features, action), atoms)
             with tape.stop_recording():
                 value_gradient = of_value.gradient(values, action)
             loss = tf.reduce_mean(
-                losses.policy_loss(
+                policy_loss(
                     action,
                     value_gradient,
                     clip_norm=self._config.value_gradient_clip_norm,

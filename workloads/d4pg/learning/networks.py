@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from workloads.d4pg.acting import policy as policy_lib
+from workloads.d4pg.acting import actor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from workloads.d4pg.acting.policy import PolicySpec
+    from workloads.d4pg.acting.actor import PolicySpec
 
 _SMALL = 3e-3  # limit of the last layers' first weights (Lillicrap et al. 2015)
 
@@ -61,7 +61,7 @@ class _Builder:
     def conv(self, index: int, num_inputs: int, num_outputs: int, stride: int) -> Any:
         layer = keras.layers.Conv2D(
             num_outputs,
-            policy_lib.KERNEL_SIZE,
+            actor.KERNEL_SIZE,
             strides=stride,
             activation="elu",
             kernel_initializer=self._initializer(),
@@ -71,7 +71,7 @@ class _Builder:
         return layer
 
     def norm(self, name: str, size: int) -> keras.layers.LayerNormalization:
-        layer = keras.layers.LayerNormalization(epsilon=policy_lib.EPSILON, name=name)
+        layer = keras.layers.LayerNormalization(epsilon=actor.EPSILON, name=name)
         layer.build((None, size))
         return layer
 
@@ -85,7 +85,7 @@ class Torso(keras.Model):
         channels = [spec.observation_shape[-1], *(2 * [spec.num_conv_filters])]
         self.convs = [
             make.conv(index, channels[index], channels[index + 1], stride)
-            for index, stride in enumerate(policy_lib.STRIDES)
+            for index, stride in enumerate(actor.STRIDES)
         ]
         self.built = True
 
@@ -107,9 +107,7 @@ class _Head(keras.Model):
     def _build_features(self, make: _Builder, spec: PolicySpec) -> int:
         if not spec.uses_pixels:
             return spec.observation_shape[0]
-        self.features = make.dense(
-            "features", policy_lib.conv_size(spec), spec.num_features
-        )
+        self.features = make.dense("features", actor.conv_size(spec), spec.num_features)
         self.features_norm = make.norm("features_norm", spec.num_features)
         return spec.num_features
 

@@ -1,4 +1,4 @@
-"""Replay that samples transitions by their TD error (Schaul et al. 2015)."""
+"""How a replay samples: uniformly, or by priorities in a tree of sums."""
 
 from __future__ import annotations
 
@@ -6,13 +6,62 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workloads.d4pg.replay.replay import Replay, ReplaySettings
-from workloads.d4pg.replay.sum_tree import SumTree
+from workloads.d4pg.replay.replay import Replay, ReplaySettings, StarvedReplayError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from workloads.d4pg.replay.streams import StepStreams
+
+
+class SumTree:
+    """Non-negative weights of leaves, and the sums above them.
+
+    Sums are recomputed from their two parts, never incremented, so that they do not
+    drift.
+    """
+
+    def __init__(self, num_leaves: int) -> None:
+        self._num_leaves = num_leaves
+        self._depth = max(num_leaves - 1, 1).bit_length()
+        self._first = 1 << self._depth
+        # Node k has the parts 2k and 2k + 1; 1 is the root.
+        self._sums = np.zeros(2 * self._first)
+
+    @property
+    def total(self) -> float:
+        """Sum of all weights."""
+        return float(self._sums[1])
+
+    def weights(self, leaves: np.ndarray) -> np.ndarray:
+        """Returns weights of leaves, float64 [n]."""
+        return self._sums[self._first + leaves]
+
+    def set(self, leaves: np.ndarray, weights: np.ndarray | float) -> None:
+        """Sets weights of leaves, int [n]; for duplicates, the last one is used."""
+        nodes = self._first + np.asarray(leaves)
+        self._sums[nodes] = weights
+        for _ in range(self._depth):
+            nodes = np.unique(nodes >> 1)
+            self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
+
+    def find(self, positions: np.ndarray) -> np.ndarray:
+        """Returns the leaves that cover positions in [0, total), int64 [n].
+
+        Leaf k covers the interval from the sum of the weights before it to the sum that
+        includes its own.
+        """
+        left_over = np.array(positions, np.float64)
+        nodes = np.ones(len(left_over), np.int64)
+        for _ in range(self._depth):
+            nodes *= 2
+            left = self._sums[nodes]
+            # A part of zero weight is never entered, not even through rounding.
+            goes_right = (left_over >= left) & (self._sums[nodes + 1] > 0)
+            left_over -= np.where(goes_right, left, 0.0)
+            nodes += goes_right
+        return np.minimum(nodes - self._first, self._num_leaves - 1)
+
 
 # So that a transition with zero error can still be sampled.
 _LEAST_PRIORITY = 1e-6
@@ -106,3 +155,45 @@ class PrioritizedReplay(Replay):
     def _records(stream: Any, low: Any, high: Any) -> tuple[np.ndarray, np.ndarray]:
         numbers = np.arange(low, max(low, high), dtype=np.int64)
         return np.full(len(numbers), stream, np.int64), numbers
+
+
+_MOST_ROUNDS = 1000
+
+
+class UniformReplay(Replay):
+    """All existing transitions are equally likely."""
+
+    def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        low, high = self._reader.bounds()
+        ends = (high - low).cumsum()
+        total = int(ends[-1])
+        found: list[tuple[np.ndarray, np.ndarray]] = []
+        missing = count
+        # Final observations start no transition: such samples are drawn again, which
+        # keeps the others equally likely.
+        for _ in range(_MOST_ROUNDS):
+            places = self._rng.integers(total, size=missing)
+            streams = np.searchsorted(ends, places, side="right")
+            numbers = high[streams] - (ends[streams] - places)
+            is_valid = self._reader.read(streams, numbers).is_valid
+            found.append((streams[is_valid], numbers[is_valid]))
+            missing -= int(is_valid.sum())
+            if not missing:
+                break
+        else:
+            raise StarvedReplayError(
+                f"none of {total} environment steps starts a transition: every episode "
+                f"ends where it begins; {self._streams.describe_actors()}"
+            )
+        streams, numbers = (np.concatenate(part) for part in zip(*found, strict=True))
+        return streams, numbers, np.full(count, 1 / total)
+
+
+def make_replay(
+    streams: StepStreams,
+    settings: ReplaySettings,
+    on_wait: Callable[[], None] | None = None,
+) -> Replay:
+    """Returns the replay for the settings, over ``streams``."""
+    kind = PrioritizedReplay if settings.is_prioritized else UniformReplay
+    return kind(streams, settings, on_wait)

@@ -14,8 +14,8 @@ import numpy as np
 import scaling_client  # of the harness, which puts its folder into the path
 from jax.sharding import NamedSharding, PartitionSpec
 
-from workloads.peers import cores, exported, inputs
-from workloads.peers.names import EXPORT_VARIABLE
+from workloads.peers import catalog, exported, inputs
+from workloads.peers.catalog import EXPORT_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,7 +77,7 @@ class Process:
         if self._num_processes == 1:
             jax.config.update("jax_num_cpu_devices", self.num_replicas)
             return
-        cores.share_of(self._rank, self._num_processes)
+        catalog.share_of(self._rank, self._num_processes)
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(
             f"127.0.0.1:{os.environ[_PORT]}", self._num_processes, self._rank

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from workloads.peers import cores, exported, inputs
-from workloads.peers.names import EXPORT_VARIABLE
+from workloads.peers import catalog, exported, inputs
+from workloads.peers.catalog import EXPORT_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +54,7 @@ class Process:
 
     def _choose_cores(self) -> None:
         """Takes an equal share of the cores, and as many threads."""
-        share = cores.share_of(
+        share = catalog.share_of(
             self.rank, self.num_ranks, is_taken=self.tuning["own_cores"]
         )
         torch.set_num_threads(share)

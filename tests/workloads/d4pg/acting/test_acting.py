@@ -8,7 +8,7 @@ import small_programs
 
 import replicator
 from workloads.d4pg import config
-from workloads.d4pg.replay import capacity
+from workloads.d4pg.replay import transitions
 from workloads.d4pg.replay.replay import StarvedReplayError
 from workloads.d4pg.workload import WORKLOAD
 
@@ -149,7 +149,8 @@ def test_workers_share_actors_and_replay(num_pipelines, num_actors, expected):
         "smoke", {"num_actors": num_actors, "replay_capacity": 1200}
     )
     shares = [
-        capacity.share(settings, index, num_pipelines) for index in range(num_pipelines)
+        transitions.share(settings, index, num_pipelines)
+        for index in range(num_pipelines)
     ]
 
     assert expected == [share.num_actors for share in shares]

@@ -13,14 +13,12 @@ import numpy as np
 import psutil
 import pytest
 
-from workloads.d4pg.acting.base import ActorError
-from workloads.d4pg.acting.policy import Policy, PolicySpec
+from workloads.d4pg.acting.actor import ActorError, Policy, PolicySpec
 from workloads.d4pg.acting.pool import ActorPool
-from workloads.d4pg.acting.remote import Collector, RayActorPool
+from workloads.d4pg.acting.remote import Collector, RayActorPool, SharedWeights
 from workloads.d4pg.acting.settings import ActorSettings, check_ray
-from workloads.d4pg.acting.weights import SharedWeights
 from workloads.d4pg.config import make_config
-from workloads.d4pg.replay.make import make_replay
+from workloads.d4pg.replay.prioritized import make_replay
 from workloads.d4pg.replay.replay import ReplaySettings
 from workloads.d4pg.replay.streams import StepStreams, StreamsSpec
 
@@ -84,7 +82,7 @@ def test_an_actor_imports_no_tensorflow():
     """It would cost each of them seconds and hundreds of megabytes."""
     code = (
         "import sys, workloads.d4pg.acting.actor, workloads.d4pg.acting.pool\n"
-        "import workloads.d4pg.replay.make\n"
+        "import workloads.d4pg.replay.prioritized\n"
         "print({'tensorflow', 'dm_control', 'jax'} & set(sys.modules))"
     )
     done = subprocess.run(
@@ -447,7 +445,7 @@ def test_no_reader_sees_a_mixture_of_weights():
     weights = SharedWeights(200_000)
     code = (
         "import sys, time, numpy as np\n"
-        "from workloads.d4pg.acting.weights import SharedWeights\n"
+        "from workloads.d4pg.acting.remote import SharedWeights\n"
         "weights = SharedWeights(200_000, int(sys.argv[1]))\n"
         "for version in range(10**9):\n"
         "    weights.publish(np.full(200_000, version % 1000, np.float32), version)\n"

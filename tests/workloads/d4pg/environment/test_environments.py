@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.d4pg.environment import rendering, tasks
+from workloads.d4pg.environment import control as control_lib
 from workloads.d4pg.environment.control import (
     BrokenEpisodeError,
     Environment,
@@ -33,9 +33,11 @@ def python(code, **variables):
 
 def test_every_task_of_the_suite_is_known_and_no_other():
     """The list stands in for dm_control, which takes seconds to import."""
-    suite = rendering.load_suite()
+    suite = control_lib.load_suite()
 
-    assert [f"{domain}:{name}" for domain, name in suite.ALL_TASKS] == list(tasks.TASKS)
+    assert [f"{domain}:{name}" for domain, name in suite.ALL_TASKS] == list(
+        control_lib.TASKS
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,7 +82,7 @@ def test_an_action_is_taken_at_least_once():
 
 def test_a_state_is_what_dm_control_observes():
     """Flat, in its order, as float32; the same seed gives the same episode."""
-    reference = rendering.load_suite().load(
+    reference = control_lib.load_suite().load(
         "reacher", "hard", task_kwargs={"random": 3}
     )
     environment = Environment("reacher:hard", seed=3)
@@ -243,7 +245,7 @@ def test_without_opengl_states_work_and_pixels_say_what_to_install():
 def test_opengl_that_is_turned_off_is_reported():
     """And the names of tasks need no dm_control at all."""
     done = python(
-        "import sys, workloads.d4pg.environment.tasks\n"
+        "import sys, workloads.d4pg.environment.control\n"
         "from workloads.d4pg.environment import control as e\n"
         "print('dm_control' in sys.modules)\n"
         "try: e.Environment('walker:walk', observations='pixels')\n"

@@ -10,10 +10,10 @@ import pytest
 from PIL import Image  # comes with matplotlib
 
 from workloads.d4pg import config
-from workloads.d4pg.acting import policy
+from workloads.d4pg.acting import actor as actor_lib
 from workloads.d4pg.environment.control import BrokenEpisodeError, Environment
 from workloads.d4pg.evaluation import episodes as evaluation
-from workloads.d4pg.evaluation import evaluator_client, film
+from workloads.d4pg.evaluation import evaluator_client
 from workloads.d4pg.evaluation.evaluator_client import EvaluatorClient
 
 NAME = "cartpole:balance"
@@ -28,13 +28,13 @@ def without_opengl(monkeypatch, request):
 
 def make_policy(observation_shape=(5,), seed=0):
     """A policy that acts in some way."""
-    spec = policy.PolicySpec(
+    spec = actor_lib.PolicySpec(
         observation_shape=observation_shape,
         action_size=1,
         hidden_sizes=(16, 8),
         kind="mlp",
     )
-    made = policy.Policy(spec)
+    made = actor_lib.Policy(spec)
     rng = np.random.default_rng(seed)
     made.load(rng.normal(scale=0.2, size=spec.num_floats).astype(np.float32))
     return made
@@ -159,7 +159,7 @@ def test_every_frame_is_seen_as_it_was():
     frames = np.repeat(rng.integers(0, 256, (1, 12, 16, 3)).astype(np.uint8), 4, axis=0)
     for index in range(1, 4):
         frames[index, :, 4 * index : 4 * index + 3] = rng.integers(0, 256, 3)
-    picture = Image.open(io.BytesIO(film.encode(frames, frame_time_sec=0.25)))
+    picture = Image.open(io.BytesIO(evaluation.encode(frames, frame_time_sec=0.25)))
     seen = []
     for index in range(picture.n_frames):
         picture.seek(index)
@@ -173,9 +173,11 @@ def test_what_stands_still_takes_no_space():
     """Forty equal frames are little more than one."""
     rng = np.random.default_rng(0)
     frame = rng.integers(0, 256, (1, 40, 40, 3)).astype(np.uint8)
-    one = len(film.encode(frame, frame_time_sec=0.1))
+    one = len(evaluation.encode(frame, frame_time_sec=0.1))
 
-    assert len(film.encode(frame.repeat(40, axis=0), frame_time_sec=0.1)) < 2 * one
+    assert (
+        len(evaluation.encode(frame.repeat(40, axis=0), frame_time_sec=0.1)) < 2 * one
+    )
 
 
 @pytest.mark.parametrize(
@@ -188,4 +190,4 @@ def test_what_stands_still_takes_no_space():
 )
 def test_what_is_no_film_is_refused(frames):
     with pytest.raises(ValueError, match=r"a film needs frames .* but got \("):
-        film.encode(frames, frame_time_sec=0.1)
+        evaluation.encode(frames, frame_time_sec=0.1)

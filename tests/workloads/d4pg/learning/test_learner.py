@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from workloads.d4pg import config
-from workloads.d4pg.acting import policy
-from workloads.d4pg.learning import distribution
+from workloads.d4pg.acting import actor as actor_lib
+from workloads.d4pg.learning import learner
 from workloads.d4pg.learning.networks import Critic, Policy, Torso
 
 ROUNDING_SUMS = 1e-5  # float32 sums in another order
@@ -14,7 +14,7 @@ KINDS = ("mlp", "layer_norm_mlp")
 
 
 def make_spec(kind, shape=(5,), **fields):
-    return policy.PolicySpec(
+    return actor_lib.PolicySpec(
         **{
             "observation_shape": shape,
             "action_size": 2,
@@ -50,7 +50,7 @@ def test_actors_compute_what_the_learner_would(kind, shape):
         expected = network(tf.constant(observations))
         variables = network.ordered_variables
     assert [shape for _, shape in spec.variables] == [tuple(v.shape) for v in variables]
-    actor = policy.Policy(policy.PolicySpec.from_json(spec.to_json()))
+    actor = actor_lib.Policy(actor_lib.PolicySpec.from_json(spec.to_json()))
     actor.load(np.concatenate([np.ravel(v.numpy()) for v in variables]))
     found = actor(observations)
 
@@ -109,8 +109,8 @@ def test_a_fresh_critic_knows_nothing_and_a_fresh_policy_acts_little():
 
 
 def test_wrong_weights_and_observations_are_named():
-    actor = policy.Policy(make_spec("mlp"))
-    frames = policy.Policy(make_spec("mlp", (23, 18, 9)))
+    actor = actor_lib.Policy(make_spec("mlp"))
+    frames = actor_lib.Policy(make_spec("mlp", (23, 18, 9)))
 
     with pytest.raises(ValueError, match=r"weights of shape \(\d+,\) .* got \(3,\)"):
         actor.load(np.zeros(3, np.float32))
@@ -222,7 +222,7 @@ def test_the_policy_climbs_the_value(make_learner, make_transitions):
     states = tf.constant(make_transitions(16)["observation"])
     with tf.GradientTape() as tape:
         logits = made.critic(states, made.policy(states))
-        loss = -tf.reduce_mean(distribution.expectation(logits, atoms))
+        loss = -tf.reduce_mean(learner.expectation(logits, atoms))
     expected = tape.gradient(loss, made.policy.trainable_variables)
     found, value = made._policy_gradients(states, atoms)
 
@@ -239,7 +239,7 @@ def test_the_target_is_made_by_the_target_networks(make_learner, make_transition
     atoms = tf.constant(made._atoms)
     states = batch["next_observation"]
     probabilities = tf.nn.softmax(made.critic(states, made.policy(states)))
-    expected, share = distribution.backup(
+    expected, share = learner.backup(
         batch["reward"], tf.fill([8], np.float32(0.99**5)), probabilities, atoms
     )
     for network in made._networks:  # the online networks play no part

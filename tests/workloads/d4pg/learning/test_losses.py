@@ -9,7 +9,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.d4pg.learning import distribution, losses
+from workloads.d4pg.learning import learner
 
 ROUNDING = 2e-6  # float32, sums of tens of numbers below 1
 REACH = (-3.0, 3.0, 11)  # of the goldens
@@ -28,7 +28,7 @@ def test_a_uniform_prediction_costs_the_logarithm_of_the_atoms():
     logits, target = tf.zeros([1, 4]), tf.constant([[0.1, 0.2, 0.3, 0.4]])
     with tf.GradientTape() as tape:
         tape.watch([logits, target])
-        loss = losses.critic_loss(logits, target)
+        loss = learner.critic_loss(logits, target)
     to_logits, to_target = tape.gradient(loss, [logits, target])
 
     np.testing.assert_allclose([np.log(4.0)], loss, atol=ROUNDING)
@@ -38,7 +38,7 @@ def test_a_uniform_prediction_costs_the_logarithm_of_the_atoms():
 
 def test_the_critic_loss_is_that_of_rlax(golden):
     """rlax.categorical_td_learning, per example."""
-    found = losses.critic_loss(golden["logits"], golden["target"])
+    found = learner.critic_loss(golden["logits"], golden["target"])
 
     np.testing.assert_allclose(golden["critic_loss"], found, rtol=1e-5)
 
@@ -47,10 +47,10 @@ def test_the_divergence_is_zero_for_a_perfect_prediction(golden):
     """And the cross-entropy less the entropy of the target otherwise."""
     target = tf.nn.softmax(golden["logits"])
     other = np.array([[0.5, 0.5, 0.0]], np.float32)
-    found = losses.divergence(tf.math.log([[0.25, 0.25, 0.5]]), tf.constant(other))
+    found = learner.divergence(tf.math.log([[0.25, 0.25, 0.5]]), tf.constant(other))
 
     np.testing.assert_allclose(
-        np.zeros(6), losses.divergence(golden["logits"], target), atol=ROUNDING
+        np.zeros(6), learner.divergence(golden["logits"], target), atol=ROUNDING
     )
     np.testing.assert_allclose([np.log(2.0)], found, atol=ROUNDING)
 
@@ -60,7 +60,7 @@ def test_the_policy_loss_is_that_of_rlax(golden):
     action = golden["action"]
     with tf.GradientTape() as tape:
         tape.watch(action)
-        loss = losses.policy_loss(action, golden["value_gradient"], clip_norm=1.0)
+        loss = learner.policy_loss(action, golden["value_gradient"], clip_norm=1.0)
 
     np.testing.assert_allclose(golden["policy_loss"], loss, atol=ROUNDING)
     np.testing.assert_allclose(
@@ -76,7 +76,7 @@ def test_value_gradients_are_cut_by_their_norm(clip_norm, expected):
     action = tf.constant([[0.5, -0.5]])
     with tf.GradientTape() as tape:
         tape.watch(action)
-        loss = losses.policy_loss(
+        loss = learner.policy_loss(
             action, tf.constant([[3.0, 4.0]]), clip_norm=clip_norm
         )
 
@@ -88,7 +88,7 @@ def test_importance_weights_undo_the_probability():
     probability = tf.constant([0.25, 0.0625])
 
     for exponent, expected in ((1.0, [4, 16]), (0.5, [2, 4]), (0.0, [1, 1])):
-        found = losses.importance_weights(probability, exponent=exponent)
+        found = learner.importance_weights(probability, exponent=exponent)
         np.testing.assert_allclose(expected, found, rtol=1e-6)
 
 
@@ -96,31 +96,31 @@ def test_importance_weights_undo_the_probability():
     ("call", "message"),
     [
         (
-            lambda: losses.critic_loss(tf.zeros([3]), tf.zeros([2, 3])),
+            lambda: learner.critic_loss(tf.zeros([3]), tf.zeros([2, 3])),
             r"critic_loss needs logits of rank 2",
         ),
         (
-            lambda: losses.critic_loss(tf.zeros([2, 3]), tf.zeros([2, 4])),
+            lambda: learner.critic_loss(tf.zeros([2, 3]), tf.zeros([2, 4])),
             r"two tensors of one shape, but got \(2, 3\) and \(2, 4\)",
         ),
         (
-            lambda: losses.policy_loss(
+            lambda: learner.policy_loss(
                 tf.zeros([2, 3], tf.float16), tf.zeros([2, 3]), clip_norm=1.0
             ),
             r"policy_loss needs action .* 'float16'",
         ),
         (
-            lambda: losses.policy_loss(
+            lambda: learner.policy_loss(
                 tf.zeros([2, 3]), tf.zeros([2, 3]), clip_norm=-1.0
             ),
             r"clip_norm=-1\.0: use 0 for none",
         ),
         (
-            lambda: losses.importance_weights(tf.zeros([2, 1]), exponent=0.5),
+            lambda: learner.importance_weights(tf.zeros([2, 1]), exponent=0.5),
             r"probability of shape \[examples\]",
         ),
         (
-            lambda: losses.importance_weights(tf.ones([2]), exponent=1.5),
+            lambda: learner.importance_weights(tf.ones([2]), exponent=1.5),
             r"exponent=1\.5: use a number from 0 to 1",
         ),
     ],
@@ -133,7 +133,7 @@ def test_wrong_arguments_are_named(call, message):
 def backup(reward, discount, probabilities, atoms):
     arrays = (reward, discount, probabilities, atoms)
     tensors = [tf.constant(np.asarray(a, np.float32)) for a in arrays]
-    return [found.numpy() for found in distribution.backup(*tensors)]
+    return [found.numpy() for found in learner.backup(*tensors)]
 
 
 def slow_backup(reward, discount, probabilities, atoms):
@@ -176,7 +176,7 @@ def test_returns_beyond_the_atoms_are_clipped_and_counted():
 
 def test_an_unchanged_distribution_clips_nothing():
     """Reward 0 and discount 1 leave 101 atoms where they are, in spite of rounding."""
-    atoms = distribution.make_atoms(-150.0, 150.0, 101)
+    atoms = learner.make_atoms(-150.0, 150.0, 101)
     probabilities = np.full((1, 101), 1 / 101, np.float32)
     target, clipped = backup([0.0], [1.0], probabilities, atoms)
 
@@ -191,7 +191,7 @@ def test_the_backup_is_that_of_rlax(golden):
         golden["reward"],
         golden["discount"],
         probabilities,
-        distribution.make_atoms(*REACH),
+        learner.make_atoms(*REACH),
     )
 
     np.testing.assert_allclose(golden["target"], target, atol=ROUNDING)
@@ -211,7 +211,7 @@ def test_the_backup_is_equation_7(seed, num_atoms, high, reward_scale):
     reward = (rng.normal(size=5) * reward_scale).astype(np.float32)
     discount = rng.choice([0.0, 0.5, 0.99, 1.0], 5).astype(np.float32)
     probabilities = rng.dirichlet(np.ones(num_atoms), 5).astype(np.float32)
-    atoms = distribution.make_atoms(-high, high, num_atoms)
+    atoms = learner.make_atoms(-high, high, num_atoms)
     target, clipped = backup(reward, discount, probabilities, atoms)
     expected = slow_backup(reward, discount, probabilities, atoms.astype(np.float64))
 
@@ -222,16 +222,16 @@ def test_the_backup_is_equation_7(seed, num_atoms, high, reward_scale):
     inside = clipped == 0.0
     means = reward + discount * (probabilities @ atoms)
     # A return a hair beyond the last atom is moved onto it and not called lost.
-    atol = 2e-5 * (high + reward_scale) + distribution.RIM * (atoms[1] - atoms[0])
+    atol = 2e-5 * (high + reward_scale) + learner.RIM * (atoms[1] - atoms[0])
     np.testing.assert_allclose(means[inside], (target @ atoms)[inside], atol=atol)
 
 
 def test_the_expectation_is_the_mean_of_the_distribution():
     """Equal logits give the middle, one large logit gives its atom."""
-    atoms = tf.constant(distribution.make_atoms(-150.0, 150.0, 101))
+    atoms = tf.constant(learner.make_atoms(-150.0, 150.0, 101))
     logits = np.zeros((2, 101), np.float32)
     logits[1, 70] = 100.0
-    found = distribution.expectation(tf.constant(logits), atoms).numpy()
+    found = learner.expectation(tf.constant(logits), atoms).numpy()
 
     np.testing.assert_allclose([0.0, 60.0], found, atol=1e-3)
 
@@ -239,7 +239,7 @@ def test_the_expectation_is_the_mean_of_the_distribution():
 @pytest.mark.parametrize("ends", [(1.0, 1.0, 5), (2.0, 1.0, 5), (0.0, 1.0, 1)])
 def test_atoms_without_a_range_are_refused(ends):
     with pytest.raises(ValueError, match=r"make_atoms got .* 101 from -150 to 150"):
-        distribution.make_atoms(*ends)
+        learner.make_atoms(*ends)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ def test_wrong_shapes_and_types_are_named(change, message):
         "atoms": tf.zeros([3]),
     }
     with pytest.raises(ValueError, match=message):
-        distribution.backup(*{**good, **change}.values())
+        learner.backup(*{**good, **change}.values())
     if "atoms" in change:
         with pytest.raises(ValueError, match="expectation got distributions over 3"):
-            distribution.expectation(tf.zeros([2, 3]), change["atoms"])
+            learner.expectation(tf.zeros([2, 3]), change["atoms"])

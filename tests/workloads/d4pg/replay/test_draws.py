@@ -6,9 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from workloads.d4pg.replay.make import make_replay
+from workloads.d4pg.replay.prioritized import SumTree, make_replay
 from workloads.d4pg.replay.replay import ReplaySettings
-from workloads.d4pg.replay.sum_tree import SumTree
 from workloads.d4pg.replay.transitions import TransitionReader
 
 # Least probability of a chi-square statistic that chance is believed of.

@@ -9,9 +9,9 @@ import pytest
 
 from workloads.d4pg.config import PRESETS, make_config
 from workloads.d4pg.environment.control import EnvironmentSpec
-from workloads.d4pg.replay import capacity, memory
-from workloads.d4pg.replay.make import make_replay
-from workloads.d4pg.replay.prioritized import PrioritizedReplay
+from workloads.d4pg.replay import streams as streams_lib
+from workloads.d4pg.replay import transitions
+from workloads.d4pg.replay.prioritized import PrioritizedReplay, make_replay
 from workloads.d4pg.replay.replay import ReplaySettings
 from workloads.d4pg.replay.streams import StepStreams, StreamsSpec
 
@@ -37,7 +37,7 @@ def test_as_many_transitions_are_held_as_are_counted(
         )
         replay = make_replay(streams, settings)
         streams.num_written[:] = 10 * steps
-        counted = capacity.num_transitions(
+        counted = transitions.num_transitions(
             steps, num_return_steps=num_return_steps, num_stacked_frames=num_frames
         )
 
@@ -48,10 +48,10 @@ def test_as_many_transitions_are_held_as_are_counted(
 def test_the_least_ring_holds_what_is_needed_and_the_next_smaller_does_not(num_needed):
     """At least half of a ring can be sampled."""
     around = {"num_return_steps": 5, "num_stacked_frames": 3}
-    least = capacity.least_steps_per_stream(num_needed, **around)
+    least = transitions.least_steps_per_stream(num_needed, **around)
 
     def suffices(size):
-        found = capacity.num_transitions(size, **around)
+        found = transitions.num_transitions(size, **around)
         return found >= num_needed and 2 * found >= size
 
     assert suffices(least)
@@ -127,12 +127,12 @@ def test_a_replay_that_is_too_small_for_its_workers_is_refused(options, line):
     least = int(re.findall(r"at least (\d+)", line)[-1])
 
     with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
-        capacity.check_rings(config, num_pipelines=2)
+        transitions.check_rings(config, num_pipelines=2)
     enough = make_config("smoke", options | alone | {"replay_capacity": least})
-    capacity.check_rings(enough, num_pipelines=2)
+    transitions.check_rings(enough, num_pipelines=2)
     fewer = make_config("smoke", options | alone | {"replay_capacity": least - 4})
     with pytest.raises(ValueError, match="use at"):
-        capacity.check_rings(fewer, num_pipelines=2)
+        transitions.check_rings(fewer, num_pipelines=2)
 
 
 @pytest.mark.parametrize(
@@ -173,13 +173,15 @@ def test_a_replay_that_cannot_feed_the_learner_is_refused(
 ):
     config = make_config("smoke", options)
     with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
-        capacity.check_learning(config, global_batch_size=global_batch_size)
+        transitions.check_learning(config, global_batch_size=global_batch_size)
     for value in (0.0, 32.0, *map(float, re.findall(r"at least ([\d.]+),", line))):
         config = make_config("smoke", options | {"samples_per_insert": value})
-        capacity.check_learning(config, global_batch_size=min(global_batch_size, 20000))
+        transitions.check_learning(
+            config, global_batch_size=min(global_batch_size, 20000)
+        )
 
 
-README = pathlib.Path(memory.__file__).parents[1] / "README.md"
+README = pathlib.Path(streams_lib.__file__).parents[1] / "README.md"
 CARTPOLE = EnvironmentSpec(
     observation_shape=(5,), observation_dtype="float32", action_size=1
 )
@@ -191,7 +193,7 @@ MOST_OTHER_BYTES = 4096
 
 
 def streams_of(config, environment=CARTPOLE):
-    return memory.streams_spec(
+    return streams_lib.streams_spec(
         config,
         environment,
         num_actors=config.num_actors,
@@ -211,9 +213,9 @@ def test_a_replay_takes_what_is_computed(environment, capacity):
         shared = sum(array.nbytes for array in streams._shared._arrays.values())
         own = replay._tree._sums.nbytes + replay._owner.nbytes
 
-    records = memory.replay_bytes(spec, is_prioritized=False)
+    records = streams_lib.replay_bytes(spec, is_prioritized=False)
     assert 0 <= shared - records <= MOST_OTHER_BYTES
-    assert own == memory.replay_bytes(spec, is_prioritized=True) - records
+    assert own == streams_lib.replay_bytes(spec, is_prioritized=True) - records
 
 
 def test_the_readme_has_the_memory_of_every_preset():
@@ -228,7 +230,9 @@ def test_the_readme_has_the_memory_of_every_preset():
     found = []
     for name, config in PRESETS.items():
         spec = streams_of(config, environments.get(name, walker))
-        size = memory.replay_bytes(spec, is_prioritized=config.replay == "prioritized")
+        size = streams_lib.replay_bytes(
+            spec, is_prioritized=config.replay == "prioritized"
+        )
         found.append(f"{size / 1e9:.3g} GB" if size > 1e9 else f"{size / 1e6:.3g} MB")
 
     (row,) = re.findall(
@@ -247,14 +251,14 @@ def test_a_replay_that_does_not_fit_is_refused():
         "replay_capacity=680000, or another machine"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
-        memory.check(config, spec, available=16_000_000_000)
+        streams_lib.check(config, spec, available=16_000_000_000)
     less = make_config("paper", {"replay_capacity": 680_000})
-    memory.check(less, streams_of(less, FRAMES), available=16_000_000_000)
-    memory.check(config, spec, available=10**11)
+    streams_lib.check(less, streams_of(less, FRAMES), available=16_000_000_000)
+    streams_lib.check(config, spec, available=10**11)
     with pytest.raises(
         ValueError, match=r"0 MB are available .* replay_capacity=0, or"
     ):
-        memory.check(config, spec, available=0)
+        streams_lib.check(config, spec, available=0)
 
 
 def write_group(folder, names, limit, usage, droppable):
@@ -269,12 +273,12 @@ def test_the_tightest_limit_of_a_container_counts(tmp_path):
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/job/step\n")
     top = tmp_path / "sys/fs/cgroup"
-    write_group(top / "job/step", memory._FILES_V2, "max", 50, 0)
-    write_group(top / "job", memory._FILES_V2, 10_000, 4000, 1500)
+    write_group(top / "job/step", streams_lib._FILES_V2, "max", 50, 0)
+    write_group(top / "job", streams_lib._FILES_V2, 10_000, 4000, 1500)
 
-    assert 7500 == memory.available_bytes(tmp_path)
-    write_group(top / "job/step", memory._FILES_V2, 3000, 3500, 0)
-    assert 0 == memory.available_bytes(tmp_path)
+    assert 7500 == streams_lib.available_bytes(tmp_path)
+    write_group(top / "job/step", streams_lib._FILES_V2, 3000, 3500, 0)
+    assert 0 == streams_lib.available_bytes(tmp_path)
 
 
 def test_a_limit_of_version_1_counts(tmp_path):
@@ -282,16 +286,16 @@ def test_a_limit_of_version_1_counts(tmp_path):
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("5:cpu,cpuacct:/x\n4:memory:/x\n")
     folder = tmp_path / "sys/fs/cgroup/memory"
-    write_group(folder, memory._FILES_V1, 9000, 2000, 100)
+    write_group(folder, streams_lib._FILES_V1, 9000, 2000, 100)
 
-    assert 7100 == memory.available_bytes(tmp_path)
+    assert 7100 == streams_lib.available_bytes(tmp_path)
 
 
 def test_without_a_limit_the_machine_s_memory_counts(tmp_path):
     """As the kernel estimates it, not what is free."""
     before = psutil.virtual_memory().total
 
-    assert 0 < memory.available_bytes(tmp_path) <= before
+    assert 0 < streams_lib.available_bytes(tmp_path) <= before
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,9 @@ import time
 import numpy as np
 import pytest
 
-from workloads.d4pg.replay import shared_memory
-from workloads.d4pg.replay.make import make_replay
-from workloads.d4pg.replay.rate_limiter import RateLimiter
-from workloads.d4pg.replay.replay import ReplaySettings, StarvedReplayError
+from workloads.d4pg.replay import transitions
+from workloads.d4pg.replay.prioritized import make_replay
+from workloads.d4pg.replay.replay import RateLimiter, ReplaySettings, StarvedReplayError
 from workloads.d4pg.replay.streams import StepStreams, StreamsSpec
 
 ROOT = pathlib.Path(__file__).resolve().parents[4]
@@ -112,10 +111,10 @@ def test_memory_has_no_name_and_is_taken_when_it_is_used():
 def test_memory_works_where_there_is_no_memfd(monkeypatch):
     """An unlinked file stands in for it."""
     monkeypatch.delattr(os, "memfd_create", raising=False)
-    arrays = shared_memory.SharedArrays([("a", (3,), "int64"), ("b", (2,), "uint8")])
+    arrays = transitions.SharedArrays([("a", (3,), "int64"), ("b", (2,), "uint8")])
     arrays["a"][:] = 1, 2, 3
     arrays["b"][:] = 4, 5
-    other = shared_memory.SharedArrays(
+    other = transitions.SharedArrays(
         [("a", (3,), "int64"), ("b", (2,), "uint8")], os.dup(arrays.descriptor)
     )
 

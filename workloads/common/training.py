@@ -1,0 +1,247 @@
+"""What training steps share: compilation, layouts, losses, LARS and precision."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from workloads.spec import JIT_COMPUTE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import replicator
+
+
+# ``compute``: forward and backward pass of each replica. The step around them stays a
+# graph: random numbers are drawn before, and collectives and updates run after. So the
+# same step runs on every backend, and draws the same numbers as without XLA.
+
+
+class _Deferred(threading.local):
+    """Assignments of the program that this thread traces; None outside of one."""
+
+    assignments: list[tuple[Any, tf.Tensor]] | None = None
+
+
+_deferred = _Deferred()
+
+
+def assign(variable: Any, value: tf.Tensor) -> None:
+    """Assigns a value that is the same on all replicas.
+
+    In a compiled program it is an output, which is assigned afterwards: stock
+    strategies choose the replica that assigns, which they cannot in a function.
+    (``in_graph`` does not look into programs, so each replica then keeps a copy.)
+    """
+    if _deferred.assignments is None:
+        variable.assign(value)
+    else:
+        _deferred.assignments.append((variable, value))
+
+
+def compiled(function: Callable[..., Any], jit: str) -> Callable[..., Any]:
+    """Returns a function, compiled where ``jit`` is ``compute``."""
+    return Compiled(function) if jit == JIT_COMPUTE else function
+
+
+class Compiled:
+    """A function that XLA compiles.
+
+    Attributes:
+      program: The compiled function; of ``tf.IndexedSlices`` it returns values and
+        indices, and beside the outputs the values that are assigned afterwards.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._outputs: Any = None
+        self._shapes: list[Any] = []
+        self._assigned: list[Any] = []
+        self.program = tf.function(self._flat, jit_compile=True, autograph=False)
+
+    def __call__(self, *args: Any) -> Any:
+        """Calls the compiled function; arguments and results as of the original."""
+        flat, values = self.program(*args)
+        for variable, value in zip(self._assigned, values, strict=True):
+            variable.assign(value)
+        # A shape that a program returns is a tensor like any other, of which nobody
+        # could know that it is the same on all replicas.
+        leaves = [
+            leaf
+            if shape is None
+            else tf.IndexedSlices(*leaf, dense_shape=tf.constant(shape, tf.int64))
+            for leaf, shape in zip(flat, self._shapes, strict=True)
+        ]
+        return tf.nest.pack_sequence_as(self._outputs, leaves)
+
+    def _flat(self, *args: Any) -> tuple[list[Any], list[tf.Tensor]]:
+        _deferred.assignments = []
+        try:
+            outputs = self._function(*args)
+            assignments = _deferred.assignments
+        finally:
+            _deferred.assignments = None
+        leaves = tf.nest.flatten(outputs)
+        self._outputs = tf.nest.map_structure(lambda _: 0, outputs)
+        self._assigned = [variable for variable, _ in assignments]
+        self._shapes = [
+            tf.get_static_value(leaf.dense_shape)
+            if isinstance(leaf, tf.IndexedSlices)
+            else None
+            for leaf in leaves
+        ]
+        flat = [
+            (leaf.values, leaf.indices) if isinstance(leaf, tf.IndexedSlices) else leaf
+            for leaf in leaves
+        ]
+        return flat, [value for _, value in assignments]
+
+
+# Keras computes in NHWC. TensorFlow's graph optimizer converts convolutions on GPUs to
+# NCHW in float32, and keeps NHWC in 16 bits, for which tensor cores from compute
+# capability 8.0 on are made. A conversion puts a transposition wherever the layouts
+# meet.
+
+_OPTIMIZER = "layout_optimizer"
+
+
+def choose(layout: str) -> None:
+    """Sets the layout for the steps that this process traces from now on."""
+    options = tf.config.optimizer.get_experimental_options()
+    if layout == "nhwc":
+        tf.config.optimizer.set_experimental_options({_OPTIMIZER: False})
+    elif options.get(_OPTIMIZER) is False:
+        # By a program before this one; a sweep's trial has a process of its own.
+        tf.config.optimizer.set_experimental_options({_OPTIMIZER: True})
+
+
+def discriminator_loss(real_logits: tf.Tensor, fake_logits: tf.Tensor) -> tf.Tensor:
+    """Returns mean(max(0, 1 - real)) + mean(max(0, 1 + fake)).
+
+    Lim & Ye 2017; Miyato et al. 2018, equation 16, with the sign of a loss.
+    """
+    _check("discriminator_loss", "real_logits", real_logits)
+    _check("discriminator_loss", "fake_logits", fake_logits)
+    real = tf.reduce_mean(tf.nn.relu(1.0 - real_logits))
+    return real + tf.reduce_mean(tf.nn.relu(1.0 + fake_logits))
+
+
+def generator_loss(fake_logits: tf.Tensor) -> tf.Tensor:
+    """Returns -mean(fake); Miyato et al. 2018, equation 17."""
+    _check("generator_loss", "fake_logits", fake_logits)
+    return -tf.reduce_mean(fake_logits)
+
+
+def _check(loss: str, name: str, logits: tf.Tensor) -> None:
+    if logits.shape.rank != 1 or logits.dtype != tf.float32:
+        raise ValueError(
+            f"{loss} needs {name} of shape [examples] and type float32, but got "
+            f"{logits.shape} and {logits.dtype.name!r}; squeeze or cast them first"
+        )
+
+
+_VECTOR = 1  # rank of biases and of the scales and offsets of batch norm
+
+
+@keras.saving.register_keras_serializable(package="replicator_harness")
+class LARS(keras.optimizers.Optimizer):
+    """Momentum whose rate is scaled, per variable, by the ratio of two norms.
+
+    For a kernel w with gradient g, learning rate r and weight decay d:
+
+        ratio = trust * |w| / (|g| + d |w|)      (1 where a norm is zero)
+        v <- momentum * v + ratio * r * (g + d w)
+        w <- w - v
+
+    Biases and batch-norm parameters (rank 1) have ratio 1 and no decay, as in Google's
+    reference for TPUs. The rate is part of v, so a change of it needs no correction.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 1.0,
+        *,
+        momentum: float = 0.9,
+        decay: float = 1e-4,
+        trust: float = 1e-3,
+        name: str = "lars",
+        **options: Any,
+    ) -> None:
+        """Creates the optimizer."""
+        super().__init__(learning_rate=learning_rate, name=name, **options)
+        self.momentum = momentum
+        self.decay = decay
+        self.trust = trust
+        self._velocities: list[Any] = []
+
+    def build(self, variables: Any) -> None:
+        """Creates one v per variable, initially zero."""
+        if self.built:
+            return
+        super().build(variables)
+        self._velocities = [
+            self.add_variable_from_reference(variable, name="velocity")
+            for variable in variables
+        ]
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Updates one variable; see the class."""
+        rate = tf.cast(learning_rate, variable.dtype)
+        gradient = tf.cast(gradient, variable.dtype)
+        velocity = self._velocities[self._get_variable_index(variable)]
+        if len(variable.shape) > _VECTOR:
+            weights = tf.convert_to_tensor(variable)
+            of_weights, of_gradient = tf.norm(weights), tf.norm(gradient)
+            ratio = tf.where(
+                (of_weights > 0) & (of_gradient > 0),
+                self.trust * of_weights / (of_gradient + self.decay * of_weights),
+                tf.ones_like(of_weights),
+            )
+            rate = rate * ratio
+            gradient = gradient + self.decay * weights
+        moved = self.momentum * tf.convert_to_tensor(velocity) + rate * gradient
+        self.assign(velocity, moved)
+        self.assign_sub(variable, moved)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return {
+            **super().get_config(),
+            "momentum": self.momentum,
+            "decay": self.decay,
+            "trust": self.trust,
+        }
+
+
+# TF32 keeps 10 bits of mantissa in float32 products and convolutions on GPUs. It is on
+# in TensorFlow by default. Workloads set it explicitly, so that a record says which one
+# it is, whatever a program before them has set.
+
+
+@contextlib.contextmanager
+def dtype_policy(policy: str) -> Iterator[None]:
+    """Creates layers in a block with a dtype policy, then restores the previous one."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def set_tf32(repl: replicator.Replicator, *, is_on: bool) -> None:
+    """Sets whether this process uses TF32."""
+    is_served = repl.num_programs < repl.num_workers
+    # Those of all workers, once they are connected; CPUs have no TF32.
+    if not is_on and is_served and tf.config.list_logical_devices("GPU"):
+        raise ValueError(
+            f"option tf32=False does not reach the GPUs of {type(repl).__name__}, "
+            "whose workers only serve TensorFlow: leave it True, or use a backend such "
+            "as multi_worker"
+        )
+    tf.config.experimental.enable_tensor_float_32_execution(is_on)
