@@ -9,13 +9,12 @@ from conformance_cases.every import CASES
 from conformance_cases.targets import (
     ALIKE,
     HEIRS,
-    NOT_RUN,
     TARGETS,
     covering_targets,
 )
 
 import replicator
-from replicator.catalog import BACKENDS, CAPABILITIES
+from replicator.catalog import BACKENDS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -182,20 +181,6 @@ def _fails(target, case):
     except AssertionError:
         return True
     return False
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_every_backend_is_in_the_suite(backend):
-    """It has a target, or a stated reason why it cannot run here."""
-    has_target = any(target.backend == backend for target in TARGETS.values())
-
-    assert has_target or NOT_RUN.get(backend)
-
-
-@pytest.mark.parametrize("capability", CAPABILITIES)
-def test_every_capability_is_asked_for(capability):
-    """A name that no case needs would be promised for nothing."""
-    assert any(capability in case.needs for case in CASES.values())
 
 
 @pytest.mark.parametrize(

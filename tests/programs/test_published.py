@@ -19,7 +19,11 @@ FOLDER = Path(__file__).parent
 # of ``tf.distribute`` in a function: what is done differently.
 OFTEN = {
     "shared": ("image_translation", "recurrent_text_classification", "dcgan"),
-    "mirrored": ("variational_autoencoder", "nearest_neighbour_contrast"),
+    "mirrored": (
+        "variational_autoencoder",
+        "nearest_neighbour_contrast",
+        "deep_q_learning",
+    ),
 }
 PLACED = [
     pytest.param(

@@ -177,11 +177,7 @@ def slices_that_are_not_equally_many(repl):
     )
 
 
-def _loss(topology):
-    return on_every(topology, np.float32(2.5))
-
-
-@case("loss_objects", reference=_loss)
+@case("loss_objects", reference=lambda t: on_every(t, np.float32(2.5)))
 def a_keras_loss_object(repl):
     """It gives the mean over the batch of a replica, as Keras' loss functions do."""
     loss = keras.losses.MeanSquaredError()

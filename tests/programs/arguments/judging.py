@@ -24,7 +24,7 @@ def complaint(error):
     path, line = place_of(error)
     if not path.startswith(FOLDER):
         return f"raised in {path}:{line}"
-    if not raises(path, line):
+    if not any(first <= line <= last for first, last in _raise_statements(path)):
         return f"passed through {Path(path).name}:{line}"
     if "\n" in message_of(error):
         return "a message of several lines"
@@ -47,10 +47,6 @@ def place_of(error):
         return path, int(line)
     last = traceback.extract_tb(error.__traceback__)[-1]
     return last.filename, last.lineno or 0
-
-
-def raises(path, line):
-    return any(first <= line <= last for first, last in _raise_statements(path))
 
 
 @functools.cache

@@ -18,10 +18,6 @@ class Pair(NamedTuple):
     right: tf.Tensor
 
 
-def _iterator():
-    return iter(tf.data.Dataset.range(3))
-
-
 def _indexed_slices():
     return tf.IndexedSlices(
         tf.constant([[1.0], [2.0]]), tf.constant([0, 0]), tf.constant([3, 1])
@@ -72,7 +68,7 @@ KINDS = {
     "an integer of 6000 digits": lambda: 10**6000,
     "a TensorSpec": lambda: tf.TensorSpec([2]),
     "a dataset": lambda: tf.data.Dataset.range(3),
-    "a dataset's iterator": _iterator,
+    "a dataset's iterator": lambda: iter(tf.data.Dataset.range(3)),
     "a PerReplica": lambda: replicator.PerReplica([tf.constant(1.0), tf.constant(2.0)]),
     "a nested PerReplica": lambda: replicator.PerReplica(
         [replicator.PerReplica([1.0]), replicator.PerReplica([2.0])]

@@ -63,7 +63,6 @@ def test_an_address_that_does_not_answer_is_named_within_the_wait(monkeypatch):
 _NO_TPU_BEHIND = """
 import tensorflow as tf
 from replicator import errors
-from replicator.collectives.kinds.gather_scatter import AllConcat
 from replicator.cluster import local_cluster, tpu_system
 [port] = local_cluster.free_ports(1)
 address = f"localhost:{port}"

@@ -23,17 +23,13 @@ def _manager(training, folder):
     return training.make_manager(folder, inputs=training.inputs)
 
 
-def _mirrored(num_replicas):
-    devices = CPUS[:num_replicas]
-    return {"devices": devices, "variable_placement": "mirrored"}
-
-
 @pytest.mark.parametrize(
     "placement", [pytest.param("shared", marks=pytest.mark.full), "mirrored"]
 )
 def test_replicas_continue_bit_for_bit(tmp_path, placement):
     """Batch norm, dropout, Adam and a shuffled epoch: equal losses and weights."""
-    options = _mirrored(2) if placement == "mirrored" else {}
+    options = {"devices": CPUS[:2]} if placement == "mirrored" else {}
+    options["variable_placement"] = placement
     before = _training("in_graph", 2, is_local=True, **options)
     before.run(5)
     _manager(before, tmp_path).save()

@@ -27,10 +27,6 @@ def _all_rows(xs):
     return [tf.stack([x * (row + 1.0) for row in range(len(xs))]) for x in xs]
 
 
-def _mean_rows(xs):
-    return tf.add_n(_all_rows(xs)) / len(xs)
-
-
 # What a collective does to the values of all replicas, for each replica.
 JOINT = {
     "all_sum": _shared(tf.add_n),
@@ -39,7 +35,7 @@ JOINT = {
     "all_max": _shared(lambda xs: tf.reduce_max(tf.stack(xs), axis=0)),
     "all_gather": _shared(tf.stack),
     "broadcast": _shared(lambda xs: xs[-1]),
-    "reduce_scatter": lambda xs: tf.split(_mean_rows(xs), len(xs)),
+    "reduce_scatter": lambda xs: tf.split(tf.add_n(_all_rows(xs)) / len(xs), len(xs)),
     "reduce_scatter_max": lambda xs: tf.split(
         tf.reduce_max(tf.stack(_all_rows(xs)), axis=0), len(xs)
     ),

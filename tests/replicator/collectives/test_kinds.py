@@ -126,19 +126,6 @@ def repl_of_four(request):
     )
 
 
-@pytest.mark.parametrize("op", ["mean", "min", "max"])
-def test_reduce_scatter_knows_every_reduction(repl_of_four, op):
-    """all_gather of its results is the all_reduce."""
-
-    def step(x):
-        parts = replicator.all_gather(replicator.reduce_scatter(x, op))
-        return tf.reshape(parts, [4, 2]), replicator.all_reduce(x, op)
-
-    found, want = repl_of_four.run(step, PerReplica([tf.constant(v) for v in VALUES]))
-
-    np.testing.assert_allclose(want[0], found[0], rtol=1e-6)
-
-
 def test_rows_that_are_known_only_at_run_time_are_divided(repl_of_four):
     def step(x):
         rows = tf.boolean_mask(x, x[:, 0] >= 0.0)

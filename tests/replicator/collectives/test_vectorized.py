@@ -223,14 +223,6 @@ def test_a_stock_strategy_refuses_them_as_the_first_of_a_process(tmp_path):
     assert "CollectiveControlFlowError" == text.splitlines()[-1]
 
 
-def test_one_replica_needs_no_communication():
-    repl = create("single")
-
-    found = _run(repl, lambda x: tf.vectorized_map(replicator.all_sum, x), ROWS[:1])
-
-    np.testing.assert_allclose(found[0], ROWS[0], **EXACT)
-
-
 def test_placeholders_of_users_survive_vectorization(in_graph):
     """The type of a marker may stand in a loop for something else."""
 

@@ -67,16 +67,6 @@ def test_types_without_a_mean_are_refused(repl_once, value, message):
         repl_once.reduce("mean", values)
 
 
-@pytest.mark.parametrize("op", ["min", "max"])
-def test_complex_numbers_have_no_order(repl_once, op):
-    values = replicator.PerReplica([1j] * repl_once.num_replicas)
-
-    with pytest.raises(
-        ValueError, match=rf"reduce '{op}' of complex128 .*tf.abs of th"
-    ):
-        repl_once.reduce(op, values)
-
-
 def test_values_of_different_shapes_or_types_are_refused(in_graph):
     """Stacking them would fail in TensorFlow's words, or broadcast."""
     shapes = replicator.PerReplica([tf.zeros([1]), tf.zeros([2])])

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import replicator
 from replicator.collectives.kinds.all_reduce import AllReduce
 from replicator.collectives.kinds.exchange import Broadcast, Permute
 from replicator.collectives.kinds.gather_scatter import (
@@ -14,7 +13,6 @@ from replicator.collectives.kinds.gather_scatter import (
     ReduceScatter,
 )
 from replicator.engine.analysis import plan
-from replicator.placement import topology
 
 OPS = ("sum", "mean", "min", "max")
 PIPELINE, PAIRED = Permute(pairs=((0, 1), (1, 2), (2, 3))), Permute(pairs=((1, 0),))
@@ -224,40 +222,3 @@ def test_scalars_and_empty_tensors_pass(link, kind, shape):
         linked = link(kind, arrays, memories=None, num_workers=num_workers)
 
         check(linked, kind, arrays)
-
-
-def test_a_whole_step_gives_the_same_with_and_without_fusing(monkeypatch):
-    """Training through buckets follows training without them bit by bit."""
-
-    def train(fuse):
-        with monkeypatch.context() as patch:
-            if fuse:  # as if every device had a memory of its own
-                patch.setattr(topology.device_lib, "memory", lambda device: device)
-            repl = replicator.InGraphReplicator(
-                num_replicas=2,
-                devices=["CPU:0", "CPU:1"],
-                variable_placement="mirrored",
-            )
-        with repl.context():
-            weights = [tf.Variable(tf.ones([i + 1])) for i in range(6)]
-
-        def step(x):
-            with tf.GradientTape() as tape:
-                loss = tf.add_n([tf.reduce_sum(w * w * x) for w in weights])
-            grads = replicator.all_mean(tape.gradient(loss, weights))
-            for weight, grad in zip(weights, grads, strict=True):
-                weight.assign_sub(0.05 * grad)
-            return loss
-
-        xs = replicator.PerReplica([tf.constant(1.0), tf.constant(2.5)])
-        for _ in range(3):
-            repl.run(step, xs)
-        repl.assert_in_sync()
-        return [w.numpy().tolist() for w in weights], repl.explain()
-
-    fused, fused_plan = train(fuse=True)
-    alone, alone_plan = train(fuse=False)
-
-    assert "1 transfers of which 1 fused" in fused_plan
-    assert "6 transfers of which 0 fused" in alone_plan
-    assert alone == fused

@@ -27,13 +27,13 @@ def _deep():
 
 @pytest.fixture(scope="module")
 def after_one_step():
-    return functools.cache(_trained_once)
+    @functools.cache
+    def trained(level):
+        training = Training(copies(), _deep, ADAM, sharded_update=level)
+        training.run(1)
+        return training
 
-
-def _trained_once(level):
-    training = Training(copies(), _deep, ADAM, sharded_update=level)
-    training.run(1)
-    return training
+    return trained
 
 
 @functools.cache

@@ -215,14 +215,6 @@ def test_a_schedule_is_drawn_with_a_row_per_stage():
     )
 
 
-def test_an_unknown_schedule_names_those_that_exist():
-    with pytest.raises(
-        PipelineError,
-        match="schedule='zigzag' is unknown; use one of fill_drain, one_forward_one_ba",
-    ):
-        pipeline_lib.make("zigzag", 2, 2)
-
-
 PARTS = 16
 # Two of 16 micro-batches are an eighth; what one task needs comes on top.
 MOST = 0.2

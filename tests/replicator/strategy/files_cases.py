@@ -94,20 +94,18 @@ def resumed(repl, folder):
         _fitted(_model(repl.scope()), [*callbacks(), at_begin])
     except KeyboardInterrupt:
         first = (own / "log.csv").read_text()
-    weights = _fitted(_model(repl.scope()), callbacks())
+    weights = saved = _fitted(_model(repl.scope()), callbacks())
+    if repl.is_chief:
+        model = keras.models.load_model(folder / "last.keras")
+        saved = [w.tolist() for w in model.get_weights()]
     return {
         "weights": weights,
-        "epochs": [len(text.splitlines()) - 1 for text in (first, _log(own))],
-        "saved": [w.tolist() for w in _loaded(folder)] if repl.is_chief else weights,
+        "epochs": [
+            len(text.splitlines()) - 1
+            for text in (first, (own / "log.csv").read_text())
+        ],
+        "saved": saved,
     }
-
-
-def _log(own):
-    return (own / "log.csv").read_text()
-
-
-def _loaded(folder):
-    return keras.models.load_model(folder / "last.keras").get_weights()
 
 
 CASES = {"odd": odd, "shared": shared, "resumed": resumed}

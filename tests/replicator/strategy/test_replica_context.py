@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import PerReplica
-from replicator.errors import StrategyError, UnsynchronisedUpdateError
+from replicator.errors import StrategyError
 
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 ONE_AND_THREE = PerReplica([tf.constant(1.0), tf.constant(3.0)])
@@ -151,18 +151,6 @@ def test_losses_of_a_step_of_run_are_not_divided(repl):
     repl.run(step, ONE_AND_THREE)
 
     assert -4.0 == float(weight)  # 2, the mean of 1 and 3, from each loss
-
-
-def test_an_optimizer_that_is_not_wrapped_is_still_refused(repl):
-    """Its sum would be R times the gradient of the mean."""
-    weight, optimizer = tf.Variable(1.0), keras.optimizers.SGD(1.0)
-    optimizer.build([weight])
-
-    def step(x):
-        optimizer.apply_gradients([(x, weight)])
-
-    with pytest.raises(UnsynchronisedUpdateError, match=r"repl\.wrap_optimizer\(\)"):
-        repl.run(step, ONE_AND_THREE)
 
 
 def _run_in_step():

@@ -4,7 +4,6 @@ import gc
 import weakref
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -87,53 +86,6 @@ def test_a_step_uses_tensors_of_the_function_around_it(strategy):
 
     assert [3.0, 3.0] == _numbers(strategy, program(tf.constant(1.0)))
     assert [5.0, 5.0] == _numbers(strategy, program(tf.constant(2.0)))
-
-
-def _custom_loop(scope_of, batches, *, global_batch_size=16):
-    """The program of TensorFlow's tutorial on custom training with a strategy."""
-    strategy = scope_of
-    keras.utils.set_random_seed(1)
-    with strategy.scope():
-        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
-        total = keras.metrics.Mean()
-
-    def train_step(inputs):
-        x, y = inputs
-        with tf.GradientTape() as tape:
-            losses = tf.reduce_sum((model(x) - y) ** 2, axis=1)
-            loss = tf.nn.compute_average_loss(
-                losses, global_batch_size=global_batch_size
-            )
-        grads = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
-        total.update_state(losses)
-        return loss
-
-    @tf.function
-    def train_epoch(iterator, num_steps):
-        last = tf.constant(0.0)
-        for _ in tf.range(num_steps):
-            per_replica = strategy.run(train_step, args=(next(iterator),))
-            last = strategy.reduce(SUM, per_replica, axis=None)
-        return last
-
-    iterator = iter(strategy.experimental_distribute_dataset(batches))
-    losses = [float(train_epoch(iterator, tf.constant(2))) for _ in range(2)]
-    return [*losses, float(total.result()), *model.get_weights()]
-
-
-def test_a_loop_of_steps_in_a_function_equals_one_device(strategy):
-    """``compute_average_loss``, Keras' own optimizer, metrics; a loop by AutoGraph."""
-    x = np.random.RandomState(0).randn(64, 4).astype(np.float32)
-    data = x, x.sum(axis=1, keepdims=True)
-    batches = tf.data.Dataset.from_tensor_slices(data).batch(16)
-
-    alone = _custom_loop(tf.distribute.OneDeviceStrategy("CPU:0"), batches)
-    both = _custom_loop(strategy, batches)
-
-    for expected, found in zip(alone, both, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=ROUNDING)
 
 
 def test_wrapped_optimizers_sum_what_keras_has_divided(strategy):
@@ -327,15 +279,6 @@ def _outer(strategy, traces, statistic):
     return outer
 
 
-def _statistic():
-    return tf.Variable(
-        0.0,
-        trainable=False,
-        synchronization=tf.VariableSynchronization.ON_READ,
-        aggregation=tf.VariableAggregation.MEAN,
-    )
-
-
 @pytest.mark.parametrize(("num_devices", "is_kept"), [(1, True), (2, False)])
 def test_a_graph_of_the_user_s_is_traced_once_and_optimized_without_the_step(
     num_devices, is_kept
@@ -348,7 +291,12 @@ def test_a_graph_of_the_user_s_is_traced_once_and_optimized_without_the_step(
     repl = replicator.create("in_graph", num_replicas=2, devices=devices)
     strategy, traces = repl.as_strategy(), []
     with strategy.scope():
-        statistic = _statistic()
+        statistic = tf.Variable(
+            0.0,
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.MEAN,
+        )
     outer = _outer(strategy, traces, statistic)
 
     for value in (2.0, 3.0):

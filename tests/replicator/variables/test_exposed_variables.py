@@ -56,10 +56,6 @@ def _kept_handles(case):
         write_raw(handle, 10.0)
 
 
-def _function(case):
-    case.function()
-
-
 def _keep_handles(case):
     case.handle = [case.weight.handle, case.statistic.handle]
 
@@ -88,16 +84,12 @@ def _make_pipeline(case):
     case.pipeline = tf.data.Dataset.range(1).map(write)
 
 
-def _pipeline(case):
-    next(iter(case.pipeline))
-
-
 WAYS = {
     "raw op": (None, _raw_op),
     "a handle that was kept": (_keep_handles, _kept_handles),
-    "a function": (_make_function, _function),
+    "a function": (_make_function, lambda case: case.function()),
     "stacked handles": (None, _stacked_handles),
-    "a pipeline": (_make_pipeline, _pipeline),
+    "a pipeline": (_make_pipeline, lambda case: next(iter(case.pipeline))),
 }
 
 

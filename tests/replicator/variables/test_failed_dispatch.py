@@ -207,7 +207,8 @@ def test_steps_before_the_failing_one_of_a_dispatch_are_seen_outside(make, place
     def step():
         fails = count > 1
         with tf.control_dependencies(_fail_if(fails, after=[])):
-            seen.assign_add(1.0 + tf.cast(_replica_id(), tf.float32))
+            replica_id = replicator.get_replica_context().replica_id
+            seen.assign_add(1.0 + tf.cast(replica_id, tf.float32))
             added = replicator.all_max(tf.constant(1))
         count.assign_add(added)
         return count.read_value()
@@ -240,7 +241,3 @@ def test_copies_of_a_stock_strategy_are_equal_after_a_failure(per_replica):
 
     assert [1.0, 1.0] == _floats([first, second])
     assert before == [state.numpy().tolist() for state in states]
-
-
-def _replica_id():
-    return replicator.get_replica_context().replica_id

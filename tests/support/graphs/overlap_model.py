@@ -39,46 +39,6 @@ class Machine:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Levels(Machine):
-    """The same GPUs in nodes, which reduce within, then across, then send it within."""
-
-    num_nodes: int  # Of equal size.
-    near_bytes_per_sec: float  # Bus bandwidth within one.
-
-    def reduction(self, num_bytes):
-        """Reduce-scatter, reduction of each part over nodes, gather: three starts."""
-        per_node = self.num_gpus // self.num_nodes
-        near = num_bytes * 2 * (per_node - 1) / per_node / self.near_bytes_per_sec
-        far = num_bytes * 2 * (self.num_nodes - 1) / self.num_nodes
-        return 3 * self.reduction_sec + near + far / self.bytes_per_sec
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OneGraph(Machine):
-    """GPUs in nodes that one client joins by TensorFlow's own transfers.
-
-    A bucket goes to the GPU of an owner and back: from each GPU of the other nodes, or
-    from one of each node, which its GPUs have reduced to and get it from.
-    """
-
-    num_nodes: int  # Of equal size.
-    near_bytes_per_sec: float  # Bus bandwidth within one.
-    transfer_sec: float  # What a transfer takes besides sending.
-    reduces_near: bool  # Whether GPUs of a node reduce first.
-
-    def reduction(self, num_bytes):
-        """All that arrives at a node shares its link, there and back."""
-        per_node = self.num_gpus // self.num_nodes
-        senders = (self.num_nodes - 1) * (1 if self.reduces_near else per_node)
-        far = 2 * (self.transfer_sec + senders * num_bytes / self.bytes_per_sec)
-        if not self.reduces_near:
-            return far
-        # A reduction, and a broadcast, which sends half as much.
-        near = num_bytes * 3 * (per_node - 1) / per_node / self.near_bytes_per_sec
-        return far + 2 * self.reduction_sec + near
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Reduction:
     """A bucket of a plan."""
 

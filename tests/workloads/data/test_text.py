@@ -167,20 +167,18 @@ def test_a_missing_package_is_named(monkeypatch):
 
 def test_no_file_is_in_both_splits(source):
     """About one file in 20 is held out."""
+    import tensorflow_datasets as tfds
+
     splits = []
     for split in ("train", "test"):
-        dataset = source.builder.as_dataset(split=split, decoders={"text": _skipped()})
+        dataset = source.builder.as_dataset(
+            split=split, decoders={"text": tfds.decode.SkipDecoding()}
+        )
         splits.append({int(example["file"]) for example in dataset.as_numpy_iterator()})
     train, test = splits
 
     assert set() == train & test
     assert 0.03 < len(test) / len(train | test) < 0.07
-
-
-def _skipped():
-    import tensorflow_datasets as tfds
-
-    return tfds.decode.SkipDecoding()
 
 
 def make_batches(source, seed, pipeline_id=0):

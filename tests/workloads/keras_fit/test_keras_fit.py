@@ -259,7 +259,11 @@ def test_a_function_that_makes_something_else_is_refused(name, message):
 def test_backends_without_fit_are_refused_with_those_that_have_it():
     """By the planner, from the capabilities of backends."""
     info = harness_catalog.workload("keras_fit")
-    able = [name for name, b in catalog_of_backends() if "fit" not in b.lacks]
+    able = [
+        name
+        for name, backend in harness_catalog.BACKENDS.items()
+        if not backend.not_swept_because and "fit" not in backend.lacks
+    ]
 
     assert {"single", "in_graph", "multi_worker", "tf_mirrored"} <= set(able)
     with pytest.raises(
@@ -268,11 +272,6 @@ def test_backends_without_fit_are_refused_with_those_that_have_it():
         r"be part of .*; use --backends single,in_graph,.*, or leave the workload out$",
     ):
         harness_catalog.check_backends(info, {}, [harness_catalog.backend("async")])
-
-
-def catalog_of_backends():
-    backends = harness_catalog.BACKENDS.items()
-    return [(name, b) for name, b in backends if not b.not_swept_because]
 
 
 def test_the_control_without_update_is_left_out_with_a_note():

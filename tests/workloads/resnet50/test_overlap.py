@@ -12,9 +12,7 @@ from overlap_model import (
     ENDED,
     FREE,
     STARTED,
-    Levels,
     Machine,
-    OneGraph,
     Reduction,
     simulate,
 )
@@ -34,8 +32,6 @@ STEP_SEC, HOST_SEC = 0.1, 0.006
 # bandwidth between them, 240 in all at 16 MiB); 46 to 48 GB/s on one NIC of 400 Gb/s.
 NVLINK, NIC = 240e9, 46e9
 QUICK, SLOW = 30e-6, 85e-6  # what a reduction of TensorFlow takes besides sending
-# TensorFlow's own transfers, of one connection each: what is assumed of them.
-TRANSFER_SEC, GRPC = 1e-3, (1e9, 4e9)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -248,49 +244,3 @@ def test_a_step_starts_at_most_twelve_reductions(step):
     assert step.reductions() == step.reductions(step.on_two_nodes)
     assert {"nccl"} == {planned.algorithm for planned in step.on_two_nodes}
     assert 50 < len(step.alone())
-
-
-@pytest.mark.parametrize("reduction_sec", [QUICK, SLOW])
-@pytest.mark.parametrize("share", [1.0, 0.25])
-@pytest.mark.parametrize("num_nodes", [2, 4])
-def test_levels_of_our_own_would_not_help_nccl(step, num_nodes, share, reduction_sec):
-    """Two starts more per bucket, where what is sent hides anyway."""
-    flat = machine(8 * num_nodes, NIC, reduction_sec, share)
-    levels = Levels(
-        **dataclasses.asdict(flat), num_nodes=num_nodes, near_bytes_per_sec=NVLINK
-    )
-
-    one, other = (
-        simulate(step.work, step.reductions(), place, STARTED).efficiency
-        for place in (flat, levels)
-    )
-
-    assert one >= 0.99
-    assert other <= one
-    # With one NIC per node they are quicker where buckets are large, and nodes few.
-    is_quicker = levels.reduction(100 << 20) < flat.reduction(100 << 20)
-    assert is_quicker or num_nodes == 4
-
-
-@pytest.mark.parametrize("bytes_per_sec", GRPC)
-def test_gpus_of_one_graph_reduce_in_their_process_first(step, bytes_per_sec):
-    """Otherwise each of eight sends all gradients over the link of its machine."""
-    place = machine(16, bytes_per_sec, SLOW)
-    more = {
-        "num_nodes": 2,
-        "near_bytes_per_sec": NVLINK,
-        "transfer_sec": TRANSFER_SEC,
-    }
-
-    alone, near = (
-        simulate(
-            step.work,
-            step.reductions(),
-            OneGraph(**dataclasses.asdict(place), **more, reduces_near=reduces_near),
-            FREE,
-        ).efficiency
-        for reduces_near in (False, True)
-    )
-
-    assert near > 3 * alone or near >= 0.95
-    assert near > alone

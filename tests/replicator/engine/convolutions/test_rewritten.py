@@ -158,7 +158,20 @@ def _expected(step, inputs, dtype):
     return [[tf.cast(value, tf.float64).numpy() for value in one] for one in every]
 
 
-def _compare(drawn):
+@hypothesis.settings(
+    max_examples=40,
+    deadline=None,
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
+@hypothesis.example({**PLAIN, "convolution": "none", "after": "sum all"})
+@hypothesis.example({**PLAIN, "convolution": "transpose"})
+@hypothesis.example({**PLAIN, "bias": "NCHW"})
+@hypothesis.example({**PLAIN, "before": "broadcast"})
+@hypothesis.example({**PLAIN, "before": "repeat", "is_twice": True})
+@hypothesis.given(PROGRAMS)
+def test_values_and_gradients_are_those_of_one_device(drawn):
+    """Of images, kernels, biases and what is around a convolution."""
     step = _step(drawn)
     repl = replicator.create("in_graph", num_replicas=2)
     inputs = _inputs(drawn, repl.num_replicas)
@@ -182,23 +195,6 @@ def _compare(drawn):
             limit = 4 * np.abs(one - true).max() + rounding * np.abs(true).max() + 1e-6
             assert np.abs(other - true).max() <= limit, (index, replica)
     assert "failed in this step" not in repl.explain()
-
-
-@hypothesis.settings(
-    max_examples=40,
-    deadline=None,
-    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
-    suppress_health_check=list(hypothesis.HealthCheck),
-)
-@hypothesis.example({**PLAIN, "convolution": "none", "after": "sum all"})
-@hypothesis.example({**PLAIN, "convolution": "transpose"})
-@hypothesis.example({**PLAIN, "bias": "NCHW"})
-@hypothesis.example({**PLAIN, "before": "broadcast"})
-@hypothesis.example({**PLAIN, "before": "repeat", "is_twice": True})
-@hypothesis.given(PROGRAMS)
-def test_values_and_gradients_are_those_of_one_device(drawn):
-    """Of images, kernels, biases and what is around a convolution."""
-    _compare(drawn)
 
 
 @pytest.mark.parametrize(

@@ -38,37 +38,9 @@ def _variable(name, *, trainable=False, value=0.0):
     return tf.Variable(value, name=name, trainable=trainable)
 
 
-def _of_batch(x):
-    return x * 2.0 + 1.0
-
-
-def _of_reduction(x):
-    return replicator.all_sum(x) * 2.0 + 1.0
-
-
-def _of_gather(x):
-    return tf.reduce_sum(replicator.all_gather(x) * 2.0)
-
-
-def _of_broadcast(x):
-    return replicator.broadcast(x, 1) * 2.0
-
-
-def _of_both(x):
-    return replicator.all_sum(x) * x
-
-
-def _of_random(x):
-    return tf.random.uniform([]) + replicator.all_sum(x)
-
-
 def _of_replica_id(x):
     replica_id = replicator.get_replica_context().replica_id
     return tf.cast(replica_id, tf.float32) + replicator.all_sum(x)
-
-
-def _of_stateless_random(x):
-    return tf.random.stateless_uniform([], [1, 2]) * replicator.all_sum(x)
 
 
 def _of_invariant_branch(x):
@@ -81,35 +53,29 @@ def _of_varying_branch(x):
     return tf.cond(x > 0, lambda: total, lambda: 2 * total)
 
 
-@pytest.mark.parametrize(
-    ("step", "expected"),
-    [
-        (_of_batch, False),
-        (_of_reduction, True),
-        (_of_gather, True),
-        (_of_broadcast, True),
-        (_of_both, False),
-        (_of_random, False),
-        (_of_replica_id, False),
-        (_of_stateless_random, True),
-        (_of_invariant_branch, True),
-        (_of_varying_branch, False),
-    ],
-)
-def test_values_vary_where_their_inputs_do(step, expected):
+# A step, and whether its result is the same on every replica.
+VALUES = {
+    "batch": (lambda x: x * 2.0 + 1.0, False),
+    "reduction": (lambda x: replicator.all_sum(x) * 2.0 + 1.0, True),
+    "gather": (lambda x: tf.reduce_sum(replicator.all_gather(x) * 2.0), True),
+    "broadcast": (lambda x: replicator.broadcast(x, 1) * 2.0, True),
+    "both": (lambda x: replicator.all_sum(x) * x, False),
+    "random": (lambda x: tf.random.uniform([]) + replicator.all_sum(x), False),
+    "replica id": (_of_replica_id, False),
+    "stateless random": (
+        lambda x: tf.random.stateless_uniform([], [1, 2]) * replicator.all_sum(x),
+        True,
+    ),
+    "invariant branch": (_of_invariant_branch, True),
+    "varying branch": (_of_varying_branch, False),
+}
+
+
+@pytest.mark.parametrize("of", VALUES)
+def test_values_vary_where_their_inputs_do(of):
+    step, expected = VALUES[of]
+
     assert expected is _is_output_invariant(step)
-
-
-def _plainly(variable, value):
-    variable.assign(value)
-
-
-def _by_scatter(variable, value):
-    variable.scatter_nd_add([[0]], tf.reshape(value, [1]))
-
-
-def _by_slice(variable, value):
-    variable[0].assign(value)
 
 
 def _in_function(variable, value):
@@ -161,9 +127,11 @@ def _through_identity_n(variable, value):
 
 
 WRITES = {
-    "plain": _plainly,
-    "scatter": _by_scatter,
-    "slice": _by_slice,
+    "plain": lambda variable, value: variable.assign(value),
+    "scatter": lambda variable, value: variable.scatter_nd_add(
+        [[0]], tf.reshape(value, [1])
+    ),
+    "slice": lambda variable, value: variable[0].assign(value),
     "function": _in_function,
     "cond": _in_cond,
     "while": _in_while,

@@ -12,10 +12,6 @@ CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(3)]
 GPU = [name.replace("CPU", "GPU") for name in CPU]
 
 
-def _on(devices):
-    return make_topology([[device] for device in devices])
-
-
 def _node(name, op, *inputs, device="", seeds=None):
     node = _tf_compat.NodeDef(name=name, op=op, input=list(inputs), device=device)
     if seeds is not None:
@@ -28,7 +24,7 @@ def _copies(nodes, *, merged=(), devices=CPU, library=(), on_device=None, resolv
     graph_def.library.function.extend(library)
     replicas = replicate.Replicas(
         body.from_graph_def(graph_def),
-        _on(devices),
+        make_topology([[device] for device in devices]),
         merged=merged,
         resolve=resolve or (lambda r, name: f"{name}_of_{r}"),
         handle_device=lambda r, name: (on_device or {}).get((r, name)),

@@ -151,21 +151,6 @@ def slow_backup(reward, discount, probabilities, atoms):
     return target
 
 
-def test_a_return_between_atoms_is_shared_by_them():
-    """All on atom 1 of 0, 1, 2, then 0.25 + 0.5 * 1 = 0.75: a quarter to the left."""
-    target, clipped = backup([0.25], [0.5], [[0.0, 1.0, 0.0]], [0.0, 1.0, 2.0])
-
-    np.testing.assert_allclose([[0.25, 0.75, 0.0]], target, atol=ROUNDING)
-    assert 0.0 == clipped[0]
-
-
-def test_the_last_step_puts_everything_at_its_reward():
-    """With discount 0 the next distribution does not matter."""
-    target, _ = backup([1.5], [0.0], [[0.2, 0.3, 0.5]], [0.0, 1.0, 2.0])
-
-    np.testing.assert_allclose([[0.0, 0.5, 0.5]], target, atol=ROUNDING)
-
-
 def test_returns_beyond_the_atoms_are_clipped_and_counted():
     """2 + [0, 1, 2] on atoms up to 2: the first fits exactly, 0.7 of it does not."""
     target, clipped = backup([2.0], [1.0], [[0.3, 0.5, 0.2]], [0.0, 1.0, 2.0])
