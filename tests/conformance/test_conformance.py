@@ -7,7 +7,6 @@ import pytest
 from conformance_cases import clusters, matrix, runner
 from conformance_cases.every import CASES
 from conformance_cases.targets import (
-    ALIKE,
     HEIRS,
     TARGETS,
     covering_targets,
@@ -94,25 +93,6 @@ def test_a_backend_conforms(target_name, case_name, record_property, cluster_out
         outcome = runner.evaluate(case, target.make)
 
     runner.judge(case, target.topology, outcome, _of_single_device(case))
-
-
-@pytest.mark.parametrize("case_name", CASES)
-def test_every_case_runs_on_every_backend_without_the_full_run(case_name):
-    """And at two and at four replicas, where a target has as many.
-
-    Of two backends that call a strategy in the same way it is one, and instead of a
-    cluster it may be the backend that it inherits from.
-    """
-    case = CASES[case_name]
-    meant = [target for target in TARGETS.values() if target.is_meant(case)]
-    covered = [TARGETS[name] for name in COVERING[case_name]]
-    backends = {target.backend for target in covered}
-
-    for target in meant:
-        same = {target.backend, HEIRS.get(target.backend, target.backend)}
-        same |= {backend for pair in ALIKE if same & set(pair) for backend in pair}
-        assert backends & same, target.name
-    assert {2, 4} & {t.num_replicas for t in meant} <= {t.num_replicas for t in covered}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -11,14 +11,10 @@ import pytest
 from fuzzing import (
     checking,
     collectives,
-    drawing,
     series,
-    structure,
-    syntax,
 )
 from fuzzing.training import checking as training_checking
 from fuzzing.training import syntax as training_syntax
-from hypothesis import HealthCheck, Phase, given, settings
 
 import replicator
 from replicator.collectives import reductions
@@ -58,33 +54,6 @@ def test_a_fault_of_the_library_is_found(monkeypatch):
 
     assert 1 == len(found.differences)
     assert "'min')" in found.differences[0]
-
-
-def test_programs_are_as_varied_as_the_grammar():
-    """Every kind of statement, placement, number of replicas and feed is drawn."""
-    seen = set()
-
-    @settings(
-        max_examples=150,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(drawing.programs())
-    def draw(program):
-        setting = program.setting
-        seen.update([setting.placement, setting.num_replicas, setting.feed])
-        for statement in program.statements:
-            parts = list(structure.inside(statement))
-            seen.update(map(type, parts))
-            seen.update(p.kind for p in parts if isinstance(p, syntax.Communicate))
-
-    draw()
-
-    wanted = {*syntax.Statement.__args__, "shared", "mirrored", "separate"}
-    assert {*wanted, 1, 2, 3, "values", "iterator", "unknown", "loop"} <= seen
-    assert set(collectives.COLLECTIVES) <= seen
 
 
 def test_the_grammar_has_every_collective_that_users_call():

@@ -16,7 +16,6 @@ from replicator.placement import devices
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import numpy as np
 
 NUM_VIRTUAL_DEVICES = 4
 
@@ -123,21 +122,6 @@ def _seeded() -> None:
 def per_replica() -> Callable[..., Any]:
     """Groups one value per replica into what run() takes."""
     return lambda values: replicator.PerReplica([tf.constant(v) for v in values])
-
-
-@pytest.fixture
-def dataset_fn() -> Callable[..., Any]:
-    """Makes an input_fn that splits each global batch over replicas in order."""
-
-    def make_input_fn(*arrays: np.ndarray, global_batch_size: int) -> Any:
-        def input_fn(ctx: replicator.InputContext) -> tf.data.Dataset:
-            share = ctx.get_per_replica_batch_size(global_batch_size)
-            data = arrays[0] if len(arrays) == 1 else arrays
-            return tf.data.Dataset.from_tensor_slices(data).repeat().batch(share)
-
-        return input_fn
-
-    return make_input_fn
 
 
 @pytest.fixture

@@ -238,23 +238,6 @@ def results_of_their_own(repl):
 
 @case(
     "collectives",
-    reference=lambda t: replicator.PerReplica(
-        [np.float32(max(r - 1, 0)) for r in range(t.num_replicas)]
-    ),
-)
-def a_value_sent_down_a_pipeline(repl):
-    """It is all that replicas communicate; the first one gets zeros."""
-    pairs = _pipeline(repl.num_replicas)
-
-    def step():
-        replica_id = replicator.get_replica_context().replica_id
-        return replicator.permute(tf.cast(replica_id, tf.float32), pairs)
-
-    return repl.run(step)
-
-
-@case(
-    "collectives",
     "replica_local_state",
     reference=lambda t: {
         "seen": np.float32(np.mean(np.arange(t.num_replicas))),

@@ -106,18 +106,6 @@ def training_by_a_state_of_each_replica(repl):
     repl.run(step, share(repl, [np.float32([r]) for r in range(repl.num_replicas)]))
 
 
-@case(
-    "collectives", raises=(ValueError, r"unknown reduction 'avg'; use one of 'sum', 'm")
-)
-def an_unknown_reduction(repl):
-    """The message lists the reductions."""
-
-    def step():
-        return replicator.all_reduce(tf.constant(1.0), "avg")
-
-    repl.run(step)
-
-
 @case("collectives", raises=(ValueError, r"'mean' of int32 would be rounded"))
 def the_mean_of_integers(repl):
     """Silent rounding would give a wrong number."""
@@ -147,21 +135,6 @@ def a_source_that_is_no_int(repl):
 
     def step():
         return replicator.broadcast(tf.constant(1.0), 0.5)
-
-    repl.run(step)
-
-
-@case(
-    "sparse_gradients", raises=(ValueError, r"IndexedSlices supports 'sum' and 'mean'")
-)
-def the_maximum_of_sparse_slices(repl):
-    """The message names the fix: densify."""
-
-    def step():
-        slices = tf.IndexedSlices(
-            tf.ones([1, 2]), tf.constant([0]), tf.constant([3, 2])
-        )
-        return tf.convert_to_tensor(replicator.all_max(slices))
 
     repl.run(step)
 

@@ -37,49 +37,6 @@ def _mean_operand(topology):
 
 @case(
     "synchronous_training",
-    reference=lambda t: {
-        # Updates 0.5 g, then 0.5 (0.5 g) + 0.5 g, with g the average over replicas.
-        "weight": np.float32([1, 2]) - np.float32(1.25 * _mean_operand(t)),
-        "num_updates": np.int64(2),
-    },
-)
-def wrap_optimizer_averages_exactly_once(repl):
-    """The update uses the sum of gradients divided by R, for any R."""
-    weight, optimizer, step = _linear(repl)
-    for _ in range(2):
-        repl.run(step, _ones(repl))
-    repl.assert_in_sync()
-    return {
-        "weight": weight.numpy(),
-        "num_updates": np.int64(optimizer.iterations.numpy()),
-    }
-
-
-@case(
-    "synchronous_training",
-    # |average| > 1: clipped, it has norm 1; clipping before would give less.
-    reference=lambda _: np.float32([1.0 - 0.5, 2.0]),
-)
-def clipping_comes_after_reduction(repl):
-    """Gradients that cancel across replicas are averaged first, then clipped."""
-    n = repl.num_replicas
-    with repl.context():
-        weight = tf.Variable([1.0, 2.0])
-        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.5, clipnorm=1.0))
-    # The second components cancel, the first ones average to 2.
-    signs = [0.0] if n == 1 else [(-1.0) ** r for r in range(n)]
-    grads = share(repl, [np.float32([2.0, 50.0 * sign]) for sign in signs])
-
-    def step(grad):
-        optimizer.apply_gradients([(grad, weight)])
-        return tf.constant(0)
-
-    repl.run(step, grads)
-    return weight.numpy()
-
-
-@case(
-    "synchronous_training",
     "replica_local_state",
     reference=lambda t: {
         "counters": np.int64([2, 2]),

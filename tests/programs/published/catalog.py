@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-import inspect
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -39,10 +38,6 @@ class Program:
         module = importlib.import_module(f"published.{self.module}")
         found: Callable[[Any], list[Any]] = getattr(module, self.name)
         return found
-
-    @property
-    def source(self) -> list[str]:
-        return inspect.getsource(self.function).splitlines()
 
 
 _SUM = "a sum over the batch"

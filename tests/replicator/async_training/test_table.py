@@ -12,19 +12,11 @@ from replicator.async_training.table import SCALAR_BYTES, Placement
 from replicator.variables.kinds import Kind
 
 
-@pytest.fixture
-def pairs(make_job):
-    return make_job(share=2)
-
-
-@pytest.fixture
-def variable(job):
-    with tf.device(job.cpus[3]):
-        return tf.Variable([1.0, 2.0], trainable=False)
-
-
-def test_a_copy_per_replica_is_on_the_server_of_the_variable(pairs, variable):
+def test_a_copy_per_replica_is_on_the_server_of_the_variable(make_job):
     """Also that of replica 0, whose worker is no more than another one."""
+    pairs = make_job(share=2)
+    with tf.device(pairs.cpus[3]):
+        variable = tf.Variable([1.0, 2.0], trainable=False)
     entry = pairs.table.require(variable, Kind.LOCAL)
 
     assert 5 == len({id(variable), *map(id, entry.copies)})

@@ -6,14 +6,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from collective_calls import make_call
 
 import replicator
 from replicator import errors
 from replicator.collectives import differentiable
-from replicator.collectives.kinds.all_reduce import AllReduce
-from replicator.engine.analysis import plan
-from replicator.placement.topology import make_topology
 
 NUM_ELEMENTS = 100_000
 # Twice half the distance between the smallest numbers of float16.
@@ -160,20 +156,6 @@ def test_the_plan_says_what_travels(separate):
         repl.explain()
     )
     assert "bfloat16 between memories" in repl.explain()
-
-
-@pytest.mark.parametrize(
-    ("name", "algorithm"), [("float16", "nccl"), ("bfloat16", "add_n")]
-)
-def test_the_route_between_gpus_depends_on_the_type(name, algorithm):
-    """NCCL's kernel takes float16 and not bfloat16."""
-    gpus = [[f"/job:localhost/replica:0/task:0/device:GPU:{i}"] for i in range(2)]
-    kind = AllReduce(op="sum", wire_dtype=differentiable.check_compression(name))
-    collective = make_call([[4]], kind)
-
-    (planned,) = plan.make_plan([collective], make_topology(gpus))
-
-    assert algorithm == planned.algorithm
 
 
 @pytest.mark.parametrize("name", ["int8", tf.bfloat16, 16, True])

@@ -147,16 +147,6 @@ def test_a_bucket_takes_as_much_as_its_limit_and_no_more(sizes, expected):
     assert expected == [len(bucket) for bucket in found]
 
 
-@pytest.fixture
-def slot_update(make_body, node):
-    """One node that updates a slot with its variable."""
-    return make_body(
-        node("v", "Placeholder"),
-        node("slot", "Placeholder"),
-        node("update", "ResourceApplyMomentum", "v", "slot"),
-    )
-
-
 @pytest.mark.parametrize(
     ("found", "program_of_slot"),
     [
@@ -169,7 +159,13 @@ def slot_update(make_body, node):
     ],
     ids=["elsewhere", "here", "both, kept here", "both, kept there", "varies", "v 2"],
 )
-def test_state_that_others_use_is_refused(slot_update, found, program_of_slot):
+def test_state_that_others_use_is_refused(make_body, node, found, program_of_slot):
+    """Of one node that updates a slot with its variable."""
+    slot_update = make_body(
+        node("v", "Placeholder"),
+        node("slot", "Placeholder"),
+        node("update", "ResourceApplyMomentum", "v", "slot"),
+    )
     message = (
         rf"keeps 'kernel/momentum' on worker {program_of_slot} only, but the step "
         r"uses it \(in ResourceApplyMomentum\)"

@@ -1,12 +1,9 @@
 """Options of wrap_optimizer, alone and together, against one device that has none."""
 
-import collections
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import replicator
 from replicator import errors
@@ -291,33 +288,6 @@ def test_a_stock_strategy_says_what_it_lacks(options, message):
 
     with pytest.raises(errors.OptimizerOptionError, match=message):
         repl.wrap_optimizer(keras.optimizers.SGD(0.1), **options)
-
-
-def _ran(folder, run):
-    """How often each node of collectives ran, by the profile of what is run."""
-    tf.profiler.experimental.start(str(folder))
-    run()
-    tf.profiler.experimental.stop()
-    (path,) = folder.rglob("*.xplane.pb")
-    counts = collections.Counter()
-    for plane in xplane_pb2.XSpace.FromString(path.read_bytes()).planes:
-        for line in plane.lines:
-            for event in line.events:
-                name = plane.event_metadata[event.metadata_id].name
-                if "/collective_" in name:
-                    counts[name.rpartition(":")[2]] += 1
-    return counts
-
-
-def test_gradients_meet_in_calls_that_update_only(separate, fed, tmp_path):
-    """Of eight calls two add up what replicas have; the plan says that it is so."""
-    run, _, _ = fed(separate(2), accumulation_steps=4)
-    for _ in range(5):
-        run(1.0, 2.0)
-
-    counts = _ran(tmp_path, lambda: [run(1.0, 2.0) for _ in range(8)])
-
-    assert 2 == counts["AddN"] == counts["Mul"]
 
 
 def test_the_plan_says_which_collectives_wait(separate, fed):

@@ -7,7 +7,6 @@ from typing import Any
 
 import graph_flops
 import pytest
-import tensorflow as tf
 from overlap_model import (
     ENDED,
     FREE,
@@ -18,7 +17,6 @@ from overlap_model import (
 )
 
 import replicator
-from replicator._tf import dispatch
 from replicator.collectives import buckets
 from replicator.engine.analysis import analyze, plan
 from replicator.engine.graph import trace
@@ -93,16 +91,13 @@ def build(repl):
     )
 
 
-def kernels_of(operations, device=""):
-    """Returns the work of each kernel; by node, the last of those that it needs.
-
-    Those of one device, as its name ends.
-    """
+def kernels_of(operations):
+    """Returns the work of each kernel; by node, the last of those that it needs."""
     work = []
     needs = {}
     for op in operations:
         needs[op.name] = max((needs[t.op.name] for t in op.inputs), default=0)
-        if op.device.endswith(device) and (count := graph_flops.of_op(op)):
+        if count := graph_flops.of_op(op):
             needs[op.name] = len(work)
             work.append(count)
     return work, needs
@@ -161,15 +156,12 @@ def machine(num_gpus, bytes_per_sec, reduction_sec, share=1.0):
     )
 
 
-on_machines = pytest.mark.parametrize(
+@pytest.mark.parametrize("reduction_sec", [QUICK, SLOW])
+@pytest.mark.parametrize(
     ("num_gpus", "bytes_per_sec", "share", "rule"),
     [(8, NVLINK, 1.0, FREE), (8, NVLINK, 0.25, FREE), (32, NIC, 1.0, STARTED)],
     ids=["8 GPUs", "8 GPUs, a quarter of the batch", "4 nodes of 8 GPUs"],
 )
-
-
-@pytest.mark.parametrize("reduction_sec", [QUICK, SLOW])
-@on_machines
 def test_reductions_hide_behind_the_backward_pass(
     step, num_gpus, bytes_per_sec, share, rule, reduction_sec
 ):
@@ -181,58 +173,6 @@ def test_reductions_hide_behind_the_backward_pass(
 
     assert now >= 0.99
     assert before < 0.98  # the model sees what waits
-
-
-@pytest.fixture(scope="module")
-def mirrored():
-    """Traces MirroredStrategy: kernels and reductions of its first replica.
-
-    Devices that are all CPUs get the collectives of GPUs, with another hint.
-    """
-    graphs = []
-
-    def stop(self, source):
-        function = tf.function(self._function, autograph=self._autograph)
-        graphs.append(function.get_concrete_function(source).graph)
-        raise _TracedError
-
-    program = build(replicator.create("tf_mirrored", num_replicas=2))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dispatch.Dispatch, "_trace", stop)
-        with pytest.raises(_TracedError):
-            program.run()
-    operations = graphs[-1].get_operations()
-    work, needs = kernels_of(operations, "CPU:0")
-    reductions = [
-        Reduction(
-            num_bytes=op.inputs[0].shape.num_elements() * op.inputs[0].dtype.size,
-            released_by=needs[op.inputs[0].op.name],
-        )
-        for op in operations
-        if op.type == "CollectiveReduceV2" and op.device.endswith("CPU:0")
-    ]
-    return work, reductions
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("reduction_sec", [QUICK, SLOW])
-@on_machines
-def test_mirrored_strategy_waits_more(
-    step, mirrored, num_gpus, bytes_per_sec, share, rule, reduction_sec
-):
-    """Its real graph reduces all gradients at once, after all kernels (full run)."""
-    place = machine(num_gpus, bytes_per_sec, reduction_sec, share)
-    work, reductions = mirrored
-
-    now = simulate(step.work, step.reductions(), place, rule).efficiency
-    before = simulate(step.work, step.alone(), place, ENDED).efficiency
-    packed = simulate(work, reductions, place, FREE).efficiency
-
-    assert sorted(work) == sorted(step.work)
-    (reduction,) = reductions
-    assert 25_557_032 * 4 == reduction.num_bytes
-    assert len(work) - 1 == reduction.released_by
-    assert before < packed < now
 
 
 def test_a_step_starts_at_most_twelve_reductions(step):

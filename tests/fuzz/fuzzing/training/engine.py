@@ -65,14 +65,7 @@ def make_replicator(target: syntax.Target) -> Any:
 
 
 class Session:
-    """A training on one target.
-
-    Attributes:
-      repl: Its replicator.
-      model: The Keras model.
-      optimizer: As it is wrapped.
-      inputs: The iterator.
-    """
+    """A training on one target."""
 
     def __init__(
         self, training: syntax.Training, target: syntax.Target, batch: int

@@ -123,11 +123,7 @@ class Norm:
 
 
 class Model:
-    """All layers, the optimizer and its state.
-
-    Attributes:
-      num_updates: Updates so far.
-    """
+    """All layers, the optimizer and its state."""
 
     def __init__(
         self, training: syntax.Training, rng: Any, dtype: Any = np.float64

@@ -187,11 +187,6 @@ def test_targets_are_copied_before_every_nth_learner_step(
         assert are_equal(targets, before if count % 3 == 0 else targets_before)
 
 
-def test_the_paper_copies_every_100_learner_steps(make_learner):
-    """Barth-Maron et al. 2018 and Tassa et al. 2018."""
-    assert 100 == make_learner()._config.target_update_period
-
-
 @pytest.mark.parametrize(
     "trained", [pytest.param("critic", marks=pytest.mark.full), "policy"]
 )
