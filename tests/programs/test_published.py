@@ -51,7 +51,7 @@ def _on_one_device(name):
 def test_a_published_program_is_equal_or_refused(name, placement):
     """Histories, losses, predictions and weights, with half of each batch a replica.
 
-    Five programs; the full run has all, on shared variables and on copies.
+    Seven programs; the full run has all, on shared variables and on copies.
     """
     devices = {"devices": ["CPU:0", "CPU:1"]} if placement == "mirrored" else {}
     repl = replicator.create(
