@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -16,12 +17,13 @@ import known_digests
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
 from fake_root import FakeRoot
+from loads import QUIET
 
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
 from harness.cli.verbs import doctor_verb
 from harness.doctor import diagnose, gpu, gpu_canary, gpu_state
-from harness.machine import gpu_exclusive
+from harness.machine import disturbance, gpu_exclusive
 from harness.machine.topology import CpuTopology, LogicalCpu
 from harness.planning import cases, plan
 from harness.planning.request import SweepRequest
@@ -341,6 +343,25 @@ def refuse(harness: Any, written: Any) -> Any:
         return str(err)
 
     return run
+
+
+@contextlib.contextmanager
+def _quick_sweeps(folder: Path) -> Iterator[pytest.MonkeyPatch]:
+    with (
+        forked_trials.installed(FAKE_WORKER),
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.chdir(folder)
+        patch.setattr(running, "_conclude", lambda _store, *, is_json: None)
+        patch.setattr(running, "_renew_report", lambda _store: "")
+        patch.setattr(disturbance, "between", lambda *_: QUIET)
+        yield patch
+
+
+@pytest.fixture(scope="session")
+def quick_sweeps() -> Any:
+    """Returns a context: sweeps in a folder, without pages, on a quiet machine."""
+    return _quick_sweeps
 
 
 @pytest.fixture(scope="session")

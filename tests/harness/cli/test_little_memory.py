@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 
 import covering
-import forked_trials
 import pytest
 from command_words import smoke_sweep
 from ended import finished_in
@@ -56,15 +55,9 @@ LINE = re.compile(r"(.*\n)*error: [^\n]+\n")
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory, overrides):
+def measured(tmp_path_factory, overrides, quick_sweeps):
     root = tmp_path_factory.mktemp("measured")
-    with (
-        forked_trials.installed(overrides["worker_command"]),
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.chdir(root)
-        patch.setattr(running, "_conclude", lambda _store, *, is_json: None)
-        patch.setattr(running, "_renew_report", lambda _store: "")
+    with quick_sweeps(root):
         assert exit_codes.OK == cli.main(SWEEP, run_overrides=overrides)
     return root
 

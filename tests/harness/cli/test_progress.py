@@ -202,12 +202,9 @@ def test_unreadable_studies_are_no_basis(tmp_path, make_spec):
     assert 9.0 == durations.guess(make_spec())
 
 
-TRIAL_ID = "0" * 20
-
-
-def status_of(status, failure=None):
+def status_of(status, failure=None, trial_id="0" * 20):
     return StatusRecord(
-        trial_id=TRIAL_ID,
+        trial_id=trial_id,
         status=status,
         started_at="2026-01-01T00:00:00+00:00",
         ended_at="2026-01-01T00:00:09+00:00",
@@ -400,17 +397,7 @@ def _ends(store, plan, status):
     failure = Failure(
         phase=Phase.MEASURE, reason="all 3 turns are void; the last one: busy"
     )
-    records = [
-        StatusRecord(
-            trial_id=trial.trial_id,
-            status=status,
-            started_at="2026-01-01T00:00:00+00:00",
-            ended_at="2026-01-01T00:00:09+00:00",
-            duration_sec=9.0,
-            failure=None if status is TrialStatus.OK else failure,
-        )
-        for trial in plan.trials[:4]
-    ]
+    records = [status_of(status, failure, trial.trial_id) for trial in plan.trials[:4]]
     for trial, record in zip(plan.trials, records, strict=False):
         store.write_spec(trial.trial_id, trial.spec)
         store.write_status(record.trial_id, record)

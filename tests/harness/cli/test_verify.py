@@ -6,11 +6,10 @@ import re
 import shutil
 
 import covering
-import forked_trials
 import pytest
 from loads import BUSY, QUIET
 
-from harness.cli import exit_codes, running
+from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.machine import disturbance
 from reports.page.build import write_report
@@ -35,18 +34,12 @@ NUM_DIGITS = 11  # and the point
 
 
 @pytest.fixture(scope="module")
-def studies(tmp_path_factory, overrides):
+def studies(tmp_path_factory, overrides, quick_sweeps):
     """Returns a directory with one study per design, measured by the fake worker."""
     root = tmp_path_factory.mktemp("verified")
     number = iter(range(10**6))
     real_rule = overrides | {"void_reason": disturbance.void_reason}
-    with (
-        forked_trials.installed(overrides["worker_command"]),
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.chdir(root)
-        patch.setattr(running, "_conclude", lambda _store, *, is_json: None)
-        patch.setattr(running, "_renew_report", lambda _store: "")
+    with quick_sweeps(root) as patch:
         # Every seventh turn is void.
         patch.setattr(
             disturbance,

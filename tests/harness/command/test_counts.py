@@ -97,6 +97,7 @@ def test_a_bad_option_is_refused(texts, message):
     ("arguments", "message"),
     [
         (("--workload=resnet50", "--count=a=(x)"), "'a=(x)' has no effect without"),
+        (("--workload=resnet50", "--count=retraces"), "'retraces' has no effect wit"),
         (
             ("--command=x {replicas}", "--metric=client", "--count=a=(x)"),
             "has no effect with --metric client, which does not read",

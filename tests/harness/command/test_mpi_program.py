@@ -115,8 +115,6 @@ for step in run.steps():
 
 def test_ranks_of_mpirun_take_turns(harness, tmp_path, overrides, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(CLIENT))
-    for name in ("", "_CONFIRM"):  # as containers run tests; mpirun refuses otherwise
-        monkeypatch.setenv(f"OMPI_ALLOW_RUN_AS_ROOT{name}", "1")
     monkeypatch.setattr(rounds, "MIN_TURN_SEC", 0.02)
     (tmp_path / "train.py").write_text(PROGRAM)
     code, _, err = harness(

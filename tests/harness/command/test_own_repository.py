@@ -100,12 +100,12 @@ def study(start):
     return "own"
 
 
-def test_a_study_is_measured_verified_and_shown(start, run, study):
+def test_a_study_is_measured_verified_and_shown(start, run, repository, study):
     code, out, err = start("verify", study)
 
     assert exit_codes.OK == code, out + err
     assert "figures are as recomputed" in out
-    report = (find(study) / "report" / "index.html").read_text()
+    report = (repository / "runs" / study / "report" / "index.html").read_text()
     first_screen = report[: report.index('id="scaling"')]
     # It says a rate that its lines do not bear out, and not what they are of.
     assert "grade C of A to D" in first_screen
@@ -122,18 +122,6 @@ def test_a_study_is_measured_verified_and_shown(start, run, study):
         if point["efficiency"] is not None
     }
     assert 2**-0.1 == pytest.approx(efficiency, abs=0.03)
-
-
-def find(study):
-    (found,) = Path(os.environ["OWN_RUNS"]).glob(study)
-    return found
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _runs(repository):
-    os.environ["OWN_RUNS"] = str(repository / "runs")
-    yield
-    del os.environ["OWN_RUNS"]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +172,7 @@ def test_a_program_that_is_edited_while_it_is_measured(run, repository):
     assert exit_codes.NOTHING_MEASURED == code, err
     assert "stopped: the code changed while it was measured (uncommitted src/ben" in err
     assert "the code changed while it ran, so what was measured is unknown" in err
-    assert 1 == len(list((find("edited") / "trials").iterdir()))
+    assert 1 == len(list((repository / "runs" / "edited" / "trials").iterdir()))
 
 
 def test_a_command_that_fails_at_once_is_not_repeated(run, repository):

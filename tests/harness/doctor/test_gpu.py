@@ -137,12 +137,6 @@ def test_a_lost_gpu_is_a_bad_finding(install_gpus):
     assert "cannot be read: GPU is lost" in second.found
 
 
-def test_without_a_driver_there_is_no_gpu(install_gpus):
-    install_gpus([], driver=None)
-
-    assert () == gpu_state.read_gpu_states(8)
-
-
 MIXED = [*make_gpus(1), FakeGpu(uuid="GPU-a", name="NVIDIA A100")]
 BUSY = [*make_gpus(1), FakeGpu(uuid="GPU-b", users=[1])]
 MIG = [FakeGpu(mig=[FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")])]

@@ -18,11 +18,10 @@ import read_files
 from command_words import smoke_sweep
 from damaged import damage, put
 from hung import Hung, at_most
-from loads import QUIET
 
-from harness.cli import exit_codes, running
+from harness.cli import exit_codes
 from harness.cli import main as cli
-from harness.machine import cuda_cache, disturbance
+from harness.machine import cuda_cache
 from results.judging import gate_file
 from results.records.gate_record import GateCase, GateRecord
 from results.store.study_store import Store
@@ -68,19 +67,10 @@ GATE = GateRecord(
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, overrides):
-    import forked_trials
-
+def whole(tmp_path_factory, overrides, quick_sweeps):
     root = tmp_path_factory.mktemp("whole") / "place"
     root.mkdir()
-    with (
-        forked_trials.installed(overrides["worker_command"]),
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.chdir(root)
-        patch.setattr(running, "_conclude", lambda _store, *, is_json: None)
-        patch.setattr(running, "_renew_report", lambda _store: "")
-        patch.setattr(disturbance, "between", lambda *_: QUIET)
+    with quick_sweeps(root):
         for more in (
             ("--study=r", "--repeats=2", "--order=relay", "--rounds=3"),
             ("--study=v", "--repeats=1", "--order=sequential", "--no-match",

@@ -13,15 +13,12 @@ import shutil
 
 import covering
 import drawn
-import forked_trials
 import pytest
 from failing_reads import ERRNOS, FailingReads
 from failing_writes import FailingWrites
-from loads import QUIET
 
-from harness.cli import exit_codes, running
+from harness.cli import exit_codes
 from harness.cli import main as cli
-from harness.machine import disturbance
 
 pytestmark = pytest.mark.processes
 
@@ -71,18 +68,10 @@ EVERY = 1 if covering.is_full() else 149
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory, overrides):
+def measured(tmp_path_factory, overrides, quick_sweeps):
     root = tmp_path_factory.mktemp("measured") / "place"
     root.mkdir()
-    with (
-        forked_trials.installed(overrides["worker_command"]),
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.chdir(root)
-        patch.setattr(running, "_conclude", lambda _store, *, is_json: None)
-        patch.setattr(running, "_renew_report", lambda _store: "")
-        # No turn is void in the records either, whatever else this machine does.
-        patch.setattr(disturbance, "between", lambda *_: QUIET)
+    with quick_sweeps(root) as patch:
         for name, order in ORDERS.items():
             options = f"{SWEEP} --repeats=2 --budget=none {order} --study={name}"
             words = ("sweep", *options.split())

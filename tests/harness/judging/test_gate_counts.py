@@ -150,15 +150,6 @@ def test_a_count_that_cannot_be_judged_is_refused(gate, arguments, message):
     assert not Path("runs").exists()
 
 
-def test_a_sweep_counts_by_itself(harness):
-    code, out, err = harness(
-        "sweep", "--dry-run", "--workload=resnet50", "--count=retraces"
-    )
-
-    assert (exit_codes.USAGE, "") == (code, out)
-    assert "--count 'retraces' has no effect without --command" in err
-
-
 def test_only_both_sides_of_a_case_are_compared(tmp_path, make_spec):
     """Whatever their code is called; a count that one side lacks is not."""
 

@@ -87,13 +87,6 @@ def test_every_metric_of_a_published_report_can_be_judged(workload):
             assert facts.tolerance == rule.delta
 
 
-def test_a_metric_of_another_workload_is_refused_with_its_own(harness):
-    code, _, err = harness("gate", "--metric=fid", "--workload=resnet50")
-
-    assert exit_codes.USAGE == code
-    assert re.search(r"unknown metric 'fid'; .* learns top_1, top_5", err)
-
-
 def test_a_stored_sweep_is_a_baseline_too(gate, harness):
     sweep = ("sweep", *GATE[2:], "--repeats=1", "--rounds=1", "--quality-repeats=5")
     gate(of=(*sweep, "--study=stored"))

@@ -225,14 +225,6 @@ def test_a_template_adds_and_takes_nothing_away(labels, tolerations, variables):
     assert all_in(own, replicated["template"]["spec"]["template"])
 
 
-def test_a_relative_folder_is_refused():
-    """A container starts in an absolute one, or not at all."""
-    with pytest.raises(
-        PlanError, match=r"--directory 'work' is relative, .*begins with '/', or leave"
-    ):
-        parsed(directory="work")
-
-
 @pytest.mark.parametrize(
     "image",
     [

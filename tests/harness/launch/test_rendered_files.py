@@ -6,7 +6,6 @@ import re
 import subprocess
 
 import pytest
-import yaml
 from command_words import overridden
 from kubernetes_rules import template
 
@@ -186,20 +185,6 @@ def test_what_is_no_template_or_contradicts_is_refused(
     assert (2, "", 1) == (code, out, err.count("\n"))
     assert message in err
     assert ["pod.yaml"] * (content is not None) == written()
-
-
-def test_limits_of_a_pod_come_from_the_options(harness, tmp_path):
-    (tmp_path / "pod.yaml").write_text(
-        "spec: {containers: [{name: harness, image: a,"
-        " resources: {limits: {memory: 64Gi}}}]}"
-    )
-    limits = ("--cores-per-worker=8", "--pod-template=pod.yaml")
-    render(harness, "jobset", "--name=study", *limits)
-    manifest = yaml.safe_load((tmp_path / "study.jobset.yaml").read_text())
-    (job,) = manifest["spec"]["replicatedJobs"]
-    (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
-
-    assert {"cpu": "8", "memory": "64Gi"} == container["resources"]["limits"]
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,6 @@ def test_the_default_is_this_machine():
     assert {} == launcher.identity()
 
 
-def test_an_unknown_launcher_gets_the_nearest_name():
-    with pytest.raises(
-        PlanError, match=r"unknown launcher 'locale'; known are local.*did you mean"
-    ):
-        catalog.info("locale")
-
-
 @pytest.mark.parametrize("name", catalog.LAUNCHERS)
 def test_every_launcher_is_described(name):
     assert name == catalog.info(name).name

@@ -128,21 +128,6 @@ def test_others_have_a_grace_period(running, tmp_path, monkeypatch):
     assert FirstExit(rank=1) == first_exit.read(tmp_path)
 
 
-def test_a_rank_whose_connection_is_lost_was_killed(running, tmp_path):
-    launcher = Launcher(ended(1), None, None)
-    made = running(launcher)
-    assert launcher.engine is not None
-    launcher.engine.connections[1].close()
-    made.wait(LONGEST_SEC)
-    made.end()
-
-    assert -signal.SIGKILL == made.exit_code
-    assert (
-        "connection to process 1 on host 'n1' was lost"
-        in first_exit.read(tmp_path).reason
-    )
-
-
 @pytest.mark.parametrize(
     ("code", "end"),
     [
@@ -153,8 +138,8 @@ def test_a_rank_whose_connection_is_lost_was_killed(running, tmp_path):
         (-99, "failed; the engine's own client ended with signal 99"),
     ],
 )
-def test_a_client_that_was_killed_is_named(running, tmp_path, code, end):
-    """Its members are then lost; it also fails when they are killed."""
+def test_a_rank_whose_connection_is_lost_was_killed(running, tmp_path, code, end):
+    """Of a client that was killed all are lost; it also fails when they are killed."""
     launcher = Launcher(ended(1), None, None, code=code)
     made = running(launcher)
     assert launcher.engine is not None
@@ -162,7 +147,10 @@ def test_a_client_that_was_killed_is_named(running, tmp_path, code, end):
     made.wait(LONGEST_SEC)
     made.end()
 
-    assert first_exit.read(tmp_path).reason.endswith(end)
+    reason = first_exit.read(tmp_path).reason
+    assert -signal.SIGKILL == made.exit_code
+    assert "connection to process 1 on host 'n1' was lost" in reason
+    assert reason.endswith(end)
 
 
 def test_a_gang_that_runs_for_too_long_has_no_exit_code(running):

@@ -149,7 +149,7 @@ def test_what_a_gpu_does_not_support_is_none(install_gpus):
     """Old and virtual GPUs answer a part of the questions."""
     unsupported = without(
         "ComputeRunningProcesses CurrentClocksThrottleReasons ClockInfo Temperature "
-        "PowerUsage TotalEnergyConsumption"
+        "PowerUsage TotalEnergyConsumption TotalEccErrors"
     )
     install_gpus([FakeGpu(unsupported=unsupported)])
     with GpuWatch(gpus.read_gpus()) as watch:
@@ -158,6 +158,7 @@ def test_what_a_gpu_does_not_support_is_none(install_gpus):
 
     unknown = GpuUse(index=0, num_samples=use.num_samples, watched_sec=use.watched_sec)
     assert unknown == use
+    assert "" == void_reason([use])
 
 
 def test_readings_of_a_window_are_chosen_by_time():
@@ -250,15 +251,6 @@ def test_errors_of_the_memory_that_appear_void_a_trial(install_gpus):
     assert ("2 uncorrected ECC errors appeared on GPU 1",) == second.faults
     assert "faults" not in first.model_dump()
     assert GpuUse.model_validate(second.model_dump()) == second
-
-
-def test_without_a_counter_of_errors_none_is_claimed(install_gpus):
-    """GPUs for games have no ECC."""
-    install_gpus(make_gpus(1, unsupported=without("TotalEccErrors")))
-    with GpuWatch(gpus.read_gpus()) as watch:
-        pass
-
-    assert "" == void_reason(watch.uses())
 
 
 ROOT = Path(__file__).resolve().parents[3]

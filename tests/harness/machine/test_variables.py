@@ -4,21 +4,13 @@ import json
 
 import pytest
 
+from harness.placement import allocation
 from harness.run import trial_tree
 from results.records import user_folders, variables
-from results.records.models import Environment, Failure, Placement, StatusRecord
+from results.records.models import Environment, Failure, StatusRecord
 from results.store import record_file
 from results.store.study_store import Store
 
-PLACE = Placement(
-    cpusets=((0, 1),),
-    cores_per_replica=2,
-    num_intra_op_threads=2,
-    num_inter_op_threads=1,
-    num_available_cores=2,
-    is_oversubscribed=False,
-    device_sharing="shared",
-)
 SECRETS = {
     "HOME": "/home/ada",
     "HOSTNAME": "h",
@@ -63,9 +55,14 @@ def test_what_moves_performance_is_identity_and_is_recorded(name):
     assert {name: "7"} == variables.recorded_variables(environ)
 
 
-def test_what_the_harness_sets_or_removes_is_not_identity(make_spec, tmp_path):
+def test_what_the_harness_sets_or_removes_is_not_identity(
+    make_spec, one_core, tmp_path
+):
     """A user's value of it never reaches a trial, so it must not refuse a resume."""
-    set_by_us = trial_tree.trial_variables(make_spec(), PLACE, tmp_path, base={})
+    place = allocation.place(
+        one_core, num_replicas=1, cores_per_replica=1, device="cpu"
+    )
+    set_by_us = trial_tree.trial_variables(make_spec(), place, tmp_path, base={})
     removed = set(trial_tree._DROPPED_VARIABLES)
 
     assert variables.IDENTITY.isdisjoint(set_by_us.keys() | removed)

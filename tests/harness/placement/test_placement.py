@@ -345,11 +345,6 @@ def test_what_the_user_set_is_kept():
     assert LAUNCHES | mine == gpu_threads.with_gpu_threads(mine, "gpu")
 
 
-def test_a_trial_on_the_cpu_has_none():
-    """Its identity is what it was, so that its studies can be resumed."""
-    assert {} == gpu_threads.with_gpu_threads({}, "cpu")
-
-
 def test_the_processes_of_a_trial_get_what_its_identity_says(make_spec, tmp_path):
     """Also after the user's own variables have changed: a plan is what is run."""
     place = _place(4, 1, device="gpu")

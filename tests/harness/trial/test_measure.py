@@ -336,13 +336,6 @@ def test_a_broken_line_is_named(tmp_path, line):
         read_rank(tmp_path, 0)
 
 
-def test_a_missing_file_is_an_empty_log(tmp_path):
-    """The process never got that far."""
-    log = read_rank(tmp_path, 0)
-
-    assert (Phase.LAUNCH, []) == (log.phase, log.steps)
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("a\nb", "a"), ("\n  a  \n", "a"), ("", ""), ("x" * 900, "x" * 497 + "...")],

@@ -191,13 +191,6 @@ def test_a_tensorflow_that_cannot_be_imported_is_one_line(monkeypatch, tmp_path)
     )
 
 
-def test_enough_gpus_are_no_complaint():
-    seen = TensorFlowGpus(num_gpus=2, is_built_with_cuda=True)
-
-    assert "" == gpu_probe.complaint(seen, ["0", "1"])
-    gpu_probe.check(seen, ["0", "1"])
-
-
 @pytest.mark.parametrize(
     ("value", "expected"),
     [(None, ()), ("", ()), ("-1", ()), ("3", ("3",)), ("MIG-1,2", ("MIG-1", "2"))],

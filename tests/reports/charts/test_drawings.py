@@ -16,7 +16,7 @@ from reports.charts.compact import compact
 from reports.charts.drawing import labels, look, replicas_axis, svg
 from reports.charts.drawing.replicas_axis import ReplicasAxis
 from reports.page import page
-from reports.page.sections import lost_time, variation, verdict
+from reports.page.sections import variation, verdict
 from reports.view import view
 from reports.view.view import view_store
 from results.records.models import ScalingMode
@@ -192,14 +192,6 @@ def test_a_case_of_several_processes_has_a_heat_map(tmp_path):
 
     assert "Step time by process and step" in variation.render(view_store(several))
     assert "Step time by process" not in variation.render(view_store(one))
-
-
-def test_a_study_without_controls_and_cpu_time_explains_no_loss(tmp_path):
-    """The section vanishes rather than guess."""
-    view = view_store(make_store(tmp_path, RelayShape(controls=())))
-
-    assert [item.lost for item in view.recorded] == [None]
-    assert lost_time.render(view) == ""
 
 
 LEAST_CONTRAST = 3.0

@@ -9,30 +9,6 @@ from reports.view.view import view_store
 from results.records.machines.gpu_record import GpuUse
 
 
-def test_the_page_has_clocks_power_and_why_a_clock_was_low(tmp_path, synthetic):
-    """Over all trials; accelerators are those of the largest one."""
-    store = synthetic.make_store(tmp_path / "s")
-    trials = list(store.trials())
-    for number, trial in enumerate(trials):
-        use = GpuUse(
-            index=0,
-            num_samples=5,
-            clock_mhz=1980.0 - number,
-            power_watts=600.0 + number,
-            temperature_celsius=60.0,
-            slowed_by=("power limit",) if number == 1 else (),
-        )
-        fields = {"gpus": ("H100",) * trial.spec.num_replicas, "gpu_uses": (use,)}
-        store.write_env(trial.trial_id, trial.env.model_copy(update=fields))
-    page = str(machine.render(view_store(store)))
-    num_trials = len(trials)
-    largest = max(trial.spec.num_replicas for trial in trials)
-
-    assert f"<dd>{', '.join(['H100'] * largest)}; while trials were measured" in page
-    assert f"{1981 - num_trials:,} to 1,980 MHz, 600 to {599 + num_trials} W" in page
-    assert "at most 60 degrees Celsius, clock lowered by power limit" in page
-
-
 @pytest.fixture
 def show(tmp_path, synthetic):
     def run(make_uses):
@@ -48,6 +24,28 @@ def show(tmp_path, synthetic):
 
 def _uses(count, **fields):
     return tuple(GpuUse(index=i, num_samples=5, **fields) for i in range(count))
+
+
+def test_the_page_has_clocks_power_and_why_a_clock_was_low(show):
+    """Over all trials; accelerators are those of the largest one."""
+    sizes = []
+
+    def make_uses(number, count):
+        sizes.append(count)
+        return _uses(
+            1,
+            clock_mhz=1980.0 - number,
+            power_watts=600.0 + number,
+            temperature_celsius=60.0,
+            slowed_by=("power limit",) if number == 1 else (),
+        )
+
+    page = show(make_uses)
+    last = len(sizes) - 1
+
+    assert f"<dd>{', '.join(['H100'] * max(sizes))}; while trials were measured" in page
+    assert f"{1980 - last:,} to 1,980 MHz, 600 to {600 + last} W" in page
+    assert "at most 60 degrees Celsius, clock lowered by power limit" in page
 
 
 def test_the_page_says_which_gpu_was_slow_before_the_windows(show):

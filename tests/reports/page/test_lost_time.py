@@ -135,11 +135,6 @@ def bound(make):
     return make(0.063)
 
 
-@pytest.fixture(scope="module")
-def not_bound(make):
-    return make(0.010)
-
-
 def test_the_headline_says_that_the_loss_is_that_of_the_input(bound):
     """Beside the speedup, which would be called poor scaling otherwise."""
     judged = verdict.judge(view_store(bound))
@@ -168,7 +163,10 @@ def test_the_section_and_the_terminal_say_what_the_pipelines_take(bound):
     assert "Input-bound: the input pipelines alone take" in section
 
 
-def test_a_case_that_is_not_input_bound_is_not_called_so(not_bound):
+def test_a_case_that_is_not_input_bound_is_not_called_so(make):
+    not_bound = make(0.010)
+    (item,) = summary.summary(not_bound)["lost_time"]
+    found = item["lost_time"]["input_bound"]
     judged = verdict.judge(view_store(not_bound))
     line = lost_time.lines(view_store(not_bound))[-1]
 
@@ -176,6 +174,8 @@ def test_a_case_that_is_not_input_bound_is_not_called_so(not_bound):
     assert "input-bound" not in judged.headline
     assert line.lstrip().startswith("not input-bound: the input pipelines alone take")
     assert line.endswith("its batches arrive before they are needed")
+    assert pytest.approx(0.010, rel=0.1) == found["input_sec"]["value"]
+    assert not found["explains_loss"]
 
 
 def test_one_generation_is_inconclusive(make):
@@ -194,6 +194,7 @@ def test_the_json_has_the_verdict_and_its_interval(bound):
 
     assert ["input-bound", True] == [judged["verdict"], judged["explains_loss"]]
     assert judged["fraction"]["low"] < judged["fraction"]["value"]
+    assert pytest.approx(0.063, rel=0.1) == judged["input_sec"]["value"]
     # The case, one replica, nosync, solo, synthetic twice, and the pipelines alone.
     assert 7 * 4 == len(item["trial_ids"])
 

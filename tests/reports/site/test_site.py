@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from harness.cli import main
 from reports.site import build, card, comparison, ratio_bar, sparkline
-from results.errors import ResultsError, WriteStoreError
+from results.errors import WriteStoreError
 from results.judging import gate_metrics
 from results.records.machines.machine_record import MachineState
 from results.statistics.estimates import Estimate
@@ -165,12 +165,6 @@ def test_equal_names_get_folders_of_their_own():
     names = ["a", "A", "../../etc", "a", ".", "x" * 300]
 
     assert ["a", "A-2", "etc", "a-3", "study", "x" * 80] == card.slugs(names)
-
-
-def test_a_study_that_is_named_twice_is_refused(first):
-    """It would be compared with itself."""
-    with pytest.raises(ResultsError, match=r"study '.*folder' is given twice; name"):
-        list(build.pages([first, first], METRIC))
 
 
 def test_a_file_in_the_way_of_the_site_is_kept(
@@ -336,12 +330,6 @@ def test_another_machine_is_a_reason_not_to_conclude(first, elsewhere):
         "These two studies are not comparable, so the ratios below are shown and judge"
         " nothing: the machines differ: processor"
     )
-
-
-def test_a_study_has_no_difference_from_itself(first):
-    study = load_study(first)
-    with pytest.raises(ResultsError, match=r"both studies are 'before' with the same"):
-        comparison.compare_studies(study, load_study(first), METRIC)
 
 
 def test_cases_of_one_study_only_are_listed(first, make_study):

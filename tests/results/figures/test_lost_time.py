@@ -101,14 +101,6 @@ def test_input_that_one_replica_waits_for_as_well_is_no_loss():
     assert found.part("unexplained").value_sec == pytest.approx(0, abs=1e-12)
 
 
-def test_only_generations_with_all_step_times_are_used():
-    found = decompose(
-        Observed(case=_all(100), baseline=_all(50), nosync={0: 0.08, 2: 0.08})
-    )
-
-    assert (found.num_generations, found.num_left_out) == (2, 1)
-
-
 def test_one_generation_has_no_interval():
     """Its values are shown, and why nothing else is."""
     found = decompose(Observed(case={0: 0.1}, baseline={0: 0.05}, nosync={0: 0.08}))
@@ -249,14 +241,6 @@ def test_a_control_that_always_failed_is_not_guessed(tmp_path):
     assert pytest.approx(0.010, abs=TOLERANCE_SEC) == parts_of(found)["unexplained"]
 
 
-def test_rounds_without_a_common_valid_turn_explain_nothing(tmp_path):
-    """Times of different moments are not compared."""
-    shape = RelayShape(is_without_common_round=True)
-    (found,) = explain.explain(study_of(tmp_path, shape))
-
-    assert (None, explain.NO_COMMON_ROUND) == (found.lost, found.reason)
-
-
 def test_void_turns_are_in_no_mean(study):
     """The steps of a void turn are skipped, not those of its repetition."""
     results = [entry.result for entry in study.planned]
@@ -285,13 +269,6 @@ def test_solo_explains_every_backend_of_its_size(tmp_path, replicas):
     assert [("in_graph", replicas[-1]), ("tf_mirrored", replicas[-1])] == [
         (item.case.spec.backend, item.case.spec.num_replicas) for item in found
     ]
-
-
-def test_a_study_without_controls_explains_nothing(tmp_path):
-    """A twin is no control of the step."""
-    study = study_of(tmp_path, dataclasses.replace(RelayShape(), controls=()))
-
-    assert () == explain.explain(study)
 
 
 def test_the_backend_of_solo_is_not_one_of_the_study(study):
@@ -331,14 +308,6 @@ def test_an_interval_around_the_limit_is_inconclusive():
     assert not found.explains_loss
 
 
-def test_one_generation_is_inconclusive():
-    """It has no interval, whatever its value."""
-    found = input_bound.judge(CASE[:1], CASE[:1] / 2, CASE[:1])
-
-    assert ("inconclusive", None) == (found.verdict, found.fraction.low)
-    assert 1.0 == found.fraction.value
-
-
 def test_what_pipelines_take_alone_is_no_part_of_the_step():
     """They run beside it: the parts add up without them."""
     case, alone = (dict.fromkeys(range(3), t) for t in (0.1, 0.05))
@@ -352,29 +321,3 @@ def test_what_pipelines_take_alone_is_no_part_of_the_step():
     assert plain.input_bound is None
     assert found.input_bound is not None
     assert pytest.approx(0.098) == found.input_bound.input_sec.value
-
-
-@pytest.mark.parametrize(
-    ("pipelines", "verdict"), [(0.063, "input-bound"), (0.010, "not input-bound")]
-)
-def test_the_turns_of_the_control_judge_its_case(tmp_path, pipelines, verdict):
-    """A step of 64 ms, and pipelines that take 63 or 10 of them alone."""
-    shape = RelayShape(
-        lost={"in_graph": Lost(input=0.008, pipelines=pipelines)},
-        controls=(*ALL, Control.INPUT_ONLY),
-    )
-    (item,) = explain.explain(load_study(make_store(tmp_path, shape)))
-
-    assert item.lost is not None
-    assert item.lost.input_bound is not None
-    assert verdict == item.lost.input_bound.verdict
-    assert (verdict == "input-bound") is item.lost.input_bound.explains_loss
-    assert pytest.approx(pipelines, rel=0.1) == item.lost.input_bound.input_sec.value
-
-
-def test_a_study_without_the_control_says_nothing(tmp_path):
-    """Neither that a step is input-bound, nor that it is not."""
-    (item,) = explain.explain(load_study(make_store(tmp_path, RelayShape())))
-
-    assert item.lost is not None
-    assert item.lost.input_bound is None

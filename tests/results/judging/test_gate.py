@@ -301,11 +301,6 @@ def test_a_study_that_is_not_comparable_never_passes(relay, fields, message):
     assert allowed.verdict.is_pass
 
 
-def test_studies_without_a_common_case_are_refused(relay):
-    with pytest.raises(ResultsError, match=r"no case is in both 'a' \(in_graph, 1 rep"):
-        of_studies(relay("a"), relay("b", backends=("tf_mirrored",)))
-
-
 METRIC = gate_metrics.THROUGHPUT
 
 

@@ -21,7 +21,6 @@ def _drawn(form, characters, number):
     return rest.map(lambda drawn: form.format(drawn + characters[-1] + characters[0]))
 
 
-_HEX = "abcdef0123456789"
 _BIG = string.ascii_uppercase + string.digits
 TOKENS = {
     "AWS": _drawn("AKIA{}", _BIG, 16),

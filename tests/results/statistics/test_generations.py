@@ -96,18 +96,6 @@ def test_a_p_value_agrees_with_its_interval(apart):
     assert 2 * mean.half_width() == pytest.approx(half)
 
 
-@pytest.mark.parametrize("spread_of_processes", [0.0, 0.01, 0.03])
-def test_intervals_hold_the_truth_as_stated(spread_of_processes):
-    """Of five generations of 20 rounds that differ by 0.05; by simulation."""
-    generator = np.random.default_rng(3)
-    num = 2000
-    process = generator.normal(0, spread_of_processes, (num, 5, 1))
-    logs = process + generator.normal(0, 0.05, (num, 5, 20))
-    covered = [not generations.over_rounds(of).excludes(1.0) for of in logs]
-
-    assert 0.94 < np.mean(covered) < 0.985
-
-
 def test_one_generation_has_no_interval_over_generations():
     estimate = generations.over_generations([0.5])
 

@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from results.errors import ResultsError
 from results.study import study_differences
 from results.study.cases import load_study
 
@@ -113,12 +112,3 @@ def test_a_fingerprint_is_explained_by_the_facts_behind_it(
 
     assert len(reasons) == bool(why_not)
     assert re.fullmatch(why_not, "".join(reasons))
-
-
-def test_studies_without_a_case_in_common_are_refused(make):
-    """There is nothing whose facts could be compared."""
-    first = make("a", {}, backends=("in_graph",))
-    second = make("b", {}, backends=("tf_mirrored",))
-
-    with pytest.raises(ResultsError, match=r"no case is in both 'a' .* and 'b'"):
-        study_differences.of_studies(first, second)

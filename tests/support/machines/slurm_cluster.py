@@ -271,22 +271,6 @@ class SlurmCluster:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-    def limit_rate(self, rate):
-        """Limits what each node sends and receives to so many Mbit/s."""
-        shape = ("root", "tbf", "rate", f"{rate}mbit", "burst", "256k")
-        places = [(CONTROLLER, f"p{index}") for index in range(len(NODES))]
-        for host, port in (*places, *((node, "up0") for node in NODES)):
-            words = ("tc", "qdisc", "replace", "dev", port, *shape, "latency", "50ms")
-            done = self.run(*words, on=host)
-            if done.returncode:
-                return done.stderr.strip()
-        return ""
-
-    def unlimit_rate(self):
-        for index, node in enumerate(NODES):
-            self.run("tc", "qdisc", "del", "dev", f"p{index}", "root")
-            self.run("tc", "qdisc", "del", "dev", "up0", "root", on=node)
-
     def kill_node(self, name):
         """Ends a node with all its processes, as a loss of power does."""
         self._first[name].kill()
