@@ -51,7 +51,6 @@ def test_the_switch_is_worked_by_keyboard(open_page):
 
 WIDTHS = (360, 390, 768, 1280)
 
-PHONE = (390, 844)
 TABLE = """(() => { const table = document.querySelector(".scroll:has(.measured)");
     return [table.clientWidth, table.scrollWidth]; })()"""
 ROWS = "document.querySelectorAll('.scroll:has(.measured) tbody tr').length"
@@ -97,7 +96,7 @@ def test_the_first_screen_of_a_phone_is_whole(open_page, path):
 
     Unless there are more backends and modes than fit above them.
     """
-    width, height = PHONE
+    width, height = (390, 844)
     page = open_page(path, width)
     page.set_viewport_size({"width": width, "height": height})
     shown, whole = page.evaluate(TABLE)

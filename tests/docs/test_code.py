@@ -14,10 +14,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_SEC = 600
-EXAMPLE_STUDY = "example"
 
 _BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
-_FOLDERS = ("docs", "harness", "replicator", "reports", "results", "workloads")
 
 # Runs one document: blocks build on one another, and the first replicator of a document
 # may still split the CPU into virtual devices.
@@ -35,7 +33,7 @@ def python_blocks(text):
 
 def documents_with_code():
     paths = [*ROOT.glob("*.md")]
-    for folder in _FOLDERS:
+    for folder in ("docs", "harness", "replicator", "reports", "results", "workloads"):
         paths += (ROOT / folder).rglob("*.md")
     return [
         path.relative_to(ROOT).as_posix()
@@ -77,7 +75,7 @@ def run_document(name, text, folder, *, is_forked=True):
 def folder_with_study(tmp_path, synthetic):
     """A folder in which ``runs/example`` is a small study."""
     shape = synthetic.Shape(modes=(synthetic.WEAK,), repeats=2)
-    synthetic.make_store(tmp_path / "runs" / EXAMPLE_STUDY, shape)
+    synthetic.make_store(tmp_path / "runs" / "example", shape)
     return tmp_path
 
 
@@ -98,7 +96,6 @@ def test_the_code_of_a_document_runs(path, folder_with_study):
 
 
 NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
-NOTEBOOK_TIMEOUT_SEC = 300
 
 # One interpreter per notebook; the code of a cell is compiled under its number, so
 # that a traceback says which one it was.
@@ -134,7 +131,7 @@ def run_cells(cells, folder):
                 [str(ROOT), os.environ.get("PYTHONPATH", "")]
             ),
         },
-        timeout=NOTEBOOK_TIMEOUT_SEC,
+        timeout=300,
     )
 
 

@@ -14,7 +14,6 @@ from urllib.parse import unquote
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_SEC = 240
 # What a browser loads by itself; a link that a reader follows is no such attribute.
 LOADED = {
     ("img", "src"),
@@ -58,7 +57,7 @@ def build(folder, *arguments):
         check=False,
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        timeout=TIMEOUT_SEC,
+        timeout=240,
     )
 
 

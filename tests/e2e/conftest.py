@@ -13,9 +13,6 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_SEC = 900
-
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
@@ -25,9 +22,9 @@ def sweep(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """
 
     def run(
-        *options: str, timeout_sec: float = TIMEOUT_SEC, as_users: bool = False
+        *options: str, timeout_sec: float = 900, as_users: bool = False
     ) -> subprocess.CompletedProcess[str]:
-        paths = [str(ROOT)]
+        paths = [str(Path(__file__).resolve().parents[2])]
         if not as_users:
             paths.append(os.environ.get("PYTHONPATH", ""))
         return subprocess.run(

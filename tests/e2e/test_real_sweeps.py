@@ -199,9 +199,6 @@ def test_a_relay_measures_the_pipelines_without_the_step(
     assert ["matches"] == [match["outcome"] for match in summary["matches"]]
 
 
-TIMEOUT_SEC = 600
-
-
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("backend", "data"),
@@ -235,7 +232,7 @@ def test_two_workers_of_two_replicas_train_as_one_replica(
         "--controls=none",
         "--budget=none",
         "--json",
-        timeout_sec=TIMEOUT_SEC,
+        timeout_sec=600,
     )
     assert 0 == done.returncode, done.stderr
     study = load_study(Store.open(tmp_path / "runs" / "s"))

@@ -151,12 +151,11 @@ def test_a_study_is_continued_as_it_was_planned(harness, finished):
 
 
 ROOT = Path(__file__).resolve().parents[3]
-NAMES = ("click", "replicator", "reports", "results", "rich", "workloads")
 
 
 @pytest.fixture
 def users_folder(tmp_path):
-    for name in NAMES:
+    for name in ("click", "replicator", "reports", "results", "rich", "workloads"):
         (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('user: {name}')\n")
     return tmp_path
 

@@ -8,6 +8,7 @@ import time
 import pytest
 from command_words import overridden
 from ended import ended_ids
+from hung import until
 
 from harness.cli import exit_codes
 from results.records.models import SCHEMA_VERSION
@@ -129,7 +130,7 @@ def test_an_interrupt_exits_130_and_says_how_to_resume(
         FAKE_BEHAVIOR="in_graph:2:hang",
     )
     rank = tmp_path / "runs" / "s" / "trials"
-    wait_until(lambda: len(list(rank.glob("*/rank_0.jsonl"))) == 2)
+    until(lambda: len(list(rank.glob("*/rank_0.jsonl"))) == 2)
     time.sleep(0.3)
     process.send_signal(number)
     _, err = process.communicate(timeout=120)
@@ -142,13 +143,6 @@ def test_an_interrupt_exits_130_and_says_how_to_resume(
     assert store.report_path.exists()
 
 
-def wait_until(condition):
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_two_harnesses_on_one_study_the_second_is_refused(
     start_harness, harness, tmp_path, small
 ):
@@ -156,7 +150,7 @@ def test_two_harnesses_on_one_study_the_second_is_refused(
     only_one = ("--backends=in_graph", "--replicas=1", "--repeats=1", "--no-match")
     args = ("sweep", *overridden(small, *only_one, "--study=s"))
     first = start_harness(*args, FAKE_GATE_FILE=gate)
-    wait_until((tmp_path / "runs" / "s" / ".lock-holder").exists)
+    until((tmp_path / "runs" / "s" / ".lock-holder").exists)
     second, _, err = harness(*args)
     gate.touch()
     first.communicate(timeout=120)

@@ -107,7 +107,6 @@ with open("rows.csv", "w", buffering=1) as file:
         time.sleep(0.03)
         print(f"{step},{7 + step}", file=file)
 """
-MISSING = "no-such-program {replicas}"
 SLEEPS = ("987", "988")
 
 
@@ -123,7 +122,7 @@ def ran(tmp_path_factory):
             "import os, subprocess, sys, time\n" + textwrap.dedent(text) + "\n"
         )
         trials[name] = planned(f"python3 {path.name} {{replicas}}")
-    trials["is missing"] = planned(MISSING)
+    trials["is missing"] = planned("no-such-program {replicas}")
     (root / "script").write_text("echo rate 7\n")
     (root / "script").chmod(0o755)
     trials["is no program"] = planned("./script {replicas}")

@@ -12,7 +12,6 @@ from harness.errors import PlanError, RevisionError
 from harness.judging import program_revisions
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n"
-PATHS = ("src/train.py", "kept.txt", "removed.txt")
 
 
 @pytest.fixture
@@ -20,7 +19,7 @@ def root(tmp_path):
     folder = tmp_path / "own"
     folder.mkdir()
     git(folder, "init", "--quiet", "--initial-branch=main")
-    for name in PATHS:
+    for name in ("src/train.py", "kept.txt", "removed.txt"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text("committed")
     commit(folder, "first")

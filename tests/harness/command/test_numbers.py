@@ -42,7 +42,6 @@ def clock(seconds, form):
     return form.format(h=hours, m=minutes, s=rest, f=part)
 
 
-SPACES = "\u00a0\u2007\u2009\u202f\u2006\u3000"
 # Each spells a value of at least 1000.25; it is read, or is also right to refuse.
 READ = {
     "plain": lambda w, f: f"{w}.{f}",
@@ -57,7 +56,7 @@ READ = {
     "typographic": lambda w, f: f"{grouped(w, chr(0x2019))}.{f}",
     **{
         f"space {ord(one):x}": lambda w, f, one=one: f"{grouped(w, one)}.{f}"
-        for one in SPACES
+        for one in "\u00a0\u2007\u2009\u202f\u2006\u3000"
     },
     "seconds": lambda w, f: f"{w}.{f}s",
     "seconds apart": lambda w, f: f"{w}.{f} s",

@@ -10,10 +10,9 @@ from harness.command.reader import LineReader
 from harness.command.terminal_line import TerminalLine
 
 MOVES = ("back", "forward", "to", "blank")
-PATTERN = r"rate: ([0-9.]+)"
 
 
-def read(*chunks, pattern=PATTERN):
+def read(*chunks, pattern=r"rate: ([0-9.]+)"):
     of = metric.parse(f"throughput={pattern}")
     assert of.pattern is not None
     reader = LineReader(of.pattern)

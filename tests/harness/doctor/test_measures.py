@@ -185,17 +185,6 @@ def measure(settings):
     return finding
 
 
-def voiding(settings, *is_void):
-    """Returns settings by which turns are void in turn; the others are valid."""
-    answers = itertools.cycle(is_void)
-    return dataclasses.replace(
-        settings,
-        void_reason=lambda _load, _retraces: (
-            "others were busy" if next(answers) else ""
-        ),
-    )
-
-
 @pytest.mark.processes
 def test_a_quiet_pair_says_what_a_default_sweep_gives(settings):
     """The fake worker's steps hardly vary; what is assumed is said."""
@@ -214,7 +203,10 @@ def test_a_quiet_pair_says_what_a_default_sweep_gives(settings):
 @pytest.mark.processes
 def test_a_disturbed_pair_is_bad(settings):
     """More than 30 % of the turns are void: doctor then exits with 6."""
-    finding = measure(voiding(settings, True, False))
+    reasons = itertools.cycle(["others were busy", ""])
+    finding = measure(
+        dataclasses.replace(settings, void_reason=lambda *_: next(reasons))
+    )
 
     assert "bad" == finding.level
     assert re.fullmatch(

@@ -110,7 +110,6 @@ REQUEST = {
     "--time-limit": texts | numbers,
     "--json": None,
 }
-LISTS = ("workloads", "presets", "studies")
 studies = st.sampled_from(("s", "s", "s", "new")) | paths
 """Mostly one that there is, so that what comes after it is reached."""
 VALUES = {
@@ -118,7 +117,7 @@ VALUES = {
     "study": studies,
     "studies": studies,
     "command": texts | st.sampled_from(("list", "set", "show", "python3", "sweep")),
-    "what": st.sampled_from(LISTS) | texts,
+    "what": st.sampled_from(("workloads", "presets", "studies")) | texts,
     "--command": texts | st.sampled_from(("true {replicas}", "no-such {seed}", "{")),
     "--vary": st.builds("{}={},{}".format, texts | st.just("data"), anything, anything),
     "--format": st.sampled_from(sorted(FORMATS)) | texts,
@@ -382,7 +381,6 @@ def test_a_hostile_value_is_reported_in_one_line(refuse, tmp_path, arguments, me
     assert time.monotonic() - start < REFUSED_SEC
 
 
-ROOT = Path(__file__).resolve().parents[3]
 STUDY = published_studies.study("d4pg")
 
 
@@ -394,7 +392,7 @@ def test_a_full_disk_behind_stdout_is_one_line(verb, tmp_path):
         done = subprocess.run(
             [sys.executable, "-m", "harness", *verb.format(STUDY).split()],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])},
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

@@ -147,14 +147,8 @@ def fail_a_trial(root):
 
 
 def rename_trial(root):
-    """A trial that ended twice as slow, beside the one that was planned."""
     folder = trials(root)[0]
     shutil.copytree(folder, folder.with_name("0" * 20))
-
-
-def copy_ranks(root):
-    one, other = trials(root)[:2]
-    shutil.copy(one / "rank_0.jsonl", other / "rank_0.jsonl")
 
 
 TAMPERINGS = {
@@ -168,7 +162,9 @@ TAMPERINGS = {
         root, ("result.json", "rank_0.jsonl", "status.json", "env.json")
     ),
     "step times halved": faster,
-    "observations of another trial": copy_ranks,
+    "observations of another trial": lambda root: shutil.copy(
+        *(folder / "rank_0.jsonl" for folder in trials(root)[:2])
+    ) and None,
     "observations removed": lambda root: (trials(root)[0] / "rank_0.jsonl").unlink(),
     "a result removed": lambda root: (trials(root)[0] / "result.json").unlink(),
     "a status removed": lambda root: (trials(root)[0] / "status.json").unlink(),

@@ -21,14 +21,12 @@ from harness.machine import disturbance
 from results.records.models import SCHEMA_VERSION
 
 ROOT = Path(__file__).resolve().parents[3]
-PACKAGES = ("harness", "replicator", "results", "workloads")
 # Without ``site`` and as a module: a quarter of the time of a trial.
 _PATHS = [
     *(path for path in sys.path if path.endswith("-packages")),
     str(Path(__file__).parent),
 ]
 _START = f"import sys; sys.path += {_PATHS!r}; from gate_worker import main"
-WORKER = (sys.executable, "-S", "-c", f"{_START}; sys.exit(main())")
 GATE = (*gate_process.GATE, "--rounds=3")
 
 
@@ -37,7 +35,7 @@ def repository(tmp_path_factory: Any) -> Path:
     """Returns a repository with a revision for everything that a gate can meet."""
     folder = tmp_path_factory.mktemp("repository")
     git(folder, "init", "--quiet")
-    for name in PACKAGES:
+    for name in ("harness", "replicator", "results", "workloads"):
         shutil.copytree(
             ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__")
         )
@@ -90,7 +88,7 @@ def gate_overrides() -> dict[str, Any]:
     Every turn is valid, whatever else this machine does.
     """
     return {
-        "worker_command": WORKER,
+        "worker_command": (sys.executable, "-S", "-c", f"{_START}; sys.exit(main())"),
         "canary": lambda _core: 0.2,
         "void_reason": lambda _load, _retraces: "",
     }

@@ -13,6 +13,7 @@ import time
 
 import psutil
 import pytest
+from hung import until
 
 from harness.errors import LaunchError
 from harness.launch import channel, member
@@ -34,18 +35,11 @@ def engine_client(trial_dir, code, **options):
     )
 
 
-def wait_for_line(engine):
-    end = time.monotonic() + LONGEST_SEC
-    while not engine.output():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 @pytest.mark.processes
 def test_a_client_that_reads_ends_when_it_is_to_end(tmp_path):
     code = "import sys; print(sys.stdin.readline(), flush=True); sys.stdin.read()"
     engine = engine_client(tmp_path, code, message=b"gang\n")
-    wait_for_line(engine)
+    until(engine.output)
 
     assert engine.poll() is None
     engine.cancel()
@@ -63,7 +57,7 @@ def test_a_client_that_does_not_end_is_killed(tmp_path, on_sigterm, code):
         " print('ready', flush=True); time.sleep(60)"
     )
     engine = engine_client(tmp_path, program, end_by_itself_sec=0.2)
-    wait_for_line(engine)
+    until(engine.output)
     engine.cancel()
     engine.cancel()
 
@@ -297,10 +291,7 @@ def test_a_process_ends_with_its_member(tmp_path, number):
     """However that ends; before, its standard input was open."""
     started = start_member(tmp_path, sys.executable, "-c", WAITS_FOR_ITS_PARENT)
     log = tmp_path / "log"
-    deadline = time.monotonic() + 60
-    while not (log.exists() and log.read_text().endswith("\n")):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: log.exists() and log.read_text().endswith("\n"))
     process = psutil.Process(int(log.read_text()))
     assert psutil.STATUS_ZOMBIE != process.status()
     started.send_signal(number)

@@ -6,13 +6,13 @@ import os
 import re
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import kubernetes_api
 import kubernetes_rules
 import pytest
 import synthetic_trial
+from hung import until
 
 from harness.cli import exit_codes
 from harness.errors import LaunchError, PlanError
@@ -27,9 +27,7 @@ from harness.run.trial_runner import run_trial
 from results.records.models import TrialStatus
 from results.store.study_store import Store
 
-ROOT = Path(__file__).resolve().parents[3]
 ASKED = ("--launcher=kubernetes", "--pod-template=pod.yaml")
-LONGEST_SEC = 120.0
 PROGRAM = """
 import sys, time
 print("cells/s: 1.0", flush=True)
@@ -48,7 +46,7 @@ def server(tmp_path, monkeypatch):
     folder = tmp_path / "server"
     folder.mkdir()
     claims = {"studies": ["ReadWriteMany"], "alone": ["ReadWriteOnce"]}
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[3]))
     with kubernetes_api.running(folder, claims) as made:
         monkeypatch.setenv("KUBECONFIG", str(made.kubeconfig))
         yield made
@@ -80,14 +78,6 @@ def sweep(tmp_path):
         "--mode=weak", "--repeats=2", "--order=sequential", "--study=s",
         "--per-replica-batch-size=8", *ASKED,
     )  # fmt: skip
-
-
-def until(condition, what):
-    deadline = time.monotonic() + LONGEST_SEC
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.05)
-    return found
 
 
 def conditions_of(server, job):

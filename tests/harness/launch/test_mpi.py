@@ -12,7 +12,6 @@ import pytest
 from replicator.cluster import local_cluster
 
 IDENTITY = pathlib.Path(__file__).with_name("gang_identity.py")
-SUM = IDENTITY.with_name("gang_sum.py")
 needs_mpirun = pytest.mark.skipif(
     shutil.which("mpirun") is None,
     reason="needs mpirun of OpenMPI: apt-get install openmpi-bin",
@@ -72,7 +71,7 @@ def test_workers_of_mpirun_train_together(tmp_path):
     done = run_gang(
         tmp_path,
         sys.executable,
-        str(SUM),
+        str(IDENTITY.with_name("gang_sum.py")),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),
     )

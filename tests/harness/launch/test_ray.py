@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import synthetic_trial
 from command_words import smoke_sweep
+from hung import until
 
 from harness.cli import exit_codes
 from harness.errors import LaunchError
@@ -220,13 +221,6 @@ def marked(trial_dir):
     return process_tree.find_tree(str(trial_dir.resolve()))
 
 
-def wait_until(condition, what):
-    deadline = time.monotonic() + LONGEST_SEC
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.1)
-
-
 @needs_ray
 @pytest.mark.processes
 @pytest.mark.usefixtures("cluster")
@@ -388,7 +382,7 @@ def test_a_sweep_that_ends_early_continues(
     )
     trials = tmp_path / "runs" / "s" / "trials"
     ended = start_harness(*sweep, FAKE_BEHAVIOR="multi_worker:2:hang")
-    wait_until(lambda: list(trials.glob("*/rank_1.jsonl")), "both ranks run")
+    until(lambda: list(trials.glob("*/rank_1.jsonl")), "both ranks run")
     (trial_dir,) = trials.iterdir()
     ended.send_signal(number)
     ended.communicate(timeout=LONGEST_SEC)
@@ -396,7 +390,7 @@ def test_a_sweep_that_ends_early_continues(
     if number == signal.SIGTERM:
         assert exit_codes.INTERRUPTED == ended.returncode
         assert [] == marked(trial_dir)
-    wait_until(lambda: not marked(trial_dir), "all processes of the trial end")
+    until(lambda: not marked(trial_dir), "all processes of the trial end")
     # It gets both nodes, so they were given back.
     assert exit_codes.OK == harness(*sweep, overrides=overrides)[0]
     (trial,) = Store.open(tmp_path / "runs" / "s").trials()

@@ -9,10 +9,11 @@ import time
 
 import psutil
 import pytest
+from hung import until
+from loads import QUIET
 
 from harness.machine import core_clock, disturbance, foreign_load
 from harness.machine.core_clock import CoreClock, CoreTimes, ThreadTimes, Throttling
-from harness.machine.disturbance import Disturbance
 from harness.machine.foreign_load import CpuClock
 
 TICK_SEC = core_clock.TICK_SEC
@@ -180,9 +181,6 @@ def test_a_reading_while_threads_come_and_end_succeeds():
     assert clocks[-1].process_sec[child.pid] > 0
 
 
-NO_THROTTLING = Throttling(num_quota=0, quota_sec=0.0, num_thermal=0)
-
-
 def _clock(wall_sec, **fields):
     """A reading of two cores; ``idle``, ``stolen`` and ``own`` in seconds."""
     cores = CoreTimes(
@@ -199,23 +197,10 @@ def _clock(wall_sec, **fields):
         "threads": threads,
         "process_sec": {7: own_sec},
         "process_source": "schedstat",
-        "throttling": NO_THROTTLING,
+        "throttling": Throttling(num_quota=0, quota_sec=0.0, num_thermal=0),
         "reading_sec": 0.0,
     }
     return CoreClock(wall_sec=wall_sec, **(defaults | fields))
-
-
-def _disturbance(**fields):
-    defaults = {
-        "foreign_cpu_fraction": 0.0,
-        "foreign_resolution": 0.0,
-        "stolen_cpu_fraction": 0.0,
-        "stolen_resolution": 0.0,
-        "run_delay_sec": 0.0,
-        "num_throttled": 0,
-        "throttled_sec": 0.0,
-    }
-    return Disturbance(**(defaults | fields))
 
 
 def test_foreign_time_is_of_the_cores_of_the_trial():
@@ -364,7 +349,9 @@ def test_throttling_by_quota_and_by_heat_is_added():
 )
 def test_the_reason_of_a_void_turn_is_one_phrase(fields, num_retraces, reason):
     """Each limit, at it and beyond it, with what can be rounding on top."""
-    assert reason == disturbance.void_reason(_disturbance(**fields), num_retraces)
+    exact = {"foreign_resolution": 0.0, "stolen_resolution": 0.0}
+    load = dataclasses.replace(QUIET, **exact | fields)
+    assert reason == disturbance.void_reason(load, num_retraces)
 
 
 @pytest.mark.parametrize(
@@ -518,10 +505,7 @@ def test_a_spinning_neighbour_is_seen_and_an_own_child_is_not():
     own_sec = foreign_load.read_clock().own_sec - start.own_sec
     start = foreign_load.read_clock()
     with psutil.Popen([*SPIN, "60"]) as neighbour:
-        deadline = time.monotonic() + 60
-        while sum(neighbour.cpu_times()[:2]) < SPIN_SEC:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: sum(neighbour.cpu_times()[:2]) >= SPIN_SEC)
         end = foreign_load.read_clock()
         neighbour.kill()
     foreign = foreign_load.between(start, end, NUM_CPUS)

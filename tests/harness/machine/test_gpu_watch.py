@@ -253,7 +253,6 @@ def test_errors_of_the_memory_that_appear_void_a_trial(install_gpus):
     assert GpuUse.model_validate(second.model_dump()) == second
 
 
-ROOT = Path(__file__).resolve().parents[3]
 HOLD = """
 import pathlib, sys
 from harness.machine import gpu_exclusive, gpus
@@ -271,7 +270,7 @@ def test_a_lock_keeps_other_processes_out_until_its_own_has_ended(install_gpus):
     first, second = gpus.read_gpus()
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, str(gpu_exclusive.lock_folder()), first.uuid],
-        cwd=ROOT,
+        cwd=Path(__file__).resolve().parents[3],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

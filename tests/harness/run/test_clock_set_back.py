@@ -15,7 +15,6 @@ from harness.run import trial_runner
 from results.store.study_store import Store
 
 ROOT = Path(__file__).resolve().parents[3]
-PACKAGES = ("harness", "results", "reports", "workloads", "replicator")
 # Calls that read a clock which people and NTP can set.
 WALL = {("time", "time"), ("time", "time_ns")} | {
     (name, call) for name in ("datetime", "date") for call in ("now", "utcnow", "today")
@@ -44,7 +43,7 @@ def test_one_module_reads_the_clock_of_the_wall():
     """Whatever is a duration, or an order, comes from a monotonic clock."""
     found = {
         path.relative_to(ROOT).as_posix()
-        for package in PACKAGES
+        for package in ("harness", "results", "reports", "workloads", "replicator")
         for path in (ROOT / package).rglob("*.py")
         if wall_clocks_of(path)
     }

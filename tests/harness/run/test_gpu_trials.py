@@ -27,10 +27,6 @@ SWEEP = smoke_sweep(
 STRANGERS = [1]
 
 
-def gpus_of(machine):
-    return [Gpu(index=i, uuid=g.uuid, name=g.name) for i, g in enumerate(machine)]
-
-
 def _environments(folder):
     return {
         trial.spec.num_replicas: trial.env
@@ -266,7 +262,8 @@ def test_a_second_sweep_on_the_same_gpus_is_one_line(
 def test_sweeps_on_different_gpus_do_not_exclude_each_other(sweep, monkeypatch):
     """And a lock is gone with its sweep."""
     machine = make_gpus(2)
-    with gpu_exclusive.hold(gpus_of(machine)[:1], study="other"):
+    first = Gpu(index=0, uuid=machine[0].uuid, name=machine[0].name)
+    with gpu_exclusive.hold([first], study="other"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
         code, _, err = sweep(machine, "--backends=single", "--replicas=1")
         assert exit_codes.OK == code, err

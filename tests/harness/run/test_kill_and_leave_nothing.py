@@ -15,6 +15,7 @@ import psutil
 import pytest
 from command_words import overridden, smoke_sweep
 from ended import ended_ids, observed_in
+from hung import until
 
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
@@ -167,19 +168,12 @@ def test_a_killed_harness_takes_its_trial_along(start_harness, tmp_path):
     """Kill -9 of the parent ends the worker too, with nobody there to do it."""
     process = start_harness(*SMALL, "--no-match", FAKE_BEHAVIOR="*:*:hang")
     trials = tmp_path / "runs" / "s" / "trials"
-    workers = []
-    deadline = time.monotonic() + 120
-    while not workers or not list(trials.glob("*/rank_0.jsonl")):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-        workers = psutil.Process(process.pid).children()
+    until(lambda: list(trials.glob("*/rank_0.jsonl")))
+    workers = psutil.Process(process.pid).children()
     (trial_dir,) = trials.iterdir()
     process.kill()
     process.communicate()
-    deadline = time.monotonic() + 60
-    while left := find_tree(str(trial_dir.resolve()), workers[0].pid):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    until(lambda: not find_tree(str(trial_dir.resolve()), workers[0].pid))
 
 
 @forked
@@ -250,11 +244,8 @@ def test_an_owner_that_was_suspended_writes_over_nothing(
     small = ("--backends=in_graph", "--replicas=1", "--no-match", "--budget=none")
     words = overridden(SMALL, *small, *ORDERS[order])
     first = start_harness(*words, FAKE_STEP_SEC="0.05")
-    deadline = time.monotonic() + 60
-    while not list(root.glob("trials/*/rank_0.jsonl")):
-        assert time.monotonic() < deadline
-        assert first.poll() is None
-        time.sleep(0.01)
+    until(lambda: list(root.glob("trials/*/rank_0.jsonl")))
+    assert first.poll() is None
     first.send_signal(signal.SIGSTOP)
     time.sleep(STOPPED_SEC)
     # Another machine, which sees none of this one's locks.

@@ -8,6 +8,7 @@ import time
 
 import psutil
 import pytest
+from hung import until
 
 from harness.cli import progress
 from harness.planning.estimate import Durations
@@ -134,10 +135,7 @@ def test_a_timeout_kills_grandchildren_that_left_the_session(
 
     def start_with_grandchild(tree):
         start(tree)
-        deadline = time.monotonic() + 60
-        while not (pid_file.exists() and pid_file.read_text()):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: pid_file.exists() and pid_file.read_text())
 
     monkeypatch.setattr(trial_tree.ProcessTree, "start", start_with_grandchild)
     monkeypatch.setattr(process_tree, "TERMINATE_GRACE_SEC", 0.3)

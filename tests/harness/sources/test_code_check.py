@@ -15,7 +15,6 @@ from harness.sources.code_check import CodeWatch
 from results.records.machines.machine_record import MachineState
 from results.records.models import Order, ScalingMode
 
-MACHINE = cases.Machine(num_available_cores=4)
 BASE = SweepRequest(
     workload="resnet50",
     preset="smoke",
@@ -28,7 +27,7 @@ BASE = SweepRequest(
 def plan_of(**changes):
     """Returns the plan record of a changed base request."""
     request = BASE.model_copy(update=changes)
-    planned = plan.plan_sweep(request, MACHINE)
+    planned = plan.plan_sweep(request, cases.Machine(num_available_cores=4))
     return study.make_plan(planned, request, study="s", command=("harness",))
 
 

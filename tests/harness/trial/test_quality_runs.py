@@ -253,17 +253,6 @@ def test_a_quality_run_records_its_curve(overrides, tmp_path):
         assert not (folder / "checkpoint").exists()
 
 
-def run_quality_sweep(overrides, tmp_path, *more):
-    arguments = overridden(QUALITY_SWEEP, f"--runs-dir={tmp_path}", *more)
-    code = cli.main(arguments, run_overrides=overrides)
-    store = Store.open(tmp_path / "s")
-    return code, {
-        trial.spec.num_replicas: (trial, store.trial_dir(trial.trial_id) / "checkpoint")
-        for trial in store.trials()
-        if trial.spec.budget is not None
-    }
-
-
 _NAN = (
     "the loss became nan in step {step}, seen by replica 1 of 2, in training: lower "
     "the learning rate, or check the data of that step; "
@@ -287,8 +276,11 @@ def test_a_value_that_is_no_number_ends_a_quality_run(
     monkeypatch, overrides, tmp_path, behavior, step, reason
 ):
     monkeypatch.setenv("FAKE_BEHAVIOR", f"in_graph:2:{behavior}")
-    code, trials = run_quality_sweep(overrides, tmp_path, "--replicas=2")
-    trial, checkpoint = trials[2]
+    options = (f"--runs-dir={tmp_path}", "--replicas=2")
+    code = cli.main(overridden(QUALITY_SWEEP, *options), run_overrides=overrides)
+    store = Store.open(tmp_path / "s")
+    (trial,) = [of for of in store.trials() if of.spec.budget is not None]
+    checkpoint = store.trial_dir(trial.trial_id) / "checkpoint"
     failure = trial.status.failure
 
     assert exit_codes.SOME_TRIALS_FAILED == code

@@ -113,7 +113,6 @@ def test_a_program_of_solo_knows_its_rank_and_no_cluster(
     assert (tmp_path / "rank_1.jsonl").exists()
 
 
-ROOT = Path(__file__).resolve().parents[3]
 MOST_CPU_SEC = 15.0
 """Of the process, until it fails: most of it is the import of TensorFlow."""
 
@@ -147,7 +146,7 @@ def test_a_trial_without_its_gpus_fails_before_it_builds(trial_dir):
     before = _cpu_sec()
     with subprocess.Popen(
         [sys.executable, "-m", "harness.trial.worker", str(trial_dir)],
-        cwd=ROOT,
+        cwd=Path(__file__).resolve().parents[3],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "0,1", "TF_CPP_MIN_LOG_LEVEL": "3"},
         stdin=subprocess.PIPE,  # the worker lives as long as it is open
     ) as worker:

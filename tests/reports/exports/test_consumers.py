@@ -18,7 +18,6 @@ from results.figures import scaling
 from results.judging import gate_metrics
 from results.study.cases import load_study
 
-ROOT = Path(__file__).resolve().parents[3]
 THROUGHPUT = gate_metrics.THROUGHPUT
 # As its documentation and the type of its source say: name, value, unit, and two texts.
 GITHUB_ACTION_BENCHMARK = {
@@ -177,7 +176,7 @@ def test_a_metric_that_no_trial_has_is_refused_by_name(store, monkeypatch):
 def test_junitparser_counts_the_verdicts_of_a_gate(tmp_path, monkeypatch):
     """A regression is a failure; an inconclusive case is skipped."""
     junitparser = pytest.importorskip("junitparser")
-    monkeypatch.syspath_prepend(str(ROOT))
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[3]))
     benchmark_json = importlib.import_module("benchmark_json")
     micro_judging = importlib.import_module("benchmarks.micro_judging")
     old = {"test_a": (1.0, 1.01, 0.99), "test_b": (1.0, 1.01, 0.99), "test_c": [1.0]}

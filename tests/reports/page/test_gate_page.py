@@ -13,7 +13,6 @@ from reports.words.judging import gate_brief, judgement
 from results.judging import gate, gate_file, gate_metrics
 from results.study.cases import load_study
 
-BASE = "1234567890ab"
 REGRESSION = 1
 
 
@@ -29,7 +28,7 @@ def made(tmp_path, synthetic):
             num_rounds=10,
             noise=0.008,
             twin_factor=1.0,
-            revisions={BASE: 1 / slower},
+            revisions={"1234567890ab": 1 / slower},
             is_evaluated=False,
         )
         store = synthetic.make_store(tmp_path / f"{slower}", shape)

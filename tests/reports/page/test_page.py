@@ -282,7 +282,6 @@ def test_what_is_no_picture_is_not_published(tmp_path, synthetic, what, why_not)
 
 
 SIZES = (1, 2, 4, 8, 16, 32, 64)
-BACKENDS = ("single", "in_graph", "tf_mirrored", "multi_worker")
 
 
 @pytest.mark.parametrize(
@@ -293,7 +292,7 @@ BACKENDS = ("single", "in_graph", "tf_mirrored", "multi_worker")
             300,
             1_500_000,
             {
-                "backends": BACKENDS,
+                "backends": ("single", "in_graph", "tf_mirrored", "multi_worker"),
                 "replicas": SIZES,
                 "baseline_batch_size": 64,
                 "repeats": 5,

@@ -13,12 +13,6 @@ if TYPE_CHECKING:
     from results.store.study_store import Store
 
 
-def set_environment(store: Store, **fields: Any) -> None:
-    """Replaces fields of every environment record of a study."""
-    for path in store.root.glob("trials/*/env.json"):
-        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-
-
 @pytest.fixture(scope="session")
 def make_study(tmp_path_factory: Any, synthetic: Any) -> Any:
     """Returns a function that makes a study, and changes its environment records."""
@@ -36,7 +30,8 @@ def make_study(tmp_path_factory: Any, synthetic: Any) -> Any:
             status = json.loads(path.read_text())
             status["started_at"] = f"2026-01-{day:02}T12:00:00+00:00"
             path.write_text(json.dumps(status))
-        set_environment(store, **(env or {}))
+        for path in root.glob("trials/*/env.json"):
+            path.write_text(json.dumps(json.loads(path.read_text()) | (env or {})))
         return store
 
     return make

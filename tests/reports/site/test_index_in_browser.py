@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +23,6 @@ CHROMIUM = next(
 )
 METRIC = gate_metrics.THROUGHPUT
 PAGE = "<!DOCTYPE html>\n<html>\n<body>\n<main>a study</main>\n</body>\n</html>\n"
-TIMEOUT_SEC = 120
 
 pytestmark = [
     pytest.mark.processes,
@@ -41,27 +41,7 @@ const choose = (name, value) => {
 };
 """
 
-# Boxes of the texts of each figure that overlap, and texts that leave their figure.
-GEOMETRY = """
-const found = [];
-for (const figure of document.querySelectorAll(".charts svg")) {
-  const edge = figure.getBoundingClientRect();
-  const boxes = [...figure.querySelectorAll("text")]
-    .map((text) => [text.textContent, text.getBoundingClientRect()]);
-  for (const [i, [name, a]] of boxes.entries()) {
-    if (a.left < edge.left - 1 || a.right > edge.right + 1 || a.top < edge.top - 1
-        || a.bottom > edge.bottom + 1) {
-      found.push(`${name} leaves its figure`);
-    }
-    for (const [other, b] of boxes.slice(i + 1)) {
-      if (a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 3
-          && b.top < a.bottom - 3) {
-        found.push(`${name} is over ${other}`);
-      }
-    }
-  }
-}
-"""
+MEASURE = Path(__file__).resolve().parents[2] / "browser" / "measure.js"
 
 
 @pytest.fixture
@@ -90,7 +70,7 @@ def evaluate(tmp_path):
             capture_output=True,
             text=True,
             check=True,
-            timeout=TIMEOUT_SEC,
+            timeout=120,
         )
         match = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
         assert match is not None, done.stdout[-2000:]
@@ -144,5 +124,6 @@ def test_no_page_scrolls_sideways(request, evaluate, name, width):
 
 
 def test_no_text_of_a_figure_overlaps_another(index, compared, evaluate):
+    measure = f"const measure = {MEASURE.read_text(encoding='utf-8')};"
     for page in (index, compared):
-        assert [] == evaluate(page, GEOMETRY, "found")
+        assert [] == evaluate(page, measure, "measure().found")

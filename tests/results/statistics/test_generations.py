@@ -298,9 +298,6 @@ def test_what_cannot_be_judged_is_refused(logs, options, message):
         judged(logs, **options)
 
 
-probabilities = st.lists(st.floats(min_value=0, max_value=1), max_size=8)
-
-
 def differences(logs):
     means = {name: estimates.one_group(values) for name, values in logs.items()}
     return simultaneous.differences(means)
@@ -331,7 +328,7 @@ def test_holms_own_steps():
     assert simultaneous.holm(()) == ()
 
 
-@given(probabilities)
+@given(st.lists(st.floats(min_value=0, max_value=1), max_size=8))
 def test_adjusting_never_strengthens_and_keeps_the_order(values):
     """From p to the number of comparisons times p, and at most 1."""
     adjusted = simultaneous.holm(values)

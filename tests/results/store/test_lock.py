@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from hung import until
 
 from results import errors
 from results.store import fence, heartbeat, lock
@@ -190,10 +191,7 @@ def test_an_owner_shows_that_it_lives(tmp_path, monkeypatch):
     path = tmp_path / heartbeat.NAME
     with heartbeat.hold(tmp_path):
         os.utime(path, (1.0, 1.0))
-        deadline = time.monotonic() + 60
-        while path.stat().st_mtime == 1.0:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: path.stat().st_mtime != 1.0)
 
     assert [] == left_in(tmp_path)
 
@@ -207,10 +205,7 @@ def test_an_owner_that_lost_the_study_ends(tmp_path, monkeypatch, capsys):
         with heartbeat.hold(tmp_path):
             (tmp_path / heartbeat.NAME).unlink()
             (tmp_path / heartbeat.NAME).write_text("other 2\n")
-            deadline = time.monotonic() + 60
-            while not received:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            until(lambda: received)
     finally:
         signal.signal(signal.SIGTERM, before)
 

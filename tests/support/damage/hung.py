@@ -2,10 +2,20 @@
 
 import contextlib
 import signal
+import time
 
 
 class Hung(BaseException):
     """It has not come back in time."""
+
+
+def until(condition, what="", timeout_sec=120.0):
+    """Waits for a condition; returns what it returned."""
+    deadline = time.monotonic() + timeout_sec
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.02)
+    return found
 
 
 @contextlib.contextmanager
