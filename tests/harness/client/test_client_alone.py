@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,6 @@ from harness.conformance.checks import CHECKS
 from results.records.client import protocol as client_protocol
 
 FOLDER = Path(scaling_client.__file__).parent
-LARGEST_WHEEL = 20_000
 
 
 class Clock:
@@ -48,20 +46,6 @@ def test_the_files_are_for_old_interpreters(name):
 def test_the_version_is_the_one_of_the_schema():
     """The client, the models and the page speak of the same."""
     assert client_protocol.VERSION == scaling_client.PROTOCOL
-
-
-@pytest.mark.processes
-def test_the_client_is_a_small_wheel(tmp_path):
-    for name in (*copying.FILES, "pyproject.toml"):
-        (tmp_path / name).write_bytes((FOLDER / name).read_bytes())
-    build = "from setuptools import build_meta; print(build_meta.build_wheel('wheels'))"
-    subprocess.run(
-        [sys.executable, "-c", build], cwd=tmp_path, check=True, capture_output=True
-    )
-    (wheel,) = (tmp_path / "wheels").glob("scaling_client-3.0-*.whl")
-
-    assert LARGEST_WHEEL > wheel.stat().st_size
-    assert set(copying.FILES) < set(zipfile.ZipFile(wheel).namelist())
 
 
 def test_the_files_are_written_beside_a_program(tmp_path, capsys):
