@@ -16,6 +16,12 @@ pytestmark = pytest.mark.processes
 
 NUM_PARAMETERS = 25_557_032
 NUM_TEST_IMAGES = 359
+ALLOWED = (
+    exit_codes.OK,
+    exit_codes.SOME_TRIALS_FAILED,
+    exit_codes.NOTHING_MEASURED,
+    exit_codes.UNFIT,
+)
 
 
 @pytest.mark.full
@@ -38,13 +44,7 @@ def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(sweep, tmp_path):
         "--budget=window",
         "--json",
     )
-    allowed = (
-        exit_codes.OK,
-        exit_codes.SOME_TRIALS_FAILED,
-        exit_codes.NOTHING_MEASURED,
-        exit_codes.UNFIT,
-    )
-    assert done.returncode in allowed, done.stderr
+    assert done.returncode in ALLOWED, done.stderr
     summary = json.loads(done.stdout)
     store = Store.open(tmp_path / "runs" / "s")
     trials = list(store.trials())
@@ -160,13 +160,7 @@ def test_a_relay_measures_the_pipelines_without_the_step(
         f"--controls={controls}",
         "--json",
     )
-    allowed = (
-        exit_codes.OK,
-        exit_codes.SOME_TRIALS_FAILED,
-        exit_codes.NOTHING_MEASURED,
-        exit_codes.UNFIT,
-    )
-    assert done.returncode in allowed, done.stderr
+    assert done.returncode in ALLOWED, done.stderr
     store = Store.open(tmp_path / "runs" / "s")
     (trial,) = [t for t in store.trials() if t.spec.control is Control.INPUT_ONLY]
     (alone,) = [
