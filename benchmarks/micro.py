@@ -5,8 +5,8 @@
 
 ``tests/benchmarks/micro`` has them, in the form of pytest-benchmark. Repeats within a
 process depend on each other, so every file runs in several fresh processes, which are
-the generations of the rule of ``gate`` (``results/statistics/judge.py``). The exit
-codes are those of ``gate`` as well.
+the generations of the rule of ``gate`` (``results/statistics/group_sequential.py``).
+The exit codes are those of ``gate`` as well.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def compare(change: Path, baseline: Path, *, delta: str, alpha: str, form: str) 
     from benchmarks import micro_judging
     from harness.options.notation import parse_percentage
     from reports.words.judging import judgement
-    from results.judging import gate_file
+    from results.judging import gate_logs
 
     new, old = micro_judging.read(change), micro_judging.read(baseline)
     found = micro_judging.judged(
@@ -127,7 +127,7 @@ def compare(change: Path, baseline: Path, *, delta: str, alpha: str, form: str) 
     for name in new.names:
         if name not in old.names:
             print(f"new, not judged: {name}", file=sys.stderr)
-    return gate_file.code_of(found)
+    return gate_logs.code_of(found)
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -19,8 +19,8 @@ from results.figures.relay import TurnCounts
 from results.judging.gate import Gate
 from results.judging.gate_metrics import Judged
 from results.judging.judged_case import JudgedCase
-from results.records.bounds import Seconds
-from results.statistics import judge
+from results.records.record_base import Seconds
+from results.statistics import group_sequential
 from results.store.record_file import first_complaint
 
 if TYPE_CHECKING:
@@ -128,14 +128,16 @@ def _judged(
     name: str, here: list[float], there: list[float], delta: float, alpha: float
 ) -> JudgedCase:
     fewest = min(len(here), len(there))
-    if fewest < judge.FEWEST_GENERATIONS:
+    if fewest < group_sequential.FEWEST_GENERATIONS:
         reason = (
-            f"{fewest} generation(s), a verdict needs {judge.FEWEST_GENERATIONS} or"
-            " more: processes differ, and one says nothing about by how much"
+            f"{fewest} generation(s), a verdict needs"
+            f" {group_sequential.FEWEST_GENERATIONS} or more:"
+            f" processes differ, and one says nothing about by how much"
         )
         return JudgedCase(name=name, judgement=None, reason=reason)
     return JudgedCase(
-        name=name, judgement=judge.judge_groups(here, there, delta=delta, alpha=alpha)
+        name=name,
+        judgement=group_sequential.judge_groups(here, there, delta=delta, alpha=alpha),
     )
 
 

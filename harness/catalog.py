@@ -15,8 +15,8 @@ from replicator.catalog import (
     WORKERS,
     BackendInfo,
 )
-from results.records import known_options
-from results.records.known_options import PIPELINE_STAGES
+from results.records import program
+from results.records.program import PIPELINE_STAGES
 from workloads import catalog as workload_catalog
 from workloads.catalog import SYNTHETIC, WORKLOADS, PresetInfo, WorkloadInfo
 from workloads.peers import catalog as peer_catalog
@@ -242,7 +242,7 @@ def check_backends(
         wanted.append((NEEDED_BY_JIT[jit], f"option jit={jit!r}"))
     if options.get("loop") == "fit":
         wanted.append(("fit", "option loop='fit'"))
-    if known_options.devices_per_replica(options) > 1:
+    if program.devices_per_replica(options) > 1:
         stages = f"option {PIPELINE_STAGES}={options[PIPELINE_STAGES]}"
         wanted.append(("pipelines", stages))
     for needed, what in wanted:
@@ -262,7 +262,7 @@ def check_backends(
 
 def check_devices(options: Mapping[str, OptionValue], device: str) -> None:
     """Checks that the replicas can do what the workload's options need."""
-    if known_options.devices_per_replica(options) > 1 and device == "gpu":
+    if program.devices_per_replica(options) > 1 and device == "gpu":
         raise PlanError(
             f"option {PIPELINE_STAGES}={options[PIPELINE_STAGES]} needs a GPU for each"
             " stage, and --device gpu gives a replica one, so far; use --device cpu,"

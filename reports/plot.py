@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reports.charts import (
-    curves,
-    over_replicas,
-    quantities,
-    replica_panel,
-    rows,
-    rows_of,
-    step_times,
-)
+from reports.charts import curves, over_replicas, quantities, rows, rows_of, step_times
 from reports.charts import waterfall as of_parts
-from reports.charts.drawing import look, svg
+from reports.charts.drawing import svg
 from reports.words import formats
 
 if TYPE_CHECKING:
@@ -76,17 +68,17 @@ def scaling(
     what = known[_one_of("quantity", quantity, list(known))]
     axes = _axes(ax, over_replicas.HEIGHT)
     backends = list(dict.fromkeys(found["backend"]))
-    panel = replica_panel.panel_of_mode(
+    panel = over_replicas.panel_of_mode(
         found, what, chosen, backends=backends, is_log=is_log
     )
-    over_replicas.draw_on(axes, panel, look.NOTEBOOK)
+    over_replicas.draw_on(axes, panel, svg.NOTEBOOK)
     for backend in backends:
         axes.plot(
             [],
             [],
-            color=look.NOTEBOOK.color(backend),
-            marker=look.marker(backend),
-            linestyle=look.dash(chosen),
+            color=svg.NOTEBOOK.color(backend),
+            marker=svg.marker(backend),
+            linestyle=svg.dash_of_line(chosen),
             label=backend,
         )
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), frameon=False)
@@ -113,7 +105,7 @@ def forest(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
             reference=1.0,
             is_logarithmic=True,
         ),
-        look_=look.NOTEBOOK,
+        look_=svg.NOTEBOOK,
     )
     return axes
 
@@ -145,7 +137,7 @@ def waterfall(
     bars = rows_of.parts(frame, name, number)
     axes = _axes(ax, rows.height_of(rows.place([""] * len(bars))))
     of_parts.draw_on(
-        axes, bars, backend=name, axis_label="ms per step", look_=look.NOTEBOOK
+        axes, bars, backend=name, axis_label="ms per step", look_=svg.NOTEBOOK
     )
     return axes
 
@@ -180,7 +172,7 @@ def learning(
         drawn,
         x_label=SPENT[spent],
         write=lambda value: formats.quality(value, unit),
-        look_=look.NOTEBOOK,
+        look_=svg.NOTEBOOK,
     )
     axes.set_title(name, loc="left")
     return axes
@@ -210,8 +202,8 @@ def steps(
     label = "time of one step, ms"
     if _one_of("kind", kind, ["box", "ecdf"]) == "ecdf":
         axes = _axes(ax, step_times.ECDF_HEIGHT)
-        step_times.draw_ecdf(axes, items, axis_label=label, look_=look.NOTEBOOK)
+        step_times.draw_ecdf(axes, items, axis_label=label, look_=svg.NOTEBOOK)
     else:
         axes = _axes(ax, rows.height_of(rows.place([row.group for row in items])))
-        step_times.draw_boxes(axes, items, axis_label=label, look_=look.NOTEBOOK)
+        step_times.draw_boxes(axes, items, axis_label=label, look_=svg.NOTEBOOK)
     return axes

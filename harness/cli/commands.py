@@ -15,13 +15,13 @@ from harness.cli import exit_codes, gpu_readiness, hosts, progress, running
 from harness.command import peers
 from harness.errors import DoesNotFitError, StudyError
 from harness.launch import catalog as launchers
-from harness.machine import topology
-from harness.planning import design, estimate, resuming
+from harness.machine import machine_state
+from harness.planning import design, estimate
 from harness.planning import plan as plan_module
 from harness.planning import study as study_module
 from harness.planning.checked import check as check_request
-from harness.run import clearing
 from harness.run import sweep as run
+from harness.run import trial_tree
 from harness.run.trial_runner import RunSettings
 from harness.sources.code_check import CodeWatch
 from results.records.models import Order, PlannedTrial
@@ -57,7 +57,7 @@ def planned_name(request: RunRequest) -> str:
     _check_runs_dir(request.runs_dir)
     launcher = hosts.launcher_of(request)
     request = hosts.with_hosts(request, launcher)
-    machine = hosts.machine_of(request, launcher, topology.read_topology())
+    machine = hosts.machine_of(request, launcher, machine_state.read_topology())
     return study_module.default_name(check_request(request, machine))
 
 
@@ -76,7 +76,7 @@ def sweep(
     _check_runs_dir(runs_dir)
     launcher = hosts.launcher_of(request)
     request = hosts.with_hosts(request, launcher)
-    cpus = topology.read_topology()
+    cpus = machine_state.read_topology()
     machine = hosts.machine_of(request, launcher, cpus)
     checked = check_request(request, machine)
     name = request.study or name_prefix + study_module.default_name(checked)
@@ -104,7 +104,7 @@ def sweep(
         launcher=request.launcher,
     )
     measured = Store(root) if known is not None else None
-    reconciled = resuming.reconcile(known, new, request.baseline, measured)
+    reconciled = plan_module.reconcile(known, new, request.baseline, measured)
     notes = [*planned.notes, *([reconciled.note] if reconciled.note else [])]
     if request.is_dry_run:
         return _print_plan(
@@ -134,7 +134,7 @@ def sweep(
     ):
         # Read it again under the lock: another harness may just have written it.
         existing = study_module.read_existing_plan(root)
-        reconciled = resuming.reconcile(existing, new, request.baseline, store)
+        reconciled = plan_module.reconcile(existing, new, request.baseline, store)
         if reconciled.is_changed:
             store.write_plan(reconciled.plan)
         for note in notes:
@@ -192,7 +192,7 @@ def _run_in_sequence(
 ) -> int:
     """Replaces the plan of a relay, of which nothing was measured, by a sequence."""
     for trial in store.read_plan().trials:
-        clearing.clear(store.trial_dir(trial.trial_id), store.list_earlier)
+        trial_tree.clear_trials(store.trial_dir(trial.trial_id), store.list_earlier)
     store.write_plan(plan)
     settings = dataclasses.replace(settings, measuring=plan.measuring)
     return running.run_until_done(

@@ -6,17 +6,17 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from harness.doctor import gpu_state
+from harness.doctor import gpu as gpu_lib
 from harness.errors import UnfitMachineError
-from harness.machine import gpu_choice, gpu_exclusive
-from harness.planning import known_memory
+from harness.machine import gpu_watch, gpus
+from harness.planning import estimate
 from harness.trial import gpu_probe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from harness.doctor.gpu_state import GpuState
+    from harness.doctor.gpu import GpuState
     from harness.machine.gpus import Gpu
     from harness.trial.gpu_probe import Probe
     from results.records.models import PlannedTrial
@@ -39,8 +39,8 @@ def ready(
     probe = replaced.pop("probe", gpu_probe.probe)
     chosen = check_models(missing, num_hosts)
     if chosen and runs_dir is not None:
-        known_memory.check(missing, runs_dir, study=study, gpu=chosen[0].name)
-    with gpu_exclusive.hold(chosen, study=study):
+        estimate.check_memory(missing, runs_dir, study=study, gpu=chosen[0].name)
+    with gpu_watch.hold_gpus(chosen, study=study):
         has_tensorflow = any(trial.spec.program is None for trial in missing)
         check_ready(chosen, probe if has_tensorflow else None)
         yield replaced
@@ -51,14 +51,14 @@ def check_models(trials: Sequence[PlannedTrial], num_hosts: int = 1) -> tuple[Gp
     counts = [t.spec.num_replicas for t in trials if t.spec.device == "gpu"]
     if not counts:
         return ()
-    return gpu_choice.choose(gpu_choice.visible_gpus(), -(-max(counts) // num_hosts))
+    return gpus.choose(gpus.visible_gpus(), -(-max(counts) // num_hosts))
 
 
 def check_ready(chosen: Sequence[Gpu], probe: Probe | None) -> None:
     """Checks that nobody else uses the GPUs, and that TensorFlow can use them."""
     if not chosen:
         return
-    for state in gpu_state.read_gpu_states(os.getpid(), chosen):
+    for state in gpu_lib.read_gpu_states(os.getpid(), chosen):
         if state.fault:
             raise UnfitMachineError(
                 f"GPU {state.index} ({state.name}) cannot be read ({state.fault}), so"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 from harness.launch import catalog
 from harness.options.kinds import parsed
 from harness.options.option import NO_OPTIONS, Contributed, Option, Options
-from results.records.bounds import Replicas
+from results.records.record_base import Replicas
 
 if TYPE_CHECKING:
     from harness.launch.info import LauncherInfo

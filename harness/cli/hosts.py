@@ -12,10 +12,10 @@ from harness.cli import exit_codes
 from harness.errors import PlanError
 from harness.launch import catalog
 from harness.launch.info import Job
-from harness.machine import gpu_choice
-from harness.placement import gpu_threads, processes
+from harness.machine import gpus
+from harness.placement import processes
 from harness.planning import cases
-from results.records import variables
+from results.records import program
 from results.records.models import Order
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from harness.cli.host_options import HostRequest
     from harness.cli.verbs.sweep_verb import RunRequest
     from harness.launch.contract import Launcher
-    from harness.machine.topology import CpuTopology
+    from harness.machine.machine_state import CpuTopology
     from harness.planning.plan import PlannedSweep
 
 HARNESS_COMMAND = (sys.executable, "-m", "harness")
@@ -73,15 +73,15 @@ def machine_of(
         num_gpus=_num_gpus(request, launcher) if request.device == "gpu" else None,
         variables=launcher.identity()
         | processes.share_identity(request.replicas_per_worker)
-        | gpu_threads.with_gpu_threads(
-            variables.identity_variables(os.environ), request.device
+        | processes.with_gpu_threads(
+            program.identity_variables(os.environ), request.device
         ),
     )
 
 
 def _num_gpus(hosts: HostRequest, launcher: Launcher) -> int:
     if not hosts.info.is_submitted():
-        return len(gpu_choice.visible_gpus()) * launcher.num_hosts
+        return len(gpus.visible_gpus()) * launcher.num_hosts
     if hosts.workers is None:
         raise PlanError(
             f"--device gpu with --launcher {hosts.info.name}: the GPUs of the job are"

@@ -15,7 +15,7 @@ from results.records.models import Control, Order, TrialStatus
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from harness.run.listener import Progress
+    from harness.run.resident import Progress
     from results.records.models import PlannedTrial, StatusRecord, TrialResult
 
 

@@ -16,12 +16,13 @@ from harness.cli.terminal import console
 from harness.errors import Interrupted
 from harness.launch import catalog
 from harness.machine import owned_folders
-from harness.planning import estimate, extend
+from harness.planning import estimate
+from harness.planning import plan as plan_lib
 from harness.run import sweep as run
-from harness.run.time_left import relay_sec
+from harness.run.rounds import relay_sec
 from results.errors import ResultsError, StudyLostError
 from results.figures import relay
-from results.judging.look import is_decided
+from results.judging.gate import is_decided
 from results.records.models import TrialStatus
 from results.study.cases import UNMATCHED, load_study
 from results.study.matching import Outcome
@@ -77,7 +78,7 @@ def run_until_done(
                 study = load_study(store)
                 if _is_done(study) or settings.changed_code():
                     break
-                plan = extend.with_next_generation(study.plan)
+                plan = plan_lib.with_next_generation(study.plan)
                 store.write_plan(plan)
                 trials = plan.trials
                 if renew is not None and (reason := renew()):

@@ -14,9 +14,8 @@ import click
 
 from harness.cli import commands, exit_codes, running
 from harness.errors import DifferentStudyError, PlanError, StudyError
-from harness.machine.time_of_day import now_text
+from harness.machine.machine_state import now_text
 from harness.planning import study as study_module
-from harness.planning import vary
 from results.records import identity
 from results.store import manifest, untrusted, varied
 from results.store.study_store import PLAN_NAME, VARIED_NAME
@@ -41,7 +40,7 @@ def sweep(request: RunRequest, call: Call) -> int:
             "--json is for one study, and --vary makes several; leave it out, and use"
             " 'report NAME/STUDY --format json'"
         )
-    asked = vary.requests(request.model_copy(update={"vary": None}), axis)
+    asked = study_module.requests(request.model_copy(update={"vary": None}), axis)
     names = [commands.planned_name(of) for of in asked.values()]
     name = request.study or f"{_stem(names[0])}-{axis.key}-{identity.digest(names)[:8]}"
     study_module.check_name(name)
@@ -61,7 +60,9 @@ def sweep(request: RunRequest, call: Call) -> int:
     codes = []
     for value, (study, of) in zip(axis.values, asked.items(), strict=True):
         running.note(f"{name}: {axis.key} {value}")
-        words = vary.command(call.command, axis, value, runs_dir=str(root), study=study)
+        words = study_module.command(
+            call.command, axis, value, runs_dir=str(root), study=study
+        )
         own = of.model_copy(update={"runs_dir": root, "study": study})
         codes.append(commands.sweep(own, dataclasses.replace(call, command=words)))
         if codes[-1] == exit_codes.INTERRUPTED:
@@ -75,7 +76,7 @@ def _stem(name: str) -> str:
     return name.rpartition("-")[0]
 
 
-def _existing(root: Path, axis: vary.Axis) -> Varied | None:
+def _existing(root: Path, axis: study_module.Axis) -> Varied | None:
     """Returns what a folder has."""
     if not untrusted.is_there(root):
         return None

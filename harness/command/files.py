@@ -13,11 +13,8 @@ import json
 import stat
 from typing import TYPE_CHECKING, Any, Final
 
-from harness.command.errors import ReadingError
-from harness.command.file_tail import FileTail
-from harness.command.numbers import PLAIN, Notation, Place
-from harness.command.reader import Reading, counters, number
-from harness.command.units import Quantity
+from harness.command.numbers import PLAIN, Notation, Place, Quantity
+from harness.command.reader import FileTail, Reading, ReadingError, counters, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from harness.command import placeholders, repository
-from harness.machine import containers
+from harness.machine import environment
 from results.records import identity as record_identity
 from results.records.limits import MAX_NAME
-from results.records.texts import printable
+from results.records.record_base import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -78,7 +78,7 @@ def of_program(
     found = source or repository.find(folder, left_out)
     words = placeholders.split(command)
     parts = {"harness": _harness_version()}
-    image = containers.image_of()
+    image = environment.image_of()
     if image:
         parts["container image"] = image
     if found is None:

@@ -1,4 +1,4 @@
-r"""The grammar of the numbers that programs print: a whole token, or an error.
+"""The grammar of the numbers that programs print: a whole token, or an error.
 
 A regular expression says where a number begins, never where it ends: a number goes on
 to a known delimiter, in one of the spellings below, and everything else is refused.
@@ -16,14 +16,182 @@ word behind the name of the metric says which: ``throughput[thousands]=PATTERN``
 from __future__ import annotations
 
 import dataclasses
+import enum
 import re
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from harness.command.units import WIDE, NumberError, Quantity, composed, in_unit
+from harness.errors import PlanError
+from harness.lookup import look_up
+from results.records.program import CLIENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+MINUTES: Final = "m:ss"
+_TIMES: Final = {
+    name: Decimal(factor)
+    for factor, names in {
+        "1e-9": "ns",
+        "1e-6": "us \u00b5s \u03bcs usec",
+        "1e-3": "ms msec msecs millisecond milliseconds",
+        "1": "s sec secs second seconds",
+        "60": "min mins minute minutes",
+        "3600": "h hr hrs hour hours",
+    }.items()
+    for name in names.split()
+}
+_MULTIPLES: Final = {name: Decimal(10**n) for name, n in zip("kKMG", (3, 3, 6, 9))}  # noqa: B905
+UNITS: Final = {**_TIMES, **_MULTIPLES}
+_STEPS: Final = "it|iters?|iterations?|steps?"
+_NOUNS: Final = (
+    rf"{_STEPS}|img|imgs|images?|samples?|ex|examples?|toks?|tokens?|seqs?|frames?|rows?"
+    "|cells?|batch|batches|items?|ops?|B|b"
+)
+_TIME_NAMES: Final = "|".join(sorted(_TIMES, key=len, reverse=True))
+WIDE: Final = "\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000"
+"""Spaces that stand within numbers, and separate nothing else."""
+_GAP: Final = rf"(?P<gap>[ {WIDE}]?)"
+_PER: Final = rf"(?:/| per )(?P<per>{_TIME_NAMES})(?!\w)"
+_RATE = re.compile(rf"{_GAP}(?:(?P<multiple>[kKMG]) ?)?(?P<noun>{_NOUNS}|){_PER}")
+_OTHER_RATE = re.compile(rf"{_GAP}(?P<multiple>)(?P<noun>[^\W\d_]+){_PER}")
+_TIME = re.compile(rf"{_GAP}(?P<time>{_TIME_NAMES})(?:/(?P<item>[^\W\d_]+))?(?!\w)")
+_SECOND_PART = re.compile(rf",? ?[0-9.]+ ?(?P<time>{_TIME_NAMES})(?![\w/])")
+_LONG = re.compile(
+    rf"{_GAP}(?P<per>[^\W\d_]*(?:/| per ))?(?:d|m|days?|weeks?|months?|years?)(?!\w)"
+)
+_MULTIPLE = re.compile(r"[kKMG](?![\w/])")
+_MULTIPLE_APART = re.compile(r" [kKMGT](?![\w:=/])")
+_CLOCK = re.compile(r"(?:(\d+):)?(\d+):([0-5]\d(?:\.\d+)?)(?![\w:]|\.\w|,\d)", re.ASCII)
+_PARTS = re.compile(
+    r"(?=\d+[hm])(?:(\d+)h)?(?:(\d+)m(?:in)?)?(?:(\d+(?:\.\d+)?)s)?(?![\w/])", re.ASCII
+)
+
+
+_NAMELESS: Final = "may be in thousands or millions; print the whole number"
+
+
+class Quantity(enum.Enum):
+    """What a number is to be; a time is returned in its unit."""
+
+    RATE = "a rate"
+    SEC = "a time"
+    MS = "a time in ms"
+    COUNT = "a whole number"
+
+    @property
+    def per_sec(self) -> Decimal | None:
+        """Units in a second; None where it is no time."""
+        return {Quantity.SEC: Decimal(1), Quantity.MS: Decimal(1000)}.get(self)
+
+
+class NumberError(ValueError):
+    """A token that is no number; ``start`` and ``end`` say where it stands."""
+
+    def __init__(self, reason: str, start: int, end: int) -> None:
+        super().__init__(reason)
+        self.start, self.end = start, end
+
+
+def composed(
+    text: str, start: int, quantity: Quantity, declared: str
+) -> tuple[Decimal, int] | None:
+    """Returns a time such as 1:02:03 or 1m30s, and its end; None if it is none."""
+    clock = _CLOCK.match(text, start)
+    found = clock or _PARTS.match(text, start)
+    if found is None or sum(part is not None for part in found.groups()) < 2:  # noqa: PLR2004
+        return None
+    if quantity.per_sec is None:
+        raise NumberError(f"is a time, not {quantity.value}", start, found.end())
+    hours, minutes, seconds = (Decimal(part or 0) for part in found.groups())
+    is_open = clock is not None and clock[1] is None and "." not in clock[3]
+    if is_open and declared != MINUTES:
+        raise NumberError(
+            f"may be minutes or hours; write [{MINUTES}] behind the name if it is"
+            " minutes and seconds, or print seconds",
+            start,
+            found.end(),
+        )
+    return (hours * 3600 + minutes * 60 + seconds) * quantity.per_sec, found.end()
+
+
+def in_unit(
+    number: Decimal, text: str, span: tuple[int, int], quantity: Quantity, declared: str
+) -> tuple[Decimal, int]:
+    """Returns a number in the unit of its quantity, and where its own unit ends."""
+    start, end = span
+    rate = _RATE.match(text, end) or _OTHER_RATE.match(text, end)
+    time = _TIME.match(text, end)
+    try:
+        if rate is not None and quantity is not Quantity.COUNT:
+            return _from_rate(number, rate, quantity), rate.end()
+        if time is not None and (quantity.per_sec or time["time"] != "min"):
+            return _from_time(number, text, time, quantity, declared), time.end()
+        long = _LONG.match(text, end)
+        is_meant = quantity.per_sec or (
+            quantity is Quantity.RATE and long and long["per"]
+        )
+        if long and is_meant:
+            _refuse("is in an unknown unit of time; known are h, min, s, ms, us, ns")
+        multiple = _MULTIPLE.match(text, end)
+        if multiple is not None and quantity is Quantity.RATE:
+            return number * _MULTIPLES[multiple[0]], multiple.end()
+        if multiple is not None and quantity is Quantity.COUNT:
+            _refuse("is rounded; print the whole number")
+        if _MULTIPLE_APART.match(text, end) and declared not in _MULTIPLES:
+            _refuse(_NAMELESS)
+    except ValueError as error:
+        last = max([end + 1, *(found.end() for found in (rate, time) if found)])
+        raise NumberError(str(error), start, last) from error
+    if declared in _TIMES and quantity.per_sec:
+        return number * _TIMES[declared] * quantity.per_sec, end
+    return number * _MULTIPLES[declared] if declared in _MULTIPLES else number, end
+
+
+def _refuse(why: str) -> NoReturn:
+    raise ValueError(why)
+
+
+def _from_rate(number: Decimal, rate: re.Match[str], quantity: Quantity) -> Decimal:
+    if not (rate["multiple"] or rate["gap"]) and rate["noun"][:1] in [*"kKMGT"]:
+        raise ValueError(_NAMELESS)
+    found = number * _MULTIPLES.get(rate["multiple"] or "", 1) / _TIMES[rate["per"]]
+    if quantity.per_sec is None:
+        return found
+    if not re.fullmatch(_STEPS, rate["noun"]) or not number:
+        raise ValueError("is a rate, not a time")
+    return quantity.per_sec / found
+
+
+def _from_time(
+    number: Decimal,
+    text: str,
+    time: re.Match[str],
+    quantity: Quantity,
+    declared: str,
+) -> Decimal:
+    factor = _TIMES[time["time"]]
+    if (
+        time["gap"]
+        and time["time"] == "min"
+        and text[time.end() :][:2].strip().isdecimal()
+    ):
+        raise ValueError("may be minutes or a minimum; print seconds")
+    if time["gap"] and text[time.end() :][:1] in [*":="]:
+        raise ValueError("is before a unit or a name; write it without a blank")
+    more = _SECOND_PART.match(text, time.end())
+    is_whole = number == number.to_integral_value() and not time["item"]
+    if more and is_whole and _TIMES[more["time"]] < factor:
+        raise ValueError("is a time in two parts; print seconds")
+    if quantity.per_sec is not None:
+        if declared in _TIMES and factor != _TIMES[declared]:
+            raise ValueError(f"is not in {declared}, as was declared")
+        return number * factor * quantity.per_sec
+    if not time["item"] or quantity is Quantity.COUNT or not number:
+        raise ValueError(f"is a time, not {quantity.value}")
+    return 1 / (number * factor)
+
 
 COMMA, THOUSANDS, COLUMNS, SPACES = "comma", "thousands", "columns", "spaces"
 CONVENTIONS: Final = {
@@ -243,3 +411,114 @@ def _check_end(
             run.start(),
             group.end(),
         )
+
+
+# ``NAME=PATTERN`` reads lines that the program prints, ``NAME=json:FILE:KEY`` and
+# ``NAME=csv:FILE:COLUMN`` a file that it writes. ``client`` reads nothing: the program
+# connects by ``scaling_client``.
+
+THROUGHPUT: Final = "throughput"
+QUANTITIES: Final = {
+    THROUGHPUT: Quantity.RATE,
+    "throughput_per_replica": Quantity.RATE,
+    "step_time": Quantity.SEC,
+    "step_time_ms": Quantity.MS,
+}
+_FILE = re.compile(r"(?P<kind>json|csv):(?P<path>.+):(?P<key>[^:]+)")
+_NAME = re.compile(r"(?P<name>[^=\[\]]*)(?:\[(?P<words>[^\]=]*)\])?")
+_EVERY = re.compile(r"every ([1-9][0-9]{0,8})")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    """Where the numbers of a program are, and what they mean."""
+
+    name: str  # A key of ``QUANTITIES``; or ``client``, of a program that connects.
+    notation: Notation = PLAIN  # What is declared of its numbers.
+    every: int = 0  # Steps of a line, which its number is said to be of.
+    # Of a line, with one group; None for a file.
+    pattern: re.Pattern[str] | None = None
+    file_kind: str = ""  # ``json`` or ``csv``; empty for lines.
+    # Of the file, with placeholders; relative to where the program starts.
+    path: str = ""
+    key: str = ""  # Keys joined by dots, or a column.
+
+    def seconds(self, value: float, global_batch_size: int, num_replicas: int) -> float:
+        """Returns how long a global batch takes at the rate that a number says."""
+        if self.name == "step_time_ms":
+            return value / 1000
+        if self.name == "step_time":
+            return value
+        share = num_replicas if self.name == "throughput_per_replica" else 1
+        return global_batch_size / (value * share)
+
+    @property
+    def quantity(self) -> Quantity:
+        """What its numbers are."""
+        return QUANTITIES[self.name]
+
+
+def parse_metric(text: str) -> Metric:
+    """Returns the metric that ``--metric`` names."""
+    if text == CLIENT:
+        return Metric(name=CLIENT)
+    left, equals, where = text.partition("=")
+    if not equals or not where:
+        raise PlanError(
+            f"--metric {text!r} does not say where the numbers are; write"
+            " NAME=PATTERN with a regular expression that has one group, such as"
+            " 'throughput=samples/s: ([0-9.]+)'"
+        )
+    name, notation, every = declared(left, "--metric", text)
+    look_up(dict.fromkeys(QUANTITIES), name, what="metric of --command")
+    file = _FILE.fullmatch(where)
+    return Metric(
+        name=name,
+        notation=notation,
+        every=every,
+        **(
+            {"pattern": compiled(where, "--metric", text)}
+            if file is None
+            else {"file_kind": file["kind"], "path": file["path"], "key": file["key"]}
+        ),
+    )
+
+
+def declared(left: str, option: str, text: str) -> tuple[str, Notation, int]:
+    """Returns name, notation and steps per line from ``NAME[WORD, WORD]``."""
+    found = _NAME.fullmatch(left.strip())
+    name = left.strip() if found is None else found["name"].strip()
+    words = (
+        [word.strip() for word in (found["words"] or "").split(",")] if found else []
+    )
+    conventions = [word for word in words if word in CONVENTIONS]
+    units = [word for word in words if word in (*UNITS, MINUTES)]
+    steps = [every for word in words if (every := _EVERY.fullmatch(word))]
+    given = [word for word in words if word]
+    if len(given) != len(conventions) + len(units) + len(steps) or (
+        max(len(conventions), len(units), len(steps)) > 1 or found is None
+    ):
+        raise PlanError(
+            f"{option} {text!r}: behind a name, brackets hold at most one of"
+            f" {', '.join(CONVENTIONS)}, one unit (ms, s, min, h, {MINUTES}, k, M, ...)"
+            " and 'every N', the steps of a line, such as step_time[comma, ms]=PATTERN"
+        )
+    notation = Notation("".join(conventions), "".join(units))
+    return name, notation, int(steps[0][1]) if steps else 0
+
+
+def compiled(where: str, option: str, text: str) -> re.Pattern[str]:
+    """Returns a regular expression with one group, which is where a number begins."""
+    try:
+        pattern = re.compile(where)
+    except re.error as error:
+        raise PlanError(
+            f"{option} {text!r} has no regular expression: {error}; write brackets and"
+            r" stops of the text as \( and \."
+        ) from error
+    if pattern.groups != 1:
+        raise PlanError(
+            f"{option} {text!r} has {pattern.groups} groups, and needs one, around the"
+            " number: 'samples/s: ([0-9.]+)'; write others as (?:...)"
+        )
+    return pattern

@@ -20,11 +20,11 @@ from harness.catalog import (
     PresetInfo,
     WorkloadInfo,
 )
-from harness.command import counts, identity, metric, placeholders, repository
+from harness.command import identity, numbers, placeholders, reader, repository
 from harness.errors import PlanError
 from results.records.limits import MAX_NAME
 from results.records.models import Program
-from results.records.texts import printable
+from results.records.record_base import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -106,9 +106,9 @@ def make(
 ) -> ForeignProgram:
     """Returns the program that a command starts, identified as it is now."""
     placeholders.check(command, replicas)
-    of = metric.parse(metric_text)
+    of = numbers.parse_metric(metric_text)
     placeholders.names_in(of.path)
-    counts.parse(count_texts)
+    reader.parse_count(count_texts)
     source = repository.find(folder, left_out)
     return ForeignProgram(
         name=name_of(command, folder),

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import math
+import os
 import re
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
-from harness.command.errors import ReadingError
-from harness.command.numbers import PLAIN, Notation, Place, read
-from harness.command.terminal_line import MOST_COLUMNS, TerminalLine
-from harness.command.units import NumberError, Quantity
-from results.records.texts import printable
+from harness.command import numbers
+from harness.command.first_losses import MOST_COLUMNS, TerminalLine
+from harness.command.numbers import PLAIN, Notation, NumberError, Place, Quantity, read
+from harness.errors import PlanError
+from harness.trial.step_counts import exact_metric
+from results.records.limits import MAX_METRICS
+from results.records.models import MetricFacts
+from results.records.record_base import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+
+class CommandError(RuntimeError):
+    """The program did not do what was asked."""
+
+
+class ReadingError(ValueError):
+    """Output that says nothing clear; its detail shows the place in lines."""
+
+    def __init__(self, message: str, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
+
+
+OWN_ERRORS: Final = (CommandError.__name__, ReadingError.__name__)
+"""By which a failure is known to be that of the command, and not of the machine."""
+
 
 SHOWN: Final = 120
 """Characters of a line or number that a message shows."""
@@ -265,3 +288,139 @@ def _inverse(pattern: re.Pattern[str]) -> re.Pattern[str] | None:
     prefix = pattern.pattern[: group[1]] + per["gap"]
     rest = f"{per['second']}/{per['first']}" + pattern.pattern[per.end() :]
     return _replaced(pattern, prefix, rest)
+
+
+# A count (bytes on the wire, nodes of a graph, launches) is the same in every run of
+# the same code, so two of them compare exactly, on any machine. The number that is
+# printed last counts.
+
+OPTION: Final = "--count"
+UNIT: Final = "count"
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_ -]{0,39}")
+_PROTOCOL: Final = "printed by the program; the number that it printed last"
+
+
+def parse_count(texts: Sequence[str]) -> dict[str, tuple[re.Pattern[str], Notation]]:
+    """Returns the patterns of ``--count`` and what is declared, by name."""
+    found: dict[str, tuple[re.Pattern[str], Notation]] = {}
+    for text in texts:
+        left, equals, where = text.partition("=")
+        name, notation, _ = numbers.declared(left, OPTION, text)
+        if not equals or not where or not _NAME.fullmatch(name):
+            raise PlanError(
+                f"{OPTION} {text!r} is not NAME=PATTERN; write a name of letters and"
+                " digits, and a regular expression that has one group, such as"
+                " 'bytes=sent ([0-9]+) bytes'"
+            )
+        if name in found:
+            raise PlanError(f"{OPTION} {name!r} is given twice; give two names")
+        found[name] = numbers.compiled(where, OPTION, text), notation
+    if len(found) > MAX_METRICS:
+        raise PlanError(f"{len(found)} {OPTION} are too many; give {MAX_METRICS}")
+    return found
+
+
+def count_facts(texts: Sequence[str]) -> tuple[MetricFacts, ...]:
+    """Returns what the counts of a program mean, as plans record it."""
+    return tuple(
+        MetricFacts(
+            name=name,
+            title=name.replace("_", " "),
+            unit=UNIT,
+            is_higher_better=False,
+            tolerance=0.05,
+            protocol=_PROTOCOL,
+            is_of_window=True,
+        )
+        for name in parse_count(texts)
+    )
+
+
+class CountReader:
+    """Looks for the counts in the lines of both streams of a program."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._lines = {
+            name: [LineReader(pattern, OPTION, Quantity.COUNT, notation) for _ in "12"]
+            for name, (pattern, notation) in parse_count(texts).items()
+        }
+        self._found: dict[str, list[float]] = {name: [] for name in self._lines}
+
+    def feed(self, stream: int, chunk: bytes, ns: int) -> None:
+        """Reads the lines that a chunk of a stream completes."""
+        for name, lines in self._lines.items():
+            for reading in lines[stream].feed(chunk, ns):
+                self._found[name].append(reading.value)
+
+    def metrics(self) -> Iterator[dict[str, object]]:
+        """Yields the fields of a ``window_metric`` line for each count."""
+        for name, values in self._found.items():
+            check_missed(self._lines[name])
+            if not values:
+                raise CommandError(
+                    f"no line that the command printed matches {OPTION} {name!r}; print"
+                    " it, before as many numbers as --num-measured-steps asks for"
+                )
+            yield exact_metric(
+                name, values[-1], unit=UNIT, n=len(values), protocol=_PROTOCOL
+            )
+
+
+POLL_SEC: Final = 0.02
+"""How often to look: a line is timed that exactly."""
+_MOST_AT_ONCE: Final = 2**20
+
+
+class FileTail:
+    """A file that is looked at while a program writes it.
+
+    Attributes:
+      lines: Those that are complete, without their ends, and when each was there, in
+        nanoseconds.
+      num_beginnings: How often it has begun, so that all lines are new.
+    """
+
+    def __init__(self, path: Path, written_ns: int) -> None:
+        """Prepares to look."""
+        self.lines: list[tuple[int, bytes]] = []
+        self.num_beginnings = 0
+        self._path, self._written_ns = path, written_ns
+        self._file, self._offset, self._rest, self._rest_ns = (0, 0), 0, b"", 0
+
+    def look(self, now_ns: int) -> None:
+        """Takes the lines that are new.
+
+        A file in place of it, or one that begins anew, is read from its beginning. What
+        cannot be read is tried again later.
+        """
+        with contextlib.suppress(OSError):
+            facts = self._path.stat()
+            if facts.st_mtime_ns == self._written_ns:
+                return
+            if (facts.st_dev, facts.st_ino) != self._file or (
+                facts.st_size < self._offset
+            ):
+                self._file = facts.st_dev, facts.st_ino
+                self._offset, self._rest = 0, b""
+                self.lines.clear()
+                self.num_beginnings += 1
+            if facts.st_size > self._offset:
+                self._take(now_ns)
+
+    def end(self) -> None:
+        """Takes the last line, which need not have an end."""
+        if self._rest:
+            self.lines.append((self._rest_ns, self._rest))
+            self._rest = b""
+
+    def _take(self, now_ns: int) -> None:
+        # A pipe in its place would be waited for.
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            chunk = os.pread(descriptor, _MOST_AT_ONCE, self._offset)
+        finally:
+            os.close(descriptor)
+        self._offset += len(chunk)
+        self._rest_ns = now_ns
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        self.lines += [(now_ns, line) for line in lines]

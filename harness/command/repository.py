@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from harness.errors import PlanError
-from harness.machine import git as git_lib
-from results.records.texts import printable
+from harness.machine import environment
+from results.records.record_base import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,9 @@ def git(
 ) -> subprocess.CompletedProcess[str]:
     """Runs git in a folder of the user's repository; see ``machine.git``."""
     try:
-        return git_lib.run(folder, *arguments, timeout_sec=_TIMEOUT_SEC, holds=holds)
+        return environment.run_git(
+            folder, *arguments, timeout_sec=_TIMEOUT_SEC, holds=holds
+        )
     except FileNotFoundError as error:
         raise PlanError(
             "git is not installed, and identifies the program of --command; install it"

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from harness.command import metric
+from harness.command import numbers
+from harness.machine import gpus
 from results.records.models import (
     Evidence,
     QualityMetric,
@@ -22,7 +23,7 @@ from results.records.models import (
 from results.records.program import FEWEST_OF_WINDOW
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from harness.trial.rank_file import RankLog
     from results.records.models import TrialSpec
@@ -33,7 +34,7 @@ def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
     assert spec.program is not None
     if not log.readings:
         raise ValueError("the command printed no number")
-    of = metric.parse(spec.program.metric)
+    of = numbers.parse_metric(spec.program.metric)
     num_warmup, evidence, remarks = judge(
         [reading["ns"] for reading in log.readings], spec.num_warmup_steps
     )
@@ -106,3 +107,41 @@ def judge(
         )
         return num_warmup, Evidence.ROWS, (why,)
     return num_warmup, Evidence.WINDOW, ()
+
+
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+
+
+class OtherGpus:
+    """Looks at the GPUs of this machine that are not those of a trial.
+
+    A program that chooses devices by itself takes them from other trials, and its rate
+    is that of more devices than its record says. Where the driver names processes by
+    other ids, as in some containers, nothing is found.
+
+    Attributes:
+      used: Numbers of those that the program had a context on.
+    """
+
+    def __init__(self, visible: str | None) -> None:
+        """Reads which there are."""
+        self.used: set[int] = set()
+        self._others: set[int] = set()
+        if visible is not None:
+            found, own = gpus.read_gpus(), {*visible.split(",")}
+            ours = {gpu.index for gpu in found if {gpu.cuda_id, gpu.uuid} & own}
+            self._others = {gpu.index for gpu in found} - ours
+
+    def look(self, pids: Collection[int]) -> None:
+        """Notes on which of them some processes have a context now."""
+        if not self._others:
+            return
+        with gpus.driver() as nvml:
+            for index in self._others - self.used:
+                try:
+                    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                    users = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                except nvml.NVMLError:
+                    continue  # lost, or it does not say who uses it
+                if {user.pid for user in users} & {*pids}:
+                    self.used.add(index)

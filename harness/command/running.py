@@ -19,18 +19,25 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
-from harness.client.scaling_client import LostHarnessError
-from harness.command.errors import CommandError
+from harness.client.scaling_client import (
+    ClientError,
+    LostHarnessError,
+    RankFile,
+    rank_path,
+)
+from harness.command import first_losses
+from harness.command.first_losses import described
+from harness.command.reader import CommandError
 from harness.trial import process_tree
 from harness.trial.die_with_parent import request_death_signal
+from harness.trial.rank_file import end_like, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    # Takes 0 for stdout and 1 for stderr, a chunk (empty at the end) and when it came,
-    # in nanoseconds; returns whether the program may be ended.
     Receive = Callable[[int, bytes, int], bool]
+
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _CHUNK_BYTES: Final = 2**16
@@ -226,3 +233,105 @@ def _living() -> list[psutil.Process]:
 
 def _others(pid: int) -> list[psutil.Process]:
     return [process for process in _living() if process.pid != pid]
+
+
+HEAD_BYTES: Final = 4 * 2**20
+TAIL_BYTES: Final = 64 * 2**10
+
+
+class KeptOutput:
+    """One stream of a program, written to a file within limits.
+
+    Attributes:
+      num_bytes: How much came.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._tail = b""
+        self.num_bytes = 0
+
+    def add(self, chunk: bytes) -> None:
+        """Writes what is of the beginning, and holds what may be of the end."""
+        left = max(0, HEAD_BYTES - self.num_bytes)
+        self.num_bytes += len(chunk)
+        _write(self._descriptor, chunk[:left])
+        self._tail = (self._tail + chunk)[-TAIL_BYTES:]
+
+    def end(self) -> None:
+        """Writes the end of a long output, and how much lies between."""
+        left_out = self.num_bytes - HEAD_BYTES - TAIL_BYTES
+        if left_out > 0:
+            mark = f"\n[... {left_out} bytes left out ...]\n".encode()
+            _write(self._descriptor, mark + self._tail)
+        elif self.num_bytes > HEAD_BYTES:
+            _write(self._descriptor, self._tail[HEAD_BYTES - self.num_bytes :])
+
+    @property
+    def last_bytes(self) -> bytes:
+        """The end of what came."""
+        return self._tail
+
+    @property
+    def tail(self) -> str:
+        """The last lines."""
+        return "\n".join(
+            self._tail.decode("utf-8", errors="replace").splitlines()[-30:]
+        )
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]
+
+
+# They write their own rank files and take turns; this process keeps what they print,
+# ends what outlives the program, and says what is wrong where none has connected.
+
+
+def run_supervised(
+    words: Sequence[str], folder: Path, variables: Mapping[str, str], trial_dir: Path
+) -> int:
+    """Runs a program to its end; returns its exit code."""
+    kept = (KeptOutput(1), KeptOutput(2))
+
+    def keep(stream: int, chunk: bytes, _ns: int) -> bool:
+        kept[stream].add(chunk)
+        return False
+
+    # Its processes say themselves what they use; looking through all processes every
+    # second would take from the turns of other trials.
+    running, why = Run(is_sampled=False), ""
+    try:
+        running.run(words, folder, variables, keep, 0)
+    except CommandError as error:
+        why = str(error)
+    except LostHarnessError:
+        process_tree.kill_tree(os.environ[process_tree.MARKER])
+        return 1
+    finally:
+        for stream in kept:
+            stream.end()
+    code = running.exit_code
+    if not rank_path(trial_dir, 0).exists():
+        last = described(kept[1].last_bytes, kept[0].last_bytes)
+        _fail(trial_dir, why or _never_connected(code, last))
+        return 1
+    first_losses.check(trial_dir)
+    return 1 if code is None else end_like(code)
+
+
+def _never_connected(code: int | None, last: str) -> str:
+    if code:
+        return f"the command exited with code {code}, before it had connected; {last}"
+    return (
+        "the command ended well, and no process of it had connected: call"
+        " scaling_client.connect() in it, or give --metric NAME=PATTERN for what it"
+        f" prints; {last}"
+    )
+
+
+def _fail(trial_dir: Path, reason: str) -> None:
+    file = RankFile(rank_path(trial_dir, 0), time.monotonic_ns)
+    file.fail(ClientError(one_line(reason)))
+    file.close()

@@ -19,26 +19,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from harness.client.scaling_client import LostHarnessError, RankFile
-from harness.command import metric, placeholders, supervised
-from harness.command.counts import CountReader
-from harness.command.errors import CommandError, ReadingError
-from harness.command.file_tail import POLL_SEC
+from harness.command import numbers as numbers_lib
+from harness.command import placeholders, running
 from harness.command.files import MetricFile
-from harness.command.first_cause import described
-from harness.command.kept_output import KeptOutput
-from harness.command.other_gpus import VISIBLE, OtherGpus
+from harness.command.first_losses import described
 from harness.command.reader import (
+    POLL_SEC,
+    CommandError,
+    CountReader,
     LineReader,
     Reading,
+    ReadingError,
     advances,
     check_missed,
     check_positive,
 )
-from harness.command.running import Run
+from harness.command.result import VISIBLE, OtherGpus
+from harness.command.running import KeptOutput, Run
 from harness.placement import processes
 from harness.trial import process_tree
-from harness.trial.ending import end_like, signal_name
-from harness.trial.rank_file import one_line, rank_path
+from harness.trial.rank_file import end_like, one_line, rank_path, signal_name
 from results.records.limits import MAX_STEPS
 from results.records.models import Environment, Phase, TrialSpec
 from results.records.program import MAX_ADVANCES
@@ -46,7 +46,7 @@ from results.records.program import MAX_ADVANCES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.command.metric import Metric
+    from harness.command.numbers import Metric
     from results.records.models import Placement
 
 _MORE: Final = 1.1
@@ -62,7 +62,7 @@ class Trial:
         assert spec.program is not None
         self._spec, self._placement, self._writer = spec, placement, writer
         self._program = spec.program
-        self._metric: Metric = metric.parse(spec.program.metric)
+        self._metric: Metric = numbers_lib.parse_metric(spec.program.metric)
         self._readings: list[Reading] = []
         self._kept = (KeptOutput(1), KeptOutput(2))
         of = self._metric
@@ -326,7 +326,9 @@ def main(argv: Sequence[str]) -> int:
     if spec.is_client:
         values = values_of(spec, env.placement, make_output_dir())
         words = placeholders.fill(spec.program.command, values)
-        return supervised.run(words, folder, variables_of(os.environ), trial_dir)
+        return running.run_supervised(
+            words, folder, variables_of(os.environ), trial_dir
+        )
     writer = RankFile(rank_path(trial_dir, 0), time.monotonic_ns)
     trial = Trial(spec, env.placement, writer)
     try:

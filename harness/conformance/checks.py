@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from harness.conformance.stage import ASKED, Staged, stage
 from harness.run import trial_tree
 from harness.run.resident import Resident, ResidentEndedError
-from harness.trial import first_exit
+from harness.trial import rank_file
 from harness.trial.rank_file import rank_path
 from results.records.client import protocol as client_protocol
 from results.records.client.protocol import ProtocolError
@@ -175,7 +175,7 @@ def _run(staged: Staged, timeout_sec: float) -> TrialExit:
 def _check_end(staged: Staged, ended: TrialExit) -> None:
     if ended.is_timed_out:
         raise NonconformingError(_STUCK)
-    if reason := first_exit.read(staged.trial_dir).reason:
+    if reason := rank_file.read_first_exit(staged.trial_dir).reason:
         raise NonconformingError(reason)
     if ended.exit_code:
         raise NonconformingError(

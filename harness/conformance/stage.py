@@ -13,10 +13,10 @@ from harness.client.scaling_client import ADDRESS_VARIABLE, TRIAL_FILE
 from harness.command import placeholders
 from harness.command.worker import free_port
 from harness.placement.processes import Processes
-from harness.run import scratch
+from harness.run import trial_tree
 from harness.run.trial_tree import ProcessTree
 from harness.trial import process_tree
-from results.records.client.messages import TrialFile
+from results.records.client.protocol import TrialFile
 from results.store import untrusted
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def stage(folder: Path, command: Sequence[str], **asked: Any) -> Staged:
     variables = {k: v for k, v in os.environ.items() if k != ADDRESS_VARIABLE}
     variables |= {
         process_tree.MARKER: str(folder.resolve()),
-        scratch.VARIABLE: str(scratch.folder_of(folder)),
+        trial_tree.VARIABLE: str(trial_tree.folder_of(folder)),
     }
     return Staged(
         trial_dir=folder,

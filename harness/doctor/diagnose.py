@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.doctor import canaries, gpu, load, settings
-from harness.doctor.gpu_state import read_gpu_states
-from harness.machine.topology import read_topology
+from harness.doctor.gpu import read_gpu_states
+from harness.machine.machine_state import read_topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from harness.doctor import gpu
 from harness.doctor.finding import Finding, bad, caution, ok
 from harness.errors import DoctorError, UnfitMachineError
-from harness.machine import cuda_cache, environment, gpu_choice, gpu_exclusive, gpus
+from harness.machine import cuda_cache, environment, gpu_watch, gpus
 from harness.trial import gpu_probe
-from results.records.texts import printable
+from results.records.record_base import printable
 
 if TYPE_CHECKING:
     from harness.trial.gpu_probe import Probe
@@ -111,7 +111,7 @@ def check_gpus(
 ) -> list[Finding]:
     """Checks what a sweep on GPUs needs; times them only where it has that."""
     # Of the others, check_gpus says that they cannot be read.
-    visible = [of for of in gpu_choice.listed_gpus() if not of.fault]
+    visible = [of for of in gpus.listed_gpus() if not of.fault]
     findings = gpu.check_set(
         visible,
         driver=gpus.driver_version(),
@@ -127,7 +127,7 @@ def check_gpus(
     ids = [gpu.cuda_id for gpu in visible]
     devices = [f"GPU:{place}" for place in range(len(ids))]
     try:
-        with gpu_exclusive.hold(visible, study="doctor"):
+        with gpu_watch.hold_gpus(visible, study="doctor"):
             return [*findings, *check_rates(multiply(ids, devices))]
     except UnfitMachineError as error:  # timing them now would disturb a sweep
         found, _, advice = str(error).partition("; ")

@@ -11,7 +11,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from harness.trial.matrix_product import make_kernel, rate
+from harness.trial.steps import make_kernel, matrix_product_rate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,12 +23,12 @@ def measure(
     """Returns products per second of each device ``alone``, and all ``together``."""
     kernels = [make_kernel(device, size) for device in devices]
     for multiply in kernels:
-        rate(multiply, duration_sec / 4)  # raises the clock, compiles
-    alone = [rate(multiply, duration_sec) for multiply in kernels]
+        matrix_product_rate(multiply, duration_sec / 4)  # raises the clock, compiles
+    alone = [matrix_product_rate(multiply, duration_sec) for multiply in kernels]
     together = [0.0] * len(kernels)
 
     def run(place: int) -> None:
-        together[place] = rate(kernels[place], duration_sec)
+        together[place] = matrix_product_rate(kernels[place], duration_sec)
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(len(kernels))]
     for thread in threads:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from harness import catalog
 from harness.doctor.finding import Finding, bad, caution, ok
 from harness.errors import PlanError
-from harness.machine import cuda_cache, environment, gpu_choice, gpus
+from harness.machine import cuda_cache, environment, gpus
 from harness.trial import gpu_probe
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def compile_once(
 ) -> int:
     """Has the driver compile what TensorFlow's wheel lacks for this machine's GPUs."""
     try:
-        visible = gpu_choice.visible_gpus(environ)
+        visible = gpus.visible_gpus(environ)
         if not visible:
             say(f"no NVIDIA GPU here: where there is one, {COMMAND} compiles for it")
             return 0

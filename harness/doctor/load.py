@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from harness.doctor import settings
 from harness.doctor.finding import Finding, bad, caution, ok
-from harness.machine import core_clock, disturbance, machine_state
-from results.records.texts import printable
+from harness.machine import disturbance, machine_state
+from results.records.record_base import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from harness.machine.core_clock import CoreClock
     from harness.machine.disturbance import Disturbance
+    from harness.machine.machine_state import CoreClock
 
 SPAN_SEC = 3.0
 _MOST_NEIGHBOURS = 5
@@ -76,7 +76,7 @@ def read_load(
 
 
 def _read(cores: Sequence[int], root: Path) -> CoreClock:
-    return core_clock.read(cores, (os.getpid(),), root)
+    return machine_state.read_core_clock(cores, (os.getpid(),), root)
 
 
 def _read_processes(root: Path) -> dict[int, tuple[str, float]]:
@@ -86,10 +86,10 @@ def _read_processes(root: Path) -> dict[int, tuple[str, float]]:
         text = machine_state.read_line(folder / "stat") or ""
         before, _, after = text.rpartition(")")
         fields = after.split()
-        if len(fields) > core_clock.STIME and int(folder.name) != os.getpid():
-            ticks = int(fields[core_clock.UTIME]) + int(fields[core_clock.STIME])
+        if len(fields) > machine_state.STIME and int(folder.name) != os.getpid():
+            ticks = int(fields[machine_state.UTIME]) + int(fields[machine_state.STIME])
             name = printable(before.partition("(")[2])
-            found[int(folder.name)] = (name, ticks * core_clock.TICK_SEC)
+            found[int(folder.name)] = (name, ticks * machine_state.TICK_SEC)
     return found
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from harness.doctor.finding import Finding, bad, caution, ok
 from harness.errors import DoesNotFitError
 from harness.machine import owned_folders
-from harness.machine.time_of_day import now_text
+from harness.machine.machine_state import now_text
 from harness.planning import cases, defaults, plan
 from harness.planning.request import SweepRequest
 from harness.run.relay import run_generation

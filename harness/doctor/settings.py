@@ -11,7 +11,7 @@ from harness.machine import machine_state
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from harness.machine.topology import CpuTopology
+    from harness.machine.machine_state import CpuTopology
 
 _KIB = 1024
 _GIB = 2**30

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from harness.command import identity, repository
 from harness.errors import RevisionError
-from harness.judging import own_code, worktrees
+from harness.judging import own_code, revisions
 from harness.judging.revisions import SHOWN_DIGITS, last_line, uninterrupted
 from harness.machine import owned_folders
 from harness.sources.code_digest import SourceTree
@@ -88,7 +88,7 @@ def side_by_side(
 ) -> Iterator[Sides]:
     """Checks both revisions out and prepares them, for as long as the block lasts."""
     git = functools.partial(repository.git, source.root)
-    worktrees.remove_abandoned(git)
+    revisions.remove_abandoned_worktrees(git)
     with owned_folders.made(owned_folders.GATE) as folder:
         # Of one length: that of a path moves the stack, and so the time (Mytkowicz et
         # al., ASPLOS 2009).
@@ -134,7 +134,7 @@ def side_by_side(
         finally:
             with uninterrupted():
                 for root in (here, there):
-                    worktrees.remove(git, root)
+                    revisions.remove_worktree(git, root)
 
 
 def _check_out(

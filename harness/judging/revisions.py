@@ -10,8 +10,10 @@ for ``requirements-gpu.lock``, and the environment is that of ``make setup-gpu``
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,8 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import RevisionError
-from harness.judging import worktrees
-from harness.machine import environment, git, owned_folders
+from harness.machine import environment, gpus, machine_state, owned_folders
+from harness.machine.machine_state import read_topology
+from harness.placement import allocation
+from harness.placement.processes import processes_of_trial
 from harness.sources import code_digest
 from harness.sources.code_digest import SourceTree
 from harness.trial import turns
@@ -30,8 +34,39 @@ from results.records.models import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Protocol
 
+    from harness.machine.gpus import Gpu
     from results.records.models import TrialSpec
+
+    class Git(Protocol):
+        """Runs git in the repository that the worktrees belong to."""
+
+        def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+            """Runs one command."""
+
+
+def remove_worktree(git: Git, root: Path) -> None:
+    """Removes a worktree with the temporary folder that it is in."""
+    # Locked until it is complete, and then neither removed nor pruned.
+    git("worktree", "unlock", str(root))
+    git("worktree", "remove", "--force", str(root))
+    shutil.rmtree(root.parent, ignore_errors=True)
+    git("worktree", "prune")
+
+
+def remove_abandoned_worktrees(git: Git) -> None:
+    """Removes the worktrees, and other temporary folders, of gates that were killed."""
+    listed = git("worktree", "list", "--porcelain").stdout
+    for line in listed.splitlines():
+        name, _, text = line.partition(" ")
+        root = Path(text)
+        if name != "worktree" or not root.parent.name.startswith(owned_folders.GATE):
+            continue
+        if not root.parent.exists() or owned_folders.is_abandoned(root.parent):
+            remove_worktree(git, root)
+    owned_folders.remove_abandoned()
+
 
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
 """The git repository, and the tree whose packages are installed."""
@@ -109,7 +144,7 @@ def checked_out(
     revision: str, commit: str, note: Callable[[str], None], device: str = "cpu"
 ) -> Iterator[SourceTree]:
     """Checks a commit out for as long as the block lasts."""
-    worktrees.remove_abandoned(_git)
+    remove_abandoned_worktrees(_git)
     with owned_folders.made(owned_folders.GATE) as folder:
         root = folder.path / "tree"
         try:
@@ -132,7 +167,7 @@ def checked_out(
             )
         finally:
             with uninterrupted():
-                worktrees.remove(_git, root)
+                remove_worktree(_git, root)
 
 
 def _add_worktree(
@@ -217,7 +252,7 @@ def _read(path: Path) -> bytes | None:
 def _git(
     *arguments: str, holds: owned_folders.Owned | None = None
 ) -> subprocess.CompletedProcess[str]:
-    return git.run(SOURCE_ROOT, *arguments, holds=holds)
+    return environment.run_git(SOURCE_ROOT, *arguments, holds=holds)
 
 
 def _run(
@@ -269,3 +304,28 @@ def uninterrupted() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def fingerprint(spec: TrialSpec) -> str:
+    """Returns the fingerprint of this machine as the environment record has it."""
+    chosen: tuple[Gpu, ...] = ()
+    if spec.device == "gpu":
+        chosen = gpus.choose(gpus.visible_gpus(), spec.num_replicas)
+    placement = allocation.place(
+        read_topology(),
+        num_replicas=spec.num_replicas,
+        cores_per_replica=spec.cores_per_replica,
+        devices_per_replica=spec.devices_per_replica,
+        device=spec.device,
+        processes=processes_of_trial(spec),
+        gpu_nodes=[gpu.node for gpu in chosen],
+    )
+    cores = [*itertools.chain(*placement.cpusets)]
+    record = environment.read_environment(
+        placement,
+        os.environ,
+        gpus=tuple(gpu.name for gpu in chosen),
+        inherited=os.environ,
+        state=machine_state.read_machine_state(cores),
+    )
+    return record.fingerprint

@@ -10,7 +10,7 @@ import signal
 import socket
 from typing import Any
 
-from harness.launch import channel
+from harness.launch import engine
 from replicator.cluster import port_filter
 from replicator.cluster.local_cluster import LineListener
 
@@ -36,7 +36,7 @@ class MemberExits:
         self._tails: dict[int, str] = {}
         self._hosts: dict[int, str] = {}
         listener, self._port = _listen()
-        self._listener = LineListener(listener, max_line_bytes=channel.MAX_LINE_BYTES)
+        self._listener = LineListener(listener, max_line_bytes=engine.MAX_LINE_BYTES)
         self._places: dict[socket.socket, int] = {}
         self._members: set[socket.socket] = set()
 
@@ -76,7 +76,7 @@ class MemberExits:
         said = str(message.get("secret", ""))
         if not hmac.compare_digest(said.encode(), self.secret.encode()):
             raise ValueError("wrong secret")
-        channel.keep_alive(connection)
+        engine.keep_alive(connection)
         self._listener.admit(connection)
         self._members.add(connection)
 

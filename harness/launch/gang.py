@@ -7,26 +7,64 @@ fails, the others get a grace period to record what they observed.
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import subprocess
 import time
 from typing import TYPE_CHECKING
 
 from harness.errors import LaunchError
-from harness.launch import channel
+from harness.launch import engine as engine_lib
 from harness.launch.engine import Gang
 from harness.launch.exits import MemberExits
-from harness.launch.gang_plan import GangPlan
-from harness.trial import first_exit
-from harness.trial.ending import GRACE_SEC, cause_of, signal_name
-from harness.trial.first_exit import FirstExit
+from harness.trial import rank_file
+from harness.trial.rank_file import GRACE_SEC, FirstExit, cause_of, signal_name
+from results.store import atomic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from harness.launch.engine import Engine
+    from harness.placement.processes import Member
 
     StartMembers = Callable[[Gang], Engine]
+
+
+# The records say the same, but reading them imports a library that takes longer than
+# all else that these processes do until the worker starts.
+
+_NAME = "gang.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class GangPlan:
+    """The members of a gang and their places."""
+
+    members: tuple[Member, ...]  # Kind and index of each.
+    cpusets: tuple[tuple[int, ...], ...]  # The cores of each, on its host.
+    num_ranks: int  # How many of them are measured: the first ones.
+    members_per_host: int  # The first so many are on the first host, and so on.
+    # Environment variables that say to members what they are, where their engine only
+    # numbers them.
+    variables: dict[str, str]
+
+    def write(self, trial_dir: Path) -> None:
+        """Writes the file."""
+        atomic.write_text(trial_dir / _NAME, json.dumps(dataclasses.asdict(self)))
+
+    @classmethod
+    def read(cls, trial_dir: Path) -> GangPlan:
+        """Reads the file."""
+        fields = json.loads((trial_dir / _NAME).read_bytes())
+        return cls(
+            members=tuple((kind, index) for kind, index in fields["members"]),
+            cpusets=tuple(map(tuple, fields["cpusets"])),
+            num_ranks=fields["num_ranks"],
+            members_per_host=fields["members_per_host"],
+            variables=fields["variables"],
+        )
+
 
 _POLL_SEC = 0.1
 _SETTLE_SEC = 2.0
@@ -77,8 +115,8 @@ class RunningGang:
             command=self._command,
             variables={
                 **self._variables,
-                channel.ADDRESS_VARIABLE: exits.address,
-                channel.SECRET_VARIABLE: exits.secret,
+                engine_lib.ADDRESS_VARIABLE: exits.address,
+                engine_lib.SECRET_VARIABLE: exits.secret,
                 **plan.variables,
             },
         )
@@ -144,17 +182,19 @@ class RunningGang:
             reason += (
                 f"; the engine's own client ended with signal {signal_name(-code)}"
             )
-        first_exit.write(self._trial_dir, FirstExit(rank=rank, reason=reason))
+        rank_file.write_first_exit(self._trial_dir, FirstExit(rank=rank, reason=reason))
         return bad[rank]
 
     def _refuse(self, reason: str) -> int:
-        first_exit.write(self._trial_dir, FirstExit(reason=reason))
-        return channel.REFUSED
+        rank_file.write_first_exit(self._trial_dir, FirstExit(reason=reason))
+        return engine_lib.REFUSED
 
 
 def _why_ended(engine: Engine) -> str:
     lines = [line.strip() for line in engine.output().splitlines() if line.strip()]
-    if engine.poll() == channel.REFUSED and lines:  # its own message, made to be read
+    if (
+        engine.poll() == engine_lib.REFUSED and lines
+    ):  # its own message, made to be read
         return lines[-1]
     said = " ".join(" ".join(lines).split())[-300:]
     return (

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 
 from harness.errors import PlanError
 from harness.launch.contract import Launcher
-from harness.launch.gang import RunningGang
-from harness.launch.gang_plan import GangPlan
+from harness.launch.gang import GangPlan, RunningGang
 from harness.placement import hosts
-from harness.trial import first_exit
+from harness.trial import rank_file
 from replicator.cluster.environment import environments
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ class RemoteLauncher(Launcher):
                 gang.end()
                 self.end(place)
             if gang.exit_code:
-                found = first_exit.read(place)
+                found = rank_file.read_first_exit(place)
                 reason = found.reason or " ".join("".join(gang.output).split())[-300:]
             if gang.exit_code != 0:
                 raise PlanError(

@@ -17,16 +17,23 @@ of the others' time was on it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import os
+import resource
+import time
 from typing import TYPE_CHECKING
 
-from harness.machine.core_clock import TICK_SEC
+import psutil
+
+from harness.machine.machine_state import TICK_SEC
 from results.records.machines import gpu_record
 
 if TYPE_CHECKING:
-    from harness.machine.core_clock import CoreClock, CoreTimes
+    from harness.machine.machine_state import CoreClock, CoreTimes
     from results.records.machines.gpu_record import GpuUse
+
 
 MAX_FOREIGN_FRACTION = 0.03
 MAX_OF_ONE_CORE = 0.10
@@ -223,3 +230,92 @@ def _growth(start: float | None, end: float | None) -> float | None:
 
 def _fraction(part_sec: float, available_sec: float) -> float:
     return min(max(part_sec / available_sec, 0.0), 1.0)
+
+
+# Single-threaded float arithmetic on one core of the trial's cpuset, without TensorFlow
+# and without BLAS threads. If it takes longer, the machine was disturbed or throttled;
+# the trial is not to blame.
+
+_SIZE = 96
+_NUM_PRODUCTS = 900
+
+
+def run_canary(core: int | None = None) -> float:
+    """Returns the seconds the fixed computation takes on ``core``."""
+    import numpy as np
+
+    before = os.sched_getaffinity(0)
+    if core is not None:
+        # The core was taken away since planning: run unpinned rather than fail.
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, {core})
+    try:
+        matrix = np.linspace(0.0, 1.0, _SIZE * _SIZE, dtype=np.float32)
+        matrix = matrix.reshape(_SIZE, _SIZE)
+        np.einsum("ij,jk->ik", matrix, matrix, optimize=False)
+        start = time.perf_counter()
+        for _ in range(_NUM_PRODUCTS):
+            # optimize=False makes numpy use its own loop: no BLAS, no threads.
+            np.einsum("ij,jk->ik", matrix, matrix, optimize=False)
+        return time.perf_counter() - start
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+# A benchmark on a busy machine also measures the other processes. The share of CPU time
+# that neither the trial nor the harness used is recorded with every trial, and so is
+# the time that a hypervisor gave to other guests (steal), so that the report can show
+# both.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CpuClock:
+    """Running totals of CPU time in seconds."""
+
+    wall_sec: float  # Wall clock.
+    busy_sec: float  # All logical CPUs, all processes, without idle time and steal.
+    stolen_sec: float  # All logical CPUs, given to other guests of the hypervisor.
+    own_sec: float  # This process and the children that it has waited for.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Load:
+    """Shares, 0 to 1, of the CPU time of all logical CPUs over a span."""
+
+    foreign_fraction: float  # Used by other processes.
+    stolen_fraction: float  # Given to other guests of the hypervisor.
+
+
+def read_clock() -> CpuClock:
+    """Reads the totals now."""
+    times = psutil.cpu_times()
+    usages = [resource.getrusage(who) for who in _OWN]
+    return CpuClock(
+        wall_sec=time.monotonic(),
+        # guest time is part of user time on Linux.
+        busy_sec=times.user
+        + times.nice
+        + times.system
+        + getattr(times, "irq", 0.0)
+        + getattr(times, "softirq", 0.0),
+        stolen_sec=getattr(times, "steal", 0.0),
+        own_sec=sum(usage.ru_utime + usage.ru_stime for usage in usages),
+    )
+
+
+def foreign_between(start: CpuClock, end: CpuClock, num_cpus: int) -> Load:
+    """Returns the shares over a span."""
+    available_sec = max((end.wall_sec - start.wall_sec) * num_cpus, 1e-9)
+    busy_sec = end.busy_sec - start.busy_sec
+    own_sec = end.own_sec - start.own_sec
+    # The kernel counts in ticks, so the result on a quiet machine can be slightly < 0.
+    foreign_sec = max(busy_sec - own_sec, 0.0)
+    return Load(
+        foreign_fraction=min(foreign_sec / available_sec, 1.0),
+        stolen_fraction=min(
+            max(end.stolen_sec - start.stolen_sec, 0.0) / available_sec, 1.0
+        ),
+    )
+
+
+_OWN = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)

@@ -6,21 +6,25 @@ import functools
 import importlib.metadata
 import os
 import platform
+import re
+import subprocess
 import sys
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from harness.errors import PlanError
 from results.records import identity
 from results.records.models import Environment
-from results.records.variables import identity_variables, recorded_variables
+from results.records.program import identity_variables, recorded_variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from results.records.machines.gpu_settings import GpuSettings
-    from results.records.machines.machine_record import MachineState
+    from harness.machine.owned_folders import Owned
+    from results.records.machines.machine_record import GpuSettings, MachineState
     from results.records.models import Placement
+
 
 PACKAGES = (
     "dm-control",
@@ -140,3 +144,76 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+# A process cannot ask Docker for its image. Podman writes the id of the image into a
+# file; elsewhere whoever starts the container passes it in ``REPLICATOR_IMAGE``.
+
+VARIABLE: Final = "REPLICATOR_IMAGE"
+_ID = re.compile(r"(?:sha256:)?(?P<id>[0-9a-f]{64})")
+_OF_PODMAN: Final = "run/.containerenv"
+_PODMAN_ID = re.compile(r'^imageid="(?P<id>[0-9a-f]{64})"$', re.MULTILINE)
+# By what is there; the first that fits. Inside Kubernetes there is also an engine.
+_VARIABLES: Final = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
+_FILES: Final = {
+    "run/secrets/kubernetes.io": "kubernetes",
+    _OF_PODMAN: "podman",
+    ".dockerenv": "docker",
+}
+
+
+def read_container(
+    root: Path = Path("/"), environ: Mapping[str, str] | None = None
+) -> str | None:
+    """Kind and image, such as ``docker sha256:0123...``; None outside of one."""
+    environ = os.environ if environ is None else environ
+    kinds = ["apptainer"] * any(environ.get(name) for name in _VARIABLES)
+    kinds += [kind for name, kind in _FILES.items() if (root / name).exists()]
+    image = image_of(root, environ)
+    if not kinds and not image:
+        return None
+    return " ".join(filter(None, [kinds[0] if kinds else "container", image]))
+
+
+def image_of(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -> str:
+    """Returns the id of the image, such as ``sha256:0123...``; empty if unknown."""
+    text = (os.environ if environ is None else environ).get(VARIABLE, "")
+    if text:
+        found = _ID.fullmatch(text)
+        if found is None:
+            raise PlanError(
+                f"{VARIABLE}={text[:100]!r} is no id of an image: 64 hexadecimal"
+                " digits, after sha256: or alone; take it from 'docker image inspect"
+                " --format {{.Id}} NAME'"
+            )
+        return f"sha256:{found['id']}"
+    try:
+        found = _PODMAN_ID.search((root / _OF_PODMAN).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError):
+        return ""
+    return f"sha256:{found['id']}" if found else ""
+
+
+def run_git(
+    folder: Path,
+    *arguments: str,
+    text: str = "",
+    timeout_sec: float | None = None,
+    holds: Owned | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command of git in a folder, whatever its exit code."""
+    # Variables of a hook or an outer command would name another repository.
+    variables = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    # Without locks, which an interrupt would leave in the user's repository.
+    command = ["git", "--no-optional-locks", "-c", "core.hooksPath=/dev/null"]
+    return subprocess.run(
+        [*command, "-C", str(folder), *arguments],
+        env=variables | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"},
+        input=text,
+        pass_fds=() if holds is None else (holds.descriptor,),
+        capture_output=True,
+        encoding="utf-8",
+        errors="surrogateescape",
+        check=False,
+        timeout=timeout_sec,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from harness.machine import gpus
-from results.records.machines.gpu_settings import GpuSettings
+from results.records.machines.machine_record import GpuSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

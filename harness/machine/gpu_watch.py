@@ -10,21 +10,29 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import os
+import re
+import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from harness.errors import UnfitMachineError
 from harness.machine import gpus
+from replicator.placement import cgroups
 from results.records.machines import gpu_record
-from results.records.machines.gpu_record import GpuUse
+from results.records.machines.gpu_record import GpuUse, others_text, unread_text
+from results.records.record_base import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from harness.machine.gpus import Gpu
+
 
 PERIOD_SEC = 0.2
 
@@ -239,3 +247,126 @@ def summarize(index: int, readings: Sequence[GpuReading]) -> GpuUse:
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+# The driver lists the processes that use a GPU. That alone does not keep two sweeps
+# apart: a sweep has no process on its GPUs between two trials or while one imports
+# TensorFlow, and some drivers and containers list nobody. A sweep therefore also holds
+# one lock per GPU of this machine for as long as it runs. The kernel releases the locks
+# with the process, so a killed sweep leaves none.
+
+WAIT_SEC = 10.0
+"""The driver can list the processes of the trial before for a few seconds."""
+_PERIOD_SEC = 0.5
+_MOST_READ = 200
+
+
+def lock_folder() -> Path:
+    """Returns the folder of the locks, which all users of this machine share."""
+    return Path(tempfile.gettempdir())
+
+
+@contextlib.contextmanager
+def hold_gpus(chosen: Sequence[Gpu], *, study: str) -> Iterator[None]:
+    """Locks GPUs against other sweeps while the ``with`` block runs; never waits."""
+    with contextlib.ExitStack() as stack:
+        for gpu in chosen:
+            stack.callback(os.close, _lock(gpu, study))
+        yield
+
+
+def _lock(gpu: Gpu, study: str) -> int:
+    """Returns a descriptor that holds the lock of a GPU until it is closed."""
+    name = re.sub(r"[^A-Za-z0-9-]", "_", gpu.uuid)
+    path = lock_folder() / f"replicator-harness-{name}.lock"
+    try:
+        descriptor = _open(path)
+    except OSError as error:
+        raise UnfitMachineError(
+            f"cannot lock GPU {gpu.cuda_id} against other sweeps with {str(path)!r}:"
+            f" {error.strerror or error}; remove that file, or set TMPDIR"
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        user = _read_user(descriptor)
+        os.close(descriptor)
+        raise UnfitMachineError(
+            f"GPU {gpu.cuda_id} ({gpu.name}) is used by another sweep{user}, but a"
+            " trial needs its GPUs for itself; wait for its end, or choose other GPUs"
+            " with CUDA_VISIBLE_DEVICES"
+        ) from error
+    with contextlib.suppress(OSError):  # the file of another user: only the lock counts
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"study {study!r}, process {os.getpid()}".encode(), 0)
+    return descriptor
+
+
+def _open(path: Path) -> int:
+    """Opens a lock; it can belong to another user, and be readable only."""
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(path, flags | os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError:
+        return os.open(path, flags | os.O_RDONLY)
+    with contextlib.suppress(OSError):  # against the umask, for other users
+        os.fchmod(descriptor, 0o666)
+    return descriptor
+
+
+def _read_user(descriptor: int) -> str:
+    text = os.pread(descriptor, _MOST_READ, 0).decode("utf-8", errors="replace")
+    return f" ({printable(text)})" if text else ""
+
+
+def wait_until_free(chosen: Sequence[Gpu]) -> str:
+    """Waits until no process uses some GPUs; returns who still does, or "".
+
+    A GPU that the driver cannot read is not free: nobody knows.
+
+    Call while no trial of this sweep runs on them: then every process is of others.
+    """
+    end_sec = time.monotonic() + WAIT_SEC
+    while True:
+        found = _users(chosen)
+        if not found or time.monotonic() >= end_sec:
+            return found
+        time.sleep(_PERIOD_SEC)
+
+
+def _users(chosen: Sequence[Gpu]) -> str:
+    if not chosen:
+        return ""
+    own = OwnProcesses(most_on_gpu=0)
+    with gpus.driver() as nvml:
+        for index in dict.fromkeys(gpu.index for gpu in chosen):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                users = gpus.ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
+            except nvml.NVMLError as error:
+                return unread_text(index, gpus.fault_text(error))
+            count = own.count_foreign([user.pid for user in users or ()])
+            if count:
+                return others_text(count, index)
+    return ""
+
+
+_FILES = {1: "memory.oom_control", 2: "memory.events"}
+
+
+def read_oom_kills(root: Path = Path("/")) -> int | None:
+    """Returns how many processes of this control group the killer ended, or None.
+
+    That of the whole machine counts the processes of others, too, so without control
+    groups nothing is claimed.
+    """
+    for folder, version in cgroups.folders("memory", root):
+        try:
+            text = (folder / _FILES[version]).read_text(encoding="ascii")
+        except OSError:
+            continue
+        for line in text.splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill" and value.isdigit():
+                return int(value)
+    return None

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from harness.machine import time_of_day
+from harness.machine import machine_state
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +75,7 @@ def is_abandoned(folder: Path) -> bool:
     try:
         descriptor = os.open(folder / _OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        is_old = time_of_day.age_sec(facts.st_mtime) > _MAKING_SEC
+        is_old = machine_state.age_sec(facts.st_mtime) > _MAKING_SEC
         return is_old and not any(folder.iterdir())
     except OSError:
         return False

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from harness.placement import gpu_threads
+from harness.placement import processes as processes_lib
 from harness.placement.processes import Processes
 from results.records.models import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from harness.machine.topology import CpuTopology, LogicalCpu
+    from harness.machine.machine_state import CpuTopology, LogicalCpu
 
 _ONE_PROCESS = Processes(members=(), num_ranks=1)
 
@@ -92,10 +92,10 @@ def place(
         num_gpus = (
             processes.replicas_per_worker if processes.are_several else num_replicas
         )
-        num_intra_op_threads = gpu_threads.num_pool_threads(cores_per_replica, 1)
+        num_intra_op_threads = processes_lib.num_pool_threads(cores_per_replica, 1)
         num_inter_op_threads = max(
             num_inter_op_threads,
-            gpu_threads.num_pool_threads(min(map(len, cpusets)), num_gpus),
+            processes_lib.num_pool_threads(min(map(len, cpusets)), num_gpus),
         )
     return Placement(
         cpusets=tuple(tuple(sorted(cores)) for cores in cpusets),

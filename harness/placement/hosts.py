@@ -10,7 +10,7 @@ from harness.placement import allocation
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.machine.topology import CpuTopology
+    from harness.machine.machine_state import CpuTopology
     from harness.placement.processes import Member, Processes
     from results.records.models import Placement, TrialSpec
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from harness.errors import PlanError
 from harness.planning import batches
-from harness.planning.quality_runs import PlannedCase
+from harness.planning.estimate import PlannedCase
 from results.records.models import ScalingMode
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from harness import catalog
 from harness.catalog import SYNTHETIC
 from harness.command import peers
 from harness.errors import PlanError
-from harness.machine import containers
+from harness.machine import environment
 from harness.placement import allocation as placement
 from harness.placement import processes
-from harness.planning import batches, design, plan_count, quality_runs, settings
+from harness.planning import batches, design, estimate, plan_count, settings
 from harness.planning import cases as cases_module
-from results.records import known_options
+from results.records import program
 from results.records.models import ScalingMode
 from results.store.record_file import first_complaint
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from harness.planning.cases import Machine
-    from harness.planning.quality_runs import PlannedCase, QualityRuns
+    from harness.planning.estimate import PlannedCase, QualityRuns
     from harness.planning.request import SweepRequest
 
 
@@ -58,7 +58,7 @@ def refusing_bounds() -> Iterator[None]:
 @refusing_bounds()
 def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
     """Checks a request against the catalogue and the machine, and finds its cases."""
-    containers.image_of()  # raises where records could not hold it
+    environment.image_of()  # raises where records could not hold it
     if request.program is None:
         info = catalog.workload(request.workload)
         backends = [catalog.backend(name) for name in request.backends]
@@ -76,7 +76,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
     if options:
         catalog.check_options(info, preset_name, options)
     units = catalog.batch_units(info, preset_name, options)
-    devices_per_replica = known_options.devices_per_replica(options)
+    devices_per_replica = program.devices_per_replica(options)
     catalog.check_backends(info, options, backends)
     peers.check(
         info,
@@ -145,7 +145,9 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
             ),
             num_workers=_largest_num_workers(cases, machine),
         )
-    learning = quality_runs.choose(request, preset, cases, is_data_real=is_data_real)
+    learning = estimate.choose_quality_runs(
+        request, preset, cases, is_data_real=is_data_real
+    )
     if request.is_quality_only and learning is None:
         raise PlanError(
             f"preset {preset_name!r} of {info.name} has no quality run with data"

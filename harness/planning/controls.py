@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from harness import catalog
 from harness.errors import PlanError
-from harness.planning.quality_runs import PlannedCase
+from harness.planning.estimate import PlannedCase
 from results.records.models import Control, Order, ScalingMode
 
 if TYPE_CHECKING:

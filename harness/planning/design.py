@@ -23,7 +23,7 @@ from results.records.models import Allocator, Contrast, Control, Measuring, Orde
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.planning.quality_runs import PlannedCase
+    from harness.planning.estimate import PlannedCase
     from harness.planning.request import SweepRequest
     from harness.sources.code_digest import SourceTree
     from results.records.models import PlannedTrial

@@ -6,10 +6,17 @@ import dataclasses
 import statistics
 from typing import TYPE_CHECKING
 
+from harness import catalog
+from harness.errors import PlanError
+from harness.planning import budgets
 from results.errors import ResultsError
+from results.records import identity
 from results.records.models import (
     BudgetUnit,
+    Control,
+    Environment,
     Order,
+    ScalingMode,
     StatusRecord,
     TrialSpec,
     TrialStatus,
@@ -17,11 +24,14 @@ from results.records.models import (
 from results.store import record_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from harness.catalog import PresetInfo
+    from harness.planning.request import SweepRequest
     from results.records.measuring import Measuring
-    from results.records.models import PlannedTrial
+    from results.records.models import Budget, PlannedTrial
+
 
 ASSUMED_TRIAL_SEC = 30.0
 """Assumed where there is no earlier trial: that of a laptop preset on two cores."""
@@ -267,3 +277,179 @@ def format_duration(seconds: float) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
+
+
+# The memory that a program needs cannot be computed before it runs. But where the same
+# code has run out of memory with a batch on the same model of GPU, the same batch or a
+# larger one will not fit, on as many GPUs or more; and that takes minutes to find out.
+
+_DECISIVE = (TrialStatus.OK, TrialStatus.OUT_OF_MEMORY)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class EarlierTrial:
+    """A trial on GPUs that fitted into memory, or did not."""
+
+    study: str  # The name of its study.
+    program: str  # The digest of what it ran, without batch, replicas and repetition.
+    gpu: str  # Product name of its GPUs.
+    num_replicas: int  # Its replicas.
+    per_replica_batch_size: int  # Its batch on each GPU.
+    has_fitted: bool  # Whether it completed.
+
+
+def program_of(spec: TrialSpec) -> str:
+    """Returns the digest of what determines the memory of a trial but its sizes."""
+    fields = ("workload", "preset", "data", "backend", "code_digest", "options")
+    return identity.digest({name: getattr(spec, name) for name in fields})
+
+
+def check_memory(
+    trials: Sequence[PlannedTrial], runs_dir: Path, *, study: str, gpu: str
+) -> None:
+    """Checks that no trial has a batch that is known not to fit."""
+    earlier = [e for e in _read(runs_dir) if e.gpu == gpu and e.study != study]
+    for trial in trials:
+        spec = trial.spec
+        same = [e for e in earlier if e.program == program_of(spec)]
+        failed = [
+            e
+            for e in same
+            if not e.has_fitted
+            and e.num_replicas <= spec.num_replicas
+            and e.per_replica_batch_size <= spec.per_replica_batch_size
+        ]
+        if failed:
+            raise PlanError(_complaint(spec, failed[-1], same))
+
+
+def _complaint(
+    spec: TrialSpec, failed: EarlierTrial, same: Sequence[EarlierTrial]
+) -> str:
+    fitting = max(
+        (
+            e.per_replica_batch_size
+            for e in same
+            if e.has_fitted
+            and e.num_replicas >= spec.num_replicas
+            and e.per_replica_batch_size < failed.per_replica_batch_size
+        ),
+        default=None,
+    )
+    size = spec.per_replica_batch_size
+    known = f"use less than --per-replica-batch-size {failed.per_replica_batch_size}"
+    if fitting is not None:
+        known = f"{fitting} fits: use --per-replica-batch-size {fitting}"
+    return (
+        f"{spec.num_replicas} x {size} examples do not fit with backend"
+        f" {spec.backend!r}: {failed.num_replicas} x"
+        f" {failed.per_replica_batch_size} ran out of memory on {failed.gpu} in study"
+        f" {failed.study!r}; {known}, or --retry failed to try it"
+        " again"
+    )
+
+
+def _read(runs_dir: Path) -> Iterator[EarlierTrial]:
+    paths = sorted(runs_dir.glob("*/trials/*/status.json"))
+    for path in paths[-_MAX_EARLIER_TRIALS:]:
+        try:
+            status = record_file.read(path, "status", StatusRecord)
+            if status is None or status.status not in _DECISIVE:
+                continue
+            spec = record_file.read(path.with_name("spec.json"), "spec", TrialSpec)
+            env = record_file.read(path.with_name("env.json"), "env", Environment)
+        except ResultsError:
+            continue  # it is reported when its own study is read
+        if spec is not None and env is not None and env.gpus:
+            yield EarlierTrial(
+                study=path.parents[2].name,
+                program=program_of(spec),
+                gpu=env.gpus[0],
+                num_replicas=spec.num_replicas,
+                per_replica_batch_size=spec.per_replica_batch_size,
+                has_fitted=status.status is TrialStatus.OK,
+            )
+
+
+# Allowance for evaluations, start-up and a slow machine, on top of the budget.
+_OVERHEAD_FACTOR = 1.5
+_OVERHEAD_SEC = 120.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlannedCase:
+    """A case of a sweep: backend, size, and the scaling modes that it serves.
+
+    ``revision`` is that of the code, empty for the tree of the harness.
+    """
+
+    backend: str
+    num_replicas: int
+    per_replica_batch_size: int
+    modes: tuple[ScalingMode, ...]
+    control: Control = Control.NONE
+    revision: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class QualityRuns:
+    """The quality runs of a sweep."""
+
+    budget: Budget  # The budget of each.
+    cases: tuple[PlannedCase, ...]  # Those that train.
+    note: str  # What was chosen for the user, one line.
+
+
+def choose_quality_runs(
+    request: SweepRequest,
+    preset: PresetInfo,
+    cases: Sequence[PlannedCase],
+    *,
+    is_data_real: bool,
+) -> QualityRuns | None:
+    """Returns the requested quality runs, or the preset's, or None.
+
+    A requested budget applies to every backend, the preset's to the first.
+    """
+    is_asked_for = request.budget is not None
+    text = preset.budget if request.budget is None else request.budget
+    if not text or (not is_asked_for and not is_data_real):
+        return None
+    budget = budgets.parse_budget(text, num_evaluations=preset.num_evaluations)
+    if budget is None:
+        return None
+    if not is_data_real:
+        raise PlanError(
+            f"--budget {text}: the data set 'synthetic' has nothing to learn; use"
+            " another --data, or --budget none"
+        )
+    _check_timeout(text, budget, request.timeout_sec)
+    mode = ScalingMode.STRONG
+    if mode not in request.modes:
+        mode = ScalingMode.WEAK
+    # Peers take steps, and measure nothing of what they learn.
+    learning = [name for name in request.backends if catalog.peer(name) is None]
+    if not learning:
+        return None
+    backends = learning if is_asked_for else learning[:1]
+    chosen = [c for c in cases if mode in c.modes and c.backend in backends]
+    where = ", ".join(f"{case.backend} x{case.num_replicas}" for case in chosen)
+    return QualityRuns(
+        budget=budget,
+        cases=tuple(chosen),
+        note=(
+            f"quality runs: {where} for {budget} each, {mode.value} scaling; --budget"
+            f" {budgets.NONE} leaves them out"
+        ),
+    )
+
+
+def _check_timeout(text: str, budget: Budget, timeout_sec: float) -> None:
+    if budget.unit is not BudgetUnit.SECONDS:
+        return
+    needed = round(budget.amount * _OVERHEAD_FACTOR + _OVERHEAD_SEC)
+    if needed > timeout_sec:
+        raise PlanError(
+            f"--budget {text} may not end within --timeout {timeout_sec:g} s, with"
+            f" start-up and evaluations; use --timeout {needed} or more"
+        )

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from harness import catalog
 from harness.command import placeholders
-from harness.planning.quality_runs import PlannedCase
-from results.records import known_options
+from harness.planning.estimate import PlannedCase
+from results.records import program as program_lib
 from results.records.models import Control, Matching, ScalingMode
 from results.study.matching import NUM_STEPS, is_judged
 
@@ -118,7 +118,7 @@ def remarks(request: SweepRequest, cases: Iterable[PlannedCase]) -> dict[str, st
         return {}
     info = catalog.workload(request.workload)
     found = {}
-    is_split = known_options.devices_per_replica(request.options) > 1
+    is_split = program_lib.devices_per_replica(request.options) > 1
     split = "; the one replica is on one device, without a pipeline"
     for case in cases:
         assert info.matching is not None  # otherwise there are no cases

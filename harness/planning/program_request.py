@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 from pydantic import Field, InstanceOf
 
 from harness.command import placeholders
-from harness.command.metric import THROUGHPUT
+from harness.command.numbers import THROUGHPUT
 from harness.command.program import UNIT, ForeignProgram, make
 from harness.errors import PlanError
 from harness.options import kinds

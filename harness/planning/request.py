@@ -20,11 +20,10 @@ from harness.planning import budgets, defaults
 from harness.planning.program_request import ProgramRequest
 from harness.planning.settings import described_default
 from harness.sources.code_digest import SourceTree
-from results.records.bounds import BatchSize, Seed, Steps
 from results.records.limits import MAX_SEED
-from results.records.measuring import GateDesign
+from results.records.measuring import GateDesign, StepSettings
 from results.records.models import Allocator, Control, OptionValue, Order, ScalingMode
-from results.records.settings import StepSettings
+from results.records.record_base import BatchSize, Seed, Steps
 
 MEASURED: Final = "What is measured"
 DESIGN: Final = "How it is measured"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import PlanError
-from results.records.settings import Chosen, StepSettings
+from results.records.measuring import Chosen, StepSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from harness import catalog
 from harness.errors import PlanError
-from results.records import step_counts
+from results.records import measuring
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,15 +20,15 @@ def check(
     """Checks the counts of a gate on a workload."""
     for index, name in enumerate(names):
         word, equals, _ = name.partition("=")
-        if equals and word in step_counts.UNITS:
+        if equals and word in measuring.UNITS:
             raise PlanError(
                 f"{OPTION} {name!r} has a pattern, and a workload prints nothing that"
                 f" is read; write {OPTION} {word}, or give --command"
             )
-        if name not in step_counts.UNITS:
+        if name not in measuring.UNITS:
             raise PlanError(
                 f"{OPTION} {name!r} is not counted in a step; use one of"
-                f" {', '.join(step_counts.UNITS)}"
+                f" {', '.join(measuring.UNITS)}"
             )
         if name in names[:index]:
             raise PlanError(f"{OPTION} {name!r} is given twice; give it once")
@@ -43,7 +43,7 @@ def check(
         raise PlanError(
             f"{OPTION} {names[0]!r} with --num-warmup-steps 1: the first step traces,"
             " so another one is counted; use --num-warmup-steps"
-            f" {step_counts.FEWEST_WARMUP_STEPS} or more"
+            f" {measuring.FEWEST_WARMUP_STEPS} or more"
         )
 
 
@@ -53,10 +53,8 @@ def _known(backend: str) -> list[str]:
     if catalog.peer(backend) is not None:
         return []
     if info.processes == catalog.PARAMETER_SERVERS:
-        return [step_counts.RETRACES]
+        return [measuring.RETRACES]
     is_planned = "explained_plan" not in info.lacks
     return [
-        name
-        for name in step_counts.UNITS
-        if is_planned or name not in step_counts.OF_PLANS
+        name for name in measuring.UNITS if is_planned or name not in measuring.OF_PLANS
     ]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from harness.trial import rank_file
 from results.judging import exact
-from results.records import step_counts
+from results.records import measuring
 from results.records.models import Control
 
 if TYPE_CHECKING:
@@ -41,7 +41,8 @@ def differences(residents: Iterable[Resident]) -> Iterator[str]:
             sides = before.get(name, after), after
             if sides[0] != after:
                 yield (
-                    f"{spec.backend} x{spec.num_replicas}: {step_counts.words(name)}"
+                    f"{spec.backend} x{spec.num_replicas}:"
+                    f" {measuring.step_count_words(name)}"
                     f" {exact.share_text(*sides)} ({exact.exact_text(*sides)})"
                 )
 
@@ -57,5 +58,5 @@ def _read(resident: Resident) -> dict[str, float]:
     return {
         metric["name"]: metric["value"]
         for metric in log.window_metrics
-        if metric["name"] in step_counts.UNITS
+        if metric["name"] in measuring.UNITS
     }

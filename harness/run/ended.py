@@ -6,12 +6,11 @@ import dataclasses
 import signal
 from typing import TYPE_CHECKING
 
-from harness.run.out_of_memory import is_out_of_memory
-from harness.trial.ending import signal_name
-from harness.trial.rank_file import one_line
+from harness.run.trial_tree import is_out_of_memory
+from harness.trial.rank_file import one_line, signal_name
 from results.records.limits import MAX_TEXT
 from results.records.models import Failure, Phase, TrialStatus
-from results.records.texts import storable
+from results.records.record_base import storable
 from results.store import untrusted
 
 if TYPE_CHECKING:
@@ -19,8 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.run.trial_tree import TrialExit
-    from harness.trial.first_exit import FirstExit
-    from harness.trial.rank_file import RankLog
+    from harness.trial.rank_file import FirstExit, RankLog
     from results.records.models import TrialResult
 
 _STDERR_TAIL_BYTES = 8_000

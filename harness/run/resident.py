@@ -13,26 +13,38 @@ import os
 import secrets
 import socket
 import subprocess
+import threading
 import time
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 import psutil
 
-from harness.client.scaling_client import ADDRESS_VARIABLE, native_address
+from harness.client.scaling_client import ADDRESS_VARIABLE, TRIAL_FILE, native_address
 from harness.run.trial_tree import ProcessTree
-from harness.trial import first_exit
-from harness.trial.first_exit import FirstExit
+from harness.trial import rank_file
+from harness.trial.rank_file import FirstExit, rank_path
 from harness.trial.turns import COMPATIBLE, PROTOCOL
 from replicator.cluster.local_cluster import LineListener
+from results.errors import UnavailableRecordError
 from results.records.client import protocol as client_protocol
-from results.records.client.protocol import ProtocolError
+from results.records.client.protocol import ProtocolError, TrialFile
+from results.records.models import Phase
+from results.store import atomic, untrusted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from harness.run.prepared import Prepared
     from harness.run.trial_tree import EndElsewhere, TrialExit
-    from results.records.models import Turn
+    from results.records.models import (
+        PlannedTrial,
+        StatusRecord,
+        TrialResult,
+        TrialSpec,
+        Turn,
+    )
+
 
 _POLL_SEC = 0.25
 _GRACE_SEC = 30.0
@@ -240,9 +252,9 @@ class Resident:
     def _blame(self, first: FirstExit) -> None:
         """Records what explains the end, unless a process of the trial has done so."""
         folder = self.prepared.trial_dir
-        recorded = first_exit.read(folder)
+        recorded = rank_file.read_first_exit(folder)
         if not recorded.reason and (recorded.rank is None or first.reason):
-            first_exit.write(folder, first)
+            rank_file.write_first_exit(folder, first)
 
     def fail(self, reason: str, rank: int | None = None) -> NoReturn:
         """Ends a trial whose program does not fit the study."""
@@ -293,3 +305,145 @@ def latest(answers: Sequence[dict[str, Any]], name: str) -> int:
 def total(answers: Sequence[dict[str, Any]], name: str) -> float:
     """Returns the sum over ranks."""
     return float(sum(answer[name] for answer in answers))
+
+
+class Progress(Protocol):
+    """Receives the events of a sweep."""
+
+    def begin(self, num_trials: int, num_finished: int) -> None:
+        """The sweep starts; ``num_finished`` of ``num_trials`` are already done."""
+
+    def trial_started(self, trial: PlannedTrial, eta_sec: float | None) -> None:
+        """A trial starts; ``eta_sec`` is the time to the end of the sweep.
+
+        It is negative where the sweep takes longer than was estimated.
+        """
+
+    def stage(self, text: str, eta_sec: float | None, *, is_most: bool = False) -> None:
+        """A relay does something else now; ``eta_sec`` as in ``trial_started``.
+
+        With ``is_most`` it is the longest time: the sweep may end earlier.
+        """
+
+    def phase(self, text: str, eta_sec: float | None) -> None:
+        """A trial that runs alone does something else; ``eta_sec`` as above."""
+
+    def trial_ended(
+        self, trial: PlannedTrial, status: StatusRecord, result: TrialResult | None
+    ) -> None:
+        """A trial is recorded."""
+
+    def note(self, text: str) -> None:
+        """Something the user should know, one line."""
+
+    def end(self) -> None:
+        """The sweep has ended or was interrupted; the terminal is restored."""
+
+
+# ``docs/client_protocol.md`` describes it; ``scaling_client`` reads it.
+
+
+def write_client(trial_dir: Path, spec: TrialSpec) -> None:
+    """Writes the file of a trial of such a program into its directory."""
+    assert spec.program is not None
+    asked = TrialFile(
+        num_replicas=spec.num_replicas,
+        per_replica_batch_size=spec.per_replica_batch_size,
+        global_batch_size=spec.global_batch_size,
+        unit=spec.program.unit,
+        seed=spec.seed,
+        num_warmup_steps=spec.num_warmup_steps,
+        num_measured_steps=spec.num_measured_steps,
+        control=spec.control,
+        is_evaluated=spec.is_evaluated,
+    )
+    atomic.write_text(trial_dir / TRIAL_FILE, asked.model_dump_json() + "\n")
+
+
+PERIOD_SEC: Final = 2.0
+"""Rarely enough to take no time from the replicas: a look takes some 50 us."""
+
+WORDS: Final = {
+    Phase.LAUNCH: "starting",
+    Phase.BUILD: "building",
+    Phase.FIRST_STEP: "tracing the first step",
+    Phase.WARMUP: "warming up",
+    Phase.MEASURE: "measuring",
+    Phase.TRAIN: "training",
+    Phase.SANITY: "checking",
+    Phase.REPORT: "reporting",
+}
+
+
+class PhaseReader:
+    """Reads only what was added to a rank file since the last look."""
+
+    def __init__(self, trial_dir: Path) -> None:
+        self._path = rank_path(trial_dir, 0)
+        self._offset = 0
+        self.phase = Phase.LAUNCH
+        self.num_evaluations = 0
+
+    def look(self) -> str:
+        """Returns what the trial does, in words.
+
+        A line that is malformed is the business of whoever concludes the trial.
+        """
+        try:
+            added = untrusted.read_bytes(self._path, start=self._offset) or b""
+        except (untrusted.DamagedFileError, UnavailableRecordError):
+            added = b""
+        complete = added[: added.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        for line in complete.splitlines():
+            # Most lines are steps; they are not worth parsing.
+            if line.startswith(b'{"kind": "phase"'):
+                self._enter(line)
+            elif line.startswith(b'{"kind": "point"'):
+                self.num_evaluations += 1
+        text = WORDS[self.phase]
+        if self.phase is Phase.TRAIN and self.num_evaluations:
+            text += f", {self.num_evaluations} evaluated"
+        return text
+
+    def _enter(self, line: bytes) -> None:
+        try:
+            self.phase = Phase(untrusted.parsed(line)["phase"])
+        except (ValueError, LookupError, TypeError):
+            return
+
+
+class PhaseWatch:
+    """Calls ``show`` with what the trial does, every few seconds, in a ``with`` block.
+
+    The thread belongs to the harness and only reads a file.
+    """
+
+    def __init__(
+        self,
+        trial_dir: Path,
+        show: Callable[[str], None],
+        period_sec: float = PERIOD_SEC,
+    ) -> None:
+        self._reader = PhaseReader(trial_dir)
+        self._show = show
+        self._period_sec = period_sec
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> PhaseWatch:  # noqa: PYI034 (Self needs Python 3.11)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether the thread still looks."""
+        return self._thread.is_alive()
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(self._period_sec):
+            self._show(self._reader.look())

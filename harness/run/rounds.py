@@ -7,27 +7,90 @@ is divided should lie close together. In a gate, sustained stretches follow the 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import random
 import time
 from typing import TYPE_CHECKING, Final
 
-from harness.machine import core_clock, disturbance
+from harness.machine import disturbance, machine_state
 from harness.machine.gpu_watch import GpuWatch
-from harness.run import turn_file
 from harness.run.resident import Resident, ResidentEndedError, latest, total
+from harness.trial import rank_file
 from harness.trial.steps import whole_blocks
-from results.records.measuring import MAX_ATTEMPTS, Control, Turn
+from results.errors import WriteStoreError
+from results.records.measuring import MAX_ATTEMPTS, Control, Order, Turn
+from results.store import fence, untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
+    from harness.machine.disturbance import Disturbance
     from harness.run.trial_runner import VoidReason
+    from results.records.measuring import Measuring
     from results.records.models import PlannedTrial, TrialSpec
-    from results.store.stored_trial import Trial
+    from results.store.study_store import Trial
 
-    # Receives what the relay does now, and the seconds to the generation's end.
     Stage = Callable[[str, float | None], None]
+
+
+# The trial's own processes cannot see what others do to its cores, so the harness
+# writes these lines, between turns. ``result.json`` is made from them and the rank
+# files, and ``verify`` compares it with both.
+
+TURNS_NAME = "turns.jsonl"
+
+
+def last_turn(trial_dir: Path) -> tuple[int, bool] | None:
+    """Returns round and kind of the last whole turn, to show where a relay is.
+
+    None where there is none yet, or the line is none: ``verify`` says what is damaged.
+    """
+    try:
+        text = untrusted.read_text(trial_dir / TURNS_NAME) or ""
+        turn = untrusted.parsed(text.rpartition("\n")[0].splitlines()[-1])
+        return int(turn["round_index"]), bool(turn.get("is_sustained"))
+    except rank_file.MALFORMED:
+        return None
+
+
+def append(
+    trial_dir: Path,
+    round_index: int,
+    attempt: int,
+    load: Disturbance,
+    *,
+    is_sustained: bool = False,
+) -> None:
+    """Appends one turn."""
+    line: dict[str, object] = {
+        "round_index": round_index,
+        "attempt": attempt,
+        "foreign_cpu_fraction": load.foreign_cpu_fraction,
+        "foreign_resolution": load.foreign_resolution,
+        "num_cores": load.num_cores,
+        "one_core_resolution": load.one_core_resolution,
+        "stolen_cpu_fraction": load.stolen_cpu_fraction,
+        "stolen_resolution": load.stolen_resolution,
+        "run_delay_sec": load.run_delay_sec,
+        "num_throttled": load.num_throttled,
+    }
+    if is_sustained:
+        line["is_sustained"] = True
+    if load.gpus:
+        line["gpus"] = [use.model_dump(mode="json") for use in load.gpus]
+    path = trial_dir / TURNS_NAME
+    try:
+        fence.check(path)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as error:  # of a write, which names no path
+        raise WriteStoreError(
+            f"cannot write {str(path)!r}: {error.strerror}; free space there, then run"
+            " the same command again"
+        ) from error
+
 
 MIN_TURN_SEC: Final = 0.3
 """Shortest turn: below it, the kernel's ticks of 10 ms say too little about others."""
@@ -270,7 +333,7 @@ def _attempt_turn(
     for attempt in range(MAX_ATTEMPTS):
         pids = [process.pid for process in resident.processes()]
         with GpuWatch(resident.prepared.gpus) as watch:
-            before = core_clock.read(resident.cores, pids)
+            before = machine_state.read_core_clock(resident.cores, pids)
             resident.send(
                 "turn",
                 round_index=round_index,
@@ -284,10 +347,10 @@ def _attempt_turn(
                 check_resolution(resident, turn_ns / num_steps / 1e9)
             except ResidentEndedError:
                 return
-            after = core_clock.read(resident.cores, pids)
+            after = machine_state.read_core_clock(resident.cores, pids)
         load = disturbance.between(before, after)
         load = dataclasses.replace(load, gpus=watch.uses())
-        turn_file.append(
+        append(
             resident.prepared.trial_dir,
             round_index,
             attempt,
@@ -318,3 +381,56 @@ def _attempt_turn(
         resident.turns.append(turn)
         if turn.is_valid:
             return
+
+
+def relay_sec(trials: Iterable[Trial]) -> float:
+    """Returns the time that the finished trials of a relay took, all together."""
+    return sum(
+        trial.status.duration_sec
+        for trial in trials
+        if trial.spec.order is Order.RELAY and trial.status is not None
+    )
+
+
+class RelayTimeLeft:
+    """The time to the end of a relay, while one of its generations runs.
+
+    Attributes:
+      is_most: Whether it is the longest time: a gate, or a sweep with a target, goes on
+        only until it can say something.
+    """
+
+    def __init__(
+        self,
+        measuring: Measuring,
+        index: int,
+        *,
+        num_later: int,
+        used_sec: float,
+        whole_sec: float,
+        is_measured: bool,
+    ) -> None:
+        """Creates it."""
+        looks = () if measuring.gate is None else measuring.gate.looks
+        self.is_most = bool(looks) or measuring.target is not None
+        self._limit_sec: float | None = None
+        if self.is_most and measuring.minutes is not None:
+            self._limit_sec = measuring.minutes * 60 - used_sec
+        if looks:
+            num_later = max(num_later, looks[-1] - index - 1)
+        elif self.is_most:
+            num_later = -1  # until the limit
+        self._num_later = num_later
+        self._whole_sec = whole_sec
+        self._is_measured = is_measured
+
+    def update(self, passed_sec: float, left_sec: float | None) -> float:
+        """Returns the time to the end."""
+        if left_sec is not None and not self._is_measured:
+            self._whole_sec = passed_sec + left_sec
+        found = max(self._whole_sec - passed_sec, 0.0)
+        found += max(self._num_later, 0) * self._whole_sec
+        if self._limit_sec is None:
+            return found
+        limit_sec = max(self._limit_sec - passed_sec, 0.0)
+        return limit_sec if self._num_later < 0 else min(found, limit_sec)

@@ -10,15 +10,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from harness import catalog
-from harness.command.errors import OWN_ERRORS
+from harness.command.reader import OWN_ERRORS
 from harness.errors import Interrupted
 from harness.planning import defaults
-from harness.run import early_counts, match_runs, peer_exports, phase_watch
+from harness.run import early_counts, peer_exports, resident, trial_runner, trial_tree
 from harness.run.relay import run_generation
-from harness.run.rounds import Generation, steps_of_turns
-from harness.run.time_left import RelayTimeLeft, relay_sec
+from harness.run.rounds import Generation, RelayTimeLeft, relay_sec, steps_of_turns
 from harness.run.trial_runner import run_trial
-from results.judging import look
+from results.judging import gate
 from results.records.models import Order, TrialStatus
 from results.study.cases import load_study
 
@@ -26,11 +25,76 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from harness.planning.estimate import Durations
-    from harness.run.listener import Progress
-    from harness.run.resident import Resident
+    from harness.run.resident import Progress, Resident
     from harness.run.trial_runner import RunSettings
-    from results.records.models import PlannedTrial, StatusRecord
+    from results.records.models import Plan, PlannedTrial, StatusRecord
     from results.store.study_store import Store
+
+
+def run_missing(
+    store: Store,
+    plan: Plan,
+    settings: RunSettings,
+    stage: Callable[[str, float | None], None],
+) -> None:
+    """Runs what is missing of the trials that match; as many at once as cores.
+
+    On GPUs one after the other, since they would share memory.
+    """
+    if plan.matching is None:
+        return
+    missing = _missing(
+        store, plan.matching.trials, is_failed_retried=settings.is_failed_retried
+    )
+    if not missing:
+        return
+    num_together = settings.topology.num_available_cores
+    if missing[0].spec.device == "gpu":
+        num_together = 1
+    for first in range(0, len(missing), num_together):
+        batch = missing[first : first + num_together]
+        names = ", ".join(
+            f"{trial.spec.backend} x{trial.spec.num_replicas}" for trial in batch
+        )
+        stage(
+            f"matching replicas with one, untimed: {names}"
+            f" ({first + len(batch)} of {len(missing)})",
+            None,
+        )
+        _run_together(store.matching, batch, settings)
+
+
+def _missing(
+    store: Store, trials: Sequence[PlannedTrial], *, is_failed_retried: bool
+) -> list[PlannedTrial]:
+    finished = {
+        trial.trial_id
+        for trial in store.matching.trials()
+        if trial.status is not None
+        and (trial.status.status is TrialStatus.OK or not is_failed_retried)
+    }
+    return [trial for trial in trials if trial.trial_id not in finished]
+
+
+def _run_together(
+    store: Store, trials: Sequence[PlannedTrial], settings: RunSettings
+) -> None:
+    """Starts trials at once, waits for each, and records it."""
+    with contextlib.ExitStack() as stack:
+        started = []
+        for trial in trials:
+            prepared = trial_runner.prepare(store, trial, settings)
+            tree = trial_runner.tree_of(prepared, settings.launcher)
+            started.append((prepared, stack.enter_context(tree)))
+        deadline = time.monotonic() + settings.timeout_sec
+        for prepared, tree in started:
+            trial_exit = trial_tree.finish(
+                tree,
+                timeout_sec=max(deadline - time.monotonic(), 0.0),
+                limit_sec=settings.timeout_sec,
+            )
+            trial_runner.record(store, prepared, trial_exit, settings, disturbance={})
+
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -107,7 +171,7 @@ def run_trials(
         progress.trial_ended(trial, status, result)
 
     try:
-        match_runs.run_missing(store, store.read_plan(), settings, progress.stage)
+        run_missing(store, store.read_plan(), settings, progress.stage)
         exports = peer_exports.run_missing(
             missing, progress.stage, timeout_sec=settings.timeout_sec
         )
@@ -201,7 +265,7 @@ def _why_over(
 def _is_known_to_regress(store: Store) -> bool:
     """Whether a count rose in a gate that ends at the first clear verdict."""
     design = store.read_plan().measuring.gate
-    return bool(design and design.looks) and look.has_risen(load_study(store))
+    return bool(design and design.looks) and gate.has_risen(load_study(store))
 
 
 def _is_all_void(
@@ -272,7 +336,7 @@ def _run_alone(
         # Below 0, the estimate was too short; it is shown, and does not stand still.
         progress.phase(text, own_sec - (time.monotonic() - started) + later_sec)
 
-    with phase_watch.PhaseWatch(store.trial_dir(trial.trial_id), show):
+    with resident.PhaseWatch(store.trial_dir(trial.trial_id), show):
         return run_trial(store, trial, settings)
 
 

@@ -23,25 +23,21 @@ from harness.command import peers
 from harness.errors import PlanError
 from harness.launch.local import LocalLauncher
 from harness.machine import (
-    canary,
     disturbance,
     environment,
-    foreign_load,
-    gpu_choice,
-    gpu_exclusive,
     gpu_settings,
+    gpu_watch,
+    gpus,
     machine_state,
 )
 from harness.machine.gpu_watch import GpuWatch
-from harness.machine.time_of_day import now_text
-from harness.machine.topology import CpuTopology, read_topology
+from harness.machine.machine_state import CpuTopology, now_text, read_topology
 from harness.placement import hosts
 from harness.placement.processes import processes_of_trial
-from harness.run import aggregate, clearing, client_file, ended, trial_tree
-from harness.run.gang_tree import GangTree
+from harness.run import aggregate, ended, resident, trial_tree
 from harness.run.prepared import Prepared
-from harness.run.trial_tree import ProcessTree
-from harness.trial import checkpoints
+from harness.run.trial_tree import GangTree, ProcessTree
+from harness.trial import rank_file
 from results.records.machines import gpu_record
 from results.records.models import Failure, Measuring, Phase, StatusRecord, TrialStatus
 
@@ -79,7 +75,7 @@ class RunSettings:
     # The process of a trial; its directory is appended.
     worker_command: Sequence[str] = trial_tree.WORKER_COMMAND
     # Returns the seconds of the fixed computation on a core.
-    canary: Callable[[int | None], float] = canary.run_canary
+    canary: Callable[[int | None], float] = disturbance.run_canary
     data_dir: str | None = None  # Directory of TFDS data sets; by default that of TFDS.
     # How long a relay measures.
     measuring: Measuring = dataclasses.field(default_factory=Measuring)
@@ -101,7 +97,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     """Clears the directory of a trial, places it, and writes spec and environment."""
     spec, trial_id = trial.spec, trial.trial_id
     trial_dir = store.trial_dir(trial_id)
-    clearing.clear(trial_dir, store.list_earlier)
+    trial_tree.clear_trials(trial_dir, store.list_earlier)
     started_at, start_sec = now_text(), time.monotonic()
     store.write_spec(trial_id, spec)
     processes = processes_of_trial(spec)
@@ -110,7 +106,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         num_here = hosts.num_replicas_on_first(
             processes, spec.num_replicas, settings.launcher.num_hosts
         )
-        chosen = gpu_choice.choose(gpu_choice.visible_gpus(), num_here)
+        chosen = gpus.choose(gpus.visible_gpus(), num_here)
     place = hosts.place(
         settings.topology,
         spec,
@@ -172,7 +168,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         is_client=spec.program is not None and spec.program.is_client,
     )
     if prepared.is_client:
-        client_file.write(trial_dir, spec)
+        resident.write_client(trial_dir, spec)
     after: dict[str, object] = {}
     if of_peer is not None:
         peers.write_expected(trial_dir, spec, settings.exports[trial_id])
@@ -226,7 +222,7 @@ def record(
         after["nccl_version"] = conclusion.nccl_version
     store.write_env(trial_id, prepared.env.model_copy(update=after))
     if conclusion.status is TrialStatus.OK:  # that of a failed run explains it
-        checkpoints.remove(prepared.trial_dir)
+        rank_file.remove_checkpoints(prepared.trial_dir)
     if conclusion.result is not None:
         store.write_result(trial_id, conclusion.result)
     if duration_sec is None:
@@ -256,15 +252,15 @@ def tree_of(prepared: Prepared, launcher: Launcher) -> ProcessTree:
 def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> StatusRecord:
     """Runs one trial alone and records it."""
     prepared = prepare(store, trial, settings)
-    if others := gpu_exclusive.wait_until_free(prepared.gpus):
+    if others := gpu_watch.wait_until_free(prepared.gpus):
         return _record_in_use(store, prepared, others)
-    clock = foreign_load.read_clock()
+    clock = disturbance.read_clock()
     with GpuWatch(prepared.gpus) as watch:
         trial_exit = trial_tree.run_tree(
             tree_of(prepared, settings.launcher), timeout_sec=settings.timeout_sec
         )
-    load = foreign_load.between(
-        clock, foreign_load.read_clock(), prepared.env.num_logical_cores
+    load = disturbance.foreign_between(
+        clock, disturbance.read_clock(), prepared.env.num_logical_cores
     )
     return record(
         store,

@@ -3,32 +3,77 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
+import re
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from harness.client.scaling_client import ADDRESS_VARIABLE
-from harness.machine import cuda_cache
+from harness.errors import StudyError
+from harness.machine import cuda_cache, owned_folders
+from harness.machine.gpu_watch import read_oom_kills
 from harness.machine.gpus import NO_GPU
-from harness.machine.oom_kills import read_oom_kills
-from harness.placement import gpu_threads
-from harness.run import scratch
-from harness.trial import process_tree, waiting
+from harness.placement import processes
+from harness.trial import measure, process_tree, rank_file
 from results import plugins
 from results.records.models import Allocator
-from results.store import fence
+from results.store import fence, study_store, untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import IO
 
-    from results.records.models import Placement, TrialSpec
+    from harness.launch.gang import RunningGang
+    from results.records.models import Failure, Placement, TrialSpec
+    from results.store.study_store import Before
 
-    # Takes the directory of a trial.
     EndElsewhere = Callable[[Path], None]
+
+
+# A process that is killed cannot remove its own: TensorFlow, for one, writes a file for
+# each function that AutoGraph converts, and removes them at exit. The name follows from
+# the trial's directory, so that the same trial finds what an earlier run of it left;
+# what no trial finds is removed as in ``harness/machine/owned_folders.py``.
+
+VARIABLE: Final = "TMPDIR"
+_held: dict[Path, owned_folders.Owned] = {}
+
+
+def folder_of(trial_dir: os.PathLike[str]) -> Path:
+    """Returns the folder, beside those of other programs: studies may be far away."""
+    name = os.fsencode(os.path.realpath(trial_dir))
+    digest = hashlib.blake2b(name, digest_size=10).hexdigest()
+    return Path(tempfile.gettempdir()) / f"{owned_folders.TRIAL}{digest}"
+
+
+def make_scratch(trial_dir: os.PathLike[str]) -> None:
+    """Makes it anew, for this user only."""
+    remove_scratch(trial_dir)
+    folder = folder_of(trial_dir)
+    try:
+        folder.mkdir(mode=0o700)
+        _held[folder] = owned_folders.Owned(folder)
+    except OSError as error:
+        raise StudyError(
+            f"cannot make {str(folder)!r} for temporary files of a trial:"
+            f" {error.strerror}; remove it, or set TMPDIR to another folder"
+        ) from error
+
+
+def remove_scratch(trial_dir: os.PathLike[str]) -> None:
+    """Removes it with all that is in it; harmless if it does not exist."""
+    folder = folder_of(trial_dir)
+    if folder in _held:
+        _held.pop(folder).remove()
+    shutil.rmtree(folder, ignore_errors=True)
+
 
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
 """The folder of the packages that run, unless a trial is of another revision."""
@@ -115,9 +160,9 @@ def trial_variables(
         "PYTHONUNBUFFERED": "1",
         "TF_CPP_MIN_LOG_LEVEL": base.get("TF_CPP_MIN_LOG_LEVEL", "1"),
         process_tree.MARKER: str(trial_dir.resolve()),
-        scratch.VARIABLE: str(scratch.folder_of(trial_dir)),
+        VARIABLE: str(folder_of(trial_dir)),
         **allocator_variables(spec.allocator, base),
-        **gpu_threads.of_gpu_threads(spec.variables),
+        **processes.of_gpu_threads(spec.variables),
         **({} if data_dir is None else {"TFDS_DATA_DIR": data_dir}),
     }
 
@@ -177,7 +222,7 @@ class ProcessTree:
         """Starts the first process."""
         fence.check(self._trial_dir)
         self._is_gone = False
-        scratch.make(self._trial_dir)
+        make_scratch(self._trial_dir)
         self._oom_kills_before = read_oom_kills()
         self.start_sec = time.monotonic()
         with (
@@ -203,7 +248,7 @@ class ProcessTree:
 
     def wait(self, timeout_sec: float) -> None:
         """Waits for the exit of the trial."""
-        waiting.wait(self.process, timeout_sec)
+        measure.wait_for_turn(self.process, timeout_sec)
 
     def kill(self) -> None:
         """Ends every process of the tree; harmless if there is none."""
@@ -218,7 +263,7 @@ class ProcessTree:
                 self._marker, None if process is None else process.pid
             )
         self._end_elsewhere(self._trial_dir)
-        scratch.remove(self._trial_dir)
+        remove_scratch(self._trial_dir)
         self._is_gone = True
 
     def _end_first(self) -> None:
@@ -268,3 +313,105 @@ def finish(tree: ProcessTree, *, timeout_sec: float, limit_sec: float) -> TrialE
     except subprocess.TimeoutExpired:
         is_timed_out = True
     return tree.end(timeout_sec=limit_sec, is_timed_out=is_timed_out)
+
+
+class GangTree(ProcessTree):
+    """The processes of a gang, here and elsewhere; none remains after the block."""
+
+    def __init__(
+        self,
+        gang: RunningGang,
+        trial_dir: Path,
+        variables: Mapping[str, str],
+        end_elsewhere: EndElsewhere,
+    ) -> None:
+        """Plans the tree; ``start`` starts it."""
+        super().__init__(trial_dir, variables, (), end_elsewhere)
+        self._gang = gang
+
+    def _start_first(self, stdout: IO[bytes], stderr: IO[bytes]) -> None:
+        del stdout, stderr  # each process writes a file of its own
+        self._gang.start()
+
+    def wait(self, timeout_sec: float) -> None:
+        """Waits until the ranks have ended, or one of them has failed."""
+        self._gang.wait(timeout_sec)
+
+    def _end_first(self) -> None:
+        self._gang.end()
+
+    def _num_oom_kills(self) -> int | None:
+        return self._gang.num_oom_kills  # this host's count says nothing of theirs
+
+    def _exit_code(self) -> int:
+        code = self._gang.exit_code
+        if code:
+            # The harness records the end of this file with the failure.
+            text = "\n".join(
+                part.rstrip() for part in self._gang.output if part.strip()
+            )
+            with (self._trial_dir / "stderr.log").open("a", encoding="utf-8") as file:
+                file.write(f"{text}\n")
+        return -signal.SIGKILL if code is None else code
+
+
+def clear_trials(trial_dir: Path, before: Before | None = None) -> None:
+    """Ends the processes of an earlier attempt; keeps what it measured elsewhere.
+
+    What it measured is moved (``results.store.study_store``); what measured nothing,
+    or is no folder of a trial, is removed. ``before`` is told of a move first.
+    """
+    if not untrusted.is_there(trial_dir):
+        return
+    fence.check(trial_dir)
+    process_tree.kill_tree(os.path.realpath(trial_dir))
+    try:
+        remove_scratch(trial_dir)
+        if trial_dir.is_symlink() or not trial_dir.is_dir():
+            # A symbolic link: its target is not ours and stays.
+            trial_dir.unlink()
+        elif study_store.is_measured(trial_dir):
+            if not untrusted.is_there(trial_dir / "status.json"):
+                rank_file.remove_checkpoints(
+                    trial_dir
+                )  # large, and of no use to a failure
+            study_store.keep_earlier(trial_dir, before)
+        else:
+            shutil.rmtree(trial_dir)
+    except OSError as error:
+        raise StudyError(
+            f"cannot move {str(trial_dir)!r} of an earlier run out of the way:"
+            f" {error.strerror or error}; move or remove it by hand"
+        ) from error
+
+
+# TensorFlow raises an error of its own where its allocator has no memory left. The
+# libraries that allocate by themselves (CUDA, cuBLAS, cuDNN, cuSOLVER, NCCL) report it
+# in many ways, and TensorFlow passes most of them on as internal or unknown errors.
+
+OUT_OF_MEMORY_TYPES = ("MemoryError", "OutOfMemoryError", "ResourceExhaustedError")
+
+_MESSAGES = re.compile(
+    r"""
+    CUDA_ERROR_OUT_OF_MEMORY
+    | cudaErrorMemoryAllocation
+    | (?:CUDNN|CUBLAS|CUSOLVER|CUSPARSE|CUFFT)(?:_STATUS)?_ALLOC_FAILED
+    | CUDNN_STATUS_INTERNAL_ERROR_\w*ALLOCATION_FAILED
+    | cuda\ (?:error|failure)\W+(?:2\W+)?out\ of\ memory
+    | ncclUnhandledCudaError.*out\ of\ memory
+    | RESOURCE_EXHAUSTED:
+    | out\ of\ memory\ (?:while|when)\ trying\ to\ allocate
+    | failed\ to\ allocate\ (?:the\ )?(?:scratch|workspace|device\ memory)
+    | failed\ to\ allocate\ [\d.]+\s?[KMGT]?i?B(?:ytes)?\b.*from\ device
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+
+
+def is_out_of_memory(failure: Failure) -> bool:
+    """Whether a trial failed because it ran out of host or device memory."""
+    if failure.exception_type in OUT_OF_MEMORY_TYPES:
+        return True
+    # The first line of an error of a graph is only "Graph execution error:".
+    text = f"{failure.reason}\n{failure.traceback or ''}"
+    return _MESSAGES.search(text) is not None

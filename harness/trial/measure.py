@@ -13,21 +13,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import os
+import select
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from harness.trial import checkpoints, heap, training, turns
+from harness.trial import rank_file, turns
+from harness.trial import steps as steps_lib
 from harness.trial.steps import Steps
 from results.records.models import Allocator, Control, Phase
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import TypeAlias
 
     from harness.client.scaling_client import Channel, RankFile
     from results.records.models import TrialSpec
 
-    # Takes what runs a step -> fields of what it counted.
     RunCounted: TypeAlias = Callable[[Callable[[], int]], Iterable[Mapping[str, Any]]]
 
 
@@ -149,7 +152,7 @@ def measure_trial(
         global_batch_size=program.global_batch_size,
     )
     steps = Steps(program, writer, clock, spec)
-    last_good = checkpoints.LastGood(writer.directory)
+    last_good = rank_file.LastGood(writer.directory)
 
     def training_step() -> None:
         steps.run()
@@ -202,7 +205,7 @@ def measure_trial(
     quality: list[dict[str, Any]] | None = None
     if spec.budget is not None:
         writer.enter(Phase.TRAIN)
-        quality = training.train(
+        quality = steps_lib.train(
             program,
             spec.budget,
             steps.progress,
@@ -217,7 +220,7 @@ def measure_trial(
     writer.write("explain", collectives=program.explain())
     if spec.is_evaluated and is_sane:
         if quality is None:
-            quality = [training.fields_of(metric) for metric in program.evaluate()]
+            quality = [steps_lib.fields_of(metric) for metric in program.evaluate()]
         for fields in quality:
             writer.write("quality", **fields)
     writer.write("done", ns=clock())
@@ -234,9 +237,9 @@ def _warm_up(
     spec: TrialSpec,
     channel: Channel | None,
     run_last: Callable[[], None],
-) -> heap.Reservation:
+) -> steps_lib.Reservation:
     """Runs warm-up steps, in a relay the last one when the harness says so."""
-    reservation = heap.Reservation()
+    reservation = steps_lib.Reservation()
     num_steps = spec.num_warmup_steps - 1  # the first one was timed alone
     for _ in range(num_steps - 1):
         steps.run()
@@ -244,7 +247,7 @@ def _warm_up(
         program.pause()
         command = channel.ask("built")
         if spec.allocator is Allocator.KEEP and spec.device == "cpu":
-            reservation = heap.reserve(command["heap_fraction"])
+            reservation = steps_lib.reserve(command["heap_fraction"])
         program.resume()
     if num_steps:
         run_last()
@@ -260,7 +263,7 @@ def _run_window(steps: Steps, spec: TrialSpec, memory: MemoryProbe) -> None:
 
 def _write_all(writer: RankFile, kind: str, records: Iterable[Any]) -> None:
     for record in records:
-        writer.write(kind, **training.fields_of(record))
+        writer.write(kind, **steps_lib.fields_of(record))
 
 
 def _check_batches(program: StepProgram, spec: TrialSpec) -> None:
@@ -283,6 +286,35 @@ def _check_sanity(program: StepProgram, steps: Steps, writer: RankFile) -> bool:
     )
     is_sane = not bad_loss
     for check in program.sanity():
-        writer.write("sanity", **training.fields_of(check))
+        writer.write("sanity", **steps_lib.fields_of(check))
         is_sane = is_sane and check.is_passed
     return is_sane
+
+
+# ``Popen.wait`` with a time limit looks every 50 ms, which a trial would wait in vain.
+
+# Milliseconds have to fit into an int of C.
+_LONGEST_POLL_SEC = 86_400.0
+
+
+def wait_for_turn(process: subprocess.Popen[bytes], timeout_sec: float) -> int:
+    """Returns the exit code of a child process, as soon as it has ended.
+
+    Kernels without descriptors of processes (Linux before 5.3, macOS) are asked as
+    ``Popen.wait`` does.
+    """
+    deadline = time.monotonic() + timeout_sec
+    if (code := process.poll()) is not None:
+        return code
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except (AttributeError, OSError):
+        return process.wait(timeout_sec)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        left_sec = max(0.0, deadline - time.monotonic())
+        poll.poll(min(left_sec, _LONGEST_POLL_SEC) * 1000)
+    finally:
+        os.close(descriptor)
+    return process.wait(max(0.0, deadline - time.monotonic()))

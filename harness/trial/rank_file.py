@@ -45,17 +45,24 @@ the latest: that takes about 0.1 ms each, which would be part of the window.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from typing import TYPE_CHECKING, Any
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from harness.client.scaling_client import rank_path, shortened
 from results.errors import UnavailableRecordError
 from results.records.models import Phase
-from results.records.texts import printable
+from results.records.record_base import printable
 from results.store import untrusted
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Mapping
+
 
 __all__ = [
     "RankFileError",
@@ -221,3 +228,107 @@ def _apply(log: RankLog, fields: dict[str, Any]) -> None:
         log.is_done = True
     elif kind not in ("heartbeat", "turn", "trial"):
         raise ValueError(f"unknown kind {kind!r}")
+
+
+LOGS: Final = "processes"
+"""The folder of what processes print, in the directory of a trial."""
+GRACE_SEC: Final = 20.0
+"""Time of the other ranks to record what they observed, after one has failed."""
+
+
+def end_like(code: int) -> int:
+    """Ends this process with the signal that a negative exit code stands for."""
+    if code < 0:
+        with contextlib.suppress(OSError):  # SIGKILL needs no default
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
+
+
+def signal_name(number: int) -> str:
+    """Returns the name of a signal; its number if it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
+def cause_of(bad: Mapping[int, int]) -> int:
+    """Returns the rank whose end explains the others."""
+    return min(bad, key=lambda rank: bad[rank] >= 0)
+
+
+# Rank files say what each process observed; one that is killed observes nothing, and
+# the others may be killed after it. Without this, the cause could only be guessed.
+
+_NAME = "first_exit.json"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class FirstExit:
+    """What happened first."""
+
+    # The first rank that was killed, or else that failed; None if no process was
+    # started.
+    rank: int | None = None
+    reason: str = ""  # Why, in one line, where it is known; otherwise empty.
+
+
+def write_first_exit(trial_dir: Path, first: FirstExit) -> None:
+    """Records it."""
+    text = json.dumps(dataclasses.asdict(first))
+    (trial_dir / _NAME).write_text(text, encoding="utf-8")
+
+
+def read_first_exit(trial_dir: Path) -> FirstExit:
+    """Returns what was recorded; nothing where there is nothing that can be read."""
+    try:
+        fields = untrusted.parsed(untrusted.read_bytes(trial_dir / _NAME) or b"")
+        rank, reason = fields["rank"], str(fields["reason"])
+    except (UnavailableRecordError, *MALFORMED):
+        return FirstExit()
+    return FirstExit(rank=rank if isinstance(rank, int) else None, reason=reason)
+
+
+# A process of the trial writes it at each evaluation, replacing the previous one; the
+# parent removes it from a trial that completed, unless requested to keep it.
+
+DIRECTORY = "checkpoint"
+"""Relative to the directory of the trial."""
+
+
+class Savable(Protocol):
+    """The part of ``workloads.spec.StepProgram`` that is needed here."""
+
+    def save(self, directory: str) -> str | None:
+        """Writes a checkpoint; returns its prefix, or None where there is none."""
+
+
+class LastGood:
+    """Writes checkpoints of a program, and knows where the last one is."""
+
+    def __init__(self, trial_dir: Path) -> None:
+        self._trial_dir = trial_dir
+        self._found = ""
+
+    def save(self, program: Savable, num_steps: int) -> None:
+        """Writes the checkpoint of a program after ``num_steps`` steps."""
+        try:
+            prefix = program.save(str(self._trial_dir / DIRECTORY))
+        except FloatingPointError as error:
+            raise FloatingPointError(f"{error}; {self}") from error
+        if prefix is not None:
+            path = Path(prefix).resolve().relative_to(self._trial_dir.resolve())
+            self._found = (
+                f"the last good checkpoint, after {num_steps} steps, is "
+                f"{Path('trials') / self._trial_dir.name / path} in the study"
+            )
+
+    def __str__(self) -> str:
+        """Says where the checkpoint is, for a message."""
+        return self._found or "there is no checkpoint: none was due before this step"
+
+
+def remove_checkpoints(trial_dir: Path) -> None:
+    """Removes what ``LastGood`` wrote."""
+    shutil.rmtree(trial_dir / DIRECTORY, ignore_errors=True)

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.placement.processes import processes_of_trial
-from harness.trial import die_with_parent, first_exit
-from harness.trial.ending import GRACE_SEC, LOGS, cause_of, end_like
-from harness.trial.first_exit import FirstExit
+from harness.trial import die_with_parent, rank_file
+from harness.trial.rank_file import GRACE_SEC, LOGS, FirstExit, cause_of, end_like
 from replicator.cluster.local_cluster import LocalCluster
 from results.records.models import Environment, TrialSpec
 
@@ -74,7 +73,7 @@ def _wait(cluster: LocalCluster, ranks: Sequence[Member], trial_dir: Path) -> in
     if not bad:
         return 0
     rank = cause_of(bad)
-    first_exit.write(trial_dir, FirstExit(rank=rank))
+    rank_file.write_first_exit(trial_dir, FirstExit(rank=rank))
     return bad[rank]
 
 

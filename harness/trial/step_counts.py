@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from results.records import step_counts
+from results.records import measuring
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ def exact_metric(
         "low": value,
         "high": value,
         "confidence": 1.0,
-        "method": step_counts.EXACT,
+        "method": measuring.EXACT,
         "protocol": protocol,
     }
 
@@ -65,12 +65,12 @@ class StepCounter:
         with self._recorded() as started:
             run_step()
         num_retraces = self._count_traces() - self._num_traces
-        found = {step_counts.RETRACES: num_retraces, **self.replicator.counts()}
+        found = {measuring.RETRACES: num_retraces, **self.replicator.counts()}
         if started:  # some backends start their steps in another way
-            found[step_counts.DISPATCHES] = len(started)
-            found[step_counts.GRAPH_NODES] = sum(one.num_nodes() for one in started)
+            found[measuring.DISPATCHES] = len(started)
+            found[measuring.GRAPH_NODES] = sum(one.num_nodes() for one in started)
         return [
             exact_metric(name, found[name], unit=unit, n=1, protocol=_PROTOCOL)
-            for name, unit in step_counts.UNITS.items()
+            for name, unit in measuring.UNITS.items()
             if name in found
         ]

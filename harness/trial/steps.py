@@ -7,17 +7,131 @@ would not do: a copy to the host waits for all that its GPU was given so far.
 
 from __future__ import annotations
 
+import ctypes
+import dataclasses
 import math
-from typing import TYPE_CHECKING
+import time
+from concurrent import futures
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from harness.trial import training
+from results.records.models import BudgetUnit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from harness.client.scaling_client import RankFile
     from harness.trial.measure import StepProgram
-    from results.records.models import TrialSpec
+    from results.records.models import Budget, TrialSpec
+
+
+# Evaluations split the budget into equal parts. The number of steps of a part is
+# decided before it starts, from the time of the steps so far, and is the same in all
+# processes: each with its own clock could stop at a different step, and a step needs
+# all.
+
+# The time of a step is estimated from at most this many of the last ones.
+_NUM_RECENT_STEPS = 50
+
+
+class Trainable(Protocol):
+    """The part of ``workloads.spec.StepProgram`` that a quality run needs."""
+
+    global_batch_size: int
+
+    def evaluate(self) -> Any:
+        """Returns the quality metrics."""
+
+    def samples(self) -> bytes | None:
+        """Returns a picture of what the program makes, as PNG, or None."""
+
+    def num_environment_steps(self) -> int | None:
+        """Returns the environment steps of the whole trial so far, or None."""
+
+    def agree(self, value: int) -> int:
+        """Returns the value of the first process, in all of them."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class TrainingProgress:
+    """How far a program has been trained."""
+
+    step_time_sec: list[float]  # Durations of all steps, the first one included.
+    global_batch_size: int  # Examples per step.
+
+    @property
+    def num_steps(self) -> int:
+        """Steps so far."""
+        return len(self.step_time_sec)
+
+    @property
+    def num_examples(self) -> int:
+        """Examples of the global batch so far; repeated ones count again."""
+        return self.num_steps * self.global_batch_size
+
+    @property
+    def train_time_sec(self) -> float:
+        """Time in steps; the first one is left out, since it traces."""
+        return sum(self.step_time_sec[1:])
+
+    def used(self, unit: BudgetUnit) -> float:
+        """Returns the part of a budget that was used."""
+        return {
+            BudgetUnit.SECONDS: self.train_time_sec,
+            BudgetUnit.STEPS: self.num_steps,
+            BudgetUnit.EXAMPLES: self.num_examples,
+        }[unit]
+
+    def per_step(self, unit: BudgetUnit) -> float:
+        """Returns the part of a budget that one more step will use."""
+        recent = self.step_time_sec[1:][-_NUM_RECENT_STEPS:]
+        return {
+            BudgetUnit.SECONDS: sum(recent) / len(recent) if recent else math.inf,
+            BudgetUnit.STEPS: 1,
+            BudgetUnit.EXAMPLES: self.global_batch_size,
+        }[unit]
+
+
+def train(
+    program: Trainable,
+    budget: Budget,
+    progress: TrainingProgress,
+    step: Callable[[], None],
+    record: Callable[..., None],
+    attach: Callable[[str, bytes], None],
+    save: Callable[[], None],
+) -> list[dict[str, Any]]:
+    """Trains until the budget is used up, and measures quality in between."""
+    quality: list[dict[str, Any]] = []
+    for number in range(1, budget.num_evaluations + 1):
+        left = budget.amount * number / budget.num_evaluations
+        left -= progress.used(budget.unit)
+        num_steps = math.ceil(left / progress.per_step(budget.unit))
+        # At least one: each point belongs to a different model.
+        for _ in range(program.agree(max(num_steps, 1))):
+            step()
+        # Before the evaluation, during which actors may continue.
+        num_environment_steps = program.num_environment_steps()
+        quality = [fields_of(metric) for metric in program.evaluate()]
+        samples = program.samples()
+        name = f"samples_{progress.num_steps:08}.png" if samples else ""
+        if samples:
+            attach(name, samples)
+        record(
+            num_steps=progress.num_steps,
+            num_examples=progress.num_examples,
+            train_time_sec=progress.train_time_sec,
+            num_environment_steps=num_environment_steps,
+            quality=quality,
+            samples=name,
+        )
+        save()
+    return quality
+
+
+def fields_of(record: Any) -> dict[str, Any]:
+    """Returns the fields of a dataclass, for a line of a rank file."""
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
 def whole_blocks(num_steps: int, spec: TrialSpec) -> int:
@@ -44,7 +158,7 @@ class Steps:
         self._program = program
         self._writer = writer
         self._clock = clock
-        self.progress = training.TrainingProgress(
+        self.progress = TrainingProgress(
             step_time_sec=[], global_batch_size=program.global_batch_size
         )
         self.bad_loss = ""
@@ -105,3 +219,189 @@ def _replicas_of_bad_losses(losses: Sequence[float]) -> str:
         return ""
     replicas = "replica" if len(bad) == 1 else "replicas"
     return f", seen by {replicas} {', '.join(bad)} of {len(losses)}"
+
+
+# GPUs of one model that are healthy and cool have nearly the same rate; one that is
+# hot, capped or broken has not. ``doctor`` times it on all GPUs of a machine, and each
+# trial on its own, before its window. The device can also be a CPU, for tests.
+
+CHAIN = 20
+"""Products that are queued before the device is waited for."""
+TRIAL_SIZE = 4096
+"""Rows of a matrix in a trial: a few of them, in bfloat16, fit beside any program."""
+TRIAL_SEC = 0.1
+"""Time for each GPU of a trial, after as much to raise its clock."""
+
+
+def make_kernel(device: str, size: int, dtype: str = "") -> Callable[[], None]:
+    """Returns a function that multiplies matrices on a device and waits for it."""
+    import tensorflow as tf
+
+    with tf.device(device):
+        # Of this scale a product of many stays near 1, and no value overflows.
+        matrix = tf.random.stateless_uniform([size, size], [1, 2]) * (2.0 / size)
+        dtype = dtype or ("bfloat16" if "GPU" in device else "float32")
+        matrix = tf.cast(matrix, dtype)
+
+    def multiply() -> None:
+        with tf.device(device):
+            product: Any = matrix
+            for _ in range(CHAIN):
+                product = tf.matmul(product, matrix)
+            # Reading one value waits for all of them.
+            tf.reduce_sum(tf.cast(product, tf.float32)).numpy()
+
+    return multiply
+
+
+def matrix_product_rate(multiply: Callable[[], None], duration_sec: float) -> float:
+    """Returns products per second over at least ``duration_sec``."""
+    num_products = 0
+    start = now = time.perf_counter()
+    while now - start < duration_sec:
+        multiply()
+        num_products += CHAIN
+        now = time.perf_counter()
+    return num_products / (now - start)
+
+
+def tflops(device: str, size: int, duration_sec: float) -> float:
+    """Returns the rate on a device in TFLOP/s, in its clock under load."""
+    multiply = make_kernel(device, size)
+    matrix_product_rate(multiply, duration_sec)
+    return matrix_product_rate(multiply, duration_sec) * 2 * size**3 / 1e12
+
+
+def write_tflops(
+    writer: RankFile,
+    devices: Sequence[str],
+    *,
+    size: int = TRIAL_SIZE,
+    duration_sec: float = TRIAL_SEC,
+) -> None:
+    """Times the product on the GPUs of a trial, one after the other, and records it.
+
+    A trial whose program leaves no memory for it continues: the reason is recorded in
+    place of the rates.
+    """
+    if not devices:
+        return
+    import tensorflow as tf
+
+    try:
+        rates = [tflops(device, size, duration_sec) for device in devices]
+    except (tf.errors.OpError, RuntimeError, ValueError) as error:
+        from harness.trial.rank_file import one_line
+
+        writer.write("gpu_canary", tflops=[], reason=one_line(str(error)))
+    else:
+        writer.write("gpu_canary", tflops=rates, reason="")
+
+
+# With an allocator that keeps freed memory, the heap of a program still grows for some
+# steps: buffers of different sizes leave holes that the next ones do not fit into. Each
+# growth takes page faults, which the steps of a long training do not have. A relay has
+# no time for a dozen warm-up steps of every process, so the pages are made at once.
+
+FRACTION: Final = 0.25
+"""Of the memory that a process has after its first steps.
+
+"""
+_PAGE_BYTES: Final = 4096
+_FIELDS = (
+    *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+    *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+)
+
+
+class _MallInfo(ctypes.Structure):
+    """What ``mallinfo2(3)`` returns."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in _FIELDS)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reservation:
+    """Pages that were made for the growth of the heap."""
+
+    num_bytes: int = 0  # How many bytes; 0 where nothing is reserved.
+    # Free space at the end of the heap just after, which also has pages that are not
+    # made yet.
+    top_bytes: int = 0
+
+    def unused_bytes(self) -> int:
+        """Returns how much of it the heap has not grown into so far."""
+        if not self.num_bytes:
+            return 0
+        num_not_made = self.top_bytes - self.num_bytes
+        return min(max(_top_bytes(_libc()) - num_not_made, 0), self.num_bytes)
+
+
+def reserve(fraction: float, proc: Path = Path("/proc/self")) -> Reservation:
+    """Adds to the heap of this process, and makes its pages.
+
+    Only for an allocator that keeps what is freed; another would give it back. Nothing
+    is reserved if the fraction is 0, or where the C library is not glibc 2.33 or newer,
+    which cannot say how much of it was used.
+    """
+    libc = _libc()
+    if not fraction or not hasattr(libc, "mallinfo2"):
+        return Reservation()
+    num_pages = int((proc / "statm").read_text(encoding="ascii").split()[1])
+    num_bytes = round(fraction * num_pages) * _PAGE_BYTES
+    address = libc.malloc(num_bytes)
+    if not address:
+        return Reservation()
+    ctypes.memset(address, 0, num_bytes)
+    libc.free(address)
+    return Reservation(num_bytes=num_bytes, top_bytes=_top_bytes(libc))
+
+
+def _top_bytes(libc: ctypes.CDLL) -> int:
+    """Free space at the end of the main heap."""
+    return int(libc.mallinfo2().keepcost)
+
+
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.malloc.argtypes = [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    if hasattr(libc, "mallinfo2"):
+        libc.mallinfo2.restype = _MallInfo
+    return libc
+
+
+# Measured as the fastest of several runs of products of two square matrices, in the
+# number type that the program computes in, on the cores and threads (or GPUs) of the
+# trial: what model FLOP utilisation is relative to (Chowdhery et al., "PaLM: Scaling
+# Language Modeling with Pathways", 2022, appendix B, with a measured peak).
+
+METHOD: Final = (
+    "fastest of {count} runs of {size} x {size} matrix products in {dtype}, {number} at"
+    " a time"
+)
+_CPU_SIZE: Final = 512
+_COUNT: Final = 3
+_RUN_SEC: Final = 0.05
+
+
+def measure_peak(
+    dtype: str, *, num_replicas: int, num_gpus: int = 0
+) -> tuple[float, str]:
+    """Returns floating-point operations per second, and how they were measured.
+
+    Runs outside of every timed window; takes about 0.3 s.
+    """
+    devices = [f"GPU:{index}" for index in range(num_gpus)] or ["CPU:0"] * num_replicas
+    size = TRIAL_SIZE if num_gpus else _CPU_SIZE
+    kernels = [make_kernel(device, size, dtype) for device in devices]
+
+    def run(multiply: Callable[[], None]) -> float:
+        return matrix_product_rate(multiply, _RUN_SEC)
+
+    with futures.ThreadPoolExecutor(len(kernels)) as pool:
+        list(pool.map(run, kernels))  # starts threads, raises clocks
+        fastest = max(sum(pool.map(run, kernels)) for _ in range(_COUNT))
+    method = METHOD.format(count=_COUNT, size=size, dtype=dtype, number=len(kernels))
+    return fastest * 2 * size**3, method

@@ -33,10 +33,9 @@ from harness.trial import (
     die_with_parent,
     gpu_probe,
     loaded_nccl,
-    matrix_product,
     measure,
-    peak,
     step_counts,
+    steps,
 )
 from replicator.cluster import environment
 from results.records.models import Control, Environment, TrialSpec
@@ -210,7 +209,7 @@ def measure_spec(
         channel=channel,
         count_traces=count_functions,
         measure_peak=functools.partial(
-            peak.measure_peak,
+            steps.measure_peak,
             num_replicas=num_replicas_here * spec.devices_per_replica,
             num_gpus=len(given),
         )
@@ -229,7 +228,7 @@ def _after_first(
     """Records what is known of the GPUs of this process once it has run a step."""
     counter.start()
     if num_gpus:
-        matrix_product.write_tflops(writer, [f"GPU:{i}" for i in range(num_gpus)])
+        steps.write_tflops(writer, [f"GPU:{i}" for i in range(num_gpus)])
         loaded_nccl.write(writer)
 
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from matplotlib import ticker
 
-from reports.charts.drawing import labels, look, svg
+from reports.charts.drawing import svg
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from matplotlib.axes import Axes
 
-    from reports.charts.drawing.look import Look
+    from reports.charts.drawing.svg import Look
 
 WIDTH, HEIGHT = 310, 225
 MOST_LINES: Final = 7
@@ -89,7 +89,7 @@ def _draw_curve(axes: Axes, curve: Curve, width: float, look_: Look) -> None:
         values,
         color=color,
         linewidth=width,
-        marker=look.marker(curve.backend),
+        marker=svg.marker(curve.backend),
         markersize=4.5,
         markerfacecolor=look_.paper if curve.is_hollow else color,
         markeredgewidth=1.3,
@@ -111,7 +111,7 @@ def draw_on(
     seen: dict[str, int] = {}
     for curve in curves:
         number = seen[curve.backend] = seen.get(curve.backend, -1) + 1
-        _draw_curve(axes, curve, look.width(number), look_)
+        _draw_curve(axes, curve, svg.width_of_line(number), look_)
     axes.set_xlim(left=0)
     if y_limits is not None:
         axes.set_ylim(y_limits)
@@ -123,11 +123,11 @@ def draw_on(
     axes.yaxis.set_major_locator(ticker.MaxNLocator(MOST_TICKS))
     axes.yaxis.set_major_formatter(lambda value, _: svg.short(write(value)))
     named = [
-        labels.Label(
+        svg.Label(
             text=curve.label,
             value=curve.median(lambda run: run.values)[-1],
             color=look_.color(curve.backend),
         )
         for curve in curves
     ]
-    labels.write(axes, named, HEIGHT)
+    svg.write_label(axes, named, HEIGHT)

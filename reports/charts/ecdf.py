@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from reports.charts.drawing import labels, svg
+from reports.charts.drawing import svg
 from reports.words import formats
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def draw(samples: Sequence[Sample], *, slug: str) -> Markup:
         # By duration, so that the order of the names is that of the lines.
         order = sorted(range(len(samples)), key=lambda k: -medians[k])
         named = [
-            labels.Label(
+            svg.Label(
                 text=f"{samples[k].label}\n"
                 f"batch {samples[k].batch}, {formats.seconds(medians[k])}",
                 value=(place + 0.5) / len(order),
@@ -80,7 +80,7 @@ def draw(samples: Sequence[Sample], *, slug: str) -> Markup:
             )
             for place, k in enumerate(order)
         ]
-        labels.write(axes, named, HEIGHT, has_lines=False)
+        svg.write_label(axes, named, HEIGHT, has_lines=False)
         return svg.inline(
             figure,
             slug=slug,

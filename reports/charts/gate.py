@@ -6,9 +6,8 @@ import functools
 from typing import TYPE_CHECKING, Final
 
 from reports.charts import rows
-from reports.charts.drawing import look, svg, tips
-from reports.words import formats
-from reports.words.judging import gate_brief
+from reports.charts.drawing import svg
+from reports.words import brief, formats
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -37,7 +36,7 @@ def draw(record: GateRecord) -> Markup | None:
             low=case.low,
             high=case.high,
             text=case.verdict,
-            tip=tips.of_value(
+            tip=svg.of_value(
                 case.name,
                 case.slowdown or 0.0,
                 formats.signed_percent,
@@ -47,9 +46,7 @@ def draw(record: GateRecord) -> Markup | None:
         )
         for case in shown[: rows.MOST_ROWS]
     ]
-    texts = [
-        f"{case.name}: {gate_brief.change(case)}, {case.verdict}" for case in shown
-    ]
+    texts = [f"{case.name}: {brief.change(case)}, {case.verdict}" for case in shown]
     return svg.draw(
         (rows.WIDTH, rows.height_of(rows.place([row.group for row in drawn]))),
         functools.partial(_draw_on, drawn=drawn, record=record),
@@ -67,7 +64,7 @@ def _draw_on(axes: Axes, drawn: list[rows.Row], record: GateRecord) -> None:
         reference=0.0,
         is_percent=True,
     )
-    rows.draw_on(axes, drawn, scale, look.PAGE)
+    rows.draw_on(axes, drawn, scale, svg.PAGE)
     ends = [end for row in drawn for end in (row.low, row.high, row.value) if end]
     low, high = min([*ends, *anchors]), max([*ends, *anchors])
     room = 0.06 * (high - low)
@@ -76,9 +73,9 @@ def _draw_on(axes: Axes, drawn: list[rows.Row], record: GateRecord) -> None:
         margin,
         high + room,
         facecolor="none",
-        edgecolor=look.PAGE.grid,
+        edgecolor=svg.PAGE.grid,
         hatch="////",
         linewidth=0,
         zorder=0,
     )
-    axes.axvline(margin, color=look.PAGE.muted, linewidth=1.1, dashes=(2, 2.5))
+    axes.axvline(margin, color=svg.PAGE.muted, linewidth=1.1, dashes=(2, 2.5))

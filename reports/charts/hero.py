@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from reports.charts import over_replicas, replica_panel
-from reports.charts.drawing import look
+from reports.charts import over_replicas
+from reports.charts.drawing import svg
+from reports.charts.over_replicas import Panel, ReplicaCurve
 from reports.charts.quantities import EFFICIENCY
-from reports.charts.replica_panel import Panel, ReplicaCurve
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,10 +35,10 @@ def curves(view: View) -> list[ReplicaCurve]:
             if (~estimates["is_baseline"]).any():
                 found.append(
                     ReplicaCurve(
-                        rows=replica_panel.rows_of(part),
+                        rows=over_replicas.rows_of(part),
                         name=f"{backend}, {mode}",
                         series=view.series(backend),
-                        dash=look.dash(mode),
+                        dash=svg.dash_of_line(mode),
                         label=f"{backend}\n{mode}" if has_several else mode,
                     )
                 )
@@ -47,7 +47,7 @@ def curves(view: View) -> list[ReplicaCurve]:
 
 def draw(view: View) -> Markup | None:
     """Draws at most ``replica_panel.MOST_LINES`` lines; None without any."""
-    shown = curves(view)[: replica_panel.MOST_LINES]
+    shown = curves(view)[: over_replicas.MOST_LINES]
     if not shown:
         return None
     sizes = {int(row.num_replicas) for curve in shown for row in curve.rows}
@@ -55,7 +55,7 @@ def draw(view: View) -> Markup | None:
         quantity=EFFICIENCY,
         curves=tuple(shown),
         sizes=tuple(sorted(sizes)),
-        y_limits=replica_panel.y_limits(_rows(view), EFFICIENCY),
+        y_limits=over_replicas.y_limits(_rows(view), EFFICIENCY),
         is_from_zero=False,
     )
     title = "Parallel efficiency by number of replicas"

@@ -8,14 +8,14 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from reports.charts.drawing import labels, svg, tips
+from reports.charts.drawing import svg
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from matplotlib.axes import Axes
 
-    from reports.charts.drawing.look import Look
+    from reports.charts.drawing.svg import Look
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,7 +91,7 @@ def draw(axes: Axes, line: Line, look_: Look) -> None:
             markeredgewidth=1.4,
             zorder=4,
         )
-        tips.attach(marked, dot.tip)
+        svg.attach(marked, dot.tip)
 
 
 def write_labels(
@@ -99,11 +99,11 @@ def write_labels(
     drawn: Sequence[Line],
     height: float,
     look_: Look,
-    more: Sequence[labels.Label] = (),
+    more: Sequence[svg.Label] = (),
 ) -> None:
     """Writes the names of lines that have one, and ``more``, beside their ends."""
     named = [
-        labels.Label(
+        svg.Label(
             text=line.label,
             value=line.dots[-1].value,
             color=look_.series[line.series],
@@ -111,4 +111,4 @@ def write_labels(
         for line in drawn
         if line.label
     ]
-    labels.write(axes, [*named, *more], height)
+    svg.write_label(axes, [*named, *more], height)

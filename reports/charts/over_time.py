@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from matplotlib.ticker import MaxNLocator
 
 from reports.charts import limits, lines
-from reports.charts.drawing import look, svg
+from reports.charts.drawing import svg
 from reports.charts.over_replicas import HEIGHT, WIDTH
 
 if TYPE_CHECKING:
@@ -46,6 +46,6 @@ def draw(
         axes.grid(visible=False, axis="x")
         axes.set_xlabel(label)
         for line in drawn:
-            lines.draw(axes, line, look.PAGE)
-        lines.write_labels(axes, drawn, HEIGHT, look.PAGE)
+            lines.draw(axes, line, svg.PAGE)
+        lines.write_labels(axes, drawn, HEIGHT, svg.PAGE)
         return svg.inline(figure, slug=slug, title=title, description=description)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.ticker import MaxNLocator
 
-from reports.charts.drawing import look, svg
+from reports.charts.drawing import svg
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ def draw(
     with svg.style():
         figure, axes = svg.new_axes(WIDTH, HEIGHT + LEGEND_LINE * len(lines))
         for line in lines:
-            color, found = look.PAGE.color(line.backend), line.profile
+            color, found = svg.PAGE.color(line.backend), line.profile
             if found.lows:
                 axes.fill_between(
                     found.thresholds,
@@ -60,7 +60,7 @@ def draw(
                 found.shares,
                 where="pre",
                 color=color,
-                linewidth=look.width(line.number),
+                linewidth=svg.width_of_line(line.number),
                 label=line.label,
             )
         axes.set_ylim(-0.02, 1.02)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from reports.charts import limits
-from reports.charts.drawing import look, svg, tips
+from reports.charts.drawing import svg
 from reports.words import formats
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.axes import Axes
 
-    from reports.charts.drawing.look import Look
+    from reports.charts.drawing.svg import Look
 
 WIDTH: Final = 310
 ROW_HEIGHT: Final = 21
@@ -190,14 +190,14 @@ def draw_row(axes: Axes, at: float, row: Row, look_: Look) -> None:
         (marked,) = axes.plot(
             [row.value],
             [at],
-            marker=look.marker(row.backend),
+            marker=svg.marker(row.backend),
             markersize=6,
             color=color,
             markerfacecolor=look_.paper if row.is_hollow else color,
             markeredgewidth=1.4,
             zorder=4,
         )
-        tips.attach(marked, row.tip)
+        svg.attach(marked, row.tip)
 
 
 def draw_on(axes: Axes, rows: Sequence[Row], scale: Scale, look_: Look) -> None:
@@ -240,7 +240,7 @@ def draw_estimates(
 ) -> Markup:
     """Draws estimates in rows as a figure of the page."""
     height = height_of(place([row.group for row in rows]))
-    draw = functools.partial(draw_on, rows=rows, scale=scale, look_=look.PAGE)
+    draw = functools.partial(draw_on, rows=rows, scale=scale, look_=svg.PAGE)
     return svg.draw(
         (WIDTH, height), draw, slug=slug, title=title, description=description
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from reports.charts import curves, rows, waterfall
-from reports.charts.drawing import tips
+from reports.charts.drawing import svg
 from reports.words import formats
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def ratios(frame: pd.DataFrame) -> list[rows.Row]:
 
 def _tip_of_ratio(row: Any) -> str:
     replicas = formats.count(int(row.num_replicas), "replica")
-    return tips.of_value(
+    return svg.of_value(
         f"{row.backend} / {row.other_backend}, {row.mode} scaling, {replicas}: "
         "ratio of throughput",
         row.value,

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 import pandas as pd
 
 from reports.charts import rows
-from reports.charts.drawing import look
+from reports.charts.drawing import svg
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from matplotlib.axes import Axes
 
-    from reports.charts.drawing.look import Look
+    from reports.charts.drawing.svg import Look
     from reports.charts.rows import Row
 
 MOST_DOTS: Final = 600
@@ -104,7 +104,7 @@ def draw_ecdf(
         axes.ecdf(
             values,
             color=look_.color(row.backend),
-            linewidth=look.width(number),
+            linewidth=svg.width_of_line(number),
             label=row.name,
         )
     axes.set_ylim(0, 1)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Final
 from matplotlib.ticker import MaxNLocator
 
 from reports.charts import rows
-from reports.charts.drawing import tips
+from reports.charts.drawing import svg
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from matplotlib.axes import Axes
 
-    from reports.charts.drawing.look import Look
+    from reports.charts.drawing.svg import Look
 
 BAR_HEIGHT: Final = 0.5
 MARGIN: Final = 0.04
@@ -95,7 +95,7 @@ def _draw_bar(
         linewidth=1.2 if is_back else 0.0,
         zorder=2,
     )
-    tips.attach(drawn, bar.tip)
+    svg.attach(drawn, bar.tip)
     if bar.low is not None and bar.high is not None:
         # On paper around it, the line is visible inside the bar and beyond it.
         for width, shade in ((3.4, look_.paper), (1.4, look_.ink)):

@@ -11,7 +11,7 @@ import zipfile
 from typing import TYPE_CHECKING, Final
 
 from results.errors import ResultsError
-from results.judging.gate_file import GATE_NAME
+from results.judging.gate_logs import GATE_NAME
 from results.store import manifest, public, untrusted
 from results.store.study_store import MATCHING_NAME, PLAN_NAME, TRIALS_NAME
 

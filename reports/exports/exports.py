@@ -6,18 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from reports.view.view import view_store
-from reports.words import (
-    brief,
-    cells,
-    formats,
-    markdown,
-    marks,
-    reproduce,
-    trust,
-    verdict,
-)
-from reports.words.judging import gate_brief
-from reports.words.lead import lead_point
+from reports.words import brief, cells, formats, marks, next_step, trust, verdict
+from reports.words.finding import lead_point
 from reports.words.marks import Level
 from results.figures import frame, table
 from results.figures.summary import summarize
@@ -103,24 +93,24 @@ def as_markdown(store: Store) -> str:
     judged = verdict.judge(view)
     measured = [point for point in view.points if point.throughput is not None]
     lines = [
-        f"### {markdown.escaped(view.study.plan.study)}",
+        f"### {formats.escaped(view.study.plan.study)}",
         "",
         f"`{headline(view)}`",
         "",
-        f"**{markdown.escaped(brief.judge(view).text)}**",
+        f"**{formats.escaped(brief.judge(view).text)}**",
         "",
     ]
     if measured:
         columns = ("backend", "mode", "N", view.rate_unit, "speedup", "efficiency", "n")
         rows = [_row(point) for point in _most_useful(measured)]
-        lines += markdown.table(columns, rows)
+        lines += formats.markdown_table(columns, rows)
         num_more = len(measured) - len(rows)
         if num_more:
             lines.append("")
             more = formats.count(num_more, "more case")
-            lines.append(f"{more}: `{reproduce.export(view.study.plan, 'csv')}`.")
+            lines.append(f"{more}: `{next_step.export(view.study.plan, 'csv')}`.")
         lines.append("")
-    limits = [f"- {markdown.escaped(text)}" for text in judged.unknowns]
+    limits = [f"- {formats.escaped(text)}" for text in judged.unknowns]
     lines += limits[:_MOST_LIMITS]
     if len(limits) > _MOST_LIMITS:
         lines.append(
@@ -163,7 +153,7 @@ def _cell(estimate: Estimate | None, write: Callable[[float], str]) -> str:
 
 def headline(view: View) -> str:
     """Returns the figure of a study, or the verdict of a gate, in one line."""
-    gate = gate_brief.of_view(view)
+    gate = brief.of_view(view)
     if gate is not None:
         return f"gate: {gate.verdict}"
     point = None if trust.why_unfit(view) else lead_point(view)

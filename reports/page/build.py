@@ -9,7 +9,7 @@ from reports import output_file
 from reports.page import page, plugin_sections
 from reports.page.sections import SECTIONS
 from reports.view.view import view_store
-from reports.words import brief, names, reproduce
+from reports.words import brief, names, next_step
 
 if TYPE_CHECKING:
     from results.store.study_store import Store
@@ -24,7 +24,7 @@ def build_report(store: Store) -> str:
         if (body := section.render(view))
     ]
     sections += plugin_sections.render(view, [section.SLUG for section in SECTIONS])
-    commits = sorted(reproduce.commits_of(view.study.cases))
+    commits = sorted(next_step.commits_of(view.study.cases))
     document = page.render(
         "page",
         view=view,

@@ -16,7 +16,7 @@ from reports.site import assets, comparison
 from reports.site.card import make_card, slugs
 from reports.site.timeline import histories
 from reports.view.view import view_store
-from reports.words import formats, reproduce
+from reports.words import formats, next_step
 from results import errors
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def source_links(study: Study, url: str) -> dict[str, str]:
     """Returns links to the code that was measured, addresses by their texts."""
     if not url or _COMMIT not in url:
         return {SOURCE: url} if url else {}
-    commits = sorted(reproduce.whole_commits_of(study))
+    commits = sorted(next_step.whole_commits_of(study))
     return {
         SOURCE if len(commits) == 1 else f"{SOURCE} ({commit[:12]})": url.replace(
             _COMMIT, commit

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from reports.site import sparkline
 from reports.words import formats, names, trust
 from reports.words.brief import judge
-from reports.words.lead import lead_curve
+from reports.words.finding import lead_curve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

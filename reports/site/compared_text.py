@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from reports.site import comparison
-from reports.words import markdown, ratio_table
+from reports.words import formats, ratio_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,22 +32,22 @@ def as_text(compared: Compared) -> str:
 def as_markdown(compared: Compared) -> str:
     """Writes a comparison for a pull request."""
     first, second = (
-        markdown.escaped(of.plan.study) for of in (compared.first, compared.second)
+        formats.escaped(of.plan.study) for of in (compared.first, compared.second)
     )
     lines = [
         f"### A {first}, B {second}",
         "",
-        f"**{markdown.escaped(comparison.headline(compared))}**",
+        f"**{formats.escaped(comparison.headline(compared))}**",
         "",
     ]
     shown = compared.differences[:MOST_DIFFERENCES]
     if shown:
         rows = [(of.group, of.name, of.first, of.second) for of in shown]
-        lines += [*markdown.table(("differs", "what", "A", "B"), rows), ""]
+        lines += [*formats.markdown_table(("differs", "what", "A", "B"), rows), ""]
     num_more = len(compared.differences) - len(shown)
     if num_more:
         lines += [f"{num_more} more differences are in the page.", ""]
-    lines += [f"- {markdown.escaped(text)}" for text in _only(compared)]
+    lines += [f"- {formats.escaped(text)}" for text in _only(compared)]
     lines.append(ratio_table.comparison_markdown(compared.table))
     return "\n".join(lines)
 

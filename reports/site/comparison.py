@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from reports.charts import over_replicas, replica_panel
+from reports.charts import over_replicas
+from reports.charts.over_replicas import ReplicaCurve
 from reports.charts.quantities import EFFICIENCY, THROUGHPUT
-from reports.charts.replica_panel import ReplicaCurve
 from reports.page import page
 from reports.site import assets, ratio_bar
 from reports.words import formats, ratio_table
 from results import errors
 from results.figures import points
-from results.judging import compare
+from results.judging import quality_gate
 from results.study import case_pairs, study_differences
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.charts.quantities import Quantity
-    from results.judging.compare import RatioTable, Row
     from results.judging.gate_metrics import Metric
+    from results.judging.quality_gate import RatioTable, Row
     from results.study.cases import Study
     from results.study.study_differences import StudyDifference
 
@@ -70,7 +70,7 @@ def compare_studies(first: Study, second: Study, metric: Metric) -> Compared:
             f"both studies are {first.plan.study!r} with the same trials, which has no"
             " difference; name two studies"
         )
-    table = compare.of_studies(first, second, metric)
+    table = quality_gate.of_studies(first, second, metric)
     both = case_pairs.pairs(first, second)
     here = {case.case_id for case, _ in both}
     there = {case.case_id for _, case in both}
@@ -220,12 +220,12 @@ def _panels(sides: Sequence[pd.DataFrame], quantity: Quantity) -> tuple[_Panel, 
     rows = pd.concat(shown)
     if rows.empty:
         return ()
-    limits, sizes = replica_panel.y_limits(rows, quantity), replica_panel.sizes_of(rows)
+    limits, sizes = over_replicas.y_limits(rows, quantity), over_replicas.sizes_of(rows)
     panels: list[_Panel] = []
     for mode, backend in dict.fromkeys(zip(rows["mode"], rows["backend"], strict=True)):
         curves = [
             ReplicaCurve(
-                rows=replica_panel.rows_of(
+                rows=over_replicas.rows_of(
                     side[(side["mode"] == mode) & (side["backend"] == backend)]
                 ),
                 name=letter,
@@ -237,7 +237,7 @@ def _panels(sides: Sequence[pd.DataFrame], quantity: Quantity) -> tuple[_Panel, 
                 zip((FIRST, SECOND), shown, strict=True)
             )
         ]
-        panel = replica_panel.Panel(
+        panel = over_replicas.Panel(
             quantity=quantity,
             curves=tuple(curve for curve in curves if curve.rows),
             sizes=sizes,

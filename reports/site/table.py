@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from reports.site.card import make_card, slugs
 from reports.view.view import view_store
-from reports.words import formats, markdown
+from reports.words import formats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ def as_markdown(stores: Sequence[Store]) -> str:
         (card.name, card.title, card.date, _efficiency(card), card.trials)
         for card in _cards(stores)
     ]
-    return "\n".join(markdown.table(COLUMNS, rows))
+    return "\n".join(formats.markdown_table(COLUMNS, rows))
 
 
 def as_json(stores: Sequence[Store]) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Final
 
 from reports.charts import lines, over_time
-from reports.charts.drawing import tips
+from reports.charts.drawing import svg
 from reports.site.card import day
 from reports.words import formats
 from results.figures.history import history
@@ -140,7 +140,7 @@ def _dot(x: int, seen: Observation) -> lines.Dot:
         value=figure.value,
         low=figure.low,
         high=figure.high,
-        tip=tips.of_value(
+        tip=svg.of_value(
             f"{seen.study}, {day(seen.date)}",
             figure.value,
             formats.significant,

@@ -11,7 +11,7 @@ import statistics
 from typing import TYPE_CHECKING, Final
 
 from reports.charts import lines, over_time
-from reports.charts.drawing import look
+from reports.charts.drawing import svg
 from reports.page import page
 from reports.site import assets
 from reports.view.view import series_of
@@ -236,7 +236,7 @@ def _lines(rows: Sequence[ValueRow], values: Sequence[str]) -> list[lines.Line]:
         lines.Line(
             series=series_of(backend),
             label=f"{backend} x{size}" if len(cases) > 1 else "",
-            width=look.width(place),
+            width=svg.width_of_line(place),
             dots=tuple(
                 lines.Dot(
                     x=values.index(row.value) + 0.06 * (place - (len(cases) - 1) / 2),

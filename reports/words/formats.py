@@ -7,11 +7,12 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from results.records.models import QualityMetric
     from results.statistics.estimates import Estimate
     from results.statistics.time_to_target import TimeToTarget
+
 
 GIBIBYTE = 2**30
 SHORT_ID_LENGTH = 8
@@ -285,3 +286,26 @@ def minute(time: str) -> str:
 def count(number: int, singular: str, plural: str | None = None) -> str:
     """Writes a number with its noun: 1 trial, 2 trials."""
     return f"{number} {singular if number == 1 else plural or singular + 's'}"
+
+
+# Brackets stay readable as those of intervals; a link also needs what follows them.
+_MARKUP = re.compile(r"([\\|*`]|(?<=\])[(:\[])")
+
+_ISSUE = re.compile(r"#(?=\d)")
+_ADDRESS = re.compile(r"\b(www)\.", re.IGNORECASE)
+
+
+def escaped(text: str) -> str:
+    """Returns text of one line in which nothing is markup."""
+    text = _MARKUP.sub(r"\\\1", " ".join(text.split()))
+    # Hosts turn a number after # into an issue, a name after @ into a mention, < into a
+    # tag, and an address into a link.
+    text = _ISSUE.sub("&#35;", text).replace("<", "&lt;").replace("@", "&#64;")
+    return _ADDRESS.sub(r"\1&#46;", text.replace("://", ":&#47;&#47;"))
+
+
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the lines of a table."""
+    lines = (list(map(escaped, row)) for row in (columns, *rows))
+    head, *body = [f"| {' | '.join(row)} |" for row in lines]
+    return [head, f"| {' | '.join(['---'] * len(columns))} |", *body]

@@ -11,7 +11,7 @@ import enum
 import math
 from typing import TYPE_CHECKING
 
-from reports.words import brief_points, drift, evidence, formats
+from reports.words import evidence, finding, formats, trust
 from results.figures import load, relay, scaling
 from results.records.models import Evidence, Order
 from results.study import agreement
@@ -138,7 +138,7 @@ def _resolution(view: View) -> tuple[Mark, ...]:
 
     The twin counts with its distance from 1 as well: equal programs differ by that.
     """
-    points = brief_points.most_replicas(view)
+    points = finding.most_replicas(view)
     shown = [p.efficiency for p in points if p.efficiency]
     halves = [
         (found.high - found.low) / 2 / found.value
@@ -239,7 +239,7 @@ def _drift(view: View) -> Mark:
     if len(fingerprints) > 1:
         reason = f"{len(fingerprints)} different environments"
         return Mark(name=name, level=Level.BAD, reason=reason)
-    found = drift.of_entries(view, view.study.planned)
+    found = trust.of_entries(view, view.study.planned)
     if found is None:
         return Mark(name=name, level=Level.CAUTION, reason="speed was not recorded")
     moved = found.of_medians

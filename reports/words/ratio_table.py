@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from reports.words import formats, markdown
+from reports.words import axes, formats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.judging.compare import RatioTable, Row
+    from reports.view.view import View
+    from results.judging.quality_gate import RatioTable, Row
+    from results.records.models import QualityMetric, QualityPoint
     from results.statistics.estimates import Estimate
+    from results.study.cases import Case, Entry
+
 
 WEAKER: Final = (
     "a weaker comparison: the two were not measured in the same rounds, so nothing that"
@@ -85,8 +90,8 @@ def comparison_text(comparison: RatioTable) -> str:
 def comparison_markdown(comparison: RatioTable) -> str:
     """Writes a comparison for a document."""
     rows = _comparison_rows(comparison)
-    notes = [f"- {markdown.escaped(note)}" for note in comparison_notes(comparison)]
-    return "\n".join([*markdown.table(_COMPARISON_COLUMNS, rows), "", *notes])
+    notes = [f"- {formats.escaped(note)}" for note in comparison_notes(comparison)]
+    return "\n".join([*formats.markdown_table(_COMPARISON_COLUMNS, rows), "", *notes])
 
 
 def comparison_json(comparison: RatioTable) -> str:
@@ -134,3 +139,40 @@ def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         ).rstrip()
         for row in (columns, *rows)
     ]
+
+
+FEWEST_SEEDS: Final = 2
+"""Runs of a case that are told apart, and aggregated."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One metric of one quality run."""
+
+    case: Case  # The case.
+    entry: Entry  # The trial.
+    # Each evaluation with the metric.
+    points: tuple[tuple[QualityPoint, QualityMetric], ...]
+
+
+def collect_quality_runs(view: View) -> dict[str, tuple[Run, ...]]:
+    """Returns the quality runs that are ok, by title of the axis; see ``quality``."""
+    found: dict[axes.Axis, list[Run]] = {}
+    for case in view.study.quality_runs:
+        for entry in case.ok_entries:
+            by_axis: dict[axes.Axis, list[tuple[QualityPoint, QualityMetric]]] = {}
+            for point in entry.result.curve:
+                for metric in point.quality:
+                    by_axis.setdefault(axes.axis_of(metric), []).append((point, metric))
+            for axis, points in by_axis.items():
+                run = Run(case=case, entry=entry, points=tuple(points))
+                found.setdefault(axis, []).append(run)
+    names = axes.titles(found, view.study.metrics)
+    return {names[axis]: tuple(runs) for axis, runs in found.items()}
+
+
+def name_run(case: Case, entry: Entry) -> str:
+    """Names a quality run by its case, and by its repetition if there are several."""
+    if len(case.entries) < FEWEST_SEEDS:
+        return case.label
+    return f"{case.label}, repetition {entry.spec.repetition_index}"

@@ -7,7 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from reports.view.view import modes_text
-from reports.words import evidence, formats, input_bound, trust
+from reports.words import evidence, formats, trust, utilisation
 from reports.words.finding import Finding
 from results.figures import scaling
 from results.figures.load import QUIET_FRACTION
@@ -309,7 +309,7 @@ def judge(view: View) -> Verdict:
     target = view.study.plan.measuring.efficiency_target
     findings = [_scaling_finding(point, target) for point in _scaled(view)]
     findings += [_comparison_finding(item) for item in _compared(view)]
-    of_input = input_bound.findings(view)
+    of_input = utilisation.findings(view)
     findings += of_input
     points, compared = findings_of_leader(view)
     key_findings = [_scaling_finding(point, target) for point in points]

@@ -2,7 +2,7 @@
 
 Each ratio has its own 95 % interval. Of six equal backends, one of their fifteen ratios
 excludes 1 in most studies. So a difference is claimed only where it holds among all
-ratios of the study, by Holm's procedure (``results/statistics/simultaneous.py``).
+ratios of the study, by Holm's procedure (``results/statistics/generations.py``).
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import math
 from typing import TYPE_CHECKING
 
 from results.figures import scaling
-from results.statistics import estimates, generations, simultaneous
-from results.study import agreement, case_index
+from results.statistics import estimates, generations
+from results.study import agreement
+from results.study import cases as cases_lib
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -73,13 +74,13 @@ def of_study(study: Study) -> tuple[Comparison, ...]:
         if not item.is_oversubscribed and (p_value := _p_value(item)) is not None
     }
     adjusted = dict(
-        zip(p_values, simultaneous.holm(list(p_values.values())), strict=True)
+        zip(p_values, generations.holm(list(p_values.values())), strict=True)
     )
     return tuple(
         dataclasses.replace(
             item,
             num_compared=max(len(p_values), 1),
-            holds=adjusted.get(index, 1.0) < simultaneous.DEFAULT_ALPHA
+            holds=adjusted.get(index, 1.0) < generations.DEFAULT_ALPHA
             # Of a busy machine, the interval is wider than the test knows.
             and item.ratio is not None
             and item.ratio.excludes(1.0),
@@ -90,7 +91,7 @@ def of_study(study: Study) -> tuple[Comparison, ...]:
 
 def _pairs(study: Study) -> Mapping[tuple[str, str], tuple[ScalingMode, ...]]:
     """Returns the modes of each pair of cases, by their ids."""
-    index = case_index.by_mode_and_size(study)
+    index = cases_lib.by_mode_and_size(study)
     found: dict[tuple[str, str], list[ScalingMode]] = {}
     sizes = sorted({key[2] for key in index})
     for num_replicas, mode in itertools.product(sizes, study.modes):

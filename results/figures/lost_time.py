@@ -39,19 +39,128 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from results import errors
-from results.figures import input_bound, main_loss
+from results.statistics import estimates, generations
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
 
+    from results.records.measuring import Turn
+    from results.records.models import TrialResult
     from results.statistics.estimates import Estimate
+    from results.study.cases import Case
 
     StepTimes = Mapping[Hashable, float]  # generation -> mean seconds per step
+
+
+# With T the mean time of a step, and f = T(input_only) / T(case) in every generation:
+#
+# - *input-bound*: the interval of f is at or above 0.9. The pipelines alone take almost
+#   the whole step, so faster replicas, or faster communication, would wait for batches.
+# - *not input-bound*: the interval is below 0.9.
+# - otherwise inconclusive, as it is with one generation.
+#
+# Pipelines run beside the step, so what they take alone is a lower limit of it, and not
+# a part that others add up to. On CPUs the control has the cores to itself: a step can
+# wait for its input without being input-bound by this rule, and the part ``input``
+# (``results/figures/lost_time.py``) shows that.
+#
+# It explains a loss where T(input_only) is above T(one replica) as well: the pipelines
+# alone take longer than the step that N replicas are compared with.
+
+METHOD = "Student's t of differences of step times over generations"
+ONE_GENERATION = "no interval: one generation tells nothing about other processes"
+FRACTION = 0.9
+"""Least fraction of a step that the pipelines of an input-bound step take alone."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class InputBound:
+    """What the input pipelines of a case take alone."""
+
+    input_sec: Estimate  # Seconds per step of the pipelines alone.
+    fraction: Estimate  # Of the step of the case.
+    excess_sec: Estimate  # What they take longer than the step of one replica.
+    verdict: str  # ``input-bound``, ``not input-bound`` or ``inconclusive``.
+    # Whether it is input-bound, and the pipelines alone take longer than the step of
+    # one replica.
+    explains_loss: bool
+
+
+def over_generations(values: np.ndarray, unit: str = "") -> Estimate:
+    """Returns the mean over generations with the interval of Student's t."""
+    mean = estimates.one_group(values)
+    return mean.estimate(METHOD, otherwise=ONE_GENERATION, unit=unit)
+
+
+def judge_input_bound(
+    case: np.ndarray, baseline: np.ndarray, input_only: np.ndarray
+) -> InputBound:
+    """Says whether a case is input-bound."""
+    fraction = over_generations(input_only / case)
+    excess = over_generations(input_only - baseline, "s")
+    verdict = "inconclusive"
+    if fraction.low is not None and fraction.low >= FRACTION:
+        verdict = "input-bound"
+    elif fraction.high is not None and fraction.high < FRACTION:
+        verdict = "not input-bound"
+    return InputBound(
+        input_sec=over_generations(input_only, "s"),
+        fraction=fraction,
+        excess_sec=excess,
+        verdict=verdict,
+        explains_loss=(
+            verdict == "input-bound" and excess.low is not None and excess.low > 0
+        ),
+    )
+
+
+# A *loss* is what a step takes longer than that of one replica. A part is named only
+# if, over generations and with the 95 % interval of Student's t,
+#
+# - the loss itself is above 0,
+# - the part is more than half of the loss,
+# - it is larger than every other part, the unexplained one included,
+# - and it is not larger than the loss by half of it: then two controls contradict each
+#   other, such as two that take away the same time.
+#
+# All of these are paired differences of one generation, so noise that cases share
+# cancels. Otherwise nothing is named, which is not evidence that there is no single
+# cause. In the studies of ``tests/results/figures/test_known_losses.py``, each with one
+# known loss, the part that is named is the right one, or none is.
+
+UNEXPLAINED: Final = "unexplained"
+_MOST: Final = 0.5
+"""Of the loss: a part of less than half is not most of it."""
+_CONTRADICTS: Final = 1.5
+"""Of the loss: a part beyond this contradicts the parts that are negative."""
+
+
+def name_of(parts: Mapping[str, np.ndarray], lost: np.ndarray) -> str:
+    """The part that is most of a loss; empty if the measurement does not tell."""
+    if not _is_above_zero(lost):
+        return ""
+    for name, values in parts.items():
+        if name == UNEXPLAINED or not _is_above_zero(values - _MOST * lost):
+            continue
+        others = (of for other, of in parts.items() if other != name)
+        is_largest = all(_is_above_zero(values - other) for other in others)
+        return name if is_largest and not _contradicts(values, lost) else ""
+    return ""
+
+
+def _contradicts(values: np.ndarray, lost: np.ndarray) -> bool:
+    return _is_above_zero(values - _CONTRADICTS * lost)
+
+
+def _is_above_zero(values: np.ndarray) -> bool:
+    low = over_generations(values).low
+    return low is not None and low > 0
+
 
 PARTS = (
     "alone",
@@ -128,7 +237,7 @@ class LostTime:
     main_loss: str
     # What the input pipelines take alone, which is no part of the sum; None if it was
     # not measured.
-    input_bound: input_bound.InputBound | None = None
+    input_bound: InputBound | None = None
 
     @property
     def whole(self) -> Estimate:
@@ -182,7 +291,7 @@ def decompose(observed: Observed) -> LostTime:
     )
     if "input_only" not in times:
         return lost
-    bound = input_bound.judge(times["case"], times["baseline"], times["input_only"])
+    bound = judge_input_bound(times["case"], times["baseline"], times["input_only"])
     return dataclasses.replace(lost, input_bound=bound)
 
 
@@ -195,7 +304,7 @@ def split(
     num_left_out: int,
 ) -> LostTime:
     """Splits a step into its measured parts, and what is left as unexplained."""
-    values = {**values, main_loss.UNEXPLAINED: step - sum(values.values())}
+    values = {**values, UNEXPLAINED: step - sum(values.values())}
     losses = {name: of for name, of in values.items() if name not in NO_LOSS}
     lost = step - values[names[0]]
     return LostTime(
@@ -206,7 +315,7 @@ def split(
         ),
         num_left_out=num_left_out,
         lost=make_part("lost", lost, of=step),
-        main_loss=main_loss.name_of(losses, lost),
+        main_loss=name_of(losses, lost),
     )
 
 
@@ -251,14 +360,14 @@ def make_part(
     """Returns a part with its interval and its share."""
     if values is None:
         return Part(name=name, time=None, reason=reason)
-    found = input_bound.over_generations(values, "s")
+    found = over_generations(values, "s")
     if found.low is not None and name in NO_LOSS:
         found = dataclasses.replace(found, low=max(found.low, 0.0))
     return Part(
         name=name,
         time=found,
         reason=reason,
-        share=input_bound.over_generations(values / of),
+        share=over_generations(values / of),
     )
 
 
@@ -272,3 +381,67 @@ def _checked(name: str, times: StepTimes) -> StepTimes:
                 f"must be finite and {least}; leave out trials that are not ok"
             )
     return times
+
+
+# A process that waited has cold caches, so the first step after it is slower than one
+# in a row. Its part of a turn is larger the fewer steps a turn has, and so a ratio of
+# cases with unlike numbers of steps has some of it. It is measured where turns have two
+# steps or more; where a turn is one step, it is in every step and cannot be told apart.
+
+LEAST_STEPS = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class FirstStep:
+    """The first steps of the turns of one case."""
+
+    case: Case  # Whose turns they are.
+    # Time of the first step over the mean of the others of its turn, a geometric mean
+    # over turns and generations; None where turns are single steps.
+    ratio: Estimate | None
+    fewest: int  # Steps of the shortest turn.
+    most: int  # Steps of the longest one; another number only in studies of before.
+
+    @property
+    def part(self) -> float:
+        """The part by which it lengthens the shortest turn."""
+        return 0.0 if self.ratio is None else (self.ratio.value - 1) / self.fewest
+
+
+def of_case(case: Case) -> FirstStep | None:
+    """Returns what first steps of turns take; None where there are no single times.
+
+    Steps that are queued share their time (``steps_per_sync``).
+    """
+    if case.spec.steps_per_sync > 1:
+        return None
+    numbers: set[int] = set()
+    logs: list[float] = []
+    for entry in case.ok_entries:
+        found = list(_turns(entry.result))
+        numbers.update(turn.num_steps for turn, _ in found)
+        of = [_log_excess(times) for _, times in found if len(times) >= LEAST_STEPS]
+        if of:
+            logs.append(math.fsum(of) / len(of))
+    if not numbers:
+        return None
+    ratio = generations.over_generations(logs) if logs else None
+    return FirstStep(case=case, ratio=ratio, fewest=min(numbers), most=max(numbers))
+
+
+def _turns(result: TrialResult) -> Iterator[tuple[Turn, list[float]]]:
+    """Yields each valid turn with the times of its steps, of the slowest process."""
+    first = 0
+    for turn in result.turns:
+        last = first + turn.num_steps
+        if turn.is_valid and not turn.is_sustained:
+            columns = zip(
+                *(rank.step_time_sec[first:last] for rank in result.ranks), strict=True
+            )
+            yield turn, [max(column) for column in columns]
+        first = last
+
+
+def _log_excess(times: list[float]) -> float:
+    first, *others = times
+    return math.log(first / (math.fsum(others) / len(others)))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pandas as pd
 
 from results.figures import comparisons as of_pairs
 from results.figures import explain, recorded_loss, scaling, table
-from results.figures.point_columns import POINT_COLUMNS, modes_text, new_row, types
 from results.records.models import Control
 from results.statistics import repetitions as over_repetitions
 from results.study.cases import Study, load_study
@@ -19,11 +18,95 @@ if TYPE_CHECKING:
 
     from results.figures.comparisons import Comparison
     from results.figures.explain import Explained
-    from results.figures.point_columns import Row
     from results.figures.recorded_loss import RecordedLoss
     from results.figures.scaling import Point
+    from results.records.models import ScalingMode
     from results.statistics.estimates import Estimate
     from results.store.study_store import Store
+    from results.study.cases import Case
+
+    Row = dict[str, Any]
+
+
+POINT_COLUMNS: Final = (
+    "figure",
+    "quantity",
+    "kind",
+    "mode",
+    "backend",
+    "other_backend",
+    "revision",
+    "num_replicas",
+    "per_replica_batch_size",
+    "global_batch_size",
+    "value",
+    "low",
+    "high",
+    "n",
+    "unit",
+    "method",
+    "protocol",
+    "is_baseline",
+    "is_oversubscribed",
+    "trial_id",
+    "repetition_index",
+    "num_steps",
+    "num_examples",
+    "num_environment_steps",
+    "train_time_sec",
+    "rank",
+    "phase",
+    "step_index",
+)
+_FLAGS: Final = ("is_baseline", "is_oversubscribed")
+_COUNTS: Final = (
+    "num_replicas",
+    "per_replica_batch_size",
+    "global_batch_size",
+    "n",
+    "repetition_index",
+    "num_steps",
+    "num_examples",
+    "num_environment_steps",
+    "rank",
+    "step_index",
+)
+_NUMBERS: Final = ("value", "low", "high", "train_time_sec")
+
+
+def column_types() -> dict[str, str]:
+    """Returns the type of every column, as pandas names it."""
+    found = dict.fromkeys(_FLAGS, "bool") | dict.fromkeys(_COUNTS, "Int64")
+    found |= dict.fromkeys(_NUMBERS, "float64")
+    others = [name for name in POINT_COLUMNS if name not in found]
+    return found | dict.fromkeys(others, "object")
+
+
+def new_row(figure: str, quantity: str, kind: str, case: Case, **more: Any) -> Row:
+    """Returns a row of a case, with what every row of it has, and ``more``."""
+    spec = case.spec
+    row: Row = dict.fromkeys(POINT_COLUMNS)
+    row |= {
+        "figure": figure,
+        "quantity": quantity,
+        "kind": kind,
+        "mode": modes_text(case.modes),
+        "backend": spec.backend,
+        "revision": spec.revision,
+        "num_replicas": spec.num_replicas,
+        "per_replica_batch_size": spec.per_replica_batch_size,
+        "global_batch_size": spec.global_batch_size,
+        "unit": "",
+        "is_baseline": False,
+        "is_oversubscribed": case.is_oversubscribed,
+    }
+    return row | more
+
+
+def modes_text(modes: Sequence[ScalingMode]) -> str:
+    """Returns the scaling modes that a case serves, in words."""
+    return " and ".join(mode.value for mode in modes)
+
 
 QUANTITIES: Final = ("throughput", "speedup", "efficiency")
 """What is drawn over the number of replicas."""
@@ -90,7 +173,7 @@ def frame_of(
         *_part_rows(losses),
         *_learning_rows(study),
     ]
-    plain = pd.DataFrame(rows, columns=list(POINT_COLUMNS)).astype(types())
+    plain = pd.DataFrame(rows, columns=list(POINT_COLUMNS)).astype(column_types())
     steps = _steps(study)
     return pd.concat([plain, *steps], ignore_index=True) if steps else plain
 
@@ -266,4 +349,4 @@ def _steps(study: Study) -> list[pd.DataFrame]:
     )
     repeated["value"] = np.concatenate(times)
     repeated["step_index"] = np.concatenate([np.arange(length) for length in lengths])
-    return [repeated.astype(types())]
+    return [repeated.astype(column_types())]

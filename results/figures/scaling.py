@@ -26,7 +26,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from results.statistics import generations, repetitions
-from results.study import case_index
+from results.study import cases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -120,7 +120,7 @@ def flop_utilisation_of(entry: Entry) -> float:
     """Model FLOP utilisation of one trial; 0 where it was not measured.
 
     Throughput times the model's floating-point operations per example, over the peak
-    rate of the devices of all processes (``harness/trial/peak.py``).
+    rate of the devices of all processes (``harness/trial/steps.py``).
     """
     result = entry.result
     peaks = [rank.peak_flops_per_sec or 0.0 for rank in result.ranks]
@@ -335,7 +335,7 @@ def _point(
         which = "is planned" if baseline is None else "is ok"
         reason = f"no trial of the baseline (n = {baseline_n}) {which}"
     else:
-        case_index.check_mode(case, baseline, mode)
+        cases.check_mode(case, baseline, mode)
         relative = throughput_ratio(case, baseline)
         if relative is None:
             reason = "no round has a valid turn of this case and of its baseline"
@@ -364,7 +364,7 @@ def points(study: Study) -> tuple[Point, ...]:
 
     Modes and backends come in planned order, replicas ascending.
     """
-    index = case_index.by_mode_and_size(study)
+    index = cases.by_mode_and_size(study)
     baseline_n = study.plan.baseline_num_replicas
     best = _best_baselines(index, baseline_n)
     modes, backends = study.modes, study.backends

@@ -11,9 +11,9 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from results.judging.judged_case import JudgedCase, name_of
-from results.records import step_counts
+from results.records import measuring
 from results.records.models import TrialStatus
-from results.statistics.judge import FEWEST_GENERATIONS, Verdict
+from results.statistics.group_sequential import FEWEST_GENERATIONS, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -71,7 +71,7 @@ def compare(
     noted: list[JudgedCase] = []
     for case, other in pairs:
         program = case.spec.program
-        found = step_counts.UNITS if program is None else program.count_names
+        found = measuring.UNITS if program is None else program.count_names
         for name in found:
             is_judged = program is not None or name in names
             if not is_judged and not _values(case, name):
@@ -79,7 +79,7 @@ def compare(
             count, reason = count_of(case, other, name, is_judged=is_judged)
             (judged if is_judged else noted).append(
                 JudgedCase(
-                    name=f"{name_of(case)}: {step_counts.words(name)}",
+                    name=f"{name_of(case)}: {measuring.step_count_words(name)}",
                     case=case,
                     judgement=None,
                     reason=reason,
@@ -99,7 +99,7 @@ def count_of(
             return None, f"no run of {side} has it"
     fewest = min(map(len, sides.values()))
     # Of a step nobody has to believe the program: what counts it was looked at.
-    if fewest < FEWEST_GENERATIONS and name not in step_counts.UNITS:
+    if fewest < FEWEST_GENERATIONS and name not in measuring.UNITS:
         return None, (
             f"{fewest} run(s) of a side have it, and {FEWEST_GENERATIONS} show whether"
             " it is the same in each"

@@ -17,17 +17,12 @@ from typing import TYPE_CHECKING
 
 from results import errors
 from results.figures import load, relay
-from results.judging import (
-    exact,
-    gate_logs,
-    gate_metrics,
-    paired_gate,
-    quality_gate,
-)
+from results.judging import exact, gate_logs, gate_metrics, paired_gate, quality_gate
+from results.judging.gate_metrics import Rule
 from results.judging.judged_case import JudgedCase, name_of, worst
 from results.records.masked import shared
-from results.statistics import estimates, generations, judge
-from results.statistics.judge import Verdict
+from results.statistics import estimates, generations, group_sequential
+from results.statistics.group_sequential import Verdict
 from results.study import case_pairs
 
 if TYPE_CHECKING:
@@ -35,10 +30,10 @@ if TYPE_CHECKING:
 
     from results.figures.load import Load
     from results.figures.relay import TurnCounts, Twin
-    from results.judging.gate_metrics import Judged, Rule
+    from results.judging.gate_metrics import Judged
     from results.judging.paired_gate import Paired
     from results.statistics.estimates import Estimate
-    from results.statistics.judge import Judgement
+    from results.statistics.group_sequential import Judgement
     from results.study.cases import Case, Study
 
 
@@ -277,20 +272,66 @@ def _judged(
     groups = [gate_metrics.logs(of, rule.metric) for of in (case, other)]
     costs = [[sign * log for log in group] for group in groups]
     fewest = min(map(len, costs))
-    if fewest < judge.FEWEST_GENERATIONS:
+    if fewest < group_sequential.FEWEST_GENERATIONS:
         return None, (
             f"{fewest} generation(s) have both, a verdict needs"
-            f" {judge.FEWEST_GENERATIONS} or more"
+            f" {group_sequential.FEWEST_GENERATIONS} or more"
         )
     factor = max(
         generations.widening(len(logs), is_stopped_on_width=of.is_stopped_on_width)
         for of, logs in zip((case, other), costs, strict=True)
     )
     change, stored = costs
-    judgement = judge.of_mean(
+    judgement = group_sequential.of_mean(
         estimates.two_groups(change, stored).widened(factor),
         delta=rule.delta,
         alpha=rule.alpha,
-        method=judge.OF_TWO_STUDIES,
+        method=group_sequential.OF_TWO_STUDIES,
     )
     return judgement, ""
+
+
+def of_plan(study: Study) -> Gate | None:
+    """Returns the gate that the plan of a study records, with its verdict.
+
+    None where there is none, and where its baseline is not in the study.
+    """
+    design = study.plan.measuring.gate
+    if design is None or not (study.other_revisions or study.quality_runs):
+        return None
+    metric = gate_metrics.metric_of_gate(design.metric, study.plan.metrics)
+    rule = Rule(metric=metric, delta=design.delta, alpha=design.alpha)
+    has_revision = any(entry.spec.revision for entry in study.planned)
+    if not has_revision:
+        return None
+    return of_revisions(study, rule, baseline=design.baseline)
+
+
+def has_risen(study: Study) -> bool:
+    """Whether a count that is judged rose, which no further generation changes."""
+    found = of_plan(study)
+    return found is not None and found.has_risen
+
+
+def is_decided(study: Study) -> bool:
+    """Whether a look after the generations so far ends the gate.
+
+    It ends with a clear verdict, after the last look, and where the machine disturbed
+    too much for any verdict. Between two looks it goes on, unless a count rose.
+    """
+    design = study.plan.measuring.gate
+    assert design is not None
+    found = of_plan(study)
+    if found is not None and found.has_risen:
+        return True
+    number = study.plan.repeats
+    if number >= design.looks[-1] or relay.count_turns(study).is_unfit:
+        return True
+    if number not in design.looks:
+        return False
+    return (
+        found is not None
+        and found.paired is not None
+        and found.paired.decided_after is not None
+        and not found.why_unfit
+    )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from results import errors
 from results.figures import learning_gains, scaling, trial_metrics
-from results.statistics import estimates, generations, judge
+from results.statistics import estimates, generations, group_sequential
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -53,8 +53,8 @@ class Rule:
     alpha: float  # The probability that a loss of exactly ``delta`` passes.
 
     def __post_init__(self) -> None:
-        judge.check_delta(self.delta)
-        judge.check_alpha(self.alpha)
+        group_sequential.check_delta(self.delta)
+        group_sequential.check_alpha(self.alpha)
 
 
 THROUGHPUT = Metric(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from results.statistics.judge import Verdict
+from results.statistics.group_sequential import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from results.judging.exact import Count
-    from results.statistics.judge import Judgement
+    from results.statistics.group_sequential import Judgement
     from results.study.cases import Case
 
 WORST_FIRST = (Verdict.REGRESS, Verdict.INCONCLUSIVE, Verdict.PASS, Verdict.IMPROVE)

@@ -8,23 +8,78 @@ is what it was at the look that decided it.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+import functools
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from results.judging import error_rates, gate_logs, gate_metrics
+from results.judging import gate_logs, gate_metrics
 from results.judging.judged_case import JudgedCase, name_of
-from results.statistics import estimates, group_sequential, spending
+from results.statistics import estimates, group_sequential
 from results.statistics.estimates import Estimate
-from results.statistics.judge import Judgement, Verdict
+from results.statistics.group_sequential import Judgement, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.judging.error_rates import Rates
     from results.judging.gate_metrics import Rule
     from results.statistics.group_sequential import Kind, Look
     from results.study.cases import Case
+
+
+# ``make statistics`` writes the table, of gates of 1, 3 and 6 cases that look, and with
+# fixed numbers of generations, under truths whose generations do or do not depend on
+# each other.
+
+PATH: Final = Path(__file__).with_name("error_rates.json")
+ALPHA: Final = 0.05
+NUMBERS: Final = (3, 4, 5, 6, 8, 10, 15, 20, 40)
+"""Generations of gates with one look."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Rates:
+    """Probabilities at worst."""
+
+    passes: float  # That a true mean of ``delta`` or more passes.
+    regresses: float  # That equal programs regress.
+    passes_dependent: float  # The same where generations depend on each other.
+    regresses_dependent: float  # The same where generations depend on each other.
+
+
+def of_gate(num_cases: int, num_generations: int | None, alpha: float) -> Rates | None:
+    """Returns the rates of a gate; None at an ``alpha`` that was not simulated."""
+    if alpha != ALPHA:
+        return None
+    if num_generations is not None:
+        num_generations = max(
+            (number for number in NUMBERS if number <= num_generations),
+            default=NUMBERS[0],
+        )
+    table = [row for row in error_rate_rows() if row["generations"] == num_generations]
+    fewer = max(row["cases"] for row in table if row["cases"] <= num_cases)
+    more = [row for row in table if row["cases"] >= num_cases] or table[-1:]
+    found = [row for row in table if row["cases"] in (fewer, more[0]["cases"])]
+
+    def most(kind: str, verdict: str) -> float:
+        return max(float(row[kind][verdict][0]) for row in found)
+
+    return Rates(
+        passes=most("independent", "pass"),
+        regresses=most("independent", "regress"),
+        passes_dependent=most("dependent", "pass"),
+        regresses_dependent=most("dependent", "regress"),
+    )
+
+
+@functools.cache
+def error_rate_rows() -> list[dict[str, Any]]:
+    """Returns the table."""
+    found: list[dict[str, Any]] = json.loads(PATH.read_text(encoding="utf-8"))
+    return found
+
 
 METHOD = (
     "Student's t over generations of the log slowdown, at the level that is left for"
@@ -78,7 +133,7 @@ def judge(
         pairs = [pairs[own] for own, _ in gate_logs.scaled(pairs)]
     main, first = next(iter(logs.items()))
     number = max(first.shape[0], 1)
-    looks = spending.looks_until(number, planned)
+    looks = group_sequential.looks_until(number, planned)
     if not first.shape[0]:  # no trial is ok: nothing is known of any case
         logs = {main: np.full((1, len(pairs)), np.nan)}
     design = group_sequential.Design(
@@ -136,9 +191,7 @@ def judge(
             most=design.most,
             fewest=group_sequential.fewest_to_pass(rule.alpha),
             widening=float(seen[main, end].widening),
-            rates=error_rates.of_gate(
-                len(pairs), None if planned else number, rule.alpha
-            ),
+            rates=of_gate(len(pairs), None if planned else number, rule.alpha),
             num_slower=int(singles.num_slower),
             num_faster=int(singles.num_faster),
             stands_out=float(np.exp(singles.threshold)),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from results import errors
-from results.statistics import estimates, generations, group_sequential, judge, spending
+from results.statistics import estimates, generations, group_sequential
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,7 +57,7 @@ class Need:
 
     effect: float  # True slowdown as a ratio.
     # The correct verdict: regress from ``delta`` on, pass below.
-    verdict: judge.Verdict
+    verdict: group_sequential.Verdict
     # The fewest of a gate with one look that give it with the wanted probability; None
     # if ``MOST_GENERATIONS`` do not.
     num_generations: int | None
@@ -73,11 +73,11 @@ def _check_spread(spread: float) -> None:
 
 
 def _check_generations(num_generations: int) -> None:
-    if num_generations < judge.FEWEST_GENERATIONS:
+    if num_generations < group_sequential.FEWEST_GENERATIONS:
         raise errors.ResultsError(
             f"num_generations is {num_generations}, must be "
-            f"{judge.FEWEST_GENERATIONS} or more: one says nothing about the spread "
-            "between processes"
+            f"{group_sequential.FEWEST_GENERATIONS} or more: one says nothing about "
+            "the spread between processes"
         )
 
 
@@ -111,18 +111,18 @@ def design(
     most: int | None = None,
 ) -> Design:
     """Returns when a gate looks."""
-    judge.check_delta(delta)
-    judge.check_alpha(alpha)
+    group_sequential.check_delta(delta)
+    group_sequential.check_alpha(alpha)
     if num_generations is not None:
         _check_generations(num_generations)
         last = num_generations
-        looks = spending.looks_until(last, ())
+        looks = group_sequential.looks_until(last, ())
     else:
         planned = group_sequential.planned_looks(alpha)
         last = planned[-1]
         most = last if most is None else most
         _check_generations(most)
-        looks = spending.looks_until(min(most, last), planned)
+        looks = group_sequential.looks_until(min(most, last), planned)
     return group_sequential.Design(looks=looks, most=last, delta=delta, alpha=alpha)
 
 
@@ -160,12 +160,18 @@ def operating_points(
     return tuple(_point(spread, effect, num_cases, rule) for effect in effects)
 
 
-def _correct_verdict(effect: float, delta: float) -> judge.Verdict:
-    return judge.Verdict.REGRESS if effect >= delta else judge.Verdict.PASS
+def _correct_verdict(effect: float, delta: float) -> group_sequential.Verdict:
+    return (
+        group_sequential.Verdict.REGRESS
+        if effect >= delta
+        else group_sequential.Verdict.PASS
+    )
 
 
 def _share_of_correct(point: OperatingPoint, delta: float) -> float:
-    is_regression = _correct_verdict(point.effect, delta) is judge.Verdict.REGRESS
+    is_regression = (
+        _correct_verdict(point.effect, delta) is group_sequential.Verdict.REGRESS
+    )
     return point.regresses if is_regression else point.passes
 
 
@@ -175,8 +181,8 @@ def needed(
     spread: float,
     minutes_per_generation: float,
     num_cases: int = 1,
-    delta: float = judge.DEFAULT_DELTA,
-    alpha: float = judge.DEFAULT_ALPHA,
+    delta: float = group_sequential.DEFAULT_DELTA,
+    alpha: float = group_sequential.DEFAULT_ALPHA,
     power: float = DEFAULT_POWER,
 ) -> tuple[Need, ...]:
     """Returns what it takes to give each true effect its correct verdict."""
@@ -208,7 +214,10 @@ def needed(
 
 def _fewest(is_enough: functools.partial[bool]) -> int | None:
     """Returns the fewest generations: doubling, then halving, since more find more."""
-    low, high = judge.FEWEST_GENERATIONS - 1, judge.FEWEST_GENERATIONS
+    low, high = (
+        group_sequential.FEWEST_GENERATIONS - 1,
+        group_sequential.FEWEST_GENERATIONS,
+    )
     while not is_enough(high):
         if high == MOST_GENERATIONS:
             return None

@@ -11,9 +11,16 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from results.records import limits
-from results.records.bounds import ExitCode, Line, Name, Real, Repeats, Text
 from results.records.models import SCHEMA_VERSION
-from results.records.record_base import Record
+from results.records.record_base import (
+    ExitCode,
+    Line,
+    Name,
+    Real,
+    Record,
+    Repeats,
+    Text,
+)
 
 
 class GateCase(Record):

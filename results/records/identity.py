@@ -14,7 +14,7 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
-from results.records.settings import StepSettings
+from results.records.measuring import StepSettings
 
 if TYPE_CHECKING:
     from results.records import models

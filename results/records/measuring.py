@@ -8,26 +8,27 @@ study, each trial has the machine to itself and one contiguous window. See
 
 from __future__ import annotations
 
+import dataclasses
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 
 from results.records import limits
-from results.records.bounds import (
+from results.records.machines.gpu_record import GpuUses
+from results.records.record_base import (
     Amount,
     Fraction,
     Index,
     Line,
     Name,
     Nanoseconds,
+    Record,
     Repeats,
     Steps,
     Total,
     TrialId,
 )
-from results.records.machines.gpu_record import GpuUses
-from results.records.record_base import Record
 
 MAX_ATTEMPTS = 3
 """Attempts at one turn: a void turn is repeated up to twice in its round."""
@@ -212,3 +213,73 @@ def rates_beside_load(
         index: global_batch_size * turn.num_steps / turn.time_sec
         for index, turn in chosen.items()
     }
+
+
+# They are figures of the window of a trial, beside its rates. A gate compares them
+# exactly.
+
+GRAPH_NODES: Final = "graph_nodes"
+DISPATCHES: Final = "dispatches"
+RETRACES: Final = "retraces"
+UNITS: Final = {
+    GRAPH_NODES: "nodes",
+    DISPATCHES: "functions",
+    RETRACES: "functions",
+    "collectives": "buckets",
+    "collective_bytes": "bytes",
+    "variable_bytes": "bytes",
+    "activation_bytes": "bytes",
+}
+"""Unit of each count, by its name."""
+OF_PLANS: Final = (
+    "collectives",
+    "collective_bytes",
+    "variable_bytes",
+    "activation_bytes",
+)
+"""Those that only backends of this project know."""
+FEWEST_WARMUP_STEPS: Final = 2
+"""The last of these steps is counted; the first one traces, and does more."""
+EXACT: Final = "exact: a count has no interval"
+"""The method of a figure that is the same in each run."""
+
+
+def step_count_words(name: str) -> str:
+    """Returns how readers see the name of a count."""
+    return name.replace("_", " ") if name in UNITS else name
+
+
+# A field is recorded in every spec and is part of its identity, unless it has its
+# default; trials of one study have the same. Two studies may differ in it, since this
+# may be what they compare. The harness makes an option of it, which is a key of study
+# files, and passes what was chosen on (``harness/planning/settings.py``).
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Chosen:
+    """What a setting is where none was requested."""
+
+    on_gpus: int  # On GPUs; on CPUs it is the default of its field.
+    # Name of the fact of a workload that says, if it is not empty, why the setting
+    # keeps the default of its field.
+    unless: str
+    then: str  # What follows from that fact, for the message.
+    where: str  # Which workloads have that fact, in words.
+
+
+class StepSettings(Record):
+    """How a trial runs its steps."""
+
+    steps_per_sync: Annotated[
+        Steps,
+        Chosen(
+            on_gpus=10,
+            unless="syncs_because",
+            then="so a step ends before the next one starts",
+            where="where the host uses the results of each step (`d4pg`)",
+        ),
+    ] = Field(
+        default=1,
+        description="Steps that are started before their losses are read, so that a GPU"
+        " need not wait for the host; they share their time.",
+    )

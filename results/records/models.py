@@ -15,7 +15,7 @@ History of ``SCHEMA_VERSION``:
 6. ``Plan.metrics`` and ``Plan.amplifies_rounding``.
 
 Every record is immutable, rejects unknown fields and values outside the bounds
-of ``results/records/bounds.py``, and carries its version. Names and units follow
+of ``results/records/record_base.py``, and carries its version. Names and units follow
 ``docs/glossary.md``.
 """
 
@@ -28,34 +28,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from results.records import bounds, known_options, limits
-from results.records.bounds import (
-    Amount,
-    BatchSize,
-    Cores,
-    GlobalBatchSize,
-    Index,
-    Line,
-    Name,
-    OptionValue,
-    Real,
-    Repeats,
-    Replicas,
-    Seconds,
-    Seed,
-    Steps,
-    Text,
-    Total,
-    TrialId,
-)
-from results.records.changes import Changes
-from results.records.machines.environment import Environment, Placement
+from results.records import limits, record_base
+from results.records import program as program_lib
+from results.records.machines.machine_record import Environment, Placement
 from results.records.measuring import (
     Allocator,
     Contrast,
     Control,
     Measuring,
     Order,
+    StepSettings,
     Turn,
     Turns,
     rates_beside_load,
@@ -70,8 +52,27 @@ from results.records.quality_records import (
     QualityMetric,
     QualityPoint,
 )
-from results.records.record_base import Record
-from results.records.settings import StepSettings
+from results.records.record_base import (
+    Amount,
+    BatchSize,
+    Changes,
+    Cores,
+    GlobalBatchSize,
+    Index,
+    Line,
+    Name,
+    OptionValue,
+    Real,
+    Record,
+    Repeats,
+    Replicas,
+    Seconds,
+    Seed,
+    Steps,
+    Text,
+    Total,
+    TrialId,
+)
 from results.records.status_record import Failure, Phase, StatusRecord, TrialStatus
 
 __all__ = [
@@ -186,7 +187,7 @@ class TrialSpec(StepSettings, _Measured):
     @property
     def devices_per_replica(self) -> int:
         """Devices that each replica is split over, a stage of a pipeline on each."""
-        return known_options.devices_per_replica(self.options)
+        return program_lib.devices_per_replica(self.options)
 
     @property
     def num_devices(self) -> int:
@@ -295,15 +296,15 @@ class RankTimes(Record):
         tuple[Seconds, ...], Field(max_length=limits.MAX_STEPS)
     ] = Field(description="empty only of a program that printed one number")
     step_time_sec: StepTimes
-    window_start_ns: bounds.Nanoseconds = Field(
+    window_start_ns: record_base.Nanoseconds = Field(
         description="CLOCK_MONOTONIC of its machine"
     )
-    window_end_ns: bounds.Nanoseconds
+    window_end_ns: record_base.Nanoseconds
     losses: tuple[Real, ...] = Field(
         max_length=limits.MAX_LOSSES, description="up to the first that is not finite"
     )
     peak_memory_bytes: Total
-    peak_flops_per_sec: bounds.FlopRate | None = Field(
+    peak_flops_per_sec: record_base.FlopRate | None = Field(
         default=None, description="of matrix products on the devices of the process"
     )
 

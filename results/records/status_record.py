@@ -7,9 +7,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from results.records import bounds
-from results.records.bounds import Amount, Line, Name, Text, TrialId
-from results.records.record_base import Record
+from results.records import record_base
+from results.records.record_base import Amount, Line, Name, Record, Text, TrialId
 
 
 class TrialStatus(str, Enum):
@@ -65,5 +64,5 @@ class StatusRecord(Record):
     started_at: Name
     ended_at: Name
     duration_sec: Amount
-    exit_code: bounds.ExitCode | None = None
+    exit_code: record_base.ExitCode | None = None
     failure: Failure | None = None

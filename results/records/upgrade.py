@@ -10,7 +10,7 @@ import reprlib
 from typing import TYPE_CHECKING, Any
 
 from results import errors
-from results.records import kept_metrics
+from results.records import quality_records
 from results.records.models import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def _of_plan(data: dict[str, Any]) -> dict[str, Any]:
             "metrics": [
                 facts
                 for workload in sorted(map(str, names))
-                for facts in kept_metrics.of_workload(workload)
+                for facts in quality_records.of_workload(workload)
             ],
         }
         found.setdefault("draws_random_numbers", names == {"sngan"})

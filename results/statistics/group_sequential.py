@@ -35,15 +35,91 @@ All functions work on arrays whose last axes are generations and cases, so that
 from __future__ import annotations
 
 import dataclasses
+import enum
+import functools
 import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from results.statistics import spending
+from results import errors
+from results.statistics import estimates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from results.statistics.estimates import Estimate, Mean
+
+
+# A test that is made after 3, 4, 6, 8 and 12 generations, each at the level 5 %, errs
+# in far more than 5 % of gates. A *spending function* says which part of the error may
+# be spent until each look, and from it follow the nominal levels of the single tests
+# (Lan and DeMets, "Discrete sequential boundaries for clinical trials", Biometrika 70,
+# 1983). The probability to cross a boundary for the first time is integrated over
+# Brownian motion, look by look (Armitage, McPherson and Rowe, JRSS A 132, 1969).
+#
+# The levels are exact for a known spread. With an estimated one, each is the level of a
+# t test (Jennison and Turnbull, "Group Sequential Methods", 2000, section 4.4), which
+# ``make statistics`` simulates.
+
+_NUM_NODES = 160
+_POWER = 1.5
+_LOWEST = -8.5  # standard deviations, below which nothing is left
+_NUM_HALVINGS = 60
+
+
+def kim_demets(alpha: float, fraction: float) -> float:
+    """Returns the error spent until a fraction of the information; early ones get less.
+
+    A power of the information (Kim and DeMets, "Design and analysis of group
+    sequential tests based on the type I error spending rate function", Biometrika 74,
+    1987), here 1.5. Early looks know spreads badly and err most, and equal programs
+    pass before the last ones, so what these keep finds slowdowns at no cost.
+    """
+    return alpha * min(fraction, 1.0) ** _POWER
+
+
+@functools.lru_cache(maxsize=512)
+def nominal_levels(
+    looks: tuple[int, ...], most: int, alpha: float
+) -> tuple[float, ...]:
+    """Returns the one-sided level of the test at each look."""
+    from scipy import special
+
+    levels: list[float] = []
+    nodes, masses = np.zeros(1), np.ones(1)  # all paths start at zero
+    before, spent = 0.0, 0.0
+    for look in looks:
+        now = look / most
+        step = math.sqrt(now - before)
+        wanted = max(kim_demets(alpha, now) - spent, 0.0)
+
+        low, high = _LOWEST * math.sqrt(now), -_LOWEST * math.sqrt(now)
+        for _ in range(_NUM_HALVINGS):
+            middle = (low + high) / 2
+            crossing = float(masses @ special.ndtr((nodes - middle) / step))
+            low, high = (middle, high) if crossing > wanted else (low, middle)
+        bound = (low + high) / 2
+        levels.append(float(special.ndtr(-bound / math.sqrt(now))))
+        new, weights = _quadrature(_LOWEST * math.sqrt(now), bound)
+        steps = (new[:, None] - nodes[None, :]) / step
+        density = np.exp(-(steps**2) / 2) / (step * math.sqrt(2 * math.pi))
+        nodes, masses = new, weights * (density @ masses)
+        before, spent = now, spent + wanted
+    return tuple(levels)
+
+
+def _quadrature(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
+    """Returns nodes and weights of Gauss and Legendre's rule."""
+    nodes, weights = np.polynomial.legendre.leggauss(_NUM_NODES)
+    half = (high - low) / 2
+    return (low + high) / 2 + half * nodes, half * weights
+
+
+def looks_until(number: int, planned: Sequence[int]) -> tuple[int, ...]:
+    """Returns the looks of a gate that ended after so many generations."""
+    return (*(look for look in planned if look < number), number)
+
 
 RARE = 0.2
 """The share of generations in which a change may be slow, and must be seen to be."""
@@ -109,7 +185,7 @@ class Design:
 
     def level(self, share: float, number: int) -> float:
         """Returns the one-sided level of a share of ``alpha`` at one look."""
-        levels = spending.nominal_levels(self.looks, self.most, share * self.alpha)
+        levels = nominal_levels(self.looks, self.most, share * self.alpha)
         return levels[self.looks.index(number)]
 
     def level_of_passing(self, number: int) -> float:
@@ -119,7 +195,7 @@ class Design:
         alpha = OF_PASSING * self.alpha
         if number not in looks:
             return alpha
-        return spending.nominal_levels(looks, self.most, alpha)[looks.index(number)]
+        return nominal_levels(looks, self.most, alpha)[looks.index(number)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -303,4 +379,122 @@ def outcomes(logs: Mapping[Kind, np.ndarray], design: Design) -> Outcomes:
             verdicts[is_now], ends[is_now] = verdict, number
     return Outcomes(
         verdicts=verdicts, ends=ends, of_cases=of_cases, decided_at=decided_at
+    )
+
+
+# The hypotheses are about ``delta``, the slowdown that matters, not about zero: a
+# change passes if it is *shown* to be slower by less than ``delta``. Noise therefore
+# makes a gate inconclusive, and no noise makes it pass: a true slowdown of exactly
+# ``delta`` passes with probability ``alpha``. The one-sided tests at level ``alpha``
+# are read off one interval with confidence 1 - 2 ``alpha`` (Schuirmann, Journal of
+# Pharmacokinetics and Biopharmaceutics 15, 1987).
+#
+# With [low, high] that interval of the log slowdown:
+#
+# ============  ==========================================
+# improve       high < 0, a kind of pass
+# pass          high < ln(1 + delta)
+# regress       low > 0 and high >= ln(1 + delta)
+# inconclusive  otherwise
+# ============  ==========================================
+#
+# So a slowdown that is certainly there, and certainly smaller than ``delta``, passes;
+# and one that is certainly there, and may be as large, is a regression.
+# ``results/judging/power.py`` has the probability of each verdict.
+
+DEFAULT_DELTA = 0.05
+DEFAULT_ALPHA = 0.05
+FEWEST_GENERATIONS = 2
+OF_TWO_STUDIES = (
+    "Welch's t over the generations of two studies, which were not measured in the "
+    "same rounds"
+)
+
+
+class Verdict(str, enum.Enum):  # Python 3.10 has no StrEnum
+    """What a gate says."""
+
+    PASS = "pass"  # noqa: S105  # a verdict, no password
+    IMPROVE = "improve"
+    REGRESS = "regress"
+    INCONCLUSIVE = "inconclusive"
+
+    @property
+    def is_pass(self) -> bool:
+        """Whether the change may be merged: an improvement is a kind of pass."""
+        return self in {Verdict.PASS, Verdict.IMPROVE}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Judgement:
+    """A verdict, and what it was derived from."""
+
+    verdict: Verdict  # What the rule says.
+    # Ratio, above 1 where the change is slower, with the interval that was judged,
+    # whose confidence is 1 - 2 ``alpha``.
+    slowdown: Estimate
+    delta: float  # The slowdown that matters, as a ratio: 0.05 is 5 %.
+    alpha: float  # The probability that a slowdown of exactly ``delta`` passes.
+
+
+def check_delta(delta: float) -> None:
+    """Raises ResultsError unless ``delta`` is a ratio that can be judged."""
+    if not 0 < delta <= 1:
+        raise errors.ResultsError(
+            f"delta is {delta!r}, must be more than 0 and at most 1: the slowdown that "
+            "matters, such as 0.05 for 5 %"
+        )
+
+
+def check_alpha(alpha: float) -> None:
+    """Raises ResultsError unless ``alpha`` is the level of a one-sided test."""
+    if not 0 < alpha < 0.5:  # noqa: PLR2004  # an interval of confidence 0 or less
+        raise errors.ResultsError(
+            f"alpha is {alpha!r}, must be more than 0 and less than 0.5: the accepted "
+            "probability of passing a slowdown of delta, such as 0.05"
+        )
+
+
+def verdict_of(low: float, high: float, *, margin: float) -> Verdict:
+    """Returns the verdict on an interval of a loss, such as the log slowdown."""
+    if high < 0:
+        return Verdict.IMPROVE
+    if high < margin:
+        return Verdict.PASS
+    return Verdict.REGRESS if low > 0 else Verdict.INCONCLUSIVE
+
+
+def judge_groups(
+    change: Sequence[float],
+    baseline: Sequence[float],
+    *,
+    delta: float = DEFAULT_DELTA,
+    alpha: float = DEFAULT_ALPHA,
+) -> Judgement:
+    """Judges a change against a baseline that was not measured in the same rounds.
+
+    A weaker judgement: nothing that happened to the machine in between cancels.
+    """
+    mean = estimates.two_groups(change, baseline)
+    return of_mean(mean, delta=delta, alpha=alpha, method=OF_TWO_STUDIES)
+
+
+def of_mean(mean: Mean, *, delta: float, alpha: float, method: str) -> Judgement:
+    """Judges a mean log slowdown."""
+    check_delta(delta)
+    check_alpha(alpha)
+    found = mean.estimate(method, confidence=1 - 2 * alpha)
+    if found.low is None or found.high is None:
+        raise errors.ResultsError(
+            f"there is {mean.n} generation, a verdict needs {FEWEST_GENERATIONS} or "
+            "more of each side: one says nothing about the spread between processes; "
+            "measure longer"
+        )
+    margin = math.log1p(delta)
+    slowdown = estimates.from_logs(found)
+    return Judgement(
+        verdict=verdict_of(found.low, found.high, margin=margin),
+        slowdown=slowdown,
+        delta=delta,
+        alpha=alpha,
     )

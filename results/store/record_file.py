@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pydantic
 
 from results import errors
-from results.records import upgrade, user_folders, variables
+from results.records import masked, program, upgrade
 from results.records.models import Plan, Record, TrialSpec
 from results.store import atomic, public, untrusted
 
@@ -37,7 +37,7 @@ def read(
     if text is None:
         return None
     if kind in _WITHOUT_USER_FOLDERS:
-        text = user_folders.shortened(text)
+        text = masked.shortened(text)
     try:
         data = untrusted.parsed(text)
     except untrusted.DamagedFileError as error:
@@ -61,21 +61,21 @@ def read(
 def _cleaned(kind: str, data: dict[str, Any]) -> dict[str, Any]:
     """Removes what older versions recorded and may not be published."""
     if kind == "env":
-        return variables.without_others(data)
+        return program.without_others(data)
     command = data.get("command") if kind == "plan" else None
     if isinstance(command, list) and all(isinstance(text, str) for text in command):
-        return {**data, "command": [user_folders.shortened(text) for text in command]}
+        return {**data, "command": [masked.shortened(text) for text in command]}
     return data
 
 
 def content_of(record: Record) -> bytes:
     """Returns the bytes of a record's file."""
     if isinstance(record, Plan):
-        command = tuple(user_folders.shortened(text) for text in record.command)
+        command = tuple(masked.shortened(text) for text in record.command)
         record = record.model_copy(update={"command": command})
     text = record.model_dump_json(indent=1) + "\n"
     if not isinstance(record, (Plan, TrialSpec)):
-        text = user_folders.shortened(text)
+        text = masked.shortened(text)
     return text.encode("utf-8")
 
 

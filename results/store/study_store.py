@@ -10,7 +10,7 @@
         turns.jsonl                                      load within each turn
       earlier/<trial_id>-<k>/                          results.store.earlier
     match/trials/<trial_id>/     as above: N replicas are matched with one, untimed
-      gate.json                    what a gate concluded (results.judging.gate_file)
+      gate.json                    what a gate concluded (results.judging.gate_logs)
       report/index.html
       SHA256SUMS                                       digests of all this
 
@@ -20,9 +20,13 @@ A trial's folder is named by a hash of its spec, so folders of one study can be 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import errno
+import itertools
 import os
 import pathlib
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
 from results import errors
 from results.records import consistency
@@ -35,12 +39,46 @@ from results.records.models import (
     TrialSpec,
 )
 from results.store import atomic, manifest, record_file, untrusted
-from results.store.stored_trial import Problem, Reading, Trial
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from results.records.record_base import Record
+
+    Before = Callable[[pathlib.Path, pathlib.Path], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """The records of one trial."""
+
+    trial_id: str  # The folder's name.
+    spec: TrialSpec  # The configuration.
+    env: Environment | None  # The machine, or None before the trial has started.
+    status: StatusRecord | None  # How it ended, or None while it has not.
+    result: TrialResult | None  # The observations, or None where there are none.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """A record that cannot be read, and the reason in one line."""
+
+    path: pathlib.Path
+    reason: str
+
+    @property
+    def label(self) -> str:
+        """Folder and file name, printable and valid UTF-8."""
+        return repr(f"{self.path.parent.name}/{self.path.name}")[1:-1]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """What one reading of a study found."""
+
+    trials: tuple[Trial, ...]  # The readable trials by id, including unfinished ones.
+    problems: tuple[Problem, ...]  # The damaged records, by path.
+
 
 PLAN_NAME = "plan.json"
 VARIED_NAME = "vary.json"
@@ -411,3 +449,58 @@ def _looks_like_study(root: pathlib.Path) -> bool:
     return PLAN_NAME in names or (
         TRIALS_NAME in names and (root / TRIALS_NAME).is_dir()
     )
+
+
+# A trial is measured again where its generation was interrupted, or where its failure
+# is retried. What is there then is moved by one rename, whole, to
+# ``earlier/<trial_id>-<k>``: nothing that was measured is lost, however the next
+# attempt ends. No figure is made of it. ``status`` counts it, and ``verify`` finds
+# there what was listed and is not measured again yet.
+
+EARLIER_NAME: Final = "earlier"
+_CONCLUDED: Final = {"status.json", "result.json", "turns.jsonl"}
+_RANK_FILE: Final = re.compile(r"rank_\d{1,6}\.jsonl")
+_OBSERVATION: Final = re.compile(rb'"kind": "(?:step|reading|change|failure)"')
+
+
+def is_measured(trial_dir: pathlib.Path) -> bool:
+    """Whether an attempt observed anything: a step, a number, or its own failure."""
+    names = untrusted.names_in(trial_dir)
+    if names & _CONCLUDED:
+        return True
+    for name in filter(_RANK_FILE.fullmatch, names):
+        try:
+            content = untrusted.read_bytes(trial_dir / name) or b""
+        except untrusted.DamagedFileError:
+            return True  # what it is, is not for a sweep to decide
+        if _OBSERVATION.search(content):
+            return True
+    return False
+
+
+def keep_earlier(trial_dir: pathlib.Path, before: Before | None = None) -> pathlib.Path:
+    """Moves the folder of a trial to those of earlier attempts; returns where it is.
+
+    ``before`` is told from where to where, such as ``Store.list_earlier``.
+    """
+    place = trial_dir.parent.with_name(EARLIER_NAME)
+    if place.is_symlink():  # it leads out of the study
+        raise NotADirectoryError(errno.ENOTDIR, f"{EARLIER_NAME} is a symbolic link")
+    place.mkdir(exist_ok=True)
+    taken = untrusted.names_in(place)
+    names = (f"{trial_dir.name}-{number}" for number in itertools.count(1))
+    kept = place / next(name for name in names if name not in taken)
+    if before is not None:
+        before(trial_dir, kept)
+    trial_dir.rename(kept)
+    atomic.sync(place)
+    atomic.sync(trial_dir.parent)
+    return kept
+
+
+def attempts(root: pathlib.Path, trial_id: str = "") -> list[pathlib.Path]:
+    """Returns the folders of earlier attempts of a study, or of one of its trials."""
+    place = root / EARLIER_NAME
+    pattern = re.compile(rf"{re.escape(trial_id) or '.+'}-\d+")
+    names = sorted(filter(pattern.fullmatch, untrusted.names_in(place)))
+    return [place / name for name in names]

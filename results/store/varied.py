@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 from pydantic import Field
 
 from results import errors
-from results.records.bounds import Line, Name, Text
 from results.records.models import Plan, ScalingMode
-from results.records.record_base import Record
+from results.records.record_base import Line, Name, Record, Text
 from results.store import record_file, untrusted
 from results.store.study_store import PLAN_NAME, VARIED_NAME, Store
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from results import errors
-from results.records.settings import StepSettings
+from results.records.measuring import StepSettings
 from results.study.cases import MISSING, Entry, Study
 
 if TYPE_CHECKING:

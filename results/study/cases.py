@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from results.records.models import Control, Order, TrialStatus
+from results import errors
+from results.records.models import Control, Order, ScalingMode, TrialStatus
 from results.study import matching
 from results.study.matching import Outcome
 
@@ -16,13 +17,12 @@ if TYPE_CHECKING:
         MetricFacts,
         Plan,
         Program,
-        ScalingMode,
         TrialResult,
         TrialSpec,
     )
-    from results.store.stored_trial import Problem, Trial
-    from results.store.study_store import Store
+    from results.store.study_store import Problem, Store, Trial
     from results.study.matching import Match
+
 
 UNFINISHED = "unfinished"
 MISSING = "missing"
@@ -384,3 +384,34 @@ def _without_unmatched(
             yield dataclasses.replace(
                 entry, state=UNMATCHED, reason=reason, is_disturbed=False
             )
+
+
+def check_mode(case: Case, baseline: Case, mode: ScalingMode) -> None:
+    """Checks that a case keeps what its scaling mode keeps fixed."""
+    name = {
+        ScalingMode.WEAK: "per_replica_batch_size",
+        ScalingMode.STRONG: "global_batch_size",
+    }[mode]
+    here, there = getattr(case.spec, name), getattr(baseline.spec, name)
+    if here != there:
+        raise errors.ResultsError(
+            f"case {case.label!r} is planned as {mode.value} scaling with {name} "
+            f"{here}, its baseline {baseline.label!r} has {there}; {mode.value} "
+            f"scaling keeps {name} fixed: plan the sweep again"
+        )
+
+
+def by_mode_and_size(study: Study) -> dict[tuple[str, ScalingMode, int], Case]:
+    """Returns every case by backend, scaling mode and number of replicas."""
+    index: dict[tuple[str, ScalingMode, int], Case] = {}
+    for case in study.cases:
+        for mode in case.modes:
+            key = (case.spec.backend, mode, case.spec.num_replicas)
+            if key in index:
+                raise errors.ResultsError(
+                    f"the plan of study {study.plan.study!r} has two cases for backend "
+                    f"{key[0]!r}, {mode.value} scaling, {key[2]} replicas; a study "
+                    "varies backends, modes and replicas only: use one per setting"
+                )
+            index[key] = case
+    return index

@@ -30,9 +30,9 @@ from results.records.models import Control, TrialStatus
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from results.records.changes import Change
     from results.records.models import Plan, PlannedTrial, TrialResult, TrialSpec
-    from results.store.stored_trial import Trial
+    from results.records.record_base import Change
+    from results.store.study_store import Trial
 
 NUM_STEPS: Final = 3
 NUM_CHANGING_STEPS: Final = 2

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Final
 
-from results.records import variables
+from results.records import program
 from results.study import case_pairs
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def of_machines(first: Environment, second: Environment) -> tuple[str, ...]:
     there: Facts = {}
     for facts, env in ((here, first), (there, second)):
         for group, name, value in _of_environment(env):
-            if group in (MACHINE, SOFTWARE) or name in variables.IDENTITY:
+            if group in (MACHINE, SOFTWARE) or name in program.IDENTITY:
                 facts.setdefault((group, name), set()).add(value)
     return tuple(
         f"{key[1]} {_listed(here.get(key, set()))} / {_listed(there.get(key, set()))}"
@@ -106,7 +106,7 @@ def why_not_comparable(first: Study, second: Study) -> tuple[str, ...]:
 
 def _is_of_machine(found: StudyDifference) -> bool:
     """Whether a fact is part of a fingerprint."""
-    return found.group in (MACHINE, SOFTWARE) or found.name in variables.IDENTITY
+    return found.group in (MACHINE, SOFTWARE) or found.name in program.IDENTITY
 
 
 def _listed(values: set[str]) -> str:

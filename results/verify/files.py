@@ -6,8 +6,8 @@ import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Final
 
-from results.judging.gate_file import GATE_NAME
-from results.store import earlier, manifest, untrusted
+from results.judging.gate_logs import GATE_NAME
+from results.store import manifest, study_store, untrusted
 from results.store.manifest import MANIFEST_NAME, NOTHING
 from results.store.study_store import MATCHING_NAME, PLAN_NAME, TRIALS_NAME
 
@@ -99,7 +99,7 @@ def _present(store: Store, finished: Iterable[str]) -> Iterator[tuple[str, str]]
     kept = (
         folder.relative_to(store.root).as_posix()
         for root in (store.root, store.matching.root)
-        for folder in earlier.attempts(root)
+        for folder in study_store.attempts(root)
     )
     paths = [path for of in (*finished, *kept) for path in _evidence(store, of)]
     top = untrusted.names_in(store.root) & {PLAN_NAME, GATE_NAME}
@@ -115,7 +115,7 @@ def _to_be_measured_again(store: Store, found: Listed, check: Check) -> Iterator
     again = "run the same command again"
     for path in found.sums:
         of, _, name = path.rpartition("/")
-        if name != "status.json" or of.startswith(earlier.EARLIER_NAME):
+        if name != "status.json" or of.startswith(study_store.EARLIER_NAME):
             continue
         if untrusted.is_there(store.root / path):
             continue
@@ -125,7 +125,7 @@ def _to_be_measured_again(store: Store, found: Listed, check: Check) -> Iterator
             check.lack(
                 KIND,
                 f"{of} was to be measured again, and is not yet: what it had"
-                f" measured is in {earlier.EARLIER_NAME}/; {again}",
+                f" measured is in {study_store.EARLIER_NAME}/; {again}",
             )
         else:
             check.differ(KIND, of, "listed when it had ended", "it is not there")
@@ -139,7 +139,7 @@ def _is_kept_aside(trial_dir: pathlib.Path, of: str, found: Listed) -> bool:
     }
     # A kill as it ended leaves no status.
     ended = (listed, {k: v for k, v in listed.items() if k != "status.json"})
-    for folder in earlier.attempts(trial_dir.parent.parent, trial_dir.name):
+    for folder in study_store.attempts(trial_dir.parent.parent, trial_dir.name):
         with contextlib.suppress(untrusted.DamagedFileError):
             if manifest.evidence_in(folder) in ended:
                 return True

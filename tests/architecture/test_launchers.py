@@ -12,7 +12,7 @@ HARNESS = ROOT / "harness"
 CATALOG = HARNESS / "launch" / "catalog.py"
 FOLDERS = sorted(path.parent for path in HARNESS.glob("launch/*/launcher.py"))
 # Records in what kind of container a process is, whoever started it.
-CONTAINERS = HARNESS / "machine" / "containers.py"
+CONTAINERS = HARNESS / "machine" / "environment.py"
 # Of schedulers that have a launcher, and of those that may get one.
 OF_AN_ENGINE = re.compile(r"(SLURM|RAY|OMPI|PMIX?|LSB|PBS|FLUX|KUBERNETES)_\w+")
 

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli.main import cli
-from harness.machine import containers
+from harness.machine import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -169,6 +169,6 @@ def test_a_program_in_an_image_is_told_of_which(tmp_path):
 
     asked = (tmp_path / "asked").read_text().strip()
     assert "image inspect --format {{.Id}} mine" == asked
-    assert ["run", "--env", f"{containers.VARIABLE}=sha256:0123", "mine"] == (
+    assert ["run", "--env", f"{environment.VARIABLE}=sha256:0123", "mine"] == (
         done.stdout.split()
     )

@@ -22,13 +22,13 @@ import covering
 import fork_server
 import pytest
 
-from harness.machine import cuda_cache, gpu_choice
+from harness.machine import cuda_cache, gpus
 from harness.trial import gpu_probe
 from results.records.models import TrialStatus
 from results.store.study_store import Store
 
 if TYPE_CHECKING:
-    from results.store.stored_trial import Trial
+    from results.store.study_store import Trial
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEP_TIMEOUT_SEC = 3600
@@ -61,7 +61,7 @@ SWEEPS = {
 @functools.cache
 def _count_gpus() -> tuple[int, str]:
     """Returns how many GPUs TensorFlow can use here, and why there are no more."""
-    visible = gpu_choice.visible_gpus()
+    visible = gpus.visible_gpus()
     if not visible:
         return 0, "the driver shows no NVIDIA GPU"
     ids = [gpu.cuda_id for gpu in visible]

@@ -22,9 +22,9 @@ from loads import QUIET
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
 from harness.cli.verbs import doctor_verb
-from harness.doctor import diagnose, gpu, gpu_canary, gpu_state
-from harness.machine import disturbance, gpu_exclusive
-from harness.machine.topology import CpuTopology, LogicalCpu
+from harness.doctor import diagnose, gpu, gpu_canary
+from harness.machine import disturbance, gpu_watch
+from harness.machine.machine_state import CpuTopology, LogicalCpu
 from harness.planning import cases, plan
 from harness.planning.request import SweepRequest
 from harness.run.trial_runner import RunSettings
@@ -156,8 +156,8 @@ def install_gpus(
     """
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     folder = tmp_path_factory.mktemp("gpu-locks")
-    monkeypatch.setattr(gpu_exclusive, "lock_folder", lambda: folder)
-    monkeypatch.setattr(gpu_exclusive, "WAIT_SEC", 0.0)
+    monkeypatch.setattr(gpu_watch, "lock_folder", lambda: folder)
+    monkeypatch.setattr(gpu_watch, "WAIT_SEC", 0.0)
 
     def install(gpus: list[FakeGpu], **fields: Any) -> FakeNvml:
         made = FakeNvml(gpus, **fields)
@@ -185,7 +185,7 @@ def doctor_of_gpus(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
         return {"alone": [9.0] * len(ids), "together": [9.0] * len(ids)}
 
     def diagnosed(measures: Any) -> list[Any]:
-        states = gpu_state.read_gpu_states(os.getpid())
+        states = gpu.read_gpu_states(os.getpid())
         return [*gpu.check_gpus(states), *measures[-1]([0])]
 
     check = functools.partial(gpu_canary.check_gpus, multiply=multiply)

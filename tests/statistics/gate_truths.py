@@ -11,7 +11,7 @@ import math
 import numpy as np
 from scipy import signal
 
-from results.judging import error_rates
+from results.judging import paired_gate
 from results.statistics import group_sequential
 from results.statistics.group_sequential import PASSED, REGRESSED, TURNS, Design
 
@@ -139,7 +139,7 @@ def shares(name, effect, num_cases, *, num_gates, seed, number=None):
 def worst(num_gates, seed):
     """Yields what a page prints: the worst rates of each configuration."""
     of = functools.partial(shares, num_gates=num_gates, seed=seed)
-    for number in (None, *error_rates.NUMBERS):
+    for number in (None, *paired_gate.NUMBERS):
         for num_cases in CASES:
             row = {"generations": number, "cases": num_cases}
             for is_dependent in (False, True):
@@ -195,4 +195,4 @@ def write(document, lines, rows):
     joined = "\n".join(lines)
     document.write_text(f"{before}{BEGIN}\n{joined}\n{END}{after}", encoding="utf-8")
     listed = ",\n".join(json.dumps(row) for row in rows)
-    error_rates.PATH.write_text(f"[\n{listed}\n]\n", encoding="utf-8")
+    paired_gate.PATH.write_text(f"[\n{listed}\n]\n", encoding="utf-8")

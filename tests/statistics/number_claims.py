@@ -11,7 +11,7 @@ import numpy as np
 import page_claims
 from page_claims import Row
 
-from results.figures import input_bound, recorded_loss, table
+from results.figures import lost_time, recorded_loss, table
 from results.figures.lost_time import PARTS
 from results.statistics import repetitions, run_scores
 
@@ -100,9 +100,9 @@ def _input_bound(num, seed):
             machine = np.exp(generator.normal(0, 0.03, n))
             case, alone, pipelines = (
                 seconds * machine * np.exp(generator.normal(0, 0.01, n))
-                for seconds in (0.060, 0.050, input_bound.FRACTION * 0.060)
+                for seconds in (0.060, 0.050, lost_time.FRACTION * 0.060)
             )
-            found = input_bound.judge(case, alone, pipelines)
+            found = lost_time.judge_input_bound(case, alone, pipelines)
             wrong += found.verdict != "inconclusive"
         shares.append(wrong / num)
     return Row(

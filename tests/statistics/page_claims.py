@@ -17,14 +17,8 @@ from noise_models import Change
 
 from results.judging import quality_gate
 from results.judging.gate_metrics import THROUGHPUT, Rule
-from results.statistics import (
-    generations,
-    improvement,
-    run_scores,
-    simultaneous,
-    time_to_target,
-)
-from results.statistics.judge import Verdict
+from results.statistics import generations, improvement, run_scores, time_to_target
+from results.statistics.group_sequential import Verdict
 
 BEGIN, END = "<!-- claims of pages -->", "<!-- end of claims of pages -->"
 NUM_GENERATIONS = 5
@@ -207,7 +201,7 @@ def _any_faster(rates):
         f"{a}/{b}": generations.mean_of_rounds((rates[..., a] - rates[..., b]).tolist())
         for a, b in pairs
     }
-    return any(of.holds for of in simultaneous.differences(means).values())
+    return any(of.holds for of in generations.differences(means).values())
 
 
 def _causes():

@@ -33,7 +33,7 @@ from scipy import stats
 
 from reports.exports import archive
 from reports.words.judging import judgement
-from results.judging import look
+from results.judging import gate
 from results.store import zipped
 from results.store.study_store import Store
 from results.study.cases import load_study
@@ -109,7 +109,7 @@ def asked_once(root, kind, number):
 def recorded(path):
     """Returns what a gate says by its records alone, in a folder or a zip file."""
     with zipped.opened(path) as root:
-        found = look.of_plan(load_study(Store.open(root)))
+        found = gate.of_plan(load_study(Store.open(root)))
     if found is None:
         raise ValueError(f"{path} has no gate against a revision")
     return json.loads(judgement.gate_json(found))

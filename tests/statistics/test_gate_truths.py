@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import gate_truths
 from gate_truths import CASES, DEPENDENT, MOST, SLOWER, TRUTHS, shares
 
-from results.judging import error_rates
+from results.judging import paired_gate
 from results.statistics.group_sequential import planned_looks
 
 NUM_GATES = 300
@@ -48,8 +48,8 @@ def test_what_errs_seldom_still_decides(num_cases):
 
 def test_pages_have_the_rates_of_their_own_configuration():
     """The worst of the neighbours that were simulated; none at another alpha."""
-    rates = error_rates.of_gate(2, None, 0.05)
-    few, many = (error_rates.of_gate(1, number, 0.05) for number in (7, 100))
+    rates = paired_gate.of_gate(2, None, 0.05)
+    few, many = (paired_gate.of_gate(1, number, 0.05) for number in (7, 100))
 
     assert rates is not None
     assert few is not None
@@ -57,12 +57,12 @@ def test_pages_have_the_rates_of_their_own_configuration():
     assert 0.02 < rates.passes <= MOST[False]["pass"]
     assert rates.passes_dependent <= MOST[True]["pass"]
     assert 0 == few.passes < many.passes
-    assert error_rates.of_gate(2, None, 0.01) is None
+    assert paired_gate.of_gate(2, None, 0.01) is None
 
 
 def test_the_rates_that_ship_are_those_of_the_simulation():
     """A small part, again: rates of the slow fifth, which all pages state."""
-    rows = error_rates.PATH.read_text(encoding="utf-8")
+    rows = paired_gate.PATH.read_text(encoding="utf-8")
     passes, _ = shares(
         "slow in one generation of five", 0.08, 3, num_gates=2000, seed=SEED
     )
@@ -71,4 +71,4 @@ def test_the_rates_that_ship_are_those_of_the_simulation():
     assert passes == pytest.approx(
         0.8 ** planned_looks(0.05)[-2], abs=3 * (0.04 / 2000) ** 0.5
     )
-    assert not list(gate_truths.broken(list(error_rates.rows()), 4000))
+    assert not list(gate_truths.broken(list(paired_gate.error_rate_rows()), 4000))

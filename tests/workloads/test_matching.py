@@ -7,7 +7,7 @@ from small_programs import build
 
 import replicator
 from replicator.optimizer.wrapper import ReplicatedOptimizer
-from results.records.changes import Change
+from results.records.record_base import Change
 from results.study import matching as verdict
 from workloads import catalog, matching
 

@@ -8,7 +8,7 @@ import replicator
 from harness.trial.step_counts import StepCounter
 from replicator import PerReplica
 from replicator._tf.dispatch import count_functions, recorded
-from results.records import step_counts
+from results.records import measuring
 from workloads import catalog
 
 
@@ -92,7 +92,7 @@ def counts(
     counter.start()
     found = {count["name"]: count["value"] for count in counter.run(last)}
     of_pipelines = {"activation_bytes"}
-    assert [n for n in step_counts.UNITS if n not in of_pipelines] == list(found)
+    assert [n for n in measuring.UNITS if n not in of_pipelines] == list(found)
     return found
 
 

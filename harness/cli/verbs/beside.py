@@ -15,7 +15,7 @@ from harness.run.sweep import stop_signals
 from harness.sources import code_check
 from reports.words.judging import judgement
 from results.judging import gate as gate_module
-from results.judging import gate_file
+from results.judging import gate_logs
 from results.statistics import group_sequential
 
 if TYPE_CHECKING:
@@ -130,5 +130,5 @@ def keep(store: Store, found: Gate) -> None:
     """Writes what a gate concluded, and the page of its study."""
     from reports.page import build
 
-    gate_file.write(store, judgement.record_of(found))
+    gate_logs.write_gate(store, judgement.record_of(found))
     build.write_report(store, store.report_path)

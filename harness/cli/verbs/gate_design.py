@@ -10,7 +10,7 @@ from harness.planning import defaults, design, step_counts
 from results.judging import gate_metrics, quality_gate
 from results.records.measuring import GateDesign
 from results.records.models import Order
-from results.statistics import group_sequential, judge
+from results.statistics import group_sequential
 
 if TYPE_CHECKING:
     from harness.cli.verbs.gate_request import GateRequest
@@ -40,11 +40,14 @@ def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
                 " gate has no quality runs; leave it out, or use --metric"
                 f" {'|'.join(learned)}"
             )
-    if request.repeats is not None and request.repeats < judge.FEWEST_GENERATIONS:
+    if (
+        request.repeats is not None
+        and request.repeats < group_sequential.FEWEST_GENERATIONS
+    ):
         raise PlanError(
             f"--repeats {request.repeats} gives no verdict: one generation says nothing"
-            f" about the spread between processes; use {judge.FEWEST_GENERATIONS} or"
-            " more"
+            " about the spread between processes; use"
+            f" {group_sequential.FEWEST_GENERATIONS} or more"
         )
     request = request.model_copy(update={"budget": "none"})
     takes_turns = request.program is None or request.program.record.is_client

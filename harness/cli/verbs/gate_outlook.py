@@ -10,10 +10,10 @@ import click
 from harness.cli import commands, exit_codes
 from harness.errors import PlanError
 from harness.planning import defaults
-from reports.words.judging import power as power_table
+from reports.words.judging import judgement
 from results.judging import gate_metrics
 from results.judging import power as power_module
-from results.statistics import judge
+from results.statistics import group_sequential
 
 if TYPE_CHECKING:
     from harness.cli.verb import Call
@@ -44,14 +44,15 @@ def show(request: GateRequest, call: Call, rule: Rule, stored: Study | None) -> 
         spread, source = _spread_of(stored)
         each = _minutes_per_generation(stored) or each
     number = request.repeats or math.floor(minutes_in_all / each + 1e-9)
-    if number < judge.FEWEST_GENERATIONS:
-        needed = judge.FEWEST_GENERATIONS * each
+    if number < group_sequential.FEWEST_GENERATIONS:
+        needed = group_sequential.FEWEST_GENERATIONS * each
         raise PlanError(
             f"--minutes {minutes_in_all:g} is time for {number} generation(s) of"
-            f" {each:.1f} min, but a verdict needs {judge.FEWEST_GENERATIONS} or more;"
+            f" {each:.1f} min, but a verdict needs"
+            f" {group_sequential.FEWEST_GENERATIONS} or more;"
             f" use --minutes {math.ceil(needed)} or more"
         )
-    table = power_table.calculate(
+    table = judgement.calculate(
         spread,
         power_module.design(
             delta=rule.delta,
@@ -63,7 +64,7 @@ def show(request: GateRequest, call: Call, rule: Rule, stored: Study | None) -> 
         num_cases=len({trial.case_id for trial in planned[0].trials}),
         minutes_per_generation=each,
     )
-    click.echo(power_table.text(table))
+    click.echo(judgement.power_text(table))
     return code or exit_codes.OK
 
 
@@ -97,10 +98,10 @@ def _spread_of(study: Study) -> tuple[float, str]:
         )
     first, second = (cases[case_id] for case_id in ids)
     logs = gate_metrics.log_ratios(first, second, gate_metrics.THROUGHPUT)
-    if len(logs) < judge.FEWEST_GENERATIONS:
+    if len(logs) < group_sequential.FEWEST_GENERATIONS:
         raise PlanError(
             f"study {name!r} has {len(logs)} generation(s) of {primary.text}, but a"
-            f" spread needs {judge.FEWEST_GENERATIONS} or more; measure more"
+            f" spread needs {group_sequential.FEWEST_GENERATIONS} or more; measure more"
             " --repeats"
         )
     mean = math.fsum(logs) / len(logs)

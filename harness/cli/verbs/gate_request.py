@@ -25,7 +25,7 @@ from harness.planning.request import DESIGN, MEASURED, STUDY, Count
 from results.figures import trial_metrics
 from results.judging import gate_metrics
 from results.judging.gate_metrics import Rule
-from results.records.step_counts import UNITS
+from results.records.measuring import UNITS
 from results.statistics import group_sequential
 
 if TYPE_CHECKING:

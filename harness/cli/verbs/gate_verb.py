@@ -13,12 +13,12 @@ from harness.cli.verbs import beside, gate_outlook
 from harness.cli.verbs.gate_design import design_of, of_gate
 from harness.cli.verbs.gate_request import GateRequest, files_of, make_rule
 from harness.errors import Interrupted, PlanError, StudyError
-from harness.judging import program_revisions, revisions, this_machine
+from harness.judging import program_revisions, revisions
 from harness.planning import study as study_module
 from harness.planning.program_request import judged_metric, resolved
 from reports.words.judging import judgement
 from results.judging import gate as gate_module
-from results.judging import gate_file
+from results.judging import gate_logs
 from results.store import atomic, untrusted
 from results.store.study_store import PLAN_NAME, Store
 from results.study import case_pairs
@@ -114,7 +114,7 @@ def _against_study(
         differences = case_pairs.planned_differences(
             planned.trials,
             stored,
-            this_machine.fingerprint(planned.trials[0].spec),
+            revisions.fingerprint(planned.trials[0].spec),
             are_quality_runs=rule.metric.is_quality,
         )
         check_comparable("this tree", name, differences, request.is_different_allowed)
@@ -139,4 +139,4 @@ def _conclude(store: Store | None, found: Gate, request: GateRequest) -> int:
     click.echo(_WRITE_GATE[request.form](found))
     if store is not None:
         click.echo(f"report of this tree: {store.report_path}", err=True)
-    return gate_file.code_of(found)
+    return gate_logs.code_of(found)

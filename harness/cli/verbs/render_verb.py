@@ -16,8 +16,8 @@ from harness.launch.info import Job
 from harness.options import kinds
 from harness.options.option import NO_OPTIONS, Contributed, Option, Options
 from reports import output_file
-from results.records.bounds import Replicas
 from results.records.limits import MAX_REPLICAS
+from results.records.record_base import Replicas
 
 if TYPE_CHECKING:
     from harness.cli.verb import Call

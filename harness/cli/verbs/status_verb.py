@@ -17,12 +17,12 @@ from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
 from harness.errors import PlanError
 from harness.options.option import Option, Options
 from harness.planning import study as study_module
-from harness.run import turn_file
+from harness.run import rounds
 from results.errors import CorruptRecordError, MissingRecordError
 from results.records.masked import tokens
 from results.records.models import Order, PlannedTrial
-from results.records.texts import printable
-from results.store import earlier, lock
+from results.records.record_base import printable
+from results.store import lock, study_store
 from results.store.study_store import Store
 from results.study.cases import load_study
 from results.study.matching import Outcome
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from harness.cli.verb import Call
     from results.records.models import StatusRecord
-    from results.store.stored_trial import Problem, Trial
+    from results.store.study_store import Problem, Trial
 
 
 WATCH_SEC: Final = 2.0
@@ -103,7 +103,7 @@ def _read(store: Store) -> _State:
     else:
         name, trials = plan.study, plan.trials
     matches = _problems_of_matches(store)
-    num_earlier = len(earlier.attempts(store.root))
+    num_earlier = len(study_store.attempts(store.root))
     is_running = _is_held(store)
     counts: collections.Counter[str] = collections.Counter()
     failures: list[dict[str, Any]] = []
@@ -150,7 +150,7 @@ def _read(store: Store) -> _State:
         attempts = "attempt" if num_earlier == 1 else "attempts"
         lines.append(
             f"  {num_earlier} earlier {attempts} at trials that were measured again:"
-            f" {store.root / earlier.EARLIER_NAME}"
+            f" {store.root / study_store.EARLIER_NAME}"
         )
     return _State(
         lines=lines, data=data, problems=reading.problems, is_running=is_running
@@ -185,7 +185,7 @@ def _now(
         if planned.trial_id in found and found[planned.trial_id].status is None
     ]
     folders = [store.trial_dir(planned.trial_id) for planned in alive]
-    turns = [turn for of in folders if (turn := turn_file.last(of)) is not None]
+    turns = [turn for of in folders if (turn := rounds.last_turn(of)) is not None]
     relayed = [planned for planned in alive if planned.spec.order is Order.RELAY]
     if not relayed:
         is_matching = any(of.status is None for of in store.matching.trials())

@@ -17,7 +17,7 @@ from harness.cli.shared_options import (
 from harness.options.option import Option
 from harness.planning.program_request import resolved
 from harness.planning.request import MEASURED, STUDY, SweepRequest
-from harness.planning.vary import VARY, Axis
+from harness.planning.study import VARY, Axis
 
 if TYPE_CHECKING:
     from harness.cli.verb import Call

@@ -18,7 +18,7 @@ from harness.cli.terminal import console
 from harness.options.option import Options
 from harness.planning import study as study_module
 from results import errors, plugins
-from results.judging import gate_file, gate_metrics
+from results.judging import gate_logs, gate_metrics
 from results.store import record_file, untrusted, zipped
 from results.store.manifest import MANIFEST_NAME
 from results.store.study_store import Store
@@ -114,18 +114,18 @@ def exit_code(check: Check) -> int:
 
 def _verify_gate(store: Store, check: Check) -> bool:
     """Compares the record of a gate with the plan and the trials, field by field."""
-    from reports.words.judging import gate_brief
+    from reports.words import brief
 
     if store.read_plan().measuring.gate is None:
         return False
     try:
-        stored = gate_file.read(store)
+        stored = gate_logs.read_gate(store)
     except errors.CorruptRecordError as error:
-        check.differ(_GATE, gate_file.GATE_NAME, "readable", one_line(str(error)))
+        check.differ(_GATE, gate_logs.GATE_NAME, "readable", one_line(str(error)))
         return False
     if stored is None:
         return False
-    made = gate_brief.derived(load_study(store))
+    made = brief.derived(load_study(store))
     if made is None:
         return True
     stated, derived = (
@@ -135,7 +135,7 @@ def _verify_gate(store: Store, check: Check) -> bool:
     for name in {**stated, **derived}:
         kind = headlines.VERDICT if name.endswith("verdict") else _GATE
         where, both = (
-            f"{gate_file.GATE_NAME} {name}",
+            f"{gate_logs.GATE_NAME} {name}",
             (stated.get(name), derived.get(name)),
         )
         check.compare(kind, where, *both, _TOLERANCE)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from harness.errors import PlanError
 from harness.launch import pods
+from harness.launch.engine import render_template
 from harness.launch.info import LauncherInfo
-from harness.launch.templating import render_template
 
 if TYPE_CHECKING:
     from harness.launch.info import Job

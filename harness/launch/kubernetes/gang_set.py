@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from harness.errors import LaunchError, PlanError
-from harness.launch import channel
+from harness.launch import engine
 from harness.launch import kubernetes as names
 from harness.launch.engine import Engine
 from harness.launch.info import Job
@@ -153,9 +153,9 @@ def _waiting(status: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def _variables(gang: Gang, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of a gang, with the address at which pods reach this one."""
-    port = gang.variables[channel.ADDRESS_VARIABLE].rpartition(":")[2]
+    port = gang.variables[engine.ADDRESS_VARIABLE].rpartition(":")[2]
     address = f"{environ[names.ADDRESS_VARIABLE]}:{port}"
-    variables = {**gang.variables, channel.ADDRESS_VARIABLE: address}
+    variables = {**gang.variables, engine.ADDRESS_VARIABLE: address}
     return {
         name: value
         for name, value in variables.items()

@@ -18,7 +18,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import LaunchError
-from harness.launch import channel
+from harness.launch import engine
 from harness.launch.engine import Gang
 from harness.launch.ray import cluster
 from harness.trial import die_with_parent
@@ -44,7 +44,7 @@ def main() -> int:
         running = RayGang(gang)
     except LaunchError as error:
         sys.stderr.write(f"{error}\n")
-        return channel.REFUSED
+        return engine.REFUSED
     try:
         while (code := running.poll()) is None:
             if select.select([sys.stdin], [], [], _POLL_SEC)[0]:
@@ -146,7 +146,7 @@ class RayGang:
             timeout=_START_SEC,
         )
         # This host's own name may mean its loopback address on others.
-        port = gang.variables[channel.ADDRESS_VARIABLE].rpartition(":")[2]
+        port = gang.variables[engine.ADDRESS_VARIABLE].rpartition(":")[2]
         address = f"{ray.util.get_node_ip_address()}:{port}"
         everyone = [
             RayMember(
@@ -160,7 +160,7 @@ class RayGang:
         variables = [
             {
                 **gang.variables,
-                channel.ADDRESS_VARIABLE: address,
+                engine.ADDRESS_VARIABLE: address,
                 "RAY_NODE_ID": member.node_id,  # for whoever reads a log
                 "TF_CONFIG": tf_config(RayEnvironment(everyone, place)),
             }

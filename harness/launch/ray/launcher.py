@@ -12,11 +12,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from harness.launch.engine import ClientEngine
+from harness.launch.engine import ClientEngine, render_template
 from harness.launch.info import LauncherInfo, Nodes
 from harness.launch.ray import cluster
 from harness.launch.remote import RemoteLauncher
-from harness.launch.templating import render_template
 from harness.machine import cuda_cache
 from harness.options.notation import duration
 from harness.options.option import Option, Options

@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Final
 
-from harness.launch import channel
+from harness.launch import engine
 from harness.launch.engine import ClientEngine
 from harness.launch.remote import RemoteLauncher
 from harness.launch.slurm import JOB_VARIABLE, NODES_VARIABLE, programs
@@ -102,7 +102,7 @@ class Step(ClientEngine):
             trial_dir=gang.trial_dir,
             variables={
                 **programs.without_options(gang.variables),
-                channel.HOST_IN_VARIABLE: _ADDRESS_VARIABLE,
+                engine.HOST_IN_VARIABLE: _ADDRESS_VARIABLE,
             },
             log="srun.log",
             hint="run the sweep where Slurm's programs are in PATH",

@@ -9,13 +9,16 @@ to the network (dates, metadata, document type, namespaces) is removed.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import html
 import io
 import math
 import re
 import warnings
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import matplotlib as mpl
+import pandas as pd
 from markupsafe import Markup, escape
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
@@ -23,13 +26,86 @@ from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
 from reports.charts.compact import compact
-from reports.charts.drawing import tips
-from reports.view.view import NUM_SERIES
+from reports.view.view import NUM_SERIES, series_of
+from reports.words import formats
+from results.statistics.estimates import Estimate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+
+
+# A tip is written beside the artist that it belongs to, as the id that matplotlib gives
+# to its group in the SVG. There it becomes the ``<title>`` of the group, which browsers
+# show without a script; ``templates/tips.js`` shows it at once, also by keyboard.
+
+_MARK: Final = "tip "
+_GROUP: Final = re.compile(rf'<g id="{_MARK}([^"]*)"')
+_PLACE: Final = re.compile(r'<g class="tip" data-number="(\d+)"([^>]*)>')
+
+
+def attach(artist: Artist, text: str) -> None:
+    """Gives an artist its text; an empty text leaves it as it is."""
+    if text:
+        artist.set_gid(f"{_MARK}{text}")
+
+
+def of_value(
+    name: str,
+    value: float,
+    write: Callable[[float], str],
+    *,
+    interval: tuple[float | None, float | None] = (None, None),
+    n: int | None = None,
+    unit: str = "",
+) -> str:
+    """Returns the text of a point."""
+    low, high = interval
+    estimate = Estimate(value=value, low=low, high=high, n=n or 0, unit=unit, method="")
+    after = f" {unit}" if unit else ""
+    shown = formats.telling(estimate, write)
+    text = f"{name}: {shown(value)}{after}"
+    if n is None:
+        return f"{text}, by definition"
+    if low is None or high is None:
+        return f"{text}, no interval, n = {n}"
+    return f"{text}, 95 % interval {formats.interval(low, high, shown)}, n = {n}"
+
+
+def of_row(name: str, row: Any, write: Callable[[float], str]) -> str:
+    """Returns the text of a row of the tidy frame, as ``of_value``."""
+    return of_value(
+        name,
+        row.value,
+        write,
+        interval=(None, None) if pd.isna(row.low) else (row.low, row.high),
+        n=None if pd.isna(row.n) else int(row.n),
+        unit=row.unit,
+    )
+
+
+def take_out(drawing: str) -> tuple[str, list[str]]:
+    """Replaces the texts in an SVG by numbers, and returns both."""
+    texts: list[str] = []
+
+    def number(match: re.Match[str]) -> str:
+        texts.append(html.unescape(match.group(1)))
+        return f'<g class="tip" data-number="{len(texts) - 1}"'
+
+    return _GROUP.sub(number, drawing), texts
+
+
+def put_in(drawing: str, texts: list[str]) -> str:
+    """Writes the texts into the groups that have their numbers."""
+
+    def title(match: re.Match[str]) -> str:
+        text = html.escape(texts[int(match.group(1))])
+        return f'<g class="tip"{match.group(2)}><title>{text}</title>'
+
+    return _PLACE.sub(title, drawing)
+
 
 POINTS_PER_INCH = 72
 PADDING = 2.9
@@ -164,7 +240,7 @@ def inline(figure: Figure, *, slug: str, title: str, description: str) -> Markup
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
-    text, texts = tips.take_out(text)
+    text, texts = take_out(text)
     text = _name_ids(text, slug)
     text = _give_to_page(text)
     opening, _, body = text.partition(">")
@@ -179,7 +255,7 @@ def inline(figure: Figure, *, slug: str, title: str, description: str) -> Markup
         f'<title id="{slug}-title">{escape(title)}</title>'
         f'<desc id="{slug}-desc">{escape(description)}</desc>'
     )
-    body = tips.put_in(compact(re.sub(r"\n\s*", "\n", body)), texts)
+    body = put_in(compact(re.sub(r"\n\s*", "\n", body)), texts)
     return Markup(head + body.strip())  # noqa: S704  # built here, escaped above
 
 
@@ -295,3 +371,143 @@ def set_ratio_log(axes: Axes, which: Literal["x", "y"]) -> None:
         lambda value, _: f"{value:.2g}" if value < 1 else f"{value:g}"
     )
     axis.set_minor_locator(NullLocator())
+
+
+LINE_HEIGHT: Final = 11.5
+"""Of a line of a label, in points."""
+LONGEST: Final = 24
+"""Of a line of a label, in characters: the longest name of a backend, and some."""
+FRAME: Final = 48
+"""What ticks, their labels and the margins take of a figure's height, at most."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Label:
+    """The name of one line."""
+
+    text: str  # One or several lines.
+    value: float  # Where the line ends, in data coordinates.
+    color: str  # Of the line.
+
+
+def spread(
+    places: Sequence[float], heights: Sequence[float], low: float, high: float
+) -> list[float]:
+    """Moves the centres of labels apart, so that none overlaps, and all are within."""
+    order = sorted(range(len(places)), key=lambda k: (places[k], k))
+    moved = list(places)
+    least = low
+    for index in order:
+        moved[index] = max(moved[index], least + heights[index] / 2)
+        least = moved[index] + heights[index] / 2
+    most = high
+    for index in reversed(order):
+        moved[index] = min(moved[index], most - heights[index] / 2)
+        most = moved[index] - heights[index] / 2
+    return moved
+
+
+def write_label(
+    axes: Axes, found: Sequence[Label], height: float, *, has_lines: bool = True
+) -> None:
+    """Writes labels at the right of the axes, each with a line to where it belongs."""
+    low, high = axes.get_ylim()
+    # Of the axes, which always shows it: only the text is placed beside them.
+    middle = sum(axes.get_xlim()) / 2, (low + high) / 2
+    # The height of the axes is not known before the layout; it is never less.
+    per_point = (high - low) / (height - FRAME)
+    heights = [
+        LINE_HEIGHT * (1 + label.text.count("\n")) * per_point for label in found
+    ]
+    places = spread([label.value for label in found], heights, low, high)
+    for label, place in zip(found, places, strict=True):
+        if has_lines:
+            axes.plot(
+                [1.0, 1.035],
+                [label.value, place],
+                transform=axes.get_yaxis_transform(),
+                color=label.color,
+                linewidth=0.9,
+                clip_on=False,
+                zorder=2,
+            )
+        axes.annotate(
+            "\n".join(map(_short, label.text.split("\n"))),
+            middle,
+            xytext=(1.05, place),
+            textcoords=axes.get_yaxis_transform(),
+            va="center",
+            ha="left",
+            color=label.color,
+            fontsize=FONT_SIZE,
+            linespacing=1.1,
+        )
+
+
+def _short(line: str) -> str:
+    """Cuts what would leave no room for the axes; records can have long names."""
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}{CUT}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """The colours that a figure is drawn in."""
+
+    ink: str  # Text and totals.
+    muted: str  # Labels of axes, lines to compare with.
+    grid: str  # Grid lines.
+    paper: str  # What hollow markers are filled with.
+    # Colours of backends, by the index of ``reports.view.view.series_of``.
+    series: tuple[str, ...]
+
+    def color(self, backend: str) -> str:
+        """Returns the colour of a backend."""
+        return self.series[series_of(backend)]
+
+
+DASHES: Final = {"weak": "-", "strong": "--"}
+WIDTHS: Final = (1.1, 2.0, 2.9, 3.8)
+
+PAGE: Final = Look(ink=INK, muted=MUTED, grid=GRID, paper=PAPER, series=SERIES)
+"""Placeholders, which ``svg.inline`` replaces by the variables of the style sheet."""
+
+NOTEBOOK: Final = Look(
+    ink="#1b1f24",
+    muted="#58616c",
+    grid="#d9dde2",
+    paper="#ffffff",
+    series=(
+        "#0068a8",
+        "#c8500a",
+        "#00805c",
+        "#9a4d86",
+        "#2f86bd",
+        "#8d6a08",
+        "#5c6470",
+        "#7a4a2a",
+        "#b0305c",
+        "#4a4fb5",
+    ),
+)
+"""The light scheme of the page."""
+
+
+def marker(backend: str) -> str:
+    """Returns the marker of a backend."""
+    return MARKERS[series_of(backend)]
+
+
+def dash_of_line(mode: str) -> str:
+    """Returns the dash of lines over replicas in a scaling mode, the same everywhere.
+
+    Dotted lines are what is compared with, such as ideal scaling.
+    """
+    return DASHES.get(mode, "-")
+
+
+def width_of_line(number: int) -> float:
+    """Returns the width of the line of one colour that is drawn after so many others.
+
+    A dash is a scaling mode, so lines that differ in something else have widths.
+    """
+    return WIDTHS[number % len(WIDTHS)]

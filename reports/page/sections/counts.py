@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from reports.page import page
 from reports.words import formats, names
-from results.records import step_counts
+from results.records import measuring
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -61,7 +61,7 @@ def collect(view: View) -> dict[str, tuple[CaseCounts, ...]]:
                     values=tuple(metric.value for _, metric in trials),
                     unit=trials[0][1].unit,
                     trial_ids=tuple(trial_id for trial_id, _ in trials),
-                    is_exact=trials[0][1].method == step_counts.EXACT,
+                    is_exact=trials[0][1].method == measuring.EXACT,
                 )
             )
     return {name: tuple(cases) for name, cases in found.items()}

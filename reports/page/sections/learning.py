@@ -9,10 +9,10 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from reports.charts import curves, data, limits, rows_of
-from reports.charts.drawing import look, svg
+from reports.charts.drawing import svg
 from reports.page import page
 from reports.page.sections import seeds
-from reports.words import axes, formats, quality_runs
+from reports.words import axes, formats, ratio_table
 from results.figures import learning_gains
 from results.store import public, untrusted
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.view.view import View
-    from reports.words.quality_runs import Run
+    from reports.words.ratio_table import Run
     from results.records.models import QualityPoint
     from results.study.cases import Case, Entry
 
@@ -72,7 +72,7 @@ def _picture(
 ) -> Picture | None:
     path = view.store.trial_dir(entry.trial_id) / (point.samples or "")
     label = (
-        f"{quality_runs.name_run(case, entry)}, after "
+        f"{ratio_table.name_run(case, entry)}, after "
         f"{formats.whole(point.num_examples)} {view.study.example_unit}"
     )
     try:
@@ -111,7 +111,7 @@ def _draw(
 ) -> list[Markup]:
     unit = runs[0].points[0][1].unit
     ends = [
-        f"{quality_runs.name_run(run.case, run.entry)}: "
+        f"{ratio_table.name_run(run.case, run.entry)}: "
         f"{formats.quality(run.points[-1][1].value, unit)} after "
         f"{formats.whole(run.points[-1][0].num_examples)} {view.study.example_unit}"
         for run in runs
@@ -147,7 +147,7 @@ def _draw(
                 curves=lines,
                 x_label=label,
                 write=functools.partial(formats.quality, unit=unit),
-                look_=look.PAGE,
+                look_=svg.PAGE,
                 y_limits=y_limits,
                 heading=heading,
             ),
@@ -180,7 +180,7 @@ def render(view: View) -> Markup:
     """Renders two or three panels per metric, a table of the runs, and all seeds."""
     if not view.study.quality_runs:
         return page.NOTHING
-    everything = quality_runs.collect(view)
+    everything = ratio_table.collect_quality_runs(view)
     found = dict(list(everything.items())[: axes.MOST_FIGURES])
     all_axes = [axes.axis_of(runs[0].points[0][1]) for runs in found.values()]
     figures = [
@@ -203,7 +203,7 @@ def render(view: View) -> Markup:
         num_left_out=len(everything) - len(found),
         planned=view.study.quality_runs,
         pictures=pictures(view),
-        name_run=quality_runs.name_run,
+        name_run=ratio_table.name_run,
         most_open=MOST_OPEN,
         most_pictured=MOST_PICTURED,
         csv=data.of_rows(view.frame, "learning"),

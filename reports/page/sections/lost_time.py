@@ -8,9 +8,9 @@ import math
 from typing import TYPE_CHECKING
 
 from reports.charts import waterfall
-from reports.charts.drawing import look, svg, tips
+from reports.charts.drawing import svg
 from reports.page import page
-from reports.words import formats, input_bound, utilisation
+from reports.words import formats, utilisation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,7 +97,7 @@ def _input_text(lost: LostTime) -> str:
     """Says what the input pipelines take alone, or nothing."""
     if lost.input_bound is None:
         return ""
-    return input_bound.statement(lost.input_bound, writer(lost))
+    return utilisation.statement(lost.input_bound, writer(lost))
 
 
 def name_of(item: Explained | RecordedLoss) -> str:
@@ -116,7 +116,7 @@ def _draw(backend: str, name: str, lost: LostTime, slug: str) -> Markup:
             high=None if part.high_sec is None else 1000 * part.high_sec,
             text=write(part.value_sec or 0.0),
             is_total=part.name == "step",
-            tip=tips.of_value(
+            tip=svg.of_value(
                 f"{name}: {NAMES[part.name]}",
                 part.value_sec or 0.0,
                 write,
@@ -134,7 +134,7 @@ def _draw(backend: str, name: str, lost: LostTime, slug: str) -> Markup:
             bars=bars,
             backend=backend,
             axis_label="ms per step",
-            look_=look.PAGE,
+            look_=svg.PAGE,
         ),
         slug=slug,
         title=f"Where the time of a step of {name} went",

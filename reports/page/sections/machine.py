@@ -6,7 +6,7 @@ import collections
 from typing import TYPE_CHECKING
 
 from reports.page import page
-from reports.words import drift, gpu_facts
+from reports.words import trust, utilisation
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -34,13 +34,13 @@ def render(view: View) -> Markup:
             "fingerprint": fingerprint,
             "env": environments[0],
             "trial_ids": trials[fingerprint],
-            "drift": drift.of_entries(view, entries[fingerprint]),
+            "drift": trust.of_entries(view, entries[fingerprint]),
             # Trials have different numbers of them.
             "gpus": max((env.gpus for env in environments), key=len),
-            "gpu_uses": gpu_facts.while_measured(environments),
-            "gpu_sharing": gpu_facts.sharing(environments),
-            "gpu_products": gpu_facts.products(environments),
-            "gpu_energy": gpu_facts.energy(entries[fingerprint]),
+            "gpu_uses": utilisation.while_measured(environments),
+            "gpu_sharing": utilisation.sharing(environments),
+            "gpu_products": utilisation.products(environments),
+            "gpu_energy": utilisation.energy(entries[fingerprint]),
             "loads": [
                 env.load_average_before
                 for env in environments

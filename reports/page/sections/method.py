@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reports.page import page
-from reports.words import marks, names, reproduce
+from reports.words import marks, names, next_step
 from results.figures import load, relay
 from results.records.models import Order
 from results.statistics import repetitions
@@ -25,9 +25,9 @@ def render(view: View) -> Markup:
     return page.render(
         "method",
         view=view,
-        command=reproduce.command_of_study(view.study.plan),
+        command=next_step.command_of_study(view.study.plan),
         spec=planned[0].spec if planned else None,
-        commits=", ".join(sorted(reproduce.commits_of(view.study.cases))),
+        commits=", ".join(sorted(next_step.commits_of(view.study.cases))),
         names=names,
         is_relay=view.study.plan.measuring.order is Order.RELAY,
         marks=marks,

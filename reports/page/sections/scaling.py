@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from reports.charts import data, over_replicas, quantities, replica_panel
+from reports.charts import data, over_replicas, quantities
 from reports.page import page
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def _views(view: View) -> list[dict[str, Any]]:
     """Returns the panels of each quantity on each scale: one figure with a switch."""
     found = view.frame[view.frame["figure"] == "scaling"]
     modes = list(dict.fromkeys(found["mode"]))
-    groups = replica_panel.panels_of(found)
+    groups = over_replicas.panels_of(found)
     return [
         {
             "quantity": quantity,
@@ -52,7 +52,7 @@ def _draw(
 ) -> Markup:
     """Draws one panel."""
     found = view.frame[view.frame["figure"] == "scaling"]
-    panel = replica_panel.panel_of_mode(
+    panel = over_replicas.panel_of_mode(
         found, quantity, mode, backends=backends, is_log=is_log
     )
     scale = ", logarithmic" if is_log else ""

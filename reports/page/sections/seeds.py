@@ -10,7 +10,7 @@ import numpy as np
 
 from reports.charts import profiles
 from reports.words import formats
-from reports.words.quality_runs import FEWEST_SEEDS
+from reports.words.ratio_table import FEWEST_SEEDS
 from results.statistics import run_scores
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from markupsafe import Markup
 
-    from reports.words.quality_runs import Run
+    from reports.words.ratio_table import Run
     from results.records.models import MetricFacts
     from results.statistics.estimates import Estimate
     from results.study.cases import Case

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Final
 
 from reports.charts import rows, rows_of
-from reports.charts.drawing import tips
+from reports.charts.drawing import svg
 from reports.page import page
 from reports.words import formats
 from results.figures import table
@@ -71,7 +71,7 @@ def _row(case: Case, cell: Cell, panel: _Scale) -> rows.Row:
         dots=tuple(value / panel.scale for value in cell.values),
         text=panel.write(estimate.value * panel.scale),
         is_hollow=case.is_oversubscribed,
-        tip=tips.of_value(
+        tip=svg.of_value(
             f"{case.spec.backend}, {label}",
             whole.value,
             panel.write,

@@ -7,7 +7,7 @@ import statistics
 from typing import TYPE_CHECKING
 
 from reports.charts import data, rows, rows_of, step_times
-from reports.charts.drawing import look, svg, tips
+from reports.charts.drawing import svg
 from reports.page import page
 from reports.words import formats
 
@@ -81,7 +81,7 @@ def _warmup_row(case: Case, steps: tuple[float, ...]) -> rows.Row:
         dots=steps if len(steps) <= MOST_WARMUP_DOTS else (min(steps), max(steps)),
         text=formats.seconds(first),
         is_hollow=case.is_oversubscribed,
-        tip=tips.of_value(name, first, formats.seconds, n=len(firsts)),
+        tip=svg.of_value(name, first, formats.seconds, n=len(firsts)),
     )
 
 
@@ -102,7 +102,7 @@ def render(view: View) -> Markup:
                     step_times.draw_boxes,
                     items=boxes,
                     axis_label="time of one measured step, ms",
-                    look_=look.PAGE,
+                    look_=svg.PAGE,
                 ),
                 slug="steps-measured",
                 title="Measured step times per case",

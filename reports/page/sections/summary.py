@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reports.page import page
-from reports.words import reproduce
+from reports.words import next_step
 from results.figures import table
 
 if TYPE_CHECKING:
@@ -25,5 +25,5 @@ def render(view: View) -> Markup:
         "summary",
         view=view,
         rows=[(point, table.ratios(point)) for point in view.points],
-        reproduce=reproduce,
+        reproduce=next_step,
     )

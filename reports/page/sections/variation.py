@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from reports.charts import ecdf, heat
-from reports.charts.drawing import look
+from reports.charts.drawing import svg
 from reports.page import page
 from reports.page.sections.steps import measured_steps
 from results.records.models import ScalingMode
@@ -56,7 +56,7 @@ def _dash(case: Case, cases: list[Case]) -> str:
     if case.spec.num_replicas == min(other.spec.num_replicas for other in cases):
         return ":"
     is_weak = ScalingMode.WEAK in case.modes
-    return look.dash((ScalingMode.WEAK if is_weak else ScalingMode.STRONG).value)
+    return svg.dash_of_line((ScalingMode.WEAK if is_weak else ScalingMode.STRONG).value)
 
 
 def _heat(view: View) -> Heat | None:

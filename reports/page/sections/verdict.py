@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reports.charts import gate, hero, replica_panel
+from reports.charts import gate, hero, over_replicas
 from reports.page import page
 from reports.words import brief, marks
-from reports.words.judging import gate_brief
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -20,14 +19,14 @@ SLUG = "verdict"
 
 def render(view: View) -> Markup:
     """Renders the verdict in words, the marks and the figure; of a gate, its own."""
-    judged = gate_brief.of_view(view)
+    judged = brief.of_view(view)
     if judged is not None:
         return page.render(
             "gate",
             view=view,
             gate=judged,
             figure=None if judged.record is None else gate.draw(judged.record),
-            change=gate_brief.change,
+            change=brief.change,
             marks=marks.of_view(view),
         )
     figure = hero.draw(view)
@@ -41,7 +40,7 @@ def render(view: View) -> Markup:
         marks=marks.of_view(view),
         figure=figure,
         modes={row.mode for row in rows},
-        num_left_out=max(len(curves) - replica_panel.MOST_LINES, 0),
+        num_left_out=max(len(curves) - over_replicas.MOST_LINES, 0),
         has_ceiling=any(row.kind == "ceiling" for row in rows),
         is_oversubscribed=any(row.is_oversubscribed for row in rows),
     )

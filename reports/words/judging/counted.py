@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from results.judging.exact import exact_text, share_text
-from results.records import step_counts
+from results.records import measuring
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +39,7 @@ def notes_of(gate: Gate) -> Iterator[str]:
         )
     equal = dict.fromkeys(count.name for count in counts if count.name not in differ)
     if equal:
-        listed = ", ".join(map(step_counts.words, equal))
+        listed = ", ".join(map(measuring.step_count_words, equal))
         n = min(count.n for count in counts)
         yield (
             f"counted in a step of each case, and equal on both sides: {listed} (n ="

@@ -7,15 +7,336 @@ that keeps to it takes part in a study as the harness's own processes do.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
-from results.records.client.lines import RankLine
-from results.records.client.messages import Command, Message, TrialFile
+from results.records import limits
+from results.records.measuring import MAX_ATTEMPTS, Control
+from results.records.quality_records import QualityMetric, QualityPoint
+from results.records.record_base import (
+    Amount,
+    Change,
+    FlopRate,
+    Fraction,
+    GlobalBatchSize,
+    Index,
+    Line,
+    Name,
+    Nanoseconds,
+    Real,
+    Record,
+    Replicas,
+    Seconds,
+    Seed,
+    Steps,
+    Text,
+    Total,
+)
+from results.records.status_record import Failure, Phase
 
-if TYPE_CHECKING:
-    from results.records.record_base import Record
+# The trial's file stands in the folder of a trial; messages and commands go over a
+# socket, as one line of JSON each. ``results.records.client.protocol`` reads them.
+
+Rank = Annotated[int, Field(ge=0, lt=limits.MAX_REPLICAS)]
+Attempt = Annotated[int, Field(ge=0, lt=MAX_ATTEMPTS)]
+
+
+class TrialFile(Record):
+    """``client.json``: what a trial asks of its program."""
+
+    protocol: Literal[3] = 3
+    num_replicas: Replicas
+    per_replica_batch_size: int = Field(ge=1, le=limits.MAX_BATCH_SIZE)
+    global_batch_size: GlobalBatchSize
+    unit: Name = Field(description="plural unit of an example")
+    seed: Seed
+    num_warmup_steps: Steps = Field(description="the first step included")
+    num_measured_steps: Steps | None = Field(
+        description="null where the harness gives turns"
+    )
+    control: Control = Control.NONE
+    is_evaluated: bool = Field(description="whether the study wants quality")
+
+
+class Imported(Record):
+    """A process has connected; answered by ``build``."""
+
+    state: Literal["imported"]
+    rank: Rank
+    num_ranks: Replicas | None = None
+    protocol: int = Field(default=2, description="2 did not say it")
+    has_sustained: bool = Field(
+        default=False,
+        description="whether it lets its garbage collector work in sustained turns",
+    )
+
+
+class Built(Record):
+    """All but the last warm-up step are done; answered by ``warm_up``."""
+
+    state: Literal["built"]
+    rank: Rank
+
+
+class Ready(Record):
+    """The last warm-up step is done; answered by ``turn`` or ``finish``."""
+
+    state: Literal["ready"]
+    rank: Rank
+    step_time_sec: Amount
+
+
+class TurnFacts(Record):
+    """What a process did and used in a turn; the usage is that of ``getrusage``."""
+
+    round_index: Index
+    attempt: Attempt
+    start_ns: Nanoseconds = Field(description="CLOCK_MONOTONIC, before its first step")
+    end_ns: Nanoseconds = Field(description="that of its last step")
+    num_steps: Steps
+    user_sec: Amount = 0.0
+    system_sec: Amount = 0.0
+    minor_faults: Total = 0
+    major_faults: Total = 0
+    involuntary_switches: Total = 0
+    num_retraces: Total = Field(
+        default=0, description="compilations within the turn, which make it void"
+    )
+
+
+class TurnDone(TurnFacts):
+    """The turn has ended; answered by ``turn`` or ``finish``."""
+
+    state: Literal["turn"]
+    rank: Rank
+
+
+Message = Annotated[Imported | Built | Ready | TurnDone, Field(discriminator="state")]
+"""From a process to the harness: one line of JSON."""
+
+
+class Build(Record):
+    """Build the program, and run all but the last warm-up step."""
+
+    command: Literal["build"]
+    is_alone: bool = Field(description="whether no other process starts meanwhile")
+
+
+class WarmUp(Record):
+    """Run the last warm-up step, alone on the machine."""
+
+    command: Literal["warm_up"]
+    heap_fraction: Fraction = Field(
+        description="by how much the heap may grow before, of the memory of the process"
+    )
+
+
+class TakeTurn(Record):
+    """Run so many steps."""
+
+    command: Literal["turn"]
+    round_index: Index
+    attempt: Attempt = Field(description="above 0 where the one before was disturbed")
+    num_steps: Steps
+    is_sustained: bool = Field(
+        default=False,
+        description="let the garbage collector work, as it does outside of studies;"
+        " sent only to programs that have said ``has_sustained``",
+    )
+
+
+class Finish(Record):
+    """Check, evaluate, record, and exit."""
+
+    command: Literal["finish"]
+
+
+Command = Annotated[Build | WarmUp | TakeTurn | Finish, Field(discriminator="command")]
+"""From the harness to each process: one line of JSON."""
+
+
+# ``results.records.client.protocol`` reads them.
+
+Loss = Real | Literal["nan", "inf", "-inf"] | None
+
+
+class TrialLine(Record):
+    """Whose observations these are: the name of the trial's directory, and a nonce."""
+
+    kind: Literal["trial"]
+    trial_id: Name
+    nonce: Name
+
+
+class PhaseLine(Record):
+    """The process enters a phase."""
+
+    kind: Literal["phase"]
+    phase: Phase
+    ns: Nanoseconds
+
+
+class ClientLine(Record):
+    """Which version the process speaks, and who it is."""
+
+    kind: Literal["client"]
+    protocol: Literal[3]
+    rank: Rank
+    num_ranks: Replicas
+
+
+class ClockLine(Record):
+    """Whose clock the times are of, where there are several processes."""
+
+    kind: Literal["clock"]
+    host: Name
+
+
+class FactsLine(Record):
+    """What is trained; before the first step."""
+
+    kind: Literal["facts"]
+    num_parameters: Total = Field(description="0 where it is not known")
+    flops_per_example: Total | None = None
+    example_unit: Name
+    global_batch_size: GlobalBatchSize
+
+
+class StepLine(Record):
+    """One step; the index counts over all phases from 0."""
+
+    kind: Literal["step"]
+    phase: Phase
+    index: int = Field(ge=0, lt=limits.MAX_LOSSES)
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds = Field(description="after all work of the device")
+    loss: Loss = Field(description="mean over the global batch; null if there is none")
+
+
+class FirstStepLine(Record):
+    """The first step is done."""
+
+    kind: Literal["first_step_done"]
+    time_to_first_step_sec: Seconds
+    is_alone: bool = Field(description="as ``build`` said; true without a relay")
+
+
+class TurnLine(TurnFacts):
+    """The turn whose steps are the lines before; as it is sent."""
+
+    kind: Literal["turn"]
+
+
+class PeakLine(Record):
+    """The peak rate of the devices of the process, where it was measured."""
+
+    kind: Literal["peak"]
+    flops_per_sec: FlopRate
+    method: Line
+
+
+class GpuCanaryLine(Record):
+    """Rates of a matrix product on each GPU of the process, before warm-up."""
+
+    kind: Literal["gpu_canary"]
+    tflops: tuple[Amount, ...] = Field(max_length=limits.MAX_REPLICAS)
+    reason: Line = Field(default="", description="why there is none")
+
+
+class ExplainLine(Record):
+    """A description of the collectives in a step."""
+
+    kind: Literal["explain"]
+    collectives: Text
+
+
+class MemoryLine(Record):
+    """The peak of the measured steps."""
+
+    kind: Literal["memory"]
+    peak_memory_bytes: Total
+    method: Line
+
+
+class HeartbeatLine(Record):
+    """The process is alive; in a long window every few seconds."""
+
+    kind: Literal["heartbeat"]
+    ns: Nanoseconds
+
+
+class SanityLine(Record):
+    """One check of correctness; a trial that fails one gives no number."""
+
+    kind: Literal["sanity"]
+    name: Name
+    is_passed: bool
+    detail: Text
+
+
+class QualityLine(QualityMetric):
+    """What was learned, at the end."""
+
+    kind: Literal["quality"]
+
+
+class WindowMetricLine(QualityMetric):
+    """What the program counted within the measured steps."""
+
+    kind: Literal["window_metric"]
+
+
+class PointLine(QualityPoint):
+    """What was learned so far; of a quality run."""
+
+    kind: Literal["point"]
+
+
+class ChangeLine(Change):
+    """What the first steps changed; of a trial that is matched."""
+
+    kind: Literal["change"]
+
+
+class FailureLine(Failure):
+    """Why the process failed."""
+
+    kind: Literal["failure"]
+
+
+class DoneLine(Record):
+    """The process has done all that the harness asked for."""
+
+    kind: Literal["done"]
+    ns: Nanoseconds
+
+
+RankLine = Annotated[
+    TrialLine
+    | PhaseLine
+    | ClientLine
+    | ClockLine
+    | FactsLine
+    | StepLine
+    | FirstStepLine
+    | TurnLine
+    | PeakLine
+    | GpuCanaryLine
+    | ExplainLine
+    | MemoryLine
+    | HeartbeatLine
+    | SanityLine
+    | QualityLine
+    | WindowMetricLine
+    | PointLine
+    | ChangeLine
+    | FailureLine
+    | DoneLine,
+    Field(discriminator="kind"),
+]
+"""A line of ``rank_<k>.jsonl``."""
+
 
 VERSION: Final = 3
 _MESSAGES: Final[TypeAdapter[Message]] = TypeAdapter(Message)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from results.records import limits
-from results.records.bounds import Amount, Index, Name, Total
-from results.records.record_base import Record
+from results.records.record_base import Amount, Index, Name, Record, Total
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ from command_words import overridden, smoke_sweep
 from fake_nvml import FakeGpu, FakeMig, make_gpus, without
 
 from harness.cli import exit_codes
-from harness.machine import gpu_exclusive, gpus
+from harness.machine import gpu_watch, gpus
 from harness.trial.gpu_probe import TensorFlowGpus
 
 SWEEP = smoke_sweep("--device=gpu --backends=in_graph --mode=weak --repeats=1")
@@ -258,7 +258,7 @@ def test_a_tensorflow_without_cuda_does_not_continue_a_study(resume, written):
 def test_a_study_is_not_continued_beside_another_sweep(resume, written, install_gpus):
     install_gpus(make_gpus(2))
     before = written()
-    with gpu_exclusive.hold(gpus.read_gpus()[1:], study="other"):
+    with gpu_watch.hold_gpus(gpus.read_gpus()[1:], study="other"):
         code, _, err = resume(make_gpus(2))
 
     assert exit_codes.UNFIT == code

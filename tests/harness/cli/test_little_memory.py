@@ -26,7 +26,7 @@ from ended import finished_in
 from harness.cli import arguments, exit_codes, running
 from harness.cli import main as cli
 from harness.errors import DoesNotFitError, causes
-from harness.run import starting
+from harness.run import relay
 from results.records.models import Order, TrialStatus
 from results.store.study_store import Store
 
@@ -209,7 +209,7 @@ def full(monkeypatch):
     def check(*_):
         raise DoesNotFitError("3 processes do not fit into memory at once")
 
-    monkeypatch.setattr(starting, "_check_memory", check)
+    monkeypatch.setattr(relay, "_check_memory", check)
 
 
 @pytest.mark.usefixtures("forked_trials")

@@ -14,7 +14,7 @@ from hung import at_most
 
 from harness.cli import progress
 from harness.planning import estimate
-from harness.run import phase_watch, sweep
+from harness.run import resident, sweep
 from harness.run.trial_runner import RunSettings
 from results.records import identity
 from results.records.measuring import GateDesign, Measuring
@@ -97,7 +97,7 @@ def test_a_log_says_now_and_then_what_a_long_trial_does(small_plan):
 
 def test_the_phase_of_a_running_trial_is_read_from_its_rank_file(tmp_path):
     """Only complete lines count; a missing file is a trial that starts."""
-    reader = phase_watch.PhaseReader(tmp_path)
+    reader = resident.PhaseReader(tmp_path)
     shown = [reader.look()]
     path = tmp_path / "rank_0.jsonl"
     with path.open("a") as file:
@@ -118,7 +118,7 @@ def test_the_phase_of_a_running_trial_is_read_from_its_rank_file(tmp_path):
         "training",
         "training, 1 evaluated",
     ]
-    assert set(phase_watch.WORDS) == set(Phase)
+    assert set(resident.WORDS) == set(Phase)
 
 
 @pytest.mark.parametrize("what", ["nested", "a pipe", "a link"])
@@ -134,7 +134,7 @@ def test_what_no_process_of_ours_wrote_ends_no_progress(tmp_path, what):
         path.symlink_to("other")
 
     with at_most(10):
-        assert "starting" == phase_watch.PhaseReader(tmp_path).look()
+        assert "starting" == resident.PhaseReader(tmp_path).look()
 
 
 def test_a_relay_has_a_time_left_before_its_first_round(small_plan, store, monkeypatch):
@@ -158,7 +158,7 @@ def test_a_relay_has_a_time_left_before_its_first_round(small_plan, store, monke
 
 def test_a_trial_that_runs_alone_shows_its_phase_until_it_ends(tmp_path):
     shown = queue.Queue[str]()
-    with phase_watch.PhaseWatch(tmp_path, shown.put, period_sec=0.001) as watch:
+    with resident.PhaseWatch(tmp_path, shown.put, period_sec=0.001) as watch:
         assert "starting" == shown.get(timeout=10)
 
     assert not watch.is_watching

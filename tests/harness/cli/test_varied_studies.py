@@ -9,7 +9,7 @@ from command_words import smoke_sweep
 
 from harness.cli import exit_codes
 from harness.errors import ParseError
-from harness.planning import vary
+from harness.planning import study as study_lib
 from results.store import manifest, varied
 from results.store.study_store import Store
 
@@ -186,7 +186,7 @@ def test_a_study_that_is_left_out_is_named(made, harness, is_renewed):
 )
 def test_a_malformed_axis_is_refused(text, message):
     with pytest.raises(ParseError, match=message):
-        vary.parse_vary(text, what="--vary")
+        study_lib.parse_vary(text, what="--vary")
 
 
 NOT_VARIED = [
@@ -243,7 +243,7 @@ def test_a_folder_of_something_else_is_not_used(
 
 def test_an_option_of_a_workload_can_be_varied():
     """By its name; options of the command line keep theirs."""
-    axis = vary.parse_vary("learning_rate=0.1,0.2", what="--vary")
+    axis = study_lib.parse_vary("learning_rate=0.1,0.2", what="--vary")
 
     assert ("--option", "learning_rate=0.2") == axis.words("0.2")
     assert "learning_rate-0.2" == axis.folder("0.2")

@@ -12,7 +12,8 @@ import pytest
 from repositories import commit, git
 
 from harness.cli import exit_codes, progress
-from harness.planning import estimate, extend
+from harness.planning import estimate
+from harness.planning import plan as plan_lib
 from harness.run import rounds, sweep
 from harness.run.resident import Resident
 from harness.trial import process_tree
@@ -194,7 +195,7 @@ def test_a_relay_whose_turns_are_all_void_goes_on(
     client_settings, client_store, quick_turns
 ):
     """To its last generation, as one of our own workloads does: it is shown."""
-    planned = extend.with_next_generation(client_store.read_plan())
+    planned = plan_lib.with_next_generation(client_store.read_plan())
     client_store.write_plan(planned)
     settings = dataclasses.replace(
         client_settings(),

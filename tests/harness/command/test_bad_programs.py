@@ -9,7 +9,7 @@ import psutil
 import pytest
 import synthetic_trial
 
-from harness.command import kept_output, supervised
+from harness.command import running as running_lib
 from harness.run import trial_runner, trial_tree
 from harness.run.trial_runner import RunSettings
 from harness.trial import process_tree
@@ -279,14 +279,14 @@ def test_output_has_limits(ran, tmp_path):
     del ran
     path = tmp_path / "out"
     with path.open("wb") as file:
-        kept = kept_output.KeptOutput(file.fileno())
+        kept = running_lib.KeptOutput(file.fileno())
         for _ in range(600):
             kept.add(b"z" * 10_000)
         kept.add(b"\nthe end")
         kept.end()
     text = path.read_bytes()
 
-    assert len(text) < kept_output.HEAD_BYTES + kept_output.TAIL_BYTES + 100
+    assert len(text) < running_lib.HEAD_BYTES + running_lib.TAIL_BYTES + 100
     assert text.endswith(b"the end")
     assert b"bytes left out" in text
     assert kept.last_bytes.endswith(b"\nthe end")
@@ -308,8 +308,8 @@ def test_no_processes_are_looked_through(monkeypatch, tmp_path):
         def run(self, *_):
             """Does nothing."""
 
-    monkeypatch.setattr(supervised, "Run", Ended)
+    monkeypatch.setattr(running_lib, "Run", Ended)
 
-    assert 1 == supervised.run(["true"], tmp_path, {}, tmp_path)
+    assert 1 == running_lib.run_supervised(["true"], tmp_path, {}, tmp_path)
     assert [{"is_sampled": False}] == asked
     assert "no process of it had connected" in (tmp_path / "rank_0.jsonl").read_text()

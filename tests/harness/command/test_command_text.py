@@ -9,11 +9,10 @@ import pytest
 from fake_nvml import make_gpus
 
 from harness.cli import exit_codes
-from harness.command import files, identity, metric, placeholders, program, worker
-from harness.command.errors import ReadingError
-from harness.command.other_gpus import OtherGpus
-from harness.command.reader import LineReader, Reading
-from harness.command.result import judge
+from harness.command import files, identity, placeholders, program, worker
+from harness.command import numbers as numbers_lib
+from harness.command.reader import LineReader, Reading, ReadingError
+from harness.command.result import OtherGpus, judge
 from harness.errors import PlanError
 from results.records.models import Evidence
 
@@ -27,7 +26,7 @@ OWN = (
 
 
 def read(pattern, *chunks):
-    lines = LineReader(metric.parse(f"throughput={pattern}").pattern)
+    lines = LineReader(numbers_lib.parse_metric(f"throughput={pattern}").pattern)
     return [
         reading
         for ns, chunk in enumerate((*chunks, b""))
@@ -188,7 +187,7 @@ def test_a_flood_without_line_ends_is_not_kept():
 )
 def test_a_number_stands_for_the_time_of_a_global_batch(name, seconds):
     """4.0 was printed by two replicas that process 8 examples per step."""
-    assert seconds == metric.parse(f"{name}=(x)").seconds(4.0, 8, 2)
+    assert seconds == numbers_lib.parse_metric(f"{name}=(x)").seconds(4.0, 8, 2)
 
 
 @pytest.mark.parametrize(

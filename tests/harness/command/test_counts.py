@@ -7,8 +7,8 @@ import pytest
 from repositories import commit, git
 
 from harness.cli import exit_codes
-from harness.command import counts
-from harness.command.errors import CommandError, ReadingError
+from harness.command import reader as reader_lib
+from harness.command.reader import CommandError, ReadingError
 from harness.errors import PlanError
 from results.store.study_store import Store
 
@@ -90,7 +90,7 @@ def test_a_gate_finds_five_percent_more_bytes(harness, tmp_path):
 )
 def test_a_bad_option_is_refused(texts, message):
     with pytest.raises(PlanError, match=re.escape(message)):
-        counts.parse(texts)
+        reader_lib.parse_count(texts)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_where_nothing_is_read_a_count_is_refused(refuse, arguments, message):
 
 def test_the_last_number_of_either_stream_counts():
     """And zero is one: nothing was compiled again."""
-    reader = counts.CountReader(["traces=traced ([0-9]+)", "sent=sent ([0-9.e+]+)"])
+    reader = reader_lib.CountReader(["traces=traced ([0-9]+)", "sent=sent ([0-9.e+]+)"])
     reader.feed(0, b"traced 3\nsent 1e3\ntra", 1)
     reader.feed(1, b"traced 9", 2)
     reader.feed(0, b"ced 0\n", 3)
@@ -127,7 +127,7 @@ def test_the_last_number_of_either_stream_counts():
 
 
 def test_a_count_that_says_nothing_fails_its_trial():
-    reader = counts.CountReader(["a=n ([^ ]+)"])
+    reader = reader_lib.CountReader(["a=n ([^ ]+)"])
     with pytest.raises(CommandError, match=r"no line that .* matches --count 'a'"):
         list(reader.metrics())
     with pytest.raises(ReadingError, match="has '-1', which is below zero"):

@@ -8,16 +8,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.cli import exit_codes
-from harness.command import metric
-from harness.command.counts import CountReader
-from harness.command.errors import ReadingError
-from harness.command.reader import LineReader, check_missed
+from harness.command import numbers
+from harness.command.reader import CountReader, LineReader, ReadingError, check_missed
 from harness.errors import PlanError
 from results.store.study_store import Store
 
 
 def read(option, *lines):
-    of = metric.parse(option)
+    of = numbers.parse_metric(option)
     assert of.pattern is not None
     reader = LineReader(of.pattern, "--metric", of.quantity, of.notation)
     text = "".join(f"{line}\n" for line in lines).encode()
@@ -260,7 +258,7 @@ def test_a_count_is_exact_or_refused(value, separator):
 )
 def test_an_unknown_word_behind_a_name_is_refused(text):
     with pytest.raises(PlanError, match=r"brackets hold at most one of comma, thou"):
-        metric.parse(text)
+        numbers.parse_metric(text)
 
 
 @settings(max_examples=100, deadline=None)

@@ -4,16 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.command import metric
-from harness.command.first_cause import first_cause
+from harness.command import numbers
+from harness.command.first_losses import TerminalLine, first_cause
 from harness.command.reader import LineReader
-from harness.command.terminal_line import TerminalLine
 
 MOVES = ("back", "forward", "to", "blank")
 
 
 def read(*chunks, pattern=r"rate: ([0-9.]+)"):
-    of = metric.parse(f"throughput={pattern}")
+    of = numbers.parse_metric(f"throughput={pattern}")
     assert of.pattern is not None
     reader = LineReader(of.pattern)
     return [one.value for chunk in (*chunks, b"") for one in reader.feed(chunk, 1)]

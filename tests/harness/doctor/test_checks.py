@@ -11,9 +11,8 @@ from harness.cli import exit_codes
 from harness.doctor import diagnose, load, settings
 from harness.doctor.finding import bad, caution, ok
 from harness.doctor.load import CurrentLoad, Neighbour
-from harness.machine.core_clock import TICK_SEC
 from harness.machine.disturbance import Disturbance
-from harness.machine.topology import CpuTopology, LogicalCpu
+from harness.machine.machine_state import TICK_SEC, CpuTopology, LogicalCpu
 
 FINE = ok("steal", "0.0 % of the cores")
 CAUTION = caution("boost", "on: [bold]x", "switch it off")

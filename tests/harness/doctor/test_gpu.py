@@ -7,10 +7,10 @@ import pytest
 from fake_nvml import FakeGpu, FakeMig, make_gpus, without
 
 from harness.cli import exit_codes
-from harness.doctor import gpu, gpu_canary, gpu_state
-from harness.doctor.gpu_state import GpuState
+from harness.doctor import gpu, gpu_canary
+from harness.doctor.gpu import GpuState
 from harness.errors import DoctorError
-from harness.machine import environment, gpu_exclusive, gpus
+from harness.machine import environment, gpu_watch, gpus
 from harness.trial.gpu_probe import MissingGpuError, TensorFlowGpus
 
 
@@ -68,7 +68,7 @@ def test_no_gpu_is_fine():
 
 def test_the_driver_is_asked(install_gpus):
     """This process is no other user; an idle clock is no throttling."""
-    gpu = FakeGpu(
+    fake = FakeGpu(
         users=[7, 8],
         utilization=25,
         reasons=0x1 | 0x4 | 0x20,
@@ -77,8 +77,8 @@ def test_the_driver_is_asked(install_gpus):
         power_limit_watts=400,
         uncorrected_errors=3,
     )
-    nvml = install_gpus([gpu])
-    (state,) = gpu_state.read_gpu_states(8)
+    nvml = install_gpus([fake])
+    (state,) = gpu.read_gpu_states(8)
 
     assert state == GpuState(
         name="NVIDIA H100 80GB HBM3",
@@ -103,7 +103,7 @@ def test_what_a_gpu_does_not_support_is_none(install_gpus):
         "PowerManagementDefaultLimit TotalEccErrors"
     )
     install_gpus([FakeGpu(unsupported=unsupported)])
-    (state,) = gpu_state.read_gpu_states(8)
+    (state,) = gpu.read_gpu_states(8)
 
     assert state == GpuState(
         name="NVIDIA H100 80GB HBM3",
@@ -121,7 +121,7 @@ def test_hidden_gpus_are_not_checked(install_gpus, monkeypatch):
     machine[0].users.append(1)
     install_gpus(machine)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
-    findings = gpu.check_gpus(gpu_state.read_gpu_states(8))
+    findings = gpu.check_gpus(gpu.read_gpu_states(8))
 
     assert [("GPU 1", "ok"), ("GPU 3", "ok")] == [(f.check, f.level) for f in findings]
 
@@ -130,7 +130,7 @@ def test_a_lost_gpu_is_a_bad_finding(install_gpus):
     machine = make_gpus(2)
     machine[1].is_lost = True
     install_gpus(machine)
-    first, second = gpu.check_gpus(gpu_state.read_gpu_states(8))
+    first, second = gpu.check_gpus(gpu.read_gpu_states(8))
 
     assert "ok" == first.level
     assert ("GPU 1", "bad") == (second.check, second.level)
@@ -234,7 +234,7 @@ def test_what_makes_gpus_unfit_is_found_with_its_remedy(
 def test_gpus_of_a_sweep_are_not_timed(doctor, install_gpus):
     """That would make its trials void."""
     install_gpus(make_gpus(2))
-    with gpu_exclusive.hold(gpus.read_gpus()[1:], study="s"):
+    with gpu_watch.hold_gpus(gpus.read_gpus()[1:], study="s"):
         code, findings = doctor(make_gpus(2))
 
     assert exit_codes.UNFIT == code

@@ -22,7 +22,7 @@ from hung import Hung, at_most
 from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.machine import cuda_cache
-from results.judging import gate_file
+from results.judging import gate_logs
 from results.records.gate_record import GateCase, GateRecord
 from results.store.study_store import Store
 
@@ -80,7 +80,7 @@ def whole(tmp_path_factory, overrides, quick_sweeps):
             assert exit_codes.OK == code
     study = root / "runs" / "r"
     shutil.make_archive(str(root / "records"), "zip", root / "runs", "r")
-    gate_file.write(Store(study), GATE)
+    gate_logs.write_gate(Store(study), GATE)
     (study / "report").mkdir(exist_ok=True)
     (study / "report" / "index.html").write_text("<p>a page of 12 numbers</p>\n")
     (study / ".lock-holder").write_text("1\n")

@@ -19,7 +19,7 @@ from harness.cli.verbs import gate_design, gate_request
 from harness.errors import PlanError
 from harness.judging import revisions
 from harness.trial import process_tree
-from results.judging import gate_file, gate_metrics
+from results.judging import gate_logs, gate_metrics
 from results.records.models import Control, Order
 from results.statistics import group_sequential
 from results.store.study_store import Store
@@ -272,7 +272,7 @@ def test_a_clear_slowdown_ends_at_the_first_look(gate, tmp_path):
     first = [of for of in results if any(turn.is_sustained for turn in of.turns)]
     assert 8 == len(first)  # not the twins
     assert {4} == {sum(turn.is_sustained for turn in of.turns) for of in first}
-    notes = gate_file.read(store).notes
+    notes = gate_logs.read_gate(store).notes
     (check,) = (note for note in notes if note.startswith("a check of the turns:"))
     assert re.search(r"take [+-]\d+\.\d % \[.+\] longer \(n = 4\), over all", check)
 

@@ -12,7 +12,6 @@ from gate_process import DRIVER, GATE, worktrees
 from repositories import git
 
 from harness.judging import revisions
-from harness.judging import worktrees as worktrees_lib
 from harness.machine import owned_folders
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -87,7 +86,7 @@ def test_a_worktree_that_git_did_not_finish_is_removed(
     others = tmp_path / "others"
     git(repository, "worktree", "add", "--quiet", "--detach", str(others))
     try:
-        worktrees_lib.remove_abandoned(revisions._git)
+        revisions.remove_abandoned_worktrees(revisions._git)
 
         assert [str(others)] == worktrees(repository)
         assert not root.parent.exists()

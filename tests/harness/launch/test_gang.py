@@ -16,10 +16,11 @@ import pytest
 from hung import until
 
 from harness.errors import LaunchError
-from harness.launch import channel, member
+from harness.launch import engine as engine_lib
+from harness.launch import member
 from harness.launch.engine import ClientEngine
 from harness.launch.exits import MemberExits
-from harness.launch.gang_plan import GangPlan
+from harness.launch.gang import GangPlan
 
 LONGEST_SEC = 30.0
 
@@ -88,7 +89,7 @@ def connect(exits):
 
     def run(secret=None):
         port = exits.address.rpartition(":")[2]
-        return channel.connect(f"127.0.0.1:{port}", secret or exits.secret)
+        return engine_lib.connect(f"127.0.0.1:{port}", secret or exits.secret)
 
     return run
 
@@ -100,8 +101,8 @@ def read(exits):
 
 def test_an_exit_is_recorded_by_place(exits, connect):
     connection = connect()
-    channel.send(connection, member=("worker", 1), place=1, host="n1")
-    channel.send(
+    engine_lib.send(connection, member=("worker", 1), place=1, host="n1")
+    engine_lib.send(
         connection,
         member=("worker", 1),
         exit_code=3,
@@ -117,7 +118,7 @@ def test_an_exit_is_recorded_by_place(exits, connect):
 
 def test_a_lost_connection_is_the_end_of_a_member(exits, connect):
     connection = connect()
-    channel.send(connection, member=("worker", 0), place=0, host="n0")
+    engine_lib.send(connection, member=("worker", 0), place=0, host="n0")
     read(exits)
     connection.close()
     read(exits)
@@ -131,8 +132,8 @@ def test_a_lost_connection_is_the_end_of_a_member(exits, connect):
 def test_an_exit_that_was_reported_is_not_a_loss(exits, connect):
     """Members close the connection after they have reported."""
     connection = connect()
-    channel.send(connection, member=("worker", 0), place=0, host="n0")
-    channel.send(connection, member=("worker", 0), exit_code=0, tail="")
+    engine_lib.send(connection, member=("worker", 0), place=0, host="n0")
+    engine_lib.send(connection, member=("worker", 0), exit_code=0, tail="")
     connection.close()
     read(exits)
 
@@ -147,7 +148,7 @@ def test_an_exit_that_was_reported_is_not_a_loss(exits, connect):
         b"GET / HTTP/1.0\r\n\r\n",
         b"[]\n",
         b"\xff\n",
-        b"x" * (channel.MAX_LINE_BYTES + 10),
+        b"x" * (engine_lib.MAX_LINE_BYTES + 10),
     ],
 )
 def test_strangers_are_not_believed(exits, connect, data):
@@ -155,8 +156,8 @@ def test_strangers_are_not_believed(exits, connect, data):
     stranger = connect(secret="guess")
     stranger.sendall(data)
     genuine = connect()
-    channel.send(genuine, member=("worker", 0), place=0, host="n0")
-    channel.send(genuine, member=("worker", 0), exit_code=0, tail="")
+    engine_lib.send(genuine, member=("worker", 0), place=0, host="n0")
+    engine_lib.send(genuine, member=("worker", 0), exit_code=0, tail="")
     read(exits)
 
     assert {0: 0} == exits.codes
@@ -176,13 +177,13 @@ def test_closing_ends_the_members(exits, connect):
 
 def test_a_member_uses_the_address_that_its_engine_knows():
     """The name of a host can mean its loopback address on another one."""
-    environ = {channel.ADDRESS_VARIABLE: "n0:77", "OF_THE_ENGINE": "10.0.0.1"}
-    by_engine = {channel.HOST_IN_VARIABLE: "OF_THE_ENGINE"}
+    environ = {engine_lib.ADDRESS_VARIABLE: "n0:77", "OF_THE_ENGINE": "10.0.0.1"}
+    by_engine = {engine_lib.HOST_IN_VARIABLE: "OF_THE_ENGINE"}
 
-    assert "10.0.0.1:77" == channel.own_address(environ | by_engine)
-    assert "n0:77" == channel.own_address(environ)
-    assert "n0:77" == channel.own_address(
-        {channel.ADDRESS_VARIABLE: "n0:77"} | by_engine
+    assert "10.0.0.1:77" == engine_lib.own_address(environ | by_engine)
+    assert "n0:77" == engine_lib.own_address(environ)
+    assert "n0:77" == engine_lib.own_address(
+        {engine_lib.ADDRESS_VARIABLE: "n0:77"} | by_engine
     )
 
 

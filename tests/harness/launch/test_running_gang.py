@@ -13,15 +13,13 @@ from pathlib import Path
 import pytest
 
 from harness.errors import LaunchError
-from harness.launch import channel, gang
+from harness.launch import engine, gang
 from harness.launch.engine import Engine, Gang
-from harness.launch.gang import RunningGang
-from harness.launch.gang_plan import GangPlan
-from harness.run.gang_tree import GangTree
-from harness.run.trial_tree import run_tree
-from harness.trial import first_exit
-from harness.trial.first_exit import FirstExit
+from harness.launch.gang import GangPlan, RunningGang
+from harness.run.trial_tree import GangTree, run_tree
+from harness.trial import rank_file
 from harness.trial.process_tree import MARKER
+from harness.trial.rank_file import FirstExit
 
 LONGEST_SEC = 30.0
 
@@ -33,15 +31,15 @@ class Members(Engine):
         self.code = code
         self.num_cancels = 0
         self.connections = []
-        port = made.variables[channel.ADDRESS_VARIABLE].rpartition(":")[2]
-        secret = made.variables[channel.SECRET_VARIABLE]
+        port = made.variables[engine.ADDRESS_VARIABLE].rpartition(":")[2]
+        secret = made.variables[engine.SECRET_VARIABLE]
         for place, act in enumerate(acts):
-            connection = channel.connect(f"127.0.0.1:{port}", secret)
+            connection = engine.connect(f"127.0.0.1:{port}", secret)
             self.connections.append(connection)
             own = {"member": ("worker", place)}
-            channel.send(connection, **own, place=place, host=f"n{place}")
+            engine.send(connection, **own, place=place, host=f"n{place}")
             if act is not None:
-                channel.send(connection, **own, **act)
+                engine.send(connection, **own, **act)
 
     def poll(self):
         return self.code
@@ -112,7 +110,7 @@ def test_a_signal_is_the_cause_and_not_who_lost_the_rank(running, tmp_path):
     made.end()
 
     assert -signal.SIGSEGV == made.exit_code
-    assert FirstExit(rank=1) == first_exit.read(tmp_path)
+    assert FirstExit(rank=1) == rank_file.read_first_exit(tmp_path)
     assert "-- process 0 on n0:\nlost rank 1" in made.output
 
 
@@ -125,7 +123,7 @@ def test_others_have_a_grace_period(running, tmp_path, monkeypatch):
 
     assert 0.5 <= time.monotonic() - start < LONGEST_SEC
     assert 3 == made.exit_code
-    assert FirstExit(rank=1) == first_exit.read(tmp_path)
+    assert FirstExit(rank=1) == rank_file.read_first_exit(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +145,7 @@ def test_a_rank_whose_connection_is_lost_was_killed(running, tmp_path, code, end
     made.wait(LONGEST_SEC)
     made.end()
 
-    reason = first_exit.read(tmp_path).reason
+    reason = rank_file.read_first_exit(tmp_path).reason
     assert -signal.SIGKILL == made.exit_code
     assert "connection to process 1 on host 'n1' was lost" in reason
     assert reason.endswith(end)
@@ -173,7 +171,7 @@ def test_a_gang_that_runs_for_too_long_has_no_exit_code(running):
             Launcher(None, None, None, code=137),
             r"^the engine ended with exit code 137 before all ranks .*: said by the",
         ),
-        (Launcher(None, None, None, code=channel.REFUSED), r"^said by the engine$"),
+        (Launcher(None, None, None, code=engine.REFUSED), r"^said by the engine$"),
     ],
 )
 def test_what_never_ran_is_refused(running, tmp_path, monkeypatch, launcher, reason):
@@ -182,9 +180,9 @@ def test_what_never_ran_is_refused(running, tmp_path, monkeypatch, launcher, rea
     made = running(launcher)
     made.wait(LONGEST_SEC)
     made.end()
-    found = first_exit.read(tmp_path)
+    found = rank_file.read_first_exit(tmp_path)
 
-    assert channel.REFUSED == made.exit_code
+    assert engine.REFUSED == made.exit_code
     assert found.rank is None
     with pytest.raises(LaunchError, match=reason):
         raise LaunchError(found.reason)
@@ -198,7 +196,7 @@ def test_reports_after_the_end_of_the_engine_count(running, monkeypatch):
     assert launcher.engine is not None
     late = launcher.engine.connections[1]
     report = threading.Timer(
-        0.3, lambda: channel.send(late, member=("worker", 1), **ended(0))
+        0.3, lambda: engine.send(late, member=("worker", 1), **ended(0))
     )
     report.start()
     made.wait(LONGEST_SEC)

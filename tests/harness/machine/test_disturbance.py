@@ -12,16 +12,16 @@ import pytest
 from hung import until
 from loads import QUIET
 
-from harness.machine import core_clock, disturbance, foreign_load
-from harness.machine.core_clock import CoreClock, CoreTimes, ThreadTimes, Throttling
-from harness.machine.foreign_load import CpuClock
+from harness.machine import disturbance, machine_state
+from harness.machine.disturbance import CpuClock
+from harness.machine.machine_state import CoreClock, CoreTimes, ThreadTimes, Throttling
 
-TICK_SEC = core_clock.TICK_SEC
+TICK_SEC = machine_state.TICK_SEC
 
 
 def test_the_totals_of_the_trials_cores_are_summed(fake_root):
     fake_root.cores((100, 0, 9, 1), (200, 0, 9, 2), (400, 0, 9, 4))
-    clock = core_clock.read((0, 2), (), fake_root.path)
+    clock = machine_state.read_core_clock((0, 2), (), fake_root.path)
 
     assert clock.cores is not None
     assert 500 * TICK_SEC == pytest.approx(clock.cores.idle_sec)
@@ -33,7 +33,7 @@ def test_the_totals_of_the_trials_cores_are_summed(fake_root):
 def test_interrupts_are_read_where_the_kernel_counts_them_apart(fake_root):
     """Recognized by irq above 0; otherwise they are in the time of processes."""
     fake_root.cores((0, 3, 9, 0))
-    clock = core_clock.read((0,), (), fake_root.path)
+    clock = machine_state.read_core_clock((0,), (), fake_root.path)
 
     assert clock.cores is not None
     assert 12 * TICK_SEC == pytest.approx(clock.cores.interrupt_sec)
@@ -41,21 +41,21 @@ def test_interrupts_are_read_where_the_kernel_counts_them_apart(fake_root):
 
 def test_a_system_without_these_files_has_no_counters(fake_root):
     """Nothing is claimed where the kernel does not count."""
-    clock = core_clock.read((0,), (7,), fake_root.path)
+    clock = machine_state.read_core_clock((0,), (7,), fake_root.path)
 
     assert clock.cores is None
     assert clock.run_sec is None
     assert {} == clock.threads == clock.process_sec
-    assert core_clock.Throttling(num_quota=None, quota_sec=None, num_thermal=None) == (
-        clock.throttling
-    )
+    assert machine_state.Throttling(
+        num_quota=None, quota_sec=None, num_thermal=None
+    ) == (clock.throttling)
 
 
 def test_a_core_that_the_kernel_does_not_show_gives_no_totals(fake_root):
     """It was switched off since planning: half of the cores would be too little."""
     fake_root.cores((1, 0, 0, 0))
 
-    assert core_clock.read((0, 5), (), fake_root.path).cores is None
+    assert machine_state.read_core_clock((0, 5), (), fake_root.path).cores is None
 
 
 def test_threads_of_all_processes_are_read(fake_root):
@@ -63,10 +63,10 @@ def test_threads_of_all_processes_are_read(fake_root):
     fake_root.thread(7, 8, 0.5)
     fake_root.thread(9, 9, 2.0)
     fake_root.process(7, 120, 80)
-    clock = core_clock.read((0,), (7, 9, 11), fake_root.path)
+    clock = machine_state.read_core_clock((0,), (7, 9, 11), fake_root.path)
 
     assert {(7, 7), (7, 8), (9, 9)} == set(clock.threads)
-    assert core_clock.ThreadTimes(run_sec=1.5, delay_sec=0.25) == clock.threads[7, 7]
+    assert machine_state.ThreadTimes(run_sec=1.5, delay_sec=0.25) == clock.threads[7, 7]
     assert {7: pytest.approx(200 * TICK_SEC)} == clock.process_sec
     assert "schedstat" == clock.process_source
 
@@ -77,13 +77,15 @@ def test_a_thread_that_ends_while_it_is_read_is_left_out(fake_root):
     (fake_root.path / "proc/7/task/8").mkdir()
     fake_root.write("proc/7/task/9/schedstat", "")
 
-    assert [(7, 7)] == [*core_clock.read((0,), (7,), fake_root.path).threads]
+    assert [(7, 7)] == [
+        *machine_state.read_core_clock((0,), (7,), fake_root.path).threads
+    ]
 
 
 def test_without_schedstat_the_ticks_of_processes_are_used(fake_root):
     fake_root.process(7, 3, 4)
     (fake_root.path / "proc/7/task/7").mkdir(parents=True)
-    clock = core_clock.read((0,), (7,), fake_root.path)
+    clock = machine_state.read_core_clock((0,), (7,), fake_root.path)
 
     assert "stat" == clock.process_source
     assert {7: pytest.approx(7 * TICK_SEC)} == clock.process_sec
@@ -94,8 +96,8 @@ def test_the_exact_run_time_of_cores_is_read(fake_root, folder):
     path = f"sys/fs/cgroup/{folder}/cpuacct.usage_percpu"
     fake_root.write(path, "1000000000 2500000000 7 \n")
 
-    assert 2.5 == core_clock.read((1,), (), fake_root.path).run_sec
-    assert core_clock.read((1, 3), (), fake_root.path).run_sec is None
+    assert 2.5 == machine_state.read_core_clock((1,), (), fake_root.path).run_sec
+    assert machine_state.read_core_clock((1, 3), (), fake_root.path).run_sec is None
 
 
 @pytest.mark.parametrize(
@@ -116,7 +118,7 @@ def test_the_exact_run_time_of_cores_is_read(fake_root, folder):
 def test_throttling_by_a_quota_is_read(fake_root, group, path, text):
     fake_root.write("proc/self/cgroup", group + "\n")
     fake_root.write(path, text)
-    throttling = core_clock.read((0,), (), fake_root.path).throttling
+    throttling = machine_state.read_core_clock((0,), (), fake_root.path).throttling
 
     assert 3 == throttling.num_quota
     assert 0.25 == pytest.approx(throttling.quota_sec)
@@ -129,7 +131,10 @@ def test_a_folder_of_two_names_is_counted_once(fake_root):
     fake_root.write("sys/fs/cgroup/cpu,cpuacct/cpu.stat", "nr_throttled 3\n")
     (fake_root.path / "sys/fs/cgroup/cpu").symlink_to("cpu,cpuacct")
 
-    assert 3 == core_clock.read((0,), (), fake_root.path).throttling.num_quota
+    assert (
+        3
+        == machine_state.read_core_clock((0,), (), fake_root.path).throttling.num_quota
+    )
 
 
 def test_throttling_by_heat_is_read(fake_root):
@@ -138,17 +143,17 @@ def test_throttling_by_heat_is_read(fake_root):
         fake_root.write(f"{folder}/core_throttle_count", f"{count}\n")
         fake_root.write(f"{folder}/package_throttle_count", "10\n")
 
-    throttling = core_clock.read((0, 1), (), fake_root.path).throttling
+    throttling = machine_state.read_core_clock((0, 1), (), fake_root.path).throttling
     assert 23 == throttling.num_thermal
 
 
 def test_this_kernel_has_what_a_reading_needs():
     core = min(os.sched_getaffinity(0))
-    start = core_clock.read((core,), (os.getpid(),))
+    start = machine_state.read_core_clock((core,), (os.getpid(),))
     end_sec = time.process_time() + 0.05
     while time.process_time() < end_sec:
         pass
-    end = core_clock.read((core,), (os.getpid(),))
+    end = machine_state.read_core_clock((core,), (os.getpid(),))
 
     assert end.cores is not None
     assert end.wall_sec - start.wall_sec >= 0.05
@@ -169,11 +174,13 @@ def test_a_reading_while_threads_come_and_end_succeeds():
         assert child.stdout is not None
         child.stdout.readline()
         try:
-            clocks = [core_clock.read((0,), (child.pid,)) for _ in range(200)]
+            clocks = [
+                machine_state.read_core_clock((0,), (child.pid,)) for _ in range(200)
+            ]
             for _ in range(20_000):  # until it has run for a tick
                 if clocks[-1].process_sec[child.pid] > 0:
                     break
-                clocks.append(core_clock.read((0,), (child.pid,)))
+                clocks.append(machine_state.read_core_clock((0,), (child.pid,)))
         finally:
             child.kill()
 
@@ -449,9 +456,9 @@ def test_a_hog_on_the_core_is_seen_within_three_percentage_points():
         hog.stdout.readline()
         try:
             trials = ((os.getpid(),), (os.getpid(), hog.pid))
-            start = [core_clock.read((core,), pids) for pids in trials]
+            start = [machine_state.read_core_clock((core,), pids) for pids in trials]
             time.sleep(1.5)
-            end = [core_clock.read((core,), pids) for pids in trials]
+            end = [machine_state.read_core_clock((core,), pids) for pids in trials]
         finally:
             hog.kill()
     with_hog, without = (
@@ -485,7 +492,9 @@ def cpu_clock(wall, busy, own, stolen=0.0):
 
 def test_foreign_time_is_what_is_busy_and_not_ours():
     """10 s on 2 CPUs with 12 s busy, 7 s of them ours: 5 of 20 s are foreign."""
-    load = foreign_load.between(cpu_clock(0, 100, 50), cpu_clock(10, 112, 57, 2), 2)
+    load = disturbance.foreign_between(
+        cpu_clock(0, 100, 50), cpu_clock(10, 112, 57, 2), 2
+    )
 
     assert 0.25 == pytest.approx(load.foreign_fraction)
     assert 0.1 == pytest.approx(load.stolen_fraction)
@@ -493,22 +502,22 @@ def test_foreign_time_is_what_is_busy_and_not_ours():
 
 def test_tick_rounding_is_not_negative_load():
     """More own time than busy time reads as no foreign load."""
-    load = foreign_load.between(cpu_clock(0, 0, 0), cpu_clock(1, 0.5, 0.51), 2)
+    load = disturbance.foreign_between(cpu_clock(0, 0, 0), cpu_clock(1, 0.5, 0.51), 2)
 
     assert 0.0 == load.foreign_fraction
 
 
 def test_a_spinning_neighbour_is_seen_and_an_own_child_is_not():
     """A child that was waited for is ours; one that still runs is foreign."""
-    start = foreign_load.read_clock()
+    start = disturbance.read_clock()
     subprocess.run([*SPIN, str(SPIN_SEC)], check=True, timeout=60)
-    own_sec = foreign_load.read_clock().own_sec - start.own_sec
-    start = foreign_load.read_clock()
+    own_sec = disturbance.read_clock().own_sec - start.own_sec
+    start = disturbance.read_clock()
     with psutil.Popen([*SPIN, "60"]) as neighbour:
         until(lambda: sum(neighbour.cpu_times()[:2]) >= SPIN_SEC)
-        end = foreign_load.read_clock()
+        end = disturbance.read_clock()
         neighbour.kill()
-    foreign = foreign_load.between(start, end, NUM_CPUS)
+    foreign = disturbance.foreign_between(start, end, NUM_CPUS)
     available_sec = NUM_CPUS * (end.wall_sec - start.wall_sec)
 
     assert own_sec > 0.9 * SPIN_SEC

@@ -13,7 +13,7 @@ from fake_nvml import FakeGpu, FakeMig, make_gpus, without
 from loads import QUIET
 
 from harness.errors import UnfitMachineError
-from harness.machine import disturbance, gpu_exclusive, gpus
+from harness.machine import disturbance, gpu_watch, gpus
 from harness.machine.gpu_watch import (
     GpuReading,
     GpuWatch,
@@ -269,7 +269,7 @@ def test_a_lock_keeps_other_processes_out_until_its_own_has_ended(install_gpus):
     install_gpus(make_gpus(2))
     first, second = gpus.read_gpus()
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(gpu_exclusive.lock_folder()), first.uuid],
+        [sys.executable, "-c", HOLD, str(gpu_watch.lock_folder()), first.uuid],
         cwd=Path(__file__).resolve().parents[3],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -282,29 +282,29 @@ def test_a_lock_keeps_other_processes_out_until_its_own_has_ended(install_gpus):
                 UnfitMachineError,
                 match=rf"by another sweep \(study 'theirs', process {other.pid}",
             ),
-            gpu_exclusive.hold([second, first], study="ours"),
+            gpu_watch.hold_gpus([second, first], study="ours"),
         ):
             pass
-        with gpu_exclusive.hold([second], study="ours"):
+        with gpu_watch.hold_gpus([second], study="ours"):
             pass  # it was released with the failed attempt
         other.kill()
-    with gpu_exclusive.hold([first], study="ours"):
+    with gpu_watch.hold_gpus([first], study="ours"):
         pass
 
 
 def test_no_gpu_needs_no_lock(monkeypatch):
     """Trials on CPUs take turns in a relay, and touch nothing here."""
-    monkeypatch.setattr(gpu_exclusive, "lock_folder", None)
-    with gpu_exclusive.hold((), study="ours"):
+    monkeypatch.setattr(gpu_watch, "lock_folder", None)
+    with gpu_watch.hold_gpus((), study="ours"):
         pass
-    assert "" == gpu_exclusive.wait_until_free(())
+    assert "" == gpu_watch.wait_until_free(())
 
 
 def test_the_lock_of_another_user_can_be_read_only(install_gpus, monkeypatch):
     """Then it says who holds it no better than that user wrote it."""
     install_gpus(make_gpus(1))
     (gpu,) = gpus.read_gpus()
-    with gpu_exclusive.hold([gpu], study="theirs"):
+    with gpu_watch.hold_gpus([gpu], study="theirs"):
         pass
     opened = os.open
 
@@ -315,11 +315,11 @@ def test_the_lock_of_another_user_can_be_read_only(install_gpus, monkeypatch):
 
     monkeypatch.setattr(os, "open", refuse)
     with (
-        gpu_exclusive.hold([gpu], study="ours"),
+        gpu_watch.hold_gpus([gpu], study="ours"),
         pytest.raises(
             UnfitMachineError, match=r"used by another sweep \(study 'theirs'"
         ),
-        gpu_exclusive.hold([gpu], study="second"),
+        gpu_watch.hold_gpus([gpu], study="second"),
     ):
         pass
 
@@ -328,8 +328,8 @@ def test_a_link_in_place_of_a_lock_is_not_followed(install_gpus, tmp_path):
     """Its target is not ours to write."""
     install_gpus(make_gpus(1))
     (gpu,) = gpus.read_gpus()
-    with gpu_exclusive.hold([gpu], study="ours"):
-        (lock,) = gpu_exclusive.lock_folder().iterdir()
+    with gpu_watch.hold_gpus([gpu], study="ours"):
+        (lock,) = gpu_watch.lock_folder().iterdir()
     lock.unlink()
     target = tmp_path / "precious"
     target.write_text("kept")
@@ -338,7 +338,7 @@ def test_a_link_in_place_of_a_lock_is_not_followed(install_gpus, tmp_path):
         pytest.raises(
             UnfitMachineError, match=r"cannot lock GPU 0 .*; remove that file"
         ),
-        gpu_exclusive.hold([gpu], study="ours"),
+        gpu_watch.hold_gpus([gpu], study="ours"),
     ):
         pass
 
@@ -365,7 +365,7 @@ def test_who_uses_a_gpu_before_a_trial_is_of_others(install_gpus, machine, expec
     """Where the driver lists nobody, nobody is known."""
     install_gpus(machine)
 
-    assert re.fullmatch(expected, gpu_exclusive.wait_until_free(gpus.read_gpus()))
+    assert re.fullmatch(expected, gpu_watch.wait_until_free(gpus.read_gpus()))
 
 
 def test_a_gpu_that_cannot_be_read_is_not_free(install_gpus):
@@ -377,5 +377,5 @@ def test_a_gpu_that_cannot_be_read_is_not_free(install_gpus):
 
     assert (
         "GPU 0 could not be read (GPU is lost): nobody knows who used it"
-        == gpu_exclusive.wait_until_free(chosen)
+        == gpu_watch.wait_until_free(chosen)
     )

@@ -7,8 +7,8 @@ import pytest
 from fake_nvml import GIB, FakeGpu, FakeMig, FakeNvml, make_gpus, without
 
 from harness.errors import PlanError
-from harness.machine import cuda_cache, gpu_choice, gpu_settings, gpus, machine_state
-from results.records.machines.gpu_settings import GpuSettings
+from harness.machine import cuda_cache, gpu_settings, gpus, machine_state
+from results.records.machines.machine_record import GpuSettings
 
 MIXED = [
     *make_gpus(2),
@@ -18,7 +18,7 @@ MIXED = [
 
 def _visible(limit):
     variables = {} if limit is None else {"CUDA_VISIBLE_DEVICES": limit}
-    return [gpu.cuda_id for gpu in gpu_choice.visible_gpus(variables)]
+    return [gpu.cuda_id for gpu in gpus.visible_gpus(variables)]
 
 
 @pytest.mark.parametrize("count", [0, 1, 8])
@@ -122,10 +122,10 @@ def test_a_limit_is_not_read_where_there_is_no_gpu(install_gpus):
 
 def test_the_first_visible_gpus_are_a_trials(install_gpus):
     install_gpus(MIXED)
-    assert ["0", "1"] == [g.cuda_id for g in gpu_choice.choose(gpus.read_gpus(), 2)]
+    assert ["0", "1"] == [g.cuda_id for g in gpus.choose(gpus.read_gpus(), 2)]
 
     install_gpus([FakeGpu(mig=[FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")])])
-    assert ["MIG-1"] == [g.cuda_id for g in gpu_choice.choose(gpus.read_gpus(), 1)]
+    assert ["MIG-1"] == [g.cuda_id for g in gpus.choose(gpus.read_gpus(), 1)]
 
 
 def test_a_lost_gpu_is_no_free_one(install_gpus):
@@ -140,7 +140,7 @@ def test_a_lost_gpu_is_no_free_one(install_gpus):
     ):
         _visible(None)
     assert ["0", "2"] == _visible("0,2")
-    assert 3 == len(gpu_choice.listed_gpus({}))
+    assert 3 == len(gpus.listed_gpus({}))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from fake_root import FakeRoot
 from repositories import commit, git
 
-from harness.machine import canary, containers, environment, machine_state
+from harness.machine import disturbance, environment, machine_state
 from harness.run import trial_tree
 from results.records.machines.machine_record import MachineState
 from results.records.models import Placement
@@ -151,7 +151,7 @@ def test_a_gpu_trial_sees_its_gpus_only(make_spec, tmp_path):
 def test_the_canary_gives_the_cores_back():
     """It is pinned while it runs, and only then."""
     before = os.sched_getaffinity(0)
-    seconds = canary.run_canary(min(before))
+    seconds = disturbance.run_canary(min(before))
 
     assert before == os.sched_getaffinity(0)
     assert 0.001 < seconds < 60
@@ -297,7 +297,7 @@ def test_a_container_is_recorded_with_its_image(fake_root, files, environ, expec
     for name, text in files.items():
         fake_root.write(name, text)
 
-    assert expected == containers.read(fake_root.path, environ)
+    assert expected == environment.read_container(fake_root.path, environ)
 
 
 def test_an_image_without_an_id_is_refused(refuse, monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 
 from harness.placement import allocation
 from harness.run import trial_tree
-from results.records import user_folders, variables
+from results.records import masked, program
 from results.records.models import Environment, Failure, StatusRecord
 from results.store import record_file
 from results.store.study_store import Store
@@ -26,8 +26,8 @@ SECRETS = {
 @pytest.mark.parametrize("name", sorted(SECRETS))
 def test_a_variable_that_is_not_listed_is_never_recorded(name):
     """Also where its prefix is that of a listed one."""
-    assert {} == variables.recorded_variables({name: SECRETS[name]})
-    assert {} == variables.identity_variables({name: SECRETS[name]})
+    assert {} == program.recorded_variables({name: SECRETS[name]})
+    assert {} == program.identity_variables({name: SECRETS[name]})
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_what_moves_performance_is_identity_and_is_recorded(name):
     """Two trials that differ in it are two cases."""
     environ = {name: "7"} | SECRETS
 
-    assert {name: "7"} == variables.identity_variables(environ)
-    assert {name: "7"} == variables.recorded_variables(environ)
+    assert {name: "7"} == program.identity_variables(environ)
+    assert {name: "7"} == program.recorded_variables(environ)
 
 
 def test_what_the_harness_sets_or_removes_is_not_identity(
@@ -65,8 +65,8 @@ def test_what_the_harness_sets_or_removes_is_not_identity(
     set_by_us = trial_tree.trial_variables(make_spec(), place, tmp_path, base={})
     removed = set(trial_tree._DROPPED_VARIABLES)
 
-    assert variables.IDENTITY.isdisjoint(set_by_us.keys() | removed)
-    assert variables.IDENTITY.isdisjoint(variables.ONLY_RECORDED)
+    assert program.IDENTITY.isdisjoint(set_by_us.keys() | removed)
+    assert program.IDENTITY.isdisjoint(program.ONLY_RECORDED)
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,14 @@ def test_what_the_harness_sets_or_removes_is_not_identity(
 )
 def test_a_preloaded_library_is_recorded_by_its_file_name(value, expected):
     """Not by its folder; both separators of the loader are understood."""
-    found = variables.identity_variables({"LD_PRELOAD": value})
+    found = program.identity_variables({"LD_PRELOAD": value})
 
     assert {"LD_PRELOAD": expected} == found
 
 
 def test_values_are_printable_lines_without_user_folders():
     """A value can have any bytes."""
-    found = variables.recorded_variables(
+    found = program.recorded_variables(
         {"XLA_FLAGS": "--xla_dump_to=/home/ada/x\n\x1b[31m \udcff"}
     )
 
@@ -112,17 +112,17 @@ def test_user_folders_are_shortened(text, expected, monkeypatch):
     """Wherever a path begins, but not within a longer one."""
     monkeypatch.setenv("HOME", "/home/eve")
 
-    assert expected == user_folders.shortened(text)
+    assert expected == masked.shortened(text)
 
 
 def test_an_unusual_user_folder_of_this_user_is_shortened(monkeypatch):
     """As on clusters; the folder of all files is none."""
     monkeypatch.setenv("HOME", "/data/people/ada")
-    assert "~/x /data/people/adam" == user_folders.shortened(
+    assert "~/x /data/people/adam" == masked.shortened(
         "/data/people/ada/x /data/people/adam"
     )
     monkeypatch.setenv("HOME", "/")
-    assert "/data/x" == user_folders.shortened("/data/x")
+    assert "/data/x" == masked.shortened("/data/x")
 
 
 def _environment(tmp_path, synthetic):

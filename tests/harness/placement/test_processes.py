@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from harness import catalog
 from harness.errors import PlanError
-from harness.machine.topology import CpuTopology, LogicalCpu
+from harness.machine.machine_state import CpuTopology, LogicalCpu
 from harness.placement import allocation, hosts
 from harness.placement import allocation as placement
 from harness.placement.processes import (

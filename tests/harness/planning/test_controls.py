@@ -7,7 +7,7 @@ import pytest
 from harness import catalog
 from harness.errors import DifferentStudyError, ParseError, PlanError
 from harness.options.option import declared
-from harness.planning import cases, checked, plan, resuming, study
+from harness.planning import cases, checked, plan, study
 from harness.planning.controls import with_order
 from harness.planning.request import SweepRequest
 from harness.sources import code_digest
@@ -143,7 +143,7 @@ def test_a_control_cannot_be_added_to_a_relay():
         match=r"^study 'some' is a relay without control 'nosync' of in_graph x2 at .*"
         r"choose another --study$",
     ):
-        resuming.reconcile(record_of(controls=()), record_of())
+        plan.reconcile(record_of(controls=()), record_of())
 
 
 def test_trials_that_run_in_sequence_have_no_controls_and_say_so():

@@ -16,11 +16,11 @@ from fake_nvml import FakeNvml, make_gpus
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
-from harness.machine import topology
-from harness.machine.topology import CpuTopology, LogicalCpu
+from harness.machine import machine_state
+from harness.machine.machine_state import CpuTopology, LogicalCpu
 from harness.planning import estimate
 from harness.sources import code_digest
-from results.records import identity, variables
+from results.records import identity, program
 from workloads.catalog import WORKLOADS
 from workloads.d4pg import requirements
 
@@ -39,11 +39,11 @@ def plan(harness, monkeypatch):
     Code, versions of workloads and variables are those of no real machine.
     """
     cpus = tuple(LogicalCpu(cpu=cpu) for cpu in range(4))
-    monkeypatch.setattr(topology, "read_topology", lambda: CpuTopology(cpus=cpus))
+    monkeypatch.setattr(machine_state, "read_topology", lambda: CpuTopology(cpus=cpus))
     monkeypatch.setattr(code_digest, "of_trial", lambda *_: "00")
     monkeypatch.setattr(requirements, "check", lambda *_, **__: None)
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(make_gpus(2)))
-    for name in variables.IDENTITY:
+    for name in program.IDENTITY:
         monkeypatch.delenv(name, raising=False)
     for name, info in WORKLOADS.items():
         monkeypatch.setitem(WORKLOADS, name, dataclasses.replace(info, version="1"))

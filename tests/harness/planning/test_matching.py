@@ -7,7 +7,7 @@ import pytest
 
 from harness import catalog
 from harness.errors import PlanError
-from harness.planning import cases, matching, plan, resuming
+from harness.planning import cases, matching, plan
 from harness.planning import study as study_module
 from results.records.models import Control, Order, ScalingMode
 from results.study.matching import NUM_STEPS
@@ -102,7 +102,7 @@ def test_a_study_that_is_extended_matches_the_new_sizes(small_request):
         )
 
     first = plan_of(replicas=(1, 4), is_matched=False)
-    both = resuming.reconcile(first, plan_of(replicas=(1, 2, 4))).plan.matching
+    both = plan.reconcile(first, plan_of(replicas=(1, 2, 4))).plan.matching
 
     assert both is not None
     assert {1, 2, 4} == {trial.spec.num_replicas for trial in both.trials}

@@ -3,7 +3,7 @@
 import pytest
 
 from harness.errors import DifferentStudyError, PlanError, StudyError
-from harness.planning import cases, checked, plan, resuming, study
+from harness.planning import cases, checked, plan, study
 from harness.planning.request import SweepRequest
 from results.records.models import Order, ScalingMode
 
@@ -29,7 +29,7 @@ def ids_of(made):
 
 def test_the_same_request_resumes_unchanged():
     first = plan_of()
-    reconciled = resuming.reconcile(first, plan_of())
+    reconciled = plan.reconcile(first, plan_of())
 
     assert first == reconciled.plan
     assert not reconciled.is_changed
@@ -38,7 +38,7 @@ def test_the_same_request_resumes_unchanged():
 
 def test_fewer_repeats_resume_and_keep_the_plan():
     first, fewer = plan_of(), plan_of(repeats=1)
-    reconciled = resuming.reconcile(first, fewer)
+    reconciled = plan.reconcile(first, fewer)
 
     assert first == reconciled.plan
     assert ids_of(fewer) == [trial.trial_id for trial in reconciled.asked]
@@ -61,7 +61,7 @@ def test_more_of_the_same_extends(changes):
     else:
         first = plan_of()
     more = plan_of(**changes)
-    reconciled = resuming.reconcile(first, more)
+    reconciled = plan.reconcile(first, more)
 
     assert ids_of(first) == ids_of(reconciled.plan)[: len(first.trials)]
     assert set(ids_of(first)) | set(ids_of(more)) == set(ids_of(reconciled.plan))
@@ -72,7 +72,7 @@ def test_more_of_the_same_extends(changes):
 def test_an_added_mode_is_added_to_the_shared_baseline():
     """The baseline's trials are reused, and serve both modes from now on."""
     both = (ScalingMode.WEAK, ScalingMode.STRONG)
-    reconciled = resuming.reconcile(plan_of(), plan_of(modes=both))
+    reconciled = plan.reconcile(plan_of(), plan_of(modes=both))
     baselines = [t for t in reconciled.plan.trials if t.spec.num_replicas == 1]
 
     assert {both} == {trial.modes for trial in baselines}
@@ -94,7 +94,7 @@ def test_an_added_mode_is_added_to_the_shared_baseline():
 )
 def test_another_setting_is_refused_by_name(changes, message):
     with pytest.raises(DifferentStudyError, match=message):
-        resuming.reconcile(plan_of(), plan_of(**changes))
+        plan.reconcile(plan_of(), plan_of(**changes))
 
 
 def test_another_strong_batch_is_refused_by_name():
@@ -103,9 +103,7 @@ def test_another_strong_batch_is_refused_by_name():
     with pytest.raises(
         DifferentStudyError, match=r"strong global_batch_size 4, .* has 8"
     ):
-        resuming.reconcile(
-            plan_of(modes=modes), plan_of(modes=modes, global_batch_size=8)
-        )
+        plan.reconcile(plan_of(modes=modes), plan_of(modes=modes, global_batch_size=8))
 
 
 def test_the_default_name_is_that_of_the_same_sweep():
@@ -148,7 +146,7 @@ def test_where_data_is_belongs_to_the_plan_but_not_to_its_trials(tmp_path, monke
     first = plan_of()
     monkeypatch.setenv("TFDS_DATA_DIR", "there")
     moved = plan_of()
-    reconciled = resuming.reconcile(first, moved)
+    reconciled = plan.reconcile(first, moved)
 
     assert str(tmp_path / "here") == first.data_dir
     assert plain.data_dir is None
@@ -191,4 +189,4 @@ def test_adding_to_a_plan_of_two_batch_sizes_is_refused(small_plan):
     with pytest.raises(
         DifferentStudyError, match=r"weak scaling with per_replica_batch_size 4 and 9"
     ):
-        resuming.reconcile(small_plan.model_copy(update={"trials": trials}), small_plan)
+        plan.reconcile(small_plan.model_copy(update={"trials": trials}), small_plan)

@@ -48,7 +48,7 @@ def test_one_module_reads_the_clock_of_the_wall():
         if wall_clocks_of(path)
     }
 
-    assert {"harness/machine/time_of_day.py"} == found
+    assert {"harness/machine/machine_state.py"} == found
 
 
 @pytest.mark.processes

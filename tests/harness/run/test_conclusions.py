@@ -7,10 +7,9 @@ import time
 import pytest
 
 from harness.run import aggregate
-from harness.run.out_of_memory import is_out_of_memory
-from harness.run.trial_tree import TrialExit
-from harness.trial import first_exit
-from harness.trial.first_exit import FirstExit
+from harness.run.trial_tree import TrialExit, is_out_of_memory
+from harness.trial import rank_file
+from harness.trial.rank_file import FirstExit
 from results.records.models import Failure, Phase, TrialStatus
 
 SECOND = 1_000_000_000
@@ -138,7 +137,7 @@ def conclude_killed(tmp_path, make_spec):
 
     def run(first, exit_code=-11):
         if first is not None:
-            first_exit.write(tmp_path, first)
+            rank_file.write_first_exit(tmp_path, first)
         return conclude(tmp_path, make_spec(), exit_code)
 
     return run
@@ -179,7 +178,7 @@ def test_a_damaged_file_says_nothing(tmp_path, text):
     """It is written by a process that can be killed."""
     (tmp_path / "first_exit.json").write_text(text, encoding="latin-1")
 
-    assert FirstExit() == first_exit.read(tmp_path)
+    assert FirstExit() == rank_file.read_first_exit(tmp_path)
 
 
 GRAPH = "Graph execution error:"

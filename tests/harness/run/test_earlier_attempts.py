@@ -12,10 +12,10 @@ from loads import QUIET
 from harness.cli import exit_codes
 from harness.errors import Interrupted, StudyError
 from harness.machine import disturbance
-from harness.run import clearing, starting
-from harness.trial import checkpoints
+from harness.run import relay, trial_tree
+from harness.trial import rank_file
 from results.errors import UnavailableRecordError
-from results.store import earlier, manifest
+from results.store import manifest, study_store
 from results.store.study_store import Store
 
 SWEEP = smoke_sweep(
@@ -42,7 +42,7 @@ def test_a_generation_that_is_measured_again_is_kept_until_it_is_complete(
     (root / "trials" / again[0] / "status.json").unlink()
     observed, first = observed_in(root), finished_in(root)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(starting, "start_side_by_side", interrupt)
+        patch.setattr(relay, "start_side_by_side", interrupt)
         code, _, _ = harness(*SWEEP, overrides=overrides)
     assert exit_codes.INTERRUPTED == code
     assert observed <= observed_in(root)
@@ -55,7 +55,9 @@ def test_a_generation_that_is_measured_again_is_kept_until_it_is_complete(
 
     assert observed <= observed_in(root)
     assert first.items() <= finished_in(root).items()
-    assert {f"{name}-1" for name in again} == {of.name for of in earlier.attempts(root)}
+    assert {f"{name}-1" for name in again} == {
+        of.name for of in study_store.attempts(root)
+    }
     assert exit_codes.OK == harness("verify", "s")[0]
     assert (
         "  3 earlier attempts at trials that were measured again: "
@@ -69,7 +71,7 @@ def test_a_removed_trial_is_no_earlier_attempt(finished, tmp_path, harness):
     root = tmp_path / "runs" / "s"
     trial_dir = next((root / "trials").iterdir())
     (trial_dir / "rank_0.jsonl").open("a").write("\n")
-    kept = earlier.keep(trial_dir)
+    kept = study_store.keep_earlier(trial_dir)
 
     assert root / "earlier" / f"{trial_dir.name}-1" == kept
     assert "it is not there" in harness("verify", "s")[1]
@@ -92,17 +94,17 @@ def test_what_observed_nothing_is_removed(tmp_path, name, text, is_measured):
     for number in (1, 2):
         (trial_dir / "checkpoint").mkdir(parents=True)
         (trial_dir / name).write_text(text)
-        clearing.clear(trial_dir)
+        trial_tree.clear_trials(trial_dir)
 
         assert not trial_dir.exists()
-        kept = earlier.attempts(tmp_path, "a")
+        kept = study_store.attempts(tmp_path, "a")
         assert [f"a-{k + 1}" for k in range(number)] * is_measured == [
             of.name for of in kept
         ]
         # Large; that of a failure, which is complete, stays.
         for folder in kept:
             assert (name == "status.json") == (folder / "checkpoint").exists()
-    assert [] == earlier.attempts(tmp_path, "b")
+    assert [] == study_store.attempts(tmp_path, "b")
 
 
 def test_nothing_is_moved_out_of_the_study(tmp_path):
@@ -114,7 +116,7 @@ def test_nothing_is_moved_out_of_the_study(tmp_path):
     with pytest.raises(
         StudyError, match=r"cannot move '.*/a' .*: earlier is a symbolic link; move or"
     ):
-        clearing.clear(trial_dir)
+        trial_tree.clear_trials(trial_dir)
 
     assert {"status.json": manifest.digest(b"{}")} == manifest.evidence_in(trial_dir)
 
@@ -126,8 +128,8 @@ def test_one_failed_look_removes_and_mixes_nothing(name, tmp_path, monkeypatch):
     And the checkpoint of a failure would be that of an attempt that was cut off.
     """
     trial_dir = tmp_path / "s" / "trials" / "t"
-    (trial_dir / checkpoints.DIRECTORY).mkdir(parents=True)
-    (trial_dir / checkpoints.DIRECTORY / "weights").write_bytes(b"1")
+    (trial_dir / rank_file.DIRECTORY).mkdir(parents=True)
+    (trial_dir / rank_file.DIRECTORY / "weights").write_bytes(b"1")
     (trial_dir / "status.json").write_text("{}")
     before = sorted(trial_dir.rglob("*"))
 
@@ -143,7 +145,7 @@ def test_one_failed_look_removes_and_mixes_nothing(name, tmp_path, monkeypatch):
         for of in ("stat", "lstat"):
             patch.setattr(os, of, failing(getattr(os, of)))
         with pytest.raises(UnavailableRecordError, match="Stale file handle"):
-            clearing.clear(trial_dir)
+            trial_tree.clear_trials(trial_dir)
     assert before == sorted(trial_dir.rglob("*"))
 
 
@@ -152,7 +154,7 @@ def test_a_link_in_the_place_of_a_trial_is_removed_alone(tmp_path):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "status.json").write_text("kept")
     (tmp_path / "trial").symlink_to("precious")
-    clearing.clear(tmp_path / "trial")
+    trial_tree.clear_trials(tmp_path / "trial")
 
     assert ["precious"] == [path.name for path in tmp_path.iterdir()]
     assert "kept" == (tmp_path / "precious" / "status.json").read_text()
@@ -161,9 +163,9 @@ def test_a_link_in_the_place_of_a_trial_is_removed_alone(tmp_path):
 def test_what_is_no_trial_makes_room(tmp_path):
     trial_dir = tmp_path / "trials" / "a"
     (trial_dir / "status.json" / "x").mkdir(parents=True)
-    clearing.clear(trial_dir)
+    trial_tree.clear_trials(trial_dir)
     trial_dir.write_text("")
-    clearing.clear(trial_dir)
+    trial_tree.clear_trials(trial_dir)
 
     assert not trial_dir.exists()
     assert (tmp_path / "earlier" / "a-1" / "status.json" / "x").is_dir()
@@ -177,4 +179,4 @@ def test_what_cannot_be_removed_is_reported(tmp_path, monkeypatch):
     with pytest.raises(
         StudyError, match=r"cannot move '.*' .*: Permission denied; move"
     ):
-        clearing.clear(tmp_path)
+        trial_tree.clear_trials(tmp_path)

@@ -24,9 +24,9 @@ from loads import QUIET
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
 from harness.command import first_losses
-from harness.launch.gang_plan import GangPlan
+from harness.launch.gang import GangPlan
 from harness.machine import disturbance
-from harness.run import turn_file
+from harness.run import rounds
 from results.errors import WriteStoreError
 from results.records.models import TrialStatus
 from results.store import heartbeat, manifest
@@ -219,11 +219,11 @@ def test_what_a_trial_is_told_names_its_file_where_it_cannot_be_written(
 
 
 def test_a_turn_that_cannot_be_written_names_its_file(tmp_path):
-    (tmp_path / turn_file.TURNS_NAME).symlink_to("/dev/full")
+    (tmp_path / rounds.TURNS_NAME).symlink_to("/dev/full")
     with pytest.raises(
         WriteStoreError, match=r"cannot write '.*/turns.jsonl': No space left .*; free"
     ):
-        turn_file.append(tmp_path, 0, 0, QUIET)
+        rounds.append(tmp_path, 0, 0, QUIET)
 
 
 # As users have it; and where only what is synced is safe: names may come before data.

@@ -11,7 +11,7 @@ from fake_nvml import FakeGpu, FakeMig, FakeNvml, make_gpus, without
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
-from harness.machine import gpu_exclusive
+from harness.machine import gpu_watch
 from harness.machine.gpus import Gpu
 from results.figures import frame
 from results.records.machines.gpu_record import GpuUse
@@ -214,8 +214,8 @@ def test_a_process_that_is_about_to_end_is_waited_for(sweep, monkeypatch):
     """The driver can list that of the trial before for a few seconds."""
     machine = make_gpus(1)
     answers = iter([[], STRANGERS, STRANGERS])  # before the sweep, before the trial
-    monkeypatch.setattr(gpu_exclusive, "WAIT_SEC", 60.0)
-    monkeypatch.setattr(gpu_exclusive, "_PERIOD_SEC", 0.01)
+    monkeypatch.setattr(gpu_watch, "WAIT_SEC", 60.0)
+    monkeypatch.setattr(gpu_watch, "_PERIOD_SEC", 0.01)
     listed = FakeNvml.nvmlDeviceGetComputeRunningProcesses
 
     def leave(nvml, handle):
@@ -263,7 +263,7 @@ def test_sweeps_on_different_gpus_do_not_exclude_each_other(sweep, monkeypatch):
     """And a lock is gone with its sweep."""
     machine = make_gpus(2)
     first = Gpu(index=0, uuid=machine[0].uuid, name=machine[0].name)
-    with gpu_exclusive.hold([first], study="other"):
+    with gpu_watch.hold_gpus([first], study="other"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
         code, _, err = sweep(machine, "--backends=single", "--replicas=1")
         assert exit_codes.OK == code, err
@@ -275,7 +275,7 @@ def test_sweeps_on_different_gpus_do_not_exclude_each_other(sweep, monkeypatch):
 def test_a_lock_that_cannot_be_made_is_one_line(sweep, written, monkeypatch):
     """Nothing is measured without it."""
     folder = Path("/nonexistent")
-    monkeypatch.setattr(gpu_exclusive, "lock_folder", lambda: folder)
+    monkeypatch.setattr(gpu_watch, "lock_folder", lambda: folder)
     code, _, err = sweep(make_gpus(1), "--backends=single", "--replicas=1")
 
     assert exit_codes.UNFIT == code

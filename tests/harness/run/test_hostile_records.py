@@ -240,7 +240,7 @@ def run(*arguments):
         warnings.simplefilter("always")
         # No process of a trial starts; the code is that of whoever made the study.
         patch.setattr(trial_tree, "run_tree", lambda *_, **__: fake)
-        patch.setattr("harness.planning.resuming.check_code", lambda _: None)
+        patch.setattr("harness.planning.plan.check_code", lambda _: None)
         draw_once(patch, DRAWN)
         with at_most(2 * LONGEST_SEC):
             code = cli.main(arguments, run_overrides={"canary": lambda _: 0.2})

@@ -10,7 +10,7 @@ from command_words import overridden
 
 from harness.cli import exit_codes
 from harness.launch.local import LocalLauncher
-from harness.run import match_runs
+from harness.run import sweep as sweep_lib
 from results.records.models import TrialStatus
 from results.store.study_store import Store
 
@@ -177,7 +177,7 @@ def test_matches_are_gangs_where_trials_are(store, make_spec, settings):
         spec = make_spec(backend="in_graph", seed=seed)
         trials.append(synthetic_trial.planned(spec))
     launcher = Launcher()
-    match_runs._run_together(
+    sweep_lib._run_together(
         store.matching, trials, dataclasses.replace(settings, launcher=launcher)
     )
 

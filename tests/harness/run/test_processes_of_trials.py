@@ -13,7 +13,7 @@ import pytest
 from harness.errors import StudyError
 from harness.launch import member
 from harness.machine.machine_state import read_huge_pages
-from harness.run import clearing, scratch, trial_tree
+from harness.run import trial_tree
 from harness.trial import process_tree
 from results.records.models import Allocator
 
@@ -86,36 +86,36 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     trial_dir = tmp_path / "trial"
     variables = {
         process_tree.MARKER: str(trial_dir),
-        scratch.VARIABLE: str(scratch.folder_of(trial_dir)),
+        trial_tree.VARIABLE: str(trial_tree.folder_of(trial_dir)),
     }
     tree = trial_tree.ProcessTree(trial_dir, variables, (sys.executable, "-c", KILLED))
     trial_tree.run_tree(tree, timeout_sec=30.0)
 
     name = (trial_dir / "name").read_text()
-    assert name.startswith(f"{scratch.folder_of(trial_dir)}/")
+    assert name.startswith(f"{trial_tree.folder_of(trial_dir)}/")
     assert [] == [*(tmp_path / "tmp").iterdir()]
 
 
 def test_the_next_run_removes_what_a_killed_run_left(tmp_path):
     """Which had no time for it; other trials keep theirs."""
     for name in ("trial", "other"):
-        scratch.make(tmp_path / name)
-        (scratch.folder_of(tmp_path / name) / "file").touch()
-    clearing.clear(tmp_path / "trial")
+        trial_tree.make_scratch(tmp_path / name)
+        (trial_tree.folder_of(tmp_path / name) / "file").touch()
+    trial_tree.clear_trials(tmp_path / "trial")
 
-    assert not scratch.folder_of(tmp_path / "trial").exists()
-    assert (scratch.folder_of(tmp_path / "other") / "file").exists()
+    assert not trial_tree.folder_of(tmp_path / "trial").exists()
+    assert (trial_tree.folder_of(tmp_path / "other") / "file").exists()
 
 
 def test_only_this_user_can_read_it(tmp_path):
     """Temporary files may hold what others must not see."""
-    scratch.make(tmp_path / "trial")
+    trial_tree.make_scratch(tmp_path / "trial")
 
-    assert 0o700 == scratch.folder_of(tmp_path / "trial").stat().st_mode & 0o777
+    assert 0o700 == trial_tree.folder_of(tmp_path / "trial").stat().st_mode & 0o777
 
 
 def test_what_is_in_the_way_is_named(tmp_path):
-    folder = scratch.folder_of(tmp_path / "trial")
+    folder = trial_tree.folder_of(tmp_path / "trial")
     folder.touch()
 
     expected = (
@@ -123,7 +123,7 @@ def test_what_is_in_the_way_is_named(tmp_path):
         r" exists; remove it, or set TMPDIR to another folder"
     )
     with pytest.raises(StudyError, match=expected):
-        scratch.make(tmp_path / "trial")
+        trial_tree.make_scratch(tmp_path / "trial")
 
 
 def test_members_of_one_host_have_a_folder_each(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 import synthetic_trial
 
 from harness.errors import DoesNotFitError
-from harness.machine.topology import CpuTopology, LogicalCpu
+from harness.machine.machine_state import CpuTopology, LogicalCpu
 from harness.planning import cases, plan
 from harness.planning.request import SweepRequest
 from harness.run import rounds

@@ -8,7 +8,7 @@ import pytest
 
 from harness.command import identity
 from harness.errors import DifferentStudyError, PlanError
-from harness.planning import cases, plan, resuming, study
+from harness.planning import cases, plan, study
 from harness.planning.request import SweepRequest
 from harness.sources import code_check, code_digest
 from harness.sources.code_check import CodeWatch
@@ -55,7 +55,7 @@ def test_other_code_is_refused(other_code):
         r" another --study"
     )
     with pytest.raises(DifferentStudyError, match=message):
-        resuming.reconcile(first, plan_of())
+        plan.reconcile(first, plan_of())
     with pytest.raises(DifferentStudyError, match=message):
         code_check.check_code(first)
 
@@ -68,7 +68,7 @@ def test_a_relay_of_other_code_is_refused_for_its_code(other_code):
     with pytest.raises(
         DifferentStudyError, match=r"made with code of .* is now the code of"
     ):
-        resuming.reconcile(first, plan_of(order=Order.RELAY))
+        plan.reconcile(first, plan_of(order=Order.RELAY))
 
 
 def test_the_commits_of_the_trials_are_named(tmp_path, synthetic, other_code):

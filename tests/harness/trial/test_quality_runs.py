@@ -13,7 +13,7 @@ from harness.cli import main as cli
 from harness.errors import ParseError, PlanError
 from harness.planning import budgets, cases, plan
 from harness.planning.request import SweepRequest
-from harness.trial import training
+from harness.trial import steps as steps_lib
 from results.records.models import Budget, BudgetUnit, ScalingMode
 from results.store.study_store import Store
 
@@ -155,7 +155,7 @@ class FakeProgram:
 
 
 def train(program, budget, num_before):
-    progress = training.TrainingProgress(
+    progress = steps_lib.TrainingProgress(
         # The first step traces: ten times as long, and not counted.
         step_time_sec=[10 * program.step_time_sec]
         + [program.step_time_sec] * (num_before - 1),
@@ -163,7 +163,7 @@ def train(program, budget, num_before):
     )
     points = []
     saved_after = []
-    training.train(
+    steps_lib.train(
         program,
         budget,
         progress,

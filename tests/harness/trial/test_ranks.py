@@ -12,8 +12,8 @@ import synthetic_trial
 
 from harness.run import trial_tree
 from harness.run.trial_runner import run_trial
-from harness.trial import waiting
-from harness.trial.ending import cause_of
+from harness.trial import measure
+from harness.trial.rank_file import cause_of
 from results.records.models import Phase, TrialStatus
 
 
@@ -138,27 +138,27 @@ def start(request, monkeypatch):
 def test_the_exit_code_is_returned(start, timeout_sec):
     process = start("sleep 0.1; exit 3")
 
-    assert 3 == waiting.wait(process, timeout_sec) == process.returncode
-    assert 3 == waiting.wait(process, timeout_sec)
+    assert 3 == measure.wait_for_turn(process, timeout_sec) == process.returncode
+    assert 3 == measure.wait_for_turn(process, timeout_sec)
 
 
 def test_a_signal_is_negative(start):
     """As of Popen."""
     process = start("kill -TERM $$")
 
-    assert -signal.SIGTERM == waiting.wait(process, LONG_SEC)
+    assert -signal.SIGTERM == measure.wait_for_turn(process, LONG_SEC)
 
 
 def test_a_process_that_runs_on_is_a_timeout(start):
     process = start("exec sleep 60")
     begin = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired):
-        waiting.wait(process, 0.2)
+        measure.wait_for_turn(process, 0.2)
 
     assert time.monotonic() - begin >= 0.2
     assert process.poll() is None
     process.kill()
-    assert -signal.SIGKILL == waiting.wait(process, LONG_SEC)
+    assert -signal.SIGKILL == measure.wait_for_turn(process, LONG_SEC)
 
 
 def test_an_interrupt_ends_the_wait(start):
@@ -172,7 +172,7 @@ def test_an_interrupt_ends_the_wait(start):
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         with pytest.raises(KeyboardInterrupt):
-            waiting.wait(process, LONG_SEC)
+            measure.wait_for_turn(process, LONG_SEC)
     finally:
         signal.signal(signal.SIGALRM, before)
         process.kill()

@@ -13,7 +13,7 @@ from harness.client.scaling_client import (
     RankFile,
     ResidentMemory,
 )
-from harness.trial import loaded_nccl, matrix_product, peak
+from harness.trial import loaded_nccl, steps
 from harness.trial.rank_file import rank_path, read_rank
 
 
@@ -65,7 +65,7 @@ def test_the_real_peak_is_seen_and_forgotten():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_peak_is_that_of_matrix_products(dtype):
     """Within an order of magnitude of NumPy's; the method says what was done."""
-    found, method = peak.measure_peak(dtype, num_replicas=1)
+    found, method = steps.measure_peak(dtype, num_replicas=1)
     matrix = np.random.default_rng(1).normal(size=(512, 512)).astype("float32")
     seconds = []
     for _ in range(5):
@@ -84,8 +84,8 @@ def test_the_peak_is_that_of_matrix_products(dtype):
 def test_replicas_of_a_process_compute_at_the_same_time(monkeypatch):
     """Their rates add up; the fastest run counts."""
     rates = iter([1.0] * 3 + [2.0] * 3 + [5.0, 6.0, 7.0] + [3.0] * 3)
-    monkeypatch.setattr(peak.matrix_product, "rate", lambda *_: next(rates))
-    found, method = peak.measure_peak("float32", num_replicas=3)
+    monkeypatch.setattr(steps, "matrix_product_rate", lambda *_: next(rates))
+    found, method = steps.measure_peak("float32", num_replicas=3)
 
     assert found == 18.0 * 2 * 512**3
     assert method.endswith("3 at a time")
@@ -105,7 +105,7 @@ def test_a_rate_is_recorded_for_each_device(writer, tmp_path):
     tf.random.set_seed(7)
     expected = tf.random.uniform([3]).numpy().tolist()
     tf.random.set_seed(7)
-    matrix_product.write_tflops(writer, ["CPU:0", "CPU:0"], size=64, duration_sec=0.01)
+    steps.write_tflops(writer, ["CPU:0", "CPU:0"], size=64, duration_sec=0.01)
     writer.sync()
 
     assert expected == tf.random.uniform([3]).numpy().tolist()
@@ -122,8 +122,8 @@ def test_a_device_without_memory_for_it_does_not_end_the_trial(
     def fail(*_):
         raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating\nmore")
 
-    monkeypatch.setattr(matrix_product, "tflops", fail)
-    matrix_product.write_tflops(writer, ["GPU:0"])
+    monkeypatch.setattr(steps, "tflops", fail)
+    steps.write_tflops(writer, ["GPU:0"])
     writer.sync()
     (line,) = [
         fields
@@ -137,7 +137,7 @@ def test_a_device_without_memory_for_it_does_not_end_the_trial(
 
 def test_a_process_without_gpus_records_nothing(writer, tmp_path):
     """Trials on CPUs, and processes that coordinate."""
-    matrix_product.write_tflops(writer, [])
+    steps.write_tflops(writer, [])
     writer.sync()
 
     assert "gpu_canary" not in rank_path(tmp_path, 0).read_text()

@@ -16,7 +16,7 @@ import types
 
 import pytest
 
-from harness.launch import channel
+from harness.launch import engine
 from harness.launch.exits import MemberExits
 from harness.run import resident
 from harness.trial import process_tree
@@ -49,10 +49,10 @@ class Gang:
 
     def works(self) -> bool:
         with contextlib.closing(
-            channel.connect("{}:{}".format(*self.address), self.exits.secret)
+            engine.connect("{}:{}".format(*self.address), self.exits.secret)
         ) as member:
-            channel.send(member, member=("worker", 0), place=0, host="n0")
-            channel.send(member, member=("worker", 0), exit_code=0, tail="")
+            engine.send(member, member=("worker", 0), place=0, host="n0")
+            engine.send(member, member=("worker", 0), exit_code=0, tail="")
             for _ in range(50):
                 self.read()
                 if self.exits.codes:

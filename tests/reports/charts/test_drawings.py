@@ -11,10 +11,10 @@ from relay_study import RelayShape, make_store
 
 import reports
 from replicator import catalog
-from reports.charts import heat, hero, rows, step_times
+from reports.charts import heat, hero, over_replicas, rows, step_times
 from reports.charts.compact import compact
-from reports.charts.drawing import labels, look, replicas_axis, svg
-from reports.charts.drawing.replicas_axis import ReplicasAxis
+from reports.charts.drawing import svg
+from reports.charts.over_replicas import ReplicasAxis
 from reports.page import page
 from reports.page.sections import variation, verdict
 from reports.view import view
@@ -65,7 +65,7 @@ def test_replicas_are_linear_up_to_sixteen(is_from_zero):
         for sizes, is_log in (((1, 2, 16), False), ((1, 2, 64), True))
     )
 
-    assert replicas_axis.MOST_LINEAR == 16
+    assert over_replicas.MOST_LINEAR == 16
     assert 2.0 == few(2) == many(2)
     assert few(2, 0.5) - few(2) == pytest.approx(few(16, 0.5) - few(16))
     assert many(2, 0.5) / many(2) == pytest.approx(many(64, 0.5) / many(64))
@@ -83,7 +83,7 @@ def test_labels_never_overlap_and_stay_within():
     """They move as little as is needed, in the order of their lines."""
     places = [0.9, 0.91, 0.92, 0.2, 0.99]
     heights = [0.1, 0.1, 0.1, 0.1, 0.2]
-    moved = labels.spread(places, heights, 0.0, 1.0)
+    moved = svg.spread(places, heights, 0.0, 1.0)
     order = sorted(range(5), key=lambda k: places[k])
 
     assert moved[3] == pytest.approx(0.2)
@@ -143,7 +143,7 @@ def test_boxes_have_one_height_wherever_the_rows_of_a_backend_are():
         for name in ("in_graph", "single", "single", "in_graph")
     ]
     axes = Figure().subplots()
-    step_times.draw_boxes(axes, items, axis_label="ms", look_=look.NOTEBOOK)
+    step_times.draw_boxes(axes, items, axis_label="ms", look_=svg.NOTEBOOK)
     heights = {
         round(float(np.ptp(of.get_ydata())), 6)
         for of in axes.lines
@@ -180,8 +180,8 @@ def test_a_scaling_mode_has_the_line_style_that_it_has_in_all_figures(
     most = max(shape.replicas)
     assert {
         "in_graph x1, 8": ":",
-        f"in_graph x{most}, 8": look.dash("weak"),
-        f"in_graph x{most}, {8 // most}": look.dash("strong"),
+        f"in_graph x{most}, 8": svg.dash_of_line("weak"),
+        f"in_graph x{most}, {8 // most}": svg.dash_of_line("strong"),
     } == drawn
     assert "Dotted: the fewest replicas" in shown
 

@@ -11,8 +11,8 @@ from relay_study import ALL, Lost, RelayShape
 from relay_study import make_store as make_relay
 
 from reports import plot
-from reports.charts import curves, data, limits, replica_panel, rows, rows_of
-from reports.charts.drawing import look, svg
+from reports.charts import curves, data, limits, over_replicas, rows, rows_of
+from reports.charts.drawing import svg
 from reports.words import formats
 from results.figures import frame
 from results.statistics import estimates
@@ -118,7 +118,7 @@ def test_a_dash_is_a_mode_and_no_number_of_replicas():
         curves.Curve(label=f"N = {n}", backend="in_graph", runs=(run,)) for n in (1, 2)
     ]
     axes = Figure().add_subplot()
-    curves.draw_on(axes, sizes, x_label="s", write=str, look_=look.PAGE)
+    curves.draw_on(axes, sizes, x_label="s", write=str, look_=svg.PAGE)
 
     thin, thick = axes.get_lines()[:2]  # the others lead to their names
     assert "-" == thin.get_linestyle() == thick.get_linestyle()
@@ -173,7 +173,7 @@ def test_at_most_seven_lines_are_in_a_panel(tmp_path_factory, synthetic):
         synthetic.make_store(tmp_path_factory.mktemp("eight"), shape)
     )
 
-    panels = replica_panel.panels_of(found[found.figure == "scaling"])
+    panels = over_replicas.panels_of(found[found.figure == "scaling"])
     assert [7, 1] == [len(panel) for panel in panels]
     assert 28 * 2 < len(found[found.figure == "forest"])
     drawn = rows_of.ratios(found)

@@ -12,7 +12,7 @@ import rich.console
 
 from reports.exports import exports, text
 from reports.view.view import view_store
-from reports.words import markdown
+from reports.words import formats
 from results.figures import frame
 
 SCHEMA = json.loads(
@@ -115,7 +115,7 @@ def test_markdown_of_a_failed_study_says_so(failed):
 )
 def test_text_of_records_is_no_markdown(text, expected):
     """Names and reasons are free text; intervals stay readable."""
-    assert expected == markdown.escaped(text)
+    assert expected == formats.escaped(text)
 
 
 def test_csv_is_the_frame_that_figures_draw(good, broken):

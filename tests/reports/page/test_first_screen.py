@@ -13,7 +13,7 @@ from reports.page import build
 from reports.page.sections import verdict
 from reports.view.view import view_store
 from reports.words import brief, formats, names, next_step
-from results.records import kept_metrics
+from results.records import quality_records
 from results.records.models import MetricFacts, ScalingMode, TrialStatus
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
@@ -239,7 +239,7 @@ def test_processors_lose_their_trade_marks(model, shown):
 
 def test_metrics_have_display_names():
     (top_1, _) = (
-        MetricFacts(**facts) for facts in kept_metrics.of_workload("resnet50")
+        MetricFacts(**facts) for facts in quality_records.of_workload("resnet50")
     )
     assert names.metric("top_1", {"top_1": top_1}) == "Top-1 accuracy"
     assert names.metric("rate_of_mine", {"top_1": top_1}) == "Rate of mine"

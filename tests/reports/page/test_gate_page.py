@@ -9,8 +9,8 @@ from reports.page import build
 from reports.site.card import make_card
 from reports.view.view import view_store
 from reports.words import brief, formats
-from reports.words.judging import gate_brief, judgement
-from results.judging import gate, gate_file, gate_metrics
+from reports.words.judging import judgement
+from results.judging import gate, gate_logs, gate_metrics
 from results.study.cases import load_study
 
 REGRESSION = 1
@@ -37,10 +37,10 @@ def made(tmp_path, synthetic):
                 metric=gate_metrics.THROUGHPUT, delta=0.05, alpha=0.05
             )
             found = gate.of_revisions(load_study(store), rule, baseline="main")
-            record = gate_file.record_of(
+            record = gate_logs.record_of(
                 found, headline=judgement.headline(found), exit_code=code
             )
-            gate_file.write(store, record)
+            gate_logs.write_gate(store, record)
         return store
 
     return make
@@ -80,8 +80,8 @@ def test_card_and_markdown_of_a_regression_say_so(made):
 
 def test_an_equal_tree_passes_in_green(made):
     """With its exit code; a pass that exits with an error is none."""
-    passed = gate_brief.of_view(view_store(made(slower=1.0, code=0)))
-    failed = gate_brief.of_view(view_store(made(slower=1.001, code=4)))
+    passed = brief.of_view(view_store(made(slower=1.0, code=0)))
+    failed = brief.of_view(view_store(made(slower=1.001, code=4)))
 
     assert passed is not None
     assert ("pass", "ok") == (passed.verdict, passed.level.value)
@@ -92,11 +92,11 @@ def test_an_equal_tree_passes_in_green(made):
 def test_advice_is_neither_green_nor_red(made):
     """Against a stored study; and what was seen besides the cases is shown."""
     store = made(slower=1.0, code=3)
-    record = gate_file.read(store)
+    record = gate_logs.read_gate(store)
     assert record is not None
     update = {"is_advice": True, "notes": ("looked after 3, 5 generations",)}
-    gate_file.write(store, record.model_copy(update=update))
-    found = gate_brief.of_view(view_store(store))
+    gate_logs.write_gate(store, record.model_copy(update=update))
+    found = brief.of_view(view_store(store))
     page = build.build_report(store)
 
     assert found is not None
@@ -108,9 +108,9 @@ def test_advice_is_neither_green_nor_red(made):
 def test_a_gate_that_has_not_concluded_has_no_verdict(made):
     """Killed before its end, or its record is damaged."""
     store = made(slower=1.1, code=1, is_recorded=False)
-    found = gate_brief.of_view(view_store(store))
-    (store.root / gate_file.GATE_NAME).write_text("{}", encoding="utf-8")
-    damaged = gate_brief.of_view(view_store(store))
+    found = brief.of_view(view_store(store))
+    (store.root / gate_logs.GATE_NAME).write_text("{}", encoding="utf-8")
+    damaged = brief.of_view(view_store(store))
 
     assert found is not None
     assert damaged is not None

@@ -5,7 +5,7 @@ import pytest
 from reports.exports import text
 from reports.page.sections import counts, learning, seeds
 from reports.view.view import view_store
-from reports.words import formats, quality_runs
+from reports.words import formats, ratio_table
 from results.statistics import run_scores
 
 
@@ -27,7 +27,7 @@ def section(view):
 
 def test_runs_of_a_case_are_scored_together(view):
     """What the records say is what the score is made of."""
-    (runs,) = quality_runs.collect(view).values()
+    (runs,) = ratio_table.collect_quality_runs(view).values()
     found = seeds.collect(runs, view.study.metrics)
 
     assert [1, 2] == [case.case.spec.num_replicas for case in found]

@@ -14,7 +14,7 @@ from reports.page.sections import verdict
 from reports.site import build
 from reports.site.card import make_card
 from reports.view.view import view_store
-from reports.words import formats, reproduce
+from reports.words import formats, next_step
 from results.store.study_store import Store
 from results.study.cases import load_study
 
@@ -110,7 +110,7 @@ def test_a_page_says_whose_it_is_without_a_click(drawn):
         page = drawn[f"studies/{name}/index.html"]
         closed = re.sub(r"<details(?! open).*?</details>", "", page, flags=re.DOTALL)
         study = load_study(Store.open(published_studies.study(name)))
-        commits = reproduce.commits_of(study.cases)
+        commits = next_step.commits_of(study.cases)
 
         assert "TF-Replicator (Buchlovsky et al. 2019)" in closed
         assert "tf.distribute.MirroredStrategy with the stock Keras update" in closed

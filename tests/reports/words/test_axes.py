@@ -5,11 +5,12 @@ import pytest
 from reports.page.sections import learning, quality
 from reports.view.view import view_store
 from reports.words import axes, formats
-from results.records import kept_metrics
+from results.records import quality_records
 from results.records.models import MetricFacts, QualityMetric
 
 METRICS = {
-    facts["name"]: MetricFacts(**facts) for facts in kept_metrics.of_workload("sngan")
+    facts["name"]: MetricFacts(**facts)
+    for facts in quality_records.of_workload("sngan")
 }
 PROTOCOL = "all pairs; extractor digits aaaa; reference digits/test, n = 359, bbbb"
 

@@ -13,13 +13,13 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli import main, running
-from harness.planning import resuming
+from harness.planning import plan as plan_lib
 from harness.sources import code_check
 from reports.charts import compact
 from reports.exports import exports
 from reports.page import build
 from reports.view.view import view_store
-from reports.words import brief, next_step, reproduce
+from reports.words import brief, next_step
 from results.records.models import TrialStatus
 from results.store.study_store import Store
 
@@ -36,7 +36,7 @@ def _run(command, runs_dir, monkeypatch):
     verb, *options = words[3:]
     with monkeypatch.context() as patch:
         # Nobody measured the studies of tests, and published ones are of older code.
-        for module in (resuming, code_check):
+        for module in (plan_lib, code_check):
             patch.setattr(module, "check_code", lambda *_args, **_kwargs: None)
         patch.setattr(running, "run_until_done", lambda *_args, **_kwargs: 0)
         is_new = verb == "sweep" and {"--workload", "--command"} & {*options}
@@ -82,7 +82,7 @@ def test_commands_for_more_generations_run(tmp_path, monkeypatch):
         patch.setattr(sys, "argv", ["harness", *arguments])
         assert 0 == CliRunner().invoke(main.cli, arguments).exit_code
     plan = Store.open(tmp_path / "mine").read_plan()
-    command = reproduce.with_repetitions(plan, 6)
+    command = next_step.with_repetitions(plan, 6)
 
     output = _run(command, tmp_path, monkeypatch)
     assert "--study" not in command
@@ -134,7 +134,7 @@ def test_commands_after_failures_and_of_markdown_run(
     view = view_store(store)
     commands = [text for text, typed in brief.judge(view).next_parts if typed]
     commands += re.findall(r"`([^`]+)`", next_step.with_a_baseline(view))
-    commands.append(reproduce.export(view.study.plan, "csv"))
+    commands.append(next_step.export(view.study.plan, "csv"))
 
     assert 3 == len(commands)
     for command in commands:
@@ -158,9 +158,9 @@ def test_commands_name_the_replicas_that_were_measured(tmp_path, monkeypatch, or
     wanted = f"--replicas {','.join(map(str, sizes))}"
 
     for command in (
-        reproduce.command_of_study(plan),
-        reproduce.with_repetitions(plan, 6),
-        reproduce.other_study(plan, {"--seed": "3"}),
+        next_step.command_of_study(plan),
+        next_step.with_repetitions(plan, 6),
+        next_step.other_study(plan, {"--seed": "3"}),
     ):
         assert wanted in command
         assert 1 == command.count("--replicas")
@@ -174,7 +174,7 @@ def view(tmp_path_factory, synthetic):
 def test_the_command_of_a_point_plans_the_point(view, tmp_path):
     """It is a command line that the harness accepts, as a dry run."""
     point = next(p for p in view.points if p.num_replicas == 2)
-    words = shlex.split(reproduce.command(view.study.plan, point))
+    words = shlex.split(next_step.command(view.study.plan, point))
     arguments = [
         "sweep",
         "--dry-run",
@@ -203,19 +203,19 @@ def test_options_of_the_point_replace_those_of_the_sweep(view):
     )
     command += ("--preset", "smoke", "--study", "x")
     plan = view.study.plan.model_copy(update={"command": command})
-    text = reproduce.command(plan, view.points[0])
+    text = next_step.command(plan, view.points[0])
 
     assert 1 == text.count("--backends") == text.count("--replicas")
     assert "--preset smoke" in text
     assert "--study" not in text
     other = plan.model_copy(update={"command": ("python", "-m", "harness", "gate")})
-    assert "" == reproduce.command(other, view.points[0])
+    assert "" == next_step.command(other, view.points[0])
 
 
 def test_commit_and_seeds_of_a_point_are_those_of_its_trials(view):
     """Records of a folder without git say so."""
-    assert "1000, 1001, 1002" == reproduce.seeds(view.points[0].case)
-    assert "not recorded" == reproduce.commits(view.points[0].case)
+    assert "1000, 1001, 1002" == next_step.seeds(view.points[0].case)
+    assert "not recorded" == next_step.commits(view.points[0].case)
 
 
 def test_a_drawing_is_smaller_and_says_the_same():

@@ -7,7 +7,7 @@ import pytest
 from relay_study import ALL, Lost, RelayShape, make_store
 
 from results import errors
-from results.figures import explain, input_bound
+from results.figures import explain, lost_time
 from results.figures.lost_time import PARTS, Observed, decompose
 from results.records.models import Control
 from results.study.cases import load_study
@@ -292,7 +292,7 @@ def test_pipelines_that_take_the_whole_step_bound_it(
     fraction, baseline, verdict, explains_loss
 ):
     """They explain a loss where they take longer than one replica's step, too."""
-    found = input_bound.judge(CASE, baseline * CASE / 0.100, fraction * CASE)
+    found = lost_time.judge_input_bound(CASE, baseline * CASE / 0.100, fraction * CASE)
 
     assert verdict == found.verdict
     assert fraction == pytest.approx(found.fraction.value)
@@ -302,7 +302,7 @@ def test_pipelines_that_take_the_whole_step_bound_it(
 def test_an_interval_around_the_limit_is_inconclusive():
     """Nine tenths lie between generations that are above and below."""
     factors = np.array([0.85, 0.97, 0.88, 0.93])
-    found = input_bound.judge(CASE, 0.5 * CASE, factors * CASE)
+    found = lost_time.judge_input_bound(CASE, 0.5 * CASE, factors * CASE)
 
     assert "inconclusive" == found.verdict
     assert not found.explains_loss

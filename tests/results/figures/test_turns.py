@@ -10,7 +10,7 @@ from relay_study import RelayShape, make_store
 from harness.machine.disturbance import void_reason
 from reports.view.view import view_store
 from reports.words import trust
-from results.figures import first_steps
+from results.figures import lost_time
 from results.figures.relay import _without_numbers, count_turns
 from results.records.measuring import Turn
 
@@ -94,7 +94,7 @@ def _said(view):
 def test_what_a_first_step_takes_more_is_found(tmp_path):
     """8 % in turns of three steps, over generations; void turns do not count."""
     view = _view(tmp_path, first_step=1.08)
-    found = [first_steps.of_case(case) for case in view.measured_cases]
+    found = [lost_time.of_case(case) for case in view.measured_cases]
 
     assert 2 == len(found)
     for of in found:
@@ -113,7 +113,7 @@ def test_what_a_first_step_takes_more_is_found(tmp_path):
 def test_turns_of_one_step_cannot_tell(tmp_path):
     """Nothing is claimed where nothing can be seen."""
     view = _view(tmp_path, first_step=1.08, steps_per_turn=(1,))
-    found = first_steps.of_case(view.measured_cases[0])
+    found = lost_time.of_case(view.measured_cases[0])
 
     assert found is not None
     assert (None, 1, 1, 0.0) == (found.ratio, found.fewest, found.most, found.part)

@@ -10,11 +10,18 @@ from changed_study import with_turns
 
 from reports.words.judging import judgement
 from results.errors import ResultsError
-from results.judging import compare, error_rates, exact, gate, gate_metrics, judged_case
-from results.records import kept_metrics
+from results.judging import (
+    exact,
+    gate,
+    gate_metrics,
+    judged_case,
+    paired_gate,
+    quality_gate,
+)
+from results.records import quality_records
 from results.records.models import MetricFacts
 from results.statistics import estimates, group_sequential
-from results.statistics.judge import Verdict
+from results.statistics.group_sequential import Verdict
 from results.study.cases import load_study
 
 BASE = "1234567890ab"
@@ -193,7 +200,7 @@ def test_other_work_beside_a_gate_in_sequence_is_said(relay, write):
 
 def test_the_first_line_has_the_error_rates_of_such_a_gate(relay):
     """Simulated, of as many cases and generations; not what was asked for."""
-    rates = error_rates.of_gate(2, FEWEST, 0.05)
+    rates = paired_gate.of_gate(2, FEWEST, 0.05)
     few = judgement.headline(of_revisions(relay("a", revisions={BASE: 1.0}, repeats=5)))
     many = judgement.headline(of_revisions(relay("b", revisions={BASE: 1.0})))
 
@@ -310,7 +317,7 @@ def compared(relay):
 
     def compare_with(**fields):
         pair = {"backends": ("in_graph", "tf_mirrored"), "repeats": 4, "num_rounds": 10}
-        return compare.of_studies(
+        return quality_gate.of_studies(
             relay("x", **pair), relay("y", **pair | fields), METRIC
         )
 
@@ -374,7 +381,7 @@ def test_metrics_are_named_in_the_message():
     declared = [
         MetricFacts(**facts)
         for workload in ("sngan", "d4pg")
-        for facts in kept_metrics.of_workload(workload)
+        for facts in quality_records.of_workload(workload)
     ]
     with pytest.raises(ResultsError, match=r"metric 'fid'; allowed are thr.* by seed"):
         gate_metrics.metric_of("fid")

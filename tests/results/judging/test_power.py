@@ -8,7 +8,7 @@ import pytest
 from results import errors
 from results.judging import power
 from results.statistics import generations
-from results.statistics.judge import Verdict
+from results.statistics.group_sequential import Verdict
 
 SPREAD = 0.03
 # Three standard errors of a share of the simulated gates.

@@ -10,16 +10,16 @@ from results.errors import ResultsError
 from results.figures import learning_gains
 from results.judging import gate, gate_metrics, quality_gate
 from results.judging.gate_metrics import Rule
-from results.records import kept_metrics
+from results.records import quality_records
 from results.records.models import MetricFacts
-from results.statistics.judge import Verdict
+from results.statistics.group_sequential import Verdict
 from results.study.cases import load_study
 
 BASE = "1234567890ab"
 LEARNED = {
     facts["name"]: gate_metrics.of_quality(MetricFacts(**facts))
     for workload in ("resnet50", "sngan")
-    for facts in kept_metrics.of_workload(workload)
+    for facts in quality_records.of_workload(workload)
 }
 TOP_1, FID = LEARNED["top_1"], LEARNED["fid"]
 NUM_SEEDS = 6

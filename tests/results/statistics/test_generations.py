@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from results import errors
-from results.statistics import estimates, generations, judge, simultaneous
-from results.statistics.judge import Verdict
+from results.statistics import estimates, generations, group_sequential
+from results.statistics.group_sequential import Verdict
 
 LOGS = [0.50, 0.54, 0.47, 0.52]
 
@@ -229,7 +229,7 @@ E = 1e-9
 
 def judged(logs, *, delta=0.05, alpha=0.05):
     mean = estimates.one_group(logs, "logs")
-    return judge.of_mean(mean, delta=delta, alpha=alpha, method="")
+    return group_sequential.of_mean(mean, delta=delta, alpha=alpha, method="")
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def judged(logs, *, delta=0.05, alpha=0.05):
     ],
 )
 def test_verdict_of_an_interval(low, high, expected):
-    assert judge.verdict_of(low, high, margin=math.log(1.05)) is expected
+    assert group_sequential.verdict_of(low, high, margin=math.log(1.05)) is expected
 
 
 def test_an_improvement_is_a_kind_of_pass():
@@ -300,7 +300,7 @@ def test_what_cannot_be_judged_is_refused(logs, options, message):
 
 def differences(logs):
     means = {name: estimates.one_group(values) for name, values in logs.items()}
-    return simultaneous.differences(means)
+    return generations.differences(means)
 
 
 def test_p_value_is_students():
@@ -321,17 +321,17 @@ def test_p_value_without_spread():
 
 def test_holms_own_steps():
     """Times 4, 3, 2, 1 in order of size, never below one before, at most 1."""
-    assert pytest.approx((0.03, 0.06, 0.06, 0.02)) == simultaneous.holm(
+    assert pytest.approx((0.03, 0.06, 0.06, 0.02)) == generations.holm(
         (0.01, 0.04, 0.03, 0.005)
     )
-    assert simultaneous.holm((0.6, 0.5)) == (1.0, 1.0)
-    assert simultaneous.holm(()) == ()
+    assert generations.holm((0.6, 0.5)) == (1.0, 1.0)
+    assert generations.holm(()) == ()
 
 
 @given(st.lists(st.floats(min_value=0, max_value=1), max_size=8))
 def test_adjusting_never_strengthens_and_keeps_the_order(values):
     """From p to the number of comparisons times p, and at most 1."""
-    adjusted = simultaneous.holm(values)
+    adjusted = generations.holm(values)
     order = np.argsort(values, kind="stable")
 
     for value, found in zip(values, adjusted, strict=True):
@@ -382,10 +382,10 @@ def test_false_differences_in_a_set_are_as_rare_as_stated():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: simultaneous.holm([0.1, 1.2]), r"holds 1\.2, all must be from 0 to 1"),
-        (lambda: simultaneous.holm([math.nan]), r"holds nan, all must be from 0 to 1"),
+        (lambda: generations.holm([0.1, 1.2]), r"holds 1\.2, all must be from 0 to 1"),
+        (lambda: generations.holm([math.nan]), r"holds nan, all must be from 0 to 1"),
         (
-            lambda: simultaneous.differences({}, alpha=1.0),
+            lambda: generations.differences({}, alpha=1.0),
             r"alpha is 1\.0, must be more than 0 and less than 1: the accepted prob",
         ),
     ],

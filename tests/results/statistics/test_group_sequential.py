@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from noise_models import Change
 
-from results.statistics import group_sequential, spending
+from results.statistics import group_sequential
 from results.statistics.group_sequential import (
     PASSED,
     REGRESSED,
@@ -90,21 +90,21 @@ def test_levels_spend_the_error_and_no_more():
     from scipy import special
 
     looks, alpha = (3, 4, 6, 8, 12), 0.05
-    levels = spending.nominal_levels(looks, 12, alpha)
+    levels = group_sequential.nominal_levels(looks, 12, alpha)
     steps = np.random.default_rng(3).standard_normal((40_000, 12))
     paths = steps.cumsum(axis=1)[:, [look - 1 for look in looks]] / np.sqrt(looks)
     crossed = (paths > special.ndtri(1 - np.asarray(levels))).any(axis=1)
 
     assert crossed.mean() == pytest.approx(alpha, abs=0.0035)
-    assert spending.nominal_levels((7,), 7, alpha) == pytest.approx((alpha,))
+    assert group_sequential.nominal_levels((7,), 7, alpha) == pytest.approx((alpha,))
 
 
 def test_a_gate_that_ends_early_has_not_spent_all():
     """The time was over after five of twelve generations."""
-    looks = spending.looks_until(5, (3, 4, 6, 8, 12))
+    looks = group_sequential.looks_until(5, (3, 4, 6, 8, 12))
 
     assert (3, 4, 5) == looks
-    assert sum(spending.nominal_levels(looks, 12, 0.05)) < 0.05
+    assert sum(group_sequential.nominal_levels(looks, 12, 0.05)) < 0.05
 
 
 def test_a_case_without_numbers_stays_undecided():

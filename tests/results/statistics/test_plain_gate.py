@@ -17,7 +17,7 @@ import pytest
 from noise_models import Change
 from scipy import special, stats
 
-from results.statistics import group_sequential, spending
+from results.statistics import group_sequential
 from results.statistics.group_sequential import SUSTAINED, TAIL, TURNS
 
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ def test_levels_spend_as_much_as_the_function_says(
     looks: tuple[int, ...], alpha: float
 ) -> None:
     """At each look of a whole gate, and of one that ended early."""
-    bounds = special.ndtri(1 - np.asarray(spending.nominal_levels(looks, 12, alpha)))
+    bounds = special.ndtri(
+        1 - np.asarray(group_sequential.nominal_levels(looks, 12, alpha))
+    )
     times = np.asarray(looks) / 12
     correlation = np.sqrt(
         np.minimum.outer(times, times) / np.maximum.outer(times, times)
@@ -71,11 +73,11 @@ def judge(logs: Logs, planned: Sequence[int]) -> Verdicts:
     late = tuple(look for look in looks if look >= fewest)
     if late:
         passing |= zip(
-            late, spending.nominal_levels(late, most, ALPHA / 2), strict=True
+            late, group_sequential.nominal_levels(late, most, ALPHA / 2), strict=True
         )
 
     def level(share: float, look: int) -> float:
-        levels = spending.nominal_levels(looks, most, share * ALPHA)
+        levels = group_sequential.nominal_levels(looks, most, share * ALPHA)
         return levels[looks.index(look)]
 
     decided: dict[tuple[group_sequential.Kind, int], tuple[str, Interval]] = {}

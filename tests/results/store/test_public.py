@@ -8,7 +8,7 @@ import published_studies
 import pytest
 from pydantic import TypeAdapter
 
-from results.records.client.lines import RankLine
+from results.records.client.protocol import RankLine
 from results.records.gate_record import GateRecord
 from results.records.models import Environment, Plan, StatusRecord, TrialResult
 from results.store import public, untrusted

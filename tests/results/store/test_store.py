@@ -12,7 +12,7 @@ import pytest
 from ended import ended_ids
 
 from results import errors
-from results.records import step_counts, upgrade
+from results.records import measuring, upgrade
 from results.records.models import SCHEMA_VERSION, TrialStatus
 from results.store import atomic, zipped
 from results.store.study_store import Store
@@ -248,7 +248,7 @@ def test_plans_of_workloads_that_draw_say_so_after_an_upgrade(tmp_path):
 def test_kept_studies_know_what_their_metrics_mean(name):
     """All that their trials recorded; counts of steps mean the same in all of them."""
     store = Store.open(published_studies.study(name))
-    known = {facts.name for facts in store.read_plan().metrics} | {*step_counts.UNITS}
+    known = {facts.name for facts in store.read_plan().metrics} | {*measuring.UNITS}
     recorded = {
         metric.name
         for trial in store.trials()

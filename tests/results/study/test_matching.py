@@ -11,7 +11,6 @@ from reports.view.view import view_store
 from reports.words import trust
 from results.figures import comparisons, scaling, summary
 from results.records import identity
-from results.records.changes import Change
 from results.records.models import (
     Control,
     Matching,
@@ -21,6 +20,7 @@ from results.records.models import (
     StatusRecord,
     TrialStatus,
 )
+from results.records.record_base import Change
 from results.study import matching
 from results.study.cases import UNMATCHED, load_study
 from results.study.matching import Outcome

@@ -3,13 +3,13 @@
 import contextlib
 
 from harness.command import files
-from harness.command.errors import ReadingError
+from harness.command.reader import ReadingError
 from harness.machine import cuda_cache
 from harness.run.aggregate import conclude
 from harness.run.trial_tree import TrialExit
-from reports.words.judging import gate_brief
+from reports.words import brief
 from results.errors import ResultsError
-from results.judging import gate_file
+from results.judging import gate_logs
 from results.records.models import StatusRecord
 from results.store.study_store import Store
 
@@ -32,13 +32,13 @@ def of_note(path):
 def of_gate(path):
     """Says what a gate concluded, as its page does."""
     with contextlib.suppress(ResultsError):
-        if record := gate_file.read(Store(path.parent)):
-            view = gate_brief.GateView(
+        if record := gate_logs.read_gate(Store(path.parent)):
+            view = brief.GateView(
                 record=record, why_none="", head="a", base="b", rule=""
             )
             assert view.sentence
             assert view.level
-            assert all(map(gate_brief.change, record.cases))
+            assert all(map(brief.change, record.cases))
 
 
 def of_trial(path):

@@ -18,10 +18,10 @@ import replicator
 from harness import catalog as harness_catalog
 from harness.errors import PlanError
 from harness.planning import controls
-from harness.planning.quality_runs import PlannedCase
+from harness.planning.estimate import PlannedCase
 from harness.planning.request import SweepRequest
-from results.records.changes import Change
 from results.records.models import Control, Order, ScalingMode
+from results.records.record_base import Change
 from results.study import matching as verdict
 from workloads import catalog, matching
 from workloads.keras_fit import config, flops, models
