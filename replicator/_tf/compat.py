@@ -439,6 +439,6 @@ def outside_of_step(value: Any) -> Any:
         return None
 
 
-def make(**options: Any) -> tf.Variable:
+def make_variable(**options: Any) -> tf.Variable:
     """Makes a variable without the creators that are in place (test_creation)."""
     return resource_variable_ops.default_variable_creator_v2(None, **options)

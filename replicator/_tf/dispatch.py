@@ -76,7 +76,7 @@ def optimize_graph(
     )
 
 
-def is_on() -> bool:
+def is_optimizer_on() -> bool:
     """Whether the user has left the optimizer on."""
     return not _config().graph_options.rewrite_options.disable_meta_optimizer
 

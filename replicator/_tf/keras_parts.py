@@ -72,7 +72,7 @@ REDUCTION = loss, "reduce_weighted_values"
 _TF_KERAS_METRICS = "tf_keras.src.metrics.base_metric"
 
 
-def means() -> list[Any]:
+def numeric_metrics() -> list[Any]:
     """The classes of metrics that take numbers (test_fit_metrics, test_tf_keras)."""
     module = sys.modules.get(_TF_KERAS_METRICS)
     others = [] if module is None else [module.Reduce]
@@ -159,7 +159,7 @@ _ACTIVE: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar(
 
 
 @contextlib.contextmanager
-def noted() -> Iterator[list[tuple[tf.Tensor, tf.Tensor]]]:
+def noted_means() -> Iterator[list[tuple[tf.Tensor, tf.Tensor]]]:
     """Notes numerators and denominators in this thread (test_kept_by_keras)."""
     _replace_reduction()
     found: list[tuple[tf.Tensor, tf.Tensor]] = []

@@ -111,7 +111,9 @@ class StageSeeds:
         """Returns the seed of the next draw; without seeds, one that is not used."""
         self.generators.append(generator)
         if self._seeds is None:
-            return tf.zeros(spec(generator).shape, spec(generator).dtype)
+            return tf.zeros(
+                generator_spec(generator).shape, generator_spec(generator).dtype
+            )
         return self._seeds[len(self.generators) - 1]
 
     @contextlib.contextmanager
@@ -125,7 +127,7 @@ class StageSeeds:
             _ACTIVE.reset(token)
 
 
-def spec(generator: Any) -> tf.TensorSpec:
+def generator_spec(generator: Any) -> tf.TensorSpec:
     """What a generator of Keras returns (test_pipeline)."""
     return tf.TensorSpec(generator.state.shape, generator.state.dtype)
 

@@ -169,7 +169,7 @@ def first_line(text: str) -> str:
 
 
 @contextlib.contextmanager
-def kept() -> Iterator[None]:
+def kept_sigterm() -> Iterator[None]:
     """Restores what SIGTERM does when the block ends (test_conformance).
 
     Python lets only the main thread do that; in others nothing is restored.

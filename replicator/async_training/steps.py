@@ -98,7 +98,7 @@ def trace_step(
         dataflow.check_required(analysis, traced.required)
         # Not what `_require_local_kinds` makes local for the other workers: each
         # updates by its own state, as one device would.
-        analyze.check(traced, body, analysis.local_because)
+        analyze.check_divergence(traced, body, analysis.local_because)
     _require_local_kinds(traced, body, analysis, table, commits)
     clocks = {
         id(commit_state.clock): server
@@ -135,7 +135,7 @@ def _analyze(
         for name, variable in traced.variables.items()
         if table.kind(variable) is not Kind.MIRRORED
     }
-    return dataflow.analyze(
+    return dataflow.find_invariance(
         body,
         invariant_inputs=results | tensors | {sequence_numbers_name},
         handles=set(traced.variables),

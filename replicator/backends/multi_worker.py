@@ -250,7 +250,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
                 device_lib.split_cpu_without_gpus(
                     num_local * logical_devices_per_replica
                 )
-        self._runtime = worker_runtime.join(
+        self._runtime = worker_runtime.join_cluster(
             self.cluster,
             timeout_sec=timeout_sec,
             heartbeat_timeout_sec=heartbeat_timeout_sec,

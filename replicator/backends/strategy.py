@@ -547,8 +547,8 @@ class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
         self.first_replica_id = self.worker_id * self.num_local_replicas
 
     def _join(self, timeout_sec: float) -> tuple[Any, WorkerState]:
-        runtime.meet(self.cluster, timeout_sec)
-        with port_filter.guarded(self.cluster), workers.kept():
+        runtime.meet_workers(self.cluster, timeout_sec)
+        with port_filter.guarded(self.cluster), workers.kept_sigterm():
             # Without a time limit of its own, which would leave threads; see
             # ``Deadline``.
             strategy = tf.distribute.MultiWorkerMirroredStrategy(

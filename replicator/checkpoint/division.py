@@ -276,7 +276,9 @@ class CheckpointedBackend(JobFacts):
         """
 
 
-def collect(repl: CheckpointedBackend, inventory: Inventory) -> dict[str, LocalState]:
+def collect_local_state(
+    repl: CheckpointedBackend, inventory: Inventory
+) -> dict[str, LocalState]:
     """The replica-local state of saved variables in this process, by path."""
     paths = inventory.paths()
     return {
@@ -286,7 +288,7 @@ def collect(repl: CheckpointedBackend, inventory: Inventory) -> dict[str, LocalS
     }
 
 
-def restore(
+def restore_local_state(
     repl: CheckpointedBackend,
     inventory: Inventory,
     metadata: Metadata,

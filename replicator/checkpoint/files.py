@@ -134,7 +134,7 @@ class Metadata:
     positions: tuple[Position, ...]
 
 
-def describe(repl: CheckpointedBackend, **facts: Any) -> Metadata:
+def describe_checkpoint(repl: CheckpointedBackend, **facts: Any) -> Metadata:
     """Makes metadata from a replicator, the installed versions and ``facts``."""
     return Metadata(
         backend=_backend_name(repl),

@@ -138,7 +138,7 @@ class CheckpointManager:
         inventory = Inventory(self._trackables)
         # Distributed state is gathered while it is written.
         with self._repl.consolidated_state(list(inventory.variables.values())):
-            local = division.collect(self._repl, inventory)
+            local = division.collect_local_state(self._repl, inventory)
             own = encode(self._payload(local))
             for text, payload in zip(
                 self._workers,
@@ -147,7 +147,7 @@ class CheckpointManager:
             ):
                 text.value = payload
             positions = self._repl.gather_bytes(self._position())
-            metadata = files.describe(
+            metadata = files.describe_checkpoint(
                 self._repl,
                 step=step,
                 variables=inventory.facts(),
@@ -213,7 +213,9 @@ class CheckpointManager:
             checkpoint.read(path).assert_existing_objects_matched()
         except (tf.errors.OpError, OSError, LookupError) as error:
             raise files.unreadable(path, error) from error
-        restored = division.restore(self._repl, inventory, metadata, payloads)
+        restored = division.restore_local_state(
+            self._repl, inventory, metadata, payloads
+        )
         self._repl.restored(list(inventory.variables.values()))
         return RestoredCheckpoint(
             path=path,

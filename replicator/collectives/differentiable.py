@@ -304,14 +304,14 @@ _CONVERSIONS: dict[str, Callable[[tf.Tensor, tf.DType], tf.Tensor]] = {
 }
 
 
-def added(dtype: tf.DType) -> Wire:
+def wire_of_sum(dtype: tf.DType) -> Wire:
     """How a type is reduced over workers."""
     if dtype in _REDUCED:
         return Wire("", dtype)
     return _look_up(_ADDED_AS, dtype, "all_reduce")
 
 
-def moved(dtype: tf.DType, kind: str) -> Wire:
+def wire_of_move(dtype: tf.DType, kind: str) -> Wire:
     """How a type is gathered or broadcast over workers."""
     if dtype in _MOVED:
         return Wire("", dtype)
@@ -331,13 +331,13 @@ def _look_up(
     return Wire(*table[dtype])
 
 
-def swap(tensor: tf.Tensor) -> tf.Tensor:
+def swap_dimensions(tensor: tf.Tensor) -> tf.Tensor:
     """Swaps the first two dimensions."""
     rest = tf.range(2, tf.rank(tensor))
     return tf.transpose(tensor, tf.concat([[1, 0], rest], axis=0))
 
 
-def join(stacked: tf.Tensor) -> tf.Tensor:
+def join_rows(stacked: tf.Tensor) -> tf.Tensor:
     """Joins the rows of what is stacked: ``[R, k, ...]`` becomes ``[R k, ...]``."""
     dims = tf.shape(stacked)
     return tf.reshape(stacked, tf.concat([[dims[0] * dims[1]], dims[2:]], axis=0))

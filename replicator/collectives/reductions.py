@@ -15,7 +15,7 @@ from replicator.collectives.kinds.all_reduce import AllReduce
 from replicator.collectives.kinds.gather_scatter import AllConcat
 from replicator.collectives.lookups import Ids
 from replicator.errors import SplitBatchError
-from replicator.inputs.context import InputContext, element_of, part
+from replicator.inputs.context import InputContext, element_of, part_of_batch
 from replicator.step import context as context_lib
 from replicator.step.values import tensor_of
 from replicator.validation.arguments import shown
@@ -254,7 +254,7 @@ def split_global_batches(
     def parts(*arguments: Any) -> tf.data.Dataset:
         nest = element_of(arguments, dataset)
         return tf.data.Dataset.range(first, first + num_in_turn).map(
-            lambda replica_id: part(nest, replica_id, num_replicas)
+            lambda replica_id: part_of_batch(nest, replica_id, num_replicas)
         )
 
     divided = dataset.batch(share * num_replicas).flat_map(parts)

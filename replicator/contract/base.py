@@ -350,7 +350,7 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
           ValueError: A folder, or a file in none.
           RuntimeError: Another profile of this process is running.
         """
-        return summary.recorded(summary.check(path))
+        return summary.recorded(summary.check_timeline_path(path))
 
     @abc.abstractmethod
     def explain(self) -> str:

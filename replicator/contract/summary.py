@@ -149,7 +149,7 @@ _PLACES = {
 }
 
 
-def check(path: Any) -> pathlib.Path:
+def check_timeline_path(path: Any) -> pathlib.Path:
     """Returns where a timeline is written to."""
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise TypeError(f"timeline({shown(path)}) must be the path of a file to write")

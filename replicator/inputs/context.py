@@ -284,7 +284,7 @@ def num_rows(leaf: Any) -> tf.Tensor:
     return tf.shape(leaf, out_type=tf.int64)[0]
 
 
-def part(batch: Any, index: Any, num_parts: int) -> Any:
+def part_of_batch(batch: Any, index: Any, num_parts: int) -> Any:
     """One of the parts of a batch, whose sizes differ by at most one example."""
     leaf = tf.nest.flatten(batch)[0]
     static = leaf.shape[0]

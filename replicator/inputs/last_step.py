@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.inputs.context import part, without_rows
+from replicator.inputs.context import part_of_batch, without_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,7 +73,7 @@ def divide(elements: Sequence[Any]) -> tuple[list[Any], tf.Tensor]:
         for start in range(0, len(batches), share):
             own = slice(start, start + share)
             joined = _join(batches[own], is_fed[own])
-            parts += [part(joined, index, share) for index in range(share)]
+            parts += [part_of_batch(joined, index, share) for index in range(share)]
         return parts
 
     found = tf.cond(tf.reduce_all(is_fed), lambda: batches, divided)

@@ -80,16 +80,16 @@ def values_of(grad: Any) -> tf.Tensor:
     return grad.values if isinstance(grad, tf.IndexedSlices) else grad
 
 
-def times(grad: Any, factor: Any) -> Any:
+def scaled_gradient(grad: Any, factor: Any) -> Any:
     """Multiplies a dense or sparse gradient by a scalar, in its own type."""
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(
-            times(grad.values, factor), grad.indices, grad.dense_shape
+            scaled_gradient(grad.values, factor), grad.indices, grad.dense_shape
         )
-    return grad * cast(factor, grad.dtype)
+    return grad * cast_number(factor, grad.dtype)
 
 
-def cast(number: Any, dtype: tf.DType) -> tf.Tensor:
+def cast_number(number: Any, dtype: tf.DType) -> tf.Tensor:
     """A tensor or Python number in another type; ``tf.cast`` makes a float 32 bits."""
     if tf.is_tensor(number) or hasattr(number, "dtype"):
         return tf.cast(number, dtype)
@@ -194,9 +194,9 @@ def average_sums(
         return reductions.all_reduce_if(is_due, sums, kind)
     # Scaled to the magnitude of one call's gradients, with the loss scale.
     factor = factor * (1.0 / options.accumulation_steps)
-    sent = [times(total, factor) for total in sums]
+    sent = [scaled_gradient(total, factor) for total in sums]
     averaged = reductions.all_reduce_if(is_due, sent, kind)
-    return [times(total, 1.0 / factor) for total in averaged]
+    return [scaled_gradient(total, 1.0 / factor) for total in averaged]
 
 
 def when(condition: tf.Tensor | None, action: Callable[[], Any]) -> None:
@@ -257,7 +257,7 @@ _SCALES: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar(
 
 
 @contextlib.contextmanager
-def noted() -> Iterator[list[Any]]:
+def noted_scales() -> Iterator[list[Any]]:
     """Notes what scales a loss inside, each a function of a loss."""
     found: list[Any] = []
     token = _SCALES.set(found)
@@ -267,7 +267,7 @@ def noted() -> Iterator[list[Any]]:
         _SCALES.reset(token)
 
 
-def note(scale: Callable[[Any], Any]) -> None:
+def note_scale(scale: Callable[[Any], Any]) -> None:
     """Notes that a loss is scaled."""
     found = _SCALES.get()
     if found is not None:
@@ -317,12 +317,12 @@ class LossScale:
         """Returns the loss times the scale, in the type of the loss."""
         self.build()
         loss = tensor_of(loss, "scale_loss() takes the loss, a tensor")
-        return times(loss, self.value)
+        return scaled_gradient(loss, self.value)
 
     def unscaled(self, grads: Sequence[Any]) -> list[Any]:
         """Divides gradients by the scale."""
-        factor = 1.0 / cast(self.value, tf.float64)
-        return [times(grad, factor) for grad in grads]
+        factor = 1.0 / cast_number(self.value, tf.float64)
+        return [scaled_gradient(grad, factor) for grad in grads]
 
     @property
     def value(self) -> Any:

@@ -13,7 +13,7 @@ from replicator.errors import OptimizerOptionError
 from replicator.optimizer.accumulation import (
     check_not_clipped,
     clip_by_global_norm,
-    times,
+    scaled_gradient,
 )
 from replicator.optimizer.keras_spelling import check_in_replica
 from replicator.optimizer.options import OptimizerOptions
@@ -186,7 +186,7 @@ class StrategyOptimizer(ReplicatedOptimizer):
         check_are_optimized(optimizer, variables)
         clips = _CLIPS.found
         averaged = _clip(averaged, clips)
-        scaled = [times(grad, 1.0 / num_replicas()) for grad in averaged]
+        scaled = [scaled_gradient(grad, 1.0 / num_replicas()) for grad in averaged]
         try:
             for name in clips:
                 setattr(optimizer, name, None)
@@ -201,7 +201,7 @@ class StrategyOptimizer(ReplicatedOptimizer):
             return
         check_are_optimized(self.wrapped, variables)
         scale = 1.0 / num_replicas()
-        self.wrapped.apply([times(grad, scale) for grad in grads], variables)
+        self.wrapped.apply([scaled_gradient(grad, scale) for grad in grads], variables)
 
 
 def _clips_of(optimizer: Any) -> dict[str, float]:

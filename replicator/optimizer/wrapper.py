@@ -31,7 +31,7 @@ from replicator.optimizer.accumulation import (
     average_sums,
     check_not_clipped,
     clip_by_global_norm,
-    note,
+    note_scale,
     sum_duplicates,
     when,
 )
@@ -239,7 +239,7 @@ class ReplicatedOptimizer(KerasSpelling):
         scale = self.wrapped.scale_loss
         if self.loss_scale is not None:
             self._is_loss_scaled, scale = True, self.loss_scale.scaled
-        note(scale)
+        note_scale(scale)
         return scale(loss)
 
     @tf.autograph.experimental.do_not_convert  # as Keras' own updates

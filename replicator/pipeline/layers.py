@@ -77,7 +77,7 @@ def _is_cost(value: Any) -> bool:
 _CONVOLUTIONS = ("Conv2D", "Conv3D")
 
 
-def flops(graph: Any) -> int:
+def flops_of(graph: Any) -> int:
     """Returns the operations of all products and convolutions of a graph.
 
     Those inside functions that it calls are not counted, nor those whose shapes are not
@@ -226,7 +226,7 @@ def _costs(
                 "of the first"
             ) from error
         inputs.append(tf.TensorSpec.from_tensor(concrete.outputs[0]))
-        costs.append(float(flops(concrete.graph)))
+        costs.append(float(flops_of(concrete.graph)))
     return costs, inputs
 
 

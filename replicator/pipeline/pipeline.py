@@ -73,7 +73,9 @@ SCHEDULES: Mapping[str, Callable[[int, int], list[list[Task]]]] = {
 }
 
 
-def make(name: str, num_stages: int, num_microbatches: int) -> list[list[Task]]:
+def make_schedule(
+    name: str, num_stages: int, num_microbatches: int
+) -> list[list[Task]]:
     """Returns the tasks of each stage under a schedule, in order."""
     if not is_one_of(name, SCHEDULES):
         raise PipelineError(
@@ -125,7 +127,7 @@ def most_kept(tasks: Sequence[Task]) -> int:
     return most
 
 
-def draw(schedule: Sequence[Sequence[Task]]) -> str:
+def draw_schedule(schedule: Sequence[Sequence[Task]]) -> str:
     """Returns a schedule as text: a row per stage, a column per unit of time.
 
     The share of empty columns is the bubble, (K - 1) / (M + K - 1) of the time if all
@@ -192,7 +194,9 @@ class Pipeline:
                 f"use an integer from 1 to {MOST_MICROBATCHES}"
             )
         self.num_microbatches = int(num_microbatches)
-        self.schedule = make(schedule, len(self._stages), self.num_microbatches)
+        self.schedule = make_schedule(
+            schedule, len(self._stages), self.num_microbatches
+        )
         self._recompute = bool(recompute)
 
     @property
@@ -203,7 +207,7 @@ class Pipeline:
 
     def describe(self) -> str:
         """The schedule as text: a row per stage, F and B with the micro-batch."""
-        return draw(self.schedule)
+        return draw_schedule(self.schedule)
 
     # Of the library's own code AutoGraph would convert every function, which takes ten
     # times as long as all else. Stages are converted, as other functions of the user's.
@@ -252,7 +256,9 @@ class Pipeline:
             for index, task in unit:
                 emitted.emit(index, task)
         emitted.finish()
-        kept = stage_lib.peaks(tf.compat.v1.get_default_graph(), self.schedule)
+        kept = stage_lib.activation_peaks(
+            tf.compat.v1.get_default_graph(), self.schedule
+        )
         context_lib.get_replica_context().note(self._explained(kept), kept)
         return emitted.loss(), self._pairs(emitted)
 

@@ -252,7 +252,7 @@ class Stage:
 
         run.__name__ = f"{FUNCTION_PREFIX}_{self.index}"
         first_casts: dict[tuple[int, str], Any] = {}
-        specs = [] if is_first else list(map(random_ops.spec, seeds))
+        specs = [] if is_first else list(map(random_ops.generator_spec, seeds))
         try:
             made = _to_function(run, self._specs, specs, self._weight_specs())
         except CollectiveControlFlowError as error:
@@ -282,7 +282,10 @@ class Stage:
         outputs = self._function(updates_lib.masked(arguments[0]))
         if self._loss_fn is None:
             return updates_lib.with_masks(outputs)
-        with keras_parts.noted() as means, accumulation.noted() as self.scales:
+        with (
+            keras_parts.noted_means() as means,
+            accumulation.noted_scales() as self.scales,
+        ):
             loss: Any = tf.convert_to_tensor(self._loss_fn(outputs, arguments[1]))
         if loss.shape.rank != 0 or not loss.dtype.is_floating:
             raise PipelineError(
@@ -344,7 +347,7 @@ class Stage:
                 return list(map(dense, found))
 
         run.__name__ = f"{FUNCTION_PREFIX}_{self.index}_again"
-        seeds = list(map(random_ops.spec, self.generators))
+        seeds = list(map(random_ops.generator_spec, self.generators))
         return _to_function(
             run,
             self._specs,
@@ -431,7 +434,7 @@ def layer_of(stage: Any) -> Any:
 _FORWARD = re.compile(r"stage_\d+_F\d+$")
 
 
-def peaks(graph: Any, schedule: Sequence[Sequence[Task]]) -> list[int]:
+def activation_peaks(graph: Any, schedule: Sequence[Sequence[Task]]) -> list[int]:
     """Returns the most bytes of activations that each stage keeps at one time.
 
     What a task needs only while it runs is not counted, nor what has no static shape.

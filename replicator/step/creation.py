@@ -86,7 +86,9 @@ def made_outside(
         initial_value = kwargs.get("initial_value")
         if not tf.executing_eagerly():  # not yet outside, as libraries may be
             initial_value = _tf_compat.outside_of_step(initial_value)
-            next_creator = _tf_compat.make  # not as tf.function would, in its graph
+            next_creator = (
+                _tf_compat.make_variable
+            )  # not as tf.function would, in its graph
         if initial_value is None:
             raise _refused(kwargs)
         with (

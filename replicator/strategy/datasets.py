@@ -13,7 +13,7 @@ import tensorflow as tf
 from replicator._tf import data as _tf_data
 from replicator._tf import distribute as _tf_distribute
 from replicator.errors import StrategyError
-from replicator.inputs.context import element_of, part, without_rows
+from replicator.inputs.context import element_of, part_of_batch, without_rows
 from replicator.validation.arguments import shown
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def parts_of(batch: Any, num_replicas: int, first_replica: int, num_local: int) 
     """
     leaves = [leaf for leaf in tf.nest.flatten(batch) if hasattr(leaf, "shape")]
     parts = [
-        part(leaves, replica, num_replicas)
+        part_of_batch(leaves, replica, num_replicas)
         for replica in range(first_replica, first_replica + num_local)
     ]
     rest = iter([batch_of(values, num_replicas) for values in zip(*parts, strict=True)])

@@ -53,7 +53,7 @@ def step(
     part, joined = _Part(batch, gradients), _Joined()
     metrics = [one for one in _each(model.metrics) if not _inner(one)]
     with contextlib.ExitStack() as stack:
-        for kind in _tf_keras_parts.means():
+        for kind in _tf_keras_parts.numeric_metrics():
             stack.enter_context(replaced(kind, "update_state", part.counted))
         stack.enter_context(replaced(*_tf_keras_parts.REDUCTION, part.reduced))
         for owner, name in _tf_keras_parts.DIVISIONS:
@@ -319,7 +319,7 @@ _BACKUP = "BackupAndRestore"
 _NUM_NAMES = 64
 
 
-def check(strategy: Any, replicator: Any) -> None:
+def check_callbacks(strategy: Any, replicator: Any) -> None:
     """Refuses callbacks of the ``fit`` that calls this, if processes share files.
 
     All processes have to call it.

@@ -19,7 +19,7 @@ from replicator._tf import compat as _tf_compat
 from replicator._tf import keras_parts as _tf_keras_parts
 from replicator.collectives import reductions
 from replicator.errors import StrategyError
-from replicator.optimizer.accumulation import times, values_of
+from replicator.optimizer.accumulation import scaled_gradient, values_of
 from replicator.optimizer.wrapper import ReplicatedOptimizer
 from replicator.step import context as context_lib
 from replicator.step.tracing import line_of, shown
@@ -134,7 +134,9 @@ class GradientSum:
         self.has_updated = True
         grads = self._weighted(grads)
         factor = self.divisor
-        return grads if factor == 1 else [times(grad, factor) for grad in grads]
+        return (
+            grads if factor == 1 else [scaled_gradient(grad, factor) for grad in grads]
+        )
 
     def of_merge(self, merge_fn: Callable[..., Any]) -> Callable[[Any], Any]:
         """How a function that ``merge_call`` runs sums over replicas."""

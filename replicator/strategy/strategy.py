@@ -438,7 +438,7 @@ class ReplicatorStrategy(StepStrategy):
                 "start of the program"
             )
         if repl.num_programs > 1:
-            fit.check(self, repl)
+            fit.check_callbacks(self, repl)
         return datasets.split(
             dataset,
             repl.num_replicas,

@@ -53,7 +53,7 @@ class OutsideValues:
         self._keys: dict[tf.DType, int] = {}
         for entry in self._entries:
             if group is not None and _is_transferred(entry):
-                wire = differentiable.added(_number(entry.variable.dtype)).dtype
+                wire = differentiable.wire_of_sum(_number(entry.variable.dtype)).dtype
                 # Drawn once: a function that is traced again uses the same.
                 self._keys.setdefault(wire, next(group.keys))
 
@@ -111,7 +111,7 @@ class OutsideValues:
                     self._keys[value.dtype],
                     device=reduction_device(self._topology, value.dtype),
                 ),
-                differentiable.added,
+                differentiable.wire_of_sum,
             )
         )
         return [
@@ -275,7 +275,7 @@ def add_up(
     return _packed(
         values,
         lambda value: reduce(value, topology, group, next(group.keys)),
-        differentiable.added,
+        differentiable.wire_of_sum,
     )
 
 
@@ -308,7 +308,7 @@ def _broadcast(
     return _packed(
         values,
         lambda value: _send(value, source, topology, group),
-        lambda dtype: differentiable.moved(dtype, "broadcast"),
+        lambda dtype: differentiable.wire_of_move(dtype, "broadcast"),
     )
 
 

@@ -454,7 +454,7 @@ DEFAULT_HEARTBEAT_TIMEOUT_SEC = 10.0
 _SHORTEST_WAIT_SEC = 5.0
 
 
-def join(
+def join_cluster(
     config: ClusterConfig,
     *,
     timeout_sec: float = DEFAULT_TIMEOUT_SEC,
@@ -464,7 +464,7 @@ def join(
 
     def make() -> WorkerState:
         deadline = time.monotonic() + timeout_sec
-        meet(config, timeout_sec)
+        meet_workers(config, timeout_sec)
         _start(config, deadline, heartbeat_timeout_sec)
         _LOG.info(
             "joined %d workers as worker %d", config.num_workers, config.worker_id
@@ -475,7 +475,7 @@ def join(
     return WorkerRuntime(state, timeout_sec)
 
 
-def meet(config: ClusterConfig, timeout_sec: float) -> None:
+def meet_workers(config: ClusterConfig, timeout_sec: float) -> None:
     """Waits until every worker listens, this one included.
 
     TensorFlow's server also waits for the others, but without a timeout; so this
@@ -519,7 +519,7 @@ def _start(
             failures.append(error)
 
     thread = threading.Thread(target=start, name="join-cluster", daemon=True)
-    with port_filter.guarded(config), _tf_workers.kept():
+    with port_filter.guarded(config), _tf_workers.kept_sigterm():
         thread.start()
         thread.join(max(deadline - time.monotonic(), _SHORTEST_WAIT_SEC))
         _check_joined(thread, failures)

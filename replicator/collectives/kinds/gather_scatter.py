@@ -12,8 +12,8 @@ from replicator.collectives.differentiable import (
     as_written,
     check_rows,
     dense,
-    join,
-    swap,
+    join_rows,
+    swap_dimensions,
 )
 from replicator.collectives.kind import (
     GATHER,
@@ -92,7 +92,7 @@ class AllGather(OfOwnType, CollectiveKind):
     def vectorized(self, context: ReplicaContext, stacked: tf.Tensor) -> tf.Tensor:
         """Stacks the operands of all iterations, then puts iterations first."""
         (gathered,) = differentiable.communicate(context, self, [stacked])
-        return swap(gathered)
+        return swap_dimensions(gathered)
 
     def of_own(self, ops: Ops, operand: Any, replica: Any, num_replicas: int) -> Any:
         """R copies."""
@@ -167,8 +167,10 @@ class AllConcat(OfOwnType, CollectiveKind):
 
     def vectorized(self, context: ReplicaContext, stacked: tf.Tensor) -> tf.Tensor:
         """Joins the rows of all iterations, which are a further dimension of a row."""
-        (joined,) = differentiable.communicate(context, self, [swap(stacked)])
-        return swap(joined)
+        (joined,) = differentiable.communicate(
+            context, self, [swap_dimensions(stacked)]
+        )
+        return swap_dimensions(joined)
 
     def of_own(self, ops: Ops, operand: Any, replica: Any, num_replicas: int) -> Any:
         """The rows R times."""
@@ -185,7 +187,7 @@ class AllConcat(OfOwnType, CollectiveKind):
                     "batch with drop_remainder=True, pad ids to a fixed length, or use "
                     "tf.convert_to_tensor on the gradient"
                 )
-            return [join(rows) for rows in sums.stack(tensors)]
+            return [join_rows(rows) for rows in sums.stack(tensors)]
         num_rows = tf.shape(tensors[0])[0]
         (counts,) = sums.stack([num_rows])
         before = tf.reduce_sum(counts[: sums.replica_id])
@@ -272,8 +274,10 @@ class AllToAll(OfOperandShape, OfOwnType, CollectiveKind):
 
     def vectorized(self, context: ReplicaContext, stacked: tf.Tensor) -> tf.Tensor:
         """Iterations become a further dimension of a row."""
-        (exchanged,) = differentiable.communicate(context, self, [swap(stacked)])
-        return swap(exchanged)
+        (exchanged,) = differentiable.communicate(
+            context, self, [swap_dimensions(stacked)]
+        )
+        return swap_dimensions(exchanged)
 
     def of_own(self, ops: Ops, operand: Any, replica: Any, num_replicas: int) -> Any:
         """The own part of the operand, R times."""
@@ -413,8 +417,8 @@ class ReduceScatter(OfOwnType, CollectiveKind):
 
     def vectorized(self, context: ReplicaContext, stacked: tf.Tensor) -> tf.Tensor:
         """Iterations become a further dimension of a row."""
-        (part,) = differentiable.communicate(context, self, [swap(stacked)])
-        return swap(part)
+        (part,) = differentiable.communicate(context, self, [swap_dimensions(stacked)])
+        return swap_dimensions(part)
 
     def of_own(self, ops: Ops, operand: Any, replica: Any, num_replicas: int) -> Any:
         """The own part, R times for a sum."""
@@ -468,4 +472,4 @@ def _all_rows(
 ) -> Sequence[tf.Tensor]:
     """The parts of all replicas as one tensor."""
     stacked = differentiable.communicate(context, AllGather(), parts)
-    return [join(rows) for rows in stacked]
+    return [join_rows(rows) for rows in stacked]

@@ -17,7 +17,7 @@ from replicator.engine.analysis import plan
 from replicator.engine.graph import body as body_lib
 from replicator.engine.graph import dataflow, liveness
 from replicator.engine.graph.dataflow import READ_OPS, EffectTable
-from replicator.engine.graph.liveness import ELSEWHERE, schedule
+from replicator.engine.graph.liveness import ELSEWHERE, schedule_gathers
 from replicator.engine.graph.optimize import optimize, own_functions
 from replicator.engine.graph.trace import Rewriters, trace
 from replicator.errors import UnsynchronisedUpdateError
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 # - the result of that collective reaches a write of a trainable variable.
 
 
-def check(traced: TracedStep, body: Body, local: Collection[str]) -> None:
+def check_divergence(traced: TracedStep, body: Body, local: Collection[str]) -> None:
     """Rejects a step whose gradients depend on state that differs between replicas."""
     variables = traced.variables
     diverging = [h for h in local if declared_kind(variables[h]) is Kind.MIRRORED]
@@ -155,7 +155,7 @@ def _message(traced: TracedStep, collective: Collective, found: list[str]) -> st
 # and what a step with a sharded update moves.
 
 
-def find(
+def find_owners(
     traced: TracedStep, ownership: Ownership, invariant: Collection[str]
 ) -> dict[str, Owner]:
     """By marked node, who keeps its value."""
@@ -166,7 +166,7 @@ def find(
     }
 
 
-def homes(found: Mapping[str, Owner], topology: Topology) -> dict[str, int]:
+def homes_of_owned(found: Mapping[str, Owner], topology: Topology) -> dict[str, int]:
     """By marked node, the primary that runs it for all.
 
     Between programs there is none: a sum arrives everywhere, since rings do not
@@ -200,7 +200,7 @@ class Moved(NamedTuple):
     weights: int
 
 
-def moved(analysis: Analysis, topology: Topology) -> Moved | None:
+def moved_bytes(analysis: Analysis, topology: Topology) -> Moved | None:
     """Counts what a step with a sharded update moves; None without one.
 
     Between programs that is what goes between processes, by rings; otherwise what goes
@@ -230,9 +230,9 @@ def moved(analysis: Analysis, topology: Topology) -> Moved | None:
     )
 
 
-def explain(analysis: Analysis, topology: Topology) -> str:
+def explain_owned(analysis: Analysis, topology: Topology) -> str:
     """One line with what a step moves; empty without a sharded update."""
-    found = moved(analysis, topology)
+    found = moved_bytes(analysis, topology)
     if found is None:
         return ""
     between = "workers" if topology.num_programs > 1 else "devices"
@@ -244,8 +244,8 @@ def explain(analysis: Analysis, topology: Topology) -> str:
         num_layers = len({gather.layer for gather in analysis.gathers})
         text += (
             f", in {len(analysis.gathers)} gathers of {num_layers} layers, at most "
-            f"{liveness.most(analysis.gathers)} bytes of weights on a replica at a "
-            "time besides its own"
+            f"{liveness.most_gathered_bytes(analysis.gathers)} bytes of weights on a "
+            "replica at a time besides its own"
         )
     return text
 
@@ -343,13 +343,13 @@ def analyze(
     if sizes := _stored(traced, table.ownership, topology):
         # What is sent together waits for all operands of the call.
         joined = _depths(traced, body, are_joined=True)
-        made = schedule(body, sizes, joined, _varying(body, found))
+        made = schedule_gathers(body, sizes, joined, _varying(body, found))
         body, gathers = made.body, made.gathers
         nodes = found.nodes.union(made.added)
         found = dataclasses.replace(found, nodes=nodes)
     entries = _require_variables(traced, found, topology, table)
     owners = _owners(traced, table.ownership)
-    kept = find(traced, table.ownership, found.nodes)
+    kept = find_owners(traced, table.ownership, found.nodes)
     live = _find_live(traced, body, found, owners, kept, topology)
     if live is not None and topology.num_programs > 1:
         _check_slots(traced, body, live, owners, table.ownership, topology)
@@ -402,7 +402,7 @@ def _find_invariance(
         for name, variable in traced.variables.items()
         if table.kind(variable) is not Kind.MIRRORED
     }
-    found = dataflow.analyze(
+    found = dataflow.find_invariance(
         body,
         invariant_inputs=results | tensors,
         handles=set(traced.variables),
@@ -411,7 +411,7 @@ def _find_invariance(
     if topology.num_replicas > 1:
         dataflow.check_required(found, traced.required)  # which says more
         dataflow.check_trainable(found, traced.variables, traced.lines)
-        check(traced, body, found.local)
+        check_divergence(traced, body, found.local)
     return found
 
 
@@ -482,7 +482,7 @@ def _find_live(
             for name, owner in owners.items()
         },
         roots=[*tensors, *operands, *effects],
-        homes=homes(kept, topology),
+        homes=homes_of_owned(kept, topology),
     )
 
 
@@ -497,7 +497,7 @@ def _check_slots(
     """Rejects a step that uses optimizer state in a program that does not have it."""
     variables = traced.variables
     slots = {n: o for n, o in owners.items() if ownership.is_slot(variables[n])}
-    plan.check(
+    plan.check_shares(
         body,
         live,
         {name: owner.program_id for name, owner in slots.items()},

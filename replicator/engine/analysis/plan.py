@@ -499,7 +499,7 @@ class Share:
         return int(self.shape.num_elements() * self.dtype.size)
 
 
-def schedule(
+def schedule_shares(
     body: Body, collectives: Sequence[Collective], shares: Sequence[Share]
 ) -> dict[int, list[Share]]:
     """Finds the place of each share in the order of a step's collectives."""
@@ -544,7 +544,7 @@ def group(shares: Iterable[Share], level: Mapping[str, int]) -> list[list[Share]
     return found
 
 
-def check(
+def check_shares(
     body: Body,
     live: Liveness,
     slots: Mapping[str, int],

@@ -385,7 +385,7 @@ class Invariance:
     local_because: dict[str, str]
 
 
-def analyze(
+def find_invariance(
     body: Body,
     *,
     invariant_inputs: Collection[str],

@@ -207,7 +207,7 @@ class Gather:
     layer: int = 0  # Which gathers it arrives with.
 
 
-def most(gathers: Iterable[Gather]) -> int:
+def most_gathered_bytes(gathers: Iterable[Gather]) -> int:
     """Bytes of the two layers in a row that have most: what a replica has at a time."""
     sizes: dict[int, int] = {}
     for gather in gathers:
@@ -226,7 +226,7 @@ class Schedule:
     added: dict[str, str]
 
 
-def schedule(
+def schedule_gathers(
     body: Body,
     sizes: Mapping[str, int],
     depth: Mapping[str, int],
@@ -451,7 +451,7 @@ def _writes_by_handle(body: Body, handles: Collection[str]) -> dict[str, list[st
 _FUNCTION = "inner_recompute_grad"
 
 
-def check(graph: Any, variables: Mapping[str, Any]) -> None:
+def check_recomputed(graph: Any, variables: Mapping[str, Any]) -> None:
     """Rejects a step that draws again what its gradient needs again."""
     states = {
         name

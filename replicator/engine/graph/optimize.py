@@ -132,7 +132,7 @@ def _optimized(traced: TracedStep, topology: Topology, rewriters: Rewriters) -> 
     _mark_lowering(graph_def, is_lowered=False)
     keep_waits_of_calls(graph_def)
     stamps = Stamps(graph_def, topology)
-    has_cpu_rules = stamps.is_on_cpus and _tf_dispatch.is_on()
+    has_cpu_rules = stamps.is_on_cpus and _tf_dispatch.is_optimizer_on()
     if not stamps.is_on_cpus:  # what a node without a device is taken for
         stamps.add(graph_def)
     if has_cpu_rules:

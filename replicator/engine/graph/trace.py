@@ -97,7 +97,7 @@ class Captures:
     python_lines: tuple[str, ...]
 
 
-def find(
+def find_captures(
     graph: Any, graph_def: Any, num_replicas: int, shared: Iterable[Any] = ()
 ) -> Captures:
     """Finds out what a traced graph captures."""
@@ -471,11 +471,11 @@ def trace(
     graph_def = graph.as_graph_def()
     output_names = tuple(tensor.name for tensor in graph.outputs)
     effects = tuple(op.name for op in graph.control_outputs)
-    captured = find(graph, graph_def, trace_context.num_replicas, shared)
+    captured = find_captures(graph, graph_def, trace_context.num_replicas, shared)
     if num_replicas > 1:
         markers = {m for c in trace_context.collectives for m in c.markers}
         check_copies(graph, graph_def, markers)
-    liveness.check(graph, captured.variables)
+    liveness.check_recomputed(graph, captured.variables)
     rewriters = Rewriters()
     rewriters.run(
         lambda: rewriters.attempt(PRODUCTS, lambda: products.mark(graph, graph_def))

@@ -399,7 +399,7 @@ class WorkerParts:
     ) -> Ref:
         """Gathers tensors that have one shape on all workers, checked before."""
         count = self._group.num_workers
-        sent = uneven_rows.pad(self._emit, f"{name}/sent", ref, dtype, device)
+        sent = uneven_rows.pad_any_size(self._emit, f"{name}/sent", ref, dtype, device)
         part = self._emit.row(f"{name}/part", sent.value, dtype, device)
         rows = self.gather(f"{name}/rows", part, dtype, device, sent.key_offset)
         begin = self._emit.numbers(f"{name}/begin", [0, 0], device)

@@ -209,7 +209,7 @@ class CrossWorker:
             )
         # A sum has to keep the bits of the type itself, so it goes as a wider type;
         # what is only moved goes as any type of the same width.
-        how, wire = differentiable.added(dtype)
+        how, wire = differentiable.wire_of_sum(dtype)
         sent = self._emit.convert(f"{name}/in", ref, how, dtype, wire, device)
         device = _wire_device(wire, device)
         attrs = reduce_attrs(_MERGE_OPS[op])
@@ -238,7 +238,7 @@ class CrossWorker:
         device: str,
     ) -> Tensor:
         """Emits the transfer of one worker's tensor to all others."""
-        how, wire = differentiable.moved(dtype, "broadcast")
+        how, wire = differentiable.wire_of_move(dtype, "broadcast")
         if _is_empty(shape):
             return ref
         sent = self._emit.convert(f"{name}/in", ref, how, dtype, wire, device)
@@ -311,7 +311,7 @@ class CrossWorker:
         Returns:
           Shape ``[replicas of the job] + dims``.
         """
-        how, wire = differentiable.moved(dtype, "all_gather")
+        how, wire = differentiable.wire_of_move(dtype, "all_gather")
         if _is_empty(shape):
             dims = [shape[0] * self._group.num_workers, *shape.as_list()[1:]]
             return self._emit.const(name, np.zeros(dims, dtype.as_numpy_dtype), device)
@@ -343,7 +343,7 @@ class CrossWorker:
         """Transfers a tensor, also one whose shape is not known."""
         if shape.is_fully_defined():
             return transfer(ref, None)
-        sent = uneven_rows.pad(self._emit, f"{name}/sent", ref, dtype, device)
+        sent = uneven_rows.pad_any_size(self._emit, f"{name}/sent", ref, dtype, device)
         received = transfer(sent.value, sent.key_offset)
         begin = self._emit.numbers(f"{name}/begin", [0], device)
         kept = self._emit.slice(

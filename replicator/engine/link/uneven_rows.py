@@ -165,7 +165,9 @@ class Padded:
     num_elements: Ref  # How many elements it has, a vector of one number.
 
 
-def pad(emit: Emitter, name: str, ref: Tensor, dtype: tf.DType, device: str) -> Padded:
+def pad_any_size(
+    emit: Emitter, name: str, ref: Tensor, dtype: tf.DType, device: str
+) -> Padded:
     """Emits the vector that is sent for a tensor of any size."""
     cpu = cpu_of(device)
     num_elements = emit.num_elements(name, ref, dtype, device)
@@ -210,7 +212,7 @@ def pad(emit: Emitter, name: str, ref: Tensor, dtype: tf.DType, device: str) -> 
     return Padded(value=value, key_offset=key_offset, num_elements=num_elements)
 
 
-def send(
+def send_share(
     shares: Sequence[Share],
     name: str,
     workers: CrossWorker,

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 # (``tests/workloads/resnet50/test_executed_graph.py``).
 
 
-def join(
+def join_completion(
     effects: Sequence[str], nodes: Iterable[Any], prefix: str
 ) -> tuple[list[str], list[Any]]:
     """Joins what a caller waits for, by device."""
@@ -274,7 +274,9 @@ class Assembly:
 
     def _link(self) -> None:
         body, plans = self._analysis.body, self._analysis.plans
-        places = plan.schedule(body, self._traced.collectives, self._analysis.shares)
+        places = plan.schedule_shares(
+            body, self._traced.collectives, self._analysis.shares
+        )
         levels = plan.levels(body, self._analysis.shares)
         # Later collectives may use results of earlier ones, so they link in order.
         for index, collective_plan in enumerate(plans):
@@ -296,7 +298,9 @@ class Assembly:
             }
             name = f"{self._name}/shares_{len(self._received)}"
             device = self._topology.replica_devices[0]
-            values, nodes = uneven_rows.send(bucket, name, self._workers, sent, device)
+            values, nodes = uneven_rows.send_share(
+                bucket, name, self._workers, sent, device
+            )
             self._received.update(values)
             self._more_nodes += nodes
 
@@ -338,7 +342,7 @@ class Assembly:
             *packing,
             *(self._workers.nodes if self._workers else ()),
         ]
-        ends, joins = join(sorted(controls), nodes, self._name)
+        ends, joins = join_completion(sorted(controls), nodes, self._name)
         nodes += joins
         for index, name in enumerate(ends):
             function.signature.control_output.append(f"control_{index}")

@@ -76,7 +76,7 @@ class UnevenInputs:
             return last_step.end_unless(num_fed >= num_needed)
 
 
-def read(
+def read_batches(
     source: Any, num_replicas: int, end: UnevenInputs | None
 ) -> tuple[list[Any], list[Any]]:
     """Emits reading one step's batches, with or without uneven inputs."""
@@ -100,7 +100,7 @@ def read(
 
 
 @contextlib.contextmanager
-def taken(device: str) -> Iterator[None]:
+def take_turn(device: str) -> Iterator[None]:
     """Emits a turn in the graph that is being built: all that is emitted inside."""
     graph = _tf_compat.current_graph()
     begin = _write(device)
@@ -185,7 +185,7 @@ class Program:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the step says of itself in ``explain()``."""
-        moved = analyze_lib.explain(self._analysis, self._topology)
+        moved = analyze_lib.explain_owned(self._analysis, self._topology)
         of_graph = *self._analysis.traced.notes, *self._analysis.body.notes
         return (*of_graph, *self._rewriters.notes.values(), *filter(None, [moved]))
 
@@ -197,7 +197,7 @@ class Program:
     @property
     def most_gathered(self) -> int:
         """Bytes of other owners' variables that a replica has at a time."""
-        return liveness.most(self._analysis.gathers)
+        return liveness.most_gathered_bytes(self._analysis.gathers)
 
     @property
     def weight_transfers(self) -> tuple[Transfer, ...]:
@@ -311,7 +311,7 @@ class Program:
     def _in_turn(self) -> contextlib.AbstractContextManager[None]:
         if not (self._assembly.has_collectives or self._coherence.communicates):
             return contextlib.nullcontext()
-        return taken(device_lib.cpu_of(self._topology.replica_devices[0]))
+        return take_turn(device_lib.cpu_of(self._topology.replica_devices[0]))
 
     def _make_function(
         self,
@@ -325,7 +325,7 @@ class Program:
 
         def program(source: Any) -> list[tf.Tensor]:
             def one_step(_: tf.Tensor) -> list[tf.Tensor]:
-                batch, before = read(source, num_replicas, end)
+                batch, before = read_batches(source, num_replicas, end)
                 with tf.control_dependencies(before):
                     return assembly.call(assembly.captured, batch)
 

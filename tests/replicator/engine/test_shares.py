@@ -39,7 +39,7 @@ def test_a_share_goes_before_the_first_collective_that_depends_on_it(make_body, 
     )
     calls = [call(0, "free"), call(1, "twice"), call(2, "read")]
 
-    assert {1: [share("u")]} == plan.schedule(body, calls, [share("u")])
+    assert {1: [share("u")]} == plan.schedule_shares(body, calls, [share("u")])
 
 
 def test_of_several_collectives_the_first_one_counts(make_body, node):
@@ -53,8 +53,8 @@ def test_of_several_collectives_the_first_one_counts(make_body, node):
     )
     calls = [call(0, "c"), call(1, "soon"), call(2, "soon"), call(3, "late", "other")]
 
-    assert {1: [share("u")]} == plan.schedule(body, calls, [share("u")])
-    assert {2: [share("u")]} == plan.schedule(
+    assert {1: [share("u")]} == plan.schedule_shares(body, calls, [share("u")])
+    assert {2: [share("u")]} == plan.schedule_shares(
         body, [calls[0], call(1, "c"), call(2, "late"), call(3, "soon")], [share("u")]
     )
 
@@ -63,16 +63,16 @@ def test_a_share_that_no_collective_waits_for_goes_to_the_end(make_body, node):
     """Its place is the number of calls, also where there are none."""
     body = make_body(node("u", "NoOp"), node("c", "Const"), node("later", "NoOp", "^u"))
 
-    assert {1: [share("u")]} == plan.schedule(body, [call(0, "c")], [share("u")])
-    assert {0: [share("u")]} == plan.schedule(body, [], [share("u")])
-    assert {} == plan.schedule(body, [call(0, "c")], [])
+    assert {1: [share("u")]} == plan.schedule_shares(body, [call(0, "c")], [share("u")])
+    assert {0: [share("u")]} == plan.schedule_shares(body, [], [share("u")])
+    assert {} == plan.schedule_shares(body, [call(0, "c")], [])
 
 
 def test_a_condition_of_a_collective_counts_as_read(make_body, node):
     """The update must be there before the condition is computed from it."""
     body = make_body(node("c", "Const"), node("u", "NoOp"), node("if", "Const", "^u"))
 
-    found = plan.schedule(body, [call(0, "c", needed_if="if")], [share("u")])
+    found = plan.schedule_shares(body, [call(0, "c", needed_if="if")], [share("u")])
 
     assert {0: [share("u")]} == found
 
@@ -85,7 +85,7 @@ def test_shares_of_one_place_keep_the_order_of_the_graph(make_body, node):
     )  # fmt: skip
     given = [share("b"), share("z"), share("a")]
 
-    found = plan.schedule(body, [call(0, "x")], given)
+    found = plan.schedule_shares(body, [call(0, "x")], given)
 
     assert {0: [given[0], given[2]], 1: [given[1]]} == found
 
@@ -172,7 +172,7 @@ def test_state_that_others_use_is_refused(make_body, node, found, program_of_slo
     )
 
     with pytest.raises(OptimizerOptionError, match=message):
-        plan.check(
+        plan.check_shares(
             slot_update,
             found,
             {"slot": program_of_slot},

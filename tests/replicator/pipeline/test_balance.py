@@ -155,7 +155,7 @@ SIZES = [(k, m) for k in range(1, 9) for m in range(1, 33)]
 def test_every_stage_does_every_task_once_and_in_an_order_that_ends(name):
     """All K up to 8 and M up to 32; what a task needs has ended before it."""
     for num_stages, num_microbatches in SIZES:
-        made = pipeline_lib.make(name, num_stages, num_microbatches)
+        made = pipeline_lib.make_schedule(name, num_stages, num_microbatches)
         every = {Task(f, m) for f in (True, False) for m in range(num_microbatches)}
         assert all(len(own) == len(every) and set(own) == every for own in made)
 
@@ -193,7 +193,7 @@ def test_the_bubble_is_that_of_the_paper(name):
     """(K - 1) / (M + K - 1) of the time of every device, with tasks of one length."""
     for num_stages, num_microbatches in SIZES:
         units = pipeline_lib.in_time(
-            pipeline_lib.make(name, num_stages, num_microbatches)
+            pipeline_lib.make_schedule(name, num_stages, num_microbatches)
         )
         assert len(units) == 2 * (num_microbatches + num_stages - 1)
 
@@ -207,10 +207,10 @@ def test_a_schedule_that_never_ends_names_who_waits():
 
 def test_a_schedule_is_drawn_with_a_row_per_stage():
     """As figure 2 of GPipe."""
-    assert pipeline_lib.draw(pipeline_lib.one_forward_one_backward(2, 4)) == (
+    assert pipeline_lib.draw_schedule(pipeline_lib.one_forward_one_backward(2, 4)) == (
         "stage 0  F0 F1    B0 F2 B1 F3 B2    B3\nstage 1     F0 B0 F1 B1 F2 B2 F3 B3"
     )
-    assert pipeline_lib.draw(pipeline_lib.fill_drain(2, 2)) == (
+    assert pipeline_lib.draw_schedule(pipeline_lib.fill_drain(2, 2)) == (
         "stage 0  F0 F1       B1 B0\nstage 1     F0 F1 B1 B0"
     )
 

@@ -153,7 +153,7 @@ def pixels(
     return found.reshape(len(rows) * len(columns), -1).astype(np.int32)
 
 
-def uses(patches: np.ndarray, num_pixels: int) -> np.ndarray:
+def uses_of_pixels(patches: np.ndarray, num_pixels: int) -> np.ndarray:
     """Numbers the elements of all patches that are one pixel, for each pixel."""
     flat = patches.ravel()
     elements = np.argsort(flat, kind="stable")  # by pixel, those of the padding last
@@ -277,7 +277,7 @@ class _Product:
 
     def _sum_of_uses(self, gradients: str) -> str:
         """The sum of all gradients of each pixel, from those of patches."""
-        table = uses(self._under, self._num_pixels)
+        table = uses_of_pixels(self._under, self._num_pixels)
         if _is_range(table, self._under.size):
             return gradients
         channels = self._sizes.channels
@@ -353,7 +353,7 @@ def repeated(tensor: Any) -> Any:
     return None
 
 
-def added(tensor: Any) -> Any:
+def find_added_blocks(tensor: Any) -> Any:
     """Finds the sums of all blocks of an image that nothing else uses."""
     shape = _one_channel(tensor, tensor)
     if not shape:

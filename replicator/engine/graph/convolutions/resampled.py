@@ -116,7 +116,7 @@ def _image_gradient(gradient: Any) -> Resampled | None:
             coarse=_text(above.op.inputs[1]),
             kernel=_text(kernel),
         )
-    added = products.added(gradient.outputs[0])
+    added = products.find_added_blocks(gradient.outputs[0])
     if added is None:
         return None
     return Resampled(

@@ -190,5 +190,5 @@ def test_pixels_are_those_that_tensorflow_extracts(image, kernel, stride, paddin
 
 def test_uses_of_a_pixel_are_where_it_is_in_patches():
     """The table is filled with the number after the last element."""
-    found = products_lib.uses(np.array([[0, 1], [1, 3]], np.int32), 3)
+    found = products_lib.uses_of_pixels(np.array([[0, 1], [1, 3]], np.int32), 3)
     np.testing.assert_array_equal(found, [[0, 4], [1, 2], [4, 4]])

@@ -34,7 +34,7 @@ def schedule(body, sizes=None):
     sizes = sizes or dict.fromkeys(handles, 8)
     depth = body_lib.depths(body, {})
     varying = {n.name for n in body.nodes if n.op == "Mul"}
-    return liveness.schedule(body, sizes, depth, varying)
+    return liveness.schedule_gathers(body, sizes, depth, varying)
 
 
 def _node(found, name):

@@ -17,7 +17,7 @@ SCALAR = tf.TensorSpec([], tf.float32)
 def _analyze(step, specs=(SCALAR,), local=()):
     """Analyzes a step; returns names of local variables and the whole analysis."""
     traced = trace(step, list(specs), 2)
-    found = dataflow.analyze(
+    found = dataflow.find_invariance(
         body.from_graph_def(optimize(traced, TWO_CPUS)),
         invariant_inputs={m for c in traced.collectives for m in c.markers},
         handles=set(traced.variables),

@@ -125,7 +125,7 @@ def test_every_program_has_the_values_of_the_source(execute, workers, shapes, so
     sent = {(s.node, s.handle): f"new_{i}" for i, s in enumerate(shares)}
     nodes, outputs = [], []
     for worker, cross_worker in enumerate(workers(3)):
-        found, more = uneven_rows.send(
+        found, more = uneven_rows.send_share(
             shares,
             f"w{worker}",
             cross_worker,
@@ -166,7 +166,7 @@ def test_a_tensor_is_padded_to_the_next_power_of_two(
     """The offset is the exponent; no tensor without elements is sent."""
     value = np.arange(size, dtype=dtype).reshape(1, size) + 1
     emit, tf_dtype = Emitter(), tf.as_dtype(dtype)
-    sent = uneven_rows.pad(emit, "sent", "x", tf_dtype, CPU[1])
+    sent = uneven_rows.pad_any_size(emit, "sent", "x", tf_dtype, CPU[1])
     outputs = [
         (sent.value, tf_dtype),
         (sent.key_offset, tf.int32),
