@@ -24,11 +24,7 @@ A4 = {"width": "210mm", "height": "297mm"}
 def test_no_text_overlaps_or_leaves_its_panel_and_no_page_scrolls_sideways(
     open_page, measure, name
 ):
-    """On phones, where figures are smallest, and on desktops; on both scales.
-
-    The full run has a study of so many trials that no repetition is drawn by itself in
-    any figure.
-    """
+    """On phones, where figures are smallest, and on desktops; on both scales."""
     page = open_page(name, 360)
     measured = {}
     for width in (360, 390, 768, 1280):
@@ -51,10 +47,7 @@ def test_no_text_overlaps_or_leaves_its_panel_and_no_page_scrolls_sideways(
     "name", [pytest.param("default", marks=pytest.mark.full), "large"]
 )
 def test_no_text_overlaps_in_any_view_of_the_switch(open_page, measure, name):
-    """Speedup and throughput, linear and logarithmic.
-
-    The full run has a study with fewer lines in a panel as well.
-    """
+    """Speedup and throughput, linear and logarithmic."""
     page = open_page(name, 390)
     for quantity in ("efficiency", "speedup", "throughput"):
         for scale in ("linear", "log"):

@@ -37,10 +37,7 @@ def test_the_switch_shows_one_quantity_at_a_time(open_page, *, is_scripted):
     "is_scripted", [True, pytest.param(False, marks=pytest.mark.full)]
 )
 def test_the_downloaded_data_are_those_of_the_frame(open_page, stores, *, is_scripted):
-    """Every row of the figure, with all digits.
-
-    A link that needs no script: the full run follows it without.
-    """
+    """Every row of the figure, with all digits."""
     page = open_page("default", is_scripted=is_scripted)
     link = page.locator("a[download='scaling.csv']")
     found = pd.read_csv(io.BytesIO(_download(page, link.click)))

@@ -107,11 +107,7 @@ def test_the_first_screen_of_a_phone_is_whole(open_page, path):
 
 
 def test_nothing_overlaps_and_no_page_scrolls_sideways(open_page, measure):
-    """On every page; the texts of figures, which differ by study.
-
-    Figures at the ends, where they are smallest and largest; the full run has them at
-    every width.
-    """
+    """On every page; the texts of figures, which differ by study."""
     measured = WIDTHS if covering.is_full() else (WIDTHS[0], WIDTHS[-1])
     for path in PAGES:
         page = open_page(path, WIDTHS[0])

@@ -118,11 +118,7 @@ def log_of(folder, job):
     ],
 )
 def test_a_sweep_continues_in_the_next_run(slurm, harness, shared, commands):
-    """What has ended is not measured again; the trial that ran is, and only that.
-
-    The time limit is near: the job requeues itself. In the full run it is then requeued
-    once more by Slurm, as after preemption.
-    """
+    """What has ended is not measured again; the trial that ran is, and only that."""
     number_of_trials = len(commands) + 1
     counted = shared / "counted"
     done = harness(
@@ -217,11 +213,7 @@ def test_a_trial_of_two_workers_runs_on_two_nodes(in_job, shared):
 
 @pytest.mark.full
 def test_the_true_worker_trains_over_the_network(in_job, shared):
-    """TensorFlow's servers find each other by the names of the nodes.
-
-    In the full run; otherwise ``test_slurm_identity.py`` has a sum of TensorFlow over
-    this network, and the other tests here have the harness with another worker.
-    """
+    """TensorFlow's servers find each other by the names of the nodes."""
     sweep = overridden(
         SWEEP, "--workload=d4pg", "--data=synthetic"
     )  # traced in seconds
@@ -244,10 +236,7 @@ def test_the_true_worker_trains_over_the_network(in_job, shared):
     ],
 )
 def test_a_rank_that_dies_is_the_cause(in_job, shared, behavior, status, reason):
-    """Phase, rank and first cause; not that the other one lost it.
-
-    The full run has an exception as well, which ``test_ranks.py`` has on one host.
-    """
+    """Phase, rank and first cause; not that the other one lost it."""
     in_job(*SWEEP, FAKE_BEHAVIOR=f"*:*:{behavior}")
     failure = only_trial(shared).status.failure
 
@@ -258,11 +247,7 @@ def test_a_rank_that_dies_is_the_cause(in_job, shared, behavior, status, reason)
 
 @pytest.mark.full
 def test_a_step_that_is_killed_is_a_failure_of_its_rank(slurm, start_job, shared):
-    """Slurm's own process on the other node dies: rank 1 is named, in bounded time.
-
-    In the full run: it takes Slurm twenty seconds. Otherwise ranks die, and
-    ``test_slurm_requests.py`` has a step that Slurm takes for running.
-    """
+    """Slurm's own process on the other node dies: rank 1 is named, in bounded time."""
     job = start_job(*SWEEP, FAKE_BEHAVIOR="*:*:rank1_hang")
     wait_for_members(slurm)
     slurm.wait_for(lambda: not members_on(slurm, "n0"), "end of rank 0, which lost 1")

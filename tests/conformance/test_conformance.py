@@ -73,12 +73,7 @@ def _of_single_device(case):
     ("target_name", "case_name"), PAIRS, ids=lambda name: name.replace("-", "_")
 )
 def test_a_backend_conforms(target_name, case_name, record_property, cluster_outcomes):
-    """It gives what NumPy or one device gives, or the error that teaches.
-
-    Each case on one target of each backend that runs in this process, or of one of two
-    that behave identically. Clusters that inherit from these run cases that need each
-    capability once; the full run has all targets and all cases.
-    """
+    """It gives what NumPy or one device gives, or the error that teaches."""
     record_property("conformance", (target_name, case_name))
     target, case = TARGETS[target_name], CASES[case_name]
     reason = target.why_not(case)

@@ -81,12 +81,7 @@ def folder_with_study(tmp_path, synthetic):
 
 @pytest.mark.parametrize("path", documents_with_code())
 def test_the_code_of_a_document_runs(path, folder_with_study):
-    """A failing line is reported with the document's own line number.
-
-    In processes that are forked from one with TensorFlow, as are those of a cluster
-    that a document starts; in the full run each imports what it needs itself, as that
-    of a reader does.
-    """
+    """A failing line is reported with the document's own line number."""
     text = (ROOT / path).read_text(encoding="utf-8")
     code, output = run_document(
         path, text, folder_with_study, is_forked=not covering.is_full()

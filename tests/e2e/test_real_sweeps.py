@@ -28,9 +28,6 @@ ALLOWED = (
 def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(sweep, tmp_path):
     """Real data, real network, two replica counts in a relay: numbers that are sane.
 
-    In the full run; otherwise ``test_input_only.py`` has the way from the command line
-    to the report, and ``tests/workloads/resnet50`` the network.
-
     Other tests run meanwhile, so turns may be void, all of a trial or too many of them.
     """
     done = sweep(
@@ -75,12 +72,7 @@ def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(sweep, tmp_path):
 
 @pytest.mark.full
 def test_a_sweep_with_actors_ends_in_learning_curves(sweep, tmp_path):
-    """Two seeds of D4PG: environment steps, counts of the window, returns, profile.
-
-    With the import of TensorFlow that users get, in every process. In the full run;
-    otherwise ``tests/workloads/d4pg`` has actors and evaluation, ``tests/harness`` the
-    budget of a quality run, and ``tests/reports/page/test_learning.py`` the curves.
-    """
+    """Two seeds of D4PG: environment steps, counts of the window, returns, profile."""
     done = sweep(
         "--workload=d4pg",
         "--preset=smoke",
@@ -140,10 +132,6 @@ def test_a_relay_measures_the_pipelines_without_the_step(
     options, controls, fewest_flops, sweep, tmp_path
 ):
     """They take turns with the case; the loss is 0, as there is none.
-
-    The full run has actors and a network with images as well, whose pipelines
-    ``tests/workloads/test_controls.py`` reads, and in the same rounds the case and
-    one replica without their update, as that file makes it.
 
     Other tests run meanwhile, so turns may be void.
     """
@@ -206,13 +194,7 @@ def test_a_relay_measures_the_pipelines_without_the_step(
 def test_two_workers_of_two_replicas_train_as_one_replica(
     backend, data, sweep, tmp_path
 ):
-    """Four replicas match one before a number counts, as with a worker for each.
-
-    In the full run, also with workers that serve one client, and with actors of each
-    worker. Otherwise ``tests/conformance`` has two workers of two replicas,
-    ``tests/harness/placement`` what a trial says of them, and a guide
-    (``tests/howto``) measures d4pg in two workers.
-    """
+    """Four replicas match one before a number counts, as with a worker for each."""
     done = sweep(
         "--workload=d4pg",
         f"--data={data}",

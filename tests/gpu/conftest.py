@@ -193,10 +193,7 @@ def why_not_counted() -> Any:
 
 @pytest.fixture
 def rehearse(run_program: Any, tmp_path: Path) -> Any:
-    """Returns a function that runs a program on the CPU and returns its output.
-
-    In a fork of a process that has imported TensorFlow; in the full run as on GPUs.
-    """
+    """Returns a function that runs a program on the CPU and returns its output."""
 
     def run(name: str, *arguments: str) -> str:
         if covering.is_full():

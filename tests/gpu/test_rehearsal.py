@@ -79,10 +79,7 @@ def test_eight_replicas_on_virtual_devices_train_as_one(
 def test_the_program_that_counts_kernels_finds_none_on_a_cpu(
     rehearse: Any, tmp_path: Path
 ) -> None:
-    """It builds, steps, profiles and reads the trace; a CPU starts no kernels.
-
-    With a short network; the full run has the whole ResNet-50.
-    """
+    """It builds, steps, profiles and reads the trace; a CPU starts no kernels."""
     name = "count_kernels.py"
     if not covering.is_full():
         program = tmp_path / name

@@ -133,10 +133,7 @@ def followed(tmp_path):
 
 
 def test_a_backend_is_added(followed):
-    """It is planned, documented, and keeps what it promises.
-
-    In the full run, also in the cases that train: other wrapped strategies have them.
-    """
+    """It is planned, documented, and keeps what it promises."""
     tree, guide = followed("backend")
     plan, conformance = commands_of(guide)[:2]
 
@@ -152,10 +149,7 @@ def test_a_backend_is_added(followed):
 
 
 def test_a_collective_is_added(followed):
-    """It works on every backend, is fuzzed, and touches two files of the product.
-
-    In the full run, on every target; the cases that cover run without clusters.
-    """
+    """It works on every backend, is fuzzed, and touches two files of the product."""
     tree, guide = followed("collective")
     changed = {*files_of(guide), *re.findall(r"^\+\+\+ b/(.+)$", guide, re.MULTILINE)}
     product = {path for path in changed if path.startswith("replicator/")}
@@ -184,10 +178,7 @@ def test_a_collective_is_added(followed):
 
 
 def test_a_workload_is_added(followed):
-    """Its own tests pass, and a sweep of it is planned.
-
-    In the full run the sweep measures, matches and evaluates it.
-    """
+    """Its own tests pass, and a sweep of it is planned."""
     tree, guide = followed("workload")
     (sweep,) = commands_of(guide)
 
@@ -223,10 +214,7 @@ def shorten(path):
 
 
 def test_a_metric_is_added(followed):
-    """One entry is measured, and is in the page, the exports, the gate and its help.
-
-    In the full run, of the whole network.
-    """
+    """One entry is measured, and is in the page, the exports, the gate and its help."""
     tree, guide = followed("metric")
     (sweep,) = commands_of(guide)
     if not covering.is_full():
@@ -303,10 +291,7 @@ def written(tree, pattern, num_lines=1):
 
 
 def test_a_launcher_is_added(followed, lsf, monkeypatch):
-    """It submits, starts trials on two hosts, records failures, and has own options.
-
-    Another worker stands in for that of the harness, unless it is the full run.
-    """
+    """It submits, starts trials on two hosts, records failures, and has own options."""
     tree, guide = followed("launcher")
     sweep, render = commands_of(guide)
     assert ["-m", "harness"] == sweep[:2] == render[:2]

@@ -53,11 +53,7 @@ def _answers(name, part, folder):
 def test_any_argument_is_taken_or_refused_by_the_library(
     name, part, tmp_path, monkeypatch
 ):
-    """A ReplicatorError, TypeError or ValueError of its own, in one line.
-
-    Each function gets a third of the kinds of arguments, and each kind a third of the
-    functions; the full run has all of both.
-    """
+    """A ReplicatorError, TypeError or ValueError of its own, in one line."""
     monkeypatch.chdir(tmp_path)  # any string is a valid path
 
     found = _answers(name, part, tmp_path)

@@ -56,10 +56,7 @@ def _run(name, strategy):
 @pytest.mark.parametrize("placement", ["shared", "mirrored"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_differs_in_its_strategy_only(name, placement):
-    """One device, and two replicas that share variables or have copies.
-
-    Each program with one of the two, and each of the two; the full run has all pairs.
-    """
+    """One device, and two replicas that share variables or have copies."""
     expected = _on_one_device(name)
     devices = {"devices": ["CPU:0", "CPU:1"]} if placement == "mirrored" else {}
     repl = replicator.create(

@@ -57,10 +57,7 @@ def _on_one_device(name):
 @pytest.mark.covering(strength=1, prefer={"target": ["in_graph_mirrored"]})
 @pytest.mark.parametrize(("name", "target"), PAIRS)
 def test_a_program_trains_like_one_device(name, target):
-    """Losses, weights and state, on two replicas with half of each batch.
-
-    Each program on one target; the full run has all pairs.
-    """
+    """Losses, weights and state, on two replicas with half of each batch."""
     expected = _on_one_device(name)
 
     targets.compare(name, expected, targets.run_on(name, target))
@@ -92,10 +89,7 @@ def workers(request, tmp_path_factory):
     ],
 )
 def test_a_program_on_workers_trains_like_one_device(workers, name):
-    """Each worker has one replica and half of each batch.
-
-    Three programs; the full run has all.
-    """
+    """Each worker has one replica and half of each batch."""
     expected = _on_one_device(name)
 
     for outcome in workers.values(name):

@@ -49,10 +49,7 @@ def _on_one_device(name):
 
 @pytest.mark.parametrize(("name", "placement"), PLACED)
 def test_a_published_program_is_equal_or_refused(name, placement):
-    """Histories, losses, predictions and weights, with half of each batch a replica.
-
-    Seven programs; the full run has all, on shared variables and on copies.
-    """
+    """Histories, losses, predictions and weights, with half of each batch a replica."""
     devices = {"devices": ["CPU:0", "CPU:1"]} if placement == "mirrored" else {}
     repl = replicator.create(
         "in_graph", num_replicas=2, variable_placement=placement, **devices

@@ -1,10 +1,4 @@
-"""A whole file of each package runs with the import of TensorFlow that users get.
-
-All other tests import it without scikit-learn, Matplotlib and pandas
-(``sitecustomize.py``), as no user does. So these files run once more, in a process of
-their own that hides nothing; they are those that need Keras and little time. In the
-full run a sweep imports as users do (``tests/e2e/test_real_sweeps.py``).
-"""
+"""A whole file of each package runs with the import of TensorFlow that users get."""
 
 from __future__ import annotations
 

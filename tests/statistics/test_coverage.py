@@ -70,10 +70,7 @@ def test_paired_ratio_covers_as_stated_under_drift(n):
 def test_unpaired_ratio_covers_as_stated(
     num_first, num_second, sigma_first, sigma_second
 ):
-    """Two groups without pairs, of unequal size and spread too.
-
-    The full run adds groups of equal size and spread, and large ones.
-    """
+    """Two groups without pairs, of unequal size and spread too."""
     generator = np.random.default_rng(1000 * num_first + num_second)
     covered = 0
     for _ in range(NUM_STUDIES):

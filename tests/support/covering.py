@@ -1,9 +1,4 @@
-"""Which cases of a product of parameters are enough to cover all of its values.
-
-A test over backends x workloads x mistakes finds nearly everything that the product
-finds in far fewer cases: those that have every value, or every pair of values, once.
-``make test`` runs those, ``make test-full`` the whole product.
-"""
+"""Which cases of a product of parameters are enough to cover all of its values."""
 
 import itertools
 import os

@@ -52,11 +52,7 @@ def both(request):
 
 
 def test_a_compiled_step_has_the_same_loss(both):
-    """Before and after an update.
-
-    The full run adds two replicas of the networks with convolutions, since each has the
-    same compiled parts, and sngan, of which the next test has one part.
-    """
+    """Before and after an update."""
     (plain, _), (compiled, _) = both
 
     check_equal(plain, compiled)
@@ -125,11 +121,7 @@ def parts_of(program):
     ],
 )
 def test_a_stock_strategy_compiles_the_same_part(name):
-    """On virtual devices of one process.
-
-    The full run has the networks with convolutions as well, whose compiled parts the
-    tests above compare.
-    """
+    """On virtual devices of one process."""
     # Ours is traced faster; where a step draws numbers, those of backends differ.
     backend = "in_graph" if name == "d4pg" else "tf_mirrored"
     plain, _ = train(name, backend, 2, jit="off")

@@ -81,11 +81,7 @@ def test_one_replica_reads_too():
     ],
 )
 def test_steps_run_and_change_no_weight(name, data):
-    """Models and optimizers stay as they are; losses are those of a step.
-
-    d4pg has two optimizers and targets; the full run adds networks with batch
-    statistics and averages, whose optimizers are wrapped by the same code.
-    """
+    """Models and optimizers stay as they are; losses are those of a step."""
     program = build(name, NotUpdatingReplicator, data)
     before = program.trained_values()
     losses = [program.run() for _ in range(3)]
@@ -141,10 +137,7 @@ def test_every_step_gets_the_first_batch_of_each_replica(name):
     "name", ["resnet50", pytest.param("sngan", marks=pytest.mark.full), "d4pg"]
 )
 def test_a_program_that_reuses_its_batch_trains_without_a_pipeline(name):
-    """Its loss is finite; what was read is not checked, and the record says so.
-
-    The full run adds sngan, which reads and checks as resnet50 does.
-    """
+    """Its loss is finite; what was read is not checked, and the record says so."""
     repl = ReusingReplicator(replicator.create("single"))
     program = build_small(name, repl, data=DATA[name])
     losses = [program.run() for _ in range(2)]

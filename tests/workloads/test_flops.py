@@ -51,10 +51,7 @@ def test_the_step_of_resnet50_does_what_is_counted():
     ],
 )
 def test_the_steps_of_sngan_do_what_is_counted(options):
-    """Of both kinds of steps, the second with its share.
-
-    The full run adds the other layout, whose generator the next test counts by hand.
-    """
+    """Of both kinds of steps, the second with its share."""
     program = build("sngan", **options)
     config = program._config
     size, latent = config.image_size, config.latent_size
@@ -98,10 +95,7 @@ def test_the_generator_at_128_px_counts_its_blocks():
 @pytest.mark.parametrize("observations", ["state", "pixels"])
 @pytest.mark.parametrize("network", ["mlp", "layer_norm_mlp"])
 def test_the_learner_does_what_is_counted(observations, network):
-    """From states and from frames, where the action joins early and late.
-
-    The full run has both networks with both.
-    """
+    """From states and from frames, where the action joins early and late."""
     config = d4pg_config.D4PGConfig(
         observations=observations,
         network=network,

@@ -83,11 +83,7 @@ def _operations(graph_def):
 
 @pytest.mark.parametrize("case", CASES, ids=".".join)
 def test_every_operation_has_a_gpu_kernel_for_its_types(graphs, case):
-    """So that nothing moves to the CPU unnoticed, or fails in the first step.
-
-    The full run adds the steps of sngan that update only the discriminator, which all
-    other steps do as well, and those of d4pg that learn from states, not from frames.
-    """
+    """So that nothing moves to the CPU unnoticed, or fails in the first step."""
     operations = _operations(_graph(graphs, case))
     missing = {node.op for node in operations if _kernel(node) is None}
 

@@ -105,10 +105,7 @@ def test_a_pipeline_has_its_threads_for_every_gpu(name, pair, as_on_gpus):
     "name", ["resnet50", pytest.param("sngan", marks=pytest.mark.full)]
 )
 def test_training_on_bytes_starts_with_the_same_loss(name):
-    """Pixels are only rounded, by at most 0.2 % of their scale.
-
-    The full run adds sngan, whose pixels are normalised by the same function.
-    """
+    """Pixels are only rounded, by at most 0.2 % of their scale."""
     losses = []
     for dtype in ("float32", "uint8"):
         tf.keras.utils.set_random_seed(3)
@@ -160,11 +157,7 @@ def train(name, policy):
     ],
 )
 def test_without_the_promise_nothing_is_compared_either(name, dispatches):
-    """Nobody else can write their variables: dispatches and numbers are the same.
-
-    Of the learner and of the copy of its targets. The full run adds the networks with
-    convolutions, whose variables are looked at by the same functions.
-    """
+    """Nobody else can write their variables: dispatches and numbers are the same."""
     checked_losses = train(name, "detect")
     checked = [*dispatches]
     dispatches.clear()

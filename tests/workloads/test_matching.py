@@ -77,11 +77,7 @@ def one_replica():
 
 @pytest.mark.parametrize("name", CASES)
 def test_two_replicas_match_one(name, one_replica):
-    """By a wide margin.
-
-    The full run adds sngan: a test below has its noise, and those of its layers have
-    batch norm and spectral norm over two replicas.
-    """
+    """By a wide margin."""
     repl = replicator.create("in_graph", num_replicas=2)
 
     assert _worst(name, repl, one_replica(name)) < 1 / MARGIN
@@ -89,10 +85,7 @@ def test_two_replicas_match_one(name, one_replica):
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_match_checks_what_every_trial_checks(name, one_replica):
-    """Examples are read once, and all copies are equal.
-
-    The full run adds sngan, which has the checks of resnet50.
-    """
+    """Examples are read once, and all copies are equal."""
     _, _, program = one_replica(name)
 
     assert all(check.is_passed for check in program.sanity())
@@ -164,10 +157,7 @@ MISTAKES = {
 )
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_every_mistake_is_found(name, mistake, one_replica, monkeypatch):
-    """By a wide margin, in losses or in what the steps change.
-
-    In d4pg, with the tolerances of all; the full run has the other workloads.
-    """
+    """By a wide margin, in losses or in what the steps change."""
     right = one_replica(name)  # before the mistake, which would be in both
     wrong = MISTAKES[mistake](monkeypatch)
 

@@ -28,11 +28,7 @@ def build(name, backend, num_replicas):
     ids=lambda case: "-".join(map(str, case)),
 )
 def test_losses_can_be_read_after_later_steps_have_started(case):
-    """Equal to the last bit; so are the checks, which count examples.
-
-    The full run adds sngan, which keeps its losses by the same code, and two replicas,
-    whose losses are kept as those of one.
-    """
+    """Equal to the last bit; so are the checks, which count examples."""
     queued = build(*case)
     readers = [queued.dispatch() for _ in range(3)]
     losses, of_replicas = [], []

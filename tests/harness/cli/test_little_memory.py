@@ -120,10 +120,7 @@ def digests(root):
 def test_a_verb_without_memory_says_so_in_one_line(
     verb, measured, overrides, forked_trials, tmp_path, monkeypatch
 ):
-    """Nothing that was finished is lost, and with more memory it works.
-
-    The full run sets more limits, and builds a page.
-    """
+    """Nothing that was finished is lost, and with more memory it works."""
     runs = shutil.copytree(measured / "runs", tmp_path / "runs")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(running, "_conclude", lambda _store, *, is_json: None)

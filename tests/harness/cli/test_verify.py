@@ -144,10 +144,7 @@ def is_found(root):
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("name", ["result.json", "rank_0.jsonl", "turns.jsonl"])
 def test_every_changed_digit_is_found(study, name):
-    """In any number of a result, of a step or turn, of the load within a turn.
-
-    The full run changes more digits, in each file of each design.
-    """
+    """In any number of a result, of a step or turn, of the load within a turn."""
     generator = random.Random(f"{study.name}/{name}")
     paths = sorted(study.glob(f"trials/*/{name}"))
     if study.name == "sequential" and name == "turns.jsonl":
@@ -191,10 +188,7 @@ def test_a_turn_that_should_be_void_is_found(studies, tmp_path):
 
 @one_design
 def test_a_difference_is_named_and_has_its_exit_code(study, harness):
-    """The file, the field, both values, and the figures that follow from it.
-
-    The full run has the other designs as well.
-    """
+    """The file, the field, both values, and the figures that follow from it."""
     path = min(study.glob("trials/*/result.json"))
     fields = json.loads(path.read_text())
     before = fields["ranks"][0]["step_time_sec"][1]
@@ -212,10 +206,7 @@ def test_a_difference_is_named_and_has_its_exit_code(study, harness):
 
 @one_design
 def test_a_changed_page_is_found(study, page, harness):
-    """A figure on the page that the records do not have, and nothing else.
-
-    The full run has the other designs as well.
-    """
+    """A figure on the page that the records do not have, and nothing else."""
     code, out, _ = harness("verify", str(study))
 
     assert exit_codes.OK == code

@@ -109,10 +109,7 @@ def _digest(root):
 def test_a_failed_read_gives_no_other_answer(
     verb, measured, faults, overrides, capsys, monkeypatch
 ):
-    """The same output, or one line that names the file; the studies stay equal.
-
-    The full run lets every call fail, and builds pages too.
-    """
+    """The same output, or one line that names the file; the studies stay equal."""
     monkeypatch.chdir(measured)
 
     written = measured / OUTPUT
@@ -153,10 +150,7 @@ def test_a_failed_read_gives_no_other_answer(
 def test_a_failed_write_leaves_the_old_output_or_a_whole_new_one(
     verb, measured, tmp_path, overrides, capsys, monkeypatch
 ):
-    """Or one line and what was there before; then the same command finishes.
-
-    The full run lets every call fail.
-    """
+    """Or one line and what was there before; then the same command finishes."""
     page = "<body>\n<p>12</p></body>"
     monkeypatch.setattr("reports.page.build.build_report", lambda *_, **__: page)
     whole = tmp_path / "whole"

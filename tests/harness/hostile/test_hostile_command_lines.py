@@ -268,10 +268,7 @@ def run(arguments):
 )
 @given(arguments=command_lines())
 def test_no_command_line_ends_in_a_traceback(place, arguments):
-    """Exit 2 is one line, at once, with nothing written; never an internal error.
-
-    The full run draws more of them.
-    """
+    """Exit 2 is one line, at once, with nothing written; never an internal error."""
     before = listing(place)
     code, out, err, seconds = run(arguments)
     after = listing(place)

@@ -204,10 +204,7 @@ def test_a_baseline_whose_trials_fail_is_no_verdict(gate):
 def test_a_gate_that_cannot_be_run_is_one_line(
     gate, written, repository, arguments, message
 ):
-    """Exit code 2; nothing is written, and nothing is left behind.
-
-    The full run has a lock that pip cannot read.
-    """
+    """Exit code 2; nothing is written, and nothing is left behind."""
     code, out, err = gate(*arguments)
 
     assert exit_codes.USAGE == code

@@ -62,11 +62,7 @@ def test_mpirun_tells_every_process_who_it_is(tmp_path):
 @pytest.mark.processes
 @pytest.mark.full
 def test_workers_of_mpirun_train_together(tmp_path):
-    """The backend finds its cluster without TF_CONFIG; both workers have the sum.
-
-    In the full run; otherwise the test above has the ranks and addresses that they
-    find, and ``test_slurm_identity.py`` a sum of workers without TF_CONFIG.
-    """
+    """The backend finds its cluster without TF_CONFIG; both workers have the sum."""
     (port,) = local_cluster.free_ports(1)
     done = run_gang(
         tmp_path,

@@ -173,11 +173,7 @@ TOKEN = "0123456789abcdef" * 4
     scope="module", params=["token", pytest.param("open", marks=pytest.mark.full)]
 )
 def cluster(request):
-    """Two nodes of one logical core each; their address is in ``RAY_ADDRESS``.
-
-    They ask for a token, as the documented commands set one up; in the full run also
-    without.
-    """
+    """Two nodes of one logical core each; their address is in ``RAY_ADDRESS``."""
     from ray._private.authentication_test_utils import reset_auth_token_state
     from ray.cluster_utils import Cluster
 
@@ -347,10 +343,7 @@ def test_gangs_are_spread_over_the_nodes_one_after_the_other(
 def test_a_killed_rank_is_the_cause(
     store, planned, on_ray, monkeypatch, behavior, expected, reason
 ):
-    """The failure says how rank 1 ended, within the time, and nothing is left.
-
-    The full run has another signal and a code, which ``test_ranks.py`` has on one host.
-    """
+    """The failure says how rank 1 ended, within the time, and nothing is left."""
     monkeypatch.setenv("FAKE_BEHAVIOR", f"multi_worker:2:rank1_{behavior}")
     trial = planned(seed=30)
     start = time.monotonic()
@@ -371,11 +364,7 @@ def test_a_killed_rank_is_the_cause(
 def test_a_sweep_that_ends_early_continues(
     start_harness, harness, overrides, tmp_path, number
 ):
-    """Nothing is left, not even if it is killed; the same command resumes.
-
-    The members end with the first process, and that with the harness. The full run also
-    ends it by SIGTERM, which ``test_cli_sweeps.py`` has on one host.
-    """
+    """Nothing is left, not even if it is killed; the same command resumes."""
     sweep = smoke_sweep(
         "--backends=multi_worker --replicas=2 --mode=weak --repeats=1 --no-match "
         "--launcher=ray --study=s"

@@ -387,10 +387,7 @@ def sweep(small_disk, harness, small, overrides, monkeypatch):
 def test_a_full_disk_is_one_line_and_loses_no_trial(
     small_disk, free_kib, options, sweep
 ):
-    """With space again, the same command continues, and repeats nothing.
-
-    The full run fills it at two more moments.
-    """
+    """With space again, the same command continues, and repeats nothing."""
     check_full(small_disk, free_kib, lambda *more: sweep(*options, *more))
 
 

@@ -297,10 +297,7 @@ def check_study(root):
 def test_damaged_studies_are_reported_in_lines(
     old_and_new_studies, version, places, reader
 ):
-    """Bytes, keys, types, values and files: of all versions, by each verb that reads.
-
-    The full run draws more of them.
-    """
+    """Bytes, keys, types, values and files, of all versions, by each reading verb."""
     root = old_and_new_studies[version].with_name("damaged")
     shutil.rmtree(root, ignore_errors=True)
     shutil.copytree(old_and_new_studies[version], root)

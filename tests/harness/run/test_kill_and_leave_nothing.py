@@ -86,11 +86,7 @@ def whole(harness, overrides, tables, tmp_path):
 def test_kills_at_random_moments_leave_nothing_and_lose_nothing(
     start_harness, tables, whole, tmp_path
 ):
-    """SIGKILL, SIGTERM, SIGINT: no process, no memory, no trial lost or run twice.
-
-    And its tables are those of a study that nobody disturbed. The full run kills more
-    often.
-    """
+    """SIGKILL, SIGTERM, SIGINT: no process, no memory, no trial lost or run twice."""
     memory_before = set(SHARED_MEMORY.iterdir())
     chance = drawn.chance("kills")
     num_kills = num_studies = 0

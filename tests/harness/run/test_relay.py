@@ -325,10 +325,7 @@ def test_a_trial_whose_turns_are_all_void_gives_no_number(relay_store, settings)
 def test_one_failure_does_not_end_the_generation(
     relay_store, settings, monkeypatch, behavior, status, phase
 ):
-    """It is recorded with its phase, and the others finish all rounds.
-
-    The full run has more ways to end within a turn.
-    """
+    """It is recorded with its phase, and the others finish all rounds."""
     monkeypatch.setenv("FAKE_BEHAVIOR", f"tf_mirrored:2:{behavior}")
     trials = run(relay_store, settings, trials=those_of_two(relay_store))
     bad = [t for t in trials if t.status.status is not TrialStatus.OK]

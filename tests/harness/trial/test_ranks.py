@@ -73,10 +73,7 @@ CAUSES = [
 def test_the_cause_is_recorded_and_not_its_consequence(
     run_cluster, monkeypatch, behavior, status, reason
 ):
-    """Rank 0 loses rank 1 and says so; what happened to rank 1 is the failure.
-
-    The full run has the other signal and the other exception.
-    """
+    """Rank 0 loses rank 1 and says so; what happened to rank 1 is the failure."""
     monkeypatch.setattr(trial_tree, "read_oom_kills", lambda: 7)
     monkeypatch.setenv("FAKE_BEHAVIOR", f"*:*:{behavior}")
 

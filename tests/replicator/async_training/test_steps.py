@@ -116,12 +116,7 @@ def net_step(model, optimizer, x, y):
     ],
 )
 def test_one_worker_and_one_server_train_as_one_device(make_job, name, is_sparse):
-    """Every loss, weight and statistic is the same number, single steps and a loop.
-
-    Of sparse SGD up to rounding: on some processors (AVX-512 BF16) last bits differ.
-    The sparse net has dense layers, too; the full run also has nets of these alone,
-    the optimizers of the steps over two servers, and RMSprop, which clips.
-    """
+    """Every loss, weight and statistic is the same number, single steps and a loop."""
     rtol, atol = (1e-5, 1e-7) if (name, is_sparse) == ("sgd", True) else (0.0, 0.0)
     data = np.random.default_rng(0)
     x = data.integers(0, 20, [4, 6]) if is_sparse else data.normal(size=[4, 6])

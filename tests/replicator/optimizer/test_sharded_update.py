@@ -112,11 +112,7 @@ def test_every_bit_is_that_of_the_unsharded_update(unsharded, name):
     ids="+".join,
 )
 def test_updates_in_branches_are_those_of_the_unsharded(options):
-    """One owner takes the branch for all, without kernels; the others get its values.
-
-    Up to the last bits, in which Keras' update differs from the kernel. The full run
-    has two of the three options as well.
-    """
+    """One owner takes the branch for all, without kernels; others get its values."""
     make = MAKERS["fused adam"]
     unsharded = _trained(copies(), make, 4, **options)
 

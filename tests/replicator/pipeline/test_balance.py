@@ -243,12 +243,7 @@ def test_the_first_stage_keeps_two_micro_batches_instead_of_all():
 
 @pytest.mark.full
 def test_the_allocator_agrees():
-    """Above what was there before the step, where fill-drain takes half a gigabyte.
-
-    All CPU devices of a process have one allocator, so that it is of both stages.
-    Liveness is counted task by task: it does not see what a task frees, or needs,
-    while it runs. Left to the full run.
-    """
+    """Above what was there before the step, where fill-drain takes half a gigabyte."""
     peaks, alive = {}, {}
     for name in pipeline_lib.SCHEDULES:
         repl, run = wide(name)

@@ -132,10 +132,7 @@ def test_a_file_of_two_workers_is_refused_before_it_is_written(file_workers):
 
 @pytest.mark.full
 def test_an_interrupted_training_of_workers_goes_on_as_one_device(tmp_path):
-    """What the messages say to write: the chief saves, and all resume from it.
-
-    Only in the full run, as it takes a cluster more.
-    """
+    """What the messages say to write: the chief saves, and all resume from it."""
     alone = load(FOLDER / "files_cases.py").alone(contextlib.nullcontext())
 
     for outcome in _ran_on_files(tmp_path, "resumed").values("resumed"):

@@ -85,12 +85,7 @@ def outline(page):
 @pytest.mark.full
 @pytest.mark.processes
 def test_another_process_gives_the_same_bytes(store, page):
-    """With another hash seed, another time zone and another place of the store.
-
-    Also under the reader's own matplotlib settings, which stay as they were. Only in
-    the full run: ``make test`` builds a published page again, which another process
-    wrote with another hash seed (``site/test_published.py``).
-    """
+    """With another hash seed, another time zone and another place of the store."""
     environment = {
         **os.environ,
         "PYTHONHASHSEED": "4242",

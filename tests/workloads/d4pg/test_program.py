@@ -73,10 +73,7 @@ def _bytes_of(batch):
     "observations", ["state", pytest.param("pixels", marks=pytest.mark.full)]
 )
 def test_losses_are_determined_by_the_seed(observations):
-    """Weights are, as batches, so the same seed gives the same losses.
-
-    The full run adds frames, whose batches the test above compares.
-    """
+    """Weights are, as batches, so the same seed gives the same losses."""
     losses = []
     small = {"num_features": 8, "num_conv_filters": 4}
     for _ in range(2):

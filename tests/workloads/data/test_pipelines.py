@@ -188,10 +188,7 @@ def test_synthetic_images_have_the_type_that_is_sent(dtype, make_config):
     [pytest.param(count, marks=pytest.mark.full) for count in (1, 2)] + [3],
 )
 def test_shards_cover_the_split_exactly_once(digits, num_pipelines, contexts):
-    """Over all pipelines an epoch has every id once, also where shares differ.
-
-    The full run adds numbers of pipelines whose shares are equal.
-    """
+    """Over all pipelines an epoch has every id once, also where shares differ."""
     check = audit.check_shards(digits, contexts(num_pipelines))
 
     assert check.is_passed, check.detail

@@ -79,10 +79,7 @@ def test_an_epoch_gives_the_same_bits_in_every_process(data_dirs, tmp_path):
 @pytest.mark.full
 @pytest.mark.processes
 def test_training_again_gives_the_same_bits(extractor, monkeypatch, tmp_path):
-    """Another process, where no weights are kept, makes the same digest.
-
-    For the full run: the test above has one epoch of it.
-    """
+    """Another process, where no weights are kept, makes the same digest."""
     shutil.copytree(names.cache_dir() / "digits", tmp_path / "digits")
     monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
     path = digits.cache_path()

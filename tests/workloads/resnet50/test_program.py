@@ -263,12 +263,7 @@ def test_sanity_fails_when_two_replicas_get_one_batch(trained, monkeypatch):
 
 @pytest.mark.full
 def test_backends_agree_on_two_replicas():
-    """Two replicas learn the same from the same batches, ours and the stock peer.
-
-    For the full run: test_compiled.py compares both with the learner of d4pg, the cases
-    of conformance compare them with batch norm, and test_recipe.py has what a program
-    of two replicas reports.
-    """
+    """Two replicas learn the same from the same batches, ours and the stock peer."""
     found = {}
     for backend in ("tf_mirrored", "in_graph"):
         program = _build(backend, 2, seed=2)

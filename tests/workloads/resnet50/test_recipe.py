@@ -71,11 +71,7 @@ def pair():
     "size", ["short", pytest.param("whole", marks=pytest.mark.full)]
 )
 def test_the_first_losses_are_the_known_ones(size):
-    """A change that nobody meant shows here first.
-
-    The full run adds the whole network, whose layers test_model.py compares with those
-    of Keras.
-    """
+    """A change that nobody meant shows here first."""
     # TensorFlow mixes its global seed, which other tests set, into that of the shuffle.
     tf.random.set_seed(0)
     if size == "short":
@@ -174,11 +170,7 @@ def test_cross_replica_statistics_leave_the_parameters_as_they_are():
 
 @pytest.mark.full
 def test_the_paper_preset_takes_steps_at_full_size():
-    """224 pixels and 1000 classes, from chance downwards on two fixed images.
-
-    For the full run, as are the known losses of the whole network at 32 pixels above;
-    the next test has a step of two stages at 224.
-    """
+    """224 pixels and 1000 classes, from chance downwards on two fixed images."""
     program = _build_whole("paper", "synthetic", size=2, seed=0)
     losses = [program.run() for _ in range(3)]
 

@@ -166,9 +166,6 @@ def test_a_data_set_with_more_classes_is_refused():
 def test_the_paper_preset_takes_a_step_at_full_size():
     """128 pixels, 1024 channels, 1000 classes: both updates on two random images.
 
-    For the full run: test_networks.py has the published sizes of both networks, and the
-    tests above take steps of a smaller one with the same layout.
-
     The hinge loss of an untrained discriminator is 2, less what its first logits add.
     """
     made = WORKLOAD.build(
@@ -191,10 +188,7 @@ def test_the_paper_preset_takes_a_step_at_full_size():
     [("single", 1), pytest.param("in_graph", 2, marks=pytest.mark.full)],
 )
 def test_sixteen_bits_train(trained, backend, num_replicas):
-    """The loss starts where that of float32 does, and stays finite.
-
-    The full run adds two replicas, whose gradients and variables have 32 bits.
-    """
+    """The loss starts where that of float32 does, and stays finite."""
     assert config.COMPUTE_DTYPES == ("float32", "mixed_bfloat16")
     tf.keras.utils.set_random_seed(3)
     made = build(backend, num_replicas, compute_dtype="mixed_bfloat16", **SMALL)

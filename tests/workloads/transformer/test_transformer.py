@@ -172,10 +172,7 @@ def test_replicas_drop_different_values_in_every_step():
 
 @pytest.mark.full
 def test_a_compiled_step_with_dropout_learns():
-    """Its random numbers are drawn before the compiled part.
-
-    The full run adds it: XLA takes longest, and compiles the other workloads as well.
-    """
+    """Its random numbers are drawn before the compiled part."""
     program = build(replicator.create("single"), dropout=0.1, jit="compute")
 
     assert np.isfinite([program.run() for _ in range(2)]).all()

@@ -56,11 +56,7 @@ def _check_close(expected, got):
     ],
 )
 def test_twenty_steps_are_those_of_the_unsharded_update(workers, name):
-    """Bit for bit on both workers, and to rounding those of one device.
-
-    With all that can cross: a norm over the shares of all. The full run has optimizers
-    with less, of which Adam is in the tests below, too.
-    """
+    """Bit for bit on both workers, and to rounding those of one device."""
     first, second = workers.values(f"equal {name}")
     alone = sharded_worker.train(replicator.create("single"), name)
 

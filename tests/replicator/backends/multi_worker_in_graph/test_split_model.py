@@ -39,10 +39,7 @@ def _expected_losses():
 @pytest.mark.full
 @pytest.mark.processes
 def test_a_model_that_fits_on_no_worker_trains_when_it_is_split(tmp_path):
-    """Under one memory limit per process: whole it fails, split it learns.
-
-    Only in the full run: ``test_remote_replicas.py`` splits a small one.
-    """
+    """Under one memory limit per process: whole it fails, split it learns."""
     argv = [sys.executable, str(PROGRAM)]
     with (
         subprocess.Popen(

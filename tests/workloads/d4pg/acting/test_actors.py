@@ -257,11 +257,7 @@ def test_what_is_not_finite_is_refused_and_counted(tmp_path, monkeypatch):
 def test_actors_that_always_die_end_the_run_with_their_log(
     tmp_path, monkeypatch, code, expected
 ):
-    """After as many replacements as are allowed.
-
-    The full run has those that die before they have an environment, whose end is seen
-    by the same code.
-    """
+    """After as many replacements as are allowed."""
     break_cartpole(tmp_path, monkeypatch, code)
     settings = ActorSettings(name=NAME, max_restarts=1)
     with make_streams(settings) as streams, ActorPool(settings, streams) as pool:

@@ -264,10 +264,7 @@ def test_opengl_that_is_turned_off_is_reported():
     "renderer", ["egl", pytest.param("osmesa", marks=pytest.mark.full)]
 )
 def test_a_renderer_that_is_asked_for_and_missing_is_said(renderer):
-    """MuJoCo reads the variable too; states need no renderer at all.
-
-    The full run has the other renderer, of which the same message says the name.
-    """
+    """MuJoCo reads the variable too; states need no renderer at all."""
     done = python(
         "import ctypes.util\n"
         "ctypes.util.find_library = lambda name: None\n"

@@ -193,10 +193,7 @@ def test_targets_are_copied_before_every_nth_learner_step(
 def test_only_the_critic_trains_the_torso(
     make_learner, make_transitions, feed, trained
 ):
-    """With the other rate at zero, torso and critic move together or not at all.
-
-    The full run adds the first: in tests above, torso and critic learn as they should.
-    """
+    """With the other rate at zero, torso and critic move together or not at all."""
     rates = {f"{n}_learning_rate": 1e-2 * (n == trained) for n in ("critic", "policy")}
     made = make_learner(observations="pixels", **rates)
     before = [weights_of([network]) for network in made._networks]
