@@ -93,10 +93,7 @@ _MANY_OBJECTS = 100_000
 
 
 def pytest_collection_finish() -> None:
-    """Collects garbage less often: 6 % of the time of tests that trace.
-
-    Tests that look for what is left behind collect by themselves.
-    """
+    """Collects garbage less often: 6 % of the time of tests that trace."""
     gc.set_threshold(20_000, 20, 100)
 
 
@@ -118,11 +115,7 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: Any) -> None:
-    """Sets aside what imports and other files have left: no collector visits it again.
-
-    Each collection would take seconds in the end. Keras collects for each model that a
-    test makes afresh, and so do tests that look for what is left behind.
-    """
+    """Sets aside what imports and other files left: no collector visits it again."""
     if _STARTED.get("file") == (file := _file(item.nodeid)):
         return
     _STARTED["file"] = file
@@ -190,10 +183,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _ports_of_its_own() -> None:
-    """Gives each of several test processes its share of the ports of clusters.
-
-    A port is found free seconds before TensorFlow takes it.
-    """
+    """Gives each of several test processes its share of the ports of clusters."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
     if not worker:
         return

@@ -87,7 +87,7 @@ def unwrap(variable: Any) -> Any:
 
 
 def strategy_copies(variable: Any) -> tuple[str, int] | None:
-    """A stock strategy and its copies of a variable, if several (test_identity)."""
+    """A stock strategy and its copies of a variable, if several (test_api)."""
     container = getattr(variable.handle, "_distributed_container", None)
     whole = None if container is None else container()
     num_copies = 0 if whole is None else len(whole.values)

@@ -263,7 +263,7 @@ def _tensors_of(source: Any) -> list[Any]:
 
 
 def profiled(name: str, step: int) -> contextlib.AbstractContextManager[Any]:
-    """A range of a profile, where a profiler runs (test_timeline)."""
+    """A range of a profile, where a profiler runs (test_leaks)."""
     if profiler_trace.enabled():
         return profiler_trace.Trace(name, step_num=step, _r=1)
     return _NOTHING
@@ -415,7 +415,7 @@ _NANO, _PICO = 1e3, 1e6  # in a microsecond, the unit of Chrome
 
 @contextlib.contextmanager
 def recorded_events() -> Iterator[list[dict[str, Any]]]:
-    """Profiles this process; its list has the events afterwards (test_timeline)."""
+    """Profiles this process; its list has the events afterwards (test_leaks)."""
     options = tf.profiler.experimental.ProfilerOptions(
         host_tracer_level=_EVERY_OP, python_tracer_level=0
     )

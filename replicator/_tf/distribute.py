@@ -291,7 +291,7 @@ def mixes_strategies(error: Exception) -> bool:
 
 
 def mixed_variable(error: BaseException) -> tuple[str, str, int] | None:
-    """What a step read or wrote if strategies met in a variable (test_identity)."""
+    """What a step read or wrote if strategies met in a variable (test_api)."""
     seen: BaseException | None = error
     while seen is not None and isinstance(error, Exception) and mixes_strategies(error):
         for frame, _ in traceback.walk_tb(seen.__traceback__):

@@ -112,11 +112,7 @@ PACKAGES = ("harness", "replicator", "reports", "results", "workloads")
 
 
 def imports_of(package):
-    """Returns the modules of a package that each of its modules imports when it runs.
-
-    Imports for type checkers are none. Those within functions count: they hide a
-    circle, and do not remove it. Packages are left out: each import from one names it.
-    """
+    """The modules of a package that each of its modules imports when it runs."""
     paths = {}
     for path in sorted((ROOT / package).rglob("*.py")):
         if path.name != "__init__.py":

@@ -65,10 +65,7 @@ def harness(slurm: SlurmCluster, shared: Path) -> Any:
 
 @pytest.fixture
 def in_job(slurm: SlurmCluster, shared: Path) -> Any:
-    """Returns a function that runs the command line in a job of two nodes, to its end.
-
-    It returns what the command printed, and the state of the job.
-    """
+    """A function that runs the command line in a job of two nodes, to its end."""
 
     def run(
         *args: object, nodes: int = 2, timeout_sec: float = 90.0, **variables: str

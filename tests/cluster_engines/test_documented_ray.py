@@ -52,12 +52,7 @@ def hosts():
 
 
 class Place:
-    """Runs the documented commands on the two nodes.
-
-    Attributes:
-      folder: Where they run; both nodes see it.
-      sweep: The documented sweep.
-    """
+    """Runs the documented commands on the two nodes."""
 
     def __init__(self, hosts, folder):
         self.folder, self._hosts = folder, hosts

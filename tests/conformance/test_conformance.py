@@ -53,10 +53,7 @@ def cluster_outcomes(request, tmp_path_factory):
 
 @functools.cache
 def _alone(case_name):
-    """What comes of a case on one device, which is also what others are compared with.
-
-    Evaluated once.
-    """
+    """What comes of a case on one device, with which others are compared."""
     return runner.evaluate(CASES[case_name], TARGETS["single-1"].make)
 
 

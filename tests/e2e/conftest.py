@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Returns a function that runs ``sweep``; its study is ``runs/s``.
-
-    Its processes import TensorFlow as those of other tests do, or as users do.
-    """
+    """Returns a function that runs ``sweep``; its study is ``runs/s``."""
 
     def run(
         *options: str, timeout_sec: float = 900, as_users: bool = False

@@ -24,11 +24,7 @@ def client(folder, seed, num_failures):
 
 
 def worker(folder, seed, num_failures):
-    """Continues the job of the last cluster, and ends it with a failure.
-
-    It ends on every worker, because others would wait in vain for the one that failed;
-    what each of them holds is coherent, and a checkpoint continues the job.
-    """
+    """Continues the job of the last cluster, and ends it with a failure."""
     del num_failures  # one
     repl = replicator.create("multi_worker", num_replicas=2 * SHARE)
     draw = random.Random(seed)

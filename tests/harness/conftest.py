@@ -125,10 +125,7 @@ def writes_pages(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(autouse=True)
 def _without_pages(writes_pages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sweeps print their summaries only: a page takes longer than the trials.
-
-    Pages have tests of their own; what looks at that of a sweep requests it.
-    """
+    """Sweeps print their summaries only: a page takes longer than the trials."""
     if writes_pages:
         return
 
@@ -149,11 +146,7 @@ def fake_root(tmp_path: Path) -> FakeRoot:
 def install_gpus(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> Any:
-    """Returns a function that gives this machine a driver with some GPUs.
-
-    Locks of other tests, which have GPUs of the same names, are elsewhere; and nothing
-    waits for processes of the trial before, which never had a context.
-    """
+    """Returns a function that gives this machine a driver with some GPUs."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     folder = tmp_path_factory.mktemp("gpu-locks")
     monkeypatch.setattr(gpu_watch, "lock_folder", lambda: folder)
@@ -223,10 +216,7 @@ def one_core() -> CpuTopology:
 
 @pytest.fixture(scope="session")
 def overrides() -> dict[str, Any]:
-    """Returns what makes the command line use the fake worker and canary.
-
-    No turn is void, whatever else this machine does.
-    """
+    """Returns what makes the command line use the fake worker and canary."""
     return {
         "worker_command": FAKE_WORKER,
         "canary": _canary,
@@ -277,10 +267,7 @@ def store(tmp_path: Path, small_plan: Plan) -> Store:
 
 @pytest.fixture
 def start_harness(tmp_path: Path) -> Any:
-    """Returns a function that starts the command line with the fake worker.
-
-    Keyword arguments are environment variables.
-    """
+    """Returns a function that starts the command line with the fake worker."""
 
     def start(*args: str, **variables: object) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -329,10 +316,7 @@ def written(tmp_path: Path) -> Any:
 
 @pytest.fixture
 def refuse(harness: Any, written: Any) -> Any:
-    """Returns a function that runs a command that is refused; it returns the line.
-
-    One line on standard error, exit code 2, and nothing is written.
-    """
+    """Returns a function that runs a command that is refused; it returns the line."""
 
     def run(*args: Any, **options: Any) -> str:
         before = written()

@@ -276,10 +276,7 @@ class Memory:
 
 
 def write_products(writer, spec):
-    """Writes what a matrix product on each GPU of this process would: the last is slow.
-
-    ``FAKE_NO_PRODUCT`` stands for a program that leaves no memory for it.
-    """
+    """Writes what a matrix product on each GPU here would: the last is slow."""
     if spec.device != "gpu":
         return
     if os.environ.get("FAKE_NO_PRODUCT"):

@@ -257,10 +257,7 @@ def test_a_section_is_added(followed):
 
 @pytest.fixture
 def lsf(tmp_path, monkeypatch):
-    """Puts stand-ins of ``bsub`` and ``blaunch`` first on the path; returns a folder.
-
-    It has what was accepted. All hosts are this one, under two names.
-    """
+    """Puts stand-ins of ``bsub`` and ``blaunch`` first on the path, in a folder."""
     programs = tmp_path / "lsf"
     programs.mkdir()
     bsub = shlex.join(

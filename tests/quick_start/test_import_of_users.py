@@ -23,7 +23,7 @@ FILES = {
     "workloads": "tests/workloads/resnet50/test_math.py",
     "harness": "tests/harness/trial/test_readings.py",
     "results": "tests/results/figures/test_frames.py",
-    "reports": "tests/reports/words/test_axes.py",
+    "reports": "tests/reports/words/test_formats.py",
 }
 # Runs tests, then tells what Keras found when they had imported it.
 CHILD = """

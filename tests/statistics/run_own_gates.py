@@ -134,10 +134,7 @@ def change_of(of):
 
 
 def row(kind, number, found):
-    """Returns a gate in words: which, its verdict, and the change with its interval.
-
-    Also what it saw of sustained stretches, where that decided.
-    """
+    """Returns a gate in words: which, its verdict, and the change with its interval."""
     (case,) = found["cases"]
     others = (
         f"; {name}: {change_of(of['slowdown'])}"

@@ -46,13 +46,7 @@ class ForkedCluster(LocalCluster):
 
 
 class CaseCluster:
-    """A cluster that runs cases, and their results as soon as they are there.
-
-    Attributes:
-      cluster: Its processes.
-      results: Where they leave what came of each case.
-      runners: Kind and index of those that run the cases, in the order of their number.
-    """
+    """A cluster that runs cases, and their results as soon as they are there."""
 
     def __init__(self, cluster, results, runners, case_timeout_sec):
         self.cluster = cluster
@@ -96,10 +90,7 @@ class CaseCluster:
             time.sleep(_POLL_SEC)
 
     def ends_well(self, timeout_sec):
-        """Waits until all that run cases have ended; whether each did with code 0.
-
-        A process that fails takes the others with it: they could only wait for it.
-        """
+        """Waits until all that run cases have ended; whether each did with code 0."""
         deadline = time.monotonic() + timeout_sec
         codes = [None]
         while None in codes and not any(codes) and time.monotonic() < deadline:
@@ -130,11 +121,7 @@ def started(
     program=PROGRAM,
     **counts,
 ):
-    """Runs a cluster in a ``with`` statement.
-
-    Its processes are forked, see ``fork_server.py``, but not where users' imports are
-    tried or every test runs: there they start as those of users do.
-    """
+    """Runs a cluster in a ``with`` statement."""
     if not runners:
         runners = [("worker", index) for index in range(counts["num_workers"])]
         if counts.get("has_chief"):

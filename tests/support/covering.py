@@ -13,11 +13,7 @@ def is_full():
 
 
 def covering(cases, strength, prefer=None):
-    """Chooses cases that have every combination of ``strength`` values that occurs.
-
-    Always the same ones: in each turn the case with the most combinations that are not
-    covered yet, of equal ones a preferred one, and then the first.
-    """
+    """Chooses cases that have every combination of ``strength`` values that occurs."""
     of_case = [
         set(itertools.combinations(sorted(case.items()), min(strength, len(case))))
         for case in cases
@@ -38,10 +34,7 @@ def covering(cases, strength, prefer=None):
 
 
 def leave_out(config, items):
-    """Removes what is left to the full run from a collection; returns how many.
-
-    A test that is named by its own id runs always.
-    """
+    """Removes what is left to the full run from a collection; returns how many."""
     if is_full() or any("::" in str(arg) for arg in config.args):
         return 0
     left = left_for_the_full_run(items)
@@ -53,12 +46,7 @@ def leave_out(config, items):
 
 
 def left_for_the_full_run(items):
-    """The tests of a collection that ``make test`` leaves out.
-
-    Those marked ``full``, and of each function marked ``covering`` the cases beyond
-    its covering ones. Those of fixtures are parameters too; values differ by
-    ``repr``.
-    """
+    """The tests of a collection that ``make test`` leaves out."""
     left = [item for item in items if item.get_closest_marker("full")]
     products = {}
     for item in items:

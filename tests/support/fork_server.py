@@ -41,12 +41,7 @@ _KILL_SEC = 10.0
 
 
 class ForkedProcess:
-    """A process of the server, with what ``subprocess.Popen`` has for it.
-
-    Attributes:
-      pid: Its id, which is also that of its process group.
-      returncode: As of ``Popen``; None until ``poll`` or ``wait`` saw the end.
-    """
+    """A process of the server, with what ``subprocess.Popen`` has for it."""
 
     def __init__(self, server, pid):
         self.pid = pid
@@ -74,11 +69,7 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The server, which ends with this process, and all that it forked with it.
-
-    Attributes:
-      env: Its environment variables: those of this process when it was made.
-    """
+    """The server, which ends with this process, and all that it forked with it."""
 
     def __init__(self, env):
         ours, theirs = socket.socketpair()

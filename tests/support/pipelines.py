@@ -41,10 +41,7 @@ def scripts_in(node):
 
 
 def commands_in(script):
-    """Returns the simple commands of a shell script, as lists of words.
-
-    What a command substitutes, and the value of a variable, is replaced by a word.
-    """
+    """Returns the simple commands of a shell script, as lists of words."""
     text = _SUBSTITUTION.sub("WORD", script.replace("\\\n", " "))
     commands = []
     for line in text.splitlines():

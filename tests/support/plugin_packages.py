@@ -17,10 +17,7 @@ TABLES = (WORKLOADS, BACKENDS, FORMATS, launch_catalog._FOUND)
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Returns a function that installs a package of one module; all is undone.
-
-    Its arguments are the module, its text, and the entry points by kind.
-    """
+    """Returns a function that installs a package of one module; all is undone."""
     modules = set(sys.modules)
     tables = [dict(table) for table in TABLES]
     monkeypatch.setattr(plugins, "_used", {})

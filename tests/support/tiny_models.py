@@ -146,14 +146,7 @@ def share(repl, values):
 
 
 class Training:
-    """A tiny model in training on a replicator.
-
-    Attributes:
-      repl: The replicator.
-      model: The model.
-      optimizer: Its wrapped optimizer, with all its variables.
-      inputs: Global batches without end, in turn.
-    """
+    """A tiny model in training on a replicator."""
 
     def __init__(
         self,

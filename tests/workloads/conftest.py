@@ -20,10 +20,7 @@ devices.split_cpu(4)
 
 @pytest.fixture(scope="session", autouse=True)
 def data_dirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
-    """Points the data directories at an empty place for the whole session.
-
-    Its processes share what is embedded: a lock lets one of them prepare it.
-    """
+    """Points the data directories at an empty place for the whole session."""
     root = tmp_path_factory.mktemp("data")
     shared = root
     if "PYTEST_XDIST_WORKER" in os.environ:

@@ -4,7 +4,7 @@ TensorFlow opens its port and accepts connections in one call, in C++ and with P
 lock held, without a hook in between: whoever looks for the socket from another thread
 comes too late. So the pointers through which its libraries call
 ``listen`` (their linkage tables, ELF) are replaced for that call. 64-bit Linux only.
-test_ports notices when this breaks.
+test_dispatch notices when this breaks.
 """
 
 from __future__ import annotations

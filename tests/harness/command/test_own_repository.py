@@ -56,10 +56,7 @@ def repository(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def start(repository, tmp_path_factory):
-    """Returns a function that starts the harness where TensorFlow cannot be imported.
-
-    What is measured, and what shows it; other tests of this file stay in their process.
-    """
+    """A function that starts the harness where TensorFlow cannot be imported."""
     folder = tmp_path_factory.mktemp("blocked")
     for name in ("tensorflow", "keras", "tensorflow_datasets"):
         (folder / f"{name}.py").write_text(BLOCKED)

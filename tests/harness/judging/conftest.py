@@ -83,10 +83,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def gate_overrides() -> dict[str, Any]:
-    """Returns what makes the command line use ``gate_worker.py``.
-
-    Every turn is valid, whatever else this machine does.
-    """
+    """Returns what makes the command line use ``gate_worker.py``."""
     return {
         "worker_command": (sys.executable, "-S", "-c", f"{_START}; sys.exit(main())"),
         "canary": lambda _core: 0.2,
@@ -103,10 +100,7 @@ def gate(
     monkeypatch: pytest.MonkeyPatch,
     writes_pages: bool,
 ) -> Any:
-    """Returns a function that runs a gate with the worker of ``gate_worker.py``.
-
-    It writes a page only where the test requests it, as sweeps do.
-    """
+    """Returns a function that runs a gate with the worker of ``gate_worker.py``."""
     del temporary
     monkeypatch.setattr(revisions, "SOURCE_ROOT", repository)
     if not writes_pages:

@@ -67,10 +67,7 @@ def _commit(repository, files, tag):
 
 @pytest.fixture(scope="session")
 def other_lock(repository, tmp_path_factory):
-    """Returns a revision with another lock, all of whose versions are others.
-
-    Its packages are metadata only; the modules are those of this interpreter.
-    """
+    """Returns a revision with another lock, all of whose versions are others."""
     wheels = tmp_path_factory.mktemp("wheels")
     folders = [path for path in sys.path if Path(path).name.endswith("-packages")]
     modules = "".join(f"{folder}\n" for folder in folders)

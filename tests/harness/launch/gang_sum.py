@@ -8,10 +8,7 @@ import replicator
 
 
 def sum_of_ranks():
-    """Returns the sum, which every worker has, and which worker this is.
-
-    The ranks count from 1.
-    """
+    """Returns the sum, which every worker has, and which worker this is."""
     repl = replicator.create("multi_worker", num_replicas=2, timeout_sec=60.0)
 
     def step(_):

@@ -222,10 +222,7 @@ def test_the_batch_file_of_a_sweep_is_valid_shell():
 
 @pytest.fixture
 def run(harness, tmp_path, monkeypatch):
-    """Renders a script and runs it with stubs of the programs, which print their words.
-
-    ``make test PYTHON=...`` passes it on, and the script takes it for its own.
-    """
+    """Renders a script and runs it with stubs of programs, which print their words."""
     for name in ("ray", "python", "timeout", "mpirun"):
         stub = tmp_path / name
         stub.write_text(f'#!/bin/sh\necho {name} "$@" at "$MASTER_ADDR"\n')

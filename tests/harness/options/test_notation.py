@@ -5,7 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import ParseError
-from harness.options.notation import parse_counts, parse_names
+from harness.options.notation import (
+    duration,
+    parse_counts,
+    parse_duration,
+    parse_names,
+    write_duration,
+)
+from harness.options.option import declared
+from harness.planning.request import SweepRequest
 
 
 @pytest.mark.parametrize(
@@ -58,3 +66,76 @@ def test_an_empty_name_is_refused():
     """A doubled comma is a typing error."""
     with pytest.raises(ParseError, match=r"--backends: 'a,,b' has an empty name"):
         parse_names("a,,b", what="--backends")
+
+
+@pytest.mark.parametrize(
+    ("text", "bare", "seconds"),
+    [
+        ("90s", "s", 90),
+        ("12min", "s", 720),
+        ("2h", "min", 7200),
+        ("1.5h", "s", 5400),
+        (" 2 min ", "s", 120),
+        ("900", "s", 900),
+        ("20", "min", 1200),
+        ("2.5", "h", 9000),
+        ("1e3", "s", 1000),
+    ],
+)
+def test_a_duration_is_a_number_with_or_without_a_unit(text, bare, seconds):
+    """Without one it is in the unit of the option."""
+    assert seconds == parse_duration(text, what="--x", bare=bare)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("0", r"^--x: '0' is not a duration; allowed are numbers above 0 with a unit"),
+        ("-5s", r"'-5s' is not a duration"),
+        ("nan", r"'nan' is not a duration"),
+        ("inf", r"'inf' is not a duration"),
+        ("2 days", r"\(90s, 12min, 2h\), at most 1e\+09s; without a unit they are sec"),
+        ("1e10", r"'1e10' is not a duration"),
+        ("300000h", r"'300000h' is not a duration"),
+        ("1e3s", r"'1e3s' is not a duration"),
+        ("\N{ARABIC-INDIC DIGIT THREE}s", r"is not a duration"),
+        ("02:00:00", r"'02:00:00' is not a duration; write 2h; allowed"),
+        ("00:01:30", r"write 90s; allowed"),
+        ("00:00:00", r"'00:00:00' is not a duration; allowed"),
+        ("9" * 500, r"9\.\.\. is not a duration"),
+    ],
+)
+def test_what_is_no_duration_is_refused_in_one_line(text, message):
+    """With what was passed, what is allowed, and what a clock's notation is here."""
+    with pytest.raises(ParseError, match=message):
+        parse_duration(text, what="--x")
+
+
+@given(st.integers(1, 10**8))
+def test_what_is_written_is_read_again(seconds):
+    """In the largest unit that is whole."""
+    assert seconds == parse_duration(write_duration(seconds), what="--x")
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "value"),
+    [
+        ("minutes", "20", 20),
+        ("minutes", "90s", 1.5),
+        ("timeout_sec", "900", 900),
+        ("timeout_sec", "15min", 900),
+    ],
+)
+def test_a_bare_number_keeps_the_meaning_of_its_option(field, text, value):
+    """Minutes of a relay, seconds of a trial."""
+    (kind,) = (of.kind for of in declared(SweepRequest) if of.field == field)
+
+    assert value == kind.read(text, "--x")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(12.0, "12min"), (1.5, "90s"), (120, "2h")]
+)
+def test_a_default_is_shown_with_its_unit(value, text):
+    """As a user can write it."""
+    assert text == duration("min", unit="min").write(value)

@@ -34,10 +34,7 @@ _LEFT_OUT = (
 
 @pytest.fixture
 def plan(harness, monkeypatch):
-    """Returns a function that plans on a machine of four cores and two GPUs.
-
-    Code, versions of workloads and variables are those of no real machine.
-    """
+    """Returns a function that plans on a machine of four cores and two GPUs."""
     cpus = tuple(LogicalCpu(cpu=cpu) for cpu in range(4))
     monkeypatch.setattr(machine_state, "read_topology", lambda: CpuTopology(cpus=cpus))
     monkeypatch.setattr(code_digest, "of_trial", lambda *_: "00")

@@ -52,10 +52,7 @@ def processes_of(folder):
 
 
 def wait_until_gone(folder):
-    """Waits for the processes of a killed harness, which find out by themselves.
-
-    One that is just being started has no environment for a moment: it takes two looks.
-    """
+    """Waits for the processes of a killed harness, which find out by themselves."""
     deadline = time.monotonic() + GONE_SEC
     num_looks = 0
     while num_looks < 2:

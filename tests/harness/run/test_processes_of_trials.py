@@ -192,10 +192,7 @@ needs_glibc = pytest.mark.skipif(
 
 
 def printed(allocator, program=PROGRAM, *arguments, has_huge_pages=False):
-    """Returns what a program prints under the variables of an allocator.
-
-    Without huge pages page faults count the pages of 4 KiB that were not there.
-    """
+    """Returns what a program prints under the variables of an allocator."""
     plain = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
     variables = trial_tree.allocator_variables(allocator, {})
     if not has_huge_pages:

@@ -26,10 +26,7 @@ def hammer(
     mode=InputReplicationMode.PER_WORKER,
     until_one_is_behind=False,
 ):
-    """Updates four variables by whole-number gradients from all workers at once.
-
-    Workers that run at once are sometimes behind: not in every call.
-    """
+    """Updates four variables by whole-number gradients from all workers at once."""
     with repl.context():
         weights = [tf.Variable(tf.zeros([n, 2]), name=f"w{n}") for n in (3, 40, 5, 7)]
         wrapped = repl.wrap_optimizer(optimizer())

@@ -66,10 +66,7 @@ def _target(x, y):
 
 
 def _on_replica(name):
-    """Gradients of all orders and their targets.
-
-    The k-th target is of the collective, then of the gradient before.
-    """
+    """Gradients of all orders and their targets."""
 
     def step(x):
         gradients, targets = [], []

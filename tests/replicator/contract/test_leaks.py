@@ -1,12 +1,16 @@
 """What nobody refers to any more is gone: programs, functions, copies of variables."""
 
 import gc
+import json
 import weakref
 
 import keras
+import ml_dtypes
+import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
+from staged_model import Model, batches
 from tensorflow.python.eager import context as eager_context
 
 import replicator
@@ -152,3 +156,238 @@ def test_memory_does_not_grow_over_many_programs():
             break
 
     assert sizes[-1] - sizes[-2] < most, sizes
+
+
+FLOATS = ["float8_e4m3fn", "bfloat16", "float16", "float32", "float64"]
+INTEGERS = ["int4", "uint4"] + [
+    f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+]
+COMPLEX = ["complex64", "complex128"]
+OPS = ("sum", "mean", "min", "max")
+
+
+def _array(name, values):
+    dtype = getattr(ml_dtypes, name) if hasattr(ml_dtypes, name) else name
+    return np.asarray(values).astype(dtype)
+
+
+def _outcome(function):
+    try:
+        return np.asarray(function()).tolist()
+    except ValueError as error:
+        # A step's error says where it came from, and who refuses.
+        return str(error).rpartition("all_reduce ")[2].removeprefix("reduce ").strip()
+
+
+@pytest.mark.covering(strength=1)
+@pytest.mark.parametrize("name", [*FLOATS, *INTEGERS, *COMPLEX, "bool"])
+def test_outside_a_step_types_are_reduced_as_inside(repl_once, name):
+    """Every operation gives the same value, or the same words."""
+    numbers = [[r + 1, 3 - r] for r in range(repl_once.num_replicas)]
+    values = replicator.PerReplica([tf.constant(_array(name, v)) for v in numbers])
+
+    def inside(op):
+        def step(x):
+            return replicator.all_reduce(x, op)
+
+        return lambda: repl_once.run(step, values)[0].numpy().astype(complex)
+
+    def outside(op):
+        return lambda: repl_once.reduce(op, values).numpy().astype(complex)
+
+    for op in OPS:
+        assert _outcome(inside(op)) == _outcome(outside(op)), op
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("a", r"reduce 'mean' of string is not defined; reductions take numbers"),
+        (True, r"reduce 'mean' of bool is not defined; use 'max' for any"),
+        (
+            _array("float8_e5m2", 1.0),
+            r"reduce 'mean' of float8_e5m2 does not work: .*tf.cast the value to tf.fl",
+        ),
+    ],
+)
+def test_types_without_a_mean_are_refused(repl_once, value, message):
+    """On one device, too, where nothing would have to be computed."""
+    values = replicator.PerReplica([value] * repl_once.num_replicas)
+
+    with pytest.raises(ValueError, match=message):
+        repl_once.reduce("mean", values)
+
+
+def test_values_of_different_shapes_or_types_are_refused(in_graph):
+    """Stacking them would fail in TensorFlow's words, or broadcast."""
+    shapes = replicator.PerReplica([tf.zeros([1]), tf.zeros([2])])
+    types = replicator.PerReplica([tf.constant(1), tf.constant(1.0)])
+
+    with pytest.raises(
+        ValueError, match=r"differs .* float32\(1,\), float32\(2,\), is"
+    ):
+        in_graph.reduce("sum", shapes)
+    with pytest.raises(ValueError, match=r"differs between replicas, .*int32\(\), flo"):
+        in_graph.reduce("sum", types)
+
+
+@pytest.mark.parametrize("num_values", [0, 3])
+def test_another_number_of_values_is_refused(in_graph, num_values):
+    """A part of the replicas has another mean."""
+    values = replicator.PerReplica([1.0] * num_values)
+
+    with pytest.raises(
+        ValueError, match=rf"reduce 'mean' of {num_values} .*are 2 repl"
+    ):
+        in_graph.reduce("mean", values)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (tf.ragged.constant([[1], [2, 3]]), r"reduce 'sum' of a 'RaggedTensor' is not"),
+        (
+            tf.sparse.from_dense([[1]]),
+            r"reduce 'sum' of a 'SparseTensor' is not defined",
+        ),
+        (object(), r"values to reduce must be tensors .*, but got a 'object'; pass"),
+    ],
+)
+def test_what_is_no_dense_tensor_is_refused(repl_once, value, message):
+    values = replicator.PerReplica([value] * repl_once.num_replicas)
+
+    with pytest.raises(TypeError, match=message):
+        repl_once.reduce("sum", values)
+
+
+def test_sparse_slices_are_reduced_densely(repl_once):
+    """As what a step returns of them."""
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1]), tf.constant([2, 2]))
+    values = replicator.PerReplica([slices] * repl_once.num_replicas)
+
+    reduced = repl_once.reduce("sum", values)
+
+    assert [[0, 0], [repl_once.num_replicas] * 2] == reduced.numpy().tolist()
+
+
+def events_of(path):
+    """The events of a valid trace that last, those of each thread within it."""
+    found = json.loads(path.read_text())["traceEvents"]
+    lasting = [event for event in found if event["ph"] == "X"]
+    threads = {(e["pid"], e["tid"]) for e in found if e["name"] == "thread_name"}
+    for event in lasting:
+        assert event["dur"] >= 0 < event["ts"]
+        assert (event["pid"], event["tid"]) in threads
+    return lasting
+
+
+def places(events, *keys):
+    """What arguments of events say of these keys, where they have them all."""
+    found = [event["args"] for event in events]
+    return {tuple(of[k] for k in keys) for of in found if all(k in of for k in keys)}
+
+
+def test_ops_have_their_replica_and_their_bucket(tmp_path):
+    repl = replicator.create("in_graph", num_replicas=2)
+    with repl.context():
+        weights = [tf.Variable(tf.ones([1024, 1024])) for _ in range(8)]
+    optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            y = x
+            for weight in weights:
+                y = tf.tanh(tf.linalg.matmul(y, weight))
+            loss = tf.reduce_mean(y)
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, weights), weights, strict=True)
+        )
+        return loss
+
+    x = replicator.PerReplica([tf.ones([4, 1024])] * 2)
+    repl.run(step, x)
+    path = tmp_path / "trace.json"
+    with repl.timeline(path):
+        repl.run(step, x)
+
+    events = events_of(path)
+    products = {r for r, op in places(events, "replica", "op") if "MatMul" in op}
+    assert {0, 1} == products  # of oneDNN, where it is used
+    buckets = {name for (name,) in places(events, "bucket")}
+    assert repl.counts()["collectives"] == len(buckets) > 1
+
+
+def test_ops_of_a_pipeline_have_their_stage_and_their_task(tmp_path):
+    model = Model(2, 2)
+    pipeline = model.pipeline(num_microbatches=2)
+    inputs = model.repl.make_input_iterator(batches)
+    model.train(pipeline, 1)
+    path = tmp_path / "trace.json"
+    with model.repl.timeline(path):
+        model.repl.run(model.step, inputs)
+
+    assert {
+        (replica, k, str(task))
+        for replica in range(2)
+        for k, own in enumerate(pipeline.schedule)
+        for task in own
+    } <= places(events_of(path), "replica", "stage", "task")
+
+
+def test_one_profile_at_a_time_and_one_after_a_failure(tmp_path):
+    """A step that fails is in its trace."""
+    repl = replicator.create("single")
+    path = tmp_path / "trace.json"
+
+    with (
+        pytest.raises(RuntimeError, match="another profile is running in this process"),
+        repl.timeline(path),
+        repl.timeline(tmp_path / "other.json"),
+    ):
+        pass
+
+    assert events_of(path) is not None
+    assert not (tmp_path / "other.json").exists()
+    with repl.timeline(path):
+        repl.run(lambda: tf.constant(1.0))
+    assert events_of(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("", r"^timeline\(''\) must be the path of a file to write$"),
+        (3, r"^timeline\(3\) must be the path of a file to write$"),
+        (".", r"^timeline\(\) cannot write '.': it is a folder; use a file in a"),
+        ("no/x.json", r"cannot write 'no/x.json': there is no folder .*; use a file"),
+        ("a\0b", r"cannot write 'a.*b': .*null byte.*; use a file in a folder that "),
+    ],
+)
+def test_a_path_that_cannot_be_written(path, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        replicator.create("single").timeline(path)
+
+
+def test_a_profile_has_numbered_steps_and_the_ops_of_every_replica(tmp_path):
+    """The recorded trace has the range of run(), its step numbers, replica_<r>/ ops."""
+    repl = replicator.create("in_graph", num_replicas=2)
+    values = replicator.PerReplica([tf.ones([64, 64]), tf.ones([64, 64])])
+
+    def step(x):
+        for _ in range(4):
+            x = tf.linalg.matmul(x, x, name="my_product")
+        return replicator.all_sum(x)
+
+    repl.run(step, values)
+    tf.profiler.experimental.start(str(tmp_path))
+    for _ in range(3):
+        repl.run(step, values)
+    tf.profiler.experimental.stop()
+
+    (trace,) = tmp_path.rglob("*.xplane.pb")
+    recorded = trace.read_bytes()
+    assert b"replicator/run" in recorded
+    assert b"step_num" in recorded
+    assert b"replica_0/my_product" in recorded
+    assert b"replica_1/my_product" in recorded
+    assert 4 == repl.num_steps_run

@@ -53,11 +53,7 @@ def make_body() -> Callable[..., body.Body]:
 
 @pytest.fixture
 def execute() -> Callable[..., list[np.ndarray]]:
-    """Runs emitted nodes as one function.
-
-    Takes the nodes, the value of each argument, and the requested outputs with
-    their types; returns NumPy arrays.
-    """
+    """Runs emitted nodes as one function."""
 
     def run(nodes: Any, arguments: Any, outputs: Any) -> list[np.ndarray]:
         function = _tf_compat.FunctionDef()
@@ -120,12 +116,7 @@ class Linked:
 
 @pytest.fixture
 def link(execute: Any, workers: Any) -> Callable[..., Linked]:
-    """Plans a call, links it on CPUs of this process, and runs it.
-
-    Takes the kind, a list of arrays per replica of the job, which replicas of a worker
-    share memory, the number of workers that meet, and what of the shapes is known; with
-    ``needed``, whether the call communicates at all.
-    """
+    """Plans a call, links it on CPUs of this process, and runs it."""
 
     def run(
         kind: Any,

@@ -38,10 +38,7 @@ def _loss(model, ids, targets):
 
 
 def _train(repl, optimizer_name, per_call, *, is_dense=False, **options):
-    """Trains; call i sees per_call[i], a global batch, dealt to replicas in order.
-
-    Returns the weights after each call, and the optimizer.
-    """
+    """Trains; call i sees per_call[i], a global batch, dealt to replicas in order."""
     with repl.context():
         model = _model()
         optimizer = repl.wrap_optimizer(OPTIMIZERS[optimizer_name](), **options)
@@ -69,10 +66,7 @@ def _train(repl, optimizer_name, per_call, *, is_dense=False, **options):
 
 
 def _reference(optimizer_name, per_update, clipnorm=None):
-    """The same training without this library, clipping by hand.
-
-    Gradients are dense: Keras alone squares slices of one row before it adds them.
-    """
+    """The same training without this library, clipping by hand."""
     model = _model()
     optimizer = OPTIMIZERS[optimizer_name]()
     for batch in per_update:

@@ -20,10 +20,7 @@ Y = X.sum(axis=1, keepdims=True)
 
 
 class Sequential(keras.Sequential):
-    """A model that writes a summary in each of its steps.
-
-    The callback draws models of classes with this name only.
-    """
+    """A model that writes a summary in each of its steps."""
 
     def train_step(self, data):
         """Keras' step, and the mean of what the optimizer's learning rate is."""

@@ -62,10 +62,7 @@ def values(repl):
 
 
 def turns(repl):
-    """Reductions and a step of one function, which each worker could begin with.
-
-    One after the other, in each process another of them is late.
-    """
+    """Reductions and a step of one function, which each worker could begin with."""
     strategy = repl.as_strategy()
     with strategy.scope():
         total = tf.Variable(0.0)

@@ -2,12 +2,17 @@
 
 import json
 import re
+from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from reports.words import evidence
 from reports.words.judging import judgement
 from results.judging import gate, gate_metrics
+from results.records.models import Evidence
 from results.study.cases import load_study
 
 BASE = "1234567890ab"
@@ -131,3 +136,149 @@ def test_small_changes_have_no_sign_of_their_own():
     """Neither -0.0 % nor +0.0 % that differ."""
     assert "+0.0 %" == judgement.change_text(0.99999)
     assert "-5.0 %" == judgement.change_text(0.95)
+
+
+STEPS = 10
+
+
+def case(
+    replicas,
+    *,
+    step_sec=0.1,
+    said_sec=0.1,
+    number=STEPS,
+    busy=None,
+    of=Evidence.WINDOW,
+    advances=(),
+    trial=None,
+    **fields,
+):
+    rank = SimpleNamespace(window_start_ns=0, window_end_ns=STEPS * step_sec * 1e9)
+    rank.warmup_step_time_sec = ()
+    readings = SimpleNamespace(
+        evidence=of, busy_cores=busy, num_readings=number, advances=advances, remarks=()
+    )
+    result = SimpleNamespace(
+        readings=readings,
+        ranks=[rank],
+        window_sec=STEPS * said_sec,
+        num_measured_steps=STEPS,
+    )
+    spec = SimpleNamespace(num_replicas=replicas, device="cpu", global_batch_size=8)
+    entry = SimpleNamespace(result=result, is_ok=True, trial=trial)
+    return SimpleNamespace(
+        **{"spec": spec, "is_oversubscribed": False} | fields,
+        ok_entries=[entry] * 3,
+    )
+
+
+def study(*cases, every=None):
+    program = SimpleNamespace(is_client=False, steps_per_line=every)
+    program.metric = "throughput=x"
+    planned = [entry for one in cases for entry in one.ok_entries]
+    return SimpleNamespace(program=program, cases=cases, planned=planned)
+
+
+def letter(found):
+    graded = evidence.grade(found)
+    assert graded is not None
+    assert bool(evidence.caveat(found)) == ("harness's clock" in graded[1])
+    return graded[1].split()[1]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.floats(1e-3, 10),
+    st.integers(1, 500),
+    st.sampled_from(["steps", "examples", "declared", "each"]),
+    st.floats(1, 1.25),
+    st.floats(2, 1e4) | st.floats(1e-4, 0.5),
+)
+def test_the_clock_of_the_harness_is_a_witness(
+    step_sec, per_line, how, overhead, wrong
+):
+    """An honest program is confirmed, however it counts; a claim that is off is not."""
+    per_line = 1 if how == "each" else per_line
+    counted = {"steps": STEPS * per_line, "examples": STEPS * per_line * 8}.get(how, 3)
+    every = per_line if how == "declared" else None
+
+    def found(said_sec):
+        line_sec = step_sec * per_line * overhead
+        one = case(1, step_sec=line_sec, said_sec=said_sec, advances=(counted, 7))
+        return study(one, every=every)
+
+    assert "B" == letter(found(step_sec))
+    claimed = found(step_sec * overhead * wrong)
+    is_as_each = 1 / 1.5 <= per_line / wrong <= 1.5
+    steps = per_line / wrong * STEPS
+    is_chance = any(1 / 1.5 <= steps / n <= 1.5 for n in (7, 7 / 8, 3, 3 / 8))
+    is_chance |= how in ("steps", "examples") and any(
+        1 / 1.5 <= steps / n <= 1.5 for n in (counted, counted / 8)
+    )
+    if every is not None or not (is_as_each or is_chance):
+        assert letter(claimed) in ("C", "D")
+
+
+@pytest.mark.parametrize(
+    ("line_sec", "said_sec", "grade", "words"),
+    [
+        (0.1, 0.0001, "C", "does not confirm the rates: with 2 replicas a line came"),
+        (0.1, 0.1 / 3600, "C", "a rate per hour"),
+        (0.3, 0.1, "C", "If a line is of 3.00 steps, write [every N] behind"),
+        (0.1, 0.26, "D", "contradicts the rates: .* a running average"),
+        (0.1, 100.0, "D", "Then no figure is right; see --metric"),
+    ],
+)
+def test_a_claim_beside_the_clock_is_said_in_words(line_sec, said_sec, grade, words):
+    found = study(case(1), case(2, step_sec=line_sec, said_sec=said_sec))
+
+    assert grade == letter(found)
+    text = evidence.caveat(found)
+    assert re.search(words.replace("[", r"\["), text), text
+    assert text in list(evidence.sentences(found))
+
+
+def test_steps_that_take_longer_than_their_program_are_none():
+    """Also where numbers have no times."""
+    status = SimpleNamespace(duration_sec=2.0)
+    trial = SimpleNamespace(status=status)
+    one = case(1, said_sec=1.0, of=Evidence.ROWS, trial=trial)
+
+    assert "D" == letter(study(one))
+    assert "C" == letter(study(case(1, said_sec=0.1, of=Evidence.ROWS, trial=trial)))
+    assert "longer than the program ran" in evidence.caveat(study(one))
+
+
+def test_a_program_that_ignores_its_replicas_is_doubted():
+    """It keeps as many cores busy; not where there are no more, or none is busy."""
+    (said,) = evidence._suspicions(case(2, busy=1.02), case(1, busy=1.0))
+
+    assert "kept 1.0 cores busy, with 1 replica 1.0: does it use the replicas" in said
+    for two in (
+        case(2, busy=1.9),
+        case(2, busy=1.0, is_oversubscribed=True),
+        case(2, busy=0.1),
+        case(2, busy=1.0, spec=SimpleNamespace(num_replicas=2, device="gpu")),
+    ):
+        assert [] == list(evidence._suspicions(two, case(1, busy=1.0)))
+
+
+def test_the_rate_of_one_replica_is_noticed():
+    """With two replicas it stands for half of the time between two numbers."""
+    one, two = case(1), case(2, said_sec=0.2)
+
+    (said,) = evidence._suspicions(two, one)
+    assert "accounts for 2.0 times as much" in said
+    assert said.endswith("Then use throughput_per_replica.")
+    assert [] == list(evidence._suspicions(case(2), one))
+
+
+def test_processes_that_all_print_are_noticed():
+    """The rate of all, or each its own: twice as often, and each stands for longer."""
+    one = case(1)
+
+    (said,) = evidence._suspicions(case(2, said_sec=0.2, number=2 * STEPS), one)
+    assert "printed 2 times as many numbers as with 1 replica: do all its pro" in said
+    (said,) = evidence._suspicions(case(2, said_sec=0.4, number=2 * STEPS), one)
+    assert "each process print its own? Then the throughput is 2 times what" in said
+    assert [] == list(evidence._suspicions(case(2, said_sec=0.3), one))

@@ -53,10 +53,7 @@ class Executed:
 
 
 def partitions(first_call):
-    """Returns the graph of each device of the largest function that a call starts.
-
-    No call of the same function may be before it.
-    """
+    """Returns the graph of each device of the largest function that a call starts."""
     context = eager_context.context()
     context.enable_graph_collection()
     try:
@@ -129,10 +126,7 @@ def count(graphs, *, between_processes=False):
 
 
 def launches(graph):
-    """Counts the nodes of a device that would start a kernel there, if it were a GPU.
-
-    All that is not known to run on the host, or to pass on what is there.
-    """
+    """Counts the nodes of a device that would start a kernel on a GPU."""
     return sum(node.op not in _WITHOUT_LAUNCH for node in graph.node)
 
 

@@ -19,11 +19,7 @@ _PROGRAMS = ("mkfs.ext4", "mount", "umount", "losetup")
 
 
 class Disk:
-    """A disk with a file system.
-
-    Attributes:
-      folder: Where it is mounted.
-    """
+    """A disk with a file system."""
 
     def __init__(self, folder):
         self.folder = folder / "disk"

@@ -81,14 +81,7 @@ def make_gpus(count, **fields):
 
 
 class FakeNvml:
-    """The module ``pynvml``, on a machine with some GPUs.
-
-    Attributes:
-      gpus: The GPUs, in the order of their PCI addresses.
-      driver: Version of the driver; None for a machine without one.
-      cuda: The newest CUDA that the driver supports, as the driver writes it.
-      num_open: Calls of ``nvmlInit`` without their ``nvmlShutdown``.
-    """
+    """The module ``pynvml``, on a machine with some GPUs."""
 
     def __init__(self, gpus, *, driver="570.86.15", cuda=12_080):
         self.gpus = gpus

@@ -81,14 +81,7 @@ class Pod:
 
 
 class StandIn:
-    """The server, until it is closed.
-
-    Attributes:
-      folder: Logs of pods, and the root of their files.
-      objects: What was created, by kind and name.
-      pods: All pods there have been.
-      kubeconfig: A file for ``kubectl``.
-    """
+    """The server, until it is closed."""
 
     def __init__(self, folder, claims, *, has_images):
         self.folder, self.has_images = folder, has_images

@@ -39,11 +39,7 @@ class Refused(Exception):  # noqa: N818 (an answer)
 
 
 def expanded(word, variables):
-    """A word of a command as Kubernetes gives it to the container.
-
-    ``$$`` is ``$``, ``$(NAME)`` is a variable if there is one of this name, and a
-    character of several bytes after ``$`` loses its first byte to a wrong character.
-    """
+    """A word of a command as Kubernetes gives it to the container."""
     data, out, at = word.encode(), bytearray(), 0
     while at < len(data):
         rest = data[at + 1 :]

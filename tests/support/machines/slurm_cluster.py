@@ -120,11 +120,7 @@ def missing():
 
 
 class SlurmCluster:
-    """A running cluster.
-
-    Attributes:
-      folder: Its files; also a folder that all nodes see.
-    """
+    """A running cluster."""
 
     def __init__(self, folder):
         self.folder = folder

@@ -14,10 +14,7 @@ def ended_ids(store):
 
 
 def finished_in(root):
-    """The status of each trial that a later run must not touch, by its id.
-
-    A generation of a relay is finished when all of its trials are.
-    """
+    """The status of each trial that a later run must not touch, by its id."""
     if not (root / "plan.json").is_file():
         return {}
     store = Store(root)
@@ -43,10 +40,7 @@ _OBSERVED = re.compile(r"rank_\d+\.jsonl|turns\.jsonl|(?:result|status)\.json")
 
 
 def observed_in(root):
-    """The digests of what trials have observed, in whichever folder of the study.
-
-    Of a process that has measured no step yet, there is nothing.
-    """
+    """The digests of what trials have observed, in whichever folder of the study."""
     return {
         hashlib.blake2b(content, digest_size=20).hexdigest()
         for path in root.rglob("*.json*")

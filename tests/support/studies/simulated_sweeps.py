@@ -87,13 +87,7 @@ class Generation:
 
 
 class Sweeps:
-    """Many sweeps of one machine, advanced together.
-
-    Attributes:
-      machine: Their machine.
-      number: How many they are.
-      clock_sec: Time since the start of each.
-    """
+    """Many sweeps of one machine, advanced together."""
 
     def __init__(self, number, seed, *, log_slowdown=0.0, machine=MACHINE):
         """Starts sweeps whose case 0 may be slower than all others."""
@@ -128,11 +122,7 @@ class Sweeps:
         return duration_sec
 
     def generation(self, deadline_sec, steps_per_turn):
-        """Starts a process of every case, and has them take turns.
-
-        A round has one turn of every case, in an order that is drawn for each round and
-        sweep. It starts if a round without noise would end before the deadline.
-        """
+        """Starts a process of every case, and has them take turns."""
         num_cases = self.machine.num_cases
         of_processes = self.start_processes(num_cases)
         round_sec = num_cases * steps_per_turn * self.machine.step_sec
@@ -168,10 +158,7 @@ def relay(sweeps, num_generations, duration_sec, *, steps_per_turn=1):
 
 
 def sequence(sweeps, num_repetitions, num_steps, *, idle_sec):
-    """Measures fresh processes one after the other, each in a window of its own.
-
-    The order of the cases alternates between repetitions (ABBA).
-    """
+    """Measures fresh processes one after the other, each in a window of its own."""
     num_cases = sweeps.machine.num_cases
     found = []
     for repetition in range(num_repetitions):

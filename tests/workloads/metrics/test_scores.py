@@ -374,11 +374,7 @@ def test_intervals_cover_with_and_without_a_difference(shift):
 
 
 def _expected(s, t, num_features=8):
-    """E (u + 1)^3 for u = x^T y / d with x ~ N(s, 1), y ~ N(t, 1), by quadrature.
-
-    Given x, u is normal with mean t sum(x) / d and variance |x|^2 / d^2, and sum(x)
-    and |x|^2 have known joint moments.
-    """
+    """E (u + 1)^3 for u = x^T y / d with x ~ N(s, 1), y ~ N(t, 1), by quadrature."""
     d = num_features
     a, b = s * d, float(d)  # sum(x) ~ N(a, b)
     first = a

@@ -48,11 +48,7 @@ def torch_fidelity():
 
 
 def tensorflow_gan():
-    """Scores of TF-GAN, of its module of metrics alone.
-
-    The package itself no longer imports: it uses ``tf.estimator``, which TensorFlow
-    removed. The metrics do not.
-    """
+    """Scores of TF-GAN, of its module of metrics alone."""
     import tensorflow as tf
 
     spec = importlib.util.find_spec("tensorflow_gan")

@@ -32,10 +32,7 @@ def create():
 
 
 def graphs_of(repl, network):
-    """The program, and the graph of each device.
-
-    The replicator forgets the step once nobody has the program.
-    """
+    """The program, and the graph of each device."""
     with network:
         program = WORKLOAD.build(
             repl,

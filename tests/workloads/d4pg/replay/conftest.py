@@ -20,10 +20,7 @@ def _make_streams(num_streams=1, steps_per_stream=100, **changes) -> StepStreams
 
 
 def _write_episodes(streams, stream, lengths, *, is_broken=()) -> list[dict]:
-    """Writes episodes whose values are unique; returns the records.
-
-    Episodes at the places in ``is_broken`` break off before their final observation.
-    """
+    """Writes episodes whose values are unique; returns the records."""
     writer, records = streams.writer(stream), []
     rng = np.random.default_rng(int(streams.num_written[stream]) + 1000 * stream)
     for place, length in enumerate(lengths):
