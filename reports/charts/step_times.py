@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Final
 
 import pandas as pd
@@ -42,44 +43,50 @@ def draw_boxes(
     axes: Axes, items: Sequence[Row], *, axis_label: str, look_: Look
 ) -> None:
     """Draws the ``dots`` of each row as a box, with the dots below if they are few."""
+    import seaborn as sns  # with SciPy's statistics: half of what a table in text needs
+
     places = rows.place([row.group for row in items])
     frame = _frame(items)
     is_few = len(frame) <= MOST_DOTS
-    for backend, part in frame.groupby("backend", sort=False):
-        color = look_.color(str(backend))
-        line = {"color": color, "linewidth": 1.2}
-        boxes = part.groupby("place")["value"]
-        axes.boxplot(
-            [values.to_numpy() for _, values in boxes],
-            positions=[float(str(place)) for place in boxes.groups],
-            orientation="horizontal",
-            widths=WIDTH,
-            capwidths=WIDTH / 2,
-            manage_ticks=False,
-            showfliers=not is_few,
-            boxprops=line,
-            capprops=line,
-            whiskerprops=line | {"solid_capstyle": "butt"},
-            medianprops=line | {"solid_capstyle": "butt"},
-            flierprops={
-                "marker": ".",
-                "markersize": 3,
-                "markeredgewidth": 0,
-                "markeredgecolor": color,
-                "markerfacecolor": color,
-            },
-        )
-        if is_few:
-            order = part.groupby("place").cumcount()
-            axes.plot(
-                part["value"],
-                part["place"] + 0.3 + 0.05 * (order % 3),
-                linestyle="none",
-                marker=".",
-                markersize=2.6,
-                markeredgewidth=0,
+    with warnings.catch_warnings():
+        # Seaborn 0.13 passes "vert" to matplotlib 3.11, which expects "orientation".
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", PendingDeprecationWarning)
+        for backend, part in frame.groupby("backend", sort=False):
+            color = look_.color(str(backend))
+            # Seaborn scales widths by the least distance of two rows of the backend.
+            distance = part["place"].drop_duplicates().sort_values().diff().min()
+            sns.boxplot(
+                data=part,
+                x="value",
+                y="place",
+                orient="h",
+                native_scale=True,
+                width=WIDTH / (distance if distance > 0 else 1.0),
+                fill=False,
                 color=color,
+                linecolor=color,
+                linewidth=1.2,
+                showfliers=not is_few,
+                flierprops={
+                    "marker": ".",
+                    "markersize": 3,
+                    "markeredgewidth": 0,
+                    "markerfacecolor": color,
+                },
+                ax=axes,
             )
+            if is_few:
+                order = part.groupby("place").cumcount()
+                axes.plot(
+                    part["value"],
+                    part["place"] + 0.3 + 0.05 * (order % 3),
+                    linestyle="none",
+                    marker=".",
+                    markersize=2.6,
+                    markeredgewidth=0,
+                    color=color,
+                )
     axes.set_xlabel(axis_label)
     rows.write_columns(
         axes,
@@ -94,6 +101,8 @@ def draw_ecdf(
     axes: Axes, items: Sequence[Row], *, axis_label: str, look_: Look
 ) -> None:
     """Draws the share of steps that took at most so long; a line per row."""
+    import seaborn as sns
+
     seen: dict[str, int] = {}
     for row in items:
         number = seen[row.backend] = seen.get(row.backend, -1) + 1
@@ -101,14 +110,16 @@ def draw_ecdf(
         if len(values) > ECDF_LEVELS:
             levels = [k / (ECDF_LEVELS - 1) for k in range(ECDF_LEVELS)]
             values = values.quantile(levels)
-        axes.ecdf(
-            values,
+        sns.ecdfplot(
+            x=values,
+            ax=axes,
             color=look_.color(row.backend),
             linewidth=svg.width_of_line(number),
             label=row.name,
         )
     axes.set_ylim(0, 1)
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+    axes.set_ylabel("")
     axes.set_xlabel(axis_label)
     axes.legend(
         loc="upper left",
