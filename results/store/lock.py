@@ -1,18 +1,17 @@
 """One writer per study: a lock of the operating system, and a heartbeat for others.
 
 The kernel holds the lock for as long as the process lives, so a killed harness leaves
-no stale lock. The pid is in a separate file, because opening the lock file truncates
-it; it is read only while the lock is held. ``heartbeat`` keeps machines apart that
-share the folder and maybe not their locks.
+no stale lock. The pid is in a separate file, which is read only while the lock is
+held. ``heartbeat`` keeps machines apart that share the folder and maybe not their
+locks.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from typing import TYPE_CHECKING
-
-import filelock
 
 from results import errors
 from results.store import atomic, heartbeat, untrusted
@@ -42,19 +41,18 @@ def read_holder(root: pathlib.Path) -> int | None:
 @contextlib.contextmanager
 def lock_study(root: pathlib.Path) -> Iterator[None]:
     """Locks the study exclusively while the ``with`` block runs; never waits."""
-    # Not a singleton: two locks of one process must exclude each other too.
-    lock = filelock.FileLock(root / LOCK_NAME, timeout=0, is_singleton=False)
+    lock = -1
     try:
-        if not root.is_dir():
-            # The lock would create the folder, and with it a study.
-            raise FileNotFoundError(2, "No such directory")
-        if (root / LOCK_NAME).is_symlink():
-            # Opening the lock truncates it: the target of a link is not ours.
+        if (root / LOCK_NAME).is_symlink():  # whose target is not ours
             raise FileExistsError(17, f"{LOCK_NAME} is a symbolic link")
-        lock.acquire()
-    except filelock.Timeout:
-        raise errors.StudyLockedError(root, read_holder(root)) from None
+        # Opened anew: two locks of one process exclude each other, too.
+        lock = os.open(root / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
+        if lock >= 0:
+            os.close(lock)
+        if isinstance(error, BlockingIOError):
+            raise errors.StudyLockedError(root, read_holder(root)) from None
         raise errors.WriteStoreError(
             f"cannot lock study {str(root)!r}: {error.strerror or error}; create it "
             "first, in a folder that this user can write to"
@@ -75,7 +73,7 @@ def lock_study(root: pathlib.Path) -> Iterator[None]:
         with contextlib.suppress(OSError, errors.ResultsError):
             if read_holder(root) == os.getpid():  # and not a successor
                 (root / HOLDER_NAME).unlink(missing_ok=True)
-        lock.release()
+        os.close(lock)
 
 
 @contextlib.contextmanager

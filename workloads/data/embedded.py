@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 from typing import TYPE_CHECKING
-
-import filelock
 
 from workloads import child_process
 from workloads.data import names
 
 if TYPE_CHECKING:
     import pathlib
+    from collections.abc import Iterator
 
 _MOST_SEC = 600.0
+
+
+@contextlib.contextmanager
+def locked(path: pathlib.Path) -> Iterator[None]:
+    """Waits for the lock of a file, which the kernel releases if the process exits."""
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def prepare(name: str, *, version: str, module: str) -> pathlib.Path:
@@ -27,7 +36,7 @@ def prepare(name: str, *, version: str, module: str) -> pathlib.Path:
         return path
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(root / f"{name}.lock"):
+        with locked(root / f"{name}.lock"):
             if not (path / "dataset_info.json").is_file():
                 child_process.run_module(
                     module, str(root), title=f"writing {name}", most_sec=_MOST_SEC

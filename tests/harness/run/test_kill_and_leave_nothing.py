@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import fcntl
 import hashlib
 import os
 import signal
@@ -10,7 +11,6 @@ from pathlib import Path
 
 import covering
 import drawn
-import filelock
 import psutil
 import pytest
 from command_words import overridden, smoke_sweep
@@ -207,17 +207,6 @@ ORDERS = {
 STOPPED_SEC = 0.5
 
 
-class NoLock:
-    def __init__(self, *_, **__):
-        """Takes what a lock does."""
-
-    def acquire(self):
-        """Is never refused."""
-
-    def release(self):
-        """Has nothing to release."""
-
-
 def digests(root):
     return {
         str(path.relative_to(root)): hashlib.blake2b(path.read_bytes()).hexdigest()
@@ -244,7 +233,7 @@ def test_an_owner_that_was_suspended_writes_over_nothing(
     # Another machine, which sees none of this one's locks.
     monkeypatch.setattr(heartbeat, "kernel_id", lambda: "another")
     monkeypatch.setattr(heartbeat, "DEAD_SEC", STOPPED_SEC / 2)
-    monkeypatch.setattr(filelock, "FileLock", NoLock)
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     code = cli.main(words, run_overrides=overrides)
     assert exit_codes.OK == code, capsys.readouterr().err
     capsys.readouterr()

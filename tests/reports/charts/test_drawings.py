@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from relay_study import RelayShape, make_store
 
 import reports

@@ -8,12 +8,12 @@ import os
 import pathlib
 import zipfile
 
-import filelock
 import numpy as np
 import tensorflow as tf
 
 from workloads import child_process
 from workloads.data import names
+from workloads.data.embedded import locked
 from workloads.metrics.extractors import digests, digits_training
 from workloads.metrics.extractors.base import FeatureExtractor
 
@@ -76,7 +76,7 @@ def prepare_digits() -> pathlib.Path:
     if not path.is_file():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with filelock.FileLock(path.with_suffix(".lock")):
+            with locked(path.with_suffix(".lock")):
                 if not path.is_file():
                     _train(path)
         except OSError as error:
