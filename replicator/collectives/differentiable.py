@@ -21,7 +21,6 @@ import tensorflow as tf
 
 from replicator._tf import distribute as _tf_distribute
 from replicator.errors import CollectiveTypeError, OptimizerOptionError
-from replicator.step import context
 from replicator.step import context as context_lib
 from replicator.step.values import tensor_of
 from replicator.validation.arguments import is_one_of, shown
@@ -162,9 +161,9 @@ def _convert(
     marker: str, converted: Callable[[str], tuple[tf.Tensor, bool]]
 ) -> tuple[tf.Tensor, bool] | None:
     """Emits the collective of all iterations; see ``vectorize_markers``."""
-    if not context.in_replica_context():
+    if not context_lib.in_replica_context():
         return None  # a placeholder of another graph
-    current = context.get_replica_context()
+    current = context_lib.get_replica_context()
     call = current.collective_of(marker)
     if call is None:
         return None

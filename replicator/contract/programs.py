@@ -29,7 +29,6 @@ from replicator.inputs.context import (
 from replicator.inputs.iterator import InputIterator, spec_signature
 from replicator.placement import devices as device_lib
 from replicator.placement.topology import JobFacts
-from replicator.step import context
 from replicator.step import context as context_lib
 from replicator.step import identity as step_identity
 from replicator.step.values import PerReplica
@@ -255,7 +254,7 @@ def split_inputs(inputs: Any, num_replicas: int, user: Maker) -> tuple[Any, list
 
 def check_caller() -> None:
     """Rejects ``run`` inside a function that is being traced."""
-    if context.in_replica_context():
+    if context_lib.in_replica_context():
         raise RunContextError(
             "run() was called inside a step function, which is the code of one "
             "replica; call the other function directly, or run one step after another"

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator._tf import compat
 from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
 from replicator._tf import workers as _tf_workers
@@ -133,7 +132,7 @@ _COUNTER = itertools.count()
 class Program:
     """One step function on R replicas as one TensorFlow function."""
 
-    @compat.paused()
+    @_tf_compat.paused()
     def __init__(
         self,
         step_fn: Callable[..., Any],

@@ -15,7 +15,6 @@ from harness.machine.machine_state import (
     read_quota_cores,
     read_topology,
 )
-from harness.placement import allocation
 from harness.placement import allocation as placement
 from harness.placement import processes as processes_lib
 from harness.placement.processes import processes_of
@@ -289,7 +288,7 @@ LAUNCHES = {"TF_GPU_THREAD_MODE": "gpu_private", "TF_GPU_THREAD_COUNT": "2"}
 
 def _place(num_cores, num_gpus, **options):
     topology = CpuTopology(cpus=tuple(LogicalCpu(cpu=c) for c in range(num_cores)))
-    return allocation.place(
+    return placement.place(
         topology,
         num_replicas=num_gpus,
         cores_per_replica=num_cores // num_gpus,

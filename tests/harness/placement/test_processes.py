@@ -8,7 +8,6 @@ from harness import catalog
 from harness.errors import PlanError
 from harness.machine.machine_state import CpuTopology, LogicalCpu
 from harness.placement import allocation, hosts
-from harness.placement import allocation as placement
 from harness.placement.processes import (
     check_share,
     processes_of,
@@ -32,7 +31,7 @@ def backend_of(processes, not_swept_because=""):
 
 def placed(processes, num_replicas, cores, num_available):
     cpus = tuple(LogicalCpu(cpu=i, core=i) for i in range(num_available))
-    return placement.place(
+    return allocation.place(
         CpuTopology(cpus=cpus),
         num_replicas=num_replicas,
         cores_per_replica=cores,
