@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from harness.errors import DifferentStudyError, ParseError, causes
-from results.records.record_base import printable
+from results.records.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,7 +21,7 @@ from harness.command import placeholders, repository
 from harness.machine import environment
 from results.records import identity as record_identity
 from results.records.limits import MAX_NAME
-from results.records.record_base import printable
+from results.records.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -24,7 +24,7 @@ from harness.command import identity, numbers, placeholders, reader, repository
 from harness.errors import PlanError
 from results.records.limits import MAX_NAME
 from results.records.models import Program
-from results.records.record_base import printable
+from results.records.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -18,7 +18,7 @@ from harness.errors import PlanError
 from harness.trial.step_counts import exact_metric
 from results.records.limits import MAX_METRICS
 from results.records.models import MetricFacts
-from results.records.record_base import printable
+from results.records.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from harness.errors import PlanError
 from harness.machine import environment
-from results.records.record_base import printable
+from results.records.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

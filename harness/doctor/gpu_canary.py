@@ -20,7 +20,7 @@ from harness.doctor.finding import Finding, bad, caution, ok
 from harness.errors import DoctorError, UnfitMachineError
 from harness.machine import cuda_cache, environment, gpu_watch, gpus
 from harness.trial import gpu_probe
-from results.records.record_base import printable
+from results.records.texts import printable
 
 if TYPE_CHECKING:
     from harness.trial.gpu_probe import Probe

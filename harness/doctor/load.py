@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from harness.doctor import settings
 from harness.doctor.finding import Finding, bad, caution, ok
 from harness.machine import disturbance, machine_state
-from results.records.record_base import printable
+from results.records.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -26,7 +26,7 @@ from harness.machine import gpus
 from replicator.placement import cgroups
 from results.records.machines import gpu_record
 from results.records.machines.gpu_record import GpuUse, others_text, unread_text
-from results.records.record_base import printable
+from results.records.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import PlanError
-from results.records.record_base import printable
+from results.records.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

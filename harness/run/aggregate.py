@@ -34,7 +34,8 @@ from results.records.models import (
     TrialResult,
     TrialStatus,
 )
-from results.records.record_base import Change, storable
+from results.records.record_base import Change
+from results.records.texts import storable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,7 +10,7 @@ from harness.run.trial_tree import is_out_of_memory
 from harness.trial.rank_file import one_line, signal_name
 from results.records.limits import MAX_TEXT
 from results.records.models import Failure, Phase, TrialStatus
-from results.records.record_base import storable
+from results.records.texts import storable
 from results.store import untrusted
 
 if TYPE_CHECKING:

@@ -57,7 +57,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from harness.client.scaling_client import rank_path, shortened
 from results.errors import UnavailableRecordError
 from results.records.models import Phase
-from results.records.record_base import printable
+from results.records.texts import printable
 from results.store import untrusted
 
 if TYPE_CHECKING:

@@ -15,15 +15,8 @@ from pydantic import Field, model_validator
 
 from results.records.limits import MAX_LINE, MAX_METRICS
 from results.records.masked import shortened
-from results.records.record_base import (
-    Amount,
-    Line,
-    Name,
-    Record,
-    Steps,
-    Total,
-    printable,
-)
+from results.records.record_base import Amount, Line, Name, Record, Steps, Total
+from results.records.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -22,28 +21,13 @@ from results.records.limits import (
     MAX_TRIALS,
     MIN_SEC,
 )
+from results.records.texts import UNPRINTABLE, UNSTORABLE
 
 
 class Record(BaseModel):
     """Base of all records: frozen, closed, bounded."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Moves a cursor, ends a line, or is not a character."""
-UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-"""Terminates strings in other programs, or cannot be encoded in UTF-8."""
-
-
-def printable(text: str) -> str:
-    """Returns a string with escapes in place of terminal control characters."""
-    return UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], text)
-
-
-def storable(text: str, limit: int) -> str:
-    """Returns a string with marks in place of characters that a record cannot store."""
-    return UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)[-limit:]
 
 
 # A record can come from anywhere: another machine, an incomplete copy, an attacker. It

@@ -191,11 +191,3 @@ def _check_features(name: str, path: pathlib.Path) -> None:
 
 def _kind(feature: dict[str, Any]) -> str:
     return str(feature["pythonClassName"]).rpartition(".")[2]
-
-
-def check_text(name: str) -> None:
-    """Raises, since a name that is not built in is no text."""
-    raise ValueError(
-        f"data {name!r} is not a text: use 'tensorflow_source', the Python files of "
-        "the installed TensorFlow, or 'synthetic'"
-    )

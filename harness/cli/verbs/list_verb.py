@@ -15,7 +15,7 @@ from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir
 from harness.options.option import Option, Options
 from results.errors import ResultsError
 from results.records.models import StatusRecord, TrialStatus
-from results.records.record_base import printable
+from results.records.texts import printable
 from results.store import record_file, untrusted
 from results.store.study_store import PLAN_NAME, VARIED_NAME, Store
 

@@ -21,7 +21,7 @@ from harness.run import rounds
 from results.errors import CorruptRecordError, MissingRecordError
 from results.records.masked import tokens
 from results.records.models import Order, PlannedTrial
-from results.records.record_base import printable
+from results.records.texts import printable
 from results.store import lock, study_store
 from results.store.study_store import Store
 from results.study.cases import load_study

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from results import errors
 from results.figures.summary import summary
-from results.records import identity, record_base, schema
+from results.records import identity, schema, texts
 from results.records.models import Budget, BudgetUnit, QualityMetric, TrialSpec
 from results.statistics import repetitions
 from results.store.lock import lock_study
@@ -147,9 +147,9 @@ def test_every_number_text_and_list_of_a_schema_has_bounds(kind):
 
 def test_texts_are_made_fit_for_records_and_terminals():
     """What a library wrote to its log can be anything."""
-    assert "\N{REPLACEMENT CHARACTER}b" == record_base.storable("xx\0b", 2)
-    assert r"\x1b[31m\ud800\n" == record_base.printable("\x1b[31m\ud800\n")
-    assert record_base.UNSTORABLE.search(record_base.storable("\0\ud800", 9)) is None
+    assert "\N{REPLACEMENT CHARACTER}b" == texts.storable("xx\0b", 2)
+    assert r"\x1b[31m\ud800\n" == texts.printable("\x1b[31m\ud800\n")
+    assert texts.UNSTORABLE.search(texts.storable("\0\ud800", 9)) is None
 
 
 def test_real_values_stay_as_they_are():
