@@ -36,6 +36,7 @@ OURS = {
     "reports/site/assets.py": "styles and scripts of this tree",
     "results/judging/paired_gate.py": "a table of this tree",
     "results/store/atomic.py": "opens only to sync",
+    "results/store/lock.py": "opens only to lock",
     "results/store/heartbeat.py": "the identity of this kernel, and its own file",
 }
 LINES = "a line of a connection, whose reader drops what is none"

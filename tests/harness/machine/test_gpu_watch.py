@@ -255,10 +255,10 @@ def test_errors_of_the_memory_that_appear_void_a_trial(install_gpus):
 
 HOLD = """
 import pathlib, sys
-from harness.machine import gpu_exclusive, gpus
-gpu_exclusive.lock_folder = lambda: pathlib.Path(sys.argv[1])
+from harness.machine import gpu_watch, gpus
+gpu_watch.lock_folder = lambda: pathlib.Path(sys.argv[1])
 gpu = gpus.Gpu(index=0, uuid=sys.argv[2], name="H100")
-with gpu_exclusive.hold([gpu], study="theirs"):
+with gpu_watch.hold_gpus([gpu], study="theirs"):
     print("held", flush=True)
     sys.stdin.read()
 """

@@ -171,7 +171,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 # A program of 200 MB needs another 40 MB later; prints the page faults that this takes.
 GROWING = """
 import ctypes, resource, sys
-from harness.trial import heap
+from harness.trial import steps as heap
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 libc.malloc.argtypes = [ctypes.c_size_t]

@@ -214,7 +214,7 @@ def test_a_gradient_is_reduced_where_its_variable_is(monkeypatch, have_own_memor
     repl = _make("in_graph", 2)
     training = Training(repl, "split", "momentum")
 
-    linked, _in_place_of_its_call = [
+    (linked,) = [
         function
         for function in _linked_functions(lambda: training.run(3))
         if any("/collective_" in node.name for node in function.node_def)
