@@ -5,7 +5,7 @@ second see the same noise, so their ratio does not; cases measured a minute apar
 not (``docs/measuring.md``). In one generation:
 
 1. Each case starts a fresh process, as many at a time as there are cores
-   (``harness/run/starting.py``). Each runs its last warm-up step alone: it tells how
+   (``start_side_by_side``). Each runs its last warm-up step alone: it tells how
    many steps make a turn.
 2. In every round each case has one turn, in an order shuffled by the seed: one step
    or more, at least ``MIN_TURN_SEC``. Both revisions of a case, and its twin, follow

@@ -43,7 +43,7 @@ class BetweenWorkers(NamedTuple):
 class CollectiveKind(abc.ABC):
     """One sort of collective. An instance has its parameters, such as the reduction.
 
-    Subclasses are frozen dataclasses, one per file of ``kinds/``, which also has the
+    Subclasses are frozen dataclasses, in the files of ``kinds/``, which also have the
     function that users call. In what follows R is the number of replicas in sync, and
     b the bytes of one operand.
     """
@@ -190,9 +190,8 @@ def reduced_bytes(num_bytes: int, topology: Topology) -> float:
 
 
 # ``Ops`` are few enough to exist twice: as tensors of TensorFlow, and as nodes of a
-# graph that is linked without Python graph objects (``engine/link/node_ops.py``).
-# ``Links`` is what the linker offers for one transfer
-# (``engine/link/bucket_links.py``).
+# graph that is linked without Python graph objects (``engine/link/reduction.py``).
+# ``Links`` is what the linker offers for one transfer (``engine/link/linker.py``).
 
 # A tensor, or a node's output, or the name of a function's argument.
 Node: TypeAlias = Any

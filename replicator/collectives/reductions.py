@@ -40,8 +40,8 @@ def all_reduce(value: Any, op: str = "sum", *, compression: str | None = None) -
         ``min`` (all) and ``max`` (any).
       op: ``sum``, ``mean``, ``min`` or ``max``.
       compression: ``bfloat16`` or ``float16`` sends float32 and float64 from one memory
-        to another in 16 bits; see ``compression.py``. Gradients of the collective are
-        sent in full precision.
+        to another in 16 bits; see ``differentiable.py``. Gradients of the collective
+        are sent in full precision.
 
     Returns:
       A nest of the same structure and shapes, identical on all replicas.

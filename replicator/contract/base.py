@@ -187,15 +187,15 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
           optimizer: Of Keras, or of tf_keras, Sonnet or ``tf.compat.v1``, which take
             ``compression`` and ``global_clipnorm`` only; it keeps its state.
           compression: ``bfloat16`` or ``float16``: gradients are sent between memories
-            in 16 bits, weights are unchanged; see ``collectives/compression.py``.
+            in 16 bits, weights are unchanged; see ``collectives/differentiable.py``.
           accumulation_steps: Calls of ``apply_gradients`` per update, which uses the
             average of their gradients; see ``optimizer/accumulation.py``.
           global_clipnorm: Upper limit of the norm of all averaged gradients together.
           sharded_update: What one replica keeps of each variable, for all: ``state``
             (or True), ``gradients`` as well, or ``parameters`` too; it updates the
-            variable. See ``optimizer/sharded_update.py``.
+            variable. See ``optimizer/accumulation.py``.
           loss_scale: Factor by which ``optimizer.scale_loss(loss)`` multiplies, and by
-            which gradients are divided, or ``dynamic``; see ``loss_scale.py``.
+            which gradients are divided, or ``dynamic``; see the same file.
 
         Returns:
           An optimizer with the same attributes, for use inside step functions.

@@ -45,9 +45,9 @@ class OptimizerOptions:
     global_clipnorm: float | None = None
     # What one replica keeps of each variable, for all: its optimizer ``state`` (or
     # True), the sum of its ``gradients`` as well, or its value too (``parameters``);
-    # False for nothing. See ``sharded_update.py``.
+    # False for nothing. See ``accumulation.py``.
     sharded_update: bool | str = False
-    # Factor of the loss, or ``dynamic``; see ``loss_scale.py``.
+    # Factor of the loss, or ``dynamic``; see ``accumulation.py``.
     loss_scale: float | str | None = None
 
     @property

@@ -27,8 +27,8 @@ control is not guessed; its time is in ``unexplained``, and it says so.
 One replica waits for its own input too, so ``input`` needs the control ``synthetic`` at
 one replica as well. The same holds for ``update``. A replica that is late in a single
 step makes the others wait: that is exposed communication; ``imbalance`` is what one
-process takes longer in all steps. Which part is most of the loss, if one is:
-``results/figures/main_loss.py``.
+process takes longer in all steps. Which part is most of the loss,
+if one is, says ``name_of``.
 
 With 4 generations, 3 % between generations and 2 % between processes, nominal 95 %
 intervals hold the truth in 0.94 to 0.97 of 2,000 simulated studies

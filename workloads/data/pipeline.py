@@ -1,4 +1,4 @@
-"""Input pipelines: shuffle, decode, augment and batch what ``reading.py`` reads.
+"""Input pipelines: read, shuffle, decode, augment and batch.
 
 A batch is a dict: ``image`` [examples, size, size, 3] float32, ``label`` [examples]
 int32, ``example_id`` [examples] int64 (a stable hash of the example's TFDS id).
