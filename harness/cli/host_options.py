@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Annotated, Final
 
 from harness.launch import catalog
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from harness.launch.info import LauncherInfo
 
 PROCESSES: Final = "Where the processes run"
-_SHARD = re.compile(r"(\d{1,6})/(\d{1,6})")
 
 
 def parse_launcher(text: str, *, what: str) -> str:

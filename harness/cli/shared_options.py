@@ -57,7 +57,6 @@ Metric = Annotated[
     Option(metavar="NAME", help="`throughput`, `time_to_first_step` or `peak_memory`."),
 ]
 DEFAULT_METRIC: Final = "throughput"
-Delta = Annotated[float, Option(kind=PERCENTAGE, help="The slowdown that matters.")]
 Alpha = Annotated[
     float,
     Option(

@@ -335,12 +335,6 @@ def command_of(ctx: click.Context) -> tuple[str, ...]:
     return tuple(words)
 
 
-def given_texts(ctx: click.Context) -> dict[str, Any]:
-    """Returns what a parsed command line sets, by field, as it was written."""
-    given: dict[str, Any] = ctx.meta.get(_GIVEN, {})
-    return given
-
-
 def _words(option: DeclaredOption, value: Any) -> list[str]:
     name = option.declared.spelling
     if option.is_flag:

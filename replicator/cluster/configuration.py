@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 EVALUATOR = "evaluator"
 KINDS = ("chief", "worker", "ps", EVALUATOR)
-_MAX_PORT = 65535
+MAX_PORT = 65535
 _INSTEAD = (
     "an evaluator restores the checkpoints of the workers into a backend of its own"
     " machine, such as create('in_graph')"
@@ -125,11 +125,11 @@ class ClusterConfig:
 def split_address(address: str) -> tuple[str, int]:
     """Splits ``name:port``; the name may be an IPv6 address in brackets."""
     name, _, port = str(address).rpartition(":")
-    is_number = port.isascii() and port.isdigit() and 0 < int(port) <= _MAX_PORT
+    is_number = port.isascii() and port.isdigit() and 0 < int(port) <= MAX_PORT
     if not isinstance(address, str) or not name or "/" in name or not is_number:
         raise ClusterConfigError(
             f"address {address!r} is not of the form 'name:port' with a port from 1 to "
-            f"{_MAX_PORT}; write for example '10.0.0.1:2222'"
+            f"{MAX_PORT}; write for example '10.0.0.1:2222'"
         )
     return name.strip("[]"), int(port)
 

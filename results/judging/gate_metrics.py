@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING
 
 from results import errors
 from results.figures import learning_gains, scaling, trial_metrics
-from results.statistics import estimates, generations, group_sequential
+from results.statistics import generations, group_sequential
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from results.figures.trial_metrics import TrialMetric
     from results.records.models import MetricFacts
-    from results.statistics.estimates import Mean
     from results.study.cases import Case, Entry
 
 
@@ -156,15 +155,6 @@ def log_ratios(first: Case, second: Case, metric: Metric) -> list[float]:
         return [generations.mean(of) for of in scaling.turn_logs(first, second)]
     here, there = _positive(first, metric), _positive(second, metric)
     return [math.log(here[key]) - math.log(there[key]) for key in here if key in there]
-
-
-def mean_log_ratio(first: Case, second: Case, metric: Metric) -> Mean | None:
-    """Returns the mean of ln(first / second), or None if no generation has both."""
-    if _has_rounds(first, second, metric):
-        turns = scaling.turn_logs(first, second)
-        return generations.mean_of_rounds(turns) if turns else None
-    ratios = log_ratios(first, second, metric)
-    return estimates.one_group(ratios) if ratios else None
 
 
 def _has_rounds(first: Case, second: Case, metric: Metric) -> bool:

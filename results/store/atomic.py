@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-import shutil
 import tempfile
 from typing import TYPE_CHECKING
 
@@ -34,15 +33,6 @@ def sync(path: pathlib.Path) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def sync_or_remove(folder: pathlib.Path) -> None:
-    """Syncs the name of a folder that is new; where that fails, there is none."""
-    try:
-        sync(folder.parent)
-    except OSError:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 @contextlib.contextmanager

@@ -68,21 +68,6 @@ def of_studies(first: Study, second: Study) -> tuple[StudyDifference, ...]:
     )
 
 
-def of_machines(first: Environment, second: Environment) -> tuple[str, ...]:
-    """Returns the facts of the fingerprint in which two machines differ, in words."""
-    here: Facts = {}
-    there: Facts = {}
-    for facts, env in ((here, first), (there, second)):
-        for group, name, value in _of_environment(env):
-            if group in (MACHINE, SOFTWARE) or name in program.IDENTITY:
-                facts.setdefault((group, name), set()).add(value)
-    return tuple(
-        f"{key[1]} {_listed(here.get(key, set()))} / {_listed(there.get(key, set()))}"
-        for key in sorted({*here, *there})
-        if here.get(key) != there.get(key)
-    )
-
-
 def why_not_comparable(first: Study, second: Study) -> tuple[str, ...]:
     """Returns why no ratio of two studies can be judged, one line each; often none.
 

@@ -26,6 +26,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from replicator.cluster import port_filter
+from replicator.cluster.configuration import MAX_PORT
 from replicator.cluster.local_cluster import LineListener, free_ports
 from replicator.errors import (
     ClusterConfigError,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 
-_MAX_PORT = 65_535
 DEFAULT_TIMEOUT_SEC = 300.0
 _POLL_SEC = 0.1
 _CONNECT_SEC = 1.0
@@ -105,7 +105,7 @@ def parse_registration(
         return None
     rank, size, port = integers
     seen_at = str(sent.get("chief_host"))
-    if not 0 < port <= _MAX_PORT or not _is_address(seen_at):
+    if not 0 < port <= MAX_PORT or not _is_address(seen_at):
         return None
     if size != world_size:
         raise ClusterConfigError(

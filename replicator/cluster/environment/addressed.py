@@ -7,6 +7,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from replicator.cluster.configuration import MAX_PORT
 from replicator.cluster.environment.environments import (
     EXAMPLE,
     ClusterEnvironment,
@@ -29,7 +30,6 @@ SERVICE = "REPLICATOR_SERVICE"
 PORT = "REPLICATOR_PORT"
 DEFAULT_PORT = 2222
 MAX_WORKERS = 65_536
-_MAX_PORT = 65_535
 _HOW = (
     "'python -m harness launch render --launcher jobset' writes a manifest that sets it"
 )
@@ -127,7 +127,7 @@ class KubernetesEnvironment(DetectedEnvironment):
             environ, INDEX, least=0, most=self._num_workers - 1, how=_HOW
         )
         self._port = read_integer(
-            environ, PORT, least=1, most=_MAX_PORT, how=_HOW, default=DEFAULT_PORT
+            environ, PORT, least=1, most=MAX_PORT, how=_HOW, default=DEFAULT_PORT
         )
         self._service = read_text(environ, SERVICE, how=_HOW)
         if not _LABEL.fullmatch(self._service):

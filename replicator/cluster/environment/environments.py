@@ -10,7 +10,7 @@ import re
 import zlib
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from replicator.cluster.configuration import KINDS, ClusterConfig
+from replicator.cluster.configuration import KINDS, MAX_PORT, ClusterConfig
 from replicator.errors import ClusterConfigError
 
 if TYPE_CHECKING:
@@ -228,7 +228,6 @@ def config_of(cluster: ClusterConfig | None) -> ClusterConfig:
 HOST = "MASTER_ADDR"
 PORT = "MASTER_PORT"
 MAX_WORLD_SIZE = 65_536
-_MAX_PORT = 65_535
 _PMIX_RANK = "PMIX_RANK"  # says to programs of MPI that they are in a job
 
 
@@ -265,7 +264,7 @@ class RankEnvironment(DetectedEnvironment):
                 environ,
                 PORT,
                 least=1,
-                most=_MAX_PORT,
+                most=MAX_PORT,
                 how=f"{how} rank 0{self.HOW_CHIEF}",
             ),
         )

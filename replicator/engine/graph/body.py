@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -19,7 +19,6 @@ from replicator._tf import compat as _tf_compat
 if TYPE_CHECKING:
     from collections.abc import (
         Collection,
-        Container,
         Iterable,
         Iterator,
         Mapping,
@@ -36,6 +35,9 @@ class Ref:
 
     def __str__(self) -> str:
         return f"{self.node}:{self.port}" if self.port else f"^{self.node}"
+
+
+Tensor: TypeAlias = Ref | str  # a node's output, or a function argument
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,31 +191,6 @@ def before_of(node: Node) -> tuple[str, ...]:
 def producer(text: str) -> str:
     """The node of a graph's input text: ``a`` of ``a:1``, ``^a`` and ``a``."""
     return text.lstrip("^").partition(":")[0]
-
-
-def users_of(nodes: Iterable[Any]) -> dict[str, list[str]]:
-    """By node or argument, the ``NodeDef``s that take it or wait for it, by name."""
-    users: dict[str, list[str]] = {}
-    for node in nodes:
-        for text in node.input:
-            users.setdefault(producer(text), []).append(node.name)
-    return users
-
-
-def reached(
-    users: Mapping[str, Sequence[str]],
-    start: Iterable[str],
-    without: Container[str] = frozenset(),
-) -> set[str]:
-    """Nodes that need one of these, themselves or through others."""
-    found: set[str] = set()
-    pending = list(start)
-    while pending:
-        for user in users.get(pending.pop(), ()):
-            if user not in found and user not in without:
-                found.add(user)
-                pending.append(user)
-    return found
 
 
 def rewrite(

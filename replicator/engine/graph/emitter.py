@@ -16,9 +16,9 @@ from replicator.placement.devices import cpu_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import TypeAlias
 
-    Tensor: TypeAlias = Ref | str
+    from replicator.engine.graph.body import Tensor
+
     # (op, type of its data if it has one, device) -> device
     SupportedDevice = Callable[[str, tf.DType | None, str], str]
 

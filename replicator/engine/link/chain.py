@@ -31,12 +31,10 @@ from replicator.placement.topology import place_group_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import TypeAlias
 
+    from replicator.engine.graph.body import Tensor
     from replicator.engine.graph.emitter import Emitter
     from replicator.placement.topology import FlatGroup, Group, Topology
-
-    Tensor: TypeAlias = Ref | str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -272,7 +270,7 @@ def reduce_attrs(merge_op: str) -> dict[str, Any]:
     """Attributes that only reductions have.
 
     There is no timeout among them: each starts a thread that sleeps until it is over
-    (``cluster/liveness/deadline.py``). The caller of the program limits it.
+    (``cluster/liveness/reachability.py``). The caller of the program limits it.
     """
     return {
         "merge_op": merge_op,

@@ -23,11 +23,9 @@ from replicator.placement.devices import cpu_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import TypeAlias
 
+    from replicator.engine.graph.body import Tensor
     from replicator.placement.topology import Group
-
-    Tensor: TypeAlias = Ref | str
 
 
 # Only where the trace does not know the shape, which is otherwise that of every

@@ -16,18 +16,17 @@ from replicator.engine.link.uneven_rows import UnevenRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import TypeAlias
 
     from replicator.collectives.kind import CollectiveKind
     from replicator.engine.analysis.plan import Bucket, CollectivePlan
+    from replicator.engine.graph.body import Tensor
     from replicator.engine.link.cross_worker import CrossWorker
     from replicator.placement.topology import Topology
 
-    Tensor: TypeAlias = Ref | str
     Operand = Callable[[int, str], Tensor]
 
 
-# See ``collectives/linking.py``. Kinds say what is joined; here are the ways of this
+# See ``collectives/kind.py``. Kinds say what is joined; here are the ways of this
 # program: the memories of its replicas, buckets, and the other workers.
 
 

@@ -23,14 +23,12 @@ from replicator.step.context import wire_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import TypeAlias
 
+    from replicator.engine.graph.body import Tensor
     from replicator.engine.graph.emitter import Emitter
     from replicator.engine.link.chain import Chain
     from replicator.engine.link.cross_worker import CrossWorker
     from replicator.placement.topology import Topology
-
-    Tensor: TypeAlias = Ref | str
 
 
 PAIRWISE = {"min": "Minimum", "max": "Maximum"}

@@ -19,13 +19,10 @@ from replicator.placement.devices import cpu_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import TypeAlias
 
     from replicator.engine.analysis.plan import Share
-    from replicator.engine.graph.body import Ref
+    from replicator.engine.graph.body import Ref, Tensor
     from replicator.engine.link.cross_worker import CrossWorker
-
-    Tensor: TypeAlias = Ref | str
 
 
 class UnevenRows:

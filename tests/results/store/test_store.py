@@ -283,16 +283,6 @@ def test_an_error_of_a_disk_names_the_file(tmp_path):
     assert [] == list(tmp_path.iterdir())
 
 
-@pytest.mark.usefixtures("failing_sync")
-def test_a_folder_whose_name_is_not_on_the_disk_is_none(tmp_path):
-    """So that the command that made it can be given again."""
-    (tmp_path / "made").mkdir()
-    with pytest.raises(OSError, match="Input/output error"):
-        atomic.sync_or_remove(tmp_path / "made")
-
-    assert [] == list(tmp_path.iterdir())
-
-
 PLAN_OF_A = "a/plan.json"
 
 
