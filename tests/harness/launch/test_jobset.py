@@ -36,7 +36,7 @@ def parsed(
     workers=4,
     gpus=2,
     cores=None,
-    directory="/work",
+    directory="/opt/project",
     pod_template=PLAIN,
 ):
     """The manifest as Kubernetes reads it, after the check against the schema."""
@@ -77,7 +77,7 @@ def test_every_worker_has_a_pod_and_its_gpus():
     assert {"nvidia.com/gpu": "2", "cpu": "8", "memory": "64Gi"} == container[
         "resources"
     ]["limits"]
-    assert "/work" == container["workingDir"]
+    assert "/opt/project" == container["workingDir"]
     (rule,) = pod_of(manifest)["affinity"]["podAntiAffinity"][
         "requiredDuringSchedulingIgnoredDuringExecution"
     ]
@@ -154,7 +154,7 @@ def test_commands_arrive_as_they_were_given(command):
 
 @pytest.mark.parametrize(
     ("directory", "expected", "runs"),
-    [("/work", "/work", "/work/runs"), (".", None, "/srv/harness/runs")],
+    [("/opt/project", "/opt/project", "/opt/project/runs"), (".", None, "/srv/harness/runs")],
 )
 def test_studies_are_on_a_claim(directory, expected, runs):
     """Records outlive the pod; the image's own folder is that of this project's."""
