@@ -154,7 +154,10 @@ def test_commands_arrive_as_they_were_given(command):
 
 @pytest.mark.parametrize(
     ("directory", "expected", "runs"),
-    [("/opt/project", "/opt/project", "/opt/project/runs"), (".", None, "/srv/harness/runs")],
+    [
+        ("/opt/project", "/opt/project", "/opt/project/runs"),
+        (".", None, "/srv/harness/runs"),
+    ],
 )
 def test_studies_are_on_a_claim(directory, expected, runs):
     """Records outlive the pod; the image's own folder is that of this project's."""
