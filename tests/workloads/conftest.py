@@ -18,20 +18,21 @@ if TYPE_CHECKING:
 devices.split_cpu(4)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def data_dirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pathlib.Path]:
-    """Points the data directories at an empty place for the whole session."""
-    root = tmp_path_factory.mktemp("data")
-    shared = root
+@pytest.fixture(scope="session")
+def data_root(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """An empty place for the data directories of this process."""
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def data_dirs(
+    data_root: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[pathlib.Path]:
+    """Points the data directories there, for tests of this folder and no others."""
+    shared = data_root
     if "PYTEST_XDIST_WORKER" in os.environ:
         shared = tmp_path_factory.getbasetemp().parent
-    names = ("REPLICATOR_DATA_DIR", "TFDS_DATA_DIR")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ["REPLICATOR_DATA_DIR"] = str(shared / "embedded")
-    os.environ["TFDS_DATA_DIR"] = str(root / "tfds")
-    yield root
-    for name, value in before.items():
-        if value is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = value
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REPLICATOR_DATA_DIR", str(shared / "embedded"))
+        patch.setenv("TFDS_DATA_DIR", str(data_root / "tfds"))
+        yield data_root

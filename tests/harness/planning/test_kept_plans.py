@@ -40,7 +40,7 @@ def plan(harness, monkeypatch):
     monkeypatch.setattr(code_digest, "of_trial", lambda *_: "00")
     monkeypatch.setattr(requirements, "check", lambda *_, **__: None)
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(make_gpus(2)))
-    for name in program.IDENTITY:
+    for name in (*program.IDENTITY, "TFDS_DATA_DIR"):
         monkeypatch.delenv(name, raising=False)
     for name, info in WORKLOADS.items():
         monkeypatch.setitem(WORKLOADS, name, dataclasses.replace(info, version="1"))

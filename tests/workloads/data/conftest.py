@@ -52,14 +52,14 @@ def contexts() -> Any:
     return make
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def digits() -> sources.Source:
-    """The embedded digits, prepared in the session's directory."""
+    """The embedded digits, prepared in the directory of this process."""
     return sources.open_source("digits")
 
 
 @pytest.fixture(scope="session")
-def photos(data_dirs: pathlib.Path) -> sources.Source:
+def prepared_photos(data_root: pathlib.Path) -> None:
     """A TFDS set of JPEGs of different sizes, as a user would have prepared it."""
     rng = np.random.default_rng(0)
 
@@ -84,7 +84,12 @@ def photos(data_dirs: pathlib.Path) -> sources.Source:
             "train": list(examples(NUM_JPEGS)),
             "validation": list(examples(5)),
         },
-        data_dir=data_dirs / "tfds",
+        data_dir=data_root / "tfds",
         disable_shuffling=True,
     )
+
+
+@pytest.fixture(scope="module")
+def photos(prepared_photos: None, data_dirs: pathlib.Path) -> sources.Source:
+    del prepared_photos, data_dirs
     return sources.open_source("photos")

@@ -20,7 +20,7 @@ NUM_TRAIN, NUM_TEST = 20_148, 931
 FIRST = "2d004aff1682a668"  # of the first four pieces that are held out
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def source(data_dirs):
     del data_dirs
     return text.open_source("tensorflow_source")
