@@ -204,3 +204,31 @@ def test_it_is_paused_while_a_step_is_traced(is_on, fails):
 
     assert [False] == found
     assert is_on == gc.isenabled()
+
+
+@pytest.fixture(params=[True, False], ids=["frozen", "not frozen"])
+def has_frozen(request):
+    was_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    if request.param:
+        gc.freeze()
+    yield request.param
+    gc.unfreeze()
+    if was_frozen:
+        gc.freeze()
+
+
+def test_a_trace_leaves_no_young_objects_for_a_full_collection(has_frozen):
+    """They are old at once; objects that you froze stay frozen."""
+    repl = replicator.create("in_graph", num_replicas=2)
+    made = []
+
+    def step():
+        made.append([])
+        return 1.0
+
+    repl.run(step)
+
+    is_old = any(thing is made[0] for thing in gc.get_objects(generation=2))
+    assert is_old != has_frozen
+    assert has_frozen == (gc.get_freeze_count() > 0)
