@@ -49,7 +49,7 @@ print(*[name for name in sys.argv[1:] if importlib.util.find_spec(name)])
 
 def quick_start(readme: str) -> list[str]:
     """Returns the first sweep of the README, of a program that every machine has."""
-    found = _QUICK_START.search(readme)
+    found = _QUICK_START.search(re.sub(r"\\\n *", "", readme))
     if found is None or _STARTER not in found[1]:
         raise SystemExit("error: the README has no sweep of a command to begin with")
     words = shlex.split(found[1])

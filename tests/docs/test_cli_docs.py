@@ -123,7 +123,9 @@ COMMANDS = sorted(
         )
         # Its commands need what only a copy of the project has.
         if path.name != "launcher.md"
-        for match in _COMMAND.finditer(path.read_text(encoding="utf-8"))
+        for match in _COMMAND.finditer(
+            re.sub(r"\\\n *", "", path.read_text(encoding="utf-8"))
+        )
     }
 )
 
