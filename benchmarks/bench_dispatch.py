@@ -72,7 +72,7 @@ def main() -> None:
 
 def measure() -> dict[str, dict[str, float]]:
     """By kind of step and way: median over turns of the seconds of one call."""
-    from replicator.placement import devices
+    from replicator.core import devices
 
     devices.split_cpu(len(CPUS))
     result = {}

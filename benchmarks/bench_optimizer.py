@@ -58,7 +58,7 @@ def measure(num_blocks: int) -> dict[str, Any]:
     """By optimizer, what ``_compare`` finds."""
     import keras
 
-    from replicator.placement import devices
+    from replicator.core import devices
 
     devices.split_cpu(NUM_REPLICAS)
     optimizers = {

@@ -50,7 +50,7 @@ def main() -> None:
 
 def measure_time() -> dict[str, float]:
     """Seconds per step by level, the median of some blocks."""
-    from replicator.placement import devices
+    from replicator.core import devices
 
     devices.split_cpu(2)
     runs = {level: _program(level, 2)[1] for level in LEVELS}
@@ -64,7 +64,7 @@ def measure_time() -> dict[str, float]:
 def measure_memory() -> dict[str, int]:
     """Bytes on the fullest of four devices by level."""
     from replicator.contract import sharding
-    from replicator.placement import devices
+    from replicator.core import devices
 
     devices.split_cpu(4)
     repl, run = _program("parameters", 4)

@@ -42,6 +42,10 @@ from .collectives.reductions import all_sum as all_sum
 from .collectives.reductions import mean_over_examples as mean_over_examples
 from .collectives.reductions import split_global_batches as split_global_batches
 from .contract.base import Replicator as Replicator
+from .core.context import ReplicaContext as ReplicaContext
+from .core.context import get_replica_context as get_replica_context
+from .core.context import logical_device as logical_device
+from .core.step import PerReplica as PerReplica
 from .errors import ReplicatorError as ReplicatorError
 from .inputs.audit import InputAudit as InputAudit
 from .inputs.context import InputContext as InputContext
@@ -55,7 +59,3 @@ from .pipeline.layers import make_stages as make_stages
 from .pipeline.pipeline import Pipeline as Pipeline
 from .registry import backend_names as backend_names
 from .registry import create as create
-from .step.context import ReplicaContext as ReplicaContext
-from .step.context import get_replica_context as get_replica_context
-from .step.logical import logical_device as logical_device
-from .step.values import PerReplica as PerReplica

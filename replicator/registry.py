@@ -6,12 +6,12 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from replicator.catalog import BACKENDS, MAX_REPLICAS, ONE_PROCESS
+from replicator.core.validation import is_integer, is_one_of, shown
 from replicator.errors import (
     DeviceError,
     MeasuringControlError,
     UnknownBackendError,
 )
-from replicator.validation.arguments import is_integer, is_one_of, shown
 
 if TYPE_CHECKING:
     from replicator.catalog import BackendInfo

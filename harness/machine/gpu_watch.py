@@ -23,7 +23,7 @@ import psutil
 
 from harness.errors import UnfitMachineError
 from harness.machine import gpus
-from replicator.placement import cgroups
+from replicator.core import cgroups
 from results.records.machines import gpu_record
 from results.records.machines.gpu_record import GpuUse, others_text, unread_text
 from results.records.texts import printable

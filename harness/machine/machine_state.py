@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import psutil
 
 from harness.machine import environment, gpus
-from replicator.placement import cgroups
+from replicator.core import cgroups
 from results.records.machines.machine_record import MachineState
 
 if TYPE_CHECKING:

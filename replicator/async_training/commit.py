@@ -22,10 +22,10 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator.collectives import buckets
+from replicator.core import creation
 from replicator.engine.analysis.plan import FUSE_BELOW_BYTES
 from replicator.engine.graph.dataflow import READ_OPS
 from replicator.engine.graph.emitter import Emitter
-from replicator.step import creation
 from replicator.variables.kinds import Kind
 
 if TYPE_CHECKING:

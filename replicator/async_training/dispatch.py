@@ -24,12 +24,12 @@ from replicator.async_training import commit
 from replicator.async_training.connection import FirstWait, client_device
 from replicator.async_training.inputs import Place, WorkerPipelines
 from replicator.cluster import membership
+from replicator.core.step import repeat, traced_once
 from replicator.engine.analysis import plan
 from replicator.engine.analysis.analyze import Analysis
 from replicator.engine.run.assembly import Assembly
 from replicator.errors import WorkerLostError
 from replicator.inputs.iterator import next_batches
-from replicator.step.tracing import repeat, traced_once
 from replicator.variables.table import UsedVariables
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from replicator.async_training.connection import Connection, ServerWatch
     from replicator.async_training.steps import ServerStep
     from replicator.async_training.table import Placement, WorkerTable
+    from replicator.core.topology import Topology
     from replicator.engine.analysis.plan import CollectivePlan
     from replicator.engine.graph.body import Ref
-    from replicator.placement.topology import Topology
 
 
 # A worker that is lost does at most so many again; by then, a dispatch costs nothing

@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator.checkpoint import division
+from replicator.core.step import traced_once
 from replicator.errors import ReplicatorError
 from replicator.inputs.context import InputContext, InputReplicationMode
 from replicator.inputs.iterator import InputIterator, next_batches, to_pipeline
-from replicator.step.tracing import traced_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -12,13 +12,13 @@ import tensorflow as tf
 from replicator.async_training import commit
 from replicator.async_training.dispatch import Assignment, ServerProgram
 from replicator.async_training.inputs import WorkerPipelines, skip_steps
+from replicator.core import creation
 from replicator.engine.analysis import analyze, plan
 from replicator.engine.analysis.analyze import to_body
 from replicator.engine.graph import dataflow
 from replicator.engine.graph.dataflow import READ_OPS, EffectTable
 from replicator.engine.graph.trace import trace
 from replicator.errors import UnsynchronisedUpdateError
-from replicator.step import creation
 from replicator.variables.kinds import Kind
 
 if TYPE_CHECKING:
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from replicator.async_training.commit import CommitState
     from replicator.async_training.table import Placement, ServerTable
+    from replicator.core.topology import Topology
     from replicator.engine.graph.body import Body
     from replicator.engine.graph.trace import TracedStep
-    from replicator.placement.topology import Topology
 
 
 # They add to what is there, on the server and under the variable's lock, so that

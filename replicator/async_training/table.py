@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.step import creation
-from replicator.step.tracing import traced_once
+from replicator.core import creation
+from replicator.core.step import traced_once
 from replicator.variables.coherence import Coherence
 from replicator.variables.kinds import Kind
 from replicator.variables.table import Entry, VariableTable
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from replicator.async_training.commit import CommitState
-    from replicator.placement.topology import Topology
+    from replicator.core.topology import Topology
 
 
 class ServerTable(VariableTable):

@@ -23,12 +23,12 @@ from replicator.async_training.steps import WorkerSteps
 from replicator.async_training.table import Placement, ServerTable
 from replicator.backends.multi_worker_in_graph import ScheduledBackend
 from replicator.contract import programs
+from replicator.core import creation
+from replicator.core.step import PerReplica
+from replicator.core.topology import make_topology, per_worker
 from replicator.errors import ServerLostError
 from replicator.inputs import iterator
 from replicator.inputs.context import values_of
-from replicator.placement.topology import make_topology, per_worker
-from replicator.step import creation
-from replicator.step.values import PerReplica
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence

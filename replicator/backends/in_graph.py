@@ -17,6 +17,12 @@ from replicator._tf import compat as _tf_compat
 from replicator.backends.single import SingleDeviceReplicator
 from replicator.catalog import entry_of
 from replicator.contract import base, programs, sharding, summary
+from replicator.core import context as context_lib
+from replicator.core import creation
+from replicator.core import devices as devices_lib
+from replicator.core.step import PerReplica, traced_once
+from replicator.core.topology import make_topology
+from replicator.core.validation import is_one_of, name_of, shown
 from replicator.engine.analysis import plan
 from replicator.engine.run.program import Program, TimeLimit
 from replicator.errors import DeviceError
@@ -25,14 +31,7 @@ from replicator.inputs.iterator import InputIterator
 from replicator.optimizer import other_libraries
 from replicator.optimizer.levels import GRADIENTS, PARAMETERS
 from replicator.optimizer.wrapper import LocalOptimizer, ReplicatedOptimizer
-from replicator.placement import devices as device_lib
-from replicator.placement.topology import make_topology
-from replicator.step import creation, logical
-from replicator.step.tracing import traced_once
-from replicator.step.values import PerReplica
 from replicator.strategy.strategy import ReplicatorStrategy
-from replicator.validation.arguments import is_one_of, shown
-from replicator.validation.user_functions import name_of
 from replicator.variables.coherence import (
     Coherence,
     check_in_sync,
@@ -45,8 +44,8 @@ from replicator.variables.writes import are_detected
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
+    from replicator.core.topology import Topology
     from replicator.optimizer.options import OptimizerOptions
-    from replicator.placement.topology import Topology
     from replicator.variables.table import Entry, LocalState
 
 DEFAULT_TIMEOUT_SEC = 600.0
@@ -110,14 +109,14 @@ class InGraphReplicator(base.Replicator):
                 f"variable_placement {shown(variable_placement)} is not one of "
                 f"{', '.join(map(repr, _PLACEMENTS))}"
             )
-        names = device_lib.resolve_logical(
+        names = devices_lib.resolve_logical(
             num_replicas, logical_devices_per_replica, devices
         )
         self._set_topology(
             make_topology(
                 names,
                 is_mirrored=variable_placement == "mirrored",
-                has_virtual_gpus=device_lib.have_virtual_gpus([n[0] for n in names]),
+                has_virtual_gpus=devices_lib.have_virtual_gpus([n[0] for n in names]),
             ),
             detects_writes=detects_writes,
             timeout_sec=timeout_sec,
@@ -159,7 +158,7 @@ class InGraphReplicator(base.Replicator):
 
     def logical_device(self, index: int) -> Any:
         """Places variables on a logical device; see ``replicator.logical_device``."""
-        place = logical.check_index(index, self.logical_devices_per_replica)
+        place = context_lib.check_logical_index(index, self.logical_devices_per_replica)
         return tf.device(self.topology.devices[0][place])
 
     def _run(

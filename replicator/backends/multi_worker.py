@@ -15,13 +15,13 @@ from replicator.catalog import BACKENDS
 from replicator.cluster import environment, membership
 from replicator.cluster.workers import runtime as worker_runtime
 from replicator.contract import base, programs
+from replicator.core import creation
+from replicator.core import devices as devices_lib
+from replicator.core.topology import make_topology, per_worker
+from replicator.core.validation import name_of
 from replicator.engine.run.program import Program
 from replicator.errors import DisagreementError, ReplicasOutOfSyncError
 from replicator.inputs.iterator import InputIterator
-from replicator.placement import devices as device_lib
-from replicator.placement.topology import make_topology, per_worker
-from replicator.step import creation
-from replicator.validation.user_functions import name_of
 from replicator.variables import ownership, values
 from replicator.variables.coherence import check_promise, consolidate
 from replicator.variables.kinds import Kind
@@ -241,13 +241,13 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         self.worker_id = self.cluster.worker_id
         if num_replicas is None:
             num_replicas = self.num_workers
-        device_lib.check_num_logical(logical_devices_per_replica)
+        devices_lib.check_num_logical(logical_devices_per_replica)
         num_local = per_worker(num_replicas, self.num_workers)
         # Before the cluster is joined: TensorFlow then has its devices.
         if devices is None:
             membership.claim_gpus(self.cluster, num_local * logical_devices_per_replica)
             if logical_devices_per_replica > 1:
-                device_lib.split_cpu_without_gpus(
+                devices_lib.split_cpu_without_gpus(
                     num_local * logical_devices_per_replica
                 )
         self._runtime = worker_runtime.join_cluster(
@@ -255,7 +255,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             timeout_sec=timeout_sec,
             heartbeat_timeout_sec=heartbeat_timeout_sec,
         )
-        names = device_lib.resolve_logical(
+        names = devices_lib.resolve_logical(
             num_local, logical_devices_per_replica, devices
         )
         self._set_topology(
@@ -266,7 +266,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
                 first_replica_id=self.worker_id * num_local,
                 num_programs=self.num_workers,
                 program_id=self.worker_id,
-                has_virtual_gpus=device_lib.have_virtual_gpus([n[0] for n in names]),
+                has_virtual_gpus=devices_lib.have_virtual_gpus([n[0] for n in names]),
             ),
             detects_writes=detects_writes,
         )

@@ -18,6 +18,9 @@ from replicator.backends.multi_worker import MultiWorkerReplicator
 from replicator.cluster import environment, membership
 from replicator.cluster.liveness.watch import DETECTION_TIMEOUT_SEC, FailureDetector
 from replicator.contract import base, programs
+from replicator.core import devices, validation
+from replicator.core.topology import make_topology
+from replicator.core.validation import running
 from replicator.engine.analysis import plan
 from replicator.errors import RemoteInputError
 from replicator.inputs.context import (
@@ -26,10 +29,6 @@ from replicator.inputs.context import (
     pipeline_contexts,
 )
 from replicator.inputs.iterator import InputIterator, counted, to_pipeline
-from replicator.placement import devices as device_lib
-from replicator.placement.topology import make_topology
-from replicator.validation import user_functions
-from replicator.validation.maker import running
 from replicator.variables.writes import are_detected
 
 if TYPE_CHECKING:
@@ -98,7 +97,7 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
             failure_detection_timeout_sec,
         )
         self.worker_devices = membership.worker_devices(config)
-        count = device_lib.check_num_logical(logical_devices_per_replica)
+        count = devices.check_num_logical(logical_devices_per_replica)
         names = membership.replica_devices(
             self.worker_devices,
             num_replicas or max(config.num_workers // count, 1),
@@ -284,7 +283,7 @@ class ScheduledBackend(base.Replicator):
           ReplicatorError: Misuse inside the step; errors of steps come from ``join``.
         """
         programs.check_caller()
-        user_functions.check_no_more("schedule", more, others)
+        validation.check_no_more("schedule", more, others)
         programs.check_num_steps(num_steps, inputs)
         signature, specs = programs.split_inputs(inputs, self.num_replicas, self.maker)
         with running(self.maker), counted(inputs, num_steps):

@@ -16,14 +16,13 @@ from replicator.async_training import connection as connection_lib
 from replicator.async_training.inputs import traced_dataset
 from replicator.backends.multi_worker_in_graph import ScheduledBackend
 from replicator.backends.strategy import StrategyReplicator
+from replicator.core import creation
+from replicator.core.step import per_replica_nest, traced_once
 from replicator.errors import ReplicatorError
 from replicator.inputs import iterator
 from replicator.inputs.context import InputContext, InputReplicationMode, values_of
 from replicator.inputs.iterator import InputIterator
 from replicator.optimizer.other_libraries import StrategyOptimizer
-from replicator.step import creation
-from replicator.step.tracing import traced_once
-from replicator.step.values import per_replica_nest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence

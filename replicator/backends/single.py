@@ -9,14 +9,13 @@ import tensorflow as tf
 from replicator._tf.dispatch import Dispatch
 from replicator.collectives.kind import TENSORS
 from replicator.contract import base, programs
+from replicator.core import context, creation
+from replicator.core import devices as devices_lib
+from replicator.core.creation import StepGenerator
+from replicator.core.step import check_outputs, per_replica_nest, repeat
 from replicator.errors import DeviceError
 from replicator.inputs.context import values_of
 from replicator.inputs.iterator import InputIterator, all_read, next_batches
-from replicator.placement import devices as device_lib
-from replicator.step import context, creation, logical
-from replicator.step.creation import StepGenerator
-from replicator.step.tracing import repeat
-from replicator.step.values import check_outputs, per_replica_nest
 from replicator.strategy import replica_context
 from replicator.strategy.strategy import ReplicatorStrategy
 from replicator.variables.kinds import check_foreign, foreign_explained
@@ -54,7 +53,7 @@ class SingleReplicaContext(context.ReplicaContext):
 
     def logical_device(self, index: int) -> Any:
         """The device of this index; there is one replica."""
-        place = logical.check_index(index, self.num_logical_devices)
+        place = context.check_logical_index(index, self.num_logical_devices)
         return tf.device(self._devices[place] if self._devices else None)
 
 
@@ -133,7 +132,7 @@ class SingleDeviceReplicator(base.Replicator):
         self.num_replicas = 1
         self.logical_devices_per_replica = count
         self._devices = (
-            device_lib.resolve_logical(1, count, devices)[0]
+            devices_lib.resolve_logical(1, count, devices)[0]
             if devices or count != 1
             else []
         )
@@ -142,7 +141,7 @@ class SingleDeviceReplicator(base.Replicator):
 
     def logical_device(self, index: int) -> Any:
         """Places variables on a logical device; see ``replicator.logical_device``."""
-        place = logical.check_index(index, self.logical_devices_per_replica)
+        place = context.check_logical_index(index, self.logical_devices_per_replica)
         return tf.device(self._devices[place] if self._devices else None)
 
     def _run(

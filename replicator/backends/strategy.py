@@ -27,18 +27,17 @@ from replicator.collectives import differentiable
 from replicator.collectives.buckets import positions_by_dtype
 from replicator.collectives.kind import TENSORS, Sums
 from replicator.contract import base, programs, sharding, summary
+from replicator.core import context as context_lib
+from replicator.core import creation
+from replicator.core import devices as devices_lib
+from replicator.core.creation import StepGenerator
+from replicator.core.step import PerReplica, check_outputs, per_replica_nest, repeat
+from replicator.core.validation import running, shown
 from replicator.errors import CollectiveControlFlowError, DeviceError
 from replicator.inputs import last_step
 from replicator.inputs.context import as_value, own_contexts
 from replicator.inputs.iterator import InputIterator, Source
 from replicator.optimizer.other_libraries import StrategyOptimizer
-from replicator.placement import devices as device_lib
-from replicator.step import context, creation, logical
-from replicator.step.creation import StepGenerator
-from replicator.step.tracing import repeat
-from replicator.step.values import PerReplica, check_outputs, per_replica_nest
-from replicator.validation.arguments import shown
-from replicator.validation.maker import running
 from replicator.variables.coherence import report_out_of_sync
 from replicator.variables.kinds import Kind, declared_kind
 from replicator.variables.table import LocalState
@@ -63,7 +62,7 @@ def _fence(tensor: tf.Tensor) -> tf.Tensor:
     return _tf_distribute.marker(tensor, tensor.shape, name=_FENCE)
 
 
-class StrategyReplicaContext(context.ReplicaContext):
+class StrategyReplicaContext(context_lib.ReplicaContext):
     """Collectives by the replica context of ``tf.distribute``.
 
     Attributes:
@@ -75,7 +74,7 @@ class StrategyReplicaContext(context.ReplicaContext):
     def __init__(self, num_replicas: int) -> None:
         self.num_replicas = self.num_replicas_in_sync = num_replicas
         differentiable.register()
-        _tf_keras_parts.keep_statistics_of_nothing(context.in_replica_context)
+        _tf_keras_parts.keep_statistics_of_nothing(context_lib.in_replica_context)
 
     @property
     def replica_id(self) -> tf.Tensor:
@@ -143,7 +142,7 @@ class StrategyReplicaContext(context.ReplicaContext):
 
     def logical_device(self, index: int) -> contextlib.AbstractContextManager[Any]:
         """Only device 0: a stock strategy does not split a replica."""
-        logical.check_index(index, self.num_logical_devices)
+        context_lib.check_logical_index(index, self.num_logical_devices)
         return contextlib.nullcontext()
 
 
@@ -376,7 +375,7 @@ class StrategyReplicator(base.Replicator):
         def step(*batch: Any) -> Any:
             with (  # in the thread of a replica
                 running(self.maker),
-                context.enter(replica_context),
+                context_lib.enter(replica_context),
                 generator.installed(),
             ):
                 return check_outputs(step_fn(*batch), step_fn)
@@ -487,7 +486,7 @@ class MirroredReplicator(StrategyReplicator):
         devices: Sequence[str] | None = None,
         without_communication: bool = False,
     ) -> None:
-        names = device_lib.resolve(num_replicas, devices, distinct=True)
+        names = devices_lib.resolve(num_replicas, devices, distinct=True)
         super().__init__(_tf_compat.mirrored_strategy(names))
         self.without_communication = without_communication
         if without_communication:

@@ -14,9 +14,8 @@ import tensorflow as tf
 
 from replicator.backends.strategy import StrategyReplicaContext, StrategyReplicator
 from replicator.cluster import tpu_system
+from replicator.core import context, devices
 from replicator.errors import StaticShapeError
-from replicator.placement import devices as device_lib
-from replicator.step import logical
 
 if TYPE_CHECKING:
     import contextlib
@@ -60,7 +59,7 @@ class TpuReplicaContext(StrategyReplicaContext):
 
     def logical_device(self, index: int) -> contextlib.AbstractContextManager[Any]:
         """Places ops on a core of this replica."""
-        place = logical.check_index(index, self.num_logical_devices)
+        place = context.check_logical_index(index, self.num_logical_devices)
         return _logical_core(tf.distribute.get_strategy(), place)
 
 
@@ -85,14 +84,14 @@ class TpuReplicator(StrategyReplicator):
         tpu: str | None = None,
         logical_devices_per_replica: int = 1,
     ) -> None:
-        count = device_lib.check_num_logical(logical_devices_per_replica)
+        count = devices.check_num_logical(logical_devices_per_replica)
         self.system = tpu_system.connect(tpu)
         super().__init__(self.system.make_strategy(num_replicas, count))
         self.logical_devices_per_replica = count
 
     def logical_device(self, index: int) -> contextlib.AbstractContextManager[Any]:
         """Places variables on a core of each replica; see ``logical_device``."""
-        place = logical.check_index(index, self.logical_devices_per_replica)
+        place = context.check_logical_index(index, self.logical_devices_per_replica)
         return _logical_core(self.strategy, place)
 
     def _make_input_iterator(

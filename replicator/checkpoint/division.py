@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from replicator._tf import data as _tf_data
 from replicator.collectives import reductions
-from replicator.placement.topology import JobFacts
+from replicator.core.topology import JobFacts
 from replicator.variables.kinds import Kind
 from replicator.variables.table import LocalState
 from replicator.variables.values import combine

@@ -12,9 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator.core.validation import shown
 from replicator.errors import CheckpointMismatchError
 from replicator.optimizer.wrapper import ReplicatedOptimizer
-from replicator.validation.arguments import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -16,10 +16,10 @@ import tensorflow as tf
 from replicator.checkpoint import division, files, position
 from replicator.checkpoint import inventory as inventory_lib
 from replicator.checkpoint.inventory import Inventory, Payload, decode, encode
+from replicator.core.validation import INT64_MAX, is_integer, path_of, shown
 from replicator.errors import CheckpointError, CheckpointMismatchError
 from replicator.inputs.iterator import InputIterator
 from replicator.optimizer.wrapper import ReplicatedOptimizer
-from replicator.validation.arguments import INT64_MAX, is_integer, path_of, shown
 
 if TYPE_CHECKING:
     import os

@@ -17,9 +17,9 @@ from replicator._tf import workers as _tf_workers
 from replicator.cluster import port_filter
 from replicator.cluster.liveness import reachability
 from replicator.cluster.liveness.watch import WorkerWatch
+from replicator.core import devices as devices_lib
+from replicator.core.topology import per_worker
 from replicator.errors import ClusterConfigError, DeviceError, UnreachableError
-from replicator.placement import devices as device_lib
-from replicator.placement.topology import per_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -181,14 +181,14 @@ def replica_devices(
     """Gives every worker an equal share of the devices that replicas need."""
     share = per_worker(num_replicas, len(workers), num_logical_devices)
     listed = [device.name for device in tf.config.list_logical_devices()]
-    has_gpus = any(map(device_lib.is_gpu, listed))
+    has_gpus = any(map(devices_lib.is_gpu, listed))
     devices: list[str] = []
     for worker_id, worker in enumerate(workers):
         mine = [
             name
             for name in listed
             if name.startswith(f"{worker}/")
-            and (device_lib.is_gpu(name) if has_gpus else device_lib.is_cpu(name))
+            and (devices_lib.is_gpu(name) if has_gpus else devices_lib.is_cpu(name))
         ]
         if len(mine) < share and (has_gpus or num_logical_devices > 1):
             raise DeviceError(_too_few(worker_id, worker, mine, share, has_gpus))

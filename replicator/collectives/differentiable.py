@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import tensorflow as tf
 
 from replicator._tf import distribute as _tf_distribute
+from replicator.core import context as context_lib
+from replicator.core.step import tensor_of
+from replicator.core.validation import is_one_of, shown
 from replicator.errors import CollectiveTypeError, OptimizerOptionError
-from replicator.step import context as context_lib
-from replicator.step.values import tensor_of
-from replicator.validation.arguments import is_one_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from replicator.collectives.kind import CollectiveKind
-    from replicator.step.context import ReplicaContext
+    from replicator.core.context import ReplicaContext
 
 
 # TensorFlow's reductions have no kernels for these: bool and 4-bit integers are reduced

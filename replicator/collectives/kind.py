@@ -16,8 +16,8 @@ import tensorflow as tf
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from replicator.placement.topology import Topology
-    from replicator.step.context import ReplicaContext
+    from replicator.core.context import ReplicaContext
+    from replicator.core.topology import Topology
 
 
 NOTHING, REDUCE, GATHER, BROADCAST = "", "reduce", "gather", "broadcast"

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from replicator.collectives import reductions
 from replicator.collectives.reductions import examples_of_all
-from replicator.step import context as context_lib
-from replicator.validation.arguments import INT32_MAX, is_integer, is_one_of, shown
+from replicator.core import context
+from replicator.core.validation import INT32_MAX, is_integer, is_one_of, shown
 
 _FORMS = ("shifted", "two_pass")
 
@@ -93,7 +93,7 @@ class CrossReplicaBatchNormalization(keras.layers.BatchNormalization):
         Raises:
           ValueError: A mask, which would give replicas different weights.
         """
-        if not (training and self.trainable and context_lib.in_replica_context()):
+        if not (training and self.trainable and context.in_replica_context()):
             return super().call(inputs, training=training, mask=mask)
         if mask is not None:
             raise ValueError(
@@ -175,7 +175,7 @@ class _GlobalMeans:
             sizes = tf.gather(tf.shape(values), unknown)
             self._count = tf.cast(tf.reduce_prod(sizes), values.dtype)
             self._total = examples_of_all(self._count, values.dtype)
-            num_replicas = context_lib.require("all_mean").num_replicas_in_sync
+            num_replicas = context.require("all_mean").num_replicas_in_sync
             share = self._count * tf.cast(num_replicas, values.dtype)
             self._weight = tf.math.divide_no_nan(share, self._total)
 

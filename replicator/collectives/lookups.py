@@ -16,7 +16,7 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 
 if TYPE_CHECKING:
-    from replicator.step.context import ReplicaContext
+    from replicator.core.context import ReplicaContext
 
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})
 _SHAPES = frozenset({"Shape", "Size", "OnesLike", "ZerosLike"})

@@ -19,14 +19,14 @@ import tensorflow as tf
 
 from replicator.collectives import differentiable, reductions
 from replicator.collectives.kinds.exchange import broadcast
-from replicator.step import context as context_lib
-from replicator.step.values import tensor_of
-from replicator.validation import user_functions
+from replicator.core import context as context_lib
+from replicator.core import validation
+from replicator.core.step import tensor_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from replicator.step.context import ReplicaContext
+    from replicator.core.context import ReplicaContext
 
 
 def map_reduce(fn: Callable[[Any], Any], items: Sequence[Any], op: str = "sum") -> Any:
@@ -56,7 +56,7 @@ def map_reduce(fn: Callable[[Any], Any], items: Sequence[Any], op: str = "sum") 
     context = context_lib.require("map_reduce")
     context_lib.check_reduce_op(op)
     _check_items("map_reduce", items)
-    user_functions.check_takes_one(fn, "map_reduce", "fn", "an item")
+    validation.check_takes_one(fn, "map_reduce", "fn", "an item")
     if not items:
         raise ValueError(
             "map_reduce got no items, so the shape of the result is unknown; pass at "
@@ -110,7 +110,7 @@ def map_gather(items: Sequence[Any], fn: Callable[[Any], Any]) -> list[Any]:
     """
     context = context_lib.require("map_gather")
     _check_items("map_gather", items)
-    user_functions.check_takes_one(fn, "map_gather", "fn", "an item")
+    validation.check_takes_one(fn, "map_gather", "fn", "an item")
     results = _Results("map_gather", fn, items)
     gathered: list[Any] = [None] * len(items)
     for owner in range(min(context.num_replicas, len(items))):

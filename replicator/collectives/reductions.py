@@ -14,16 +14,16 @@ from replicator.collectives.differentiable import as_written, dense
 from replicator.collectives.kinds.all_reduce import AllReduce
 from replicator.collectives.kinds.gather_scatter import AllConcat
 from replicator.collectives.lookups import Ids
+from replicator.core import context as context_lib
+from replicator.core.step import tensor_of
+from replicator.core.validation import shown
 from replicator.errors import SplitBatchError
 from replicator.inputs.context import InputContext, element_of, part_of_batch
-from replicator.step import context as context_lib
-from replicator.step.values import tensor_of
-from replicator.validation.arguments import shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replicator.step.context import ReplicaContext
+    from replicator.core.context import ReplicaContext
 
 
 @as_written

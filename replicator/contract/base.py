@@ -12,23 +12,22 @@ from replicator._tf.dispatch import profiled
 from replicator.checkpoint.division import CheckpointedBackend
 from replicator.contract import programs, sharding, summary
 from replicator.contract.programs import FedBackend
+from replicator.core import context as context_lib
+from replicator.core import validation
+from replicator.core.validation import running
 from replicator.errors import MeasuringControlError, StrategyError
 from replicator.inputs.iterator import InputIterator, counted
 from replicator.optimizer import other_libraries
 from replicator.optimizer.options import OptimizerOptions
 from replicator.optimizer.wrapper import ReplicatedOptimizer
-from replicator.step import context as context_lib
-from replicator.step import logical
 from replicator.strategy.verify import FitCheck, verify_fit
-from replicator.validation import user_functions
-from replicator.validation.maker import running
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Hashable, Iterator
 
     from replicator.checkpoint.manager import CheckpointManager
-    from replicator.placement.topology import JobFacts
+    from replicator.core.topology import JobFacts
 
 
 # They exist to be timed beside the replicator of the same backend: the difference is
@@ -85,7 +84,7 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
         Raises:
           DeviceError: No such logical device.
         """
-        logical.check_index(index, self.logical_devices_per_replica)
+        context_lib.check_logical_index(index, self.logical_devices_per_replica)
         return contextlib.nullcontext()
 
     def run(
@@ -120,7 +119,7 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
         """
         programs.check_caller()
         if more or others:
-            user_functions.check_no_more("run", more, others)
+            validation.check_no_more("run", more, others)
         programs.check_num_steps(num_steps, inputs)
         signature, specs = programs.split_inputs(
             inputs, self.num_local_replicas, self.maker

@@ -13,6 +13,17 @@ import tensorflow as tf
 
 from replicator._tf import dispatch as _tf_dispatch
 from replicator.collectives import differentiable, reductions
+from replicator.core import context, devices, step, validation
+from replicator.core.step import PerReplica
+from replicator.core.topology import JobFacts
+from replicator.core.validation import (
+    INT32_MAX,
+    check_not_distributed,
+    check_step_fn,
+    is_integer,
+    name_of,
+    shown,
+)
 from replicator.errors import RetraceLimitError, RetraceWarning, RunContextError
 from replicator.inputs import audit, iterator
 from replicator.inputs.context import (
@@ -27,23 +38,11 @@ from replicator.inputs.context import (
     pipeline_contexts,
 )
 from replicator.inputs.iterator import InputIterator, spec_signature
-from replicator.placement import devices as device_lib
-from replicator.placement.topology import JobFacts
-from replicator.step import context as context_lib
-from replicator.step import identity as step_identity
-from replicator.step.values import PerReplica
-from replicator.validation import maker, user_functions
-from replicator.validation.arguments import INT32_MAX, is_integer, shown
-from replicator.validation.user_functions import (
-    check_not_distributed,
-    check_step_fn,
-    name_of,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from replicator.validation.maker import Maker
+    from replicator.core.validation import Maker
 
 
 MAX_FUNCTIONS_PER_CODE = 16
@@ -73,7 +72,7 @@ class ProgramCache:
     ) -> Any:
         """Returns the program of ``step_fn``, built on first use."""
         settings = _tf_dispatch.optimizer_settings()
-        key = step_identity.identity(step_fn), signature, settings
+        key = step.identity(step_fn), signature, settings
         found = self._programs.get(key)
         if found:
             self._is_reused = True
@@ -99,7 +98,7 @@ class ProgramCache:
         signature: Hashable,
         build: Callable[[], Any],
     ) -> Any:
-        key = step_identity.identity(step_fn)
+        key = step.identity(step_fn)
         if key not in self._held:
             self._check_retracing(step_fn)
         check_step_fn(step_fn, takes_batch=_has_inputs(signature))
@@ -131,13 +130,13 @@ class ProgramCache:
 
     def _lifetime(self, step_fn: Callable[..., Any]) -> list[Any]:
         """The objects that are needed to run the programs of a step function."""
-        code, owner = step_identity.origin(step_fn) or (None, None)
+        code, owner = step.origin_of(step_fn) or (None, None)
         is_one_of_many = self._num_traced[code, id(owner)] > MAX_FUNCTIONS_PER_CODE
         # A partial of numbers would live as long as its function.
-        return step_identity.parts(step_fn) + [step_fn] * is_one_of_many
+        return step.parts_of(step_fn) + [step_fn] * is_one_of_many
 
     def _check_retracing(self, step_fn: Callable[..., Any]) -> None:
-        origin = step_identity.origin(step_fn)
+        origin = step.origin_of(step_fn)
         if origin is None:
             self._check_row(step_fn, type(step_fn))
             return
@@ -163,7 +162,7 @@ class ProgramCache:
         before = self._in_a_row.setdefault(kind, [])
         num_collected = sum(key not in self._held for key in before)
         self._report_retracing(step_fn, num_collected + 1)
-        before.append(step_identity.identity(step_fn))
+        before.append(step.identity(step_fn))
 
     def _report_retracing(
         self, step_fn: Callable[..., Any], num_traced: int, limit: int | None = None
@@ -236,7 +235,7 @@ def split_inputs(inputs: Any, num_replicas: int, user: Maker) -> tuple[Any, list
         return inputs.signature, [inputs.element_spec]
     if is_per_replica_nest(inputs):
         for leaf in tf.nest.flatten(inputs):
-            maker.check(
+            validation.check_maker(
                 leaf, user, "a PerReplica", "pass PerReplica(list(values)) to reuse it"
             )
             if len(leaf) != num_replicas:
@@ -254,7 +253,7 @@ def split_inputs(inputs: Any, num_replicas: int, user: Maker) -> tuple[Any, list
 
 def check_caller() -> None:
     """Rejects ``run`` inside a function that is being traced."""
-    if context_lib.in_replica_context():
+    if context.in_replica_context():
         raise RunContextError(
             "run() was called inside a step function, which is the code of one "
             "replica; call the other function directly, or run one step after another"
@@ -290,7 +289,7 @@ class FedBackend(JobFacts):
     @property
     def feeds_gpus(self) -> bool:
         """Whether this process feeds GPUs, to which it can prefetch batches."""
-        return any(device_lib.is_gpu(device) for device in self._input_devices())
+        return any(devices.is_gpu(device) for device in self._input_devices())
 
     def make_input_iterator(
         self,
@@ -320,7 +319,7 @@ class FedBackend(JobFacts):
           ValueError: Pipelines yield different structures or types, or
             ``prefetch_to_device`` is not a number of batches.
         """
-        user_functions.check_input_fn(input_fn, "make_input_iterator")
+        validation.check_input_fn(input_fn, "make_input_iterator")
         check_mode(mode)
         num_batches = iterator.check_num_batches(prefetch_to_device)
         inputs = self._make_input_iterator(input_fn, mode, num_batches)
@@ -359,7 +358,7 @@ class FedBackend(JobFacts):
 
     def _input_devices(self) -> Sequence[str]:
         """The device of each local replica that receives its batches."""
-        return device_lib.resolve(self.num_local_replicas, None, distinct=False)
+        return devices.resolve(self.num_local_replicas, None, distinct=False)
 
     def audit_inputs(
         self,
@@ -392,7 +391,7 @@ class FedBackend(JobFacts):
           TypeError: ``key_fn`` is not a function of a batch.
           ValueError: ``num_examples`` is not an integer.
         """
-        user_functions.check_input_fn(input_fn, "audit_inputs")
+        validation.check_input_fn(input_fn, "audit_inputs")
         check_mode(mode)
         return audit.audit(
             input_fn,
@@ -406,7 +405,7 @@ class FedBackend(JobFacts):
 
 def reduce_here(op: str, value: Any, num_replicas: int, user: Maker) -> Any:
     """Reduces the values of this process; see ``Replicator.reduce``."""
-    context_lib.check_reduce_op(op)
+    context.check_reduce_op(op)
 
     def reduce_leaf(leaf: Any) -> Any:
         values = _values_of(leaf, op, num_replicas, user)
@@ -426,7 +425,9 @@ def _values_of(
     """The tensors to reduce, or None if there is nothing to reduce."""
     if not isinstance(leaf, PerReplica):
         return None
-    maker.check(leaf, user, "a PerReplica", "pass what run() of this one returned")
+    validation.check_maker(
+        leaf, user, "a PerReplica", "pass what run() of this one returned"
+    )
     if len(leaf) != num_replicas:
         raise ValueError(
             f"reduce {op!r} of {len(leaf)} values per leaf, but there are "
@@ -456,7 +457,7 @@ def reduce_over_workers(
     run: Callable[..., Any], op: str, value: Any, num_replicas: int, user: Maker
 ) -> Any:
     """Reduces in a step of its own, which ``run`` runs; see ``Replicator.reduce``."""
-    context_lib.check_reduce_op(op)
+    context.check_reduce_op(op)
     leaves = tf.nest.flatten(value)
     places = [
         place
@@ -480,4 +481,4 @@ def _reduction(op: str) -> Callable[[Any], Any]:
 
 
 # Fixed functions: each is traced once per structure and shapes.
-_REDUCTIONS = {op: _reduction(op) for op in context_lib.REDUCE_OPS}
+_REDUCTIONS = {op: _reduction(op) for op in context.REDUCE_OPS}

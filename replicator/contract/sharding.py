@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replicator.catalog import entry_of
+from replicator.core.validation import INT64_MAX, is_integer, shown
 from replicator.optimizer import levels
-from replicator.validation.arguments import INT64_MAX, is_integer, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import dispatch
-from replicator.validation.arguments import shown
+from replicator.core.validation import shown
 from replicator.variables.kinds import Kind
 from replicator.variables.ownership import num_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from replicator.placement.topology import JobFacts, Topology
+    from replicator.core.topology import JobFacts, Topology
     from replicator.variables.table import Entry
 
 

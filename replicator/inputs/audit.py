@@ -11,11 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from replicator._tf import data as _tf_data
+from replicator.core import validation
+from replicator.core.validation import INT64_MAX, is_integer, shown
 from replicator.errors import InputAuditError
 from replicator.inputs import last_step
 from replicator.inputs.iterator import to_pipeline
-from replicator.validation import user_functions
-from replicator.validation.arguments import INT64_MAX, is_integer, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -95,7 +95,7 @@ def audit(
     pipeline p feeds the p-th equal share of the replicas, round-robin. ``divides`` says
     whether the backend divides what is left for the last step.
     """
-    user_functions.check_takes_one(key_fn, "audit_inputs", "key_fn", "a batch")
+    validation.check_takes_one(key_fn, "audit_inputs", "key_fn", "a batch")
     if num_examples is not None and not is_integer(
         num_examples, least=0, most=INT64_MAX
     ):

@@ -11,9 +11,9 @@ import keras
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator.core.step import PerReplica, tensor_of
+from replicator.core.validation import INT32_MAX, INT64_MAX, is_integer, shown
 from replicator.errors import InputModeError, SplitBatchError
-from replicator.step.values import PerReplica, tensor_of
-from replicator.validation.arguments import INT32_MAX, INT64_MAX, is_integer, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,6 +11,11 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import data as _tf_data
+from replicator.core import context as context_lib
+from replicator.core import devices as devices_lib
+from replicator.core import validation
+from replicator.core.step import PerReplica
+from replicator.core.validation import INT32_MAX, is_integer, shown
 from replicator.errors import ClusterError, InputModeError
 from replicator.inputs import last_step
 from replicator.inputs.context import (
@@ -18,16 +23,11 @@ from replicator.inputs.context import (
     InputReplicationMode,
     pipeline_contexts,
 )
-from replicator.placement import devices as device_lib
-from replicator.step import context as context_lib
-from replicator.step.values import PerReplica
-from replicator.validation import maker
-from replicator.validation.arguments import INT32_MAX, is_integer, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
-    from replicator.validation.maker import Maker
+    from replicator.core.validation import Maker
 
     UnevenInputs = Callable[["InputIterator", bool], bool]
 
@@ -288,7 +288,7 @@ class InputIterator:
     def _counted_reads(self) -> Reads:
         if self._reads is None:
             iterators = self.iterators
-            devices = list(map(device_lib.cpu_of, self._devices or ()))
+            devices = list(map(devices_lib.cpu_of, self._devices or ()))
             if len(devices) != len(iterators):
                 devices = ["CPU:0"] * len(iterators)
             per_step = self._reads_per_step(len(iterators))
@@ -351,7 +351,7 @@ class InputIterator:
           OtherReplicatorError: Names both.
         """
         remedy = "pass what make_input_iterator() of this one returns"
-        maker.check(self, user, "the input iterator", remedy)
+        validation.check_maker(self, user, "the input iterator", remedy)
 
     def _check(self, pipeline: Any) -> tf.data.Dataset:
         return to_pipeline(pipeline)
@@ -501,7 +501,9 @@ class DevicePrefetch:
         sources = self._sources(1)
         share = len(self.devices) // len(sources)
         ways = [(d, sources[r // share]) for r, d in enumerate(self.devices)]
-        is_near = all(device_lib.first_cpu(device) == source for device, source in ways)
+        is_near = all(
+            devices_lib.first_cpu(device) == source for device, source in ways
+        )
         return is_near and any(device != source for device, source in ways)
 
     def iterators(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
@@ -523,5 +525,5 @@ class DevicePrefetch:
         return tuple(found)
 
     def _sources(self, num_pipelines: int) -> tuple[str, ...]:
-        by_default = (device_lib.first_cpu(self.devices[0]),) * num_pipelines
+        by_default = (devices_lib.first_cpu(self.devices[0]),) * num_pipelines
         return self.sources or by_default

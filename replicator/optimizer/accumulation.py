@@ -29,12 +29,11 @@ from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
 from replicator.collectives import differentiable, reductions
 from replicator.collectives.kinds.all_reduce import AllReduce
+from replicator.core import context as context_lib
+from replicator.core import creation
+from replicator.core.step import at_lines, line_of, tensor_of
 from replicator.optimizer.keras_spelling import OptionVariable
 from replicator.optimizer.options import DYNAMIC
-from replicator.step import context as context_lib
-from replicator.step import creation
-from replicator.step.tracing import line_of, shown
-from replicator.step.values import tensor_of
 from replicator.variables.kinds import declare_partial
 
 if TYPE_CHECKING:
@@ -384,9 +383,9 @@ def check_not_clipped(grads: list[Any]) -> None:
             context.require_same(
                 grad,
                 f"gradients were clipped by tf.clip_by_{how}"
-                f"{shown([line_of(grad.op.traceback)])} before they are averaged, so "
-                "each replica clips its own, unlike one device; clip the average, by "
-                f"{_INSTEAD[how]}; if each replica shall clip its own, write the "
+                f"{at_lines([line_of(grad.op.traceback)])} before they are averaged, "
+                "so each replica clips its own, unlike one device; clip the average, "
+                f"by {_INSTEAD[how]}; if each replica shall clip its own, write the "
                 "average before the update: apply_gradients(zip(replicator."
                 "all_mean(grads), variables))",
             )

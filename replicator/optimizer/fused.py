@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch
-from replicator.placement import devices as device_lib
+from replicator.core import devices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -152,7 +152,7 @@ def _has_kernel(op: str, variable: Any) -> bool:
     """Whether an update can run where a variable is."""
     device = _tf_compat.unwrap(variable).device
     dtype = tf.as_dtype(variable.dtype)
-    return _tf_dispatch.has_kernel(op, device_lib.device_type(device), dtype)
+    return _tf_dispatch.has_kernel(op, devices.device_type(device), dtype)
 
 
 def _is_plain(grad: Any, variable: Any) -> bool:

@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf.keras_parts import SavedApart, UsedAsWrapped
+from replicator.core import context
+from replicator.core.validation import listed
 from replicator.errors import CollectiveContextError, OptimizerOptionError
-from replicator.step import context as context_lib
-from replicator.validation.arguments import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -206,7 +206,7 @@ class KerasSpelling(UsedAsWrapped):
 def check_in_replica(caller: str) -> None:
     """Rejects an update outside a step."""
     try:
-        context_lib.require(caller)
+        context.require(caller)
     except CollectiveContextError as error:
         raise CollectiveContextError(
             f"{error}; for fit() of Keras, make and compile the model inside `with "

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from replicator.catalog import BACKENDS
 from replicator.collectives import differentiable
-from replicator.errors import OptimizerOptionError
-from replicator.optimizer.levels import GRADIENTS, LEVELS, PARAMETERS, STATE
-from replicator.validation.arguments import (
+from replicator.core.validation import (
     INT32_MAX,
     is_integer,
     is_one_of,
     is_positive,
     shown,
 )
+from replicator.errors import OptimizerOptionError
+from replicator.optimizer.levels import GRADIENTS, LEVELS, PARAMETERS, STATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from replicator._tf.keras_parts import UsedAsWrapped
 from replicator.collectives import reductions
+from replicator.core import context, validation
 from replicator.errors import OptimizerOptionError
 from replicator.optimizer.accumulation import (
     check_not_clipped,
@@ -24,8 +25,6 @@ from replicator.optimizer.wrapper import (
     pairs_of,
     with_gradient,
 )
-from replicator.step import context as context_lib
-from replicator.validation import maker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -87,7 +86,7 @@ class AveragingOptimizer(UsedAsWrapped):
                     f"keras.optimizers, or {name}={getattr(default, name)!r}"
                 )
         self.options = options
-        self.made_by: maker.Maker | None = None
+        self.made_by: validation.Maker | None = None
         self._update = update
         self.wrapped = optimizer  # the last: see __setattr__
 
@@ -98,9 +97,9 @@ class AveragingOptimizer(UsedAsWrapped):
         """Averages the gradients over replicas, and updates as the optimizer inside."""
         del name
         check_in_replica("apply_gradients")
-        maker.check(
+        validation.check_maker(
             self,
-            maker.current(),
+            validation.current_maker(),
             f"the wrapped optimizer {type(self.wrapped).__name__!r}",
             "use what wrap_optimizer() of this one returns",
             is_portable=True,
@@ -108,14 +107,14 @@ class AveragingOptimizer(UsedAsWrapped):
         given = with_gradient(pairs_of(grads_and_vars))
         grads = [grad for grad, _ in given]
         check_not_clipped(grads)
-        grads = context_lib.undivided(grads)
+        grads = context.undivided(grads)
         averaged = reductions.all_reduce(
             grads, "mean", compression=self.options.compression
         )
         if self.options.global_clipnorm is not None:
             averaged = clip_by_global_norm(averaged, self.options.global_clipnorm)
         variables = [variable for _, variable in given]
-        with context_lib.gradients_averaged():  # summed no more
+        with context.gradients_averaged():  # summed no more
             pairs = list(zip(averaged, variables, strict=True))
             return self._update(self.wrapped, pairs)
 

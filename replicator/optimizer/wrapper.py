@@ -22,6 +22,9 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
 from replicator.collectives import reductions
+from replicator.core import context, creation, validation
+from replicator.core.step import tensor_of
+from replicator.core.validation import listed, shown
 from replicator.errors import OptimizerOptionError
 from replicator.optimizer import accumulation as accumulation_lib
 from replicator.optimizer import fused
@@ -42,11 +45,6 @@ from replicator.optimizer.keras_spelling import (
 )
 from replicator.optimizer.levels import PARAMETERS
 from replicator.optimizer.options import OptimizerOptions
-from replicator.step import context as context_lib
-from replicator.step import creation
-from replicator.step.values import tensor_of
-from replicator.validation import maker
-from replicator.validation.arguments import listed, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -178,7 +176,7 @@ class ReplicatedOptimizer(KerasSpelling):
         )
         self._ownership = ownership  # who updates what; None without sharded_update
         self._is_built = False
-        self.made_by: maker.Maker | None = None
+        self.made_by: validation.Maker | None = None
         self._is_loss_scaled = False
         self.wrapped = optimizer  # the last: from here on, see __setattr__
 
@@ -263,7 +261,7 @@ class ReplicatedOptimizer(KerasSpelling):
             the optimizer was not built with a variable.
         """
         check_in_replica("apply_gradients")
-        self.check_maker(maker.current())
+        self.check_maker(validation.current_maker())
         self._check_loss_scaled()
         pairs = pairs_of(grads_and_vars)
         given = with_gradient(pairs)
@@ -271,13 +269,13 @@ class ReplicatedOptimizer(KerasSpelling):
             self.build([variable for _, variable in pairs])
         grads = [grad for grad, _ in given]
         check_not_clipped(grads)
-        grads = context_lib.undivided(grads)
+        grads = context.undivided(grads)
         own_strategy = _tf_distribute.strategy_of(self.wrapped)
-        with context_lib.gradients_averaged(), own_strategy:  # summed no more
+        with context.gradients_averaged(), own_strategy:  # summed no more
             self._update(grads, [variable for _, variable in given])
         return self.wrapped.iterations
 
-    def check_maker(self, user: maker.Maker | None) -> None:
+    def check_maker(self, user: validation.Maker | None) -> None:
         """Rejects a replicator whose wrapped optimizers update in another way.
 
         Where they update alike, the number of replicas is that of the step.
@@ -285,7 +283,7 @@ class ReplicatedOptimizer(KerasSpelling):
         Raises:
           OtherReplicatorError: Names both.
         """
-        maker.check(
+        validation.check_maker(
             self,
             user,
             f"the wrapped optimizer {type(self.wrapped).__name__!r}",
@@ -450,7 +448,7 @@ class ReplicatedOptimizer(KerasSpelling):
 
 def num_replicas() -> int:
     """Replicas whose gradients are averaged: those of who runs the step."""
-    return context_lib.require("apply_gradients").num_replicas_in_sync
+    return context.require("apply_gradients").num_replicas_in_sync
 
 
 class LocalOptimizer(ReplicatedOptimizer):

@@ -11,9 +11,9 @@ import keras
 import tensorflow as tf
 
 from replicator._tf.workers import trace_reason_of
+from replicator.core.context import logical_device
+from replicator.core.validation import is_integer, shown
 from replicator.errors import PipelineError
-from replicator.step.logical import logical_device
-from replicator.validation.arguments import is_integer, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

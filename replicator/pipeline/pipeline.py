@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator.core import context
+from replicator.core.context import logical_device, task_name
+from replicator.core.validation import is_integer, is_one_of, shown
 from replicator.errors import PipelineError
 from replicator.pipeline import stage as stage_lib
 from replicator.pipeline import updates as updates_lib
 from replicator.pipeline.stage import Stage, dense, floating, layer_of, operations
-from replicator.step import context as context_lib
-from replicator.step.logical import logical_device, task_name
-from replicator.validation.arguments import is_integer, is_one_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -235,12 +235,12 @@ class Pipeline:
         Raises:
           PipelineError: A stage does not fit; the message says which and why.
         """
-        if not context_lib.in_replica_context():
+        if not context.in_replica_context():
             raise PipelineError(
                 "loss_and_gradients() was called outside a step; call it in the "
                 "function that repl.run() gets"
             )
-        available = context_lib.get_replica_context().num_logical_devices
+        available = context.get_replica_context().num_logical_devices
         if available < len(self._stages):
             raise PipelineError(
                 f"a pipeline of {len(self._stages)} stages needs as many logical "
@@ -259,7 +259,7 @@ class Pipeline:
         kept = stage_lib.activation_peaks(
             tf.compat.v1.get_default_graph(), self.schedule
         )
-        context_lib.get_replica_context().note(self._explained(kept), kept)
+        context.get_replica_context().note(self._explained(kept), kept)
         return emitted.loss(), self._pairs(emitted)
 
     def _explained(self, kept: Sequence[int]) -> str:

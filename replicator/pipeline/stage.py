@@ -18,6 +18,9 @@ from replicator._tf import distribute as _tf_distribute
 from replicator._tf import keras_parts, random_ops
 from replicator._tf.random_ops import StageSeeds
 from replicator._tf.workers import trace_reason_of
+from replicator.core import step
+from replicator.core.context import FUNCTION_PREFIX, TASK_NAME, task_name
+from replicator.core.validation import shown
 from replicator.engine.graph.dataflow import READ_OPS, Origins
 from replicator.errors import (
     CollectiveControlFlowError,
@@ -27,9 +30,6 @@ from replicator.errors import (
 )
 from replicator.optimizer import accumulation
 from replicator.pipeline import updates as updates_lib
-from replicator.step import tracing
-from replicator.step.logical import FUNCTION_PREFIX, TASK, task_name
-from replicator.validation.arguments import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +53,7 @@ def check_stage(index: int, concrete: Any) -> None:
     for outer, inner in graph.captures:
         if outer.dtype != tf.resource and hasattr(outer, "graph"):
             uses = inner.consumers()
-            where = tracing.shown([tracing.line_of(uses[0].traceback)]) if uses else ""
+            where = step.at_lines([step.line_of(uses[0].traceback)]) if uses else ""
             raise PipelineError(
                 f"stage {index} uses{where} a tensor of the step around it, whose "
                 "gradient would be lost; pass it through the stages, from the batch on"
@@ -61,7 +61,7 @@ def check_stage(index: int, concrete: Any) -> None:
     for operation in graph.get_operations():
         if operation.type not in _CALLS and _has_effects(operation.node_def):
             raise _with_effects(
-                index, operation.type, tracing.line_of(operation.traceback)
+                index, operation.type, step.line_of(operation.traceback)
             )
     for function in graph.as_graph_def().library.function:
         for node in function.node_def:
@@ -120,7 +120,7 @@ def _has_effects(node: Any) -> bool:
 
 
 def _with_effects(index: int, op: str, line: str) -> PipelineError:
-    where = tracing.shown([line])
+    where = step.at_lines([line])
     if op.startswith(_WRITES):
         return PipelineError(
             f"stage {index} changes a tf.Variable ({op}{where}), once for each "
@@ -478,5 +478,5 @@ def _lives(
 
 
 def _task_of(operation: Any) -> str:
-    match = TASK.match(operation.name)
+    match = TASK_NAME.match(operation.name)
     return match[0] if match else ""

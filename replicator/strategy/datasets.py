@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from replicator._tf import data as _tf_data
 from replicator._tf import distribute as _tf_distribute
+from replicator.core.validation import shown
 from replicator.errors import StrategyError
 from replicator.inputs.context import element_of, part_of_batch, without_rows
-from replicator.validation.arguments import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -14,10 +14,9 @@ import tensorflow as tf
 
 from replicator._tf import distribute as _tf_distribute
 from replicator.collectives import reductions
+from replicator.core import context, creation
+from replicator.core.validation import shown
 from replicator.errors import StrategyError
-from replicator.step import context as context_lib
-from replicator.step import creation
-from replicator.validation.arguments import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -111,7 +110,7 @@ class StepExtended(_tf_distribute.Extended):
 
     def variable_created_in_scope(self, v: Any) -> bool:
         is_own: bool = super().variable_created_in_scope(v)
-        return is_own or context_lib.in_replica_context()
+        return is_own or context.in_replica_context()
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> Any:
         """A scope that makes variables on the device of another one.
@@ -130,7 +129,7 @@ class StepExtended(_tf_distribute.Extended):
                 "model inside `with repl.scope():` too"
             )
         device = colocate_with_variable.device
-        if context_lib.in_replica_context():
+        if context.in_replica_context():
             return creation.made_outside(device=device)
         return tf.device(device)
 
@@ -193,7 +192,7 @@ class StepExtended(_tf_distribute.Extended):
 
 
 def _merge(caller: str) -> tuple[Any, Callable[[Any], Any]]:
-    context_lib.require(f"strategy.extended.{caller}")
+    context.require(f"strategy.extended.{caller}")
     if not is_merging():
         raise StrategyError(
             f"strategy.extended.{caller}() was called in a step but outside "

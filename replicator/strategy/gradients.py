@@ -18,11 +18,11 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf import keras_parts as _tf_keras_parts
 from replicator.collectives import reductions
+from replicator.core import context as context_lib
+from replicator.core.step import at_lines, line_of
 from replicator.errors import StrategyError
 from replicator.optimizer.accumulation import scaled_gradient, values_of
 from replicator.optimizer.wrapper import ReplicatedOptimizer
-from replicator.step import context as context_lib
-from replicator.step.tracing import line_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -219,4 +219,4 @@ _NOT_OF_MEANS = (
 
 
 def _at(op: Any, message: str) -> str:
-    return f"a step of fit(){shown([line_of(op.traceback)])} {message}"
+    return f"a step of fit(){at_lines([line_of(op.traceback)])} {message}"

@@ -23,13 +23,13 @@ import tensorflow as tf
 from replicator._tf import distribute as _tf_distribute
 from replicator.collectives import reductions
 from replicator.collectives.differentiable import as_written
+from replicator.core import context
+from replicator.core.step import check_outputs
+from replicator.core.validation import shown
 from replicator.errors import StrategyError
-from replicator.step import context as context_lib
-from replicator.step.values import check_outputs
 from replicator.strategy.datasets import grouped, is_per_replica, local_values
 from replicator.strategy.extended import StepExtended, is_merging, merging, reduce_op_of
 from replicator.strategy.gradients import GradientSum
-from replicator.validation.arguments import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -89,7 +89,7 @@ class StepReplicaContext(tf.distribute.ReplicaContext):
         with (
             contextlib.nullcontext()
             if scaler is None
-            else context_lib.gradients_averaged(),
+            else context.gradients_averaged(),
             merging(self, self.gradient_sum.of_merge(merge_fn)),
             _tf_distribute.cross_replica_mode(self._strategy),
         ):
@@ -183,14 +183,14 @@ def entered_by(
     replica = StepReplicaContext(strategy, gradient_sum)
     with (
         _tf_distribute.replica_mode(replica),
-        context_lib.gradients_divided(gradient_sum.undivided),
-        context_lib.losses_weighed(gradient_sum.weight),
+        context.gradients_divided(gradient_sum.undivided),
+        context.losses_weighed(gradient_sum.weight),
     ):
         yield
 
 
-def _engine() -> context_lib.ReplicaContext:
-    return context_lib.get_replica_context()
+def _engine() -> context.ReplicaContext:
+    return context.get_replica_context()
 
 
 _OF_STEPS: list[StepStrategy] = []

@@ -13,10 +13,11 @@ import tensorflow as tf
 from replicator._tf import dispatch as _tf_dispatch
 from replicator._tf import distribute as _tf_distribute
 from replicator.collectives import reductions
+from replicator.core import context as context_lib
+from replicator.core import step as step_lib
+from replicator.core.validation import name_of, shown
 from replicator.errors import StrategyError
 from replicator.inputs.context import num_rows
-from replicator.step import context as context_lib
-from replicator.step import identity
 from replicator.strategy import datasets, fit, replica_context, verify
 from replicator.strategy.datasets import grouped, is_per_replica, local_values
 from replicator.strategy.extended import StepExtended
@@ -30,8 +31,6 @@ from replicator.strategy.replica_context import (
     entered_by,
     without_gradients,
 )
-from replicator.validation.arguments import shown
-from replicator.validation.user_functions import name_of
 
 if TYPE_CHECKING:
     import types
@@ -100,7 +99,7 @@ class Steps:
     ) -> Step:
         """Returns the step of a function; builds it on first use."""
         fn = _plain(fn)
-        function = identity.identity(fn)
+        function = step_lib.identity(fn)
         key = (
             function,
             _compilation(fn),
@@ -175,7 +174,7 @@ class Steps:
             if living is not None:
                 living._forget(function)  # noqa: SLF001 (of this class)
 
-        self._held[function] = [_held(part, forget) for part in identity.parts(fn)]
+        self._held[function] = [_held(part, forget) for part in step_lib.parts_of(fn)]
 
     def _forget(self, function: Hashable) -> None:
         self._held.pop(function, None)

@@ -23,11 +23,11 @@ from replicator._tf import distribute as _tf_distribute
 from replicator._tf import keras_parts as _tf_keras_parts
 from replicator._tf import random_ops as _tf_random_ops
 from replicator._tf.workers import trace_reason_of
+from replicator.core import step as step_lib
+from replicator.core.validation import is_positive, shown
 from replicator.errors import ReplicatorError, StrategyError
-from replicator.step import tracing
 from replicator.strategy.datasets import grouped, local_values
 from replicator.strategy.fit import optimizers_of, own_statistics
-from replicator.validation.arguments import is_positive, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -326,7 +326,7 @@ class _Comparison:
                 stack.enter_context(_recorded(optimizer, graph, gradients))
             logs = _tf_distribute.converted(step)(data)
         left = _tf_random_ops.left(graph)
-        self._drawing = [tracing.line_of(op.traceback) for op in left]
+        self._drawing = [step_lib.line_of(op.traceback) for op in left]
         self.state.add(graph.variables)
         return logs, gradients
 
@@ -353,7 +353,7 @@ class _Comparison:
         """A row that differs with the reason, as far as that is recognised."""
         norms = own_statistics(self._model)
         if self._drawing:
-            where = tracing.shown(self._drawing[:1])
+            where = step_lib.at_lines(self._drawing[:1])
             return _with(row, equal=None, reason=f"{_RANDOM}{where}")
         if different and _is_share(different, self._num_replicas):
             return _with(row, reason=_SUM)

@@ -20,9 +20,9 @@ import tensorflow as tf
 from replicator._tf import distribute as _tf_distribute
 from replicator._tf import handles as _tf_handles
 from replicator._tf.distribute import Branch
+from replicator.core import devices
+from replicator.core.step import traced_once
 from replicator.errors import ReplicasOutOfSyncError
-from replicator.placement import devices as device_lib
-from replicator.step.tracing import traced_once
 from replicator.variables.kinds import Kind
 from replicator.variables.values import OutsideValues, to_number
 from replicator.variables.writes import WriteCheck, state, was_written
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from replicator.collectives.kind import Transfer
-    from replicator.placement.topology import Group, Topology
+    from replicator.core.topology import Group, Topology
     from replicator.variables.table import Entry, VariableTable
     from replicator.variables.writes import Resets
 
@@ -83,7 +83,7 @@ class Coherence:
             self._branch(
                 WriteCheck(checked).is_changed(),
                 lambda: self._resets.apply(checked, is_certain=False),
-                device_lib.cpu_of(self._topology.replica_devices[0]),
+                devices.cpu_of(self._topology.replica_devices[0]),
             )
 
         if checked:

@@ -14,12 +14,12 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import handles as _tf_handles
-from replicator.step import creation
+from replicator.core import creation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from replicator.placement.topology import Topology
+    from replicator.core.topology import Topology
 
 
 class Owner(NamedTuple):

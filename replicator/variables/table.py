@@ -17,8 +17,8 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
 from replicator._tf import handles as _tf_handles
-from replicator.placement import devices as device_lib
-from replicator.step import creation
+from replicator.core import creation
+from replicator.core import devices as devices_lib
 from replicator.variables.kinds import (
     Kind,
     check_foreign,
@@ -32,7 +32,7 @@ from replicator.variables.writes import Resets, is_compiled, state
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from replicator.placement.topology import Topology
+    from replicator.core.topology import Topology
 
 # Attributes of a variable: its entries, by table; whether others have its handle.
 _ENTRIES = "_replicator_entries"
@@ -182,7 +182,7 @@ class VariableTable:
         if not copied or not self.detects_writes:
             return None
         if self._switch is None:
-            place = device_lib.cpu_of(self._topology.replica_devices[0])
+            place = devices_lib.cpu_of(self._topology.replica_devices[0])
             with tf.init_scope(), tf.device(place), creation.allowed():
                 self._switch = creation.own_variable(False)
         self._in_graphs.update({id(entry): entry for entry in copied})

@@ -19,17 +19,17 @@ from replicator._tf import handles as _tf_handles
 from replicator.collectives import differentiable
 from replicator.collectives.buckets import num_bytes, pack, positions_by_dtype, unpack
 from replicator.collectives.kind import Transfer
-from replicator.placement import devices as device_lib
-from replicator.placement.devices import NCCL_DTYPES
-from replicator.placement.topology import CPU_GROUP_KEY, GPU_GROUP_KEY
-from replicator.step.tracing import traced_once
+from replicator.core import devices as devices_lib
+from replicator.core.devices import NCCL_DTYPES
+from replicator.core.step import traced_once
+from replicator.core.topology import CPU_GROUP_KEY, GPU_GROUP_KEY
 from replicator.variables.kinds import Kind, is_averaged, is_summed, replica_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from replicator.collectives.differentiable import Wire
-    from replicator.placement.topology import Group, Topology
+    from replicator.core.topology import Group, Topology
     from replicator.variables.table import Entry
 
 
@@ -147,7 +147,7 @@ def reduction_device(topology: Topology, dtype: tf.DType) -> str:
     """Where values of a type are summed over workers: on GPUs if NCCL can do it."""
     device = topology.replica_devices[0]
     is_refused = topology.has_virtual_gpus or dtype not in NCCL_DTYPES
-    if device_lib.is_gpu(device) and not is_refused:
+    if devices_lib.is_gpu(device) and not is_refused:
         return device
     return cpu(topology)
 
@@ -252,8 +252,8 @@ def _near(entry: Entry) -> list[list[int]]:
     """Replicas whose copies are added before they are sent: of another process."""
     near: dict[str, list[int]] = {}
     for replica, copy in enumerate(entry.copies):
-        near.setdefault(device_lib.process(copy.device), []).append(replica)
-    own = near.pop(device_lib.process(_sum_device(entry)), [])
+        near.setdefault(devices_lib.process(copy.device), []).append(replica)
+    own = near.pop(devices_lib.process(_sum_device(entry)), [])
     return [[replica] for replica in own] + list(near.values())
 
 
@@ -265,7 +265,7 @@ def _sum_device(entry: Entry) -> str:
 def _kernel_device(entry: Entry, device: str) -> str:
     """A device, if it has the kernels that add copies, or else the CPU beside it."""
     is_kernel_there = entry.variable.dtype.is_floating
-    return device if is_kernel_there else device_lib.cpu_of(device)
+    return device if is_kernel_there else devices_lib.cpu_of(device)
 
 
 def add_up(
@@ -336,7 +336,7 @@ def reduce(
 ) -> tf.Tensor:
     """Emits the sum of one tensor over all workers."""
     place = cpu(topology) if device is None else device
-    is_gpu = device_lib.is_gpu(place)
+    is_gpu = devices_lib.is_gpu(place)
     with tf.device(place):
         return tf.raw_ops.CollectiveReduceV2(
             input=value,
@@ -373,4 +373,4 @@ def _packed(
 
 def cpu(topology: Topology) -> str:
     """The device of values that workers exchange: the CPU of replica 0."""
-    return device_lib.cpu_of(topology.replica_devices[0])
+    return devices_lib.cpu_of(topology.replica_devices[0])

@@ -19,15 +19,15 @@ import tensorflow as tf
 
 from replicator._tf import handles as _tf_handles
 from replicator.collectives.buckets import pack, positions_by_dtype
-from replicator.placement import devices as device_lib
-from replicator.step.tracing import traced_once
-from replicator.validation.arguments import is_one_of, shown
+from replicator.core import devices
+from replicator.core.step import traced_once
+from replicator.core.validation import is_one_of, shown
 from replicator.variables.kinds import Kind, is_summed, replica_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from replicator.placement.topology import Topology
+    from replicator.core.topology import Topology
     from replicator.variables.table import Entry
 
 _POLICIES = ("detect", "never")
@@ -254,7 +254,7 @@ def is_compiled(variable: Any) -> bool:
     """
     dtype = variable.dtype
     has_type = dtype.is_floating or dtype == tf.int64
-    return has_type and not device_lib.is_cpu(variable.device)
+    return has_type and not devices.is_cpu(variable.device)
 
 
 def state(variable: Any, kind: Kind) -> tf.Tensor:
@@ -275,7 +275,7 @@ def state_of(
 
 
 def _checksum(value: tf.Tensor, device: str) -> tf.Tensor:
-    if device_lib.is_cpu(device):
+    if devices.is_cpu(device):
         return tf.bitcast(tf.fingerprint(tf.reshape(value, [1, -1])), tf.int64)
     return fingerprint(value)
 

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from conformance_cases import runner
 from conformance_cases.targets import NUM_VIRTUAL_DEVICES
 
-from replicator.placement import devices
+from replicator.core import devices
 
 # Virtual devices must exist before TensorFlow runs its first op, so at collection.
 devices.split_cpu(NUM_VIRTUAL_DEVICES)

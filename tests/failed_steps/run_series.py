@@ -69,7 +69,7 @@ def run_child(backend: str, num_failures: int, seed: int) -> int:
 
 
 def _run(backend: str, num_failures: int, seed: int, folder: Path) -> list[str]:
-    from replicator.placement import devices
+    from replicator.core import devices
 
     devices.split_cpu(4)
     if backend in ("shared", "mirrored"):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from replicator.placement import devices
+from replicator.core import devices
 
 NUM_VIRTUAL_DEVICES = 4  # as tests of other folders, which may run in the same process
 

@@ -89,7 +89,7 @@ def run_child(num_programs: int, first_seed: int) -> int:
     runpy.run_path(str(FOLDER.parent / "quick_start" / "sitecustomize.py"))
     import tensorflow as tf
 
-    from replicator.placement import devices
+    from replicator.core import devices
 
     tf.get_logger().setLevel("ERROR")  # warnings about many traces: so it must be here
     devices.split_cpu(3)

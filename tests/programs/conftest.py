@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from replicator.placement import devices
+from replicator.core import devices
 
 FOLDER = Path(__file__).resolve().parent
 # Programs are imported here and in the processes of clusters, by the same name.

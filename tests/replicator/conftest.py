@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context as eager_context
 
 import replicator
-from replicator.placement import devices
+from replicator.core import devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

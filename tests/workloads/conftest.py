@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from replicator.placement import devices
+from replicator.core import devices
 
 if TYPE_CHECKING:
     import pathlib

@@ -10,7 +10,7 @@ from small_programs import build as build_small
 
 import replicator
 from replicator._tf import dispatch
-from replicator.placement import devices
+from replicator.core import devices
 from workloads import catalog, warm_up
 from workloads import program as program_lib
 

@@ -27,6 +27,7 @@ from replicator.cluster.configuration import split_address
 from replicator.cluster.liveness import reachability
 from replicator.cluster.liveness.reachability import Deadline
 from replicator.cluster.liveness.watch import Peer
+from replicator.core.topology import CPU_GROUP_KEY, Group
 from replicator.errors import (
     ClusterError,
     DisagreementError,
@@ -35,7 +36,6 @@ from replicator.errors import (
     UnreachableError,
     WorkerLostError,
 )
-from replicator.placement.topology import CPU_GROUP_KEY, Group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

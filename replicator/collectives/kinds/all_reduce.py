@@ -21,15 +21,15 @@ from replicator.collectives.kind import (
     Transfer,
     reduced_bytes,
 )
-from replicator.placement.devices import NCCL_DTYPES, RING_DTYPES
-from replicator.step.context import wire_of
+from replicator.core.context import wire_of
+from replicator.core.devices import NCCL_DTYPES, RING_DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from replicator.collectives.kind import Links, Node, Operands, Ops, Sums
-    from replicator.placement.topology import Topology
-    from replicator.step.context import ReplicaContext
+    from replicator.core.context import ReplicaContext
+    from replicator.core.topology import Topology
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -21,16 +21,16 @@ from replicator.collectives.kind import (
     gathered_bytes,
 )
 from replicator.collectives.kinds.all_reduce import all_sum
-from replicator.step import context as context_lib
-from replicator.step.values import tensor_of
-from replicator.validation.arguments import is_integer, shown
+from replicator.core import context as context_lib
+from replicator.core.step import tensor_of
+from replicator.core.validation import is_integer, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from replicator.collectives.kind import Links, Node, Operands, Ops, Sums
-    from replicator.placement.topology import Topology
-    from replicator.step.context import ReplicaContext
+    from replicator.core.context import ReplicaContext
+    from replicator.core.topology import Topology
 
 
 # Its gradient is the sum of the gradients, on the source.

@@ -29,15 +29,15 @@ from replicator.collectives.kind import (
     reduced_bytes,
 )
 from replicator.collectives.kinds.all_reduce import AllReduce, all_sum
+from replicator.core import context as context_lib
 from replicator.errors import StaticShapeError
-from replicator.step import context as context_lib
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from replicator.collectives.kind import Links, Node, Operands, Ops, Sums
-    from replicator.placement.topology import Topology
-    from replicator.step.context import ReplicaContext
+    from replicator.core.context import ReplicaContext
+    from replicator.core.topology import Topology
 
 
 # Its gradient is the replica's own slice of the summed gradient.

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import tensorflow as tf
 
 from replicator.collectives.kind import Transfer
+from replicator.core import creation
+from replicator.core.step import at_lines
 from replicator.engine.analysis import plan
 from replicator.engine.graph import body as body_lib
 from replicator.engine.graph import dataflow, liveness
@@ -21,8 +23,6 @@ from replicator.engine.graph.liveness import ELSEWHERE, schedule_gathers
 from replicator.engine.graph.optimize import optimize, own_functions
 from replicator.engine.graph.trace import Rewriters, trace
 from replicator.errors import UnsynchronisedUpdateError
-from replicator.step import creation
-from replicator.step.tracing import shown
 from replicator.variables.kinds import Kind, declared_kind
 from replicator.variables.ownership import num_bytes
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from replicator.collectives.kind import Collective
+    from replicator.core.topology import Topology
     from replicator.engine.analysis.plan import CollectivePlan, Share
     from replicator.engine.graph.body import Body, Node, Ref
     from replicator.engine.graph.dataflow import Invariance
     from replicator.engine.graph.liveness import Gather, Liveness
     from replicator.engine.graph.trace import TracedStep
-    from replicator.placement.topology import Topology
     from replicator.variables.ownership import Owner, Ownership
     from replicator.variables.table import Entry, VariableTable
 
@@ -136,7 +136,7 @@ def _message(traced: TracedStep, collective: Collective, found: list[str]) -> st
     variable: Any = traced.variables[found[0]]
     name = variable.name.partition(":")[0]
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    where = shown(traced.lines[found[0]]) or " by another step function"
+    where = at_lines(traced.lines[found[0]]) or " by another step function"
     return (
         f"variable {variable.name!r}{more} is assigned a value that differs between "
         f"replicas{where}, and gradients that {collective.kind} joins depend on it, so "

@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from replicator._tf.distribute import GRADIENT_SCOPE
 from replicator.collectives import buckets
 from replicator.collectives import kind as kind_lib
+from replicator.core import context, devices
 from replicator.engine.graph.body import before_of, producer
 from replicator.engine.graph.liveness import ELSEWHERE
 from replicator.errors import OptimizerOptionError
-from replicator.placement import devices as device_lib
-from replicator.step import logical
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -43,10 +42,10 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from replicator.collectives.kind import Collective, Transfer
+    from replicator.core.topology import Topology
     from replicator.engine.graph.body import Body
     from replicator.engine.graph.liveness import Liveness
     from replicator.engine.graph.trace import TracedStep
-    from replicator.placement.topology import Topology
     from replicator.variables.ownership import Owner
 
     Fill: TypeAlias = Callable[
@@ -221,7 +220,7 @@ def _between_workers(plan: CollectivePlan, topology: Topology) -> str:
     if op == kind_lib.NOTHING:
         return f"; nothing over {num_workers} workers"
     owners = {topology.devices[b.owner][b.logical_device] for b in plan.buckets}
-    is_nccl = all(map(device_lib.is_gpu, owners))
+    is_nccl = all(map(devices.is_gpu, owners))
     way = _WAYS.get(op, "NCCL" if is_nccl else "ring")
     return (
         f"; then {op} over {num_workers} workers ({way}), {round(total)} bytes in all"
@@ -371,7 +370,7 @@ def place(traced: TracedStep, topology: Topology) -> None:
     _follow_consumers(nodes, placed.index)
     for node in nodes:
         if placed.index.get(node.name) and not node.device:
-            node.device = logical.traced_name(placed.index[node.name])
+            node.device = context.logical_name(placed.index[node.name])
 
 
 def of_operands(traced: TracedStep, topology: Topology) -> dict[str, int]:
@@ -382,7 +381,7 @@ def of_operands(traced: TracedStep, topology: Topology) -> dict[str, int]:
     return {
         node.name: index
         for node in traced.graph_def.node
-        if node.name in operands and (index := logical.index_of(node.device))
+        if node.name in operands and (index := context.logical_index(node.device))
     }
 
 
@@ -422,7 +421,7 @@ class _Placed:
         self._by_user: set[str] = set()
         self._forward_scopes: dict[str, set[int]] = {}
         for node in nodes:
-            index = logical.index_of(node.device)
+            index = context.logical_index(node.device)
             if index is None:
                 continue
             self.index[node.name] = index

@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf.keras_parts import OF_NO_EXAMPLE
+from replicator.core.step import at_lines
 from replicator.engine.graph.body import Ref, producer
 from replicator.engine.graph.stamps import called_functions
 from replicator.errors import UnsynchronisedUpdateError
-from replicator.step.tracing import shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -424,10 +424,10 @@ def check_trainable(
         more = f" and {len(drifting) - 1} more" if len(drifting) > 1 else ""
         raise UnsynchronisedUpdateError(
             f"trainable variable {name!r}{more} would be updated with a value that "
-            f"differs between replicas{shown(lines[drifting[0]])}, so the copies would "
-            "diverge; wrap the optimizer with repl.wrap_optimizer(), or all_reduce the "
-            "gradients; if it is state by which replicas train (a probability, a "
-            "codebook), average the value that you assign, as in "
+            f"differs between replicas{at_lines(lines[drifting[0]])}, so the copies "
+            "would diverge; wrap the optimizer with repl.wrap_optimizer(), or "
+            "all_reduce the gradients; if it is state by which replicas train (a "
+            "probability, a codebook), average the value that you assign, as in "
             "v.assign(replicator.all_mean(value)); if it is not a weight (a metric, a "
             "counter, a statistic), create it with trainable=False (tf.Variable is "
             "trainable by default): then each replica keeps its own copy; if replicas "

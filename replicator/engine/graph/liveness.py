@@ -14,10 +14,10 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from replicator._tf import compat as _tf_compat
+from replicator.core.step import at_lines, line_of
 from replicator.engine.graph.body import before_of, in_order, uses_of
 from replicator.engine.graph.dataflow import READ_OPS, EffectTable
 from replicator.errors import RecomputationError
-from replicator.step.tracing import line_of, shown
 from replicator.variables.kinds import Kind, declared_kind
 
 if TYPE_CHECKING:
@@ -466,7 +466,7 @@ def check_recomputed(graph: Any, variables: Mapping[str, Any]) -> None:
             line = line_of(frames)
             raise RecomputationError(
                 "tf.recompute_grad or keras.remat runs a function again in the "
-                f"backward pass, and it draws random numbers{shown([line])}, which "
+                f"backward pass, and it draws random numbers{at_lines([line])}, which "
                 "are other ones then, so its gradient would be wrong; draw outside "
                 "that function and pass the numbers to it, or draw inside by a "
                 "function of tf.random.stateless_ whose seed is passed to it"

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch
+from replicator.core.context import FUNCTION_PREFIX, TASK_END
 from replicator.engine.graph.body import (
     keep_effects_in_order,
     keep_waits_of_calls,
@@ -22,13 +23,12 @@ from replicator.engine.graph.body import (
 from replicator.engine.graph.convolutions import products, resampled
 from replicator.engine.graph.stamps import Stamps, called_functions
 from replicator.engine.graph.trace import PRODUCTS, RESAMPLED, Rewriters, check_python
-from replicator.step.logical import END, FUNCTION_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from replicator.core.topology import Topology
     from replicator.engine.graph.trace import TracedStep
-    from replicator.placement.topology import Topology
 
 
 # The optimizer sees each task as one call, so that a stage is optimized once for all of
@@ -94,7 +94,7 @@ def _add_end(graph_def: Any, task: Any) -> str:
     each of their tasks would wait for those of the others.
     """
     end = graph_def.node.add(
-        name=f"{task.name}{END}", op="IdentityN", device=task.device
+        name=f"{task.name}{TASK_END}", op="IdentityN", device=task.device
     )
     for port, dtype in enumerate(task.attr["Tout"].list.type):
         if dtype != _RESOURCE:

@@ -15,18 +15,18 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import handles as _tf_handles
+from replicator.core import context
 from replicator.engine.graph.body import Ref, make_node, rewrite
 from replicator.engine.graph.dataflow import EffectTable
 from replicator.engine.graph.liveness import ELSEWHERE
 from replicator.engine.graph.stamps import ReplicaDevices, called_functions
-from replicator.step import logical
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from replicator.core.topology import Topology
     from replicator.engine.graph.body import Body, Node
     from replicator.engine.graph.liveness import Liveness
-    from replicator.placement.topology import Topology
 
     Resolve = Callable[[int, str], Ref | str]
     HandleDevice = Callable[[int, str], str | None]
@@ -281,7 +281,7 @@ class Localizer:
         own.CopyFrom(function)
         own.signature.name = self._own_name(function.signature.name, replica)
         for proto in own.node_def:
-            if logical.index_of(proto.device) is not None:
+            if context.logical_index(proto.device) is not None:
                 proto.device = self.device(proto.device, replica)
             self.localize(proto, replica)
         return own
@@ -307,7 +307,7 @@ def _placed_functions(library: Sequence[Any]) -> frozenset[str]:
             function.signature.name
             for function in library
             if any(
-                logical.index_of(proto.device) is not None
+                context.logical_index(proto.device) is not None
                 or proto.op in placed
                 or any(called.name in placed for called in called_functions(proto))
                 for proto in function.node_def

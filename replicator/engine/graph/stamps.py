@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.placement import devices as device_lib
-from replicator.step import logical
+from replicator.core import context, devices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from replicator.placement.topology import Topology
+    from replicator.core.topology import Topology
 
 
 class ReplicaDevices:
@@ -38,7 +37,7 @@ class ReplicaDevices:
 
     def device(self, requested: str, replica: int) -> str:
         """The full name of a device."""
-        index = logical.index_of(requested)
+        index = context.logical_index(requested)
         if index is not None:
             return self._topology.devices[replica][index]
         mine = self._specs[replica]
@@ -56,7 +55,7 @@ class ReplicaDevices:
     def device_type(self, requested: str) -> str | None:
         """The type of a device, or None where replicas have devices of several."""
         found = {
-            device_lib.device_type(self.device(requested, replica))
+            devices.device_type(self.device(requested, replica))
             for replica in range(self._topology.num_local_replicas)
         }
         return found.pop() if len(found) == 1 else None

@@ -21,6 +21,9 @@ from replicator._tf import handles as _tf_handles
 from replicator._tf import keras_parts as _tf_keras_parts
 from replicator.collectives import differentiable
 from replicator.collectives.kind import TENSORS, Collective
+from replicator.core import context, devices
+from replicator.core.creation import StepGenerator
+from replicator.core.step import at_lines, check_outputs, line_of
 from replicator.engine.graph import liveness
 from replicator.engine.graph.body import producer
 from replicator.engine.graph.convolutions import products, resampled
@@ -32,11 +35,6 @@ from replicator.engine.graph.dataflow import (
     takes_inputs,
 )
 from replicator.errors import CaptureError, CollectiveControlFlowError
-from replicator.placement import devices
-from replicator.step import context, logical
-from replicator.step.creation import StepGenerator
-from replicator.step.tracing import line_of, shown
-from replicator.step.values import check_outputs
 from replicator.strategy import replica_context
 from replicator.variables.kinds import foreign_explained
 
@@ -52,7 +50,7 @@ if TYPE_CHECKING:
     )
 
     from replicator.collectives.kind import CollectiveKind
-    from replicator.placement.topology import Topology
+    from replicator.core.topology import Topology
 
 
 # Replicas get copies of variables, and share the rest: constants, tables, iterators. So
@@ -145,7 +143,7 @@ def check_python(lines: Iterable[str], topology: Topology) -> None:
     for line in lines:
         if elsewhere:
             raise CaptureError(
-                f"the step calls Python{shown([line])} (tf.py_function or "
+                f"the step calls Python{at_lines([line])} (tf.py_function or "
                 "tf.numpy_function), which runs in this process only, but a replica "
                 f"is on {elsewhere[0]}; write it with TensorFlow ops, or call it "
                 "outside the step and pass its result in the batch"
@@ -161,7 +159,7 @@ def check_copies(graph: Any, graph_def: Any, markers: Collection[str]) -> None:
         return node.name.rpartition("/")[2].startswith(MARKER_PREFIX)
 
     for name in _calls(graph_def, is_copy):
-        where = shown([_line_of_use(graph.get_operation_by_name(name))])
+        where = at_lines([_line_of_use(graph.get_operation_by_name(name))])
         raise CaptureError(
             f"the step uses{where} a copy of a graph that has a collective ({name}), "
             "as tf.import_graph_def makes one: it would return what each replica has "
@@ -204,7 +202,7 @@ def _check(others: Mapping[str, Any], graph_def: Any, num_replicas: int) -> None
     library = {f.signature.name: f for f in graph_def.library.function}
     for name, op in _uses(graph_def.node, {name: name for name in others}, library):
         if op not in _SHARED_OPS:
-            where = shown([line_of(others[name].traceback)])
+            where = at_lines([line_of(others[name].traceback)])
             raise CaptureError(
                 f"the step runs {op} on a resource that it captured{where} and that is "
                 f"no tf.Variable: it exists once, and each of {num_replicas} replicas "
@@ -412,7 +410,7 @@ class TraceContext(context.ReplicaContext):
 
     def logical_device(self, index: int) -> Any:
         """A scope that stands for the device until replicas are made."""
-        return logical.traced_scope(index, self.num_logical_devices)
+        return context.logical_scope(index, self.num_logical_devices)
 
     def collective_of(self, marker: str) -> Collective | None:
         """The call that a node is a marker of; see ``ReplicaContext``."""

@@ -22,19 +22,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from replicator.core import devices
+from replicator.core.devices import NCCL_DTYPES
+from replicator.core.topology import place_group_key
 from replicator.engine.graph.body import Ref
 from replicator.engine.link import uneven_rows
 from replicator.engine.link.uneven_rows import NUM_LENGTHS
-from replicator.placement import devices as device_lib
-from replicator.placement.devices import NCCL_DTYPES
-from replicator.placement.topology import place_group_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from replicator.core.topology import FlatGroup, Group, Topology
     from replicator.engine.graph.body import Tensor
     from replicator.engine.graph.emitter import Emitter
-    from replicator.placement.topology import FlatGroup, Group, Topology
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,7 +226,7 @@ class Chain:
         """Emits the next op."""
         assert self._group is not None
         num_instances = 1 if key_offset is None else NUM_LENGTHS
-        cpu = device_lib.cpu_of(device)
+        cpu = devices.cpu_of(device)
         keys = {
             "group_size": self._group.num_workers,
             "group_key": place_group_key(device),
@@ -255,7 +255,7 @@ class Chain:
         return ref
 
     def _hint(self, dtype: tf.DType, device: str) -> str:
-        if not device_lib.is_gpu(device) or self._has_virtual_gpus:
+        if not devices.is_gpu(device) or self._has_virtual_gpus:
             return "ring"
         return "nccl" if dtype in NCCL_DTYPES else "ring"
 

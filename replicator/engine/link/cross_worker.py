@@ -15,17 +15,17 @@ import numpy as np
 import tensorflow as tf
 
 from replicator.collectives import differentiable
+from replicator.core.devices import cpu_of
 from replicator.engine.graph.body import Ref, make_node
 from replicator.engine.graph.emitter import Emitter
 from replicator.engine.link import uneven_rows
 from replicator.engine.link.chain import Chain, WorkerParts, reduce_attrs
-from replicator.placement.devices import cpu_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from replicator.core.topology import Group
     from replicator.engine.graph.body import Tensor
-    from replicator.placement.topology import Group
 
 
 # Only where the trace does not know the shape, which is otherwise that of every

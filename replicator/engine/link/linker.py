@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from replicator.collectives.kind import CollectiveKind
+    from replicator.core.topology import Topology
     from replicator.engine.analysis.plan import Bucket, CollectivePlan
     from replicator.engine.graph.body import Tensor
     from replicator.engine.link.cross_worker import CrossWorker
-    from replicator.placement.topology import Topology
 
     Operand = Callable[[int, str], Tensor]
 

@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
+from replicator.core import devices
+from replicator.core.context import wire_of
+from replicator.core.topology import flat_group
 from replicator.engine.analysis.plan import FLAT
 from replicator.engine.graph.body import Ref
-from replicator.placement import devices as device_lib
-from replicator.placement.topology import flat_group
-from replicator.step.context import wire_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from replicator.core.topology import Topology
     from replicator.engine.graph.body import Tensor
     from replicator.engine.graph.emitter import Emitter
     from replicator.engine.link.chain import Chain
     from replicator.engine.link.cross_worker import CrossWorker
-    from replicator.placement.topology import Topology
 
 
 PAIRWISE = {"min": "Minimum", "max": "Maximum"}
@@ -330,4 +330,4 @@ def supported_device(op: str, dtype: tf.DType | None, device: str) -> str:
     allowed = GPU_DTYPES.get(op)
     if "GPU" not in device or allowed is None or dtype in allowed:
         return device
-    return device_lib.cpu_of(device)
+    return devices.cpu_of(device)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from replicator.core.devices import cpu_of
 from replicator.engine.graph.emitter import Emitter
 from replicator.errors import CollectiveTypeError
-from replicator.placement.devices import cpu_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -18,6 +18,8 @@ from replicator._tf import dispatch as _tf_dispatch
 from replicator._tf import handles as _tf_handles
 from replicator.collectives.buckets import num_bytes, unpack
 from replicator.collectives.kind import Transfer
+from replicator.core import devices as devices_lib
+from replicator.core.step import per_replica_nest
 from replicator.engine.analysis import plan
 from replicator.engine.analysis.plan import FUSE_BELOW_BYTES
 from replicator.engine.graph import body as body_lib
@@ -27,15 +29,13 @@ from replicator.engine.link import reduction, uneven_rows
 from replicator.engine.link.cross_worker import CrossWorker
 from replicator.engine.link.linker import Linker, LocalLinker
 from replicator.errors import CaptureError
-from replicator.placement import devices as device_lib
-from replicator.step.values import per_replica_nest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from replicator.core.topology import Group, Topology
     from replicator.engine.analysis.analyze import Analysis
     from replicator.engine.graph.body import Ref
-    from replicator.placement.topology import Group, Topology
 
 
 # A caller waits for the control outputs of a function. TensorFlow puts the nodes of the
@@ -85,7 +85,7 @@ class PackedOutputs:
         """Decides."""
         self._topology = topology
         self._flat = [*specs] * topology.num_local_replicas
-        processes = list(map(device_lib.process, topology.replica_devices))
+        processes = list(map(devices_lib.process, topology.replica_devices))
         groups: dict[tuple[str, tf.DType], list[int]] = {}
         for position, spec in enumerate(self._flat):
             process = processes[position // len(specs)]
@@ -120,7 +120,7 @@ class PackedOutputs:
         """Takes apart, in the caller's graph, what the function returned."""
         outputs = dict(zip(self._alone, returned, strict=False))
         vectors = returned[len(self._alone) :]
-        with tf.device(device_lib.cpu_of(self._topology.replica_devices[0])):
+        with tf.device(devices_lib.cpu_of(self._topology.replica_devices[0])):
             for group, vector in zip(self._groups, vectors, strict=True):
                 shapes = [tf.TensorShape(shape) for shape in self._shapes(group)]
                 outputs.update(zip(group, unpack(vector, shapes), strict=True))

@@ -14,6 +14,9 @@ from replicator._tf import distribute as _tf_distribute
 from replicator._tf import workers as _tf_workers
 from replicator._tf.dispatch import Dispatch
 from replicator.cluster.liveness.reachability import Deadline
+from replicator.core import devices
+from replicator.core.step import repeat
+from replicator.core.validation import is_positive, shown
 from replicator.engine.analysis import analyze as analyze_lib
 from replicator.engine.analysis.analyze import analyze
 from replicator.engine.analysis.plan import FLAT
@@ -23,9 +26,6 @@ from replicator.engine.run.assembly import Assembly
 from replicator.errors import ReplicaTimeoutError, StrategyError
 from replicator.inputs import last_step
 from replicator.inputs.iterator import Source, all_read, next_batches
-from replicator.placement import devices as device_lib
-from replicator.step.tracing import repeat
-from replicator.validation.arguments import is_positive, shown
 from replicator.variables import values
 from replicator.variables.coherence import Coherence
 from replicator.variables.table import UsedVariables
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from replicator.collectives.kind import Transfer
+    from replicator.core.topology import Group, Topology
     from replicator.engine.analysis.plan import CollectivePlan
-    from replicator.placement.topology import Group, Topology
     from replicator.variables.table import Entry, VariableTable
 
 
@@ -310,7 +310,7 @@ class Program:
     def _in_turn(self) -> contextlib.AbstractContextManager[None]:
         if not (self._assembly.has_collectives or self._coherence.communicates):
             return contextlib.nullcontext()
-        return take_turn(device_lib.cpu_of(self._topology.replica_devices[0]))
+        return take_turn(devices.cpu_of(self._topology.replica_devices[0]))
 
     def _make_function(
         self,

@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator.placement import devices
+from replicator.core import devices
 
 NUM_REPLICAS = 4
 NUM_FLOATS = 2**18

@@ -5,12 +5,12 @@ import pytest
 import tensorflow as tf
 
 import replicator
+from replicator.core import devices
+from replicator.core.topology import make_topology
 from replicator.engine.analysis import analyze as analysis
 from replicator.engine.analysis import plan
 from replicator.engine.graph import body, optimize, trace
 from replicator.engine.run import program
-from replicator.placement import devices
-from replicator.placement.topology import make_topology
 from replicator.variables.table import VariableTable
 
 NUM_COLLECTIVES = 500

@@ -5,7 +5,7 @@ import functools
 from conformance_cases import every, runner
 from conformance_cases.targets import TARGETS
 
-from replicator.placement import devices
+from replicator.core import devices
 
 CASE_TIMEOUT_SEC = 90.0
 

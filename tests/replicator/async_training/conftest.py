@@ -15,8 +15,8 @@ from replicator.async_training.commit import CommitState
 from replicator.async_training.optimizer import ServerOptimizer
 from replicator.async_training.steps import WorkerSteps
 from replicator.async_training.table import Placement, ServerTable
+from replicator.core.topology import make_topology
 from replicator.optimizer.options import OptimizerOptions
-from replicator.placement.topology import make_topology
 
 FOLDER = Path(__file__).parent
 HOW = {"path": FOLDER, "has_chief": True, "num_cpu_devices": 2}

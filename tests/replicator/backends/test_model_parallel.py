@@ -8,12 +8,11 @@ from tiny_models import Training
 import replicator
 from replicator import errors
 from replicator._tf import compat as _tf_compat
+from replicator.core import context, devices
+from replicator.core import topology as topology_lib
+from replicator.core.topology import make_topology
 from replicator.engine.analysis import plan
 from replicator.engine.graph import trace
-from replicator.placement import devices
-from replicator.placement import topology as topology_lib
-from replicator.placement.topology import make_topology
-from replicator.step import logical
 
 HOST = "/job:localhost/replica:0/task:0/device:CPU:"
 
@@ -53,7 +52,8 @@ def _devices_of(step, *, num_parts=2):
     traced = trace.trace(step, [tf.TensorSpec([2, 3])], 1, num_parts)
     plan.place(traced, topology)
     return {
-        node.name: logical.index_of(node.device) or 0 for node in traced.graph_def.node
+        node.name: context.logical_index(node.device) or 0
+        for node in traced.graph_def.node
     }, {node.name: node.op for node in traced.graph_def.node}
 
 
@@ -151,7 +151,7 @@ REFUSED = {
     ),
     **{
         f"index {index!r}": (
-            lambda index=index: logical.check_index(index, 1),
+            lambda index=index: context.check_logical_index(index, 1),
             r"logical_device\(.*does not exist",
         )
         for index in (-1, "1", True, None, 1.0)
@@ -252,5 +252,5 @@ def test_no_stand_in_device_is_left_in_the_linked_function():
     added = _linked_functions(lambda: training.run(1))
 
     names = {node.device for function in added for node in function.node_def}
-    assert not [name for name in names if logical.index_of(name) is not None]
+    assert not [name for name in names if context.logical_index(name) is not None]
     assert {f"{HOST}{i}" for i in range(4)} <= names

@@ -14,9 +14,9 @@ from replicator.collectives.kind import BetweenWorkers, CollectiveKind, Transfer
 from replicator.collectives.kinds.all_reduce import AllReduce
 from replicator.collectives.kinds.exchange import Permute
 from replicator.collectives.kinds.gather_scatter import AllToAll, ReduceScatter
+from replicator.core import context as context_lib
+from replicator.core.topology import make_topology
 from replicator.engine.analysis import plan
-from replicator.placement.topology import make_topology
-from replicator.step import context as context_lib
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 REMOTE = [f"/job:worker/replica:0/task:{i // 2}/device:CPU:{i % 2}" for i in range(4)]

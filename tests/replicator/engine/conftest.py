@@ -12,12 +12,12 @@ from collective_calls import make_call
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch
+from replicator.core.topology import Group, make_topology
 from replicator.engine.analysis import plan
 from replicator.engine.graph import body
 from replicator.engine.link import chain
 from replicator.engine.link.cross_worker import CrossWorker
 from replicator.engine.link.linker import Linker
-from replicator.placement.topology import Group, make_topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from pathlib import Path
 import tensorflow as tf
 
 import replicator
-from replicator.placement import devices, topology
+from replicator.core import devices, topology
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 from virtual_gpus import take_cpus_for_gpus

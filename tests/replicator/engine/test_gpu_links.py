@@ -13,13 +13,13 @@ from collective_calls import make_call
 from replicator._tf import compat as _tf_compat
 from replicator.collectives.kind import Transfer
 from replicator.collectives.kinds.all_reduce import AllReduce
+from replicator.core.topology import Group, make_topology
 from replicator.engine.analysis import plan
 from replicator.engine.graph import body
 from replicator.engine.graph.body import Ref
 from replicator.engine.link.cross_worker import CrossWorker
 from replicator.engine.link.linker import Linker
 from replicator.engine.run.assembly import PackedOutputs
-from replicator.placement.topology import Group, make_topology
 
 GPU = [f"/job:localhost/replica:0/task:0/device:GPU:{i}" for i in range(8)]
 SIZES = (7_000_000, 8_000_000)  # too large to be sent together

@@ -12,10 +12,10 @@ import tensorflow as tf
 import replicator
 from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch
+from replicator.core.topology import make_topology
 from replicator.engine.analysis import analyze as analysis
 from replicator.engine.graph import optimize
 from replicator.engine.graph.trace import trace
-from replicator.placement.topology import make_topology
 
 TWO_CPUS = make_topology([["/job:localhost/replica:0/task:0/device:CPU:0"]] * 2)
 SCALAR = tf.TensorSpec([], tf.float32)

@@ -16,9 +16,9 @@ from replicator.collectives.kinds.gather_scatter import (
     AllToAll,
     ReduceScatter,
 )
+from replicator.core import devices as devices_lib
+from replicator.core.topology import make_topology
 from replicator.engine.analysis import plan
-from replicator.placement import devices
-from replicator.placement.topology import make_topology
 from replicator.variables.ownership import Owner
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
@@ -265,7 +265,7 @@ def test_types_that_nccl_is_planned_for_are_types_of_its_op():
     (attr,) = [a for a in op.attr if a.name == "T"]
     allowed = {tf.as_dtype(t) for t in attr.allowed_values.list.type}
 
-    assert devices.NCCL_DTYPES < devices.RING_DTYPES < allowed
+    assert devices_lib.NCCL_DTYPES < devices_lib.RING_DTYPES < allowed
 
 
 def test_the_printed_plan_has_sizes_transfers_and_owners():

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import InputReplicationMode, errors
-from replicator.validation import user_functions
+from replicator.core import validation
 
 PER_REPLICA = InputReplicationMode.PER_REPLICA
 
@@ -270,7 +270,7 @@ def test_a_coordinators_spelling_is_refused():
         TypeError,
         match=r"schedule\(\) does not take args=, kwargs=; write repl.schedule",
     ):
-        user_functions.check_no_more("schedule", (), {"args": (1,), "kwargs": {}})
+        validation.check_no_more("schedule", (), {"args": (1,), "kwargs": {}})
 
 
 @pytest.mark.parametrize(

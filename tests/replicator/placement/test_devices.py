@@ -9,9 +9,10 @@ import tensorflow as tf
 
 import replicator
 from replicator import errors
+from replicator.core import devices as devices_lib
+from replicator.core import topology
+from replicator.core.topology import per_worker
 from replicator.errors import DeviceError
-from replicator.placement import devices, topology
-from replicator.placement.topology import per_worker
 
 HOST = "/job:localhost/replica:0/task:0"
 
@@ -35,13 +36,13 @@ def gpus(monkeypatch):
     "name", ["CPU:1", "/CPU:1", "/device:CPU:1", f"{HOST}/device:CPU:1"]
 )
 def test_every_way_to_write_a_device_gives_its_full_name(name):
-    assert [f"{HOST}/device:CPU:1"] == devices.resolve(1, [name], distinct=True)
+    assert [f"{HOST}/device:CPU:1"] == devices_lib.resolve(1, [name], distinct=True)
 
 
 def test_without_gpus_replicas_share_the_cpu_or_get_virtual_ones():
     """Backends that need distinct devices split the CPU."""
-    assert [f"{HOST}/device:CPU:0"] * 3 == devices.resolve(3, None, distinct=False)
-    assert [f"{HOST}/device:CPU:{i}" for i in range(3)] == devices.resolve(
+    assert [f"{HOST}/device:CPU:0"] * 3 == devices_lib.resolve(3, None, distinct=False)
+    assert [f"{HOST}/device:CPU:{i}" for i in range(3)] == devices_lib.resolve(
         3, None, distinct=True
     )
 
@@ -49,7 +50,7 @@ def test_without_gpus_replicas_share_the_cpu_or_get_virtual_ones():
 def test_gpus_are_taken_first(gpus):
     gpus(4)
 
-    assert [f"{HOST}/device:GPU:0", f"{HOST}/device:GPU:1"] == devices.resolve(
+    assert [f"{HOST}/device:GPU:0", f"{HOST}/device:GPU:1"] == devices_lib.resolve(
         2, None, distinct=False
     )
 
@@ -98,7 +99,7 @@ REFUSED = {
         for devices in (["CPU:0"], ["CPU:0"] * 3, "CPU:0", [], 2.5, object)
     },
     "a variable as devices": (
-        lambda: devices.resolve(2, keras.Variable([1.0]), distinct=False),
+        lambda: devices_lib.resolve(2, keras.Variable([1.0]), distinct=False),
         NO_LIST,
     ),
     "one device for two replicas of a stock strategy": (
@@ -108,15 +109,15 @@ REFUSED = {
         r"\['CPU:0', 'CPU:0'\] must all be d",
     ),
     "a CPU that TensorFlow already uses": (
-        lambda: (tf.constant(1), devices.split_cpu(64)),
+        lambda: (tf.constant(1), devices_lib.split_cpu(64)),
         r"64 virtual CPU devices are needed.* initialized with 4; ",
     ),
     "more parts than a graph can hold": (
-        lambda: devices.resolve_logical(2, 10**30, None),
+        lambda: devices_lib.resolve_logical(2, 10**30, None),
         r"logical_devices_per_replica 10+ must be an .* 65536",
     ),
     "more parts than a graph can hold, together": (
-        lambda: devices.resolve_logical(2, 2**16, None),
+        lambda: devices_lib.resolve_logical(2, 2**16, None),
         r"num_replicas 131072 must be an integer from 1 to 65",
     ),
     "no replicas": (
@@ -168,7 +169,7 @@ def test_cpus_of_a_process_share_memory_and_gpus_do_not(names, memories):
 
     assert memories == topology.make_topology([[name] for name in full]).memories
     assert [name.startswith("GPU") for name in names] == [
-        devices.is_gpu(device) for device in full
+        devices_lib.is_gpu(device) for device in full
     ]
 
 
@@ -213,10 +214,10 @@ def test_parts_of_one_gpu_are_found_from_how_many_each_has(
     names = [f"/job:localhost/replica:0/task:0/device:GPU:{index}" for index in used]
     names.append("/job:localhost/replica:0/task:0/device:CPU:0")
 
-    physical = devices.physical_gpus(num_logical)
+    physical = devices_lib.physical_gpus(num_logical)
 
     assert sum(num_logical) == len(physical)
-    assert is_shared == devices.share_a_gpu(names, physical)
+    assert is_shared == devices_lib.share_a_gpu(names, physical)
 
 
 @pytest.mark.parametrize(("parts", "is_virtual"), [(None, False), (2, True)])
@@ -233,8 +234,8 @@ def test_replicas_on_parts_of_one_gpu_are_known_from_the_configuration(
     )
     names = [f"/job:localhost/replica:0/task:0/device:GPU:{index}" for index in (0, 1)]
 
-    assert is_virtual == devices.have_virtual_gpus(names)
-    assert not devices.have_virtual_gpus(["/job:localhost/device:CPU:0"])
+    assert is_virtual == devices_lib.have_virtual_gpus(names)
+    assert not devices_lib.have_virtual_gpus(["/job:localhost/device:CPU:0"])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tensorflow.python.autograph.pyct import transpiler
 
 import replicator
 from replicator import errors
-from replicator.step.tracing import traced_once
+from replicator.core.step import traced_once
 
 
 class Lazy(tf.Module):

@@ -10,7 +10,7 @@ import tensorflow as tf
 import replicator
 from replicator import errors
 from replicator.contract import programs
-from replicator.step import identity as step_identity
+from replicator.core import step as step_lib
 
 
 def _counted():
@@ -62,10 +62,8 @@ def test_partials_of_other_arguments_are_other_steps(one, other):
     step, _ = _counted()
     first, second = (functools.partial(step, value) for value in (one, other))
 
-    assert step_identity.identity(first) != step_identity.identity(second)
-    assert step_identity.identity(first) == step_identity.identity(
-        functools.partial(step, one)
-    )
+    assert step_lib.identity(first) != step_lib.identity(second)
+    assert step_lib.identity(first) == step_lib.identity(functools.partial(step, one))
 
 
 def test_where_an_argument_stands_counts():
@@ -78,7 +76,7 @@ def test_where_an_argument_stands_counts():
         functools.partial(step, shift=2.0, scale=1.0),
     ]
 
-    assert len(partials) == len(set(map(step_identity.identity, partials)))
+    assert len(partials) == len(set(map(step_lib.identity, partials)))
 
 
 def test_a_partial_of_a_list_is_only_itself():
@@ -87,7 +85,7 @@ def test_a_partial_of_a_list_is_only_itself():
     shifts = [1.0]
     first, second = (functools.partial(step, shift=shifts) for _ in range(2))
 
-    assert step_identity.identity(first) != step_identity.identity(second)
+    assert step_lib.identity(first) != step_lib.identity(second)
 
 
 def test_a_partial_of_a_method_is_known_by_its_object():

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator.step.values import tensor_of
-from replicator.validation import arguments
-from replicator.validation.arguments import is_integer
+from replicator.core import validation
+from replicator.core.step import tensor_of
+from replicator.core.validation import is_integer
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ from replicator.validation.arguments import is_integer
     ],
 )
 def test_a_message_calls_every_value_by_one_short_line(value, text):
-    shown = arguments.shown(value)
+    shown = validation.shown(value)
 
     assert shown.startswith(text)
     assert "\n" not in shown
@@ -53,14 +53,14 @@ def test_a_message_calls_every_value_by_one_short_line(value, text):
 @pytest.mark.parametrize("value", [None, 1, ["a"], tf.constant(["a", "b"]), np.ones(2)])
 def test_only_texts_are_compared_with_names(value):
     """A comparison with a tensor is a tensor."""
-    assert arguments.is_one_of("a", ("a", "b"))
-    assert not arguments.is_one_of("c", ("a", "b"))
-    assert not arguments.is_one_of(value, ("a", "b"))
+    assert validation.is_one_of("a", ("a", "b"))
+    assert not validation.is_one_of("c", ("a", "b"))
+    assert not validation.is_one_of(value, ("a", "b"))
 
 
 @pytest.mark.parametrize("value", ["a/b", b"a/b", pathlib.Path("a/b")])
 def test_a_path_becomes_text(value):
-    assert "a/b" == arguments.path_of(value, "restore(path)")
+    assert "a/b" == validation.path_of(value, "restore(path)")
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,14 @@ def test_a_path_becomes_text(value):
 )
 def test_what_is_no_path_is_refused(value, kind, message):
     with pytest.raises(kind, match=message):
-        arguments.path_of(value, "restore(path)")
+        validation.path_of(value, "restore(path)")
 
 
 @pytest.mark.parametrize(
     "value", [(1, 2), iter([1, 2]), {1: 0, 2: 0}, np.array([1, 2])]
 )
 def test_iterables_become_lists(value):
-    assert [1, 2] == arguments.listed(value, "f() takes a list")
+    assert [1, 2] == validation.listed(value, "f() takes a list")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_iterables_become_lists(value):
 )
 def test_what_is_no_list_is_refused(value):
     with pytest.raises(TypeError, match=r"^f\(\) takes a list, but got "):
-        arguments.listed(value, "f() takes a list")
+        validation.listed(value, "f() takes a list")
 
 
 def test_errors_of_the_users_generator_come_through():
@@ -109,7 +109,7 @@ def test_errors_of_the_users_generator_come_through():
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        arguments.listed(broken(), "f() takes a list")
+        validation.listed(broken(), "f() takes a list")
 
 
 @pytest.mark.parametrize("value", [True, 1.0, "1", None, np.int64(1), [1]])

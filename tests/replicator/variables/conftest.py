@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import replicator
-from replicator.placement import devices
+from replicator.core import devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator.step.tracing import traced_once
+from replicator.core.step import traced_once
 from replicator.variables import values, writes
 
 SUM = tf.VariableAggregation.SUM

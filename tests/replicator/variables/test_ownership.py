@@ -5,7 +5,7 @@ import gc
 import pytest
 import tensorflow as tf
 
-from replicator.placement.topology import make_topology
+from replicator.core.topology import make_topology
 from replicator.variables.ownership import Owner, Ownership
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import tensorflow as tf
 
-from replicator.placement.topology import (
+from replicator.core.topology import (
     CPU_GROUP_KEY,
     GPU_GROUP_KEY,
     Group,

@@ -61,9 +61,9 @@ def main(folder):
     import small_programs
 
     import replicator
+    from replicator.core.topology import make_topology
     from replicator.engine.analysis import analyze
     from replicator.engine.graph.optimize import optimize
-    from replicator.placement.topology import make_topology
 
     gpus = make_topology(
         [[f"/job:localhost/replica:0/task:0/device:GPU:{index}"] for index in (0, 1)]

@@ -18,9 +18,9 @@ from overlap_model import (
 
 import replicator
 from replicator.collectives import buckets
+from replicator.core.topology import make_topology
 from replicator.engine.analysis import analyze, plan
 from replicator.engine.graph import trace
-from replicator.placement.topology import make_topology
 from workloads.resnet50.workload import WORKLOAD
 
 GPUS = [f"/job:localhost/replica:0/task:0/device:GPU:{index}" for index in range(8)]

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 
-from replicator.placement import cgroups
+from replicator.core import cgroups
 from workloads.d4pg.replay import transitions
 from workloads.d4pg.replay.transitions import SharedArrays
 

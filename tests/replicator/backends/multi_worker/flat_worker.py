@@ -8,8 +8,8 @@ from tiny_models import Training, share
 from virtual_gpus import take_cpus_for_gpus
 
 import replicator
+from replicator.core import devices
 from replicator.engine.link import chain
-from replicator.placement import devices
 
 NUM_STEPS = 20
 TIMEOUT_SEC = 60.0

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tiny_models import Training
 
 import replicator
-from replicator.placement import devices
+from replicator.core import devices
 
 NUM_STEPS = 20
 HALF = NUM_STEPS // 2

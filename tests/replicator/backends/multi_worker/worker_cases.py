@@ -17,7 +17,7 @@ from tiny_models import share
 from worker_types import TYPES, of_type, ops_of, plain
 
 import replicator
-from replicator.placement import devices
+from replicator.core import devices
 
 TIMEOUT_SEC = 60.0
 LATE_SEC = 0.1

@@ -5,10 +5,10 @@ import tensorflow as tf
 
 import replicator
 from replicator import errors
+from replicator.core.topology import make_topology
 from replicator.engine.graph import body, dataflow
 from replicator.engine.graph.optimize import optimize
 from replicator.engine.graph.trace import trace
-from replicator.placement.topology import make_topology
 
 TWO_CPUS = make_topology([["/job:localhost/replica:0/task:0/device:CPU:0"]] * 2)
 SCALAR = tf.TensorSpec([], tf.float32)

@@ -4,9 +4,9 @@ import pytest
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator.core.topology import make_topology
 from replicator.engine.graph import body, replicate
 from replicator.engine.graph.body import Ref
-from replicator.placement.topology import make_topology
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(3)]
 GPU = [name.replace("CPU", "GPU") for name in CPU]

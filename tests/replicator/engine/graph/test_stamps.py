@@ -5,11 +5,11 @@ import itertools
 import pytest
 
 from replicator._tf import compat as _tf_compat
+from replicator.core import context
+from replicator.core.topology import make_topology
 from replicator.engine.graph import body as body_lib
 from replicator.engine.graph import liveness
 from replicator.engine.graph.stamps import Stamps
-from replicator.placement.topology import make_topology
-from replicator.step import logical
 
 LOCAL = "/job:localhost/replica:0/task:0/device:"
 REMOTE = "/job:worker/replica:0/task:{}/device:GPU:{}"
@@ -108,7 +108,7 @@ def test_a_node_that_the_optimizer_moves_to_the_host_asks_for_the_host():
 
 def test_logical_devices_stay_apart_even_on_one_gpu():
     """The optimizer merges equal nodes of one device, and of no two."""
-    parts = [logical.traced_name(0), logical.traced_name(1), ""]
+    parts = [context.logical_name(0), context.logical_name(1), ""]
     graph_def = _graph(parts)
     stamps = Stamps(graph_def, _topology([f"{LOCAL}GPU:0"] * 2))
     stamps.add(graph_def)
@@ -120,7 +120,7 @@ def test_logical_devices_stay_apart_even_on_one_gpu():
 
 def test_a_function_runs_where_it_is_called():
     """Nodes that the optimizer takes out of it ask for its caller's device."""
-    part = logical.traced_name(1)
+    part = context.logical_name(1)
     graph_def = _graph([f"f@{part}"], {"f": ["g@", "/device:CPU:0"], "g": [""]})
     stamps = Stamps(graph_def, _topology([f"{LOCAL}GPU:0", f"{LOCAL}GPU:1"]))
     stamps.add(graph_def)

@@ -6,6 +6,8 @@ import tensorflow as tf
 from collective_calls import make_call
 
 from replicator.collectives.kinds.all_reduce import AllReduce
+from replicator.core import devices
+from replicator.core.topology import make_topology
 from replicator.engine.analysis import plan
 from replicator.engine.analysis.plan import Share
 from replicator.engine.graph import body
@@ -13,8 +15,6 @@ from replicator.engine.graph.emitter import Emitter
 from replicator.engine.link import uneven_rows
 from replicator.engine.link.uneven_rows import UnevenRows
 from replicator.errors import CollectiveTypeError
-from replicator.placement import devices
-from replicator.placement.topology import make_topology
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 EACH_ITS_OWN = (0, 1, 2, 3)

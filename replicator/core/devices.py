@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from replicator._tf import workers as _tf_workers
 from replicator.catalog import MAX_REPLICAS
+from replicator.core.validation import is_integer, listed, shown
 from replicator.errors import DeviceError
-from replicator.validation.arguments import is_integer, listed, shown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

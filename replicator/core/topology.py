@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator.core import devices as devices_lib
+from replicator.core.validation import Maker, is_integer, shown
 from replicator.errors import DeviceError
-from replicator.placement import devices as device_lib
-from replicator.validation.arguments import is_integer, shown
-from replicator.validation.maker import Maker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
 
 # Group of the first CPU device of every worker.
 CPU_GROUP_KEY = 1
@@ -86,7 +86,7 @@ class Topology:
     @property
     def spans_processes(self) -> bool:
         """Whether the replicas of this program are in several processes."""
-        return len(set(map(device_lib.process, self.replica_devices))) > 1
+        return len(set(map(devices_lib.process, self.replica_devices))) > 1
 
     @property
     def orders_transfers(self) -> bool:
@@ -98,7 +98,7 @@ class Topology:
         """Whether every replica has a logical GPU of its own in this process."""
         names = self.replica_devices
         is_distinct = len(set(names)) == len(names)
-        are_gpus = all(map(device_lib.is_gpu, names))
+        are_gpus = all(map(devices_lib.is_gpu, names))
         return are_gpus and is_distinct and not self.spans_processes
 
     def leaders(self, owner: int) -> tuple[int, ...]:
@@ -109,7 +109,7 @@ class Topology:
         """
         if not self.spans_processes:
             return self.memories
-        names = [device_lib.process(name) for name in self.replica_devices]
+        names = [devices_lib.process(name) for name in self.replica_devices]
         found: dict[str, list[int]] = {}
         for memory in dict.fromkeys(self.memories):
             found.setdefault(names[memory], []).append(memory)
@@ -165,7 +165,7 @@ def make_topology(
     Returns:
       The topology.
     """
-    places = [tuple(map(device_lib.memory, names)) for names in devices]
+    places = [tuple(map(devices_lib.memory, names)) for names in devices]
     memories = tuple(places.index(place) for place in places)
     return Topology(
         devices=tuple(tuple(names) for names in devices),
@@ -182,7 +182,7 @@ def make_topology(
 def place_group_key(device: str) -> int:
     """The key of a worker group: devices of one place in all workers."""
     spec = tf.DeviceSpec.from_string(device)
-    kind = 0 if device_lib.is_cpu(device) else 1
+    kind = 0 if devices_lib.is_cpu(device) else 1
     return CPU_GROUP_KEY + 2 * int(spec.device_index or 0) + kind
 
 

@@ -21,6 +21,7 @@ from replicator.errors import CreateVariableInStepError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+
 _Traced = TypeVar("_Traced")
 
 

@@ -1,0 +1,1 @@
+"""Where replicas are, what a step sees, and checks of what users pass."""

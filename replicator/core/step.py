@@ -1,0 +1,321 @@
+"""Step functions: the values that they take and return, their traces, and identity."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import linecache
+import sysconfig
+import types
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import tensorflow as tf
+
+from replicator.core import validation
+from replicator.core.validation import name_of, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+
+
+T = TypeVar("T")
+
+
+class PerReplica(Generic[T]):
+    """One value per replica, indexed by ``replica_id``.
+
+    ``tf.nest`` treats it as a leaf: a nest of ``PerReplica`` has the structure of the
+    step's return value.
+
+    Attributes:
+      values: A tuple of ``num_replicas`` values.
+      made_by: The replicator whose ``run`` or inputs made them; None if a caller did.
+      spec: The ``tf.TypeSpec`` of a batch that was read from inputs, or None.
+    """
+
+    __slots__ = ("made_by", "spec", "values")
+
+    def __init__(
+        self,
+        values: Sequence[T],
+        *,
+        made_by: validation.Maker | None = None,
+        spec: Any = None,
+    ) -> None:
+        self.made_by = made_by
+        self.spec = spec
+        try:
+            self.values = tuple(values)
+        except Exception as error:
+            is_iterable = hasattr(type(values), "__iter__")
+            if is_iterable and not isinstance(error, (TypeError, ValueError)):
+                raise  # an error in the user's own generator
+            raise TypeError(
+                f"PerReplica takes a sequence with one value per replica, such as "
+                f"PerReplica([a, b]), not a {type(values).__name__!r}"
+            ) from error
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, replica_id: int) -> T:
+        return self.values[replica_id]
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.values)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PerReplica, (self.values,)  # a copy is nobody's
+
+    def __repr__(self) -> str:
+        return f"PerReplica({', '.join(map(repr, self.values))})"
+
+
+def per_replica_nest(
+    structure: Any, flat: Sequence[Any], num_replicas: int, map_structure: Any
+) -> Any:
+    """Turns the flat outputs of R replicas into one nest of ``PerReplica``."""
+    size = len(flat) // num_replicas
+    index = -1
+    made_by = validation.current_maker()
+
+    def group(leaf: Any) -> PerReplica[Any]:
+        nonlocal index
+        if leaf is None:
+            return PerReplica([None] * num_replicas, made_by=made_by)
+        index += 1
+        return PerReplica(flat[index::size], made_by=made_by)
+
+    if isinstance(structure, int):  # a single tensor, which most steps return
+        return group(structure)
+    return map_structure(group, structure)
+
+
+_ADVICE: tuple[tuple[Any, str], ...] = (
+    (type(None), "leave it out, or pass zeros instead"),
+    (tf.RaggedTensor, "make it dense with value.to_tensor()"),
+    (tf.SparseTensor, "make it dense with tf.sparse.to_dense(value)"),
+    (
+        PerReplica,
+        "pass it to run(step_fn, inputs), and use the argument of the step",
+    ),
+    (int, "pass an integer that fits into 64 bits, or a float"),
+)
+_NEVER_DENSE = (tf.RaggedTensor, tf.SparseTensor, PerReplica)
+
+
+def tensor_of(value: Any, said: str) -> tf.Tensor:
+    """Returns a value as a dense tensor."""
+    if isinstance(value, tf.Tensor):
+        return value
+    cause: Exception | None = None
+    # A PerReplica has a length and items, so TensorFlow would stack its values.
+    if not isinstance(value, _NEVER_DENSE):
+        try:
+            return tf.convert_to_tensor(value)
+        except (TypeError, ValueError, tf.errors.OpError) as error:
+            cause = error
+    raise TypeError(f"{said}, but got {shown(value)}; {_advice(value)}") from cause
+
+
+def _advice(value: Any) -> str:
+    for kind, text in _ADVICE:
+        if isinstance(value, kind):
+            return text
+    return "pass tensors, NumPy arrays or numbers"
+
+
+def check_outputs(outputs: Any, step_fn: Callable[..., Any]) -> Any:
+    """Turns a step's return value into a nest of tensors."""
+
+    def convert(leaf: Any) -> tf.Tensor:
+        try:
+            return tf.convert_to_tensor(leaf)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"{name_of(step_fn)} returned a {type(leaf).__name__!r}; a step "
+                "returns a nest of tensors (loss, metrics) or None"
+            ) from error
+
+    return tf.nest.map_structure(lambda x: x if x is None else convert(x), outputs)
+
+
+# TensorFlow counts traces per code object and warns if five calls in a row trace. Each
+# program of this library is traced once, but the same lines create all programs; so
+# each gets its own code object and is counted separately.
+
+_COUNTER = itertools.count()
+# Files whose lines are not those of a user: of this package, of Python, and of these.
+_HERE = Path(__file__).resolve().parents[1]
+_PYTHON = Path(sysconfig.get_paths()["stdlib"])
+_FRAMEWORKS = frozenset({"keras", "tensorflow", "tf_keras"})
+
+
+def traced_once(function: Callable[..., Any], **options: Any) -> Any:
+    """Makes a ``tf.function`` that is counted apart from others of the same code."""
+    owner = function.__self__ if isinstance(function, types.MethodType) else None
+    inner: Any = getattr(function, "__func__", function)
+    code = inner.__code__.replace(co_name=f"{inner.__name__}_{next(_COUNTER)}")
+    own = types.FunctionType(
+        code, inner.__globals__, inner.__name__, inner.__defaults__, inner.__closure__
+    )
+    own.__kwdefaults__ = inner.__kwdefaults__
+    target = own if owner is None else types.MethodType(own, owner)
+    return tf.function(target, **{"autograph": False, **options})
+
+
+def repeat(
+    step: Callable[[tf.Tensor], Sequence[tf.Tensor]],
+    num_steps: int | tf.Tensor,
+    specs: Sequence[tf.TensorSpec],
+) -> list[tf.Tensor]:
+    """Runs ``step`` ``num_steps`` times in the graph being built."""
+    if isinstance(num_steps, int) and num_steps == 1:
+        return list(step(tf.constant(0)))
+    # The loop needs initial values; they are never read.
+    start = [tf.zeros([d or 0 for d in s.shape], s.dtype) for s in specs]
+
+    def body(index: tf.Tensor, *_previous: tf.Tensor) -> list[tf.Tensor]:
+        return [index + 1, *step(index)]
+
+    final = tf.while_loop(
+        lambda index, *_: index < num_steps,
+        body,
+        [tf.constant(0), *start],
+        shape_invariants=[tf.TensorShape([]), *(s.shape for s in specs)],
+        # Training steps depend on each other: more iterations would only use memory.
+        parallel_iterations=1,
+    )
+    return list(final[1:])
+
+
+def line_of(stack: Iterable[Any] | None) -> str:
+    """The line of a user's code that made an operation: the innermost of its stack."""
+    for frame in reversed(list(stack or ())):
+        if not _is_library(frame.filename):
+            text = linecache.getline(frame.filename, frame.lineno).strip()
+            return f"{frame.filename}:{frame.lineno}: {text}"
+    return ""
+
+
+def at_lines(lines: Sequence[str]) -> str:
+    """Lines as part of a message; empty without any."""
+    found = [line for line in lines if line]
+    return f" at {', '.join(found)}" if found else ""
+
+
+@functools.cache  # a step has thousands of frames, of few files
+def _is_library(name: str) -> bool:
+    path = Path(name)
+    if path.name.startswith("<") or path.is_relative_to(_HERE):
+        return True
+    parts = path.parts
+    for folder in ("site-packages", "dist-packages"):
+        if folder in parts:
+            return parts[parts.index(folder) + 1] in _FRAMEWORKS
+    return path.is_relative_to(_PYTHON)
+
+
+# Python creates a method object at each access, and programs often create a
+# ``functools.partial`` at each call; neither makes a new step. A method is identified
+# by its object and its function, a partial by its function and its arguments: each the
+# same object, or a number or string of the same type and value. This is safe, because
+# the same partial passed twice would also be traced once. Objects that a program
+# references, such as a variable passed as an argument, then live as long as the
+# function. Functions and lambdas are identified by the object itself, because their
+# closures can be rebound.
+
+_PLAIN_TYPES = (bool, int, str, bytes, type(None))
+
+
+class _Opaque(Exception):  # noqa: N818 (no error: a partial that is only itself)
+    """An argument that can neither be compared nor be referenced weakly."""
+
+
+def identity(step_fn: Callable[..., Any]) -> tuple[Hashable, ...]:
+    """The key of a step function, valid as long as its ``parts`` live."""
+    if type(step_fn) is types.FunctionType:
+        return (id(step_fn),)
+    if isinstance(step_fn, types.MethodType):
+        return id(step_fn.__self__), id(step_fn.__func__)
+    return tuple(
+        part.token if isinstance(part, _Plain) else id(part)
+        for part in _all_parts(step_fn)
+    )
+
+
+def parts_of(step_fn: Callable[..., Any]) -> list[Any]:
+    """The objects that make up a step function; it lives as long as all of them."""
+    return [part for part in _all_parts(step_fn) if not isinstance(part, _Plain)]
+
+
+def origin_of(step_fn: Callable[..., Any]) -> tuple[Any, Any] | None:
+    """What all function objects that are created from one piece of code share."""
+    is_partial = isinstance(step_fn, functools.partial)
+    while isinstance(step_fn, functools.partial):
+        step_fn = step_fn.func
+    if isinstance(step_fn, types.MethodType):
+        # Methods of different objects are different functions with the same code.
+        return getattr(step_fn.__func__, "__code__", None), step_fn.__self__
+    code = getattr(step_fn, "__code__", None)
+    if code is not None:
+        return code, None
+    return (type(step_fn), step_fn) if is_partial else None
+
+
+class _Plain:
+    """A part that is compared by value.
+
+    Attributes:
+      token: Equal for parts that are the same.
+    """
+
+    def __init__(self, *token: Any) -> None:
+        self.token = token
+
+
+def _all_parts(step_fn: Any) -> list[Any]:
+    if isinstance(step_fn, types.MethodType):
+        return [step_fn.__self__, step_fn.__func__]
+    if isinstance(step_fn, functools.partial):
+        try:
+            return list(_of_partial(step_fn))
+        except _Opaque:
+            pass
+    return [step_fn]
+
+
+def _of_partial(partial: functools.partial[Any]) -> Iterator[Any]:
+    yield from _all_parts(partial.func)
+    yield _Plain("partial", len(partial.args), *partial.keywords)
+    for value in (*partial.args, *partial.keywords.values()):
+        yield from _of_argument(value)
+
+
+def _of_argument(value: Any) -> Iterator[Any]:
+    kind = type(value)
+    if kind in _PLAIN_TYPES:
+        yield _Plain(kind, value)
+    elif kind is float:
+        yield _Plain(kind, value.hex())  # 0.0 and -0.0 are equal
+    elif kind is tuple:
+        yield _Plain(kind, len(value))
+        for item in value:
+            yield from _of_argument(item)
+    elif kind in (types.MethodType, functools.partial):
+        yield _Plain(kind)
+        yield from _all_parts(value)
+    elif _is_weakly_held(value):
+        yield value
+    else:
+        raise _Opaque
+
+
+def _is_weakly_held(value: Any) -> bool:
+    try:
+        weakref.ref(value)
+    except TypeError:
+        return False
+    return True

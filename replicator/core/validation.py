@@ -1,0 +1,282 @@
+"""Checks of what users pass: arguments, functions, and things of another replicator.
+
+Imports no TensorFlow, which ``create`` imports only with the backend.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from replicator.errors import OtherReplicatorError, StrategyError
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+    from types import TracebackType
+    from typing import TypeGuard
+
+
+# Does not import TensorFlow, which ``create`` imports only with the backend.
+
+# The largest values of TensorFlow's integer types; a Python int has no limit.
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+
+_PLAIN = (bool, int, float, str, bytes, type(None))
+_MOST_BITS = 128  # Python refuses to format integers of thousands of digits
+_MOST_CHARACTERS = 100
+
+
+def shown(value: Any) -> str:
+    """How messages show a value: in one line, however large the value is."""
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return f"an integer of {value.bit_length()} bits"
+    if _is_plain(value):
+        text = repr(value)
+        is_short = len(text) <= _MOST_CHARACTERS
+        return text if is_short else f"{text[: _MOST_CHARACTERS - 3]}..."
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        dtype = getattr(value.dtype, "name", value.dtype)
+        return f"a {type(value).__name__!r} of {dtype} and shape {value.shape}"
+    return f"a {type(value).__name__!r}"
+
+
+def is_one_of(value: Any, names: Container[str]) -> TypeGuard[str]:
+    """Whether a value is one of several names; ``in`` alone would compare tensors."""
+    return isinstance(value, str) and value in names
+
+
+def is_integer(
+    value: Any, *, least: int | None = None, most: int | None = None
+) -> TypeGuard[int]:
+    """Whether a value is an integer, not less than ``least`` nor more than ``most``.
+
+    ``True`` and ``False`` do not count, although they are instances of ``int``.
+    """
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    return (
+        is_int and (least is None or value >= least) and (most is None or value <= most)
+    )
+
+
+def is_positive(value: Any) -> TypeGuard[float]:
+    """Whether a value is a finite number above zero; a bool and a tensor are not."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and 0 < value <= sys.float_info.max
+
+
+def path_of(value: Any, argument: str) -> str:
+    """Returns a path as a string."""
+    if not isinstance(value, (str, bytes, os.PathLike)):
+        raise TypeError(
+            f"{argument} must be a path, but got {shown(value)}; pass a string or a "
+            "pathlib.Path"
+        )
+    path = os.fsdecode(value)
+    if not path or "\0" in path:
+        raise ValueError(
+            f"{argument} must be a path, but got {shown(path)}, which cannot name a "
+            "file; pass a non-empty string without null characters, or a pathlib.Path"
+        )
+    return path
+
+
+def listed(value: Any, said: str) -> list[Any]:
+    """Returns the items of an iterable, in order."""
+    is_data = hasattr(value, "element_spec")  # endless where a step is traced
+    if hasattr(type(value), "__iter__") and not is_data:
+        try:
+            iterator = iter(value)
+        except TypeError:
+            pass
+        else:
+            return list(iterator)
+    raise TypeError(f"{said}, but got {shown(value)}")
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether the ``repr`` of a value is short and has one line."""
+    if isinstance(value, (list, tuple)):
+        few = value[:_MOST_CHARACTERS]
+        return all(_is_plain(item) and not _is_huge(item) for item in few)
+    return isinstance(value, _PLAIN)
+
+
+def _is_huge(value: Any) -> bool:
+    return isinstance(value, int) and value.bit_length() > _MOST_BITS
+
+
+# Optimizers, inputs and ``PerReplica`` values carry the ``Maker`` of the replicator
+# that made them: they have its number of replicas, its devices and its way to average.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Maker:
+    """Stands for one replicator, without keeping it alive."""
+
+    name: str  # Class of the replicator.
+    num_replicas: int  # Replicas of the whole job.
+    # Whether a wrapped optimizer updates as those of the other replicators with this
+    # flag do, so that they can run its steps.
+    wraps_alike: bool = False
+
+    def __str__(self) -> str:
+        """What messages call the replicator."""
+        return f"{self.name}, num_replicas={self.num_replicas}"
+
+
+class _Running(threading.local):
+    makers: tuple[Maker, ...] = ()
+
+
+_RUNNING = _Running()
+
+
+class running:  # noqa: N801 (a function to its callers, without a generator's cost)
+    """Inside it, steps of this replicator run, in this thread."""
+
+    def __init__(self, maker: Maker) -> None:
+        self._maker = maker
+
+    def __enter__(self) -> None:
+        _RUNNING.makers = (*_RUNNING.makers, self._maker)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _RUNNING.makers = _RUNNING.makers[:-1]
+
+
+def current_maker() -> Maker | None:
+    """The replicator whose step runs or is traced in this thread, or None."""
+    return _RUNNING.makers[-1] if _RUNNING.makers else None
+
+
+def check_maker(
+    thing: Any,
+    user: Maker | None,
+    what: str,
+    remedy: str,
+    *,
+    is_portable: bool = False,
+) -> None:
+    """Rejects what another replicator made."""
+    made_by = thing.made_by
+    if made_by is None or user is None or made_by is user:
+        return
+    if not (is_portable and made_by.wraps_alike and user.wraps_alike):
+        raise OtherReplicatorError(
+            f"{what} was made by another replicator ({made_by}), and cannot be used by "
+            f"this one ({user}); {remedy}"
+        )
+
+
+def name_of(function: Any) -> str:
+    """The name of a function in messages."""
+    inner = getattr(function, "func", function)  # of a functools.partial
+    return str(getattr(inner, "__qualname__", type(inner).__name__))
+
+
+def check_input_fn(input_fn: Any, caller: str) -> None:
+    """Rejects an object that cannot be called with an ``InputContext``."""
+    if not callable(input_fn):
+        raise TypeError(
+            f"{caller}() takes a function that returns a dataset, but got a "
+            f"{type(input_fn).__name__!r}; write def input_fn(ctx): return "
+            "dataset.batch(ctx.get_per_replica_batch_size(n)), and pass input_fn; or "
+            f"{caller}(lambda ctx: dataset), if its batches are per-replica batches"
+        )
+    if not _takes(input_fn, 1):
+        raise TypeError(
+            f"{caller}() calls {name_of(input_fn)!r} with one argument, an "
+            "InputContext, which it does not accept; write def input_fn(ctx): even if "
+            "ctx is not used"
+        )
+
+
+def check_takes_one(function: Any, caller: str, argument: str, what: str) -> None:
+    """Rejects an object that cannot be called with one argument."""
+    if not callable(function):
+        raise TypeError(
+            f"{caller}() calls {argument} with {what}, but got {shown(function)}, "
+            "which is not a function; pass a function of one argument"
+        )
+    if not _takes(function, 1):
+        raise TypeError(
+            f"{caller}() calls {argument} with {what}, but {name_of(function)!r} does "
+            "not take one argument; pass a function of one argument"
+        )
+
+
+def check_not_distributed() -> None:
+    """Rejects a step that is traced while Keras has a distribution of its own."""
+    keras = sys.modules.get("keras")
+    found = keras and keras.distribution.distribution()
+    if found:
+        raise StrategyError(
+            f"keras.distribution is set to {type(found).__name__}, which Keras accepts "
+            "on TensorFlow and does not do; call "
+            "keras.distribution.set_distribution(None), and let the replicator place "
+            "replicas and stages"
+        )
+
+
+def check_step_fn(step_fn: Any, *, takes_batch: bool) -> None:
+    """Rejects an object that cannot be called as a step."""
+    if not callable(step_fn):
+        raise TypeError(
+            f"run() takes a step function, but got a {type(step_fn).__name__!r}; pass "
+            "the function itself, run(step_fn, inputs), not its return value"
+        )
+    if _takes(step_fn, 1 if takes_batch else 0):
+        return
+    name = name_of(step_fn)
+    if not takes_batch:
+        raise TypeError(
+            f"step {name!r} takes arguments, but run() got no inputs; write "
+            "run(step_fn, inputs) with inputs = repl.make_input_iterator(input_fn), or "
+            "a step without arguments"
+        )
+    if _takes(step_fn, 0):
+        raise TypeError(
+            f"step {name!r} takes no argument, but run() got inputs; write def "
+            "step_fn(batch):, or run(step_fn) without inputs"
+        )
+    raise TypeError(
+        f"step {name!r} cannot be called with one argument, but run(step_fn, inputs) "
+        "passes the whole batch as one argument; write def step_fn(batch): x, y = "
+        "batch, and repl.run(step_fn, inputs)"
+    )
+
+
+def check_no_more(caller: str, more: tuple[Any, ...], others: dict[str, Any]) -> None:
+    """Rejects arguments in the style of ``tf.distribute``."""
+    if more or others:
+        got = [f"{name}=" for name in others] or [f"{len(more)} extra arguments"]
+        raise TypeError(
+            f"{caller}() does not take {', '.join(got)}; write "
+            f"repl.{caller}(step_fn, inputs, num_steps=k) with inputs = "
+            "repl.make_input_iterator(input_fn), or a nest of PerReplica such as "
+            "(x, y); the step takes it as one argument: def step_fn(batch): x, y = "
+            "batch"
+        )
+
+
+def _takes(function: Any, num_arguments: int) -> bool:
+    """Whether a function can be called with this number of positional arguments."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True  # a builtin without a signature
+    try:
+        signature.bind(*range(num_arguments))
+    except TypeError:
+        return False
+    return True

@@ -1,1 +1,0 @@
-"""Devices, the placement of replicas on them, and groups of workers."""

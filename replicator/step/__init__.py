@@ -1,1 +1,0 @@
-"""What a step function sees: its replica, logical devices, random streams, outputs."""
