@@ -10,7 +10,7 @@ from harness.options.option import NO_OPTIONS, Contributed, Option, Options
 from results.records.record_base import Replicas
 
 if TYPE_CHECKING:
-    from harness.launch.info import LauncherInfo
+    from harness.launch.launcher import LauncherInfo
 
 PROCESSES: Final = "Where the processes run"
 

@@ -11,7 +11,7 @@ import click
 from harness.cli import exit_codes
 from harness.errors import PlanError
 from harness.launch import catalog
-from harness.launch.info import Job
+from harness.launch.launcher import Job
 from harness.machine import gpus
 from harness.placement import processes
 from harness.planning import cases
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from harness.cli.host_options import HostRequest
     from harness.cli.verbs.sweep_verb import RunRequest
-    from harness.launch.contract import Launcher
+    from harness.launch.launcher import Launcher
     from harness.machine.machine_state import CpuTopology
     from harness.planning.plan import PlannedSweep
 

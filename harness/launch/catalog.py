@@ -1,4 +1,4 @@
-"""The launchers by name; each is one folder, and nothing of its engine is imported.
+"""The launchers by name; each is one file, and nothing of its engine is imported.
 
 A plugin adds one by an entry point of ``replicator_harness.launchers``; its options are
 known once it was named.
@@ -9,11 +9,11 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Final, cast
 
-from harness.launch.info import LauncherInfo
+from harness.launch.launcher import LauncherInfo
 from harness.lookup import find
 
 if TYPE_CHECKING:
-    from harness.launch.contract import Launcher
+    from harness.launch.launcher import Launcher
     from harness.options.option import Options
 
 DEFAULT: Final = "local"
@@ -24,9 +24,9 @@ LAUNCHERS: Final = (
     "jobset",
     "kubernetes",
 )
-"""Names of folders; ``launcher.py`` in each has ``LAUNCHER``."""
+"""Names of files, each of which has a ``LAUNCHER``."""
 _FOUND: Final[dict[str, LauncherInfo | None]] = dict.fromkeys(LAUNCHERS)
-"""With those of plugins that were named; None for a folder that is not imported yet."""
+"""With those of plugins that were named; None for one that is not imported yet."""
 
 
 def info(name: str) -> LauncherInfo:
@@ -34,7 +34,7 @@ def info(name: str) -> LauncherInfo:
     found = find("launchers", _FOUND, name, complain)
     if found is not None:
         return found
-    module = importlib.import_module(f"harness.launch.{name}.launcher")
+    module = importlib.import_module(f"harness.launch.{name}")
     return cast("LauncherInfo", module.LAUNCHER)
 
 

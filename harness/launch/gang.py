@@ -1,34 +1,317 @@
 """A gang: the members of a trial that an engine starts on several hosts.
 
-The harness itself waits for them. Each member connects and says how its process ended.
-The trial is over when every rank has ended; then the rest is cancelled. When a rank
-fails, the others get a grace period to record what they observed.
+An engine starts the same command so many times at once, and lets each know which one it
+is; the rest is the same for all engines. The harness itself waits for the members. Each
+connects and says how its process ended. The trial is over when every rank has ended;
+then the rest is cancelled. When a rank fails, the others get a grace period to record
+what they observed.
 """
 
 from __future__ import annotations
 
+import abc
+import contextlib
 import dataclasses
+import hmac
 import json
+import secrets
+import signal
+import socket
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from harness.errors import LaunchError
-from harness.launch import engine as engine_lib
-from harness.launch.engine import Gang
-from harness.launch.exits import MemberExits
-from harness.trial import rank_file
-from harness.trial.rank_file import GRACE_SEC, FirstExit, cause_of, signal_name
-from results.store import atomic
+from harness.trial import measure, rank_file
+from harness.trial.rank_file import GRACE_SEC, LOGS, FirstExit, cause_of, signal_name
+from replicator.cluster import port_filter
+from replicator.cluster.local_cluster import LineListener
+from results.store import atomic, untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
-    from harness.launch.engine import Engine
     from harness.placement.processes import Member
 
-    StartMembers = Callable[[Gang], Engine]
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Gang:
+    """The members that an engine has to start at the same time."""
+
+    trial_dir: Path  # That of the trial, which all hosts see; also the current one.
+    members: tuple[Member, ...]  # Kind and index of each.
+    members_per_host: int  # The first so many are on the first host, and so on.
+    # What each of them runs; it learns from the engine which one it is.
+    command: tuple[str, ...]
+    variables: Mapping[str, str]  # Its environment variables.
+
+    def to_json(self) -> bytes:
+        """Returns a line of JSON, for a client that is a process of its own."""
+        fields = {**dataclasses.asdict(self), "trial_dir": str(self.trial_dir)}
+        return json.dumps(fields).encode("ascii") + b"\n"
+
+    @classmethod
+    def from_json(cls, line: bytes) -> Gang:
+        """Returns what ``to_json`` has written."""
+        fields = json.loads(line)
+        return cls(
+            trial_dir=Path(fields["trial_dir"]),
+            members=tuple((kind, index) for kind, index in fields["members"]),
+            members_per_host=fields["members_per_host"],
+            command=tuple(fields["command"]),
+            variables=fields["variables"],
+        )
+
+    @property
+    def num_members(self) -> int:
+        """How many they are."""
+        return len(self.members)
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts that the gang needs."""
+        return -(-self.num_members // self.members_per_host)
+
+
+class Engine(abc.ABC):
+    """Members that an engine has started, or will when there is room."""
+
+    @abc.abstractmethod
+    def poll(self) -> int | None:
+        """Exit code of the engine's own client; None while it runs."""
+
+    @abc.abstractmethod
+    def cancel(self) -> None:
+        """Ends all members, also those that wait; harmless if they have ended."""
+
+    def output(self) -> str:
+        """What the engine said so far, for the failure of a trial."""
+        return ""
+
+
+_TAIL_BYTES = 4000
+
+
+class ClientEngine(Engine):
+    """A gang that one program starts, and that ends with it."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        trial_dir: Path,
+        variables: Mapping[str, str],
+        log: str,
+        hint: str,
+        end_by_itself_sec: float,
+        message: bytes | None = None,
+    ) -> None:
+        folder = trial_dir / LOGS
+        folder.mkdir(exist_ok=True)
+        self._log = folder / log
+        self._end_by_itself_sec = end_by_itself_sec
+        with self._log.open("wb") as file:
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL if message is None else subprocess.PIPE,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    env=variables,
+                    cwd=trial_dir,
+                    # Ctrl-C in the terminal must reach only the harness.
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise LaunchError(
+                    f"cannot run {command[0]}: {error.strerror or error}; {hint}"
+                ) from error
+        if message is not None:
+            assert self._process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # its exit code says why
+                self._process.stdin.write(message)
+                self._process.stdin.flush()
+
+    def poll(self) -> int | None:
+        """Exit code of the program."""
+        return self._process.poll()
+
+    def output(self) -> str:
+        """What the program said."""
+        return untrusted.tail(self._log, _TAIL_BYTES)
+
+    def cancel(self) -> None:
+        """Ends the program, which normally ends with its members."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+        for end in (None, self._process.terminate, self._process.kill):
+            if end is not None:
+                end()
+            try:
+                measure.wait_for_turn(self._process, self._end_by_itself_sec)
+            except subprocess.TimeoutExpired:
+                continue
+            return
+
+
+# Lines of JSON over TCP, after a secret that only processes of the trial know. Members
+# end when it is closed: the kernel of the harness's host closes it however the harness
+# ends, and keepalive finds out when the host itself is gone.
+
+ADDRESS_VARIABLE: Final = "REPLICATOR_HARNESS_GANG"
+"""Environment variable with ``host:port`` of the harness."""
+HOST_IN_VARIABLE: Final = "REPLICATOR_HARNESS_GANG_HOST_IN"
+"""Environment variable with the name of the one in which the engine tells each member
+the address of the harness's host; without it, the host's own name is used."""
+SECRET_VARIABLE: Final = "REPLICATOR_HARNESS_GANG_SECRET"  # noqa: S105 (a name)
+CONNECT_TIMEOUT_SEC: Final = 30.0
+LOST_AFTER_SEC: Final = 20
+"""A host that has not answered for this long is gone."""
+REFUSED: Final = 78
+"""Exit code where no process was started: no rank can have failed (EX_CONFIG)."""
+_PROBE_SEC = 5
+MAX_LINE_BYTES: Final = 65536
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Makes the kernel notice within ``LOST_AFTER_SEC`` that the other host is gone."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_SEC)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SEC)
+    probes = LOST_AFTER_SEC // _PROBE_SEC - 1
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
+    connection.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_AFTER_SEC * 1000
+    )
+
+
+def own_address(environ: Mapping[str, str]) -> str:
+    """Returns where a member finds the harness, as its engine knows it, or its name."""
+    # A host's own name may mean its loopback address elsewhere.
+    address = environ[ADDRESS_VARIABLE]
+    if host := environ.get(environ.get(HOST_IN_VARIABLE, "")):
+        return f"{host}:{address.rpartition(':')[2]}"
+    return address
+
+
+def connect(address: str, secret: str) -> socket.socket:
+    """Connects a member to the harness."""
+    host, _, port = address.rpartition(":")
+    connection = socket.create_connection((host, int(port)), CONNECT_TIMEOUT_SEC)
+    connection.settimeout(None)
+    keep_alive(connection)
+    send(connection, secret=secret)
+    return connection
+
+
+def send(connection: socket.socket, **message: Any) -> None:
+    """Sends one message."""
+    connection.sendall(json.dumps(message).encode("ascii") + b"\n")
+
+
+class MemberExits:
+    """Where the members of a gang report how their processes ended, until it closes."""
+
+    def __init__(self) -> None:
+        self.secret = secrets.token_hex(16)  # Known to processes of the trial only.
+        self.codes: dict[int, int] = {}  # Exit codes, by place among the members.
+        self.refused: list[str] = []  # Why members did not start their processes.
+        # Kills for want of memory on the host of a process that has ended, while it
+        # ran, by place; absent where the member does not know.
+        self.oom_kills: dict[int, int] = {}
+        self.lost: dict[int, str] = {}  # Why a connection counts as the end, by place.
+        self._tails: dict[int, str] = {}
+        self._hosts: dict[int, str] = {}
+        listener, self._port = _listen()
+        self._listener = LineListener(listener, max_line_bytes=MAX_LINE_BYTES)
+        self._places: dict[socket.socket, int] = {}
+        self._members: set[socket.socket] = set()
+
+    @property
+    def address(self) -> str:
+        """Name of this host, and the port."""
+        return f"{socket.gethostname()}:{self._port}"
+
+    def texts(self) -> list[str]:
+        """What members said, for the record of a failure."""
+        tails = [
+            f"-- process {place} on {self._hosts[place]}:\n{tail}"
+            for place, tail in sorted(self._tails.items())
+        ]
+        return [*tails, *self.refused]
+
+    def read(self, timeout_sec: float) -> None:
+        """Takes what arrives within some time."""
+        for connection, line in self._listener.read(timeout_sec):
+            if line is None:
+                self._lose(connection)
+                continue
+            try:
+                self._take(connection, line)
+            except (ValueError, KeyError, TypeError, RecursionError):
+                self._listener.drop(connection)
+                self._lose(connection)
+
+    def _take(self, connection: socket.socket, line: bytes) -> None:
+        """Nothing is believed before the secret: anybody can connect."""
+        message = json.loads(line)
+        if not isinstance(message, dict):
+            raise ValueError("not a message")  # noqa: TRY004 (bytes, not a type)
+        if connection in self._members:
+            self._hear(connection, message)
+            return
+        said = str(message.get("secret", ""))
+        if not hmac.compare_digest(said.encode(), self.secret.encode()):
+            raise ValueError("wrong secret")
+        keep_alive(connection)
+        self._listener.admit(connection)
+        self._members.add(connection)
+
+    def _hear(self, connection: socket.socket, message: dict[str, Any]) -> None:
+        if "refused" in message:
+            self.refused.append(str(message["refused"]))
+        elif "exit_code" in message:
+            place = self._places[connection]
+            self.codes[place] = int(message["exit_code"])
+            if message.get("oom_kills") is not None:
+                self.oom_kills[place] = int(message["oom_kills"])
+            if message["tail"]:
+                self._tails[place] = str(message["tail"])
+        else:
+            self._places[connection] = int(message["place"])
+            self._hosts[int(message["place"])] = str(message["host"])
+
+    def _lose(self, connection: socket.socket) -> None:
+        """A member that reported no exit was killed, or lost."""
+        self._members.discard(connection)
+        place = self._places.pop(connection, None)
+        if place is not None and place not in self.codes:
+            self.codes[place] = -signal.SIGKILL
+            self.lost[place] = (
+                f"the connection to process {place} on host {self._hosts[place]!r} was"
+                " lost: it was killed, or its host failed"
+            )
+
+    def close(self) -> None:
+        """Closes all connections, by which members end; harmless if they are closed."""
+        self._listener.close()
+
+
+def _listen() -> tuple[socket.socket, int]:
+    """Opens a port for the hosts of a gang.
+
+    Where this host has a public address, so have its members: then the secret alone
+    keeps strangers out, as on systems without such filters.
+    """
+    listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
+    port = int(listener.getsockname()[1])
+    own = port_filter.resolve(f"{socket.gethostname()}:{port}")
+    if all(port_filter.allows(port_filter.PRIVATE, str(address)) for address in own):
+        with contextlib.suppress(OSError):
+            port_filter.restrict(listener, port_filter.Reach.PRIVATE)
+    return listener, port
 
 
 # The records say the same, but reading them imports a library that takes longer than
@@ -72,26 +355,20 @@ _SETTLE_SEC = 2.0
 
 
 class RunningGang:
-    """The members of a trial, from their start to their end.
-
-    Attributes:
-      exit_code: The most informative exit code, negative for a signal; None while ranks
-        run.
-      output: What belongs to the record of a failure.
-      num_oom_kills: Kills for want of memory on the host of the rank that failed first,
-        while it ran; None where its member did not say.
-    """
+    """The members of a trial, from their start to their end."""
 
     def __init__(
         self,
-        start_members: StartMembers,
+        start_members: Callable[[Gang], Engine],
         trial_dir: Path,
         variables: Mapping[str, str],
         command: Sequence[str],
     ) -> None:
-        """Plans the gang; ``start`` starts it."""
+        # The most informative one, negative for a signal; None while ranks run.
         self.exit_code: int | None = None
-        self.output: tuple[str, ...] = ()
+        self.output: tuple[str, ...] = ()  # What belongs to the record of a failure.
+        # Kills for want of memory on the host of the rank that failed first, while it
+        # ran; None where its member did not say.
         self.num_oom_kills: int | None = None
         self._start_members = start_members
         self._trial_dir = trial_dir
@@ -115,8 +392,8 @@ class RunningGang:
             command=self._command,
             variables={
                 **self._variables,
-                engine_lib.ADDRESS_VARIABLE: exits.address,
-                engine_lib.SECRET_VARIABLE: exits.secret,
+                ADDRESS_VARIABLE: exits.address,
+                SECRET_VARIABLE: exits.secret,
                 **plan.variables,
             },
         )
@@ -187,14 +464,12 @@ class RunningGang:
 
     def _refuse(self, reason: str) -> int:
         rank_file.write_first_exit(self._trial_dir, FirstExit(reason=reason))
-        return engine_lib.REFUSED
+        return REFUSED
 
 
 def _why_ended(engine: Engine) -> str:
     lines = [line.strip() for line in engine.output().splitlines() if line.strip()]
-    if (
-        engine.poll() == engine_lib.REFUSED and lines
-    ):  # its own message, made to be read
+    if engine.poll() == REFUSED and lines:  # its own message, made to be read
         return lines[-1]
     said = " ".join(" ".join(lines).split())[-300:]
     return (

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from harness.errors import LaunchError
-from harness.launch import engine
+from harness.launch import gang
 from harness.launch.gang import GangPlan
 from harness.machine.gpu_watch import read_oom_kills
 from harness.trial.rank_file import LOGS
@@ -40,17 +40,17 @@ def main(argv: Sequence[str]) -> int:
     trial_dir = Path(argv[-1])
     config = environment.detect().config()
     member = (config.kind, config.index)
-    connection = engine.connect(
-        engine.own_address(os.environ), os.environ[engine.SECRET_VARIABLE]
+    connection = gang.connect(
+        gang.own_address(os.environ), os.environ[gang.SECRET_VARIABLE]
     )
     try:
         place, cores = _own(trial_dir, member)
     except LaunchError as error:
-        engine.send(
+        gang.send(
             connection, member=member, host=socket.gethostname(), refused=str(error)
         )
-        return engine.REFUSED
-    engine.send(connection, member=member, place=place, host=socket.gethostname())
+        return gang.REFUSED
+    gang.send(connection, member=member, place=place, host=socket.gethostname())
     log_path = trial_dir / LOGS / f"{config.kind}_{config.index}.log"
     log_path.parent.mkdir(exist_ok=True)
     kills_before = read_oom_kills()
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
         code = _run(argv, cores, log_path, temporary, connection)
     kills = None if kills_before is None else (read_oom_kills() or 0) - kills_before
     with contextlib.suppress(OSError):
-        engine.send(
+        gang.send(
             connection,
             member=member,
             exit_code=code,

@@ -44,7 +44,7 @@ from results.records.models import Failure, Measuring, Phase, StatusRecord, Tria
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from harness.launch.contract import Launcher
+    from harness.launch.launcher import Launcher
     from harness.machine.disturbance import Disturbance
     from harness.machine.gpus import Gpu
     from harness.run.trial_tree import TrialExit

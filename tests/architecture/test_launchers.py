@@ -1,4 +1,4 @@
-"""A launcher is known in its own folder, and starts nothing above it."""
+"""A launcher is known in its own file, and starts nothing above it."""
 
 import ast
 import itertools
@@ -10,7 +10,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 HARNESS = ROOT / "harness"
 CATALOG = HARNESS / "launch" / "catalog.py"
-FOLDERS = sorted(path.parent for path in HARNESS.glob("launch/*/launcher.py"))
+FILES = sorted(
+    path
+    for path in HARNESS.glob("launch/*.py")
+    if "\nLAUNCHER = " in path.read_text(encoding="utf-8")
+)
+OF_ENGINES = {
+    path
+    for path in HARNESS.glob("launch/*.py")
+    if path.stem.partition("_")[0] in {file.stem for file in FILES}
+}
 # Records in what kind of container a process is, whoever started it.
 CONTAINERS = HARNESS / "machine" / "environment.py"
 # Of schedulers that have a launcher, and of those that may get one.
@@ -31,32 +40,33 @@ def strings_of(path):
             yield node.value
 
 
-def test_every_launcher_is_one_folder():
+def test_every_launcher_is_one_file():
     """The catalogue has their names, each once, and no other string."""
     names = [text for text in strings_of(CATALOG) if re.fullmatch(r"\w+", text)]
 
-    assert {folder.name for folder in FOLDERS} <= set(names)
+    assert FILES
+    assert {file.stem for file in FILES} <= set(names)
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-def test_nothing_outside_of_its_folder_compares_a_launcher(folder):
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_nothing_outside_of_its_file_compares_a_launcher(file):
     """Its name stands nowhere else, whatever would be done with it."""
     found = [
         str(path.relative_to(ROOT))
         for path in HARNESS.rglob("*.py")
-        if path not in {CATALOG, CONTAINERS} and folder not in path.parents
-        if folder.name in strings_of(path)
+        if path not in {CATALOG, CONTAINERS, file}
+        if file.stem in strings_of(path)
     ]
 
     assert [] == found
 
 
-def test_nothing_outside_of_the_folders_reads_a_variable_of_an_engine():
+def test_nothing_outside_of_the_files_reads_a_variable_of_an_engine():
     """What a process has to know comes from the launcher; a client has none."""
     found = [
         f"{path.relative_to(ROOT)}: {text}"
         for path in HARNESS.rglob("*.py")
-        if not {*FOLDERS, HARNESS / "client"} & set(path.parents)
+        if path not in OF_ENGINES and HARNESS / "client" not in path.parents
         for text in strings_of(path)
         if OF_AN_ENGINE.fullmatch(text)
     ]

@@ -39,8 +39,8 @@ OURS = {
     "results/store/lock.py": "opens only to lock",
     "results/store/heartbeat.py": "the identity of this kernel, and its own file",
 }
-LINES = "a line of a connection, whose reader drops what is none"
 OUTPUT = "the output of a program that this harness has started"
+LINES = f"{TRIAL}; a line of a connection, whose reader drops what is none"
 PARSED = {
     "harness/client/scaling_client.py": "a file that is copied, and imports nothing",
     "harness/command/files.py": "the numbers of a program, with messages of its own",
@@ -48,11 +48,9 @@ PARSED = {
     "harness/command/peers.py": OUTPUT,
     "harness/doctor/gpu_canary.py": OUTPUT,
     "harness/judging/revisions.py": OUTPUT,
-    "harness/launch/engine.py": "the order of the harness to its own client",
-    "harness/launch/exits.py": LINES,
-    "harness/launch/gang.py": TRIAL,
-    "harness/launch/kubernetes/programs.py": OUTPUT,
-    "harness/launch/ray/cluster.py": OUTPUT,
+    "harness/launch/gang.py": LINES,
+    "harness/launch/kubernetes.py": OUTPUT,
+    "harness/launch/ray_cluster.py": OUTPUT,
     "harness/trial/gpu_probe.py": OUTPUT,
     "reports/site/compared_text.py": "what was written a line before",
     "results/judging/paired_gate.py": "a table of this tree",

@@ -18,7 +18,7 @@ import known_digests
 import pytest
 import slurm_cluster
 
-from harness.launch.contract import HOSTS_VARIABLE
+from harness.launch.launcher import HOSTS_VARIABLE
 from results.records.models import TrialStatus
 from results.store.study_store import Store
 

@@ -12,7 +12,7 @@ from harness.cli import exit_codes
 from harness.cli.host_options import describe_launchers, parse_launcher
 from harness.errors import PlanError
 from harness.launch import catalog
-from harness.launch.info import Job
+from harness.launch.launcher import Job
 from harness.options import kinds
 from harness.options.option import NO_OPTIONS, Contributed, Option, Options
 from reports import output_file

@@ -29,7 +29,7 @@ WORKLOAD = keras_workload("mine", model, data, example_unit="images")
 LAUNCHER = """
 from typing import Annotated
 
-from harness.launch.info import LauncherInfo
+from harness.launch.launcher import LauncherInfo
 from harness.options.option import Option, Options
 
 class BoatOptions(Options):

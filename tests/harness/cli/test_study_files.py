@@ -15,7 +15,7 @@ from fake_nvml import FakeNvml, make_gpus
 from harness.cli import documents, exit_codes, gpu_readiness, main, study_file
 from harness.cli.verbs.sweep_verb import RunRequest
 from harness.errors import PlanError
-from harness.launch.slurm import sbatch
+from harness.launch import slurm
 from harness.options import study_keys
 from results.store.study_store import Store
 from workloads.d4pg import requirements
@@ -323,8 +323,8 @@ def test_a_job_gets_the_settings_of_the_file_and_not_the_file(
 ):
     scripts = []
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr(sbatch, "check", lambda *_: None)
-    monkeypatch.setattr(sbatch, "submit", lambda text: scripts.append(text) or "7")
+    monkeypatch.setattr(slurm, "check_partitions", lambda *_: None)
+    monkeypatch.setattr(slurm, "submit", lambda text: scripts.append(text) or "7")
     name = write(f'{SMALL_FILE}launcher = "slurm"\n')
     code, out, err = harness("sweep", "--file", name, "--seed=3")
 

@@ -229,9 +229,9 @@ def place(template, tmp_path_factory):
         # is timed, no engine is asked.
         patch.setattr("harness.run.sweep.run_trials", lambda *_: None)
         patch.setattr("harness.doctor.diagnose.diagnose", lambda **_: [])
-        patch.setattr("harness.launch.slurm.programs.run", no_engine)
-        patch.setattr("harness.launch.kubernetes.programs._run", no_engine)
-        patch.setattr("harness.launch.ray.cluster.read_hosts", no_engine)
+        patch.setattr("harness.launch.slurm.run", no_engine)
+        patch.setattr("harness.launch.kubernetes._run", no_engine)
+        patch.setattr("harness.launch.ray_cluster.read_hosts", no_engine)
         patch.setattr("reports.site.build.pages", lambda *_: iter([("a", "a page")]))
         patch.setattr("workloads.d4pg.requirements._make_environment", refuse)
         patch.setattr("reports.page.build.build_report", lambda *_: "a page\n")

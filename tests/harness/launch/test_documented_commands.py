@@ -20,9 +20,8 @@ import pytest
 import yaml
 
 from harness.cli import exit_codes
-from harness.launch.kubernetes import programs as kubernetes
-from harness.launch.ray import cluster as ray_cluster
-from harness.launch.ray.cluster import RayHost
+from harness.launch import kubernetes, ray_cluster
+from harness.launch.ray_cluster import RayHost
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENT = ROOT / "docs" / "clusters.md"

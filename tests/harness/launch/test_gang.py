@@ -16,11 +16,8 @@ import pytest
 from hung import until
 
 from harness.errors import LaunchError
-from harness.launch import engine as engine_lib
-from harness.launch import member
-from harness.launch.engine import ClientEngine
-from harness.launch.exits import MemberExits
-from harness.launch.gang import GangPlan
+from harness.launch import gang, member
+from harness.launch.gang import ClientEngine, GangPlan, MemberExits
 
 LONGEST_SEC = 30.0
 
@@ -89,7 +86,7 @@ def connect(exits):
 
     def run(secret=None):
         port = exits.address.rpartition(":")[2]
-        return engine_lib.connect(f"127.0.0.1:{port}", secret or exits.secret)
+        return gang.connect(f"127.0.0.1:{port}", secret or exits.secret)
 
     return run
 
@@ -101,8 +98,8 @@ def read(exits):
 
 def test_an_exit_is_recorded_by_place(exits, connect):
     connection = connect()
-    engine_lib.send(connection, member=("worker", 1), place=1, host="n1")
-    engine_lib.send(
+    gang.send(connection, member=("worker", 1), place=1, host="n1")
+    gang.send(
         connection,
         member=("worker", 1),
         exit_code=3,
@@ -118,7 +115,7 @@ def test_an_exit_is_recorded_by_place(exits, connect):
 
 def test_a_lost_connection_is_the_end_of_a_member(exits, connect):
     connection = connect()
-    engine_lib.send(connection, member=("worker", 0), place=0, host="n0")
+    gang.send(connection, member=("worker", 0), place=0, host="n0")
     read(exits)
     connection.close()
     read(exits)
@@ -132,8 +129,8 @@ def test_a_lost_connection_is_the_end_of_a_member(exits, connect):
 def test_an_exit_that_was_reported_is_not_a_loss(exits, connect):
     """Members close the connection after they have reported."""
     connection = connect()
-    engine_lib.send(connection, member=("worker", 0), place=0, host="n0")
-    engine_lib.send(connection, member=("worker", 0), exit_code=0, tail="")
+    gang.send(connection, member=("worker", 0), place=0, host="n0")
+    gang.send(connection, member=("worker", 0), exit_code=0, tail="")
     connection.close()
     read(exits)
 
@@ -148,7 +145,7 @@ def test_an_exit_that_was_reported_is_not_a_loss(exits, connect):
         b"GET / HTTP/1.0\r\n\r\n",
         b"[]\n",
         b"\xff\n",
-        b"x" * (engine_lib.MAX_LINE_BYTES + 10),
+        b"x" * (gang.MAX_LINE_BYTES + 10),
     ],
 )
 def test_strangers_are_not_believed(exits, connect, data):
@@ -156,8 +153,8 @@ def test_strangers_are_not_believed(exits, connect, data):
     stranger = connect(secret="guess")
     stranger.sendall(data)
     genuine = connect()
-    engine_lib.send(genuine, member=("worker", 0), place=0, host="n0")
-    engine_lib.send(genuine, member=("worker", 0), exit_code=0, tail="")
+    gang.send(genuine, member=("worker", 0), place=0, host="n0")
+    gang.send(genuine, member=("worker", 0), exit_code=0, tail="")
     read(exits)
 
     assert {0: 0} == exits.codes
@@ -177,14 +174,12 @@ def test_closing_ends_the_members(exits, connect):
 
 def test_a_member_uses_the_address_that_its_engine_knows():
     """The name of a host can mean its loopback address on another one."""
-    environ = {engine_lib.ADDRESS_VARIABLE: "n0:77", "OF_THE_ENGINE": "10.0.0.1"}
-    by_engine = {engine_lib.HOST_IN_VARIABLE: "OF_THE_ENGINE"}
+    environ = {gang.ADDRESS_VARIABLE: "n0:77", "OF_THE_ENGINE": "10.0.0.1"}
+    by_engine = {gang.HOST_IN_VARIABLE: "OF_THE_ENGINE"}
 
-    assert "10.0.0.1:77" == engine_lib.own_address(environ | by_engine)
-    assert "n0:77" == engine_lib.own_address(environ)
-    assert "n0:77" == engine_lib.own_address(
-        {engine_lib.ADDRESS_VARIABLE: "n0:77"} | by_engine
-    )
+    assert "10.0.0.1:77" == gang.own_address(environ | by_engine)
+    assert "n0:77" == gang.own_address(environ)
+    assert "n0:77" == gang.own_address({gang.ADDRESS_VARIABLE: "n0:77"} | by_engine)
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from kubernetes_rules import expanded, template
 
 from harness.errors import PlanError
 from harness.launch import catalog
-from harness.launch.info import Job
-from harness.launch.pods import PodOptions, parse_template
+from harness.launch.jobset import PodOptions, parse_template
+from harness.launch.launcher import Job
 
 SCHEMA = json.loads(
     (pathlib.Path(__file__).parent / "data" / "jobset-v0.9.1.schema.json").read_text()

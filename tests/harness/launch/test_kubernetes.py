@@ -16,13 +16,10 @@ from hung import until
 
 from harness.cli import exit_codes
 from harness.errors import LaunchError, PlanError
-from harness.launch import catalog
-from harness.launch import kubernetes as names
-from harness.launch.contract import HOSTS_VARIABLE
-from harness.launch.engine import Gang
-from harness.launch.info import Job
-from harness.launch.kubernetes import gang_set, programs, sweep_job
-from harness.launch.kubernetes.launcher import KubernetesOptions
+from harness.launch import catalog, kubernetes
+from harness.launch.gang import Gang
+from harness.launch.kubernetes import KubernetesOptions
+from harness.launch.launcher import HOSTS_VARIABLE, Job
 from harness.run.trial_runner import run_trial
 from results.records.models import TrialStatus
 from results.store.study_store import Store
@@ -36,7 +33,7 @@ for step in range(8):
     time.sleep(float(sys.argv[2]))
 """
 needs_kubectl = pytest.mark.skipif(
-    shutil.which(programs.PROGRAM) is None,
+    shutil.which(kubernetes.PROGRAM) is None,
     reason="needs kubectl (a package of that name, or kubernetes-client)",
 )
 
@@ -92,7 +89,7 @@ def options_of(nodes=None, **fields):
 
 def job_of(options, **fields):
     job = Job(name="s", command=(sys.executable, "-m", "harness", "sweep"), **fields)
-    made = sweep_job.of_sweep(job, options, "runs")
+    made = kubernetes.of_sweep(job, options, "runs")
     assert [] == kubernetes_rules.problems("jobs", made)
     return made
 
@@ -241,7 +238,7 @@ def test_gangs_start_in_the_pod_of_a_sweep_only():
 
 
 def test_a_pod_runs_one_process(make_spec):
-    launcher = gang_set.KubernetesLauncher(KubernetesOptions(nodes=2))
+    launcher = kubernetes.KubernetesLauncher(KubernetesOptions(nodes=2))
     spec = make_spec(
         backend="multi_worker",
         num_replicas=4,
@@ -258,11 +255,11 @@ def test_a_pod_runs_one_process(make_spec):
 @pytest.fixture
 def in_pod(server, tmp_path, monkeypatch):
     for name, value in {
-        names.POD_VARIABLE: "s-1",
-        names.UID_VARIABLE: "0000-1",
-        names.NAMESPACE_VARIABLE: "team",
-        names.ADDRESS_VARIABLE: "127.0.0.1",
-        names.RUNS_VARIABLE: str(tmp_path),
+        kubernetes.POD_VARIABLE: "s-1",
+        kubernetes.UID_VARIABLE: "0000-1",
+        kubernetes.NAMESPACE_VARIABLE: "team",
+        kubernetes.ADDRESS_VARIABLE: "127.0.0.1",
+        kubernetes.RUNS_VARIABLE: str(tmp_path),
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("A_TOKEN", "not-for-everybody")
@@ -277,7 +274,7 @@ OPTIONS = options_of(claim="studies", nodes=2)
 def test_a_trial_is_a_jobset_of_two_pods(server, store, make_spec, settings):
     spec = make_spec(backend="multi_worker", variables={HOSTS_VARIABLE: "2"})
     trial = synthetic_trial.planned(spec)
-    launcher = gang_set.KubernetesLauncher(OPTIONS)
+    launcher = kubernetes.KubernetesLauncher(OPTIONS)
     run_trial(store, trial, dataclasses.replace(settings, launcher=launcher))
     (found,) = store.trials()
 
@@ -299,7 +296,7 @@ def test_variables_of_a_gang_are_in_a_secret(server, tmp_path):
         command=(sys.executable, "-c", "print('said'); raise SystemExit(3)"),
         variables={**os.environ, "REPLICATOR_HARNESS_GANG": "host:4711"},
     )
-    engine = gang_set.GangSet(gang, OPTIONS, os.environ)
+    engine = kubernetes.GangSet(gang, OPTIONS, os.environ)
     (jobset,) = (
         made for (kind, _), made in server.objects.items() if kind == "jobsets"
     )
@@ -331,7 +328,7 @@ def test_why_a_pod_waits_is_said():
     }
 
     assert ["Unschedulable", "ErrImagePull"] == [
-        one["reason"] for one in gang_set._waiting(status)
+        one["reason"] for one in kubernetes._waiting(status)
     ]
 
 
@@ -349,5 +346,5 @@ def test_a_refused_gang_leaves_no_secret(server, tmp_path, monkeypatch):
     )
 
     with pytest.raises(LaunchError, match=r"kubectl create is refused: .*NotFound"):
-        gang_set.GangSet(gang, OPTIONS, os.environ)
+        kubernetes.GangSet(gang, OPTIONS, os.environ)
     assert {"persistentvolumeclaims"} == {kind for kind, _ in server.objects}

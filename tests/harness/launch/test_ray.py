@@ -20,11 +20,10 @@ from hung import until
 
 from harness.cli import exit_codes
 from harness.errors import LaunchError
-from harness.launch.contract import HOSTS_VARIABLE
-from harness.launch.ray import cluster as ray_cluster
-from harness.launch.ray.client import bundle_of
-from harness.launch.ray.cluster import RayHost
-from harness.launch.ray.launcher import RayLauncher
+from harness.launch import ray_cluster
+from harness.launch.launcher import HOSTS_VARIABLE
+from harness.launch.ray import RayLauncher
+from harness.launch.ray_cluster import RayHost, bundle_of
 from harness.run import aggregate
 from harness.run.trial_runner import run_trial
 from harness.trial import process_tree
@@ -160,9 +159,9 @@ PROBE = Path(__file__).with_name("gang_probe.py")
 LONGEST_SEC = 120.0
 CONNECT = """
 from harness.errors import LaunchError
-from harness.launch.ray import cluster
+from harness.launch import ray_cluster
 try:
-    cluster.connect()
+    ray_cluster.connect()
 except LaunchError as error:
     print(error)
 """

@@ -9,12 +9,12 @@ import pytest
 from command_words import overridden
 from kubernetes_rules import template
 
-from harness.launch.info import Job
-from harness.launch.slurm import sbatch
+from harness.launch import slurm
+from harness.launch.launcher import Job
 
 PROGRAM = ("python", "train.py", "--text", "a b")
 IMAGE = "--pod-template=../image.yaml"
-CHECK = "python -m harness.launch.ray.cluster 2"
+CHECK = "python -m harness.launch.ray_cluster 2"
 SIZE = "--num-cpus=16 --num-gpus=4"
 
 
@@ -210,13 +210,13 @@ def test_a_batch_file_says_what_is_needed(harness, tmp_path, options, lines):
 def test_the_batch_file_of_a_sweep_is_valid_shell():
     """``bash -n`` reads it; it has to stop before the time limit."""
     job = Job(name="x", command=("sweep", "it's"))
-    text = sbatch.of_sweep(job, 1, "ru ns")
+    text = slurm.of_sweep(job, 1, "ru ns")
     done = subprocess.run(
         ["bash", "-n"], input=text, capture_output=True, text=True, check=False
     )
 
     assert (0, "") == (done.returncode, done.stderr)
-    assert f'#SBATCH --signal="B:USR1@{sbatch.GRACE_SEC}"' in text
+    assert f'#SBATCH --signal="B:USR1@{slurm.GRACE_SEC}"' in text
     assert "#SBATCH --requeue" in text
 
 

@@ -7,11 +7,10 @@ import pytest
 from command_words import smoke_sweep
 
 from harness.errors import LaunchError, PlanError
-from harness.launch import catalog
-from harness.launch.contract import HOSTS_VARIABLE
-from harness.launch.ray import cluster as ray_cluster
-from harness.launch.ray.cluster import RayHost
-from harness.launch.slurm import programs, srun
+from harness.launch import catalog, ray_cluster
+from harness.launch import slurm as slurm_lib
+from harness.launch.launcher import HOSTS_VARIABLE
+from harness.launch.ray_cluster import RayHost
 
 
 def test_the_default_is_this_machine():
@@ -106,7 +105,7 @@ def test_the_partition_of_the_environment_is_looked_for(
 def test_steps_get_the_variables_of_slurm_that_are_no_options_of_the_batch():
     """A time limit of steps is kept, and what the batch script had is not."""
     given = {"SLURM_TIMELIMIT": "5", "SLURM_PARTITION": "big", "SLURM_NTASKS": "2"}
-    kept = programs.without_options(given)
+    kept = slurm_lib.without_options(given)
 
     assert {"SLURM_TIMELIMIT", "SLURM_PARTITION"} == set(kept)
 
@@ -202,9 +201,9 @@ def test_a_step_that_slurm_takes_for_running_does_not_hold_up_the_sweep(
         return f"42.0 other\n42.1 {tmp_path.name}\n" if "squeue" in command else ""
 
     monkeypatch.setenv("SLURM_JOB_ID", "42")
-    monkeypatch.setattr(programs, "run", run)
-    monkeypatch.setattr(srun, "_END_BY_ITSELF_SEC", 0.1)
-    srun.end_steps(tmp_path, 2)
+    monkeypatch.setattr(slurm_lib, "run", run)
+    monkeypatch.setattr(slurm_lib, "_END_BY_ITSELF_SEC", 0.1)
+    slurm_lib.SlurmLauncher(2).end(tmp_path)
     cancelled, ended = [command for command in ran if command[0] != "squeue"]
 
     assert ("scancel", "42.1") == cancelled

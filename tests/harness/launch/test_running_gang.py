@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from harness.errors import LaunchError
-from harness.launch import engine, gang
-from harness.launch.engine import Engine, Gang
-from harness.launch.gang import GangPlan, RunningGang
+from harness.launch import gang
+from harness.launch.gang import Engine, Gang, GangPlan, RunningGang
 from harness.run.trial_tree import GangTree, run_tree
 from harness.trial import rank_file
 from harness.trial.process_tree import MARKER
@@ -31,15 +30,15 @@ class Members(Engine):
         self.code = code
         self.num_cancels = 0
         self.connections = []
-        port = made.variables[engine.ADDRESS_VARIABLE].rpartition(":")[2]
-        secret = made.variables[engine.SECRET_VARIABLE]
+        port = made.variables[gang.ADDRESS_VARIABLE].rpartition(":")[2]
+        secret = made.variables[gang.SECRET_VARIABLE]
         for place, act in enumerate(acts):
-            connection = engine.connect(f"127.0.0.1:{port}", secret)
+            connection = gang.connect(f"127.0.0.1:{port}", secret)
             self.connections.append(connection)
             own = {"member": ("worker", place)}
-            engine.send(connection, **own, place=place, host=f"n{place}")
+            gang.send(connection, **own, place=place, host=f"n{place}")
             if act is not None:
-                engine.send(connection, **own, **act)
+                gang.send(connection, **own, **act)
 
     def poll(self):
         return self.code
@@ -171,7 +170,7 @@ def test_a_gang_that_runs_for_too_long_has_no_exit_code(running):
             Launcher(None, None, None, code=137),
             r"^the engine ended with exit code 137 before all ranks .*: said by the",
         ),
-        (Launcher(None, None, None, code=engine.REFUSED), r"^said by the engine$"),
+        (Launcher(None, None, None, code=gang.REFUSED), r"^said by the engine$"),
     ],
 )
 def test_what_never_ran_is_refused(running, tmp_path, monkeypatch, launcher, reason):
@@ -182,7 +181,7 @@ def test_what_never_ran_is_refused(running, tmp_path, monkeypatch, launcher, rea
     made.end()
     found = rank_file.read_first_exit(tmp_path)
 
-    assert engine.REFUSED == made.exit_code
+    assert gang.REFUSED == made.exit_code
     assert found.rank is None
     with pytest.raises(LaunchError, match=reason):
         raise LaunchError(found.reason)
@@ -196,7 +195,7 @@ def test_reports_after_the_end_of_the_engine_count(running, monkeypatch):
     assert launcher.engine is not None
     late = launcher.engine.connections[1]
     report = threading.Timer(
-        0.3, lambda: engine.send(late, member=("worker", 1), **ended(0))
+        0.3, lambda: gang.send(late, member=("worker", 1), **ended(0))
     )
     report.start()
     made.wait(LONGEST_SEC)

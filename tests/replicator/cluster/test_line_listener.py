@@ -16,8 +16,8 @@ import types
 
 import pytest
 
-from harness.launch import engine
-from harness.launch.exits import MemberExits
+from harness.launch import gang
+from harness.launch.gang import MemberExits
 from harness.run import resident
 from harness.trial import process_tree
 from replicator.cluster import local_cluster
@@ -49,10 +49,10 @@ class Gang:
 
     def works(self) -> bool:
         with contextlib.closing(
-            engine.connect("{}:{}".format(*self.address), self.exits.secret)
+            gang.connect("{}:{}".format(*self.address), self.exits.secret)
         ) as member:
-            engine.send(member, member=("worker", 0), place=0, host="n0")
-            engine.send(member, member=("worker", 0), exit_code=0, tail="")
+            gang.send(member, member=("worker", 0), place=0, host="n0")
+            gang.send(member, member=("worker", 0), exit_code=0, tail="")
             for _ in range(50):
                 self.read()
                 if self.exits.codes:

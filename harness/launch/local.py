@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from harness.launch.contract import Launcher
+from harness.launch.launcher import Launcher, LauncherInfo
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from harness.options.option import Options
     from harness.placement.processes import Processes
+
 
 CLUSTER_COMMAND = (sys.executable, "-m", "harness.trial.ranks")
 """Starts the processes of a cluster; the worker command and directory are appended."""
@@ -28,3 +30,18 @@ class LocalLauncher(Launcher):
         if processes.are_several:
             return (*CLUSTER_COMMAND, *worker_command)
         return tuple(worker_command)
+
+
+class Local(LauncherInfo):
+    """Processes of this machine."""
+
+    name = "local"
+    summary = "processes of this machine"
+
+    def start(self, options: Options) -> Launcher:
+        """Returns what starts trials on this machine."""
+        del options
+        return LocalLauncher()
+
+
+LAUNCHER = Local()

@@ -1,4 +1,9 @@
-"""What launchers on Kubernetes have in common: options, commands, resources."""
+"""Pods of Kubernetes, and the launcher ``jobset``: a JobSet with a pod per worker.
+
+Kubernetes numbers the pods, and the service of the JobSet gives them names;
+``KubernetesEnvironment`` reads both in every pod. Each pod has a machine of its own. If
+one fails, all are ended: the others could only wait for it.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from harness.errors import ParseError, PlanError
+from harness.launch.launcher import LauncherInfo, render_template
 from harness.machine import cuda_cache
 from harness.options import kinds
 from harness.options.option import Option, Options
@@ -20,7 +26,8 @@ from results.store import untrusted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from harness.launch.info import Job
+    from harness.launch.launcher import Job
+
 
 FOLDER: Final = "/srv/harness"
 """The current folder of this project's images."""
@@ -258,3 +265,78 @@ def limits(job: Job, *, gpus: int | None = None) -> dict[str, int]:
         "cpu": job.cores_per_worker,
     }
     return {name: amount for name, amount in wanted.items() if amount}
+
+
+WORKERS = "worker"
+"""The name of the replicated job."""
+PORT = 2222
+_LONGEST_HOST_NAME = 63
+_TEMPLATE = Path(__file__).with_name("jobset.yaml.j2")
+
+
+class JobSet(LauncherInfo):
+    """A gang of pods, each on a machine of its own."""
+
+    name = "jobset"
+    summary = "pods of Kubernetes, by a manifest for kubectl"
+    file_options = PodOptions
+
+    def render(self, job: Job, options: PodOptions) -> dict[str, str]:
+        """Returns the manifest, in YAML, by its file name."""
+        check(job, options, self.name)
+        import yaml
+
+        made, comments = manifest(job, options, runs_folder(job.directory))
+        text = comments + str(yaml.safe_dump(made, sort_keys=False))
+        return {f"{job.name}.jobset.yaml": text}
+
+
+def manifest(
+    job: Job, options: PodOptions, runs: str, *, secret: str = ""
+) -> tuple[dict[str, Any], str]:
+    """Returns a JobSet, and what is said above it."""
+    import yaml
+
+    _check_name(job)
+    has_runs = options.studies is not None
+    text = render_template(
+        _TEMPLATE,
+        job=job,
+        options=options,
+        secret=secret,
+        has_runs=has_runs,
+        runs=runs,
+        kept_code=kept_code(runs, job.gpus_per_worker) if has_runs else {},
+        group=GROUP,
+        limits=limits(job),
+        workers=WORKERS,
+        port=PORT,
+        command=literal(job.command),
+    )
+    assert options.pod_template is not None
+    made: dict[str, Any] = yaml.safe_load(text)
+    if options.namespace:
+        made["metadata"]["namespace"] = options.namespace
+    spec = made["spec"]["replicatedJobs"][0]["template"]["spec"]
+    spec["template"] = with_template(options.pod_template, spec["template"])
+    return made, "".join(text.splitlines(keepends=True)[:2])
+
+
+def _check_name(job: Job) -> None:
+    if not job.name[0].isalpha():
+        raise PlanError(
+            f"job name {job.name!r} cannot be the name of a service, which begins with"
+            " a letter; choose another --name"
+        )
+    # <jobset>-<replicated job>-<index of the job>-<index of the pod>
+    longest = f"{job.name}-{WORKERS}-0-{job.workers - 1}"
+    if len(longest) > _LONGEST_HOST_NAME:
+        allowed = len(job.name) - len(longest) + _LONGEST_HOST_NAME
+        raise PlanError(
+            f"job name {job.name!r} is too long: the last pod would be {longest!r} of"
+            f" {len(longest)} characters, and a host name has at most"
+            f" {_LONGEST_HOST_NAME}; use at most {allowed} characters"
+        )
+
+
+LAUNCHER = JobSet()

@@ -12,22 +12,25 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from harness.launch.engine import ClientEngine, render_template
-from harness.launch.info import LauncherInfo, Nodes
-from harness.launch.ray import cluster
-from harness.launch.remote import RemoteLauncher
+from harness.launch import ray_cluster
+from harness.launch.gang import ClientEngine
+from harness.launch.launcher import (
+    LauncherInfo,
+    Nodes,
+    RemoteLauncher,
+    render_template,
+)
 from harness.machine import cuda_cache
 from harness.options.notation import duration
 from harness.options.option import Option, Options
 
 if TYPE_CHECKING:
-    from harness.launch.contract import Launcher
-    from harness.launch.engine import Engine, Gang
-    from harness.launch.info import Job
-    from harness.launch.ray.cluster import RayHost
+    from harness.launch.gang import Engine, Gang
+    from harness.launch.launcher import Job, Launcher
+    from harness.launch.ray_cluster import RayHost
 
 PORT = 6379
-CLIENT_COMMAND = (sys.executable, "-m", "harness.launch.ray.client")
+CLIENT_COMMAND = (sys.executable, "-m", "harness.launch.ray_cluster", "gang")
 _END_BY_ITSELF_SEC = 10.0
 """Ray stops the members, gives their hosts back, and disconnects."""
 _TEMPLATE = Path(__file__).with_name("ray.sh.j2")
@@ -41,7 +44,7 @@ class RayLauncher(RemoteLauncher):
     @functools.cached_property
     def hosts(self) -> tuple[RayHost, ...]:
         """The hosts of the cluster; asked once."""
-        return cluster.read_hosts()
+        return ray_cluster.read_hosts()
 
     @property
     def num_hosts(self) -> int:

@@ -1,1 +1,0 @@
-"""JobSet of Kubernetes: files for gangs of pods."""

@@ -1,0 +1,455 @@
+"""Kubernetes: sweeps as Jobs, gangs as JobSets, by ``kubectl``."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from harness.errors import LaunchError, PlanError
+from harness.launch import gang as gang_lib
+from harness.launch import jobset
+from harness.launch.gang import Engine
+from harness.launch.launcher import (
+    Job,
+    LauncherInfo,
+    Nodes,
+    RemoteLauncher,
+    Submitted,
+    ask,
+)
+from harness.placement import processes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from harness.launch.gang import Gang
+    from harness.launch.launcher import Launcher
+    from results.records.models import TrialSpec
+
+
+POD_VARIABLE: Final = "REPLICATOR_HARNESS_POD"
+"""Set in the pod of a sweep: its name."""
+UID_VARIABLE: Final = "REPLICATOR_HARNESS_POD_UID"
+NAMESPACE_VARIABLE: Final = "REPLICATOR_HARNESS_NAMESPACE"
+ADDRESS_VARIABLE: Final = "REPLICATOR_HARNESS_POD_ADDRESS"
+RUNS_VARIABLE: Final = "REPLICATOR_HARNESS_CLAIM_AT"
+"""Where the studies are mounted, in all pods."""
+GPUS_VARIABLE: Final = "REPLICATOR_HARNESS_GPUS"
+"""GPUs of each worker."""
+
+# ``kubectl`` knows how to reach the server and who is asking, outside of a cluster and
+# in a pod; raw paths ask it for nothing else.
+
+PROGRAM: Final = "kubectl"
+JOBS: Final = "/apis/batch/v1/namespaces/{}/jobs"
+JOBSETS: Final = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{}/jobsets"
+SECRETS: Final = "/api/v1/namespaces/{}/secrets"
+PODS: Final = "/api/v1/namespaces/{}/pods"
+CLAIMS: Final = "/api/v1/namespaces/{}/persistentvolumeclaims"
+STRICT: Final = "fieldValidation=Strict"
+_ANSWER_SEC = 30.0
+
+
+class NotFoundError(LaunchError):
+    """An object that the server does not have."""
+
+
+def check_installed() -> None:
+    """Checks that ``kubectl`` can be found."""
+    if shutil.which(PROGRAM) is None:
+        raise LaunchError(
+            f"--launcher kubernetes: {PROGRAM!r} is not in PATH; run the command where"
+            " it is (with --nodes above 1, in the image, too), or leave --launcher out"
+        )
+
+
+def own_namespace() -> str:
+    """Returns the namespace that ``kubectl`` uses where none is given."""
+    words = ["config", "view", "--minify", "--output=jsonpath={..namespace}"]
+    try:
+        return _run(words) or "default"
+    except LaunchError:  # no configuration: it may find the server without
+        return "default"
+
+
+def create(path: str, made: dict[str, Any], *queries: str) -> dict[str, Any]:
+    """Creates an object; returns what the server made of it."""
+    raw = f"{path}?{'&'.join((STRICT, *queries))}"
+    return _parsed(_run(["create", "--raw", raw, "--filename=-"], json.dumps(made)))
+
+
+def get(path: str) -> dict[str, Any]:
+    """Returns an object or a list."""
+    return _parsed(get_text(path))
+
+
+def get_text(path: str) -> str:
+    """Returns what the server has at a path, such as a log."""
+    return _run(["get", "--raw", path])
+
+
+def delete(path: str) -> None:
+    """Deletes an object, and in the background what it owns; harmless without it."""
+    try:
+        _run(["delete", "--raw", f"{path}?propagationPolicy=Background"])
+    except NotFoundError:
+        return
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise LaunchError(f"{PROGRAM} answers no object: {text[:100]!r}")
+    return found
+
+
+def _run(words: list[str], text: str = "") -> str:
+    command = [PROGRAM, f"--request-timeout={_ANSWER_SEC:g}s", *words]
+    done = ask(command, text, check=f"{PROGRAM} version", answer_sec=2 * _ANSWER_SEC)
+    if done.returncode:
+        said = " ".join(done.stderr.split())[:300]
+        kind = NotFoundError if "(NotFound)" in said else LaunchError
+        raise kind(
+            f"{PROGRAM} {words[0]} is refused: {said}; change what it names, or check"
+            f" '{PROGRAM} auth can-i --list'"
+        )
+    return done.stdout
+
+
+# The same command continues a study, so a pod that was evicted is simply started again.
+# A pod that ended by itself is not: its exit code is that of the sweep.
+
+GRACE_SEC: Final = 60
+"""Between the signal to stop and the end of a pod; a sweep needs a few seconds."""
+CONTAINER: Final = "sweep"
+_INTERRUPTED = 130
+_MOST_INTERRUPTIONS = 6
+"""Pods that somebody has ended by hand, before the Job gives up."""
+
+
+def of_sweep(job: Job, options: KubernetesOptions, runs_dir: str) -> dict[str, Any]:
+    """Returns the Job of a sweep."""
+    runs = jobset.runs_folder(".", runs_dir)
+    on_one = -(-job.workers // (options.nodes or 1))
+    gpus = on_one * job.gpus_per_worker
+    volumes = []
+    mounts = [{"name": jobset.RUNS, "mountPath": runs}]
+    if gpus > 1:  # as in the template of a JobSet
+        volumes = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
+        mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})  # noqa: S108
+    container: dict[str, Any] = {
+        "name": CONTAINER,
+        "image": options.image,
+        "command": jobset.literal(_in_image(job.command)),
+        "workingDir": jobset.FOLDER,
+        "env": [
+            _of_pod(POD_VARIABLE, "metadata.name"),
+            _of_pod(UID_VARIABLE, "metadata.uid"),
+            _of_pod(NAMESPACE_VARIABLE, "metadata.namespace"),
+            _of_pod(ADDRESS_VARIABLE, "status.podIP"),
+            {"name": RUNS_VARIABLE, "value": runs},
+            {"name": GPUS_VARIABLE, "value": str(job.gpus_per_worker)},
+            # The file is not in the pod, whose command names it; JSON is YAML.
+            {
+                "name": jobset.TEMPLATE_VARIABLE,
+                "value": jobset.literal([json.dumps(options.pod_template)])[0],
+            },
+            *({"name": n, "value": v} for n, v in jobset.kept_code(runs, gpus).items()),
+        ],
+        "volumeMounts": mounts,
+    }
+    if limits := jobset.limits(job, gpus=gpus):
+        container["resources"] = {"limits": {n: str(a) for n, a in limits.items()}}
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": GRACE_SEC,
+        "securityContext": {"fsGroup": jobset.GROUP},
+        "containers": [container],
+        "volumes": volumes,
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"generateName": f"{job.name}-"},
+        "spec": {
+            "activeDeadlineSeconds": options.deadline_sec,
+            "backoffLimit": _MOST_INTERRUPTIONS,
+            # The next pod begins when the last one has ended: both write to one study.
+            "podReplacementPolicy": "Failed",
+            "podFailurePolicy": {
+                "rules": [
+                    {
+                        "action": "Ignore",
+                        "onPodConditions": [
+                            {"type": "DisruptionTarget", "status": "True"}
+                        ],
+                    },
+                    {
+                        "action": "FailJob",
+                        "onExitCodes": {
+                            "containerName": CONTAINER,
+                            "operator": "NotIn",
+                            "values": [_INTERRUPTED],
+                        },
+                    },
+                ]
+            },
+            "template": jobset.with_template(options.pod_template, {"spec": pod}),
+        },
+    }
+
+
+def _of_pod(name: str, field: str) -> dict[str, Any]:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}
+
+
+def _in_image(command: tuple[str, ...]) -> tuple[str, ...]:
+    """The interpreter of the image, not that of the host of the command line."""
+    return ("python", *command[1:]) if command[0] == sys.executable else command
+
+
+_POLL_SEC = 2.0
+_TAIL_LINES = 50
+_OWN = ("HOSTNAME", "JOB_COMPLETION_INDEX")
+"""Variables that every pod has for itself."""
+
+
+class KubernetesLauncher(RemoteLauncher):
+    """Starts each trial as a JobSet."""
+
+    name = "kubernetes"
+
+    def __init__(self, options: KubernetesOptions) -> None:
+        self._options = options
+
+    @property
+    def num_hosts(self) -> int:
+        """Pods of a trial, each on a host of its own."""
+        return self._options.nodes or 1
+
+    def check(self, specs: Iterable[TrialSpec]) -> None:
+        """Checks that every worker has a host."""
+        specs = list(specs)
+        super().check(specs)
+        for spec in specs:
+            number = len(processes.processes_of_trial(spec).members)
+            if self.num_hosts > 1 and number > self.num_hosts:
+                raise PlanError(
+                    f"--launcher {self.name}: a trial has {number} processes, and a pod"
+                    f" runs one; use --nodes {number}, or --replicas-per-worker"
+                )
+
+    def start(self, gang: Gang) -> Engine:
+        """Creates a JobSet, whose pods are the members."""
+        return GangSet(gang, self._options, os.environ)
+
+
+class GangSet(Engine):
+    """The JobSet of one gang, and the secret with its variables."""
+
+    def __init__(
+        self, gang: Gang, options: KubernetesOptions, environ: Mapping[str, str]
+    ) -> None:
+        """Creates both."""
+        self._name = f"gang-{secrets.token_hex(5)}"
+        self._namespace = environ[NAMESPACE_VARIABLE]
+        self._polled = (0.0, None)  # type: tuple[float, int | None]
+        made = _jobset(self._name, gang, options, environ)
+        secret = {
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "metadata": made["metadata"],
+            "stringData": _variables(gang, environ),
+        }
+        create(SECRETS.format(self._namespace), secret)
+        try:
+            create(JOBSETS.format(self._namespace), made)
+        except LaunchError:
+            delete(self._path(SECRETS))
+            raise
+
+    def poll(self) -> int | None:
+        """0 or 1 when the JobSet has ended or is gone; None while it runs."""
+        asked, code = self._polled
+        if code is None and time.monotonic() - asked >= _POLL_SEC:
+            self._polled = (time.monotonic(), code := self._ask())
+        return code
+
+    def _ask(self) -> int | None:
+        try:
+            found = get(self._path(JOBSETS))
+        except NotFoundError:
+            return 1
+        except LaunchError:  # members say how they end, whether the server answers
+            return None
+        ended = {
+            condition["type"]
+            for condition in found.get("status", {}).get("conditions", ())
+            if condition.get("status") == "True"
+        }
+        return 1 if "Failed" in ended else 0 if "Completed" in ended else None
+
+    def cancel(self) -> None:
+        """Deletes the JobSet, by which its pods end, and the secret."""
+        for path in (JOBSETS, SECRETS):
+            delete(self._path(path))
+
+    def output(self) -> str:
+        """What the pods printed, and why those that wait do."""
+        path = PODS.format(self._namespace)
+        label = f"jobset.sigs.k8s.io%2Fjobset-name%3D{self._name}"
+        try:
+            found = get(f"{path}?labelSelector={label}").get("items", [])
+            return "\n".join(text for pod in found for text in self._texts(path, pod))
+        except LaunchError as error:
+            return str(error)
+
+    def _texts(self, path: str, pod: dict[str, Any]) -> list[str]:
+        name, status = pod["metadata"]["name"], pod.get("status", {})
+        reasons = [
+            f"pod {name}: {one.get('reason', '')}: {one.get('message', '')}"
+            for one in _waiting(status)
+        ]
+        if reasons:
+            return reasons
+        try:
+            log = get_text(f"{path}/{name}/log?tailLines={_TAIL_LINES}")
+        except LaunchError as error:
+            log = str(error)
+        return [f"-- pod {name}:\n{log}"] if log.strip() else []
+
+    def _path(self, path: str) -> str:
+        return f"{path.format(self._namespace)}/{self._name}"
+
+
+def _waiting(status: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Why a pod is not started: no host has room, its image cannot be pulled."""
+    unscheduled = [
+        condition
+        for condition in status.get("conditions", ())
+        if condition["type"] == "PodScheduled" and condition["status"] == "False"
+    ]
+    states = (one.get("state", {}) for one in status.get("containerStatuses", ()))
+    return [*unscheduled, *(state["waiting"] for state in states if "waiting" in state)]
+
+
+def _variables(gang: Gang, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a gang, with the address at which pods reach this one."""
+    port = gang.variables[gang_lib.ADDRESS_VARIABLE].rpartition(":")[2]
+    address = f"{environ[ADDRESS_VARIABLE]}:{port}"
+    variables = {**gang.variables, gang_lib.ADDRESS_VARIABLE: address}
+    return {
+        name: value
+        for name, value in variables.items()
+        if name.isidentifier() and name.isascii() and name not in _OWN
+    }
+
+
+def _jobset(
+    name: str, gang: Gang, options: KubernetesOptions, environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """Returns the manifest of ``launch render``, owned by the pod of the sweep."""
+    job = Job(
+        name=name,
+        command=gang.command,
+        workers=gang.num_members,
+        gpus_per_worker=int(environ.get(GPUS_VARIABLE, "0")),
+        directory=str(gang.trial_dir),
+    )
+    # The variables stand in a secret: whoever may read pods would see them.
+    made, _ = jobset.manifest(job, options, environ[RUNS_VARIABLE], secret=name)
+    # Ends with the pod of the sweep, however that ends.
+    made["metadata"]["ownerReferences"] = [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "name": environ[POD_VARIABLE],
+            "uid": environ[UID_VARIABLE],
+        }
+    ]
+    return made
+
+
+class KubernetesOptions(jobset.PodOptions):
+    """What a sweep needs of Kubernetes."""
+
+    nodes: Nodes = None
+
+
+class Kubernetes(LauncherInfo):
+    """A Job per sweep; in its pod, a JobSet for each trial of several hosts."""
+
+    name = "kubernetes"
+    summary = (
+        "a Job of Kubernetes, whose pod starts a JobSet per trial of several hosts"
+    )
+    options = KubernetesOptions
+
+    def is_submitted(self) -> bool:
+        """Whether this process is in no pod of a sweep."""
+        return not os.environ.get(POD_VARIABLE)
+
+    def start(self, options: KubernetesOptions) -> Launcher:
+        """Returns what starts gangs from the pod of a sweep."""
+        if self.is_submitted():
+            raise PlanError(
+                f"--launcher {self.name}: this process is in no pod of a sweep"
+                f" ({POD_VARIABLE} is not set); use 'sweep --launcher {self.name}',"
+                " which submits it"
+            )
+        if (options.nodes or 1) > 1:
+            check_installed()
+        return KubernetesLauncher(options)
+
+    def plan(self, options: KubernetesOptions) -> Launcher:
+        """Returns what will start gangs from the pod of a sweep."""
+        return KubernetesLauncher(options)
+
+    def submit(self, job: Job, options: KubernetesOptions, runs_dir: Path) -> Submitted:
+        """Submits a Job whose pod is replaced until the sweep is complete."""
+        jobset.check(job, options, self.name)
+        check_installed()
+        namespace = options.namespace or own_namespace()
+        self._check_claim(options, namespace)
+        made = of_sweep(job, options, str(runs_dir))
+        path = JOBS.format(namespace)
+        create(path, made, "dryRun=All")
+        number = create(path, made)["metadata"]["name"]
+        where = f"--namespace={namespace}"
+        return Submitted(
+            number=number,
+            follow=f"'kubectl logs {where} --follow job/{number}'",
+            end=f"'kubectl delete {where} job {number}'",
+        )
+
+    def _check_claim(self, options: KubernetesOptions, namespace: str) -> None:
+        path = CLAIMS.format(namespace)
+        claim = (options.studies or {}).get("persistentVolumeClaim", {})
+        if not (isinstance(claim, dict) and claim.get("claimName")):
+            return  # another kind of volume, which the server knows
+        name = claim["claimName"]
+        try:
+            found = get(f"{path}/{name}")
+        except NotFoundError:
+            items = get(path).get("items", [])
+            known = ", ".join(item["metadata"]["name"] for item in items) or "none"
+            raise PlanError(
+                f"--pod-template: its claim {name!r} is not in namespace"
+                f" {namespace!r}; known are {known}"
+            ) from None
+        modes = found.get("spec", {}).get("accessModes", [])
+        if (options.nodes or 1) > 1 and "ReadWriteMany" not in modes:
+            raise PlanError(
+                f"--pod-template: its claim {name!r} has the access modes {modes}, but"
+                f" pods of --nodes {options.nodes} write to it together; use one with"
+                " ReadWriteMany, or --nodes 1"
+            )
+
+
+LAUNCHER = Kubernetes()

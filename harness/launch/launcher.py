@@ -1,0 +1,350 @@
+"""Launchers: what the command line asks of one, and how it starts the trials.
+
+One file of ``harness/launch/`` is one launcher, an engine: its ``LAUNCHER`` is what the
+command line knows of it. On this machine a trial has one first process: its exit is the
+trial's, its output is recorded, and its end ends all others. A ``RemoteLauncher`` lets
+an engine start *members* on several hosts, which report to the harness and end with
+their connection to it. So time limits, phases, first causes and clean-up are the
+harness's own, whichever engine starts a process.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
+
+from pydantic import Field
+
+from harness.errors import LaunchError, PlanError
+from harness.launch.gang import GangPlan, RunningGang
+from harness.options.option import Option, Options
+from harness.placement import hosts
+from harness.trial import rank_file
+from replicator.cluster.environment import environments
+from results.records import limits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from harness.launch.gang import Engine, Gang
+    from harness.placement.processes import Member, Processes
+    from results.records.models import Placement, TrialSpec
+
+HOSTS_VARIABLE: Final = "REPLICATOR_HARNESS_HOSTS"
+"""In the identity of a trial that may use several hosts: how many."""
+MEMBER_COMMAND: Final = (sys.executable, "-m", "harness.launch.member")
+"""The worker command and the directory are appended."""
+_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,51}[a-z0-9])?")
+_ROOT = Path(__file__).resolve().parents[2]
+_CHECK_SEC = 60.0
+_ANSWER_SEC = 30.0
+Nodes = Annotated[
+    int | None,
+    Field(ge=1, le=limits.MAX_REPLICAS),
+    Option(help="Hosts.", default="1 of a sweep; of files, the engine's"),
+]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What an engine is asked to run, whichever it is."""
+
+    name: str  # Lower-case letters, digits and hyphens, as all engines allow.
+    # What each worker runs; it learns from the engine which one it is.
+    command: tuple[str, ...]
+    workers: int = 1  # Processes of the gang.
+    gpus_per_worker: int = 0  # GPUs of each; 0 on CPUs.
+    cores_per_worker: int | None = None  # Cores of each; None leaves it to the engine.
+    replicas: int | None = None  # Replicas in all, if they were named.
+    directory: str = "."  # Current folder of the workers, which all hosts see.
+
+    def __post_init__(self) -> None:
+        """Checks what holds for every engine."""
+        if not self.command:
+            raise PlanError(
+                "no command to run; write it after '--', for example -- python train.py"
+            )
+        if _NAME.fullmatch(self.name) is None:
+            raise PlanError(
+                f"job name {self.name!r} is not valid; allowed are up to 53 lower-case"
+                " letters, digits and hyphens, starting and ending with a letter or"
+                " digit"
+            )
+        made = self.workers * max(self.gpus_per_worker, 1)
+        if self.replicas is not None and made != self.replicas:
+            raise PlanError(
+                f"--workers {self.workers} x --gpus-per-worker {self.gpus_per_worker}"
+                f" makes {made} replicas, not --replicas {self.replicas}; choose"
+                f" numbers whose product is {self.replicas} (0 GPUs per worker count as"
+                " one replica on CPUs)"
+            )
+
+    def check_nodes(self, nodes: int) -> None:
+        """Checks that every host has a worker."""
+        if nodes > self.workers:
+            raise PlanError(
+                f"--nodes {nodes} is more than --workers {self.workers}: a node would"
+                f" have no worker; use at most --nodes {self.workers}"
+            )
+
+    def workers_per_node(self, nodes: int) -> int:
+        """Returns how many workers a host gets, where all get as many."""
+        self.check_nodes(nodes)
+        if self.workers % nodes:
+            raise PlanError(
+                f"--workers {self.workers} is not divisible by --nodes {nodes}; use a"
+                " multiple, so that every host has as many workers"
+            )
+        return self.workers // nodes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Submitted:
+    """A job that an engine has accepted."""
+
+    number: str  # Its id.
+    follow: str  # How to follow it, in words.
+    end: str  # The command that ends it.
+
+
+class LauncherInfo:
+    """One launcher as the command line knows it; what it does not do, it says."""
+
+    name: ClassVar[str]  # For ``--launcher``; also that of its file.
+    summary: ClassVar[str]  # One line.
+    options: ClassVar[type[Options]] = Options  # Its options for ``sweep``.
+    file_options: ClassVar[type[Options]] = Options  # Those for ``launch render``.
+
+    def can(self, does: str) -> bool:
+        """Whether it does something, such as ``start`` or ``render``."""
+        return getattr(type(self), does) is not getattr(LauncherInfo, does)
+
+    def is_submitted(self) -> bool:
+        """Whether a sweep becomes a job here, rather than to run in this process."""
+        return False
+
+    def start(self, options: Any) -> Launcher:
+        """Returns what starts trials on the hosts that are here."""
+        del options
+        raise PlanError(
+            f"--launcher {self.name} starts no trials, it only writes files: use"
+            f" 'launch render --launcher {self.name}', or leave --launcher out"
+        )
+
+    def plan(self, options: Any) -> Launcher:
+        """Returns what will start trials in a job; where ``is_submitted``."""
+        raise NotImplementedError
+
+    def submit(self, job: Job, options: Any, runs_dir: Path) -> Submitted:
+        """Submits a sweep, which continues after the time limit; ``is_submitted``."""
+        raise NotImplementedError
+
+    def render(self, job: Job, options: Any) -> Mapping[str, str]:
+        """Returns files that start a gang by hand: names and contents."""
+        del job, options
+        raise PlanError(
+            f"--launcher {self.name} writes no files: its trials are started by"
+            f" 'sweep --launcher {self.name}'; choose another --launcher"
+        )
+
+
+class Launcher(abc.ABC):
+    """How the processes of one trial are started on its hosts; free of TensorFlow."""
+
+    name: ClassVar[str]
+    """In the catalogue, and for ``--launcher``."""
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts over which the workers of a trial are spread."""
+        return 1
+
+    def identity(self) -> dict[str, str]:
+        """Variables in the identity of every trial; none on a single host.
+
+        Figures of one host and of several are therefore never of the same case.
+        """
+        return {} if self.num_hosts == 1 else {HOSTS_VARIABLE: str(self.num_hosts)}
+
+    def check(self, specs: Iterable[TrialSpec]) -> None:
+        """Checks that trials were planned for so many hosts."""
+        for spec in specs:
+            planned = int(spec.variables.get(HOSTS_VARIABLE, 1))
+            if planned != self.num_hosts:
+                raise PlanError(
+                    f"--launcher {self.name}: the trials are planned for {planned}"
+                    f" host{'s' if planned > 1 else ''}, but {self.num_hosts} are here;"
+                    f" run the command in an allocation of {planned}, or choose a new"
+                    " --study"
+                )
+
+    def check_folder(self, folder: Path) -> None:
+        """Checks that every host sees where studies are, before anything is written."""
+        del folder
+
+    def prepare(
+        self, trial_dir: Path, processes: Processes, placement: Placement
+    ) -> None:
+        """Writes what the processes of a trial need beside its records, if anything."""
+        del trial_dir, processes, placement
+
+    @abc.abstractmethod
+    def command(
+        self, processes: Processes, worker_command: Sequence[str]
+    ) -> tuple[str, ...]:
+        """Returns what starts a trial, or each member; its directory is appended."""
+
+    def gang(
+        self, trial_dir: Path, variables: Mapping[str, str], command: Sequence[str]
+    ) -> RunningGang | None:
+        """Plans the members of a trial; None where one process here starts them all."""
+        del trial_dir, variables, command
+        return None
+
+    def end(self, trial_dir: Path) -> None:
+        """Ends what a trial left on other hosts, within a bounded time; or raises.
+
+        Called when none of it runs here; harmless where there is nothing.
+        """
+        del trial_dir
+
+
+class RemoteLauncher(Launcher):
+    """A launcher whose engine starts the members of a gang on several hosts."""
+
+    @abc.abstractmethod
+    def start(self, gang: Gang) -> Engine:
+        """Starts the members, maybe later; the engine may refuse (``LaunchError``)."""
+
+    def check_folder(self, folder: Path) -> None:
+        """Starts a member on every host, which only looks for a folder in it."""
+        existing = next(path for path in (folder, *folder.parents) if path.is_dir())
+        members = tuple(("worker", index) for index in range(self.num_hosts))
+        inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        paths = [str(_ROOT), *(os.path.abspath(p) for p in inherited if p)]  # noqa: PTH100
+        with tempfile.TemporaryDirectory(dir=existing, prefix=".tmp-seen-") as name:
+            place = Path(name)
+            _plan(members, [()] * len(members), len(members), 1).write(place)
+            # Members make folders in that for temporary files, and leave them to us.
+            variables = {
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(paths),
+                "TMPDIR": name,
+            }
+            gang = self.gang(place, variables, (*MEMBER_COMMAND, "true"))
+            reason = f"its hosts have not answered within {_CHECK_SEC:g} s"
+            gang.start()
+            try:
+                gang.wait(_CHECK_SEC)
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                gang.end()
+                self.end(place)
+            if gang.exit_code:
+                found = rank_file.read_first_exit(place)
+                reason = found.reason or " ".join("".join(gang.output).split())[-300:]
+            if gang.exit_code != 0:
+                raise PlanError(
+                    f"--launcher {self.name}, --runs-dir {str(folder)!r}: {reason}"
+                )
+
+    def prepare(
+        self, trial_dir: Path, processes: Processes, placement: Placement
+    ) -> None:
+        """Writes what the processes of the gang read."""
+        members = processes.members or (("worker", 0),)
+        per_host = hosts.members_per_host(len(members), self.num_hosts)
+        plan = _plan(members, placement.cpusets, processes.num_ranks, per_host)
+        plan.write(trial_dir)
+
+    def command(
+        self, processes: Processes, worker_command: Sequence[str]
+    ) -> tuple[str, ...]:
+        """Returns what each member of the gang runs, the same with all engines."""
+        del processes
+        return (*MEMBER_COMMAND, *worker_command)
+
+    def gang(
+        self, trial_dir: Path, variables: Mapping[str, str], command: Sequence[str]
+    ) -> RunningGang:
+        """Returns the members of a trial, not yet started."""
+        return RunningGang(self.start, trial_dir, variables, command)
+
+
+def _plan(
+    members: tuple[Member, ...],
+    cpusets: Sequence[tuple[int, ...]],
+    num_ranks: int,
+    members_per_host: int,
+) -> GangPlan:
+    return GangPlan(
+        members=members,
+        cpusets=tuple(cpusets),
+        num_ranks=num_ranks,
+        members_per_host=members_per_host,
+        variables={environments.ROLES: environments.roles_text(members)},
+    )
+
+
+def ask(
+    command: Sequence[str],
+    text: str = "",
+    *,
+    check: str,
+    answer_sec: float = _ANSWER_SEC,
+    environ: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program of an engine to its end; ``check`` shows whether it answers."""
+    try:
+        return subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=answer_sec,
+            check=False,
+            env=environ,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(
+            f"{command[0]} does not answer ({error}); check '{check}', then run the"
+            " same command again"
+        ) from error
+
+
+def render_template(path: Path, **values: Any) -> str:
+    """Returns a template with its values filled in; a missing one is an error.
+
+    Values are never pasted: in YAML they are quoted strings, in shell scripts words.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(path.parent),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - no HTML; the filters below quote
+    )
+    environment.filters["quoted"] = _quoted
+    environment.filters["word"] = lambda value: shlex.quote(str(value))
+    environment.filters["words"] = shlex.join
+    return environment.get_template(path.name).render(**values)
+
+
+def _quoted(value: str) -> str:
+    """A string in YAML, in one line and in ASCII, whatever is in it."""
+    import yaml
+
+    text = yaml.safe_dump(value, default_style='"', width=float("inf"))
+    return text.strip()

@@ -1,0 +1,369 @@
+"""Slurm: gangs by ``srun``, sweeps by ``sbatch``."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shlex
+import shutil
+import time
+from typing import TYPE_CHECKING, Final
+
+from harness.errors import LaunchError, PlanError
+from harness.launch import gang as gang_lib
+from harness.launch.gang import ClientEngine
+from harness.launch.launcher import (
+    LauncherInfo,
+    Nodes,
+    RemoteLauncher,
+    Submitted,
+    ask,
+)
+from harness.machine import cuda_cache
+from harness.options.option import Options
+from harness.trial import process_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from harness.launch.gang import Engine, Gang
+    from harness.launch.launcher import Job, Launcher
+
+
+JOB_VARIABLE: Final = "SLURM_JOB_ID"
+NODES_VARIABLE: Final = "SLURM_JOB_NUM_NODES"
+PARTITION_VARIABLE: Final = "SBATCH_PARTITION"
+"""Partitions of which ``sbatch`` takes one, with commas between."""
+
+# srun takes these as options, but they are those of the batch script.
+_OPTIONS_OF_THE_BATCH = re.compile(
+    r"SLURM_(N(TASKS|PROCS|NODES)|NTASKS_PER_\w+|TASKS_PER_NODE|DIST\w*|CPU_BIND\w*|"
+    r"MEM_BIND\w*|CPUS_PER_TASK|TRES_PER_TASK|GPUS_PER_\w+|MEM_PER_\w+|HINT|"
+    r"THREADS_PER_CORE|EXACT|OVERLAP|OVERCOMMIT|KILL_BAD_EXIT|WAIT|NETWORK)|"
+    r"SRUN_CPUS_PER_TASK"
+)
+
+
+def check_installed(names: Sequence[str] = ("srun", "squeue", "scancel")) -> None:
+    """Checks that some of the programs can be found."""
+    for name in names:
+        if shutil.which(name) is None:
+            raise PlanError(
+                f"--launcher slurm: {name!r} is not in PATH, so there is no Slurm here;"
+                " run the command on a login node of the cluster, or leave --launcher"
+                " out"
+            )
+
+
+def without_options(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables without those that ``srun`` takes as options."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not _OPTIONS_OF_THE_BATCH.fullmatch(name)
+    }
+
+
+def run(command: Sequence[str], text: str = "") -> str:
+    """Returns what a program prints."""
+    environ = without_options(os.environ)
+    done = ask(command, text, check="scontrol ping", environ=environ)
+    if done.returncode:
+        raise LaunchError(
+            f"{command[0]} refuses with exit code {done.returncode}:"
+            f" {' '.join(done.stderr.split())[:300]}; change the options that it names,"
+            " or check 'scontrol ping'"
+        )
+    return done.stdout
+
+
+GRACE_SEC: Final = 60
+"""Before the time limit, the sweep gets the signal to stop; it needs a few seconds."""
+
+# Slurm sends USR1 shortly before the time limit, and TERM for scancel and preemption:
+# only after the former is the job put back here; Slurm itself requeues a job that it
+# preempts. A job that recorded nothing would do so for ever.
+_CONTINUES = r"""
+count() {{ find {runs} -name status.json 2>/dev/null | wc -l; }}
+before=$(count)
+is_limit=0
+trap 'is_limit=1; kill -TERM "$sweep" 2>/dev/null' USR1
+trap 'kill -TERM "$sweep" 2>/dev/null' TERM
+{command} &
+sweep=$!
+wait "$sweep"
+# A trapped signal ends "wait", not the sweep.
+while kill -0 "$sweep" 2>/dev/null; do wait "$sweep"; done
+wait "$sweep"; code=$?
+if [ "$is_limit" = 1 ] && [ "$code" = 130 ]; then
+  if [ "$(count)" -gt "$before" ]; then
+    echo "the time limit is near: job $SLURM_JOB_ID continues in its next run"
+    scontrol requeue "$SLURM_JOB_ID" && exec sleep 600  # until Slurm ends this run
+  else
+    echo "no trial ended within the time limit: give more by SBATCH_TIMELIMIT" >&2
+  fi
+fi
+exit "$code"
+"""
+
+
+# Homes are on all nodes, and stay. What the driver compiles is kept there in any case;
+# beyond CUDA's default of 1 GiB it would drop what is oldest.
+_KEEPS_COMPILED = f"""\
+export CUDA_CACHE_PATH="${{CUDA_CACHE_PATH:-$HOME/{cuda_cache.FOLDER}}}"
+export CUDA_CACHE_MAXSIZE="${{CUDA_CACHE_MAXSIZE:-{cuda_cache.LARGEST}}}"
+"""
+
+
+def of_gang(job: Job, nodes: int | None) -> str:
+    """Returns the batch file of a gang."""
+    command = shlex.join(job.command)
+    gpus = f"--gpus-per-task={job.gpus_per_worker} " * bool(job.gpus_per_worker)
+    body = f"srun --kill-on-bad-exit=1 {gpus}{command}\n"
+    keeps = _KEEPS_COMPILED * bool(job.gpus_per_worker)
+    return f"{_header(job, nodes)}\n{keeps}{body}"
+
+
+def of_sweep(job: Job, nodes: int, runs_dir: str) -> str:
+    """Returns the batch file of a sweep that continues after its time limit."""
+    command = shlex.join(job.command)
+    continues = ["requeue", "open-mode=append", f"signal=B:USR1@{GRACE_SEC}"]
+    body = _CONTINUES.format(command=command, runs=shlex.quote(runs_dir))
+    keeps = f"\n{_KEEPS_COMPILED}" * bool(job.gpus_per_worker)
+    return _header(job, nodes, continues) + keeps + body
+
+
+def log_of(job: Job, number: str = "%j") -> str:
+    """Returns the file that gets what a job prints."""
+    return f"{job.name}-{number}.log"
+
+
+def _header(job: Job, nodes: int | None, more: Sequence[str] = ()) -> str:
+    """Returns the lines that ``sbatch`` reads."""
+    gpus = job.gpus_per_worker
+    per_node = None if nodes is None else -(-job.workers // nodes)
+    wanted: dict[str, object] = {
+        "job-name": job.name,
+        "chdir": None if job.directory == "." else job.directory,
+        "nodes": nodes,
+        "ntasks": job.workers if per_node is None else None,
+        "ntasks-per-node": per_node,
+        "cpus-per-task": job.cores_per_worker,
+        "gpus-per-task": gpus if per_node is None else None,
+        "gpus-per-node": None if per_node is None else per_node * gpus,
+        "output": log_of(job),
+    }
+    options = [f"{name}={value}" for name, value in wanted.items() if value]
+    options += ["exclusive", *more]  # a neighbour would be measured too
+    for option in options:
+        if any(character in option for character in '\n\r"\\'):
+            raise PlanError(
+                f"{option!r} cannot stand in a batch file; leave out line breaks,"
+                " quotes and backslashes"
+            )
+    lines = [
+        f'#SBATCH --{name}="{value}"' if value else f"#SBATCH --{name}"
+        for name, _, value in (option.partition("=") for option in options)
+    ]
+    return "\n".join(["#!/bin/bash", *lines]) + "\n"
+
+
+def check_partitions(partitions: str | None, nodes: int) -> None:
+    """Checks that there are such partitions, and that one has as many nodes."""
+    check_installed(("sbatch", "sinfo", "srun"))
+    lines = run(["sinfo", "--noheader", "--format=%P %D"]).splitlines()
+    sizes: dict[str, int] = {}
+    default = ""
+    for name, count in (line.split() for line in lines):
+        plain = name.rstrip("*")
+        sizes[plain] = sizes.get(plain, 0) + int(count)
+        default = plain if name.endswith("*") else default
+    listed = ", ".join(sizes) or "none"
+    if not partitions and not default:
+        raise PlanError(
+            f"{PARTITION_VARIABLE} is not set, and this cluster has no default"
+            f" partition; set it to one of {listed}"
+        )
+    chosen = (partitions or default).split(",")
+    for name in chosen:
+        if name not in sizes:
+            close = difflib.get_close_matches(name, sizes, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise PlanError(
+                f"{PARTITION_VARIABLE}: unknown partition {name!r}; known are"
+                f" {listed}{hint}"
+            )
+    largest = max(chosen, key=sizes.__getitem__)
+    if nodes > sizes[largest]:
+        raise PlanError(
+            f"--nodes {nodes}: partition {largest!r} has {sizes[largest]}; use at most"
+            f" --nodes {sizes[largest]}, or set {PARTITION_VARIABLE} to another"
+        )
+
+
+def submit(batch_file: str) -> str:
+    """Submits a batch file; returns the id of the job."""
+    return run(["sbatch", "--parsable"], batch_file).strip().partition(";")[0]
+
+
+_ADDRESS_VARIABLE: Final = "SLURM_LAUNCH_NODE_IPADDR"
+"""In each task: the address of the host of ``srun``, which is that of the harness."""
+_END_BY_ITSELF_SEC = 3.0
+_POLL_SEC = 0.05
+
+
+class SlurmLauncher(RemoteLauncher):
+    """Starts each trial as a step on the nodes of an allocation."""
+
+    name = "slurm"
+
+    def __init__(self, num_nodes: int) -> None:
+        self._num_nodes = num_nodes
+
+    @property
+    def num_hosts(self) -> int:
+        """Nodes of the allocation."""
+        return self._num_nodes
+
+    def start(self, gang: Gang) -> Engine:
+        """Starts a step; its tasks are the members."""
+        return ClientEngine(
+            srun_command(gang),
+            trial_dir=gang.trial_dir,
+            variables={
+                **without_options(gang.variables),
+                gang_lib.HOST_IN_VARIABLE: _ADDRESS_VARIABLE,
+            },
+            log="srun.log",
+            hint="run the sweep where Slurm's programs are in PATH",
+            end_by_itself_sec=_END_BY_ITSELF_SEC,
+        )
+
+    def end(self, trial_dir: Path) -> None:
+        """Waits until no step of this job is named as a trial; cancels the others.
+
+        Where Slurm's own process of a step was killed, Slurm takes the step for running
+        until the job ends: then what counts is that no process of the trial is left.
+        """
+        start = time.monotonic()
+        is_cancelled = False
+        while steps := steps_named(os.environ[JOB_VARIABLE], trial_dir.name):
+            passed = time.monotonic() - start
+            if passed > _END_BY_ITSELF_SEC and not is_cancelled:
+                run(["scancel", *steps])
+                is_cancelled = True
+            if passed > 2 * _END_BY_ITSELF_SEC:
+                end = (*process_tree.END_COMMAND, str(trial_dir))
+                run([*on_every_node(self._num_nodes), *end])
+                return
+            time.sleep(_POLL_SEC)
+
+
+def srun_command(gang: Gang) -> tuple[str, ...]:
+    """Returns the command that starts the members of a gang, block by block."""
+    return (
+        "srun",
+        f"--job-name={gang.trial_dir.name}",
+        f"--nodes={gang.num_hosts}",
+        f"--ntasks={gang.num_members}",
+        f"--distribution=plane={gang.members_per_host}",
+        f"--chdir={gang.trial_dir}",
+        "--relative=0",
+        # The cores of a step are chosen and set by the harness, as without Slurm.
+        "--overlap",
+        "--overcommit",
+        "--cpu-bind=none",
+        # The gang decides how long the others may still record what they observed.
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--mpi=none",
+        "--input=none",
+        "--unbuffered",
+        *gang.command,
+    )
+
+
+def on_every_node(num_nodes: int) -> tuple[str, ...]:
+    """Returns what runs a command once on each node of this allocation."""
+    return (
+        "srun",
+        f"--nodes={num_nodes}",
+        f"--ntasks={num_nodes}",
+        "--ntasks-per-node=1",
+        "--overlap",
+        "--overcommit",
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--input=none",
+        "--wait=0",
+    )
+
+
+def steps_named(job: str, name: str) -> list[str]:
+    """Returns the ids of the steps of a job that have a name."""
+    lines = run(["squeue", "--steps", "--noheader", f"--jobs={job}", "--format=%i %j"])
+    rows = [line.split() for line in lines.splitlines()]
+    return [row[0] for row in rows if row[1:] == [name]]
+
+
+class SlurmOptions(Options):
+    """What a job needs of Slurm; ``sbatch`` reads the rest from ``SBATCH_*``."""
+
+    nodes: Nodes = None
+
+
+class Slurm(LauncherInfo):
+    """Steps of ``srun`` in an allocation; outside of one, jobs of ``sbatch``."""
+
+    name = "slurm"
+    summary = "steps of srun in an allocation, a job of sbatch outside of one"
+    options = file_options = SlurmOptions
+
+    def is_submitted(self) -> bool:
+        """Whether this process is in no allocation."""
+        return not os.environ.get(JOB_VARIABLE)
+
+    def start(self, options: SlurmOptions) -> Launcher:
+        """Returns what starts steps on the nodes of the allocation."""
+        if self.is_submitted():
+            raise PlanError(
+                "--launcher slurm: this process is in no allocation (SLURM_JOB_ID is"
+                " not set); run the command with sbatch or salloc, or use 'sweep"
+                " --launcher slurm', which submits it"
+            )
+        check_installed()
+        launcher = SlurmLauncher(int(os.environ.get(NODES_VARIABLE, "1")))
+        if (options.nodes or 1) > launcher.num_hosts:
+            raise PlanError(
+                f"--nodes {options.nodes}: the allocation of job"
+                f" {os.environ[JOB_VARIABLE]} has {launcher.num_hosts}; ask for more"
+                " nodes, or leave --nodes out"
+            )
+        return launcher
+
+    def plan(self, options: SlurmOptions) -> Launcher:
+        """Returns what will start steps in a job of so many nodes."""
+        return SlurmLauncher(options.nodes or 1)
+
+    def submit(self, job: Job, options: SlurmOptions, runs_dir: Path) -> Submitted:
+        """Submits a job that requeues itself until the sweep is complete."""
+        nodes = options.nodes or 1
+        check_partitions(os.environ.get(PARTITION_VARIABLE), nodes)
+        number = submit(of_sweep(job, nodes, str(runs_dir)))
+        log = log_of(job, number)
+        return Submitted(
+            number=number,
+            follow=f"'squeue --jobs={number}' and 'tail -F {log}'",
+            end=f"scancel {number}",
+        )
+
+    def render(self, job: Job, options: SlurmOptions) -> dict[str, str]:
+        """Returns the batch file of a gang."""
+        if options.nodes is not None:
+            job.check_nodes(options.nodes)
+        return {f"{job.name}.sbatch": of_gang(job, options.nodes)}
+
+
+LAUNCHER = Slurm()
