@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reports.charts import curves, over_replicas, quantities, rows, rows_of, step_times
-from reports.charts import waterfall as of_parts
-from reports.charts.drawing import svg
+from reports.charts import learning as curves
+from reports.charts import over_replicas, rows, style
+from reports.charts import steps as distributions
+from reports.view.view import series_of
 from reports.words import formats
 
 if TYPE_CHECKING:
@@ -29,13 +30,13 @@ def _one_of(name: str, value: str, allowed: list[str]) -> str:
     return value
 
 
-def _axes(ax: Axes | None, height: float) -> Axes:
+def _axes(ax: Axes | None, height: float = style.HEIGHT) -> Axes:
     """Returns axes to draw on: the caller's, or those of a new figure."""
     if ax is not None:
         return ax
     import matplotlib.pyplot as plt
 
-    size = (rows.WIDTH / svg.POINTS_PER_INCH, height / svg.POINTS_PER_INCH)
+    size = (style.WIDTH / style.POINTS_PER_INCH, height / style.POINTS_PER_INCH)
     _, axes = plt.subplots(figsize=size, layout="constrained")
     axes.spines[["top", "right", "left"]].set_visible(False)
     return axes
@@ -61,27 +62,27 @@ def scaling(
     Raises:
       ValueError: The frame has no such rows.
     """
-    found = rows_of.select(frame, "scaling")
+    found = rows.select(frame, "scaling")
     modes = list(dict.fromkeys(found["mode"]))
     chosen = modes[0] if mode is None else _one_of("mode", mode, modes)
-    known = {one.slug: one for one in quantities.QUANTITIES}
+    known = {one.slug: one for one in over_replicas.QUANTITIES}
     what = known[_one_of("quantity", quantity, list(known))]
-    axes = _axes(ax, over_replicas.HEIGHT)
+    axes = _axes(ax)
     backends = list(dict.fromkeys(found["backend"]))
     panel = over_replicas.panel_of_mode(
         found, what, chosen, backends=backends, is_log=is_log
     )
-    over_replicas.draw_on(axes, panel, svg.NOTEBOOK)
+    over_replicas.draw_on(axes, panel, style.NOTEBOOK)
     for backend in backends:
         axes.plot(
             [],
             [],
-            color=svg.NOTEBOOK.color(backend),
-            marker=svg.marker(backend),
-            linestyle=svg.dash_of_line(chosen),
+            color=style.NOTEBOOK.color(backend),
+            marker=style.MARKERS[series_of(backend)],
+            linestyle=style.DASHES.get(chosen, "-"),
             label=backend,
         )
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), frameon=False)
+    style.write_legend(axes, -0.2)
     return axes
 
 
@@ -95,8 +96,8 @@ def forest(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     Raises:
       ValueError: The study compares no backends.
     """
-    items = rows_of.ratios(frame)
-    axes = _axes(ax, rows.height_of(rows.place([row.group for row in items])))
+    items = rows.ratios(frame)
+    axes = _axes(ax, rows.size_of(items)[1])
     rows.draw_on(
         axes,
         items,
@@ -105,7 +106,7 @@ def forest(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
             reference=1.0,
             is_logarithmic=True,
         ),
-        look_=svg.NOTEBOOK,
+        look=style.NOTEBOOK,
     )
     return axes
 
@@ -128,17 +129,15 @@ def waterfall(
     Raises:
       ValueError: The study has no controls, or none of this case.
     """
-    found = rows_of.select(frame, "waterfall")
+    found = rows.select(frame, "waterfall")
     backends = list(dict.fromkeys(found["backend"]))
     name = backends[0] if backend is None else _one_of("backend", backend, backends)
     sizes = sorted({int(n) for n in found["num_replicas"][found["backend"] == name]})
     number = sizes[-1] if num_replicas is None else num_replicas
     _one_of("num_replicas", str(number), [str(size) for size in sizes])
-    bars = rows_of.parts(frame, name, number)
-    axes = _axes(ax, rows.height_of(rows.place([""] * len(bars))))
-    of_parts.draw_on(
-        axes, bars, backend=name, axis_label="ms per step", look_=svg.NOTEBOOK
-    )
+    bars = rows.parts(frame, name, number)
+    axes = _axes(ax, rows.size_of(bars)[1])
+    rows.draw_parts(axes, bars, style.NOTEBOOK)
     return axes
 
 
@@ -160,19 +159,20 @@ def learning(
     Raises:
       ValueError: The study has no quality runs, or no such metric.
     """
-    found = rows_of.select(frame, "learning")
+    found = rows.select(frame, "learning")
     metrics = list(dict.fromkeys(found["quantity"]))
     name = metrics[0] if metric is None else _one_of("metric", metric, metrics)
     present = [key for key in SPENT if found[key].notna().any()]
-    drawn = rows_of.cases_of_learning(frame, name, _one_of("spent", spent, present))
+    drawn = curves.curves_of(frame, name)
     unit = found["unit"][found["quantity"] == name].iloc[0]
-    axes = _axes(ax, curves.HEIGHT)
+    axes = _axes(ax)
     curves.draw_on(
         axes,
         drawn,
+        spent=_one_of("spent", spent, present),
         x_label=SPENT[spent],
         write=lambda value: formats.quality(value, unit),
-        look_=svg.NOTEBOOK,
+        look=style.NOTEBOOK,
     )
     axes.set_title(name, loc="left")
     return axes
@@ -196,14 +196,16 @@ def steps(
     Raises:
       ValueError: No step was recorded.
     """
-    found = rows_of.select(frame, "steps")
+    found = rows.select(frame, "steps")
     phases = list(dict.fromkeys(found["phase"]))
-    items = rows_of.cases_of_steps(frame, _one_of("phase", phase, phases))
-    label = "time of one step, ms"
+    items = distributions.cases_of(frame, _one_of("phase", phase, phases))
     if _one_of("kind", kind, ["box", "ecdf"]) == "ecdf":
-        axes = _axes(ax, step_times.ECDF_HEIGHT)
-        step_times.draw_ecdf(axes, items, axis_label=label, look_=svg.NOTEBOOK)
+        axes = _axes(ax)
+        distributions.draw_shares(axes, items, look=style.NOTEBOOK)
+        style.write_legend(axes, -0.24)
     else:
-        axes = _axes(ax, rows.height_of(rows.place([row.group for row in items])))
-        step_times.draw_boxes(axes, items, axis_label=label, look_=svg.NOTEBOOK)
+        axes = _axes(ax, rows.size_of(items)[1])
+        distributions.draw_boxes(
+            axes, items, axis_label="time of one step, ms", look=style.NOTEBOOK
+        )
     return axes

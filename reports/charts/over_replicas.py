@@ -7,35 +7,75 @@ choose which rows are one line, and what the lines of a panel share.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from typing import TYPE_CHECKING, Any, Final
 
-import pandas as pd
-from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.ticker import NullLocator
 
-from reports.charts import limits, lines
-from reports.charts.drawing import svg
-from reports.charts.quantities import EFFICIENCY, THROUGHPUT
+from reports.charts import lines, style, svg
+from reports.charts.rows import known
 from reports.view.view import series_of
 from reports.words import formats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    import pandas as pd
     from markupsafe import Markup
     from matplotlib.axes import Axes
 
-    from reports.charts.drawing.svg import Look
     from reports.charts.lines import Line
-    from reports.charts.quantities import Quantity
+    from reports.charts.style import Look
+    from reports.view.view import View
 
-
-MOST_LINES: Final = 7
-"""More lines than this are drawn in several panels, or left out."""
 _COLUMNS: Final = (
     *("kind", "mode", "backend", "num_replicas", "value", "low", "high", "n"),
     *("unit", "method", "is_baseline", "is_oversubscribed"),
 )
+_FIRST_SCREEN: Final = ("estimate", "repetition", "ceiling")
+MOST_LINEAR: Final = 16
+"""Of more replicas, efficiency is over doublings, which a linear axis would squeeze."""
+DODGE: Final = 0.02
+"""Lines are shifted sideways by this share of an axis, so that none is hidden."""
+LEAST_TICK_GAP: Final = 0.055
+"""Smallest distance of two labelled numbers of replicas, as a share of the axis."""
+MOST_OF_A_GAP: Final = 0.07
+"""Share of the smallest gap between two sizes that a shift may take."""
+DOT_SHIFT: Final = 0.018
+"""Dots are shifted sideways by this share of an axis, so none is hidden."""
+MOST_DOTS: Final = 150
+"""Of more repetitions of a line, only markers and intervals are drawn."""
+CEILING_REACH: Final = 0.035
+"""How far the line of a ceiling reaches to either side, as a share of the axis."""
+DOTTED: Final = (2, 2.5)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Quantity:
+    """One quantity that is drawn over the number of replicas."""
+
+    name: str  # As in the glossary.
+    slug: str  # In the frame, and for ids.
+    write: Callable[[float], str]  # Formats one value.
+
+    def ideal(self, num_replicas: int, base: int, value: float) -> float:
+        """Returns perfect scaling from ``value`` at a baseline of ``base`` replicas."""
+        if self.slug == "efficiency":
+            return 1.0
+        if self.slug == "speedup":
+            return float(num_replicas)
+        return value * num_replicas / base
+
+
+EFFICIENCY: Final = Quantity(
+    name="Parallel efficiency", slug="efficiency", write=formats.percent
+)
+SPEEDUP: Final = Quantity(name="Speedup", slug="speedup", write=formats.times)
+THROUGHPUT: Final = Quantity(
+    name="Throughput", slug="throughput", write=formats.significant
+)
+QUANTITIES: Final = (EFFICIENCY, SPEEDUP, THROUGHPUT)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,19 +100,15 @@ class Panel:
     """One pair of axes."""
 
     quantity: Quantity  # What is drawn.
-    curves: tuple[ReplicaCurve, ...]  # At most ``MOST_LINES``.
+    curves: tuple[ReplicaCurve, ...]  # At most ``style.MOST_LINES``.
     sizes: tuple[int, ...]  # Numbers of replicas on its axis, ascending.
     y_limits: tuple[float, float]  # Of the values; shared by the panels of a quantity.
-    # Whether axes are logarithmic; of efficiency, only that of replicas.
-    is_log: bool = False
-    # Whether the axis of replicas begins at zero, not at the fewest.
-    is_from_zero: bool = True
+    is_log: bool = False  # Whether axes are logarithmic; of efficiency, only replicas.
     heading: str = ""  # Above the axes; empty for none.
 
-    @property
-    def has_log_values(self) -> bool:
-        """Whether the axis of values is logarithmic."""
-        return self.is_log and self.quantity is not EFFICIENCY
+    def of_kind(self, kind: str) -> Iterator[tuple[ReplicaCurve, Any]]:
+        """Yields all rows of one kind, with their curves."""
+        return ((curve, row) for curve in self.curves for row in curve.of_kind(kind))
 
 
 def rows_of(frame: pd.DataFrame) -> tuple[Any, ...]:
@@ -87,28 +123,26 @@ def sizes_of(rows: pd.DataFrame) -> tuple[int, ...]:
 
 
 def panels_of(frame: pd.DataFrame) -> list[list[str]]:
-    """Returns the backends of each panel: at most ``MOST_LINES`` lines each."""
-    found = list(dict.fromkeys(frame["backend"]))
-    return [found[i : i + MOST_LINES] for i in range(0, len(found), MOST_LINES)]
+    """Returns the backends of each panel."""
+    found, most = list(dict.fromkeys(frame["backend"])), style.MOST_LINES
+    return [found[i : i + most] for i in range(0, len(found), most)]
 
 
 def y_limits(
     rows: pd.DataFrame, quantity: Quantity, *, is_log: bool = False
 ) -> tuple[float, float]:
     """Returns limits that all panels of a quantity share; linear ones are from zero."""
-    sizes = sizes_of(rows)
+    estimates = rows[rows["kind"] == "estimate"]
     anchors = [float(value) for value in rows["value"].dropna()]
-    baselines = rows[(rows["kind"] == "estimate") & rows["is_baseline"]]
     anchors += [
         quantity.ideal(n, int(row.num_replicas), row.value)
-        for row in rows_of(baselines)
-        for n in sizes
+        for row in rows_of(estimates[estimates["is_baseline"]])
+        for n in sizes_of(rows)
     ]
-    estimates = rows[rows["kind"] == "estimate"]
     ends = [*estimates["low"].dropna(), *estimates["high"].dropna()]
     if is_log and quantity is not EFFICIENCY:
-        return limits.logarithmic(anchors or [1.0], ends)
-    return limits.from_zero(anchors, ends)
+        return style.logarithmic(anchors or [1.0], ends)
+    return style.from_zero(anchors, ends)
 
 
 def panel_of_mode(
@@ -122,8 +156,7 @@ def panel_of_mode(
     """Returns the panel of a scaling mode: a line per backend."""
     rows = frame[frame["quantity"] == quantity.slug]
     shown = rows[rows["mode"] == mode]
-    units = [unit for unit in shown["unit"] if unit]
-    has_unit = quantity is THROUGHPUT and units
+    units = [unit for unit in shown["unit"] if unit] if quantity is THROUGHPUT else []
     return Panel(
         quantity=quantity,
         curves=tuple(
@@ -131,66 +164,43 @@ def panel_of_mode(
                 rows=rows_of(shown[shown["backend"] == backend]),
                 name=backend,
                 series=series_of(backend),
-                dash=svg.dash_of_line(mode),
+                dash=style.DASHES.get(mode, "-"),
             )
             for backend in backends
         ),
         sizes=sizes_of(frame[frame["mode"] == mode]),
         y_limits=y_limits(rows, quantity, is_log=is_log),
         is_log=is_log,
-        is_from_zero=False,
-        heading=f"{mode.capitalize()} scaling{f', {units[0]}' if has_unit else ''}",
-    )
-
-
-def tip_of(row: Any, quantity: Quantity, prefix: str = "") -> str:
-    """Returns what an estimate of the frame says when it is pointed at."""
-    replicas = formats.count(int(row.num_replicas), "replica")
-    return svg.of_row(
-        f"{prefix}{row.backend}, {row.mode} scaling, {replicas}: {quantity.slug}",
-        row,
-        quantity.write,
+        heading=f"{mode.capitalize()} scaling{f', {units[0]}' if units else ''}",
     )
 
 
 def describe_panel(panel: Panel) -> str:
     """Describes a panel in words."""
-    write = panel.quantity.write
+
+    def value_at(row: Any) -> str:
+        return f"{panel.quantity.write(row.value)} at {_replicas(row)}"
+
     parts = []
-    ceilings: dict[str, None] = {}
     for curve in panel.curves:
         values = [
-            f"{write(row.value)} at {formats.count(int(row.num_replicas), 'replica')}"
-            + (" (oversubscribed)" if row.is_oversubscribed else "")
+            value_at(row) + " (oversubscribed)" * bool(row.is_oversubscribed)
             for row in curve.of_kind("estimate")
         ]
         values += [
-            f"crossed out at {formats.count(int(row.num_replicas), 'replica')}, since "
-            f"it {row.method}"
+            f"crossed out at {_replicas(row)}, since it {row.method}"
             for row in curve.of_kind("crossed_out")
         ]
         if values:
             parts.append(f"{curve.name}: {', '.join(values)}")
+    for curve, row in panel.of_kind("ceiling"):
         of = "" if panel.quantity is THROUGHPUT else f" of {curve.name}"
-        for row in curve.of_kind("ceiling"):
-            replicas = formats.count(int(row.num_replicas), "replica")
-            ceilings[
-                f"ceiling{of}, programs that never communicate: {write(row.value)} at "
-                f"{replicas}"
-            ] = None
-    parts += ceilings
-    return f"{'; '.join(parts)}." if parts else "No trial is ok."
+        parts.append(f"ceiling{of}, programs that never communicate: {value_at(row)}")
+    return f"{'; '.join(dict.fromkeys(parts))}." if parts else "No trial is ok."
 
 
-MOST_LINEAR: Final = 16
-"""Of more replicas, efficiency is over doublings, which a linear axis would squeeze."""
-DODGE: Final = 0.02
-"""Lines are shifted sideways by this share of an axis, so that none is hidden."""
-LEAST_TICK_GAP: Final = 0.055
-"""Smallest distance of two labelled numbers of replicas, as a share of the axis."""
-MOST_OF_A_GAP: Final = 0.07
-"""Share of the smallest gap between two sizes that a shift may take."""
-MARGIN: Final = 0.1
+def _replicas(row: Any) -> str:
+    return formats.count(int(row.num_replicas), "replica")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,7 +209,6 @@ class ReplicasAxis:
 
     sizes: tuple[int, ...]  # Those that are labelled, ascending.
     is_log: bool  # Whether doublings are equally far apart.
-    is_from_zero: bool  # Whether a linear axis begins at zero, not at the fewest.
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -207,9 +216,7 @@ class ReplicasAxis:
         first, last = self.sizes[0], self.sizes[-1]
         if self.is_log:
             return first / 1.25, last * 1.35
-        if self.is_from_zero:
-            return 0.0, last * 1.06 + 0.25
-        margin = MARGIN * (last - first or 1)
+        margin = 0.1 * (last - first or 1)
         return first - margin, last + margin
 
     def __call__(self, num_replicas: float, share: float = 0.0) -> float:
@@ -218,8 +225,7 @@ class ReplicasAxis:
             reach = max(self.sizes[-1] / self.sizes[0], 2.0)
             return float(num_replicas * reach**share)
         low, high = self.limits
-        sizes = (0, *self.sizes) if self.is_from_zero else self.sizes
-        gaps = [b - a for a, b in itertools.pairwise(sizes)]
+        gaps = [b - a for a, b in itertools.pairwise(self.sizes)]
         whole = min([high - low, *(gap * MOST_OF_A_GAP / DODGE for gap in gaps)])
         return float(num_replicas + share * whole)
 
@@ -240,63 +246,84 @@ class ReplicasAxis:
         axes.set_xlabel("replicas")
 
 
-WIDTH, HEIGHT = 310, 225
-DOT_SHIFT: Final = 0.018
-"""Dots are shifted sideways by this share of an axis, so none is hidden."""
-MOST_DOTS: Final = 150
-"""Of more repetitions of a line, only markers and intervals are drawn."""
-CEILING_REACH: Final = 0.035
-"""How far the line of a ceiling reaches to either side, as a share of the axis."""
-
-
-def draw_on(axes: Axes, panel: Panel, look_: Look) -> None:
+def draw_on(axes: Axes, panel: Panel, look: Look) -> None:
     """Draws one panel."""
-    quantity = panel.quantity
+    quantity, is_efficiency = panel.quantity, panel.quantity is EFFICIENCY
     across = ReplicasAxis(
         sizes=panel.sizes,
-        is_log=panel.is_log
-        or (quantity is EFFICIENCY and panel.sizes[-1] > MOST_LINEAR),
-        is_from_zero=panel.is_from_zero,
+        is_log=panel.is_log or (is_efficiency and panel.sizes[-1] > MOST_LINEAR),
     )
     across.set_on(axes)
-    _hatch_oversubscribed(axes, panel, across, look_)
-    _draw_ideals(axes, panel, look_)
+    _hatch_oversubscribed(axes, panel, across, look)
+    _draw_ideals(axes, panel, look)
+    for curve, row in panel.of_kind("ceiling"):
+        # Throughput together does not depend on a baseline, so on no backend.
+        is_own = quantity is not THROUGHPUT
+        axes.plot(
+            [across(row.num_replicas, side * CEILING_REACH) for side in (-1, 1)],
+            [row.value] * 2,
+            color=look.series[curve.series] if is_own else look.ink,
+            linewidth=1.6,
+            zorder=3,
+        )
     drawn = []
     for number, curve in enumerate(panel.curves):
         shift = DODGE * (number - (len(panel.curves) - 1) / 2)
-        _draw_marks(axes, panel, curve, across, shift, look_)
+        crosses = [
+            across(row.num_replicas, shift) for row in curve.of_kind("crossed_out")
+        ]
+        axes.plot(
+            crosses,
+            [0.06] * len(crosses),
+            transform=axes.get_xaxis_transform(),
+            marker="x",
+            markersize=8,
+            markeredgewidth=2,
+            linestyle="none",
+            color=look.series[curve.series],
+            zorder=4,
+        )
         line = _line(panel, curve, across, shift)
         if line.dots:
-            lines.draw(axes, line, look_)
+            lines.draw(axes, line, look)
             drawn.append(line)
     axes.set_ylim(panel.y_limits)
-    if panel.has_log_values:
-        svg.set_plain_log(axes, "y")
+    if panel.is_log and not is_efficiency:
+        style.set_plain_log(axes, "y")
     else:
-        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-    if quantity is EFFICIENCY:
+        style.set_ticks(axes, "y")
+    if is_efficiency:
         axes.yaxis.set_major_formatter(lambda value, _: formats.percent(value))
     if panel.heading:
-        axes.set_title(panel.heading, color=look_.ink, pad=10)
-    lines.write_labels(axes, drawn, HEIGHT, look_, _labels_of_ceilings(panel, look_))
+        axes.set_title(panel.heading, color=look.ink, pad=10)
+    ceilings = [row for curve, row in panel.of_kind("ceiling") if curve.label]
+    more = []
+    if ceilings:
+        last = max(ceilings, key=lambda row: row.num_replicas)
+        text = f"no communication\n{quantity.write(last.value)}"
+        more.append(style.Label(text=text, value=last.value, color=look.ink))
+    lines.write_labels(axes, drawn, look, more)
 
 
 def _line(
     panel: Panel, curve: ReplicaCurve, across: ReplicasAxis, shift: float
 ) -> Line:
     """Returns the line of a curve, shifted by a share of the axis."""
+    quantity = panel.quantity
     dots = tuple(
         lines.Dot(
-            # Where the axis begins at them, all baselines of 100 % are one point.
-            x=across(
-                row.num_replicas,
-                shift if panel.is_from_zero or not row.is_baseline else 0.0,
-            ),
+            # The axis begins at the baselines: all of 100 % are one point.
+            x=across(row.num_replicas, 0.0 if row.is_baseline else shift),
             value=row.value,
-            low=None if pd.isna(row.low) else row.low,
-            high=None if pd.isna(row.high) else row.high,
+            low=known(row.low),
+            high=known(row.high),
             is_hollow=bool(row.is_oversubscribed),
-            tip=tip_of(row, panel.quantity, curve.prefix),
+            tip=svg.of_row(
+                f"{curve.prefix}{row.backend}, {row.mode} scaling, {_replicas(row)}: "
+                f"{quantity.slug}",
+                row,
+                quantity.write,
+            ),
         )
         for row in curve.of_kind("estimate")
     )
@@ -306,7 +333,7 @@ def _line(
     )
     label = curve.label
     if label and dots:
-        label = f"{label} {panel.quantity.write(dots[-1].value)}"
+        label = f"{label} {quantity.write(dots[-1].value)}"
     return lines.Line(
         series=curve.series,
         dots=dots,
@@ -316,103 +343,91 @@ def _line(
     )
 
 
-def _draw_ideals(axes: Axes, panel: Panel, look_: Look) -> None:
+def _draw_ideals(axes: Axes, panel: Panel, look: Look) -> None:
     """Draws perfect scaling from each baseline; equal lines once."""
     quantity = panel.quantity
     if quantity is EFFICIENCY:
-        axes.axhline(1.0, color=look_.muted, linewidth=1.0, dashes=(2, 2.5), zorder=1)
+        axes.axhline(1.0, color=look.muted, linewidth=1.0, dashes=DOTTED, zorder=1)
         return
-    seen: set[tuple[float, ...]] = set()
-    for curve in panel.curves:
-        for row in curve.of_kind("estimate"):
-            base = int(row.num_replicas)
-            ideal = tuple(quantity.ideal(n, base, row.value) for n in panel.sizes)
-            if not row.is_baseline or ideal in seen:
-                continue
-            seen.add(ideal)
-            # From zero: perfect scaling is a straight line through the origin.
-            is_own = quantity is THROUGHPUT
-            axes.plot(
-                panel.sizes if panel.is_log else [0, *panel.sizes],
-                ideal if panel.is_log else [0.0, *ideal],
-                color=look_.series[curve.series] if is_own else look_.muted,
-                linewidth=1.0,
-                dashes=(2, 2.5),
-                zorder=1,
-            )
-
-
-def _draw_marks(
-    axes: Axes,
-    panel: Panel,
-    curve: ReplicaCurve,
-    across: ReplicasAxis,
-    shift: float,
-    look_: Look,
-) -> None:
-    """Draws ceilings, and marks cases that are crossed out at the panel's foot."""
-    color = look_.series[curve.series]
-    for row in curve.of_kind("ceiling"):
-        # Throughput together does not depend on a baseline, so on no backend.
+    ideals = {
+        tuple(quantity.ideal(n, int(row.num_replicas), row.value) for n in panel.sizes):
+        # The first of equal lines gives the colour.
+        curve.series
+        for curve, row in reversed([*panel.of_kind("estimate")])
+        if row.is_baseline
+    }
+    for ideal, series in reversed(ideals.items()):
+        # From zero: perfect scaling is a straight line through the origin.
         axes.plot(
-            [across(row.num_replicas, side * CEILING_REACH) for side in (-1, 1)],
-            [row.value] * 2,
-            color=look_.ink if panel.quantity is THROUGHPUT else color,
-            linewidth=1.6,
-            zorder=3,
+            panel.sizes if panel.is_log else [0, *panel.sizes],
+            ideal if panel.is_log else [0.0, *ideal],
+            color=look.series[series] if quantity is THROUGHPUT else look.muted,
+            linewidth=1.0,
+            dashes=DOTTED,
+            zorder=1,
         )
-    places = [across(row.num_replicas, shift) for row in curve.of_kind("crossed_out")]
-    axes.plot(
-        places,
-        [0.06] * len(places),
-        transform=axes.get_xaxis_transform(),
-        marker="x",
-        markersize=8,
-        markeredgewidth=2,
-        linestyle="none",
-        color=color,
-        zorder=4,
-    )
-
-
-def _labels_of_ceilings(panel: Panel, look_: Look) -> list[svg.Label]:
-    """Returns the name of the last ceiling where lines have names too."""
-    named = [curve for curve in panel.curves if curve.label]
-    found = [row for curve in named for row in curve.of_kind("ceiling")]
-    if not found:
-        return []
-    last = max(found, key=lambda row: row.num_replicas)
-    text = f"no communication\n{panel.quantity.write(last.value)}"
-    return [svg.Label(text=text, value=last.value, color=look_.ink)]
 
 
 def _hatch_oversubscribed(
-    axes: Axes, panel: Panel, across: ReplicasAxis, look_: Look
+    axes: Axes, panel: Panel, across: ReplicasAxis, look: Look
 ) -> None:
     rows = [row for curve in panel.curves for row in curve.rows]
     beyond = [int(row.num_replicas) for row in rows if row.is_oversubscribed]
-    if not beyond:
-        return
-    first = min(beyond)
-    within = [int(row.num_replicas) for row in rows if row.num_replicas < first]
-    low = max(within) if within else panel.sizes[0] / 1.4
-    left = (low * first) ** 0.5 if across.is_log else (low + first) / 2
-    axes.axvspan(
-        left,
-        axes.get_xlim()[1],
-        facecolor="none",
-        edgecolor=look_.grid,
-        hatch="////",
-        linewidth=0,
-        zorder=0,
-    )
+    if beyond:
+        first = min(beyond)
+        within = [int(row.num_replicas) for row in rows if row.num_replicas < first]
+        low = max(within, default=panel.sizes[0] / 1.4)
+        left = (low * first) ** 0.5 if across.is_log else (low + first) / 2
+        style.hatch(axes, left, axes.get_xlim()[1], look)
 
 
 def draw(panel: Panel, *, slug: str, title: str) -> Markup:
     """Draws one panel as a figure of a page."""
-    with svg.style():
-        figure, axes = svg.new_axes(WIDTH, HEIGHT)
-        draw_on(axes, panel, svg.PAGE)
-        return svg.inline(
-            figure, slug=slug, title=title, description=describe_panel(panel)
-        )
+    return svg.draw(
+        (style.WIDTH, style.HEIGHT),
+        functools.partial(draw_on, panel=panel, look=style.PAGE),
+        slug=slug,
+        title=title,
+        description=describe_panel(panel),
+    )
+
+
+def _rows_of_first_screen(view: View) -> pd.DataFrame:
+    rows = view.frame[view.frame["figure"] == "scaling"]
+    return rows[rows["quantity"].eq("efficiency") & rows["kind"].isin(_FIRST_SCREEN)]
+
+
+def curves_of_first_screen(view: View) -> list[ReplicaCurve]:
+    """Returns the lines with a value beside the baseline's, in planned order."""
+    rows = _rows_of_first_screen(view)
+    has_several = len(view.study.backends) > 1
+    found = []
+    for backend in view.study.backends:
+        for mode in (mode.value for mode in view.study.modes):
+            part = rows[(rows["backend"] == backend) & (rows["mode"] == mode)]
+            if (part["kind"].eq("estimate") & ~part["is_baseline"]).any():
+                found.append(
+                    ReplicaCurve(
+                        rows=rows_of(part),
+                        name=f"{backend}, {mode}",
+                        series=series_of(backend),
+                        dash=style.DASHES.get(mode, "-"),
+                        label=f"{backend}\n{mode}" if has_several else mode,
+                    )
+                )
+    return found
+
+
+def draw_first_screen(view: View) -> Markup | None:
+    """Draws efficiency in both scaling modes, at most seven lines; None without any."""
+    shown = tuple(curves_of_first_screen(view)[: style.MOST_LINES])
+    if not shown:
+        return None
+    panel = Panel(
+        quantity=EFFICIENCY,
+        curves=shown,
+        sizes=tuple(sorted({int(r.num_replicas) for of in shown for r in of.rows})),
+        y_limits=y_limits(_rows_of_first_screen(view), EFFICIENCY),
+    )
+    title = "Parallel efficiency by number of replicas"
+    return draw(panel, slug="hero", title=title)

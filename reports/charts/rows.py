@@ -1,7 +1,7 @@
-"""Figures of rows: labels in a column at the left, marks, values in a column at right.
+"""Charts of rows: labels in a column at the left, marks, values in a column at right.
 
 No text stands on data: the headings of groups have rows of their own, in which neither
-grid nor reference line is drawn.
+grid nor reference line is drawn. Notebook and page share the rows of the tidy frame.
 """
 
 from __future__ import annotations
@@ -9,38 +9,47 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from matplotlib.ticker import MaxNLocator, NullLocator
+from matplotlib.ticker import NullLocator
 
-from reports.charts import limits
-from reports.charts.drawing import svg
-from reports.words import formats
+from reports.charts import style, svg
+from reports.view.view import series_of
+from reports.words import brief, formats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pandas as pd
     from markupsafe import Markup
     from matplotlib.axes import Axes
 
-    from reports.charts.drawing.svg import Look
+    from reports.charts.style import Look
+    from results.records.gate_record import GateRecord
+    from results.study.cases import Case
 
-WIDTH: Final = 310
 ROW_HEIGHT: Final = 21
 FRAME_HEIGHT: Final = 50
 MOST_ROWS: Final = 20
 """More rows than this are for the table below a figure."""
 COLUMN_GAP: Final = 6
 MOST_TICKS: Final = 4
+BAR_HEIGHT: Final = 0.5
+PART_LABELS: Final = {
+    "alone": "one replica alone",
+    "ideal": "ideal scaling",
+    "exposed_communication": "communication",
+}
+"""Names of parts that are too long for a column, or not words; others are their own."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
     """One row of a figure."""
 
-    group: str  # Rows of one group stand together under it; empty for none.
     label: str  # Name of the row within its group; in the column at the left.
     backend: str  # For colour and marker.
+    group: str = ""  # Rows of one group stand together under it; empty for none.
     value: float | None = None  # Position of the marker, or None for no marker.
     low: float | None = None  # Lower end of the interval, or None.
     high: float | None = None  # Upper end of the interval, or None.
@@ -48,6 +57,7 @@ class Row:
     text: str = ""  # The value in words; in the column at the right.
     is_hollow: bool = False  # Whether the row is no evidence (oversubscribed).
     tip: str = ""  # What the marker says when it is pointed at; empty for nothing.
+    size: int = 0  # Replicas: of too many rows, those of most replicas are drawn.
 
     @property
     def name(self) -> str:
@@ -57,11 +67,7 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
-    """The axis of values.
-
-    A logarithmic one with a reference is symmetric about it, so that half as much and
-    twice as much are equally far away.
-    """
+    """The axis of values; a logarithmic one with a reference is symmetric about it."""
 
     label: str  # What it shows, with the unit.
     reference: float | None = None  # Where a line to compare with is, or None.
@@ -70,177 +76,291 @@ class Scale:
     is_percent: bool = False  # Whether its ticks are percentages.
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Places:
-    """Where rows and headings of groups lie, from 0 downwards."""
-
-    rows: tuple[int, ...]  # Of each row.
-    headings: tuple[tuple[int, str], ...]  # Of each group with a name.
-    spans: tuple[tuple[int, int], ...]  # First and last row of each group.
-
-    @property
-    def number(self) -> int:
-        """Rows and headings together."""
-        return max(self.rows) + 1
+def select(frame: pd.DataFrame, figure: str) -> pd.DataFrame:
+    """Returns the rows of one figure."""
+    found = frame[frame["figure"] == figure]
+    if found.empty:
+        present = ", ".join(dict.fromkeys(frame["figure"])) or "nothing"
+        raise ValueError(
+            f"the frame has no rows of figure {figure!r}, only of {present}: pass "
+            "results.figures.frame.points_frame(study) of a study that measured it"
+        )
+    return found
 
 
-def place(groups: Sequence[str]) -> Places:
-    """Returns where the rows of these groups lie; rows of a group must be together."""
-    rows: list[int] = []
-    headings: list[tuple[int, str]] = []
-    spans: list[tuple[int, int]] = []
-    free = 0
-    for group, members in itertools.groupby(groups):
+def case_label(num_replicas: int, per_replica_batch_size: int) -> str:
+    """Returns replicas times batch per replica, as short as rows need it."""
+    return f"{num_replicas} {formats.TIMES} {per_replica_batch_size}"
+
+
+def of_case(case: Case, **more: Any) -> Row:
+    """Returns a row in the group of the backend of a case."""
+    spec = case.spec
+    return Row(
+        group=spec.backend,
+        label=case_label(spec.num_replicas, spec.per_replica_batch_size),
+        backend=spec.backend,
+        is_hollow=case.is_oversubscribed,
+        size=spec.num_replicas,
+        **more,
+    )
+
+
+def most_replicas(rows: Sequence[Row]) -> list[Row]:
+    """Returns at most twenty rows, those of most replicas, in their own order."""
+    ranked = sorted(
+        range(len(rows)), key=lambda i: (rows[i].is_hollow, -rows[i].size, i)
+    )
+    return [rows[i] for i in sorted(ranked[:MOST_ROWS])]
+
+
+def ratios(frame: pd.DataFrame) -> list[Row]:
+    """Returns the rows of a forest plot, a group per pair of backends."""
+    found = select(frame, "forest").sort_values("num_replicas", kind="stable")
+    rows = []
+    groups: dict[Any, pd.DataFrame] = dict(
+        iter(found.groupby(["backend", "other_backend"], sort=False))
+    )
+    for (first, second), part in groups.items():
+        drawn: Any = part.itertuples()
+        for row in drawn:
+            replicas = formats.count(int(row.num_replicas), "replica")
+            name = f"{first} / {second}, {row.mode} scaling, {replicas}"
+            modes = "" if " and " in row.mode else f", {row.mode}"
+            rows.append(
+                Row(
+                    group=f"{first} / {second}",
+                    label=f"N = {row.num_replicas}{modes}",
+                    backend=first,
+                    value=row.value,
+                    low=known(row.low),
+                    high=known(row.high),
+                    text=formats.times(row.value),
+                    is_hollow=bool(row.is_oversubscribed),
+                    tip=svg.of_row(f"{name}: ratio of throughput", row, formats.times),
+                    size=int(row.num_replicas),
+                )
+            )
+    return most_replicas(rows)
+
+
+def parts(frame: pd.DataFrame, backend: str, num_replicas: int) -> list[Row]:
+    """Returns the parts of a step of one case in ms, the whole last."""
+    found = select(frame, "waterfall")
+    found = found[found["backend"].eq(backend) & found["num_replicas"].eq(num_replicas)]
+    # A case of another batch size is another case.
+    first = found["per_replica_batch_size"].iloc[0]
+    return [
+        Row(
+            label=PART_LABELS.get(row.quantity, row.quantity),
+            backend=backend,
+            value=1000 * row.value,
+            low=known(1000 * row.low),
+            high=known(1000 * row.high),
+            text=formats.significant(1000 * row.value),
+        )
+        for row in found[found["per_replica_batch_size"] == first].itertuples()
+    ]
+
+
+def known(value: float) -> float | None:
+    """Returns None for a value that a frame does not have."""
+    return value if value == value else None  # noqa: PLR0124  # not a number
+
+
+def place(rows: Sequence[Row]) -> tuple[list[int], dict[int, str]]:
+    """Returns where rows and headings of groups lie, from 0 downwards."""
+    places: list[int] = []
+    headings: dict[int, str] = {}
+    for group, members in itertools.groupby(rows, key=lambda row: row.group):
         if group:
-            headings.append((free, group))
-            free += 1
-        count = len(list(members))
-        rows += range(free, free + count)
-        spans.append((free, free + count - 1))
-        free += count
-    return Places(rows=tuple(rows), headings=tuple(headings), spans=tuple(spans))
+            headings[len(places) + len(headings)] = group
+        places += [len(places) + len(headings) + k for k, _ in enumerate(members)]
+    return places, headings
 
 
-def height_of(places: Places) -> float:
-    """Returns the height in points of a figure of rows."""
-    return FRAME_HEIGHT + ROW_HEIGHT * places.number
+def size_of(rows: Sequence[Row]) -> tuple[float, float]:
+    """Returns width and height in points of a figure of rows."""
+    return style.WIDTH, FRAME_HEIGHT + ROW_HEIGHT * (place(rows)[0][-1] + 1)
 
 
 def write_columns(
-    axes: Axes,
-    places: Places,
-    labels: Sequence[str],
-    texts: Sequence[str],
-    *,
-    look: Look,
-    reference: float | None = None,
+    axes: Axes, rows: Sequence[Row], look: Look, reference: float | None = None
 ) -> None:
     """Writes labels, values and headings; draws the grid between the headings.
 
     Call after the limits of the x axis are set.
     """
-    axes.set_ylim(places.number - 0.4, -0.6)
-    axes.set_yticks(places.rows, [svg.short(label) for label in labels])
+    places, headings = place(rows)
+    number = places[-1] + 1
+    axes.set_ylim(number - 0.4, -0.6)
+    axes.set_yticks(places, [style.short(row.label) for row in rows])
     axes.yaxis.set_minor_locator(NullLocator())
     axes.tick_params(axis="y", length=0, pad=COLUMN_GAP, labelcolor=look.ink)
     axes.grid(visible=False)
     axes.set_ylabel("")
-    for row, text in zip(places.rows, texts, strict=True):
-        axes.annotate(
-            text,
-            (1.0, row),
-            xycoords=("axes fraction", "data"),
-            xytext=(COLUMN_GAP, 0),
-            textcoords="offset points",
-            ha="left",
-            va="center",
-            color=look.ink,
-            annotation_clip=False,
-        )
-    column = max(
-        (text.get_window_extent().width for text in axes.get_yticklabels()),
-        default=0.0,
+    write = functools.partial(
+        axes.annotate,
+        xycoords=("axes fraction", "data"),
+        textcoords="offset points",
+        ha="left",
+        va="center",
+        color=look.ink,
     )
-    dots_per_point = axes.get_figure(root=True).dpi / svg.POINTS_PER_INCH  # type: ignore[union-attr]
-    for row, heading in places.headings:
-        axes.annotate(
-            heading,
-            (0.0, row),
-            xycoords=("axes fraction", "data"),
-            xytext=(-column / dots_per_point - COLUMN_GAP, -1),
-            textcoords="offset points",
-            ha="left",
-            va="center",
-            color=look.ink,
-            weight="bold",
-        )
+    for at, row in zip(places, rows, strict=True):
+        write(row.text, (1.0, at), xytext=(COLUMN_GAP, 0), annotation_clip=False)
+    widths = [text.get_window_extent().width for text in axes.get_yticklabels()]
+    dots_per_point = axes.get_figure(root=True).dpi / style.POINTS_PER_INCH  # type: ignore[union-attr]
+    left = -max(widths, default=0.0) / dots_per_point - COLUMN_GAP
+    for at, heading in headings.items():
+        write(heading, (0.0, at), xytext=(left, -1), weight="bold")
     low, high = axes.get_xlim()
     ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
-    for first, last in places.spans:
-        top, bottom = first - 0.5, last + 0.5
-        axes.vlines(ticks, top, bottom, color=look.grid, linewidth=0.8, zorder=0)
+    for before, after in itertools.pairwise([*(headings or [-1]), number]):
+        span = before + 0.5, after - 0.5
+        axes.vlines(ticks, *span, color=look.grid, linewidth=0.8, zorder=0)
         if reference is not None:
-            axes.vlines(
-                [reference], top, bottom, color=look.muted, linewidth=1.1, zorder=1
-            )
+            axes.vlines([reference], *span, color=look.muted, linewidth=1.1, zorder=1)
 
 
-def draw_row(axes: Axes, at: float, row: Row, look_: Look) -> None:
+def _draw_row(axes: Axes, at: float, row: Row, look: Look) -> None:
     """Draws interval, dots and marker of one row."""
-    color = look_.color(row.backend)
+    color = look.color(row.backend)
     if row.low is not None and row.high is not None:
-        axes.plot(
-            [row.low, row.high],
-            [at, at],
-            color=color,
-            linewidth=1.6,
-            solid_capstyle="butt",
-            zorder=3,
-        )
-    axes.plot(
-        row.dots,
-        [at + 0.3] * len(row.dots),
-        linestyle="none",
-        marker=".",
-        markersize=3.2,
-        markeredgewidth=0,
-        color=color,
-    )
+        axes.hlines(at, row.low, row.high, color=color, linewidth=1.6, zorder=3)
+    style.draw_dots(axes, row.dots, [at + 0.3] * len(row.dots), color)
     if row.value is not None:
-        (marked,) = axes.plot(
-            [row.value],
-            [at],
-            marker=svg.marker(row.backend),
-            markersize=6,
-            color=color,
-            markerfacecolor=look_.paper if row.is_hollow else color,
-            markeredgewidth=1.4,
-            zorder=4,
+        series = series_of(row.backend)
+        marker = style.draw_marker(
+            axes, row.value, at, series, look, is_hollow=row.is_hollow
         )
-        svg.attach(marked, row.tip)
+        svg.attach(marker, row.tip)
 
 
-def draw_on(axes: Axes, rows: Sequence[Row], scale: Scale, look_: Look) -> None:
+def draw_on(axes: Axes, rows: Sequence[Row], scale: Scale, look: Look) -> None:
     """Draws estimates in rows."""
     reference = scale.reference
-    places = place([row.group for row in rows])
-    for at, row in zip(places.rows, rows, strict=True):
-        draw_row(axes, at, row, look_)
+    for at, row in zip(place(rows)[0], rows, strict=True):
+        _draw_row(axes, at, row, look)
     anchors = [dot for row in rows for dot in row.dots]
     anchors += [row.value for row in rows if row.value is not None]
     anchors += [] if reference is None else [reference]
     ends = [end for row in rows for end in (row.low, row.high) if end is not None]
     if scale.is_logarithmic and reference is not None:
-        axes.set_xlim(limits.symmetric(anchors, ends, centre=reference))
-        svg.set_ratio_log(axes, "x")
+        axes.set_xlim(style.symmetric(anchors, ends, centre=reference))
+        style.set_ratio_log(axes, "x")
     elif scale.is_logarithmic:
-        axes.set_xlim(limits.logarithmic(anchors, ends))
-        svg.set_plain_log(axes, "x")
+        axes.set_xlim(style.logarithmic(anchors, ends))
+        style.set_plain_log(axes, "x")
     else:
-        span = limits.from_zero if scale.is_from_zero else limits.linear
+        span = style.from_zero if scale.is_from_zero else style.linear
         axes.set_xlim(span(anchors, ends))
-        axes.xaxis.set_major_locator(MaxNLocator(MOST_TICKS, steps=[1, 2, 5, 10]))
+        style.set_ticks(axes, "x", MOST_TICKS)
     if scale.is_percent:
         axes.xaxis.set_major_formatter(
             lambda value, _: f"{100 * value:g}{formats.THIN_SPACE}%"
         )
     axes.set_xlabel(scale.label)
-    write_columns(
-        axes,
-        places,
-        [row.label for row in rows],
-        [row.text for row in rows],
-        look=look_,
-        reference=reference,
-    )
+    write_columns(axes, rows, look, reference)
 
 
 def draw_estimates(
-    rows: Sequence[Row], scale: Scale, *, slug: str, title: str, description: str
+    rows: Sequence[Row], scale: Scale, *, slug: str, title: str, description: str = ""
 ) -> Markup:
     """Draws estimates in rows as a figure of the page."""
-    height = height_of(place([row.group for row in rows]))
-    draw = functools.partial(draw_on, rows=rows, scale=scale, look_=svg.PAGE)
+    values = "; ".join(f"{row.name}: {row.text}" for row in rows)
     return svg.draw(
-        (WIDTH, height), draw, slug=slug, title=title, description=description
+        size_of(rows),
+        functools.partial(draw_on, rows=rows, scale=scale, look=style.PAGE),
+        slug=slug,
+        title=title,
+        description=description or f"{values}.",
     )
+
+
+def draw_parts(axes: Axes, rows: Sequence[Row], look: Look) -> None:
+    """Draws a waterfall: each part begins where the one before it ends, but the last.
+
+    The last is the whole.
+    """
+    end = 0.0
+    reached = [0.0]
+    for at, row in enumerate(rows):
+        is_whole = at == len(rows) - 1
+        value = row.value or 0.0
+        begin = 0.0 if is_whole else end
+        end = begin + value
+        color, is_back = look.color(row.backend), value < 0
+        (bar,) = axes.barh(
+            at,
+            value,
+            left=begin,
+            height=BAR_HEIGHT,
+            facecolor=look.paper if is_back else color,
+            edgecolor=color,
+            linewidth=1.2 if is_back else 0.0,
+            zorder=2,
+        )
+        svg.attach(bar, row.tip)
+        reached += [end, begin + (value if row.low is None else row.low)]
+        reached.append(begin + (value if row.high is None else row.high))
+        if row.low is not None and row.high is not None:
+            # On paper around it, the line is visible inside the bar and beyond it.
+            for width, shade in ((3.4, look.paper), (1.4, look.ink)):
+                ends = begin + row.low, begin + row.high
+                axes.hlines(at, *ends, color=shade, linewidth=width, zorder=3)
+        if not is_whole:
+            span = at + BAR_HEIGHT / 2, at + 1 - BAR_HEIGHT / 2
+            axes.vlines(end, *span, color=look.muted, linewidth=0.8, zorder=1)
+    left, right = min(reached), max(reached)
+    margin = 0.04 * (right - left)
+    axes.set_xlim(left - margin if left < 0 else 0, right + margin)
+    style.set_ticks(axes, "x", MOST_TICKS)
+    axes.set_xlabel("ms per step")
+    write_columns(axes, rows, look)
+
+
+def draw_gate(record: GateRecord) -> Markup | None:
+    """Draws the change of each case, and hatches what lies beyond the margin."""
+    timed = [case for case in record.cases if case.after is None]
+    shown = [case for case in timed if case.slowdown is not None]
+    if not shown:
+        return None
+    rows = [
+        Row(
+            label=case.name,
+            backend=case.backend or "all cases",
+            value=case.slowdown,
+            low=case.low,
+            high=case.high,
+            text=case.verdict,
+            tip=svg.of_value(
+                case.name,
+                case.slowdown or 0.0,
+                formats.signed_percent,
+                interval=(case.low, case.high),
+                n=case.n,
+            ),
+        )
+        for case in shown[:MOST_ROWS]
+    ]
+    texts = [f"{case.name}: {brief.change(case)}, {case.verdict}" for case in shown]
+    return svg.draw(
+        size_of(rows),
+        functools.partial(_draw_changes, rows=rows, record=record),
+        slug="gate",
+        title=f"Change of {record.metric} of each case",
+        description="; ".join(texts) + ".",
+    )
+
+
+def _draw_changes(axes: Axes, rows: list[Row], record: GateRecord) -> None:
+    margin, look = record.delta, style.PAGE
+    label = f"{record.worse} by; hatched: the margin, {100 * margin:.3g} %, or more"
+    draw_on(axes, rows, Scale(label=label, reference=0.0, is_percent=True), look)
+    ends = [end for row in rows for end in (row.low, row.high, row.value) if end]
+    low, high = min([*ends, 0.0, margin]), max([*ends, 0.0, margin])
+    room = 0.06 * (high - low)
+    axes.set_xlim(low - room, high + room)
+    style.hatch(axes, margin, high + room, look)
+    axes.axvline(margin, color=look.muted, linewidth=1.1, dashes=(2, 2.5))

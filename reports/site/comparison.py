@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from reports.charts import over_replicas
-from reports.charts.over_replicas import ReplicaCurve
-from reports.charts.quantities import EFFICIENCY, THROUGHPUT
+from reports.charts.over_replicas import EFFICIENCY, THROUGHPUT, ReplicaCurve
 from reports.page import page
 from reports.site import assets, ratio_bar
 from reports.words import formats, ratio_table
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     from markupsafe import Markup
 
-    from reports.charts.quantities import Quantity
+    from reports.charts.over_replicas import Quantity
     from results.judging.gate_metrics import Metric
     from results.judging.quality_gate import RatioTable, Row
     from results.study.cases import Study
@@ -242,7 +241,6 @@ def _panels(sides: Sequence[pd.DataFrame], quantity: Quantity) -> tuple[_Panel, 
             curves=tuple(curve for curve in curves if curve.rows),
             sizes=sizes,
             y_limits=limits,
-            is_from_zero=False,
         )
         title = f"{backend}, {mode} scaling"
         drawing = over_replicas.draw(

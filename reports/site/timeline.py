@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Final
 
-from reports.charts import lines, over_time
-from reports.charts.drawing import svg
+from reports.charts import lines, svg
 from reports.site.card import day
 from reports.words import formats
 from results.figures.history import history
@@ -111,7 +110,7 @@ def _draw(
                 dots=tuple(_dot(x, of) for x, of in own),
             )
         )
-    return over_time.draw(
+    return lines.draw_over_time(
         drawn,
         dates=_labels([of.date for of, _ in seen]),
         slug=slug,

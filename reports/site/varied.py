@@ -10,8 +10,7 @@ import dataclasses
 import statistics
 from typing import TYPE_CHECKING, Final
 
-from reports.charts import lines, over_time
-from reports.charts.drawing import svg
+from reports.charts import lines, style
 from reports.page import page
 from reports.site import assets
 from reports.view.view import series_of
@@ -212,7 +211,7 @@ def _panels(
         found.append(
             ValuePanel(
                 title=title,
-                drawing=over_time.draw(
+                drawing=lines.draw_over_time(
                     _lines(own, values),
                     dates=list(values),
                     slug=f"{slug}-{number}",
@@ -236,7 +235,7 @@ def _lines(rows: Sequence[ValueRow], values: Sequence[str]) -> list[lines.Line]:
         lines.Line(
             series=series_of(backend),
             label=f"{backend} x{size}" if len(cases) > 1 else "",
-            width=svg.width_of_line(place),
+            width=style.WIDTHS[place % len(style.WIDTHS)],
             dots=tuple(
                 lines.Dot(
                     x=values.index(row.value) + 0.06 * (place - (len(cases) - 1) / 2),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reports.charts import data, rows, rows_of
+from reports.charts import rows
 from reports.page import page
-from reports.words import verdict
+from reports.words import cells, verdict
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -23,7 +23,7 @@ def render(view: View) -> Markup:
     texts = [(item, verdict.compare_text(item)) for item in view.comparisons]
     if not measured:
         return page.NOTHING
-    drawn = rows_of.ratios(view.frame)
+    drawn = rows.ratios(view.frame)
     figure = rows.draw_estimates(
         drawn,
         rows.Scale(
@@ -41,5 +41,5 @@ def render(view: View) -> Markup:
         figure=figure,
         texts=texts,
         num_left_out=len(measured) - len(drawn),
-        csv=data.of_rows(view.frame, "forest"),
+        csv=cells.of_rows(view.frame, "forest"),
     )

@@ -8,11 +8,10 @@ import functools
 import math
 from typing import TYPE_CHECKING, Any
 
-from reports.charts import curves, data, limits, rows_of
-from reports.charts.drawing import svg
+from reports.charts import learning, style, svg
 from reports.page import page
 from reports.page.sections import seeds
-from reports.words import axes, formats, ratio_table
+from reports.words import axes, cells, formats, ratio_table
 from results.figures import learning_gains
 from results.store import public, untrusted
 
@@ -88,22 +87,11 @@ def _picture(
     return Picture(label=label, url=f"data:image/png;base64,{text}")
 
 
-def _panels(drawn: list[curves.Curve]) -> list[tuple[str, list[curves.Curve]]]:
-    """Returns heading and lines of each panel: all cases, or those of one backend."""
-    if len(drawn) <= curves.MOST_LINES:
-        return [("", drawn)]
-    found = []
-    for backend in dict.fromkeys(curve.backend for curve in drawn):
-        own = [
-            dataclasses.replace(curve, label=curve.label.replace(f"{backend} ", ""))
-            for curve in drawn
-            if curve.backend == backend
-        ]
-        found += [
-            (backend, own[i : i + curves.MOST_LINES])
-            for i in range(0, len(own), curves.MOST_LINES)
-        ]
-    return found
+def _without(curve: learning.Curve, heading: str) -> learning.Curve:
+    """Returns a curve whose label does not repeat the heading."""
+    if not heading:
+        return curve
+    return dataclasses.replace(curve, label=curve.label.replace(f"{heading} ", ""))
 
 
 def _draw(
@@ -132,22 +120,24 @@ def _draw(
     rows = rows[(rows["quantity"] == metric) & (rows["protocol"] == protocol)]
     if protocol:
         rows = rows[rows["n"] == num_examples]
-    y_limits = limits.linear(
+    y_limits = style.linear(
         rows["value"].tolist(), [*rows["low"].dropna(), *rows["high"].dropna()]
     )
     failed = _failed(view, metric)
-    panels = _panels(rows_of.cases_of_learning(rows, metric, spendings[0][1], failed))
+    curves = learning.curves_of(rows, metric, failed)
+    panels = style.panels(curves, lambda curve: curve.backend)
     if len(panels) > 1:
         spendings = spendings[:1]
     return [
         svg.draw(
-            (curves.WIDTH, curves.HEIGHT),
+            (style.WIDTH, style.HEIGHT),
             functools.partial(
-                curves.draw_on,
-                curves=lines,
+                learning.draw_on,
+                curves=[_without(curve, heading) for curve in lines],
+                spent=column,
                 x_label=label,
                 write=functools.partial(formats.quality, unit=unit),
-                look_=svg.PAGE,
+                look=style.PAGE,
                 y_limits=y_limits,
                 heading=heading,
             ),
@@ -156,9 +146,7 @@ def _draw(
             description="; ".join(ends) + ".",
         )
         for slug, column, label in spendings
-        for index, (heading, lines) in enumerate(
-            _panels(rows_of.cases_of_learning(rows, metric, column, failed))
-        )
+        for index, (heading, lines) in enumerate(panels)
     ]
 
 
@@ -206,5 +194,5 @@ def render(view: View) -> Markup:
         name_run=ratio_table.name_run,
         most_open=MOST_OPEN,
         most_pictured=MOST_PICTURED,
-        csv=data.of_rows(view.frame, "learning"),
+        csv=cells.of_rows(view.frame, "learning"),
     )

@@ -7,8 +7,7 @@ import functools
 import math
 from typing import TYPE_CHECKING
 
-from reports.charts import waterfall
-from reports.charts.drawing import svg
+from reports.charts import rows, style, svg
 from reports.page import page
 from reports.words import formats, utilisation
 
@@ -109,13 +108,13 @@ def _draw(backend: str, name: str, lost: LostTime, slug: str) -> Markup:
     parts = [part for part in lost.parts if part.value_sec is not None] + [lost.step]
     write = writer(lost)
     bars = [
-        waterfall.Bar(
-            label=waterfall.LABELS.get(part.name, NAMES[part.name]),
+        rows.Row(
+            backend=backend,
+            label=rows.PART_LABELS.get(part.name, NAMES[part.name]),
             value=1000 * (part.value_sec or 0.0),
             low=None if part.low_sec is None else 1000 * part.low_sec,
             high=None if part.high_sec is None else 1000 * part.high_sec,
             text=write(part.value_sec or 0.0),
-            is_total=part.name == "step",
             tip=svg.of_value(
                 f"{name}: {NAMES[part.name]}",
                 part.value_sec or 0.0,
@@ -128,14 +127,8 @@ def _draw(backend: str, name: str, lost: LostTime, slug: str) -> Markup:
         for part in parts
     ]
     return svg.draw(
-        waterfall.size_of(bars),
-        functools.partial(
-            waterfall.draw_on,
-            bars=bars,
-            backend=backend,
-            axis_label="ms per step",
-            look_=svg.PAGE,
-        ),
+        rows.size_of(bars),
+        functools.partial(rows.draw_parts, rows=bars, look=style.PAGE),
         slug=slug,
         title=f"Where the time of a step of {name} went",
         description="; ".join(

@@ -6,7 +6,7 @@ import dataclasses
 import statistics
 from typing import TYPE_CHECKING
 
-from reports.charts import rows, rows_of
+from reports.charts import rows
 from reports.page import page
 from reports.words import axes, formats
 
@@ -79,9 +79,8 @@ def _tip(quality: CaseQuality, unit: str) -> str:
     """Says that the line spans the intervals of single trials: it is no interval."""
     low = min(metric.low for _, metric in quality.trials)
     high = max(metric.high for _, metric in quality.trials)
-    case = quality.case
     return (
-        f"{case.spec.backend}, {rows_of.label_of(case)}: "
+        f"{rows.of_case(quality.case).name}: "
         f"{formats.quality(quality.mean, unit)}, mean of trials; their 95 % intervals "
         f"span {formats.quality(low, unit)} to {formats.quality(high, unit)}, "
         f"n = {len(quality.trials)}"
@@ -91,29 +90,22 @@ def _tip(quality: CaseQuality, unit: str) -> str:
 def _draw(view: View, name: str, cases: tuple[CaseQuality, ...]) -> Markup:
     unit = cases[0].trials[0][1].unit
     drawn = [
-        rows.Row(
-            group=quality.case.spec.backend,
-            label=rows_of.label_of(quality.case),
-            backend=quality.case.spec.backend,
+        rows.of_case(
+            quality.case,
             value=quality.mean,
             low=min(metric.low for _, metric in quality.trials),
             high=max(metric.high for _, metric in quality.trials),
             dots=tuple(metric.value for _, metric in quality.trials),
             text=formats.quality(quality.mean, unit),
-            is_hollow=quality.case.is_oversubscribed,
             tip=_tip(quality, unit),
         )
         for quality in cases
     ]
-    drawn = rows_of.most_replicas(
-        drawn, [quality.case.spec.num_replicas for quality in cases]
-    )
     return rows.draw_estimates(
-        drawn,
+        rows.most_replicas(drawn),
         rows.Scale(label=name, is_percent=unit in formats.RATIO_UNITS),
         slug=f"quality-{list(collect(view)).index(name)}",
         title=f"{name} per case",
-        description="; ".join(f"{row.name}: {row.text}" for row in drawn) + ".",
     )
 
 

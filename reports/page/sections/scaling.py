@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from reports.charts import data, over_replicas, quantities
+from reports.charts import over_replicas
 from reports.page import page
+from reports.words import cells
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from reports.charts.quantities import Quantity
+    from reports.charts.over_replicas import Quantity
     from reports.view.view import View
 
 TITLE = "Scaling"
@@ -35,7 +36,7 @@ def _views(view: View) -> list[dict[str, Any]]:
                 for mode in modes
             ],
         }
-        for quantity in quantities.QUANTITIES
+        for quantity in over_replicas.QUANTITIES
         for scale, _, is_log in SCALES
         if groups
     ]
@@ -72,7 +73,7 @@ def render(view: View) -> Markup:
         "scaling",
         view=view,
         views=_views(view),
-        quantities=quantities.QUANTITIES,
+        quantities=over_replicas.QUANTITIES,
         scales=SCALES,
-        csv=data.of_rows(view.frame, "scaling"),
+        csv=cells.of_rows(view.frame, "scaling"),
     )

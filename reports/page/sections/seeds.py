@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from reports.charts import profiles
+from reports.charts import learning, style
 from reports.words import formats
 from reports.words.ratio_table import FEWEST_SEEDS
 from results.statistics import run_scores
@@ -92,24 +92,18 @@ def draw(
     margin = 0.05 * (high - low) or 1.0
     levels = np.linspace(low - margin, high + margin, _NUM_THRESHOLDS).tolist()
     panels = []
-    for index, chosen in enumerate(_panels(cases)):
-        seen: dict[str, int] = {}
-        lines = []
-        for found in chosen:
-            backend = found.case.spec.backend
-            before = seen[backend] = seen.get(backend, -1) + 1
-            lines.append(
-                profiles.ProfileLine(
-                    label=found.case.label,
-                    backend=backend,
-                    number=before,
-                    profile=run_scores.profile(
-                        {found.case.spec.data: found.reached}, levels
-                    ),
-                )
+    drawn = style.panels(cases, lambda found: found.case.spec.backend)
+    for index, (_, chosen) in enumerate(drawn):
+        profiles = [
+            (
+                found.case.label,
+                found.case.spec.backend,
+                run_scores.profile({found.case.spec.data: found.reached}, levels),
             )
-        panel = profiles.draw(
-            lines,
+            for found in chosen
+        ]
+        panel = learning.draw_profiles(
+            profiles,
             slug=f"learning-{number}-profile{f'-{index}' if index else ''}",
             title=f"Fraction of runs that reached a level of {name}",
             description="; ".join(
@@ -123,17 +117,3 @@ def draw(
         )
         panels.append(panel)
     return Together(cases=cases, panels=tuple(panels))
-
-
-def _panels(cases: tuple[CaseScore, ...]) -> list[tuple[CaseScore, ...]]:
-    """Returns the lines of each panel: all cases, or those of one backend each."""
-    if len(cases) <= profiles.MOST_LINES:
-        return [cases]
-    found = []
-    for backend in dict.fromkeys(case.case.spec.backend for case in cases):
-        own = tuple(case for case in cases if case.case.spec.backend == backend)
-        found += [
-            own[i : i + profiles.MOST_LINES]
-            for i in range(0, len(own), profiles.MOST_LINES)
-        ]
-    return found

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Final
 
-from reports.charts import rows, rows_of
-from reports.charts.drawing import svg
+from reports.charts import rows, svg
 from reports.page import page
 from reports.words import formats
 from results.figures import table
@@ -60,19 +59,15 @@ def _row(case: Case, cell: Cell, panel: _Scale) -> rows.Row:
     whole = cell.estimate
     assert whole is not None
     estimate = whole.scaled(1 / panel.scale)
-    label = rows_of.label_of(case)
-    return rows.Row(
-        group=case.spec.backend,
-        label=label,
-        backend=case.spec.backend,
+    return rows.of_case(
+        case,
         value=estimate.value,
         low=estimate.low,
         high=estimate.high,
         dots=tuple(value / panel.scale for value in cell.values),
         text=panel.write(estimate.value * panel.scale),
-        is_hollow=case.is_oversubscribed,
         tip=svg.of_value(
-            f"{case.spec.backend}, {label}",
+            rows.of_case(case).name,
             whole.value,
             panel.write,
             interval=(whole.low, whole.high),
@@ -82,16 +77,11 @@ def _row(case: Case, cell: Cell, panel: _Scale) -> rows.Row:
 
 
 def _draw(panel: _Scale, found: list[tuple[Case, Cell]]) -> Markup:
-    drawn = rows_of.most_replicas(
-        [_row(case, cell, panel) for case, cell in found],
-        [case.spec.num_replicas for case, _ in found],
-    )
     return rows.draw_estimates(
-        drawn,
+        rows.most_replicas([_row(case, cell, panel) for case, cell in found]),
         rows.Scale(label=f"{panel.name.lower()}, {panel.unit}", is_from_zero=True),
         slug=panel.slug,
         title=f"{panel.name} per case",
-        description="; ".join(f"{row.name}: {row.text}" for row in drawn) + ".",
     )
 
 

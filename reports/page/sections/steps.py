@@ -6,10 +6,10 @@ import functools
 import statistics
 from typing import TYPE_CHECKING
 
-from reports.charts import data, rows, rows_of, step_times
-from reports.charts.drawing import svg
+from reports.charts import rows, style, svg
+from reports.charts import steps as charts
 from reports.page import page
-from reports.words import formats
+from reports.words import cells, formats
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -72,15 +72,12 @@ def _warmup_row(case: Case, steps: tuple[float, ...]) -> rows.Row:
         if rank.warmup_step_time_sec
     ]
     first = statistics.geometric_mean(firsts)
-    name = f"{case.spec.backend}, {rows_of.label_of(case)}: first step of a process"
-    return rows.Row(
-        group=case.spec.backend,
-        label=rows_of.label_of(case),
-        backend=case.spec.backend,
+    name = f"{rows.of_case(case).name}: first step of a process"
+    return rows.of_case(
+        case,
         value=first,
         dots=steps if len(steps) <= MOST_WARMUP_DOTS else (min(steps), max(steps)),
         text=formats.seconds(first),
-        is_hollow=case.is_oversubscribed,
         tip=svg.of_value(name, first, formats.seconds, n=len(firsts)),
     )
 
@@ -94,15 +91,15 @@ def render(view: View) -> Markup:
     warmup = [(case, steps) for case, _, steps in cases if steps]
     panels = []
     if measured:
-        boxes = rows_of.cases_of_steps(view.frame, "measure")
+        boxes = charts.cases_of(view.frame, "measure")
         panels.append(
             svg.draw(
-                (rows.WIDTH, rows.height_of(rows.place([row.group for row in boxes]))),
+                rows.size_of(boxes),
                 functools.partial(
-                    step_times.draw_boxes,
+                    charts.draw_boxes,
                     items=boxes,
                     axis_label="time of one measured step, ms",
-                    look_=svg.PAGE,
+                    look=style.PAGE,
                 ),
                 slug="steps-measured",
                 title="Measured step times per case",
@@ -110,10 +107,7 @@ def render(view: View) -> Markup:
             )
         )
     if warmup:
-        drawn = rows_of.most_replicas(
-            [_warmup_row(case, steps) for case, steps in warmup],
-            [case.spec.num_replicas for case, _ in warmup],
-        )
+        drawn = rows.most_replicas([_warmup_row(case, steps) for case, steps in warmup])
         panels.append(
             rows.draw_estimates(
                 drawn,
@@ -136,5 +130,5 @@ def render(view: View) -> Markup:
         panels=panels,
         table=table,
         num_left_out=max(0, len(measured) - rows.MOST_ROWS),
-        csv=data.of_steps(view.frame),
+        csv=cells.of_steps(view.frame),
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from typing import TYPE_CHECKING
 
-from reports.charts import ecdf, heat
-from reports.charts.drawing import svg
+from reports.charts import rows, steps, style
 from reports.page import page
 from reports.page.sections.steps import measured_steps
+from reports.words import formats
 from results.records.models import ScalingMode
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 TITLE = "Variation of steps"
 SLUG = "variation"
 
-MOST_LINES = 7
 FEWEST_STEPS = 5
 """Fewer steps have no distribution."""
 MOST_PROCESSES = 32
@@ -48,7 +48,7 @@ def _ends(view: View) -> list[Case]:
         # At the most replicas, a case for each scaling mode.
         ends = [cases[0], *(c for c in cases if c.spec.num_replicas == most)]
         chosen += list({case.case_id: case for case in ends}.values())
-    return chosen[:MOST_LINES]
+    return chosen[: style.MOST_LINES]
 
 
 def _dash(case: Case, cases: list[Case]) -> str:
@@ -56,7 +56,18 @@ def _dash(case: Case, cases: list[Case]) -> str:
     if case.spec.num_replicas == min(other.spec.num_replicas for other in cases):
         return ":"
     is_weak = ScalingMode.WEAK in case.modes
-    return svg.dash_of_line((ScalingMode.WEAK if is_weak else ScalingMode.STRONG).value)
+    return style.DASHES["weak" if is_weak else "strong"]
+
+
+def _row(case: Case) -> rows.Row:
+    spec, times = case.spec, measured_steps(case)
+    batch = f"batch {spec.per_replica_batch_size}"
+    return rows.Row(
+        label=f"{spec.backend} x{spec.num_replicas}\n{batch}",
+        backend=spec.backend,
+        dots=tuple(1000 * time for time in times),
+        text=formats.seconds(statistics.median(times)),
+    )
 
 
 def _heat(view: View) -> Heat | None:
@@ -74,9 +85,7 @@ def _heat(view: View) -> Heat | None:
     if min(len(of) for of in times) < FEWEST_STEPS:
         return None
     name = f"{case.label}, {view.repetition} {entry.spec.repetition_index}"
-    figure = heat.draw(
-        times, series=view.series(case.spec.backend), name=name, slug="heat"
-    )
+    figure = steps.draw_processes(times, backend=case.spec.backend, name=name)
     return Heat(name=name, trial_id=entry.trial_id, figure=figure)
 
 
@@ -88,15 +97,7 @@ def render(view: View) -> Markup:
         return page.NOTHING
     figure = None
     if cases:
-        samples = [
-            ecdf.Sample(
-                label=f"{case.spec.backend} x{case.spec.num_replicas}",
-                batch=case.spec.per_replica_batch_size,
-                series=view.series(case.spec.backend),
-                dash=_dash(case, cases),
-                times_sec=measured_steps(case),
-            )
-            for case in cases
-        ]
-        figure = ecdf.draw(samples, slug="ecdf")
+        drawn = [_row(case) for case in cases]
+        dashes = [_dash(case, cases) for case in cases]
+        figure = steps.draw_distribution(drawn, dashes)
     return page.render("variation", view=view, figure=figure, heat=of_processes)

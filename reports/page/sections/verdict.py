@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reports.charts import gate, hero, over_replicas
+from reports.charts import over_replicas, rows, style
 from reports.page import page
 from reports.words import brief, marks
 
@@ -25,22 +25,21 @@ def render(view: View) -> Markup:
             "gate",
             view=view,
             gate=judged,
-            figure=None if judged.record is None else gate.draw(judged.record),
+            figure=None if judged.record is None else rows.draw_gate(judged.record),
             change=brief.change,
             marks=marks.of_view(view),
         )
-    figure = hero.draw(view)
-    curves = hero.curves(view)
-    rows = [row for curve in curves for row in curve.rows]
+    curves = over_replicas.curves_of_first_screen(view)
+    drawn = [row for curve in curves for row in curve.rows]
     return page.render(
         "verdict",
         view=view,
         brief=brief.judge(view),
         columns=brief.columns(view),
         marks=marks.of_view(view),
-        figure=figure,
-        modes={row.mode for row in rows},
-        num_left_out=max(len(curves) - over_replicas.MOST_LINES, 0),
-        has_ceiling=any(row.kind == "ceiling" for row in rows),
-        is_oversubscribed=any(row.is_oversubscribed for row in rows),
+        figure=over_replicas.draw_first_screen(view),
+        modes={row.mode for row in drawn},
+        num_left_out=max(len(curves) - style.MOST_LINES, 0),
+        has_ceiling=any(row.kind == "ceiling" for row in drawn),
+        is_oversubscribed=any(row.is_oversubscribed for row in drawn),
     )

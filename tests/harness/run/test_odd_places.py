@@ -17,7 +17,7 @@ from harness.errors import PlanError
 from harness.machine import disturbance
 from harness.planning import plan_count
 from harness.run import trial_runner
-from reports.charts.drawing import svg
+from reports.charts import style
 from reports.page.sections import learning
 from reports.words import formats
 from results.records.limits import MAX_TRIALS
@@ -91,7 +91,7 @@ def test_figures_of_any_size_are_written_in_few_signs(value, expected):
 
 def test_long_ticks_are_cut():
     """The unit of a metric can be long."""
-    assert "12 " + "x" * 16 + svg.CUT == svg.short("12 " + "x" * 90)
+    assert "12 " + "x" * 16 + style.CUT == style.short("12 " + "x" * 90)
 
 
 def test_figures_beyond_the_most_are_said_to_be_left_out(

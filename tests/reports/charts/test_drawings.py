@@ -11,10 +11,9 @@ from relay_study import RelayShape, make_store
 
 import reports
 from replicator import catalog
-from reports.charts import heat, hero, over_replicas, rows, step_times
-from reports.charts.compact import compact
-from reports.charts.drawing import svg
+from reports.charts import over_replicas, rows, steps, style
 from reports.charts.over_replicas import ReplicasAxis
+from reports.charts.svg import compact
 from reports.page import page
 from reports.page.sections import variation, verdict
 from reports.view import view
@@ -30,7 +29,7 @@ def _first_screen(store):
 
 def test_the_figure_is_linear_from_zero_and_labels_its_lines(relay):
     """All in words too; labels name backend and mode."""
-    drawn = hero.draw(relay)
+    drawn = over_replicas.draw_first_screen(relay)
     assert drawn is not None
 
     assert "in_graph, weak: 100" in drawn
@@ -40,7 +39,7 @@ def test_the_figure_is_linear_from_zero_and_labels_its_lines(relay):
 
 def test_the_ceiling_is_that_of_programs_that_never_communicate(controlled):
     """Two programs at 52 ms beside one at 50 ms: 96 %."""
-    (first, *_) = hero.curves(view_store(controlled))
+    (first, *_) = over_replicas.curves_of_first_screen(view_store(controlled))
     (found,) = first.of_kind("ceiling")
 
     assert found.num_replicas == 2
@@ -53,15 +52,14 @@ def test_a_panel_has_at_most_seven_lines(tmp_path, synthetic):
     backends = ("in_graph", "tf_mirrored", "multi_worker", "tf_multi_worker", "async")
     store = synthetic.make_store(tmp_path, synthetic.Shape(backends=backends))
 
-    assert len(hero.curves(view_store(store))) == 10
+    assert len(over_replicas.curves_of_first_screen(view_store(store))) == 10
     assert "3 more lines below" in _first_screen(store)
 
 
-@pytest.mark.parametrize("is_from_zero", [True, False])
-def test_replicas_are_linear_up_to_sixteen(is_from_zero):
+def test_replicas_are_linear_up_to_sixteen():
     """Beyond, doublings are equally far apart."""
     few, many = (
-        ReplicasAxis(sizes=sizes, is_log=is_log, is_from_zero=is_from_zero)
+        ReplicasAxis(sizes=sizes, is_log=is_log)
         for sizes, is_log in (((1, 2, 16), False), ((1, 2, 64), True))
     )
 
@@ -73,7 +71,7 @@ def test_replicas_are_linear_up_to_sixteen(is_from_zero):
 
 def test_a_single_number_of_replicas_is_within_its_axis():
     """There is no line to draw, and no division by zero."""
-    axis = ReplicasAxis(sizes=(4,), is_log=False, is_from_zero=False)
+    axis = ReplicasAxis(sizes=(4,), is_log=False)
     low, high = axis.limits
 
     assert low < axis(4, -0.1) < axis(4, 0.1) < high
@@ -83,7 +81,7 @@ def test_labels_never_overlap_and_stay_within():
     """They move as little as is needed, in the order of their lines."""
     places = [0.9, 0.91, 0.92, 0.2, 0.99]
     heights = [0.1, 0.1, 0.1, 0.1, 0.2]
-    moved = svg.spread(places, heights, 0.0, 1.0)
+    moved = style.spread(places, heights, 0.0, 1.0)
     order = sorted(range(5), key=lambda k: places[k])
 
     assert moved[3] == pytest.approx(0.2)
@@ -97,7 +95,9 @@ def test_labels_never_overlap_and_stay_within():
 def test_long_names_leave_room_for_the_lines(tmp_path, synthetic):
     """The longest backend of the catalogue is whole, a longer one is cut."""
     shape = synthetic.Shape(backends=("multi_worker_in_graph", "x" * 80))
-    drawn = hero.draw(view_store(synthetic.make_store(tmp_path, shape)))
+    drawn = over_replicas.draw_first_screen(
+        view_store(synthetic.make_store(tmp_path, shape))
+    )
     assert drawn is not None
     labels_of = drawn.partition("</desc>")[2]
 
@@ -114,7 +114,7 @@ def test_cells_are_relative_to_the_median_and_binned():
     times = np.ones((3, 100))
     times[1] = 1.2
     times[:, 96:99] = 2.0
-    cells = heat.binned([list(row) for row in times])
+    cells = steps.binned([list(row) for row in times])
 
     assert cells.shape == (3, 34)
     assert cells[0, 0] == pytest.approx(1.0)
@@ -124,14 +124,13 @@ def test_cells_are_relative_to_the_median_and_binned():
 
 def test_processes_of_unequal_length_use_the_steps_that_all_have():
     """A process that was killed has fewer."""
-    assert heat.binned([[1.0] * 7, [1.0] * 5]).shape == (2, 5)
+    assert steps.binned([[1.0] * 7, [1.0] * 5]).shape == (2, 5)
 
 
 def test_a_slow_process_is_named_in_the_description():
     """For readers who do not see it."""
-    drawn = heat.draw(
-        [[1.0] * 20, [1.5] * 20, [1.0] * 20], series=0, name="case", slug="x"
-    )
+    times = [[1.0] * 20, [1.5] * 20, [1.0] * 20]
+    drawn = steps.draw_processes(times, backend="in_graph", name="case")
 
     assert "process 1 is the slowest with 1.50 of the median" in drawn
 
@@ -139,18 +138,18 @@ def test_a_slow_process_is_named_in_the_description():
 def test_boxes_have_one_height_wherever_the_rows_of_a_backend_are():
     """Rows of other backends are between them, and are not covered."""
     items = [
-        rows.Row(group="", label=name, backend=name, dots=(1.0, 2.0, 3.0, 4.0))
+        rows.Row(label=name, backend=name, dots=(1.0, 2.0, 3.0, 4.0))
         for name in ("in_graph", "single", "single", "in_graph")
     ]
     axes = Figure().subplots()
-    step_times.draw_boxes(axes, items, axis_label="ms", look_=svg.NOTEBOOK)
+    steps.draw_boxes(axes, items, axis_label="ms", look=style.NOTEBOOK)
     heights = {
         round(float(np.ptp(of.get_ydata())), 6)
         for of in axes.lines
         if len(of.get_xdata()) == 5
     }
 
-    assert {step_times.WIDTH} == heights
+    assert {steps.BOX_WIDTH} == heights
 
 
 def test_each_backend_has_its_fewest_and_most_replicas(tmp_path, synthetic):
@@ -159,7 +158,7 @@ def test_each_backend_has_its_fewest_and_most_replicas(tmp_path, synthetic):
     shown = _plain(variation.render(view_store(synthetic.make_store(tmp_path, shape))))
 
     assert "Distribution of step times" in shown
-    assert shown.count(": median ") == variation.MOST_LINES
+    assert shown.count(": median ") == style.MOST_LINES
     assert "in_graph x1, batch 8: median" in shown
 
 
@@ -169,19 +168,19 @@ def test_a_scaling_mode_has_the_line_style_that_it_has_in_all_figures(
     """What both modes are compared with is dotted, as ideal scaling is."""
     drawn = {}
 
-    def draw(samples, **_):
-        drawn.update({f"{of.label}, {of.batch}": of.dash for of in samples})
+    def draw(items, dashes):
+        drawn.update(zip((item.label for item in items), dashes, strict=True))
         return "figure"
 
-    monkeypatch.setattr(variation.ecdf, "draw", draw)
+    monkeypatch.setattr(variation.steps, "draw_distribution", draw)
     shape = synthetic.Shape(backends=("in_graph",))
     shown = variation.render(view_store(synthetic.make_store(tmp_path, shape)))
 
     most = max(shape.replicas)
     assert {
-        "in_graph x1, 8": ":",
-        f"in_graph x{most}, 8": svg.dash_of_line("weak"),
-        f"in_graph x{most}, {8 // most}": svg.dash_of_line("strong"),
+        "in_graph x1\nbatch 8": ":",
+        f"in_graph x{most}\nbatch 8": style.DASHES["weak"],
+        f"in_graph x{most}\nbatch {8 // most}": style.DASHES["strong"],
     } == drawn
     assert "Dotted: the fewest replicas" in shown
 
@@ -218,7 +217,7 @@ def test_the_first_ten_backends_of_the_catalogue_have_their_own():
     assert set(view.SERIES_OF_BACKEND) == set(catalog.BACKENDS)
     assert len(set(chosen)) == len(chosen)
     assert set(chosen) <= set(range(view.NUM_SERIES))
-    assert len(set(svg.MARKERS)) == len(set(page.SHAPES)) == view.NUM_SERIES
+    assert len(set(style.MARKERS)) == len(set(page.SHAPES)) == view.NUM_SERIES
 
 
 def test_an_unknown_backend_has_one_too():

@@ -11,9 +11,8 @@ from relay_study import ALL, Lost, RelayShape
 from relay_study import make_store as make_relay
 
 from reports import plot
-from reports.charts import curves, data, limits, over_replicas, rows, rows_of
-from reports.charts.drawing import svg
-from reports.words import formats
+from reports.charts import learning, over_replicas, rows, style
+from reports.words import cells, formats
 from results.figures import frame
 from results.statistics import estimates
 
@@ -113,12 +112,14 @@ def test_ratios_have_1_in_the_middle(points):
 
 def test_a_dash_is_a_mode_and_no_number_of_replicas():
     """Lines of one colour that differ in something else have widths."""
-    run = curves.CurveRun(spent=(1, 2), values=(1, 2), lows=(0, 1), highs=(2, 3))
+    run = pd.DataFrame({"trial_id": "a", "value": [1, 2], "low": [0, 1], "high": 3})
     sizes = [
-        curves.Curve(label=f"N = {n}", backend="in_graph", runs=(run,)) for n in (1, 2)
+        learning.Curve(label=f"N = {n}", backend="in_graph", rows=run) for n in (1, 2)
     ]
     axes = Figure().add_subplot()
-    curves.draw_on(axes, sizes, x_label="s", write=str, look_=svg.PAGE)
+    learning.draw_on(
+        axes, sizes, spent="value", x_label="s", write=str, look=style.PAGE
+    )
 
     thin, thick = axes.get_lines()[:2]  # the others lead to their names
     assert "-" == thin.get_linestyle() == thick.get_linestyle()
@@ -127,10 +128,10 @@ def test_a_dash_is_a_mode_and_no_number_of_replicas():
 
 def test_several_seeds_are_a_median_and_a_band(points):
     """One line per case, however many seeds."""
-    cases = rows_of.cases_of_learning(points, "top_1", "train_time_sec")
+    cases = learning.curves_of(points, "top_1")
     axes = plot.learning(points)
 
-    assert [3] * 6 == [len(case.runs) for case in cases]
+    assert [3] * 6 == [case.by_run("value").shape[1] for case in cases]
     assert 6 == sum(line.get_marker() != "None" for line in axes.lines)
     assert 6 == len(axes.collections)
 
@@ -176,40 +177,39 @@ def test_at_most_seven_lines_are_in_a_panel(tmp_path_factory, synthetic):
     panels = over_replicas.panels_of(found[found.figure == "scaling"])
     assert [7, 1] == [len(panel) for panel in panels]
     assert 28 * 2 < len(found[found.figure == "forest"])
-    drawn = rows_of.ratios(found)
+    drawn = rows.ratios(found)
     assert rows.MOST_ROWS == len(drawn)
     assert {"N = 2"} == {row.label.partition(",")[0] for row in drawn}
 
 
 def test_headings_have_rows_of_their_own():
-    places = rows.place(["a", "a", "b"])
+    grouped = [rows.Row(group=of, label="", backend="") for of in ("a", "a", "b")]
+    plain = [rows.Row(label="", backend="")] * 2
 
-    assert (1, 2, 4) == places.rows
-    assert ((0, "a"), (3, "b")) == places.headings
-    assert ((1, 2), (4, 4)) == places.spans
-    assert (0, 1) == rows.place(["", ""]).rows
+    assert ([1, 2, 4], {0: "a", 3: "b"}) == rows.place(grouped)
+    assert ([0, 1], {}) == rows.place(plain)
 
 
 def test_limits_of_ratios_are_symmetric_and_those_from_zero_hold_everything():
-    assert limits.symmetric([1.01], [], centre=1.0) == pytest.approx((1 / 1.1, 1.1))
-    low, high = limits.symmetric([0.5, 1.2], [0.3, 1.5], centre=1.0)
+    assert style.symmetric([1.01], [], centre=1.0) == pytest.approx((1 / 1.1, 1.1))
+    low, high = style.symmetric([0.5, 1.2], [0.3, 1.5], centre=1.0)
     assert low * high == pytest.approx(1)
     assert low < 0.5
-    low, high = limits.symmetric([0.0, 1e300], [0.0, 1e308], centre=1.0)
+    low, high = style.symmetric([0.0, 1e300], [0.0, 1e308], centre=1.0)
     assert 0 < low < high < 2000
-    bottom, top = limits.from_zero([2.0, 5.0], [900.0])
+    bottom, top = style.from_zero([2.0, 5.0], [900.0])
     assert 0 == bottom
     assert 5 < top < 10
-    assert (0.0, 1.06) == limits.from_zero([], [])
+    assert (0.0, 1.06) == style.from_zero([], [])
 
 
 def test_ticks_of_ratios_are_mirrored_at_1():
     """From a few per cent to a factor of a hundred."""
     for reach in (1.1, 1.5, 4, 10, 300):
-        with svg.style():
-            _, axes = svg.new_axes(100, 100)
+        with style.page_style():
+            axes = style.new_axes(100, 100)
             axes.set_xlim(1 / reach, reach)
-            svg.set_ratio_log(axes, "x")
+            style.set_ratio_log(axes, "x")
             ticks = axes.get_xticks()
         assert 1 in ticks
         assert len(ticks) % 2 == 1
@@ -219,11 +219,11 @@ def test_ticks_of_ratios_are_mirrored_at_1():
 
 def test_data_in_a_link_are_a_table_without_empty_columns(points):
     """Few steps are all there, of many the quartiles of each case."""
-    assert data.of_rows(points, "scaling").startswith("data:text/csv;charset=utf-8,")
-    assert "train_time_sec" not in data.of_rows(points, "scaling")
-    assert "" == data.of_rows(points, "waterfall")
-    assert "step_index" in data.of_steps(points)
-    assert "lower_quartile" in data.of_steps(pd.concat([points] * 3))
+    assert cells.of_rows(points, "scaling").startswith("data:text/csv;charset=utf-8,")
+    assert "train_time_sec" not in cells.of_rows(points, "scaling")
+    assert "" == cells.of_rows(points, "waterfall")
+    assert "step_index" in cells.of_steps(points)
+    assert "lower_quartile" in cells.of_steps(pd.concat([points] * 3))
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_digits_follow_the_interval(write, numbers, expected):
     assert expected == re.sub(formats.TIMES, "x", text)
 
 
-@pytest.mark.parametrize("function", [limits.logarithmic, limits.linear])
+@pytest.mark.parametrize("function", [style.logarithmic, style.linear])
 def test_modest_intervals_are_shown_whole(function):
     low, high = function([20.0, 40.0], [19.0, 42.0])
 
@@ -266,7 +266,7 @@ def test_modest_intervals_are_shown_whole(function):
     assert high > 42.0
 
 
-@pytest.mark.parametrize("function", [limits.logarithmic, limits.linear])
+@pytest.mark.parametrize("function", [style.logarithmic, style.linear])
 def test_absurd_intervals_do_not_squeeze_the_estimates(function):
     """An end beyond reach runs off the panel; estimates stay well inside."""
     low, high = function([20.0, 40.0], [0.0, 40_000.0])
@@ -275,7 +275,7 @@ def test_absurd_intervals_do_not_squeeze_the_estimates(function):
     assert 40.0 < high < 80.0
 
 
-@pytest.mark.parametrize("function", [limits.logarithmic, limits.linear])
+@pytest.mark.parametrize("function", [style.logarithmic, style.linear])
 def test_one_estimate_alone_has_room(function):
     low, high = function([3.0], [])
 
@@ -284,6 +284,6 @@ def test_one_estimate_alone_has_room(function):
 
 def test_logarithmic_limits_are_positive():
     """Zero ends come from underflow and must not reach the axis."""
-    low, _ = limits.logarithmic([1e-3], [0.0, 5.0])
+    low, _ = style.logarithmic([1e-3], [0.0, 5.0])
 
     assert low > 0

@@ -8,7 +8,7 @@ import pytest
 from relay_study import ALL, Lost, RelayShape
 from relay_study import make_store as make_relay
 
-from reports.charts import hero
+from reports.charts import over_replicas
 from reports.page import build
 from reports.page.sections import verdict
 from reports.view.view import view_store
@@ -276,7 +276,7 @@ def test_damaged_figures_do_not_break_the_verdict(relay):
     )
 
     assert brief.judge(view).text
-    assert hero.draw(view) is not None
+    assert over_replicas.draw_first_screen(view) is not None
 
 
 def test_a_relay_has_generations(relay, sequence):

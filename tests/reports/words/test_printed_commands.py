@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from harness.cli import main, running
 from harness.planning import plan as plan_lib
 from harness.sources import code_check
-from reports.charts import compact
+from reports.charts.svg import compact
 from reports.exports import exports
 from reports.page import build
 from reports.view.view import view_store
@@ -232,7 +232,7 @@ def test_a_drawing_is_smaller_and_says_the_same():
         '<g clip-path="url(#a)" style="fill:red;stroke:blue">'
         '<use href="#m" x="1" y="2"/>\n<use href="#m" x="3" y="4"/>\n</g>\n'
         '<path d="M0 0L1 2" style="fill:none"/>\n<text>a, b: c; d</text>'
-    ) == compact.compact(text).strip()
+    ) == compact(text).strip()
 
 
 def test_marks_of_different_styles_keep_them():
@@ -240,6 +240,4 @@ def test_marks_of_different_styles_keep_them():
     mark = '<use href="#m" x="{}" style="fill: {}"/>'
     marks = mark.format(1, "red") + mark.format(2, "blue")
 
-    assert marks.replace(": ", ":") in compact.compact(
-        f'<g clip-path="url(#a)">{marks}</g>'
-    )
+    assert marks.replace(": ", ":") in compact(f'<g clip-path="url(#a)">{marks}</g>')

@@ -1,1 +1,0 @@
-"""What every chart is drawn with: look, labels, axes, SVG and tips."""

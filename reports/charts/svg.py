@@ -1,0 +1,272 @@
+"""Converts a matplotlib figure to SVG that is embedded in the page.
+
+The page defines colours and fonts: a figure is drawn in placeholder colours that are
+replaced by CSS variables, so one drawing works in the light and the dark scheme, and
+text remains text in the page's font. Everything that varies from run to run or refers
+to the network (dates, metadata, document type, namespaces) is removed.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import matplotlib as mpl
+import pandas as pd
+from markupsafe import Markup, escape
+from matplotlib.text import Text
+
+from reports.charts.style import (
+    CUT,
+    FONT_SIZE,
+    LONGEST_TICK,
+    PAGE,
+    POINTS_PER_INCH,
+    new_axes,
+    page_style,
+)
+from reports.words import formats
+from results.statistics.estimates import Estimate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PADDING: Final = 2.9
+"""In points, around what is drawn."""
+WIDEST_TEXT, WIDEST_BESIDE = 0.9, 0.35
+"""Fraction of a figure's width that text beside the axes may take."""
+VARIABLES: Final = {
+    PAGE.ink: "currentColor",
+    PAGE.muted: "var(--muted)",
+    PAGE.grid: "var(--rule)",
+    PAGE.paper: "var(--paper)",
+    **{color: f"var(--series-{index})" for index, color in enumerate(PAGE.series)},
+}
+_TIP: Final = "tip "
+
+
+def attach(artist: Artist, text: str) -> None:
+    """Gives an artist a tip, as its id: it becomes the ``<title>`` of its group.
+
+    Browsers show it without a script; ``templates/tips.js`` at once, and by keyboard.
+    """
+    if text:
+        artist.set_gid(f"{_TIP}{text}")
+
+
+def of_value(
+    name: str,
+    value: float,
+    write: Callable[[float], str],
+    *,
+    interval: tuple[float | None, float | None] = (None, None),
+    n: int | None = None,
+    unit: str = "",
+) -> str:
+    """Returns the tip of a point."""
+    low, high = interval
+    estimate = Estimate(value=value, low=low, high=high, n=n or 0, unit=unit, method="")
+    after = f" {unit}" if unit else ""
+    shown = formats.telling(estimate, write)
+    text = f"{name}: {shown(value)}{after}"
+    if n is None:
+        return f"{text}, by definition"
+    if low is None or high is None:
+        return f"{text}, no interval, n = {n}"
+    return f"{text}, 95 % interval {formats.interval(low, high, shown)}, n = {n}"
+
+
+def of_row(name: str, row: Any, write: Callable[[float], str]) -> str:
+    """Returns the tip of a row of the tidy frame."""
+    interval = (None, None) if pd.isna(row.low) else (row.low, row.high)
+    n = None if pd.isna(row.n) else int(row.n)
+    return of_value(name, row.value, write, interval=interval, n=n, unit=row.unit)
+
+
+def draw(
+    size: tuple[float, float],
+    draw_on: Callable[[Axes], None],
+    *,
+    slug: str,
+    title: str,
+    description: str,
+) -> Markup:
+    """Draws a figure of a page, in the style of the report."""
+    with page_style():
+        axes = new_axes(*size)
+        draw_on(axes)
+        figure = axes.get_figure(root=True)
+        assert figure is not None
+        return inline(figure, slug=slug, title=title, description=description)
+
+
+def inline(figure: Figure, *, slug: str, title: str, description: str) -> Markup:
+    """Returns the figure as an ``<svg>`` element."""
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": slug}):
+        figure.dpi = POINTS_PER_INCH  # as it is while an SVG is drawn
+        _shorten_texts(figure)
+        _lay_out(figure)
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
+    tips: list[str] = []
+
+    def take_tip(match: re.Match[str]) -> str:
+        tips.append(match.group(1))
+        return f'<g class="tip" data-number="{len(tips) - 1}"'
+
+    def put_tip(match: re.Match[str]) -> str:
+        tip = html.escape(html.unescape(tips[int(match.group(1))]))
+        return f'<g class="tip"{match.group(2)}><title>{tip}</title>'
+
+    text = re.sub(rf'<g id="{_TIP}([^"]*)"', take_tip, text)
+    text = _give_to_page(_name_ids(text, slug))
+    opening, _, body = text.partition(">")
+    box = re.search(r'viewBox="[^"]*"', opening)
+    assert box is not None
+    _, _, width, _ = box.group(0)[9:-1].split()
+    # Without namespaces and size: an inline element needs none, the page sets the size.
+    head = (
+        f'<svg {box.group(0)} role="img" aria-labelledby="{slug}-title {slug}-desc" '
+        f'style="max-width:{float(width) * 96 / 72 / 16:.4g}rem;'
+        f'font-size:{FONT_SIZE}px">'
+        f'<title id="{slug}-title">{escape(title)}</title>'
+        f'<desc id="{slug}-desc">{escape(description)}</desc>'
+    )
+    body = compact(re.sub(r"\n\s*", "\n", body))
+    body = re.sub(r'<g class="tip" data-number="(\d+)"([^>]*)>', put_tip, body)
+    return Markup(head + body.strip())  # noqa: S704  # built here, escaped above
+
+
+def _shorten_texts(figure: Figure) -> None:
+    """Cuts labels that are wider than the figure; records can have long names."""
+    for text in figure.findobj(Text):
+        content = text.get_text()
+        if len(content) > LONGEST_TICK:
+            is_beside = getattr(text, "get_annotation_clip", lambda: None)() is False
+            share = WIDEST_BESIDE if is_beside else WIDEST_TEXT
+            widest = share * figure.bbox.width
+            width = text.get_window_extent().width
+            if width > widest:
+                text.set_text(f"{content[: int(len(content) * widest / width)]}{CUT}")
+
+
+def _lay_out(figure: Figure) -> None:
+    """Gives the axes what their texts leave of the figure.
+
+    What texts take does not depend on the size of the axes, so they are measured once;
+    a layout engine of matplotlib measures them twice, and saving would once more.
+    """
+    (axes,) = figure.axes
+    axes.set_position((0.0, 0.0, 1.0, 1.0))
+    taken, whole = axes.get_tightbbox(), figure.bbox
+    assert taken is not None
+    left, bottom = PADDING - taken.x0, PADDING - taken.y0
+    right, top = PADDING + taken.x1 - whole.x1, PADDING + taken.y1 - whole.y1
+    width, height = whole.width, whole.height
+    axes.set_position(
+        (
+            left / width,
+            bottom / height,
+            (width - left - right) / width,
+            (height - bottom - top) / height,
+        )
+    )
+
+
+def _name_ids(text: str, slug: str) -> str:
+    """Keeps ids that are referenced, with a prefix, and drops the others."""
+    used = dict.fromkeys(re.findall(r"(?:#|url\(#)([\w.-]+)", text))
+    names = {name: f"{slug}-i{number}" for number, name in enumerate(used)}
+
+    def rename(match: re.Match[str]) -> str:
+        name = match.group(1)
+        return f' id="{names[name]}"' if name in names else ""
+
+    def refer(match: re.Match[str]) -> str:
+        # What is no id here is text that looks like one.
+        before, name, after = match.groups()
+        return f"{before}{names.get(name, name)}{after}"
+
+    text = re.sub(r' id="([^"]+)"', rename, text)
+    text = re.sub(r'xlink:(href="#)([^"]+)(")', refer, text)
+    return re.sub(r"(url\(#)([^)]+)(\))", refer, text)
+
+
+def _give_to_page(text: str) -> str:
+    """Leaves colours, fonts and line joins to the page; drops unneeded digits."""
+    # A style element inside the page would apply to the whole page.
+    text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.DOTALL)
+    for color, variable in VARIABLES.items():
+        text = text.replace(color, variable)
+    # Matplotlib 3.11 has the family apart, 3.10 in the shorthand after the size.
+    text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
+    text = re.sub(r"font: (?:(\w+) )?([\d.]+px) [^;\"]*", _font, text)
+    text = re.sub(r" transform=\"rotate\(-?0 [^\"]*\"", "", text)
+    text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)
+    # The figure as a whole has the size of most of its texts.
+    return text.replace(f"font-size: {FONT_SIZE}px; ", "")
+
+
+def _font(match: re.Match[str]) -> str:
+    weight = f"font-weight: {match.group(1)}; " if match.group(1) else ""
+    return f"{weight}font-size: {match.group(2)}"
+
+
+_GROUP: Final = re.compile(r"<g(/?)>|<g [^>]*?(/?)>|</g>")
+_PATH: Final = re.compile(r' d="([^"]*)"')
+# A line to a point, and lines from there to the same point: steps have many.
+_REPEATED: Final = re.compile(r"(L-?\d+(?:\.\d+)? -?\d+(?:\.\d+)?)(?:\1(?![\d.]))+")
+_CLIPPED: Final = re.compile(r'(<g clip-path="[^"]*")>\s*((?:<use [^>]*/>\s*)+)</g>')
+_STYLE: Final = re.compile(r' style="([^"]*)"')
+
+
+def compact(text: str) -> str:
+    """Returns the SVG without groups that mean nothing and styles that repeat."""
+    text = _CLIPPED.sub(_share_style, text)
+    text = _PATH.sub(_shorten_path, text)
+    text = _without_plain_groups(text)
+    text = _STYLE.sub(lambda style: re.sub(r"([:,;]) ", r"\1", style.group(0)), text)
+    return re.sub(r"\n{2,}", "\n", text)
+
+
+def _share_style(match: re.Match[str]) -> str:
+    """Gives the style of all marks to their group, if it is the same for all."""
+    group, marks = match.groups()
+    styles = set(_STYLE.findall(marks))
+    if len(styles) != 1:
+        return match.group(0)
+    return f'{group} style="{styles.pop()}">{_STYLE.sub("", marks)}</g>'
+
+
+def _shorten_path(match: re.Match[str]) -> str:
+    path = re.sub(r"\s+", " ", match.group(1)).strip()
+    path = re.sub(r" ?([A-Za-z]) ?", r"\1", path)
+    path = _REPEATED.sub(r"\1", path)
+    return f' d="{path}"'
+
+
+def _without_plain_groups(text: str) -> str:
+    """Removes the tags of groups without attributes, and keeps what is in them."""
+    kept: list[bool] = []
+
+    def choose(match: re.Match[str]) -> str:
+        tag = match.group(0)
+        if tag == "</g>":
+            return tag if kept.pop() else ""
+        if tag == "<g/>":
+            return ""
+        if not tag.endswith("/>"):
+            kept.append(tag != "<g>")
+            return tag if kept[-1] else ""
+        return tag
+
+    return _GROUP.sub(choose, text)
