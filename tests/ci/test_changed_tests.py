@@ -1,0 +1,99 @@
+"""``make test-changed`` runs the tests that a change is most likely to break."""
+
+import runpy
+import subprocess
+
+import pytest
+from pipelines import ROOT
+
+tool = runpy.run_path(str(ROOT / ".ci" / "changed_tests.py"))
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A checkout with two packages and their tests."""
+    for name, text in {
+        "package/room/part.py": "x = 1\n",
+        "package/__init__.py": "",
+        "tests/package/room/test_part.py": "",
+        "tests/package/test_whole.py": "def test():\n    import package.room.part\n",
+        "tests/docs/test_links.py": "",
+        "tests/other/test_imports.py": "from package.room import part\n",
+        "tests/other/test_package.py": "import package\n",
+        "tests/support/helper.py": "",
+        "README.md": "",
+    }.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    git(tmp_path, "init", "--quiet", "--initial-branch=main")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "-m", "first")
+    return tmp_path
+
+
+def git(folder, *words):
+    who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
+    subprocess.run(("git", *who, *words), cwd=folder, check=True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        (
+            ["package/room/part.py"],
+            [
+                "tests/other/test_imports.py",
+                "tests/package/room/test_part.py",
+                "tests/package/test_whole.py",
+            ],
+        ),
+        # A room without tests of its own has those of the package.
+        (
+            ["package/attic/gone.py"],
+            ["tests/package/room/test_part.py", "tests/package/test_whole.py"],
+        ),
+        (["package/__init__.py"], None),
+        (["README.md"], ["tests/docs/test_links.py"]),
+        (["tests/other/test_package.py"], ["tests/other/test_package.py"]),
+        (["tests/package/room/conftest.py"], ["tests/package/room/test_part.py"]),
+        (["tests/support/helper.py", "Makefile"], []),
+        ([], []),
+    ],
+)
+def test_a_path_has_its_tests(tree, changed, expected):
+    found = [str(path) for path in tool["chosen_tests"](changed, tree)]
+
+    if expected is None:
+        assert "tests/other/test_package.py" in found
+        assert "tests/package/test_whole.py" in found
+    else:
+        assert expected == found
+
+
+def test_a_change_has_commits_edits_removals_and_new_files(tree):
+    git(tree, "checkout", "--quiet", "-b", "work")
+    (tree / "package/room/part.py").unlink()
+    git(tree, "commit", "--quiet", "-am", "second")
+    (tree / "README.md").write_text("edited")
+    (tree / "new.py").write_text("")
+
+    expected = ["README.md", "new.py", "package/room/part.py"]
+    assert expected == tool["changed"](None, tree)
+    assert ["README.md", "new.py"] == tool["changed"]("HEAD", tree)
+
+
+def test_each_product_file_of_this_tree_has_tests():
+    """Every room's change runs something, and not everything."""
+    rooms = {
+        path.parent
+        for package in ("replicator", "harness", "results", "reports", "workloads")
+        for path in (ROOT / package).rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    number = len(list(ROOT.glob("tests/**/test_*.py")))
+
+    for room in rooms:
+        path = next(path for path in room.glob("*.py"))
+        found = tool["chosen_tests"]([str(path.relative_to(ROOT))])
+        assert 0 < len(found) < number / 2, path
