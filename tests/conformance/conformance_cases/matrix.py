@@ -46,7 +46,7 @@ def _cell(results: Mapping[tuple[str, str], str], backend: str, case: str) -> st
 
 def render_document() -> str:
     names = list(BACKENDS)
-    notes: list[str] = []
+    notes: list[str] = []  # each reason once
     rows = []
     for capability in CAPABILITIES:
         cells = []
@@ -58,8 +58,9 @@ def render_document() -> str:
             if reason is None:
                 cells.append(answer)
                 continue
-            notes.append(f"`{backend}`, {capability}: {reason}.")
-            cells.append(f"{answer} [{len(notes)}]")
+            if reason not in notes:
+                notes.append(reason)
+            cells.append(f"{answer} [{notes.index(reason) + 1}]")
         rows.append(f"| {capability} | {' | '.join(cells)} |")
     header = " | ".join(_heading(name) for name in names)
     parts = [
@@ -68,7 +69,7 @@ def render_document() -> str:
         f"| --- {'| --- ' * len(names)}|",
         *rows,
         "",
-        *(f"{number}. {note}" for number, note in enumerate(notes, start=1)),
+        *(f"{number}. {note}." for number, note in enumerate(notes, start=1)),
         "",
         "## Capabilities",
         "",
