@@ -63,7 +63,7 @@ def measure_time() -> dict[str, float]:
 
 def measure_memory() -> dict[str, int]:
     """Bytes on the fullest of four devices by level."""
-    from replicator.contract import sharding
+    from replicator.backends import sharding
     from replicator.core import devices
 
     devices.split_cpu(4)

@@ -2,6 +2,7 @@
 from .backends.asynchronous import (
     MultiWorkerAsyncReplicator as MultiWorkerAsyncReplicator,
 )
+from .backends.base import Replicator as Replicator
 from .backends.in_graph import InGraphReplicator as InGraphReplicator
 from .backends.in_graph import MultiGpuReplicator as MultiGpuReplicator
 from .backends.multi_worker import (
@@ -41,7 +42,6 @@ from .collectives.reductions import all_reduce as all_reduce
 from .collectives.reductions import all_sum as all_sum
 from .collectives.reductions import mean_over_examples as mean_over_examples
 from .collectives.reductions import split_global_batches as split_global_batches
-from .contract.base import Replicator as Replicator
 from .core.context import ReplicaContext as ReplicaContext
 from .core.context import get_replica_context as get_replica_context
 from .core.context import logical_device as logical_device

@@ -14,8 +14,8 @@ from replicator.errors import (
 )
 
 if TYPE_CHECKING:
+    from replicator.backends.base import Replicator
     from replicator.catalog import BackendInfo
-    from replicator.contract.base import Replicator
 
 
 def backend_names() -> tuple[str, ...]:

@@ -22,8 +22,7 @@ import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from replicator.cluster import environment, port_filter
-from replicator.cluster.liveness.reachability import check_port_is_free
-from replicator.cluster.liveness.watch import Link
+from replicator.cluster.liveness import Link, check_port_is_free
 from replicator.errors import ClusterConfigError, ReplicatorError, UnreachableError
 
 if TYPE_CHECKING:

@@ -331,7 +331,7 @@ def memory_table(
     num_replicas: int,
 ) -> list[str]:
     """What a device keeps by level of sharding, as ``Replicator.summary`` does."""
-    from replicator.contract import sharding
+    from replicator.backends import sharding
 
     module = importlib.import_module(WORKLOADS[workload].memory_module)
     held = module.held(make_config(workload, preset, options), num_replicas)

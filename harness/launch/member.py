@@ -102,8 +102,8 @@ def _become(
 ) -> NoReturn:
     """Turns a fork of this process, which has no threads yet, into the worker.
 
-    A local cluster needs a program between (``replicator/cluster/child.py``), since its
-    parent has threads; starting that takes as long as all else here.
+    A local cluster needs a program between (``replicator.cluster.die_with_parent``),
+    since its parent has threads; starting that takes as long as all else here.
     """
     try:
         os.setsid()  # so that its own children are killed with it

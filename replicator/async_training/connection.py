@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.cluster import environment, membership, port_filter
-from replicator.cluster.liveness import reachability
-from replicator.cluster.liveness.watch import Peer, WorkerWatch
+from replicator.cluster import environment, liveness, membership, port_filter
+from replicator.cluster.liveness import Peer, WorkerWatch
 from replicator.errors import ClusterConfigError, DeviceError, ServerLostError
 
 if TYPE_CHECKING:
@@ -165,8 +164,8 @@ def connect(
 def _connect(cluster: ClusterConfig, timeout_sec: float) -> Connection:
     served = {k: a for k, a in cluster.addresses.items() if k != _CLIENT_KIND}
     membership.check_nothing_is_made()
-    reachability.check_port_is_free(cluster.address)
-    reachability.wait_for(served, timeout_sec)
+    liveness.check_port_is_free(cluster.address)
+    liveness.wait_for(served, timeout_sec)
     membership.ensure_threads()
     with port_filter.guarded(cluster):
         strategy = tf.distribute.ParameterServerStrategy(

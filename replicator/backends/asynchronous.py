@@ -21,8 +21,8 @@ from replicator.async_training.inputs import ServerInputIterator
 from replicator.async_training.optimizer import ServerOptimizer
 from replicator.async_training.steps import WorkerSteps
 from replicator.async_training.table import Placement, ServerTable
+from replicator.backends import programs
 from replicator.backends.multi_worker_in_graph import ScheduledBackend
-from replicator.contract import programs
 from replicator.core import creation
 from replicator.core.step import PerReplica
 from replicator.core.topology import make_topology, per_worker

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator.backends import base, programs, sharding, summary
 from replicator.backends.single import SingleDeviceReplicator
 from replicator.catalog import entry_of
-from replicator.contract import base, programs, sharding, summary
 from replicator.core import context as context_lib
 from replicator.core import creation
 from replicator.core import devices as devices_lib

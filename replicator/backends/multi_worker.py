@@ -10,11 +10,10 @@ import contextlib
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from replicator.backends import base, programs
 from replicator.backends.in_graph import InGraphReplicator
 from replicator.catalog import BACKENDS
-from replicator.cluster import environment, membership
-from replicator.cluster.workers import runtime as worker_runtime
-from replicator.contract import base, programs
+from replicator.cluster import environment, membership, workers
 from replicator.core import creation
 from replicator.core import devices as devices_lib
 from replicator.core.topology import make_topology, per_worker
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from replicator.cluster.configuration import ClusterConfig
-    from replicator.cluster.workers.runtime import WorkerRuntime
+    from replicator.cluster.workers import WorkerRuntime
     from replicator.inputs.context import InputContext, InputReplicationMode
 
 
@@ -116,7 +115,7 @@ class BetweenGraphReplicator(base.Replicator):
 
     def gather_bytes(self, payload: bytes) -> list[bytes]:
         """Gathers bytes from every worker; see ``Replicator.gather_bytes``."""
-        return worker_runtime.gather_bytes(self._runtime, payload)
+        return workers.gather_bytes(self._runtime, payload)
 
     def assert_in_sync(self) -> None:
         """Compares mirrored variables bit by bit, here and over workers.
@@ -134,10 +133,10 @@ class BetweenGraphReplicator(base.Replicator):
         except ReplicasOutOfSyncError as error:
             failure = str(error)
         digests = {
-            number: (variable.name, worker_runtime.digest(variable))
+            number: (variable.name, workers.digest(variable))
             for number, variable in self._numbered_mirrored()
         }
-        worker_runtime.compare(self._runtime, failure, digests)
+        workers.compare(self._runtime, failure, digests)
 
 
 def may_end(peers: WorkerRuntime, what: str, inputs: InputIterator) -> bool:
@@ -207,8 +206,8 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         devices: Sequence[str] | Sequence[Sequence[str]] | None = None,
         logical_devices_per_replica: int = 1,
         variable_placement: str = "auto",
-        timeout_sec: float = worker_runtime.DEFAULT_TIMEOUT_SEC,
-        heartbeat_timeout_sec: float = worker_runtime.DEFAULT_HEARTBEAT_TIMEOUT_SEC,
+        timeout_sec: float = workers.DEFAULT_TIMEOUT_SEC,
+        heartbeat_timeout_sec: float = workers.DEFAULT_HEARTBEAT_TIMEOUT_SEC,
         external_writes: str = "detect",
         without_communication: bool = False,
     ) -> None:
@@ -250,7 +249,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
                 devices_lib.split_cpu_without_gpus(
                     num_local * logical_devices_per_replica
                 )
-        self._runtime = worker_runtime.join_cluster(
+        self._runtime = workers.join_cluster(
             self.cluster,
             timeout_sec=timeout_sec,
             heartbeat_timeout_sec=heartbeat_timeout_sec,

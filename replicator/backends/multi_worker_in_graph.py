@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import data as _tf_data
+from replicator.backends import base, programs
 from replicator.backends.multi_worker import MultiWorkerReplicator
 from replicator.cluster import environment, membership
-from replicator.cluster.liveness.watch import DETECTION_TIMEOUT_SEC, FailureDetector
-from replicator.contract import base, programs
+from replicator.cluster.liveness import DETECTION_TIMEOUT_SEC, FailureDetector
 from replicator.core import devices, validation
 from replicator.core.topology import make_topology
 from replicator.core.validation import running

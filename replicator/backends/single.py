@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf.dispatch import Dispatch
+from replicator.backends import base, programs
 from replicator.collectives.kind import TENSORS
-from replicator.contract import base, programs
 from replicator.core import context, creation
 from replicator.core import devices as devices_lib
 from replicator.core.creation import StepGenerator

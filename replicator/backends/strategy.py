@@ -19,14 +19,14 @@ from replicator._tf import distribute as _tf_distribute
 from replicator._tf import keras_parts as _tf_keras_parts
 from replicator._tf import workers
 from replicator._tf.dispatch import Dispatch
+from replicator.backends import base, programs, sharding, summary
 from replicator.backends.multi_worker import BetweenGraphReplicator
 from replicator.cluster import environment, membership, port_filter
-from replicator.cluster.workers import runtime
-from replicator.cluster.workers.runtime import WorkerRuntime, WorkerState
+from replicator.cluster import workers as workers_lib
+from replicator.cluster.workers import WorkerRuntime, WorkerState
 from replicator.collectives import differentiable
 from replicator.collectives.buckets import positions_by_dtype
 from replicator.collectives.kind import TENSORS, Sums
-from replicator.contract import base, programs, sharding, summary
 from replicator.core import context as context_lib
 from replicator.core import creation
 from replicator.core import devices as devices_lib
@@ -512,7 +512,7 @@ class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
         *,
         num_replicas: int | None = None,
         cluster: ClusterConfig | None = None,
-        timeout_sec: float = runtime.DEFAULT_TIMEOUT_SEC,
+        timeout_sec: float = workers_lib.DEFAULT_TIMEOUT_SEC,
     ) -> None:
         """Joins the cluster, together with all other workers.
 
@@ -546,7 +546,7 @@ class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
         self.first_replica_id = self.worker_id * self.num_local_replicas
 
     def _join(self, timeout_sec: float) -> tuple[Any, WorkerState]:
-        runtime.meet_workers(self.cluster, timeout_sec)
+        workers_lib.meet_workers(self.cluster, timeout_sec)
         with port_filter.guarded(self.cluster), workers.kept_sigterm():
             # Without a time limit of its own, which would leave threads; see
             # ``Deadline``.

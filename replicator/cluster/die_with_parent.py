@@ -1,6 +1,10 @@
-"""The kernel's parent-death signal: a child process that does not outlive its parent.
+"""Child processes that do not outlive their parent, by the parent-death signal.
 
-Imports nothing of the package, so that the script ``child.py`` can use it too.
+    python -S die_with_parent.py PARENT_PID CORES PROGRAM [ARGUMENT...]
+
+As a script, it ties a process of a cluster to its parent, pins it, and execs the
+program; its settings survive exec. Code between fork and exec is not safe, because the
+parent may have threads (TensorFlow's). It imports nothing of the package.
 """
 
 from __future__ import annotations
@@ -26,3 +30,19 @@ def request_death_signal() -> bool:
         error = ctypes.get_errno()
         raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
     return True
+
+
+def main() -> None:
+    """Execs the program in the arguments."""
+    parent, cores, *argv = sys.argv[1:]
+    if request_death_signal():
+        # The signal is lost if the parent exited before the request.
+        if os.getppid() != int(parent):
+            sys.exit("the process that started this one has exited")
+        if cores:
+            os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
+    os.execvp(argv[0], argv)  # noqa: S606 (no shell: the arguments are a list)
+
+
+if __name__ == "__main__":
+    main()

@@ -217,7 +217,7 @@ class LocalCluster:
             cores = self._cpusets[self.members.index(member)]
         # A script between this process and the program: this one may have threads of
         # TensorFlow, and code between fork and exec could wait for their locks.
-        wrapper = Path(__file__).with_name("child.py")
+        wrapper = Path(__file__).with_name("die_with_parent.py")
         with self._log(kind, index).open("ab") as log:
             self._processes[member] = subprocess.Popen(
                 [

@@ -14,9 +14,8 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import workers as _tf_workers
-from replicator.cluster import port_filter
-from replicator.cluster.liveness import reachability
-from replicator.cluster.liveness.watch import WorkerWatch
+from replicator.cluster import liveness, port_filter
+from replicator.cluster.liveness import WorkerWatch
 from replicator.core import devices as devices_lib
 from replicator.core.topology import per_worker
 from replicator.errors import ClusterConfigError, DeviceError, UnreachableError
@@ -230,9 +229,9 @@ def _connect(config: ClusterConfig, timeout_sec: float) -> WorkerWatch:
         if kind in _TRAINING_KINDS
     }
     check_nothing_is_made()
-    reachability.check_port_is_free(config.address)
+    liveness.check_port_is_free(config.address)
     try:
-        reachability.wait_for(addresses, timeout_sec, own=config.address)
+        liveness.wait_for(addresses, timeout_sec, own=config.address)
     except UnreachableError as error:
         raise UnreachableError(
             f"{error}; every worker except 0 runs `python -m replicator.server`"

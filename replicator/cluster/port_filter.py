@@ -2,29 +2,241 @@
 
 TensorFlow's server listens on all interfaces, whatever address it gets, has no option
 to change that and no authentication: every host that can reach the port can run any
-operation there, such as ``WriteFile``. So packets from other networks are dropped
-(``_tf/ports``), and public addresses are refused unless the user states that something
-else blocks untrusted hosts.
+operation there, such as ``WriteFile``. So packets from other networks are dropped, and
+public addresses are refused unless the user states that something else blocks untrusted
+hosts. docs/design.md says what breaks where TensorFlow changes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import enum
+import functools
 import ipaddress
+import mmap
 import os
 import socket
+import struct
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from replicator._tf.ports import listen
-from replicator._tf.ports.listen import LOOPBACK, Network
 from replicator.cluster.configuration import split_address
 from replicator.errors import ClusterConfigError, ClusterError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from replicator.cluster.configuration import ClusterConfig
+
+
+# TensorFlow opens its port and accepts connections in one call, in C++ and with
+# Python's lock held, without a hook in between: whoever looks for the socket from
+# another thread comes too late. So the pointers through which its libraries call
+# ``listen`` (their linkage tables, ELF) are replaced for that call. 64-bit Linux only.
+# test_dispatch notices when this breaks.
+
+_LIBRARIES = "libtensorflow"
+_NAME = b"listen\0"
+_EPERM = 1
+# <elf.h>
+_MAGIC_64_LITTLE = b"\x7fELF\x02\x01"
+_PT_DYNAMIC = 2
+_DT_PLTRELSZ, _DT_STRTAB, _DT_SYMTAB, _DT_JMPREL = 2, 5, 6, 23
+_SYMBOL_BYTES, _RELOCATION = 24, struct.Struct("<QQq")
+_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int, use_errno=True)
+
+
+@contextlib.contextmanager
+def before_listen(prepare: Callable[[int], None]) -> Iterator[None]:
+    """Calls a function on each socket before TensorFlow listens on it."""
+    slots = _slots()
+    libc = ctypes.CDLL(None, use_errno=True)
+    real = libc.listen
+
+    def listen(descriptor: int, backlog: int) -> int:
+        try:
+            prepare(descriptor)
+        except Exception:  # noqa: BLE001 (it would be lost in C++, which gets an errno)
+            ctypes.set_errno(_EPERM)
+            return -1
+        return int(real(descriptor, backlog))
+
+    hook = _FUNCTION(listen)
+    pointer = ctypes.cast(hook, ctypes.c_void_p).value
+    assert pointer is not None
+    before = [_exchange(libc, slot, pointer) for slot in slots]
+    try:
+        yield
+    finally:
+        for slot, value in zip(slots, before, strict=True):
+            _exchange(libc, slot, value)
+
+
+def _slots() -> list[int]:
+    """Where the pointers to ``listen`` of TensorFlow's libraries are in memory."""
+    if not sys.platform.startswith("linux") or sys.maxsize < 2**32:
+        raise OSError(f"{sys.platform} is not Linux on 64 bits")
+    slots = [
+        slot
+        for path, base in _libraries().items()
+        for slot in _slots_of(Path(path), base)
+    ]
+    if not slots:
+        raise OSError(f"no loaded {_LIBRARIES}*.so calls listen")
+    return slots
+
+
+def _libraries() -> dict[str, int]:
+    """Path and first address of each loaded library of TensorFlow."""
+    found: dict[str, int] = {}
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        parts = line.split(maxsplit=5)
+        if len(parts) > 5 and Path(parts[5]).name.startswith(_LIBRARIES):  # noqa: PLR2004 (addresses, rights, offset, device, inode, path)
+            found.setdefault(parts[5], int(parts[0].partition("-")[0], 16))
+    return found
+
+
+def _slots_of(path: Path, base: int) -> list[int]:
+    with path.open("rb") as file:
+        header = file.read(64)
+        if not header.startswith(_MAGIC_64_LITTLE):
+            raise OSError(f"{path.name} is not a little-endian ELF library of 64 bits")
+        (offset,) = struct.unpack_from("<Q", header, 32)
+        size, count = struct.unpack_from("<HH", header, 54)
+        file.seek(offset)
+        table = file.read(size * count)
+    dynamic: dict[int, int] = {}
+    for at in range(0, len(table), size):
+        # Kind and rights, then offset, address, physical address, bytes.
+        kind, _, _, address, _, length = struct.unpack_from("<IIQQQQ", table, at)
+        if kind == _PT_DYNAMIC:
+            entries = ctypes.string_at(base + address, length)
+            dynamic.update(struct.iter_unpack("<QQ", entries))
+    needed = (_DT_STRTAB, _DT_SYMTAB, _DT_JMPREL, _DT_PLTRELSZ)
+    if not all(tag in dynamic for tag in needed):
+        return []
+    names, symbols, relocations, length = (dynamic[tag] for tag in needed)
+    slots = []
+    for slot, info, _ in _RELOCATION.iter_unpack(ctypes.string_at(relocations, length)):
+        symbol = symbols + (info >> 32) * _SYMBOL_BYTES
+        name = names + int.from_bytes(ctypes.string_at(symbol, 4), "little")
+        if ctypes.string_at(name, len(_NAME)) == _NAME:
+            slots.append(base + slot)
+    return slots
+
+
+def _exchange(libc: ctypes.CDLL, slot: int, value: int) -> int:
+    """Writes a pointer into a linkage table; returns what it was."""
+    page = slot & -mmap.PAGESIZE
+    rights = mmap.PROT_READ | mmap.PROT_WRITE  # some builds protect their tables
+    length = ctypes.c_size_t(mmap.PAGESIZE)
+    if libc.mprotect(ctypes.c_void_p(page), length, rights):
+        error = ctypes.get_errno()
+        raise OSError(error, f"mprotect: {os.strerror(error)}")
+    pointer = ctypes.c_uint64.from_address(slot)
+    before, pointer.value = pointer.value, value
+    return before
+
+
+# A listening socket gets a kernel filter (classic BPF, ``SO_ATTACH_FILTER``; Linux, no
+# privileges needed): a packet whose source is not in an allowed network is dropped
+# before a connection exists, as by a firewall.
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+LOOPBACK = tuple(map(ipaddress.ip_network, ("127.0.0.0/8", "::1/128")))
+
+_SO_ATTACH_FILTER = 26  # <asm-generic/socket.h>; Python has no name for it
+_TRY_SEC = 0.2
+# Classic BPF (Linux, Documentation/networking/filter.rst).
+_LOAD_BYTE, _LOAD_WORD = 0x30, 0x20
+_AND, _SHIFT_RIGHT, _JUMP_IF_EQUAL, _RETURN = 0x54, 0x74, 0x15, 0x06
+_IP_HEADER = 0xFFF00000  # SKF_NET_OFF: offsets from here are into the IP header
+_V4, _V6 = 4, 6
+_V4_SOURCE, _V6_SOURCE = 12, 8
+_ACCEPT, _DROP = 0xFFFFFFFF, 0
+
+# No connection of this machine to itself comes from there.
+_NOBODY = ipaddress.ip_network("192.0.2.1/32")
+
+Instruction = tuple[int, int, int, int]
+
+
+def filter_program(networks: Sequence[Network]) -> list[Instruction]:
+    """The filter: accepts packets from allowed networks, and drops all others."""
+    v4 = [_match(net, _V4_SOURCE) for net in networks if net.version == _V4]
+    v6 = [_match(net, _V6_SOURCE) for net in networks if net.version == _V6]
+    drop: Instruction = (_RETURN, 0, 0, _DROP)
+    # A jump has eight bits, so the v6 part is behind a return.
+    v4_part = [step for match in v4 for step in match] + [drop]
+    v6_part = [step for match in v6 for step in match] + [drop]
+    return [
+        (_LOAD_BYTE, 0, 0, _IP_HEADER),
+        (_SHIFT_RIGHT, 0, 0, 4),  # the version
+        (_JUMP_IF_EQUAL, 0, len(v4_part), _V4),
+        *v4_part,
+        *v6_part,
+    ]
+
+
+def _match(allowed: Network, source: int) -> list[Instruction]:
+    """Accepts a packet whose source is in a network, or falls through."""
+    num_words = allowed.max_prefixlen // 32
+    bits = allowed.max_prefixlen
+    address, mask = int(allowed.network_address), int(allowed.netmask)
+    steps: list[tuple[int, int, int]] = []
+    for word in range(num_words):
+        shift = bits - 32 * (word + 1)
+        word_mask = mask >> shift & 0xFFFFFFFF
+        if word_mask:
+            steps.append((4 * word, word_mask, address >> shift & 0xFFFFFFFF))
+    code: list[Instruction] = []
+    for place, (offset, word_mask, value) in enumerate(steps):
+        num_behind = 3 * (len(steps) - place - 1) + 1
+        code += [
+            (_LOAD_WORD, 0, 0, _IP_HEADER + source + offset),
+            (_AND, 0, 0, word_mask),
+            (_JUMP_IF_EQUAL, 0, num_behind, value),
+        ]
+    return [*code, (_RETURN, 0, 0, _ACCEPT)]
+
+
+def attach(listener: socket.socket, code: Sequence[Instruction]) -> None:
+    """Attaches a filter to a socket, replacing any other."""
+    packed = b"".join(struct.pack("HBBI", *step) for step in code)
+    kept = ctypes.create_string_buffer(packed, len(packed))
+    listener.setsockopt(
+        socket.SOL_SOCKET,
+        _SO_ATTACH_FILTER,
+        struct.pack("HP", len(code), ctypes.addressof(kept)),
+    )
+
+
+@functools.cache
+def try_filters() -> None:
+    """Tests that filters work on this system, once.
+
+    It is tried, not believed: sandboxes take a filter and ignore it.
+    """
+    if not sys.platform.startswith("linux"):
+        raise OSError(f"{sys.platform} has none")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        # An address that this machine's own connections do not come from.
+        attach(listener, filter_program([_NOBODY]))
+        if _accepts(listener):
+            raise OSError("a filter that drops all did not")
+        attach(listener, filter_program(LOOPBACK))
+        if not _accepts(listener):
+            raise OSError("a filter for this machine dropped it")
+
+
+def _accepts(listener: socket.socket) -> bool:
+    try:
+        with socket.create_connection(listener.getsockname(), _TRY_SEC):
+            return True
+    except OSError:
+        return False
 
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -143,7 +355,7 @@ def guarded(config: ClusterConfig) -> Iterator[None]:
 
     with contextlib.ExitStack() as listening:
         try:
-            listening.enter_context(listen.before_listen(filter_it))
+            listening.enter_context(before_listen(filter_it))
         except OSError as error:
             raise _unprotected(reach, error) from error
         yield
@@ -154,7 +366,7 @@ def guarded(config: ClusterConfig) -> Iterator[None]:
 def restrict(listener: socket.socket, reach: Reach) -> None:
     """Makes a listening socket drop packets from networks that are not allowed."""
     if reach is not Reach.ANY:
-        listen.attach(listener, listen.program(reach.networks))
+        attach(listener, filter_program(reach.networks))
 
 
 def check(config: ClusterConfig) -> Reach:
@@ -168,7 +380,7 @@ def check(config: ClusterConfig) -> Reach:
 def check_system(reach: Reach) -> None:
     """Tests that filters work on this system."""
     try:
-        listen.check_system()
+        try_filters()
     except OSError as error:
         raise _unprotected(reach, error) from error
 

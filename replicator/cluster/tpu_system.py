@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf.workers import reason_of
-from replicator.cluster.liveness import reachability
+from replicator.cluster import liveness
 from replicator.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def connect(tpu: str | None = None) -> TpuSystem:
     if name.startswith("grpc://"):
         # TensorFlow itself would try for minutes.
         address = name.removeprefix("grpc://")
-        reachability.wait_for({"tpu": [address]}, CONNECT_TIMEOUT_SEC)
+        liveness.wait_for({"tpu": [address]}, CONNECT_TIMEOUT_SEC)
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
         if name != LOCAL:

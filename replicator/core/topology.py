@@ -269,7 +269,7 @@ def per_worker(
 class JobFacts:
     """Replicas and workers of a job, and which of them this process has.
 
-    A part of the backend contract.
+    A part of ``Replicator``.
 
     Attributes:
       num_replicas: Replicas of the whole job.

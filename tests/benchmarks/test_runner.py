@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from replicator.contract.base import Replicator
+from replicator.backends.base import Replicator
 from workloads.resnet50 import workload
 
 ROOT = Path(__file__).resolve().parents[2]

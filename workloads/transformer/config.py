@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 import replicator
-from replicator.contract.sharding import Held
+from replicator.backends.sharding import Held
 from workloads.data.tensorflow_source.files import CHUNK_SIZE, NUM_TOKENS
 from workloads.spec import JIT_OFF, Metric, TrainingConfig, configurations, limited
 

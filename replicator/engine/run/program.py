@@ -13,7 +13,7 @@ from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
 from replicator._tf import workers as _tf_workers
 from replicator._tf.dispatch import Dispatch
-from replicator.cluster.liveness.reachability import Deadline
+from replicator.cluster.liveness import Deadline
 from replicator.core import devices
 from replicator.core.step import repeat
 from replicator.core.validation import is_positive, shown

@@ -12,7 +12,7 @@ import tensorflow as tf
 import replicator
 from replicator import PerReplica
 from replicator._tf.dispatch import Dispatch, recorded
-from replicator._tf.ports import listen
+from replicator.cluster import port_filter
 from replicator.cluster.local_cluster import free_ports
 from replicator.cluster.port_filter import PRIVATE
 
@@ -159,7 +159,7 @@ def dual():
 )
 def test_only_allowed_networks_come_through(dual, allowed, expected):
     networks = [ipaddress.ip_network(text) for text in allowed]
-    listen.attach(dual, listen.program(networks))
+    port_filter.attach(dual, port_filter.filter_program(networks))
 
     assert expected == [
         reaches(dual, "127.0.0.1", "127.0.0.1"),
@@ -169,8 +169,8 @@ def test_only_allowed_networks_come_through(dual, allowed, expected):
 
 
 def test_the_filter_for_private_networks_lets_this_machine_in(dual):
-    program = listen.program(PRIVATE)
-    listen.attach(dual, program)
+    program = port_filter.filter_program(PRIVATE)
+    port_filter.attach(dual, program)
 
     assert reaches(dual, "127.0.0.1", "127.0.0.1")
     assert reaches(dual, "::1", "::1")
@@ -179,10 +179,10 @@ def test_the_filter_for_private_networks_lets_this_machine_in(dual):
 
 def test_tensorflow_calls_listen_through_its_tables():
     """Fails where a new TensorFlow does not: its ports could not be closed in time."""
-    libraries = listen._libraries()
+    libraries = port_filter._libraries()
 
     assert libraries, "no library of TensorFlow is loaded under a known name"
-    assert listen._slots()
+    assert port_filter._slots()
 
 
 def test_the_filter_is_there_before_tensorflow_listens():
@@ -193,9 +193,9 @@ def test_the_filter_is_there_before_tensorflow_listens():
     def close(descriptor):
         with socket.socket(fileno=os.dup(descriptor)) as opened:
             listened.append(opened.getsockname()[1])
-            listen.attach(opened, listen.program([]))
+            port_filter.attach(opened, port_filter.filter_program([]))
 
-    with listen.before_listen(close):
+    with port_filter.before_listen(close):
         tf.distribute.Server(
             {"worker": [f"localhost:{port}"]}, job_name="worker", task_index=0
         )
@@ -217,7 +217,7 @@ def test_tensorflow_does_not_listen_on_what_cannot_be_prepared():
             {"worker": [f"localhost:{port}"]}, job_name="worker", task_index=0
         )
 
-    with listen.before_listen(fail), pytest.raises(tf.errors.UnknownError):
+    with port_filter.before_listen(fail), pytest.raises(tf.errors.UnknownError):
         start()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), WAIT_SEC)

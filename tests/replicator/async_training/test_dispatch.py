@@ -14,8 +14,8 @@ from replicator.async_training import connection as connection_lib
 from replicator.async_training import dispatch
 from replicator.async_training.dispatch import Assignment, Dispatcher, make_batch
 from replicator.async_training.inputs import Place, WorkerPipelines
-from replicator.cluster.liveness import watch as watch_lib
-from replicator.cluster.liveness.watch import Peer
+from replicator.cluster import liveness
+from replicator.cluster.liveness import Peer
 
 PROGRAM, OTHER_PROGRAM = object(), object()
 MOST = dispatch.MAX_STEPS_TOGETHER
@@ -221,7 +221,7 @@ def test_long_first_steps_are_waited_for(
 @pytest.fixture
 def server(monkeypatch):
     """A port on which somebody listens who never answers, for which we wait briefly."""
-    monkeypatch.setattr(watch_lib, "_ANSWER_SEC", 0.1)
+    monkeypatch.setattr(liveness, "_ANSWER_SEC", 0.1)
     with contextlib.closing(socket.create_server(("localhost", 0))) as listener:
         yield f"localhost:{listener.getsockname()[1]}", listener
 

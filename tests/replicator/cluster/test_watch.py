@@ -7,11 +7,10 @@ import pytest
 import tensorflow as tf
 
 from replicator._tf import workers
+from replicator.cluster import liveness
+from replicator.cluster import workers as workers_lib
 from replicator.cluster.configuration import ClusterConfig
-from replicator.cluster.liveness import watch as watch_lib
-from replicator.cluster.liveness.reachability import Deadline
-from replicator.cluster.liveness.watch import FailureDetector, WorkerWatch
-from replicator.cluster.workers import runtime
+from replicator.cluster.liveness import Deadline, FailureDetector, WorkerWatch
 from replicator.errors import WorkerLostError
 
 SERVER = "/job:worker/replica:0/task:1"
@@ -23,9 +22,9 @@ LIMIT_SEC = 30.0
 def silent(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """A server that gives no response from now on, until the event is set."""
     answering = threading.Event()
-    monkeypatch.setattr(watch_lib, "answers", lambda *_: answering.is_set())
-    monkeypatch.setattr(watch_lib, "close_connections", lambda _: None)
-    monkeypatch.setattr(watch_lib, "_POLL_SEC", 0.01)
+    monkeypatch.setattr(liveness, "answers", lambda *_: answering.is_set())
+    monkeypatch.setattr(liveness, "close_connections", lambda _: None)
+    monkeypatch.setattr(liveness, "_POLL_SEC", 0.01)
     yield answering
     answering.set()
 
@@ -76,7 +75,7 @@ def test_while_nobody_waits_the_longest_timeout_counts(silent: threading.Event) 
     """Reading a variable outside a step ends too, but not early."""
     silent.set()
     watch = WorkerWatch(NAMES)
-    assert watch.timeout_sec() == watch_lib.DETECTION_TIMEOUT_SEC
+    assert watch.timeout_sec() == liveness.DETECTION_TIMEOUT_SEC
     kept = FailureDetector(watch, 1.0)
     gone = FailureDetector(watch, 5.0)
     assert watch.timeout_sec() == 5.0
@@ -186,13 +185,13 @@ def reports(monkeypatch):
     found = {}
 
     def get_value(key, timeout_sec):
-        assert 0 < timeout_sec <= runtime._GRACE_SEC
+        assert 0 < timeout_sec <= workers_lib._GRACE_SEC
         worker = int(key.rpartition("/")[2])
         if worker not in found:
             raise tf.errors.DeadlineExceededError(None, None, "silent")
         return found[worker]
 
-    monkeypatch.setattr(runtime._tf_workers, "get_value", get_value)
+    monkeypatch.setattr(workers_lib._tf_workers, "get_value", get_value)
     return found
 
 
@@ -220,7 +219,7 @@ def test_the_worker_that_began_it_is_named(reports, faults, said, expected):
     """Not those that ended after it, or wait for it as this one does."""
     reports.update(said)
 
-    error = runtime.diagnose(FakeState(faults), "RecvBuf failed\nmore", 30.0)
+    error = workers_lib.diagnose(FakeState(faults), "RecvBuf failed\nmore", 30.0)
 
     with pytest.raises(type(error), match=expected):
         raise error
@@ -233,7 +232,7 @@ def test_without_the_coordination_service_connections_tell(reports):
     reports[1] = "step 'train'"
     state = FakeState({1: "has exited"}, has_leader=False)
 
-    error = runtime.diagnose(state, "no more", 30.0)
+    error = workers_lib.diagnose(state, "no more", 30.0)
 
     assert "worker 1 (localhost:1001) has exited" in str(error)
     assert "worker 2" not in str(error)
@@ -255,7 +254,7 @@ def test_without_the_coordination_service_connections_tell(reports):
 )
 def test_failures_of_others_are_recognized_by_their_status(error, is_others):
     """By code, or as derived where ordinary ops have the same code; not by words."""
-    assert runtime.is_collective_failure(error) is is_others
+    assert workers_lib.is_collective_failure(error) is is_others
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import errors
-from replicator.contract import programs
+from replicator.backends import programs
 from replicator.core import step as step_lib
 
 

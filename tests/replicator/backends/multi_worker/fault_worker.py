@@ -12,7 +12,7 @@ import messages
 from tiny_models import Training
 
 import replicator
-from replicator.cluster.workers import runtime
+from replicator.cluster import workers
 
 FAULT_STEP = 12
 NUM_STEPS = 20
@@ -67,7 +67,7 @@ def train(repl, folder, mode, victim):
 def set_up(folder, *, mode, victim, num_workers):
     if mode in ("hang", "stopped"):
         # For the report of a worker that sends none.
-        runtime._GRACE_SEC = FAULT_TIMEOUT_SEC
+        workers._GRACE_SEC = FAULT_TIMEOUT_SEC
     return folder, mode, victim, num_workers
 
 

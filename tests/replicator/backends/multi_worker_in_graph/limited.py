@@ -42,9 +42,9 @@ def limit():
 
 def limit_server(config):
     """Limits this process once its server runs: before, it starts many threads."""
-    from replicator.cluster.liveness import reachability
+    from replicator.cluster import liveness
 
-    while not reachability.accepts(config.address, 1.0):
+    while not liveness.accepts(config.address, 1.0):
         time.sleep(0.05)
     limit()
     sys.stdout.write("limited\n")

@@ -16,9 +16,8 @@ from messages import wait_until
 
 import replicator
 from replicator import errors, server
-from replicator.cluster import membership
+from replicator.cluster import liveness, membership
 from replicator.cluster.configuration import ClusterConfig
-from replicator.cluster.liveness import watch
 from replicator.cluster.local_cluster import free_ports
 
 FOLDER = Path(__file__).parent
@@ -149,7 +148,7 @@ def test_hanging_up_closes_the_connections_to_one_address():
         ports = [each.getsockname()[1] for each in (one, other)]
         closed, kept = (socket.create_connection(("localhost", p)) for p in ports)
         with closed, kept:
-            watch.close_connections(f"localhost:{ports[0]}")
+            liveness.close_connections(f"localhost:{ports[0]}")
             kept.settimeout(0.1)
 
             assert b"" == closed.recv(1)

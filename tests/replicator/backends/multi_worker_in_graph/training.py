@@ -10,7 +10,7 @@ import time
 import tiny_models
 
 import replicator
-from replicator.cluster.liveness import watch
+from replicator.cluster import liveness
 
 NUM_STEPS = 12
 STEPS_PER_SAVE = 4
@@ -19,7 +19,7 @@ WORKER_TIMEOUT_SEC = 4.0
 
 def set_up(folder):
     """Where it writes; a worker that hangs is found out soon after its time is over."""
-    watch._POLL_SEC, watch._ANSWER_SEC = 0.2, 1.0
+    liveness._WATCH_POLL_SEC, liveness._ANSWER_SEC = 0.2, 1.0
     return (folder,)
 
 

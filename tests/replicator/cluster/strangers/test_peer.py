@@ -7,7 +7,7 @@ import pytest
 
 from replicator import errors
 from replicator import server as server_lib
-from replicator.cluster.liveness import watch
+from replicator.cluster import liveness
 from replicator.cluster.local_cluster import free_ports
 from replicator.server import ClientWatch
 
@@ -34,7 +34,7 @@ def test_a_server_says_each_time_who_it_is(server):
     """Its incarnations are the same on every connection."""
     identities = []
     for _ in range(2):
-        with contextlib.closing(watch.Link(server, 2.0)) as link:
+        with contextlib.closing(liveness.Link(server, 2.0)) as link:
             identities.append(link.wait_for_identity(30.0))
 
     assert identities[0]
@@ -42,19 +42,19 @@ def test_a_server_says_each_time_who_it_is(server):
 
 
 def test_a_server_gives_a_sign_of_life(server):
-    assert watch.answers(server, 30.0)
+    assert liveness.answers(server, 30.0)
 
 
 @pytest.mark.parametrize("how", ["silent", "garbage", "web server"])
 def test_a_stranger_gives_no_sign_of_life(at, how):
-    assert not watch.answers(at(how), 0.3)
+    assert not liveness.answers(at(how), 0.3)
 
 
 @pytest.mark.parametrize("how", ["garbage", "web server"])
 def test_what_is_no_server_is_found_out(at, how):
     with (
-        contextlib.closing(watch.Link(at(how), 2.0)) as link,
-        pytest.raises(watch.NotAServerError, match=r"^does not speak HTTP/2$"),
+        contextlib.closing(liveness.Link(at(how), 2.0)) as link,
+        pytest.raises(liveness.NotAServerError, match=r"^does not speak HTTP/2$"),
     ):
         link.wait_for_identity(10.0)
 
@@ -67,9 +67,9 @@ def test_a_server_that_does_not_say_who_it_is_is_none_of_tensorflow(stranger, an
     data = bytes([0, 0, 5 + len(answer), 0, 1, 0, 0, 0, 1, *bytes(5), *answer])
     with (
         contextlib.closing(
-            watch.Link(stranger(free_ports(1)[0], settings + data), 2.0)
+            liveness.Link(stranger(free_ports(1)[0], settings + data), 2.0)
         ) as link,
-        pytest.raises(watch.NotAServerError, match=r"^is not a TensorFlow server$"),
+        pytest.raises(liveness.NotAServerError, match=r"^is not a TensorFlow server$"),
     ):
         link.wait_for_identity(10.0)
 
@@ -77,7 +77,7 @@ def test_a_server_that_does_not_say_who_it_is_is_none_of_tensorflow(stranger, an
 @pytest.mark.parametrize("how", ["silent", "garbage"])
 def test_a_peer_that_was_met_is_known_from_a_stranger(server, at, how, monkeypatch):
     """It has not ended while it is there, and has when another answers in its place."""
-    known = watch.Peer(server)
+    known = liveness.Peer(server)
 
     assert not known.has_ended()
     known._link.close()  # a connection can be lost without the process
@@ -86,15 +86,15 @@ def test_a_peer_that_was_met_is_known_from_a_stranger(server, at, how, monkeypat
     known._link.close()
     known._link = None
     known._address = at(how)
-    monkeypatch.setattr(watch, "_ANSWER_SEC", 0.1)
+    monkeypatch.setattr(liveness, "_ANSWER_SEC", 0.1)
     assert known.has_ended()
 
 
 def test_a_peer_that_was_not_met_may_be_slow(at, monkeypatch):
     """Who only accepts may be a process that is stopped."""
-    monkeypatch.setattr(watch, "_ANSWER_SEC", 0.1)
+    monkeypatch.setattr(liveness, "_ANSWER_SEC", 0.1)
 
-    assert not watch.Peer(at("silent")).has_ended()
+    assert not liveness.Peer(at("silent")).has_ended()
 
 
 def test_a_client_is_not_left_for_a_lost_connection(server):

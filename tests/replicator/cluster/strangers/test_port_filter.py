@@ -3,7 +3,6 @@
 import pytest
 
 from replicator import errors
-from replicator._tf.ports import listen
 from replicator.cluster import port_filter
 from replicator.cluster.configuration import ClusterConfig
 from replicator.cluster.local_cluster import free_ports
@@ -19,8 +18,8 @@ def own_config(**options):
 
 def test_a_system_without_filters_is_reported(monkeypatch):
     """Nothing listens then; the message says how to do without."""
-    monkeypatch.setattr(listen.sys, "platform", "darwin")
-    listen.check_system.cache_clear()
+    monkeypatch.setattr(port_filter.sys, "platform", "darwin")
+    port_filter.try_filters.cache_clear()
 
     with pytest.raises(
         errors.ClusterError,
@@ -34,8 +33,8 @@ def test_a_system_without_filters_is_reported(monkeypatch):
 
 def test_filters_that_do_nothing_are_found_out(monkeypatch):
     """The system is tried, not believed."""
-    listen.check_system.cache_clear()
-    monkeypatch.setattr(listen, "attach", lambda *_: None)
+    port_filter.try_filters.cache_clear()
+    monkeypatch.setattr(port_filter, "attach", lambda *_: None)
 
     with pytest.raises(
         errors.ClusterError, match=r"\(a filter that drops all did not\)"
@@ -47,7 +46,7 @@ def test_libraries_of_another_make_are_reported(monkeypatch):
     """Where TensorFlow's calls cannot be prepared, it does not listen."""
     import tensorflow as tf  # noqa: F401 (its libraries are looked for)
 
-    monkeypatch.setattr(listen, "_LIBRARIES", "libother")
+    monkeypatch.setattr(port_filter, "_LIBRARIES", "libother")
 
     with (
         pytest.raises(errors.ClusterError, match=r"\(no loaded libother\*.so calls"),

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf.dispatch import profiled
+from replicator.backends import programs, sharding, summary
+from replicator.backends.programs import FedBackend
 from replicator.checkpoint.division import CheckpointedBackend
-from replicator.contract import programs, sharding, summary
-from replicator.contract.programs import FedBackend
 from replicator.core import context as context_lib
 from replicator.core import validation
 from replicator.core.validation import running

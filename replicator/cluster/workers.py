@@ -22,11 +22,9 @@ import tensorflow as tf
 
 from replicator._tf import workers as _tf_workers
 from replicator._tf.workers import first_line, is_derived, reason_of
-from replicator.cluster import membership, port_filter
+from replicator.cluster import liveness, membership, port_filter
 from replicator.cluster.configuration import split_address
-from replicator.cluster.liveness import reachability
-from replicator.cluster.liveness.reachability import Deadline
-from replicator.cluster.liveness.watch import Peer
+from replicator.cluster.liveness import Deadline, Peer
 from replicator.core.topology import CPU_GROUP_KEY, Group
 from replicator.errors import (
     ClusterError,
@@ -488,12 +486,12 @@ def meet_workers(config: ClusterConfig, timeout_sec: float) -> None:
             "list of devices"
         )
     reach = port_filter.check(config)
-    reachability.check_port_is_free(config.address)
+    liveness.check_port_is_free(config.address)
     _, port = split_address(config.address)
     backlog = 2 * config.num_workers + 16
     with socket.create_server(("", port), backlog=backlog) as listener:
         port_filter.restrict(listener, reach)
-        reachability.wait_for(_workers(config), timeout_sec)
+        liveness.wait_for(_workers(config), timeout_sec)
 
 
 def _workers(config: ClusterConfig) -> dict[str, tuple[str, ...]]:

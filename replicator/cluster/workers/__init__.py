@@ -1,1 +1,0 @@
-"""Workers that run one program each: joining, agreeing, and who was lost."""

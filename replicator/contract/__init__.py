@@ -1,1 +1,0 @@
-"""The contract of every backend: the ``Replicator`` base class and its parts."""
