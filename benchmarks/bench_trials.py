@@ -55,7 +55,7 @@ class _Listener:
 def measure(num_trials: int, launcher: str) -> dict[str, list[float]]:
     """Seconds of each trial, and of steps of the engine alone, in a fresh process."""
     from harness.launch import catalog
-    from harness.planning import cases, estimate, plan
+    from harness.planning import checked, estimate, plan
     from harness.planning.request import SweepRequest
     from harness.run import sweep
     from harness.run.trial_runner import RunSettings, run_trial
@@ -74,7 +74,7 @@ def measure(num_trials: int, launcher: str) -> dict[str, list[float]]:
             order=Order.SEQUENTIAL,
             budget="none",
         ),
-        cases.Machine(
+        checked.Machine(
             num_available_cores=2,
             variables=starter.identity(),
         ),

@@ -14,7 +14,7 @@ from harness.launch import catalog
 from harness.launch.launcher import Job
 from harness.machine import gpus
 from harness.placement import processes
-from harness.planning import cases
+from harness.planning import checked
 from results.records import program
 from results.records.models import Order
 
@@ -66,9 +66,9 @@ def with_hosts(request: RunRequest, launcher: Launcher) -> RunRequest:
 
 def machine_of(
     request: RunRequest, launcher: Launcher, cpus: CpuTopology
-) -> cases.Machine:
+) -> checked.Machine:
     """Returns what all hosts have together, which are like this one."""
-    return cases.Machine(
+    return checked.Machine(
         num_available_cores=cpus.num_available_cores * launcher.num_hosts,
         num_gpus=_num_gpus(request, launcher) if request.device == "gpu" else None,
         variables=launcher.identity()

@@ -8,16 +8,19 @@ packages or the program file itself, the version of the harness.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
+import hashlib
 import importlib.metadata
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from harness.command import placeholders, repository
+from harness.errors import PlanError
 from harness.machine import environment
 from results.records import identity as record_identity
 from results.records.limits import MAX_NAME
@@ -25,6 +28,140 @@ from results.records.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from harness.machine.owned_folders import Owned
+
+
+MOST_CHANGED: Final = 500
+"""Files that are not committed and are read for an identity."""
+_TIMEOUT_SEC: Final = 60.0
+NO_REPOSITORY: Final = "no git repository"
+
+
+def git(
+    folder: Path, *arguments: str, holds: Owned | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs git in a folder of the user's repository; see ``machine.git``."""
+    try:
+        return environment.run_git(
+            folder, *arguments, timeout_sec=_TIMEOUT_SEC, holds=holds
+        )
+    except FileNotFoundError as error:
+        raise PlanError(
+            "git is not installed, and identifies the program of --command; install it"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise PlanError(
+            f"git {arguments[0]} takes more than {_TIMEOUT_SEC:g} s in"
+            f" {str(folder)!r}; look at the repository"
+        ) from error
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Repository:
+    """A working tree of the user's."""
+
+    root: Path  # Its folder.
+    commit: str  # Its commit; empty before the first.
+    # Paths that differ from the commit, sorted; of untracked files, those that git does
+    # not ignore, without byte code and studies.
+    changed: tuple[str, ...]
+    untracked: frozenset[str] = frozenset()  # Those of them that git does not know.
+
+    def changes(self) -> dict[str, str]:
+        """Returns a digest of each file that differs from the commit, by path."""
+        return {
+            name: _content(self.root / name, is_known=name not in self.untracked)
+            for name in self.changed
+        }
+
+
+def find_repository(folder: Path, left_out: Sequence[Path] = ()) -> Repository | None:
+    """Returns the repository around a folder, or None."""
+    found = git(folder, "rev-parse", "--show-toplevel")
+    if found.returncode != 0:
+        why = found.stderr.strip().partition("\n")[0]
+        if "not a git repository" not in why:
+            raise PlanError(
+                f"git does not read the repository of {str(folder)!r}: {why[:200]};"
+                " repair it, or let git trust another owner: git config --global --add"
+                " safe.directory PATH"
+            )
+        return None
+    root = Path(found.stdout.strip()).resolve()
+    commit = git(root, "rev-parse", "--verify", "--quiet", "HEAD").stdout.strip()
+    status = git(root, "status", "--porcelain=v1", "-z", "--untracked-files=all")
+    if status.returncode != 0:
+        raise PlanError(
+            f"git status fails in {str(root)!r}: {status.stderr.strip()[:200]}; repair"
+            " the repository, which identifies the program of --command"
+        )
+    changed, untracked = [], set()
+    entries = iter(status.stdout.split("\0"))
+    for entry in entries:
+        if entry:
+            changed.append(entry[3:])
+            if entry.startswith("??"):
+                untracked.add(entry[3:])
+            if entry[0] in "RC":  # the next one is the old name
+                changed.append(next(entries, ""))
+    resolved = [path.resolve() for path in left_out]
+    skipped = [path for path in resolved if not folder.resolve().is_relative_to(path)]
+    changed = [
+        name
+        for name in changed
+        if not name.endswith(".pyc")
+        and not any((root / name).is_relative_to(path) for path in skipped)
+    ]
+    if len(changed) > MOST_CHANGED:
+        raise PlanError(
+            f"{len(changed)} files of {str(root)!r} are not committed, such as"
+            f" {changed[0]!r}, and they identify the program of --command; at most"
+            f" {MOST_CHANGED} can: add what is no source to .gitignore"
+        )
+    return Repository(
+        root=root,
+        commit=commit,
+        changed=tuple(sorted(changed)),
+        untracked=frozenset(untracked.intersection(changed)),
+    )
+
+
+def _content(path: Path, *, is_known: bool) -> str:
+    """Returns a digest of a file, or what it is instead."""
+    if path.is_symlink():
+        return f"link {printable(str(path.readlink()))}"
+    if path.is_dir():
+        inner = find_repository(path) if is_known else None
+        if inner is None or inner.root != path.resolve():
+            return "folder"  # of another repository, which this one does not know
+        state = " ".join((inner.commit, *map(str, inner.changes().items())))
+        return f"submodule {hashlib.blake2b(state.encode(), digest_size=8).hexdigest()}"
+    try:
+        mode = " x" if os.access(path, os.X_OK) else ""
+        return f"{digest_of_file(path)}{mode}"
+    except (FileNotFoundError, NotADirectoryError):
+        return "removed"
+    except PermissionError:
+        return "not readable"  # nor by the program, which is of the same user
+
+
+def digest_of_file(path: Path) -> str:
+    """Returns 16 hexadecimal characters, a digest of the content of a file."""
+    hasher = hashlib.blake2b(digest_size=8)
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(2**20):
+                hasher.update(chunk)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        raise
+    except OSError as error:
+        raise PlanError(
+            f"cannot read {str(path)!r}, which identifies the program of --command:"
+            f" {error.strerror}; repeat the command when it can be read"
+        ) from error
+    return hasher.hexdigest()
+
 
 LOCKS: Final = (
     "uv.lock",
@@ -71,18 +208,18 @@ _DIGITS: Final = 16
 def of_program(
     command: str,
     folder: Path,
-    source: repository.Repository | None = None,
+    source: Repository | None = None,
     left_out: Sequence[Path] = (),
 ) -> dict[str, str]:
     """Returns the parts of the identity of a program, by name."""
-    found = source or repository.find(folder, left_out)
-    words = placeholders.split(command)
+    found = source or find_repository(folder, left_out)
+    words = tuple(shlex.split(command))  # which was checked
     parts = {"harness": _harness_version()}
     image = environment.image_of()
     if image:
         parts["container image"] = image
     if found is None:
-        parts["git commit"] = repository.NO_REPOSITORY
+        parts["git commit"] = NO_REPOSITORY
         parts |= _named_files(words, folder)
         root = folder
     else:
@@ -130,7 +267,7 @@ def _short(text: str) -> str:
 
 
 def _root_of(folder: Path) -> Path | None:
-    found = repository.git(folder, "rev-parse", "--show-toplevel")
+    found = git(folder, "rev-parse", "--show-toplevel")
     return Path(found.stdout.strip()) if found.returncode == 0 else None
 
 
@@ -149,7 +286,7 @@ def _locks(folder: Path, root: Path) -> dict[str, str]:
             path = where / name
             if path.is_file():
                 key = name if where == root else f"{name} beside the program"
-                found[key] = repository.digest_of_file(path)
+                found[key] = digest_of_file(path)
     return found
 
 
@@ -159,7 +296,7 @@ def _named_files(words: tuple[str, ...], folder: Path) -> dict[str, str]:
     for word in words:
         path = folder / word
         if path.is_file():
-            found[f"file {path.name}"] = repository.digest_of_file(path)
+            found[f"file {path.name}"] = digest_of_file(path)
     return found
 
 
@@ -168,7 +305,7 @@ def _is_code(path: Path) -> bool:
 
 
 def _places(
-    words: tuple[str, ...], folder: Path, found: repository.Repository | None
+    words: tuple[str, ...], folder: Path, found: Repository | None
 ) -> list[Path]:
     """Returns the folders of a program whose files git does not know."""
     named = [path for word in words if (path := folder / word).is_file()]
@@ -177,7 +314,7 @@ def _places(
     return [
         path.parent
         for path in filter(_is_code, named)
-        if repository.git(folder, "check-ignore", "-q", "--", str(path)).returncode != 1
+        if git(folder, "check-ignore", "-q", "--", str(path)).returncode != 1
     ]
 
 
@@ -196,7 +333,7 @@ def _files_below(
                 name = printable(f"file {os.path.relpath(path, folder)}")[:MAX_NAME]
                 facts = path.stat()
                 found[name] = (
-                    repository.digest_of_file(path)
+                    digest_of_file(path)
                     if facts.st_size <= _MOST_OF_FILE
                     else f"{facts.st_size} bytes, {facts.st_mtime_ns}"
                 )
@@ -259,7 +396,7 @@ def _interpreter(word: str, folder: Path) -> dict[str, str]:
             pass
         else:
             return {"python": version, "packages": f"{number} ({packages})"}
-    return {f"program {Path(path).name}": repository.digest_of_file(Path(path))}
+    return {f"program {Path(path).name}": digest_of_file(Path(path))}
 
 
 def _is_python(path: Path) -> bool:

@@ -12,10 +12,10 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
 from harness.command import numbers
-from harness.command.first_losses import MOST_COLUMNS, TerminalLine
 from harness.command.numbers import PLAIN, Notation, NumberError, Place, Quantity, read
+from harness.command.output import MOST_COLUMNS, TerminalLine
 from harness.errors import PlanError
-from harness.trial.step_counts import exact_metric
+from harness.trial.steps import exact_metric
 from results.records.limits import MAX_METRICS
 from results.records.models import MetricFacts
 from results.records.texts import printable

@@ -25,11 +25,11 @@ from harness.client.scaling_client import (
     RankFile,
     rank_path,
 )
-from harness.command import first_losses
-from harness.command.first_losses import described
+from harness.command import peers
+from harness.command.output import KeptOutput, described
 from harness.command.reader import CommandError
 from harness.trial import process_tree
-from harness.trial.die_with_parent import request_death_signal
+from harness.trial.process_tree import request_death_signal
 from harness.trial.rank_file import end_like, one_line
 
 if TYPE_CHECKING:
@@ -235,56 +235,6 @@ def _others(pid: int) -> list[psutil.Process]:
     return [process for process in _living() if process.pid != pid]
 
 
-HEAD_BYTES: Final = 4 * 2**20
-TAIL_BYTES: Final = 64 * 2**10
-
-
-class KeptOutput:
-    """One stream of a program, written to a file within limits.
-
-    Attributes:
-      num_bytes: How much came.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._tail = b""
-        self.num_bytes = 0
-
-    def add(self, chunk: bytes) -> None:
-        """Writes what is of the beginning, and holds what may be of the end."""
-        left = max(0, HEAD_BYTES - self.num_bytes)
-        self.num_bytes += len(chunk)
-        _write(self._descriptor, chunk[:left])
-        self._tail = (self._tail + chunk)[-TAIL_BYTES:]
-
-    def end(self) -> None:
-        """Writes the end of a long output, and how much lies between."""
-        left_out = self.num_bytes - HEAD_BYTES - TAIL_BYTES
-        if left_out > 0:
-            mark = f"\n[... {left_out} bytes left out ...]\n".encode()
-            _write(self._descriptor, mark + self._tail)
-        elif self.num_bytes > HEAD_BYTES:
-            _write(self._descriptor, self._tail[HEAD_BYTES - self.num_bytes :])
-
-    @property
-    def last_bytes(self) -> bytes:
-        """The end of what came."""
-        return self._tail
-
-    @property
-    def tail(self) -> str:
-        """The last lines."""
-        return "\n".join(
-            self._tail.decode("utf-8", errors="replace").splitlines()[-30:]
-        )
-
-
-def _write(descriptor: int, content: bytes) -> None:
-    while content:
-        content = content[os.write(descriptor, content) :]
-
-
 # They write their own rank files and take turns; this process keeps what they print,
 # ends what outlives the program, and says what is wrong where none has connected.
 
@@ -317,7 +267,7 @@ def run_supervised(
         last = described(kept[1].last_bytes, kept[0].last_bytes)
         _fail(trial_dir, why or _never_connected(code, last))
         return 1
-    first_losses.check(trial_dir)
+    peers.check_losses(trial_dir)
     return 1 if code is None else end_like(code)
 
 

@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.command import placeholders
+from harness.command import program
 from harness.conformance.checks import CHECKS, NonconformingError
 from harness.errors import PlanError
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return BAD_REQUEST
     try:
         for word in command:
-            placeholders.names_in(word)
+            program.names_in(word)
     except PlanError as error:
         sys.stderr.write(f"error: {error}\n")
         return BAD_REQUEST

@@ -2,47 +2,238 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import math
 import os
+import statistics as standard
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.doctor import canaries, gpu, load, settings
+from harness.doctor import checks, gpu
+from harness.doctor.canary_worker import COMPUTE, MEMORY
+from harness.doctor.checks import Finding, caution, ok
 from harness.doctor.gpu import read_gpu_states
+from harness.errors import DoctorError
+from harness.machine import machine_state
 from harness.machine.machine_state import read_topology
+from results.statistics import repetitions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Iterator
 
-    from harness.doctor.finding import Finding
+    from results.statistics.estimates import Estimate
 
-DURATION_SEC = load.SPAN_SEC + 4 * canaries.NUM_ROUNDS * canaries.TURN_SEC + 2.0
+
+# A canary runs on one core alone, then on all of them at once; the ratio of the rates
+# of that core is the ceiling. No program whose replicas use the cores in the same way
+# can be more efficient. The compute canary stays in the first cache: it shows shared
+# clocks and shared units. The memory canary is a triad over arrays larger than all
+# caches: it shows the shared bandwidth. Rounds alternate, so that drift of the machine
+# cancels.
+
+NUM_ROUNDS = 10
+TURN_SEC = 0.2
+_CACHES = 4
+"""The three arrays together are so many times as large as the largest cache."""
+_NUM_ARRAYS = 3
+_LEAST_ARRAY_BYTES = 32 * 2**20
+_MOST_OF_MEMORY = 0.25
+_GOOD_CEILING = {COMPUTE: 0.9, MEMORY: 0.5}
+_MOST_SPREAD = 0.1
+_ADVICE = {
+    COMPUTE: "cores share units or clock: compare efficiency with a solo run, not 1",
+    MEMORY: "cores share bandwidth: compare efficiency with a solo run, not 1",
+}
+_SOURCE_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Ceiling:
+    """The result of one canary."""
+
+    kind: str  # ``compute`` or ``memory``.
+    num_cores: int  # Cores that ran at once.
+    alone: Estimate  # Rate of one core alone, over rounds.
+    ratio: Estimate  # Rate of a core when all are busy / alone, over rounds.
+    spread: float  # Standard deviation of the logarithm of the rate alone, over rounds.
+
+
+Ask = Callable[[Sequence[int], str], list[float]]
+"""Runs a canary of a kind on some cores at once; returns the rate of each."""
+
+
+def array_bytes(cores: Sequence[int], root: Path) -> int | None:
+    """Returns the size of an array of the triad; None if memory is too small for it."""
+    wanted = max(
+        _LEAST_ARRAY_BYTES, _CACHES * _largest_cache_bytes(root) // _NUM_ARRAYS
+    )
+    free = checks.read_memory(root).get("MemAvailable")
+    if free is not None and wanted * _NUM_ARRAYS * len(cores) > _MOST_OF_MEMORY * free:
+        return None
+    return wanted
+
+
+def _largest_cache_bytes(root: Path) -> int:
+    sizes = [0]
+    for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index*/size"):
+        text = machine_state.read_line(path) or ""
+        if text.endswith("K") and text[:-1].isdigit():
+            sizes.append(int(text[:-1]) * 1024)
+    return max(sizes)
+
+
+@contextlib.contextmanager
+def canary_processes(cores: Sequence[int], num_bytes: int) -> Iterator[Ask]:
+    """Starts a process on each core; yields the function that asks them."""
+    with contextlib.ExitStack() as stack:
+        command = [sys.executable, "-m", "harness.doctor.canary_worker"]
+        processes = {}
+        for core in cores:
+            process = subprocess.Popen(
+                [*command, str(core), str(num_bytes)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                cwd=_SOURCE_ROOT,
+                # Ctrl-C reaches this process only; theirs end with their stdin.
+                start_new_session=True,
+            )
+            stack.callback(_end, process)
+            processes[core] = process
+        for process in processes.values():
+            _answer(process)
+
+        def ask(chosen: Sequence[int], kind: str) -> list[float]:
+            for core in chosen:
+                stdin = processes[core].stdin
+                assert stdin is not None
+                stdin.write(f"{kind} {TURN_SEC}\n")
+                stdin.flush()
+            return [float(_answer(processes[core])) for core in chosen]
+
+        yield ask
+
+
+def _answer(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise DoctorError(
+            f"a canary process ended with exit code {process.wait()} before it"
+            " answered; see its message above, free memory, and run doctor again"
+        )
+    return line
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def measure_ceilings(
+    cores: Sequence[int], ask: Ask, num_rounds: int = NUM_ROUNDS
+) -> list[Ceiling]:
+    """Runs both canaries in rounds."""
+    alone: dict[str, list[float]] = {COMPUTE: [], MEMORY: []}
+    ratios: dict[str, list[float]] = {COMPUTE: [], MEMORY: []}
+    for round_index in range(num_rounds):
+        place = round_index % len(cores)
+        for kind in (COMPUTE, MEMORY):
+            # Both orders, since a core can be warmer after a turn of all.
+            if round_index % 2:
+                together = ask(cores, kind)
+                (single,) = ask([cores[place]], kind)
+            else:
+                (single,) = ask([cores[place]], kind)
+                together = ask(cores, kind)
+            alone[kind].append(single)
+            ratios[kind].append(together[place] / single)
+    return [
+        Ceiling(
+            kind=kind,
+            num_cores=len(cores),
+            alone=repetitions.geometric_mean(alone[kind], unit=_UNITS[kind]),
+            ratio=repetitions.geometric_mean(ratios[kind], unit=""),
+            spread=standard.stdev(math.log(value) for value in alone[kind]),
+        )
+        for kind in (COMPUTE, MEMORY)
+    ]
+
+
+_UNITS = {COMPUTE: "products/s", MEMORY: "bytes/s"}
+
+
+def check_ceiling(ceiling: Ceiling) -> Finding:
+    """Says what a core does when all are busy, and how steady one is alone."""
+    check = f"{ceiling.kind} ceiling"
+    ratio = ceiling.ratio
+    found = (
+        f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] of the rate alone on"
+        f" {ceiling.num_cores} cores at once, n = {ratio.n}"
+    )
+    if ceiling.kind == MEMORY:
+        found += f"; {ceiling.alone.value / 1e9:.1f} GB/s alone"
+    if ceiling.spread > _MOST_SPREAD:
+        varied = f"{ceiling.spread:.0%}".replace("%", " %")
+        return caution(
+            check,
+            f"{found}; the rate alone varied by {varied}",
+            "find what disturbs it (neighbours, steal, clock), and run doctor again",
+        )
+    if ratio.high is not None and ratio.high < _GOOD_CEILING[ceiling.kind]:
+        return caution(check, found, _ADVICE[ceiling.kind])
+    return ok(check, found)
+
+
+def check_canaries(cores: Sequence[int], root: Path = Path("/")) -> list[Finding]:
+    """Measures both ceilings on some cores."""
+    if len(cores) == 1:
+        return [ok("ceilings", "one core only: nothing to share")]
+    num_bytes = array_bytes(cores, root)
+    if num_bytes is None:
+        return [
+            caution(
+                "ceilings",
+                "not measured: arrays larger than the caches need more memory",
+                "free memory, or give doctor fewer cores with taskset",
+            )
+        ]
+    with canary_processes(cores, num_bytes) as ask:
+        return [check_ceiling(ceiling) for ceiling in measure_ceilings(cores, ask)]
+
+
+DURATION_SEC = checks.SPAN_SEC + 4 * NUM_ROUNDS * TURN_SEC + 2.0
 """About how long it takes; waiting for the processes is the last part."""
 
 
 def diagnose(
     root: Path = Path("/"),
     measures: Sequence[Callable[[Sequence[int]], Sequence[Finding]]] = (
-        canaries.check_canaries,
+        check_canaries,
     ),
 ) -> list[Finding]:
     """Returns the findings of every check."""
     cpus = read_topology(root)
     cores = [cpu.cpu for cpu in cpus.cpus]
     # Before anything of ours runs.
-    now = load.read_load(cores, root)
+    now = checks.read_load(cores, root)
     findings = [
-        load.check_neighbours(now, len(cores)),
-        load.check_load_average(now, len(cores)),
-        load.check_steal(now),
-        load.check_throttling(now),
-        settings.check_quota(cpus),
-        settings.check_smt(cpus),
-        settings.check_governor(cpus, root),
-        settings.check_boost(root),
-        settings.check_memory(root),
-        settings.check_swap(root, now.num_swapped_pages),
-        settings.check_huge_pages(root),
-        load.check_accounting(now),
+        checks.check_neighbours(now, len(cores)),
+        checks.check_load_average(now, len(cores)),
+        checks.check_steal(now),
+        checks.check_throttling(now),
+        checks.check_quota(cpus),
+        checks.check_smt(cpus),
+        checks.check_governor(cpus, root),
+        checks.check_boost(root),
+        checks.check_memory(root),
+        checks.check_swap(root, now.num_swapped_pages),
+        checks.check_huge_pages(root),
+        checks.check_accounting(now),
         *gpu.check_gpus(read_gpu_states(os.getpid())),
     ]
     for measure in measures:

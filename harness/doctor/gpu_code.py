@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from harness import catalog
-from harness.doctor.finding import Finding, bad, caution, ok
+from harness.doctor.checks import Finding, bad, caution, ok
 from harness.errors import PlanError
-from harness.machine import cuda_cache, environment, gpus
+from harness.machine import environment, gpus
 from harness.trial import gpu_probe
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _check(
 ) -> Finding:
     version = "{}.{}".format(*capability)
     built = ", ".join(architectures)
-    code = cuda_cache.code_for(capability, architectures)
+    code = gpus.code_for(capability, architectures)
     if code == "native":
         return ok(CHECK, f"TensorFlow ({built}) has that of GPUs with {version}")
     found = f"TensorFlow ({built}) has none for GPUs with {version}"
@@ -69,12 +69,12 @@ def _check(
         return bad(
             CHECK, found, "an older or newer TensorFlow, or TensorFlow built for them"
         )
-    if cuda_cache.is_disabled(environ):
-        advice = f"unset {cuda_cache.DISABLE}: every process compiles for minutes"
+    if gpus.is_cache_disabled(environ):
+        advice = f"unset {gpus.CACHE_DISABLE}: every process compiles for minutes"
         return caution(CHECK, found, advice)
-    folder = Path(cuda_cache.variables(environ)[cuda_cache.PATH])
-    if _key(capability, driver) in cuda_cache.noted(folder):
-        kept = cuda_cache.num_bytes(folder) / 2**20
+    folder = Path(gpus.cache_variables(environ)[gpus.CACHE_PATH])
+    if _key(capability, driver) in gpus.noted_code(folder):
+        kept = gpus.cache_bytes(folder) / 2**20
         return ok(CHECK, f"{found}; compiled once, {kept:.0f} MiB in {folder}")
     advice = f"make setup-gpu compiles once, for minutes, into {folder}"
     return caution(CHECK, found, advice)
@@ -82,7 +82,7 @@ def _check(
 
 def _key(capability: tuple[int, int], driver: str | None) -> str:
     tensorflow = environment.read_packages().get("tensorflow", "")
-    return cuda_cache.key(capability, driver, tensorflow)
+    return gpus.cache_key(capability, driver, tensorflow)
 
 
 def compile_once(
@@ -110,17 +110,17 @@ def compile_once(
     todo = [
         capability
         for capability in _capabilities(visible)
-        if cuda_cache.code_for(capability, seen.architectures) == "compiled"
+        if gpus.code_for(capability, seen.architectures) == "compiled"
     ]
-    is_kept = not (todo and cuda_cache.is_disabled(environ))
+    is_kept = not (todo and gpus.is_cache_disabled(environ))
     for finding in findings:
         if finding.level == "bad" or not is_kept:
             say(f"error: {finding.advice}")
             return 1
-    variables = cuda_cache.variables(environ)
-    folder = Path(variables[cuda_cache.PATH])
+    variables = gpus.cache_variables(environ)
+    folder = Path(variables[gpus.CACHE_PATH])
     for capability in todo:
-        if (key := _key(capability, driver)) in cuda_cache.noted(folder):
+        if (key := _key(capability, driver)) in gpus.noted_code(folder):
             continue
         chosen = next(gpu for gpu in visible if gpu.capability == capability)
         given = {
@@ -131,9 +131,9 @@ def compile_once(
         }
         if not _compile(given, folder, run or _run, say):
             return 1
-        cuda_cache.note(folder, key)
+        gpus.note_code(folder, key)
     if todo:
-        names = (cuda_cache.PATH, cuda_cache.SIZE)
+        names = (gpus.CACHE_PATH, gpus.CACHE_SIZE)
         of_own = " ".join(f"{name}={variables[name]}" for name in names)
         say(f"programs that the harness does not start need {of_own}")
     return 0
@@ -153,7 +153,7 @@ def _compile(
         if code:
             say(f"error: {name} ended with {code} after {took}; its last lines say why")
             return False
-        say(f"{name}: {took}, {cuda_cache.num_bytes(folder) / 2**20:.0f} MiB are kept")
+        say(f"{name}: {took}, {gpus.cache_bytes(folder) / 2**20:.0f} MiB are kept")
     return True
 
 
@@ -177,14 +177,14 @@ def _run(name: str, environ: Mapping[str, str]) -> int:
             "TF_CPP_MIN_LOG_LEVEL": environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
         },
     )
-    folder = Path(environ[cuda_cache.PATH])
+    folder = Path(environ[gpus.CACHE_PATH])
     start = time.monotonic()
     try:
         while process.poll() is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_PERIOD_SEC)
                 break
-            size = cuda_cache.num_bytes(folder) / 2**20
+            size = gpus.cache_bytes(folder) / 2**20
             sys.stdout.write(f"  {time.monotonic() - start:.0f} s, {size:.0f} MiB\n")
             sys.stdout.flush()
     finally:

@@ -15,11 +15,11 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Final
 
-from harness.doctor.finding import Finding, bad, caution, ok
+from harness.doctor.checks import Finding, bad, caution, ok
 from harness.errors import DoesNotFitError
 from harness.machine import owned_folders
 from harness.machine.machine_state import now_text
-from harness.planning import cases, defaults, plan
+from harness.planning import checked, defaults, plan
 from harness.planning.request import SweepRequest
 from harness.run.relay import run_generation
 from harness.run.rounds import Generation
@@ -84,7 +84,7 @@ def make_plan(num_cores: int) -> Plan:
         budget="none",
         seed=_SEED,
     )
-    planned = plan.plan_sweep(request, cases.Machine(num_available_cores=num_cores))
+    planned = plan.plan_sweep(request, checked.Machine(num_available_cores=num_cores))
     return Plan(
         study="doctor",
         created_at=now_text(),

@@ -14,21 +14,112 @@ import os
 import shutil
 import signal
 import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
 
-from harness.command import identity, repository
+from harness.command import identity, program
 from harness.errors import RevisionError
-from harness.judging import own_code, revisions
+from harness.judging import revisions
 from harness.judging.revisions import SHOWN_DIGITS, last_line, uninterrupted
 from harness.machine import owned_folders
 from harness.sources.code_digest import SourceTree
+from results.store import untrusted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
 
+    from harness.command.identity import Repository
     from harness.command.program import ForeignProgram
-    from harness.command.repository import Repository
+
+
+# What starts the program has to be in both. And an interpreter that both share imports
+# what is installed in it: the user's working tree, or what ``--setup`` installed last.
+# Both sides would then be one program, and their gate would pass.
+
+_LIST_SOURCES: Final = """
+import importlib.metadata, json, os, sys
+own = os.path.join(sys.prefix, "")  # an environment may lie in the repository
+is_own = sys.prefix != sys.base_prefix
+places = filter(os.path.exists, sys.path)  # others are marks of import hooks
+found = [[of, ""] for of in places if not (is_own and of.startswith(own))]
+for of in importlib.metadata.distributions():
+    text = of.read_text("direct_url.json")
+    if text:
+        found.append([json.loads(text).get("url", ""), of.metadata["Name"]])
+print(json.dumps(found))
+"""
+
+
+def check_start(command: str, start: Path, name: str) -> None:
+    """Checks that a revision has the program file that a command names by its path."""
+    word = program.split(command)[0]
+    if os.sep not in word or "{" in word or (start / word).exists():
+        return
+    raise RevisionError(
+        f"{name} has no {word!r}, which --command starts: git does not keep it, or it"
+        " is new; make it in both by --setup, or name one outside of the repository"
+    )
+
+
+def check_imports(
+    command: str, start: Path, root: Path, name: str, others: Sequence[Path]
+) -> None:
+    """Checks that a revision does not import the code of another one.
+
+    What lies beside the script, or with ``-m`` where it starts, is found first.
+    """
+    words = program.split(command)
+    first = {
+        (start / word).resolve().parent for word in words if (start / word).is_file()
+    }
+    first |= {start.resolve()} if "-m" in words else set()
+    own = root.resolve()
+    for package, place in _sources(words, start):
+        for other in (of.resolve() for of in others):
+            if place.is_relative_to(own) or not place.is_relative_to(other):
+                continue
+            if own / place.relative_to(other) in first:
+                continue
+            what = f"has the package {package!r}" if package else "imports"
+            raise RevisionError(
+                f"the Python of {name} {what} from {str(place)!r}, so both sides"
+                " would run the code that is there; give each an environment of its"
+                " own, such as --setup 'python3 -m venv .venv && .venv/bin/pip install"
+                " -e .' and --command '.venv/bin/python ...'"
+            )
+
+
+def _sources(words: Sequence[str], start: Path) -> Iterator[tuple[str, Path]]:
+    """Yields where the first Python of a command imports from, beside its own folder.
+
+    With the name of the package that is installed from there, or an empty one.
+    """
+    for word in words:
+        found = shutil.which(str(start / word) if os.sep in word else word)
+        python = identity.python_of(Path(found)) if found else ""
+        if python:
+            break
+    else:
+        return
+    try:
+        done = subprocess.run(
+            [python, "-c", _LIST_SOURCES],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=start,
+            timeout=identity.INTERPRETER_SEC,
+        )
+        listed = untrusted.parsed(done.stdout)
+    except (OSError, subprocess.SubprocessError, untrusted.DamagedFileError):
+        return
+    for place, package in listed:
+        path = Path(unquote(urlsplit(place).path) if package else place).resolve()
+        if package and (path / "src").is_dir():
+            path /= "src"
+        yield package, path
+
 
 HERE: Final = "this tree"
 SETUP_SEC: Final = 3600.0
@@ -48,7 +139,7 @@ class Sides:
 
 def source_of(folder: Path, revision: str, runs_dir: Path) -> Repository:
     """Returns the user's repository around a folder."""
-    found = repository.find(folder, [runs_dir])
+    found = identity.find_repository(folder, [runs_dir])
     if found is None:
         raise RevisionError(
             f"--baseline {revision!r} is no stored study, and {str(folder)!r} is not in"
@@ -66,7 +157,7 @@ def source_of(folder: Path, revision: str, runs_dir: Path) -> Repository:
 def find_commit(source: Repository, revision: str) -> str:
     """Returns the full id of the commit that a revision names."""
     wanted = f"{revision}^{{commit}}"
-    found = repository.git(
+    found = identity.git(
         source.root, "rev-parse", "--verify", "--quiet", "--end-of-options", wanted
     )
     if found.returncode != 0:
@@ -87,7 +178,7 @@ def side_by_side(
     note: Callable[[str], None],
 ) -> Iterator[Sides]:
     """Checks both revisions out and prepares them, for as long as the block lasts."""
-    git = functools.partial(repository.git, source.root)
+    git = functools.partial(identity.git, source.root)
     revisions.remove_abandoned_worktrees(git)
     with owned_folders.made(owned_folders.GATE) as folder:
         # Of one length: that of a path moves the stack, and so the time (Mytkowicz et
@@ -114,14 +205,12 @@ def side_by_side(
                     _prepare(record.setup, start, name, folder, works_on=other)
             for root, name in sides:
                 start = root / record.folder
-                own_code.check_start(record.command, start, name)
+                check_start(record.command, start, name)
                 others = {source.root, here, there} - {root}
-                own_code.check_imports(
-                    record.command, start, root, name, sorted(others)
-                )
+                check_imports(record.command, start, root, name, sorted(others))
             name = commit[:SHOWN_DIGITS]
             folders = {"": here / record.folder, name: there / record.folder}
-            of_commit = repository.Repository(root=there, commit=commit, changed=())
+            of_commit = identity.Repository(root=there, commit=commit, changed=())
             code = {
                 "": identity.of_program(record.command, folders[""], source),
                 name: identity.of_program(record.command, folders[name], of_commit),
@@ -140,7 +229,7 @@ def side_by_side(
 def _check_out(
     source: Repository, root: Path, commit: str, name: str, folder: owned_folders.Owned
 ) -> None:
-    git = functools.partial(repository.git, holds=folder)
+    git = functools.partial(identity.git, holds=folder)
     made = git(source.root, "worktree", "add", "--quiet", "--detach", str(root), commit)
     if made.returncode == 0 and (root / ".gitmodules").is_file():
         made = git(root, "submodule", "update", "--init", "--recursive")
@@ -171,7 +260,7 @@ def _check_complete(root: Path, name: str) -> None:
         encoding="utf-8", errors="replace"
     ):
         return
-    for path in repository.git(root, "ls-files", "-z").stdout.split("\0"):
+    for path in identity.git(root, "ls-files", "-z").stdout.split("\0"):
         file = root / path
         if (
             file.is_file()

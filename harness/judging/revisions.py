@@ -28,7 +28,7 @@ from harness.placement import allocation
 from harness.placement.processes import processes_of_trial
 from harness.sources import code_digest
 from harness.sources.code_digest import SourceTree
-from harness.trial import turns
+from harness.trial.measure import COMPATIBLE, PROTOCOL
 from results.records.masked import tokens
 from results.records.models import SCHEMA_VERSION
 
@@ -88,7 +88,6 @@ print(json.dumps(found))
 """
 _READ_SPEC = f"""
 import sys
-from harness.trial import turns
 try:
     from results.records import models
 except ImportError:  # before results had folders
@@ -98,9 +97,12 @@ if models.SCHEMA_VERSION != {SCHEMA_VERSION}:
         f"its records have schema version {{models.SCHEMA_VERSION}}, here it is "
         "{SCHEMA_VERSION}"
     )
-version = getattr(turns, "PROTOCOL", 1)
-if version not in {turns.COMPATIBLE}:
-    sys.exit(f"its version of taking turns is {{version}}, here it is {turns.PROTOCOL}")
+try:
+    from harness.client.scaling_client import PROTOCOL as version
+except ImportError:  # before it had a number
+    version = 1
+if version not in {COMPATIBLE}:
+    sys.exit(f"its version of taking turns is {{version}}, here it is {PROTOCOL}")
 models.TrialSpec.model_validate_json(sys.stdin.read())
 """
 

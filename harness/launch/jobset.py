@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from harness.errors import ParseError, PlanError
 from harness.launch.launcher import LauncherInfo, render_template
-from harness.machine import cuda_cache
+from harness.machine.gpus import CACHE_PATH, CACHE_SIZE, LARGEST_CACHE
 from harness.options import kinds
 from harness.options.option import Option, Options
 from results.store import untrusted
@@ -245,8 +245,8 @@ def kept_code(runs: str, gpus: int) -> dict[str, str]:
     if not gpus:
         return {}
     return {
-        cuda_cache.PATH: f"{runs}/.cuda-cache",
-        cuda_cache.SIZE: str(cuda_cache.LARGEST),
+        CACHE_PATH: f"{runs}/.cuda-cache",
+        CACHE_SIZE: str(LARGEST_CACHE),
     }
 
 

@@ -26,7 +26,7 @@ from pydantic import Field
 from harness.errors import LaunchError, PlanError
 from harness.launch.gang import GangPlan, RunningGang
 from harness.options.option import Option, Options
-from harness.placement import hosts
+from harness.placement.allocation import members_per_host
 from harness.trial import rank_file
 from replicator.cluster.environment import environments
 from results.records import limits
@@ -262,7 +262,7 @@ class RemoteLauncher(Launcher):
     ) -> None:
         """Writes what the processes of the gang read."""
         members = processes.members or (("worker", 0),)
-        per_host = hosts.members_per_host(len(members), self.num_hosts)
+        per_host = members_per_host(len(members), self.num_hosts)
         plan = _plan(members, placement.cpusets, processes.num_ranks, per_host)
         plan.write(trial_dir)
 

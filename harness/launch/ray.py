@@ -20,7 +20,7 @@ from harness.launch.launcher import (
     RemoteLauncher,
     render_template,
 )
-from harness.machine import cuda_cache
+from harness.machine.gpus import CACHE_FOLDER, LARGEST_CACHE
 from harness.options.notation import duration
 from harness.options.option import Option, Options
 
@@ -96,8 +96,8 @@ class Ray(LauncherInfo):
             nodes=nodes,
             port=PORT,
             gpus=job.gpus_per_worker * workers_per_node,
-            cuda_folder=cuda_cache.FOLDER,
-            cuda_size=cuda_cache.LARGEST,
+            cuda_folder=CACHE_FOLDER,
+            cuda_size=LARGEST_CACHE,
             cores=None if cores is None else cores * workers_per_node,
             timeout_sec=math.ceil(options.time_limit),
         )

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from harness.errors import LaunchError, causes
 from harness.launch import gang as gang_lib
 from harness.launch.gang import Gang
-from harness.trial import die_with_parent
+from harness.trial.process_tree import request_death_signal
 from replicator.cluster.environment import RayEnvironment, RayMember
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ _LOST = 1
 
 def run_gang() -> int:
     """Runs a gang; returns its exit code."""
-    die_with_parent.request_death_signal()
+    request_death_signal()
     gang = Gang.from_json(sys.stdin.buffer.readline())
     try:
         running = RayGang(gang)

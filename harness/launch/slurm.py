@@ -20,7 +20,7 @@ from harness.launch.launcher import (
     Submitted,
     ask,
 )
-from harness.machine import cuda_cache
+from harness.machine.gpus import CACHE_FOLDER, LARGEST_CACHE
 from harness.options.option import Options
 from harness.trial import process_tree
 
@@ -112,8 +112,8 @@ exit "$code"
 # Homes are on all nodes, and stay. What the driver compiles is kept there in any case;
 # beyond CUDA's default of 1 GiB it would drop what is oldest.
 _KEEPS_COMPILED = f"""\
-export CUDA_CACHE_PATH="${{CUDA_CACHE_PATH:-$HOME/{cuda_cache.FOLDER}}}"
-export CUDA_CACHE_MAXSIZE="${{CUDA_CACHE_MAXSIZE:-{cuda_cache.LARGEST}}}"
+export CUDA_CACHE_PATH="${{CUDA_CACHE_PATH:-$HOME/{CACHE_FOLDER}}}"
+export CUDA_CACHE_MAXSIZE="${{CUDA_CACHE_MAXSIZE:-{LARGEST_CACHE}}}"
 """
 
 

@@ -94,30 +94,23 @@ class OwnProcesses:
 
 def read(nvml: Any, index: int, own: OwnProcesses) -> GpuReading:
     """Reads one GPU now; what the driver does not say is None."""
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    milliwatts = gpus.ask(nvml, "nvmlDeviceGetPowerUsage", handle)
-    millijoules = gpus.ask(nvml, "nvmlDeviceGetTotalEnergyConsumption", handle)
-    users = gpus.ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
+    ask = gpus.asker(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
+    milliwatts = ask("nvmlDeviceGetPowerUsage")
+    millijoules = ask("nvmlDeviceGetTotalEnergyConsumption")
+    users = ask("nvmlDeviceGetComputeRunningProcesses")
     return GpuReading(
         ns=time.monotonic_ns(),
-        clock_mhz=gpus.ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
-        memory_clock_mhz=gpus.ask(
-            nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM
-        ),
+        clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+        memory_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
         power_watts=None if milliwatts is None else milliwatts / 1000,
-        temperature_celsius=gpus.ask(
-            nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU
-        ),
-        reasons=gpus.ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-        or 0,
+        temperature_celsius=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+        reasons=ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0,
         energy_joules=None if millijoules is None else millijoules / 1000,
         num_foreign=None
         if users is None
         else own.count_foreign([user.pid for user in users]),
-        num_memory_errors=gpus.ask(
-            nvml,
+        num_memory_errors=ask(
             "nvmlDeviceGetTotalEccErrors",
-            handle,
             nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
             nvml.NVML_VOLATILE_ECC,
         ),

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import os
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from harness.errors import PlanError
+from results.errors import UnavailableRecordError
+from results.records.machines.machine_record import GpuSettings
 from results.records.texts import printable
+from results.store import untrusted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 NO_GPU = "-1"
@@ -87,6 +92,11 @@ def ask(nvml: Any, name: str, *arguments: Any) -> Any:
         if error.value in {getattr(nvml, of, None) for of in _DOES_NOT_SAY}:
             return None
         raise
+
+
+def asker(nvml: Any, handle: Any) -> Callable[..., Any]:
+    """Returns what asks the driver about one GPU, by the name of its function."""
+    return lambda name, *arguments: ask(nvml, name, handle, *arguments)
 
 
 def fault_text(error: Exception) -> str:
@@ -306,3 +316,158 @@ def _most_common(visible: Sequence[Gpu]) -> list[str]:
     names = [gpu.name for gpu in visible]
     most = max(names, key=names.count)
     return [gpu.cuda_id for gpu in visible if gpu.name == most]
+
+
+_MOST_LINKS: Final = 36
+"""More than any GPU has; those that do not exist are no error."""
+_LEVELS: Final = (
+    ("NVML_TOPOLOGY_INTERNAL", "PIX"),
+    ("NVML_TOPOLOGY_SINGLE", "PIX"),
+    ("NVML_TOPOLOGY_MULTIPLE", "PXB"),
+    ("NVML_TOPOLOGY_HOSTBRIDGE", "PHB"),
+    ("NVML_TOPOLOGY_NODE", "NODE"),
+    ("NVML_TOPOLOGY_SYSTEM", "SYS"),
+)
+
+
+def read_settings(chosen: Sequence[Gpu]) -> tuple[GpuSettings, ...]:
+    """The settings of some GPUs; none without a driver, or where one is lost."""
+    import pynvml
+
+    try:
+        with driver() as nvml:
+            handles = [nvml.nvmlDeviceGetHandleByIndex(gpu.index) for gpu in chosen]
+            return tuple(
+                _read_settings(nvml, gpu.index, handle, handles)
+                for gpu, handle in zip(chosen, handles, strict=True)
+            )
+    except pynvml.NVMLError:
+        return ()
+
+
+def _read_settings(
+    nvml: Any, index: int, handle: Any, others: Sequence[Any]
+) -> GpuSettings:
+    inquire = asker(nvml, handle)
+    limit = inquire("nvmlDeviceGetEnforcedPowerLimit")
+    mode = inquire("nvmlDeviceGetPersistenceMode")
+    ecc = inquire("nvmlDeviceGetEccMode")
+    errors = [
+        inquire("nvmlDeviceGetTotalEccErrors", kind, nvml.NVML_VOLATILE_ECC)
+        for kind in (
+            nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED,
+            nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+        )
+    ]
+    links = [inquire("nvmlDeviceGetNvLinkState", link) for link in range(_MOST_LINKS)]
+    known = [link for link in links if link is not None]
+    num_links = sum(1 for link in known if link == nvml.NVML_FEATURE_ENABLED)
+    return GpuSettings(
+        index=index,
+        power_limit_watts=None if limit is None else limit / 1000,
+        is_persistent=None if mode is None else bool(mode),
+        is_ecc_enabled=None if ecc is None else bool(ecc[0]),
+        num_corrected_errors=errors[0],
+        num_uncorrected_errors=errors[1],
+        pcie_generation=inquire("nvmlDeviceGetMaxPcieLinkGeneration"),
+        pcie_width=inquire("nvmlDeviceGetCurrPcieLinkWidth"),
+        num_nvlinks=num_links if known else None,
+        paths=tuple(
+            "X" if other is handle else _path(nvml, handle, other, num_links)
+            for other in others
+        ),
+    )
+
+
+def _path(nvml: Any, handle: Any, other: Any, num_links: int) -> str:
+    inquire = asker(nvml, handle)
+    status = inquire("nvmlDeviceGetP2PStatus", other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+    if num_links and status == nvml.NVML_P2P_STATUS_OK:
+        return f"NV{num_links}"
+    level = inquire("nvmlDeviceGetTopologyCommonAncestor", other)
+    names = {getattr(nvml, constant): name for constant, name in _LEVELS}
+    return names.get(level, "?")
+
+
+# TensorFlow's wheel has machine code for some GPUs, and for newer ones PTX, which the
+# driver compiles when a kernel is first used: minutes in all. It keeps the result in a
+# folder, so that is needed once per driver, TensorFlow and model of GPU. What has been
+# compiled completely is noted there (``note``), which ``doctor`` reads.
+
+CACHE_PATH: Final = "CUDA_CACHE_PATH"
+CACHE_SIZE: Final = "CUDA_CACHE_MAXSIZE"
+CACHE_DISABLE: Final = "CUDA_CACHE_DISABLE"
+CACHE_FOLDER: Final = ".nv/ComputeCache"
+"""In the user's home: that which CUDA takes by itself."""
+LARGEST_CACHE: Final = 2**32
+"""The most that CUDA takes; beyond its default of 1 GiB it drops what is oldest."""
+_NOTE: Final = "compiled_once.json"
+_ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)(a?)")
+
+Code = Literal["native", "compiled", "none"]
+
+
+def cache_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Returns the variables that let a process of CUDA find, and keep, compiled code.
+
+    What the user has set stays. The folder is that which CUDA takes by itself, so that
+    programs which know nothing of this find it, too.
+    """
+    default = Path(environ.get("HOME") or Path.home()) / CACHE_FOLDER
+    return {
+        CACHE_PATH: environ.get(CACHE_PATH) or str(default),
+        CACHE_SIZE: environ.get(CACHE_SIZE) or str(LARGEST_CACHE),
+    }
+
+
+def is_cache_disabled(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether every process compiles again."""
+    return environ.get(CACHE_DISABLE, "0") not in ("", "0")
+
+
+def code_for(capability: tuple[int, int], architectures: Sequence[str]) -> Code:
+    """What of a build runs on a GPU: code for it, PTX to compile, or nothing."""
+    found: Code = "none"
+    for text in architectures:
+        match = _ARCHITECTURE.fullmatch(text)
+        if match is None:
+            continue
+        kind, of = match[1], (int(match[2]), int(match[3]))
+        if kind == "sm":
+            # Code of a minor version runs on later ones of the same major one.
+            is_later = of[0] == capability[0] and of[1] <= capability[1]
+            if capability == of or (is_later and not match[4]):
+                return "native"
+        elif of <= capability and not match[4]:
+            found = "compiled"
+    return found
+
+
+def cache_key(capability: tuple[int, int], driver: str | None, tensorflow: str) -> str:
+    """Names what compiled code depends on."""
+    return f"{capability[0]}.{capability[1]}, driver {driver}, TensorFlow {tensorflow}"
+
+
+def noted_code(folder: Path) -> tuple[str, ...]:
+    """Returns the keys of what was compiled completely; none where nothing is noted."""
+    try:
+        found = untrusted.parsed(untrusted.read_text(folder / _NOTE) or "[]")
+    except (UnavailableRecordError, ValueError):
+        return ()
+    return tuple(map(str, found)) if isinstance(found, list) else ()
+
+
+def note_code(folder: Path, compiled: str) -> None:
+    """Notes that what a key names has been compiled."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(sorted({*noted_code(folder), compiled}), indent=1)
+    (folder / _NOTE).write_text(text + "\n", encoding="utf-8")
+
+
+def cache_bytes(folder: Path) -> int:
+    """Returns the size of what is kept."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # moved by a process that compiles
+            total += path.stat().st_size
+    return total

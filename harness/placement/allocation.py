@@ -7,6 +7,7 @@ replica counts compares replicas with equal resources.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Literal
 
 from harness.placement import processes as processes_lib
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from harness.machine.machine_state import CpuTopology, LogicalCpu
+    from harness.placement.processes import Member
+    from results.records.models import TrialSpec
+
 
 _ONE_PROCESS = Processes(members=(), num_ranks=1)
 
@@ -154,3 +158,83 @@ def _ordered(topology: CpuTopology, cores_per_replica: int) -> list[LogicalCpu]:
     if is_physical_enough or cores_per_replica == 1:
         return sorted(by_place, key=lambda c: sibling_rank[c.cpu])
     return by_place
+
+
+def members_per_host(num_members: int, num_hosts: int) -> int:
+    """Returns how many consecutive members a host gets, as evenly as blocks allow."""
+    return max(1, -(-num_members // num_hosts))
+
+
+def place_trial(
+    topology: CpuTopology,
+    spec: TrialSpec,
+    processes: Processes,
+    *,
+    num_hosts: int = 1,
+    gpu_nodes: Sequence[int | None] = (),
+) -> Placement:
+    """Returns the placement of a trial whose hosts are all the same."""
+    block = members_per_host(len(processes.members), num_hosts)
+    if block >= len(processes.members):
+        return _on_one(topology, spec, processes, spec.num_replicas, gpu_nodes)
+    members = processes.members
+    parts = [
+        _on_one(
+            topology,
+            spec,
+            _numbered(processes, members[first : first + block]),
+            _num_replicas(processes, members[first : first + block]) or 1,
+            gpu_nodes,
+        )
+        for first in range(0, len(members), block)
+    ]
+    return parts[0].model_copy(
+        update={
+            "cpusets": tuple(cores for part in parts for cores in part.cpusets),
+            "is_oversubscribed": any(part.is_oversubscribed for part in parts),
+        }
+    )
+
+
+def num_replicas_on_first(
+    processes: Processes, num_replicas: int, num_hosts: int
+) -> int:
+    """Returns how many replicas compute on the first host, and so need its GPUs."""
+    if not processes.are_several:
+        return num_replicas
+    block = members_per_host(len(processes.members), num_hosts)
+    return _num_replicas(processes, processes.members[:block])
+
+
+def _num_replicas(processes: Processes, members: Sequence[Member]) -> int:
+    return processes.replicas_per_worker * sum(map(processes.runs_replicas, members))
+
+
+def _on_one(
+    topology: CpuTopology,
+    spec: TrialSpec,
+    processes: Processes,
+    num_replicas: int,
+    gpu_nodes: Sequence[int | None],
+) -> Placement:
+    return place(
+        topology,
+        num_replicas=num_replicas,
+        cores_per_replica=spec.cores_per_replica,
+        devices_per_replica=spec.devices_per_replica,
+        device=spec.device,
+        processes=processes,
+        gpu_nodes=gpu_nodes,
+    )
+
+
+def _numbered(processes: Processes, members: Sequence[Member]) -> Processes:
+    """Returns some of the processes, numbered on their own: cores are their host's."""
+    counts: dict[str, int] = {}
+    own = []
+    for kind, _ in members:
+        own.append((kind, counts.get(kind, 0)))
+        counts[kind] = counts.get(kind, 0) + 1
+    return dataclasses.replace(
+        processes, members=tuple(own), num_ranks=min(processes.num_ranks, len(own))
+    )

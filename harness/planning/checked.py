@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pydantic
 
@@ -16,18 +16,198 @@ from harness.errors import PlanError
 from harness.machine import environment
 from harness.placement import allocation as placement
 from harness.placement import processes
-from harness.planning import batches, design, estimate, plan_count, settings
-from harness.planning import cases as cases_module
+from harness.planning import design, estimate, settings
+from harness.planning.estimate import PlannedCase
 from results.records import program
+from results.records.limits import MAX_REPLICAS, MAX_TRIALS
 from results.records.models import ScalingMode
 from results.store.record_file import first_complaint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from harness.planning.cases import Machine
-    from harness.planning.estimate import PlannedCase, QualityRuns
+    from harness.catalog import BackendInfo, PresetInfo, WorkloadInfo
+    from harness.planning.estimate import QualityRuns
     from harness.planning.request import SweepRequest
+
+
+def divide(global_batch_size: int, num_replicas: int) -> int:
+    """Returns the examples per replica and step."""
+    per_replica, rest = divmod(global_batch_size, num_replicas)
+    if rest == 0:
+        return per_replica
+    below = per_replica * num_replicas
+    above = below + num_replicas
+    sizes = f"{below} or {above}" if below else f"{above}"
+    counts = _nearest_divisors(global_batch_size, num_replicas)
+    raise PlanError(
+        f"strong scaling: global batch {global_batch_size} is not divisible by"
+        f" {num_replicas} replicas (remainder {rest}); use"
+        f" --global-batch-size {sizes}, or {counts} replicas"
+    )
+
+
+def check_unit(
+    info: WorkloadInfo, units: Mapping[str, int], per_replica: int, num_replicas: int
+) -> None:
+    """Checks that a batch is a multiple of what the workload reads at once."""
+    unit = math.prod(units.values())
+    if per_replica % unit:
+        product = " times ".join(f"{name} {size}" for name, size in units.items())
+        options = ", ".join(f"--option {name}=N" for name in units)
+        below = per_replica // unit * unit
+        sizes = f"{below} or {below + unit}" if below else f"{unit}"
+        raise PlanError(
+            f"{num_replicas} replica(s) of {per_replica} {info.example_unit} each:"
+            f" a batch of {info.name} is a multiple of {product}; use"
+            f" {sizes} {info.example_unit} per replica (--per-replica-batch-size, or"
+            f" --global-batch-size {below * num_replicas or unit * num_replicas} with"
+            f" strong scaling), or another {options}"
+        )
+
+
+def _nearest_divisors(global_batch_size: int, num_replicas: int) -> str:
+    # Allowed counts, nearest first, whatever the global batch is.
+    below = range(min(num_replicas - 1, global_batch_size), 0, -1)
+    above = range(num_replicas + 1, min(global_batch_size, MAX_REPLICAS) + 1)
+    nearest = [
+        next((count for count in counts if global_batch_size % count == 0), None)
+        for counts in (below, above)
+    ]
+    return " or ".join(str(count) for count in nearest if count is not None)
+
+
+MAX_DEFAULT_REPLICAS: Final = 8
+"""The largest default replica count, to keep the default sweep short."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """The resources that a plan depends on."""
+
+    num_available_cores: int  # Logical CPUs that can be busy at once.
+    num_gpus: int | None = None  # GPUs, or None when the plan does not use them.
+    # Environment variables that can change the numbers.
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def choose_replicas(
+    request: SweepRequest,
+    machine: Machine,
+    preset: PresetInfo,
+    unit: int,
+    devices_per_replica: int = 1,
+) -> tuple[tuple[int, ...], list[str]]:
+    """Returns the replica counts, ascending, and a note where they were chosen."""
+    is_gpu = request.device == "gpu"
+    if is_gpu and not machine.num_gpus:
+        raise PlanError(
+            "--device gpu: this machine shows 0 GPUs (NVIDIA driver missing, or hidden"
+            " by CUDA_VISIBLE_DEVICES); use --device cpu"
+        )
+    num_devices = machine.num_gpus if is_gpu else machine.num_available_cores
+    assert num_devices is not None
+    replicas = request.replicas
+    if replicas is not None:
+        if is_gpu and replicas[-1] > num_devices:
+            raise PlanError(
+                f"--replicas needs {replicas[-1]} GPUs, but this machine shows"
+                f" {num_devices}; use at most --replicas {num_devices}"
+            )
+        return replicas, []
+    limit = max(1, min(num_devices // devices_per_replica, MAX_DEFAULT_REPLICAS))
+    global_batch_size = None
+    if ScalingMode.STRONG in request.modes:
+        global_batch_size = request.global_batch_size or (
+            request.per_replica_batch_size or preset.per_replica_batch_size
+        )
+    counts = []
+    count = 1
+    while count <= limit and (
+        global_batch_size is None or global_batch_size % (count * unit) == 0
+    ):
+        counts.append(count)
+        count *= 2
+    name = "GPUs" if is_gpu else "cores"
+    listed = ",".join(str(n) for n in counts)
+    return tuple(counts), [f"replicas {listed}: default for {num_devices} {name}"]
+
+
+def batch_sizes(
+    request: SweepRequest, preset: PresetInfo, baseline: int
+) -> dict[ScalingMode, int]:
+    """Returns the batch size that each scaling mode keeps."""
+    per_replica = request.per_replica_batch_size or preset.per_replica_batch_size
+    return {
+        ScalingMode.WEAK: per_replica,
+        ScalingMode.STRONG: request.global_batch_size or per_replica * baseline,
+    }
+
+
+def make_cases(
+    backends: Sequence[BackendInfo],
+    replicas: Sequence[int],
+    sizes: dict[ScalingMode, int],
+    modes: Sequence[ScalingMode],
+) -> tuple[list[PlannedCase], list[str]]:
+    """Returns the distinct cases, and a note for each backend that lacks some."""
+    modes_of: dict[tuple[str, int, int], list[ScalingMode]] = {}
+    notes = []
+    for backend in backends:
+        counts = [n for n in replicas if n <= (backend.max_replicas or n)]
+        is_any_left_out = len(counts) < len(replicas)
+        if not counts:
+            raise PlanError(
+                f"backend {backend.name!r} runs at most {backend.max_replicas}"
+                f" replica(s), but the smallest of --replicas is {replicas[0]}; add 1"
+                f" to --replicas, or leave {backend.name!r} out"
+            )
+        if is_any_left_out:
+            notes.append(
+                f"backend {backend.name}: planned at"
+                f" {','.join(str(n) for n in counts)} replica(s) only; it runs at most"
+                f" {backend.max_replicas}"
+            )
+        for num_replicas in counts:
+            for mode in modes:
+                if mode is ScalingMode.WEAK:
+                    per_replica = sizes[mode]
+                else:
+                    per_replica = divide(sizes[mode], num_replicas)
+                key = (backend.name, num_replicas, per_replica)
+                modes_of.setdefault(key, []).append(mode)
+    return [PlannedCase(*key, tuple(modes)) for key, modes in modes_of.items()], notes
+
+
+def num_cases(
+    backends: Sequence[BackendInfo],
+    replicas: Sequence[int],
+    sizes: dict[ScalingMode, int],
+    modes: Sequence[ScalingMode],
+) -> int:
+    """Counts the cases before they are created; two modes of one batch are one case."""
+
+    def count(num_replicas: int) -> int:
+        weak = sizes[ScalingMode.WEAK] * num_replicas
+        return 1 if weak == sizes[ScalingMode.STRONG] else len(modes)
+
+    counts = [(num_replicas, count(num_replicas)) for num_replicas in replicas]
+    return sum(
+        number
+        for backend in backends
+        for num_replicas, number in counts
+        if num_replicas <= (backend.max_replicas or num_replicas)
+    )
+
+
+def check_number(num_trials: int) -> None:
+    """Checks that a sweep has not too many trials."""
+    if num_trials > MAX_TRIALS:
+        raise PlanError(
+            f"the sweep has {num_trials} trials, and each is a process; allowed are at"
+            f" most {MAX_TRIALS}: use fewer --backends, --replicas, --repeats or"
+            " --quality-repeats"
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,7 +267,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         device=request.device,
         steps_per_sync=request.settings.get("steps_per_sync"),
     )
-    replicas, notes = cases_module.choose_replicas(
+    replicas, notes = choose_replicas(
         request, machine, preset, math.prod(units.values()), devices_per_replica
     )
     catalog.check_devices(options, request.device)
@@ -98,7 +278,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         request.device,
         is_own=request.program is not None,
     )
-    sizes = cases_module.batch_sizes(request, preset, replicas[0])
+    sizes = batch_sizes(request, preset, replicas[0])
     is_data_real = data != SYNTHETIC
     common: dict[str, Any] = {
         "workload": info.name,
@@ -116,7 +296,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
             and (request.program is None or request.program.record.is_client)
             else request.num_measured_steps
         ),
-        **settings.choose(request.settings, info, request.device),
+        **settings.choose_settings(request.settings, info, request.device),
         "is_evaluated": (
             is_data_real if request.is_evaluated is None else request.is_evaluated
         ),
@@ -126,14 +306,10 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         "program": None if request.program is None else request.program.record,
     }
     repeats = design.choose_repeats(request, design.choose_order(request))
-    plan_count.check(
-        plan_count.num_cases(backends, replicas, sizes, request.modes) * repeats
-    )
-    cases, backend_notes = cases_module.make_cases(
-        backends, replicas, sizes, request.modes
-    )
+    check_number(num_cases(backends, replicas, sizes, request.modes) * repeats)
+    cases, backend_notes = make_cases(backends, replicas, sizes, request.modes)
     for case in cases:
-        batches.check_unit(info, units, case.per_replica_batch_size, case.num_replicas)
+        check_unit(info, units, case.per_replica_batch_size, case.num_replicas)
     if request.program is None:
         catalog.check_machine(
             info,
@@ -169,7 +345,7 @@ def _smallest_share(request: SweepRequest) -> int:
     """Returns the batch of each replica at the baseline, from the global batch."""
     assert request.replicas is not None
     assert request.global_batch_size is not None
-    return batches.divide(request.global_batch_size, request.replicas[0])
+    return divide(request.global_batch_size, request.replicas[0])
 
 
 def _largest_num_workers(cases: Sequence[PlannedCase], machine: Machine) -> int:

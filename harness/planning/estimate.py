@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from harness import catalog
 from harness.errors import PlanError
-from harness.planning import budgets
+from harness.planning import settings
 from results.errors import ResultsError
 from results.records import identity
 from results.records.models import (
@@ -415,7 +415,7 @@ def choose_quality_runs(
     text = preset.budget if request.budget is None else request.budget
     if not text or (not is_asked_for and not is_data_real):
         return None
-    budget = budgets.parse_budget(text, num_evaluations=preset.num_evaluations)
+    budget = settings.parse_budget(text, num_evaluations=preset.num_evaluations)
     if budget is None:
         return None
     if not is_data_real:
@@ -439,7 +439,7 @@ def choose_quality_runs(
         cases=tuple(chosen),
         note=(
             f"quality runs: {where} for {budget} each, {mode.value} scaling; --budget"
-            f" {budgets.NONE} leaves them out"
+            f" {settings.NONE} leaves them out"
         ),
     )
 

@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from harness import catalog
-from harness.command import placeholders
+from harness.command.program import names_in
 from harness.planning.estimate import PlannedCase
 from results.records import program as program_lib
 from results.records.models import Control, Matching, ScalingMode
@@ -104,7 +104,7 @@ def _why_not(request: SweepRequest, program: ForeignProgram) -> dict[str, str]:
         return {}  # it shows neither its losses nor its updates
     if not request.is_matched:
         return {program.name: "--no-match was given"}
-    if "seed" not in placeholders.names_in(program.record.command):
+    if "seed" not in names_in(program.record.command):
         return {
             program.name: "its command has no {seed}, so replicas may draw other"
             " examples than one does"

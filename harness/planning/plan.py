@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 from harness import catalog
 from harness.command import peers
 from harness.errors import DifferentStudyError
-from harness.planning import controls, design, matching, plan_count, settings
+from harness.planning import checked as checked_lib
+from harness.planning import design, matching, settings
 from harness.planning.checked import check, refusing_bounds
 from harness.sources import code_digest
 from harness.sources.code_check import check_code
@@ -43,8 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from harness.command.program import ForeignProgram
-    from harness.planning.cases import Machine
-    from harness.planning.checked import CheckedSweep
+    from harness.planning.checked import CheckedSweep, Machine
     from harness.planning.estimate import PlannedCase
     from harness.planning.request import SweepRequest
     from harness.sources.code_digest import SourceTree
@@ -111,7 +111,7 @@ def arrange(checked: CheckedSweep, order: Order | None = None) -> PlannedSweep:
     request = checked.request
     left_out: list[str] = []
     if order is not None and order is not design.choose_order(request):
-        request, left_out = controls.with_order(request, order)
+        request, left_out = design.with_order(request, order)
     common = dict(checked.common)
     order = design.choose_order(request)
     repeats = design.choose_repeats(request, order)
@@ -123,9 +123,9 @@ def arrange(checked: CheckedSweep, order: Order | None = None) -> PlannedSweep:
         cases, repeats = [], request.quality_repeats
     timed = design.with_twin(cases, num_cores, order)
     timed += design.with_revision(cases, request.baseline)[len(cases) :]
-    added, control_notes = controls.choose(request, cases, num_cores, order)
+    added, control_notes = design.choose_controls(request, cases, num_cores, order)
     timed += added
-    plan_count.check(len(timed) * repeats + len(runs) * request.quality_repeats)
+    checked_lib.check_number(len(timed) * repeats + len(runs) * request.quality_repeats)
     measured = (
         {**common, **design.relay_fields(request)} if (order is Order.RELAY) else common
     )

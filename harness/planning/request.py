@@ -1,12 +1,19 @@
-"""One requested sweep: its options, declared once."""
+"""One requested sweep, of a workload or of a program of the user's: its options."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Annotated, Final, Literal
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 from pydantic import Field, InstanceOf
 
+from harness.command import program as program_lib
+from harness.command.numbers import THROUGHPUT
+from harness.command.program import UNIT, ForeignProgram, make
+from harness.errors import PlanError
+from harness.options import kinds
 from harness.options.notation import (
     COUNTS,
     KEY_VALUES,
@@ -15,15 +22,253 @@ from harness.options.notation import (
     duration,
     some_of,
 )
-from harness.options.option import Option, Recorded
-from harness.planning import budgets, defaults
-from harness.planning.program_request import ProgramRequest
+from harness.options.option import Option, Options, Recorded, declared
+from harness.planning import defaults, settings
+from harness.planning import settings as settings_lib
 from harness.planning.settings import described_default
 from harness.sources.code_digest import SourceTree
+from results.judging import gate_metrics
 from results.records.limits import MAX_SEED
 from results.records.measuring import GateDesign, StepSettings
 from results.records.models import Allocator, Control, OptionValue, Order, ScalingMode
+from results.records.program import CLIENT
 from results.records.record_base import BatchSize, Seed, Steps
+
+_Request = TypeVar("_Request", bound="SweepRequest")
+
+OWN: Final = "A program of yours, in any framework"
+_OF_WORKLOADS: Final[Mapping[str, object]] = {
+    "workload": "",
+    "backends": defaults.BACKENDS,
+    "preset": None,
+    "data": None,
+    "options": {},
+    "budget": None,
+}
+"""Fields that say nothing about a command, and what they are where nothing is given."""
+_OF_CLIENTS: Final[Mapping[str, object]] = {
+    "minutes": None,
+    "max_rounds": None,
+    "target": None,
+    "controls": (),
+}
+"""Those that say something only about one that connects, and takes turns."""
+_OF_TRIALS: Final = {gate_metrics.EFFICIENCY.name, *gate_metrics.METRICS} - {THROUGHPUT}
+"""Figures of workloads that a gate judges by their names."""
+
+
+class ProgramRequest(Options):
+    """A program of the user's, if that is what is measured."""
+
+    command: Annotated[
+        str | None,
+        Option(
+            group=OWN,
+            help="What starts your program, in place of `--workload`; with placeholders"
+            " such as `{replicas}` and `{per_replica_batch_size}`.",
+        ),
+    ] = None
+    metric: Annotated[
+        str | None,
+        Option(
+            group=OWN,
+            metavar="NAME=PATTERN",
+            help="What it prints: `throughput`, `throughput_per_replica`, `step_time`"
+            " or `step_time_ms`, and a regular expression with one group; or"
+            " `NAME=json:FILE:KEY`, `NAME=csv:FILE:COLUMN` for a file that it writes;"
+            " or `client` if it connects by `scaling_client` and takes turns.",
+        ),
+    ] = None
+    counts: Annotated[
+        tuple[str, ...],
+        Option(
+            group=OWN,
+            name="count",
+            kind=kinds.TEXTS,
+            metavar="NAME=PATTERN",
+            help="What else it prints, and is the same in each run, such as bytes sent,"
+            " nodes of a graph or launches; a gate compares it exactly. Can be"
+            " repeated.",
+            default="none",
+        ),
+    ] = ()
+    unit: Annotated[
+        str | None,
+        Option(
+            group=OWN,
+            help="Plural of what it processes.",
+            default=f"`{UNIT}`",
+        ),
+    ] = None
+    program: InstanceOf[ForeignProgram] | None = None  # It, once it was looked at.
+    # Where it starts, by revision; here if there is none.
+    folders: Mapping[str, Path] = Field(default_factory=dict)
+
+
+def resolved(request: _Request, folder: Path) -> _Request:
+    """Returns a request with its program, or one for a workload as it is."""
+    if request.command is None:
+        _check_workload(request)
+        return request
+    is_client = request.metric == CLIENT
+    has_batch = is_client or _has_batch(request.command)
+    if not has_batch:
+        request = _with_batch(request)
+    assert request.command is not None
+    _check(request, _OF_WORKLOADS if is_client else {**_OF_WORKLOADS, **_OF_CLIENTS})
+    if request.metric in _OF_TRIALS:
+        raise PlanError(
+            f"--metric {request.metric} with --command: of a program of yours only its"
+            " throughput is judged; say where it prints that, such as --metric"
+            " 'throughput=samples/s: ([0-9.]+)', or --metric client if it connects by"
+            " scaling_client; 'report' shows its efficiency"
+        )
+    if request.metric is None or not (is_client or "=" in request.metric):
+        raise PlanError(
+            f"--command {request.command!r} without --metric NAME=PATTERN: say where it"
+            " prints how fast it is, such as --metric 'throughput=samples/s:"
+            " ([0-9.]+)', or --metric client if it connects by scaling_client"
+        )
+    if request.per_replica_batch_size is None and request.global_batch_size is None:
+        raise PlanError(
+            f"--command {request.command!r} without --per-replica-batch-size: say how"
+            " many examples each replica processes per step"
+        )
+    if request.replicas is None:
+        raise PlanError(
+            f"--command {request.command!r} without --replicas: say which numbers of"
+            " replicas are measured, such as --replicas 1,2"
+        )
+    if request.unit is not None and not request.unit.strip():
+        raise PlanError(
+            f"--unit {request.unit!r} is empty; name in the plural what the program"
+            f" processes, such as cells, or leave it out for {UNIT!r}"
+        )
+    made = make(
+        command=request.command,
+        metric_text=request.metric,
+        unit=request.unit or UNIT,
+        count_texts=request.counts,
+        setup=getattr(request, "setup", None) or "",
+        replicas=request.replicas,
+        folder=folder,
+        left_out=[getattr(request, "runs_dir", folder / defaults.RUNS_DIR)],
+    )
+    if not has_batch and len(request.modes) > 1 and len(request.replicas) > 1:
+        modes = ",".join(mode.value for mode in request.modes)
+        raise PlanError(
+            f"--mode {modes} with --command {request.command!r}, which has neither"
+            " {per_replica_batch_size} nor {global_batch_size}: both modes would start"
+            " the same program; write one where the program takes its batch, or pass"
+            " --mode strong (the replicas divide the work) or --mode weak (each has its"
+            " own)"
+        )
+    update: dict[str, Any] = {
+        "program": made,
+        "workload": made.name,
+        "backends": (made.name,),
+        "order": request.order if is_client else Order.SEQUENTIAL,
+        "allocator": request.allocator or Allocator.DEFAULT,
+        "budget": settings.WINDOW if request.is_evaluated else settings.NONE,
+    }
+    return request.model_copy(update=update)
+
+
+def _check_workload(request: SweepRequest) -> None:
+    """Raises if no workload is named, or something is that only a command can have."""
+    given = {"metric": request.metric, "unit": request.unit}
+    given["count"] = " ".join(request.counts) or None
+    for name, value in given.items():
+        if value is not None and not _is_of_gate(request, name):
+            raise PlanError(
+                f"--{name} {value!r} has no effect without --command; add the"
+                " command of your program"
+            )
+    if not request.workload:
+        raise PlanError(
+            "nothing to measure: give --command with a program of yours, or"
+            " --workload with one that 'list workloads' shows"
+        )
+
+
+def _has_batch(command: str) -> bool:
+    sizes = {"per_replica_batch_size", "global_batch_size"}
+    return bool(sizes.intersection(program_lib.names_in(command)))
+
+
+def _with_batch(request: _Request) -> _Request:
+    """Returns a request with the batch that its mode stands for, of a program without.
+
+    Each replica has one unit of work (weak), or they divide what all numbers divide.
+    """
+    if request.per_replica_batch_size or request.global_batch_size:
+        return request
+    if ScalingMode.WEAK in request.modes:
+        return request.model_copy(update={"per_replica_batch_size": 1})
+    work = math.lcm(*(request.replicas or (1,)))
+    return request.model_copy(update={"global_batch_size": work})
+
+
+def _is_of_gate(request: SweepRequest, name: str) -> bool:
+    """Whether an option of the same name says how a gate judges."""
+    return any(
+        option.name == name and option.group != OWN
+        for option in declared(type(request))
+    )
+
+
+def _check(request: SweepRequest, excluded: Mapping[str, object]) -> None:
+    """Raises if something is given that a command cannot have."""
+    fields = type(request).model_fields
+    is_client = request.metric == CLIENT
+    for name in excluded:
+        value, nothing = getattr(request, name), excluded[name]
+        if name == "backends":  # those of a gate are others
+            nothing = fields[name].default
+        is_window = name == "budget" and value == settings.WINDOW
+        if (name == "budget" and value == settings.NONE) or (is_window and is_client):
+            continue
+        if value != nothing:
+            spelling = {"max_rounds": "rounds", "options": "option"}.get(
+                name, name.removeprefix("is_").replace("_", "-")
+            )
+            raise PlanError(
+                f"--{spelling} has no effect with --command, whose program has its own;"
+                " leave it out, or put it into the command"
+                + " (one that connects has it: --metric client)"
+                * (name in _OF_CLIENTS or is_window)
+            )
+    if request.order is Order.RELAY and request.metric != CLIENT:
+        raise PlanError(
+            "--order relay with --command: a command cannot take turns, so whole trials"
+            " alternate; leave --order out, or let the program connect by"
+            " scaling_client and give --metric client"
+        )
+    if is_client and request.counts:
+        raise PlanError(
+            f"--count {request.counts[0]!r} has no effect with --metric client, which"
+            " does not read what else the program prints; count in a sweep or gate with"
+            " --metric NAME=PATTERN"
+        )
+    if Control.SOLO in request.controls:
+        raise PlanError(
+            "--controls solo with --command: only workloads of this project can run as"
+            " programs that know nothing of each other; use nosync, which leaves out"
+            " the communication"
+        )
+    for name in ("steps_per_sync",):
+        if request.settings.get(name) not in (None, 1):
+            raise PlanError(
+                f"--{name.replace('_', '-')} has no effect with --command, whose"
+                " program has its own; leave it out, or put it into the command"
+            )
+
+
+def judged_metric(metric: str, command: str | None) -> str:
+    """Returns what a gate judges: of a program of the user's always its throughput."""
+    is_of_program = "=" in metric or (metric == CLIENT and command is not None)
+    return THROUGHPUT if is_of_program else metric
+
 
 MEASURED: Final = "What is measured"
 DESIGN: Final = "How it is measured"
@@ -262,7 +507,7 @@ class SweepRequest(ProgramRequest):
     @property
     def is_evaluated(self) -> bool | None:
         """Whether timed trials measure quality; None where nobody said."""
-        return budgets.is_evaluated(self.budget)
+        return settings_lib.is_evaluated(self.budget)
 
     is_quality_only: bool = False  # Whether nothing but the quality runs is planned.
     # Another tree of sources, in which every case is measured as well.

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import signal
 import time
 from typing import TYPE_CHECKING
 
-from harness.command import result as command_result
-from harness.run import ended
-from harness.run.ended import Conclusion
+from harness.command import worker
 from harness.run.trial_tree import is_out_of_memory
 from harness.trial import rank_file
 from harness.trial.rank_file import (
@@ -19,6 +18,7 @@ from harness.trial.rank_file import (
     RankLog,
     one_line,
     read_rank,
+    signal_name,
 )
 from results.records.limits import MAX_REPLICAS, MAX_TEXT
 from results.records.machines import gpu_record
@@ -36,6 +36,7 @@ from results.records.models import (
 )
 from results.records.record_base import Change
 from results.records.texts import storable
+from results.store import untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,6 +48,121 @@ if TYPE_CHECKING:
     from results.records.models import TrialSpec, Turn
 
 
+_STDERR_TAIL_BYTES = 8_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Conclusion:
+    """The status and result of a trial."""
+
+    status: TrialStatus  # How it ended.
+    failure: Failure | None  # Why it is not ok, or None.
+    result: TrialResult | None  # The observations, if the trial completed.
+    # Rates of a matrix product on its GPUs, in their order; empty if a process did not
+    # record them.
+    gpu_tflops: tuple[float, ...] = ()
+    # That its processes had loaded; None where none was.
+    nccl_version: str | None = None
+
+
+def without_record(
+    logs: Sequence[RankLog],
+    trial_exit: TrialExit,
+    first: FirstExit,
+    trial_dir: Path,
+) -> Conclusion:
+    """Concludes a trial of which a process ended without a record of the reason."""
+    if first.reason:
+        log = None if first.rank is None else logs[first.rank]
+        return as_failed(
+            Phase.LAUNCH if log is None else log.phase,
+            first.reason if log is None else f"{first.reason}: {_where(log)}",
+            exception_type="LaunchError",
+            traceback=_stderr_tail(trial_dir),
+        )
+    silent = [log for log in logs if log.failure is None] or logs
+    named = [log for log in silent if log.rank == first.rank]
+    return _died((named or [_furthest_behind(silent)])[0], trial_exit, trial_dir)
+
+
+def _furthest_behind(logs: Sequence[RankLog]) -> RankLog:
+    phases = list(Phase)
+    return min(logs, key=lambda log: (phases.index(log.phase), len(log.steps)))
+
+
+def _where(log: RankLog) -> str:
+    if "metric" in log.facts:  # of a program of the user's
+        return f"the command had printed {len(log.readings) or 'no'} numbers"
+    steps = f" after {len(log.steps)} steps" if log.steps else ""
+    return f"rank {log.rank} was in phase {log.phase.value}{steps}"
+
+
+def timed_out(logs: Sequence[RankLog], trial_exit: TrialExit) -> Conclusion:
+    """Concludes a trial that the harness ended: the rank that is furthest behind."""
+    behind = _furthest_behind(logs)
+    reason = f"killed after {trial_exit.timeout_sec:g} s (timeout): {_where(behind)}"
+    if "metric" in behind.facts:
+        reason += "; look at what it waits for, or raise --timeout"
+        if behind.readings:
+            reason += ", or end it after enough numbers by --num-measured-steps"
+    failure = Failure(
+        phase=behind.phase,
+        reason=reason,
+        exception_type="TimeoutError",
+    )
+    return Conclusion(status=TrialStatus.TIMEOUT, failure=failure, result=None)
+
+
+def _died(log: RankLog, trial_exit: TrialExit, trial_dir: Path) -> Conclusion:
+    tail = _stderr_tail(trial_dir)
+    code = trial_exit.exit_code
+    if code == -signal.SIGKILL:
+        count = trial_exit.num_oom_kills
+        how = "cause unknown: nobody counted out-of-memory kills of its control group"
+        if count is not None:
+            unknown = "" if count else "cause unknown: "
+            how = f"{unknown}the kernel counted {count or 'no'} out-of-memory kills"
+        failure = Failure(
+            phase=log.phase,
+            reason=f"SIGKILL that the harness did not send; {how}: {_where(log)}",
+            traceback=tail,
+        )
+        status = TrialStatus.OUT_OF_MEMORY if count else TrialStatus.FAILED
+        return Conclusion(status=status, failure=failure, result=None)
+    how = f"signal {signal_name(-code)}" if code < 0 else f"exit code {code}"
+    reason = f"the process exited before it completed, with {how}: {_where(log)}"
+    conclusion = as_failed(log.phase, reason, traceback=tail)
+    # Libraries of CUDA end the process where they cannot allocate.
+    if conclusion.failure is not None and is_out_of_memory(conclusion.failure):
+        return dataclasses.replace(conclusion, status=TrialStatus.OUT_OF_MEMORY)
+    return conclusion
+
+
+def as_failed(
+    phase: Phase,
+    reason: str,
+    *,
+    exception_type: str | None = None,
+    traceback: str | None = None,
+) -> Conclusion:
+    """Returns the conclusion of a trial that has failed."""
+    return Conclusion(
+        status=TrialStatus.FAILED,
+        failure=Failure(
+            phase=phase,
+            reason=one_line(reason),
+            exception_type=exception_type,
+            traceback=None if traceback is None else storable(traceback, MAX_TEXT),
+        ),
+        result=None,
+    )
+
+
+def _stderr_tail(trial_dir: Path) -> str | None:
+    text = untrusted.tail(trial_dir / "stderr.log", _STDERR_TAIL_BYTES)
+    return storable(text, MAX_TEXT) or None
+
+
 def make_result(
     trial_id: str,
     spec: TrialSpec,
@@ -55,7 +171,7 @@ def make_result(
 ) -> TrialResult:
     """Returns the result record of complete rank files."""
     if spec.has_readings:
-        return command_result.make_result(trial_id, spec, logs[0])
+        return worker.make_result(trial_id, spec, logs[0])
     num_measured_steps = spec.num_measured_steps
     if num_measured_steps is None:
         num_measured_steps = sum(turn.num_steps for turn in turns)
@@ -167,9 +283,9 @@ def conclude(
             time.sleep(_LATE_PERIOD_SEC)
             logs = _read(trial_dir, num_ranks)
     except RankFileError as error:
-        return ended.failed(Phase.REPORT, str(error), exception_type="RankFileError")
+        return as_failed(Phase.REPORT, str(error), exception_type="RankFileError")
     if trial_exit.is_timed_out:
-        return ended.timed_out(logs, trial_exit)
+        return timed_out(logs, trial_exit)
     first = rank_file.read_first_exit(trial_dir)
     if first.rank is not None and not 0 <= first.rank < len(logs):
         first = dataclasses.replace(first, rank=None)
@@ -177,7 +293,7 @@ def conclude(
     if failed is not None:
         return _recorded_failure(failed)
     if trial_exit.exit_code != 0 or not all(log.is_done for log in logs):
-        return ended.without_record(logs, trial_exit, first, trial_dir)
+        return without_record(logs, trial_exit, first, trial_dir)
     tflops = tuple(itertools.chain.from_iterable(log.gpu_tflops for log in logs))
     return dataclasses.replace(
         _complete(trial_id, spec, logs, turns),
@@ -228,7 +344,7 @@ def _complete(
     try:
         result = make_result(trial_id, spec, logs, turns)
     except MALFORMED as error:
-        return ended.failed(
+        return as_failed(
             Phase.REPORT,
             f"the observations are not a valid result: {one_line(str(error))}",
             exception_type=type(error).__name__,
@@ -289,7 +405,7 @@ def _recorded_failure(log: RankLog) -> Conclusion:
     try:
         failure = Failure.model_validate(fields)
     except ValueError as error:
-        return ended.failed(
+        return as_failed(
             Phase.REPORT,
             f"rank {log.rank} recorded a malformed failure: {error}",
             exception_type="RankFileError",

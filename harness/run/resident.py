@@ -22,8 +22,8 @@ import psutil
 from harness.client.scaling_client import ADDRESS_VARIABLE, TRIAL_FILE, native_address
 from harness.run.trial_tree import ProcessTree
 from harness.trial import rank_file
+from harness.trial.measure import COMPATIBLE, PROTOCOL
 from harness.trial.rank_file import FirstExit, rank_path
-from harness.trial.turns import COMPATIBLE, PROTOCOL
 from replicator.cluster.local_cluster import LineListener
 from results.errors import UnavailableRecordError
 from results.records.client import protocol as client_protocol
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from harness.run.prepared import Prepared
+    from harness.run.trial_runner import Prepared
     from harness.run.trial_tree import EndElsewhere, TrialExit
     from results.records.models import (
         PlannedTrial,

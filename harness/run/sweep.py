@@ -5,33 +5,181 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import json
+import os
+import shutil
 import signal
+import subprocess
+import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from harness import catalog
 from harness.command.reader import OWN_ERRORS
-from harness.errors import Interrupted
+from harness.errors import Interrupted, StudyError
 from harness.planning import defaults
-from harness.run import early_counts, peer_exports, resident, trial_runner, trial_tree
+from harness.run import resident, trial_runner, trial_tree
 from harness.run.relay import run_generation
 from harness.run.rounds import Generation, RelayTimeLeft, relay_sec, steps_of_turns
 from harness.run.trial_runner import run_trial
-from results.judging import gate
-from results.records.models import Order, TrialStatus
+from harness.run.trial_tree import SOURCE_ROOT
+from harness.sources import code_digest
+from harness.trial import rank_file
+from harness.trial.rank_file import one_line
+from results.judging import exact, gate
+from results.records import identity, measuring
+from results.records.models import Control, Order, TrialStatus
 from results.study.cases import load_study
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from harness.planning.estimate import Durations
     from harness.run.resident import Progress, Resident
     from harness.run.trial_runner import RunSettings
-    from results.records.models import Plan, PlannedTrial, StatusRecord
+    from results.records.models import Plan, PlannedTrial, StatusRecord, TrialSpec
     from results.store.study_store import Store
 
 
-def run_missing(
+# Counts of both sides of a gate are known once its programs have been built. What
+# differs in them is exact, so a reader need not wait for the generations.
+
+
+def differences(residents: Iterable[Resident]) -> Iterator[str]:
+    """Yields what differs in a step of a case, one line each; nothing of a sweep."""
+    alive = [
+        one
+        for one in residents
+        if one.is_alive and one.prepared.trial.spec.control is Control.NONE
+    ]
+    stored = {
+        _key_of_case(one.prepared.trial.spec): one
+        for one in alive
+        if one.prepared.trial.spec.revision
+    }
+    for one in alive:
+        spec = one.prepared.trial.spec
+        other = None if spec.revision else stored.get(_key_of_case(spec))
+        if other is None:
+            continue
+        before = _counted(other)
+        for name, after in _counted(one).items():
+            sides = before.get(name, after), after
+            if sides[0] != after:
+                yield (
+                    f"{spec.backend} x{spec.num_replicas}:"
+                    f" {measuring.step_count_words(name)}"
+                    f" {exact.share_text(*sides)} ({exact.exact_text(*sides)})"
+                )
+
+
+def _key_of_case(spec: TrialSpec) -> tuple[str, int, int]:
+    """What a case is, whatever its revision."""
+    return spec.backend, spec.num_replicas, spec.per_replica_batch_size
+
+
+def _counted(resident: Resident) -> dict[str, float]:
+    """Returns what the first process of a trial has counted of a step."""
+    log = rank_file.read_rank(resident.prepared.trial_dir, 0)
+    return {
+        metric["name"]: metric["value"]
+        for metric in log.window_metrics
+        if metric["name"] in measuring.UNITS
+    }
+
+
+# Our step runs a few times, untimed, in a process with TensorFlow. What it began with,
+# and its losses, are kept in the folder of prepared data, for later studies as well.
+
+_MOST: Final = 12
+"""Exports that are kept; one of ResNet-50 has 100 MB."""
+
+
+def export_missing(
+    trials: Iterable[PlannedTrial],
+    stage: Callable[[str, float | None], None],
+    *,
+    timeout_sec: float,
+) -> dict[str, Path]:
+    """Exports what is missing; returns the folder of each trial of a peer, by id."""
+    found: dict[str, Path] = {}
+    for trial in trials:
+        peer = catalog.peer(trial.spec.backend)
+        if peer is None:
+            continue
+        request = _request(trial.spec)
+        code = code_digest.of_trial(trial.spec.workload, catalog.EXPORTED_BACKEND)
+        folder = catalog.exports_dir() / identity.digest({**request, "code": code})
+        if not folder.is_dir():
+            stage(
+                f"exporting weights and first batches of {trial.spec.workload}"
+                f" x{trial.spec.num_replicas} for other frameworks, untimed",
+                None,
+            )
+            _export(peer.exporter, folder, request, timeout_sec)
+        os.utime(folder)
+        found[trial.trial_id] = folder
+    if found:
+        _remove_oldest({*found.values()})
+    return found
+
+
+def _request(spec: TrialSpec) -> dict[str, Any]:
+    return {
+        "workload": spec.workload,
+        "preset": spec.preset,
+        "options": dict(spec.options),
+        "data": spec.data,
+        "per_replica_batch_size": spec.per_replica_batch_size,
+        "num_replicas": spec.num_replicas,
+    }
+
+
+def _export(
+    module: str, folder: Path, request: dict[str, Any], timeout_sec: float
+) -> None:
+    paths = [str(SOURCE_ROOT), os.environ.get("PYTHONPATH", "")]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module, str(folder), json.dumps(request)],
+            env={
+                **os.environ,
+                "CUDA_VISIBLE_DEVICES": "-1",
+                "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+                "TF_CPP_MIN_LOG_LEVEL": "2",
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_sec,
+        )
+    except subprocess.TimeoutExpired:
+        raise StudyError(
+            f"exporting what other frameworks begin with took more than"
+            f" {timeout_sec:g} s; give more --timeout, or leave them out of --backends"
+        ) from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise StudyError(
+            f"exporting what other frameworks begin with failed: {one_line(last)};"
+            f" 'python -m {module} FOLDER REQUEST' shows all of it"
+        )
+
+
+def _remove_oldest(used: set[Path]) -> None:
+    """Removes the exports that were not used for longest, beyond the most."""
+    folders = sorted(
+        (path for path in catalog.exports_dir().iterdir() if path.is_dir()),
+        key=lambda path: path.stat().st_mtime,
+        reverse=True,
+    )
+    for folder in folders[_MOST:]:
+        if folder not in used:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def match_missing(
     store: Store,
     plan: Plan,
     settings: RunSettings,
@@ -171,8 +319,8 @@ def run_trials(
         progress.trial_ended(trial, status, result)
 
     try:
-        run_missing(store, store.read_plan(), settings, progress.stage)
-        exports = peer_exports.run_missing(
+        match_missing(store, store.read_plan(), settings, progress.stage)
+        exports = export_missing(
             missing, progress.stage, timeout_sec=settings.timeout_sec
         )
         settings = dataclasses.replace(settings, exports=exports)
@@ -369,7 +517,7 @@ def _run_generation(
 
     def on_warm(residents: Sequence[Resident]) -> None:
         if measuring.gate is not None and generation.index == 0:
-            for line in early_counts.differences(residents):
+            for line in differences(residents):
                 progress.note(f"counted in a step: {line}")
 
     generation = Generation(

@@ -22,20 +22,12 @@ from harness import catalog
 from harness.command import peers
 from harness.errors import PlanError
 from harness.launch.local import LocalLauncher
-from harness.machine import (
-    disturbance,
-    environment,
-    gpu_settings,
-    gpu_watch,
-    gpus,
-    machine_state,
-)
+from harness.machine import disturbance, environment, gpu_watch, gpus, machine_state
 from harness.machine.gpu_watch import GpuWatch
 from harness.machine.machine_state import CpuTopology, now_text, read_topology
-from harness.placement import hosts
+from harness.placement import allocation
 from harness.placement.processes import processes_of_trial
-from harness.run import aggregate, ended, resident, trial_tree
-from harness.run.prepared import Prepared
+from harness.run import aggregate, resident, trial_tree
 from harness.run.trial_tree import GangTree, ProcessTree
 from harness.trial import rank_file
 from results.records.machines import gpu_record
@@ -47,15 +39,36 @@ if TYPE_CHECKING:
     from harness.launch.launcher import Launcher
     from harness.machine.disturbance import Disturbance
     from harness.machine.gpus import Gpu
+    from harness.placement.processes import Processes
     from harness.run.trial_tree import TrialExit
     from harness.sources.code_digest import SourceTree
     from results.records.machines.gpu_record import GpuUses
-    from results.records.models import PlannedTrial, Turn
+    from results.records.models import Environment, PlannedTrial, Turn
     from results.store.study_store import Store
 
     VoidReason = Callable[[Disturbance, int], str]
-    # Takes start and end of a window in nanoseconds; without them, all the time.
     GpuUsesWithin = Callable[[int | None, int | None], GpuUses]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A trial whose directory is ready and whose processes can be started."""
+
+    trial: PlannedTrial  # The trial.
+    trial_dir: Path  # Its directory.
+    processes: Processes  # The processes that it has.
+    command: tuple[str, ...]  # What starts them; the directory is appended.
+    variables: dict[str, str]  # Their environment variables.
+    env: Environment  # The environment record so far.
+    started_at: str  # Time of day.
+    start_sec: float  # The same, on the monotonic clock.
+    gpus: tuple[Gpu, ...] = ()  # The GPUs that it has; none on a CPU.
+    is_client: bool = False  # Whether it is a program that connects by the client.
+
+    @property
+    def core(self) -> int:
+        """The first core of the trial, on which the canary runs."""
+        return self.env.placement.cpusets[0][0]
 
 
 COMMAND_WORKER = (sys.executable, "-m", "harness.command.worker")
@@ -103,11 +116,11 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     processes = processes_of_trial(spec)
     chosen: tuple[Gpu, ...] = ()
     if spec.device == "gpu":
-        num_here = hosts.num_replicas_on_first(
+        num_here = allocation.num_replicas_on_first(
             processes, spec.num_replicas, settings.launcher.num_hosts
         )
         chosen = gpus.choose(gpus.visible_gpus(), num_here)
-    place = hosts.place(
+    place = allocation.place_trial(
         settings.topology,
         spec,
         processes,
@@ -142,7 +155,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         place,
         variables,
         gpus=tuple(gpu.name for gpu in chosen),
-        gpu_settings=gpu_settings.read(chosen) if chosen else (),
+        gpu_settings=gpus.read_settings(chosen) if chosen else (),
         inherited=os.environ,
         state=machine_state.read_machine_state(
             [*itertools.chain(*place.cpusets)],
@@ -208,7 +221,7 @@ def record(
         late_sec=aggregate.LATE_SEC if settings.launcher.num_hosts > 1 else 0.0,
     )
     if changed_code and conclusion.status is TrialStatus.OK:
-        conclusion = ended.failed(
+        conclusion = aggregate.as_failed(
             Phase.REPORT,
             f"the code changed while it ran, so what was measured is unknown:"
             f" {changed_code}",

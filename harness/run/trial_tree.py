@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from harness.client.scaling_client import ADDRESS_VARIABLE
 from harness.errors import StudyError
-from harness.machine import cuda_cache, owned_folders
+from harness.machine import gpus, owned_folders
 from harness.machine.gpu_watch import read_oom_kills
 from harness.machine.gpus import NO_GPU
 from harness.placement import processes
@@ -152,7 +152,7 @@ def trial_variables(
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         # Set explicitly: visible GPUs change what TensorFlow does, even if unused.
         "CUDA_VISIBLE_DEVICES": ",".join(gpu_ids) or NO_GPU,
-        **(cuda_cache.variables(base) if gpu_ids else {}),
+        **(gpus.cache_variables(base) if gpu_ids else {}),
         # Repetitions should also vary the hash order, reproducibly.
         "PYTHONHASHSEED": str(spec.seed),
         # The measured code is the code whose digest is in the spec.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.command import identity, program, repository
+from harness.command import identity, program
 from harness.errors import DifferentStudyError, PlanError
 from harness.machine import machine_state
 from harness.sources import code_digest
@@ -165,7 +165,7 @@ class CodeWatch:
         if self._folder is None:
             return ""
         command = _program_of(self._plan).command
-        source = repository.find(self._folder, self._left_out)
+        source = identity.find_repository(self._folder, self._left_out)
         now = identity.of_program(command, self._folder, source, self._left_out)
         planned = self._plan.program_code[""]
         if "python" in planned and "python" not in now:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.placement.processes import processes_of_trial
-from harness.trial import die_with_parent, rank_file
+from harness.trial import process_tree, rank_file
 from harness.trial.rank_file import GRACE_SEC, LOGS, FirstExit, cause_of, end_like
 from replicator.cluster.local_cluster import LocalCluster
 from results.records.models import Environment, TrialSpec
@@ -33,8 +33,8 @@ _POLL_SEC = 0.05
 def main(argv: Sequence[str]) -> int:
     """Runs the processes of a trial; returns the most informative exit code."""
     trial_dir = Path(argv[-1])
-    die_with_parent.request_death_signal()
-    die_with_parent.watch_pipe(sys.stdin.fileno())
+    process_tree.request_death_signal()
+    process_tree.watch_pipe(sys.stdin.fileno())
     spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
     env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
     processes = processes_of_trial(spec)

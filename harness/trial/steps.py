@@ -10,15 +10,18 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import math
+import re
 import time
 from concurrent import futures
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from results.records import measuring
 from results.records.models import BudgetUnit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from harness.client.scaling_client import RankFile
     from harness.trial.measure import StepProgram
@@ -405,3 +408,99 @@ def measure_peak(
         fastest = max(sum(pool.map(run, kernels)) for _ in range(_COUNT))
     method = METHOD.format(count=_COUNT, size=size, dtype=dtype, number=len(kernels))
     return fastest * 2 * size**3, method
+
+
+# The last warm-up step is counted, before the window: that takes a few hundredths of a
+# second, and is in no figure. No number depends on time, so it is the same in each run.
+
+_PROTOCOL = "of the last warm-up step"
+
+
+class Started(Protocol):
+    """A function that a step has started."""
+
+    def num_nodes(self) -> int:
+        """Returns how many nodes its graph has."""
+
+
+def exact_metric(
+    name: str, value: float, *, unit: str, n: int, protocol: str
+) -> dict[str, object]:
+    """Returns the fields of a ``window_metric`` line of a count."""
+    return {
+        "name": name,
+        "value": value,
+        "unit": unit,
+        "num_examples": n,
+        "low": value,
+        "high": value,
+        "confidence": 1.0,
+        "method": measuring.EXACT,
+        "protocol": protocol,
+    }
+
+
+class StepCounter:
+    """Counts what a step has in each run."""
+
+    replicator: Any  # What the program is built on.
+
+    def __init__(
+        self,
+        recorded: Callable[[], AbstractContextManager[Sequence[Started]]],
+        count_traces: Callable[[], int],
+    ) -> None:
+        """Prepares counting."""
+        self._recorded = recorded
+        self._count_traces = count_traces
+        self._num_traces = 0
+
+    def start(self) -> None:
+        """The first step has ended: what is traced from now on is traced again."""
+        self._num_traces = self._count_traces()
+
+    def run(self, run_step: Callable[[], object]) -> list[dict[str, object]]:
+        """Runs the last warm-up step; returns the fields of what it counted."""
+        with self._recorded() as started:
+            run_step()
+        num_retraces = self._count_traces() - self._num_traces
+        found = {measuring.RETRACES: num_retraces, **self.replicator.counts()}
+        if started:  # some backends start their steps in another way
+            found[measuring.DISPATCHES] = len(started)
+            found[measuring.GRAPH_NODES] = sum(one.num_nodes() for one in started)
+        return [
+            exact_metric(name, found[name], unit=unit, n=1, protocol=_PROTOCOL)
+            for name, unit in measuring.UNITS.items()
+            if name in found
+        ]
+
+
+_LIBRARY = re.compile(r"\s(/\S*/libnccl\.so\S*)$", re.MULTILINE)
+_NEW_CODES = 10_000  # from 2.9 on, a number has two digits more for the major version
+
+
+def loaded_version(maps: Path = Path("/proc/self/maps")) -> str | None:
+    """Returns the version of the library in memory; None where there is none."""
+    try:
+        found = _LIBRARY.search(maps.read_text(encoding="utf-8", errors="replace"))
+        if found is None:
+            return None
+        code = ctypes.c_int()
+        if ctypes.CDLL(found[1]).ncclGetVersion(ctypes.byref(code)):
+            return None
+    except (OSError, AttributeError):
+        return None
+    return version_text(code.value)
+
+
+def version_text(code: int) -> str:
+    """Returns a version as people write it: 2.25.1 for 22501, 2.8.4 for 2804."""
+    scale = _NEW_CODES if code >= _NEW_CODES else 1_000
+    return f"{code // scale}.{code % scale // 100}.{code % 100}"
+
+
+def write_nccl(writer: RankFile) -> None:
+    """Records the version, if this process has loaded one."""
+    version = loaded_version()
+    if version is not None:
+        writer.write("nccl", version=version)

@@ -29,14 +29,7 @@ from harness.client.scaling_client import (
 )
 from harness.machine.gpus import NO_GPU
 from harness.placement.processes import processes_of_trial
-from harness.trial import (
-    die_with_parent,
-    gpu_probe,
-    loaded_nccl,
-    measure,
-    step_counts,
-    steps,
-)
+from harness.trial import gpu_probe, measure, process_tree, steps
 from replicator.cluster import environment
 from results.records.models import Control, Environment, TrialSpec
 
@@ -93,8 +86,8 @@ def main(argv: Sequence[str]) -> int:
         if processes.is_separate:  # nothing may make it wait for the others
             environment.forget(os.environ)
     else:
-        die_with_parent.request_death_signal()
-        die_with_parent.watch_pipe(sys.stdin.fileno())
+        process_tree.request_death_signal()
+        process_tree.watch_pipe(sys.stdin.fileno())
         # Before TensorFlow is imported: it sizes its thread pools by the affinity mask.
         os.sched_setaffinity(0, env.placement.cpusets[0])
     if rank is None:
@@ -102,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
     writer = RankFile(rank_path(trial_dir, rank), time.monotonic_ns)
     if processes.are_several:
         writer.write("clock", host=clock_host())
-    die_with_parent.beat(lambda: writer.write("heartbeat", ns=time.monotonic_ns()))
+    process_tree.beat(lambda: writer.write("heartbeat", ns=time.monotonic_ns()))
     try:
         measure_spec(
             spec,
@@ -176,7 +169,7 @@ def measure_spec(
         data = info.matching.data or data
         options |= info.matching.options
     workload.prepare(data=data)
-    counter = step_counts.StepCounter(recorded, count_functions)
+    counter = steps.StepCounter(recorded, count_functions)
 
     def build() -> measure.StepProgram:
         counter.replicator = _create(spec)
@@ -222,14 +215,12 @@ def measure_spec(
     )
 
 
-def _after_first(
-    writer: RankFile, num_gpus: int, counter: step_counts.StepCounter
-) -> None:
+def _after_first(writer: RankFile, num_gpus: int, counter: steps.StepCounter) -> None:
     """Records what is known of the GPUs of this process once it has run a step."""
     counter.start()
     if num_gpus:
         steps.write_tflops(writer, [f"GPU:{i}" for i in range(num_gpus)])
-        loaded_nccl.write(writer)
+        steps.write_nccl(writer)
 
 
 def _create(spec: TrialSpec) -> Any:

@@ -22,7 +22,7 @@ import covering
 import fork_server
 import pytest
 
-from harness.machine import cuda_cache, gpus
+from harness.machine import gpus
 from harness.trial import gpu_probe
 from results.records.models import TrialStatus
 from results.store.study_store import Store
@@ -159,7 +159,7 @@ def run_program() -> Any:
                 "PYTHONPATH": os.pathsep.join(
                     [str(ROOT), os.environ.get("PYTHONPATH", "")]
                 ),
-                **cuda_cache.variables(),
+                **gpus.cache_variables(),
                 "TF_CPP_MIN_LOG_LEVEL": "2",
             },
             capture_output=True,

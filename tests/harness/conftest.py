@@ -22,10 +22,10 @@ from loads import QUIET
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
 from harness.cli.verbs import doctor_verb
-from harness.doctor import diagnose, gpu, gpu_canary
+from harness.doctor import diagnose, gpu
 from harness.machine import disturbance, gpu_watch
 from harness.machine.machine_state import CpuTopology, LogicalCpu
-from harness.planning import cases, plan
+from harness.planning import checked, plan
 from harness.planning.request import SweepRequest
 from harness.run.trial_runner import RunSettings
 from harness.trial.gpu_probe import TensorFlowGpus
@@ -181,8 +181,8 @@ def doctor_of_gpus(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
         states = gpu.read_gpu_states(os.getpid())
         return [*gpu.check_gpus(states), *measures[-1]([0])]
 
-    check = functools.partial(gpu_canary.check_gpus, multiply=multiply)
-    monkeypatch.setattr(gpu_canary, "check_gpus", check)
+    check = functools.partial(gpu.measure_gpus, multiply=multiply)
+    monkeypatch.setattr(gpu, "check_gpus", check)
     monkeypatch.setattr(diagnose, "diagnose", diagnosed)
 
     def run(probe: Any, *, is_json: bool = False) -> tuple[int, str]:
@@ -243,7 +243,7 @@ def settings(one_core: CpuTopology) -> RunSettings:
 @pytest.fixture
 def small_plan(small_request: SweepRequest) -> Plan:
     """Returns the plan record of ``small_request``."""
-    machine = cases.Machine(num_available_cores=2)
+    machine = checked.Machine(num_available_cores=2)
     planned = plan.plan_sweep(small_request, machine)
     return Plan(
         study="small",

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from harness.client.scaling_client import Channel, RankFile, rank_path
 from harness.placement.processes import processes_of_trial
-from harness.trial import die_with_parent, measure
+from harness.trial import measure, process_tree
 from results.records import identity
 from results.records.models import Control, Environment, TrialSpec
 
@@ -310,8 +310,8 @@ def main():
     own = rank_of_several()
     rank = own or 0
     if own is None:
-        die_with_parent.request_death_signal()
-        die_with_parent.watch_pipe(sys.stdin.fileno())
+        process_tree.request_death_signal()
+        process_tree.watch_pipe(sys.stdin.fileno())
     spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
     env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
     if own is None:

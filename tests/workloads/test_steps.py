@@ -5,7 +5,7 @@ import tensorflow as tf
 from small_programs import build as build_small
 
 import replicator
-from harness.trial.step_counts import StepCounter
+from harness.trial.steps import StepCounter
 from replicator import PerReplica
 from replicator._tf.dispatch import count_functions, recorded
 from results.records import measuring

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from harness.cli.verb import Call
     from harness.cli.verbs.gate_request import GateRequest
-    from harness.command.repository import Repository
+    from harness.command.identity import Repository
     from harness.planning.plan import PlannedSweep
     from results.judging.gate import Gate
     from results.judging.gate_metrics import Rule

@@ -13,7 +13,7 @@ from pydantic import Field
 from harness.cli import exit_codes
 from harness.cli.shared_options import IsJson
 from harness.cli.terminal import console
-from harness.doctor import canaries, diagnose, gpu_canary, pair
+from harness.doctor import diagnose, gpu, pair
 from harness.errors import ParseError
 from harness.options.option import Option, Options
 from harness.run.sweep import stop_signals
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from harness.cli.verb import Call
-    from harness.doctor.finding import Finding
+    from harness.doctor.checks import Finding
     from harness.trial.gpu_probe import Probe
 
     Measure = Callable[[Sequence[int]], Sequence[Finding]]
@@ -73,13 +73,13 @@ def doctor(
             f"--relay {relay_sec:g} is too short, must be at least {pair.LEAST_SEC:g} s"
             " since starting its processes takes 15 s or more; 0 leaves it out"
         )
-    measures: list[Measure] = [canaries.check_canaries]
+    measures: list[Measure] = [diagnose.check_canaries]
     if relay_sec:
         measures.append(functools.partial(pair.check_pair, duration_sec=relay_sec))
     duration_sec = diagnose.DURATION_SEC + relay_sec
     if device == "gpu":
-        measures.append(functools.partial(gpu_canary.check_gpus, probe=probe))
-        duration_sec += gpu_canary.DURATION_SEC
+        measures.append(functools.partial(gpu.measure_gpus, probe=probe))
+        duration_sec += gpu.DURATION_SEC
     click.echo(f"checking for about {duration_sec:.0f} s ...", err=True)
     with stop_signals():
         findings = diagnose.diagnose(measures=measures)

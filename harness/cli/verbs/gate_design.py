@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from harness import catalog
 from harness.errors import PlanError
-from harness.planning import defaults, design, step_counts
+from harness.planning import defaults, design, settings
 from results.judging import gate_metrics, quality_gate
 from results.records.measuring import GateDesign
 from results.records.models import Order
@@ -24,7 +24,7 @@ def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
     """Returns what a gate measures: quality only, or none and more generations."""
     if request.program is None:
         warmup = request.num_warmup_steps
-        step_counts.check(request.counts, request.backends, warmup)
+        settings.check_counts(request.counts, request.backends, warmup)
     if rule.metric.is_quality:
         return _of_quality_gate(request, rule)
     learned = ["throughput"]

@@ -20,8 +20,7 @@ from harness.options import kinds
 from harness.options.notation import NAMES, PERCENTAGE, duration
 from harness.options.option import Option
 from harness.planning import defaults
-from harness.planning.program_request import OWN
-from harness.planning.request import DESIGN, MEASURED, STUDY, Count
+from harness.planning.request import DESIGN, MEASURED, OWN, STUDY, Count
 from results.figures import trial_metrics
 from results.judging import gate_metrics
 from results.judging.gate_metrics import Rule

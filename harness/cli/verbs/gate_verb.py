@@ -15,7 +15,7 @@ from harness.cli.verbs.gate_request import GateRequest, files_of, make_rule
 from harness.errors import Interrupted, PlanError, StudyError
 from harness.judging import program_revisions, revisions
 from harness.planning import study as study_module
-from harness.planning.program_request import judged_metric, resolved
+from harness.planning.request import judged_metric, resolved
 from reports.words.judging import judgement
 from results.judging import gate as gate_module
 from results.judging import gate_logs

@@ -15,8 +15,7 @@ from harness.cli.shared_options import (
     RunsDir,
 )
 from harness.options.option import Option
-from harness.planning.program_request import resolved
-from harness.planning.request import MEASURED, STUDY, SweepRequest
+from harness.planning.request import MEASURED, STUDY, SweepRequest, resolved
 from harness.planning.study import VARY, Axis
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.planning import cases, plan
-from harness.planning.program_request import resolved
-from harness.planning.request import SweepRequest
+from harness.planning import checked, plan
+from harness.planning.request import SweepRequest, resolved
 from harness.run import rounds, trial_runner
 from harness.run.relay import run_generation
 from harness.run.rounds import Generation
@@ -72,7 +71,7 @@ def client_store(tmp_path: Path, program: dict[str, Any]) -> Store:
         ),
         PROGRAMS,
     )
-    planned = plan.plan_sweep(request, cases.Machine(num_available_cores=2))
+    planned = plan.plan_sweep(request, checked.Machine(num_available_cores=2))
     made = Store.create(tmp_path / "runs" / "clients")
     made.write_plan(
         Plan(

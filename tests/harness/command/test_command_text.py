@@ -9,10 +9,10 @@ import pytest
 from fake_nvml import make_gpus
 
 from harness.cli import exit_codes
-from harness.command import files, identity, placeholders, program, worker
+from harness.command import files, identity, program, worker
 from harness.command import numbers as numbers_lib
 from harness.command.reader import LineReader, Reading, ReadingError
-from harness.command.result import OtherGpus, judge
+from harness.command.worker import OtherGpus, judge
 from harness.errors import PlanError
 from results.records.models import Evidence
 
@@ -36,7 +36,7 @@ def read(pattern, *chunks):
 
 def test_values_are_single_words():
     """A value with spaces or quotation marks does not become several words."""
-    words = placeholders.fill(
+    words = program.fill(
         "run '{output_dir}/a b' --n={replicas} {{literal}}",
         {"output_dir": "/tmp/it's", "replicas": 2},
     )
@@ -55,7 +55,7 @@ def test_values_are_single_words():
 )
 def test_what_is_quoted_is_of_no_shell(command):
     """Nor is an option with a value, or a variable behind env."""
-    placeholders.check(command, [1, 2])
+    program.check_command(command, [1, 2])
 
 
 WRONG_REQUESTS = [

@@ -10,7 +10,7 @@ import pytest
 from repositories import commit, git
 
 from harness.cli import exit_codes
-from harness.command import identity, program, repository
+from harness.command import identity, program
 from harness.command import reader as reader_lib
 from harness.command.reader import CommandError, ReadingError
 from harness.errors import PlanError, RevisionError
@@ -264,18 +264,18 @@ def test_a_submodule_that_cannot_be_fetched_is_said(root, tmp_path, monkeypatch)
 
 def test_too_much_that_is_not_committed_is_refused(root, monkeypatch):
     """It would be read for every study; most of it is no source."""
-    monkeypatch.setattr(repository, "MOST_CHANGED", 2)
+    monkeypatch.setattr(identity, "MOST_CHANGED", 2)
     for number in range(3):
         (root / f"{number}.txt").touch()
 
     with pytest.raises(PlanError, match=r"3 files of .* such as '0.txt', .*gitignore"):
-        repository.find(root)
+        identity.find_repository(root)
 
 
 def test_a_file_that_cannot_be_read_now_is_no_removed_one(root, monkeypatch):
     """Or one failed read would make another program of the same files."""
     (root / "kept.txt").write_text("changed")
-    found = repository.find(root)
+    found = identity.find_repository(root)
     number = errno.ESTALE
 
     def fail(*_):
@@ -302,5 +302,5 @@ def test_a_repository_that_git_does_not_read_is_none_of_nobody(root):
 
     message = r"git does not read the repository of .*bad config line 1.*safe.directory"
     with pytest.raises(PlanError, match=message):
-        repository.find(root)
-    assert repository.find(root.parent) is None
+        identity.find_repository(root)
+    assert identity.find_repository(root.parent) is None

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.command import numbers
-from harness.command.first_losses import TerminalLine, first_cause
+from harness.command.output import TerminalLine, first_cause
 from harness.command.reader import LineReader
 
 MOVES = ("back", "forward", "to", "blank")

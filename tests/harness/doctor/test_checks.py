@@ -8,9 +8,9 @@ import re
 import pytest
 
 from harness.cli import exit_codes
-from harness.doctor import diagnose, load, settings
-from harness.doctor.finding import bad, caution, ok
-from harness.doctor.load import CurrentLoad, Neighbour
+from harness.doctor import checks as checks_lib
+from harness.doctor import diagnose
+from harness.doctor.checks import CurrentLoad, Neighbour, bad, caution, ok
 from harness.machine.disturbance import Disturbance
 from harness.machine.machine_state import TICK_SEC, CpuTopology, LogicalCpu
 
@@ -56,7 +56,7 @@ def test_json_has_the_same(harness, monkeypatch):
 
 
 def test_every_check_has_its_row(monkeypatch):
-    monkeypatch.setattr(load, "SPAN_SEC", 0.1)
+    monkeypatch.setattr(checks_lib, "SPAN_SEC", 0.1)
     findings = diagnose.diagnose(measures=(lambda cores: [ok("x", str(len(cores)))],))
     checks = [finding.check for finding in findings]
 
@@ -134,15 +134,15 @@ BUSY = (Neighbour(name="cc1", fraction=0.5), Neighbour(name="sshd", fraction=0.0
 )
 def test_neighbours_are_found(fields, level, found, advice):
     """Bad where turns would be void."""
-    _check(load.check_neighbours(_load(**fields), 2), level, found, advice)
+    _check(checks_lib.check_neighbours(_load(**fields), 2), level, found, advice)
 
 
 def test_a_high_load_average_is_a_caution():
     wait = "wait until it is low, or find what runs: top"
     for average, level, advice in ((1.0, "ok", ""), (1.5, "caution", wait)):
-        finding = load.check_load_average(_load(load_average=average), 2)
+        finding = checks_lib.check_load_average(_load(load_average=average), 2)
         _check(finding, level, rf"{average:.2f} over the last minute", advice)
-    hidden = load.check_load_average(_load(load_average=None), 2)
+    hidden = checks_lib.check_load_average(_load(load_average=None), 2)
     _check(hidden, "ok", "not visible from here")
 
 
@@ -162,7 +162,7 @@ def test_a_high_load_average_is_a_caution():
 )
 def test_steal_is_found(fraction, level, found, advice):
     """With one tick as what can be rounding."""
-    finding = load.check_steal(_load(stolen_cpu_fraction=fraction))
+    finding = checks_lib.check_steal(_load(stolen_cpu_fraction=fraction))
     _check(finding, level, found, advice)
 
 
@@ -187,14 +187,16 @@ def test_steal_is_found(fraction, level, found, advice):
 )
 def test_throttling_is_found(fields, level, found, advice):
     """Just now it makes turns void; since boot it is a warning."""
-    _check(load.check_throttling(_load(**fields)), level, found, advice)
+    _check(checks_lib.check_throttling(_load(**fields)), level, found, advice)
 
 
 def test_missing_thread_times_are_a_caution():
     """The void rule is coarser without them."""
-    _check(load.check_accounting(_load()), "ok", "run time of threads in nanoseconds")
     _check(
-        load.check_accounting(_load(has_thread_times=False)),
+        checks_lib.check_accounting(_load()), "ok", "run time of threads in nanoseconds"
+    )
+    _check(
+        checks_lib.check_accounting(_load(has_thread_times=False)),
         "caution",
         r"no /proc/<pid>/task/<tid>/schedstat: run times in ticks, no run delay",
         "use longer turns, or a kernel with CONFIG_SCHED_INFO",
@@ -217,8 +219,8 @@ def test_the_load_is_read_over_a_span(fake_root):
         fake_root.write("proc/vmstat", f"pswpin {used}\n")
 
     write(0.0, 0)
-    found = load.read_load(
-        (0,), fake_root.path, sleep=lambda _: write(load.SPAN_SEC, ticks)
+    found = checks_lib.read_load(
+        (0,), fake_root.path, sleep=lambda _: write(checks_lib.SPAN_SEC, ticks)
     )
 
     # The wall clock is real, and no time passes.
@@ -243,23 +245,25 @@ def _cpus(*cores, quota=None):
 
 def test_a_quota_below_the_cpus_is_a_caution():
     _check(
-        settings.check_quota(_cpus(0, 1, 2, quota=2.5)),
+        checks_lib.check_quota(_cpus(0, 1, 2, quota=2.5)),
         "caution",
         r"2\.5 cores for 3 CPUs: busy processes are stopped in turns",
         r"raise the quota, or use no more CPUs than it grants: taskset -c 0,1 \.\.\.",
     )
-    _check(settings.check_quota(_cpus(0, 1, quota=2.0)), "ok", "2 cores")
-    _check(settings.check_quota(_cpus(0, 1)), "ok", "none")
+    _check(checks_lib.check_quota(_cpus(0, 1, quota=2.0)), "ok", "2 cores")
+    _check(checks_lib.check_quota(_cpus(0, 1)), "ok", "none")
 
 
 def test_two_threads_of_a_core_are_a_caution():
     _check(
-        settings.check_smt(_cpus(0, 0, 1, 1)),
+        checks_lib.check_smt(_cpus(0, 0, 1, 1)),
         "caution",
         "4 CPUs are 2 cores: two threads share a core",
         r"use one CPU of each core: taskset -c 0,2 \.\.\.",
     )
-    _check(settings.check_smt(_cpus(0, 1)), "ok", "each of 2 CPUs is a core of its own")
+    _check(
+        checks_lib.check_smt(_cpus(0, 1)), "ok", "each of 2 CPUs is a core of its own"
+    )
 
 
 @pytest.mark.parametrize(
@@ -282,17 +286,17 @@ def test_a_governor_that_lowers_the_clock_is_a_caution(
         fake_root.write(f"{CPU}/cpu{cpu}/cpufreq/scaling_governor", governor)
     advice = "" if level == "ok" else "sudo cpupower frequency-set -g performance"
 
-    _check(settings.check_governor(_cpus(0, 1), fake_root.path), level, found, advice)
+    _check(checks_lib.check_governor(_cpus(0, 1), fake_root.path), level, found, advice)
 
 
 def test_boost_is_a_caution(fake_root):
     """One busy core has a higher clock than all."""
-    _check(settings.check_boost(fake_root.path), "ok", "not visible from here")
+    _check(checks_lib.check_boost(fake_root.path), "ok", "not visible from here")
     fake_root.write(f"{CPU}/cpufreq/boost", "0")
-    _check(settings.check_boost(fake_root.path), "ok", "off")
+    _check(checks_lib.check_boost(fake_root.path), "ok", "off")
     fake_root.write(f"{CPU}/cpufreq/boost", "1")
     _check(
-        settings.check_boost(fake_root.path),
+        checks_lib.check_boost(fake_root.path),
         "caution",
         "on: one busy core has a higher clock than many, so efficiency looks lower",
         "compare with the compute ceiling below, or switch boost off in the firmware",
@@ -302,12 +306,12 @@ def test_boost_is_a_caution(fake_root):
 def test_huge_pages_that_move_memory_are_a_caution(fake_root):
     """Only the setting ``always`` does that."""
     path = "sys/kernel/mm/transparent_hugepage/enabled"
-    _check(settings.check_huge_pages(fake_root.path), "ok", "not visible from here")
+    _check(checks_lib.check_huge_pages(fake_root.path), "ok", "not visible from here")
     fake_root.write(path, "always madvise [never]")
-    _check(settings.check_huge_pages(fake_root.path), "ok", "never")
+    _check(checks_lib.check_huge_pages(fake_root.path), "ok", "never")
     fake_root.write(path, "[always] madvise never")
     _check(
-        settings.check_huge_pages(fake_root.path),
+        checks_lib.check_huge_pages(fake_root.path),
         "caution",
         "always: the kernel merges pages of memory while a trial runs",
         r"echo madvise \| sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
@@ -327,7 +331,7 @@ def test_little_memory_is_found(fake_root, gib, level, advice):
     fake_root.write("proc/meminfo", text)
 
     _check(
-        settings.check_memory(fake_root.path),
+        checks_lib.check_memory(fake_root.path),
         level,
         rf"{gib:.1f} GiB of 16\.0 available",
         advice,
@@ -335,7 +339,7 @@ def test_little_memory_is_found(fake_root, gib, level, advice):
 
 
 def test_memory_that_cannot_be_seen_is_said(fake_root):
-    _check(settings.check_memory(fake_root.path), "ok", "not visible from here")
+    _check(checks_lib.check_memory(fake_root.path), "ok", "not visible from here")
 
 
 @pytest.mark.parametrize(
@@ -354,11 +358,11 @@ def test_swap_is_found(fake_root, free_gib, moved, level, found):
     if level == "ok":
         advice = ""
 
-    _check(settings.check_swap(fake_root.path, moved), level, found, advice)
+    _check(checks_lib.check_swap(fake_root.path, moved), level, found, advice)
 
 
 def test_pages_that_moved_are_counted_where_the_kernel_does(fake_root):
-    assert settings.read_swapped_pages(fake_root.path) is None
+    assert checks_lib.read_swapped_pages(fake_root.path) is None
     fake_root.write("proc/vmstat", "pgfault 9\npswpin 3\npswpout 4\n")
 
-    assert 7 == settings.read_swapped_pages(fake_root.path)
+    assert 7 == checks_lib.read_swapped_pages(fake_root.path)

@@ -7,7 +7,7 @@ import pytest
 from fake_nvml import FakeGpu, FakeMig, make_gpus, without
 
 from harness.cli import exit_codes
-from harness.doctor import gpu, gpu_canary
+from harness.doctor import gpu
 from harness.doctor.gpu import GpuState
 from harness.errors import DoctorError
 from harness.machine import environment, gpu_watch, gpus
@@ -263,7 +263,7 @@ def test_a_slow_gpu_is_bad_and_a_shared_limit_is_a_caution():
         "alone": [600.0, 610.0, 500.0, 600.0],
         "together": [590.0, 500.0, 495, 598],
     }
-    findings = gpu_canary.check_rates(rates, operations=1e12)
+    findings = gpu.check_rates(rates, operations=1e12)
 
     assert ["ok", "caution", "bad", "ok"] == [f.level for f in findings]
     expected = "500 TFLOP/s, 0.83 of the median, 0.99 of it when all run"
@@ -274,7 +274,7 @@ def test_a_slow_gpu_is_bad_and_a_shared_limit_is_a_caution():
 
 
 def test_one_gpu_has_no_others_to_compare_with():
-    (finding,) = gpu_canary.check_rates({"alone": [3.0], "together": [3.0]}, 1e12)
+    (finding,) = gpu.check_rates({"alone": [3.0], "together": [3.0]}, 1e12)
 
     assert ("ok", "3 TFLOP/s") == (finding.level, finding.found)
 
@@ -289,7 +289,7 @@ def test_all_visible_gpus_are_timed(install_gpus, monkeypatch):
         calls.append((ids, devices))
         return {"alone": [9.0, 9.0], "together": [9.0, 9.0]}
 
-    findings = gpu_canary.check_gpus([0], probe=_probe, multiply=multiply)
+    findings = gpu.measure_gpus([0], probe=_probe, multiply=multiply)
 
     assert [(["1", "3"], ["GPU:0", "GPU:1"])] == calls
     assert {"ok"} == {f.level for f in findings}
@@ -301,7 +301,7 @@ def test_all_visible_gpus_are_timed(install_gpus, monkeypatch):
 )
 def test_what_cannot_be_used_is_not_timed(install_gpus, machine):
     install_gpus(machine)
-    findings = gpu_canary.check_gpus([0], probe=_probe, multiply=None)
+    findings = gpu.measure_gpus([0], probe=_probe, multiply=None)
 
     assert "bad" in {f.level for f in findings}
 
@@ -309,7 +309,7 @@ def test_what_cannot_be_used_is_not_timed(install_gpus, machine):
 @pytest.mark.processes
 def test_the_product_runs_on_any_device():
     """Here on the CPU, twice; all rates are those of real products."""
-    rates = gpu_canary.multiply([], ["CPU:0", "CPU:0"], size=64, turn_sec=0.05)
+    rates = gpu.multiply([], ["CPU:0", "CPU:0"], size=64, turn_sec=0.05)
 
     assert [2, 2] == [len(rates["alone"]), len(rates["together"])]
     assert all(rate > 1 for rate in (*rates["alone"], *rates["together"]))
@@ -323,7 +323,7 @@ def test_a_product_that_fails_is_one_line(tmp_path, monkeypatch):
         DoctorError,
         match=r"^the matrix product on GPU:0 failed: [^\n]*\.so; see [^\n]*$",
     ):
-        gpu_canary.multiply(["0"], ["GPU:0"])
+        gpu.multiply(["0"], ["GPU:0"])
 
 
 @pytest.mark.full
@@ -333,6 +333,6 @@ def test_a_device_that_does_not_exist_is_one_line():
     with pytest.raises(
         DoctorError, match=r"the matrix product on GPU:7 failed: .*;"
     ) as e:
-        gpu_canary.multiply([], ["GPU:7"], size=64, turn_sec=0.05)
+        gpu.multiply([], ["GPU:7"], size=64, turn_sec=0.05)
 
     assert "\n" not in str(e.value)

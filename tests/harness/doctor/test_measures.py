@@ -9,7 +9,7 @@ import re
 import pytest
 
 from harness.cli import exit_codes
-from harness.doctor import canaries, canary_worker, diagnose, pair
+from harness.doctor import canary_worker, diagnose, pair
 from harness.errors import DoctorError, DoesNotFitError
 from harness.planning import defaults
 from results.judging import power
@@ -36,7 +36,7 @@ class _Cores:
 
 def _ceilings(**fields):
     cores = _Cores(**fields)
-    return canaries.measure_ceilings((0, 3), cores.ask, 6), cores
+    return diagnose.measure_ceilings((0, 3), cores.ask, 6), cores
 
 
 def test_the_ceiling_is_of_the_same_core():
@@ -83,9 +83,9 @@ def test_rounds_alternate_between_both_orders():
 )
 def test_a_low_ceiling_is_a_caution(monkeypatch, together, level, found, advice):
     """Below 0.9 for compute, below 0.5 for memory."""
-    monkeypatch.setattr(canaries, "_MOST_SPREAD", 9.0)  # the fake cores differ
+    monkeypatch.setattr(diagnose, "_MOST_SPREAD", 9.0)  # the fake cores differ
     kinds = dict(zip(("compute", "memory"), together, strict=True))
-    findings = [canaries.check_ceiling(c) for c in _ceilings(together=kinds)[0]]
+    findings = [diagnose.check_ceiling(c) for c in _ceilings(together=kinds)[0]]
 
     assert level == tuple(finding.level for finding in findings)
     for finding, text, what in zip(findings, found, advice, strict=True):
@@ -96,8 +96,8 @@ def test_a_low_ceiling_is_a_caution(monkeypatch, together, level, found, advice)
 def test_a_rate_that_varies_is_a_caution():
     """The machine is not steady, whatever the ceiling is."""
     cores = _Cores(together={"compute": 1, "memory": 1}, noise=0.5)
-    ceilings = canaries.measure_ceilings((0, 0), cores.ask, 6)
-    finding = canaries.check_ceiling(ceilings[0])
+    ceilings = diagnose.measure_ceilings((0, 0), cores.ask, 6)
+    finding = diagnose.check_ceiling(ceilings[0])
 
     assert "caution" == finding.level
     assert re.search(r"; the rate alone varied by \d+ %$", finding.found)
@@ -105,7 +105,7 @@ def test_a_rate_that_varies_is_a_caution():
 
 
 def test_one_core_has_nothing_to_share():
-    (finding,) = canaries.check_canaries((0,))
+    (finding,) = diagnose.check_canaries((0,))
 
     assert ("ok", "one core only: nothing to share") == (finding.level, finding.found)
 
@@ -129,13 +129,13 @@ def test_arrays_are_larger_than_the_caches(fake_root, cache, available_mib, expe
         text = f"MemAvailable: {available_mib * 1024} kB\n"
         fake_root.write("proc/meminfo", text)
 
-    assert expected == canaries.array_bytes((0, 1), fake_root.path)
+    assert expected == diagnose.array_bytes((0, 1), fake_root.path)
 
 
 def test_too_little_memory_for_the_arrays_is_said(fake_root):
     """The ceilings are not measured with arrays that fit into a cache."""
     fake_root.write("proc/meminfo", "MemAvailable: 1024 kB\n")
-    (finding,) = canaries.check_canaries((0, 1), fake_root.path)
+    (finding,) = diagnose.check_canaries((0, 1), fake_root.path)
 
     assert "caution" == finding.level
     assert re.fullmatch("not measured: arrays larger than .* memory", finding.found)
@@ -155,7 +155,7 @@ def test_the_kernels_do_their_work():
 @pytest.mark.processes
 def test_processes_answer_and_end():
     core = min(os.sched_getaffinity(0))
-    with canaries.canary_processes((core,), 32 * 1024) as ask:
+    with diagnose.canary_processes((core,), 32 * 1024) as ask:
         (products_per_sec,) = ask((core,), "compute")
         (bytes_per_sec,) = ask((core,), "memory")
 
@@ -171,7 +171,7 @@ def test_a_canary_that_ends_early_is_an_error():
             DoctorError,
             match=r"^a canary process ended with exit code 1 before it .* again$",
         ),
-        canaries.canary_processes((0,), -8),
+        diagnose.canary_processes((0,), -8),
     ):
         pass
 

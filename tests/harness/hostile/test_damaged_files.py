@@ -21,7 +21,7 @@ from hung import Hung, at_most
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
-from harness.machine import cuda_cache
+from harness.machine import gpus
 from results.judging import gate_logs
 from results.records.gate_record import GateCase, GateRecord
 from results.store.study_store import Store
@@ -89,7 +89,7 @@ def whole(tmp_path_factory, overrides, quick_sweeps):
     (root / "numbers.json").write_text('{"a": {"b": [1.5, 2]}}\n{"a": {"b": 3}}\n')
     (root / "numbers.csv").write_text("step,rate\n1,20.5\n2,21\n")
     note = root / "cuda"
-    cuda_cache.note(note, "9.0, driver 550, TensorFlow 2.21")
+    gpus.note_code(note, "9.0, driver 550, TensorFlow 2.21")
     trial = next(root.glob("runs/v/data-digits/trials/*"))
     shutil.copytree(trial, root / "trial")
     (root / "trial" / "first_exit.json").write_text('{"rank": 0, "reason": "lost"}')

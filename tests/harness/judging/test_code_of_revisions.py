@@ -13,7 +13,7 @@ from repositories import commit, git
 
 from harness.cli import exit_codes
 from harness.errors import RevisionError
-from harness.judging import own_code, revisions
+from harness.judging import program_revisions, revisions
 from harness.machine import owned_folders
 from harness.sources import code_digest
 from results.store.study_store import Store
@@ -243,8 +243,8 @@ def test_a_package_of_the_working_tree_is_refused(
 
     message = r"Python of base has the package 'own' from '.*/tree/src', so both sides"
     with pytest.raises(RevisionError, match=message):
-        own_code.check_imports(command, base, base, "base", [tree])
-    own_code.check_imports(command, tree, tree, "tree", [base])
+        program_revisions.check_imports(command, base, base, "base", [tree])
+    program_revisions.check_imports(command, tree, tree, "tree", [base])
 
 
 @pytest.mark.processes
@@ -256,10 +256,12 @@ def test_a_path_to_the_working_tree_is_refused(trees, monkeypatch):
     with pytest.raises(
         RevisionError, match=r"Python of base imports from '.*/tree/src'"
     ):
-        own_code.check_imports("python3 train.py", base, base, "base", [tree])
-    own_code.check_imports("python3 -m own", base / "src", base, "base", [tree])
+        program_revisions.check_imports("python3 train.py", base, base, "base", [tree])
+    program_revisions.check_imports(
+        "python3 -m own", base / "src", base, "base", [tree]
+    )
     monkeypatch.setenv("PYTHONPATH", str(tree))
-    own_code.check_imports("python3 train.py", base, base, "base", [tree])
+    program_revisions.check_imports("python3 train.py", base, base, "base", [tree])
 
 
 @pytest.mark.processes
@@ -269,19 +271,19 @@ def test_the_mark_of_an_import_hook_is_no_path(trees, monkeypatch):
     mark = "__editable__.own-1.0.finder.__path_hook__"
     monkeypatch.setenv("PYTHONPATH", str(tree / mark))
 
-    own_code.check_imports("python3 train.py", base, base, "base", [tree])
+    program_revisions.check_imports("python3 train.py", base, base, "base", [tree])
 
 
 def test_another_program_is_not_asked(trees):
     tree, base = trees
     for command in ("sh -c true", "no-such-program"):
-        own_code.check_imports(command, base, base, "base", [tree])
+        program_revisions.check_imports(command, base, base, "base", [tree])
 
 
 def test_what_starts_the_program_has_to_be_there(tmp_path):
     """An ignored build, or an environment in the working tree, is in no checkout."""
     message = r"base has no '\.venv/bin/python', which --command starts: git does not"
     with pytest.raises(RevisionError, match=message):
-        own_code.check_start(".venv/bin/python a.py", tmp_path, "base")
+        program_revisions.check_start(".venv/bin/python a.py", tmp_path, "base")
     for command in ("python a.py", "/bin/sh a", "./a{seed}"):
-        own_code.check_start(command, tmp_path, "base")
+        program_revisions.check_start(command, tmp_path, "base")

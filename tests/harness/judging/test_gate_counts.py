@@ -11,8 +11,8 @@ from gate_process import GATE
 
 from harness.cli import exit_codes
 from harness.client.scaling_client import RankFile, rank_path
-from harness.run import early_counts
-from harness.trial.step_counts import exact_metric
+from harness.run import sweep
+from harness.trial.steps import exact_metric
 from results.records.models import Control
 
 pytestmark = pytest.mark.processes
@@ -176,5 +176,5 @@ def test_only_both_sides_of_a_case_are_compared(tmp_path, make_spec):
     ]
 
     assert ["in_graph x2: retraces - (exact: 0 to 2)"] == list(
-        early_counts.differences(residents)
+        sweep.differences(residents)
     )

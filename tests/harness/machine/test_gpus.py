@@ -7,7 +7,7 @@ import pytest
 from fake_nvml import GIB, FakeGpu, FakeMig, FakeNvml, make_gpus, without
 
 from harness.errors import PlanError
-from harness.machine import cuda_cache, gpu_settings, gpus, machine_state
+from harness.machine import gpus, machine_state
 from results.records.machines.machine_record import GpuSettings
 
 MIXED = [
@@ -193,7 +193,7 @@ def test_settings_of_gpus_with_nvlink(install_gpus):
             FakeGpu(uuid="b", is_persistent=False),
         ]
     )
-    first, second = gpu_settings.read(gpus.read_gpus())
+    first, second = gpus.read_settings(gpus.read_gpus())
 
     assert first == GpuSettings(
         index=0,
@@ -221,7 +221,7 @@ def test_settings_of_gpus_with_nvlink(install_gpus):
 def test_paths_over_pcie_are_to_the_gpus_of_the_trial(install_gpus, chosen, paths):
     install_gpus(make_gpus(8, num_nvlinks=0))
     visible = gpus.read_gpus()
-    found = gpu_settings.read([visible[index] for index in chosen])
+    found = gpus.read_settings([visible[index] for index in chosen])
 
     assert chosen == [of.index for of in found]
     assert paths == [of.paths for of in found[:2]]
@@ -242,9 +242,9 @@ def test_a_setting_that_a_gpu_does_not_support_is_none(install_gpus):
     assert (
         GpuSettings(index=0, paths=("X", "?")),
         GpuSettings(index=1, paths=("?", "X")),
-    ) == gpu_settings.read(visible)
+    ) == gpus.read_settings(visible)
     machine[1].is_lost = True
-    assert () == gpu_settings.read(visible)
+    assert () == gpus.read_settings(visible)
 
 
 WHEEL = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")
@@ -267,37 +267,37 @@ WHEEL = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")
 )
 def test_code_is_native_compiled_or_missing(capability, code):
     """A100 and L4 have code of their own; H100, B200 and what follows do not."""
-    assert code == cuda_cache.code_for(capability, WHEEL)
+    assert code == gpus.code_for(capability, WHEEL)
 
 
 def test_code_of_one_chip_alone_runs_on_no_later_one():
     """The letter says that it uses what only that chip has."""
-    assert "native" == cuda_cache.code_for((9, 0), ("sm_90a",))
-    assert "none" == cuda_cache.code_for((9, 1), ("sm_90a", "compute_90a", "gfx90"))
+    assert "native" == gpus.code_for((9, 0), ("sm_90a",))
+    assert "none" == gpus.code_for((9, 1), ("sm_90a", "compute_90a", "gfx90"))
 
 
 def test_what_the_user_has_set_stays():
     assert {
         "CUDA_CACHE_PATH": "/home/me/.nv/ComputeCache",
         "CUDA_CACHE_MAXSIZE": "4294967296",
-    } == cuda_cache.variables({"HOME": "/home/me"})
+    } == gpus.cache_variables({"HOME": "/home/me"})
     own = {"CUDA_CACHE_PATH": "/x", "CUDA_CACHE_MAXSIZE": "7"}
-    assert own == cuda_cache.variables({"HOME": "/home/me", **own})
+    assert own == gpus.cache_variables({"HOME": "/home/me", **own})
 
 
 def test_a_note_is_kept_with_earlier_ones(tmp_path):
     folder = tmp_path / "cache"
-    h100, b200 = (cuda_cache.key(of, "570.86.15", "2.21.0") for of in ((9, 0), (10, 0)))
-    assert () == cuda_cache.noted(folder)
-    cuda_cache.note(folder, h100)
-    cuda_cache.note(folder, b200)
+    h100, b200 = (gpus.cache_key(of, "570.86.15", "2.21.0") for of in ((9, 0), (10, 0)))
+    assert () == gpus.noted_code(folder)
+    gpus.note_code(folder, h100)
+    gpus.note_code(folder, b200)
 
-    assert {h100, b200} == set(cuda_cache.noted(folder))
-    assert cuda_cache.num_bytes(folder) > 50
+    assert {h100, b200} == set(gpus.noted_code(folder))
+    assert gpus.cache_bytes(folder) > 50
     (note,) = folder.iterdir()
     for text in ("{", "{}", "7"):
         note.write_text(text)
-        assert () == cuda_cache.noted(folder)
+        assert () == gpus.noted_code(folder)
 
 
 @pytest.mark.parametrize(
@@ -305,4 +305,4 @@ def test_a_note_is_kept_with_earlier_ones(tmp_path):
 )
 def test_a_disabled_cache_is_seen(value, expected):
     """CUDA takes 1 for it."""
-    assert expected is cuda_cache.is_disabled({"CUDA_CACHE_DISABLE": value})
+    assert expected is gpus.is_cache_disabled({"CUDA_CACHE_DISABLE": value})

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from harness import catalog
 from harness.errors import PlanError
 from harness.machine.machine_state import CpuTopology, LogicalCpu
-from harness.placement import allocation, hosts
+from harness.placement import allocation
 from harness.placement.processes import (
     check_share,
     processes_of,
@@ -241,7 +241,7 @@ def four_cores():
 )
 def test_hosts_get_blocks_of_consecutive_members(num_members, num_hosts, block):
     """The last host may have fewer."""
-    assert block == hosts.members_per_host(num_members, num_hosts)
+    assert block == allocation.members_per_host(num_members, num_hosts)
 
 
 def test_each_host_starts_again_at_its_first_core(make_spec, four_cores):
@@ -249,11 +249,11 @@ def test_each_host_starts_again_at_its_first_core(make_spec, four_cores):
     spec = make_spec(backend="multi_worker", num_replicas=4, cores_per_replica=2)
     processes = processes_of(catalog.backend("multi_worker"), 4)
 
-    place = hosts.place(four_cores, spec, processes, num_hosts=2)
+    place = allocation.place_trial(four_cores, spec, processes, num_hosts=2)
 
     assert ((0, 1), (2, 3), (0, 1), (2, 3)) == place.cpusets
     assert not place.is_oversubscribed
-    assert 2 == hosts.num_replicas_on_first(processes, 4, 2)
+    assert 2 == allocation.num_replicas_on_first(processes, 4, 2)
 
 
 def test_a_host_has_the_cores_and_gpus_of_all_replicas_of_its_workers(
@@ -265,11 +265,11 @@ def test_a_host_has_the_cores_and_gpus_of_all_replicas_of_its_workers(
     )
     processes = processes_of_trial(spec)
 
-    place = hosts.place(four_cores, spec, processes, num_hosts=2)
+    place = allocation.place_trial(four_cores, spec, processes, num_hosts=2)
 
     assert ((0, 1, 2, 3), (0, 1, 2, 3)) == place.cpusets
     assert not place.is_oversubscribed
-    assert 4 == hosts.num_replicas_on_first(processes, 8, 2)
+    assert 4 == allocation.num_replicas_on_first(processes, 8, 2)
 
 
 def test_servers_share_the_cores_of_the_host_that_they_are_on(make_spec, four_cores):
@@ -278,7 +278,7 @@ def test_servers_share_the_cores_of_the_host_that_they_are_on(make_spec, four_co
     spec = make_spec(backend=backend, num_replicas=2, cores_per_replica=2)
     processes = processes_of(catalog.backend(backend), 2)
 
-    place = hosts.place(four_cores, spec, processes, num_hosts=2)
+    place = allocation.place_trial(four_cores, spec, processes, num_hosts=2)
 
     assert (("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0)) == processes.members
     assert ((0, 1), (0, 1), (0, 1), (0, 1)) == place.cpusets
@@ -296,7 +296,7 @@ def test_one_host_is_placed_as_without_hosts(make_spec, four_cores, backend):
         cores_per_replica=1,
         device="cpu",
         processes=processes,
-    ) == hosts.place(four_cores, spec, processes)
+    ) == allocation.place_trial(four_cores, spec, processes)
 
 
 def test_too_few_cores_on_one_of_the_hosts_is_oversubscribed(make_spec, four_cores):
@@ -304,4 +304,6 @@ def test_too_few_cores_on_one_of_the_hosts_is_oversubscribed(make_spec, four_cor
     spec = make_spec(backend="multi_worker", num_replicas=9, cores_per_replica=1)
     processes = processes_of(catalog.backend("multi_worker"), 9)
 
-    assert hosts.place(four_cores, spec, processes, num_hosts=2).is_oversubscribed
+    assert allocation.place_trial(
+        four_cores, spec, processes, num_hosts=2
+    ).is_oversubscribed

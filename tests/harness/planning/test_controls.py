@@ -7,8 +7,8 @@ import pytest
 from harness import catalog
 from harness.errors import DifferentStudyError, ParseError, PlanError
 from harness.options.option import declared
-from harness.planning import cases, checked, plan, study
-from harness.planning.controls import with_order
+from harness.planning import checked, plan, study
+from harness.planning.design import with_order
 from harness.planning.request import SweepRequest
 from harness.sources import code_digest
 from results.records.models import Control, Order, ScalingMode
@@ -27,7 +27,7 @@ def check(num_available_cores=2, **fields):
     }
     request = SweepRequest(workload="resnet50", **(defaults | fields))
     return checked.check(
-        request, cases.Machine(num_available_cores=num_available_cores)
+        request, checked.Machine(num_available_cores=num_available_cores)
     )
 
 

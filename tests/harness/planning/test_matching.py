@@ -7,7 +7,7 @@ import pytest
 
 from harness import catalog
 from harness.errors import PlanError
-from harness.planning import cases, matching, plan
+from harness.planning import checked, matching, plan
 from harness.planning import study as study_module
 from results.records.models import Control, Order, ScalingMode
 from results.study.matching import NUM_STEPS
@@ -30,7 +30,7 @@ def test_all_sizes_share_one_replica_where_they_can(counts, sizes):
 
 
 def planned(request):
-    return plan.plan_sweep(request, cases.Machine(num_available_cores=4))
+    return plan.plan_sweep(request, checked.Machine(num_available_cores=4))
 
 
 def test_every_backend_and_size_is_matched_once(small_request):
@@ -125,7 +125,7 @@ def make(small_request):
                 **fields,
             }
         )
-        machine = cases.Machine(num_available_cores=4)
+        machine = checked.Machine(num_available_cores=4)
         return request, plan.plan_sweep(request, machine)
 
     return made

@@ -8,18 +8,20 @@ from hypothesis import strategies as st
 
 from harness import catalog
 from harness.errors import PlanError
-from harness.planning import cases, checked, plan
+from harness.planning import checked, plan
 from harness.planning.request import SweepRequest
 from results.records.models import Order, ScalingMode
 
 BOTH = (ScalingMode.WEAK, ScalingMode.STRONG)
-TWO_CORES = cases.Machine(num_available_cores=2)
+TWO_CORES = checked.Machine(num_available_cores=2)
 DEFAULTS = {"preset": "smoke", "order": Order.SEQUENTIAL}
 
 
 def check(num_available_cores=8, num_gpus=None, **fields):
     request = SweepRequest(workload="resnet50", **(DEFAULTS | fields))
-    machine = cases.Machine(num_available_cores=num_available_cores, num_gpus=num_gpus)
+    machine = checked.Machine(
+        num_available_cores=num_available_cores, num_gpus=num_gpus
+    )
     return checked.check(request, machine)
 
 
@@ -201,7 +203,7 @@ def test_steps_whose_results_the_host_uses_are_not_queued():
     request = SweepRequest(
         workload="d4pg", preset="gpu", device="gpu", replicas=(1,), budget="none"
     )
-    machine = cases.Machine(num_available_cores=8, num_gpus=1)
+    machine = checked.Machine(num_available_cores=8, num_gpus=1)
     planned = plan.plan_sweep(request, machine)
 
     assert {1} == {trial.spec.steps_per_sync for trial in planned.trials}

@@ -3,11 +3,11 @@
 import pytest
 
 from harness.errors import DifferentStudyError, PlanError, StudyError
-from harness.planning import cases, checked, plan, study
+from harness.planning import checked, plan, study
 from harness.planning.request import SweepRequest
 from results.records.models import Order, ScalingMode
 
-MACHINE = cases.Machine(num_available_cores=4)
+MACHINE = checked.Machine(num_available_cores=4)
 BASE = SweepRequest(
     workload="resnet50",
     preset="smoke",

@@ -23,7 +23,7 @@ from loads import QUIET
 
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
-from harness.command import first_losses
+from harness.command import peers
 from harness.launch.gang import GangPlan
 from harness.machine import disturbance
 from harness.run import rounds
@@ -187,7 +187,7 @@ def test_what_a_killed_writer_left_is_removed(
 
 
 def _write_losses(trial_dir, spec):
-    first_losses.write(trial_dir, spec, [1.0, 2.0], "in_graph x1", "float32")
+    peers.write_losses(trial_dir, spec, [1.0, 2.0], "in_graph x1", "float32")
 
 
 def _write_gang(trial_dir, _spec):

@@ -15,7 +15,7 @@ from loads import QUIET
 from harness.cli import arguments, exit_codes
 from harness.errors import PlanError
 from harness.machine import disturbance
-from harness.planning import plan_count
+from harness.planning import checked
 from harness.run import trial_runner
 from reports.charts import style
 from reports.page.sections import learning
@@ -66,11 +66,11 @@ def test_a_missing_file_of_ours_is_no_refusal():
 
 
 def test_too_many_trials_are_counted_not_made():
-    plan_count.check(MAX_TRIALS)
+    checked.check_number(MAX_TRIALS)
     with pytest.raises(
         PlanError, match=rf"has {MAX_TRIALS + 1} trials, .*{MAX_TRIALS}:"
     ):
-        plan_count.check(MAX_TRIALS + 1)
+        checked.check_number(MAX_TRIALS + 1)
 
 
 @pytest.mark.parametrize(

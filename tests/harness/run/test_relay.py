@@ -13,7 +13,7 @@ import synthetic_trial
 
 from harness.errors import DoesNotFitError
 from harness.machine.machine_state import CpuTopology, LogicalCpu
-from harness.planning import cases, plan
+from harness.planning import checked, plan
 from harness.planning.request import SweepRequest
 from harness.run import rounds
 from harness.run.relay import run_generation
@@ -45,7 +45,7 @@ def relay_plan():
         repeats=2,
         budget="none",
     )
-    planned = plan.plan_sweep(request, cases.Machine(num_available_cores=2))
+    planned = plan.plan_sweep(request, checked.Machine(num_available_cores=2))
     return Plan(
         study="relay",
         created_at="2026-01-01T00:00:00+00:00",

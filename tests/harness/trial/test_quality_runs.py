@@ -11,7 +11,7 @@ from command_words import overridden, smoke_sweep
 from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.errors import ParseError, PlanError
-from harness.planning import budgets, cases, plan
+from harness.planning import checked, plan, settings
 from harness.planning.request import SweepRequest
 from harness.trial import steps as steps_lib
 from results.records.models import Budget, BudgetUnit, ScalingMode
@@ -19,7 +19,7 @@ from results.store.study_store import Store
 
 pytestmark = pytest.mark.usefixtures("forked_trials")
 
-TWO_CORES = cases.Machine(num_available_cores=2)
+TWO_CORES = checked.Machine(num_available_cores=2)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_budget_is_an_amount_and_a_unit(text, amount, unit):
     """Minutes and hours are seconds."""
     expected = Budget(amount=amount, unit=unit, num_evaluations=3)
 
-    assert expected == budgets.parse_budget(text, num_evaluations=3)
+    assert expected == settings.parse_budget(text, num_evaluations=3)
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_a_budget_is_an_amount_and_a_unit(text, amount, unit):
 )
 def test_a_budget_says_what_measures_quality(text, is_evaluated, has_runs):
     """Quality runs, the windows of all trials, both, or nothing."""
-    assert is_evaluated is budgets.is_evaluated(text)
-    assert has_runs == (budgets.parse_budget(text, num_evaluations=3) is not None)
+    assert is_evaluated is settings.is_evaluated(text)
+    assert has_runs == (settings.parse_budget(text, num_evaluations=3) is not None)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_budget_says_what_measures_quality(text, is_evaluated, has_runs):
 )
 def test_what_is_no_budget_is_refused(text):
     with pytest.raises(ParseError, match=r"--budget '.*' is not a budget; allowed are"):
-        budgets.parse_budget(text, num_evaluations=3)
+        settings.parse_budget(text, num_evaluations=3)
 
 
 def plan_of(**fields):

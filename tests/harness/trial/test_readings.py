@@ -13,7 +13,7 @@ from harness.client.scaling_client import (
     RankFile,
     ResidentMemory,
 )
-from harness.trial import loaded_nccl, steps
+from harness.trial import steps
 from harness.trial.rank_file import rank_path, read_rank
 
 
@@ -148,7 +148,7 @@ def test_a_process_without_gpus_records_nothing(writer, tmp_path):
 )
 def test_a_code_is_written_as_people_do(code, text):
     """Its digits have changed with 2.9."""
-    assert text == loaded_nccl.version_text(code)
+    assert text == steps.version_text(code)
 
 
 def test_the_library_in_memory_is_asked(tmp_path):
@@ -166,13 +166,13 @@ def test_the_library_in_memory_is_asked(tmp_path):
         f"7f02-7f03 r-xp 00000000 08:01 13                 {library}\n"
     )
 
-    assert "2.23.4" == loaded_nccl.loaded_version(maps)
+    assert "2.23.4" == steps.loaded_version(maps)
 
 
 @pytest.mark.parametrize("line", ["", "7f00-7f01 r-xp 0 08:01 1  /gone/libnccl.so.2\n"])
 def test_without_a_library_nothing_is_known(tmp_path, line):
     """Also of one that cannot be opened again, and where nothing can be read."""
     maps = tmp_path / "maps"
-    assert loaded_nccl.loaded_version(maps) is None
+    assert steps.loaded_version(maps) is None
     maps.write_text(line)
-    assert loaded_nccl.loaded_version(maps) is None
+    assert steps.loaded_version(maps) is None

@@ -4,7 +4,7 @@ import contextlib
 
 from harness.command import files
 from harness.command.reader import ReadingError
-from harness.machine import cuda_cache
+from harness.machine import gpus
 from harness.run.aggregate import conclude
 from harness.run.trial_tree import TrialExit
 from reports.words import brief
@@ -26,7 +26,7 @@ def of_numbers(kind, key):
 
 def of_note(path):
     """Reads what was compiled for which GPUs, as ``doctor`` does."""
-    cuda_cache.noted(path.parent)
+    gpus.noted_code(path.parent)
 
 
 def of_gate(path):

@@ -17,7 +17,7 @@ from small_programs import build
 import replicator
 from harness import catalog as harness_catalog
 from harness.errors import PlanError
-from harness.planning import controls
+from harness.planning import design
 from harness.planning.estimate import PlannedCase
 from harness.planning.request import SweepRequest
 from results.records.models import Control, Order, ScalingMode
@@ -280,7 +280,7 @@ def test_the_control_without_update_is_left_out_with_a_note():
         workload="keras_fit", controls=(Control.NOSYNC, Control.NO_UPDATE)
     )
     cases = [PlannedCase("in_graph", n, 4, (ScalingMode.WEAK,)) for n in (1, 2)]
-    added, notes = controls.choose(request, cases, 2, Order.RELAY)
+    added, notes = design.choose_controls(request, cases, 2, Order.RELAY)
 
     assert [Control.NOSYNC] == [case.control for case in added]
     assert "no control no_update of backend in_graph: Keras updates inside fit" in notes

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from harness import catalog
-from harness.command import first_losses, peers
+from harness.command import peers
 from harness.errors import PlanError
 from harness.trial.rank_file import rank_path, read_rank
 from results.records.models import Control
@@ -368,8 +368,8 @@ def test_a_peer_that_cannot_start_is_refused(
 )
 def test_first_losses_agree_or_the_step_that_does_not_is_named(found, message):
     """At most 1e-3 apart, relative."""
-    tolerance = first_losses.TOLERANCES["float32"]
-    reason = first_losses.disagreement(found, [2.0, 1.0], "in_graph x2", tolerance)
+    tolerance = peers.TOLERANCES["float32"]
+    reason = peers.disagreement(found, [2.0, 1.0], "in_graph x2", tolerance)
     assert bool(message) == bool(reason)
     assert reason.startswith(message)
 
@@ -386,7 +386,7 @@ def test_first_losses_agree_or_the_step_that_does_not_is_named(found, message):
         ),  # momentum 0.5 for 0.9
     ],
 )
-@pytest.mark.parametrize("dtype", first_losses.TOLERANCES)
+@pytest.mark.parametrize("dtype", peers.TOLERANCES)
 def test_the_check_of_16_bits_finds_a_wrong_step(tmp_path, found, message, dtype):
     """Losses of PyTorch in bfloat16, right and with errors planted in one step.
 
@@ -395,13 +395,13 @@ def test_the_check_of_16_bits_finds_a_wrong_step(tmp_path, found, message, dtype
     """
     spec = SimpleNamespace(num_warmup_steps=3, control=Control.NONE)
     ours = [6.969283, 5.675794, 8.130244]
-    first_losses.write(tmp_path, spec, ours, "in_graph x1", dtype)
+    peers.write_losses(tmp_path, spec, ours, "in_graph x1", dtype)
     path = rank_path(tmp_path, 0)
     path.parent.mkdir(parents=True, exist_ok=True)
     times = {"kind": "step", "phase": "warmup", "start_ns": 0, "end_ns": 1}
     lines = [{**times, "index": step, "loss": of} for step, of in enumerate(found)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    first_losses.check(tmp_path)
+    peers.check_losses(tmp_path)
 
     (check,) = read_rank(tmp_path, 0).sanity
     is_right = message.startswith("3 first") and dtype == "mixed_bfloat16"
