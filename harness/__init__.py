@@ -3,6 +3,9 @@
 import sys as _sys
 from pathlib import Path as _Path
 
+SOURCE_ROOT = _Path(__file__).resolve().parents[1]
+"""The folder of our packages: a checkout, or where they are installed."""
+
 # ``python -m`` looks into the current folder first, where a user may have a file with
 # the name of a package, such as ``results.py``. ``-m`` stands in ``argv`` while the
 # module is looked for, so in each process that is started as a module of this package.
@@ -11,6 +14,6 @@ if (
     _sys.argv[:1] == ["-m"]
     and not _is_safe
     and _sys.path[0]
-    and _Path(_sys.path[0]).resolve() != _Path(__file__).resolve().parents[1]
+    and _Path(_sys.path[0]).resolve() != SOURCE_ROOT
 ):
     del _sys.path[0]

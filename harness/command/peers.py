@@ -12,10 +12,9 @@ import json
 import os
 import statistics
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from harness import catalog
+from harness import SOURCE_ROOT, catalog
 from harness.errors import PlanError
 from harness.trial.rank_file import RankFileError, rank_path, read_rank
 from results.records import identity
@@ -28,6 +27,7 @@ from results.study.matching import LOSS_TOLERANCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from harness.catalog import BackendInfo, PeerInfo, WorkloadInfo
     from results.records.models import PlannedTrial, TrialSpec
@@ -134,8 +134,6 @@ def _agreement(
     )
 
 
-SOURCE_ROOT: Final = Path(__file__).resolve().parents[2]
-"""The folder of our packages: a checkout, where there are environments."""
 STAMP: Final = ".installed"
 """In an environment: the digest of the lock that it was made from."""
 _CLIENT: Final = "harness/client"

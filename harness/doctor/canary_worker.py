@@ -1,21 +1,27 @@
-"""The process that runs canaries on one core: ``python -m ... CORE ARRAY_BYTES``.
+"""The processes that run canaries, on one core or on GPUs.
 
-Reads lines ``<kind> <duration_sec>`` from stdin, and answers each with a rate: products
-of small matrices per second, or bytes per second. All memory is touched before the
-first answer, which is ``ready``.
+``python -m harness.doctor.canary_worker core CORE ARRAY_BYTES`` reads lines ``<kind>
+<duration_sec>`` from stdin, and answers each with a rate: products of small matrices
+per second, or bytes per second. All memory is touched before the first answer, which is
+``ready``.
+
+``python -m harness.doctor.canary_worker gpus DURATION_SEC SIZE DEVICE...`` prints one
+line of JSON: matrix products per second of each device alone, and of all at once.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 COMPUTE = "compute"
 MEMORY = "memory"
@@ -56,7 +62,7 @@ def rate(kernel: Callable[[], object], work: float, duration_sec: float) -> floa
     return num_calls * work / (now - start)
 
 
-def main(core: int, array_bytes: int) -> None:
+def serve(core: int, array_bytes: int) -> None:
     """Answers lines until stdin ends."""
     os.sched_setaffinity(0, {core})
     kernels = make_kernels(array_bytes)
@@ -71,5 +77,42 @@ def main(core: int, array_bytes: int) -> None:
         sys.stdout.flush()
 
 
+def measure(
+    devices: Sequence[str], size: int, duration_sec: float
+) -> dict[str, list[float]]:
+    """Returns products per second of each device ``alone``, and all ``together``."""
+    # Those of cores need none of it.
+    from harness.trial.steps import make_kernel, matrix_product_rate
+
+    kernels = [make_kernel(device, size) for device in devices]
+    for multiply in kernels:
+        matrix_product_rate(multiply, duration_sec / 4)  # raises the clock, compiles
+    alone = [matrix_product_rate(multiply, duration_sec) for multiply in kernels]
+    together = [0.0] * len(kernels)
+
+    def run(place: int) -> None:
+        together[place] = matrix_product_rate(kernels[place], duration_sec)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(kernels))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return {"alone": alone, "together": together}
+
+
+def print_gpus(duration_sec: float, size: int, devices: Sequence[str]) -> None:
+    """Prints the rates of the devices."""
+    import tensorflow as tf
+
+    # Otherwise a device that does not exist would be a CPU, without an error.
+    tf.config.set_soft_device_placement(enabled=False)
+    sys.stdout.write(json.dumps(measure(devices, size, duration_sec)) + "\n")
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    what, first, second, *others = sys.argv[1:]
+    if what == "core":
+        serve(int(first), int(second))
+    else:
+        print_gpus(float(first), int(second), others)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness import SOURCE_ROOT
 from harness.doctor import checks, gpu
 from harness.doctor.canary_worker import COMPUTE, MEMORY
 from harness.doctor.checks import Finding, caution, ok
@@ -48,7 +49,6 @@ _ADVICE = {
     COMPUTE: "cores share units or clock: compare efficiency with a solo run, not 1",
     MEMORY: "cores share bandwidth: compare efficiency with a solo run, not 1",
 }
-_SOURCE_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +90,7 @@ def _largest_cache_bytes(root: Path) -> int:
 def canary_processes(cores: Sequence[int], num_bytes: int) -> Iterator[Ask]:
     """Starts a process on each core; yields the function that asks them."""
     with contextlib.ExitStack() as stack:
-        command = [sys.executable, "-m", "harness.doctor.canary_worker"]
+        command = [sys.executable, "-m", "harness.doctor.canary_worker", "core"]
         processes = {}
         for core in cores:
             process = subprocess.Popen(
@@ -98,7 +98,7 @@ def canary_processes(cores: Sequence[int], num_bytes: int) -> Iterator[Ask]:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                cwd=_SOURCE_ROOT,
+                cwd=SOURCE_ROOT,
                 # Ctrl-C reaches this process only; theirs end with their stdin.
                 start_new_session=True,
             )

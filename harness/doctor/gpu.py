@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.doctor import gpu_code
@@ -17,7 +12,6 @@ from harness.doctor.checks import Finding, bad, caution, ok
 from harness.errors import DoctorError, UnfitMachineError
 from harness.machine import environment, gpu_watch, gpus
 from harness.trial import gpu_probe
-from results.records.texts import printable
 
 if TYPE_CHECKING:
     from harness.machine.gpus import Gpu
@@ -285,7 +279,6 @@ _TIMEOUT_SEC = 300.0
 _LEAST_OF_MEDIAN = 0.95
 _LEAST_TOGETHER = 0.9
 _OPERATIONS = 2 * SIZE**3
-_SOURCE_ROOT = Path(__file__).resolve().parents[2]
 
 
 def multiply(
@@ -296,33 +289,20 @@ def multiply(
     turn_sec: float = TURN_SEC,
 ) -> Rates:
     """Times the product in a process of its own."""
-    paths = [str(_SOURCE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    command = [sys.executable, "-m", "harness.doctor.gpu_canary_worker"]
     try:
-        done = subprocess.run(
-            [*command, str(turn_sec), str(size), *devices],
-            capture_output=True,
-            check=True,
-            text=True,
-            timeout=_TIMEOUT_SEC,
-            env={
-                **os.environ,
-                **gpus.cache_variables(),
-                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-                "CUDA_VISIBLE_DEVICES": ",".join(ids) or gpus.NO_GPU,
-                "PYTHONPATH": os.pathsep.join(paths),
-                "TF_CPP_MIN_LOG_LEVEL": "3",
-                "TF_FORCE_GPU_ALLOW_GROWTH": "true",
-            },
+        found = environment.ask_on_gpus(
+            ids,
+            "harness.doctor.canary_worker",
+            *("gpus", str(turn_sec), str(size), *devices),
+            timeout_sec=_TIMEOUT_SEC,
+            TF_FORCE_GPU_ALLOW_GROWTH="true",
+            **gpus.cache_variables(),
         )
-        found: Any = json.loads(done.stdout.splitlines()[-1])
         return {name: list(found[name]) for name in ("alone", "together")}
-    except (subprocess.SubprocessError, ValueError, LookupError) as error:
-        output = (getattr(error, "stderr", None) or str(error)).strip()
-        last = printable(output.splitlines()[-1] if output else "no output")
+    except (environment.OwnProgramError, LookupError) as error:
         raise DoctorError(
-            f"the matrix product on {', '.join(devices)} failed: {last[:300]}; see"
-            " docs/gpu.md"
+            f"the matrix product on {', '.join(devices)} failed: {str(error)[:300]};"
+            " see docs/gpu.md"
         ) from error
 
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 CHECK: Final = "machine code"
 COMMAND: Final = "python -m harness.doctor.gpu_code"
 _PERIOD_SEC = 10.0
-_SOURCE_ROOT = Path(__file__).resolve().parents[2]
 
 
 def check_code(
@@ -168,14 +167,9 @@ def _workloads() -> list[str]:
 
 def _run(name: str, environ: Mapping[str, str]) -> int:
     """Runs a workload, and shows that it goes on; there is no limit to its time."""
-    paths = [str(_SOURCE_ROOT), *filter(None, [environ.get("PYTHONPATH")])]
     process = subprocess.Popen(
         [sys.executable, "-m", "workloads.warm_up", name],
-        env={
-            **environ,
-            "PYTHONPATH": os.pathsep.join(paths),
-            "TF_CPP_MIN_LOG_LEVEL": environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
-        },
+        env=environment.own_variables({"TF_CPP_MIN_LOG_LEVEL": "2", **environ}),
     )
     folder = Path(environ[gpus.CACHE_PATH])
     start = time.monotonic()

@@ -21,6 +21,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness import SOURCE_ROOT
 from harness.errors import RevisionError
 from harness.machine import environment, gpus, machine_state, owned_folders
 from harness.machine.machine_state import read_topology
@@ -29,6 +30,7 @@ from harness.placement.processes import processes_of_trial
 from harness.sources import code_digest
 from harness.sources.code_digest import SourceTree
 from harness.trial.measure import COMPATIBLE, PROTOCOL
+from harness.trial.process_tree import on_stop_signals
 from results.records.masked import tokens
 from results.records.models import SCHEMA_VERSION
 
@@ -68,14 +70,11 @@ def remove_abandoned_worktrees(git: Git) -> None:
     owned_folders.remove_abandoned()
 
 
-SOURCE_ROOT = Path(__file__).resolve().parents[2]
-"""The git repository, and the tree whose packages are installed."""
 LOCK_NAME = "requirements.lock"
 GPU_LOCK_NAME = "requirements-gpu.lock"
 SHOWN_DIGITS = 12
 """Of a commit, as the revision of specs."""
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _READ_VERSIONS = """
 import importlib.metadata, json, sys
 found = {}
@@ -300,12 +299,8 @@ def uninterrupted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in _STOP_SIGNALS}
-    try:
+    with on_stop_signals(signal.SIG_IGN):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def fingerprint(spec: TrialSpec) -> str:

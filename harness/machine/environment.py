@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import json
 import os
 import platform
 import re
@@ -11,15 +12,18 @@ import subprocess
 import sys
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from harness import SOURCE_ROOT
 from harness.errors import PlanError
+from harness.machine.gpus import NO_GPU
 from results.records import identity
 from results.records.models import Environment
 from results.records.program import identity_variables, recorded_variables
+from results.records.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from harness.machine.owned_folders import Owned
     from results.records.machines.machine_record import GpuSettings, MachineState
@@ -192,6 +196,43 @@ def image_of(root: Path = Path("/"), environ: Mapping[str, str] | None = None) -
     except (OSError, UnicodeDecodeError):
         return ""
     return f"sha256:{found['id']}" if found else ""
+
+
+class OwnProgramError(RuntimeError):
+    """A program of ours has failed; the message is the last line that it printed."""
+
+
+def own_variables(environ: Mapping[str, str], **more: str) -> dict[str, str]:
+    """Returns the variables of a process that imports this tree, and others."""
+    paths = [str(SOURCE_ROOT), *filter(None, [environ.get("PYTHONPATH")])]
+    return {**environ, "PYTHONPATH": os.pathsep.join(paths), **more}
+
+
+def ask_on_gpus(
+    ids: Sequence[str], module: str, *arguments: str, timeout_sec: float, **more: str
+) -> Any:
+    """Returns the last line, of JSON, of a module of ours that may use some GPUs."""
+    variables = own_variables(
+        os.environ,
+        CUDA_DEVICE_ORDER="PCI_BUS_ID",
+        CUDA_VISIBLE_DEVICES=",".join(ids) or NO_GPU,
+        TF_CPP_MIN_LOG_LEVEL="3",
+        **more,
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module, *arguments],
+            capture_output=True,
+            check=True,
+            text=True,
+            timeout=timeout_sec,
+            env=variables,
+        )
+        return json.loads(done.stdout.splitlines()[-1])
+    except (subprocess.SubprocessError, ValueError, LookupError) as error:
+        output = (getattr(error, "stderr", None) or str(error)).strip()
+        last = output.splitlines()[-1] if output else "no output"
+        raise OwnProgramError(printable(last)) from error
 
 
 def run_git(

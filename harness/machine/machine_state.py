@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import psutil
 
+from harness import SOURCE_ROOT
 from harness.machine import environment, gpus
 from replicator.core import cgroups
 from results.records.machines.machine_record import MachineState
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
-SOURCE_ROOT = Path(__file__).resolve().parents[2]
 OWN_FILE = "harness/__init__.py"
 """What a repository must have for its commit to be that of our sources."""
 _GIT_TIMEOUT_SEC = 10.0

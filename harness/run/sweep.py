@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any, Final
 from harness import catalog
 from harness.command.reader import OWN_ERRORS
 from harness.errors import Interrupted, StudyError
+from harness.machine import environment
 from harness.planning import defaults
 from harness.run import resident, trial_runner, trial_tree
 from harness.run.relay import run_generation
 from harness.run.rounds import Generation, RelayTimeLeft, relay_sec, steps_of_turns
 from harness.run.trial_runner import run_trial
-from harness.run.trial_tree import SOURCE_ROOT
 from harness.sources import code_digest
 from harness.trial import rank_file
+from harness.trial.process_tree import STOP_SIGNALS, on_stop_signals
 from harness.trial.rank_file import one_line
 from results.judging import exact, gate
 from results.records import identity, measuring
@@ -139,16 +140,12 @@ def _request(spec: TrialSpec) -> dict[str, Any]:
 def _export(
     module: str, folder: Path, request: dict[str, Any], timeout_sec: float
 ) -> None:
-    paths = [str(SOURCE_ROOT), os.environ.get("PYTHONPATH", "")]
     try:
         done = subprocess.run(
             [sys.executable, "-m", module, str(folder), json.dumps(request)],
-            env={
-                **os.environ,
-                "CUDA_VISIBLE_DEVICES": "-1",
-                "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-                "TF_CPP_MIN_LOG_LEVEL": "2",
-            },
+            env=environment.own_variables(
+                os.environ, CUDA_VISIBLE_DEVICES="-1", TF_CPP_MIN_LOG_LEVEL="2"
+            ),
             capture_output=True,
             text=True,
             check=False,
@@ -244,25 +241,18 @@ def _run_together(
             trial_runner.record(store, prepared, trial_exit, settings, disturbance={})
 
 
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
 @contextlib.contextmanager
 def stop_signals() -> Iterator[None]:
     """Turns SIGINT, SIGTERM and SIGHUP into ``Interrupted`` while the block runs."""
 
     def stop(number: int, _frame: object) -> None:
         # One is enough: a second one must not interrupt the cleanup.
-        for other in _STOP_SIGNALS:
+        for other in STOP_SIGNALS:
             signal.signal(other, signal.SIG_IGN)
         raise Interrupted(signal.Signals(number).name)
 
-    before: dict[int, Any] = {n: signal.signal(n, stop) for n in _STOP_SIGNALS}
-    try:
+    with on_stop_signals(stop):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def missing_trials(

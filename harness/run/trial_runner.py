@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import catalog
+from harness import SOURCE_ROOT, catalog
 from harness.command import peers
 from harness.errors import PlanError
 from harness.launch.local import LocalLauncher
@@ -130,7 +130,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     settings.launcher.prepare(trial_dir, processes, place)
     versions: Mapping[str, str] | None = None
     command = settings.launcher.command(processes, settings.worker_command)
-    source_root = code_root = trial_tree.SOURCE_ROOT
+    source_root = code_root = SOURCE_ROOT
     of_peer = catalog.peer(spec.backend)
     if spec.program is not None:
         if of_peer is None:

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from harness import SOURCE_ROOT
 from harness.client.scaling_client import ADDRESS_VARIABLE
 from harness.errors import StudyError
 from harness.machine import gpus, owned_folders
@@ -75,8 +76,6 @@ def remove_scratch(trial_dir: os.PathLike[str]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-SOURCE_ROOT = Path(__file__).resolve().parents[2]
-"""The folder of the packages that run, unless a trial is of another revision."""
 WORKER_COMMAND = (sys.executable, "-m", "harness.trial.worker")
 """The trial directory is appended."""
 

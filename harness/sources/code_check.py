@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness import SOURCE_ROOT
 from harness.command import identity, program
 from harness.errors import DifferentStudyError, PlanError
 from harness.machine import machine_state
@@ -111,7 +112,7 @@ def _measured_code(store: Store | None) -> str:
 
 
 def _code_now(tree: SourceTree | None) -> str:
-    root = machine_state.SOURCE_ROOT if tree is None else tree.root
+    root = SOURCE_ROOT if tree is None else tree.root
     commit, is_modified = machine_state.read_source_state(root)
     return _commit(MachineState(git_commit=commit, is_source_modified=is_modified))
 
@@ -144,7 +145,7 @@ class CodeWatch:
         *,
         folders: Mapping[str, Path],
         left_out: Sequence[Path],
-        root: Path = code_digest.ROOT,
+        root: Path = SOURCE_ROOT,
     ) -> None:
         """Takes the code for unchanged that the plan was made with."""
         self._plan, self._left_out, self._root = plan, left_out, root

@@ -32,7 +32,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from harness import catalog
+from harness import SOURCE_ROOT, catalog
 from harness.errors import PlanError
 from results import plugins
 
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from results.plugins import Plugin
     from results.records.models import Plan, PlannedTrial
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-"""The folder that our packages are in."""
 MEASURED: Final = (
     "replicator",
     "workloads",
@@ -106,7 +104,7 @@ _known: dict[str, tuple[int, int, str]] = {}
 
 def of_trial(workload: str, backend: str, tree: SourceTree | None = None) -> str:
     """Returns the digest of the code of a trial, 16 hex characters."""
-    root, versions = (ROOT, None) if tree is None else (tree.root, tree.versions)
+    root, versions = (SOURCE_ROOT, None) if tree is None else (tree.root, tree.versions)
     parts = {**read_once(root)}
     for kind, name in ((catalog.WORKLOAD, workload), (catalog.BACKEND, backend)):
         if plugin := plugins.used(kind, name):

@@ -12,11 +12,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from harness.machine import environment
 from harness.machine.gpus import NO_GPU
 from results.records.texts import printable
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 INSTALL: Final = "make setup-gpu (it installs requirements-gpu.lock)"
 _TIMEOUT_SEC = 120.0
 _MOST_SHOWN = 120
-_SOURCE_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,35 +67,21 @@ def read_here() -> TensorFlowGpus:
 
 def probe(ids: Sequence[str]) -> TensorFlowGpus:
     """Asks TensorFlow in a process that may use some GPUs; takes about 5 s."""
-    paths = [str(_SOURCE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "harness.trial.gpu_probe"],
-            capture_output=True,
-            check=True,
-            text=True,
-            timeout=_TIMEOUT_SEC,
-            env={
-                **os.environ,
-                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-                "CUDA_VISIBLE_DEVICES": ",".join(ids) or NO_GPU,
-                "PYTHONPATH": os.pathsep.join(paths),
-                "TF_CPP_MIN_LOG_LEVEL": "3",
-            },
+        found = environment.ask_on_gpus(
+            ids, "harness.trial.gpu_probe", timeout_sec=_TIMEOUT_SEC
         )
-        return TensorFlowGpus(**json.loads(done.stdout.splitlines()[-1]))
-    except (subprocess.SubprocessError, ValueError, LookupError, TypeError) as error:
-        output = getattr(error, "stderr", None) or str(error)
-        last = output.strip().splitlines()[-1:] or ["no output"]
+        return TensorFlowGpus(**found)
+    except (environment.OwnProgramError, TypeError) as error:
         raise MissingGpuError(
             "TensorFlow does not say which GPUs it sees:"
-            f" {printable(str(last[0]))[:_MOST_SHOWN]}; install it with {INSTALL}"
+            f" {printable(str(error))[:_MOST_SHOWN]}; install it with {INSTALL}"
         ) from error
 
 
-def given_ids(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+def given_ids(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """Returns the GPUs that this process was given; none for one that only serves."""
-    text = environment.get("CUDA_VISIBLE_DEVICES", NO_GPU)
+    text = environ.get("CUDA_VISIBLE_DEVICES", NO_GPU)
     return () if text in ("", NO_GPU) else tuple(text.split(","))
 
 

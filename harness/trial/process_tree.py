@@ -15,14 +15,14 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from replicator.cluster.die_with_parent import request_death_signal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 MARKER = "REPLICATOR_HARNESS_TRIAL"
@@ -34,6 +34,22 @@ END_COMMAND = (sys.executable, "-m", "harness.trial.process_tree")
 TERMINATE_GRACE_SEC = 3.0
 KILL_GRACE_SEC = 10.0
 _MAX_ROUNDS = 20
+
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def on_stop_signals(
+    handler: Callable[[int, Any], Any] | signal.Handlers,
+) -> Iterator[None]:
+    """Has a handler called on signals to stop, for as long as the block lasts."""
+    before = {number: signal.signal(number, handler) for number in STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 class KillTreeError(RuntimeError):

@@ -42,12 +42,11 @@ PARSED = {
     "harness/client/scaling_client.py": "a file that is copied, and imports nothing",
     "harness/command/files.py": "the numbers of a program, with messages of its own",
     "harness/command/peers.py": TRIAL,
-    "harness/doctor/gpu.py": OUTPUT,
     "harness/judging/revisions.py": OUTPUT,
     "harness/launch/gang.py": LINES,
     "harness/launch/kubernetes.py": OUTPUT,
     "harness/launch/ray_cluster.py": OUTPUT,
-    "harness/trial/gpu_probe.py": OUTPUT,
+    "harness/machine/environment.py": OUTPUT,
     "reports/site/compared_text.py": "what was written a line before",
     "results/judging/paired_gate.py": "a table of this tree",
 }

@@ -182,7 +182,7 @@ def doctor_of_gpus(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
         return [*gpu.check_gpus(states), *measures[-1]([0])]
 
     check = functools.partial(gpu.measure_gpus, multiply=multiply)
-    monkeypatch.setattr(gpu, "check_gpus", check)
+    monkeypatch.setattr(gpu, "measure_gpus", check)
     monkeypatch.setattr(diagnose, "diagnose", diagnosed)
 
     def run(probe: Any, *, is_json: bool = False) -> tuple[int, str]:

@@ -9,6 +9,7 @@ import psutil
 import pytest
 import synthetic_trial
 
+from harness.command import output
 from harness.command import running as running_lib
 from harness.run import trial_runner, trial_tree
 from harness.run.trial_runner import RunSettings
@@ -279,14 +280,14 @@ def test_output_has_limits(ran, tmp_path):
     del ran
     path = tmp_path / "out"
     with path.open("wb") as file:
-        kept = running_lib.KeptOutput(file.fileno())
+        kept = output.KeptOutput(file.fileno())
         for _ in range(600):
             kept.add(b"z" * 10_000)
         kept.add(b"\nthe end")
         kept.end()
     text = path.read_bytes()
 
-    assert len(text) < running_lib.HEAD_BYTES + running_lib.TAIL_BYTES + 100
+    assert len(text) < output.HEAD_BYTES + output.TAIL_BYTES + 100
     assert text.endswith(b"the end")
     assert b"bytes left out" in text
     assert kept.last_bytes.endswith(b"\nthe end")

@@ -6,7 +6,7 @@ import pytest
 from fake_nvml import make_gpus, without
 
 from harness.doctor import gpu_code
-from harness.machine import gpus
+from harness.machine import environment, gpus
 from harness.trial.gpu_probe import MissingGpuError, TensorFlowGpus
 
 WHEEL = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")
@@ -175,7 +175,7 @@ def test_a_workload_is_run_with_its_variables(tmp_path, monkeypatch, capfd):
         "os.environ['CUDA_CACHE_PATH'], flush=True)\nsys.exit(5)\n"
     )
     monkeypatch.chdir(tmp_path)  # Python looks there first
-    monkeypatch.setattr(gpu_code, "_SOURCE_ROOT", tmp_path)
+    monkeypatch.setattr(environment, "SOURCE_ROOT", tmp_path)
     monkeypatch.setattr(gpu_code, "_PERIOD_SEC", 0.05)
     code = gpu_code._run("sngan", {"CUDA_CACHE_PATH": str(tmp_path)})
     printed = capfd.readouterr().out

@@ -182,7 +182,7 @@ def test_out_of_memory_kills_are_those_of_the_own_control_group(
 
 def test_the_death_signal_can_be_asked_for():
     """In a child, since the request would hold for the test process too."""
-    code = "from harness.trial import die_with_parent as d; d.request_death_signal()"
+    code = "from harness.trial import process_tree as d; d.request_death_signal()"
     command = [sys.executable, "-c", code]
 
     assert subprocess.run(command, cwd=ROOT, timeout=60, check=False).returncode == 0

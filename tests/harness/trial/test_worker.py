@@ -106,7 +106,7 @@ def test_a_program_of_solo_knows_its_rank_and_no_cluster(
         "measure_spec",
         lambda *_, **__: seen.append("TF_CONFIG" in os.environ),
     )
-    monkeypatch.setattr(worker.die_with_parent, "beat", lambda _write: None)
+    monkeypatch.setattr(worker.process_tree, "beat", lambda _write: None)
 
     assert 0 == worker.main([str(tmp_path)])
     assert [False] == seen

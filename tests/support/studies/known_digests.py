@@ -12,8 +12,8 @@ VARIABLE = "TESTS_KNOW_FINGERPRINTS"
 @functools.cache
 def variables():
     """Returns the environment variable for such a process."""
-    root = str(code_digest.ROOT)
-    code_digest.read_once(code_digest.ROOT)
+    root = str(code_digest.SOURCE_ROOT)
+    code_digest.read_once(code_digest.SOURCE_ROOT)
     known = code_digest._known.items()
     found = {p.removeprefix(root): of for p, of in known if p.startswith(root)}
     return {VARIABLE: json.dumps(found)}
@@ -24,4 +24,4 @@ def use():
     for name, (time, size, fingerprint) in json.loads(
         os.environ.get(VARIABLE, "{}")
     ).items():
-        code_digest._known[f"{code_digest.ROOT}{name}"] = time, size, fingerprint
+        code_digest._known[f"{code_digest.SOURCE_ROOT}{name}"] = time, size, fingerprint
