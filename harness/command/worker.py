@@ -71,11 +71,12 @@ if TYPE_CHECKING:
 def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
     """Returns the result record of a program that has printed a number."""
     assert spec.program is not None
-    if not log.readings:
+    readings, used = log.all("reading"), log.last("used")
+    if not readings:
         raise ValueError("the command printed no number")
     of = numbers.parse_metric(spec.program.metric)
     num_warmup, evidence, remarks = judge(
-        [reading["ns"] for reading in log.readings], spec.num_warmup_steps
+        [reading["ns"] for reading in readings], spec.num_warmup_steps
     )
     warmup, measured = (
         tuple(
@@ -83,7 +84,7 @@ def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
             for reading in part
             if reading["value"]  # a rate of 0 is none yet
         )
-        for part in (log.readings[:num_warmup], log.readings[num_warmup:])
+        for part in (readings[:num_warmup], readings[num_warmup:])
     )
     if not measured:
         raise ValueError("the command printed no number above 0")
@@ -100,21 +101,23 @@ def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
                 time_to_first_step_sec=0.0,
                 warmup_step_time_sec=warmup,
                 step_time_sec=measured,
-                window_start_ns=log.readings[max(0, num_warmup - 1)]["ns"],
-                window_end_ns=log.readings[-1]["ns"],
+                window_start_ns=readings[max(0, num_warmup - 1)]["ns"],
+                window_end_ns=readings[-1]["ns"],
                 losses=(),
-                peak_memory_bytes=log.memory["peak_memory_bytes"],
+                peak_memory_bytes=log.last("memory")["peak_memory_bytes"],
             ),
         ),
         sanity=(),
-        window_metrics=tuple(map(QualityMetric.model_validate, log.window_metrics)),
+        window_metrics=tuple(
+            map(QualityMetric.model_validate, log.all("window_metric"))
+        ),
         readings=Readings(
             evidence=evidence,
             num_readings=len(warmup) + len(measured),
-            num_processes=log.used["num_processes"],
-            busy_cores=log.used["busy_cores"],
-            advances=tuple(log.used.get("advances", ())),
-            remarks=(*remarks, *log.used["remarks"]),
+            num_processes=used["num_processes"],
+            busy_cores=used["busy_cores"],
+            advances=tuple(used.get("advances", ())),
+            remarks=(*remarks, *used["remarks"]),
         ),
     )
 

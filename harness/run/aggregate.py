@@ -91,8 +91,8 @@ def _furthest_behind(logs: Sequence[RankLog]) -> RankLog:
 
 
 def _where(log: RankLog) -> str:
-    if "metric" in log.facts:  # of a program of the user's
-        return f"the command had printed {len(log.readings) or 'no'} numbers"
+    if "metric" in log.last("facts"):  # of a program of the user's
+        return f"the command had printed {len(log.all('reading')) or 'no'} numbers"
     steps = f" after {len(log.steps)} steps" if log.steps else ""
     return f"rank {log.rank} was in phase {log.phase.value}{steps}"
 
@@ -101,9 +101,9 @@ def timed_out(logs: Sequence[RankLog], trial_exit: TrialExit) -> Conclusion:
     """Concludes a trial that the harness ended: the rank that is furthest behind."""
     behind = _furthest_behind(logs)
     reason = f"killed after {trial_exit.timeout_sec:g} s (timeout): {_where(behind)}"
-    if "metric" in behind.facts:
+    if "metric" in behind.last("facts"):
         reason += "; look at what it waits for, or raise --timeout"
-        if behind.readings:
+        if behind.all("reading"):
             reason += ", or end it after enough numbers by --num-measured-steps"
     failure = Failure(
         phase=behind.phase,
@@ -180,17 +180,17 @@ def make_result(
     start_ns = max(rank.window_start_ns for rank in ranks)
     end_ns = max(rank.window_end_ns for rank in ranks)
     window_sec = (end_ns - start_ns) / 1e9
-    if len({log.clock_host for log in logs}) > 1:
+    if len({log.last("clock").get("host", "") for log in logs}) > 1:
         # Clocks of two machines differ; ranks that wait for each other measure alike.
         window_sec = (
             max(rank.window_end_ns - rank.window_start_ns for rank in ranks) / 1e9
         )
     if turns:
         window_sec = sum(turn.time_sec for turn in turns)
-    facts = logs[0].facts
+    facts = logs[0].last("facts")
     global_batch_size = facts["global_batch_size"]
     if spec.control is Control.SOLO:  # every process has a batch of its own
-        global_batch_size = sum(log.facts["global_batch_size"] for log in logs)
+        global_batch_size = sum(log.last("facts")["global_batch_size"] for log in logs)
     return TrialResult(
         trial_id=trial_id,
         example_unit=facts["example_unit"],
@@ -202,17 +202,24 @@ def make_result(
         turns=tuple(turns),
         ranks=ranks,
         sanity=tuple(
-            SanityCheck.model_validate(check) for log in logs for check in log.sanity
+            SanityCheck.model_validate(check)
+            for log in logs
+            for check in log.all("sanity")
         ),
         quality=tuple(
-            QualityMetric.model_validate(metric) for metric in logs[0].quality
+            QualityMetric.model_validate(metric) for metric in logs[0].all("quality")
         ),
         window_metrics=tuple(
-            QualityMetric.model_validate(metric) for metric in logs[0].window_metrics
+            QualityMetric.model_validate(metric)
+            for metric in logs[0].all("window_metric")
         ),
-        curve=tuple(QualityPoint.model_validate(point) for point in logs[0].curve),
-        changes=tuple(Change.model_validate(change) for change in logs[0].changes),
-        collectives=logs[0].collectives,
+        curve=tuple(
+            QualityPoint.model_validate(point) for point in logs[0].all("point")
+        ),
+        changes=tuple(
+            Change.model_validate(change) for change in logs[0].all("change")
+        ),
+        collectives=logs[0].last("explain").get("collectives", ""),
     )
 
 
@@ -231,14 +238,17 @@ def _rank_times(spec: TrialSpec, log: RankLog, num_measured_steps: int) -> RankT
             f"rank {log.rank} measured {len(measured)} steps, expected"
             f" {num_measured_steps or 'at least 1'}"
         )
-    if log.time_to_first_step_sec is None:
+    first_step = log.last("first_step_done")
+    if not first_step:
         raise ValueError(f"rank {log.rank} has no time to first step")
     warmup = log.steps[: spec.num_warmup_steps]
     losses = [step.loss for step in log.steps if step.loss is not None]
     return RankTimes(
         rank=log.rank,
         time_to_first_step_sec=(
-            log.time_to_first_step_sec if log.is_start_alone else 0.0
+            first_step["time_to_first_step_sec"]
+            if first_step.get("is_alone", True)
+            else 0.0
         ),
         warmup_step_time_sec=tuple(step.time_sec for step in warmup),
         step_time_sec=tuple(step.time_sec for step in measured),
@@ -246,8 +256,8 @@ def _rank_times(spec: TrialSpec, log: RankLog, num_measured_steps: int) -> RankT
         window_end_ns=measured[-1].end_ns,
         # Records store finite numbers only; the raw ones stay in the rank file.
         losses=tuple(itertools.takewhile(math.isfinite, losses)),
-        peak_memory_bytes=log.memory["peak_memory_bytes"],
-        peak_flops_per_sec=log.peak.get("flops_per_sec"),
+        peak_memory_bytes=log.last("memory")["peak_memory_bytes"],
+        peak_flops_per_sec=log.last("peak").get("flops_per_sec"),
     )
 
 
@@ -294,12 +304,16 @@ def conclude(
         return _recorded_failure(failed)
     if trial_exit.exit_code != 0 or not all(log.is_done for log in logs):
         return without_record(logs, trial_exit, first, trial_dir)
-    tflops = tuple(itertools.chain.from_iterable(log.gpu_tflops for log in logs))
+    versions = {log.last("nccl").get("version", "") for log in logs} - {""}
+    tflops = tuple(
+        itertools.chain.from_iterable(
+            log.last("gpu_canary").get("tflops", ()) for log in logs
+        )
+    )
     return dataclasses.replace(
         _complete(trial_id, spec, logs, turns),
         gpu_tflops=tflops,
-        nccl_version="+".join(sorted({log.nccl_version for log in logs} - {""}))
-        or None,
+        nccl_version="+".join(sorted(versions)) or None,
     )
 
 

@@ -85,7 +85,7 @@ def _counted(resident: Resident) -> dict[str, float]:
     log = rank_file.read_rank(resident.prepared.trial_dir, 0)
     return {
         metric["name"]: metric["value"]
-        for metric in log.window_metrics
+        for metric in log.all("window_metric")
         if metric["name"] in measuring.UNITS
     }
 

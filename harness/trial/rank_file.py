@@ -1,41 +1,8 @@
 """The file ``rank_<k>.jsonl``: everything one process of a trial observed, in order.
 
-One JSON object per line, ``kind`` first. Times are nanoseconds of ``CLOCK_MONOTONIC``,
-which all processes of a machine share; those of two machines cannot be compared.
-
-- ``trial``: ``trial_id``, ``nonce``. Whose observations these are; the first line.
-- ``clock``: ``host``, which says whose clock it is; of trials of several processes.
-- ``phase``: ``phase``, ``ns``. The process enters a phase.
-- ``facts``: ``num_parameters``, ``flops_per_example`` (null if not counted),
-  ``example_unit``, ``global_batch_size``; of a program of the user's also
-  ``num_replicas`` and ``metric``, which say what its numbers mean.
-- ``explain``: ``collectives``, the backend's description of them.
-- ``client``: ``protocol``, ``rank``, ``num_ranks``; of a program with a client.
-- ``step``: ``phase``, ``index``, ``start_ns``, ``end_ns``, ``loss`` (a number, a string
-  such as ``nan``, or null where the program has none). The index counts over all phases
-  from 0.
-- ``turn``: of a relay, after its steps: ``round_index``, ``attempt``, ``start_ns``,
-  ``end_ns``, ``num_steps``, and what the process used in it.
-- ``first_step_done``: ``time_to_first_step_sec``, ``is_alone``.
-- ``peak``: ``flops_per_sec``, ``method``. Of the devices of this process; before the
-  window, and only where the floating-point operations of an example were counted.
-- ``gpu_canary``: ``tflops`` of a matrix product on each GPU of the process, before the
-  warm-up steps; ``reason`` where there is none.
-- ``nccl``: ``version`` that the process has loaded; nothing where it has none.
-- ``memory``: ``peak_memory_bytes``, ``method``. Of the measured window.
-- ``window_metric``: the fields of ``QualityMetric``; counted in the measured window,
-  or in the last warm-up step.
-- ``heartbeat``: ``ns``. The process is alive, at least every few seconds.
-- ``sanity``: ``name``, ``is_passed``, ``detail``.
-- ``quality``: the fields of ``QualityMetric``, of what was reached in the end.
-- ``point``: the fields of ``QualityPoint``; of a quality run.
-- ``change``: ``group``, ``name``, ``sketch``: numbers that say what the first steps
-  changed in a model or an optimizer; of a trial that is matched.
-- ``reading``: ``ns``, ``value``; a number that a program of the user's printed.
-- ``used``: ``num_processes``, ``busy_cores``, ``advances``, ``remarks``, of such a
-  program.
-- ``failure``: ``phase``, ``reason``, ``exception_type``, ``traceback``.
-- ``done``: ``ns``. The process completed.
+One JSON object per line, ``kind`` first; ``results/records/client/protocol.py`` has a
+model of each kind. Times are nanoseconds of ``CLOCK_MONOTONIC``, which all processes of
+a machine share; those of two machines cannot be compared.
 
 Lines are flushed as they are written and synced to disk at the end of a phase, so a
 killed process leaves its lines so far; only the last one can be incomplete. Steps of
@@ -61,7 +28,9 @@ from results.records.texts import printable
 from results.store import untrusted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Collection, Mapping
+
+    Fields = dict[str, Any]
 
 
 __all__ = [
@@ -113,41 +82,34 @@ class RankLog:
     """The content of a rank file, as far as it was written."""
 
     rank: int  # The process's rank.
-    # How many there are, as the program says; None where the plan says it.
-    num_ranks: int | None = None
-    clock_host: str = ""  # Whose clock its times are of.
     phase: Phase = Phase.LAUNCH  # The last phase entered.
     # Every step, in order.
     steps: list[StepTimes] = dataclasses.field(default_factory=list)
-    # Fields of the ``facts`` line, empty before the build is done.
-    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
-    time_to_first_step_sec: float | None = None  # None before the first step is done.
-    # Whether no other trial started beside this one until then.
-    is_start_alone: bool = True
-    # Fields of the ``peak`` line, empty if the peak was not measured.
-    peak: dict[str, Any] = dataclasses.field(default_factory=dict)
-    # Rates of a matrix product on the GPUs of the process.
-    gpu_tflops: list[float] = dataclasses.field(default_factory=list)
-    nccl_version: str = ""  # Of the library in its memory; "" without one.
-    # Fields of the ``memory`` line, empty before the window has ended.
-    memory: dict[str, Any] = dataclasses.field(default_factory=dict)
-    # Fields of the ``window_metric`` lines.
-    window_metrics: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    collectives: str = ""  # The backend's description of the collectives in a step.
-    # Fields of the ``sanity`` lines.
-    sanity: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    # Fields of the ``quality`` lines.
-    quality: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    # Fields of the ``point`` lines.
-    curve: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    # Fields of the ``change`` lines.
-    changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    # Fields of the ``reading`` lines.
-    readings: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    # Fields of the ``used`` line, empty before the program has ended.
-    used: dict[str, Any] = dataclasses.field(default_factory=dict)
-    failure: dict[str, Any] | None = None  # Fields of the ``failure`` line, or None.
-    is_done: bool = False  # Whether the process completed.
+    # The fields of all other lines, by kind.
+    lines: dict[str, list[Fields]] = dataclasses.field(default_factory=dict)
+
+    def all(self, kind: str) -> list[Fields]:
+        """Returns the fields of the lines of a kind."""
+        return self.lines.get(kind, [])
+
+    def last(self, kind: str) -> Fields:
+        """Returns the fields of the last line of a kind; none where there is none."""
+        return next(reversed(self.all(kind)), {})
+
+    @property
+    def num_ranks(self) -> int | None:
+        """How many there are, as the program says; None where the plan says it."""
+        return self.last("client").get("num_ranks")
+
+    @property
+    def failure(self) -> Fields | None:
+        """Why it failed, as it recorded; None where it did not."""
+        return next(reversed(self.all("failure")), None)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the process completed."""
+        return "done" in self.lines
 
 
 def read_rank(trial_dir: Path, rank: int) -> RankLog:
@@ -155,6 +117,8 @@ def read_rank(trial_dir: Path, rank: int) -> RankLog:
 
     A last line without its newline was left by a killed process and is skipped.
     """
+    from results.records.client.protocol import RANK_KINDS
+
     log = RankLog(rank=rank)
     path = rank_path(trial_dir, rank)
     try:
@@ -167,7 +131,7 @@ def read_rank(trial_dir: Path, rank: int) -> RankLog:
         if not line.endswith("\n"):
             break
         try:
-            _apply(log, untrusted.parsed(line))
+            _apply(log, untrusted.parsed(line), RANK_KINDS)
         except MALFORMED as error:
             raise RankFileError(
                 f"{path.name} line {number} is malformed:"
@@ -176,30 +140,21 @@ def read_rank(trial_dir: Path, rank: int) -> RankLog:
     return log
 
 
-# Kinds that can occur many times, and the list that stores them.
-_LISTS = {
-    "sanity": "sanity",
-    "quality": "quality",
-    "point": "curve",
-    "window_metric": "window_metrics",
-    "change": "changes",
-    "reading": "readings",
+_CHECKED: Final[Mapping[str, Mapping[str, Callable[[Any], object]]]] = {
+    "clock": {"host": str},
+    "client": {"num_ranks": int},
+    "explain": {"collectives": str},
+    "first_step_done": {"time_to_first_step_sec": float},
+    "gpu_canary": {"tflops": lambda rates: [float(rate) for rate in rates]},
+    "nccl": {"version": str},
 }
-
-# Kinds of one value: the attribute that stores it, its field, and its type.
-_VALUES = {
-    "clock": ("clock_host", "host", str),
-    "client": ("num_ranks", "num_ranks", int),
-    "explain": ("collectives", "collectives", str),
-    "nccl": ("nccl_version", "version", str),
-}
-
-# Kinds whose fields are stored as they are.
-_FIELDS = ("facts", "peak", "memory", "used", "failure")
+"""Fields that are read before anything is concluded from the whole file."""
 
 
-def _apply(log: RankLog, fields: dict[str, Any]) -> None:
+def _apply(log: RankLog, fields: Fields, kinds: Collection[str]) -> None:
     kind = fields.pop("kind")
+    if kind not in kinds:
+        raise ValueError(f"unknown kind {kind!r}")
     if kind == "phase":
         log.phase = Phase(fields["phase"])
     elif kind == "step":
@@ -212,22 +167,10 @@ def _apply(log: RankLog, fields: dict[str, Any]) -> None:
                 loss=None if fields["loss"] is None else float(fields["loss"]),
             )
         )
-    elif kind in _LISTS:
-        getattr(log, _LISTS[kind]).append(fields)
-    elif kind in _FIELDS:
-        setattr(log, kind, fields)
-    elif kind == "first_step_done":
-        log.time_to_first_step_sec = fields["time_to_first_step_sec"]
-        log.is_start_alone = fields.get("is_alone", True)
-    elif kind == "gpu_canary":
-        log.gpu_tflops = [float(value) for value in fields["tflops"]]
-    elif kind in _VALUES:
-        attribute, name, of_type = _VALUES[kind]
-        setattr(log, attribute, of_type(fields[name]))
-    elif kind == "done":
-        log.is_done = True
-    elif kind not in ("heartbeat", "turn", "trial"):
-        raise ValueError(f"unknown kind {kind!r}")
+    else:
+        for name, of_type in _CHECKED.get(kind, {}).items():
+            fields[name] = of_type(fields[name])
+        log.lines.setdefault(kind, []).append(fields)
 
 
 LOGS: Final = "processes"

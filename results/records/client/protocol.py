@@ -7,7 +7,7 @@ that keeps to it takes part in a study as the harness's own processes do.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -338,6 +338,40 @@ RankLine = Annotated[
 """A line of ``rank_<k>.jsonl``."""
 
 
+# Processes of ours write these as well, and into ``facts`` of a program of the user's
+# ``num_replicas`` and ``metric``, which say what its numbers mean.
+
+
+class NcclLine(Record):
+    """The NCCL that the process has loaded; nothing where it has none."""
+
+    kind: Literal["nccl"]
+    version: Name
+
+
+class ReadingLine(Record):
+    """A number that a program of the user's printed."""
+
+    kind: Literal["reading"]
+    ns: Nanoseconds
+    value: Amount
+
+
+class UsedLine(Record):
+    """What such a program used."""
+
+    kind: Literal["used"]
+    num_processes: Total
+    busy_cores: Amount
+    advances: tuple[Total, ...] = ()
+    remarks: tuple[Text, ...] = ()
+
+
+RANK_KINDS: Final = frozenset(
+    get_args(model.model_fields["kind"].annotation)[0]
+    for model in (*get_args(get_args(RankLine)[0]), NcclLine, ReadingLine, UsedLine)
+)
+"""The kinds of lines in the file of a rank."""
 VERSION: Final = 3
 _MESSAGES: Final[TypeAdapter[Message]] = TypeAdapter(Message)
 _LINES: Final[TypeAdapter[RankLine]] = TypeAdapter(RankLine)

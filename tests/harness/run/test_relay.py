@@ -440,6 +440,6 @@ def test_processes_start_side_by_side_and_warm_up_alone(
     assert 5 == said[:15].count("start") == said[:15].count("built")
     for trial in trials:
         log = rank_file.read_rank(relay_store.trial_dir(trial.trial_id), 0)
-        assert not log.is_start_alone
-        assert log.time_to_first_step_sec > 0
+        assert not log.last("first_step_done")["is_alone"]
+        assert log.last("first_step_done")["time_to_first_step_sec"] > 0
         assert 0 == trial.result.ranks[0].time_to_first_step_sec

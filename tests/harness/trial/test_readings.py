@@ -109,7 +109,7 @@ def test_a_rate_is_recorded_for_each_device(writer, tmp_path):
     writer.sync()
 
     assert expected == tf.random.uniform([3]).numpy().tolist()
-    rates = read_rank(tmp_path, 0).gpu_tflops
+    rates = read_rank(tmp_path, 0).last("gpu_canary")["tflops"]
     assert 2 == len(rates)
     assert all(0 < rate < 100 for rate in rates)
 
@@ -132,7 +132,7 @@ def test_a_device_without_memory_for_it_does_not_end_the_trial(
     ]
 
     assert {"kind": "gpu_canary", "tflops": [], "reason": "OOM when allocating"} == line
-    assert [] == read_rank(tmp_path, 0).gpu_tflops
+    assert [] == read_rank(tmp_path, 0).last("gpu_canary")["tflops"]
 
 
 def test_a_process_without_gpus_records_nothing(writer, tmp_path):

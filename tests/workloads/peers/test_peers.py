@@ -403,7 +403,7 @@ def test_the_check_of_16_bits_finds_a_wrong_step(tmp_path, found, message, dtype
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     peers.check_losses(tmp_path)
 
-    (check,) = read_rank(tmp_path, 0).sanity
+    (check,) = read_rank(tmp_path, 0).all("sanity")
     is_right = message.startswith("3 first") and dtype == "mixed_bfloat16"
     assert is_right == check["is_passed"]
     assert check["detail"].startswith(message) or dtype == "float32"
