@@ -1,14 +1,15 @@
-"""A process that has imported TensorFlow and forks, for processes that tests start.
+"""A process that has imported modules and forks, for processes that tests start.
 
 An import takes seconds, a fork milliseconds. The server imports modules, but runs no op
 and so starts no thread: what it forks is as fresh as a process that has just imported
-them. Forked processes are real ones, with ids of their own: they can be killed and
-stopped. They differ from others in their command line, and in that they share the
-order of hashes, as if ``PYTHONHASHSEED`` were set.
+them. Forked processes are real ones, with ids and sessions of their own: they can be
+killed and stopped. Their command line and environment, seen from outside, are the
+server's, and they share the order of hashes, as if ``PYTHONHASHSEED`` were set.
 """
 
 from __future__ import annotations
 
+import array
 import atexit
 import contextlib
 import functools
@@ -18,11 +19,11 @@ import json
 import os
 import random
 import runpy
+import select
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 MODULES = ("tensorflow", "keras", "replicator")
@@ -36,15 +37,17 @@ _READ_LATER = (
     "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE",
     "TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY",
 )
-_POLL_SEC = 0.01
 _KILL_SEC = 10.0
+_NUM_STREAMS = 3
+_LONGEST_REQUEST = 2**20
 
 
 class ForkedProcess:
     """A process of the server, with what ``subprocess.Popen`` has for it."""
 
-    def __init__(self, server, pid):
+    def __init__(self, server, pid, stdin=None):
         self.pid = pid
+        self.stdin = stdin
         self.returncode: int | None = None
         self._server = server
 
@@ -54,12 +57,17 @@ class ForkedProcess:
             self.returncode = self._server.ask({"poll": self.pid})
         return self.returncode
 
-    def wait(self, timeout):
-        deadline = time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
-            time.sleep(_POLL_SEC)
+    def wait(self, timeout=None):
+        if self.poll() is None:
+            descriptor = os.pidfd_open(self.pid)
+            try:
+                found, _, _ = select.select([descriptor], [], [], timeout)
+            finally:
+                os.close(descriptor)
+            if not found:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        code = self.poll()
+        assert code is not None
         return code
 
     def send_signal(self, number):
@@ -71,18 +79,18 @@ class ForkedProcess:
 class ForkServer:
     """The server, which ends with this process, and all that it forked with it."""
 
-    def __init__(self, env):
-        ours, theirs = socket.socketpair()
+    def __init__(self, env, modules=MODULES):
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own = str(os.getpid()), str(theirs.fileno())
         with theirs:
             self.env = dict(env)
             self._process = subprocess.Popen(
-                [sys.executable, __file__, str(os.getpid()), str(theirs.fileno())],
+                [sys.executable, __file__, *own, *modules],
                 env=self.env,
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
-        self._channel = ours.makefile("rw", encoding="utf-8")
-        ours.close()
         atexit.register(self._end)
 
     def fits(self, env):
@@ -91,14 +99,14 @@ class ForkServer:
 
     def start(self, argv, *, env, log):
         """Forks a process that runs a program of Python, in a session of its own."""
-        log.touch()  # as Popen does: it can be read before the fork has come to it
-        request = {
-            "argv": list(argv),
-            "env": dict(env),
-            "log": str(log.absolute()),
-            "folder": str(Path.cwd()),
-        }
-        return ForkedProcess(self, self.ask(request))
+        with log.open("ab") as output, Path(os.devnull).open("rb") as nothing:
+            streams = [of.fileno() for of in (nothing, output, output)]
+            return ForkedProcess(self, self.fork(argv, env, Path.cwd(), streams))
+
+    def fork(self, argv, env, folder, streams, module=""):
+        """Forks a process with three streams, of a program or a module; its id."""
+        request = {"argv": list(argv), "env": dict(env), "folder": str(folder)}
+        return self.ask({**request, "module": module}, streams)
 
     def run(self, argv, *, env, log, timeout_sec):
         """Runs a program to its end; returns its exit code and what the log has."""
@@ -110,15 +118,16 @@ class ForkServer:
             process.wait(_KILL_SEC)
         return code, log.read_text(encoding="utf-8")
 
-    def ask(self, request):
-        self._channel.write(json.dumps(request) + "\n")
-        self._channel.flush()
-        answer = self._channel.readline()
+    def ask(self, request, streams=()):
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", streams))
+        self._socket.sendmsg([json.dumps(request).encode()], [rights][: len(streams)])
+        answer = self._socket.recv(_LONGEST_REQUEST)
         if not answer:
             raise RuntimeError(f"the server of forks ended: {self._process.poll()}")
         return json.loads(answer)
 
     def _end(self):
+        self._socket.close()
         self._process.kill()
         self._process.wait()
 
@@ -141,11 +150,11 @@ def main():
     """Serves until its parent ends; in a forked process, runs what was requested."""
     from replicator.cluster import die_with_parent
 
-    parent, fileno = map(int, sys.argv[1:])
+    parent, fileno = map(int, sys.argv[1:3])
     die_with_parent.request_death_signal()
     if os.getppid() != parent:
         return
-    for name in MODULES:
+    for name in sys.argv[3:]:
         importlib.import_module(name)
     # Otherwise the first collection in a forked process would copy all objects.
     gc.collect()
@@ -160,29 +169,34 @@ def main():
 
 def _serve(connection):
     """Answers until the other end is closed; in a forked process, returns its task."""
-    with connection, connection.makefile("rw", encoding="utf-8") as channel:
-        for line in channel:
-            request = json.loads(line)
-            answer = _poll(request["poll"]) if "poll" in request else _fork()
-            if answer == 0 and "poll" not in request:
-                return request
-            channel.write(json.dumps(answer) + "\n")
-            channel.flush()
-    return None
+    with connection:
+        while True:
+            data, streams, _, _ = socket.recv_fds(
+                connection, _LONGEST_REQUEST, _NUM_STREAMS
+            )
+            if not data:
+                return None
+            request = json.loads(data)
+            if "poll" in request:
+                ended, status = os.waitpid(request["poll"], os.WNOHANG)
+                answer = os.waitstatus_to_exitcode(status) if ended else None
+            else:
+                answer = _fork(streams)
+                if answer == 0:
+                    return request
+            connection.send(json.dumps(answer).encode())
 
 
-def _poll(pid):
-    ended, status = os.waitpid(pid, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if ended else None
-
-
-def _fork():
-    """Returns once the process has a group that can be killed."""
+def _fork(streams):
+    """Returns once the process has a session that can be killed."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.setsid()
-    os.close(writer)
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
+    for descriptor in (writer, *streams):
+        os.close(descriptor)
     if pid:
         os.read(reader, 1)
     os.close(reader)
@@ -191,14 +205,12 @@ def _fork():
 
 def _run(request):
     """Becomes a process as ``Popen`` starts it."""
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["env"])
     sys.argv = request["argv"]
+    if request["module"]:
+        sys.exit(sys.modules[request["module"]].main())
     sys.path[0] = str(Path(sys.argv[0]).parent)
     random.seed()
     with contextlib.suppress(KeyError):
