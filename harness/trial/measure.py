@@ -26,11 +26,12 @@ from results.records.models import Allocator, Control, Phase
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from typing import TypeAlias
 
     from harness.client.scaling_client import Channel, RankFile
     from results.records.models import TrialSpec
+    from workloads.spec import StepProgram
 
     RunCounted: TypeAlias = Callable[[Callable[[], int]], Iterable[Mapping[str, Any]]]
 
@@ -77,58 +78,6 @@ def take_turns(
         facts["num_retraces"] = count_traces() - num_traces
         writer.write("turn", **facts)
         command = channel.ask("turn", **facts)
-
-
-class StepProgram(Protocol):
-    """The part of ``workloads.spec.StepProgram`` that is measured."""
-
-    per_replica_batch_size: int
-    global_batch_size: int
-    num_parameters: int
-    flops_per_example: int | None
-    compute_dtype: str
-
-    def run(self, num_steps: int = 1) -> float:
-        """Runs steps; returns the last loss after all device work is done."""
-
-    def dispatch(self) -> Callable[[], float]:
-        """Starts a step; returns a function that waits for it and returns its loss."""
-
-    def sanity(self) -> Any:
-        """Returns the sanity checks."""
-
-    def evaluate(self) -> Any:
-        """Returns the quality metrics."""
-
-    def samples(self) -> bytes | None:
-        """Returns a picture of what the program makes, as PNG, or None."""
-
-    def losses_of_replicas(self) -> Sequence[float]:
-        """Returns the losses of the last step, one per replica of the trial."""
-
-    def save(self, directory: str) -> str | None:
-        """Writes a checkpoint; returns its prefix, or None where there is none."""
-
-    def start_window(self) -> None:
-        """Starts the window that ``window_metrics`` describes."""
-
-    def pause(self) -> None:
-        """Stops whatever runs in the background, until ``resume``."""
-
-    def resume(self) -> None:
-        """Continues what ``pause`` stopped."""
-
-    def window_metrics(self) -> Any:
-        """Returns what the program counted since ``start_window``."""
-
-    def num_environment_steps(self) -> int | None:
-        """Returns the environment steps of the whole trial so far, or None."""
-
-    def agree(self, value: int) -> int:
-        """Returns the value of the first process, in all of them."""
-
-    def explain(self) -> str:
-        """Returns the description of the collectives."""
 
 
 class MemoryProbe(Protocol):

@@ -19,7 +19,7 @@ import os
 import shutil
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from harness.client.scaling_client import rank_path, shortened
 from results.errors import UnavailableRecordError
@@ -29,6 +29,8 @@ from results.store import untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
+
+    from workloads.spec import StepProgram
 
     Fields = dict[str, Any]
 
@@ -240,13 +242,6 @@ DIRECTORY = "checkpoint"
 """Relative to the directory of the trial."""
 
 
-class Savable(Protocol):
-    """The part of ``workloads.spec.StepProgram`` that is needed here."""
-
-    def save(self, directory: str) -> str | None:
-        """Writes a checkpoint; returns its prefix, or None where there is none."""
-
-
 class LastGood:
     """Writes checkpoints of a program, and knows where the last one is."""
 
@@ -254,7 +249,7 @@ class LastGood:
         self._trial_dir = trial_dir
         self._found = ""
 
-    def save(self, program: Savable, num_steps: int) -> None:
+    def save(self, program: StepProgram, num_steps: int) -> None:
         """Writes the checkpoint of a program after ``num_steps`` steps."""
         try:
             prefix = program.save(str(self._trial_dir / DIRECTORY))

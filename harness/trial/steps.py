@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from harness.client.scaling_client import RankFile
-    from harness.trial.measure import StepProgram
     from results.records.models import Budget, TrialSpec
+    from workloads.spec import StepProgram
 
 
 # Evaluations split the budget into equal parts. The number of steps of a part is
@@ -35,24 +35,6 @@ if TYPE_CHECKING:
 
 # The time of a step is estimated from at most this many of the last ones.
 _NUM_RECENT_STEPS = 50
-
-
-class Trainable(Protocol):
-    """The part of ``workloads.spec.StepProgram`` that a quality run needs."""
-
-    global_batch_size: int
-
-    def evaluate(self) -> Any:
-        """Returns the quality metrics."""
-
-    def samples(self) -> bytes | None:
-        """Returns a picture of what the program makes, as PNG, or None."""
-
-    def num_environment_steps(self) -> int | None:
-        """Returns the environment steps of the whole trial so far, or None."""
-
-    def agree(self, value: int) -> int:
-        """Returns the value of the first process, in all of them."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -96,7 +78,7 @@ class TrainingProgress:
 
 
 def train(
-    program: Trainable,
+    program: StepProgram,
     budget: Budget,
     progress: TrainingProgress,
     step: Callable[[], None],

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from replicator.cluster.configuration import ClusterConfig
     from results.records.models import Placement
+    from workloads.spec import StepProgram
 
 
 class DeviceMemory:
@@ -171,7 +172,7 @@ def measure_spec(
     workload.prepare(data=data)
     counter = steps.StepCounter(recorded, count_functions)
 
-    def build() -> measure.StepProgram:
+    def build() -> StepProgram:
         counter.replicator = _create(spec)
         program: Any = workload.build(
             counter.replicator,
@@ -189,7 +190,7 @@ def measure_spec(
             from workloads.matching import MatchedProgram
 
             program = MatchedProgram(program, functools.partial(writer.write, "change"))
-        made: measure.StepProgram = program
+        made: StepProgram = program
         return made
 
     measure.measure_trial(
