@@ -174,12 +174,14 @@ class GpuState:
     """One GPU. None: the driver does not say."""
 
     name: str  # Product name.
-    num_users: int | None  # Processes with a context on it, this one not counted.
-    utilization: float | None  # Fraction of the last moments in which a kernel ran.
-    clock_mhz: int | None  # Clock of the multiprocessors.
-    max_clock_mhz: int | None  # The highest one.
-    temperature_celsius: int | None  # Of the chip.
-    slowed_by: tuple[str, ...]  # Why its clock is lowered; empty if it is not.
+    # Processes with a context on it, this one not counted.
+    num_users: int | None = None
+    # Fraction of the last moments in which a kernel ran.
+    utilization: float | None = None
+    clock_mhz: int | None = None  # Clock of the multiprocessors.
+    max_clock_mhz: int | None = None  # The highest one.
+    temperature_celsius: int | None = None  # Of the chip.
+    slowed_by: tuple[str, ...] = ()  # Why its clock is lowered; empty if it is not.
     index: int = 0  # Its number for the driver.
     power_limit_watts: float | None = None  # The most power that it may draw now.
     default_power_limit_watts: float | None = None  # The same, as delivered.
@@ -218,17 +220,8 @@ def _read(nvml: Any, gpu: Gpu, own_pid: int) -> GpuState:
     try:
         return _read_working(nvml, gpu, own_pid)
     except nvml.NVMLError as error:
-        return GpuState(
-            name=gpu.name,
-            num_users=None,
-            utilization=None,
-            clock_mhz=None,
-            max_clock_mhz=None,
-            temperature_celsius=None,
-            slowed_by=(),
-            index=gpu.index,
-            fault=gpus.fault_text(error),
-        )
+        fault = gpus.fault_text(error)
+        return GpuState(name=gpu.name, index=gpu.index, fault=fault)
 
 
 def _read_working(nvml: Any, gpu: Gpu, own_pid: int) -> GpuState:

@@ -156,17 +156,8 @@ def source_of(folder: Path, revision: str, runs_dir: Path) -> Repository:
 
 def find_commit(source: Repository, revision: str) -> str:
     """Returns the full id of the commit that a revision names."""
-    wanted = f"{revision}^{{commit}}"
-    found = identity.git(
-        source.root, "rev-parse", "--verify", "--quiet", "--end-of-options", wanted
-    )
-    if found.returncode != 0:
-        raise RevisionError(
-            f"--baseline {revision!r} is neither a study nor a"
-            f" revision of {str(source.root)!r}; 'list studies' and 'git log' show"
-            " which there are"
-        )
-    return found.stdout.strip()
+    git = functools.partial(identity.git, source.root)
+    return revisions.named_commit(git, source.root, revision)
 
 
 @contextlib.contextmanager
@@ -186,10 +177,10 @@ def side_by_side(
         here, there = folder.path / "this", folder.path / "base"
         record = program.record
         try:
-            _check_out(source, here, source.commit, HERE, folder)
-            _copy_changes(source, here)
-            _check_out(source, there, commit, f"revision {revision!r}", folder)
             sides = ((here, HERE), (there, f"revision {revision!r}"))
+            for (root, name), of in zip(sides, (source.commit, commit), strict=True):
+                revisions.check_out(identity.git, source.root, root, of, name, folder)
+            _copy_changes(source, here)
             for root, name in sides:
                 _check_complete(root, name)
                 start = root / record.folder
@@ -224,20 +215,6 @@ def side_by_side(
             with uninterrupted():
                 for root in (here, there):
                     revisions.remove_worktree(git, root)
-
-
-def _check_out(
-    source: Repository, root: Path, commit: str, name: str, folder: owned_folders.Owned
-) -> None:
-    git = functools.partial(identity.git, holds=folder)
-    made = git(source.root, "worktree", "add", "--quiet", "--detach", str(root), commit)
-    if made.returncode == 0 and (root / ".gitmodules").is_file():
-        made = git(root, "submodule", "update", "--init", "--recursive")
-    if made.returncode != 0:
-        raise RevisionError(
-            f"{name} cannot be checked out: {last_line(made.stderr)}; fix the"
-            " repository, or choose another revision"
-        )
 
 
 def _copy_changes(source: Repository, root: Path) -> None:

@@ -107,32 +107,32 @@ models.TrialSpec.model_validate_json(sys.stdin.read())
 
 
 def find_commit(revision: str) -> str:
-    """Returns the full id of the commit that a revision names."""
+    """Returns the full id of the commit of this tree that a revision names."""
     try:
-        found = _git(
-            "rev-parse",
-            "--verify",
-            "--quiet",
-            "--end-of-options",
-            f"{revision}^{{commit}}",
-        )
+        is_repository = _git("rev-parse", "--git-dir").returncode == 0
     except FileNotFoundError as error:
         raise RevisionError(
             f"--baseline {revision!r}: git is not installed, and no study has this"
             " name; install git, or name a stored study"
         ) from error
-    if found.returncode == 0:
-        return found.stdout.strip()
-    if _git("rev-parse", "--git-dir").returncode != 0:
+    if not is_repository:
         raise RevisionError(
             f"--baseline {revision!r} is no stored study, and {str(SOURCE_ROOT)!r} is"
             " not a git repository, so it has no revisions; name a stored study"
         )
-    raise RevisionError(
-        f"--baseline {revision!r} is neither a study nor a"
-        f" revision of {str(SOURCE_ROOT)!r}; 'list studies' and 'git log' show which"
-        " there are"
-    )
+    return named_commit(_git, SOURCE_ROOT, revision)
+
+
+def named_commit(git: Git, root: Path, revision: str) -> str:
+    """Returns the full id of the commit of a repository that a revision names."""
+    wanted = f"{revision}^{{commit}}"
+    found = git("rev-parse", "--verify", "--quiet", "--end-of-options", wanted)
+    if found.returncode != 0:
+        raise RevisionError(
+            f"--baseline {revision!r} is neither a study nor a revision of"
+            f" {str(root)!r}; 'list studies' and 'git log' show which there are"
+        )
+    return found.stdout.strip()
 
 
 def locks_of(device: str) -> tuple[str, ...]:
@@ -149,7 +149,8 @@ def checked_out(
     with owned_folders.made(owned_folders.GATE) as folder:
         root = folder.path / "tree"
         try:
-            _add_worktree(revision, commit, root, folder)
+            name = f"revision {revision!r}"
+            check_out(environment.run_git, SOURCE_ROOT, root, commit, name, folder)
             python, versions = sys.executable, None
             locks = locks_of(device)
             others = [n for n in locks if _read(root / n) != _read(SOURCE_ROOT / n)]
@@ -171,16 +172,24 @@ def checked_out(
                 remove_worktree(_git, root)
 
 
-def _add_worktree(
-    revision: str, commit: str, root: Path, folder: owned_folders.Owned
+def check_out(
+    git: Callable[..., subprocess.CompletedProcess[str]],
+    source: Path,
+    root: Path,
+    commit: str,
+    name: str,
+    folder: owned_folders.Owned,
 ) -> None:
-    made = _git(
-        *("worktree", "add", "--quiet", "--detach", str(root), commit), holds=folder
-    )
+    """Checks a commit out into a worktree, with its submodules."""
+    add = ("worktree", "add", "--quiet", "--detach", str(root), commit)
+    made = git(source, *add, holds=folder)
+    if made.returncode == 0 and (root / ".gitmodules").is_file():
+        update = ("submodule", "update", "--init", "--recursive")
+        made = git(root, *update, holds=folder)
     if made.returncode != 0:
         raise RevisionError(
-            f"revision {revision!r} cannot be checked out: {last_line(made.stderr)};"
-            " fix the repository, or choose another revision"
+            f"{name} cannot be checked out: {last_line(made.stderr)}; fix the"
+            " repository, or choose another revision"
         )
 
 
@@ -250,10 +259,8 @@ def _read(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
-def _git(
-    *arguments: str, holds: owned_folders.Owned | None = None
-) -> subprocess.CompletedProcess[str]:
-    return environment.run_git(SOURCE_ROOT, *arguments, holds=holds)
+def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return environment.run_git(SOURCE_ROOT, *arguments)
 
 
 def _run(

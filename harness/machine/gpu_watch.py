@@ -182,8 +182,7 @@ class GpuWatch:
         if not readings:
             return GpuUse(index=index, num_samples=0, faults=tuple(faults))
         until = [of for of in readings if end_ns is None or of.ns <= end_ns]
-        counts = [of.num_memory_errors for of in until]
-        known = [count for count in counts if count is not None]
+        known = _known(until, "num_memory_errors")
         if known and (appeared := known[-1] - known[0]) > 0:
             faults.append(gpu_record.memory_text(appeared, index))
         found = summarize(index, within(readings, start_ns, end_ns))
@@ -203,13 +202,7 @@ def within(
 
 def summarize(index: int, readings: Sequence[GpuReading]) -> GpuUse:
     """Returns the record of one GPU over some readings; there is at least one."""
-    clocks = [r.clock_mhz for r in readings if r.clock_mhz is not None]
-    of_memory = [r.memory_clock_mhz for r in readings if r.memory_clock_mhz is not None]
-    powers = [r.power_watts for r in readings if r.power_watts is not None]
-    heats = [
-        r.temperature_celsius for r in readings if r.temperature_celsius is not None
-    ]
-    foreign = [r.num_foreign for r in readings if r.num_foreign is not None]
+    clocks = _known(readings, "clock_mhz")
     bits = 0
     for reading in readings:
         bits |= reading.reasons
@@ -226,16 +219,22 @@ def summarize(index: int, readings: Sequence[GpuReading]) -> GpuUse:
         num_samples=len(readings),
         clock_mhz=_mean(clocks),
         lowest_clock_mhz=min(clocks, default=None),
-        memory_clock_mhz=_mean(of_memory),
-        power_watts=_mean(powers),
-        temperature_celsius=max(heats, default=None),
+        memory_clock_mhz=_mean(_known(readings, "memory_clock_mhz")),
+        power_watts=_mean(_known(readings, "power_watts")),
+        temperature_celsius=max(_known(readings, "temperature_celsius"), default=None),
         slowed_by=tuple(
             reason for bit, reason in gpus.THROTTLE_REASONS.items() if bits & bit
         ),
         energy_joules=energy_joules,
         watched_sec=(last.ns - first.ns) / 1e9,
-        num_foreign_processes=max(foreign, default=None),
+        num_foreign_processes=max(_known(readings, "num_foreign"), default=None),
     )
+
+
+def _known(readings: Sequence[GpuReading], name: str) -> list[Any]:
+    """Returns the values of a field that the driver has said."""
+    values = [getattr(reading, name) for reading in readings]
+    return [value for value in values if value is not None]
 
 
 def _mean(values: Sequence[float]) -> float | None:

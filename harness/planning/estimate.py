@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
 from typing import TYPE_CHECKING
@@ -24,7 +25,7 @@ from results.records.models import (
 from results.store import record_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
     from pathlib import Path
 
     from harness.catalog import PresetInfo
@@ -175,23 +176,27 @@ def _rate_keys(spec: TrialSpec) -> list[_Key]:
 def read_durations(runs_dir: Path) -> Durations:
     """Reads the durations of ok trials of all studies; skips unreadable studies."""
     durations = Durations()
-    paths = sorted(runs_dir.glob("*/trials/*/status.json"))
-    for path in paths[-_MAX_EARLIER_TRIALS:]:
-        _add_file(durations, path)
+    for _, spec, status in _earlier(runs_dir, (TrialStatus.OK,)):
+        durations.add(spec, status.duration_sec)
     return durations
 
 
-def _add_file(durations: Durations, path: Path) -> None:
-    try:
-        status = record_file.read(path, "status", StatusRecord)
-        if status is None or status.status is not TrialStatus.OK:
-            return
-        spec = record_file.read(path.with_name("spec.json"), "spec", TrialSpec)
-    except ResultsError:
-        # This is only an estimate; the error is reported when the study is read.
-        return
-    if spec is not None:
-        durations.add(spec, status.duration_sec)
+def _earlier(
+    runs_dir: Path, wanted: Collection[TrialStatus]
+) -> Iterator[tuple[Path, TrialSpec, StatusRecord]]:
+    """Yields the folders and records of trials that ended so; these are estimates.
+
+    What cannot be read is reported when its own study is read.
+    """
+    paths = sorted(runs_dir.glob("*/trials/*/status.json"))
+    for path in paths[-_MAX_EARLIER_TRIALS:]:
+        with contextlib.suppress(ResultsError):
+            status = record_file.read(path, "status", StatusRecord)
+            if status is None or status.status not in wanted:
+                continue
+            spec = record_file.read(path.with_name("spec.json"), "spec", TrialSpec)
+            if spec is not None:
+                yield path.parent, spec, status
 
 
 def estimate(
@@ -350,19 +355,13 @@ def _complaint(
 
 
 def _read(runs_dir: Path) -> Iterator[EarlierTrial]:
-    paths = sorted(runs_dir.glob("*/trials/*/status.json"))
-    for path in paths[-_MAX_EARLIER_TRIALS:]:
-        try:
-            status = record_file.read(path, "status", StatusRecord)
-            if status is None or status.status not in _DECISIVE:
-                continue
-            spec = record_file.read(path.with_name("spec.json"), "spec", TrialSpec)
-            env = record_file.read(path.with_name("env.json"), "env", Environment)
-        except ResultsError:
-            continue  # it is reported when its own study is read
-        if spec is not None and env is not None and env.gpus:
+    for folder, spec, status in _earlier(runs_dir, _DECISIVE):
+        env = None
+        with contextlib.suppress(ResultsError):
+            env = record_file.read(folder / "env.json", "env", Environment)
+        if env is not None and env.gpus:
             yield EarlierTrial(
-                study=path.parents[2].name,
+                study=folder.parents[1].name,
                 program=program_of(spec),
                 gpu=env.gpus[0],
                 num_replicas=spec.num_replicas,

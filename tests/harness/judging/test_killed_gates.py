@@ -62,7 +62,7 @@ def test_kills_of_a_gate_leave_nothing_behind_the_next_one(
 def remove_as_the_next_gate_does(repository):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(revisions, "SOURCE_ROOT", repository)
-        patch.setattr(revisions, "_add_worktree", _stop)
+        patch.setattr(revisions, "check_out", _stop)
         commit = revisions.find_commit("same")
         with (
             pytest.raises(InterruptedError),
