@@ -13,12 +13,14 @@ import json
 import stat
 from typing import TYPE_CHECKING, Any, Final
 
-from harness.command.numbers import PLAIN, Notation, Place, Quantity
+from harness.command.numbers import Place
 from harness.command.reader import FileTail, Reading, ReadingError, counters, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from harness.command.numbers import Metric
 
 MOST_BYTES: Final = 2**26
 
@@ -26,22 +28,14 @@ MOST_BYTES: Final = 2**26
 class MetricFile:
     """The file of a trial, and what it was before the program started."""
 
-    def __init__(
-        self,
-        kind: str,
-        path: Path,
-        key: str,
-        quantity: Quantity = Quantity.RATE,
-        notation: Notation = PLAIN,
-    ) -> None:
-        self._kind, self._path, self._key = kind, path, key
-        self._meant = quantity, notation
+    def __init__(self, metric: Metric, path: Path) -> None:
+        self._metric, self._path = metric, path
         self._where = f"the file {path.name!r} of --metric"
         self._written, self._before = 0, b""
         with contextlib.suppress(OSError, ReadingError):
             self._written = path.stat().st_mtime_ns
             before = content(path)
-            numbers(kind, before, key, path.name, *self._meant)
+            numbers(metric, before, path.name)
             self._before = before
         self._tail = FileTail(path, self._written)
         self._beginning, self._num_taken = 0, 0
@@ -61,13 +55,12 @@ class MetricFile:
         lines = self._tail.lines
         for index in range(self._num_taken, len(lines)):
             ns, line = lines[index]
-            is_head = self._kind == "csv" and index == 0
+            is_csv = self._metric.file_kind == "csv"
+            is_head = is_csv and index == 0
             if self._timed is not None and line.strip() and not is_head:
-                text = line if self._kind == "json" else lines[0][1] + b"\n" + line
+                text = lines[0][1] + b"\n" + line if is_csv else line
                 try:
-                    found = _numbers(
-                        self._kind, text, self._key, self._path.name, *self._meant
-                    )
+                    found = _numbers(self._metric, text, self._path.name)
                 except ReadingError:  # a document of several lines, or said by read()
                     self._timed = None
                 else:
@@ -84,7 +77,7 @@ class MetricFile:
         Each has its time if it was in a line of its own, so that it was seen to come.
         """
         now = content(self._path)
-        found = numbers(self._kind, now, self._key, self._path.name, *self._meant)
+        found = numbers(self._metric, now, self._path.name)
         if self._path.stat().st_mtime_ns == self._written:
             raise ReadingError(
                 f"the file {self._path.name!r} of --metric was there before the program"
@@ -128,38 +121,26 @@ def content(path: Path) -> bytes:
         ) from error
 
 
-def numbers(
-    kind: str,
-    text: bytes,
-    key: str,
-    name: str,
-    quantity: Quantity = Quantity.RATE,
-    notation: Notation = PLAIN,
-) -> list[float]:
+def numbers(metric: Metric, text: bytes, name: str) -> list[float]:
     """Returns the numbers in a file, in order."""
-    found = _numbers(kind, text, key, name, quantity, notation)
+    found = _numbers(metric, text, name)
     if not found:
         raise ReadingError(
-            f"the file {name!r} of --metric has no number {key!r}; name one that it has"
+            f"the file {name!r} of --metric has no number {metric.key!r}; name one"
+            " that it has"
         )
     return found
 
 
-def _numbers(
-    kind: str,
-    text: bytes,
-    key: str,
-    name: str,
-    quantity: Quantity,
-    notation: Notation,
-) -> list[float]:
+def _numbers(metric: Metric, text: bytes, name: str) -> list[float]:
     where = f"the file {name!r} of --metric"
     try:
         decoded = text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ReadingError(f"{where} is not UTF-8 text: {error}") from error
     try:
-        found = [*(_columns if kind == "csv" else _members)(decoded, key, where)]
+        of_kind = _columns if metric.file_kind == "csv" else _members
+        found = [*of_kind(decoded, metric.key, where)]
     except csv.Error as error:
         raise ReadingError(
             f"{where} is not CSV: {error}; write numbers only"
@@ -169,7 +150,7 @@ def _numbers(
             f"{where} is nested too deeply; write numbers only"
         ) from error
     return [
-        number(Place(text, 0), where, "--metric", quantity, notation)
+        number(Place(text, 0), where, "--metric", metric.quantity, metric.notation)
         for text in (
             value if isinstance(value, str) else repr(value) for value in found
         )

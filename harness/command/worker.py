@@ -232,10 +232,7 @@ class Trial:
         words = program.fill(self._program.command, values)
         if not self._metric.pattern:
             (path,) = program.fill(_quoted(self._metric.path), values)
-            of = self._metric
-            self._file = MetricFile(
-                of.file_kind, folder / path, of.key, of.quantity, of.notation
-            )
+            self._file = MetricFile(self._metric, folder / path)
             self._run = Run(
                 self._other_gpus.look, look_often=self._look, period_sec=POLL_SEC
             )

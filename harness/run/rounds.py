@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 # files, and ``verify`` compares it with both.
 
 TURNS_NAME = "turns.jsonl"
+_LOAD: Final = (
+    *("foreign_cpu_fraction", "foreign_resolution", "num_cores", "one_core_resolution"),
+    *("stolen_cpu_fraction", "stolen_resolution", "run_delay_sec", "num_throttled"),
+)
 
 
 def last_turn(trial_dir: Path) -> tuple[int, bool] | None:
@@ -67,14 +71,7 @@ def append(
     line: dict[str, object] = {
         "round_index": round_index,
         "attempt": attempt,
-        "foreign_cpu_fraction": load.foreign_cpu_fraction,
-        "foreign_resolution": load.foreign_resolution,
-        "num_cores": load.num_cores,
-        "one_core_resolution": load.one_core_resolution,
-        "stolen_cpu_fraction": load.stolen_cpu_fraction,
-        "stolen_resolution": load.stolen_resolution,
-        "run_delay_sec": load.run_delay_sec,
-        "num_throttled": load.num_throttled,
+        **{name: getattr(load, name) for name in _LOAD},
     }
     if is_sustained:
         line["is_sustained"] = True

@@ -34,6 +34,10 @@ def read(pattern, *chunks):
     ]
 
 
+def _of_file(kind, key="rate"):
+    return numbers_lib.parse_metric(f"throughput={kind}:out:{key}")
+
+
 def test_values_are_single_words():
     """A value with spaces or quotation marks does not become several words."""
     words = program.fill(
@@ -209,7 +213,7 @@ def test_a_file_is_read_by_key(tmp_path, kind, text, key, values):
     path = tmp_path / "out"
     path.write_text(text)
 
-    assert values == files.numbers(kind, path.read_bytes(), key, path.name)
+    assert values == files.numbers(_of_file(kind, key), path.read_bytes(), path.name)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +235,7 @@ def test_a_file_without_the_number_is_an_error(tmp_path, kind, text, message):
         path.write_text(text)
 
     with pytest.raises(ReadingError, match=message):
-        files.numbers(kind, files.content(path), "rate", path.name)
+        files.numbers(_of_file(kind), files.content(path), path.name)
 
 
 def test_a_file_that_cannot_be_read_is_not_a_missing_one(tmp_path, monkeypatch):
@@ -256,7 +260,7 @@ def test_a_file_that_cannot_be_read_is_not_a_missing_one(tmp_path, monkeypatch):
 )
 def test_a_file_that_grows_is_timed_line_by_line(tmp_path, kind, lines):
     path = tmp_path / "out"
-    file = files.MetricFile(kind, path, "rate")
+    file = files.MetricFile(_of_file(kind), path)
     numbers = []
     for index, text in enumerate(lines):
         with path.open("a") as written:
@@ -270,7 +274,7 @@ def test_a_file_that_grows_is_timed_line_by_line(tmp_path, kind, lines):
 def test_a_file_that_begins_anew_or_is_no_lines(tmp_path):
     """Lines that are gone are forgotten; a document of several lines has no times."""
     path = tmp_path / "out"
-    file = files.MetricFile("json", path, "rate")
+    file = files.MetricFile(_of_file("json"), path)
     path.write_text('{"rate": 3}\n{"rate": 4}\n')
     assert 2 == file.look(10)
     path.write_text('{"rate": 5}\n')
@@ -291,7 +295,7 @@ def test_numbers_of_a_run_before_are_not_read(tmp_path):
     path = tmp_path / "out.jsonl"
 
     def file():
-        return files.MetricFile("json", path, "rate")
+        return files.MetricFile(_of_file("json"), path)
 
     first = file()
     path.write_text('{"rate": 3}\n')
@@ -312,7 +316,7 @@ def test_a_head_that_a_run_before_left_is_no_number(tmp_path):
     path = tmp_path / "out.csv"
     path.write_text("step,rate\n")
     os.utime(path, ns=(1, 1))
-    file = files.MetricFile("csv", path, "rate")
+    file = files.MetricFile(_of_file("csv"), path)
     path.write_text("step,rate\n0,3\n")
 
     assert [Reading(0, 3.0)] == file.read()

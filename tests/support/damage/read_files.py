@@ -3,6 +3,7 @@
 import contextlib
 
 from harness.command import files
+from harness.command.numbers import parse_metric
 from harness.command.reader import ReadingError
 from harness.machine import gpus
 from harness.run.aggregate import conclude
@@ -19,7 +20,8 @@ def of_numbers(kind, key):
 
     def read(path):
         with contextlib.suppress(ReadingError):
-            files.numbers(kind, files.content(path), key, path.name)
+            metric = parse_metric(f"throughput={kind}:out:{key}")
+            files.numbers(metric, files.content(path), path.name)
 
     return read
 
