@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from results.records.models import PlannedTrial, TrialSpec
 
 
-# It begins with exported weights, and takes its first steps on exported batches. Our
-# own process compares the losses that its processes have recorded with those of
+# A peer begins with exported weights, and takes its first steps on exported batches.
+# Our own process compares the losses that its processes have recorded with those of
 # ``in_graph``, when they have ended, and adds the result to the checks of the trial.
 
 LOSSES_FILE: Final = "first_losses.json"

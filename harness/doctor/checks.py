@@ -1,4 +1,4 @@
-"""What one check of the machine found."""
+"""Checks of the machine: cores, clock, memory, and what else runs now."""
 
 from __future__ import annotations
 

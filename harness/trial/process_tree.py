@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+__all__ = ["kill_tree", "on_stop_signals", "request_death_signal", "watch_pipe"]
+
 MARKER = "REPLICATOR_HARNESS_TRIAL"
 """Environment variable that every process of a trial inherits: its directory."""
 
@@ -119,15 +121,11 @@ def _wait_gone(processes: list[psutil.Process], timeout_sec: float) -> None:
         time.sleep(0.02)
 
 
-if __name__ == "__main__":
-    kill_tree(os.path.realpath(sys.argv[1]))
+# A trial ends with the harness, even if that is killed. Two independent mechanisms,
+# because each has a gap: the parent-death signal (lost if the parent died before the
+# request) and end-of-file on a pipe whose other end only the harness has open (works
+# only once this process runs Python code).
 
-
-# Two independent mechanisms, because each has a gap: the parent-death signal (lost if
-# the parent died before the request) and end-of-file on a pipe whose other end only the
-# harness has open (works only once this process runs Python code).
-
-__all__ = ("beat", "request_death_signal", "watch_pipe")
 HEARTBEAT_SEC = 5.0
 
 
@@ -154,3 +152,7 @@ def beat(write: Callable[[], None]) -> None:
             write()
 
     threading.Thread(target=loop, name="heartbeat", daemon=True).start()
+
+
+if __name__ == "__main__":
+    kill_tree(os.path.realpath(sys.argv[1]))
