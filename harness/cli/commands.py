@@ -23,7 +23,7 @@ from harness.planning.checked import check as check_request
 from harness.run import sweep as run
 from harness.run import trial_tree
 from harness.run.trial_runner import RunSettings
-from harness.sources.code_check import CodeWatch
+from harness.sources.code_digest import CodeWatch
 from results.records.models import Order, PlannedTrial
 from results.store import atomic, untrusted
 from results.store.lock import lock_study

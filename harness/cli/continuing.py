@@ -12,8 +12,8 @@ from harness.launch import catalog
 from harness.planning import study as study_module
 from harness.run import sweep as sweep_loop
 from harness.run.trial_runner import RunSettings
-from harness.sources import code_check
-from harness.sources.code_check import CodeWatch
+from harness.sources import code_digest
+from harness.sources.code_digest import CodeWatch
 from results.store.lock import lock_study
 from results.store.study_store import Store
 
@@ -51,7 +51,7 @@ def _continue(request: RunRequest, call: Call) -> int:
     store = Store.open(root)
     plan = store.read_plan()
     study_module.check_trials(plan)
-    code_check.check_code(plan, store=store)
+    code_digest.check_code(plan, store=store)
     launcher = catalog.start(request.launcher)
     launcher.check(trial.spec for trial in plan.trials)
     launcher.check_folder(root.absolute())

@@ -13,7 +13,7 @@ from harness.errors import PlanError
 from harness.launch import catalog
 from harness.launch.launcher import Job
 from harness.machine import gpus
-from harness.placement import processes
+from harness.placement import allocation
 from harness.planning import checked
 from results.records import program
 from results.records.models import Order
@@ -72,8 +72,8 @@ def machine_of(
         num_available_cores=cpus.num_available_cores * launcher.num_hosts,
         num_gpus=_num_gpus(request, launcher) if request.device == "gpu" else None,
         variables=launcher.identity()
-        | processes.share_identity(request.replicas_per_worker)
-        | processes.with_gpu_threads(
+        | allocation.share_identity(request.replicas_per_worker)
+        | allocation.with_gpu_threads(
             program.identity_variables(os.environ), request.device
         ),
     )

@@ -38,7 +38,7 @@ from harness.command.reader import (
 )
 from harness.command.running import Run
 from harness.machine import gpus
-from harness.placement import processes
+from harness.placement import allocation
 from harness.trial import process_tree
 from harness.trial.rank_file import end_like, one_line, rank_path, signal_name
 from results.records.limits import MAX_STEPS
@@ -413,7 +413,7 @@ def values_of(
     spec: TrialSpec, placement: Placement, output_dir: Path
 ) -> dict[str, object]:
     """Returns the values of all placeholders."""
-    share = min(processes.replicas_per_worker(spec.variables), spec.num_replicas)
+    share = min(allocation.replicas_per_worker(spec.variables), spec.num_replicas)
     values = {
         "replicas": spec.num_replicas,
         "per_replica_batch_size": spec.per_replica_batch_size,

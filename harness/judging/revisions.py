@@ -26,7 +26,7 @@ from harness.errors import RevisionError
 from harness.machine import environment, gpus, machine_state, owned_folders
 from harness.machine.machine_state import read_topology
 from harness.placement import allocation
-from harness.placement.processes import processes_of_trial
+from harness.placement.allocation import processes_of_trial
 from harness.sources import code_digest
 from harness.sources.code_digest import SourceTree
 from harness.trial.measure import COMPATIBLE, PROTOCOL

@@ -32,7 +32,7 @@ from results.store import atomic, untrusted
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from harness.placement.processes import Member
+    from harness.placement.allocation import Member
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,7 @@ from harness.launch.launcher import (
     Submitted,
     ask,
 )
-from harness.placement import processes
+from harness.placement import allocation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -238,7 +238,7 @@ class KubernetesLauncher(RemoteLauncher):
         specs = list(specs)
         super().check(specs)
         for spec in specs:
-            number = len(processes.processes_of_trial(spec).members)
+            number = len(allocation.processes_of_trial(spec).members)
             if self.num_hosts > 1 and number > self.num_hosts:
                 raise PlanError(
                     f"--launcher {self.name}: a trial has {number} processes, and a pod"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from harness.launch.gang import Engine, Gang
-    from harness.placement.processes import Member, Processes
+    from harness.placement.allocation import Member, Processes
     from results.records.models import Placement, TrialSpec
 
 HOSTS_VARIABLE: Final = "REPLICATOR_HARNESS_HOSTS"

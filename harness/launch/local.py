@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from harness.options.option import Options
-    from harness.placement.processes import Processes
+    from harness.placement.allocation import Processes
 
 
 CLUSTER_COMMAND = (sys.executable, "-m", "harness.trial.ranks")

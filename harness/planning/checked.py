@@ -15,7 +15,6 @@ from harness.command import peers
 from harness.errors import PlanError
 from harness.machine import environment
 from harness.placement import allocation as placement
-from harness.placement import processes
 from harness.planning import design, estimate, settings
 from harness.planning.estimate import PlannedCase
 from results.records import program
@@ -271,7 +270,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         request, machine, preset, math.prod(units.values()), devices_per_replica
     )
     catalog.check_devices(options, request.device)
-    processes.check_share(
+    placement.check_share(
         machine.variables,
         backends,
         replicas,
@@ -350,9 +349,9 @@ def _smallest_share(request: SweepRequest) -> int:
 
 def _largest_num_workers(cases: Sequence[PlannedCase], machine: Machine) -> int:
     """Returns the most processes that the replicas of a trial are spread over."""
-    share = processes.replicas_per_worker(machine.variables)
+    share = placement.replicas_per_worker(machine.variables)
     return max(
-        processes.processes_of(
+        placement.processes_of(
             catalog.backend(case.backend), case.num_replicas, replicas_per_worker=share
         ).count("worker")
         or 1

@@ -27,7 +27,7 @@ from harness.planning import checked as checked_lib
 from harness.planning import design, matching, settings
 from harness.planning.checked import check, refusing_bounds
 from harness.sources import code_digest
-from harness.sources.code_check import check_code
+from harness.sources.code_digest import check_code
 from results.records import identity
 from results.records.models import (
     Control,

@@ -26,7 +26,7 @@ from harness.machine import disturbance, environment, gpu_watch, gpus, machine_s
 from harness.machine.gpu_watch import GpuWatch
 from harness.machine.machine_state import CpuTopology, now_text, read_topology
 from harness.placement import allocation
-from harness.placement.processes import processes_of_trial
+from harness.placement.allocation import processes_of_trial
 from harness.run import aggregate, resident, trial_tree
 from harness.run.trial_tree import GangTree, ProcessTree
 from harness.trial import rank_file
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from harness.launch.launcher import Launcher
     from harness.machine.disturbance import Disturbance
     from harness.machine.gpus import Gpu
-    from harness.placement.processes import Processes
+    from harness.placement.allocation import Processes
     from harness.run.trial_tree import TrialExit
     from harness.sources.code_digest import SourceTree
     from results.records.machines.gpu_record import GpuUses

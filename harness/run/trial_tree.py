@@ -21,7 +21,7 @@ from harness.errors import StudyError
 from harness.machine import gpus, owned_folders
 from harness.machine.gpu_watch import read_oom_kills
 from harness.machine.gpus import NO_GPU
-from harness.placement import processes
+from harness.placement import allocation
 from harness.trial import measure, process_tree, rank_file
 from results import plugins
 from results.records.models import Allocator
@@ -161,7 +161,7 @@ def trial_variables(
         process_tree.MARKER: str(trial_dir.resolve()),
         VARIABLE: str(folder_of(trial_dir)),
         **allocator_variables(spec.allocator, base),
-        **processes.of_gpu_threads(spec.variables),
+        **allocation.of_gpu_threads(spec.variables),
         **({} if data_dir is None else {"TFDS_DATA_DIR": data_dir}),
     }
 

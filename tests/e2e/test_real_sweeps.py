@@ -5,7 +5,7 @@ import json
 import pytest
 
 from harness.cli import exit_codes
-from harness.placement.processes import SHARE_VARIABLE
+from harness.placement.allocation import SHARE_VARIABLE
 from results.figures import frame
 from results.records.models import Control, TrialStatus
 from results.store.study_store import Store

@@ -12,7 +12,7 @@ from harness.cli import commands
 from harness.cli.verbs.gate_design import design_of
 from harness.judging import program_revisions, revisions
 from harness.run.sweep import stop_signals
-from harness.sources import code_check
+from harness.sources import code_digest
 from reports.words.judging import judgement
 from results.judging import gate as gate_module
 from results.judging import gate_logs
@@ -65,7 +65,7 @@ def measure(
         return conclude(found, store)
 
     def check(update: dict[str, Any], planned: PlannedSweep) -> None:
-        equal = code_check.equal_digests(planned.trials)
+        equal = code_digest.equal_digests(planned.trials)
         if equal and not request.is_equal_measured:
             raise _EqualCodeError(equal)
         if source is None:

@@ -16,8 +16,7 @@ from harness.machine.machine_state import (
     read_topology,
 )
 from harness.placement import allocation as placement
-from harness.placement import processes as processes_lib
-from harness.placement.processes import processes_of
+from harness.placement.allocation import processes_of
 from harness.run import trial_tree
 from results.records import program
 from results.records.models import Order
@@ -298,7 +297,7 @@ def _place(num_cores, num_gpus, **options):
 
 def test_a_trial_on_gpus_has_two_launch_threads_per_gpu_in_its_identity():
     """Names that the identity knows, so that another number is another case."""
-    found = processes_lib.with_gpu_threads({"XLA_FLAGS": "x"}, "gpu")
+    found = placement.with_gpu_threads({"XLA_FLAGS": "x"}, "gpu")
 
     assert LAUNCHES | {"XLA_FLAGS": "x"} == found
     assert found.keys() <= program.IDENTITY
@@ -332,14 +331,14 @@ def test_a_sweep_plans_trials_with_gpu_threads(
     trials = planned[0].trials
     assert trials
     for trial in trials:
-        assert expected == processes_lib.of_gpu_threads(trial.spec.variables)
+        assert expected == placement.of_gpu_threads(trial.spec.variables)
 
 
 def test_what_the_user_set_is_kept():
     """The number of launch threads may be what a study compares."""
     mine = {"TF_GPU_THREAD_COUNT": "4"}
 
-    assert LAUNCHES | mine == processes_lib.with_gpu_threads(mine, "gpu")
+    assert LAUNCHES | mine == placement.with_gpu_threads(mine, "gpu")
 
 
 def test_the_processes_of_a_trial_get_what_its_identity_says(make_spec, tmp_path):
@@ -350,7 +349,7 @@ def test_the_processes_of_a_trial_get_what_its_identity_says(make_spec, tmp_path
 
     found = trial_tree.trial_variables(spec, place, tmp_path, base=base)
 
-    assert LAUNCHES == processes_lib.of_gpu_threads(found)
+    assert LAUNCHES == placement.of_gpu_threads(found)
 
 
 def test_a_trial_on_the_cpu_gets_no_launch_threads(make_spec, tmp_path):
@@ -359,7 +358,7 @@ def test_a_trial_on_the_cpu_gets_no_launch_threads(make_spec, tmp_path):
 
     found = trial_tree.trial_variables(make_spec(), place, tmp_path, base={})
 
-    assert {} == processes_lib.of_gpu_threads(found)
+    assert {} == placement.of_gpu_threads(found)
 
 
 @pytest.mark.parametrize(
@@ -377,10 +376,10 @@ def test_pools_get_the_cores_that_launches_leave(num_cores, num_gpus, intra, int
 def test_launches_and_pools_fit_on_the_cores(num_gpus, cores):
     """With three cores per GPU or more, no thread waits for a core."""
     place = _place(num_gpus * cores, num_gpus, device="gpu")
-    num_launch = processes_lib.LAUNCH_THREADS_PER_GPU * num_gpus
+    num_launch = placement.LAUNCH_THREADS_PER_GPU * num_gpus
 
     assert num_gpus * cores == place.num_inter_op_threads + num_launch
-    assert cores == place.num_intra_op_threads + processes_lib.LAUNCH_THREADS_PER_GPU
+    assert cores == place.num_intra_op_threads + placement.LAUNCH_THREADS_PER_GPU
 
 
 def test_a_process_of_a_cluster_serves_one_gpu():

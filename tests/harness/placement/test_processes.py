@@ -8,7 +8,7 @@ from harness import catalog
 from harness.errors import PlanError
 from harness.machine.machine_state import CpuTopology, LogicalCpu
 from harness.placement import allocation
-from harness.placement.processes import (
+from harness.placement.allocation import (
     check_share,
     processes_of,
     processes_of_trial,

@@ -10,8 +10,8 @@ from harness.command import identity
 from harness.errors import DifferentStudyError, PlanError
 from harness.planning import checked, plan, study
 from harness.planning.request import SweepRequest
-from harness.sources import code_check, code_digest
-from harness.sources.code_check import CodeWatch
+from harness.sources import code_digest
+from harness.sources.code_digest import CodeWatch
 from results.records.machines.machine_record import MachineState
 from results.records.models import Order, ScalingMode
 
@@ -57,7 +57,7 @@ def test_other_code_is_refused(other_code):
     with pytest.raises(DifferentStudyError, match=message):
         plan.reconcile(first, plan_of())
     with pytest.raises(DifferentStudyError, match=message):
-        code_check.check_code(first)
+        code_digest.check_code(first)
 
 
 def test_a_relay_of_other_code_is_refused_for_its_code(other_code):
@@ -85,7 +85,7 @@ def test_the_commits_of_the_trials_are_named(tmp_path, synthetic, other_code):
     with pytest.raises(
         DifferentStudyError, match=r"code of commit 0123456789ab with changes \(digest"
     ):
-        code_check.check_code(planned, store=store)
+        code_digest.check_code(planned, store=store)
 
 
 @pytest.fixture

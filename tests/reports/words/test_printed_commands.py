@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from harness.cli import main, running
 from harness.planning import plan as plan_lib
-from harness.sources import code_check
+from harness.sources import code_digest
 from reports.charts.svg import compact
 from reports.exports import exports
 from reports.page import build
@@ -36,7 +36,7 @@ def _run(command, runs_dir, monkeypatch):
     verb, *options = words[3:]
     with monkeypatch.context() as patch:
         # Nobody measured the studies of tests, and published ones are of older code.
-        for module in (plan_lib, code_check):
+        for module in (plan_lib, code_digest):
             patch.setattr(module, "check_code", lambda *_args, **_kwargs: None)
         patch.setattr(running, "run_until_done", lambda *_args, **_kwargs: 0)
         is_new = verb == "sweep" and {"--workload", "--command"} & {*options}
