@@ -58,6 +58,7 @@ MEASURED: Final = (
     "harness/launch",
     "harness/lookup.py",
     "harness/machine",
+    "harness/options",
     "harness/placement",
     "harness/run",
     "harness/trial",
