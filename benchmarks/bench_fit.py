@@ -116,7 +116,7 @@ def _set_threads() -> None:
 
 def _build(loop: str, backend: str = "in_graph") -> Any:
     import replicator
-    from workloads.keras_fit.workload import WORKLOAD
+    from workloads.keras_fit.study import WORKLOAD
 
     return WORKLOAD.build(
         replicator.create(backend, num_replicas=2),

@@ -138,7 +138,7 @@ def measure(
 
 def _program(repl: Any, compression: str | None) -> Any:
     """The workload's own step; with compression, the same step spelled out here."""
-    from workloads.resnet50.workload import WORKLOAD
+    from workloads.resnet50.study import WORKLOAD
 
     if compression is None:
         return WORKLOAD.build(

@@ -108,7 +108,7 @@ def _of(processes: Sequence[Mapping[str, float]], way: str) -> list[float]:
 def measure_first(num_stages: int) -> dict[str, float]:
     """Seconds of the first and of the second step of ``transformer``."""
     import replicator
-    from workloads.transformer.workload import WORKLOAD
+    from workloads.transformer.study import WORKLOAD
 
     pipelines.limit_threads()
     repl = replicator.create(

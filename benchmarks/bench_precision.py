@@ -58,7 +58,7 @@ def measure(compute_dtype: str) -> dict[str, float]:
     """Images per second of training, and operations of the model and at most."""
     import replicator
     from workloads.resnet50 import model
-    from workloads.resnet50.workload import WORKLOAD
+    from workloads.resnet50.study import WORKLOAD
 
     program = WORKLOAD.build(
         replicator.create("single", num_replicas=1),

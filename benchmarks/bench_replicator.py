@@ -203,8 +203,9 @@ def _set_threads() -> None:
 
 def _build(kind: str, num_replicas: int, workload: str) -> Any:
     import replicator
+    from workloads.catalog import WORKLOADS
 
-    module = importlib.import_module(f"workloads.{workload}.workload")
+    module = importlib.import_module(WORKLOADS[workload].module)
     return module.WORKLOAD.build(
         replicator.create(kind, num_replicas=num_replicas),
         preset="laptop",

@@ -2,140 +2,28 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from workloads.spec import Matching, PresetInfo, WorkloadInfo
+from workloads import spec
+from workloads.keras_fit import study as keras_fit
+from workloads.resnet50 import study as resnet50
+from workloads.sngan import study as sngan
+from workloads.spec import GPU_OPTIONS, Matching, PresetInfo, Workload, WorkloadInfo
+from workloads.transformer import study as transformer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from workloads.spec import Metric
 
-SYNTHETIC = "synthetic"
-"""Random data of the right shapes: isolates compute, and has nothing to learn."""
-
-# Rounding in 16 bits, or of XLA, is larger than what a match has to see.
-_EXACT = {"compute_dtype": "float32", "jit": "off", "tf32": False}
-_IMAGES = "batch normalization over the global batch"
-
-
-# On GPUs every variable has a copy per device, and looking for writes outside the steps
-# reads all of them twice in every dispatch. No workload writes any.
-_GPU_OPTIONS = {"external_writes": "never"}
-
-# Of both workloads that train residual networks, so that their rates can be compared.
-_SMOKE = PresetInfo(
-    name="smoke",
-    description="seconds, for tests: 32 px",
-    data="digits",
-    per_replica_batch_size=4,
-    num_warmup_steps=2,
-    num_measured_steps=4,
-    num_evaluations=2,
-)
-_LAPTOP = PresetInfo(
-    name="laptop",
-    description="minutes per sweep on CPU cores: 64 px",
-    data="digits",
-    per_replica_batch_size=8,
-    num_warmup_steps=3,
-    num_measured_steps=16,
-)
-_GPU = PresetInfo(
-    name="gpu",
-    description="GPUs such as H100: 224 px, bfloat16, synthetic data",
-    data=SYNTHETIC,
-    per_replica_batch_size=256,
-    num_warmup_steps=20,
-    num_measured_steps=100,
-    options=_GPU_OPTIONS,
-)
+SYNTHETIC: Final = spec.SYNTHETIC
 
 WORKLOADS: dict[str, WorkloadInfo] = {
     info.name: info
     for info in (
-        WorkloadInfo(
-            name="resnet50",
-            version="3",
-            example_unit="images",
-            description="ResNet-50 image classification with the recipe of Goyal 2017",
-            module="workloads.resnet50.workload",
-            config_module="workloads.resnet50.config",
-            metrics_module="workloads.resnet50.config",
-            presets=(
-                _SMOKE,
-                dataclasses.replace(_LAPTOP, budget="40s"),
-                _GPU,
-                PresetInfo(
-                    name="paper",
-                    description="the published hyperparameters: 224 px, ImageNet",
-                    data="imagenet2012",
-                    per_replica_batch_size=32,
-                    num_warmup_steps=20,
-                    num_measured_steps=100,
-                ),
-            ),
-            default_preset="laptop",
-            builtin_data=("digits", SYNTHETIC),
-            matching=Matching(
-                options={**_EXACT, "batch_norm": "cross_replica"},
-                remark=_IMAGES,
-            ),
-        ),
-        WorkloadInfo(
-            name="sngan",
-            version="3",
-            example_unit="images",
-            description="class-conditional SN-GAN with projection discriminator, FID",
-            module="workloads.sngan.workload",
-            config_module="workloads.sngan.config",
-            metrics_module="workloads.sngan.config",
-            presets=(
-                PresetInfo(
-                    name="smoke",
-                    description="seconds, for tests: 16 px, 8 channels",
-                    data="digits",
-                    per_replica_batch_size=16,
-                    num_warmup_steps=2,
-                    num_measured_steps=4,
-                ),
-                PresetInfo(
-                    name="laptop",
-                    description="minutes per sweep on CPU cores: 16 px, 32 channels",
-                    data="digits",
-                    per_replica_batch_size=64,
-                    num_warmup_steps=4,
-                    num_measured_steps=30,
-                    budget="150s",
-                ),
-                PresetInfo(
-                    name="gpu",
-                    description="GPUs such as H100: 128 px, synthetic data",
-                    data=SYNTHETIC,
-                    per_replica_batch_size=64,
-                    num_warmup_steps=20,
-                    num_measured_steps=100,
-                    options=_GPU_OPTIONS,
-                ),
-                PresetInfo(
-                    name="paper",
-                    description="the published hyperparameters: 128 px, ImageNet",
-                    data="imagenet2012",
-                    per_replica_batch_size=16,
-                    num_warmup_steps=20,
-                    num_measured_steps=100,
-                ),
-            ),
-            default_preset="laptop",
-            builtin_data=("digits", SYNTHETIC),
-            matching=Matching(
-                options={**_EXACT, "batch_norm": "cross_replica"},
-                remark=f"{_IMAGES}, and noise by position in it",
-            ),
-            draws_random_numbers=True,
-        ),
+        resnet50.INFO,
+        sngan.INFO,
         WorkloadInfo(
             name="d4pg",
             version="1",
@@ -181,7 +69,7 @@ WORKLOADS: dict[str, WorkloadInfo] = {
                     per_replica_batch_size=256,
                     num_warmup_steps=50,
                     num_measured_steps=200,
-                    options=_GPU_OPTIONS,
+                    options=GPU_OPTIONS,
                 ),
                 PresetInfo(
                     name="paper",
@@ -204,96 +92,8 @@ WORKLOADS: dict[str, WorkloadInfo] = {
                 remark="synthetic transitions, since actors do not repeat themselves",
             ),
         ),
-        WorkloadInfo(
-            name="keras_fit",
-            version="1",
-            example_unit="images",
-            description="fit of Keras: ResNet50 of keras.applications, or any model",
-            module="workloads.keras_fit.workload",
-            config_module="workloads.keras_fit.config",
-            metrics_module="workloads.keras_fit.metrics",
-            presets=(
-                _SMOKE,
-                _LAPTOP,
-                _GPU,
-            ),
-            default_preset="laptop",
-            builtin_data=("digits", SYNTHETIC),
-            needs=("fit",),
-            no_update_because="Keras updates inside fit",
-            matching=Matching(
-                options={
-                    **_EXACT,
-                    "compute_dtype": "float64",
-                    "batch_norm": "cross_replica",
-                },
-                remark=f"{_IMAGES}, in float64, without dropout",
-            ),
-            # Deep networks of Keras do at their initial weights, to percents.
-            amplifies_rounding=True,
-        ),
-        WorkloadInfo(
-            name="transformer",
-            version="1",
-            example_unit="tokens",
-            description="a decoder-only Transformer: a language model of bytes",
-            module="workloads.transformer.workload",
-            config_module="workloads.transformer.config",
-            metrics_module="workloads.transformer.config",
-            presets=(
-                PresetInfo(
-                    name="smoke",
-                    description="seconds, for tests: 1 M parameters",
-                    data="tensorflow_source",
-                    per_replica_batch_size=8 * 64,
-                    num_warmup_steps=2,
-                    num_measured_steps=10,
-                ),
-                PresetInfo(
-                    name="laptop",
-                    description="minutes per sweep on CPU cores: 10 M parameters",
-                    data="tensorflow_source",
-                    per_replica_batch_size=8 * 128,
-                    num_warmup_steps=2,
-                    num_measured_steps=10,
-                    budget="120s",
-                ),
-                PresetInfo(
-                    name="gpu",
-                    description="GPUs such as H100: 350 M parameters, synthetic data",
-                    data=SYNTHETIC,
-                    per_replica_batch_size=16 * 1024,
-                    num_warmup_steps=20,
-                    num_measured_steps=100,
-                    options=_GPU_OPTIONS,
-                ),
-                PresetInfo(
-                    name="paper",
-                    description="the size of GPipe: 6 B parameters; more than a device",
-                    data="tensorflow_source",
-                    per_replica_batch_size=32 * 1024,
-                    num_warmup_steps=20,
-                    num_measured_steps=100,
-                ),
-            ),
-            default_preset="laptop",
-            builtin_data=("tensorflow_source", SYNTHETIC),
-            other_data="no other",
-            data_module="workloads.data.text_names",
-            batch_divisors=("sequence_length", "num_microbatches"),
-            draws_with="dropout",
-            memory_module="workloads.transformer.config",
-            matching=Matching(
-                options={**_EXACT, "dropout": 0.0},
-                remark="without dropout",
-                of_pipelines=(
-                    "pipeline_stages",
-                    "num_microbatches",
-                    "schedule",
-                    "recompute",
-                ),
-            ),
-        ),
+        keras_fit.INFO,
+        transformer.INFO,
     )
 }
 
@@ -367,3 +167,21 @@ def check_machine(
             global_batch_size=global_batch_size,
             num_workers=num_workers,
         )
+
+
+class CatalogWorkload(Workload):
+    """A workload with name, version and unit from the catalogue."""
+
+    def __init__(self, name: str) -> None:
+        info = WORKLOADS[name]
+        self.name = info.name
+        self.version = info.version
+        self.example_unit = info.example_unit
+
+    def make_config(self, preset: str, options: Mapping[str, Any]) -> Any:
+        """Returns the configuration of a preset with ``options`` in place of its own.
+
+        Raises:
+          ValueError: Unknown preset or option, or a value of a wrong type or range.
+        """
+        return make_config(self.name, preset, options)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import abc
 import contextlib
-import dataclasses
 import json
 import math
 from typing import TYPE_CHECKING, Any
@@ -13,19 +11,16 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
-from workloads import catalog
-from workloads.catalog import SYNTHETIC
-from workloads.common import training
-from workloads.data import audit, pipeline
-from workloads.data.sources import open_source
+from workloads.data import audit
 from workloads.matching import Delegating, MatchingReplicator
-from workloads.spec import SanityCheck, StepProgram, Workload
+from workloads.spec import SanityCheck, StepProgram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from replicator.checkpoint.manager import CheckpointManager
-    from workloads.data.sources import Examples, Source
+    from workloads.data.sources import Examples
+    from workloads.spec import QualityMetric
 
 
 # A GPU takes about a hundred times as many examples per second as a CPU core, and one
@@ -46,17 +41,6 @@ def make_iterator(
     """Makes the pipelines of a workload; on GPUs, batches are prefetched to them."""
     return repl.make_input_iterator(
         input_fn, mode, prefetch_to_device=NUM_PREFETCHED if repl.feeds_gpus else 0
-    )
-
-
-def num_threads(
-    repl: replicator.Replicator, context: replicator.InputContext, configured: int
-) -> int:
-    """Returns the threads of one pipeline."""
-    if not repl.feeds_gpus:
-        return configured
-    return configured * max(
-        1, context.num_replicas_in_sync // context.num_input_pipelines
     )
 
 
@@ -98,24 +82,6 @@ def not_checked(name: str) -> SanityCheck:
         is_passed=True,
         detail="not checked: this control repeats the first batch of each replica",
     )
-
-
-class CatalogWorkload(Workload):
-    """A workload with name, version and unit from the catalogue."""
-
-    def __init__(self, name: str) -> None:
-        info = catalog.WORKLOADS[name]
-        self.name = info.name
-        self.version = info.version
-        self.example_unit = info.example_unit
-
-    def make_config(self, preset: str, options: Mapping[str, Any]) -> Any:
-        """Returns the configuration of a preset with ``options`` in place of its own.
-
-        Raises:
-          ValueError: Unknown preset or option, or a value of a wrong type or range.
-        """
-        return catalog.make_config(self.name, preset, options)
 
 
 class ReplicatedProgram(StepProgram):
@@ -304,41 +270,44 @@ def _touch(batch: Any) -> tf.Tensor:
     return tf.add_n([tf.reduce_sum(tf.cast(leaf[:1], tf.float32)) for leaf in leaves])
 
 
-class DataProgram(ReplicatedProgram):
-    """Feeds examples of a data set to a replicator, and checks which ones.
+class TrainingProgram(ReplicatedProgram):
+    """Steps a training that stands by itself, and checks which examples it reads.
 
     Attributes:
+      training: Its data, models, optimizers and step (``workloads/NAME/train.py``).
       source: The data set, or None for synthetic data.
       batch_per_example: What a batch size counts of one example of the data set: 1, or
         the tokens of a sequence.
     """
 
-    source: Examples | None
-    batch_per_example: int = 1
-
-    def __init__(
-        self,
-        repl: replicator.Replicator,
-        *,
-        source: Examples | None,
-        per_replica_batch_size: int,
-    ) -> None:
-        """Stores what is read; ``_open_inputs`` creates the pipelines.
+    def __init__(self, repl: replicator.Replicator, training: Any, study: Any) -> None:
+        """Creates the pipelines and counts the parameters.
 
         Args:
-          repl: The replicator.
-          source: The data set, or None for synthetic data.
-          per_replica_batch_size: Examples per replica and step.
+          repl: The replicator, maybe one that leaves something out.
+          training: A ``Training`` of the workload.
+          study: The ``Study`` that built it.
         """
-        super().__init__(repl, per_replica_batch_size=per_replica_batch_size)
-        self.source = source
+        count = training.global_batch_size // repl.num_replicas_in_sync
+        super().__init__(repl, per_replica_batch_size=count)
+        self.training = training
+        self.source: Examples | None = training.source
         self._contexts: list[replicator.InputContext] = []
         # Ids stay on their devices until sanity(): reading them here would be measured.
         self._consumed: list[tuple[int, Any]] = []
-
-    def _open_inputs(self) -> None:
-        """Creates the pipelines; called when all is known that determines batches."""
-        self._inputs = make_iterator(self._repl, self._input_fn, self._input_mode())
+        self._evaluate, self._check = study.evaluate, study.check
+        self.batch_per_example = getattr(training, "batch_per_example", 1)
+        self.flops_per_example = study.flops(training)
+        self.compute_dtype = training.config.compute_dtype.removeprefix("mixed_")
+        self.num_parameters = sum(
+            math.prod(variable.shape)
+            for trackable in training.trackables.values()
+            if not hasattr(trackable, "apply_gradients")
+            for variable in getattr(trackable, "trainable_variables", ())
+        )
+        # Each one object: a step is traced once per function.
+        self._cycle = getattr(training, "cycle", None) or (training.step_fn,)
+        self._inputs = make_iterator(repl, self._input_fn, self._input_mode())
 
     def _input_mode(self) -> replicator.InputReplicationMode:
         """Returns which replicas each pipeline feeds."""
@@ -346,11 +315,8 @@ class DataProgram(ReplicatedProgram):
 
     def _input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
         self._contexts.append(context)
-        return self._dataset(context)
-
-    @abc.abstractmethod
-    def _dataset(self, context: replicator.InputContext) -> tf.data.Dataset:
-        """Returns the batches of one pipeline."""
+        dataset: tf.data.Dataset = self.training.input_fn(context)
+        return dataset
 
     def batches(self) -> Iterator[Any]:
         """Reads the batches of all replicas without training on them."""
@@ -397,6 +363,8 @@ class DataProgram(ReplicatedProgram):
                 if self.reuses_batch
                 else self._check_consumed(self.source)
             )
+            if self._check is not None:
+                checks.append(self._check(self.training))
         return tuple(checks)
 
     def _check_consumed(self, source: Examples) -> SanityCheck:
@@ -414,115 +382,27 @@ class DataProgram(ReplicatedProgram):
         num_pipelines = self._contexts[0].num_input_pipelines
         return source.num_train_examples // num_pipelines * num_pipelines
 
+    def run(self, num_steps: int = 1) -> float:
+        """Runs steps and returns the last loss, its mean over the global batch."""
+        if len(self._cycle) == 1:
+            return self._finish(self._run(self._cycle[0], num_steps), num_steps)
+        loss = math.nan
+        for _ in range(num_steps):
+            loss = self.dispatch()()
+        return loss
 
-class ImageWorkload(CatalogWorkload):
-    """A workload of the catalogue that reads labelled images.
+    def dispatch(self) -> Callable[[], float]:
+        """Starts a step; see ``StepProgram.dispatch``."""
+        step = self._cycle[self._num_steps % len(self._cycle)]
+        return self._keep(self._run(step, 1), 1)
 
-    Args:
-      name: The name in the catalogue.
-      program: What it builds.
-    """
+    def _trackables(self) -> Mapping[str, Any]:
+        trackables: Mapping[str, Any] = self.training.trackables
+        return trackables
 
-    def __init__(self, name: str, program: type[ImageProgram]) -> None:
-        super().__init__(name)
-        self._program = program
-
-    def build(
-        self,
-        replicator: replicator.Replicator,
-        *,
-        preset: str,
-        data: str,
-        per_replica_batch_size: int,
-        seed: int,
-        options: Mapping[str, Any],
-    ) -> ImageProgram:
-        """Builds the program on ``replicator``; see ``Workload.build``."""
-        config = self.make_config(preset, options)
-        if per_replica_batch_size < 1:
-            raise ValueError(
-                f"per_replica_batch_size {per_replica_batch_size!r} must be at least 1"
-            )
-        training.set_tf32(replicator, is_on=config.tf32)
-        training.choose(config.conv_layout)
-        source = None if data == SYNTHETIC else open_source(data)
-        if source is not None and source.num_classes > config.num_classes:
-            raise ValueError(
-                f"data {data!r} has {source.num_classes} classes, but the network has "
-                f"{config.num_classes}: set option num_classes to at least "
-                f"{source.num_classes}"
-            )
-        return self._program(
-            replicator,
-            config,
-            source=source,
-            per_replica_batch_size=per_replica_batch_size,
-            seed=seed,
-        )
-
-    def prepare(self, *, data: str) -> None:
-        """Writes the embedded digits once per machine; see ``Workload.prepare``."""
-        if data != SYNTHETIC:
-            open_source(data)
-
-
-class ImageProgram(DataProgram):
-    """Feeds labelled images to a replicator, and checks the results.
-
-    Attributes:
-      augmentation: How images are augmented and normalised; None for that of the data
-        set.
-    """
-
-    source: Source | None
-    augmentation: pipeline.Augmentation | None = None
-
-    def __init__(
-        self,
-        repl: replicator.Replicator,
-        config: Any,
-        *,
-        source: Source | None,
-        per_replica_batch_size: int,
-        seed: int,
-    ) -> None:
-        """Creates the pipelines.
-
-        Args:
-          repl: The replicator.
-          config: An ``ImageConfig``, of the class that the workload has.
-          source: The data set, or None for synthetic data.
-          per_replica_batch_size: Examples per replica and step.
-          seed: Seed of order and augmentation.
-        """
-        super().__init__(
-            repl, source=source, per_replica_batch_size=per_replica_batch_size
-        )
-        self._pipeline = pipeline.PipelineConfig(
-            per_replica_batch_size=self.pipeline_batch_size,
-            image_size=config.image_size,
-            seed=seed,
-            shuffle_buffer_size=config.shuffle_buffer_size,
-            num_threads=config.num_input_threads,
-            is_cached=config.cache_data,
-            input_dtype=config.input_dtype,
-            augmentation=self.augmentation,
-        )
-        self._num_classes = config.num_classes
-        self.compute_dtype = config.compute_dtype.removeprefix("mixed_")
-        self._open_inputs()
-
-    def _dataset(self, context: replicator.InputContext) -> tf.data.Dataset:
-        if self.source is None:
-            return pipeline.synthetic_dataset(
-                self._pipeline, num_classes=self._num_classes
-            )
-        config = dataclasses.replace(
-            self._pipeline,
-            num_threads=num_threads(self._repl, context, self._pipeline.num_threads),
-        )
-        return pipeline.train_dataset(self.source, context, config)
-
-    def _on_device(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Returns a replica's batch with normalised images; called in its step."""
-        return pipeline.on_device(batch, self._pipeline.augmentation_of(self.source))
+    def evaluate(self) -> tuple[QualityMetric, ...]:
+        """Measures what was learned; random data has nothing to learn."""
+        if self.source is None or self._evaluate is None:
+            return ()
+        measured: tuple[QualityMetric, ...] = self._evaluate(self.training)
+        return measured

@@ -200,6 +200,9 @@ class Workload(abc.ABC):
 
 # The planner imports this module, so it does not import TensorFlow.
 
+SYNTHETIC = "synthetic"
+"""Random data of the right shapes: isolates compute, and has nothing to learn."""
+
 JIT_OFF = "off"
 JIT_COMPUTE = "compute"
 JITS = (JIT_OFF, JIT_COMPUTE)
@@ -327,75 +330,82 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
 # A field that is made by ``limited`` says what is allowed, and is checked when a
 # configuration is created.
 
+OF_DTYPE = "float32, or 16 bits with float32 variables"
+OF_IMAGE_SIZE = "height and width of images, in pixels"
+OF_INPUT_THREADS = "threads of one input pipeline, on GPUs per GPU that it feeds"
 STATISTICS = ("local", "cross_replica")
 _CHOICES = "choices"
+_LIMITS = ("low", "below", "high")
+ABOUT = "about"
 
 
-def limited(default: Any, *, choices: Sequence[Any] = (), **limits: float) -> Any:
+def limited(
+    default: Any, about: str = "", *, choices: Sequence[Any] = (), **limits: float
+) -> Any:
     """Declares a field with what is allowed.
 
     Args:
       default: Its value unless it is given.
+      about: What it means, in a line for ``--help``.
       choices: All allowed values; empty for a range.
       **limits: ``low``, ``below`` and ``high``, as for ``check_range``.
     """
     allowed = {_CHOICES: choices} if choices else limits
-    return dataclasses.field(default=default, metadata=allowed)
+    return dataclasses.field(default=default, metadata={ABOUT: about, **allowed})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingConfig:
-    """Settings of computation of all workloads.
+    """Settings of computation of all workloads."""
 
-    Attributes:
-      jit: ``off``, or ``compute``: XLA compiles forward and backward pass.
-      tf32: Whether float32 products and convolutions use TF32 where GPUs have it.
-      external_writes: ``never`` promises the replicator that no variable is written
-        outside its steps, so that it need not look.
-    """
-
-    jit: str = "off"
-    tf32: bool = True
-    external_writes: str = limited("detect", choices=EXTERNAL_WRITES)
+    jit: str = limited("off", "off, or compute: XLA compiles forward and backward pass")
+    tf32: bool = limited(True, "whether float32 products use TF32 where GPUs have it")
+    external_writes: str = limited(
+        "detect",
+        "never promises the replicator that no variable is written outside its steps,"
+        " so that it need not look",
+        choices=EXTERNAL_WRITES,
+    )
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if _CHOICES in field.metadata:
                 check_choice(field.name, value, field.metadata[_CHOICES])
-            elif field.metadata:
-                check_range(field.name, value, **field.metadata)
+            elif limits := {k: v for k, v in field.metadata.items() if k in _LIMITS}:
+                check_range(field.name, value, **limits)
         check_jit(self.jit)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ImageConfig(TrainingConfig):
-    """Settings of workloads on labelled images.
+    """Settings of workloads on labelled images."""
 
-    Attributes:
-      image_size: Height and width of images, in pixels.
-      num_classes: Classes of the network, whatever the data set has.
-      compute_dtype: ``float32``, or 16 bits with float32 variables.
-      conv_layout: ``nhwc`` keeps the layout of the model in convolutions; ``auto`` lets
-        TensorFlow's optimizer convert them to NCHW, as it does on GPUs in float32.
-      batch_norm: ``local`` normalizes by each replica's own batch, as published;
-        ``cross_replica`` by the global batch.
-      shuffle_buffer_size: Examples in the shuffle buffer of one input pipeline.
-      num_input_threads: Threads of one input pipeline, on GPUs per GPU that it feeds.
-      input_dtype: ``float32``, or ``uint8``: pixels are sent to devices as they are
-        stored, and normalised there.
-      cache_data: Whether encoded images stay in memory after the first epoch.
-    """
-
-    image_size: int
-    num_classes: int = limited(10, low=1)
-    compute_dtype: str = "float32"
-    conv_layout: str = "auto"
-    batch_norm: str = limited("local", choices=STATISTICS)
-    shuffle_buffer_size: int = limited(16_384, low=1)
-    num_input_threads: int = limited(4, low=1)
-    input_dtype: str = limited("float32", choices=INPUT_DTYPES)
-    cache_data: bool = False
+    image_size: int  # Height and width of images, in pixels.
+    num_classes: int = limited(10, "outputs, whatever the data set has", low=1)
+    compute_dtype: str = limited("float32", OF_DTYPE)
+    conv_layout: str = limited(
+        "auto",
+        "nhwc keeps the layout of the model in convolutions; auto lets TensorFlow's"
+        " optimizer convert them to NCHW, as it does on GPUs in float32",
+    )
+    batch_norm: str = limited(
+        "local",
+        "local normalizes by each replica's own batch, as published; cross_replica by"
+        " the global batch",
+        choices=STATISTICS,
+    )
+    shuffle_buffer_size: int = limited(
+        16_384, "in the shuffle buffer of a pipeline", low=1
+    )
+    num_input_threads: int = limited(4, OF_INPUT_THREADS, low=1)
+    input_dtype: str = limited(
+        "float32",
+        "float32, or uint8: pixels are sent to devices as they are stored, and"
+        " normalised there",
+        choices=INPUT_DTYPES,
+    )
+    cache_data: bool = limited(False, "encoded images stay in memory")
 
     def __post_init__(self) -> None:
         # Of a class with slots, super() finds another class.
@@ -404,7 +414,7 @@ class ImageConfig(TrainingConfig):
         check_conv_layout(self.conv_layout, self.jit)
 
 
-# A workload declares its metrics in ``workloads/NAME/metrics.py``. Reports, gates, help
+# A workload declares its metrics in ``workloads/NAME/study.py``. Reports, gates, help
 # and exports read the declaration, which plans of studies record.
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -535,3 +545,39 @@ class WorkloadInfo:
     # Module whose ``held`` says what each replica keeps of the weights, from a
     # configuration; without TensorFlow. Empty if that is not counted.
     memory_module: str = ""
+
+
+# What workloads on images share, so that their rates can be compared.
+
+# Rounding in 16 bits, or of XLA, is larger than what a match has to see.
+EXACT: Final = {"compute_dtype": "float32", "jit": "off", "tf32": False}
+OF_BATCH_NORM: Final = "batch normalization over the global batch"
+# On GPUs every variable has a copy per device, and looking for writes outside the steps
+# reads all of them twice in every dispatch. No workload writes any.
+GPU_OPTIONS: Final = {"external_writes": "never"}
+SMOKE = PresetInfo(
+    name="smoke",
+    description="seconds, for tests: 32 px",
+    data="digits",
+    per_replica_batch_size=4,
+    num_warmup_steps=2,
+    num_measured_steps=4,
+    num_evaluations=2,
+)
+LAPTOP = PresetInfo(
+    name="laptop",
+    description="minutes per sweep on CPU cores: 64 px",
+    data="digits",
+    per_replica_batch_size=8,
+    num_warmup_steps=3,
+    num_measured_steps=16,
+)
+GPU = PresetInfo(
+    name="gpu",
+    description="GPUs such as H100: 224 px, bfloat16, synthetic data",
+    data=SYNTHETIC,
+    per_replica_batch_size=256,
+    num_warmup_steps=20,
+    num_measured_steps=100,
+    options=GPU_OPTIONS,
+)

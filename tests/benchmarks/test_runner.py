@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from replicator.backends.base import Replicator
-from workloads.resnet50 import workload
+from workloads.resnet50 import study
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -187,7 +187,7 @@ def test_compression_joins_the_options_of_the_workload(monkeypatch):
         repl.wrap_optimizer("sgd", **options)
         return SimpleNamespace(run=None)
 
-    monkeypatch.setattr(workload, "WORKLOAD", SimpleNamespace(build=build))
+    monkeypatch.setattr(study, "WORKLOAD", SimpleNamespace(build=build))
     repl = SimpleNamespace(wrap_optimizer=lambda _, **given: wrapped.append(given))
     bench._program(repl, "bfloat16")
 

@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 import replicator
-from workloads.resnet50.workload import WORKLOAD
+from workloads.resnet50.study import WORKLOAD
 
 NUM_DISPATCHES = 5
 

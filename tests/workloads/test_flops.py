@@ -39,7 +39,7 @@ def test_the_step_of_resnet50_does_what_is_counted():
         )
 
     assert program.flops_per_example == 2 * per_example(
-        program._loss_and_gradients, spec
+        program.training.loss_and_gradients, spec
     )
 
 
@@ -53,7 +53,7 @@ def test_the_step_of_resnet50_does_what_is_counted():
 def test_the_steps_of_sngan_do_what_is_counted(options):
     """Of both kinds of steps, the second with its share."""
     program = build("sngan", **options)
-    config = program._config
+    config = program.training.config
     size, latent = config.image_size, config.latent_size
 
     def latents(count):
@@ -63,8 +63,8 @@ def test_the_steps_of_sngan_do_what_is_counted(options):
         spec = tf.TensorSpec([count, size, size, 3])
         return (spec, tf.TensorSpec([count], tf.int32), *latents(count))
 
-    discriminator = per_example(program._discriminator_gradients, images)
-    generator = per_example(program._generator_gradients, latents)
+    discriminator = per_example(program.training.discriminator_gradients, images)
+    generator = per_example(program.training.generator_gradients, latents)
     share = config.generator_batch_factor / config.num_discriminator_steps
 
     assert program.flops_per_example == pytest.approx(
@@ -145,7 +145,7 @@ def test_the_step_of_the_language_model_does_what_is_counted():
     def tokens(count):
         return (tf.TensorSpec([count, length], tf.uint8),)
 
-    counted = per_example(program._loss_and_gradients, tokens)
+    counted = per_example(program.training.loss_and_gradients, tokens)
 
     assert length * program.flops_per_example == 2 * counted
 

@@ -194,7 +194,7 @@ def test_a_workload_is_built_and_run_in_each_number_type(monkeypatch):
     """On CPUs, with a short network: what would end it on a GPU ends it here."""
     monkeypatch.setattr(warm_up, "_PER_REPLICA_BATCH_SIZE", 2)
     built = []
-    from workloads.resnet50.workload import WORKLOAD
+    from workloads.resnet50.study import WORKLOAD
 
     build = type(WORKLOAD).build
 

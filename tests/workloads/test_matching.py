@@ -177,9 +177,9 @@ def test_two_replicas_of_sngan_draw_what_one_draws():
         def step(program=program, count=count):
             images = tf.zeros([count, 8, 8, 3])
             return (
-                *program._draw(count, 1),
-                *program._draw(count, 2),
-                program._draw_noise(images),
+                *program.training._draw(count, 1),
+                *program.training._draw(count, 2),
+                program.training.noise.pixels(images),
             )
 
         drawn = program._repl.run(step)

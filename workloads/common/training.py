@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -120,31 +121,6 @@ def choose(layout: str) -> None:
         tf.config.optimizer.set_experimental_options({_OPTIMIZER: True})
 
 
-def discriminator_loss(real_logits: tf.Tensor, fake_logits: tf.Tensor) -> tf.Tensor:
-    """Returns mean(max(0, 1 - real)) + mean(max(0, 1 + fake)).
-
-    Lim & Ye 2017; Miyato et al. 2018, equation 16, with the sign of a loss.
-    """
-    _check("discriminator_loss", "real_logits", real_logits)
-    _check("discriminator_loss", "fake_logits", fake_logits)
-    real = tf.reduce_mean(tf.nn.relu(1.0 - real_logits))
-    return real + tf.reduce_mean(tf.nn.relu(1.0 + fake_logits))
-
-
-def generator_loss(fake_logits: tf.Tensor) -> tf.Tensor:
-    """Returns -mean(fake); Miyato et al. 2018, equation 17."""
-    _check("generator_loss", "fake_logits", fake_logits)
-    return -tf.reduce_mean(fake_logits)
-
-
-def _check(loss: str, name: str, logits: tf.Tensor) -> None:
-    if logits.shape.rank != 1 or logits.dtype != tf.float32:
-        raise ValueError(
-            f"{loss} needs {name} of shape [examples] and type float32, but got "
-            f"{logits.shape} and {logits.dtype.name!r}; squeeze or cast them first"
-        )
-
-
 _VECTOR = 1  # rank of biases and of the scales and offsets of batch norm
 
 
@@ -218,6 +194,60 @@ class LARS(keras.optimizers.Optimizer):
         }
 
 
+# Google's reference for TPUs: global batch below, highest rate, epochs of warmup.
+_LARS_RATES = ((16_384, 10.0, 5), (32_768, 25.0, 5), (65_536, 32.0, 14))
+_LARS_RATE_ABOVE = (35.6, 40)
+
+
+@keras.saving.register_keras_serializable(package="replicator_harness")
+class PolynomialSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """Rises linearly from zero, then falls as the square of the remaining steps.
+
+    Highest rate and warmup follow from the global batch, as in Google's ResNet-50 for
+    TPUs with LARS (batches of 16,384 and more). Do not scale it with the batch again.
+
+    Attributes:
+      target: The highest rate.
+      lr_warmup_steps: Steps until it is reached.
+      num_steps: Steps until zero.
+    """
+
+    def __init__(
+        self, *, global_batch_size: int, num_train_examples: int, num_epochs: float
+    ) -> None:
+        self._arguments = {
+            "global_batch_size": global_batch_size,
+            "num_train_examples": num_train_examples,
+            "num_epochs": num_epochs,
+        }
+        self.target, num_warmup_epochs = next(
+            (
+                (rate, epochs)
+                for below, rate, epochs in _LARS_RATES
+                if global_batch_size < below
+            ),
+            _LARS_RATE_ABOVE,
+        )
+        steps_per_epoch = num_train_examples / global_batch_size
+        self.lr_warmup_steps = math.ceil(num_warmup_epochs * steps_per_epoch)
+        self.num_steps = max(
+            math.ceil(num_epochs * steps_per_epoch), self.lr_warmup_steps + 1
+        )
+
+    def __call__(self, step: Any) -> Any:
+        """Returns the rate of update number ``step`` (0-based, a scalar tensor)."""
+        step = tf.cast(step, tf.float32)
+        rising = step / self.lr_warmup_steps
+        past = step - self.lr_warmup_steps
+        left = 1.0 - past / (self.num_steps - self.lr_warmup_steps)
+        falling = tf.square(tf.clip_by_value(left, 0.0, 1.0))
+        return self.target * tf.where(past < 0, rising, falling)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return dict(self._arguments)
+
+
 # TF32 keeps 10 bits of mantissa in float32 products and convolutions on GPUs. It is on
 # in TensorFlow by default. Workloads set it explicitly, so that a record says which one
 # it is, whatever a program before them has set.
@@ -232,6 +262,13 @@ def dtype_policy(policy: str) -> Iterator[None]:
         yield
     finally:
         keras.config.set_dtype_policy(before)
+
+
+def set_up(repl: replicator.Replicator, config: Any) -> None:
+    """Sets what a configuration says of the number types and layouts of a process."""
+    set_tf32(repl, is_on=config.tf32)
+    if hasattr(config, "conv_layout"):
+        choose(config.conv_layout)
 
 
 def set_tf32(repl: replicator.Replicator, *, is_on: bool) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from workloads.catalog import SYNTHETIC
+from workloads.catalog import SYNTHETIC, CatalogWorkload
 from workloads.common import training
 from workloads.d4pg.environment import control
 from workloads.d4pg.program import D4PGProgram
-from workloads.program import CatalogWorkload
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,8 +15,8 @@ import pathlib
 import re
 from typing import Any
 
-from workloads.catalog import SYNTHETIC
 from workloads.data import folders
+from workloads.spec import SYNTHETIC
 
 DIGITS = "digits"
 BUILTIN = (DIGITS, SYNTHETIC)

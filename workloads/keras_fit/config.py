@@ -11,6 +11,8 @@ from pathlib import Path
 
 from workloads.spec import (
     JIT_OFF,
+    OF_DTYPE,
+    OF_IMAGE_SIZE,
     ImageConfig,
     check_choice,
     check_range,
@@ -63,20 +65,27 @@ class KerasFitConfig(ImageConfig):
     ``batch_norm`` ``cross_replica`` sets ``synchronized`` of Keras' layers.
     """
 
-    image_size: int = 224
-    num_classes: int = limited(1000, low=1)
-    compute_dtype: str = limited("float32", choices=COMPUTE_DTYPES)
-    # A name of ``keras.applications``, or ``FILE.py:FUNCTION``, a function without
-    # arguments that returns a compiled model of images and labels.
-    model: str = "ResNet50"
-    # ``fit``, or ``run``: a loop over ``repl.run`` with the same model and batch, and
-    # the same optimizer, wrapped.
-    loop: str = limited("fit", choices=LOOPS)
-    # Of gradient descent with momentum, for a model from ``keras.applications``.
-    learning_rate: float = limited(0.001, low=0.0)
-    momentum: float = limited(0.9, low=0.0, below=1.0)  # The same.
-    # Examples per evaluation step, on one device.
-    evaluation_batch_size: int = limited(128, low=1)
+    image_size: int = limited(224, OF_IMAGE_SIZE)
+    num_classes: int = limited(1000, "outputs, whatever the data set has", low=1)
+    compute_dtype: str = limited("float32", OF_DTYPE, choices=COMPUTE_DTYPES)
+    model: str = limited(
+        "ResNet50",
+        "a name of keras.applications, or FILE.py:FUNCTION, a function without"
+        " arguments that returns a compiled model of images and labels",
+    )
+    loop: str = limited(
+        "fit",
+        "fit, or run: a loop over repl.run with the same model and batch, and the same"
+        " optimizer, wrapped",
+        choices=LOOPS,
+    )
+    learning_rate: float = limited(
+        0.001,
+        "for a model from keras.applications",
+        low=0.0,
+    )
+    momentum: float = limited(0.9, "the same", low=0.0, below=1.0)
+    evaluation_batch_size: int = limited(128, "examples per evaluation step", low=1)
 
     def __post_init__(self) -> None:
         ImageConfig.__post_init__(self)

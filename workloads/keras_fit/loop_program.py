@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import importlib
-import math
 import queue
 import threading
 from typing import TYPE_CHECKING, Any
@@ -14,18 +12,18 @@ import keras
 import tensorflow as tf
 
 import replicator
-from workloads import program
-from workloads.common import training
-from workloads.keras_fit import flops, models
+from workloads.common.training import dtype_policy
+from workloads.keras_fit import models
 from workloads.keras_fit.own_model import AS_WRITTEN, make_config
-from workloads.program import ReplicatedProgram
-from workloads.spec import Workload
+from workloads.keras_fit.train import KerasTraining
+from workloads.program import TrainingProgram
+from workloads.spec import SanityCheck, StepProgram, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from workloads.data.sources import Examples
     from workloads.keras_fit.own_model import OwnModelConfig
-    from workloads.spec import QualityMetric
 
 
 # ``fit`` runs in a thread of its own. Before each batch a callback waits until a step
@@ -148,73 +146,21 @@ _ENDLESS = 2**31
 STEPS_PER_EPOCH = 1000
 
 
-class KerasLoopProgram(ReplicatedProgram):
-    """``fit``, or a loop over ``repl.run``, on one replicator; see ``StepProgram``.
+class KerasProgram(TrainingProgram):
+    """``fit``, or a loop over ``repl.run``, on one replicator; see ``StepProgram``."""
 
-    Attributes:
-      model: The compiled Keras model; its variables belong to the replicator.
-      optimizer: The model's; wrapped for a loop over ``repl.run``.
-    """
+    training: KerasTraining
 
-    _is_fit: bool
-
-    def _take(
-        self,
-        repl: replicator.Replicator,
-        make: Callable[[], keras.Model],
+    def __init__(
+        self, repl: replicator.Replicator, training: KerasTraining, study: Any
     ) -> None:
-        """Makes the model in the scope that its loop needs."""
         self._loop: FitLoop | None = None
-        is_fit = self._is_fit
-        with repl.context(), repl.scope() if is_fit else contextlib.nullcontext():
-            self.model = make()
-            self.optimizer = self.model.optimizer
-            if not is_fit:
-                self.optimizer = repl.wrap_optimizer(self.optimizer)
-            self.optimizer.build(self.model.trainable_variables)
-        self._variables = self.model.trainable_variables
-        self.num_parameters = sum(
-            math.prod(variable.shape) for variable in self._variables
-        )
-        self.flops_per_example = flops.training_flops(self.model)
-        self._step_fn = self._step  # one object: a step is traced once per function
+        self._is_fit = training.is_fit
+        super().__init__(repl, training, study)
+        if self.is_matched:
+            models.drop_nothing(training.model)
 
-    @staticmethod
-    @abc.abstractmethod
-    def _inputs_and_targets(batch: Any) -> tuple[Any, Any]:
-        """Returns what ``fit`` takes of a batch of the pipeline."""
-
-    @abc.abstractmethod
-    def _keep(self, outputs: dict[str, Any], num_steps: int) -> Callable[[], float]:
-        """Keeps what steps returned; returns a function that waits for their loss."""
-
-    def _on_device(self, batch: Any) -> Any:
-        """Returns a replica's batch as the model takes it; called in its step."""
-        return batch
-
-    def _kept(self, batch: Any) -> dict[str, Any]:
-        """Returns what a step returns of its batch, besides the loss."""
-        del batch
-        return {}
-
-    def _steps_per_epoch(self) -> int:
-        """Steps after which ``fit`` begins another epoch."""
-        return STEPS_PER_EPOCH
-
-    def _step(self, batch: Any) -> dict[str, tf.Tensor]:
-        """One training step of one replica, as users of ``repl.run`` write it."""
-        x, y = self._inputs_and_targets(self._on_device(batch))
-        with tf.GradientTape() as tape:
-            y_pred = self.model(x, training=True)
-            loss = self.model.compute_loss(x=x, y=y, y_pred=y_pred, training=True)
-            # By which Keras divides under a strategy of tf.distribute; 1 otherwise.
-            loss *= tf.distribute.get_strategy().num_replicas_in_sync
-            scaled_loss = self.optimizer.scale_loss(loss)
-        gradients = tape.gradient(scaled_loss, self._variables)
-        self.optimizer.apply_gradients(zip(gradients, self._variables, strict=True))
-        return {"loss": loss, **self._kept(batch)}
-
-    def _loop_input_mode(self) -> replicator.InputReplicationMode:
+    def _input_mode(self) -> replicator.InputReplicationMode:
         """Returns which replicas each pipeline feeds, as the loop reads it.
 
         ``fit`` reads one in its program, which sends batches to workers that only serve
@@ -224,18 +170,24 @@ class KerasLoopProgram(ReplicatedProgram):
         is_served = self._repl.num_programs < self._repl.num_workers
         return mode.SINGLE if self._is_fit and is_served else mode.PER_WORKER
 
+    def _steps_per_epoch(self) -> int:
+        """Steps after which ``fit`` begins another epoch."""
+        if self.source is None:
+            return STEPS_PER_EPOCH
+        return max(1, self.source.num_train_examples // self.global_batch_size)
+
     def _make_loop(self) -> FitLoop:
         """``fit`` on the pipeline that other workloads train on as well."""
         (pipeline,) = self._inputs.pipelines
         # The thread of fit would keep a program alive that it knows.
-        pair_of = self._inputs_and_targets
+        pair_of = self.training.inputs_and_targets
 
         def pipeline_of(_: tf.distribute.InputContext) -> tf.data.Dataset:
             return pipeline.map(lambda *batch: pair_of(_whole(batch)))
 
         strategy = self._repl.as_strategy()
         return FitLoop(
-            self.model,
+            self.training.model,
             strategy.distribute_datasets_from_function(pipeline_of),
             steps_per_epoch=self._steps_per_epoch(),
         )
@@ -243,17 +195,17 @@ class KerasLoopProgram(ReplicatedProgram):
     def run(self, num_steps: int = 1) -> float:
         """Runs steps and returns the last loss, its mean over the global batch.
 
-        That of ``fit`` includes what layers add, such as penalties on weights.
+        The loss of ``fit`` includes what layers add, such as penalties on weights.
         """
         if not self._is_fit:
-            return self._keep(self._run(self._step_fn, num_steps), num_steps)()
+            return super().run(num_steps)
         readers = [self.dispatch() for _ in range(num_steps)]
         return [read() for read in readers][-1]
 
     def dispatch(self) -> Callable[[], float]:
         """Starts a step; see ``StepProgram.dispatch``."""
         if not self._is_fit:
-            return self._keep(self._run(self._step_fn, 1), 1)
+            return super().dispatch()
         with self._explained():
             if self._loop is None:
                 self._loop = self._make_loop()
@@ -272,8 +224,16 @@ class KerasLoopProgram(ReplicatedProgram):
         if self._loop is not None:
             self._loop.close()
 
-    def _trackables(self) -> Mapping[str, Any]:
-        return {"model": self.model, "optimizer": self.optimizer}
+    def _check_consumed(self, source: Examples) -> SanityCheck:
+        """Counts the updates: examples have no names in ``fit``."""
+        if not self._is_fit:
+            return super()._check_consumed(source)
+        count = int(self.training.optimizer.iterations.numpy())
+        return SanityCheck(
+            name="fit_updates_once_per_step",
+            is_passed=count == self._num_steps,
+            detail=f"{count} updates in {self._num_steps} steps",
+        )
 
 
 def _whole(batch: tuple[Any, ...]) -> Any:
@@ -285,7 +245,7 @@ _PREFETCHED_STEPS = 2
 _PAIR = 2
 
 
-class OwnModelProgram(KerasLoopProgram):
+class OwnTraining(KerasTraining):
     """A model and data that two functions of the user's make."""
 
     def __init__(
@@ -296,31 +256,16 @@ class OwnModelProgram(KerasLoopProgram):
         data: str,
         per_replica_batch_size: int,
     ) -> None:
-        super().__init__(repl, per_replica_batch_size=per_replica_batch_size)
-        self._is_fit = config.loop == "fit"
         self._data = data
-        self._inputs = program.make_iterator(
-            repl, self._input_fn, self._loop_input_mode()
+        super().__init__(
+            repl,
+            config,
+            lambda: _own_model(config),
+            per_replica_batch_size=per_replica_batch_size,
         )
-        self._take(repl, lambda: self._made(config))
 
-    def _made(self, config: OwnModelConfig) -> keras.Model:
-        is_written = config.compute_dtype == AS_WRITTEN
-        with (
-            contextlib.nullcontext()
-            if is_written
-            else models.policy(config.compute_dtype)
-        ):
-            model = _function(config.model)()
-        if not isinstance(model, keras.Model) or not model.compiled:
-            raise ValueError(
-                f"{config.model} returned {type(model).__name__}, which is not a "
-                "compiled model; call model.compile(...) in it, and return the model"
-            )
-        models.adapt(model, batch_norm=config.batch_norm, is_matched=self.is_matched)
-        return model
-
-    def _input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
+    def input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
+        """Returns the batches of one input pipeline, each for one replica."""
         dataset = _function(self._data)()
         if not isinstance(dataset, tf.data.Dataset):
             raise ValueError(  # noqa: TRY004 (of the user's function, not of a call)
@@ -335,24 +280,25 @@ class OwnModelProgram(KerasLoopProgram):
             )
         dataset = dataset.shard(context.num_input_pipelines, context.input_pipeline_id)
         batches_per_step = context.num_replicas_in_sync // context.num_input_pipelines
+        size = context.get_per_replica_batch_size(self.global_batch_size)
         return (
             dataset.repeat()
-            .batch(self.pipeline_batch_size, drop_remainder=True)
+            .batch(size, drop_remainder=True)
             .prefetch(_PREFETCHED_STEPS * max(1, batches_per_step))
         )
 
-    @staticmethod
-    def _inputs_and_targets(batch: Any) -> tuple[Any, Any]:
-        x, y = batch
-        return x, y
 
-    def _keep(self, outputs: dict[str, Any], num_steps: int) -> Callable[[], float]:
-        self._num_steps += num_steps
-        return self._reader_of(outputs["loss"])
-
-    def evaluate(self) -> tuple[QualityMetric, ...]:
-        """Returns nothing: what was learned is the user's to measure."""
-        return ()
+def _own_model(config: OwnModelConfig) -> keras.Model:
+    is_written = config.compute_dtype == AS_WRITTEN
+    with contextlib.nullcontext() if is_written else dtype_policy(config.compute_dtype):
+        model = _function(config.model)()
+    if not isinstance(model, keras.Model) or not model.compiled:
+        raise ValueError(
+            f"{config.model} returned {type(model).__name__}, which is not a "
+            "compiled model; call model.compile(...) in it, and return the model"
+        )
+    models.synchronize(model, batch_norm=config.batch_norm)
+    return model
 
 
 class OwnModelWorkload(Workload):
@@ -361,6 +307,12 @@ class OwnModelWorkload(Workload):
     name = "keras model"
     version = "1"
     example_unit = "examples"
+    evaluate = check = None  # what was learned is the user's to measure
+
+    @staticmethod
+    def flops(training: KerasTraining) -> int | None:
+        """Returns the floating-point operations of one example in a step."""
+        return models.training_flops(training.model)
 
     def build(
         self,
@@ -371,17 +323,17 @@ class OwnModelWorkload(Workload):
         per_replica_batch_size: int,
         seed: int,
         options: Mapping[str, Any],
-    ) -> OwnModelProgram:
+    ) -> KerasProgram:
         """Builds the program on ``replicator``; see ``Workload.build``."""
         del seed  # that of Keras is set before
         config = make_config(preset, options)
-        training.set_tf32(replicator, is_on=config.tf32)
-        return OwnModelProgram(
-            replicator,
-            config,
-            data=data,
-            per_replica_batch_size=per_replica_batch_size,
+        training = OwnTraining(
+            replicator, config, data=data, per_replica_batch_size=per_replica_batch_size
         )
+        made = KerasProgram(replicator, training, self)
+        if config.compute_dtype == AS_WRITTEN:
+            made.compute_dtype = StepProgram.compute_dtype
+        return made
 
 
 def _function(reference: str) -> Callable[[], Any]:

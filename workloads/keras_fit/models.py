@@ -1,46 +1,42 @@
-"""The compiled model that ``fit`` trains: of ``keras.applications``, or of a user's."""
+"""The compiled model that ``fit`` trains, and its multiply-adds."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
+import math
 from typing import TYPE_CHECKING, Any
 
 import keras
+
+from workloads.common.training import dtype_policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from workloads.keras_fit.config import KerasFitConfig
+    from .config import KerasFitConfig
 
 
-def make(config: KerasFitConfig, *, is_matched: bool) -> keras.Model:
+def make(config: KerasFitConfig) -> keras.Model:
     """Makes and compiles the model, in the scope of a replicator."""
-    with policy(config.compute_dtype):
+    with dtype_policy(config.compute_dtype):
         model = _application(config) if config.function is None else _own(config)
-    adapt(model, batch_norm=config.batch_norm, is_matched=is_matched)
+    synchronize(model, batch_norm=config.batch_norm)
     return model
 
 
-def adapt(model: keras.Model, *, batch_norm: str, is_matched: bool) -> None:
-    """Sets in the layers of a model what an option says, or matching needs."""
+def synchronize(model: keras.Model, *, batch_norm: str) -> None:
+    """Sets whose batch the layers of a model normalize by."""
     for layer in layers_of(model):
         if hasattr(layer, "synchronized"):
             layer.synchronized = batch_norm != "local"
-        if is_matched and isinstance(layer, keras.layers.Dropout):
+
+
+def drop_nothing(model: keras.Model) -> None:
+    """Sets the rates of dropout to 0: replicas draw other numbers than one does."""
+    for layer in layers_of(model):
+        if isinstance(layer, keras.layers.Dropout):
             layer.rate = 0.0
-
-
-@contextlib.contextmanager
-def policy(compute_dtype: str) -> Iterator[None]:
-    """Makes a number type that of the layers that are made in the block."""
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(compute_dtype)
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy(before)
 
 
 def _application(config: KerasFitConfig) -> keras.Model:
@@ -95,3 +91,44 @@ def layers_of(model: Any) -> Iterator[Any]:
     for layer in getattr(model, "layers", ()):
         yield layer
         yield from layers_of(layer)
+
+
+# Norms, activations, pooling and the update are left out, as is usual for model FLOPs
+# (PaLM, Chowdhery et al. 2022, appendix B).
+
+_KERNELS = (
+    keras.layers.Conv2D,
+    keras.layers.Dense,
+    keras.layers.DepthwiseConv2D,
+    keras.layers.SeparableConv2D,
+)
+_NO_PRODUCTS = (
+    keras.layers.BatchNormalization,
+    keras.layers.LayerNormalization,
+    keras.layers.Rescaling,
+    keras.Model,
+)
+
+
+def training_flops(model: Any) -> int | None:
+    """Returns the floating-point operations of one example in a training step.
+
+    Two per multiply-add; three passes, less the gradient of the pixels.
+    """
+    found = []
+    for layer in layers_of(model):
+        if isinstance(layer, _KERNELS):
+            try:
+                output = layer.output.shape
+            except AttributeError:  # a model of one's own class, without a graph
+                return None
+            found.append(
+                sum(
+                    math.prod(weight.shape) * math.prod(output[1:-1])
+                    for weight in layer.trainable_weights
+                    if "kernel" in weight.name
+                )
+            )
+        elif layer.weights and not isinstance(layer, _NO_PRODUCTS):
+            return None
+    return 2 * (3 * sum(found) - found[0]) if found else None

@@ -83,7 +83,7 @@ def make(
     of_catalogue: Any = importlib.import_module(
         catalog.WORKLOADS[workload].module
     ).WORKLOAD
-    config = of_catalogue.make_config(preset, options)
+    config = catalog.make_config(workload, preset, options)
     recording = RecordingReplicator(
         replicator.create(REFERENCE, num_replicas=num_replicas)
     )
@@ -99,7 +99,7 @@ def make(
     arrays = {
         f"weights/{name}": np.array(value)
         for model in _MODELS[workload]
-        for name, value in variables_of(getattr(program, model), model)
+        for name, value in variables_of(getattr(program.training, model), model)
     }
     for name, value in program.matched_draws().items():
         arrays[f"draws/{name}"] = value.reshape(num_replicas, -1, *value.shape[1:])
@@ -109,7 +109,6 @@ def make(
         arrays[f"batches/{name}"] = stacked.reshape(
             NUM_STEPS, num_replicas, *stacked.shape[1:]
         )
-    augmentation = program.augmentation or pipeline.augmentation_of(data)
     num_train_examples = 0
     if program.source is not None:
         arrays |= _examples(program.source)
@@ -120,9 +119,9 @@ def make(
             "config": dataclasses.asdict(config),
             "num_replicas": num_replicas,
             "per_replica_batch_size": per_replica_batch_size,
-            # As ``ResNet50Program`` assumes of synthetic data.
+            # As ``resnet50/train.py`` assumes of synthetic data.
             "num_train_examples": num_train_examples or 1_281_167,
-            "augmentation": dataclasses.asdict(augmentation),
+            "augmentation": dataclasses.asdict(program.training.images.augmentation),
             "losses": losses,
         },
         arrays=arrays,

@@ -6,13 +6,14 @@ The planner imports this module, so it does not import TensorFlow.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
-from workloads.spec import ImageConfig, Metric, configurations, limited
-
-if TYPE_CHECKING:
-    import numpy as np
-
+from workloads.spec import (
+    OF_DTYPE,
+    OF_IMAGE_SIZE,
+    ImageConfig,
+    configurations,
+    limited,
+)
 
 LAYOUTS = ("cifar", "imagenet")
 EXTRACTORS = ("digits", "inception")
@@ -26,41 +27,55 @@ FIRST_SIZE = 4  # height and width of the generator's first feature map
 class SNGANConfig(ImageConfig):
     """Settings of computation and training; the papers' values at 32 px by default."""
 
-    image_size: int = 32
-    compute_dtype: str = limited("float32", choices=COMPUTE_DTYPES)
-    # ``cifar`` keeps the number of channels over all sizes (Miyato et al. 2018, table
-    # 4), ``imagenet`` halves it with every doubling (table 6). Images are 4 pixels
-    # times a power of two wide.
-    layout: str = limited("cifar", choices=LAYOUTS)
-    latent_size: int = limited(128, low=1)  # Length of z ~ N(0, I).
-    # Channels of the widest feature map of the generator.
-    generator_channels: int = limited(256, low=1)
-    # Channels of the first block of the discriminator.
-    discriminator_channels: int = limited(128, low=1)
-    # Updates of the discriminator per update of the generator.
-    num_discriminator_steps: int = limited(5, low=1)
-    # Generated images of a generator update, as a multiple of the real images of a
-    # discriminator update.
-    generator_batch_factor: int = limited(2, low=1)
-    generator_learning_rate: float = limited(2e-4, low=0.0)  # Adam's, before the decay.
-    # Adam's, before the decay.
-    discriminator_learning_rate: float = limited(2e-4, low=0.0)
-    beta_1: float = limited(0.0, low=0.0, below=1.0)  # Adam's decay of the mean.
-    beta_2: float = limited(0.9, low=0.0, below=1.0)  # Adam's decay of the square.
-    # Discriminator updates of the whole training; the learning rate falls linearly to
-    # zero at its end.
-    num_steps: int = limited(250_000, low=1)
-    # Fraction of ``num_steps`` after which it falls; 1 for no decay.
-    decay_start: float = limited(0.0, low=0.0, high=1.0)
-    # Decay of the average of the generator's weights that is used for pictures and
-    # scores; 0 uses the weights themselves.
-    ema_decay: float = limited(0.0, low=0.0, below=1.0)
-    # Network whose features FID, KID and Inception score use.
-    extractor: str = limited("inception", choices=EXTRACTORS)
-    extractor_weights: str = ""  # File of its weights, for ``inception``.
+    image_size: int = limited(32, OF_IMAGE_SIZE)
+    compute_dtype: str = limited("float32", OF_DTYPE, choices=COMPUTE_DTYPES)
+    layout: str = limited(
+        "cifar",
+        "cifar keeps the number of channels over all sizes (Miyato et al. 2018, table"
+        " 4), imagenet halves it with every doubling (table 6); images are 4 pixels"
+        " times a power of two wide",
+        choices=LAYOUTS,
+    )
+    latent_size: int = limited(128, "length of z ~ N(0, I)", low=1)
+    generator_channels: int = limited(256, "widest map of the generator", low=1)
+    discriminator_channels: int = limited(128, "of its first block", low=1)
+    num_discriminator_steps: int = limited(5, "per generator update", low=1)
+    generator_batch_factor: int = limited(
+        2,
+        "generated images of a generator update, as a multiple of the real images of a"
+        " discriminator update",
+        low=1,
+    )
+    generator_learning_rate: float = limited(2e-4, "Adam's, before the decay", low=0.0)
+    discriminator_learning_rate: float = limited(
+        2e-4, "Adam's, before the decay", low=0.0
+    )
+    beta_1: float = limited(0.0, "Adam's decay of the mean", low=0.0, below=1.0)
+    beta_2: float = limited(0.9, "Adam's decay of the square", low=0.0, below=1.0)
+    num_steps: int = limited(
+        250_000,
+        "discriminator updates of the whole training; the learning rate falls linearly"
+        " to zero at its end",
+        low=1,
+    )
+    decay_start: float = limited(
+        0.0, "share of num_steps after which it falls", low=0.0, high=1.0
+    )
+    ema_decay: float = limited(
+        0.0,
+        "decay of the average of the generator's weights that is used for pictures and"
+        " scores; 0 uses the weights themselves",
+        low=0.0,
+        below=1.0,
+    )
+    extractor: str = limited(
+        "inception", "whose features scores use", choices=EXTRACTORS
+    )
+    extractor_weights: str = limited("", "file of its weights, for inception")
     # Scores need a covariance, and several images of every class.
-    # Generated images that are scored.
-    num_metric_examples: int = limited(5_000, low=100)
+    num_metric_examples: int = limited(
+        5_000, "generated images that are scored", low=100
+    )
 
     def __post_init__(self) -> None:
         ImageConfig.__post_init__(self)
@@ -154,52 +169,3 @@ PRESETS: dict[str, SNGANConfig] = {
 }
 
 make_config = configurations("sngan", PRESETS)
-
-
-_GENERATED = "num_metric_examples generated images"
-
-
-def is_recognised(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Returns whether the largest logit is that of the wanted class, bool [n]."""
-    is_right: np.ndarray = logits.argmax(axis=-1) == labels
-    return is_right
-
-
-SCORES = (
-    Metric(
-        name="fid",
-        title="FID",
-        unit="1",
-        protocol=f"{_GENERATED} against the training images",
-        is_higher_better=False,
-    ),
-    Metric(
-        name="kid",
-        title="KID",
-        unit="1",
-        protocol=f"{_GENERATED} against the training images",
-        is_higher_better=False,
-    ),
-    Metric(
-        name="inception_score",
-        title="Inception Score",
-        unit="1",
-        protocol=_GENERATED,
-        is_higher_better=True,
-    ),
-)
-"""Computed by ``workloads/metrics``, which has one more: ``fid_infinity``."""
-
-CLASSIFIED = (
-    Metric(
-        name="recognised",
-        title="Recognised",
-        unit="ratio",
-        protocol=f"classifier of digits gives the wanted class, of {_GENERATED}",
-        is_higher_better=True,
-        of=is_recognised,
-    ),
-)
-"""Of the classifier of digits, which was trained on the classes of the data."""
-
-METRICS = SCORES + CLASSIFIED

@@ -14,15 +14,17 @@ from workloads.data.sources import TRAIN_SPLIT
 from workloads.metrics.evaluator import Evaluator, ends_of_scale
 from workloads.metrics.extractors.base import to_uint8
 from workloads.metrics.extractors.digits import open_digits
-from workloads.sngan.config import CLASSIFIED, SCORES
+
+from .study import CLASSIFIED, SCORES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from workloads.data.sources import Source
     from workloads.metrics.extractors.base import FeatureExtractor
-    from workloads.sngan.config import SNGANConfig
     from workloads.spec import QualityMetric
+
+    from .config import SNGANConfig
 
 
 _SCORES = tuple(metric.name for metric in SCORES)

@@ -10,7 +10,7 @@ import dataclasses
 import replicator
 from replicator.backends.sharding import Held
 from workloads.data.tensorflow_source.files import CHUNK_SIZE, NUM_TOKENS
-from workloads.spec import JIT_OFF, Metric, TrainingConfig, configurations, limited
+from workloads.spec import JIT_OFF, TrainingConfig, configurations, limited
 
 # float16 would need a scale of the loss.
 COMPUTE_DTYPES = ("float32", "mixed_bfloat16")
@@ -24,40 +24,47 @@ LEVELS = (UNSHARDED, "state", "gradients", PARAMETERS)
 class TransformerConfig(TrainingConfig):
     """Settings of computation and training; defaults are those of the papers."""
 
-    # Blocks of attention and feed-forward network.
-    num_layers: int = limited(120, low=1)
-    width: int = limited(2048, low=2)  # Length of the vector of a token.
-    # Length of the hidden layer of a feed-forward network.
-    feed_forward_width: int = limited(8192, low=1)
-    # Attention heads of a layer; they divide ``width``.
-    num_heads: int = limited(32, low=1)
-    # Tokens that are predicted together, each from those before it.
-    sequence_length: int = limited(1024, low=2, high=CHUNK_SIZE)
-    # Share of the values that is dropped after the embedding and each sub-layer, in
-    # training.
-    dropout: float = limited(0.1, low=0.0, below=1.0)
-    # ``float32``, or bfloat16 with float32 variables.
-    compute_dtype: str = limited("float32", choices=COMPUTE_DTYPES)
-    # Devices that each replica is cut over, a stage on each.
-    pipeline_stages: int = limited(1, low=1)
-    # Into how many equal parts the batch of a replica is cut.
-    num_microbatches: int = limited(1, low=1, high=1024)
-    # Of the pipeline; see ``replicator.Pipeline``.
-    schedule: str = limited(SCHEDULES[0], choices=SCHEDULES)
-    # Whether a stage runs its forward pass again before its backward pass.
-    recompute: bool = False
-    # Of the optimizer; see ``Replicator.wrap_optimizer``.
-    sharded_update: str = limited(UNSHARDED, choices=LEVELS)
-    # Of the schedule of Vaswani et al. 2017, section 5.3.
-    learning_rate_factor: float = limited(1.0, low=0.0)
-    lr_warmup_steps: int = limited(4_000, low=1)  # Steps of its linear ramp.
-    # Examples in the shuffle buffer of one input pipeline.
-    shuffle_buffer_size: int = limited(16_384, low=1)
+    num_layers: int = limited(120, "blocks of attention and feed-forward", low=1)
+    width: int = limited(2048, "length of the vector of a token", low=2)
+    feed_forward_width: int = limited(8192, "hidden units of a feed-forward", low=1)
+    num_heads: int = limited(32, "attention heads of a layer; divide width", low=1)
+    sequence_length: int = limited(
+        1024,
+        "tokens predicted together",
+        low=2,
+        high=CHUNK_SIZE,
+    )
+    dropout: float = limited(
+        0.1,
+        "share of the values that is dropped after the embedding and each sub-layer, in"
+        " training",
+        low=0.0,
+        below=1.0,
+    )
+    compute_dtype: str = limited(
+        "float32", "of layers; variables are float32", choices=COMPUTE_DTYPES
+    )
+    pipeline_stages: int = limited(1, "devices of a replica, a stage on each", low=1)
+    num_microbatches: int = limited(1, "parts of a replica's batch", low=1, high=1024)
+    schedule: str = limited(SCHEDULES[0], "see replicator.Pipeline", choices=SCHEDULES)
+    recompute: bool = limited(False, "whether a stage repeats its forward pass")
+    sharded_update: str = limited(
+        UNSHARDED,
+        "see Replicator.wrap_optimizer",
+        choices=LEVELS,
+    )
+    learning_rate_factor: float = limited(
+        1.0, "of Vaswani et al. 2017, section 5.3", low=0.0
+    )
+    lr_warmup_steps: int = limited(4_000, "steps of its linear ramp", low=1)
+    shuffle_buffer_size: int = limited(
+        16_384, "in the shuffle buffer of a pipeline", low=1
+    )
     # An interval needs several files.
-    # Held-out sequences that are scored, from as many pieces.
-    num_evaluation_examples: int = limited(931, low=16)
-    # Sequences per evaluation step, on one device.
-    evaluation_batch_size: int = limited(32, low=1)
+    num_evaluation_examples: int = limited(
+        931, "held-out sequences that are scored", low=16
+    )
+    evaluation_batch_size: int = limited(32, "sequences per evaluation step", low=1)
 
     def __post_init__(self) -> None:
         TrainingConfig.__post_init__(self)
@@ -208,15 +215,3 @@ def held(config: TransformerConfig, num_replicas: int) -> list[Held]:
             loads[loads.index(min(loads))] += _FLOAT32 * size
         found += [Held(load, _OF_ADAM * load, place) for load in loads]
     return found
-
-
-METRICS = (
-    Metric(
-        name="bits_per_byte",
-        title="Bits per byte",
-        unit="bit",
-        protocol="num_evaluation_examples sequences of held-out files, each byte from "
-        "those before it in its sequence; n is files",
-        is_higher_better=False,
-    ),
-)

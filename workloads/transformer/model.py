@@ -19,12 +19,13 @@ import tensorflow as tf
 import replicator
 from workloads.common import training
 from workloads.data.tensorflow_source.files import NUM_TOKENS
-from workloads.transformer import config as config_lib
+
+from . import config as config_lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from workloads.transformer.config import TransformerConfig
+    from .config import TransformerConfig
 
 
 _EPSILON = 1e-6

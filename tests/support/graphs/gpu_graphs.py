@@ -17,15 +17,15 @@ from workloads.catalog import WORKLOADS
 FLOAT32 = "float32"
 # By workload, the step functions of its program and the options that make them small.
 STEPS = {
-    "resnet50": {"_step": {}},
-    "sngan": {"_both_step": {}},
+    "resnet50": {"step_fn": {}},
+    "sngan": {"both_step": {}},
     "d4pg": {name: {"observations": "pixels"} for name in ("_copy", "_step_of_pixels")},
     "keras_fit": {},  # its steps are Keras'
-    "transformer": {"_step": {"dropout": 0.1}},
+    "transformer": {"step_fn": {"dropout": 0.1}},
 }
 if covering.is_full():
     # Parts of those above: of both, and without convolutions.
-    STEPS["sngan"]["_discriminator_step"] = {}
+    STEPS["sngan"]["discriminator_step"] = {}
     STEPS["d4pg"]["_step"] = {}
 
 
@@ -96,7 +96,11 @@ def main(folder):
             options["compute_dtype"] = dtype
         repl, program = build(workload, **options)
         name = step.removesuffix("_of_pixels")
-        owner = program if hasattr(program, name) else program.learner
+        owner = next(
+            of
+            for of in (program, *map(vars(program).get, ("training", "learner")))
+            if hasattr(of, name)
+        )
         inputs = [] if name == "_copy" else [program._inputs]
         try:
             repl.run(getattr(owner, name), *inputs)

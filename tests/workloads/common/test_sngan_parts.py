@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from workloads.common import training
 from workloads.common.normalization import (
     EPSILON,
     ConditionalBatchNormalization,
@@ -19,6 +18,7 @@ from workloads.common.normalization import (
     SpectralEmbedding,
     power_step,
 )
+from workloads.sngan import networks
 
 CPUS = ["CPU:0", "CPU:1"]
 MAKERS = {
@@ -336,8 +336,8 @@ def test_losses_are_the_papers():
     fake = np.array([-3.0, 0.25], np.float32)
     expected = np.maximum(0, 1 - real).mean() + np.maximum(0, 1 + fake).mean()
 
-    discriminator = training.discriminator_loss(tf.constant(real), tf.constant(fake))
-    generator = training.generator_loss(tf.constant(fake))
+    discriminator = networks.discriminator_loss(tf.constant(real), tf.constant(fake))
+    generator = networks.generator_loss(tf.constant(fake))
 
     assert pytest.approx(expected) == float(discriminator)
     assert pytest.approx(-fake.mean()) == float(generator)
@@ -348,7 +348,7 @@ def test_logits_beyond_the_margin_have_no_gradient():
     real, fake = tf.constant([2.0, 0.5]), tf.constant([-2.0, 0.5])
     with tf.GradientTape() as tape:
         tape.watch([real, fake])
-        loss = training.discriminator_loss(real, fake)
+        loss = networks.discriminator_loss(real, fake)
 
     gradients = [g.numpy().tolist() for g in tape.gradient(loss, [real, fake])]
 
@@ -359,8 +359,8 @@ def test_logits_beyond_the_margin_have_no_gradient():
 def test_wrong_rank_and_type_are_refused(wrong):
     right = tf.zeros([2])
     with pytest.raises(ValueError, match="discriminator_loss needs real_logits of"):
-        training.discriminator_loss(wrong, right)
+        networks.discriminator_loss(wrong, right)
     with pytest.raises(ValueError, match="discriminator_loss needs fake_logits of"):
-        training.discriminator_loss(right, wrong)
+        networks.discriminator_loss(right, wrong)
     with pytest.raises(ValueError, match="generator_loss needs fake_logits of"):
-        training.generator_loss(wrong)
+        networks.generator_loss(wrong)

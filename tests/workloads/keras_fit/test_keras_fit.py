@@ -24,10 +24,9 @@ from results.records.models import Control, Order, ScalingMode
 from results.records.record_base import Change
 from results.study import matching as verdict
 from workloads import catalog, matching
-from workloads.keras_fit import config, flops, models
-from workloads.keras_fit.loop_program import FitLoop
+from workloads.keras_fit import config, models
+from workloads.keras_fit.loop_program import FitLoop, KerasProgram
 from workloads.keras_fit.own_model import keras_workload, make_config
-from workloads.keras_fit.workload import KerasFitProgram
 from workloads.resnet50 import model as model_lib
 
 FILE = small_fit.__file__
@@ -46,10 +45,10 @@ def made(repl, **options):
 def test_the_default_is_the_resnet_of_keras():
     """Its parameters are those that Keras' documentation states, less statistics."""
     with replicator.create("single").scope():
-        model = models.make(config.PRESETS["smoke"], is_matched=False)
+        model = models.make(config.PRESETS["smoke"])
 
     assert 25_583_592 == sum(w.numpy().size for w in model.trainable_variables)
-    assert flops.training_flops(model) == model_lib.training_flops(
+    assert models.training_flops(model) == model_lib.training_flops(
         image_size=32, num_classes=1000, version="v1"
     )
     assert model.compiled
@@ -133,7 +132,7 @@ def test_two_replicas_match_one(of, loop, backend, tolerance, one_replica):
 )
 def test_fit_reads_one_pipeline_in_each_program(loop, num_programs, mode):
     """Those of workers that only serve cannot be merged: a dataset cannot be sent."""
-    program = object.__new__(KerasFitProgram)
+    program = object.__new__(KerasProgram)
     program._repl = types.SimpleNamespace(num_programs=num_programs, num_workers=2)
     program._is_fit = loop == "fit"
 
@@ -158,7 +157,7 @@ def test_fit_is_one_call_that_waits_between_steps(monkeypatch):
     losses += [read() for read in readers]
     assert () == program.evaluate()  # while fit waits
     losses += [program.run(), program.run()]
-    updates = int(program.optimizer.iterations)
+    updates = int(program.training.optimizer.iterations)
 
     assert 5 == updates == program._num_steps
     assert 1 == len(calls)
@@ -174,7 +173,7 @@ def test_losses_are_those_of_steps_not_the_means_that_keras_logs(monkeypatch):
     losses = {}
     for loop in config.LOOPS:
         program = made(replicator.create("single"), data="synthetic", loop=loop)
-        for layer in program.model.layers:
+        for layer in program.training.model.layers:
             if isinstance(layer, keras.layers.Dropout):
                 layer.rate = 0.0
         losses[loop] = [program.run() for _ in range(4)]
@@ -214,7 +213,7 @@ def test_nothing_is_trained_by_reading():
     program = made(replicator.create("in_graph", num_replicas=2))
     program.read(2)
 
-    assert 0 == int(program.optimizer.iterations)
+    assert 0 == int(program.training.optimizer.iterations)
     assert 2 == program._inputs.num_steps
 
 
@@ -292,9 +291,9 @@ def test_a_model_learns_as_it_is_written():
     losses = [program.run(4) for _ in range(6)]
 
     assert losses[-1] < losses[0]
-    assert "float32" == program.model.layers[0].compute_dtype
-    assert 0.5 == program.model.layers[2].rate
-    assert 24 == program._num_steps == int(program.optimizer.iterations)
+    assert "float32" == program.training.model.layers[0].compute_dtype
+    assert 0.5 == program.training.model.layers[2].rate
+    assert 24 == program._num_steps == int(program.training.optimizer.iterations)
     assert () == program.evaluate()
 
 

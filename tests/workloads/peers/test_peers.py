@@ -18,7 +18,7 @@ from workloads.data import pipeline
 from workloads.peers import exported, inputs
 from workloads.peers.catalog import PEERS, unsupported
 from workloads.resnet50.config import PRESETS
-from workloads.resnet50.model import GoyalSchedule
+from workloads.resnet50.train import GoyalSchedule
 from workloads.sngan.networks import LinearDecay
 
 ROUNDING = 1e-5  # relative, of sums in float32 in another order

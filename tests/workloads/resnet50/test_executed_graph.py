@@ -8,7 +8,7 @@ from short_resnet import NUM_CONVOLUTIONS, short
 from virtual_gpus import take_cpus_for_gpus
 
 import replicator
-from workloads.resnet50.workload import WORKLOAD
+from workloads.resnet50.study import WORKLOAD
 
 # A vector per type of statistics, losses and batches: 6 with 2 and with 4 replicas.
 MOST_OTHERS = 6

@@ -7,9 +7,10 @@ import scipy.special
 import tensorflow as tf
 
 import replicator
-from workloads.common.training import LARS
+from workloads.common.training import LARS, PolynomialSchedule
 from workloads.resnet50 import model as model_lib
-from workloads.resnet50.model import GoyalSchedule, PolynomialSchedule, ResNet50
+from workloads.resnet50.model import ResNet50
+from workloads.resnet50.train import GoyalSchedule
 
 NUM_IMAGENET = 1_281_167
 RTOL_FLOAT32 = 1e-5  # a handful of float32 roundings

@@ -21,7 +21,7 @@ from replicator.collectives import buckets
 from replicator.core.topology import make_topology
 from replicator.engine.analysis import analyze, plan
 from replicator.engine.graph import trace
-from workloads.resnet50.workload import WORKLOAD
+from workloads.resnet50.study import WORKLOAD
 
 GPUS = [f"/job:localhost/replica:0/task:0/device:GPU:{index}" for index in range(8)]
 # 256 images per GPU in 16 bits, at 2,560 images/s; the host starts 800 kernels.

@@ -12,13 +12,12 @@ import small_programs
 import tensorflow as tf
 
 import replicator
-from workloads.data import pipeline
 from workloads.resnet50 import model
-from workloads.resnet50.model import GoyalSchedule
-from workloads.resnet50.workload import WORKLOAD
+from workloads.resnet50.study import WORKLOAD
+from workloads.resnet50.train import GoyalSchedule
 
 if TYPE_CHECKING:
-    from workloads.resnet50.workload import ResNet50Program
+    from workloads.program import TrainingProgram
 
 
 def _build(backend="single", num_replicas=1, **settings):
@@ -38,7 +37,7 @@ def trained():
 class Dispatched:
     """The smoke program after dispatches of 1, 2 and 3 steps, and what was seen."""
 
-    program: ResNet50Program
+    program: TrainingProgram
     losses: tuple[float, float]
     explained: tuple[int, int]
 
@@ -61,7 +60,7 @@ def test_program_states_its_sizes(trained):
     The published number of the whole network is in ``test_recipe.py``.
     """
     program, _ = trained
-    variables = program.model.trainable_variables
+    variables = program.training.model.trainable_variables
 
     assert program.num_parameters == sum(math.prod(v.shape) for v in variables)
     assert (program.per_replica_batch_size, program.global_batch_size) == (8, 8)
@@ -115,7 +114,7 @@ def _top_1_by_hand(program):
         np.stack(pixels), [[0.0, 0.0, 1.0, 1.0]] * 359, tf.range(359), [32, 32]
     )
     normalised = (resized / 255.0 - 0.3053) / 0.3760
-    logits = program.model(normalised, training=False).numpy()
+    logits = program.training.model(normalised, training=False).numpy()
     return float((logits.argmax(axis=1) == np.array(labels)).mean())
 
 
@@ -135,15 +134,13 @@ def test_first_step_is_momentum_sgd_with_weight_decay():
     Velocity starts at zero, so w - lr * (gradient + wd * w).
     """
     program = _build(weight_decay=0.5, learning_rate_per_256=6.4)
-    variables = program.model.trainable_variables
+    variables = program.training.model.trainable_variables
     before = [v.numpy() for v in variables]
     # A pipeline of its own: a second pass over the program's would be reshuffled.
-    pipe = pipeline.train_dataset(
-        program.source, replicator.InputContext(), program._pipeline
-    )
+    pipe = program.training.input_fn(replicator.InputContext())
     batch = next(iter(pipe))
     with tf.GradientTape() as tape:
-        logits = program.model(batch["image"], training=True)
+        logits = program.training.model(batch["image"], training=True)
         loss = tf.reduce_mean(model.softmax_cross_entropy(batch["label"], logits))
     gradients = tape.gradient(loss, [v.value for v in variables])
 
@@ -157,7 +154,7 @@ def test_first_step_is_momentum_sgd_with_weight_decay():
 
 def test_learning_rate_follows_the_schedule_without_retracing(dispatched):
     """The optimizer's rate is Goyal's at its own step count; one trace serves all."""
-    optimizer = dispatched.program.optimizer
+    optimizer = dispatched.program.training.optimizer
     schedule = optimizer.wrapped._learning_rate
     before, after = dispatched.explained
 

@@ -13,7 +13,7 @@ import replicator
 from workloads import catalog
 from workloads.data import pipeline
 from workloads.resnet50 import config
-from workloads.resnet50.workload import WORKLOAD
+from workloads.resnet50.study import WORKLOAD
 
 # Of 8 digits per step at 32 px. They change with: the initial values, the order or the
 # augmentation of the digits (also of another TFDS), the network, the loss, the update
@@ -93,29 +93,29 @@ def test_float16_follows_float32_with_a_scaled_loss(half):
     A decay that were divided by the loss scale would leave the weights where they are.
     """
     programs = [_build(**DECAYING), half]
-    before = [program.model.stem.kernel.numpy() for program in programs]
+    before = [program.training.model.stem.kernel.numpy() for program in programs]
     losses = [program.run() for program in programs]
     updates = [
-        program.model.stem.kernel.numpy() - old
+        program.training.model.stem.kernel.numpy() - old
         for program, old in zip(programs, before, strict=True)
     ]
-    scale = programs[1].optimizer.loss_scale
+    scale = programs[1].training.optimizer.loss_scale
 
     assert losses[0] == pytest.approx(losses[1], rel=RTOL_FLOAT16)
     difference = np.linalg.norm(updates[0] - updates[1])
     assert difference < 0.05 * np.linalg.norm(updates[0])
     assert (2.0**15, 0) == (float(scale.value), int(scale.num_skipped_steps))
-    assert programs[0].optimizer.loss_scale is None
+    assert programs[0].training.optimizer.loss_scale is None
 
 
 def test_float16_skips_an_update_that_overflows(half):
     """Weights stay, the scale halves, and the loss remains finite."""
-    scale = half.optimizer.loss_scale
+    scale = half.training.optimizer.loss_scale
     scale.scale.assign(2.0**40)
-    before = half.model.stem.kernel.numpy()
+    before = half.training.model.stem.kernel.numpy()
 
     assert math.isfinite(half.run())
-    np.testing.assert_array_equal(before, half.model.stem.kernel.numpy())
+    np.testing.assert_array_equal(before, half.training.model.stem.kernel.numpy())
     assert (2.0**39, 1) == (float(scale.value), int(scale.num_skipped_steps))
 
 
@@ -140,7 +140,7 @@ def _losses_on(program, images, num_steps):
     return [
         float(
             program._repl.reduce(
-                "mean", program._repl.run(program._step, inputs)["loss"]
+                "mean", program._repl.run(program.training.step_fn, inputs)["loss"]
             )
         )
         for _ in range(num_steps)
@@ -163,8 +163,8 @@ def test_cross_replica_statistics_leave_the_parameters_as_they_are():
     local, joined = _build(), _build(batch_norm="cross_replica")
 
     assert local.num_parameters == joined.num_parameters
-    assert [v.shape for v in local.model.variables] == [
-        v.shape for v in joined.model.variables
+    assert [v.shape for v in local.training.model.variables] == [
+        v.shape for v in joined.training.model.variables
     ]
 
 
@@ -185,7 +185,9 @@ def test_the_paper_preset_reads_images_of_the_published_size():
         program = _build_whole("paper", "synthetic", size=2, seed=0)
 
     assert math.isfinite(program.run())
-    assert program._pipeline == pipeline.PipelineConfig(
+    context = replicator.InputContext()
+    found = program.training.images.pipeline_config(context, 2)
+    assert found == pipeline.PipelineConfig(
         per_replica_batch_size=2,
         image_size=224,
         seed=0,
@@ -198,16 +200,16 @@ def test_a_checkpoint_holds_the_model_and_its_optimizer(pair, tmp_path):
     """The previous one is replaced, and training continues from it elsewhere."""
     first, second = pair.save(str(tmp_path)), pair.save(str(tmp_path))
     other = _build()
-    manager = other._repl.make_checkpoint_manager(
-        tmp_path, model=other.model, optimizer=other.optimizer
-    )
+    manager = other._repl.make_checkpoint_manager(tmp_path, **other.training.trackables)
     restored = manager.restore()
 
     assert first != second
     assert [second] == manager.checkpoints
-    assert (1, 1) == (restored.step, int(other.optimizer.iterations))
+    assert (1, 1) == (restored.step, int(other.training.optimizer.iterations))
     for ours, theirs in zip(
-        pair.model.trainable_variables, other.model.trainable_variables, strict=True
+        pair.training.model.trainable_variables,
+        other.training.model.trainable_variables,
+        strict=True,
     ):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
 
@@ -217,7 +219,7 @@ def test_a_model_that_is_not_finite_is_not_kept(tmp_path):
     program = _build()
     program.save(str(tmp_path))
     before = sorted(path.name for path in tmp_path.iterdir())
-    program.model.classifier.bias.assign([math.inf] * 1000)
+    program.training.model.classifier.bias.assign([math.inf] * 1000)
 
     with pytest.raises(
         FloatingPointError,
@@ -281,11 +283,11 @@ def test_paper_preset_is_the_published_recipe():
 def test_lars_trains_it_and_decays_by_itself():
     """The rate of the first step is zero, so the weights move in the second."""
     program = _build(optimizer="lars", weight_decay=1e-4)
-    before = program.model.trainable_variables[0].numpy()
+    before = program.training.model.trainable_variables[0].numpy()
     program.run()
-    after_one = program.model.trainable_variables[0].numpy()
+    after_one = program.training.model.trainable_variables[0].numpy()
     program.run()
-    after_two = program.model.trainable_variables[0].numpy()
+    after_two = program.training.model.trainable_variables[0].numpy()
 
     np.testing.assert_array_equal(before, after_one)
     assert not np.array_equal(after_one, after_two)

@@ -13,7 +13,7 @@ import tensorflow as tf
 import replicator
 from workloads import catalog
 from workloads.sngan import config
-from workloads.sngan.workload import WORKLOAD
+from workloads.sngan.study import WORKLOAD
 
 
 def build(backend="single", num_replicas=1, per_replica_batch_size=8, **options):
@@ -48,17 +48,23 @@ def trained():
     """Made once: each of its two kinds of steps is traced and optimized for seconds."""
     tf.keras.utils.set_random_seed(3)
     made = build(num_discriminator_steps=3, ema_decay=0.75, **SMALL)
-    average = made._averages[0].numpy()
+    average = made.training.averages[0].numpy()
     losses, changes, averages = [], [], []
     for _ in range(5):
-        before = weights_of(made.generator)[0], weights_of(made.discriminator)[0]
+        before = (
+            weights_of(made.training.generator)[0],
+            weights_of(made.training.discriminator)[0],
+        )
         losses.append(made.run())
-        after = weights_of(made.generator)[0], weights_of(made.discriminator)[0]
+        after = (
+            weights_of(made.training.generator)[0],
+            weights_of(made.training.discriminator)[0],
+        )
         changes.append(tuple(not same for same in are_equal(before, after)))
         if changes[-1][0]:
-            weights = made.generator.trainable_variables[0].numpy()
+            weights = made.training.generator.trainable_variables[0].numpy()
             average = average + 0.25 * (weights - average)
-        averages.append((made._averages[0].numpy(), average))
+        averages.append((made.training.averages[0].numpy(), average))
     return Trained(made, losses[0], changes, averages)
 
 
@@ -97,12 +103,14 @@ def test_pictures_are_made_with_the_average(program):
     latents = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
     labels = np.arange(4, dtype=np.int32)
     program._update_shown()
-    shown = program._images_of(latents, labels)
-    bare = program.generator(latents, labels, training=False)
+    shown = program.training.images_of(latents, labels)
+    bare = program.training.generator(latents, labels, training=False)
 
     assert not np.allclose(shown, bare, atol=1e-4)
     for value, average in zip(
-        program._shown.trainable_variables, program._averages, strict=True
+        program.training.shown.trainable_variables,
+        program.training.averages,
+        strict=True,
     ):
         np.testing.assert_array_equal(value.numpy(), average.numpy())
 
@@ -110,7 +118,7 @@ def test_pictures_are_made_with_the_average(program):
 def test_weights_are_copied_once_for_scores_and_pictures(program, monkeypatch):
     """Again after the next step, or pictures would be of the model before it."""
     copies = []
-    variable = program._shown.trainable_variables[0]
+    variable = program.training.shown.trainable_variables[0]
     assign = variable.assign
     monkeypatch.setattr(variable, "assign", lambda v: copies.append(v) or assign(v))
     program.run()
@@ -176,11 +184,13 @@ def test_the_paper_preset_takes_a_step_at_full_size():
         seed=0,
         options={},
     )
-    first = made.generator.trainable_variables[0].numpy()
+    first = made.training.generator.trainable_variables[0].numpy()
 
     assert 2.0 == pytest.approx(made.run(), abs=0.5)
     assert 72_038_788 == made.num_parameters
-    assert not np.array_equal(first, made.generator.trainable_variables[0].numpy())
+    assert not np.array_equal(
+        first, made.training.generator.trainable_variables[0].numpy()
+    )
 
 
 @pytest.mark.parametrize(

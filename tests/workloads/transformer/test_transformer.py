@@ -13,7 +13,7 @@ from replicator.pipeline import pipeline
 from workloads import catalog
 from workloads.transformer import config
 from workloads.transformer.model import InverseSquareRoot, Transformer, dropped, waves
-from workloads.transformer.workload import WORKLOAD
+from workloads.transformer.study import WORKLOAD
 
 LENGTH = 6
 SMALL = {**small_programs.OPTIONS["transformer"], "sequence_length": LENGTH}
@@ -71,7 +71,7 @@ def test_presets_have_the_sizes_that_they_are_named_for(preset, millions):
 def test_what_is_counted_is_built():
     program = build_smoke(64)
 
-    assert config.num_parameters(program._config) == program.num_parameters
+    assert config.num_parameters(program.training.config) == program.num_parameters
 
 
 def test_presets_have_whole_sequences():
@@ -185,7 +185,7 @@ def test_bfloat16_computes_nearly_the_same():
         for dtype in ("float32", "mixed_bfloat16")
     )
 
-    assert {"float32"} == {variable.dtype for variable in half.model.variables}
+    assert {"float32"} == {variable.dtype for variable in half.training.model.variables}
     assert "bfloat16" == half.compute_dtype
     assert plain.run() == pytest.approx(half.run(), rel=RTOL_BFLOAT16)
 
@@ -273,7 +273,7 @@ def split(num_replicas, num_stages, **options):
 @pytest.fixture(scope="module")
 def in_one_piece():
     losses, program = train(replicator.create("single"))
-    return losses, program.model.get_weights()
+    return losses, program.training.model.get_weights()
 
 
 @pytest.mark.parametrize(
@@ -289,12 +289,12 @@ def test_stages_train_like_one_device(in_one_piece, options):
 
     np.testing.assert_allclose(losses, in_one_piece[0], rtol=TOLERANCE)
     for found, expected in zip(
-        program.model.get_weights(), in_one_piece[1], strict=True
+        program.training.model.get_weights(), in_one_piece[1], strict=True
     ):
         np.testing.assert_allclose(found, expected, rtol=1e-3, atol=TOLERANCE)
     assert ["CPU:0", "CPU:1"] == [
         part.trainable_variables[0].value.device[-5:]
-        for part in (program.model.embedding, program.model.head)
+        for part in (program.training.model.embedding, program.training.model.head)
     ]
     assert "stage 1     F0 B0 F1 B1" in program.explain() or options
 
@@ -310,7 +310,7 @@ def test_stages_with_sharded_gradients_train_like_whole_replicas():
     np.testing.assert_allclose(losses, whole, rtol=TOLERANCE)
     assert "fullest of 4 devices" in repl.summary()
     # What the planner says before anything is built.
-    held = config.held(program._config, 2)
+    held = config.held(program.training.config, 2)
     assert sorted(repl._table.ownership.held()) == sorted(map(tuple, held))
 
 

@@ -19,7 +19,7 @@ import uneven_epoch
 
 import replicator
 from replicator.engine.analysis import plan
-from workloads.resnet50.workload import WORKLOAD
+from workloads.resnet50.study import WORKLOAD
 
 sys.path.append(str(Path(tiny_models.__file__).parent / "graphs"))
 

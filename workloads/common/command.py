@@ -1,0 +1,106 @@
+"""The command line of a training that stands by itself (``workloads/NAME/train.py``).
+
+Its options are the fields of the recipe's configuration, so nothing is listed twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from workloads.spec import ABOUT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+_OF_REPLICATOR = "external_writes"  # an option of ``replicator.create``
+
+
+def parse(
+    description: str,
+    make_config: Callable[[str, Mapping[str, Any]], Any],
+    presets: Mapping[str, Any],
+    *,
+    data: str,
+    per_replica_batch_size: int,
+    argv: Sequence[str] | None = None,
+) -> argparse.Namespace:
+    """Returns where to run and for how long.
+
+    Also ``config`` with the recipe's settings, and ``batches`` with the other arguments
+    of a ``Training``.
+    """
+    parser = argparse.ArgumentParser(
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--preset", choices=[*presets], default="laptop", help="settings to start from")
+    add("--backend", default="in_graph", help="in_graph, multi_worker, tf_mirrored...")
+    add("--replicas", type=int, default=1, help="copies of the step that train")
+    add("--per-replica-batch-size", type=int, default=per_replica_batch_size)
+    add("--data", default=data, help=f"a data set, or synthetic (default {data})")
+    add("--steps", type=int, default=100, help="training steps (default 100)")
+    add("--seed", type=int, default=0, help="of weights, order and noise (default 0)")
+    published = presets.get("paper") or type(next(iter(presets.values())))()
+    settings = parser.add_argument_group(
+        "settings of the recipe", "in brackets: the paper's values"
+    )
+    names = []
+    for field in dataclasses.fields(published):
+        if field.name != _OF_REPLICATOR:
+            names.append(field.name)
+            value = getattr(published, field.name)
+            about = field.metadata.get(ABOUT, "")
+            kind: Any = _boolean if isinstance(value, bool) else type(value)
+            settings.add_argument(
+                "--" + field.name.replace("_", "-"),
+                type=kind,
+                metavar=type(value).__name__.upper(),
+                help=f"{about} [{value}]".strip().replace("%", "%%"),
+            )
+    args = parser.parse_args(argv)
+    options = {n: v for n in names if (v := getattr(args, n)) is not None}
+    try:
+        args.config = make_config(args.preset, options)
+    except ValueError as error:
+        parser.error(str(error))
+    args.batches = {
+        "data": args.data,
+        "per_replica_batch_size": args.per_replica_batch_size,
+        "seed": args.seed,
+    }
+    keras.utils.set_random_seed(args.seed)
+    return args
+
+
+def _boolean(text: str) -> bool:
+    if text not in {"true", "false"}:
+        raise argparse.ArgumentTypeError(f"{text!r} must be true or false")
+    return text == "true"
+
+
+class Progress:
+    """A progress bar with the loss of each step and the rate since the step before."""
+
+    def __init__(self, num_steps: int, unit: str, examples_per_step: int) -> None:
+        self._rate = f"{unit}/s"
+        self._examples_per_step = examples_per_step
+        self._bar = keras.utils.Progbar(
+            num_steps, stateful_metrics=("loss", self._rate), unit_name="step"
+        )
+        self._before = time.perf_counter()
+
+    def update(self, num_steps: int, loss: Any) -> None:
+        """Waits for the loss of a step, which ends it, and shows it."""
+        value, now = float(loss), time.perf_counter()
+        rate = self._examples_per_step / (now - self._before)
+        self._bar.update(num_steps, [("loss", value), (self._rate, rate)])
+        self._before = now
+        sys.stdout.flush()

@@ -1,0 +1,230 @@
+"""ResNet-50 with the recipe of Goyal et al. 2017, from data to update.
+
+    python -m workloads.resnet50.train --replicas 2 --steps 50
+
+The step is code for a single device. ``study.py`` attaches it to the harness.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import replicator
+from workloads.common import command, training
+from workloads.common.images import Images
+from workloads.spec import JIT_OFF
+
+from . import config as config_lib
+from . import model as model_lib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+REFERENCE_BATCH_SIZE = 256
+NUM_EPOCHS = 90
+DECAY_EPOCHS = (30, 60, 80)
+DECAY_FACTOR = 0.1
+_NUM_IMAGENET_EXAMPLES = 1_281_167
+
+
+@keras.saving.register_keras_serializable(package="replicator_harness")
+class GoyalSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """Linear scaling, gradual warmup, step decay.
+
+    The target is ``learning_rate_per_256 * global_batch_size / 256``. Where that is
+    above ``learning_rate_per_256`` (a global batch above 256), the rate ramps up
+    linearly from ``learning_rate_per_256``, not from zero, over ``lr_warmup_epochs``.
+    It falls to a tenth at epochs 30, 60 and 80 of 90, and in a training of another
+    length after the same fractions of it.
+
+    Attributes:
+      target: Learning rate between the ramp and the first decay.
+      lr_warmup_steps: Length of the ramp in steps; 0 without a ramp.
+      decay_steps: Steps at which the rate falls.
+    """
+
+    def __init__(
+        self,
+        *,
+        global_batch_size: int,
+        num_train_examples: int,
+        learning_rate_per_256: float = 0.1,
+        lr_warmup_epochs: float = 5.0,
+        num_epochs: float = NUM_EPOCHS,
+    ) -> None:
+        self._arguments = {
+            "global_batch_size": global_batch_size,
+            "num_train_examples": num_train_examples,
+            "learning_rate_per_256": learning_rate_per_256,
+            "lr_warmup_epochs": lr_warmup_epochs,
+            "num_epochs": num_epochs,
+        }
+        self.initial = learning_rate_per_256
+        self.target = learning_rate_per_256 * global_batch_size / REFERENCE_BATCH_SIZE
+        steps_per_epoch = num_train_examples / global_batch_size
+        ramps = global_batch_size > REFERENCE_BATCH_SIZE
+        self.lr_warmup_steps = (
+            math.ceil(lr_warmup_epochs * steps_per_epoch) if ramps else 0
+        )
+        self.decay_steps = tuple(
+            math.ceil(epoch * num_epochs / NUM_EPOCHS * steps_per_epoch)
+            for epoch in DECAY_EPOCHS
+        )
+
+    def __call__(self, step: Any) -> Any:
+        """Returns the rate of update number ``step`` (0-based, a scalar tensor)."""
+        step = tf.cast(step, tf.float32)
+        # Two nodes: the number of decays so far, and their factor.
+        num_decays = tf.reduce_sum(tf.cast(step >= self.decay_steps, tf.float32))
+        rate = self.target * tf.pow(DECAY_FACTOR, num_decays)
+        if not self.lr_warmup_steps:
+            return rate
+        progress = tf.minimum(step / self.lr_warmup_steps, 1.0)
+        return rate - (1.0 - progress) * (self.target - self.initial)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return dict(self._arguments)
+
+
+class Training:
+    """Data, model, optimizer and step of one replicator.
+
+    Attributes:
+      model: The Keras model; its variables belong to the replicator.
+      optimizer: The wrapped optimizer.
+      trackables: What a checkpoint holds, by name.
+    """
+
+    def __init__(
+        self,
+        repl: replicator.Replicator,
+        config: config_lib.ResNet50Config,
+        *,
+        data: str,
+        per_replica_batch_size: int,
+        seed: int,
+    ) -> None:
+        training.set_up(repl, config)
+        self.config = config
+        self.global_batch_size = per_replica_batch_size * repl.num_replicas_in_sync
+        self.images = Images(repl, config, data=data, seed=seed)
+        self.source = self.images.source
+        self._is_scaled = config.compute_dtype == "mixed_float16"
+        with repl.context():
+            self.model = model_lib.ResNet50(
+                num_classes=config.num_classes,
+                version=config.version,
+                zero_gamma=config.zero_gamma,
+                statistics=config.batch_norm,
+                compute_dtype=config.compute_dtype,
+                pads_pooling=config.jit != JIT_OFF,
+                seed=seed,
+            )
+            self.optimizer = repl.wrap_optimizer(
+                self._make_optimizer(),
+                # Small gradients are zero in float16, but not in bfloat16.
+                loss_scale="dynamic" if self._is_scaled else None,
+            )
+            self.optimizer.build(self.model.trainable_variables)
+        self.trackables = {"model": self.model, "optimizer": self.optimizer}
+        self._variables = self.model.trainable_variables
+        self.differentiate = training.compiled(self.loss_and_gradients, config.jit)
+        self._predict = tf.function(
+            lambda images: self.model(images, training=False), autograph=False
+        )
+
+    def input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
+        """Returns the batches of one input pipeline, each for one replica."""
+        size = context.get_per_replica_batch_size(self.global_batch_size)
+        return self.images.batches(context, size)
+
+    def _make_optimizer(self) -> keras.optimizers.Optimizer:
+        config, source = self.config, self.source
+        length: dict[str, Any] = {
+            "global_batch_size": self.global_batch_size,
+            "num_train_examples": (
+                source.num_train_examples if source else _NUM_IMAGENET_EXAMPLES
+            ),
+            "num_epochs": config.num_epochs,
+        }
+        if config.optimizer == "lars":
+            schedule = training.PolynomialSchedule(**length)
+            return training.LARS(
+                schedule, momentum=config.momentum, decay=config.weight_decay
+            )
+        schedule = GoyalSchedule(
+            **length,
+            learning_rate_per_256=config.learning_rate_per_256,
+            lr_warmup_epochs=config.lr_warmup_epochs,
+        )
+        return keras.optimizers.SGD(schedule, momentum=config.momentum)
+
+    def step_fn(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """One training step of one replica; the loss is without weight decay."""
+        loss, gradients = self.differentiate(
+            {name: batch[name] for name in ("image", "label")}
+        )
+        gradients = model_lib.add_weight_decay(
+            gradients, self._variables, weight_decay=self._weight_decay()
+        )
+        self.optimizer.apply_gradients(zip(gradients, self._variables, strict=True))
+        return {"loss": loss, "example_id": batch["example_id"]}
+
+    def loss_and_gradients(
+        self, batch: dict[str, tf.Tensor]
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Returns the loss, and the gradients of its scaled value."""
+        batch = self.images.normalised(batch)
+        with tf.GradientTape() as tape:
+            logits = self.model(batch["image"], training=True)
+            losses = model_lib.softmax_cross_entropy(
+                batch["label"], logits, label_smoothing=self.config.label_smoothing
+            )
+            loss = tf.reduce_mean(losses)
+            scaled_loss = self.optimizer.scale_loss(loss) if self._is_scaled else loss
+        return loss, tape.gradient(scaled_loss, self._variables)
+
+    def _weight_decay(self) -> float | tf.Tensor:
+        """Returns the factor of the weights that is added to their gradients."""
+        factor = self.config.weight_decay
+        # LARS scales its update, so it adds the decay itself.
+        if not factor or self.config.optimizer == "lars":
+            return 0.0
+        # The optimizer divides all its gradients by the loss scale.
+        return self.optimizer.scale_loss(factor) if self._is_scaled else factor
+
+    def predictions(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields logits and labels of the held-out split, computed on one device."""
+        return self.images.predictions(self._predict)
+
+
+def main() -> None:
+    """Trains, and measures what was learned."""
+    args = command.parse(
+        __doc__ or "",
+        config_lib.make_config,
+        config_lib.PRESETS,
+        data="digits",
+        per_replica_batch_size=8,
+    )
+    repl = replicator.create(args.backend, num_replicas=args.replicas)
+    made = Training(repl, args.config, **args.batches)
+    inputs = repl.make_input_iterator(made.input_fn)
+    progress = command.Progress(args.steps, "images", made.global_batch_size)
+    for step in range(args.steps):
+        outputs = repl.run(made.step_fn, inputs)
+        progress.update(step + 1, repl.reduce("mean", outputs["loss"]))
+    found = [logits.argmax(axis=1) == labels for logits, labels in made.predictions()]
+    if found:
+        top_1 = np.concatenate(found)
+        print(f"held-out top-1: {top_1.mean():.3f} (n = {len(top_1)})")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""A decoder-only Transformer that predicts bytes, from data to update.
+
+    python -m workloads.transformer.train --replicas 2 --steps 50
+
+The step is code for a single device. ``study.py`` attaches it to the harness. Batch
+sizes count tokens, of which a sequence has ``sequence_length``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import replicator
+from workloads.common import command, training
+from workloads.data import text
+from workloads.spec import SYNTHETIC
+
+from . import config as config_lib
+from . import model as model_lib
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_BETAS = 0.9, 0.98
+_EPSILON = 1e-9
+_LARGEST_SEED = 2**31 - 1
+_BITS_PER_NAT = 1 / math.log(2)
+
+
+class Training:
+    """Data, model, optimizer and step of one replicator.
+
+    Attributes:
+      model: The Keras model; its variables belong to the replicator.
+      optimizer: The wrapped optimizer.
+      trackables: What a checkpoint holds, by name.
+      batch_per_example: Tokens of a sequence, which is an example of the data.
+    """
+
+    def __init__(
+        self,
+        repl: replicator.Replicator,
+        config: config_lib.TransformerConfig,
+        *,
+        data: str,
+        per_replica_batch_size: int,
+        seed: int,
+    ) -> None:
+        _check_batch(config, per_replica_batch_size)
+        training.set_up(repl, config)
+        self.config, self._seed = config, seed
+        self.batch_per_example = config.sequence_length
+        self.global_batch_size = per_replica_batch_size * repl.num_replicas_in_sync
+        self.source = None if data == SYNTHETIC else text.open_source(data)
+        is_sharded = config.sharded_update != config_lib.UNSHARDED
+        with repl.context():
+            self.model = model_lib.Transformer(config, seed=seed)
+            self.optimizer = repl.wrap_optimizer(
+                keras.optimizers.Adam(
+                    model_lib.InverseSquareRoot(
+                        factor=config.learning_rate_factor,
+                        width=config.width,
+                        lr_warmup_steps=config.lr_warmup_steps,
+                    ),
+                    *_BETAS,
+                    epsilon=_EPSILON,
+                ),
+                sharded_update=config.sharded_update if is_sharded else False,
+            )
+            self.optimizer.build(self.model.trainable_variables)
+        self.trackables = {"model": self.model, "optimizer": self.optimizer}
+        self._variables = self.model.trainable_variables
+        self.differentiate = (
+            self._in_stages()
+            if config.is_pipeline
+            else training.compiled(self.loss_and_gradients, config.jit)
+        )
+        self._score = tf.function(self._nats, autograph=False)
+
+    def input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
+        """Returns the batches of one input pipeline, each for one replica."""
+        num_tokens = context.get_per_replica_batch_size(self.global_batch_size)
+        pipeline = text.TextPipeline(
+            num_sequences=num_tokens // self.config.sequence_length,
+            sequence_length=self.config.sequence_length,
+            seed=self._seed,
+            shuffle_buffer_size=self.config.shuffle_buffer_size,
+        )
+        if self.source is None:
+            return text.synthetic_dataset(pipeline)
+        return text.train_dataset(self.source, context, pipeline)
+
+    def step_fn(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """One training step of one replica.
+
+        The loss is the cross-entropy of a token in nats: ln 256 = 5.5 where every byte
+        is as likely.
+        """
+        seed: tuple[tf.Tensor, ...] = ()
+        if self.config.dropout:
+            # Drawn once: what a compiled or a repeated pass drops depends on it alone.
+            seed = (_draw_seed(),)
+        loss, gradients = self.differentiate(batch["token"], *seed)
+        self.optimizer.apply_gradients(zip(gradients, self._variables, strict=True))
+        return {"loss": loss, "example_id": batch["example_id"]}
+
+    def loss_and_gradients(
+        self, token: tf.Tensor, seed: tf.Tensor | None = None
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Returns the mean loss in nats, and its gradients."""
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self._nats(token, seed))
+        gradients = tape.gradient(loss, self._variables)
+        # The table has 256 rows, and a batch more tokens: its sum is smaller dense.
+        return loss, [tf.convert_to_tensor(gradient) for gradient in gradients]
+
+    def _in_stages(self) -> Callable[..., Any]:
+        """Returns the same as a pipeline, a stage on each logical device."""
+        pipeline = replicator.Pipeline(
+            [model_lib.Stage(parts) for parts in self.model.stages],
+            num_microbatches=self.config.num_microbatches,
+            schedule=self.config.schedule,
+            recompute=self.config.recompute,
+        )
+
+        def mean_nats(outputs: tuple[tf.Tensor, ...], token: tf.Tensor) -> tf.Tensor:
+            return tf.reduce_mean(cross_entropy(outputs[0], token))
+
+        def differentiate(token: tf.Tensor, *seed: tf.Tensor) -> Any:
+            token = tf.cast(token, tf.int64)
+            # Each micro-batch has a seed of its own: that of its first sequence.
+            seeds = [one + tf.range(token.shape[0])[:, None] * [1, 0] for one in seed]
+            loss, pairs = pipeline.loss_and_gradients(
+                ((token, *seeds), token), mean_nats
+            )
+            return loss, [gradient for gradient, _ in pairs]
+
+        return differentiate
+
+    def _nats(self, token: tf.Tensor, seed: tf.Tensor | None = None) -> tf.Tensor:
+        """Returns the cross-entropy of each token, [sequences, length], in nats."""
+        # GPUs leave what is done with int32 to the host, for which steps would wait.
+        token = tf.cast(token, tf.int64)
+        losses = cross_entropy(self.model(token, seed), token)
+        return tf.reshape(losses, [-1, self.config.sequence_length])
+
+    def bits_per_byte(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns bits per byte of each held-out sequence, and the file it is from.
+
+        Computed on one device, without dropout.
+        """
+        assert self.source is not None  # synthetic tokens have no held-out split
+        tokens, files = text.held_out(
+            self.source,
+            num_sequences=self.config.num_evaluation_examples,
+            sequence_length=self.config.sequence_length,
+        )
+        size = self.config.evaluation_batch_size
+        nats = [
+            self._score(tf.constant(tokens[first : first + size])).numpy()
+            for first in range(0, len(tokens), size)
+        ]
+        means = np.concatenate(nats).mean(axis=1, dtype=np.float64)
+        return means * _BITS_PER_NAT, files
+
+
+def cross_entropy(logits: tf.Tensor, token: tf.Tensor) -> tf.Tensor:
+    """Returns the cross-entropy of each token, flat, in nats."""
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(
+        tf.reshape(token, [-1]), logits
+    )
+
+
+def _draw_seed() -> tf.Tensor:
+    # Kernels read seeds in host memory: of a GPU's, steps would wait for the copy.
+    with tf.device("/device:CPU:0"):
+        return tf.random.uniform([2], 0, _LARGEST_SEED, tf.int32)
+
+
+def _check_batch(config: config_lib.TransformerConfig, size: int) -> None:
+    unit = config.sequence_length * config.num_microbatches
+    if size < 1 or size % unit:
+        parts = f" times num_microbatches={config.num_microbatches!r}"
+        raise ValueError(
+            f"per_replica_batch_size {size!r} counts tokens, and must be a multiple of "
+            f"option sequence_length={config.sequence_length!r}"
+            f"{parts if config.is_pipeline else ''}: use for example {unit}"
+        )
+
+
+def main() -> None:
+    """Trains, and measures what was learned."""
+    args = command.parse(
+        __doc__ or "",
+        config_lib.make_config,
+        config_lib.PRESETS,
+        data=text.NAME,
+        per_replica_batch_size=1024,
+    )
+    # A stage of a pipeline has a device of its own.
+    stages: dict[str, Any] = {
+        "logical_devices_per_replica": args.config.pipeline_stages
+    }
+    repl = replicator.create(
+        args.backend,
+        num_replicas=args.replicas,
+        **stages if args.config.pipeline_stages > 1 else {},
+    )
+    made = Training(repl, args.config, **args.batches)
+    inputs = repl.make_input_iterator(made.input_fn)
+    progress = command.Progress(args.steps, "tokens", made.global_batch_size)
+    for step in range(args.steps):
+        outputs = repl.run(made.step_fn, inputs)
+        progress.update(step + 1, repl.reduce("mean", outputs["loss"]))
+    if made.source is not None:
+        bits, _ = made.bits_per_byte()
+        print(f"held-out bits per byte: {bits.mean():.3f} (n = {len(bits)})")
+
+
+if __name__ == "__main__":
+    main()
