@@ -104,7 +104,7 @@ def run(chosen: Sequence[str], output: Path, num_generations: int) -> int:
 def compare(change: Path, baseline: Path, *, delta: str, alpha: str, form: str) -> int:
     """Prints the verdict on a change and returns the exit code of ``gate``."""
     from benchmarks import micro_judging
-    from harness.options.notation import parse_percentage
+    from harness.options.kinds import parse_percentage
     from reports.words.judging import judgement
     from results.judging import gate_logs
 

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import errno
 import re
-from typing import TYPE_CHECKING
+import sys
+from typing import TYPE_CHECKING, Any, Final
 
 from harness.errors import DifferentStudyError, ParseError, causes
 from results.records.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rich.console import Console
+
 
 MAX_LENGTH = 65_536
 """Characters of one argument; 65,536 replica counts as a range take ten."""
@@ -119,3 +123,15 @@ def check_comparable(
             " measure both on one machine with the same options, or use"
             " --allow-different to see them anyway"
         )
+
+
+PIPE_WIDTH: Final = 140
+"""Of a pipe, which has none: no cell is wrapped."""
+
+
+def console(**settings: Any) -> Console:
+    """Returns stdout, or what ``file`` names, for tables."""
+    from rich.console import Console
+
+    settings.setdefault("width", None if sys.stdout.isatty() else PIPE_WIDTH)
+    return Console(highlight=False, **settings)

@@ -6,24 +6,32 @@ import contextlib
 import dataclasses
 import functools
 import json
-from typing import TYPE_CHECKING
+import os
+import sys
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from harness import catalog
-from harness.cli import exit_codes, gpu_readiness, hosts, progress, running
+from harness.cli import exit_codes, running
 from harness.command import peers
-from harness.errors import DoesNotFitError, StudyError
+from harness.doctor import gpu as gpu_lib
+from harness.errors import DoesNotFitError, PlanError, StudyError, UnfitMachineError
 from harness.launch import catalog as launchers
-from harness.machine import machine_state
+from harness.launch.launcher import Job
+from harness.machine import gpu_watch, gpus, machine_state
+from harness.placement import allocation
 from harness.planning import design, estimate
 from harness.planning import plan as plan_module
 from harness.planning import study as study_module
+from harness.planning.checked import Machine
 from harness.planning.checked import check as check_request
 from harness.run import sweep as run
 from harness.run import trial_tree
 from harness.run.trial_runner import RunSettings
 from harness.sources.code_digest import CodeWatch
+from harness.trial import gpu_probe
+from results.records import program
 from results.records.models import Order, PlannedTrial
 from results.store import atomic, untrusted
 from results.store.lock import lock_study
@@ -36,29 +44,186 @@ if TYPE_CHECKING:
     from harness.cli.running import Conclude
     from harness.cli.verb import Call
     from harness.cli.verbs.sweep_verb import RunRequest
+    from harness.doctor.gpu import GpuState
+    from harness.launch.launcher import Launcher
+    from harness.machine.gpus import Gpu
+    from harness.machine.machine_state import CpuTopology
+    from harness.planning.checked import CheckedSweep
     from harness.planning.plan import PlannedSweep
-    from harness.planning.request import SweepRequest
-    from harness.sources.code_digest import SourceTree
+    from harness.trial.gpu_probe import Probe
     from results.records.models import Plan
 
 
-def _check_runs_dir(runs_dir: Path) -> None:
-    atomic.check_reachable(runs_dir)
-    for path in (runs_dir, *runs_dir.absolute().parents):
+HARNESS_COMMAND = (sys.executable, "-m", "harness")
+"""The harness, as a job starts it."""
+
+
+def submit(
+    request: RunRequest,
+    launcher: Launcher,
+    planned: PlannedSweep,
+    *,
+    study: str,
+    command: Sequence[str],
+) -> int:
+    """Submits a job that runs the sweep by the same command, and prints its id."""
+    specs = [trial.spec for trial in planned.trials]
+    per_worker = request.replicas_per_worker
+    workers, gpus_per_worker = launcher.num_hosts, 0
+    if any(spec.device == "gpu" for spec in specs):
+        replicas = max(spec.num_replicas for spec in specs)
+        workers, gpus_per_worker = -(-replicas // per_worker), per_worker
+    job = Job(
+        name=_job_name(study),
+        command=(*HARNESS_COMMAND, *_arguments(command, study)),
+        workers=workers,
+        gpus_per_worker=gpus_per_worker,
+        directory=os.getcwd(),  # noqa: PTH109 (as a string)
+    )
+    submitted = request.info.submit(job, request.launcher_options, request.runs_dir)
+    click.echo(submitted.number)
+    click.echo(
+        f"submitted job {submitted.number}; follow it with {submitted.follow}; its"
+        f" study is {request.runs_dir / study}; {submitted.end} ends it, and the same"
+        " command continues it",
+        err=True,
+    )
+    return exit_codes.OK
+
+
+def _job_name(study: str) -> str:
+    name = "".join(c if c.isascii() and c.isalnum() else "-" for c in study.lower())
+    return name[:53].strip("-") or "sweep"
+
+
+def _arguments(command: Sequence[str], study: str) -> list[str]:
+    """Returns the arguments of a command, for a job: the study by name."""
+    kept: list[str] = []
+    words = iter(command[command.index("harness") + 1 :])
+    for word in words:
+        if word == "--study":
+            next(words, None)
+        elif word.partition("=")[0] != "--study":
+            kept.append(word)
+    return [*kept, "--study", study]
+
+
+@contextlib.contextmanager
+def ready(
+    missing: Sequence[PlannedTrial],
+    overrides: Mapping[str, Any] | None,
+    runs_dir: Path | None = None,
+    *,
+    study: str,
+    num_hosts: int = 1,
+) -> Iterator[dict[str, Any]]:
+    """Checks all that can be checked before the missing trials of a study are run.
+
+    While the ``with`` block runs, no other sweep of this machine gets their GPUs.
+    """
+    replaced = dict(overrides or {})
+    probe = replaced.pop("probe", gpu_probe.probe)
+    chosen = check_models(missing, num_hosts)
+    if chosen and runs_dir is not None:
+        estimate.check_memory(missing, runs_dir, study=study, gpu=chosen[0].name)
+    with gpu_watch.hold_gpus(chosen, study=study):
+        has_tensorflow = any(trial.spec.program is None for trial in missing)
+        check_ready(chosen, probe if has_tensorflow else None)
+        yield replaced
+
+
+def check_models(trials: Sequence[PlannedTrial], num_hosts: int = 1) -> tuple[Gpu, ...]:
+    """The GPUs of the largest trial on this host; none where all run on CPUs."""
+    counts = [t.spec.num_replicas for t in trials if t.spec.device == "gpu"]
+    if not counts:
+        return ()
+    return gpus.choose(gpus.visible_gpus(), -(-max(counts) // num_hosts))
+
+
+def check_ready(chosen: Sequence[Gpu], probe: Probe | None) -> None:
+    """Checks that nobody else uses the GPUs, and that TensorFlow can use them."""
+    if not chosen:
+        return
+    for state in gpu_lib.read_gpu_states(os.getpid(), chosen):
+        if state.fault:
+            raise UnfitMachineError(
+                f"GPU {state.index} ({state.name}) cannot be read ({state.fault}), so"
+                " nobody knows who uses it; reset it (sudo nvidia-smi --gpu-reset), or"
+                " hide it with CUDA_VISIBLE_DEVICES"
+            )
+        if state.is_busy:
+            raise UnfitMachineError(_busy(state, chosen))
+    if probe is None:
+        return
+    ids = [gpu.cuda_id for gpu in chosen]
+    try:
+        gpu_probe.check(probe(ids), ids)
+    except gpu_probe.MissingGpuError as error:
+        raise UnfitMachineError(str(error)) from error
+
+
+def _busy(state: GpuState, chosen: Sequence[Gpu]) -> str:
+    others = [gpu.cuda_id for gpu in chosen if gpu.index != state.index]
+    without = f", or leave it out: CUDA_VISIBLE_DEVICES={','.join(others)}"
+    used = f"{state.utilization or 0:.0%} busy".replace("%", " %")
+    if state.num_users:
+        plural = "" if state.num_users == 1 else "es"
+        used = f"used by {state.num_users} other process{plural}"
+    return (
+        f"GPU {state.index} ({state.name}) is {used}, but a trial needs its GPUs for"
+        f" itself; end the others ('nvidia-smi' lists them){without if others else ''}"
+    )
+
+
+def _checked(
+    request: RunRequest,
+) -> tuple[RunRequest, Launcher, CpuTopology, CheckedSweep]:
+    """Returns a request that can be carried out on the hosts, and what it needs."""
+    atomic.check_reachable(request.runs_dir)
+    for path in (request.runs_dir, *request.runs_dir.absolute().parents):
         if path.exists() and not path.is_dir():
             raise StudyError(
-                f"--runs-dir {str(runs_dir)!r}: {str(path)!r} is a file, but a"
+                f"--runs-dir {str(request.runs_dir)!r}: {str(path)!r} is a file, but a"
                 " directory is needed; choose another --runs-dir"
             )
+    info = request.info
+    make = info.plan if info.is_submitted() else info.start
+    launcher = launchers.by_hosts(make(request.launcher_options))
+    if launcher.num_hosts > 1:
+        if request.order is Order.RELAY:
+            raise PlanError(
+                f"--order relay on {launcher.num_hosts} hosts: turns are judged by the"
+                " load of one machine; use --order sequential, or --nodes 1"
+            )
+        request = request.model_copy(update={"order": Order.SEQUENTIAL})
+    cpus = machine_state.read_topology()
+    # All hosts together, which are like this one.
+    machine = Machine(
+        num_available_cores=cpus.num_available_cores * launcher.num_hosts,
+        num_gpus=_num_gpus(request, launcher) if request.device == "gpu" else None,
+        variables=launcher.identity()
+        | allocation.share_identity(request.replicas_per_worker)
+        | allocation.with_gpu_threads(
+            program.identity_variables(os.environ), request.device
+        ),
+    )
+    return request, launcher, cpus, check_request(request, machine)
+
+
+def _num_gpus(request: RunRequest, launcher: Launcher) -> int:
+    if not request.info.is_submitted():
+        return len(gpus.visible_gpus()) * launcher.num_hosts
+    if request.replicas is None:
+        raise PlanError(
+            f"--device gpu with --launcher {request.info.name}: the GPUs of the job are"
+            " unknown before it starts; give --replicas"
+        )
+    return max(request.replicas)
 
 
 def planned_name(request: RunRequest) -> str:
     """Returns the default name of a study that can be planned here."""
-    _check_runs_dir(request.runs_dir)
-    launcher = hosts.launcher_of(request)
-    request = hosts.with_hosts(request, launcher)
-    machine = hosts.machine_of(request, launcher, machine_state.read_topology())
-    return study_module.default_name(check_request(request, machine))
+    return study_module.default_name(_checked(request)[-1])
 
 
 def sweep(
@@ -73,12 +238,7 @@ def sweep(
     runs_dir, is_failed_retried = request.runs_dir, request.retry is not None
     if request.study is not None:
         study_module.check_name(request.study)
-    _check_runs_dir(runs_dir)
-    launcher = hosts.launcher_of(request)
-    request = hosts.with_hosts(request, launcher)
-    cpus = machine_state.read_topology()
-    machine = hosts.machine_of(request, launcher, cpus)
-    checked = check_request(request, machine)
+    request, launcher, cpus, checked = _checked(request)
     name = request.study or name_prefix + study_module.default_name(checked)
     root = runs_dir / name
     known = study_module.read_existing_plan(root)
@@ -88,21 +248,19 @@ def sweep(
     planned = plan_module.arrange(checked, order)
     if check is not None:
         check(planned)
-    hosts.check_product(request, planned)
     is_submitted = request.info.is_submitted()
     if is_submitted and not request.is_dry_run:
-        return hosts.submit(
-            request, launcher, planned, study=name, command=call.command
-        )
+        return submit(request, launcher, planned, study=name, command=call.command)
     if not is_submitted:  # a login node has no GPUs of the job
-        gpu_readiness.check_models(planned.trials, launcher.num_hosts)
-    new = study_module.make_plan(
-        planned,
-        request,
+        check_models(planned.trials, launcher.num_hosts)
+    make_plan = functools.partial(
+        study_module.make_plan,
+        request=request,
         study=name,
         command=call.command,
         launcher=request.launcher,
     )
+    new = make_plan(planned)
     measured = Store(root) if known is not None else None
     reconciled = plan_module.reconcile(known, new, request.baseline, measured)
     notes = [*planned.notes, *([reconciled.note] if reconciled.note else [])]
@@ -114,7 +272,6 @@ def sweep(
             root=root,
             runs_dir=runs_dir,
             is_json=request.is_json,
-            memory=_memory(reconciled.asked),
         )
     launcher.check_folder(runs_dir.absolute())
     peers.check_environments(planned.trials, launcher.name, launchers.DEFAULT)
@@ -123,7 +280,7 @@ def sweep(
     )
     missing = _missing(root, reconciled.asked, is_failed_retried=is_failed_retried)
     with (
-        gpu_readiness.ready(
+        ready(
             missing,
             call.overrides,
             None if is_failed_retried else runs_dir,
@@ -132,6 +289,7 @@ def sweep(
         ) as replaced,
         _created_and_locked(root) as store,
     ):
+        baseline = request.baseline
         # Read it again under the lock: another harness may just have written it.
         existing = study_module.read_existing_plan(root)
         reconciled = plan_module.reconcile(existing, new, request.baseline, store)
@@ -145,7 +303,7 @@ def sweep(
             is_failed_retried=is_failed_retried,
             data_dir=reconciled.plan.data_dir,
             measuring=reconciled.plan.measuring,
-            trees=_trees(request),
+            trees={} if baseline is None else {baseline.revision: baseline},
             folders=request.folders,
             launcher=launcher,
             changed_code=CodeWatch(
@@ -161,7 +319,7 @@ def sweep(
             if (
                 not is_order_free
                 or design.needs_relay(request)
-                or _is_any_finished(store)
+                or any(trial.status is not None for trial in store.trials())
             ):
                 fewer = "--controls, " * bool(request.controls)
                 raise DoesNotFitError(
@@ -170,14 +328,7 @@ def sweep(
                 ) from error
             running.note(f"{error}: the trials run in sequence instead")
             planned = plan_module.arrange(checked, Order.SEQUENTIAL)
-            plan = study_module.make_plan(
-                planned,
-                request,
-                study=name,
-                command=call.command,
-                launcher=request.launcher,
-            )
-            return _run_in_sequence(store, plan, settings, conclude)
+            return _run_in_sequence(store, make_plan(planned), settings, conclude)
 
 
 @contextlib.contextmanager
@@ -200,15 +351,6 @@ def _run_in_sequence(
     )
 
 
-def _trees(request: SweepRequest) -> dict[str, SourceTree]:
-    baseline = request.baseline
-    return {} if baseline is None else {baseline.revision: baseline}
-
-
-def _is_any_finished(store: Store) -> bool:
-    return any(trial.status is not None for trial in store.trials())
-
-
 def _missing(
     root: Path, asked: Sequence[PlannedTrial], *, is_failed_retried: bool = False
 ) -> list[PlannedTrial]:
@@ -216,14 +358,6 @@ def _missing(
     if not untrusted.is_there(root / TRIALS_NAME):
         return list(asked)
     return run.missing_trials(Store(root), asked, is_failed_retried=is_failed_retried)
-
-
-def _matching_in_turn(root: Path, plan: Plan) -> list[PlannedTrial]:
-    """Returns the untimed trials that are to run one after the other: on GPUs."""
-    trials = plan.matching.trials if plan.matching is not None else ()
-    if not trials or trials[0].spec.device != "gpu":
-        return []
-    return _missing(Store(root).matching.root, trials)
 
 
 def _memory(trials: Sequence[PlannedTrial]) -> dict[int, list[str]]:
@@ -253,10 +387,14 @@ def _print_plan(
     root: Path,
     runs_dir: Path,
     is_json: bool,
-    memory: Mapping[int, Sequence[str]],
 ) -> int:
+    memory = _memory(asked)
     missing = _missing(root, asked)
-    asked_for = [*_matching_in_turn(root, plan), *missing]
+    matching = plan.matching.trials if plan.matching is not None else ()
+    in_turn = []
+    if matching and matching[0].spec.device == "gpu":  # one after the other, untimed
+        in_turn = _missing(Store(root).matching.root, matching)
+    asked_for = [*in_turn, *missing]
     durations = estimate.read_durations(runs_dir)
     guess = estimate.estimate(asked_for, durations, plan.measuring)
     if is_json:
@@ -270,7 +408,7 @@ def _print_plan(
         click.echo(json.dumps(data, indent=2))
         return exit_codes.OK
     lines = [
-        f"{number:>4}  {trial.trial_id[:8]}  {progress.describe_trial(trial)}"
+        f"{number:>4}  {trial.trial_id[:8]}  {running.describe_trial(trial)}"
         for number, trial in enumerate(asked, start=1)
     ]
     click.echo("\n".join(lines))

@@ -16,12 +16,12 @@ import click
 from harness.cli.main import cli
 from harness.cli.verb import DeclaredOption
 from harness.cli.verbs.sweep_verb import RunRequest
-from harness.options.study_keys import SCHEMA_NAME, render_schema
+from harness.options.option import SCHEMA_NAME, render_schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.options.option import Declared
+    from harness.options.option import Option
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SCHEMA: Final = ROOT / "docs" / "schema" / SCHEMA_NAME
@@ -60,9 +60,9 @@ def _declared_row(option: DeclaredOption) -> str:
     return _line(_names(option, metavar), _meaning(of), default)
 
 
-def _meaning(of: Declared) -> str:
+def _meaning(of: Option) -> str:
     """What an option means, and all of its values where the help names only some."""
-    text = " ".join(of.option.help.split()).rstrip(".")
+    text = " ".join(of.help.split()).rstrip(".")
     values = [f"`{value}`" for value in of.kind.choices]
     if all(value in text for value in values):
         return text

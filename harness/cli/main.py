@@ -81,9 +81,13 @@ def cli() -> None:
 VERBS = (
     Verb(
         "sweep",
-        "Runs a sweep and writes the report; run it again to resume.",
+        """Runs a sweep and writes the report; run it again to resume.
+
+        FILE is a study as a TOML file: its keys are these options without dashes, and
+        options beside it override it.
+        """,
         model="RunRequest",
-        options=[STUDY_FILE],
+        arguments=[STUDY_FILE],
     ),
     Verb(
         "list", "Lists workloads, backends and presets, or the studies of a directory."

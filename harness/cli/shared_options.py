@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from harness.options import kinds
-from harness.options.notation import PERCENTAGE
+from harness.options.kinds import PERCENTAGE
 from harness.options.option import Option
 from harness.planning import defaults
 from harness.planning.request import STUDY

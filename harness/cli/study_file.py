@@ -1,4 +1,4 @@
-"""The option ``--file``: a sweep as a TOML file, with flags beside it that override.
+"""The argument of ``sweep``: a study as a TOML file, which options override.
 
 The file replaces the defaults of the options, so that everything behind the command
 line is the same with and without a file. The recorded command is the one of flags only:
@@ -23,46 +23,45 @@ from results.store import untrusted
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from harness.options.option import Declared, Options
+    from harness.options.option import Option, Options
 
 MOST_BYTES: Final = 2**20
 
 
-def _read_option(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
+def _read_file(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
     if path is None or ctx.resilient_parsing:
         return
     assert isinstance(ctx.command, Verb)
     use_file(ctx, read(path, ctx.command.request))
 
 
-STUDY_FILE: Final = click.Option(
-    ["--file"],
+STUDY_FILE: Final = click.Argument(
+    ["file"],
+    required=False,
     type=click.Path(path_type=Path),
     is_eager=True,
     expose_value=False,
-    callback=_read_option,
-    help="TOML file of the study: its keys are these options without dashes, and"
-    " options beside it override it.",
+    callback=_read_file,
 )
-"""Of the verbs that plan a sweep."""
 
 
 def read(path: Path, model: type[Options]) -> dict[str, Any]:
     """Returns the settings of a study file, by the fields of a model."""
-    from harness.options.notation import as_texts
-    from harness.options.option import Contributed, marks
-    from harness.options.study_keys import keys_of
+    from harness.options.kinds import as_texts
+    from harness.options.option import Contributed, keys_of, marks
 
     data = parse(path)
     for mark in marks(model, Contributed).values():
         chosen = data.get(mark.by)
         mark.choose([chosen] if isinstance(chosen, str) else [])
     keys = keys_of(model)
+    former = dict(model.former)
+    for name, (now, unit) in model.renamed.items():
+        former[name[2:]] = f"use {now[2:]}, a text with a unit such as {unit}"
     for name in data:
-        if name in model.former and name not in keys:
+        if name in former and name not in keys:
             raise ParseError(
-                f"study file {str(path)!r}: {name} is no longer a key:"
-                f" {model.former[name]}"
+                f"study file {str(path)!r}: {name} is no longer a key: {former[name]}"
             )
     settings = _checked(path, data, keys)
     for name, value in settings.items():
@@ -122,12 +121,12 @@ def _near_file(path: Path) -> str:
 
 
 def _checked(
-    path: Path, data: Mapping[str, Any], keys: Mapping[str, Declared]
+    path: Path, data: Mapping[str, Any], keys: Mapping[str, Option]
 ) -> dict[str, Any]:
     import pydantic
 
     from harness.options.kinds import shown
-    from harness.options.study_keys import make_model
+    from harness.options.option import make_model
 
     unknown = [name for name in data if name not in keys]
     if unknown:

@@ -22,9 +22,9 @@ from click.shell_completion import CompletionItem
 from harness.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from harness.options.option import Declared, Options
+    from harness.options.option import Option, Options
 
 _GIVEN: Final = "harness.cli.verb.given"
 """Key of what was given for each option, as it was written, by parameter."""
@@ -47,7 +47,7 @@ _OTHER: Final = "Options"
 class _Value(click.ParamType):  # type: ignore[type-arg]  # not in click 8.1
     """A value that its declaration reads."""
 
-    def __init__(self, of: Declared) -> None:
+    def __init__(self, of: Option) -> None:
         self.name = of.metavar
         self._of = of
 
@@ -65,7 +65,7 @@ class _Value(click.ParamType):  # type: ignore[type-arg]  # not in click 8.1
     ) -> list[CompletionItem]:
         """Offers what the declaration knows."""
         del param
-        complete = self._of.option.complete
+        complete = self._of.complete
         found = (
             [of for of in self._of.kind.choices if of.startswith(incomplete)]
             if complete is None
@@ -84,23 +84,23 @@ class DeclaredOption(click.Option):
       owners: The names that it belongs to, such as launchers; empty for all.
     """
 
-    def __init__(self, of: Declared, *, owners: Sequence[str] = ()) -> None:
+    def __init__(self, of: Option, *, owners: Sequence[str] = ()) -> None:
         self.declared = of
         self.shown: dict[str, DeclaredOption] = {of.group: self}
         self.owners = list(owners)
         kind, names = of.kind, [of.spelling]
         settings: dict[str, Any] = {}
-        if kind.is_flag and of.default is not False:
+        if kind.is_flag and of.value is not False:
             names = [f"{of.spelling}/--no-{of.name}"]
         self.is_deferred = bool(owners) and not kind.is_flag
         default = of.default_text.replace("`", "")
-        short = [name for name in of.option.also if not name.startswith("--")]
-        long = [name for name in of.option.also if name.startswith("--")]
+        short = [name for name in of.also if not name.startswith("--")]
+        long = [name for name in of.also if name.startswith("--")]
         if not of.is_required:  # what is not given is neither False nor empty
             settings["default"] = None
         super().__init__(
             [*short, *names, *long, of.field],
-            help=of.help + (f"  [default: {default}]" if default else ""),
+            help=of.plain_help + (f"  [default: {default}]" if default else ""),
             required=of.is_required,
             # Not False: click would take a last option without a value as given.
             is_flag=kind.is_flag or None,
@@ -132,7 +132,7 @@ class DeclaredOption(click.Option):
         return super().type_cast_value(ctx, value)
 
 
-def _type_of(of: Declared, *, is_text: bool) -> Any:
+def _type_of(of: Option, *, is_text: bool) -> Any:
     if of.kind.is_flag:
         return None
     return click.STRING if is_text else _Value(of)
@@ -149,13 +149,13 @@ class Verb(click.Command):
         *,
         model: str = "",
         function: str = "run",
-        options: Sequence[click.Option] = (),
+        arguments: Sequence[click.Parameter] = (),
     ) -> None:
         super().__init__(name, help=text)
         self._module = module or f"harness.cli.verbs.{name}_verb"
         self._function = function
         self._model = model or f"{name.capitalize()}Request"
-        self._options = options
+        self._arguments = arguments
 
     @functools.cached_property
     def request(self) -> type[Options]:
@@ -177,9 +177,9 @@ class Verb(click.Command):
     def _params(self) -> list[click.Parameter]:
         from harness.options import option
 
-        found: list[click.Parameter] = [*self._options]
+        found: list[click.Parameter] = [*self._arguments]
         found += [
-            _argument(of) if of.option.is_argument else DeclaredOption(of)
+            _argument(of) if of.is_argument else DeclaredOption(of)
             for of in option.declared(self.request)
         ]
         owned: dict[str, DeclaredOption] = {}
@@ -199,6 +199,7 @@ class Verb(click.Command):
         """Reads the options; what a plugin contributes is known before."""
         from harness.options import option
 
+        args = list(_renamed(args, self.request.renamed))
         if not ctx.resilient_parsing:
             for mark in option.marks(self.request, option.Contributed).values():
                 if mark.choose(_values_of(f"--{mark.by}", args)):
@@ -249,9 +250,6 @@ class Verb(click.Command):
         for field, mark in option.marks(self.request, option.Contributed).items():
             chosen = given.get(mark.by, fields[mark.by].default)
             given[field] = self._contributed(mark, chosen, given)
-        for field, recorded in option.marks(self.request, option.Recorded).items():
-            names = recorded.model.model_fields.keys() & given.keys()
-            given[field] = {name: given[name] for name in names}
         return self.request(**{k: v for k, v in given.items() if k in fields})
 
     def _contributed(self, mark: Any, chosen: str, given: Mapping[str, Any]) -> Options:
@@ -300,6 +298,23 @@ class Verb(click.Command):
                 formatter.write_dl(records)
 
 
+def _renamed(
+    args: Iterable[str], renamed: Mapping[str, tuple[str, str]]
+) -> Iterator[str]:
+    """Yields what recorded commands of earlier versions say as it is written now."""
+    own, suffix = True, ""
+    for word in args:
+        own = own and word != "--"
+        name, equals, value = word.partition("=")
+        if suffix or not own or name not in renamed:
+            yield word + suffix * word[-1:].isdecimal()
+            suffix = ""
+            continue
+        now, suffix = renamed[name]
+        yield now + equals + value + (suffix * value[-1:].isdecimal())
+        suffix = suffix * (not equals)
+
+
 def _values_of(name: str, args: Sequence[str]) -> list[str]:
     """Returns what an option is given, without reading the others."""
     own = args[: args.index("--")] if "--" in args else args
@@ -307,11 +322,11 @@ def _values_of(name: str, args: Sequence[str]) -> list[str]:
     return joined + [value for word, value in itertools.pairwise(own) if word == name]
 
 
-def _argument(of: Declared) -> click.Argument:
+def _argument(of: Option) -> click.Argument:
     return click.Argument(
         [of.field],
         required=of.is_required,
-        metavar=of.option.metavar or None,
+        metavar=None if of.metavar == of.kind.metavar else of.metavar,
         nargs=-1 if of.kind.is_multiple else 1,
         type=_Value(of),
     )

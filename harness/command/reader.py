@@ -359,7 +359,7 @@ class CountReader:
             if not values:
                 raise CommandError(
                     f"no line that the command printed matches {OPTION} {name!r}; print"
-                    " it, before as many numbers as --num-measured-steps asks for"
+                    " it, before as many numbers as --steps asks for"
                 )
             yield exact_metric(
                 name, values[-1], unit=UNIT, n=len(values), protocol=_PROTOCOL

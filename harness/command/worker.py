@@ -133,7 +133,7 @@ def judge(
         why = (
             f"it printed {what}, and {num_warmup} are warm-up: fewer than"
             f" {FEWEST_OF_WINDOW} are left, so the last one alone counts; print more"
-            " often, or give --num-warmup-steps"
+            " often, or give --steps WARMUP+"
         )
         return number - 1, Evidence.LAST, (why,)
     if not printed_ns[-1]:
@@ -295,7 +295,7 @@ class Trial:
         if len(self._readings) >= MAX_STEPS:
             raise ReadingError(
                 f"it printed more than {MAX_STEPS} numbers; print fewer, or end the"
-                " program by --num-measured-steps"
+                " program by --steps +MEASURED"
             )
         if not self._readings:
             self._writer.enter(Phase.WARMUP)
@@ -331,8 +331,8 @@ class Trial:
         if wanted is not None and not self._has_enough():
             raise CommandError(
                 f"the command printed {_count(number, 'number')}, but"
-                f" {self._spec.num_warmup_steps} (--num-warmup-steps) and {wanted}"
-                " (--num-measured-steps) were asked for; ask for fewer"
+                f" {self._spec.num_warmup_steps} of warm-up and {wanted}"
+                " measured ones (--steps) were asked for; ask for fewer"
             )
 
     def _write_use(self) -> None:

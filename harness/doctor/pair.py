@@ -48,7 +48,7 @@ WIDEST_GOOD: Final = 0.06
 _MOST_ROUNDS = 10_000
 _SEED = 0
 _TIMEOUT_SEC = 300.0
-_ADVICE = "end other programs, or measure longer: --minutes, --target"
+_ADVICE = "end other programs, or measure longer: --time-budget, --target"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

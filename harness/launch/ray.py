@@ -21,7 +21,7 @@ from harness.launch.launcher import (
     render_template,
 )
 from harness.machine.gpus import CACHE_FOLDER, LARGEST_CACHE
-from harness.options.notation import duration
+from harness.options.kinds import duration
 from harness.options.option import Option, Options
 
 if TYPE_CHECKING:

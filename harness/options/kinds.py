@@ -1,27 +1,40 @@
 """How the value of an option is read: from a shell, from a study file, for a reader.
 
-A kind follows from the type of a field: ``bool``, ``int`` and ``float`` with their
-bounds, ``str``, ``Path``, an ``Enum`` or ``Literal``. What has a notation of its own,
-as lists, percentages and durations have, names its kind.
+A kind follows from the type of a field: ``bool``, ``int`` with its bounds, ``str``,
+``Path``, an ``Enum`` or ``Literal``. What has a notation of its own, as lists,
+percentages and durations have, names its kind: ``1..16x2``, ``3%``, ``12min``.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
-import math
 import re
 import types
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+)
 
 import annotated_types
 import pydantic
 
 from harness.errors import ParseError
+from results.records import limits
+from results.records.limits import MAX_REPLICAS, MAX_SEC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from results.records.models import OptionValue
+
 
 _MOST_CHARACTERS = 20
 """Of a shown value; any 64-bit integer has fewer."""
@@ -79,7 +92,10 @@ _OF_TYPE = {bool: FLAG, str: TEXT, Path: PATH}
 
 def integer(low: int | None, high: int | None) -> Kind:
     """Returns the kind of integers within bounds."""
-    must_be = f"an integer{_range(low, high)}"
+    words = "" if low is None else f" from {low}"
+    if high is not None:
+        words += f" to {high}" if words else f" up to {high}"
+    must_be = f"an integer{words}" + " on" * (low is not None and high is None)
 
     def read(value: object, what: str) -> int:
         text = str(value)
@@ -96,32 +112,6 @@ def integer(low: int | None, high: int | None) -> Kind:
 
     annotation = Annotated[int, pydantic.Field(ge=low, le=high)]
     return Kind(read=read, annotation=annotation, must_be=must_be, metavar="N")
-
-
-def number(low: float, high: float, *, is_low_open: bool) -> Kind:
-    """Returns the kind of finite numbers within bounds."""
-    must_be = f"a number{_range(low, high, is_low_open=is_low_open)}"
-
-    def read(value: object, what: str) -> float:
-        try:
-            found = float(str(value))
-        except ValueError:
-            found = math.nan
-        is_above = low < found if is_low_open else low <= found
-        if not (is_above and found <= high):  # NaN is neither
-            raise ParseError(f"{what}: {shown(str(value))} is not {must_be}")
-        return found
-
-    bounds = pydantic.Field(
-        gt=low if is_low_open else None, ge=None if is_low_open else low, le=high
-    )
-    return Kind(
-        read=read,
-        annotation=Annotated[float, bounds],
-        must_be=must_be,
-        metavar="X",
-        write=lambda value: f"{value:g}",
-    )
 
 
 def choice(values: Sequence[str], make: Callable[[str], Any] = str) -> Kind:
@@ -148,7 +138,6 @@ def parsed(
     *,
     must_be: str = "text",
     metavar: str = "TEXT",
-    annotation: Any = str,
     write: Callable[[Any], str] = str,
 ) -> Kind:
     """Returns the kind of what a function reads: ``parse(text, what="--name")``."""
@@ -157,7 +146,7 @@ def parsed(
         return parse(str(value), what=what)
 
     return Kind(
-        read=read, annotation=annotation, must_be=must_be, metavar=metavar, write=write
+        read=read, annotation=str, must_be=must_be, metavar=metavar, write=write
     )
 
 
@@ -168,16 +157,10 @@ def kind_of(annotation: Any, metadata: Iterable[Any] = ()) -> Kind:
     if found in _OF_TYPE:
         return _OF_TYPE[found]
     if found is int:
-        return integer(_bound(bounds, "ge"), _bound(bounds, "le"))
-    if found is float:
-        low = _bound(bounds, "gt")
-        is_low_open = low is not None
-        low = _bound(bounds, "ge") if low is None else low
-        return number(
-            -math.inf if low is None else low,
-            _bound(bounds, "le") or math.inf,
-            is_low_open=is_low_open,
-        )
+        ge, le = annotated_types.Ge, annotated_types.Le
+        low: Any = next((of.ge for of in bounds if isinstance(of, ge)), None)
+        high: Any = next((of.le for of in bounds if isinstance(of, le)), None)
+        return integer(low, high)
     if get_origin(found) is Literal:
         return choice(get_args(found))
     if isinstance(found, type) and issubclass(found, enum.Enum):
@@ -202,23 +185,275 @@ def _bare(annotation: Any) -> tuple[Any, list[Any]]:
             return annotation, bounds
 
 
-def _bound(bounds: Iterable[Any], name: Literal["ge", "gt", "le"]) -> Any:
-    kinds = {
-        "ge": annotated_types.Ge,
-        "gt": annotated_types.Gt,
-        "le": annotated_types.Le,
-    }
-    for bound in bounds:
-        if isinstance(bound, kinds[name]):
-            return getattr(bound, name)
-    return None
+_COUNT_RANGE = re.compile(r"(?P<first>\d+)(?:\.\.|-)(?P<last>\d+)(?:x(?P<factor>\d+))?")
+_ALLOWED = (
+    "allowed are positive integers (4), lists (1,2,4), ranges (1..8 or 1-8) and"
+    " geometric ranges (1..16x2)"
+)
+MAX_COUNT = MAX_REPLICAS
+"""Larger counts are typing errors, and a range to them would be very long."""
+_LARGEST_PERCENTAGE = 100
+_MOST_DIGITS = 18  # more than any count has, and few enough for Python to read
 
 
-def _range(low: float | None, high: float | None, *, is_low_open: bool = False) -> str:
-    """Returns bounds in words; empty without any."""
-    words = ""
-    if low is not None and low != -math.inf:
-        words = f" above {low:g}" if is_low_open else f" from {low}"
-    if high is None or high == math.inf:
-        return f"{words} on" if words else ""
-    return f"{words} to {high}" if words else f" up to {high}"
+def parse_counts(text: str, *, what: str) -> tuple[int, ...]:
+    """Returns the distinct counts that ``text`` names, ascending."""
+    counts: set[int] = set()
+    for part in text.split(","):
+        counts.update(_parse_part(part.strip(), text=text, what=what))
+    return tuple(sorted(counts))
+
+
+def _parse_part(part: str, *, text: str, what: str) -> list[int]:
+    in_text = f" in {text!r}" if part != text else ""
+    found = _COUNT_RANGE.fullmatch(part)
+    if found is None:
+        return [_parse_count(part, in_text=in_text, what=what)]
+    first = _parse_count(found["first"], in_text=f" in {text!r}", what=what)
+    last = _parse_count(found["last"], in_text=f" in {text!r}", what=what)
+    if last < first:
+        raise ParseError(
+            f"{what}: {part!r}{in_text} ends before it starts ({last} < {first});"
+            f" write {last}..{first}"
+        )
+    if found["factor"] is None:
+        return list(range(first, last + 1))
+    factor = _read(found["factor"])
+    if factor <= 1:
+        raise ParseError(
+            f"{what}: {part!r}{in_text} multiplies by {factor} and would never end;"
+            " the factor must be 2 or more"
+        )
+    counts = []
+    while first <= last:
+        counts.append(first)
+        first *= factor
+    return counts
+
+
+def _parse_count(part: str, *, in_text: str, what: str) -> int:
+    if re.fullmatch(r"[+-]?\d+", part) is None:
+        raise ParseError(f"{what}: {part!r}{in_text} is not an integer; {_ALLOWED}")
+    count = _read(part)
+    if count < 1:
+        raise ParseError(f"{what}: {part!r}{in_text} is not positive; {_ALLOWED}")
+    if count > MAX_COUNT:
+        raise ParseError(
+            f"{what}: {part!r}{in_text} is more than {MAX_COUNT}; {_ALLOWED}"
+        )
+    return count
+
+
+def _read(digits: str) -> int:
+    """Returns the number; one with too many digits is replaced by one too large."""
+    number = int(digits.lstrip("+-0")[: _MOST_DIGITS + 1] or "0")
+    return -number if digits.startswith("-") else number
+
+
+def parse_percentage(text: str, *, what: str) -> float:
+    """Returns the fraction that a percentage names: 0.03 for ``3%``."""
+    found = re.fullmatch(r"(?P<number>\d{1,3}(?:\.\d{1,6})?)\s*%", text.strip())
+    if found is None or not 0 < float(found["number"]) <= _LARGEST_PERCENTAGE:
+        raise ParseError(
+            f"{what}: {text!r} is not a percentage; allowed are numbers above 0 and up"
+            " to 100 with a percent sign, such as 3%"
+        )
+    return float(found["number"]) / _LARGEST_PERCENTAGE
+
+
+def parse_names(text: str, *, what: str) -> tuple[str, ...]:
+    """Returns the distinct names of a comma-separated list, in order."""
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    if "" in names:
+        raise ParseError(
+            f"{what}: {text!r} has an empty name; separate names by single commas"
+        )
+    return names
+
+
+def _listed(parse: Callable[..., Any]) -> Callable[[Any, str], Any]:
+    """Returns a reader of lists: with commas, or as an array or integer of TOML."""
+
+    def read(value: object, what: str) -> Any:
+        of = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        return parse(of, what=what)
+
+    return read
+
+
+def _write_list(values: Sequence[Any]) -> str:
+    return ",".join(str(getattr(value, "value", value)) for value in values)
+
+
+COUNTS: Final = Kind(
+    read=_listed(parse_counts),
+    annotation=int | str | list[int | str],
+    must_be='an integer, an array of integers, or text such as "1..8"',
+    metavar="COUNTS",
+    write=_write_list,
+)
+NAMES: Final = Kind(
+    read=_listed(parse_names),
+    annotation=str | list[str],
+    must_be="text, or an array of texts",
+    metavar="NAMES",
+    write=_write_list,
+)
+PERCENTAGE: Final = parsed(
+    parse_percentage,
+    metavar="PERCENT",
+    write=lambda value: f"{value:.6%}".rstrip("%").rstrip("0").rstrip(".") + "%",
+)
+
+
+def some_of(of: Sequence[enum.Enum], *, noun: str, all_and_none: bool = False) -> Kind:
+    """Returns the kind of several of a few values, in their order."""
+    by_name: dict[str, tuple[enum.Enum, ...]]
+    by_name = {str(member.value): (member,) for member in of}
+    alone = {"all": tuple(of), "none": ()} if all_and_none else {}
+    by_name |= alone
+
+    def parse(text: str, *, what: str) -> tuple[enum.Enum, ...]:
+        names = parse_names(text, what=what)
+        for name in names:
+            if name not in by_name:
+                raise ParseError(
+                    f"{what}: unknown {noun} {name!r}; allowed are"
+                    f" {', '.join(by_name)}, several separated by commas"
+                )
+            if name in alone and len(names) > 1:
+                raise ParseError(
+                    f"{what}: {name!r} stands beside other names in {text!r}; give it"
+                    " alone"
+                )
+        return tuple(
+            member for member in of if any(member in by_name[name] for name in names)
+        )
+
+    return Kind(
+        read=_listed(parse),
+        annotation=str | list[str],
+        must_be="text, or an array of texts",
+        metavar="NAMES",
+        write=lambda values: _write_list(values) or "none",
+        choices=tuple(by_name),
+    )
+
+
+Unit = Literal["s", "min", "h"]
+
+SECONDS_OF: Final[dict[Unit, float]] = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_FORM = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h)", re.ASCII)
+_BARE = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
+_CLOCK = re.compile(r"(\d{1,5}):([0-5]\d):([0-5]\d)", re.ASCII)
+
+
+def seconds_of(text: str) -> float | None:
+    """Returns the seconds that a string names, or None if it is no duration."""
+    found = _FORM.fullmatch(text.strip())
+    if found is None:
+        return None
+    seconds = float(found[1]) * SECONDS_OF[found[2]]  # type: ignore[index]  # by the pattern
+    return seconds if 0 < seconds <= MAX_SEC else None
+
+
+def parse_duration(text: str, *, what: str, is_zero_allowed: bool = False) -> float:
+    """Returns the seconds that a string names."""
+    if is_zero_allowed and text == "0":
+        return 0.0
+    seconds = seconds_of(text)
+    if seconds is None:
+        raise ParseError(
+            f"{what}: {shown(text)} is not a duration; {_advice(text.strip())}allowed"
+            f" are numbers above 0 with a unit (90s, 12min, 2h), at most {MAX_SEC:g}s"
+            + ", or 0"
+            * is_zero_allowed
+        )
+    return seconds
+
+
+def _advice(text: str) -> str:
+    """Returns what to write for a number without a unit, or for the time of a clock."""
+    if _BARE.fullmatch(text) and float(text) > 0 and len(text) <= _MOST_DIGITS:
+        return f"it has no unit: write {text}s or {text}min; "
+    clock = _CLOCK.fullmatch(text)
+    if clock is None:
+        return ""
+    hours, minutes, seconds = map(int, clock.groups())
+    total = 3600 * hours + 60 * minutes + seconds
+    return f"write {write_duration(total)}; " if total else ""
+
+
+def write_duration(seconds: float) -> str:
+    """Returns the shortest text of a duration: in the largest unit that is whole."""
+    for unit in ("h", "min"):
+        count = seconds / SECONDS_OF[unit]
+        if count >= 1 and count == int(count):
+            return f"{int(count)}{unit}"
+    return f"{seconds:f}".rstrip("0").rstrip(".") + "s"
+
+
+def duration(unit: Unit = "s", *, is_zero_allowed: bool = False) -> Kind:
+    """Returns the kind of durations, whose values are in a unit."""
+    scale = SECONDS_OF[unit]
+
+    def parse(text: str, *, what: str) -> float:
+        return parse_duration(text, what=what, is_zero_allowed=is_zero_allowed) / scale
+
+    return parsed(
+        parse,
+        must_be='text with a unit, such as "90s", "12min" or "2h"',
+        metavar="TIME",
+        write=lambda value: write_duration(value * scale),
+    )
+
+
+def parse_key_values(texts: Sequence[str], what: str) -> dict[str, OptionValue]:
+    """Returns the values by key: true, false, a number, or else a string."""
+    options: dict[str, OptionValue] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ParseError(f"{what}: {text!r} is not KEY=VALUE")
+        if key in options:
+            raise ParseError(f"{what}: {key!r} is given twice; give it once")
+        options[key] = _parse_value(key, value, what)
+    return options
+
+
+def _parse_value(key: str, text: str, what: str) -> OptionValue:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        # Twenty characters suffice for any 64-bit integer; longer ones are floats.
+        is_whole = re.fullmatch(r"[+-]?\d+", text) is not None
+        value = int(text) if is_whole and len(text) <= _MOST_CHARACTERS else float(text)
+    except ValueError:
+        return text
+    if not abs(value) <= (limits.MAX_SEED if is_whole else limits.MAX_REAL):
+        raise ParseError(
+            f"{what}: {key}={text!r} is out of bounds; allowed are integers up"
+            f" to {limits.MAX_SEED} and floats up to {limits.MAX_REAL:g}, and their"
+            " negatives"
+        )
+    return value
+
+
+def as_texts(table: dict[str, Any]) -> tuple[str, ...]:
+    """Returns a table of a study file as the command line has it."""
+    return tuple(
+        f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+        for key, value in table.items()
+    )
+
+
+KEY_VALUES: Final = Kind(
+    read=parse_key_values,
+    annotation=dict[str, bool | int | float | str],
+    must_be=(
+        "a table of texts, numbers, true and false: [option] and lines such as"
+        ' jit = "compute" below it'
+    ),
+    metavar="KEY=VALUE",
+    is_multiple=True,
+)

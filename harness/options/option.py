@@ -16,14 +16,16 @@ field without ``Option`` is none of these.
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+import pydantic
 from pydantic_core import PydanticUndefined
 
 from harness.options import kinds
+from results.records.schema import DIALECT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -32,13 +34,17 @@ if TYPE_CHECKING:
 
 Mark = TypeVar("Mark")
 
-_LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
+SCHEMA_NAME: Final = "study.schema.json"
+_PLAIN: Final = (bool, int, float, str)
+_LINK: Final = re.compile(r"\[([^]]+)\]\([^)]+\)")
+_OF_THE_FIELD: Final = dataclasses.replace(kinds.TEXT)
+"""The kind that follows from the type of the field."""
 
 
-class Options(BaseModel):
+class Options(pydantic.BaseModel):
     """Base of all models that declare options."""
 
-    model_config = ConfigDict(
+    model_config = pydantic.ConfigDict(
         frozen=True,
         extra="forbid",
         arbitrary_types_allowed=True,
@@ -49,36 +55,46 @@ class Options(BaseModel):
     """Fields of a base class that are no options here."""
     former: ClassVar[Mapping[str, str]] = {}
     """What is used in place of options of earlier versions, by their names."""
+    renamed: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """Options of recorded commands by their names: the one now, and a number's unit."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Option:
-    """What an option is besides name, type and default of its field.
+    """What an option is besides name, type and default of its field."""
 
-    Attributes:
-      help: What it does, in Markdown: a sentence or two.
-      group: Its heading in ``--help``.
-      name: Without dashes; by default that of the field, with dashes for underscores.
-      also: Other spellings, such as ``-o``.
-      kind: How its value is read; by default this follows from the type.
-      metavar: What stands for the value; by default that of the kind.
-      default: Words for a default that is derived; by default that of the field.
-      is_argument: Whether its value stands without a name, as in ``report STUDY``.
-      is_key: Whether study files have it.
-      complete: Returns the values that a shell offers for what was typed, from the
-        other values.
-    """
-
-    help: str = ""
-    group: str = "Options"
-    name: str = ""
-    also: tuple[str, ...] = ()
-    kind: Kind | None = None
-    metavar: str = ""
-    default: str = ""
-    is_argument: bool = False
-    is_key: bool = True
+    help: str = ""  # What it does, in Markdown: a sentence or two.
+    group: str = "Options"  # Its heading in ``--help``.
+    name: str = ""  # Without dashes, as in study files; by default that of the field.
+    also: tuple[str, ...] = ()  # Other spellings, such as ``-o``.
+    kind: Kind = _OF_THE_FIELD  # How its value is read.
+    metavar: str = ""  # What stands for the value; by default that of the kind.
+    default: str = ""  # Words for a default that is derived.
+    is_argument: bool = False  # Whether its value has no name, as in ``report STUDY``.
+    is_key: bool = True  # Whether study files have it.
+    # Returns the values that a shell offers for what was typed, from the other values.
     complete: Callable[[Mapping[str, Any], str], list[str]] | None = None
+    field: str = ""  # Name of the field, once it is declared.
+    value: Any = None  # Default of the field; None where it is derived, or required.
+    is_required: bool = False  # Whether the field has no default.
+
+    @property
+    def spelling(self) -> str:
+        """The option as users write it, such as ``--replicas``."""
+        return f"--{self.name}"
+
+    @property
+    def plain_help(self) -> str:
+        """The help as plain text."""
+        return _LINK.sub(r"\1", self.help).replace("`", "")
+
+    @property
+    def default_text(self) -> str:
+        """What holds without the option, in Markdown; empty for nothing."""
+        is_nothing = self.value is None or self.value is False or self.value == {}
+        if self.default or is_nothing:
+            return self.default
+        return f"`{self.kind.write(self.value)}`"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,97 +118,6 @@ class Contributed:
         return bool(unknown)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Recorded:
-    """Marks the field with the settings that were requested, by name.
-
-    Each field of a record is an option: its description is the help, and without it
-    nothing is requested.
-    """
-
-    model: type[BaseModel]  # The record.
-    # Returns in words what holds without an option, from its metadata.
-    default: Callable[[Any], str]
-    group: str  # Their heading in ``--help``.
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Declared:
-    """One declared option."""
-
-    field: str  # Name of the field.
-    option: Option  # What was declared.
-    kind: Kind  # How its value is read.
-    default: Any  # Of the field; None where it has none, or where it is derived.
-    is_required: bool  # Whether the field has no default.
-    group: str  # Its heading in ``--help``.
-
-    @property
-    def name(self) -> str:
-        """The name without dashes, which is the key in study files."""
-        return self.option.name or self.field.replace("_", "-")
-
-    @property
-    def spelling(self) -> str:
-        """The option as users write it, such as ``--replicas``."""
-        return f"--{self.name}"
-
-    @property
-    def help(self) -> str:
-        """The help as plain text."""
-        return _LINK.sub(r"\1", self.option.help).replace("`", "")
-
-    @property
-    def default_text(self) -> str:
-        """What holds without the option, in Markdown; empty for nothing."""
-        is_nothing = self.default is None or self.default is False
-        if self.option.default or is_nothing or self.default == {}:
-            return self.option.default
-        return f"`{self.kind.write(self.default)}`"
-
-    @property
-    def metavar(self) -> str:
-        """What stands for the value."""
-        return self.option.metavar or self.kind.metavar
-
-
-def declared(model: type[Options]) -> list[Declared]:
-    """Returns the options of a model, in the order of its fields."""
-    found = []
-    for field, info in model.model_fields.items():
-        if field in model.not_options:
-            continue
-        for option in info.metadata:
-            if isinstance(option, Recorded):
-                found += [
-                    Declared(
-                        field=name,
-                        option=Option(
-                            help=of.description or "", default=option.default(of)
-                        ),
-                        kind=kinds.kind_of(of.annotation, of.metadata),
-                        default=None,
-                        is_required=False,
-                        group=option.group,
-                    )
-                    for name, of in option.model.model_fields.items()
-                ]
-            if not isinstance(option, Option):
-                continue
-            default = info.get_default(call_default_factory=True)
-            found.append(
-                Declared(
-                    field=field,
-                    option=option,
-                    kind=option.kind or kinds.kind_of(info.annotation, info.metadata),
-                    default=None if default is PydanticUndefined else default,
-                    is_required=info.is_required(),
-                    group=option.group,
-                )
-            )
-    return found
-
-
 def marks(model: type[Options], kind: type[Mark]) -> dict[str, Mark]:
     """Returns the fields that have a mark of one kind, with it."""
     return {
@@ -203,5 +128,73 @@ def marks(model: type[Options], kind: type[Mark]) -> dict[str, Mark]:
     }
 
 
+def declared(model: type[Options]) -> list[Option]:
+    """Returns the options of a model, in the order of its fields."""
+    found = []
+    for field, option in marks(model, Option).items():
+        info = model.model_fields[field]
+        value = info.get_default(call_default_factory=True)
+        kind = option.kind
+        if kind is _OF_THE_FIELD:
+            kind = kinds.kind_of(info.annotation, info.metadata)
+        found.append(
+            dataclasses.replace(
+                option,
+                field=field,
+                name=option.name or field.replace("_", "-"),
+                kind=kind,
+                metavar=option.metavar or kind.metavar,
+                value=None if value is PydanticUndefined else value,
+                is_required=info.is_required(),
+            )
+        )
+    return found
+
+
 NO_OPTIONS: Final = Options()
 """Of a name that has no options."""
+
+
+def keys_of(model: type[Options]) -> dict[str, Option]:
+    """Returns what a study file can set, by key."""
+    models = [model]
+    for mark in marks(model, Contributed).values():
+        models += mark.models().values()
+    found: dict[str, Option] = {}
+    for option in (option for of in models for option in declared(of)):
+        if option.is_key and not option.is_argument:
+            found.setdefault(option.name, option)
+    return found
+
+
+def make_model(keys: Mapping[str, Option]) -> type[pydantic.BaseModel]:
+    """Returns the model that checks a study file: closed, and without conversions."""
+    fields: dict[str, Any] = {}
+    for name, key in keys.items():
+        default = key.default_text.replace("`", "").strip()
+        words = key.plain_help + (f" [default: {default}]" if default else "")
+        field = pydantic.Field(default=None, alias=name, description=words)
+        fields[key.field] = (key.kind.annotation, field)
+    model: type[pydantic.BaseModel] = pydantic.create_model(
+        "StudyFile",
+        __config__=pydantic.ConfigDict(
+            extra="forbid", strict=True, frozen=True, allow_inf_nan=False
+        ),
+        __doc__="A sweep as a TOML file: each key is an option of 'python -m harness"
+        " sweep' without its dashes; 'sweep FILE' reads it.",
+        **fields,
+    )
+    return model
+
+
+def render_schema(model: type[Options]) -> str:
+    """Returns the JSON Schema of a study file, as it is published."""
+    keys = keys_of(model)
+    schema = {"$schema": DIALECT, **make_model(keys).model_json_schema()}
+    for name, field in schema["properties"].items():
+        # None says that a key may be left out; what holds then is the option's.
+        field.pop("default", None)
+        field.pop("title", None)
+        if not keys[name].default and isinstance(keys[name].value, _PLAIN):
+            field["default"] = keys[name].value
+    return json.dumps(schema, indent=2, sort_keys=True, ensure_ascii=True) + "\n"

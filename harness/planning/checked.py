@@ -264,7 +264,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         options=options,
         data=data,
         device=request.device,
-        steps_per_sync=request.settings.get("steps_per_sync"),
+        steps_per_sync=request.steps_per_sync,
     )
     replicas, notes = choose_replicas(
         request, machine, preset, math.prod(units.values()), devices_per_replica
@@ -295,7 +295,9 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
             and (request.program is None or request.program.record.is_client)
             else request.num_measured_steps
         ),
-        **settings.choose_settings(request.settings, info, request.device),
+        "steps_per_sync": settings.steps_per_sync(
+            request.steps_per_sync, info, request.device
+        ),
         "is_evaluated": (
             is_data_real if request.is_evaluated is None else request.is_evaluated
         ),

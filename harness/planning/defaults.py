@@ -15,6 +15,7 @@ BACKENDS_OF_GATE: Final = ("in_graph",)
 MAX_ROUNDS: Final = 23
 QUALITY_REPEATS: Final = 1
 QUALITY_REPEATS_OF_GATE: Final = 5
+STEPS_PER_SYNC_ON_GPUS: Final = 10
 DEVICE: Final = "cpu"
 SEED: Final = 0
 EFFICIENCY_TARGET: Final = 0.8

@@ -62,7 +62,7 @@ def choose_order(request: SweepRequest) -> Order:
             raise PlanError(
                 f"{name} {value:g} has no effect with order sequential, whose trials"
                 " have a fixed number of steps; use --repeats and"
-                " --num-measured-steps, or --order relay"
+                " --steps, or --order relay"
             )
     return order
 
@@ -75,7 +75,7 @@ def needs_relay(request: SweepRequest) -> bool:
 
 def _of_relay(request: SweepRequest) -> tuple[tuple[str, float | None], ...]:
     return (
-        ("--minutes", request.minutes),
+        ("--time-budget", request.minutes),
         ("--rounds", request.max_rounds),
         ("--target", request.target),
     )

@@ -450,5 +450,5 @@ def _check_timeout(text: str, budget: Budget, timeout_sec: float) -> None:
     if needed > timeout_sec:
         raise PlanError(
             f"--budget {text} may not end within --timeout {timeout_sec:g} s, with"
-            f" start-up and evaluations; use --timeout {needed} or more"
+            f" start-up and evaluations; use --timeout {needed}s or more"
         )

@@ -24,7 +24,7 @@ from harness import catalog
 from harness.command import peers
 from harness.errors import DifferentStudyError
 from harness.planning import checked as checked_lib
-from harness.planning import design, matching, settings
+from harness.planning import design, matching
 from harness.planning.checked import check, refusing_bounds
 from harness.sources import code_digest
 from harness.sources.code_digest import check_code
@@ -172,7 +172,7 @@ def _plan_matching(
         "is_evaluated": False,
         "num_warmup_steps": matching.NUM_WARMUP_STEPS,
         "num_measured_steps": matching.NUM_MEASURED_STEPS,
-        **settings.plain(),
+        "steps_per_sync": 1,
     }
     seed, program = request.seed, request.program
     return Matching(

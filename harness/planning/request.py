@@ -12,9 +12,9 @@ from pydantic import Field, InstanceOf
 from harness.command import program as program_lib
 from harness.command.numbers import THROUGHPUT
 from harness.command.program import UNIT, ForeignProgram, make
-from harness.errors import PlanError
+from harness.errors import ParseError, PlanError
 from harness.options import kinds
-from harness.options.notation import (
+from harness.options.kinds import (
     COUNTS,
     KEY_VALUES,
     NAMES,
@@ -22,14 +22,12 @@ from harness.options.notation import (
     duration,
     some_of,
 )
-from harness.options.option import Option, Options, Recorded, declared
+from harness.options.option import Option, Options, declared
 from harness.planning import defaults, settings
-from harness.planning import settings as settings_lib
-from harness.planning.settings import described_default
 from harness.sources.code_digest import SourceTree
 from results.judging import gate_metrics
 from results.records.limits import MAX_SEED
-from results.records.measuring import GateDesign, StepSettings
+from results.records.measuring import GateDesign
 from results.records.models import Allocator, Control, OptionValue, Order, ScalingMode
 from results.records.program import CLIENT
 from results.records.record_base import BatchSize, Seed, Steps
@@ -229,11 +227,11 @@ def _check(request: SweepRequest, excluded: Mapping[str, object]) -> None:
         if (name == "budget" and value == settings.NONE) or (is_window and is_client):
             continue
         if value != nothing:
-            spelling = {"max_rounds": "rounds", "options": "option"}.get(
-                name, name.removeprefix("is_").replace("_", "-")
+            (spelling,) = (
+                of.spelling for of in declared(type(request)) if of.field == name
             )
             raise PlanError(
-                f"--{spelling} has no effect with --command, whose program has its own;"
+                f"{spelling} has no effect with --command, whose program has its own;"
                 " leave it out, or put it into the command"
                 + " (one that connects has it: --metric client)"
                 * (name in _OF_CLIENTS or is_window)
@@ -256,12 +254,11 @@ def _check(request: SweepRequest, excluded: Mapping[str, object]) -> None:
             " programs that know nothing of each other; use nosync, which leaves out"
             " the communication"
         )
-    for name in ("steps_per_sync",):
-        if request.settings.get(name) not in (None, 1):
-            raise PlanError(
-                f"--{name.replace('_', '-')} has no effect with --command, whose"
-                " program has its own; leave it out, or put it into the command"
-            )
+    if request.steps_per_sync not in (None, 1):
+        raise PlanError(
+            "--steps-per-sync has no effect with --command, whose program has its own;"
+            " leave it out, or put it into the command"
+        )
 
 
 def judged_metric(metric: str, command: str | None) -> str:
@@ -276,6 +273,22 @@ STEPS: Final = "Batches and steps"
 LEARNING: Final = "What is learned"
 STUDY: Final = "Study and output"
 
+_STEP_COUNT: Final = kinds.kind_of(Steps)
+
+
+def parse_steps(text: str, *, what: str) -> tuple[int | None, int | None]:
+    """Returns the steps of the warm-up and of the measured window: ``10+90``."""
+    parts = text.split("+")
+    if len(parts) != len(("warm-up", "measured")) or not any(parts):
+        raise ParseError(
+            f"{what}: {kinds.shown(text)} is not WARMUP+MEASURED; write both, such as"
+            " 10+90, or leave one out: 10+ or +90"
+        )
+    warmup, measured = (_STEP_COUNT.read(of, what) if of else None for of in parts)
+    return warmup, measured
+
+
+STEP_COUNTS: Final = kinds.parsed(parse_steps, metavar="WARMUP+MEASURED")
 Count = Annotated[int, Field(ge=1, le=MAX_SEED)]
 CONTROLS: Final = (
     Control.NOSYNC,
@@ -307,7 +320,7 @@ class SweepRequest(ProgramRequest):
         Option(
             group=MEASURED,
             kind=COUNTS,
-            help="Lists and ranges: `1,2,4`, `1..8`, or `1..16x2` (geometric).",
+            help="Lists and ranges: `1,2,4`, `1..8` or `1-8`, `1..16x2` (geometric).",
             default="powers of two up to the cores or GPUs, at most 8, those by which"
             " the global batch is divisible",
         ),
@@ -375,8 +388,9 @@ class SweepRequest(ProgramRequest):
         float | None,
         Option(
             group=DESIGN,
-            kind=duration("min", unit="min"),
-            help="Time for a relay, start-up included; a bare number is minutes.",
+            name="time-budget",
+            kind=duration("min"),
+            help="Time for a relay, start-up included.",
             default=f"`{defaults.MINUTES:g}min`; `{defaults.MINUTES_TO_TARGET:g}min`"
             " with `--target`",
         ),
@@ -444,7 +458,7 @@ class SweepRequest(ProgramRequest):
             group=DESIGN,
             name="timeout",
             kind=duration(),
-            help="Time limit of one trial; a bare number is seconds.",
+            help="Time limit of one trial.",
         ),
     ] = defaults.TIMEOUT_SEC
 
@@ -464,26 +478,26 @@ class SweepRequest(ProgramRequest):
             default="the baseline's",
         ),
     ] = None
-    num_warmup_steps: Annotated[
+    steps: Annotated[
+        tuple[int | None, int | None],
+        Option(
+            group=STEPS,
+            kind=STEP_COUNTS,
+            help="Steps before the measured window, the first one included, and in it:"
+            " `10+90`; `10+` or `+90` for one of them.",
+            default="the preset's",
+        ),
+    ] = (None, None)
+    steps_per_sync: Annotated[
         Steps | None,
         Option(
             group=STEPS,
-            help="Steps before the measured window, the first one included.",
-            default="the preset's",
+            help="Steps that are started before their losses are read, so that a GPU"
+            " need not wait for the host; they share their time.",
+            default=f"1 on CPUs, {defaults.STEPS_PER_SYNC_ON_GPUS} on GPUs, 1 where the"
+            " host uses the results of each step (`d4pg`)",
         ),
     ] = None
-    num_measured_steps: Annotated[
-        Steps | None,
-        Option(
-            group=STEPS,
-            help="Steps in the measured window.",
-            default="the preset's",
-        ),
-    ] = None
-    settings: Annotated[
-        Mapping[str, int],
-        Recorded(model=StepSettings, default=described_default, group=STEPS),
-    ] = Field(default_factory=dict)
 
     budget: Annotated[
         str | None,
@@ -505,9 +519,19 @@ class SweepRequest(ProgramRequest):
     ] = defaults.QUALITY_REPEATS
 
     @property
+    def num_warmup_steps(self) -> int | None:
+        """Steps before the measured window; None where nobody said."""
+        return self.steps[0]
+
+    @property
+    def num_measured_steps(self) -> int | None:
+        """Steps in the measured window; None where nobody said."""
+        return self.steps[1]
+
+    @property
     def is_evaluated(self) -> bool | None:
         """Whether timed trials measure quality; None where nobody said."""
-        return settings_lib.is_evaluated(self.budget)
+        return settings.is_evaluated(self.budget)
 
     is_quality_only: bool = False  # Whether nothing but the quality runs is planned.
     # Another tree of sources, in which every case is measured as well.

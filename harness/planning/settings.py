@@ -3,60 +3,33 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness import catalog
 from harness.errors import ParseError, PlanError
-from harness.options.notation import seconds_of
+from harness.options.kinds import seconds_of
+from harness.planning import defaults
 from results.records import measuring
 from results.records.limits import MAX_BUDGET
-from results.records.measuring import Chosen, StepSettings
 from results.records.models import Budget, BudgetUnit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pydantic.fields import FieldInfo
+    from collections.abc import Sequence
 
     from harness.catalog import WorkloadInfo
 
 
-def plain() -> dict[str, Any]:
-    """Returns the default of each setting, which trials that are not timed have."""
-    return StepSettings().model_dump()
-
-
-def described_default(field: FieldInfo) -> str:
-    """Returns in words what a setting is where none was requested."""
-    chosen = _chosen(field)
-    return (
-        f"{field.default} on CPUs, {chosen.on_gpus} on GPUs, {field.default}"
-        f" {chosen.where}"
-    )
-
-
-def _chosen(field: FieldInfo) -> Chosen:
-    (chosen,) = (mark for mark in field.metadata if isinstance(mark, Chosen))
-    return chosen
-
-
-def choose_settings(
-    requested: Mapping[str, Any], info: WorkloadInfo, device: str
-) -> dict[str, Any]:
-    """Returns what the specs of a sweep have."""
-    found = plain()
-    for name, field in StepSettings.model_fields.items():
-        chosen, value = _chosen(field), requested.get(name)
-        reason = getattr(info, chosen.unless)
-        if not reason:
-            default = chosen.on_gpus if device == "gpu" else field.default
-            found[name] = default if value is None else value
-        elif value not in (None, field.default):
-            raise PlanError(
-                f"--{name.replace('_', '-')} {value} with workload {info.name}:"
-                f" {reason}, {chosen.then}; use {field.default}"
-            )
-    return found
+def steps_per_sync(requested: int | None, info: WorkloadInfo, device: str) -> int:
+    """Returns the steps that are started before their losses are read."""
+    if not info.syncs_because:
+        on_gpus = defaults.STEPS_PER_SYNC_ON_GPUS
+        return requested or (on_gpus if device == "gpu" else 1)
+    if requested not in (None, 1):
+        raise PlanError(
+            f"--steps-per-sync {requested} with workload {info.name}:"
+            f" {info.syncs_because}, so a step ends before the next one starts; use 1"
+        )
+    return 1
 
 
 NONE = "none"
@@ -123,9 +96,8 @@ def check_counts(
                 )
     if names and num_warmup_steps == 1:
         raise PlanError(
-            f"{OPTION} {names[0]!r} with --num-warmup-steps 1: the first step traces,"
-            " so another one is counted; use --num-warmup-steps"
-            f" {measuring.FEWEST_WARMUP_STEPS} or more"
+            f"{OPTION} {names[0]!r} with --steps 1+: the first step traces, so another"
+            f" one is counted; use --steps {measuring.FEWEST_WARMUP_STEPS}+ or more"
         )
 
 

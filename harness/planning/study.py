@@ -13,7 +13,7 @@ from harness.command import reader
 from harness.errors import ParseError, PlanError, StudyError
 from harness.machine.machine_state import now_text
 from harness.options import kinds, option
-from harness.options.notation import parse_key_values
+from harness.options.kinds import parse_key_values
 from harness.planning.checked import refusing_bounds
 from harness.planning.plan import digest_of
 from harness.planning.request import SweepRequest

@@ -104,7 +104,7 @@ def timed_out(logs: Sequence[RankLog], trial_exit: TrialExit) -> Conclusion:
     if "metric" in behind.last("facts"):
         reason += "; look at what it waits for, or raise --timeout"
         if behind.all("reading"):
-            reason += ", or end it after enough numbers by --num-measured-steps"
+            reason += ", or end it after enough numbers by --steps +N"
     failure = Failure(
         phase=behind.phase,
         reason=reason,

@@ -35,6 +35,8 @@ _OF_THE_STUDY: Final = ("--study", *_OF_THE_FOLDER)
 _OF_ANOTHER_STUDY: Final = ("--repeats", *_OF_THE_STUDY)
 """Options of the study that was measured, with a value, which the new one has not."""
 _SWEEP: Final = "sweep"
+_FORMER: Final = ("--minutes",)
+"""What was --time-budget in studies of earlier versions."""
 
 
 def command_of_study(plan: Plan) -> str:
@@ -78,7 +80,7 @@ def with_repetitions(plan: Plan, number: int) -> str:
     minutes = plan.measuring.minutes
     if minutes is not None and plan.measuring.target is None:
         # A generation stays as long as it was.
-        options["--minutes"] = f"{minutes * number / max(plan.repeats, 1):g}"
+        options["--time-budget"] = f"{minutes * number / max(plan.repeats, 1):g}min"
     return other_study(plan, options)
 
 
@@ -96,7 +98,7 @@ def _with(plan: Plan, options: Mapping[str, str], *, without: Iterable[str]) -> 
     if _SWEEP not in plan.command:
         return ""
     options = {**_replicas(plan), **options}
-    kept = _without(plan.command, (*without, *options))
+    kept = _without(plan.command, (*without, *options, *_FORMER))
     return shlex.join([*kept, *_words(options)])
 
 

@@ -13,13 +13,13 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "support/studies"))
 
 import known_digests
 
-from harness.cli import hosts, running
+from harness.cli import commands, running
 from harness.cli.main import main
 
 FAKE_WORKER = Path(__file__).resolve().parents[1] / "harness" / "fake_worker.py"
 
 if __name__ == "__main__":
-    hosts.HARNESS_COMMAND = (sys.executable, str(Path(__file__).resolve()))
+    commands.HARNESS_COMMAND = (sys.executable, str(Path(__file__).resolve()))
     known_digests.use()
     # The report of a study has tests of its own, and takes longer than these trials.
     running._conclude = lambda _store, *, is_json: None

@@ -29,7 +29,7 @@ DRIVER = Path(__file__).with_name("driver.py")
 # As documented, and short.
 SHORT = (
     "--preset=smoke", "--mode=weak", "--order=sequential", "--no-match",
-    "--budget=none", "--timeout=60", "--study=s",
+    "--budget=none", "--timeout=60s", "--study=s",
 )  # fmt: skip
 NUM_TRIALS = 3
 PROGRAMS = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"

@@ -101,10 +101,10 @@ def _sweep(runs, num_trials, *, has_faults):
     return (
         "sweep", "--workload=d4pg", "--preset=smoke", "--data=synthetic",
         "--backends=multi_worker", "--replicas=2", "--mode=weak", "--no-match",
-        f"--repeats={num_trials}", f"--num-measured-steps={steps}",
+        f"--repeats={num_trials}", f"--steps=+{steps}",
         "--order=sequential", "--budget=none", "--controls=none", "--study=s",
         f"--runs-dir={runs}",
-        f"--timeout={timeout_sec:g}",
+        f"--timeout={timeout_sec:g}s",
     )  # fmt: skip
 
 

@@ -8,13 +8,13 @@ import json
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import click
-from pydantic import Field
 
 from harness.cli import exit_codes
+from harness.cli.arguments import console
 from harness.cli.shared_options import IsJson
-from harness.cli.terminal import console
 from harness.doctor import diagnose, gpu, pair
 from harness.errors import ParseError
+from harness.options.kinds import duration
 from harness.options.option import Option, Options
 from harness.run.sweep import stop_signals
 from harness.trial import gpu_probe
@@ -36,11 +36,12 @@ class DoctorRequest(Options):
     """What is checked."""
 
     relay_sec: Annotated[
-        Annotated[float, Field(ge=0, le=MAX_RELAY_SEC)],
+        float,
         Option(
             name="relay",
-            metavar="SECONDS",
-            help="Time for a relay of two equal cases, at least 30; 0 leaves it out.",
+            kind=duration(is_zero_allowed=True),
+            help="Time for a relay of two equal cases, `30s` to `1h`; `0` leaves it"
+            " out.",
         ),
     ] = 60.0
     device: Annotated[
@@ -70,8 +71,13 @@ def doctor(
     """Checks the machine; returns UNFIT where timings would be unusable."""
     if 0 < relay_sec < pair.LEAST_SEC:
         raise ParseError(
-            f"--relay {relay_sec:g} is too short, must be at least {pair.LEAST_SEC:g} s"
-            " since starting its processes takes 15 s or more; 0 leaves it out"
+            f"--relay {relay_sec:g}s is too short, must be at least"
+            f" {pair.LEAST_SEC:g}s since starting its processes takes 15 s or more; 0"
+            " leaves it out"
+        )
+    if relay_sec > MAX_RELAY_SEC:
+        raise ParseError(
+            f"--relay {relay_sec:g}s is too long, must be at most {MAX_RELAY_SEC:g}s"
         )
     measures: list[Measure] = [diagnose.check_canaries]
     if relay_sec:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from harness import catalog
-from harness.cli.host_options import HostRequest
 from harness.cli.shared_options import (
     DEFAULT_ALPHA,
     DEFAULT_METRIC,
@@ -14,10 +13,10 @@ from harness.cli.shared_options import (
     Alpha,
     IsDifferentAllowed,
 )
-from harness.cli.verbs.sweep_verb import RunRequest
+from harness.cli.verbs.sweep_verb import HostRequest, RunRequest
 from harness.errors import PlanError
 from harness.options import kinds
-from harness.options.notation import NAMES, PERCENTAGE, duration
+from harness.options.kinds import NAMES, PERCENTAGE, duration
 from harness.options.option import Option
 from harness.planning import defaults
 from harness.planning.request import DESIGN, MEASURED, OWN, STUDY, Count
@@ -56,6 +55,9 @@ _LOOKS = ", ".join(map(str, group_sequential.planned_looks(DEFAULT_ALPHA)))
 _FEWEST = group_sequential.fewest_to_pass(DEFAULT_ALPHA)
 
 
+_FORMER = ("data-dir", "num-measured-steps", "num-warmup-steps", "work")
+
+
 class GateRequest(RunRequest):
     """A sweep of two sides on this machine, and how they are judged."""
 
@@ -72,7 +74,7 @@ class GateRequest(RunRequest):
         }
     )
 
-    former = {of: RunRequest.former[of] for of in ("data-dir", "work")}  # noqa: RUF012
+    former = {of: RunRequest.former[of] for of in _FORMER}  # noqa: RUF012
     retry: Literal["failed"] | None = "failed"
     backends: Annotated[
         tuple[str, ...],
@@ -96,9 +98,9 @@ class GateRequest(RunRequest):
         float | None,
         Option(
             group=DESIGN,
-            kind=duration("min", unit="min"),
-            help="The most time for a relay, start-up included; a bare number is"
-            " minutes.",
+            name="time-budget",
+            kind=duration("min"),
+            help="The most time for a relay, start-up included.",
             default=f"`{defaults.MINUTES_OF_GATE:g}min`; `{defaults.MINUTES:g}min` with"
             " `--repeats`",
         ),

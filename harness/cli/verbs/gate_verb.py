@@ -2,35 +2,343 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import math
+import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from harness.cli import commands, exit_codes
+from harness import catalog
+from harness.cli import commands, exit_codes, running
 from harness.cli.arguments import check_comparable
-from harness.cli.verbs import beside, gate_outlook
-from harness.cli.verbs.gate_design import design_of, of_gate
 from harness.cli.verbs.gate_request import GateRequest, files_of, make_rule
 from harness.errors import Interrupted, PlanError, StudyError
 from harness.judging import program_revisions, revisions
+from harness.planning import defaults, design, settings
 from harness.planning import study as study_module
 from harness.planning.request import judged_metric, resolved
+from harness.run.sweep import stop_signals
+from harness.sources import code_digest
 from reports.words.judging import judgement
 from results.judging import gate as gate_module
-from results.judging import gate_logs
+from results.judging import gate_logs, gate_metrics, quality_gate
+from results.judging import power as power_module
+from results.records.measuring import GateDesign
+from results.records.models import Order
+from results.statistics import group_sequential
 from results.store import atomic, untrusted
 from results.store.study_store import PLAN_NAME, Store
 from results.study import case_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from harness.cli.verb import Call
+    from harness.command.identity import Repository
     from harness.planning.plan import PlannedSweep
     from results.judging.gate import Gate
     from results.judging.gate_metrics import Rule
     from results.study.cases import Study
+
+NUM_STRETCHES = 4
+"""Sustained stretches of each case and generation."""
+
+
+def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
+    """Returns what a gate measures: quality only, or none and more generations."""
+    if request.program is None:
+        warmup = request.num_warmup_steps
+        settings.check_counts(request.counts, request.backends, warmup)
+    if rule.metric.is_quality:
+        return _of_quality_gate(request, rule)
+    learned = ["throughput"]
+    if request.program is None:
+        learned = catalog.judged_metrics(catalog.workload(request.workload))
+    for name, value in (
+        ("--budget", None if request.program else request.budget),
+        ("--quality-repeats", request.num_seeds),
+    ):
+        if value is not None:
+            raise PlanError(
+                f"{name} {value} has no effect with --metric {rule.metric.name}: such a"
+                " gate has no quality runs; leave it out, or use --metric"
+                f" {'|'.join(learned)}"
+            )
+    if (
+        request.repeats is not None
+        and request.repeats < group_sequential.FEWEST_GENERATIONS
+    ):
+        raise PlanError(
+            f"--repeats {request.repeats} gives no verdict: one generation says nothing"
+            " about the spread between processes; use"
+            f" {group_sequential.FEWEST_GENERATIONS} or more"
+        )
+    request = request.model_copy(update={"budget": "none"})
+    takes_turns = request.program is None or request.program.record.is_client
+    if rule.metric is gate_metrics.EFFICIENCY:
+        _check_efficiency(request)
+    if rule.metric in gate_metrics.OF_TURNS and takes_turns:
+        return _with_repeats(request, rule)
+    # These exist once per process, and are measured best where it is alone.
+    if request.order is Order.RELAY and rule.metric.name == gate_metrics.FIRST_STEP:
+        raise PlanError(
+            f"--order relay with --metric {rule.metric.name}: the processes of a relay"
+            " start side by side, so none has the machine to itself until its first"
+            " step; leave --order out"
+        )
+    order = request.order or Order.SEQUENTIAL
+    repeats = request.repeats or group_sequential.fewest_to_pass(rule.alpha)
+    return request.model_copy(update={"order": order, "repeats": repeats})
+
+
+def _check_efficiency(request: GateRequest) -> None:
+    """Checks that there is an efficiency, of cases that take turns."""
+    if request.replicas is not None and len(set(request.replicas)) == 1:
+        raise PlanError(
+            f"--metric efficiency with --replicas {request.replicas[0]} has no baseline"
+            " to scale from; give two numbers or more, such as --replicas 1,2"
+        )
+    if design.choose_order(request) is not Order.RELAY:
+        raise PlanError(
+            "--metric efficiency needs cases that take turns (--order relay), and these"
+            " run one after another; leave --order and --device out"
+        )
+
+
+def _with_repeats(request: GateRequest, rule: Rule) -> GateRequest:
+    """Returns a gate on throughput; one that is measured in sequence does not look."""
+    is_relay = design.choose_order(request) is Order.RELAY
+    fewest = group_sequential.fewest_to_pass(rule.alpha)
+    repeats = request.repeats or (None if is_relay else fewest)
+    return request.model_copy(update={"repeats": repeats})
+
+
+def design_of(request: GateRequest, rule: Rule, baseline: str) -> GateDesign:
+    """Returns the record of what a gate judges, and when it looks."""
+    is_relay = rule.metric in gate_metrics.OF_TURNS and (
+        design.choose_order(request) is Order.RELAY
+    )
+    return GateDesign(
+        metric=rule.metric.name,
+        baseline=baseline,
+        delta=rule.delta,
+        alpha=rule.alpha,
+        looks=group_sequential.planned_looks(rule.alpha)
+        if is_relay and request.repeats is None
+        else (),
+        num_stretches=NUM_STRETCHES if is_relay else 0,
+        counts=request.counts if request.program is None else (),
+    )
+
+
+def _of_quality_gate(request: GateRequest, rule: Rule) -> GateRequest:
+    """Returns a request of quality runs only, with several seeds."""
+    name = rule.metric.name
+    if request.repeats is not None or request.order is not None:
+        option, value = (
+            ("--repeats", request.repeats)
+            if request.repeats is not None
+            else ("--order", request.order.value if request.order else "")
+        )
+        raise PlanError(
+            f"{option} {value} has no effect with --metric {name}: quality runs are not"
+            " timed, and run one after the other; use --quality-repeats for the number"
+            " of seeds"
+        )
+    fewest = quality_gate.fewest_seeds(rule.alpha)
+    repeats = (
+        max(defaults.QUALITY_REPEATS_OF_GATE, fewest)
+        if request.num_seeds is None
+        else request.num_seeds
+    )
+    if repeats < fewest:
+        raise PlanError(
+            f"--quality-repeats {repeats} gives no verdict: so few seeds say too little"
+            f" about the spread between runs; use {fewest} or more"
+        )
+    return request.model_copy(
+        update={
+            "order": Order.SEQUENTIAL,
+            "quality_repeats": repeats,
+            "is_quality_only": True,
+        }
+    )
+
+
+NAME_PREFIX = "gate-"
+QUALITY_NAME_PREFIX = "gate-quality-"
+"""Of the study of a gate whose name is derived: on speed and memory, or on quality."""
+
+
+class _EqualCodeError(Exception):
+    """Both sides have the same code, so that nothing has to be measured."""
+
+    def __init__(self, digests: tuple[str, ...]) -> None:
+        super().__init__(*digests)
+        self.digests = digests
+
+
+def _beside_revision(request: GateRequest, call: Call, name: str, rule: Rule) -> int:
+    """Measures a revision beside this tree, and judges both."""
+    source = None
+    if request.program is None:
+        commit = revisions.find_commit(name)
+    else:
+        source = program_revisions.source_of(Path.cwd(), name, request.runs_dir)
+        commit = program_revisions.find_commit(source, name)
+    baseline = f"revision {name} ({commit[: revisions.SHOWN_DIGITS]})"
+
+    def judge_revisions(store: Store, study: Study, _trials: object) -> int:
+        found = gate_module.of_revisions(study, rule, baseline=baseline)
+        return _conclude(store, found, request)
+
+    def check(update: dict[str, Any], planned: PlannedSweep) -> None:
+        equal = code_digest.equal_digests(planned.trials)
+        if equal and not request.is_equal_measured:
+            raise _EqualCodeError(equal)
+        if source is None:
+            tree, spec = update["baseline"], planned.trials[-1].spec
+            revisions.check_runs(name, tree, spec)
+
+    sides = _sides(request, source, name, commit)
+    design = design_of(request, rule, baseline)
+    fewest = group_sequential.fewest_to_pass(rule.alpha)
+    try:
+        with stop_signals(), sides as update:
+            if request.repeats is not None and request.repeats < fewest:
+                running.note(
+                    f"--repeats {request.repeats} can show a regression, and cannot"
+                    f" pass: that takes {fewest} at --alpha {rule.alpha:.1%}"
+                )
+            return commands.sweep(
+                request.model_copy(update={**update, "gate": design}),
+                call,
+                conclude=judge_revisions,
+                name_prefix=_name_prefix(rule),
+                check=functools.partial(check, update),
+            )
+    except _EqualCodeError as error:
+        found = gate_module.of_equal_code(rule, error.digests, baseline=baseline)
+        return _conclude(None, found, request)
+    except Interrupted as error:
+        running.note(f"interrupted ({error.signal_name})")
+        return exit_codes.INTERRUPTED
+
+
+@contextlib.contextmanager
+def _sides(
+    request: GateRequest,
+    source: Repository | None,
+    name: str,
+    commit: str,
+) -> Iterator[dict[str, Any]]:
+    """Yields the fields of the request that say where both revisions are."""
+    if request.program is None or source is None:
+        with revisions.checked_out(name, commit, running.note, request.device) as tree:
+            yield {"baseline": tree}
+        return
+    with program_revisions.side_by_side(
+        request.program, source, name, commit, running.note
+    ) as sides:
+        yield {
+            "baseline": sides.baseline,
+            "program": sides.program,
+            "folders": sides.folders,
+        }
+
+
+def _name_prefix(rule: Rule) -> str:
+    return QUALITY_NAME_PREFIX if rule.metric.is_quality else NAME_PREFIX
+
+
+USUAL_SPREAD: Final = 0.03
+"""Standard deviation of a log ratio between generations, as on two shared cores."""
+
+
+def show_outlook(
+    request: GateRequest, call: Call, rule: Rule, stored: Study | None
+) -> int:
+    """Prints the trials of one side, and how often such a gate gives each verdict."""
+    if rule.metric not in gate_metrics.OF_TURNS:
+        raise PlanError(
+            f"--dry-run with --metric {rule.metric.name}: only gates on throughput are"
+            " simulated; leave --metric out"
+        )
+    planned: list[PlannedSweep] = []
+    code = commands.sweep(request, call, check=planned.append)
+    minutes_in_all = (
+        defaults.MINUTES_OF_GATE if request.minutes is None else request.minutes
+    )
+    spread, source = USUAL_SPREAD, "usual on two shared cores"
+    each = defaults.MINUTES / defaults.GENERATIONS
+    if stored is not None:
+        spread, source = _spread_of(stored)
+        each = _minutes_per_generation(stored) or each
+    number = request.repeats or math.floor(minutes_in_all / each + 1e-9)
+    if number < group_sequential.FEWEST_GENERATIONS:
+        needed = group_sequential.FEWEST_GENERATIONS * each
+        raise PlanError(
+            f"--time-budget {minutes_in_all:g}min is time for {number} generation(s) of"
+            f" {each:.1f} min, but a verdict needs"
+            f" {group_sequential.FEWEST_GENERATIONS} or more;"
+            f" use --time-budget {math.ceil(needed)}min or more"
+        )
+    table = judgement.calculate(
+        spread,
+        power_module.design(
+            delta=rule.delta,
+            alpha=rule.alpha,
+            num_generations=request.repeats,
+            most=number,
+        ),
+        source=source,
+        num_cases=len({trial.case_id for trial in planned[0].trials}),
+        minutes_per_generation=each,
+    )
+    click.echo(judgement.power_text(table))
+    return code or exit_codes.OK
+
+
+def _minutes_per_generation(study: Study) -> float:
+    """Returns how long the timed trials of a generation took, on average."""
+    used_sec = sum(
+        entry.trial.status.duration_sec
+        for entry in study.planned
+        if not entry.spec.budget
+        and entry.trial is not None
+        and entry.trial.status is not None
+    )
+    return used_sec / 60 / study.plan.repeats
+
+
+def _spread_of(study: Study) -> tuple[float, str]:
+    """Returns the spread of the primary contrast, and its description."""
+    name, primary = study.plan.study, study.plan.measuring.primary
+    if primary is None:
+        raise PlanError(
+            f"study {name!r} has no primary contrast, so it has no spread between"
+            " generations; measure two backends or replica counts"
+        )
+    cases = {case.case_id: case for case in (*study.cases, *study.other_revisions)}
+    ids = (primary.first_case_id, primary.second_case_id)
+    missing = [case_id for case_id in ids if case_id not in cases]
+    if missing:
+        raise PlanError(
+            f"study {name!r} has no case {missing[0]!r}, which its primary contrast"
+            " names: its plan is not its own; restore it from a copy"
+        )
+    first, second = (cases[case_id] for case_id in ids)
+    logs = gate_metrics.log_ratios(first, second, gate_metrics.THROUGHPUT)
+    if len(logs) < group_sequential.FEWEST_GENERATIONS:
+        raise PlanError(
+            f"study {name!r} has {len(logs)} generation(s) of {primary.text}, but a"
+            f" spread needs {group_sequential.FEWEST_GENERATIONS} or more; measure more"
+            " --repeats"
+        )
+    return statistics.stdev(logs), f"{primary.text}; {len(logs)} generations of {name}"
 
 
 _WRITE_GATE: dict[str, Callable[[Gate], str]] = {
@@ -60,27 +368,11 @@ def run(request: GateRequest, call: Call) -> int:
     request = of_gate(request, rule)
     name, stored = _find_baseline(request.baseline_name, request.runs_dir)
     if request.is_dry_run:
-        return gate_outlook.show(request, call, rule, stored)
+        return show_outlook(request, call, rule, stored)
     if stored is not None:
         gate_module.check_stored(rule, name)  # before anything is measured
         return _against_study(request, call, stored, name, rule)
-    source = None
-    if request.program is None:
-        commit = revisions.find_commit(name)
-    else:
-        source = program_revisions.source_of(Path.cwd(), name, request.runs_dir)
-        commit = program_revisions.find_commit(source, name)
-
-    def show(found: Gate, store: Store | None) -> int:
-        return _conclude(store, found, request)
-
-    try:
-        return beside.measure(
-            request, call, rule, name=name, commit=commit, source=source, conclude=show
-        )
-    except Interrupted as error:
-        click.echo(f"interrupted ({error.signal_name})", err=True)
-        return exit_codes.INTERRUPTED
+    return _beside_revision(request, call, name, rule)
 
 
 def _find_baseline(text: str | None, runs_dir: Path) -> tuple[str, Study | None]:
@@ -126,17 +418,20 @@ def _against_study(
         request.model_copy(update={"gate": design}),
         call,
         conclude=judge_studies,
-        name_prefix=beside.name_prefix(rule),
+        name_prefix=_name_prefix(rule),
         check=check,
     )
 
 
 def _conclude(store: Store | None, found: Gate, request: GateRequest) -> int:
     if store is not None:
-        beside.keep(store, found)
+        from reports.page import build
+
+        gate_logs.write_gate(store, judgement.record_of(found))
+        build.write_report(store, store.report_path)
     for path, form in files_of(request, _WRITE_GATE).items():
         atomic.write_text(path, _WRITE_GATE[form](found) + "\n")
     click.echo(_WRITE_GATE[request.form](found))
     if store is not None:
-        click.echo(f"report of this tree: {store.report_path}", err=True)
+        running.note(f"report of this tree: {store.report_path}")
     return gate_logs.code_of(found)

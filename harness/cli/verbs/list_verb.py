@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
+from harness import catalog
 from harness.catalog import BACKENDS, PEERS, WORKLOADS
 from harness.cli import exit_codes
 from harness.cli.arguments import one_line
 from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir
+from harness.launch import catalog as launch_catalog
 from harness.options.option import Option, Options
+from results import plugins
 from results.errors import ResultsError
 from results.records.models import StatusRecord, TrialStatus
 from results.records.texts import printable
@@ -20,12 +23,13 @@ from results.store import record_file, untrusted
 from results.store.study_store import PLAN_NAME, VARIED_NAME, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
     from pathlib import Path
 
-    from harness.cli.every_plugin import Listed
     from harness.cli.verb import Call
+    from results.plugins import Complaint, Plugin
     from results.records.models import PlannedTrial
+
 
 _DATE_LENGTH = len("2026-01-01 00:00")
 
@@ -48,9 +52,8 @@ def run(request: ListRequest, _: Call) -> int:
     """
     if request.what == "studies":
         return show(request.runs_dir, is_json=request.is_json)
-    from harness.cli import every_plugin
 
-    found = every_plugin.read()
+    found = read_plugins()
     for plugin in found:
         if plugin.problem:
             click.echo(one_line(f"error: {plugin.problem}"), err=True)
@@ -203,3 +206,71 @@ def _about(row: dict[str, Any]) -> str:
         return f"{row['description']} ({row['kind']})"
     data = ", ".join(row["data"])
     return f"{row['description']}; data: {data}, {row['other_data']}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Listed:
+    """An entry point, and what it is."""
+
+    # The entry point; None where those of a kind contradict each other.
+    plugin: Plugin | None
+    found: Any = None  # Its object; None where there is a problem.
+    problem: str = ""  # Why it cannot be used; empty if it can.
+
+    def row(self) -> dict[str, Any]:
+        """Returns the facts of one that can be used, as they are listed."""
+        assert self.plugin is not None
+        title = next(
+            str(getattr(self.found, name))
+            for name in ("description", "title", "TITLE", "summary", "output")
+            if hasattr(self.found, name)
+        )
+        return {
+            "name": self.plugin.name,
+            "title": title,
+            "kind": plugins.KINDS[self.plugin.kind],
+            "package": self.plugin.distribution,
+            "object": self.plugin.target,
+        }
+
+
+def tables() -> dict[str, tuple[Collection[str], Complaint]]:
+    """Returns the names that this project has of each kind, and the check of others."""
+    from reports.exports import export_formats
+    from reports.page import plugin_sections
+    from reports.page.sections import SECTIONS
+    from results.figures import frame, trial_metrics
+
+    return {
+        catalog.WORKLOAD: (catalog.WORKLOADS, catalog.complain(catalog.WORKLOAD)),
+        catalog.BACKEND: (catalog.BACKENDS, catalog.complain(catalog.BACKEND)),
+        "launchers": (launch_catalog.LAUNCHERS, launch_catalog.complain),
+        trial_metrics.KIND: (frame.TRIAL_COLUMNS, trial_metrics.complain),
+        plugin_sections.KIND: (
+            [section.SLUG for section in SECTIONS],
+            plugin_sections.complain,
+        ),
+        "formats": (export_formats.FORMATS, export_formats.complain),
+    }
+
+
+def read_plugins() -> list[Listed]:
+    """Imports every plugin that is installed; the catalogues have them then."""
+    found: list[Listed] = []
+    for kind, (table, complain) in tables().items():
+        built_in = plugins.built_in_of(kind, table)
+        try:
+            entries = plugins.installed(kind, built_in)
+        except plugins.PluginError as error:
+            found.append(Listed(plugin=None, problem=str(error)))
+            continue
+        for name, plugin in entries.items():
+            try:
+                loaded = plugins.load(plugin, built_in, complain)
+            except plugins.PluginError as error:
+                found.append(Listed(plugin=plugin, problem=str(error)))
+                continue
+            if isinstance(table, dict):
+                table.setdefault(name, loaded)
+            found.append(Listed(plugin=plugin, found=loaded))
+    return found

@@ -9,7 +9,7 @@ import click
 from pydantic import Field
 
 from harness.cli import exit_codes
-from harness.cli.host_options import describe_launchers, parse_launcher
+from harness.cli.verbs.sweep_verb import describe_launchers, parse_launcher
 from harness.errors import PlanError
 from harness.launch import catalog
 from harness.launch.launcher import Job

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import click
 import psutil
 
-from harness.cli import exit_codes, progress, running, varied
+from harness.cli import exit_codes, running, varied
 from harness.cli.arguments import one_line
 from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
 from harness.errors import PlanError
@@ -116,7 +116,7 @@ def _read(store: Store) -> _State:
             failures.append(
                 {
                     "trial_id": planned.trial_id,
-                    "trial": progress.describe_trial(planned),
+                    "trial": running.describe_trial(planned),
                     "status": record.status.value,
                     "phase": record.failure.phase.value,
                     "reason": record.failure.reason,
@@ -124,7 +124,7 @@ def _read(store: Store) -> _State:
             )
             shown += [
                 (
-                    f"  {planned.trial_id[:8]}  {progress.describe_trial(planned)}:"
+                    f"  {planned.trial_id[:8]}  {running.describe_trial(planned)}:"
                     f" {record.status.value} in {record.failure.phase.value}:"
                     f" {record.failure.reason}"
                 ),

@@ -3,39 +3,92 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 from pydantic import InstanceOf
 
-from harness.cli.host_options import HostRequest
-from harness.cli.shared_options import (
-    RUNS_DIR,
-    IsJson,
-    Retry,
-    RunsDir,
-)
-from harness.options.option import Option
+from harness.cli.shared_options import RUNS_DIR, IsJson, Retry, RunsDir
+from harness.launch import catalog
+from harness.options.kinds import parsed
+from harness.options.option import NO_OPTIONS, Contributed, Option, Options
 from harness.planning.request import MEASURED, STUDY, SweepRequest, resolved
 from harness.planning.study import VARY, Axis
+from results.records.record_base import Replicas
 
 if TYPE_CHECKING:
     from harness.cli.verb import Call
+    from harness.launch.launcher import LauncherInfo
+
+
+PROCESSES: Final = "Where the processes run"
+
+
+def parse_launcher(text: str, *, what: str) -> str:
+    """Returns the name of a launcher."""
+    del what
+    return catalog.info(text).name
+
+
+def describe_launchers(does: str) -> str:
+    """Returns the launchers that can do something, and what they are, in one line."""
+    infos = map(catalog.info, catalog.LAUNCHERS)
+    return "; ".join(f"`{of.name}`: {of.summary}" for of in infos if of.can(does))
+
+
+Launcher = Annotated[
+    str,
+    Option(
+        group=PROCESSES,
+        kind=parsed(parse_launcher, metavar="NAME"),
+        help=f"What starts the processes of a trial. {describe_launchers('start')}.",
+    ),
+]
+
+
+class HostRequest(Options):
+    """Where the processes of a sweep run."""
+
+    launcher: Launcher = catalog.DEFAULT
+    replicas_per_worker: Annotated[
+        Replicas,
+        Option(
+            group=PROCESSES,
+            also=("--gpus-per-worker",),
+            help="Replicas of each worker process, each on a GPU of its own with"
+            " `--device gpu`.",
+        ),
+    ] = 1
+    launcher_options: Annotated[
+        Options,
+        Contributed(by="launcher", models=catalog.options, use=catalog.info),
+    ] = NO_OPTIONS
+
+    @property
+    def info(self) -> LauncherInfo:
+        """The launcher."""
+        return catalog.info(self.launcher)
 
 
 class RunRequest(HostRequest, SweepRequest):
     """A sweep to run: what is measured, where it runs, and its study."""
 
+    renamed = {"--minutes": ("--time-budget", "min")}  # noqa: RUF012
     former = {  # noqa: RUF012 - of the class, as pydantic has it
         "data-dir": "set TFDS_DATA_DIR, which TFDS reads too",
         "device-memory": "--dry-run prints what each level keeps; compare it with the"
         " memory of a device",
         "evaluate": "use --budget window, or --budget AMOUNT,window, for --evaluate,"
         " and --budget none for --no-evaluate",
+        "file": "write the name of the study file without it: sweep study.toml",
         "image": "name it in the --pod-template, as the image of the container"
         " 'harness'",
+        "num-measured-steps": "use --steps +MEASURED, or --steps WARMUP+MEASURED",
+        "num-warmup-steps": "use --steps WARMUP+, or --steps WARMUP+MEASURED",
         "partition": "set SBATCH_PARTITION, which Slurm reads",
         "time-limit": "set SBATCH_TIMELIMIT for Slurm, or activeDeadlineSeconds in"
         " the spec of the --pod-template for Kubernetes",
+        "workers": "leave it out: there is one for each --replicas-per-worker of the"
+        " --replicas",
         "work": "use --mode strong for fixed work, --mode weak for work per replica",
     }
 
@@ -77,13 +130,11 @@ class RunRequest(HostRequest, SweepRequest):
 
 def run(request: RunRequest, call: Call) -> int:
     """Runs a sweep and writes the report, or prints its plan."""
-    from harness.cli import commands, continuing
+    from harness.cli import commands, varied
 
-    if continuing.is_continued(request):
-        return continuing.run(request, call)
+    if varied.is_continued(request):
+        return varied.run_missing(request, call)
     request = resolved(request, Path.cwd())
     if request.vary is not None:
-        from harness.cli import varied
-
         return varied.sweep(request, call)
     return commands.sweep(request, call)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from harness.cli import exit_codes, varied
-from harness.cli.arguments import one_line
+from harness.cli.arguments import console, one_line
 from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
-from harness.cli.terminal import console
 from harness.options.option import Options
 from harness.planning import study as study_module
 from results import errors, plugins

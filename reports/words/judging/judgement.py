@@ -126,7 +126,7 @@ def _notes_of_looks(gate: Gate) -> Iterator[str]:
         yield (
             f"{paired.num_generations} generations cannot pass, since they may miss"
             f" what slows one in five; give --repeats {paired.fewest}, or more"
-            " --minutes"
+            " --time-budget"
         )
     yield (
         f"intervals are {paired.widening:.2f} times as wide as Student's, for"

@@ -54,7 +54,7 @@ BAD_INPUT = [
     (("--replicas=1,3", "--mode=strong"), r"global batch 4 is not divisible by 3"),
     (("--mode=medium",), r"--mode: unknown scaling mode 'medium'; allowed are weak"),
     (("--repeats=0",), r"--repeats: '0' is not an integer from 1 to \d+"),
-    (("--timeout=0",), r"--timeout: '0' is not a duration; allowed are numbers"),
+    (("--timeout=0s",), r"--timeout: '0s' is not a duration; allowed are numbers"),
     (("--study=",), r"--study '' is not a study name"),
     (("--study=a/b",), r"--study 'a/b' is not a study name"),
     (("--option=depth",), r"--option: 'depth' is not KEY=VALUE"),

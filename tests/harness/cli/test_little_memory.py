@@ -227,7 +227,7 @@ def test_trials_run_in_sequence_and_a_note_says_why(harness, overrides, tmp_path
     ("option", "fewer"),
     [
         ("--controls=all", "fewer --controls, --mode,"),
-        ("--minutes=3", "fewer --mode,"),
+        ("--time-budget=3min", "fewer --mode,"),
         ("--rounds=4", "fewer --mode,"),
         ("--order=relay", "fewer --mode,"),
     ],

@@ -12,7 +12,7 @@ import sys
 import pytest
 from hung import at_most
 
-from harness.cli import progress
+from harness.cli import running
 from harness.planning import estimate
 from harness.run import resident, sweep
 from harness.run.trial_runner import RunSettings
@@ -70,7 +70,7 @@ def test_a_quality_run_is_estimated_from_the_throughput_of_timed_trials(make_spe
 def test_the_time_left_moves_between_two_events():
     """It counts down, and says by how much an estimate was too short."""
     now = [100.0]
-    left = progress.TimeLeft(clock=lambda: now[0])
+    left = running.TimeLeft(clock=lambda: now[0])
     shown = [str(left)]
     left.set(200.0)
     for now[0] in (100.0, 120.0, 312.0):
@@ -82,7 +82,7 @@ def test_the_time_left_moves_between_two_events():
 def test_a_log_says_now_and_then_what_a_long_trial_does(small_plan):
     """At most every 30 s, with its phase and the time left."""
     now, stream = [0.0], io.StringIO()
-    shown = progress.PlainProgress(stream, clock=lambda: now[0])
+    shown = running.PlainProgress(stream, clock=lambda: now[0])
     shown.begin(8, 0)
     shown.trial_started(small_plan.trials[0], 100.0)
     for now[0] in (2.0, 29.0, 31.0, 33.0, 62.0):
@@ -225,7 +225,7 @@ def drive(shown, plan):
 
 def test_plain_progress_is_one_line_per_event(small_plan):
     stream = io.StringIO()
-    drive(progress.PlainProgress(stream), small_plan)
+    drive(running.PlainProgress(stream), small_plan)
     lines = stream.getvalue().splitlines()
 
     assert lines[0] == "8 trials, 6 already finished"
@@ -255,12 +255,12 @@ def test_a_terminal_gets_a_live_bar(small_plan, monkeypatch, no_color):
         monkeypatch.setenv("NO_COLOR", "1")
     with os.fdopen(slave, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
-        shown = progress.make_progress()
+        shown = running.make_progress()
         drive(shown, small_plan)
     text = read_to_end(master)
     colors = re.findall(r"\x1b\[(?:\d+;)*3[0-9](?:;\d+)*m", text)
 
-    assert isinstance(shown, progress.RichProgress)
+    assert isinstance(shown, running.RichProgress)
     assert "1 min 40 s left" in text
     assert "6/8" in text
     assert "[red]no[/red] such op" in text
@@ -287,7 +287,7 @@ def relayed(small_plan):
 
 
 def test_a_plan_says_the_time_that_its_relay_is_given(relayed):
-    """``--minutes 2`` is two minutes, not 30 s for each of eight trials."""
+    """``--time-budget 2min`` is two minutes, not 30 s for each of eight trials."""
     found = estimate.estimate(relayed.trials, estimate.Durations(), FIXED)
 
     assert found.text == (
@@ -322,7 +322,7 @@ def test_a_plan_that_may_go_on_says_until_when(relayed, measuring, expected):
     assert found.text.startswith(f"about {expected}")
 
 
-class TimesLeft(progress.PlainProgress):
+class TimesLeft(running.PlainProgress):
     """Keeps what is shown as time left."""
 
     def __init__(self):
@@ -390,7 +390,7 @@ def test_what_may_go_on_says_how_long_at_most(
     _, second = _generations(monkeypatch, store, relayed, measuring)
 
     assert expected == second
-    assert "at most 3 min 40 s left" == progress.left_text(220.0, is_most=True)
+    assert "at most 3 min 40 s left" == running.left_text(220.0, is_most=True)
 
 
 def _ends(store, plan, status):
@@ -414,7 +414,7 @@ def test_a_relay_stops_where_no_turn_counts(relayed, store, settings, monkeypatc
 
     monkeypatch.setattr(sweep, "run_generation", generation)
     stream = io.StringIO()
-    shown = progress.PlainProgress(stream)
+    shown = running.PlainProgress(stream)
     settings = dataclasses.replace(settings, measuring=FIXED)
     sweep.run_trials(store, relayed.trials, settings, shown, estimate.Durations())
     last = stream.getvalue().splitlines()[-1]

@@ -260,8 +260,8 @@ def test_two_studies_never_differ(harness, make_relay, factor):
         ),
         ((*GATE, "--baseline=alone"), r"study 'alone' has no primary contrast, so it"),
         (
-            (*GATE, "--baseline=HEAD", "--minutes=3"),
-            r"--minutes 3 is time for 1 generation\(s\) of 2.4 min, .* --minutes 5 or",
+            (*GATE, "--baseline=HEAD", "--time-budget=3min"),
+            r"--time-budget 3min is time for 1 .* of 2.4 min, .* --time-budget 5min or",
         ),
         (
             (*GATE, "--baseline=HEAD", "--metric=peak_memory"),
@@ -299,7 +299,7 @@ def test_the_outlook_says_that_a_pass_needs_time_for_15_generations(harness):
     """Beside a revision, at the usual spread."""
     found = {}
     for minutes in ("30min", "40min"):
-        code, out, err = harness(*GATE, "--baseline=HEAD", f"--minutes={minutes}")
+        code, out, err = harness(*GATE, "--baseline=HEAD", f"--time-budget={minutes}")
         assert exit_codes.OK == code, err
         (row,) = re.findall(r"^ +\+0\.0% +(\d\.\d+)", out, re.MULTILINE)
         found[minutes] = float(row)

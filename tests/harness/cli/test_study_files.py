@@ -12,11 +12,12 @@ import pytest
 from command_words import overridden
 from fake_nvml import FakeNvml, make_gpus
 
-from harness.cli import documents, exit_codes, gpu_readiness, main, study_file
+from harness.cli import commands, documents, exit_codes, main, study_file
+from harness.cli.verbs.gate_request import GateRequest
 from harness.cli.verbs.sweep_verb import RunRequest
 from harness.errors import PlanError
 from harness.launch import slurm
-from harness.options import study_keys
+from harness.options import option as option_lib
 from results.store.study_store import Store
 from workloads.d4pg import requirements
 
@@ -48,9 +49,7 @@ def write(tmp_path):
 
 
 def test_a_file_plans_what_its_options_plan(harness, write, small):
-    code, of_file, _ = harness(
-        "sweep", "--dry-run", "--json", "--file", write(SMALL_FILE)
-    )
+    code, of_file, _ = harness("sweep", "--dry-run", "--json", write(SMALL_FILE))
     _, of_options, _ = harness("sweep", "--dry-run", "--json", *small)
 
     assert exit_codes.OK == code
@@ -62,7 +61,7 @@ def test_a_file_plans_what_its_options_plan(harness, write, small):
 def test_a_list_is_an_array_a_text_or_one_integer(harness, write, value):
     """As whoever writes it thinks of it."""
     text = SMALL_FILE.replace("[1, 2]", value)
-    code, out, _ = harness("sweep", "--dry-run", "--json", "--file", write(text))
+    code, out, _ = harness("sweep", "--dry-run", "--json", write(text))
 
     assert exit_codes.OK == code
     assert {2} == {trial["spec"]["num_replicas"] for trial in json.loads(out)["trials"]}
@@ -71,7 +70,7 @@ def test_a_list_is_an_array_a_text_or_one_integer(harness, write, value):
 def test_options_beside_the_file_override_it(harness, write, small):
     name = write(f'{SMALL_FILE}match = true\nbudget = "window"\n')
     flags = ("--repeats=3", "--no-match", "--budget=none", "--mode=weak,strong")
-    code, of_file, _ = harness("sweep", "--dry-run", "--json", *flags, "--file", name)
+    code, of_file, _ = harness("sweep", "--dry-run", "--json", *flags, name)
     _, of_options, _ = harness(
         "sweep", "--dry-run", "--json", *overridden(small, *flags)
     )
@@ -87,7 +86,6 @@ def test_an_option_of_the_workload_overrides_only_its_key(harness, write):
         "sweep",
         "--dry-run",
         "--json",
-        "--file",
         write(SMALL_FILE + table),
         "--option=image_size=96",
     )
@@ -106,14 +104,14 @@ def test_the_recorded_command_has_the_effective_settings_and_no_file(
 ):
     """Whoever repeats it gets the same study without the file."""
     name = write(f"{SMALL_FILE}match = false\n[option]\nzero_gamma = false\n")
-    given = ("--file", name, "--repeats=1", "--study=s")
+    given = (name, "--repeats=1", "--study=s")
     code, _, _ = harness("sweep", *given, overrides=overrides)
     recorded = Store.open(tmp_path / "runs" / "s").read_plan()
     words = recorded.command[3:]
 
     assert exit_codes.OK == code
     assert "sweep" == words[0]
-    assert "--file" not in words
+    assert not any(word.endswith(".toml") for word in words)
     assert "--no-match" in words
     pairs = dict(itertools.pairwise(words))
     assert ("1,2", "1", "zero_gamma=false") == tuple(
@@ -136,7 +134,7 @@ BAD_FILES = [
     ("repeats = 0", r"repeats is 0, but must be an integer from 1 to"),
     ("repeats = true", r"repeats is True, but must be an integer from 1 to"),
     ("[repeats]\nx = 1", r"repeats is \{'x': 1\}, but must be an integer from 1"),
-    ("minutes = nan", r"minutes is nan, but must be a number of minutes above 0, or"),
+    ("timeout = 90", r"timeout is 90, but must be text with a unit, such as \"90s\","),
     ('match = "yes"', r"match is 'yes', but must be true or false"),
     ("device = 'tpu'", r"device is 'tpu', but must be one of 'cpu', 'gpu'"),
     ("data = 1", r"data is 1, but must be text"),
@@ -163,7 +161,7 @@ def test_a_file_that_is_no_study_is_one_line_and_exit_2(refuse, write, text, mes
         line for line in SMALL_FILE.splitlines() if line[:6] != text.lstrip("[")[:6]
     ]
     name = write("\n".join([*known, text]))
-    err = refuse("sweep", "--file", name)
+    err = refuse("sweep", name)
 
     assert re.search(message, err), err
 
@@ -182,7 +180,7 @@ def test_a_file_that_cannot_be_read_is_one_line(harness, write, tmp_path):
         # Opened, and then not read, by an error that has no path.
         "/proc/self/mem": r"cannot read '/proc/\d+/mem': Input/output error; nothing",
     }.items():
-        code, out, err = harness("sweep", "--dry-run", "--file", name)
+        code, out, err = harness("sweep", "--dry-run", name)
 
         assert (exit_codes.USAGE, "") == (code, out)
         assert 1 == err.count("\n")
@@ -192,14 +190,11 @@ def test_a_file_that_cannot_be_read_is_one_line(harness, write, tmp_path):
 def test_a_file_without_a_workload_needs_the_option(harness, write):
     """A file can hold what several sweeps share."""
     name = write('preset = "smoke"\n')
-    code, _, err = harness("sweep", "--dry-run", "--file", name)
+    code, _, err = harness("sweep", "--dry-run", name)
 
     assert exit_codes.USAGE == code
     assert re.search("nothing to measure: give --command .*, or --workload", err)
-    assert (
-        exit_codes.OK
-        == harness("sweep", "--dry-run", "--file", name, "--workload=sngan")[0]
-    )
+    assert exit_codes.OK == harness("sweep", "--dry-run", name, "--workload=sngan")[0]
 
 
 @pytest.mark.parametrize(
@@ -207,11 +202,12 @@ def test_a_file_without_a_workload_needs_the_option(harness, write):
     [
         ('data-dir = "/data"', "data-dir is no longer a key: set TFDS_DATA_DIR"),
         ('time-limit = "4h"', "time-limit is no longer a key: set SBATCH_TIMELIMIT"),
+        ("minutes = 12", "minutes is no longer a key: use time-budget, a text with"),
         ("evaluate = false", "evaluate is no longer a key: use --budget window, or"),
     ],
 )
 def test_a_key_of_an_earlier_version_says_what_to_use(refuse, write, line, message):
-    assert message in refuse("sweep", "--file", write(f"{SMALL_FILE}{line}\n"))
+    assert message in refuse("sweep", write(f"{SMALL_FILE}{line}\n"))
 
 
 @pytest.mark.parametrize("name", sorted(RunRequest.former))
@@ -221,15 +217,28 @@ def test_an_option_of_an_earlier_version_says_what_to_use(refuse, verb, name):
     for word in (f"--{name}=x", f"--no-{name}"):
         err = refuse(verb, word)
 
-        is_known = verb == "sweep" or name in {"data-dir", "work"}
+        is_known = verb == "sweep" or name in GateRequest.former
         assert is_known == (f"is no longer an option: {RunRequest.former[name]}" in err)
+
+
+@pytest.mark.parametrize("words", [("--minutes", "16"), ("--minutes=16min",)])
+def test_a_recorded_command_of_an_earlier_version_runs(harness, words):
+    """``--minutes`` was the time of a relay, and its number says its unit."""
+    relay = ("--workload=resnet50", "--preset=smoke", "--replicas=1,2", "--order=relay")
+    code, out, err = harness("sweep", "--dry-run", "--json", *relay, *words)
+
+    assert exit_codes.OK == code, err
+    assert 16 == json.loads(out)["measuring"]["minutes"]
 
 
 def test_every_option_of_sweep_is_a_key_and_every_key_an_option():
     """Those that say what a call prints or leaves out are the only exceptions."""
-    options = {max(of.opts, key=len)[2:] for of in main.cli.commands["sweep"].params}
-
-    assert options - {"file", "json", "dry-run"} == set(study_keys.keys_of(RunRequest))
+    options = {
+        max(of.opts, key=len)[2:]
+        for of in main.cli.commands["sweep"].params
+        if of.param_type_name == "option"
+    }
+    assert options - {"json", "dry-run"} == set(option_lib.keys_of(RunRequest))
     assert {"replicas", "option", "match", "seed", "runs-dir", "nodes"} <= options
     assert 42 >= len(options)
 
@@ -238,7 +247,7 @@ def test_the_published_schema_is_up_to_date():
     """``python -m harness.cli.documents`` writes it."""
     published = PUBLISHED.read_text(encoding="ascii")
 
-    assert study_keys.render_schema(RunRequest) == published
+    assert option_lib.render_schema(RunRequest) == published
     jsonschema.Draft202012Validator.check_schema(json.loads(published))
 
 
@@ -246,7 +255,7 @@ def test_the_published_schema_is_up_to_date():
     ("text", "is_valid"),
     [
         (SMALL_FILE, True),
-        ('replicas = "1..8x2"\ntimeout = 60\n[option]\njit = "compute"', True),
+        ('replicas = "1..8x2"\ntimeout = "60s"\n[option]\njit = "compute"', True),
         ("replica = 1", False),
         ("repeats = 0", False),
         ("timeout = 0", False),
@@ -272,7 +281,7 @@ def test_each_shipped_study_can_be_planned(path, harness, monkeypatch, written):
     monkeypatch.setattr(requirements, "check", lambda *_, **__: None)
     asked = study_file.parse(path)
     if "vary" in asked:
-        code, out, err = harness("sweep", "--dry-run", "--file", str(path))
+        code, out, err = harness("sweep", "--dry-run", str(path))
         key, _, values = asked["vary"].partition("=")
         found = re.findall(rf"^runs/.*/{key}-(\S+): \d+ trials of", out, re.MULTILINE)
 
@@ -280,7 +289,7 @@ def test_each_shipped_study_can_be_planned(path, harness, monkeypatch, written):
         assert values.replace(":", "-").split(",") == found
         assert [] == written()
         return
-    code, out, err = harness("sweep", "--dry-run", "--json", "--file", str(path))
+    code, out, err = harness("sweep", "--dry-run", "--json", str(path))
 
     assert exit_codes.OK == code, err
     specs = [trial["spec"] for trial in json.loads(out)["trials"]]
@@ -326,7 +335,7 @@ def test_a_job_gets_the_settings_of_the_file_and_not_the_file(
     monkeypatch.setattr(slurm, "check_partitions", lambda *_: None)
     monkeypatch.setattr(slurm, "submit", lambda text: scripts.append(text) or "7")
     name = write(f'{SMALL_FILE}launcher = "slurm"\n')
-    code, out, err = harness("sweep", "--file", name, "--seed=3")
+    code, out, err = harness("sweep", name, "--seed=3")
 
     assert (exit_codes.OK, "7\n") == (code, out), err
     (script,) = scripts
@@ -345,6 +354,6 @@ def test_gpus_of_a_trial_are_counted_per_host():
         patch.setitem(sys.modules, "pynvml", FakeNvml(make_gpus(8)))
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-        assert 5 == len(gpu_readiness.check_models(trials, num_hosts=2))
+        assert 5 == len(commands.check_models(trials, num_hosts=2))
         with pytest.raises(PlanError, match=r"needs 9 GPUs, but this machine shows 8"):
-            gpu_readiness.check_models(trials)
+            commands.check_models(trials)

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 from repositories import commit, git
 
-from harness.cli import exit_codes, progress
+from harness.cli import exit_codes, running
 from harness.planning import estimate
 from harness.planning import plan as plan_lib
 from harness.run import rounds, sweep
@@ -207,7 +207,7 @@ def test_a_relay_whose_turns_are_all_void_goes_on(
         client_store,
         planned.trials,
         settings,
-        progress.PlainProgress(stream),
+        running.PlainProgress(stream),
         estimate.Durations(),
     )
 

@@ -87,7 +87,10 @@ WRONG_REQUESTS = [
     ({"replicas": ""}, r"without --replicas: say which numbers of replicas"),
     ({"order": "relay"}, r"a command cannot take turns, so whole trials alternate"),
     ({"workload": "resnet50"}, r"--workload has no effect with --command"),
-    ({"minutes": "3"}, r"--minutes has no effect with --command, .*; leave it out"),
+    (
+        {"time-budget": "3min"},
+        r"--time-budget has no effect with --command, .*leave",
+    ),
     ({"budget": "60s"}, r"--budget has no effect with --command"),
     ({"budget": "window"}, r"--budget has no effect .*has it: --metric client"),
     ({"option": "a=1"}, r"--option has no effect with --command"),

@@ -265,7 +265,7 @@ def test_more_noise_gives_a_wider_interval():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "num_measures"), [((), 2), (("--relay=0",), 1), (("--relay=45",), 2)]
+    ("arguments", "num_measures"), [((), 2), (("--relay=0",), 1), (("--relay=45s",), 2)]
 )
 def test_the_relay_can_be_left_out(harness, monkeypatch, arguments, num_measures):
     """It is part of a full check."""
@@ -284,12 +284,12 @@ def test_the_relay_can_be_left_out(harness, monkeypatch, arguments, num_measures
 
 def test_too_short_a_relay_is_refused(harness):
     """The processes would not have started."""
-    code, out, err = harness("doctor", "--relay", "20")
+    code, out, err = harness("doctor", "--relay", "20s")
 
     assert exit_codes.USAGE == code
     assert "" == out
     assert re.fullmatch(
-        r"error: --relay 20 is too short, must be at least 30 s since starting its"
+        r"error: --relay 20s is too short, must be at least 30s since starting its"
         r" processes takes 15 s or more; 0 leaves it out\n",
         err,
     )
@@ -308,4 +308,4 @@ def test_wide_intervals_are_a_caution(settings, monkeypatch):
 
     assert "caution" == finding.level
     assert "+-22.1 %" in finding.found
-    assert "--minutes, --target" in finding.advice
+    assert "--time-budget, --target" in finding.advice

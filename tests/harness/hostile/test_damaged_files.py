@@ -146,7 +146,7 @@ READERS = {
     "varied study": ("runs/v/vary.json", ("status v", "verify v", "list studies")),
     "records of a page": ("records.zip", ("verify records.zip",)),
     "what a gate concluded": ("runs/r/gate.json", (read_files.of_gate, "status r")),
-    "study file": ("study.toml", ("sweep --dry-run --file study.toml",)),
+    "study file": ("study.toml", ("sweep --dry-run study.toml",)),
     "numbers in JSON": ("numbers.json", (read_files.of_numbers("json", "a.b"),)),
     "numbers in CSV": ("numbers.csv", (read_files.of_numbers("csv", "rate"),)),
     "note of compiled code": ("cuda/*", (read_files.of_note,)),

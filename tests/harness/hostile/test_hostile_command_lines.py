@@ -79,7 +79,6 @@ options = st.builds(
     anything,
 )
 REQUEST = {
-    "--file": paths,
     "--workload": st.sampled_from(sorted(WORKLOADS)) | texts,
     "--backends": names,
     "--replicas": st.sampled_from(RANGES) | numbers | texts,
@@ -89,8 +88,7 @@ REQUEST = {
     "--data": data,
     "--per-replica-batch-size": numbers,
     "--global-batch-size": numbers | st.just("999999937"),
-    "--num-warmup-steps": numbers,
-    "--num-measured-steps": numbers,
+    "--steps": st.builds("{}+{}".format, numbers, numbers) | numbers,
     "--device": st.sampled_from(("cpu", "gpu")) | texts,
     "--budget": st.builds(
         "{}{}".format, numbers, st.sampled_from(("s", "h", "steps", "examples", "x"))
@@ -99,12 +97,11 @@ REQUEST = {
     "--quality-repeats": numbers,
     "--option": options | texts,
     "--seed": numbers,
-    "--timeout": numbers,
+    "--timeout": st.builds("{}{}".format, numbers, st.sampled_from(("s", "h", ""))),
     "--study": st.sampled_from(("s", "new")) | paths,
     "--runs-dir": paths,
     "--launcher": texts | st.sampled_from(("local", "slrum")),
     "--nodes": numbers,
-    "--workers": numbers,
     "--replicas-per-worker": numbers,
     "--gpus-per-worker": numbers,
     "--time-limit": texts | numbers,
@@ -117,6 +114,7 @@ VALUES = {
     "study": studies,
     "studies": studies,
     "command": texts | st.sampled_from(("list", "set", "show", "python3", "sweep")),
+    "file": paths,
     "what": st.sampled_from(("workloads", "presets", "studies")) | texts,
     "--command": texts | st.sampled_from(("true {replicas}", "no-such {seed}", "{")),
     "--vary": st.builds("{}={},{}".format, texts | st.just("data"), anything, anything),

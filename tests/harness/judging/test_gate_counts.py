@@ -137,8 +137,8 @@ def test_an_unchanged_tree_reports_nothing(gate, stored):
             "is not known of backend 'async'; use one of retraces\n",
         ),
         (
-            ("--count=retraces", "--num-warmup-steps=1"),
-            "--num-warmup-steps 1: the first step traces, so another one is counted",
+            ("--count=retraces", "--steps=1+"),
+            "--steps 1+: the first step traces, so another one is counted",
         ),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 from gate_process import DRIVER, GATE, worktrees
 
 from harness.cli import exit_codes
-from harness.cli.verbs import gate_design, gate_request
+from harness.cli.verbs import gate_request, gate_verb
 from harness.errors import PlanError
 from harness.judging import revisions
 from harness.trial import process_tree
@@ -282,11 +282,11 @@ def test_an_efficiency_needs_turns():
     with pytest.raises(
         PlanError, match=r"--metric efficiency needs cases that take .*; leave --order"
     ):
-        gate_design.of_gate(request, rule)
-    in_turns = gate_design.of_gate(
+        gate_verb.of_gate(request, rule)
+    in_turns = gate_verb.of_gate(
         request.model_copy(update={"order": Order.RELAY}), rule
     )
-    assert gate_design.design_of(in_turns, rule, "main").looks
+    assert gate_verb.design_of(in_turns, rule, "main").looks
 
 
 def test_a_stored_study_is_judged_as_weaker(gate, stored):
@@ -338,7 +338,7 @@ def test_another_machine_is_refused_before_anything_is_measured(gate, stored):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("--num-warmup-steps=5", r"num_warmup_steps: 5 / \d"),
+        ("--steps=5+", r"num_warmup_steps: 5 / \d"),
         ("--allocator=default", r"allocator: default / keep"),
         ("--replicas=2", r"no case is in both 'this tree' .* and 'stored'"),
     ],

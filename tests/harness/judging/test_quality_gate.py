@@ -7,7 +7,7 @@ import pytest
 
 from harness import catalog
 from harness.cli import exit_codes
-from harness.cli.verbs import gate_design, gate_request
+from harness.cli.verbs import gate_request, gate_verb
 from results.records.models import Order
 from results.store.study_store import Store
 
@@ -69,7 +69,7 @@ def test_a_gate_in_sequence_has_repetitions_enough(metric, field, number):
     rule = gate_request.make_rule(
         workload="resnet50", metric=metric, delta=None, alpha=0.05
     )
-    request = gate_design.of_gate(gate_request.GateRequest(workload="resnet50"), rule)
+    request = gate_verb.of_gate(gate_request.GateRequest(workload="resnet50"), rule)
 
     assert number == getattr(request, field)
     assert Order.SEQUENTIAL is request.order
@@ -113,7 +113,7 @@ REFUSED = [
         r"--repeats 4 has no effect with --metric top_1: .*--quality",
     ),
     (("--order=relay",), r"--order relay has no effect with --metric top_1: "),
-    (("--minutes=3",), r"--minutes 3 has no effect with order sequential"),
+    (("--time-budget=3min",), r"--time-budget 3 has no effect with order sequential"),
     (
         ("--budget=none",),
         r"preset 'smoke' of resnet50 has no quality run with data",

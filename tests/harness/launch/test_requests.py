@@ -6,6 +6,7 @@ import fake_slurm
 import pytest
 from command_words import smoke_sweep
 
+from harness.cli import exit_codes
 from harness.errors import LaunchError, PlanError
 from harness.launch import catalog, ray_cluster
 from harness.launch import slurm as slurm_lib
@@ -112,15 +113,7 @@ def test_steps_get_the_variables_of_slurm_that_are_no_options_of_the_batch():
 
 NOT_SUBMITTED = [
     (("--nodes=3",), r"--nodes 3: partition 'main' has 2; use at most --nodes 2"),
-    (
-        ("--workers=3", "--gpus-per-worker=1"),
-        r"--workers 3 x --replicas-per-worker 1 makes 3 replicas, but the largest",
-    ),
     (("--nodes=2", "--order=relay"), r"--order relay on 2 hosts: turns are judged"),
-    (
-        ("--device=gpu",),
-        r"--device gpu with --launcher slurm: .*give --workers and",
-    ),
 ]
 
 
@@ -132,14 +125,31 @@ def test_nothing_is_submitted_that_cannot_run(refuse, slurm, options, message):
     assert not slurm.exists()
 
 
+def test_a_job_on_gpus_gets_those_of_the_largest_number_of_replicas(
+    harness, refuse, slurm
+):
+    """Which GPUs it has is unknown before it starts, so the number has to be given."""
+    without = [word for word in ON_SLURM if not word.startswith("--replicas")]
+    err = refuse(*without, "--device=gpu")
+    assert "the GPUs of the job are unknown before it starts; give --replicas" in err
+    assert not slurm.exists()
+
+    sizes = ("--replicas=2,4", "--gpus-per-worker=2", "--nodes=2")
+    code, _, err = harness(*without, "--device=gpu", *sizes)
+
+    assert exit_codes.OK == code, err
+    text = slurm.read_text(encoding="utf-8")
+    assert '#SBATCH --ntasks-per-node="1"' in text
+    assert '#SBATCH --gpus-per-node="2"' in text
+
+
 REFUSED_OPTIONS = [
     ("slrum", (), r"unknown launcher 'slrum'; known are local, slurm"),
     ("local", ("--nodes=2",), r"--nodes 2 has no effect with --launcher local; ad"),
     ("local", ("--partition=x",), r"no longer an option: set SBATCH_PARTITION"),
-    ("local", ("--workers=3",), r"--workers 3 x .* makes 3 replicas, but"),
+    ("local", ("--workers=3",), r"--workers is no longer an option: leave it out"),
     ("ray", ("--nodes=2",), r"--nodes 2 has no effect with --launcher ray; add -"),
     ("slurm", ("--time-limit=9",), r"no longer an option: set SBATCH_TIMELIMIT"),
-    ("ray", ("--workers=3",), r"--workers 3 x --replicas-per-worker 1 makes 3"),
     ("ray", ("--order=relay",), r"--order relay on 2 hosts: turns are judged by"),
     ("jobset", (), r"--launcher jobset starts no trials, it only writes files: use"),
     ("jobset", ("--nodes=2",), r"--nodes 2 has no effect with --launcher jobset"),

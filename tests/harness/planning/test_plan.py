@@ -188,7 +188,7 @@ def test_default_replicas_fit_the_machine_and_the_batch(num_cores, modes, expect
     ("fields", "expected"),
     [
         ({}, 1),
-        ({"settings": {"steps_per_sync": 4}}, 4),
+        ({"steps_per_sync": 4}, 4),
         ({"device": "gpu", "num_gpus": 2, "replicas": (1,), "preset": "gpu"}, 10),
     ],
 )
@@ -209,9 +209,7 @@ def test_steps_whose_results_the_host_uses_are_not_queued():
     assert {1} == {trial.spec.steps_per_sync for trial in planned.trials}
     message = r"^--steps-per-sync 2 with workload d4pg: actors .*; use 1$"
     with pytest.raises(PlanError, match=message):
-        plan.plan_sweep(
-            request.model_copy(update={"settings": {"steps_per_sync": 2}}), machine
-        )
+        plan.plan_sweep(request.model_copy(update={"steps_per_sync": 2}), machine)
 
 
 def test_a_gpu_sweep_takes_the_gpu_preset():

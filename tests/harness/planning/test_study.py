@@ -84,7 +84,7 @@ def test_an_added_mode_is_added_to_the_shared_baseline():
         ({"seed": 1}, r"made with seed 0, this sweep has 1"),
         ({"preset": "laptop"}, r"made with preset 'smoke', this sweep has 'laptop'"),
         ({"data": "synthetic"}, r"made with data 'digits', this sweep has 'synthetic'"),
-        ({"num_measured_steps": 9}, r"made with num_measured_steps 4, this .* has 9"),
+        ({"steps": (None, 9)}, r"made with num_measured_steps 4, this .* has 9"),
         ({"replicas": (2, 4)}, r"made with (cores_per_replica|baseline_num_replicas)"),
         (
             {"per_replica_batch_size": 8},

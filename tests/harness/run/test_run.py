@@ -10,7 +10,7 @@ import psutil
 import pytest
 from hung import until
 
-from harness.cli import progress
+from harness.cli import running
 from harness.planning.estimate import Durations
 from harness.run import sweep as run
 from harness.run import trial_tree
@@ -167,7 +167,7 @@ def test_failures_do_not_stop_a_sweep_and_are_finished(
             store,
             trials,
             dataclasses.replace(settings, is_failed_retried=retry),
-            progress.PlainProgress(stream),
+            running.PlainProgress(stream),
             Durations(),
         )
         return (tmp_path / "count").read_text().split()
@@ -199,7 +199,7 @@ def test_a_sweep_stops_when_its_code_is_edited(store, settings, num_same):
     # Asked before each trial, after it, and before the next one.
     settings = dataclasses.replace(settings, changed_code=lambda: next(looks))
     stream = io.StringIO()
-    run.run_trials(store, trials, settings, progress.PlainProgress(stream), Durations())
+    run.run_trials(store, trials, settings, running.PlainProgress(stream), Durations())
     statuses = [None] * 4
     for trial in store.trials():
         statuses[[of.trial_id for of in trials].index(trial.trial_id)] = trial.status

@@ -115,7 +115,7 @@ def test_quality_runs_can_be_left_out(fields):
     ("fields", "message"),
     [
         ({"data": "synthetic"}, r"--budget 60s: the data set 'synthetic' has nothing"),
-        ({"timeout_sec": 200.0}, r"may not end within --timeout 200 s.*--timeout 210"),
+        ({"timeout_sec": 200.0}, r"may not end within --timeout 200 s.*--timeout 210s"),
     ],
 )
 def test_a_budget_that_makes_no_sense_is_refused(fields, message):

@@ -88,7 +88,7 @@ def test_commands_for_more_generations_run(tmp_path, monkeypatch):
     assert "--study" not in command
     assert "6 generations" in output
     assert plan.measuring.minutes is not None
-    assert command.endswith(f"--minutes {plan.measuring.minutes * 6 / 4:g}")
+    assert command.endswith(f"--time-budget {plan.measuring.minutes * 6 / 4:g}min")
 
 
 def test_a_command_with_a_baseline_runs(made, tmp_path, synthetic, monkeypatch):

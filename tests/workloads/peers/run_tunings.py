@@ -1,7 +1,7 @@
 """Measures what each way to tune a peer brings: all of them take turns in one relay.
 
     python tests/workloads/peers/run_tunings.py torch_ddp fused=0 compile=1 \
-        -- --workload resnet50 --replicas 2 --mode weak --minutes 10
+        -- --workload resnet50 --replicas 2 --mode weak --time-budget 10min
 
 Each argument is one way, in words as ``DEFAULTS`` of the peer's process has them; after
 ``--`` are options of ``sweep``. Prints the throughput of each way over that of the

@@ -49,7 +49,7 @@ def test_peers_repeat_our_first_losses_and_are_measured(
             *(sys.executable, "-m", "harness", "sweep", "--workload", workload),
             *("--preset", "smoke", "--data", data, "--replicas", "2"),
             *("--mode", "weak", "--backends", ",".join(["in_graph", *sorted(own)])),
-            *("--repeats", "2", "--minutes", minutes, "--no-match"),
+            *("--repeats", "2", "--time-budget", f"{minutes}min", "--no-match"),
             *("--option", f"compute_dtype={dtype}"),
             *("--study", "peers", "--runs-dir", str(tmp_path)),
         ],
