@@ -48,7 +48,7 @@ LONG_FIRST = (
     "tests/workloads/metrics/test_extractors.py",
     "tests/harness/run/test_kill_and_leave_nothing.py",
     "tests/docs/",
-    "tests/replicator/contract/test_leaks.py",
+    "tests/replicator/backends/test_leaks.py",
     "tests/workloads/",
 )
 

@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 TIMEOUT_SEC = 600
 FILES = {
-    "replicator": "tests/replicator/contract/test_summaries.py",
+    "replicator": "tests/replicator/backends/test_summaries.py",
     "workloads": "tests/workloads/resnet50/test_math.py",
     "harness": "tests/harness/trial/test_readings.py",
     "results": "tests/results/figures/test_frames.py",
