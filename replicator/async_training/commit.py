@@ -46,26 +46,18 @@ NUM_BINS = 1024
 
 
 class CommitState:
-    """The lock and the counts of one parameter server.
-
-    Attributes:
-      device: The server.
-      mutex: Handle of the lock.
-      clock: Updates that were applied here, over all workers; scalar int64.
-      update_counts: Updates by staleness, the last bin with all above; int64 of
-        ``NUM_BINS``.
-      sequence_numbers: By worker, the number of its last update that was applied here;
-        numbers have no gaps; scalar int64.
-    """
+    """The lock and the counts of one parameter server."""
 
     def __init__(self, device: str, num_workers: int, name: str) -> None:
         self.device = device
         with tf.init_scope(), creation.allowed(), tf.device(None), tf.device(device):
             self.mutex = tf.raw_ops.MutexV2(shared_name=name)
-            self.clock = _counter()
+            self.clock = _counter()  # updates that were applied here, of all workers
+            # By staleness; the last bin has all that is at least as stale.
             self.update_counts = tf.Variable(
                 tf.zeros([NUM_BINS], tf.int64), trainable=False
             )
+            # By worker, the number of its last update here; numbers have no gaps.
             self.sequence_numbers = [_counter() for _ in range(num_workers)]
 
     def copies_for(self, variable: Any, worker: int) -> Any | None:

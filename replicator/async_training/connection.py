@@ -26,14 +26,10 @@ if TYPE_CHECKING:
 
 
 class ServerWatch:
-    """The client's watch over its parameter servers.
-
-    Attributes:
-      error: What was raised when a server was lost; raised again by all later calls.
-    """
+    """The client's watch over its parameter servers."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
-        """Starts watching."""
+        # Raised when a server was lost, and again by all later calls.
         self.error: ServerLostError | None = None
         self._addresses = tuple(addresses)
         self._peers = [Peer(address) for address in addresses]

@@ -160,11 +160,7 @@ _SERVERS_POLL_SEC = 1.0
 
 
 class Dispatcher:
-    """Hands assignments to the workers of one replicator.
-
-    Attributes:
-      num_redone: Assignments that were started again because a worker was lost.
-    """
+    """Hands assignments to the workers of one replicator."""
 
     def __init__(
         self,
@@ -174,7 +170,7 @@ class Dispatcher:
         client_device: str,
         watch: ServerWatch,
     ) -> None:
-        self.num_redone = 0
+        self.num_redone = 0  # assignments started again because a worker was lost
         self._connection = connection
         self._commit_states = commit_states
         self._recovery_timeout_sec = recovery_timeout_sec
@@ -357,12 +353,7 @@ _SEQUENCE_NUMBERS = tf.TensorSpec([], tf.int64)
 
 
 class ServerProgram:
-    """One step on one worker; its state is on the servers.
-
-    Attributes:
-      step: The step as traced for all workers.
-      plans: How each collective is carried out.
-    """
+    """One step on one worker; its state is on the servers."""
 
     def __init__(
         self,
@@ -371,7 +362,7 @@ class ServerProgram:
         table: WorkerTable,
         placement: Placement,
     ) -> None:
-        self.step = step
+        self.step = step  # as traced for all workers
         self.plans: tuple[CollectivePlan, ...] = plan.make_plan(
             step.traced.collectives, topology
         )

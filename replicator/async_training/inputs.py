@@ -11,7 +11,7 @@ from replicator._tf import compat as _tf_compat
 from replicator.checkpoint import division
 from replicator.core.step import traced_once
 from replicator.errors import ReplicatorError
-from replicator.inputs.context import InputContext, InputReplicationMode
+from replicator.inputs.context import InputContext, InputFn, InputReplicationMode
 from replicator.inputs.iterator import InputIterator, next_batches, to_pipeline
 
 if TYPE_CHECKING:
@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 
 
 class RemotePipeline:
-    """A pipeline as a graph, which a worker turns into a dataset.
-
-    Attributes:
-      element_spec: Nest of ``tf.TypeSpec`` of one per-replica batch.
-      division: How it divides examples into batches.
-    """
+    """A pipeline as a graph, which a worker turns into a dataset."""
 
     def __init__(
         self, function: Any, divided: division.Division, num_skipped: int = 0
@@ -100,7 +95,7 @@ class ServerInputIterator(InputIterator):
 
     def __init__(
         self,
-        input_fn: Callable[[InputContext], tf.data.Dataset],
+        input_fn: InputFn,
         mode: InputReplicationMode,
         connection: Connection,
         num_replicas_per_worker: int,
@@ -177,9 +172,7 @@ def _maker(
     return make
 
 
-def traced_dataset(
-    input_fn: Callable[[InputContext], tf.data.Dataset], context: InputContext
-) -> RemotePipeline:
+def traced_dataset(input_fn: InputFn, context: InputContext) -> RemotePipeline:
     """Calls an input function and keeps its pipeline as a graph."""
     found = []
 

@@ -200,11 +200,7 @@ _COUNTER = itertools.count()
 
 
 class WorkerSteps:
-    """A step function, built for every worker; keeps its graph, not the function.
-
-    Attributes:
-      programs: By worker.
-    """
+    """A step function, built for every worker; keeps its graph, not the function."""
 
     def __init__(
         self,

@@ -35,22 +35,16 @@ if TYPE_CHECKING:
 
 
 class ServerTable(VariableTable):
-    """The variables of all workers.
-
-    Attributes:
-      num_replicas: Replicas of the whole cluster.
-      num_workers: Workers of the cluster.
-      is_published: Whether the user's variables hold what the copies hold.
-    """
+    """The variables of all workers."""
 
     def __init__(
         self, topology: Topology, num_workers: int, placement: Placement
     ) -> None:
         super().__init__(topology)
-        self.num_replicas = topology.num_replicas
+        self.num_replicas = topology.num_replicas  # of the whole cluster
         self.num_workers = num_workers
         self.placement = placement
-        self.is_published = True
+        self.is_published = True  # the user's variables hold what the copies hold
         self._coherent: list[Entry] = []
         self._functions: dict[str, Any] = {}
 
@@ -103,11 +97,7 @@ class ServerTable(VariableTable):
 
 
 class WorkerTable:
-    """One worker's part of a table; what a program asks of one.
-
-    Attributes:
-      version: That of the whole table.
-    """
+    """One worker's part of a table; what a program asks of one."""
 
     def __init__(
         self, table: ServerTable, worker: int, commit_states: Sequence[CommitState]
@@ -185,21 +175,15 @@ SCALAR_BYTES = 8
 
 
 class Placement:
-    """Deals variables to parameter servers; each goes to the least loaded one.
-
-    Attributes:
-      devices: Full device name of every server, by index.
-      num_bytes: Bytes of the variables on each.
-      counters: In which servers count the updates of optimizers.
-    """
+    """Deals variables to parameter servers; each goes to the least loaded one."""
 
     def __init__(self, num_servers: int) -> None:
         self.devices = tuple(
             f"/job:ps/replica:0/task:{index}/device:CPU:0"
             for index in range(num_servers)
         )
-        self.num_bytes = [0] * num_servers
-        self.counters = ServerCounters()
+        self.num_bytes = [0] * num_servers  # of the variables on each
+        self.counters = ServerCounters()  # of the updates of optimizers
         self._forced = threading.local()
 
     @contextlib.contextmanager

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from replicator.async_training.dispatch import Assignment, ServerProgram
     from replicator.cluster.configuration import ClusterConfig
-    from replicator.inputs.context import InputContext, InputReplicationMode
+    from replicator.inputs.context import InputFn, InputReplicationMode
     from replicator.inputs.iterator import InputIterator
     from replicator.optimizer.options import OptimizerOptions
     from replicator.optimizer.wrapper import ReplicatedOptimizer
@@ -130,10 +130,7 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
             yield self
 
     def _make_input_iterator(
-        self,
-        input_fn: Callable[[InputContext], tf.data.Dataset],
-        mode: InputReplicationMode,
-        num_prefetched: int,
+        self, input_fn: InputFn, mode: InputReplicationMode, num_prefetched: int
     ) -> ServerInputIterator:
         """Makes pipelines on the workers; see ``Replicator.make_input_iterator``.
 
@@ -285,11 +282,9 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
         self.connection.watch.check()
 
     def local_state(self) -> list[LocalState]:
-        """Reads the copies; see ``Replicator.local_state``."""
         return self._table.local_state()
 
     def restore_local_state(self, saved: Sequence[LocalState]) -> None:
-        """Sets the copies; see ``Replicator.restore_local_state``."""
         super().restore_local_state(saved)
         self._table.restore(saved)
 

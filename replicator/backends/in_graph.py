@@ -157,7 +157,6 @@ class InGraphReplicator(base.Replicator):
             yield self
 
     def logical_device(self, index: int) -> Any:
-        """Places variables on a logical device; see ``replicator.logical_device``."""
         place = context_lib.check_logical_index(index, self.logical_devices_per_replica)
         return tf.device(self.topology.devices[0][place])
 
@@ -245,11 +244,9 @@ class InGraphReplicator(base.Replicator):
         return self.devices
 
     def local_state(self) -> list[LocalState]:
-        """Reads the copies; see ``Replicator.local_state``."""
         return self._table.local_state()
 
     def restore_local_state(self, saved: Sequence[LocalState]) -> None:
-        """Sets the copies; see ``Replicator.restore_local_state``."""
         super().restore_local_state(saved)
         self._table.restore(saved)
 

@@ -29,11 +29,9 @@ from replicator.variables.writes import are_detected
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    import tensorflow as tf
-
     from replicator.cluster.configuration import ClusterConfig
     from replicator.cluster.workers import WorkerRuntime
-    from replicator.inputs.context import InputContext, InputReplicationMode
+    from replicator.inputs.context import InputFn, InputReplicationMode
 
 
 # The backend of each pattern; their classes import this module.
@@ -90,10 +88,7 @@ class BetweenGraphReplicator(base.Replicator):
         """Mirrored variables, each with a number that is the same on all workers."""
 
     def _make_input_iterator(
-        self,
-        input_fn: Callable[[InputContext], tf.data.Dataset],
-        mode: InputReplicationMode,
-        num_prefetched: int,
+        self, input_fn: InputFn, mode: InputReplicationMode, num_prefetched: int
     ) -> InputIterator:
         """Makes this worker's pipelines; ``next`` ends on all workers together."""
         inputs = super()._make_input_iterator(input_fn, mode, num_prefetched)
@@ -114,7 +109,6 @@ class BetweenGraphReplicator(base.Replicator):
         )
 
     def gather_bytes(self, payload: bytes) -> list[bytes]:
-        """Gathers bytes from every worker; see ``Replicator.gather_bytes``."""
         return workers.gather_bytes(self._runtime, payload)
 
     def assert_in_sync(self) -> None:

@@ -25,6 +25,7 @@ from replicator.engine.analysis import plan
 from replicator.errors import RemoteInputError
 from replicator.inputs.context import (
     InputContext,
+    InputFn,
     InputReplicationMode,
     pipeline_contexts,
 )
@@ -108,10 +109,7 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
         self._set_topology(make_topology(names), detects_writes=detects_writes)
 
     def _make_input_iterator(
-        self,
-        input_fn: Callable[[InputContext], tf.data.Dataset],
-        mode: InputReplicationMode,
-        num_prefetched: int,
+        self, input_fn: InputFn, mode: InputReplicationMode, num_prefetched: int
     ) -> InputIterator:
         """Makes pipelines on the workers whose replicas they feed.
 
@@ -191,7 +189,6 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
 
     @contextlib.contextmanager
     def consolidated_state(self, variables: Sequence[Any]) -> Iterator[None]:
-        """Averages separate sums of replicas; see ``Replicator.consolidated_state``."""
         with self._detector.guard(), super().consolidated_state(variables):
             yield
 

@@ -20,7 +20,12 @@ from replicator.core import creation
 from replicator.core.step import per_replica_nest, traced_once
 from replicator.errors import ReplicatorError
 from replicator.inputs import iterator
-from replicator.inputs.context import InputContext, InputReplicationMode, values_of
+from replicator.inputs.context import (
+    InputContext,
+    InputFn,
+    InputReplicationMode,
+    values_of,
+)
 from replicator.inputs.iterator import InputIterator
 from replicator.optimizer.other_libraries import StrategyOptimizer
 
@@ -40,7 +45,7 @@ class CoordinatorInputIterator(InputIterator):
 
     def __init__(
         self,
-        input_fn: Callable[[InputContext], tf.data.Dataset],
+        input_fn: InputFn,
         mode: InputReplicationMode,
         replicator: ParameterServerReplicator,
     ) -> None:
@@ -114,10 +119,7 @@ class ParameterServerReplicator(ScheduledBackend, StrategyReplicator):
         connection_lib.check_stock(num_replicas, self._share, self.num_workers)
 
     def _make_input_iterator(
-        self,
-        input_fn: Callable[[InputContext], tf.data.Dataset],
-        mode: InputReplicationMode,
-        num_prefetched: int,
+        self, input_fn: InputFn, mode: InputReplicationMode, num_prefetched: int
     ) -> CoordinatorInputIterator:
         """Makes the pipeline on every worker; only ``PER_WORKER``."""
         iterator.refuse(num_prefetched, type(self).__name__)

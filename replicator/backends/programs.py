@@ -27,7 +27,7 @@ from replicator.core.validation import (
 from replicator.errors import RetraceLimitError, RetraceWarning, RunContextError
 from replicator.inputs import audit, iterator
 from replicator.inputs.context import (
-    InputContext,
+    InputFn,
     InputReplicationMode,
     as_value,
     check_mode,
@@ -293,7 +293,7 @@ class FedBackend(JobFacts):
 
     def make_input_iterator(
         self,
-        input_fn: Callable[[InputContext], tf.data.Dataset],
+        input_fn: InputFn,
         mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
         *,
         prefetch_to_device: int = 0,
@@ -327,10 +327,7 @@ class FedBackend(JobFacts):
         return inputs
 
     def _make_input_iterator(
-        self,
-        input_fn: Callable[[InputContext], tf.data.Dataset],
-        mode: InputReplicationMode,
-        num_prefetched: int,
+        self, input_fn: InputFn, mode: InputReplicationMode, num_prefetched: int
     ) -> InputIterator:
         """Makes the pipelines of this process from checked arguments."""
         contexts = own_contexts(
@@ -362,7 +359,7 @@ class FedBackend(JobFacts):
 
     def audit_inputs(
         self,
-        input_fn: Callable[[InputContext], tf.data.Dataset],
+        input_fn: InputFn,
         mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
         *,
         key_fn: Callable[[Any], Any],

@@ -140,7 +140,6 @@ class SingleDeviceReplicator(base.Replicator):
         self._programs = programs.ProgramCache()
 
     def logical_device(self, index: int) -> Any:
-        """Places variables on a logical device; see ``replicator.logical_device``."""
         place = context.check_logical_index(index, self.logical_devices_per_replica)
         return tf.device(self._devices[place] if self._devices else None)
 

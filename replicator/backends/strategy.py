@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
     from replicator.cluster.configuration import ClusterConfig
     from replicator.collectives.kind import CollectiveKind
-    from replicator.inputs.context import InputContext, InputReplicationMode
+    from replicator.inputs.context import InputContext, InputFn, InputReplicationMode
     from replicator.optimizer.options import OptimizerOptions
     from replicator.optimizer.wrapper import ReplicatedOptimizer
 
@@ -169,7 +169,7 @@ class StrategyInputIterator(InputIterator):
 
     def __init__(
         self,
-        input_fn: Callable[[InputContext], tf.data.Dataset],
+        input_fn: InputFn,
         mode: InputReplicationMode,
         strategy: tf.distribute.Strategy,
         num_replicas: int,
@@ -255,10 +255,7 @@ class StrategyReplicator(base.Replicator):
         return self.strategy
 
     def _make_input_iterator(
-        self,
-        input_fn: Callable[[InputContext], tf.data.Dataset],
-        mode: InputReplicationMode,
-        num_prefetched: int,
+        self, input_fn: InputFn, mode: InputReplicationMode, num_prefetched: int
     ) -> InputIterator:
         """Distributes the pipelines; a stock strategy prefetches in its own way."""
         contexts = own_contexts(
@@ -420,7 +417,6 @@ class StrategyReplicator(base.Replicator):
         ]
 
     def restore_local_state(self, saved: Sequence[LocalState]) -> None:
-        """Sets the components; see ``Replicator.restore_local_state``."""
         super().restore_local_state(saved)
         for state in saved:
             components = self._components(state.variable)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable, Sequence
 
-    from replicator.inputs.context import InputContext, InputReplicationMode
+    from replicator.inputs.context import InputFn, InputReplicationMode
     from replicator.inputs.iterator import InputIterator
 
 _CHUNK_BITS = 16
@@ -95,10 +95,7 @@ class TpuReplicator(StrategyReplicator):
         return _logical_core(self.strategy, place)
 
     def _make_input_iterator(
-        self,
-        input_fn: Callable[[InputContext], tf.data.Dataset],
-        mode: InputReplicationMode,
-        num_prefetched: int,
+        self, input_fn: InputFn, mode: InputReplicationMode, num_prefetched: int
     ) -> InputIterator:
         """Distributes pipelines of static shapes."""
         inputs = super()._make_input_iterator(input_fn, mode, num_prefetched)

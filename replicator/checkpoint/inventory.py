@@ -42,20 +42,15 @@ class Inventory:
 
     Names are attribute paths, such as ``model/dense/kernel``: unlike Keras' generated
     names, they do not depend on the layers that the process created before.
-
-    Attributes:
-      objects: The objects that TensorFlow saves, by name; for a wrapped optimizer, the
-        inner one.
-      variables: The ``tf.Variable`` behind each path.
-      optimizers: The optimizers among and under the objects, wrapped or not, by path.
-      extra: By name, variables that the object lists but TensorFlow would not save:
-        the states of Keras seed generators.
     """
 
     def __init__(self, trackables: Mapping[str, Any]) -> None:
+        # What TensorFlow saves, by name; for a wrapped optimizer, the inner one.
         self.objects = {n: _unwrap(n, value) for n, value in trackables.items()}
-        self.variables: dict[str, Any] = {}
-        self.optimizers: dict[str, Any] = {}
+        self.variables: dict[str, Any] = {}  # the tf.Variable behind each path
+        self.optimizers: dict[str, Any] = {}  # among and under the objects, by path
+        # By name, what the object lists but TensorFlow would not save: the states of
+        # Keras' seed generators.
         self.extra: dict[str, list[Any]] = {}
         self._seen: set[int] = set()
         # An optimizer also refers to the weights; their path goes through the model.

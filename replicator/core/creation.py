@@ -157,14 +157,10 @@ def _refused(kwargs: dict[str, Any]) -> CreateVariableInStepError:
 
 
 class StepGenerator:
-    """Keras' generator that a step draws from; keep it as long as the step's program.
-
-    Attributes:
-      made: Keras' generator; None until one is needed.
-    """
+    """Keras' generator that a step draws from; keep it as long as its program."""
 
     def __init__(self) -> None:
-        self.made = _tf_compat.global_seed_generator()
+        self.made = _tf_compat.global_seed_generator()  # None until one is needed
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[StepGenerator]:

@@ -266,11 +266,7 @@ def origin_of(step_fn: Callable[..., Any]) -> tuple[Any, Any] | None:
 
 
 class _Plain:
-    """A part that is compared by value.
-
-    Attributes:
-      token: Equal for parts that are the same.
-    """
+    """A part that is compared by its token."""
 
     def __init__(self, *token: Any) -> None:
         self.token = token

@@ -34,28 +34,19 @@ GPU_GROUP_KEY = FLAT_GROUP_KEY - 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Topology:
-    """The replicas of one program. Replicas are counted from 0 within the program.
+    """The replicas of one program. Replicas are counted from 0 within the program."""
 
-    Attributes:
-      devices: Full device names, by replica of this program, then by logical device.
-      memories: By replica, the first replica whose devices read the same memory.
-      primaries: By replica, the replica whose copy of mirrored variables it uses; a
-        replica that keeps its own copy is its own primary.
-      num_replicas: Replicas in the whole job.
-      first_replica_id: Id in the job of this program's replica 0.
-      num_programs: Programs of the job that run concurrently.
-      program_id: Index of this program.
-      has_virtual_gpus: Whether some of its GPUs are parts of one physical GPU, which
-        NCCL refuses.
-    """
-
-    devices: tuple[tuple[str, ...], ...]
+    devices: tuple[tuple[str, ...], ...]  # Full names, by replica and logical device.
+    # By replica, the first replica whose devices read the same memory.
     memories: tuple[int, ...]
+    # By replica, the replica whose copy of mirrored variables it uses; a replica that
+    # keeps its own copy is its own primary.
     primaries: tuple[int, ...]
-    num_replicas: int
-    first_replica_id: int = 0
-    num_programs: int = 1
-    program_id: int = 0
+    num_replicas: int  # Replicas in the whole job.
+    first_replica_id: int = 0  # Id in the job of this program's replica 0.
+    num_programs: int = 1  # Programs of the job that run concurrently.
+    program_id: int = 0  # Index of this program.
+    # Whether some of its GPUs are parts of one physical GPU, which NCCL refuses.
     has_virtual_gpus: bool = False
 
     @property
@@ -150,21 +141,7 @@ def make_topology(
     program_id: int = 0,
     has_virtual_gpus: bool = False,
 ) -> Topology:
-    """Builds the topology: determines which replicas share memory.
-
-    Args:
-      devices: Full device names, by replica, then by logical device.
-      is_mirrored: Whether each replica keeps its own copy of mirrored variables even if
-        it could share one.
-      num_replicas: Replicas in the whole job; by default those of this program.
-      first_replica_id: Id in the job of the first replica here.
-      num_programs: Programs of the job.
-      program_id: Index of this program.
-      has_virtual_gpus: Whether some of its GPUs are parts of one physical GPU.
-
-    Returns:
-      The topology.
-    """
+    """Finds out which replicas share memory; if mirrored, each has its own copies."""
     places = [tuple(map(devices_lib.memory, names)) for names in devices]
     memories = tuple(places.index(place) for place in places)
     return Topology(
@@ -187,14 +164,10 @@ def place_group_key(device: str) -> int:
 
 
 class Keys:
-    """Draws the instance keys of collectives.
-
-    Attributes:
-      value: The next key; identical on all workers that have run the same program.
-    """
+    """Draws the instance keys of collectives."""
 
     def __init__(self) -> None:
-        self.value = 1
+        self.value = 1  # the next; alike on workers that have run the same program
 
     def __next__(self) -> int:
         return self.draw(1)
@@ -267,19 +240,7 @@ def per_worker(
 
 
 class JobFacts:
-    """Replicas and workers of a job, and which of them this process has.
-
-    A part of ``Replicator``.
-
-    Attributes:
-      num_replicas: Replicas of the whole job.
-      first_replica_id: Id of the first local replica.
-      num_workers: Worker processes of the job, usually one per machine.
-      worker_id: Index of this process among them.
-      logical_devices_per_replica: Devices that one replica is split over.
-      without_communication: Whether this is a measuring control: its replicas do not
-        communicate, and diverge.
-    """
+    """What a ``Replicator`` says of its job, and which part this process has."""
 
     num_replicas: int
     first_replica_id: int = 0

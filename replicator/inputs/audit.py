@@ -20,7 +20,7 @@ from replicator.inputs.iterator import to_pipeline
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
-    from replicator.inputs.context import InputContext
+    from replicator.inputs.context import InputContext, InputFn
 
 NUM_SHOWN = 5
 _NO_SHARES = (
@@ -81,7 +81,7 @@ class InputAudit:
 
 
 def audit(
-    input_fn: Callable[[InputContext], tf.data.Dataset],
+    input_fn: InputFn,
     contexts: Sequence[InputContext],
     num_replicas: int,
     *,

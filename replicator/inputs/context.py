@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import numbers
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -90,6 +91,9 @@ class InputContext:
                 f"{lower} or {lower + num_replicas}"
             )
         return share
+
+
+InputFn = Callable[[InputContext], tf.data.Dataset]
 
 
 def pipeline_contexts(

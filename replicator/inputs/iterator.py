@@ -20,6 +20,7 @@ from replicator.errors import ClusterError, InputModeError
 from replicator.inputs import last_step
 from replicator.inputs.context import (
     InputContext,
+    InputFn,
     InputReplicationMode,
     pipeline_contexts,
 )
@@ -109,16 +110,11 @@ class Source(NamedTuple):
 
 
 class Reads:
-    """Counts the reads of iterators, from their first element.
-
-    Attributes:
-      source: What the graph of a dispatch reads.
-    """
+    """Counts the reads of iterators, from their first element."""
 
     def __init__(
         self, iterators: Sequence[Any], per_step: int, devices: Sequence[str]
     ) -> None:
-        """Makes the counters."""
         self._per_step = per_step
         self._counters = [_tf_data.make_counter(device) for device in devices]
         # A function on another worker could otherwise count before its counter is 0.
@@ -213,7 +209,7 @@ class InputIterator:
 
     def __init__(
         self,
-        input_fn: Callable[[InputContext], tf.data.Dataset],
+        input_fn: InputFn,
         mode: InputReplicationMode,
         num_replicas: int,
         *,
@@ -221,17 +217,8 @@ class InputIterator:
         devices: Sequence[str] | None = None,
         prefetch: DevicePrefetch | None = None,
     ) -> None:
-        """Makes the pipelines.
-
-        Args:
-          input_fn: Makes one pipeline.
-          mode: How many there are.
-          num_replicas: Replicas to feed.
-          contexts: Argument of each call; by default those of ``mode`` in a job of one
-            worker. Each pipeline feeds an equal share of the replicas, in order.
-          devices: Device that each pipeline runs on; by default the current one.
-          prefetch: How batches are prefetched to devices; by default they are not.
-        """
+        # A pipeline per context, by default as in a job of one worker; each feeds an
+        # equal share of the replicas, in order.
         self.uneven_inputs: UnevenInputs | None = None
         if contexts is None:
             contexts = pipeline_contexts(mode, num_replicas)
@@ -345,11 +332,7 @@ class InputIterator:
         self.is_at_end = to_end
 
     def check_maker(self, user: Maker) -> None:
-        """Rejects a replicator whose replicas these inputs do not feed.
-
-        Raises:
-          OtherReplicatorError: Names both.
-        """
+        """Rejects a replicator whose replicas these inputs do not feed."""
         remedy = "pass what make_input_iterator() of this one returns"
         validation.check_maker(self, user, "the input iterator", remedy)
 
