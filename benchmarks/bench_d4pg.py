@@ -17,13 +17,10 @@ import numpy as np
 
 from benchmarks import runner
 from workloads import child_process
-from workloads.d4pg.acting.actor import Actor, PolicySpec
-from workloads.d4pg.acting.remote import SharedWeights
-from workloads.d4pg.acting.settings import ActorSettings
-from workloads.d4pg.environment.control import FRAME_SIZE, Environment
-from workloads.d4pg.replay.prioritized import make_replay
-from workloads.d4pg.replay.replay import ReplaySettings
-from workloads.d4pg.replay.streams import StepStreams, StreamsSpec
+from workloads.d4pg.actor import Actor, ActorSettings, PolicySpec
+from workloads.d4pg.control import FRAME_SIZE, Environment
+from workloads.d4pg.replay import ReplaySettings, make_replay
+from workloads.d4pg.streams import SharedWeights, StepStreams, StreamsSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,7 +119,7 @@ def _actor_rate(
         name=NAME,
         observations=observations,
         environments_per_actor=ENVIRONMENTS_PER_ACTOR,
-        policy=policy.to_json() if has_policy else "",
+        policy=policy if has_policy else None,
     )
     streams = _streams(spec.observation_shape, spec.observation_dtype, 1000)
     weights = SharedWeights(policy.num_floats)
@@ -197,7 +194,7 @@ def _frames_per_transition() -> float:
     replay = make_replay(streams, ReplaySettings(num_stacked_frames=3))
     # Only counted: no frame is read.
     streams.num_written[:] = 10_000
-    return replay.memory_bytes / len(replay) / FRAME_BYTES
+    return streams.spec.memory_bytes / len(replay) / FRAME_BYTES
 
 
 PARTS: dict[str, Callable[[], dict[str, Callable[[], float]]]] = {

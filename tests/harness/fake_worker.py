@@ -244,7 +244,7 @@ def prepare(trial_dir):
 def start_actor():
     """Starts a process that shares memory with this one, as actors of D4PG do."""
     # Imports NumPy, which takes a third of the time of a fake trial.
-    from workloads.d4pg.replay.transitions import SharedArrays
+    from workloads.d4pg.streams import SharedArrays
 
     arrays = SharedArrays([("frames", (1024,), "float32")])
     arrays["frames"][:] = 1.0

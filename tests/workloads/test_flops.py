@@ -9,9 +9,9 @@ from graph_flops import multiply_adds
 import replicator
 from workloads import catalog
 from workloads.d4pg import config as d4pg_config
-from workloads.d4pg.acting.actor import PolicySpec
-from workloads.d4pg.learning import flops as d4pg_flops
-from workloads.d4pg.learning.learner import Learner
+from workloads.d4pg import networks as d4pg_networks
+from workloads.d4pg.actor import PolicySpec
+from workloads.d4pg.learner import Learner
 from workloads.sngan import config as sngan_config
 from workloads.sngan import networks
 
@@ -130,7 +130,7 @@ def test_the_learner_does_what_is_counted(observations, network):
             1.0,
         )
 
-    assert d4pg_flops.training_flops(config, spec) == 2 * per_example(
+    assert d4pg_networks.training_flops(config, spec) == 2 * per_example(
         learner._loss_and_gradients, args
     )
 

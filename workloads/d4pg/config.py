@@ -6,9 +6,9 @@ The planner imports this module, so it imports neither TensorFlow nor dm_control
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 
-from workloads.d4pg.acting.settings import check_ray
-from workloads.d4pg.replay import transitions
+from workloads.d4pg import capacity
 from workloads.spec import TrainingConfig, configurations, limited
 
 NETWORKS = ("mlp", "layer_norm_mlp")
@@ -108,7 +108,7 @@ class D4PGConfig(TrainingConfig):
                 f"option noise_low={self.noise_low!r} must be above 0 and at most "
                 f"noise_high={self.noise_high!r}: use for example 0.03125 and 1"
             )
-        transitions.check_rings(self)
+        capacity.check_rings(self)
 
     @property
     def num_stacked_frames(self) -> int:
@@ -193,3 +193,14 @@ PRESETS: dict[str, D4PGConfig] = {
 }
 
 make_config = configurations("d4pg", PRESETS)
+
+
+def check_ray() -> None:
+    """Raises unless Ray is installed."""
+    found = importlib.util.find_spec("ray")
+    # A directory of that name would be found too, such as Ray's own below /tmp.
+    if found is None or found.origin is None:
+        raise ValueError(
+            "actors='ray' needs Ray, which is not installed here: run pip install "
+            "'replicator-harness[distributed]', or use actors='processes'"
+        )

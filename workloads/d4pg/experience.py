@@ -13,31 +13,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from workloads.d4pg.acting.pool import ActorPool
-from workloads.d4pg.acting.remote import RayActorPool, SharedWeights
-from workloads.d4pg.acting.settings import ActorSettings
-from workloads.d4pg.replay import streams, transitions
-from workloads.d4pg.replay.prioritized import make_replay
-from workloads.d4pg.replay.replay import ReplaySettings
-from workloads.d4pg.replay.streams import StepStreams
+from workloads.d4pg import capacity
+from workloads.d4pg.actor import ActorSettings
+from workloads.d4pg.pool import ActorPool
+from workloads.d4pg.ray_pool import RayActorPool
+from workloads.d4pg.replay import ReplaySettings, make_replay
+from workloads.d4pg.streams import SharedWeights, StepStreams
 
 if TYPE_CHECKING:
     import replicator
-    from workloads.d4pg.acting.actor import PolicySpec
+    from workloads.d4pg.actor import PolicySpec
     from workloads.d4pg.config import D4PGConfig
-    from workloads.d4pg.environment.control import EnvironmentSpec
-    from workloads.d4pg.window import Counters
+    from workloads.d4pg.control import EnvironmentSpec
+    from workloads.d4pg.pool import Counters
 
 # Distance between the seeds of one pipeline's environments and the next one's.
 _SEEDS_PER_PIPELINE = 100_000
 
 
 class Experience:
-    """Actors and replay of one input pipeline.
-
-    Attributes:
-      replay: The replay.
-    """
+    """Actors and replay of one input pipeline."""
 
     def __init__(
         self,
@@ -55,16 +50,11 @@ class Experience:
         replay's capacity, and of the minimum size before learning starts.
         """
         num_pipelines = context.num_input_pipelines
-        transitions.check_rings(config, num_pipelines=num_pipelines)
-        share = transitions.share(config, context.input_pipeline_id, num_pipelines)
+        capacity.check_rings(config, num_pipelines=num_pipelines)
+        share = capacity.share(config, context.input_pipeline_id, num_pipelines)
         seed = seed + _SEEDS_PER_PIPELINE * context.input_pipeline_id
-        spec = streams.streams_spec(
-            config,
-            environment,
-            num_actors=share.num_actors,
-            capacity=share.capacity,
-        )
-        streams.check(config, spec)
+        spec = capacity.streams_spec(config, environment, share)
+        capacity.check_memory(config, spec)
         self._error: BaseException | None = None
         self._policy = policy
         self._streams = StepStreams(spec)
@@ -92,7 +82,7 @@ class Experience:
                 num_actors=share.num_actors,
                 environments_per_actor=config.environments_per_actor,
                 num_stacked_frames=config.num_stacked_frames,
-                policy=policy.to_json(),
+                policy=policy,
                 sigma_min=config.noise_low,
                 sigma_max=config.noise_high,
                 seed=seed,
@@ -142,11 +132,6 @@ class Experience:
 
         return tf.data.Dataset.counter().map(draw).prefetch(num_prefetched)
 
-    def explain_failure(self) -> None:
-        """Raises the error of sampling, if it failed."""
-        if self._error is not None:
-            raise self._error
-
     def publish(self, weights: np.ndarray, version: int) -> None:
         """Publishes weights to the actors; ``version`` is their learner step."""
         self._weights.publish(weights, version)
@@ -159,6 +144,11 @@ class Experience:
     def check(self) -> None:
         """Raises if actors failed too often."""
         self._pool.check()
+
+    def explain_failure(self) -> None:
+        """Raises the error of sampling, if it failed."""
+        if self._error is not None:
+            raise self._error
 
     def counters(self) -> Counters:
         """Returns the counters so far."""

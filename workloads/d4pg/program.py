@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import collections
 import contextlib
+import dataclasses
 import json
 import math
 import time
@@ -16,22 +17,21 @@ import tensorflow as tf
 
 import replicator
 from replicator import catalog
-from workloads import program
-from workloads.d4pg.acting.actor import PolicySpec
-from workloads.d4pg.environment.control import FRAME_SIZE
-from workloads.d4pg.evaluation.evaluator_client import EvaluatorClient
+from workloads import program, quality
+from workloads.catalog import SYNTHETIC, CatalogWorkload
+from workloads.common import training
+from workloads.d4pg import capacity, control, metrics, networks
+from workloads.d4pg.actor import PolicySpec
+from workloads.d4pg.evaluator import EvaluatorClient
 from workloads.d4pg.experience import Experience
-from workloads.d4pg.learning import flops
-from workloads.d4pg.learning.learner import Learner
-from workloads.d4pg.replay import transitions as transitions_lib
-from workloads.d4pg.window import Counters, Window, describe, total
+from workloads.d4pg.learner import Learner
+from workloads.d4pg.pool import Counters
 from workloads.program import ReplicatedProgram
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from workloads.d4pg.config import D4PGConfig
-    from workloads.d4pg.environment.control import EnvironmentSpec
     from workloads.spec import QualityMetric
 
 
@@ -46,14 +46,7 @@ _NUM_STATES, _NUM_FRAMES = 4096, 64
 def make_transitions(
     spec: PolicySpec, *, discount: float, num_return_steps: int, seed: int
 ) -> dict[str, np.ndarray]:
-    """Returns transitions as from replay; rewards are those of random returns.
-
-    Args:
-      spec: Shapes of observations and actions.
-      discount: Discount per environment step.
-      num_return_steps: n; each step's reward is in [0, 1], as in the control suite.
-      seed: Seed of all values.
-    """
+    """Returns transitions as from replay; rewards are in [0, 1], as in the suite."""
     rng = np.random.default_rng(seed)
     count = _NUM_FRAMES if spec.uses_pixels else _NUM_STATES
     shape = (count, *spec.observation_shape)
@@ -110,13 +103,10 @@ _NUM_CHANNELS = 3
 
 
 class D4PGProgram(ReplicatedProgram):
-    """D4PG on one replicator; a step is a learner step.
+    """D4PG on one replicator; a step is a learner step."""
 
-    Attributes:
-      learner: Networks and their updates.
-      experiences: Actors and replay of each pipeline of this process; empty with
-        synthetic data.
-    """
+    # Actors and replay of each pipeline of this process; none with synthetic data.
+    experiences: list[Experience]
 
     def __init__(
         self,
@@ -130,34 +120,27 @@ class D4PGProgram(ReplicatedProgram):
         """Creates networks, and starts the actors."""
         super().__init__(repl, per_replica_batch_size=per_replica_batch_size)
         if name is not None:
-            transitions_lib.check_learning(
-                config, global_batch_size=self.global_batch_size
-            )
+            capacity.check_learning(config, global_batch_size=self.global_batch_size)
         self._config = config
         self._name = name
         self._seed = seed
         self._evaluator = (
             None if name is None else EvaluatorClient(name, config, seed=seed)
         )
-        self._spec = _policy_spec(
-            config, None if self._evaluator is None else self._evaluator.spec
-        )
+        self._spec = _policy_spec(config, self._evaluator)
         if self._evaluator is not None:
             self._evaluator.load(self._spec)
         self.learner = Learner(repl, config, self._spec, seed=seed)
         self.num_parameters = self.learner.num_parameters
-        self.flops_per_example = flops.training_flops(config, self._spec)
-        self.experiences: list[Experience] = []
+        self.flops_per_example = networks.training_flops(config, self._spec)
+        self.experiences = []
         self._inputs = program.make_iterator(
             repl, self._input_fn, _input_mode(repl, name)
         )
         atexit.register(self.close)
         self._clipped: collections.deque[Any] = collections.deque(maxlen=_NUM_RECENT)
         self._lags: collections.deque[float] = collections.deque(maxlen=_NUM_RECENT)
-        self._window = self._now()
-        # Of the window so far, up to each pause.
-        self._parts: list[dict[str, float]] = []
-        self._is_paused = False
+        self._window = Window(self._now)
 
     def _input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
         count = self.pipeline_batch_size
@@ -202,12 +185,6 @@ class D4PGProgram(ReplicatedProgram):
             loss = self._run_one()
         return loss
 
-    def _learn(self) -> dict[str, Any]:
-        """Runs a learner step; errors of sampling are raised unchanged."""
-        with self._sampling():
-            outputs: dict[str, Any] = self.learner.run(self._inputs)
-        return outputs
-
     def read(self, num_steps: int = 1) -> None:
         """Reads batches from replay; see ``ReplicatedProgram.read``."""
         with self._sampling():
@@ -227,7 +204,8 @@ class D4PGProgram(ReplicatedProgram):
             raise
 
     def _run_one(self) -> float:
-        outputs = self._learn()
+        with self._sampling():
+            outputs = self.learner.run(self._inputs)
         loss = self._keep_losses(outputs["loss"])
         self._num_steps += 1
         if not math.isfinite(loss):
@@ -281,34 +259,28 @@ class D4PGProgram(ReplicatedProgram):
         """Starts a window; see ``StepProgram.start_window``."""
         self._clipped.clear()
         self._lags.clear()
-        self._parts.clear()
-        self._window = self._now()
+        self._window = Window(self._now)
 
     def pause(self) -> None:
         """Stops actors and replay; the time until ``resume`` is not measured."""
         for experience in self.experiences:
             experience.pause()
-        self._parts.append(self._window.until(self._now()))
-        self._is_paused = True
+        self._window.pause()
 
     def resume(self) -> None:
         """Continues what ``pause`` stopped."""
-        self._window = self._now()
-        self._is_paused = False
+        self._window.resume()
         for experience in self.experiences:
             experience.resume()
 
-    def _now(self) -> Window:
-        return Window(time.monotonic(), self._num_steps, self._count())
+    def _now(self) -> dict[str, float]:
+        return describe_now(self._num_steps, self._count())
 
     def window_metrics(self) -> tuple[QualityMetric, ...]:
         """Returns rates of learner and actors since ``start_window``.
 
         Warns if a large part of the targets is outside the atoms.
         """
-        parts = list(self._parts)
-        if not self._is_paused:
-            parts.append(self._window.until(self._now()))
         values = [float(v) for clipped in self._clipped for v in clipped]
         clipped = sum(values) / max(len(values), 1)
         if clipped > _MOST_CLIPPED:
@@ -320,7 +292,8 @@ class D4PGProgram(ReplicatedProgram):
                 stacklevel=2,
             )
         policy_lag = sum(self._lags) / max(len(self._lags), 1)
-        counted = {**total(parts), "clipped": clipped, "policy_lag": policy_lag}
+        counted = {**self._window.changes(), "num_pipelines": len(self.experiences)}
+        counted |= {"clipped": clipped, "policy_lag": policy_lag}
         mine = json.dumps(counted).encode("ascii")
         found = [json.loads(text) for text in self._repl.gather_bytes(mine)]
         return describe(found, global_batch_size=self.global_batch_size)
@@ -345,13 +318,73 @@ class D4PGProgram(ReplicatedProgram):
         atexit.unregister(self.close)
 
 
-def _policy_spec(config: D4PGConfig, environment: EnvironmentSpec | None) -> PolicySpec:
+def describe_now(num_steps: int, counters: Sequence[Counters]) -> dict[str, float]:
+    """Returns the time and the counters of one process, added up over its pipelines."""
+    return {
+        "window_sec": time.monotonic(),
+        "num_learner_steps": float(num_steps),
+        **{
+            field.name: float(sum(getattr(found, field.name) for found in counters))
+            for field in dataclasses.fields(Counters)
+        },
+    }
+
+
+class Window:
+    """Changes of counters since a point in time, without the pauses since."""
+
+    def __init__(self, read: Callable[[], dict[str, float]]) -> None:
+        self._read = read
+        self._start: dict[str, float] | None = read()
+        self._before = dict.fromkeys(self._start, 0.0)
+
+    def pause(self) -> None:
+        """Counts nothing until ``resume``."""
+        self._before, self._start = self.changes(), None
+
+    def resume(self) -> None:
+        """Continues to count."""
+        self._start = self._read()
+
+    def changes(self) -> dict[str, float]:
+        """Returns the changes so far."""
+        if self._start is None:
+            return self._before
+        now, start = self._read(), self._start
+        return {name: self._before[name] + now[name] - start[name] for name in now}
+
+
+def describe(
+    processes: Sequence[Mapping[str, float]], *, global_batch_size: int
+) -> tuple[QualityMetric, ...]:
+    """Returns the figures of a trial from those of its processes."""
+    window_sec = max(process["window_sec"] for process in processes)
+    num_steps = int(processes[0]["num_learner_steps"])
+    if not num_steps or window_sec <= 0:
+        return ()
+    totals = {
+        **{name: sum(of[name] for of in processes) for name in processes[0]},
+        "window_sec": window_sec,
+        "num_learner_steps": num_steps,
+        "num_transitions": num_steps * global_batch_size,
+        "num_processes": len(processes),
+    }
+    found = ((metric, metric.of(totals)) for metric in metrics.OF_WINDOW if metric.of)
+    return tuple(
+        quality.counted(metric, value, num_examples=num_steps)
+        for metric, value in found
+        if value is not None
+    )
+
+
+def _policy_spec(config: D4PGConfig, evaluator: EvaluatorClient | None) -> PolicySpec:
     shape: tuple[int, ...] = (STATE_SIZE,)
     action_size = ACTION_SIZE
-    if environment is not None:
-        shape, action_size = environment.observation_shape, environment.action_size
+    if evaluator is not None:
+        shape = evaluator.spec.observation_shape
+        action_size = evaluator.spec.action_size
     if config.observations == "pixels":
-        size = FRAME_SIZE
+        size = control.FRAME_SIZE
         shape = (size, size, _NUM_CHANNELS * config.num_stacked_frames)
     return PolicySpec(
         observation_shape=shape,
@@ -377,3 +410,33 @@ def _input_mode(
             "or a backend such as multi_worker"
         )
     return modes.SINGLE
+
+
+class D4PGWorkload(CatalogWorkload):
+    """The catalogue's ``d4pg``."""
+
+    def build(
+        self,
+        replicator: replicator.Replicator,
+        *,
+        preset: str,
+        data: str,
+        per_replica_batch_size: int,
+        seed: int,
+        options: Mapping[str, Any],
+    ) -> D4PGProgram:
+        """Builds D4PG on ``replicator``; see ``Workload.build``."""
+        config = self.make_config(preset, options)
+        training.set_tf32(replicator, is_on=config.tf32)
+        if data != SYNTHETIC:
+            control.check(data)
+        return D4PGProgram(
+            replicator,
+            config,
+            name=None if data == SYNTHETIC else data,
+            per_replica_batch_size=per_replica_batch_size,
+            seed=seed,
+        )
+
+
+WORKLOAD = D4PGWorkload("d4pg")

@@ -9,16 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from workloads.catalog import SYNTHETIC
+from workloads.d4pg import capacity
 from workloads.d4pg.config import make_config
-from workloads.d4pg.evaluation.evaluator_client import EvaluatorClient
-from workloads.d4pg.replay import streams as streams_lib
-from workloads.d4pg.replay import transitions
+from workloads.d4pg.evaluator import EvaluatorClient
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from workloads.d4pg.config import D4PGConfig
-    from workloads.d4pg.environment.control import EnvironmentSpec
+    from workloads.d4pg.control import EnvironmentSpec
 
 
 def check(
@@ -36,16 +35,11 @@ def check(
     config = make_config(preset, options)
     if data == SYNTHETIC:
         return
-    transitions.check_learning(config, global_batch_size=global_batch_size)
-    transitions.check_rings(config, num_pipelines=num_workers)
+    capacity.check_learning(config, global_batch_size=global_batch_size)
+    capacity.check_rings(config, num_pipelines=num_workers)
     environment = _make_environment(data, config)
-    streams = streams_lib.streams_spec(
-        config,
-        environment,
-        num_actors=config.num_actors,
-        capacity=config.replay_capacity,
-    )
-    streams_lib.check(config, streams)
+    whole = capacity.share(config, 0, 1)
+    capacity.check_memory(config, capacity.streams_spec(config, environment, whole))
 
 
 def _make_environment(name: str, config: D4PGConfig) -> EnvironmentSpec:

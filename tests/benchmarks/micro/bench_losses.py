@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from workloads.d4pg.learning import learner
+from workloads.d4pg import learner
 from workloads.resnet50 import model
 from workloads.sngan import networks
 

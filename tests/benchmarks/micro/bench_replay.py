@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from workloads.d4pg.replay.prioritized import make_replay
-from workloads.d4pg.replay.replay import ReplaySettings
-from workloads.d4pg.replay.streams import StepStreams, StreamsSpec
+from workloads.d4pg.replay import ReplaySettings, make_replay
+from workloads.d4pg.streams import StepStreams, StreamsSpec
 
 NUM_STREAMS = 4
 STEPS_PER_STREAM = 5_000

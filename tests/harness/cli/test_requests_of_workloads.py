@@ -6,7 +6,7 @@ import pytest
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
-from workloads.d4pg.replay import streams
+from workloads.d4pg import capacity
 
 NO_OPENGL = (
     "option observations='pixels' needs OpenGL, which does not work here "
@@ -140,7 +140,7 @@ def test_frames_without_opengl_name_the_packages(refuse, monkeypatch):
 @pytest.mark.processes
 def test_a_replay_that_does_not_fit_names_the_option(refuse, monkeypatch):
     """Observations of walker are 24 numbers, actions 6."""
-    monkeypatch.setattr(streams, "available_bytes", lambda: 10_000_000)
+    monkeypatch.setattr(capacity, "available_bytes", lambda: 10_000_000)
 
     assert refuse("--data=walker:walk", preset="laptop") == (
         "option replay_capacity=200000 needs 26 MB of memory for observations='state', "

@@ -1,6 +1,5 @@
 """D4PG as it is measured: options, determinism, replicas, faults, figures."""
 
-import dataclasses
 import itertools
 import math
 
@@ -13,7 +12,8 @@ import replicator
 from workloads import catalog
 from workloads.d4pg import config
 from workloads.d4pg import program as d4pg_program
-from workloads.d4pg.window import Counters, Window, describe, total
+from workloads.d4pg.pool import Counters
+from workloads.d4pg.program import Window, describe, describe_now
 
 
 def build(
@@ -227,41 +227,39 @@ def test_paper_values_are_the_control_suite_paper_s():
     assert (1e-4, 1e-4) == (paper.policy_learning_rate, paper.critic_learning_rate)
 
 
-NOTHING = {"clipped": 0.0, "policy_lag": 0.0}
-
-
-def counted(**fields):
-    nothing = {field.name: 0 for field in dataclasses.fields(Counters)}
-    return Counters(**{**nothing, **fields})
-
-
-def figures(*processes):
-    metrics = describe(processes, global_batch_size=256)
+def figures(*reads, pauses=(), num_pipelines=1, num_processes=1):
+    """What a window says whose clocks and counters are read one after the other."""
+    rows = [
+        {**describe_now(num_steps, [counters]), "window_sec": time_sec}
+        for time_sec, num_steps, counters in reads
+    ]
+    window = Window(iter(rows).__next__)
+    for call in pauses:
+        getattr(window, call)()
+    process = {
+        **window.changes(),
+        "num_pipelines": num_pipelines,
+        "clipped": 0.25,
+        "policy_lag": 10.0,
+    }
+    metrics = describe([process] * num_processes, global_batch_size=256)
     return {metric.name: metric.value for metric in metrics}
 
 
 def test_differences_are_counted_and_processes_added_up():
     """Two processes, each with one pipeline."""
-    before = Window(
-        10.0, 100, [counted(num_environment_steps=1000, num_episodes=1, num_sampled=50)]
+    before = Counters(num_environment_steps=1000, num_episodes=1, num_sampled=50)
+    after = Counters(
+        num_environment_steps=1600,
+        num_episodes=3,
+        num_sampled=19_250,
+        wait_sec=2.5,
+        idle_sec=4.0,
+        elapsed_sec=20.0,
+        num_refused=1,
+        num_restarts=2,
     )
-    after = Window(
-        20.0,
-        300,
-        [
-            counted(
-                num_environment_steps=1600,
-                num_episodes=3,
-                num_sampled=19_250,
-                wait_sec=2.5,
-                idle_sec=4.0,
-                elapsed_sec=20.0,
-                num_refused=1,
-                num_restarts=2,
-            )
-        ],
-    )
-    process = {**before.until(after), "clipped": 0.25, "policy_lag": 10.0}
+    found = figures((10.0, 100, before), (20.0, 300, after), num_processes=2)
 
     assert {
         "learner_steps_per_sec": 20.0,
@@ -275,37 +273,35 @@ def test_differences_are_counted_and_processes_added_up():
         "clipped_target_share": 0.25,
         "refused_environment_steps": 2.0,
         "replaced_actors": 4.0,
-    } == pytest.approx(figures(process, process))
+    } == pytest.approx(found)
 
 
 def test_without_actors_there_is_the_learner_alone():
     """As with synthetic data."""
-    process = {**Window(0.0, 0, []).until(Window(4.0, 8, [])), **NOTHING}
+    none = Counters()
 
     assert {
         "learner_steps_per_sec": 2.0,
         "transitions_per_sec": 512.0,
-        "clipped_target_share": 0.0,
-    } == figures(process)
+        "clipped_target_share": 0.25,
+    } == figures((0.0, 0, none), (4.0, 8, none), num_pipelines=0)
 
 
 def test_a_window_without_learner_steps_says_nothing():
     """There would be nothing to divide by."""
-    now = Window(1.0, 5, [])
-
-    assert {} == figures({**now.until(now), **NOTHING})
+    assert {} == figures((1.0, 5, Counters()), (1.0, 5, Counters()))
 
 
-def test_the_gaps_between_the_parts_of_a_window_do_not_count():
+@pytest.mark.parametrize("is_paused_at_the_end", [False, True])
+def test_pauses_of_a_window_do_not_count(is_paused_at_the_end):
     """Two parts of 5 s and 100 learner steps each, with anything in between."""
-    first = Window(0.0, 0, [counted(num_environment_steps=0)]).until(
-        Window(5.0, 100, [counted(num_environment_steps=10)])
+    found = figures(
+        (0.0, 0, Counters(num_environment_steps=0)),
+        (5.0, 100, Counters(num_environment_steps=10)),
+        (905.0, 100, Counters(num_environment_steps=70)),
+        (910.0, 200, Counters(num_environment_steps=90)),
+        pauses=["pause", "resume"] + ["pause"] * is_paused_at_the_end,
     )
-    second = Window(905.0, 100, [counted(num_environment_steps=70)]).until(
-        Window(910.0, 200, [counted(num_environment_steps=90)])
-    )
-    found = figures({**total([first, second]), **NOTHING})
 
     assert 20.0 == found["learner_steps_per_sec"]
     assert 3.0 == found["environment_steps_per_sec"]
-    assert 1 == total([first, second])["num_pipelines"]

@@ -16,21 +16,21 @@ import tensorflow as tf
 
 import replicator
 from workloads.common.training import compiled
-from workloads.d4pg.learning.networks import Critic, Policy, Torso
+from workloads.d4pg.networks import Critic, Policy, Torso
 
 if TYPE_CHECKING:
-    from workloads.d4pg.acting.actor import PolicySpec
+    from workloads.d4pg.actor import PolicySpec
     from workloads.d4pg.config import D4PGConfig
 
 
-_ROW, _MATRIX = 1, 2  # ranks
+# Shapes of arguments.
+_EXAMPLES, _ATOMS = "[examples]", "[num_atoms]"
+_LOGITS, _ACTIONS = "[examples, num_atoms]", "[examples, action_size]"
 
 
 def critic_loss(logits: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
     """Returns the cross-entropy from target to predicted distributions of returns."""
-    _check_losses("critic_loss", "logits", logits)
-    _check_losses("critic_loss", "target", target)
-    _check_alike("critic_loss", logits, target)
+    _check("critic_loss", logits=(logits, _LOGITS), target=(target, _LOGITS))
     return tf.nn.softmax_cross_entropy_with_logits(tf.stop_gradient(target), logits)
 
 
@@ -53,9 +53,11 @@ def policy_loss(
     Acme, 0.5 |a - stop(a + dQ/da)|^2 has it as its gradient, where the norm of dQ/da
     is first clipped, per example.
     """
-    _check_losses("policy_loss", "action", action)
-    _check_losses("policy_loss", "value_gradient", value_gradient)
-    _check_alike("policy_loss", action, value_gradient)
+    _check(
+        "policy_loss",
+        action=(action, _ACTIONS),
+        value_gradient=(value_gradient, _ACTIONS),
+    )
     if clip_norm < 0.0:
         raise ValueError(
             f"policy_loss got clip_norm={clip_norm}: use 0 for none, or a norm such "
@@ -73,11 +75,7 @@ def importance_weights(probability: tf.Tensor, *, exponent: float) -> tf.Tensor:
     Schaul et al. 2016, section 3.4, before the division by the largest, which is taken
     over the global batch.
     """
-    if probability.shape.rank != _ROW or probability.dtype != tf.float32:
-        raise ValueError(
-            "importance_weights needs probability of shape [examples] and type "
-            f"float32, but got {probability.shape} and {probability.dtype.name!r}"
-        )
+    _check("importance_weights", probability=(probability, _EXAMPLES))
     if not 0.0 <= exponent <= 1.0:
         raise ValueError(
             f"importance_weights got exponent={exponent}: use a number from 0 to 1"
@@ -85,20 +83,23 @@ def importance_weights(probability: tf.Tensor, *, exponent: float) -> tf.Tensor:
     return tf.pow(probability, -exponent)
 
 
-def _check_losses(loss: str, name: str, value: tf.Tensor) -> None:
-    if value.shape.rank != _MATRIX or value.dtype != tf.float32:
-        raise ValueError(
-            f"{loss} needs {name} of rank 2, a row per example, and type float32, but "
-            f"got {value.shape} and {value.dtype.name!r}; reshape or cast it first"
-        )
-
-
-def _check_alike(loss: str, first: tf.Tensor, second: tf.Tensor) -> None:
-    if not first.shape.is_compatible_with(second.shape):
-        raise ValueError(
-            f"{loss} needs two tensors of one shape, but got {first.shape} and "
-            f"{second.shape}"
-        )
+def _check(function: str, **arguments: tuple[tf.Tensor, str]) -> None:
+    """Raises unless float32 tensors have their shapes, equal by equal names."""
+    sizes: dict[str, tuple[str, int | None]] = {}
+    for name, (value, shape) in arguments.items():
+        axes = shape[1:-1].split(", ")
+        if value.shape.rank != len(axes) or value.dtype != tf.float32:
+            raise ValueError(
+                f"{function} needs {name} of shape {shape} and type float32, but got "
+                f"{value.shape} and {value.dtype.name!r}; reshape or cast it first"
+            )
+        for axis, size in zip(axes, value.shape, strict=True):
+            other, expected = sizes.setdefault(axis, (name, size))
+            if None not in (size, expected) and size != expected:
+                raise ValueError(
+                    f"{function} got {other} with {axis}={expected} and {name} with "
+                    f"{axis}={size}: give both the same"
+                )
 
 
 # A distribution assigns a probability to each of N evenly spaced returns, the atoms. A
@@ -123,9 +124,7 @@ def make_atoms(low: float, high: float, num_atoms: int) -> np.ndarray:
 
 def expectation(logits: tf.Tensor, atoms: tf.Tensor) -> tf.Tensor:
     """Returns the mean of each distribution."""
-    _check("expectation", "logits", logits, _MATRIX)
-    _check("expectation", "atoms", atoms, _ROW)
-    _check_length("expectation", logits, atoms)
+    _check("expectation", logits=(logits, _LOGITS), atoms=(atoms, _ATOMS))
     return tf.linalg.matvec(tf.nn.softmax(logits), atoms)
 
 
@@ -142,11 +141,13 @@ def backup(
 
         target_i = sum_j [1 - |clip(reward + discount z_j) - z_i| / dz]_0^1 p_j
     """
-    _check("backup", "reward", reward, _ROW)
-    _check("backup", "discount", discount, _ROW)
-    _check("backup", "next_probabilities", next_probabilities, _MATRIX)
-    _check("backup", "atoms", atoms, _ROW)
-    _check_length("backup", next_probabilities, atoms)
+    _check(
+        "backup",
+        reward=(reward, _EXAMPLES),
+        discount=(discount, _EXAMPLES),
+        next_probabilities=(next_probabilities, _LOGITS),
+        atoms=(atoms, _ATOMS),
+    )
     num_atoms = atoms.shape[0]
     spacing = (atoms[-1] - atoms[0]) / (num_atoms - 1)
     returns = reward[:, None] + discount[:, None] * atoms[None, :]
@@ -175,35 +176,14 @@ def backup(
     return tf.reshape(target, tf.shape(places)), clipped
 
 
-def _check(function: str, name: str, value: tf.Tensor, rank: int) -> None:
-    if value.shape.rank != rank or value.dtype != tf.float32:
-        shape = {_ROW: "of rank 1", _MATRIX: "of shape [examples, num_atoms]"}[rank]
-        raise ValueError(
-            f"{function} needs {name} {shape} and type float32, but got {value.shape} "
-            f"and {value.dtype.name!r}; reshape or cast it first"
-        )
-
-
-def _check_length(function: str, matrix: tf.Tensor, atoms: tf.Tensor) -> None:
-    if matrix.shape[1] != atoms.shape[0] or atoms.shape[0] < _FEWEST_ATOMS:
-        raise ValueError(
-            f"{function} got distributions over {matrix.shape[1]} atoms and "
-            f"{atoms.shape[0]} atoms: it needs as many of both, at least 2"
-        )
-
-
 _CRITIC_SEEDS, _TORSO_SEEDS = 1_000, 2_000
 
 
 class Learner:
-    """Networks, their target copies, optimizers and the step.
+    """Networks, their target copies, optimizers and the step."""
 
-    Attributes:
-      policy: Online network.
-      critic: Online network.
-      torso: Convolutions over frames, shared by both, or None for states.
-      num_steps: Learner steps so far.
-    """
+    torso: Torso | None  # Convolutions over frames, shared by both; none for states.
+    num_steps: int = 0  # Learner steps so far.
 
     def __init__(
         self,
@@ -215,7 +195,6 @@ class Learner:
     ) -> None:
         self._repl = repl
         self._config = config
-        self.num_steps = 0
         self._atoms = make_atoms(
             config.lowest_return, config.highest_return, config.num_atoms
         )

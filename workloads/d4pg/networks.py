@@ -1,21 +1,23 @@
 """Policy, critic and the convolutions they share (Tassa et al. 2018).
 
-The weights of the policy have the order of ``policy.PolicySpec``, for actors.
+The weights of the policy have the order of ``actor.PolicySpec``, for actors.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
-from workloads.d4pg.acting import actor
+from workloads.d4pg import actor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from workloads.d4pg.acting.actor import PolicySpec
+    from workloads.d4pg.actor import PolicySpec
+    from workloads.d4pg.config import D4PGConfig
 
 _SMALL = 3e-3  # limit of the last layers' first weights (Lillicrap et al. 2015)
 
@@ -27,33 +29,22 @@ class _Builder:
         self._kind = kind
         self._seed = seed
 
-    def _next_seed(self) -> int:
+    def _initializer(self, *, is_last: bool = False) -> keras.initializers.Initializer:
         self._seed += 1
-        return self._seed
-
-    def _initializer(self) -> keras.initializers.Initializer:
+        if is_last:
+            return keras.initializers.RandomUniform(-_SMALL, _SMALL, seed=self._seed)
         # Lillicrap et al. 2015: uniform up to 1 / sqrt(inputs). Acme: of the outputs.
         mode = "fan_in" if self._kind == "mlp" else "fan_out"
         return keras.initializers.VarianceScaling(
-            1 / 3, mode=mode, distribution="uniform", seed=self._next_seed()
+            1 / 3, mode=mode, distribution="uniform", seed=self._seed
         )
 
-    def dense(self, name: str, num_inputs: int, num_outputs: int) -> keras.layers.Dense:
-        layer = keras.layers.Dense(
-            num_outputs, kernel_initializer=self._initializer(), name=name
-        )
-        layer.build((None, num_inputs))
-        return layer
-
-    def last_dense(
-        self, name: str, num_inputs: int, num_outputs: int
+    def dense(
+        self, name: str, num_inputs: int, num_outputs: int, *, is_last: bool = False
     ) -> keras.layers.Dense:
+        initializer = self._initializer(is_last=is_last)
         layer = keras.layers.Dense(
-            num_outputs,
-            kernel_initializer=keras.initializers.RandomUniform(
-                -_SMALL, _SMALL, seed=self._next_seed()
-            ),
-            name=name,
+            num_outputs, kernel_initializer=initializer, name=name
         )
         layer.build((None, num_inputs))
         return layer
@@ -100,21 +91,28 @@ class Torso(keras.Model):
 
 
 class _Head(keras.Model):
-    """The first layer of policy and critic if observations are frames."""
+    """Hidden layers; before them, the layer that sees the torso's frames."""
 
     features: Any = None
 
-    def _build_features(self, make: _Builder, spec: PolicySpec) -> int:
+    def _first_layer(
+        self, make: _Builder, spec: PolicySpec, num_actions: int = 0
+    ) -> int:
+        """Returns the number of inputs of the first hidden layer."""
+        self._kind = spec.kind
         if not spec.uses_pixels:
-            return spec.observation_shape[0]
+            return spec.observation_shape[0] + num_actions
         self.features = make.dense("features", actor.conv_size(spec), spec.num_features)
         self.features_norm = make.norm("features_norm", spec.num_features)
-        return spec.num_features
+        return spec.num_features + num_actions
 
     def _see(self, inputs: Any) -> Any:
         if self.features is None:
             return inputs
         return tf.nn.tanh(self.features_norm(self.features(inputs)))
+
+    def _activate(self, hidden: Any) -> Any:
+        return tf.nn.relu(hidden) if self._kind == "mlp" else tf.nn.elu(hidden)
 
 
 class Policy(_Head):
@@ -123,8 +121,7 @@ class Policy(_Head):
     def __init__(self, spec: PolicySpec, *, seed: int) -> None:
         super().__init__(name="policy")
         make = _Builder(spec.kind, seed)
-        width = self._build_features(make, spec)
-        self._kind = spec.kind
+        width = self._first_layer(make, spec)
         self.hidden = []
         self.norms = []
         for index, size in enumerate(spec.hidden_sizes):
@@ -132,7 +129,7 @@ class Policy(_Head):
             if index == 0 and spec.kind == "layer_norm_mlp":
                 self.norms.append(make.norm("norm", size))
             width = size
-        self.action = make.last_dense("action", width, spec.action_size)
+        self.action = make.dense("action", width, spec.action_size, is_last=True)
         self.built = True
 
     @property
@@ -150,7 +147,7 @@ class Policy(_Head):
             if index == 0 and self.norms:
                 hidden = tf.nn.tanh(self.norms[0](hidden))
             else:
-                hidden = _activation(self._kind)(hidden)
+                hidden = self._activate(hidden)
         return tf.nn.tanh(self.action(hidden))
 
 
@@ -162,15 +159,13 @@ class Critic(_Head):
     ) -> None:
         super().__init__(name="critic")
         make = _Builder(spec.kind, seed)
-        width = self._build_features(make, spec)
-        self._kind = spec.kind
-        if spec.kind == "layer_norm_mlp":
-            width += spec.action_size
+        joins_first = spec.kind == "layer_norm_mlp"
+        width = self._first_layer(make, spec, spec.action_size if joins_first else 0)
         self.hidden = []
         for index, size in enumerate(sizes):
             self.hidden.append(make.dense(f"dense_{index}", width, size))
             width = size
-        if spec.kind == "layer_norm_mlp":
+        if joins_first:
             self.norm = make.norm("norm", sizes[0])
         else:
             # A linear layer without a bias: the second layer has one.
@@ -186,7 +181,7 @@ class Critic(_Head):
                 name="joining",
             )
             self.joining.build((None, spec.action_size))
-        self.logits = make.last_dense("logits", width, num_atoms)
+        self.logits = make.dense("logits", width, num_atoms, is_last=True)
         self.built = True
 
     def call(self, inputs: Any, actions: Any) -> Any:
@@ -201,9 +196,45 @@ class Critic(_Head):
                 continue
             if index == 1 and self._kind == "mlp":
                 hidden = hidden + self.joining(actions)
-            hidden = _activation(self._kind)(hidden)
+            hidden = self._activate(hidden)
         return self.logits(hidden)
 
 
-def _activation(kind: str) -> Any:
-    return tf.nn.relu if kind == "mlp" else tf.nn.elu
+def training_flops(config: D4PGConfig, spec: PolicySpec) -> int:
+    """Returns the floating-point operations of one transition in a learner step.
+
+    Two per multiply-add of convolutions and dense layers; norms, activations, losses
+    and updates are left out, as for ResNet-50. The target networks look at the next
+    observation once. The critic's loss trains torso and critic; the policy's goes
+    through a critic whose weights need no gradient, back to the action. Inputs need no
+    gradient.
+    """
+    torso, width = [], spec.observation_shape[-1]
+    if spec.uses_pixels:
+        height, row, _ = spec.observation_shape
+        for stride in actor.STRIDES:
+            height = (height - actor.KERNEL_SIZE) // stride + 1
+            row = (row - actor.KERNEL_SIZE) // stride + 1
+            kernel = actor.KERNEL_SIZE**2 * width * spec.num_conv_filters
+            torso.append(height * row * kernel)
+            width = spec.num_conv_filters
+        width = spec.num_features
+    features = [actor.conv_size(spec) * width] if spec.uses_pixels else []
+    joins_first = config.network == "layer_norm_mlp"
+    joined = width + spec.action_size * joins_first
+    joining = 0 if joins_first else spec.action_size * config.critic_layers[1]
+    policy = features + _products(width, *spec.hidden_sizes, spec.action_size)
+    critic = features + _products(joined, *config.critic_layers, config.num_atoms)
+    # Layers of the critic that the gradient of an action does not reach.
+    before = critic[: len(features) + (0 if joins_first else 2)]
+    of_critic = sum(critic) + joining
+    target = sum(torso) + sum(policy) + of_critic
+    inputs = torso[:1] if spec.uses_pixels else critic[:1]
+    learning = 3 * (sum(torso) + of_critic) - sum(inputs) - joining
+    improving = 3 * sum(policy) - policy[0] + 2 * of_critic - sum(before)
+    improving += 2 * config.num_atoms  # the mean return, and its gradient
+    return 2 * (target + learning + improving)
+
+
+def _products(*sizes: int) -> list[int]:
+    return [first * second for first, second in itertools.pairwise(sizes)]

@@ -9,12 +9,10 @@ import psutil
 import pytest
 from PIL import Image  # comes with matplotlib
 
-from workloads.d4pg import config
-from workloads.d4pg.acting import actor as actor_lib
-from workloads.d4pg.environment.control import BrokenEpisodeError, Environment
-from workloads.d4pg.evaluation import episodes as evaluation
-from workloads.d4pg.evaluation import evaluator_client
-from workloads.d4pg.evaluation.evaluator_client import EvaluatorClient
+from workloads.d4pg import actor as actor_lib
+from workloads.d4pg import config, evaluator
+from workloads.d4pg.control import BrokenEpisodeError, Environment
+from workloads.d4pg.evaluator import EvaluatorClient
 
 NAME = "cartpole:balance"
 
@@ -43,9 +41,9 @@ def make_policy(observation_shape=(5,), seed=0):
 def test_returns_are_those_of_episodes_played_one_by_one():
     """Environments that are stepped together do not disturb each other."""
     settings = config.make_config("smoke", {"action_repeat": 20})
-    evaluator = evaluation.Evaluator(NAME, settings, seed=5)
+    player = evaluator.Evaluator(NAME, settings, seed=5)
     actor = make_policy()
-    found = evaluator.play(actor, 3)
+    found = player.play(actor, 3)
     expected = []
     for index in range(3):
         player = Environment(NAME, action_repeat=20, seed=5 + 10_000_019 + index)
@@ -71,16 +69,16 @@ def test_an_episode_that_breaks_begins_again(monkeypatch):
         return real_step(self, action)
 
     settings = config.make_config("smoke", {"action_repeat": 50})
-    evaluator = evaluation.Evaluator(NAME, settings, seed=0)
+    player = evaluator.Evaluator(NAME, settings, seed=0)
     monkeypatch.setattr(Environment, "step", step)
-    assert 2 == len(evaluator.play(make_policy(), 2))
+    assert 2 == len(player.play(make_policy(), 2))
 
     def broken(self, action):
         raise BrokenEpisodeError("the state is not finite")
 
     monkeypatch.setattr(Environment, "step", broken)
     with pytest.raises(RuntimeError, match=r"11 episodes .* the state is not finite"):
-        evaluator.play(make_policy(), 2)
+        player.play(make_policy(), 2)
 
 
 def make_client(name=NAME, **options):
@@ -101,7 +99,7 @@ def test_the_score_is_the_mean_return_with_its_interval(monkeypatch):
     with monkeypatch.context() as context:
         context.setenv("MUJOCO_GL", "disable")
         settings = config.make_config("smoke", {"action_repeat": 50})
-        returns = evaluation.Evaluator(NAME, settings, seed=5).play(make_policy(), 4)
+        returns = evaluator.Evaluator(NAME, settings, seed=5).play(make_policy(), 4)
     film = client.film(weights)
     client.close()
 
@@ -145,7 +143,7 @@ def test_a_dead_evaluator_is_an_error():
 @pytest.mark.processes
 def test_an_evaluator_that_does_not_end_is_ended(monkeypatch):
     """As one that stands still, or is in the middle of an episode."""
-    monkeypatch.setattr(evaluator_client, "_END_SEC", 0.2)
+    monkeypatch.setattr(evaluator, "_END_SEC", 0.2)
     client, _ = make_client()
     client._process.send_signal(signal.SIGSTOP)
     client.close()
@@ -159,7 +157,7 @@ def test_every_frame_is_seen_as_it_was():
     frames = np.repeat(rng.integers(0, 256, (1, 12, 16, 3)).astype(np.uint8), 4, axis=0)
     for index in range(1, 4):
         frames[index, :, 4 * index : 4 * index + 3] = rng.integers(0, 256, 3)
-    picture = Image.open(io.BytesIO(evaluation.encode(frames, frame_time_sec=0.25)))
+    picture = Image.open(io.BytesIO(evaluator.encode(frames, frame_time_sec=0.25)))
     seen = []
     for index in range(picture.n_frames):
         picture.seek(index)
@@ -173,11 +171,9 @@ def test_what_stands_still_takes_no_space():
     """Forty equal frames are little more than one."""
     rng = np.random.default_rng(0)
     frame = rng.integers(0, 256, (1, 40, 40, 3)).astype(np.uint8)
-    one = len(evaluation.encode(frame, frame_time_sec=0.1))
+    one = len(evaluator.encode(frame, frame_time_sec=0.1))
 
-    assert (
-        len(evaluation.encode(frame.repeat(40, axis=0), frame_time_sec=0.1)) < 2 * one
-    )
+    assert len(evaluator.encode(frame.repeat(40, axis=0), frame_time_sec=0.1)) < 2 * one
 
 
 @pytest.mark.parametrize(
@@ -190,4 +186,4 @@ def test_what_stands_still_takes_no_space():
 )
 def test_what_is_no_film_is_refused(frames):
     with pytest.raises(ValueError, match=r"a film needs frames .* but got \("):
-        evaluation.encode(frames, frame_time_sec=0.1)
+        evaluator.encode(frames, frame_time_sec=0.1)

@@ -1,38 +1,25 @@
-"""The loop of an actor: act, step, write."""
+"""Actors: they act with a recent policy, step environments, and write what happens.
+
+Actors do not import TensorFlow. The learner lays out its weights as specified by
+``PolicySpec``, and ``Policy`` computes the same as ``networks.Policy`` from them.
+"""
 
 from __future__ import annotations
 
-import abc
-import atexit
 import dataclasses
-import json
 import math
-import threading
 import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from workloads.d4pg.config import NETWORKS
-from workloads.d4pg.environment.control import (
-    BrokenEpisodeError,
-    Environment,
-    FrameStack,
-)
-from workloads.d4pg.replay.streams import NO_WEIGHTS
-from workloads.d4pg.window import Counters
+from workloads.d4pg.control import BrokenEpisodeError, Environment, FrameStack
+from workloads.d4pg.streams import NO_WEIGHTS
 from workloads.spec import check_choice
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
-
-    from workloads.d4pg.acting.remote import SharedWeights
-    from workloads.d4pg.acting.settings import ActorSettings
-    from workloads.d4pg.replay.streams import StepStreams, StreamWriter
-
-
-# Actors do not import TensorFlow. The learner lays out its weights as specified by
-# ``PolicySpec``, and ``Policy`` computes the same as ``networks.Policy`` from them.
+    from workloads.d4pg.streams import SharedWeights, StepStreams, StreamWriter
 
 EPSILON = 1e-5  # of layer normalization
 KERNEL_SIZE = 3
@@ -72,23 +59,19 @@ class PolicySpec:
         """Names and shapes of the weights, in the order of the flat vector."""
         found: list[tuple[str, tuple[int, ...]]] = []
 
-        def dense(name: str, num_inputs: int, num_outputs: int) -> int:
-            found.append((f"{name}/kernel", (num_inputs, num_outputs)))
-            found.append((f"{name}/bias", (num_outputs,)))
-            return num_outputs
+        def dense(name: str, *shape: int) -> int:
+            found.append((f"{name}/kernel", shape))
+            found.append((f"{name}/bias", shape[-1:]))
+            return shape[-1]
 
-        def norm(name: str, num_inputs: int) -> None:
-            found.extend(
-                (f"{name}/{part}", (num_inputs,)) for part in ("gamma", "beta")
-            )
+        def norm(name: str, size: int) -> None:
+            found.extend((f"{name}/{part}", (size,)) for part in ("gamma", "beta"))
 
         (width,) = self.observation_shape[-1:]
         if self.uses_pixels:
             for index in range(len(STRIDES)):
                 shape = (KERNEL_SIZE, KERNEL_SIZE, width, self.num_conv_filters)
-                width = self.num_conv_filters
-                found.append((f"conv_{index}/kernel", shape))
-                found.append((f"conv_{index}/bias", (width,)))
+                width = dense(f"conv_{index}", *shape)
             width = dense("features", conv_size(self), self.num_features)
             norm("features_norm", width)
         for index, size in enumerate(self.hidden_sizes):
@@ -103,18 +86,6 @@ class PolicySpec:
         """Length of the flat vector."""
         return sum(math.prod(shape) for _, shape in self.variables)
 
-    def to_json(self) -> str:
-        """Returns the spec as one line of JSON, for another process."""
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> PolicySpec:
-        """Returns the spec that ``to_json`` wrote."""
-        fields = json.loads(text)
-        for name in ("observation_shape", "hidden_sizes"):
-            fields[name] = tuple(fields[name])
-        return cls(**fields)
-
 
 def conv_size(spec: PolicySpec) -> int:
     """Returns the size of the last convolution's output for one observation."""
@@ -126,11 +97,7 @@ def conv_size(spec: PolicySpec) -> int:
 
 
 class Policy:
-    """Computes actions from observations.
-
-    Attributes:
-      spec: The specification of the policy.
-    """
+    """Computes actions from observations."""
 
     def __init__(self, spec: PolicySpec) -> None:
         """Creates a policy whose weights are all zero: its action is always 0."""
@@ -226,14 +193,58 @@ _WAIT_SEC = 0.001
 _LONGEST_WAIT_SEC = 0.01
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ActorSettings:
+    """The environments of actors, their exploration, and their timeouts."""
+
+    name: str  # ``domain:task``.
+    observations: str = "state"  # ``state`` or ``pixels``.
+    action_repeat: int = 1  # Control steps that an action is held for.
+    num_actors: int = 1  # Processes.
+    # Environments of a process; its policy batches them.
+    environments_per_actor: int = 1
+    policy: PolicySpec | None = None  # None for actors that always act at random.
+    # Smallest standard deviation of the Gaussian noise on actions. Each environment has
+    # its own, as each actor does in Tassa et al. 2018: evenly spaced in the logarithm,
+    # up to ``sigma_max``.
+    sigma_min: float = 1 / 32
+    sigma_max: float = 1.0  # Largest standard deviation.
+    num_stacked_frames: int = 3  # Frames that the policy sees at once, with pixels.
+    seed: int = 0  # Seed of initial states and exploration.
+    # Added to that of the parent, so that the learner is not starved.
+    niceness: int = 0
+    # Without a heartbeat for this long, an actor is killed and replaced.
+    stuck_sec: float = 30.0
+    start_sec: float = 120.0  # The same, until its first step.
+    max_restarts: int = 10  # Total replacements of actors before the pool fails.
+
+    @property
+    def num_streams(self) -> int:
+        """Environments of all actors; each writes a separate stream."""
+        return self.num_actors * self.environments_per_actor
+
+    def sigma(self, stream_id: int) -> float:
+        """Returns the standard deviation of the noise in one environment.
+
+        A single environment has the geometric mean of both ends.
+        """
+        if self.num_streams == 1:
+            return float((self.sigma_min * self.sigma_max) ** 0.5)
+        if not self.sigma_min:
+            return self.sigma_max * stream_id / (self.num_streams - 1)
+        ratio = self.sigma_max / self.sigma_min
+        return float(self.sigma_min * ratio ** (stream_id / (self.num_streams - 1)))
+
+
 @dataclasses.dataclass(kw_only=True, slots=True)
 class _Place:
     """One environment and the state of its episode; None before it has started."""
 
+    index: int  # Among those of this actor.
     stream_id: int
     environment: Environment
     writer: StreamWriter
-    stack: FrameStack | None
+    stack: FrameStack
     observation: np.ndarray | None = None
     is_first: bool = True
 
@@ -253,36 +264,37 @@ class Actor:
         self._streams = streams
         self._weights = weights
         self._actor_id = actor_id
-        self._policy = (
-            Policy(PolicySpec.from_json(settings.policy)) if settings.policy else None
-        )
+        self._policy = None if settings.policy is None else Policy(settings.policy)
         self._version = NO_WEIGHTS
         count = settings.environments_per_actor
         stream_ids = range(actor_id * count, (actor_id + 1) * count)
         seeds = np.random.SeedSequence([settings.seed, actor_id, num_restarts])
         self._rng = np.random.default_rng(seeds)
         first_seed = int(seeds.generate_state(1)[0]) % (2**31 - count)
-        uses_pixels = settings.observations == "pixels"
+        num_frames = (
+            settings.num_stacked_frames if settings.observations == "pixels" else 1
+        )
         self._places = [
             _Place(
+                index=index,
                 stream_id=stream_id,
                 environment=Environment(
                     settings.name,
                     observations=settings.observations,
                     action_repeat=settings.action_repeat,
-                    seed=first_seed + place,
+                    seed=first_seed + index,
                 ),
                 writer=streams.writer(stream_id),
-                stack=FrameStack(settings.num_stacked_frames) if uses_pixels else None,
+                stack=FrameStack(num_frames),
             )
-            for place, stream_id in enumerate(stream_ids)
+            for index, stream_id in enumerate(stream_ids)
         ]
         spec = self._places[0].environment.spec
         self._noise = np.array([[settings.sigma(k)] for k in stream_ids], np.float32)
-        shape = spec.observation_shape
-        if uses_pixels:
-            shape = (*shape[:-1], shape[-1] * settings.num_stacked_frames)
-        self._seen = np.zeros((count, *shape), spec.observation_dtype)
+        *around, width = spec.observation_shape
+        self._seen = np.zeros(
+            (count, *around, width * num_frames), spec.observation_dtype
+        )
         self._action_shape = (count, spec.action_size)
         self._last_time = time.monotonic()
         streams.version[actor_id] = NO_WEIGHTS
@@ -318,23 +330,16 @@ class Actor:
 
     def _advance(self, place: _Place, action: np.ndarray) -> None:
         try:
-            if place.observation is None:
-                self._begin(place)
-            else:
-                self._step(place, action)
+            self._step(place, action)
         except BrokenEpisodeError:
             # Published records of the episode stay, without this environment step.
             self._streams.num_refused[place.stream_id] += 1
             place.observation = None
 
-    def _begin(self, place: _Place) -> None:
-        observation = place.environment.reset()
-        place.observation = observation
-        place.is_first = True
-        self._see(place, observation)
-
     def _step(self, place: _Place, action: np.ndarray) -> None:
-        assert place.observation is not None
+        if place.observation is None:
+            self._see(place, place.environment.reset(), is_first=True)
+            return
         found = place.environment.step(action)
         place.writer.append(
             place.observation,
@@ -344,24 +349,19 @@ class Actor:
             is_first=place.is_first,
             is_last=False,
         )
-        place.is_first = False
         if not found.is_last:
-            place.observation = found.observation
-            self._see(place, found.observation)
+            self._see(place, found.observation, is_first=False)
             return
         place.writer.append(
             found.observation, 0.0, 0.0, 0.0, is_first=False, is_last=True
         )
         self._streams.num_episodes[place.stream_id] += 1
-        self._begin(place)
+        self._see(place, place.environment.reset(), is_first=True)
 
-    def _see(self, place: _Place, observation: np.ndarray) -> None:
+    def _see(self, place: _Place, observation: np.ndarray, *, is_first: bool) -> None:
         """Passes an observation to the policy, with the previous frames."""
-        if place.stack is not None:
-            observation = (place.stack.reset if place.is_first else place.stack.push)(
-                observation
-            )
-        self._seen[place.stream_id % len(self._places)] = observation
+        place.observation, place.is_first = observation, is_first
+        self._seen[place.index] = place.stack.add(observation, is_first=is_first)
 
     def _wait(self) -> None:
         start = time.monotonic()
@@ -376,100 +376,3 @@ class Actor:
         self._streams.heartbeat[self._actor_id] = now
         self._streams.elapsed_sec[self._actor_id] += now - self._last_time
         self._last_time = now
-
-
-class ActorError(RuntimeError):
-    """Actors fail repeatedly; the message says how the last one did."""
-
-
-class BasePool(abc.ABC):
-    """The actors of one replay, managed by a thread.
-
-    The user of the pool calls ``check`` regularly, which raises the error of the
-    thread.
-    """
-
-    def __init__(
-        self,
-        settings: ActorSettings,
-        streams: StepStreams,
-        weights: SharedWeights | None = None,
-    ) -> None:
-        _check_numbers(settings, streams)
-        self._settings = settings
-        self._streams = streams
-        self._weights = weights
-        self._num_restarts = 0
-        self._error: Exception | None = None
-        self._is_closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="actors", daemon=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def check(self) -> None:
-        """Raises if actors cannot start, or failed more often than allowed."""
-        if self._error is not None:
-            raise self._error
-
-    @abc.abstractmethod
-    def pause(self) -> None:
-        """Stops the actors until ``resume``; harmless if they are stopped."""
-
-    @abc.abstractmethod
-    def resume(self) -> None:
-        """Lets stopped actors continue; the time in between is not theirs."""
-
-    def counters(self) -> Counters:
-        """Returns the counters of the actors so far, without those of sampling."""
-        streams = self._streams
-        num_episodes = int(streams.num_episodes.sum())
-        return Counters(
-            # A final observation is a record, but no action was taken there.
-            num_environment_steps=streams.num_inserted() - num_episodes,
-            num_episodes=num_episodes,
-            idle_sec=float(streams.idle_sec.sum()),
-            elapsed_sec=float(streams.elapsed_sec.sum()),
-            num_refused=int(streams.num_refused.sum()),
-            num_restarts=self._num_restarts,
-        )
-
-    def close(self) -> None:
-        """Terminates the actors and waits until they have exited."""
-        atexit.unregister(self.close)
-        self._is_closing.set()
-        self._thread.join()
-
-    def _start_thread(self) -> None:
-        """Starts the thread; the last statement of a constructor."""
-        atexit.register(self.close)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._serve()
-        except Exception as error:  # noqa: BLE001 - raised by check()
-            self._error = error
-        finally:
-            self._end_all()
-
-    @abc.abstractmethod
-    def _serve(self) -> None:
-        """Starts actors and replaces them, until the pool closes or has an error."""
-
-    @abc.abstractmethod
-    def _end_all(self) -> None:
-        """Terminates every started actor."""
-
-
-def _check_numbers(settings: ActorSettings, streams: StepStreams) -> None:
-    asked = (settings.num_actors, settings.num_streams)
-    if asked != (streams.spec.num_actors, streams.spec.num_streams):
-        raise ValueError(
-            f"{asked[0]} actors with {asked[1]} environments cannot write streams that "
-            f"were made for {streams.spec.num_actors} actors with "
-            f"{streams.spec.num_streams}: give both the same numbers"
-        )

@@ -9,7 +9,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.d4pg.learning import learner
+from workloads.d4pg import learner
 
 ROUNDING = 2e-6  # float32, sums of tens of numbers below 1
 REACH = (-3.0, 3.0, 11)  # of the goldens
@@ -97,11 +97,11 @@ def test_importance_weights_undo_the_probability():
     [
         (
             lambda: learner.critic_loss(tf.zeros([3]), tf.zeros([2, 3])),
-            r"critic_loss needs logits of rank 2",
+            r"critic_loss needs logits of shape \[examples, num_atoms\]",
         ),
         (
             lambda: learner.critic_loss(tf.zeros([2, 3]), tf.zeros([2, 4])),
-            r"two tensors of one shape, but got \(2, 3\) and \(2, 4\)",
+            r"got logits with num_atoms=3 and target with num_atoms=4: give both",
         ),
         (
             lambda: learner.policy_loss(
@@ -230,10 +230,13 @@ def test_atoms_without_a_range_are_refused(ends):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"reward": tf.zeros([2, 1])}, r"reward of rank 1 .* got \(2, 1\)"),
+        ({"reward": tf.zeros([2, 1])}, r"reward of shape .* got \(2, 1\)"),
         ({"discount": tf.zeros([2], tf.float64)}, r"discount .* 'float64'"),
         ({"probabilities": tf.zeros([2])}, r"next_probabilities of shape \[examples"),
-        ({"atoms": tf.zeros([4])}, r"over 3 atoms and 4 atoms: it needs as many"),
+        (
+            {"atoms": tf.zeros([4])},
+            r"num_atoms=3 and atoms with num_atoms=4: give both",
+        ),
     ],
 )
 def test_wrong_shapes_and_types_are_named(change, message):
@@ -246,5 +249,5 @@ def test_wrong_shapes_and_types_are_named(change, message):
     with pytest.raises(ValueError, match=message):
         learner.backup(*{**good, **change}.values())
     if "atoms" in change:
-        with pytest.raises(ValueError, match="expectation got distributions over 3"):
+        with pytest.raises(ValueError, match="expectation got logits with num_atoms=3"):
             learner.expectation(tf.zeros([2, 3]), change["atoms"])

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from workloads.d4pg import config
-from workloads.d4pg.acting import actor as actor_lib
-from workloads.d4pg.learning import learner
-from workloads.d4pg.learning.networks import Critic, Policy, Torso
+from workloads.d4pg import actor as actor_lib
+from workloads.d4pg import config, learner
+from workloads.d4pg.networks import Critic, Policy, Torso
 
 ROUNDING_SUMS = 1e-5  # float32 sums in another order
 KINDS = ("mlp", "layer_norm_mlp")
@@ -50,7 +49,7 @@ def test_actors_compute_what_the_learner_would(kind, shape):
         expected = network(tf.constant(observations))
         variables = network.ordered_variables
     assert [shape for _, shape in spec.variables] == [tuple(v.shape) for v in variables]
-    actor = actor_lib.Policy(actor_lib.PolicySpec.from_json(spec.to_json()))
+    actor = actor_lib.Policy(spec)
     actor.load(np.concatenate([np.ravel(v.numpy()) for v in variables]))
     found = actor(observations)
 

@@ -6,9 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from workloads.d4pg.replay.prioritized import SumTree, make_replay
-from workloads.d4pg.replay.replay import ReplaySettings
-from workloads.d4pg.replay.transitions import TransitionReader
+from workloads.d4pg.replay import (
+    ReplaySettings,
+    SumTree,
+    TransitionReader,
+    make_replay,
+)
 
 # Least probability of a chi-square statistic that chance is believed of.
 CHANCE = 1e-3
@@ -229,9 +232,9 @@ def test_transitions_are_those_of_the_definition(
     with make_streams(2, 60, **changes) as streams:
         reader = TransitionReader(
             streams,
-            num_return_steps=n,
-            discount=discount,
-            num_stacked_frames=num_frames,
+            ReplaySettings(
+                num_return_steps=n, discount=discount, num_stacked_frames=num_frames
+            ),
         )
         lengths = [length for length, _ in pattern]
         broken = {place for place, (_, is_broken) in enumerate(pattern) if is_broken}
@@ -273,7 +276,9 @@ def test_the_convention_is_that_of_acme(make_streams):
         writer = streams.writer(0)
         for k, (reward, discount) in enumerate([(1, 0.5), (2, 1), (4, 0), (0, 0)]):
             writer.append(k, 0, reward, discount, is_first=k == 0, is_last=k == 3)
-        reader = TransitionReader(streams, num_return_steps=3, discount=0.9)
+        reader = TransitionReader(
+            streams, ReplaySettings(num_return_steps=3, discount=0.9)
+        )
         found = reader.read(np.zeros(2, int), np.array([0, 1]))
 
         # 1 + 0.9 * 0.5 * 2 + 0.81 * 0.5 * 1 * 4, and 2 + 0.9 * 4.

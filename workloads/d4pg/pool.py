@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import abc
+import atexit
+import contextlib
 import dataclasses
-import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -14,19 +17,128 @@ import time
 from typing import IO, TYPE_CHECKING
 
 from workloads import child_process
-from workloads.d4pg.acting.actor import ActorError, BasePool
-from workloads.d4pg.acting.process import BAD_INPUT
+from workloads.d4pg import process as actor_process
 
 if TYPE_CHECKING:
-    from workloads.d4pg.acting.remote import SharedWeights
-    from workloads.d4pg.acting.settings import ActorSettings
-    from workloads.d4pg.replay.streams import StepStreams
-    from workloads.d4pg.window import Counters
+    from typing_extensions import Self
+
+    from workloads.d4pg.actor import ActorSettings
+    from workloads.d4pg.streams import SharedWeights, StepStreams
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Counters:
+    """Counters so far; the difference of two covers the time between them."""
+
+    num_environment_steps: int = 0  # Environment steps of all actors.
+    num_episodes: int = 0  # Completed episodes.
+    num_sampled: int = 0  # Transitions sampled from replay.
+    wait_sec: float = 0.0  # Time that sampling has waited for actors.
+    idle_sec: float = 0.0  # Total time that actors have waited for the learner.
+    elapsed_sec: float = 0.0  # Total time that actors have run.
+    num_refused: int = 0  # Environment steps that were not finite.
+    num_restarts: int = 0  # Actors that were replaced.
+
+
+class ActorError(RuntimeError):
+    """Actors fail repeatedly; the message says how the last one did."""
+
+
+class BasePool(abc.ABC):
+    """The actors of one replay, managed by a thread.
+
+    The user of the pool calls ``check`` regularly, which raises the error of the
+    thread.
+    """
+
+    def __init__(
+        self,
+        settings: ActorSettings,
+        streams: StepStreams,
+        weights: SharedWeights | None = None,
+    ) -> None:
+        self._settings = settings
+        self._streams = streams
+        self._weights = weights
+        self._num_restarts = 0
+        self._error: Exception | None = None
+        self._is_closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="actors", daemon=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def check(self) -> None:
+        """Raises if actors cannot start, or failed more often than allowed."""
+        if self._error is not None:
+            raise self._error
+
+    @abc.abstractmethod
+    def pause(self) -> None:
+        """Stops the actors until ``resume``; harmless if they are stopped."""
+
+    @abc.abstractmethod
+    def resume(self) -> None:
+        """Lets stopped actors continue; the time in between is not theirs."""
+
+    def counters(self) -> Counters:
+        """Returns the counters of the actors so far, without those of sampling."""
+        streams = self._streams
+        num_episodes = int(streams.num_episodes.sum())
+        return Counters(
+            # A final observation is a record, but no action was taken there.
+            num_environment_steps=streams.num_inserted() - num_episodes,
+            num_episodes=num_episodes,
+            idle_sec=float(streams.idle_sec.sum()),
+            elapsed_sec=float(streams.elapsed_sec.sum()),
+            num_refused=int(streams.num_refused.sum()),
+            num_restarts=self._num_restarts,
+        )
+
+    def close(self) -> None:
+        """Terminates the actors and waits until they have exited."""
+        atexit.unregister(self.close)
+        self._is_closing.set()
+        self._thread.join()
+
+    def _start_thread(self) -> None:
+        """Starts the thread; the last statement of a constructor."""
+        atexit.register(self.close)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:  # noqa: BLE001 - raised by check()
+            self._error = error
+        finally:
+            self._end_all()
+
+    @abc.abstractmethod
+    def _serve(self) -> None:
+        """Starts actors and replaces them, until the pool closes or has an error."""
+
+    @abc.abstractmethod
+    def _end_all(self) -> None:
+        """Terminates every started actor."""
+
+    def _count_restart(self, actor: str, why: str, advice: str = "") -> bool:
+        """Counts a replacement; returns False, with the error, after the last one."""
+        if self._num_restarts >= self._settings.max_restarts:
+            self._error = ActorError(
+                f"{actor} ended ({why}) after {self._num_restarts} replacements of "
+                f"actors, the most allowed{advice}"
+            )
+            return False
+        self._num_restarts += 1
+        return True
 
 
 _POLL_SEC = 0.1
 _LOG_BYTES = 4096
-_MODULE = "workloads.d4pg.acting.process"
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -102,7 +214,8 @@ class ActorPool(BasePool):
         last_poll = time.monotonic()
         grace = 0.0
         while not self._is_closing.wait(_POLL_SEC) and self._error is None:
-            if not self._is_running.is_set() and not self._wait_for_resume():
+            self._is_running.wait()  # without polling
+            if self._is_closing.is_set():
                 break
             now = time.monotonic()
             # If this process itself was suspended, the actors may have been, too.
@@ -110,17 +223,9 @@ class ActorPool(BasePool):
                 grace = now
             last_poll = now
             with self._lock:
-                if self._is_paused:
-                    continue
                 for actor_id in range(self._settings.num_actors):
-                    self._look_at(actor_id, now, grace)
-                    if self._error is not None:
-                        break
-
-    def _wait_for_resume(self) -> bool:
-        """Waits without polling; returns whether the pool is still open."""
-        self._is_running.wait()
-        return not self._is_closing.is_set()
+                    if not self._is_paused and self._error is None:
+                        self._look_at(actor_id, now, grace)
 
     def close(self) -> None:
         """Terminates the actors, stopped ones too."""
@@ -141,43 +246,32 @@ class ActorPool(BasePool):
         if process.popen.poll() is None and now - sign <= limit:
             return
         code = process.popen.poll()
-        why = _describe(code) if code is not None else f"no heartbeat for {limit:g} s"
-        line = self._end(self._processes.pop(actor_id))
-        if code == BAD_INPUT:
-            self._error = ValueError(line)
-        elif self._num_restarts >= self._settings.max_restarts:
-            self._error = ActorError(
-                f"actor {actor_id} ended ({why}) after {self._num_restarts} "
-                "replacements of actors, the most allowed: fix what its last "
-                f"message says: {line}"
-            )
+        if code is None:
+            why = f"no heartbeat for {limit:g} s"
+        elif code < 0:
+            why = f"killed by {signal.Signals(-code).name}"
         else:
-            self._num_restarts += 1
+            why = f"exit code {code}"
+        line = self._end(self._processes.pop(actor_id))
+        advice = f": fix what its last message says: {line}"
+        if code == actor_process.BAD_INPUT:
+            self._error = ValueError(line)
+        elif self._count_restart(f"actor {actor_id}", why, advice):
             self._start(actor_id)
 
     def _start(self, actor_id: int) -> None:
         self._streams.heartbeat[actor_id] = 0
         descriptors = [self._streams.descriptor]
-        message = {
-            "settings": self._settings.to_json(),
-            "streams": self._streams.spec.to_json(),
-            "streams_descriptor": self._streams.descriptor,
-            "num_floats": 0,
-            "actor_id": actor_id,
-            "num_restarts": self._num_restarts,
-        }
+        weights = None
         if self._weights is not None:
             descriptors.append(self._weights.descriptor)
-            message["num_floats"] = self._weights.num_floats
-            message["weights_descriptor"] = self._weights.descriptor
+            weights = (self._weights.num_floats, self._weights.descriptor)
+        ids = {"actor_id": actor_id, "num_restarts": self._num_restarts}
+        message = (self._settings, self._streams.spec, descriptors[0], weights, ids)
         log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by _end
         popen = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                _MODULE,
-                json.dumps(message),
-            ],
+            [sys.executable, "-m", actor_process.__name__],
+            bufsize=0,
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -187,6 +281,9 @@ class ActorPool(BasePool):
         self._processes[actor_id] = _Process(
             popen=popen, log=log, start=time.monotonic()
         )
+        assert popen.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # its exit is noticed like any other
+            popen.stdin.write(pickle.dumps(message))
 
     @staticmethod
     def _end(process: _Process) -> str:
@@ -200,9 +297,3 @@ class ActorPool(BasePool):
             log.seek(max(size - _LOG_BYTES, 0))
             lines = log.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "(empty)"
-
-
-def _describe(code: int) -> str:
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"exit code {code}"

@@ -3,7 +3,7 @@
 rlax is no dependency. To write the file again, install it elsewhere and run
 
     pip install --target DIR rlax
-    PYTHONPATH=DIR python tests/workloads/d4pg/learning/write_goldens.py
+    PYTHONPATH=DIR python tests/workloads/d4pg/write_goldens.py
 
 (rlax 0.1.9, jax 0.10 wrote the present one.) The numbers are those of float32.
 """

@@ -84,12 +84,6 @@ def no_opengl(reason: str) -> ValueError:
     )
 
 
-def make_cheap(physics: Any) -> None:
-    """Turns multisampling and shadow maps off; call it before the first frame."""
-    physics.model.vis.quality.offsamples = 0
-    physics.model.vis.quality.shadowsize = 0
-
-
 def make_camera(physics: Any, height: int, width: int, *, is_cheap: bool) -> Any:
     """Returns a camera whose ``render()`` gives frames of ``physics``."""
     check_opengl()
@@ -106,12 +100,6 @@ def make_camera(physics: Any, height: int, width: int, *, is_cheap: bool) -> Any
         for name in _COSTLY_FLAGS:
             camera.scene.flags[getattr(mujoco.mjtRndFlag, f"mjRND_{name}")] = 0
     return camera
-
-
-def render(camera: Any) -> np.ndarray:
-    """Returns a frame, uint8 [height, width, 3]."""
-    frame: np.ndarray = camera.render()
-    return frame
 
 
 def _one_line(error: Exception) -> str:
@@ -164,27 +152,21 @@ def check(name: str) -> None:
         return
     domain, colon, _ = name.partition(":")
     if not colon:
-        allowed = "a domain and a task of the control suite with a colon between them"
-        raise ValueError(f"data {name!r} must be {allowed}{_suggestion(name)}")
-    if domain in _BY_DOMAIN:
-        allowed = ", ".join(repr(f"{domain}:{known}") for known in _BY_DOMAIN[domain])
-        raise ValueError(
-            f"data {name!r} is unknown: {domain!r} has the tasks {allowed}"
-            f"{_suggestion(name)}"
+        problem = (
+            "must be a domain and a task of the control suite with a colon between them"
         )
-    domains = ", ".join(map(repr, _BY_DOMAIN))
-    raise ValueError(
-        f"data {name!r} is unknown: the domains of the control suite are {domains}"
-        f"{_suggestion(name)}"
-    )
-
-
-def _suggestion(name: str) -> str:
+    elif domain in _BY_DOMAIN:
+        tasks = ", ".join(repr(f"{domain}:{known}") for known in _BY_DOMAIN[domain])
+        problem = f"is unknown: {domain!r} has the tasks {tasks}"
+    else:
+        domains = ", ".join(map(repr, _BY_DOMAIN))
+        problem = f"is unknown: the domains of the control suite are {domains}"
     # 'cartpole' and 'cartpole-swingup' are near to names that have a colon.
     close = difflib.get_close_matches(
         name.replace("-", ":").replace("/", ":"), TASKS, n=_MOST_SUGGESTIONS, cutoff=0.5
     )
-    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+    hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+    raise ValueError(f"data {name!r} {problem}{hint}")
 
 
 FRAME_SIZE = 84
@@ -223,11 +205,9 @@ class EnvironmentSpec:
 
 
 class Environment:
-    """A task of the DeepMind Control Suite (Tassa et al. 2018) with canonical actions.
+    """A task of the Control Suite (Tassa et al. 2018) with canonical actions."""
 
-    Attributes:
-      spec: Shapes of observations and actions.
-    """
+    spec: EnvironmentSpec  # Shapes of observations and actions.
 
     def __init__(
         self,
@@ -259,7 +239,9 @@ class Environment:
         parts = self._env.observation_spec().values()
         self._state_size = sum(math.prod(part.shape) for part in parts)
         if observations == "pixels":
-            make_cheap(self._env.physics)
+            # No multisampling and no shadow maps, set before the first frame.
+            self._env.physics.model.vis.quality.offsamples = 0
+            self._env.physics.model.vis.quality.shadowsize = 0
             self._camera = make_camera(
                 self._env.physics, FRAME_SIZE, FRAME_SIZE, is_cheap=True
             )
@@ -306,7 +288,8 @@ class Environment:
         if self._film is None or self._film[0] != (height, width):
             camera = make_camera(self._env.physics, height, width, is_cheap=False)
             self._film = ((height, width), camera)
-        return render(self._film[1]).copy()
+        picture: np.ndarray = self._film[1].render().copy()
+        return picture
 
     def close(self) -> None:
         """Releases the physics and its OpenGL context."""
@@ -331,29 +314,27 @@ class Environment:
             raise BrokenEpisodeError("the state is not finite")
         if self._camera is None:
             return state
-        return np.ascontiguousarray(render(self._camera))
+        return np.ascontiguousarray(self._camera.render())
 
 
 class FrameStack:
-    """The last frames of an episode, as channels: the oldest first."""
+    """What a policy sees: a state, or the last frames as channels, the oldest first."""
 
     def __init__(self, num_frames: int = 3) -> None:
+        """Stacks frames; one is returned as it is, as a state is."""
         self._num_frames = num_frames
         self._stack = np.zeros((FRAME_SIZE, FRAME_SIZE, 3 * num_frames), np.uint8)
 
-    def reset(self, frame: np.ndarray) -> np.ndarray:
-        """Starts an episode; returns uint8 [84, 84, 3 * num_frames].
-
-        The returned array is the same in every call.
-        """
-        self._stack[...] = np.tile(frame, self._num_frames)
-        return self._stack
-
-    def push(self, frame: np.ndarray) -> np.ndarray:
-        """Adds a frame and drops the oldest; returns the array of ``reset``."""
-        # Overlapping slices: NumPy copies as if through a buffer.
-        self._stack[..., :-3] = self._stack[..., 3:]
-        self._stack[..., -3:] = frame
+    def add(self, observation: np.ndarray, *, is_first: bool) -> np.ndarray:
+        """Returns what is seen now, in the same array in every call."""
+        if self._num_frames == 1:
+            return observation
+        if is_first:
+            self._stack[...] = np.tile(observation, self._num_frames)
+        else:
+            # Overlapping slices: NumPy copies as if through a buffer.
+            self._stack[..., :-3] = self._stack[..., 3:]
+            self._stack[..., -3:] = observation
         return self._stack
 
 

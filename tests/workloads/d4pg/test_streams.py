@@ -12,18 +12,16 @@ import time
 import numpy as np
 import pytest
 
-from workloads.d4pg.replay import transitions
-from workloads.d4pg.replay.prioritized import make_replay
-from workloads.d4pg.replay.replay import RateLimiter, ReplaySettings, StarvedReplayError
-from workloads.d4pg.replay.streams import StepStreams, StreamsSpec
+from workloads.d4pg.replay import ReplaySettings, StarvedReplayError, make_replay
+from workloads.d4pg.streams import RateLimiter, SharedArrays, StepStreams, StreamsSpec
 
-ROOT = pathlib.Path(__file__).resolve().parents[4]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 # Writes as fast as it can; every field of a record follows from its number.
 WRITER = """
 import sys
 import numpy as np
-from workloads.d4pg.replay.streams import StepStreams, StreamsSpec
-streams = StepStreams(StreamsSpec.from_json(sys.argv[1]), int(sys.argv[2]))
+from workloads.d4pg.streams import StepStreams, StreamsSpec
+streams = StepStreams(eval(sys.argv[1]), int(sys.argv[2]))
 writer = streams.writer(0)
 number = int(streams.num_written[0])
 print("started at", number, flush=True)
@@ -53,7 +51,7 @@ def start_writer(streams):
             sys.executable,
             "-c",
             WRITER,
-            streams.spec.to_json(),
+            repr(streams.spec),
             str(streams.descriptor),
         ],
         pass_fds=(streams.descriptor,),
@@ -66,9 +64,7 @@ def start_writer(streams):
 def test_a_record_is_there_once_it_is_counted():
     """Fields come back as they were written, from another view of the memory."""
     with StepStreams(make_spec(num_streams=2)) as streams:
-        other = StepStreams(
-            StreamsSpec.from_json(streams.spec.to_json()), os.dup(streams.descriptor)
-        )
+        other = StepStreams(streams.spec, os.dup(streams.descriptor))
         writer = other.writer(1)
         writer.append(
             np.arange(3), np.array([0.5, -1]), 2.5, 0.0, is_first=True, is_last=False
@@ -102,7 +98,7 @@ def test_memory_has_no_name_and_is_taken_when_it_is_used():
         )
         after = os.fstat(streams.descriptor).st_blocks
 
-        assert streams.memory_bytes > 2**30
+        assert streams.spec.memory_bytes > 2**30
         # Where the kernel gives huge pages, one of them.
         assert 512 * (after - before) <= 2**22
         assert 0 == os.fstat(streams.descriptor).st_nlink
@@ -111,10 +107,10 @@ def test_memory_has_no_name_and_is_taken_when_it_is_used():
 def test_memory_works_where_there_is_no_memfd(monkeypatch):
     """An unlinked file stands in for it."""
     monkeypatch.delattr(os, "memfd_create", raising=False)
-    arrays = transitions.SharedArrays([("a", (3,), "int64"), ("b", (2,), "uint8")])
+    arrays = SharedArrays([("a", (3,), "int64"), ("b", (2,), "uint8")])
     arrays["a"][:] = 1, 2, 3
     arrays["b"][:] = 4, 5
-    other = transitions.SharedArrays(
+    other = SharedArrays(
         [("a", (3,), "int64"), ("b", (2,), "uint8")], os.dup(arrays.descriptor)
     )
 
@@ -138,7 +134,7 @@ def test_a_frame_is_stored_once():
         # As if full: nothing is read.
         streams.num_written[:] = 30_000
 
-        frames_per_transition = replay.memory_bytes / len(replay) / (84 * 84 * 3)
+        frames_per_transition = spec.memory_bytes / len(replay) / (84 * 84 * 3)
 
     assert 1.0 < frames_per_transition <= 1.15
 
@@ -223,7 +219,7 @@ def test_samples_per_insert_stay_near_their_ratio(ratio, make_streams):
     rng = np.random.default_rng(0)
     with make_streams(2, 2000) as streams:
         limiter = RateLimiter(
-            streams, min_size_to_sample=100, samples_per_insert=ratio, error_buffer=0
+            streams, ReplaySettings(min_size_to_sample=100, samples_per_insert=ratio)
         )
         for _ in range(2000):
             may_write = not streams.must_wait()
@@ -243,9 +239,10 @@ def test_samples_per_insert_stay_near_their_ratio(ratio, make_streams):
 def test_actors_fill_the_replay_before_anybody_samples(make_streams):
     """Then they wait, until something was sampled."""
     with make_streams() as streams:
-        limiter = RateLimiter(
-            streams, min_size_to_sample=50, samples_per_insert=8, error_buffer=16
+        chosen = ReplaySettings(
+            min_size_to_sample=50, samples_per_insert=8, error_buffer=16
         )
+        limiter = RateLimiter(streams, chosen)
         streams.num_written[0] = 49
 
         assert not limiter.can_sample(8)

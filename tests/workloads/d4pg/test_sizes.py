@@ -7,13 +7,11 @@ import re
 import psutil
 import pytest
 
+from workloads.d4pg import capacity as capacity_lib
 from workloads.d4pg.config import PRESETS, make_config
-from workloads.d4pg.environment.control import EnvironmentSpec
-from workloads.d4pg.replay import streams as streams_lib
-from workloads.d4pg.replay import transitions
-from workloads.d4pg.replay.prioritized import PrioritizedReplay, make_replay
-from workloads.d4pg.replay.replay import ReplaySettings
-from workloads.d4pg.replay.streams import StepStreams, StreamsSpec
+from workloads.d4pg.control import EnvironmentSpec
+from workloads.d4pg.replay import PrioritizedReplay, ReplaySettings, make_replay
+from workloads.d4pg.streams import StepStreams, StreamsSpec
 
 
 @pytest.mark.parametrize("steps", [60, 100, 1000])
@@ -37,9 +35,8 @@ def test_as_many_transitions_are_held_as_are_counted(
         )
         replay = make_replay(streams, settings)
         streams.num_written[:] = 10 * steps
-        counted = transitions.num_transitions(
-            steps, num_return_steps=num_return_steps, num_stacked_frames=num_frames
-        )
+        around = num_return_steps + num_frames - 1
+        counted = capacity_lib.num_transitions(steps, num_around=around)
 
         assert len(replay) == 2 * counted
 
@@ -47,11 +44,10 @@ def test_as_many_transitions_are_held_as_are_counted(
 @pytest.mark.parametrize("num_needed", [1, 30, 1000, 20_000])
 def test_the_least_ring_holds_what_is_needed_and_the_next_smaller_does_not(num_needed):
     """At least half of a ring can be sampled."""
-    around = {"num_return_steps": 5, "num_stacked_frames": 3}
-    least = transitions.least_steps_per_stream(num_needed, **around)
+    least = capacity_lib.least_steps_per_stream(num_needed, num_around=7)
 
     def suffices(size):
-        found = transitions.num_transitions(size, **around)
+        found = capacity_lib.num_transitions(size, num_around=7)
         return found >= num_needed and 2 * found >= size
 
     assert suffices(least)
@@ -127,12 +123,12 @@ def test_a_replay_that_is_too_small_for_its_workers_is_refused(options, line):
     least = int(re.findall(r"at least (\d+)", line)[-1])
 
     with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
-        transitions.check_rings(config, num_pipelines=2)
+        capacity_lib.check_rings(config, num_pipelines=2)
     enough = make_config("smoke", options | alone | {"replay_capacity": least})
-    transitions.check_rings(enough, num_pipelines=2)
+    capacity_lib.check_rings(enough, num_pipelines=2)
     fewer = make_config("smoke", options | alone | {"replay_capacity": least - 4})
     with pytest.raises(ValueError, match="use at"):
-        transitions.check_rings(fewer, num_pipelines=2)
+        capacity_lib.check_rings(fewer, num_pipelines=2)
 
 
 @pytest.mark.parametrize(
@@ -173,15 +169,15 @@ def test_a_replay_that_cannot_feed_the_learner_is_refused(
 ):
     config = make_config("smoke", options)
     with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
-        transitions.check_learning(config, global_batch_size=global_batch_size)
+        capacity_lib.check_learning(config, global_batch_size=global_batch_size)
     for value in (0.0, 32.0, *map(float, re.findall(r"at least ([\d.]+),", line))):
         config = make_config("smoke", options | {"samples_per_insert": value})
-        transitions.check_learning(
+        capacity_lib.check_learning(
             config, global_batch_size=min(global_batch_size, 20000)
         )
 
 
-README = pathlib.Path(streams_lib.__file__).parents[1] / "README.md"
+README = pathlib.Path(capacity_lib.__file__).parent / "README.md"
 CARTPOLE = EnvironmentSpec(
     observation_shape=(5,), observation_dtype="float32", action_size=1
 )
@@ -193,12 +189,8 @@ MOST_OTHER_BYTES = 4096
 
 
 def streams_of(config, environment=CARTPOLE):
-    return streams_lib.streams_spec(
-        config,
-        environment,
-        num_actors=config.num_actors,
-        capacity=config.replay_capacity,
-    )
+    whole = capacity_lib.share(config, 0, 1)
+    return capacity_lib.streams_spec(config, environment, whole)
 
 
 @pytest.mark.parametrize(
@@ -210,12 +202,12 @@ def test_a_replay_takes_what_is_computed(environment, capacity):
     spec = streams_of(config, environment)
     with StepStreams(spec) as streams:
         replay = PrioritizedReplay(streams, ReplaySettings(min_size_to_sample=1))
-        shared = sum(array.nbytes for array in streams._shared._arrays.values())
+        shared = sum(array.nbytes for array in streams._arrays.values())
         own = replay._tree._sums.nbytes + replay._owner.nbytes
 
-    records = streams_lib.replay_bytes(spec, is_prioritized=False)
+    records = capacity_lib.replay_bytes(spec, is_prioritized=False)
     assert 0 <= shared - records <= MOST_OTHER_BYTES
-    assert own == streams_lib.replay_bytes(spec, is_prioritized=True) - records
+    assert own == capacity_lib.replay_bytes(spec, is_prioritized=True) - records
 
 
 def test_the_readme_has_the_memory_of_every_preset():
@@ -230,7 +222,7 @@ def test_the_readme_has_the_memory_of_every_preset():
     found = []
     for name, config in PRESETS.items():
         spec = streams_of(config, environments.get(name, walker))
-        size = streams_lib.replay_bytes(
+        size = capacity_lib.replay_bytes(
             spec, is_prioritized=config.replay == "prioritized"
         )
         found.append(f"{size / 1e9:.3g} GB" if size > 1e9 else f"{size / 1e6:.3g} MB")
@@ -251,14 +243,14 @@ def test_a_replay_that_does_not_fit_is_refused():
         "replay_capacity=680000, or another machine"
     )
     with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
-        streams_lib.check(config, spec, available=16_000_000_000)
+        capacity_lib.check_memory(config, spec, available=16_000_000_000)
     less = make_config("paper", {"replay_capacity": 680_000})
-    streams_lib.check(less, streams_of(less, FRAMES), available=16_000_000_000)
-    streams_lib.check(config, spec, available=10**11)
+    capacity_lib.check_memory(less, streams_of(less, FRAMES), available=16_000_000_000)
+    capacity_lib.check_memory(config, spec, available=10**11)
     with pytest.raises(
         ValueError, match=r"0 MB are available .* replay_capacity=0, or"
     ):
-        streams_lib.check(config, spec, available=0)
+        capacity_lib.check_memory(config, spec, available=0)
 
 
 def write_group(folder, names, limit, usage, droppable):
@@ -273,12 +265,12 @@ def test_the_tightest_limit_of_a_container_counts(tmp_path):
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/job/step\n")
     top = tmp_path / "sys/fs/cgroup"
-    write_group(top / "job/step", streams_lib._FILES_V2, "max", 50, 0)
-    write_group(top / "job", streams_lib._FILES_V2, 10_000, 4000, 1500)
+    write_group(top / "job/step", capacity_lib._GROUP_FILES[2], "max", 50, 0)
+    write_group(top / "job", capacity_lib._GROUP_FILES[2], 10_000, 4000, 1500)
 
-    assert 7500 == streams_lib.available_bytes(tmp_path)
-    write_group(top / "job/step", streams_lib._FILES_V2, 3000, 3500, 0)
-    assert 0 == streams_lib.available_bytes(tmp_path)
+    assert 7500 == capacity_lib.available_bytes(tmp_path)
+    write_group(top / "job/step", capacity_lib._GROUP_FILES[2], 3000, 3500, 0)
+    assert 0 == capacity_lib.available_bytes(tmp_path)
 
 
 def test_a_limit_of_version_1_counts(tmp_path):
@@ -286,50 +278,13 @@ def test_a_limit_of_version_1_counts(tmp_path):
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("5:cpu,cpuacct:/x\n4:memory:/x\n")
     folder = tmp_path / "sys/fs/cgroup/memory"
-    write_group(folder, streams_lib._FILES_V1, 9000, 2000, 100)
+    write_group(folder, capacity_lib._GROUP_FILES[1], 9000, 2000, 100)
 
-    assert 7100 == streams_lib.available_bytes(tmp_path)
+    assert 7100 == capacity_lib.available_bytes(tmp_path)
 
 
 def test_without_a_limit_the_machine_s_memory_counts(tmp_path):
     """As the kernel estimates it, not what is free."""
     before = psutil.virtual_memory().total
 
-    assert 0 < streams_lib.available_bytes(tmp_path) <= before
-
-
-@pytest.mark.parametrize(
-    ("steps", "changes", "message"),
-    [
-        (
-            30,
-            {},
-            r"a replay of 30 environment steps per environment is too small: .* 42",
-        ),
-        (
-            100,
-            {"min_size_to_sample": 155},
-            r"min_size_to_sample=155 is more than the 154 transitions that the replay",
-        ),
-    ],
-)
-def test_a_replay_that_can_never_be_sampled_is_refused(
-    steps, changes, message, make_streams
-):
-    with make_streams(2, steps) as streams, pytest.raises(ValueError, match=message):
-        make_replay(streams, ReplaySettings(**{"min_size_to_sample": 1, **changes}))
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("discount", 1.5),
-        ("num_return_steps", 0),
-        ("num_stacked_frames", 0),
-        ("samples_per_insert", -1.0),
-        ("error_buffer", -1.0),
-    ],
-)
-def test_settings_out_of_range_are_refused(name, value):
-    with pytest.raises(ValueError, match=f"option {name}={value} must be at least"):
-        ReplaySettings(**{name: value})
+    assert 0 < capacity_lib.available_bytes(tmp_path) <= before

@@ -7,10 +7,9 @@ import pytest
 import small_programs
 
 import replicator
-from workloads.d4pg import config
-from workloads.d4pg.replay import transitions
-from workloads.d4pg.replay.replay import StarvedReplayError
-from workloads.d4pg.workload import WORKLOAD
+from workloads.d4pg import capacity, config
+from workloads.d4pg.program import WORKLOAD
+from workloads.d4pg.replay import StarvedReplayError
 
 pytestmark = pytest.mark.processes
 SMALL = small_programs.OPTIONS["d4pg"]
@@ -149,8 +148,7 @@ def test_workers_share_actors_and_replay(num_pipelines, num_actors, expected):
         "smoke", {"num_actors": num_actors, "replay_capacity": 1200}
     )
     shares = [
-        transitions.share(settings, index, num_pipelines)
-        for index in range(num_pipelines)
+        capacity.share(settings, index, num_pipelines) for index in range(num_pipelines)
     ]
 
     assert expected == [share.num_actors for share in shares]

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.d4pg.environment import control as control_lib
-from workloads.d4pg.environment.control import (
+from workloads.d4pg import control as control_lib
+from workloads.d4pg.control import (
     BrokenEpisodeError,
     Environment,
     FrameStack,
 )
 
-ROOT = pathlib.Path(__file__).resolve().parents[4]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 def python(code, **variables):
@@ -168,7 +168,7 @@ def test_what_is_not_finite_breaks_the_episode(broken, monkeypatch):
 def test_frames_show_the_episode():
     """84 x 84 RGB that changes with the state; films are larger."""
     done = python(
-        "from workloads.d4pg.environment.control import Environment\n"
+        "from workloads.d4pg.control import Environment\n"
         "import numpy as np\n"
         "e = Environment('cartpole:swingup', observations='pixels', seed=1)\n"
         "first = e.reset().copy()\n"
@@ -192,7 +192,7 @@ def test_frames_show_the_episode():
 def test_an_environment_that_was_made_without_rendering_has_no_frames():
     """What dm_control renders with is decided once in a process."""
     done = python(
-        "from workloads.d4pg.environment.control import Environment\n"
+        "from workloads.d4pg.control import Environment\n"
         "try: Environment('cartpole:swingup').render()\n"
         "except ValueError as error: print(error)"
     )
@@ -207,7 +207,7 @@ def test_a_stack_holds_the_last_frames(frames):
     for is_first, value in [(True, 7), *frames]:
         frame = np.full((84, 84, 3), value, np.uint8)
         last = [value] * 3 if is_first else [*last[1:], value]
-        seen = (stack.reset if is_first else stack.push)(frame)
+        seen = stack.add(frame, is_first=is_first)
 
         assert [v for v in last for _ in range(3)] == seen[40, 40].tolist()
     assert (84, 84, 9) == seen.shape
@@ -217,7 +217,7 @@ def test_a_stack_holds_the_last_frames(frames):
 def test_without_opengl_states_work_and_pixels_say_what_to_install():
     """A real process whose EGL finds no driver."""
     done = python(
-        "from workloads.d4pg.environment.control import Environment\n"
+        "from workloads.d4pg.control import Environment\n"
         "import numpy as np, os\n"
         "e = Environment('cartpole:swingup', can_render=True)\n"
         "e.reset(); e.step(np.zeros(1))\n"
@@ -245,8 +245,8 @@ def test_without_opengl_states_work_and_pixels_say_what_to_install():
 def test_opengl_that_is_turned_off_is_reported():
     """And the names of tasks need no dm_control at all."""
     done = python(
-        "import sys, workloads.d4pg.environment.control\n"
-        "from workloads.d4pg.environment import control as e\n"
+        "import sys, workloads.d4pg.control\n"
+        "from workloads.d4pg import control as e\n"
         "print('dm_control' in sys.modules)\n"
         "try: e.Environment('walker:walk', observations='pixels')\n"
         "except ValueError as error: print(error)\n"
@@ -275,7 +275,7 @@ def test_a_renderer_that_is_asked_for_and_missing_is_said(renderer):
         "            raise OSError(f'{name} is not there')\n"
         "        super().__init__(name, *args, **kwargs)\n"
         "ctypes.CDLL = ctypes.cdll._dlltype = Missing\n"
-        "from workloads.d4pg.environment.control import Environment\n"
+        "from workloads.d4pg.control import Environment\n"
         "try: Environment('cartpole:swingup', observations='pixels')\n"
         "except ValueError as error: print(error)\n"
         "print(Environment('cartpole:swingup').reset().shape)\n",

@@ -1,1 +1,0 @@
-"""Actors: processes that act in environments with a recent policy."""

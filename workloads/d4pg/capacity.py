@@ -1,0 +1,215 @@
+"""How much experience a replay holds, and the memory of this machine for it.
+
+The replay consists of ring buffers of records, one per environment (``streams``).
+Records near a ring's write head can be overwritten while they are read, so they are
+never sampled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import pathlib
+import shutil
+import tempfile
+from typing import TYPE_CHECKING
+
+import psutil
+
+from replicator.core import cgroups
+from workloads.d4pg.streams import StreamsSpec
+
+if TYPE_CHECKING:
+    from workloads.d4pg.config import D4PGConfig
+    from workloads.d4pg.control import EnvironmentSpec
+
+_MARGIN = 16
+_MARGIN_SHARE = 50  # one record in this many
+
+
+def margin(steps_per_stream: int) -> int:
+    """Returns the records before the write head of a ring that are never sampled."""
+    return _MARGIN + steps_per_stream // _MARGIN_SHARE
+
+
+def num_transitions(steps_per_stream: int, *, num_around: int) -> int:
+    """Returns how many records of a full ring can start a transition.
+
+    ``num_around``: other records that a transition reads, before and after its first.
+    """
+    return steps_per_stream - margin(steps_per_stream) - num_around
+
+
+def least_steps_per_stream(num_needed: int, *, num_around: int) -> int:
+    """Returns the smallest ring that holds this many transitions.
+
+    In a ring smaller than twice the margin, most samples would be overwritten while
+    they are read.
+    """
+    size = num_needed
+    while num_transitions(size, num_around=num_around) < max(num_needed, size / 2):
+        size += 1
+    return size
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """The share of one pipeline in a trial's actors and replay."""
+
+    num_actors: int  # At least one.
+    capacity: int  # Environment steps that it stores.
+    min_size: int  # Environment steps before its first batch.
+
+
+def share(config: D4PGConfig, pipeline_id: int, num_pipelines: int) -> Share:
+    """Returns the share of one pipeline; shares are as equal as possible."""
+    until = config.num_actors * (pipeline_id + 1) // num_pipelines
+    return Share(
+        num_actors=max(until - config.num_actors * pipeline_id // num_pipelines, 1),
+        capacity=math.ceil(config.replay_capacity / num_pipelines),
+        min_size=math.ceil(config.min_replay_size / num_pipelines),
+    )
+
+
+def check_rings(config: D4PGConfig, *, num_pipelines: int = 1) -> None:
+    """Raises unless the rings of each pipeline's replay are large enough."""
+    shares = [share(config, index, num_pipelines) for index in range(num_pipelines)]
+    # Capacities are equal, so the pipeline with most environments has the least each.
+    num_actors = max(found.num_actors for found in shares)
+    num_streams = num_actors * config.environments_per_actor
+    among = f" on each of {num_pipelines} workers" if num_pipelines > 1 else ""
+    around = config.num_return_steps + config.num_stacked_frames - 1
+    steps_per_stream = math.ceil(shares[0].capacity / num_streams)
+    least = least_steps_per_stream(1, num_around=around)
+    if steps_per_stream < least:
+        raise ValueError(
+            f"option replay_capacity={config.replay_capacity!r} keeps "
+            f"{steps_per_stream} environment steps of each environment, fewer than the "
+            f"{least} that transitions of num_return_steps={config.num_return_steps!r} "
+            "need besides those being written: use at least "
+            f"{num_pipelines * num_streams * least} with {num_streams} environments"
+            f"{among}, or fewer of them"
+        )
+    held = num_streams * num_transitions(steps_per_stream, num_around=around)
+    if shares[0].min_size > held:
+        needed = math.ceil(shares[0].min_size / num_streams)
+        least = least_steps_per_stream(needed, num_around=around)
+        raise ValueError(
+            f"option min_replay_size={config.min_replay_size!r} is more than the "
+            f"{num_pipelines * held} transitions that replay_capacity="
+            f"{config.replay_capacity!r} holds besides those being written{among}: "
+            "use at most that, or a replay_capacity of at least "
+            f"{num_pipelines * num_streams * least}"
+        )
+
+
+def check_learning(config: D4PGConfig, *, global_batch_size: int) -> None:
+    """Raises unless the replay of a trial can feed its learner."""
+    capacity, asked = config.replay_capacity, config.samples_per_insert
+    if capacity < global_batch_size:
+        raise ValueError(
+            f"option replay_capacity={capacity!r} is less than the {global_batch_size} "
+            "transitions of one learner step: use at least as many, or fewer per "
+            "replica (--per-replica-batch-size)"
+        )
+    if asked and global_batch_size / asked > capacity:
+        raise ValueError(
+            f"option samples_per_insert={asked!r} requires "
+            f"{global_batch_size / asked:,.0f} environment steps before each learner "
+            f"step of {global_batch_size} transitions, but replay_capacity="
+            f"{capacity!r} stores fewer: use at least "
+            f"{_round_up(global_batch_size / capacity)}, or 0 for no limit"
+        )
+
+
+def _round_up(value: float) -> float:
+    """Returns the next higher number of two digits, for a suggestion."""
+    digits = 1 - math.floor(math.log10(value))
+    return round(math.ceil(value * 10**digits) / 10**digits, max(digits, 0))
+
+
+def streams_spec(
+    config: D4PGConfig, environment: EnvironmentSpec, among: Share
+) -> StreamsSpec:
+    """Returns the rings of one pipeline."""
+    num_streams = among.num_actors * config.environments_per_actor
+    return StreamsSpec(
+        num_streams=num_streams,
+        steps_per_stream=math.ceil(among.capacity / num_streams),
+        observation_shape=environment.observation_shape,
+        observation_dtype=environment.observation_dtype,
+        action_size=environment.action_size,
+        num_actors=among.num_actors,
+    )
+
+
+# The rings are anonymous shared memory: they are limited by the memory of the machine
+# and of a container, not by the size of ``/dev/shm``. Their pages are allocated when
+# written, so a replay that does not fit kills a trial late.
+
+_GB = 1_000_000_000
+_SUM_BYTES, _OWNER_BYTES = 8, 8
+# Of a control group, by its version: the limit, the usage, and the line of memory.stat
+# that says how much of the usage can be dropped.
+_GROUP_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
+
+
+def replay_bytes(spec: StreamsSpec, *, is_prioritized: bool) -> int:
+    """Returns the bytes of a full replay.
+
+    Its records; if prioritized, also a tree of sums over twice the next power of two,
+    and the number of each leaf's record.
+    """
+    found = spec.memory_bytes
+    if is_prioritized:
+        num_records = spec.num_streams * spec.steps_per_stream
+        num_leaves = 1 << max(num_records - 1, 1).bit_length()
+        found += 2 * num_leaves * _SUM_BYTES + num_records * _OWNER_BYTES
+    return found
+
+
+def available_bytes(root: pathlib.Path = pathlib.Path("/")) -> int:
+    """Returns the memory that is still available, as the kernel estimates it."""
+    if not hasattr(os, "memfd_create"):  # then the rings are in a file
+        return shutil.disk_usage(tempfile.gettempdir()).free
+    left = [int(psutil.virtual_memory().available)]
+    for folder, version in cgroups.folders("memory", root):
+        limit, usage, droppable = _GROUP_FILES[version]
+        try:
+            most = (folder / limit).read_text(encoding="ascii").strip()
+            used = int((folder / usage).read_text(encoding="ascii"))
+            lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+        except OSError:
+            continue
+        if most != "max":
+            dropped = dict(line.split() for line in lines).get(droppable, "0")
+            left.append(max(int(most) - used + int(dropped), 0))
+    return min(left)
+
+
+def check_memory(
+    config: D4PGConfig, spec: StreamsSpec, available: int | None = None
+) -> None:
+    """Raises unless a full replay fits into this machine's memory."""
+    needed = replay_bytes(spec, is_prioritized=config.replay == "prioritized")
+    available = available_bytes() if available is None else available
+    if needed <= available:
+        return
+    fitting = math.floor(config.replay_capacity * available / needed)
+    # Slightly less, with two digits: other processes need memory, too.
+    fitting = round(fitting * 9 // 10, 2 - len(str(fitting)))
+    raise ValueError(
+        f"option replay_capacity={config.replay_capacity!r} needs "
+        f"{_in_words(needed)} of memory for observations={config.observations!r}, "
+        f"but {_in_words(available)} are available here: use less, such as "
+        f"replay_capacity={fitting}, or another machine"
+    )
+
+
+def _in_words(num_bytes: int) -> str:
+    unit, size = ("GB", _GB) if num_bytes >= _GB else ("MB", _GB / 1000)
+    return f"{num_bytes / size:.3g} {unit}"

@@ -1,1 +1,0 @@
-"""The DeepMind Control Suite as actors and evaluations use it."""

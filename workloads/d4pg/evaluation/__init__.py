@@ -1,1 +1,0 @@
-"""Episodes without exploration noise, in a separate process."""

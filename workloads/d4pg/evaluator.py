@@ -1,0 +1,308 @@
+"""Episodes without exploration noise, in a process without TensorFlow.
+
+OpenGL for frames has its own compiler, and a process that has loaded both it and
+TensorFlow crashes at exit; so episodes are played in a separate process, this module.
+``EvaluatorClient`` is the learner's side: it sends the name of a method of ``Session``
+with arguments, and gets its result or an error. The process exits when the other end of
+their connection is closed, so it does not outlive its parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import multiprocessing
+import subprocess
+import sys
+import warnings
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workloads import child_process, quality
+from workloads.d4pg import metrics
+from workloads.d4pg.actor import Policy, PolicySpec
+from workloads.d4pg.control import (
+    MAX_CONTROL_STEPS,
+    BrokenEpisodeError,
+    Environment,
+    EnvironmentSpec,
+    FrameStack,
+)
+
+if TYPE_CHECKING:
+    from workloads.d4pg.config import D4PGConfig
+    from workloads.spec import QualityMetric
+
+_END_SEC = 5.0
+_STDERR = 2
+_CHANNELS = 3
+_COLOURS = 0xF8  # 32 of each channel take half the space of 256
+_BLEND_OVER = 1
+_MOST_ENVIRONMENTS = 10
+_MOST_BROKEN = 10
+_FILM_SIZE = (96, 128)
+_MOST_FRAMES = 40
+_FRAME_TIME_SEC = 0.1
+# Distinct from the seeds of actors, which are derived from that of the trial.
+_SEED_OFFSET = 10_000_019
+
+
+class EvaluatorClient:
+    """Plays episodes of one environment in a separate process."""
+
+    spec: EnvironmentSpec  # Shapes of the environment's observations and actions.
+
+    def __init__(
+        self, name: str, config: D4PGConfig, *, seed: int, is_quiet: bool = False
+    ) -> None:
+        """Starts the process, which inherits this one's cores."""
+        self._num_episodes = config.num_evaluation_episodes
+        self._can_film = True
+        self._log = "its output was discarded" if is_quiet else "its messages are above"
+        self._connection, other = multiprocessing.Pipe()
+        log = subprocess.DEVNULL if is_quiet else _STDERR
+        with other:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, str(other.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[other.fileno()],
+                env=child_process.environment(child_process.ONE_THREAD),
+            )
+        try:
+            self.spec = self._ask("open", name, config, seed)
+        except BaseException:
+            self.close()
+            raise
+
+    def load(self, policy: PolicySpec) -> None:
+        """Sets the policy that the weights belong to."""
+        self._ask("load", policy)
+
+    def score(self, weights: np.ndarray) -> tuple[QualityMetric, ...]:
+        """Returns the mean return of episodes without noise, with its interval."""
+        returns = self._ask("play", weights, self._num_episodes)
+        return quality.of_examples(metrics.LEARNED, [(returns,)])
+
+    def film(self, weights: np.ndarray) -> bytes | None:
+        """Returns a film of one episode as animated PNG, or None without OpenGL.
+
+        Warns, once, if there is none.
+        """
+        if not self._can_film:
+            return None
+        try:
+            content: bytes = self._ask("film", weights)
+        except ValueError as error:
+            self._can_film = False
+            warnings.warn(f"episodes are not filmed: {error}", stacklevel=2)
+            return None
+        return content
+
+    def close(self) -> None:
+        """Terminates the process."""
+        self._connection.close()
+        try:
+            self._process.wait(timeout=_END_SEC)
+        except subprocess.TimeoutExpired:  # in the middle of an episode
+            self._process.kill()
+            self._process.wait()
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        try:
+            self._connection.send((method, arguments))
+            answer = self._connection.recv()
+        except (EOFError, OSError):
+            raise RuntimeError(
+                "the process that plays evaluation episodes ended with exit code "
+                f"{self._process.wait()}: {self._log}"
+            ) from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Session:
+    """The open environment and the loaded policy."""
+
+    def open(self, name: str, config: D4PGConfig, seed: int) -> EnvironmentSpec:
+        """Chooses what is played."""
+        environment = _make_environment(name, config, seed=0, can_render=True)
+        environment.close()
+        self._evaluator = Evaluator(name, config, seed=seed, can_render=True)
+        return environment.spec
+
+    def load(self, policy: PolicySpec) -> None:
+        """Sets the policy that weights belong to."""
+        self._policy = Policy(policy)
+
+    def play(self, weights: np.ndarray, num_episodes: int) -> list[float]:
+        """Returns the return of each episode."""
+        self._policy.load(weights)
+        return self._evaluator.play(self._policy, num_episodes)
+
+    def film(self, weights: np.ndarray) -> bytes:
+        """Returns a film of one episode."""
+        self._policy.load(weights)
+        return self._evaluator.film(self._policy)
+
+
+class Evaluator:
+    """Plays episodes of one environment with the actions of a policy, without noise.
+
+    Environments are created when first needed and kept; every evaluation continues with
+    new initial states.
+    """
+
+    def __init__(
+        self, name: str, config: D4PGConfig, *, seed: int, can_render: bool = False
+    ) -> None:
+        """Stores what to play."""
+        self._arguments = (name, config, can_render)
+        self._seed = seed + _SEED_OFFSET
+        self._players: list[_Player] = []
+
+    def play(self, policy: Policy, num_episodes: int) -> list[float]:
+        """Returns the undiscounted return of each episode."""
+        count = min(num_episodes, _MOST_ENVIRONMENTS)
+        while len(self._players) < count:
+            self._players.append(self._make_player(len(self._players)))
+        returns: list[float] = []
+        for start in range(0, num_episodes, count):
+            returns += _play_once(policy, self._players[: num_episodes - start])
+        return returns
+
+    def film(self, policy: Policy) -> bytes:
+        """Returns a film of one episode as animated PNG."""
+        num_actions = MAX_CONTROL_STEPS // self._arguments[1].action_repeat
+        num_skipped = max(num_actions // _MOST_FRAMES, 1)
+        player = self._make_player(_MOST_ENVIRONMENTS)
+        try:
+            player.reset()
+            frames = [player.environment.render(*_FILM_SIZE)]
+            while not player.is_over:
+                player.act(policy(player.observation[None])[0])
+                if player.num_actions % num_skipped == 0:
+                    frames.append(player.environment.render(*_FILM_SIZE))
+        finally:
+            player.environment.close()
+        return encode(np.stack(frames), frame_time_sec=_FRAME_TIME_SEC)
+
+    def _make_player(self, index: int) -> _Player:
+        return _Player(*self._arguments, seed=self._seed + index)
+
+
+class _Player:
+    """One environment, its episode so far, and the policy's observations."""
+
+    def __init__(
+        self, name: str, config: D4PGConfig, can_render: bool, *, seed: int
+    ) -> None:
+        self.environment = _make_environment(
+            name, config, seed=seed, can_render=can_render
+        )
+        self._stack = FrameStack(config.num_stacked_frames)
+        self._num_broken = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Starts an episode."""
+        self.observation = self._stack.add(self.environment.reset(), is_first=True)
+        self.episode_return, self.num_actions, self.is_over = 0.0, 0, False
+
+    def act(self, action: np.ndarray) -> None:
+        """Takes an environment step; an episode with failed physics is restarted."""
+        try:
+            step = self.environment.step(action)
+        except BrokenEpisodeError as error:
+            self._num_broken += 1
+            if self._num_broken > _MOST_BROKEN:
+                raise RuntimeError(
+                    f"{self._num_broken} episodes of an evaluation failed, the last "
+                    f"because {error}: check the actions of the policy"
+                ) from error
+            self.reset()
+            return
+        self.observation = self._stack.add(step.observation, is_first=False)
+        self.episode_return += step.reward
+        self.num_actions += 1
+        self.is_over = step.is_last
+
+
+def _make_environment(
+    name: str, config: D4PGConfig, *, seed: int, can_render: bool
+) -> Environment:
+    return Environment(
+        name,
+        observations=config.observations,
+        action_repeat=config.action_repeat,
+        seed=seed,
+        can_render=can_render,
+    )
+
+
+def _play_once(policy: Policy, players: list[_Player]) -> list[float]:
+    """Plays one episode in each environment, all in lock step."""
+    for player in players:
+        player.reset()
+    playing = players
+    while playing:
+        actions = policy(np.stack([player.observation for player in playing]))
+        for player, action in zip(playing, actions, strict=True):
+            player.act(action)
+        playing = [player for player in playing if not player.is_over]
+    return [player.episode_return for player in players]
+
+
+def encode(frames: np.ndarray, *, frame_time_sec: float) -> bytes:
+    """Returns a film that plays in a loop, as animated PNG.
+
+    Each frame after the first is transparent where nothing changed.
+    """
+    from PIL import Image
+
+    is_film = frames.ndim == 4 and frames.shape[-1] == _CHANNELS and len(frames)  # noqa: PLR2004
+    if not is_film or frames.dtype != np.uint8:
+        raise ValueError(
+            "a film needs frames of shape [frames, height, width, 3] and type uint8, "
+            f"but got {frames.shape} and {frames.dtype}"
+        )
+    frames = frames & _COLOURS
+    pixels = np.pad(frames, [(0, 0), (0, 0), (0, 0), (0, 1)], constant_values=255)
+    pixels[1:][(frames[1:] == frames[:-1]).all(axis=3)] = 0
+    first, *others = map(Image.fromarray, pixels)
+    film = io.BytesIO()
+    first.save(
+        film,
+        "PNG",
+        save_all=True,
+        append_images=others,
+        duration=1000 * frame_time_sec,
+        loop=0,
+        blend=_BLEND_OVER,
+        compress_level=9,
+    )
+    return film.getvalue()
+
+
+def main() -> int:
+    """Answers requests until there are no more."""
+    connection = Connection(int(sys.argv[1]))
+    session = Session()
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            method, arguments = connection.recv()
+            try:
+                answer = getattr(session, method)(*arguments)
+            except Exception as error:  # noqa: BLE001 - sent to the client
+                kind = ValueError if type(error) is ValueError else RuntimeError
+                answer = kind(str(error) or type(error).__name__)
+            connection.send(answer)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

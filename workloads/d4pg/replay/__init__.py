@@ -1,1 +1,0 @@
-"""Replay: n-step transitions, sampled from what actors have written."""

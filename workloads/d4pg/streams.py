@@ -1,0 +1,337 @@
+"""Streams of environment steps in shared memory, which actors write and replay reads.
+
+Each environment writes into a separate ring buffer, and then increments the ring's
+counter; the learner reads up to the counter. There is no queue, no copy and no lock. A
+writer that is killed while it writes a record has not incremented the counter, so the
+record does not exist.
+
+A reader must compare the counter before and after it has copied
+(``StepStreams.is_intact``): a record can be overwritten in the meantime. Stores become
+visible in order on x86; elsewhere the margin before the write head ensures that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import mmap
+import os
+import tempfile
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from typing_extensions import Self
+
+    from workloads.d4pg.replay import ReplaySettings
+
+NO_WEIGHTS = -1
+"""Version of an actor that acts at random because it has no weights yet."""
+
+FIELDS = ("observation", "action", "reward", "discount", "is_first", "is_last")
+"""Arrays of a record."""
+
+_NO_LIMIT = np.iinfo(np.int64).max
+_ALIGNMENT = 64  # of an array's first byte: a cache line
+_MOST_ATTEMPTS = 100
+_BUFFER_SHARE = 0.1
+
+
+class SharedArrays:
+    """Named arrays in one piece of shared memory, zero at first.
+
+    The memory has no name: a child inherits its descriptor. Named shared memory is in
+    ``/dev/shm``, which containers limit to 64 MB, and it outlives a killed process.
+    Pages are allocated when first written, so unused parts take no memory.
+    """
+
+    descriptor: int  # For children: pass it on with ``pass_fds``.
+
+    def __init__(
+        self,
+        layout: Sequence[tuple[str, tuple[int, ...], str]],
+        descriptor: int | None = None,
+    ) -> None:
+        """Lays out arrays by name, shape and dtype, in a child those of its parent."""
+        offsets, size = [], 0
+        for _, shape, dtype in layout:
+            offsets.append(size)
+            num_bytes = math.prod(shape) * np.dtype(dtype).itemsize
+            size += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+        self.descriptor = _make_memory(size) if descriptor is None else descriptor
+        memory = mmap.mmap(self.descriptor, size)
+        self._arrays = {
+            name: np.ndarray(shape, dtype, memory, offset)
+            for (name, shape, dtype), offset in zip(layout, offsets, strict=True)
+        }
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """Returns the array of that name; all processes see what is written to it."""
+        return self._arrays[name]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the descriptor; the memory is freed with its last array."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+        self._arrays.clear()
+
+
+def _make_memory(size: int) -> int:
+    """Returns the descriptor of ``size`` bytes of zeros without a name."""
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("d4pg-streams")
+    else:
+        with tempfile.TemporaryFile() as file:
+            descriptor = os.dup(file.fileno())
+    os.ftruncate(descriptor, size)
+    return descriptor
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StreamsSpec:
+    """Shapes of the streams."""
+
+    num_streams: int  # Rings, one per environment.
+    steps_per_stream: int  # Records that one ring holds.
+    observation_shape: tuple[int, ...]  # Shape of one record: a state or one frame.
+    observation_dtype: str  # ``float32`` or ``uint8``.
+    action_size: int  # Length of an action.
+    num_actors: int = 1  # Processes that write.
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of all records, once the rings are full."""
+        observation = math.prod(self.observation_shape)
+        size = observation * np.dtype(self.observation_dtype).itemsize
+        # Besides: action, reward, discount and two flags.
+        record = size + 4 * self.action_size + 4 + 4 + 2
+        return self.num_streams * self.steps_per_stream * record
+
+
+class StepStreams(SharedArrays):
+    """The rings of all environments, and the counters that processes share.
+
+    A record is an observation, the action that was taken, and the resulting reward and
+    discount. The final observation of an episode is a separate record without a
+    meaningful action. Records are numbered from 0 within a stream.
+    """
+
+    spec: StreamsSpec
+    num_written: np.ndarray  # Records of each stream; int64 [num_streams].
+    num_episodes: np.ndarray  # Episodes that ended, per stream; int64 [num_streams].
+    # Environment steps of each stream that were not finite, or that physics could not
+    # take; int64 [num_streams].
+    num_refused: np.ndarray
+    heartbeat: np.ndarray  # Monotonic time of the last one; float64 [num_actors].
+    idle_sec: np.ndarray  # Time waited for the learner; float64 [num_actors].
+    elapsed_sec: np.ndarray  # Time that each actor has run; float64 [num_actors].
+    version: np.ndarray  # Version of the weights of each actor; int64 [num_actors].
+    _limit: np.ndarray  # Records that may be written; int64 [1].
+
+    def __init__(self, spec: StreamsSpec, descriptor: int | None = None) -> None:
+        self.spec = spec
+        rings = (spec.num_streams, spec.steps_per_stream)
+        streams, actors = (spec.num_streams,), (spec.num_actors,)
+        counters = (
+            ("num_written", streams, "int64"),
+            ("num_episodes", streams, "int64"),
+            ("num_refused", streams, "int64"),
+            ("heartbeat", actors, "float64"),
+            ("idle_sec", actors, "float64"),
+            ("elapsed_sec", actors, "float64"),
+            ("version", actors, "int64"),
+            ("_limit", (1,), "int64"),
+        )
+        records = (
+            ("reward", rings, "float32"),
+            ("discount", rings, "float32"),
+            ("is_first", rings, "bool"),
+            ("is_last", rings, "bool"),
+            ("action", (*rings, spec.action_size), "float32"),
+            ("observation", rings + spec.observation_shape, spec.observation_dtype),
+        )
+        super().__init__(counters + records, descriptor)
+        for name, _, _ in counters:
+            setattr(self, name, self[name])
+        if descriptor is None:
+            self.set_limit(_NO_LIMIT)
+            self.version[:] = NO_WEIGHTS
+
+    def field(self, name: str) -> np.ndarray:
+        """Returns all records' values of a field: [streams * steps_per_stream, ...]."""
+        array = self[name]
+        return array.reshape(-1, *array.shape[2:])
+
+    def writer(self, stream_id: int) -> StreamWriter:
+        """Returns a writer of a stream; a stream must have at most one."""
+        counter = self.num_written[stream_id : stream_id + 1]
+        return StreamWriter([self[name][stream_id] for name in FIELDS], counter)
+
+    def num_inserted(self) -> int:
+        """Returns the total number of records written."""
+        return int(self.num_written.sum())
+
+    def set_limit(self, num_records: float) -> None:
+        """Makes actors wait when they have written this many records in total."""
+        self._limit[0] = int(min(num_records, _NO_LIMIT))
+
+    def must_wait(self) -> bool:
+        """Whether the learner must sample before more is written."""
+        return int(self.num_written.sum()) >= int(self._limit[0])
+
+    def is_intact(self, streams: np.ndarray, numbers: np.ndarray) -> bool:
+        """Whether none of these records can have been overwritten yet."""
+        # A writer touches the slot of record j as soon as it is at record j + size.
+        size = self.spec.steps_per_stream
+        return bool((self.num_written[streams] < numbers + size).all())
+
+    def describe_actors(self) -> str:
+        """Describes the state of each actor in one line."""
+        per_actor = self.spec.num_streams // self.spec.num_actors
+        written = self.num_written.reshape(-1, per_actor).sum(axis=1)
+        refused = self.num_refused.reshape(-1, per_actor).sum(axis=1)
+        now = time.monotonic()
+        parts = []
+        for actor, heartbeat in enumerate(self.heartbeat.tolist()):
+            sign = f"last heartbeat {now - heartbeat:.0f} s ago"
+            parts.append(
+                f"actor {actor}: {written[actor]} environment steps, "
+                f"{refused[actor]} refused, {sign if heartbeat else 'no heartbeat'}"
+            )
+        return "; ".join(parts)
+
+
+class StreamWriter:
+    """Appends records to one stream; made by ``StepStreams.writer``."""
+
+    def __init__(self, ring: Sequence[np.ndarray], num_written: np.ndarray) -> None:
+        self._observation, self._action, self._reward = ring[:3]
+        self._discount, self._is_first, self._is_last = ring[3:]
+        self._counter = num_written
+        # A replacement continues where the previous process stopped.
+        self._next = int(num_written[0])
+
+    def append(
+        self,
+        observation: np.ndarray,
+        action: np.ndarray | float,
+        reward: float,
+        discount: float,
+        *,
+        is_first: bool,
+        is_last: bool,
+    ) -> None:
+        """Writes one record and publishes it."""
+        slot = self._next % len(self._reward)
+        self._observation[slot] = observation
+        self._action[slot] = action
+        self._reward[slot] = reward
+        self._discount[slot] = discount
+        self._is_first[slot] = is_first
+        self._is_last[slot] = is_last
+        self._next += 1
+        self._counter[0] = self._next
+
+
+class RateLimiter:
+    """Keeps the number of transitions sampled per record inserted near a ratio.
+
+    As Reverb's ``SampleToInsertRatio``: with c = inserted * ratio - sampled, sampling
+    waits while c is less than min_size * ratio - buffer, and actors wait while it is
+    more than min_size * ratio + buffer.
+    """
+
+    def __init__(self, streams: StepStreams, settings: ReplaySettings) -> None:
+        self._streams = streams
+        self._min_size = settings.min_size_to_sample
+        self._ratio = settings.samples_per_insert
+        self._is_chosen = not settings.error_buffer
+        self._buffer = settings.error_buffer or (
+            _BUFFER_SHARE * self._min_size * self._ratio
+        )
+        self.num_sampled = 0
+        self.add_sampled(0)
+
+    def can_sample(self, num_transitions: int) -> bool:
+        """Whether this many more transitions may be sampled now."""
+        if self._is_chosen and self._buffer < num_transitions:
+            self._buffer = float(num_transitions)
+            self.add_sampled(0)
+        if self._ratio and 2 * self._buffer < num_transitions:
+            raise ValueError(
+                f"option error_buffer={self._buffer:g} must be at least half of the "
+                f"{num_transitions} transitions that are sampled at once, or learner "
+                "and actors wait for each other: use 0 for the default"
+            )
+        inserted = self._streams.num_inserted()
+        if inserted < self._min_size:
+            return False
+        if not self._ratio:
+            return True
+        balance = inserted * self._ratio - self.num_sampled - num_transitions
+        return balance >= self._min_size * self._ratio - self._buffer
+
+    def add_sampled(self, num_transitions: int) -> None:
+        """Counts transitions as sampled, and lets actors write more."""
+        self.num_sampled += num_transitions
+        limit = math.inf
+        if self._ratio:
+            owed = (self.num_sampled + self._buffer) / self._ratio
+            limit = math.ceil(self._min_size + owed)
+        self._streams.set_limit(limit)
+
+
+class SharedWeights(SharedArrays):
+    """One flat vector of weights and its version, which actors read.
+
+    A sequence lock: the counter is odd while weights are being written; a reader that
+    saw it change has read inconsistent weights and reads again. The learner never waits
+    for an actor.
+    """
+
+    num_floats: int  # Length of the vector.
+
+    def __init__(self, num_floats: int, descriptor: int | None = None) -> None:
+        self.num_floats = num_floats
+        head = (("sequence", (1,), "int64"), ("version", (1,), "int64"))
+        super().__init__((*head, ("weights", (num_floats,), "float32")), descriptor)
+        self._sequence, self._version = self["sequence"], self["version"]
+        self._weights = self["weights"]
+        if descriptor is None:
+            self._version[0] = NO_WEIGHTS
+
+    def publish(self, weights: np.ndarray, version: int) -> None:
+        """Publishes new weights to readers; only one process may call it."""
+        if weights.shape != (self.num_floats,):
+            raise ValueError(
+                f"weights of shape {weights.shape} cannot be published: a vector "
+                f"of length {self.num_floats} is expected"
+            )
+        self._sequence[0] += 1
+        self._weights[:] = weights
+        self._version[0] = version
+        self._sequence[0] += 1
+
+    def read(self, *, newer_than: int = NO_WEIGHTS) -> tuple[np.ndarray, int] | None:
+        """Returns a copy of the weights and their version, or None."""
+        for _ in range(_MOST_ATTEMPTS):
+            before = int(self._sequence[0])
+            version = int(self._version[0])
+            if version <= newer_than:
+                return None
+            if before % 2 == 0:
+                weights = self._weights.copy()
+                if int(self._sequence[0]) == before:
+                    return weights, version
+        return None
