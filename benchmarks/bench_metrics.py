@@ -64,7 +64,7 @@ def main() -> None:
 
 def measure(num_examples: int) -> dict[str, float]:
     """Seconds of the metric, and the most memory that the process has had."""
-    from workloads.metrics import fid
+    from workloads.metrics import scores
     from workloads.metrics.estimate import Moments
 
     spent = 0.0
@@ -78,10 +78,10 @@ def measure(num_examples: int) -> dict[str, float]:
             spent += time.perf_counter() - start
         assert total is not None
         start = time.perf_counter()
-        gaussians.append(fid.Gaussian.of(total))
+        gaussians.append(scores.Gaussian.of(total))
         spent += time.perf_counter() - start
     start = time.perf_counter()
-    fid.distance(*gaussians)
+    scores.distance(*gaussians)
     spent += time.perf_counter() - start
     peak_kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {"sec": spent, "peak_bytes": peak_kilobytes * 1024.0}

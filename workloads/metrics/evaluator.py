@@ -7,27 +7,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from workloads.metrics import fid as fid_lib
-from workloads.metrics import kid as kid_lib
-from workloads.metrics.estimate import Moments
-from workloads.metrics.extractors import digests
-from workloads.metrics.extractors.base import check_images
-from workloads.metrics.fid import fid
-from workloads.metrics.protocol import MetricProtocol, Score
+from workloads.metrics import extractor as extractor_lib
+from workloads.metrics import scores
+from workloads.metrics.estimate import MetricProtocol, Moments, Score
+from workloads.metrics.extractor import check_images
+from workloads.metrics.scores import fid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from workloads.metrics.estimate import Estimate
-    from workloads.metrics.extractors.base import FeatureExtractor
+    from workloads.metrics.extractor import FeatureExtractor
 
 
 # Settings that each score depends on, besides images, extractor and reference.
 SETTINGS = {
     "fid": "unbiased covariances",
-    "fid_infinity": f"line through at most {fid_lib.NUM_SIZES} sizes",
-    "kid": f"cubic kernel, blocks of at most {kid_lib.MOST_PER_BLOCK}",
-    "inception_score": f"{kid_lib.NUM_SPLITS} splits",
+    "fid_infinity": f"line through at most {scores.NUM_SIZES} sizes",
+    "kid": f"cubic kernel, blocks of at most {scores.MOST_PER_BLOCK}",
+    "inception_score": f"{scores.NUM_SPLITS} splits",
 }
 METRICS = tuple(SETTINGS)
 _WITHOUT_REFERENCE = ("inception_score",)
@@ -65,7 +63,7 @@ class Evaluator:
         features = extractor.extract(reference).features
         self._reference = features[self._order(len(features))]
         self._moments = Moments.of(features)
-        self._digest = digests.of_arrays({"images": reference})
+        self._digest = extractor_lib.digest_arrays({"images": reference})
 
     def score(self, images: np.ndarray) -> tuple[Score, ...]:
         """Returns the scores of generated images, in the order of ``metrics``."""
@@ -93,10 +91,10 @@ class Evaluator:
         if name == "fid":
             return fid(features, self._moments)
         if name == "fid_infinity":
-            return fid_lib.fid_infinity(features, self._moments, seed=self._seed)
+            return scores.fid_infinity(features, self._moments, seed=self._seed)
         if name == "kid":
-            return kid_lib.kid(features, self._reference)
-        return kid_lib.inception_score(logits)
+            return scores.kid(features, self._reference)
+        return scores.inception_score(logits)
 
     def _protocol(self, name: str, num_examples: int) -> MetricProtocol:
         has_reference = name not in _WITHOUT_REFERENCE

@@ -11,9 +11,9 @@ import tensorflow as tf
 from workloads import quality
 from workloads.data import pipeline
 from workloads.data.sources import TRAIN_SPLIT
+from workloads.metrics.digits import open_digits
 from workloads.metrics.evaluator import Evaluator, ends_of_scale
-from workloads.metrics.extractors.base import to_uint8
-from workloads.metrics.extractors.digits import open_digits
+from workloads.metrics.extractor import to_uint8
 
 from .study import CLASSIFIED, SCORES
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from workloads.data.sources import Source
-    from workloads.metrics.extractors.base import FeatureExtractor
+    from workloads.metrics.extractor import FeatureExtractor
     from workloads.spec import QualityMetric
 
     from .config import SNGANConfig
@@ -91,7 +91,7 @@ def fixed_inputs(
 def _open_extractor(config: SNGANConfig) -> FeatureExtractor:
     if config.extractor == "digits":
         return open_digits()
-    from workloads.metrics.extractors.inception import open_inception
+    from workloads.metrics.inception import open_inception
 
     return open_inception(config.extractor_weights)
 

@@ -132,7 +132,7 @@ def prepare(data: str) -> None:
     """Writes the embedded digits and trains their classifier, once per machine."""
     from workloads.data.names import DIGITS
     from workloads.data.sources import open_source
-    from workloads.metrics.extractors.digits import prepare_digits
+    from workloads.metrics.digits import prepare_digits
 
     open_source(data)
     if data == DIGITS:

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from workloads.metrics import fid
+from workloads.metrics import scores
 from workloads.metrics.estimate import Moments
-from workloads.metrics.kid import inception_score
+from workloads.metrics.scores import inception_score
 
 NUM_EXAMPLES = 2_000
 NUM_FEATURES = 256
@@ -28,7 +28,7 @@ def test_distance_of_256_features(benchmark, features):
     half = NUM_EXAMPLES // 2
     first, second = Moments.of(features[:half]), Moments.of(features[half:])
 
-    assert benchmark(fid.frechet_distance, first, second) > 0
+    assert benchmark(scores.frechet_distance, first, second) > 0
 
 
 def test_inception_score_of_2000_examples(benchmark, features):

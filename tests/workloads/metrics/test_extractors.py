@@ -11,16 +11,16 @@ import tensorflow as tf
 
 from workloads import child_process
 from workloads.data import names
+from workloads.metrics import digits
+from workloads.metrics.digits_training import load_digits
 from workloads.metrics.evaluator import (
     METRICS,
     Evaluator,
     disjoint_halves,
     ends_of_scale,
 )
-from workloads.metrics.extractors import digits
-from workloads.metrics.extractors.base import to_uint8
-from workloads.metrics.extractors.digits_images import load_digits
-from workloads.metrics.extractors.inception import open_inception, prepare
+from workloads.metrics.extractor import to_uint8
+from workloads.metrics.inception import open_inception, prepare
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_the_classifier_knows_held_out_digits(extractor):
 
 _TRAIN = """
 import sys
-from workloads.metrics.extractors import digits_training
+from workloads.metrics import digits_training
 digits_training.NUM_EPOCHS = 1
 digits_training.main(sys.argv[1])
 """

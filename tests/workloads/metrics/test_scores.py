@@ -12,11 +12,15 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workloads.metrics import fid
-from workloads.metrics.estimate import Estimate, Moments
-from workloads.metrics.fid import Gaussian, fid_infinity, intercept
-from workloads.metrics.kid import inception_score, kid
-from workloads.metrics.protocol import MetricProtocol, Score
+from workloads.metrics import scores as scores_lib
+from workloads.metrics.estimate import Estimate, MetricProtocol, Moments, Score
+from workloads.metrics.scores import (
+    Gaussian,
+    fid_infinity,
+    inception_score,
+    intercept,
+    kid,
+)
 
 RTOL_FLOAT64 = 1e-12  # a few thousand additions
 
@@ -117,7 +121,7 @@ def test_rotated_diagonal_gaussians_have_their_closed_form(num_features, rng):
     expected = ((means[0] - means[1]) ** 2).sum()
     expected += ((np.sqrt(first) - np.sqrt(second)) ** 2).sum()
 
-    value = fid.distance(
+    value = scores_lib.distance(
         Gaussian.with_covariance(means[0], (axes * first) @ axes.T),
         Gaussian.with_covariance(means[1], (axes * second) @ axes.T),
     )
@@ -133,7 +137,7 @@ def test_two_by_two_that_do_not_commute_have_their_closed_form():
     root = np.sqrt(np.trace(product) + 2 * np.sqrt(np.linalg.det(product)))
     expected = np.trace(first) + np.trace(second) - 2 * root
 
-    value = fid.distance(
+    value = scores_lib.distance(
         Gaussian.with_covariance(np.zeros(2), first),
         Gaussian.with_covariance(np.zeros(2), second),
     )
@@ -151,7 +155,7 @@ def test_tiny_and_missing_directions_keep_their_digits(rng):
     second = first[::-1] + first
     expected = ((np.sqrt(first) - np.sqrt(second)) ** 2).sum()
 
-    value = fid.distance(
+    value = scores_lib.distance(
         Gaussian.with_covariance(np.zeros(64), (axes * first) @ axes.T),
         Gaussian.with_covariance(np.zeros(64), (axes * second) @ axes.T),
     )
@@ -165,11 +169,11 @@ def test_a_distance_is_symmetric_and_zero_to_itself(rng):
     first = Moments.of(rng.normal(size=(50, 8)))
     second = Moments.of(rng.gamma(1.0, size=(60, 8)))
 
-    forth = fid.frechet_distance(first, second)
-    back = fid.frechet_distance(second, first)
+    forth = scores_lib.frechet_distance(first, second)
+    back = scores_lib.frechet_distance(second, first)
 
     assert pytest.approx(forth, rel=RTOL_CLOSED_FORM) == back
-    assert pytest.approx(0.0, abs=1e-12) == fid.frechet_distance(first, first)
+    assert pytest.approx(0.0, abs=1e-12) == scores_lib.frechet_distance(first, first)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -183,7 +187,7 @@ def test_fid_is_the_published_one(case, source, rel, golden_features, goldens):
     """Fixed features give the numbers of torch-fidelity and TF-GAN."""
     first, second = golden_features.features(case)
 
-    value = fid.fid(first, Moments.of(second)).value
+    value = scores_lib.fid(first, Moments.of(second)).value
 
     assert pytest.approx(goldens[source]["fid"][case], rel=rel) == value
 
@@ -201,7 +205,7 @@ def test_intervals_cover_and_extrapolation_removes_the_bias():
     axes = rotation(num_features, random)
     mixing = axes * np.sqrt(np.linspace(0.4, 1.5, num_features))
     mean = np.full(num_features, 0.1)
-    truth = fid.distance(
+    truth = scores_lib.distance(
         Gaussian.with_covariance(mean, mixing @ mixing.T),
         Gaussian.with_covariance(np.zeros(num_features), real),
     )
@@ -211,7 +215,7 @@ def test_intervals_cover_and_extrapolation_removes_the_bias():
         random.normal(size=(200, num_features)) @ mixing.T + mean
         for _ in range(num_draws)
     ]
-    plain = [fid.fid(draw, reference) for draw in draws]
+    plain = [scores_lib.fid(draw, reference) for draw in draws]
     infinite = [fid_infinity(draw, reference) for draw in draws]
 
     centre = np.mean([score.value for score in plain])
@@ -236,7 +240,7 @@ def test_the_line_is_least_squares(rng):
 def test_a_figure_says_how_much_is_behind_it(rng):
     reference = Moments.of(rng.normal(size=(40, 4)))
 
-    score = fid.fid(rng.normal(size=(60, 4)), reference)
+    score = scores_lib.fid(rng.normal(size=(60, 4)), reference)
     infinite = fid_infinity(rng.normal(size=(60, 4)), reference)
 
     assert (score.name, score.unit, score.num_examples) == ("fid", "1", 60)
@@ -248,7 +252,9 @@ def test_a_figure_says_how_much_is_behind_it(rng):
 def test_a_singular_covariance_has_a_value_but_no_interval():
     """With n not above the number of features the reason stands in its place."""
     random = np.random.default_rng(1)
-    score = fid.fid(random.normal(size=(5, 8)), Moments.of(random.normal(size=(9, 8))))
+    score = scores_lib.fid(
+        random.normal(size=(5, 8)), Moments.of(random.normal(size=(9, 8)))
+    )
 
     assert not score.has_interval
     assert score.method == (
@@ -260,7 +266,7 @@ def test_a_collapsed_generator_has_a_score():
     """Equal images have covariance zero: |m - m_r|^2 + tr S_r, and no spread."""
     real = exact_moments(np.zeros(3), np.eye(3))
 
-    score = fid.fid(np.ones((10, 3)), real)
+    score = scores_lib.fid(np.ones((10, 3)), real)
 
     assert pytest.approx(6.0) == score.value
     assert (score.low, score.high) == (score.value, score.value)
@@ -269,7 +275,7 @@ def test_a_collapsed_generator_has_a_score():
 def test_wrong_input_of_fid_is_refused(rng):
     features = rng.normal(size=(23, 4))
     with pytest.raises(ValueError, match="length 4 and 3 cannot be compared"):
-        fid.fid(features, Moments.of(features[:, :3]))
+        scores_lib.fid(features, Moments.of(features[:, :3]))
     with pytest.raises(ValueError, match=r"sizes of at least 2 examples .* need 24"):
         fid_infinity(features, Moments.of(features))
     with pytest.raises(ValueError, match="num_sizes=2: a line with a residual"):

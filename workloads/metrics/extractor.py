@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import hashlib
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Callable, Mapping
 
 _IMAGES_RANK = 4
 _CHANNELS = (1, 3)
@@ -28,22 +34,17 @@ class FeatureExtractor(abc.ABC):
     # digests are different extractors.
     digest: str
     num_features: int  # Length of a feature vector.
+    _forward: Callable[[np.ndarray], tuple[Any, Any]]  # Features and logits.
 
     @abc.abstractmethod
     def preparation(self, image_shape: tuple[int, ...]) -> str:
         """Describes the preparation of images of [height, width, channels]."""
 
-    @abc.abstractmethod
-    def _extract_batch(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns features and logits of checked images."""
-
     def extract(self, images: np.ndarray, *, num_images_at_once: int = 100) -> Features:
         """Returns features and logits of images."""
         check_images(images)
         starts = range(0, len(images), num_images_at_once)
-        batches = [
-            self._extract_batch(images[i : i + num_images_at_once]) for i in starts
-        ]
+        batches = [self._forward(images[i : i + num_images_at_once]) for i in starts]
         features, logits = (np.concatenate(part) for part in zip(*batches, strict=True))
         return Features(
             features=features.astype(np.float32), logits=logits.astype(np.float32)
@@ -81,3 +82,27 @@ def to_uint8(images: np.ndarray, *, low: float, high: float) -> np.ndarray:
         )
     levels = (np.clip(images, low, high) - low) * (255.0 / (high - low))
     return np.rint(levels).astype(np.uint8)
+
+
+_CHUNK_BYTES = 2**20
+
+
+def digest_arrays(arrays: Mapping[str, np.ndarray]) -> str:
+    """Returns the digest of named arrays: names, types, shapes and values."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        # The same byte order on all machines.
+        array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def digest_file(path: pathlib.Path) -> str:
+    """Returns the digest of a file, as ``sha256sum`` does."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()

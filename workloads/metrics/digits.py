@@ -14,8 +14,8 @@ import tensorflow as tf
 from workloads import child_process
 from workloads.data import names
 from workloads.data.embedded import locked
-from workloads.metrics.extractors import digests, digits_training
-from workloads.metrics.extractors.base import FeatureExtractor
+from workloads.metrics import digits_training, extractor
+from workloads.metrics.extractor import FeatureExtractor
 
 _MOST_SEC = 600.0
 _KEY_LENGTH = 16
@@ -34,7 +34,7 @@ class DigitsExtractor(FeatureExtractor):
     num_features = digits_training.NUM_FEATURES
 
     def __init__(self, weights: dict[str, np.ndarray]) -> None:
-        self.digest = digests.of_arrays(weights)
+        self.digest = extractor.digest_arrays(weights)
         self._weights = {name: tf.constant(value) for name, value in weights.items()}
         self._forward = tf.function(self._features_and_logits)
 
@@ -55,10 +55,6 @@ class DigitsExtractor(FeatureExtractor):
             grey = tf.image.resize(grey, [size, size], method="area")
         features, logits = digits_training.forward(self._weights, grey / 255.0)
         return features, logits
-
-    def _extract_batch(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        features, logits = self._forward(tf.constant(images))
-        return features.numpy(), logits.numpy()
 
 
 def prepare_digits() -> pathlib.Path:

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from workloads.data import sources
+
 NUM_FEATURES = 32
 NUM_CLASSES = 10
 IMAGE_SIZE = 8
@@ -138,8 +140,6 @@ def main(path: str) -> None:
     """Trains on the embedded digits and writes the weights."""
     import tensorflow as tf
 
-    from workloads.metrics.extractors.digits_images import load_digits
-
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
     tf.config.set_visible_devices([], "GPU")
@@ -151,3 +151,11 @@ def main(path: str) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1])
+
+
+def load_digits(split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a split of the embedded digits."""
+    source = sources.open_source("digits")
+    examples = list(source.builder.as_dataset(split=split).as_numpy_iterator())
+    images = np.stack([example["image"] for example in examples])
+    return images, np.array([example["label"] for example in examples], np.int64)

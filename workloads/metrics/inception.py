@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 from google.protobuf import message
 
-from workloads.metrics.extractors import digests
-from workloads.metrics.extractors.base import FeatureExtractor
+from workloads.metrics import extractor
+from workloads.metrics.extractor import FeatureExtractor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    import numpy as np
 
 IMAGE_SIZE = 299
 NUM_FEATURES = 2048
@@ -44,7 +43,7 @@ class InceptionExtractor(FeatureExtractor):
         network: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
     ) -> None:
         """Creates the extractor and runs it once, on a black image."""
-        self.digest = digests.of_path(path)
+        self.digest = extractor.digest_file(path)
         self._network = network
         self._forward = tf.function(self._features_and_logits)
         black = tf.zeros([1, IMAGE_SIZE, IMAGE_SIZE, 3], tf.uint8)
@@ -65,10 +64,6 @@ class InceptionExtractor(FeatureExtractor):
         if images.shape[-1] == 1:
             images = tf.repeat(images, 3, axis=-1)
         return self._network(prepare(images))
-
-    def _extract_batch(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        features, logits = self._forward(tf.constant(images))
-        return features.numpy(), logits.numpy()
 
 
 def prepare(images: tf.Tensor) -> tf.Tensor:

@@ -1,1 +1,0 @@
-"""Networks whose features are used to compare images."""
