@@ -112,9 +112,9 @@ def check_data(workload: str, name: str) -> None:
 
 def absolute_data(name: str) -> str:
     """Returns the name of a data set with absolute paths."""
-    from workloads.data import folders
+    from workloads.data import names
 
-    return folders.absolute(name) if folders.is_folder(name) else name
+    return names.absolute_folder(name) if names.is_folder(name) else name
 
 
 def make_config(workload: str, preset: str, options: Mapping[str, Any]) -> Any:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow_datasets as tfds
 
-from workloads.data import embedded, folders, names
+from workloads.data import builders, names
 
 if TYPE_CHECKING:
     import pathlib
 
-TRAIN_SPLIT = folders.TRAIN_SPLIT
+TRAIN_SPLIT = names.TRAIN_SPLIT
 # The first that exists is used; the test labels of ImageNet are not public.
-_EVALUATION_SPLITS = folders.EVALUATION_SPLITS
+_EVALUATION_SPLITS = names.EVALUATION_SPLITS
 
 # The message of the pipeline; see ``reading._check_label``.
 _OUTSIDE = re.compile(r"label outside the classes: (?P<label>-?\d+)")
@@ -23,42 +23,25 @@ _OUTSIDE = re.compile(r"label outside the classes: (?P<label>-?\d+)")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Examples:
-    """A prepared data set.
+    """A prepared data set."""
 
-    Attributes:
-      name: The name it was opened by.
-      builder: The TFDS builder that reads it.
-      num_train_examples: Examples of the training split.
-      evaluation_split: Name of the held-out split.
-      num_evaluation_examples: Examples of the held-out split.
-      smallest_feature: What is read of an example whose id is looked at.
-    """
-
-    name: str
-    builder: Any
-    num_train_examples: int
-    evaluation_split: str
-    num_evaluation_examples: int
-    smallest_feature: str
+    name: str  # The name it was opened by.
+    builder: Any  # The TFDS builder that reads it.
+    num_train_examples: int  # Examples of the training split.
+    evaluation_split: str  # Name of the held-out split.
+    num_evaluation_examples: int  # Examples of the held-out split.
+    smallest_feature: str  # What is read of an example whose id is looked at.
 
     def explain(self, error: Exception) -> str | None:  # noqa: ARG002 - of subclasses
-        """Describes in one line how the data made a step fail; None for other causes.
-
-        Args:
-          error: The error that TensorFlow raised.
-        """
+        """Describes how the data made a step fail, in one line; None otherwise."""
         return None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Source(Examples):
-    """A prepared data set of labelled images.
+    """A prepared data set of labelled images."""
 
-    Attributes:
-      num_classes: Distinct labels.
-    """
-
-    num_classes: int
+    num_classes: int  # Distinct labels.
     smallest_feature: str = "label"
 
     @property
@@ -113,20 +96,12 @@ def open_source(name: str) -> Source:
 
 
 def _open_builder(name: str) -> Any:
-    if folders.is_folder(name):
-        from workloads.data.folder_builder import FolderBuilder
-
-        return FolderBuilder(folders.read(name))
-    path = prepare_digits() if name == "digits" else names.find_prepared(name)
+    if names.is_folder(name):
+        return builders.FolderBuilder(names.read_folder(name))
+    path = prepare_digits() if name == names.DIGITS else names.find_prepared(name)
     return tfds.builder_from_directory(path)
 
 
 def prepare_digits() -> pathlib.Path:
     """Writes the embedded digits as TFRecords unless they already exist."""
-    from workloads.data.digits import digits_dataset_builder
-
-    return embedded.prepare(
-        "digits",
-        version=str(digits_dataset_builder.Builder.VERSION),
-        module="workloads.data.digits.write",
-    )
+    return builders.prepare(builders.Digits)

@@ -1,4 +1,8 @@
-"""Input pipelines of text: bytes as tokens.
+"""Input pipelines of text: bytes as tokens, of TensorFlow's own Python files.
+
+    python -m workloads.data.text DIRECTORY
+
+writes them as TFRecords.
 
 An example is a piece of a file; a sequence is a part of one, as a crop is of an image.
 A batch is a dict: ``token`` [sequences, length] uint8, ``example_id`` [sequences]
@@ -14,12 +18,13 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from workloads.data import embedded, pipeline
+from workloads.data import builders, pipeline, text_files
 from workloads.data.sources import TRAIN_SPLIT, Examples
-from workloads.data.tensorflow_source import files
 from workloads.spec import SanityCheck
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     import replicator
 
 NAME = "tensorflow_source"
@@ -30,6 +35,59 @@ _EVALUATION_SPLIT = "test"
 _CROP_STREAM = 2
 _PREFETCHED_STEPS = 2
 _NUM_THREADS = 1  # nothing is decoded
+
+
+class TensorflowSource(tfds.core.GeneratorBasedBuilder):
+    """Pieces of 1,024 bytes of the Python files of the installed TensorFlow.
+
+    Needs no network. The held-out split has other files than the training split.
+    """
+
+    VERSION = tfds.core.Version(text_files.version())
+
+    def _info(self) -> tfds.core.DatasetInfo:
+        return tfds.core.DatasetInfo(
+            builder=self,
+            description="Python source text, cut into pieces of 1,024 bytes.",
+            features=tfds.features.FeaturesDict(
+                {
+                    "text": tfds.features.Tensor(
+                        shape=(text_files.CHUNK_SIZE,),
+                        dtype=np.uint8,
+                        encoding=tfds.features.Encoding.BYTES,
+                    ),
+                    "file": tfds.features.Scalar(dtype=np.int64),
+                }
+            ),
+            homepage="https://github.com/tensorflow/tensorflow",
+            metadata=tfds.core.MetadataDict(),
+        )
+
+    def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
+        del dl_manager  # nothing is downloaded
+        found = text_files.read()
+        self.info.metadata.update(
+            digest=text_files.digest_of(found),
+            num_files=len(found),
+            num_bytes=sum(len(file.content) for file in found),
+        )
+        return {
+            "train": self._generate_examples(found, is_held_out=False),
+            "test": self._generate_examples(found, is_held_out=True),
+        }
+
+    def _generate_examples(
+        self, found: Sequence[text_files.File], *, is_held_out: bool
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        for index, file in enumerate(found):
+            if file.is_held_out != is_held_out:
+                continue
+            for number, chunk in enumerate(file.chunks):
+                # TFDS stores examples in the order of a hash of these names.
+                yield (
+                    f"{file.path}:{number}",
+                    {"text": np.frombuffer(chunk, np.uint8), "file": index},
+                )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,11 +113,7 @@ def open_source(name: str) -> TextSource:
     """Opens the text by its name; it is prepared on first use."""
     if name != NAME:
         raise ValueError(f"data {name!r} is not a text: use {NAME!r}")
-    path = embedded.prepare(
-        NAME,
-        version=files.version(),
-        module="workloads.data.tensorflow_source.write",
-    )
+    path = builders.prepare(TensorflowSource)
     builder = tfds.builder_from_directory(path)
     splits = builder.info.splits
     return TextSource(
@@ -100,7 +154,7 @@ def train_dataset(
         first = tf.random.stateless_uniform(
             [size, 1],
             tf.stack([tf.constant(stream, tf.int64), index]),
-            maxval=files.CHUNK_SIZE - length + 1,
+            maxval=text_files.CHUNK_SIZE - length + 1,
             dtype=tf.int32,
         )
         return {
@@ -123,7 +177,7 @@ def synthetic_dataset(config: TextPipeline) -> tf.data.Dataset:
     token = tf.random.stateless_uniform(
         [size, config.sequence_length],
         [pipeline.fold(config.seed, _CROP_STREAM, 0), 0],
-        maxval=files.NUM_TOKENS,
+        maxval=text_files.NUM_TOKENS,
         dtype=tf.int32,
     )
     batch = {
@@ -145,7 +199,7 @@ def check(source: TextSource) -> SanityCheck:
         f"{source.builder.info.version}, SHA-256 {metadata['digest']}"
     )
     try:
-        found = files.digest_of(files.read())
+        found = text_files.digest_of(text_files.read())
     except ValueError as error:
         return SanityCheck(name=CHECKED, is_passed=False, detail=f"{detail}: {error}")
     if found != metadata["digest"]:
@@ -167,3 +221,7 @@ def held_out(
     found = list(dataset.as_numpy_iterator())
     tokens = np.stack([example["text"][:sequence_length] for example in found])
     return tokens, np.array([example["file"] for example in found])
+
+
+if __name__ == "__main__":
+    builders.write(TensorflowSource)

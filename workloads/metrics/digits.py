@@ -12,8 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from workloads import child_process
-from workloads.data import names
-from workloads.data.embedded import locked
+from workloads.data import builders, names
 from workloads.metrics import digits_training, extractor
 from workloads.metrics.extractor import FeatureExtractor
 
@@ -69,18 +68,12 @@ def prepare_digits() -> pathlib.Path:
     of two machines, copy the file.
     """
     path = cache_path()
-    if not path.is_file():
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(path.with_suffix(".lock")):
-                if not path.is_file():
-                    _train(path)
-        except OSError as error:
-            raise ValueError(
-                f"the digits classifier cannot be stored under {str(path.parent)!r} "
-                f"({error.strerror}): set REPLICATOR_DATA_DIR to a directory that can "
-                "be written"
-            ) from error
+    builders.write_once(
+        path,
+        lambda: _train(path),
+        lock=path.with_suffix(".lock"),
+        title="the digits classifier",
+    )
     return path
 
 

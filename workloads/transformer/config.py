@@ -9,7 +9,7 @@ import dataclasses
 
 import replicator
 from replicator.backends.sharding import Held
-from workloads.data.tensorflow_source.files import CHUNK_SIZE, NUM_TOKENS
+from workloads.data.text_files import CHUNK_SIZE, NUM_TOKENS
 from workloads.spec import JIT_OFF, TrainingConfig, configurations, limited
 
 # float16 would need a scale of the loss.

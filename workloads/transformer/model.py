@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import replicator
 from workloads.common import training
-from workloads.data.tensorflow_source.files import NUM_TOKENS
+from workloads.data.text_files import NUM_TOKENS
 
 from . import config as config_lib
 

@@ -14,14 +14,13 @@ from small_programs import build
 
 import replicator
 from workloads import catalog, child_process
-from workloads.data import audit, folders, names, pipeline, sources
-from workloads.data.digits import digits_dataset_builder
+from workloads.data import audit, builders, names, pipeline, sources
 
 TIMEOUT_SEC = 300
 
 
 def test_digits_split_is_exact_and_stratified():
-    train, test = digits_dataset_builder.stratified_split()
+    train, test = builders.stratified_split()
     labels = load_digits().target
 
     assert (len(train), len(test)) == (1438, 359)
@@ -32,7 +31,7 @@ def test_digits_split_is_exact_and_stratified():
 
 def test_digits_split_is_fixed():
     """The split is part of the data set's version: these are its first indices."""
-    _, test = digits_dataset_builder.stratified_split()
+    _, test = builders.stratified_split()
 
     assert list(test[:5]) == [2, 4, 5, 21, 27]
 
@@ -50,7 +49,7 @@ def test_digits_are_stored_as_png_and_decode_to_scikit_learns_pixels(digits):
         ]
     )
     ink = np.round(decoded[..., 0].astype(np.float64) * 16 / 255)
-    _, test = digits_dataset_builder.stratified_split()
+    _, test = builders.stratified_split()
     expected = collections.Counter(i.tobytes() for i in load_digits().images[test])
 
     assert all(e.startswith(b"\x89PNG") for e in encoded)
@@ -479,4 +478,4 @@ def test_the_list_of_layouts_is_tfds_own():
     """Suffixes that TFDS would not find would be missing from its labels."""
     from tensorflow_datasets.core.folder_dataset import image_folder
 
-    assert set(folders.SUFFIXES) == set(image_folder._SUPPORTED_IMAGE_FORMAT)
+    assert set(names.SUFFIXES) == set(image_folder._SUPPORTED_IMAGE_FORMAT)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import replicator
-from workloads.data import text
-from workloads.data.tensorflow_source import files
+from workloads.data import text, text_files
 
 # Of the release that the lock installs, on every machine and every Python.
 VERSION = "2.21.0"
@@ -43,7 +42,7 @@ def package(tmp_path, monkeypatch):
         random.Random(1).shuffle(rows)
         (info / "RECORD").write_text("\n".join(rows) + "\n")
         found = importlib.metadata.Distribution.at(info)
-        monkeypatch.setattr(files, "_distribution", lambda: found)
+        monkeypatch.setattr(text_files, "_distribution", lambda: found)
 
     return install
 
@@ -88,21 +87,24 @@ def test_generated_files_are_left_out_and_the_order_is_that_of_paths(package):
             "other/c.py": b"c",
         }
     )
-    found = files.read()
+    found = text_files.read()
 
     assert [
         ("tensorflow/a/copy.py", b"b"),
         ("tensorflow/a/empty.py", b""),
         ("tensorflow/a/z.py", b"z"),
     ] == [(file.path, file.content) for file in found]
-    assert "9.9.9" == files.version()
+    assert "9.9.9" == text_files.version()
 
 
 def test_the_digest_is_of_paths_and_contents():
     """Bytes that move from one file to the next change it."""
     digests = {
-        files.digest_of(
-            [files.File(path="a", content=one), files.File(path="b", content=other)]
+        text_files.digest_of(
+            [
+                text_files.File(path="a", content=one),
+                text_files.File(path="b", content=other),
+            ]
         )
         for one, other in ((b"xy", b"z"), (b"x", b"yz"), (b"xy", b"w"))
     }
@@ -113,7 +115,7 @@ def test_the_digest_is_of_paths_and_contents():
 def test_files_are_cut_from_their_start():
     """What remains is left out."""
     content = bytes(range(256)) * 9
-    file = files.File(path="a", content=content)
+    file = text_files.File(path="a", content=content)
 
     assert [content[:1024], content[1024:2048]] == file.chunks
 
@@ -129,7 +131,7 @@ def test_a_file_that_was_changed_is_refused(package, tmp_path, source):
         match=r"'tensorflow/a\.py' is not the file of the wheel of tensorflow 9\.9\.9, "
         r"which everybody else reads: install it again",
     ):
-        files.read()
+        text_files.read()
     for check in (intact, text.check(source)):
         assert not check.is_passed
     assert "but those that are installed have" in intact.detail
@@ -150,19 +152,19 @@ def test_other_installations_are_refused(version, message, package, tmp_path):
     package({"tensorflow/a.py": b"a"}, version)
     (tmp_path / f"tensorflow-{version}.dist-info/RECORD").unlink()
 
-    read = files.version if "rc" in version else files.read
+    read = text_files.version if "rc" in version else text_files.read
     with pytest.raises(ValueError, match=message):
         read()
 
 
 def test_a_missing_package_is_named(monkeypatch):
     """It may be installed under another name."""
-    monkeypatch.setattr(files, "PACKAGE", "tensorflow-none")
+    monkeypatch.setattr(text_files, "PACKAGE", "tensorflow-none")
 
     with pytest.raises(
         ValueError, match=r"package 'tensorflow-none', which is not ins"
     ):
-        files.read()
+        text_files.read()
 
 
 def test_no_file_is_in_both_splits(source):
@@ -197,7 +199,7 @@ def make_batches(source, seed, pipeline_id=0):
 
 def test_batches_depend_on_the_seed_and_the_pipeline(source):
     first = make_batches(source, 1)
-    everything = b"\0".join(file.content for file in files.read())
+    everything = b"\0".join(file.content for file in text_files.read())
 
     assert first == make_batches(source, 1)
     assert first != make_batches(source, 2)

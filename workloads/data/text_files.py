@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+
 PACKAGE = "tensorflow"
 CHUNK_SIZE = 1024
 """Bytes of an example: files are cut into pieces of this length, from their start."""
@@ -121,3 +122,11 @@ def _distribution() -> importlib.metadata.Distribution:
             f"the text is that of the package {PACKAGE!r}, which is not installed "
             "under this name: install it, as make setup does"
         ) from error
+
+
+def check(name: str) -> None:
+    """Raises, since a name that is not built in is no text."""
+    raise ValueError(
+        f"data {name!r} is not a text: use 'tensorflow_source', the Python files of "
+        "the installed TensorFlow, or 'synthetic'"
+    )

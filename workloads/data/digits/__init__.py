@@ -1,1 +1,0 @@
-"""The embedded TFDS data set of handwritten digits."""
