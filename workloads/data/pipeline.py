@@ -10,6 +10,7 @@ bytes, and ``on_device`` normalises them in the step, on the device of the repli
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -33,22 +34,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Augmentation:
-    """How a training image is augmented, and how every image is normalised.
+    """How a training image is augmented, and how every image is normalised."""
 
-    Attributes:
-      area_range: Fraction of the image's area that a random crop keeps.
-      aspect_range: Width over height of the crop, in stored pixels.
-      flips: Whether half of the images are mirrored.
-      evaluation_crop: Fraction of height and width that evaluation keeps, centred.
-      mean, stddev: Moments of each channel, for pixels in [0, 1].
-    """
-
-    area_range: tuple[float, float]
-    aspect_range: tuple[float, float]
-    flips: bool
+    area_range: tuple[float, float]  # Fraction of the area that a random crop keeps.
+    aspect_range: tuple[float, float]  # Width over height of it, in stored pixels.
+    flips: bool  # Whether half of the images are mirrored.
+    # Fraction of height and width that evaluation keeps, centred.
     evaluation_crop: float
-    mean: tuple[float, float, float]
-    stddev: tuple[float, float, float]
+    mean: tuple[float, float, float]  # Of each channel, for pixels in [0, 1].
+    stddev: tuple[float, float, float]  # The same.
 
 
 # Scale and aspect-ratio augmentation of Goyal et al. 2017 (after Szegedy et al. 2015).
@@ -133,11 +127,7 @@ def center_boxes(num_images: int, augmentation: Augmentation) -> tf.Tensor:
 
 
 def crop_batch(images: tf.Tensor, boxes: tf.Tensor, image_size: int) -> tf.Tensor:
-    """Crops and resizes a batch bilinearly.
-
-    Returns:
-      [num_images, image_size, image_size, 3], float32, in [0, 255].
-    """
+    """Crops and resizes a batch bilinearly; float32, in [0, 255]."""
     indices = tf.range(tf.shape(images)[0])
     return tf.image.crop_and_resize(images, boxes, indices, [image_size, image_size])
 
@@ -150,16 +140,8 @@ def decode_random_crop(
     encoding: str | None,
     image_size: int,
 ) -> tf.Tensor:
-    """Decodes a random crop of one large image; a JPEG only inside the crop.
-
-    Returns:
-      [image_size, image_size, 3], float32, in [0, 255].
-    """
-    if encoding == "jpeg":
-        whole, shape = None, tf.io.extract_jpeg_shape(encoded)
-    else:
-        whole = decode_images(encoded, encoding=encoding, shape=(None, None, 3))
-        shape = tf.shape(whole)
+    """Decodes a random crop of one large image; float32, in [0, 255]."""
+    shape, crop = _opened(encoded, encoding)
     begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
         shape,
         bounding_boxes=tf.constant([[[0.0, 0.0, 1.0, 1.0]]]),
@@ -171,8 +153,7 @@ def decode_random_crop(
         use_image_if_no_bounding_boxes=True,
     )
     window = tf.concat([begin[:2], size[:2]], axis=0)
-    image = _decode_window(encoded, whole, window)
-    image = _resize(image, image_size)
+    image = _resize(crop(window), image_size)
     if augmentation.flips:
         image = tf.image.stateless_random_flip_left_right(image, seed)
     return image
@@ -186,16 +167,12 @@ def decode_center_crop(
     The square's side is ``evaluation_crop`` of the shorter side, as published (256 to
     224 pixels). Returns as ``decode_random_crop``.
     """
-    if encoding == "jpeg":
-        whole, shape = None, tf.io.extract_jpeg_shape(encoded)
-    else:
-        whole = decode_images(encoded, encoding=encoding, shape=(None, None, 3))
-        shape = tf.shape(whole)
+    shape, crop = _opened(encoded, encoding)
     shorter = tf.cast(tf.minimum(shape[0], shape[1]), tf.float32)
     side = tf.cast(tf.round(shorter * augmentation.evaluation_crop), tf.int32)
     begin = (shape[:2] - side) // 2
     window = tf.stack([begin[0], begin[1], side, side])
-    return _resize(_decode_window(encoded, whole, window), image_size)
+    return _resize(crop(window), image_size)
 
 
 def normalise(images: tf.Tensor, augmentation: Augmentation) -> tf.Tensor:
@@ -205,14 +182,17 @@ def normalise(images: tf.Tensor, augmentation: Augmentation) -> tf.Tensor:
     return (images - mean) / stddev
 
 
-def _decode_window(
-    encoded: Any, whole: tf.Tensor | None, window: tf.Tensor
-) -> tf.Tensor:
-    if whole is None:
-        return tf.io.decode_and_crop_jpeg(encoded, window, channels=3)
-    return tf.image.crop_to_bounding_box(
-        whole, window[0], window[1], window[2], window[3]
-    )
+def _opened(encoded: Any, encoding: str | None) -> tuple[tf.Tensor, Any]:
+    """Returns the shape of an image, and a function that decodes a window of it."""
+    if encoding == "jpeg":
+        crop = functools.partial(tf.io.decode_and_crop_jpeg, encoded, channels=3)
+        return tf.io.extract_jpeg_shape(encoded), crop
+    whole = decode_images(encoded, encoding=encoding, shape=(None, None, 3))
+
+    def cut(window: tf.Tensor) -> tf.Tensor:
+        return tf.image.crop_to_bounding_box(whole, *tf.unstack(window))
+
+    return tf.shape(whole), cut
 
 
 def _resize(image: tf.Tensor, image_size: int) -> tf.Tensor:
@@ -392,7 +372,7 @@ def train_dataset(
     ).repeat()
     stream = fold(config.seed, _AUGMENTATION_STREAM, context.input_pipeline_id)
     if _is_small(source):
-        dataset = map_in_order(dataset, _decode_small(source), config)
+        dataset = _decoded(source, dataset, config)
         dataset = dataset.batch(config.per_replica_batch_size, drop_remainder=True)
         dataset = dataset.enumerate()
 
@@ -418,9 +398,16 @@ def train_dataset(
 
         dataset = map_in_order(dataset.enumerate(), decode_and_augment, config)
         dataset = dataset.batch(config.per_replica_batch_size, drop_remainder=True)
+    return finish(dataset, context, config.num_threads)
+
+
+def finish(
+    dataset: tf.data.Dataset, context: replicator.InputContext, num_threads: int
+) -> tf.data.Dataset:
+    """Prefetches the batches of some steps of a pipeline with threads of its own."""
     batches_per_step = context.num_replicas_in_sync // context.num_input_pipelines
     dataset = dataset.prefetch(_PREFETCHED_STEPS * max(1, batches_per_step))
-    return dataset.with_options(options(config.num_threads))
+    return dataset.with_options(options(num_threads))
 
 
 def evaluation_dataset(source: Source, config: PipelineConfig) -> tf.data.Dataset:
@@ -438,7 +425,7 @@ def whole_split(source: Source, split: str, config: PipelineConfig) -> tf.data.D
     size = config.per_replica_batch_size
     dataset = read(source, split, config, is_training=False)
     if _is_small(source):
-        dataset = map_in_order(dataset, _decode_small(source), config)
+        dataset = _decoded(source, dataset, config)
         dataset = map_in_order(dataset.batch(size), _pad(size), config)
 
         def crop(batch: dict[str, Any]) -> dict[str, Any]:
@@ -500,14 +487,15 @@ def on_device(batch: dict[str, Any], augmentation: Augmentation) -> dict[str, An
     return {**batch, "image": normalise(pixels, augmentation)}
 
 
-def _decode_small(source: Source) -> Any:
-    def decode(example: dict[str, Any]) -> dict[str, Any]:
-        image = decode_images(
-            example["image"], encoding=source.encoding, shape=source.image_shape
-        )
-        return {**example, "image": image}
-
-    return decode
+def _decoded(
+    source: Source, dataset: tf.data.Dataset, config: PipelineConfig
+) -> tf.data.Dataset:
+    decode = functools.partial(
+        decode_images, encoding=source.encoding, shape=source.image_shape
+    )
+    return map_in_order(
+        dataset, lambda example: {**example, "image": decode(example["image"])}, config
+    )
 
 
 def _is_small(source: Source) -> bool:

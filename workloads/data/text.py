@@ -33,7 +33,6 @@ CHECKED = "text_is_that_of_the_wheel"
 _EVALUATION_SPLIT = "test"
 # The random numbers of the crops; see ``reading.SHUFFLE_STREAM``.
 _CROP_STREAM = 2
-_PREFETCHED_STEPS = 2
 _NUM_THREADS = 1  # nothing is decoded
 
 
@@ -163,9 +162,7 @@ def train_dataset(
         }
 
     dataset = dataset.batch(size, drop_remainder=True).enumerate().map(crop)
-    batches_per_step = context.num_replicas_in_sync // context.num_input_pipelines
-    dataset = dataset.prefetch(_PREFETCHED_STEPS * max(1, batches_per_step))
-    return dataset.with_options(pipeline.options(_NUM_THREADS))
+    return pipeline.finish(dataset, context, _NUM_THREADS)
 
 
 def synthetic_dataset(config: TextPipeline) -> tf.data.Dataset:
