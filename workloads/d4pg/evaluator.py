@@ -262,7 +262,7 @@ def encode(frames: np.ndarray, *, frame_time_sec: float) -> bytes:
 
     Each frame after the first is transparent where nothing changed.
     """
-    from PIL import Image
+    from PIL import Image  # comes with matplotlib
 
     is_film = frames.ndim == 4 and frames.shape[-1] == _CHANNELS and len(frames)  # noqa: PLR2004
     if not is_film or frames.dtype != np.uint8:
