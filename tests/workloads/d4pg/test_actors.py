@@ -18,7 +18,7 @@ from workloads.d4pg.config import check_ray, make_config
 from workloads.d4pg.pool import ActorError, ActorPool
 from workloads.d4pg.ray_pool import Collector, RayActorPool
 from workloads.d4pg.replay import ReplaySettings, make_replay
-from workloads.d4pg.streams import FIELDS, SharedWeights, StepStreams, StreamsSpec
+from workloads.d4pg.streams import SharedWeights, StepStreams, StreamsSpec
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 NAME = "cartpole:swingup"
@@ -494,12 +494,8 @@ def test_chunks_hold_what_was_written_since_the_last_one():
     collector = Collector(settings, spec, 0, 1, 0)
     chunks = [collector.collect(7, None, -1) for _ in range(6)]
     for place in range(2):
-        is_last = np.concatenate(
-            [c.records[place][FIELDS.index("is_last")] for c in chunks]
-        )
-        is_first = np.concatenate(
-            [c.records[place][FIELDS.index("is_first")] for c in chunks]
-        )
+        records = zip(*(chunk.records[place] for chunk in chunks), strict=True)
+        *_, is_first, is_last = map(np.concatenate, records)
 
         # Ten environment steps and the final observation; the first round resets.
         assert [10, 21, 32, 43] == np.flatnonzero(is_last).tolist()

@@ -11,11 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.d4pg import control as control_lib
-from workloads.d4pg.control import (
-    BrokenEpisodeError,
-    Environment,
-    FrameStack,
-)
+from workloads.d4pg.control import BrokenEpisodeError, Environment, FrameStack
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
