@@ -16,7 +16,6 @@ from replicator.core import creation
 from replicator.engine.analysis import analyze, plan
 from replicator.engine.analysis.analyze import to_body
 from replicator.engine.graph import dataflow
-from replicator.engine.graph.dataflow import READ_OPS, EffectTable
 from replicator.engine.graph.trace import trace
 from replicator.errors import UnsynchronisedUpdateError
 from replicator.variables.kinds import Kind
@@ -178,16 +177,9 @@ def _require_local_kinds(
 
 def overwritten(body: Body, handles: set[str]) -> list[str]:
     """Handles of variables to which the graph writes something else than a summand."""
-    effects = EffectTable(body.library)
-    found: dict[str, None] = {}
-    for node in body.nodes:
-        if node.op in READ_OPS or _is_adding(node.op):
-            continue
-        writes = effects.of(node.proto, len(node.inputs)).writes
-        for position in sorted(writes):
-            if position < len(node.inputs) and node.inputs[position].node in handles:
-                found[node.inputs[position].node] = None
-    return list(found)
+    written = dataflow.written_variables(body, handles)
+    others = (written.get(n.name, ()) for n in body.nodes if not _is_adding(n.op))
+    return list(dict.fromkeys(itertools.chain.from_iterable(others)))
 
 
 def _is_adding(op: str) -> bool:

@@ -18,7 +18,8 @@ from replicator.core.step import at_lines
 from replicator.engine.analysis import plan
 from replicator.engine.graph import body as body_lib
 from replicator.engine.graph import dataflow, liveness
-from replicator.engine.graph.dataflow import READ_OPS, EffectTable
+from replicator.engine.graph.body import reachable
+from replicator.engine.graph.dataflow import READ_OPS, written_variables
 from replicator.engine.graph.liveness import ELSEWHERE, schedule_gathers
 from replicator.engine.graph.optimize import optimize, own_functions
 from replicator.engine.graph.trace import Rewriters, trace
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from replicator.collectives.kind import Collective
     from replicator.core.topology import Topology
     from replicator.engine.analysis.plan import CollectivePlan, Share
-    from replicator.engine.graph.body import Body, Node, Ref
+    from replicator.engine.graph.body import Body
     from replicator.engine.graph.dataflow import Invariance
     from replicator.engine.graph.liveness import Gather, Liveness
     from replicator.engine.graph.trace import TracedStep
@@ -63,8 +64,9 @@ def check_divergence(traced: TracedStep, body: Body, local: Collection[str]) -> 
     trained = {h for h, v in variables.items() if v.trainable and h not in local}
     if not (diverging and trained and traced.collectives):
         return
+    feeding = _feeding(traced, body, trained)
     for collective, mask in _suspects(traced, body, diverging):
-        if not _feeds(traced, body, collective, trained):
+        if feeding.isdisjoint(collective.markers):
             continue
         found = [h for bit, h in enumerate(diverging, 1) if mask >> bit & 1]
         raise UnsynchronisedUpdateError(_message(traced, collective, found))
@@ -92,44 +94,15 @@ def _suspects(
                 yield collective, mask
 
 
-def _feeds(
-    traced: TracedStep, body: Body, collective: Collective, trained: Collection[str]
-) -> bool:
-    """Whether a write of a trained variable depends on the result of a collective."""
-    nodes = {node.name: node for node in body.nodes}
-    effects = EffectTable(body.library)
-    follows = {m: c.operands for c in traced.collectives for m in c.markers}
-    writers: dict[str, list[Node]] = {handle: [] for handle in traced.variables}
-    for node in body.nodes:
-        for handle in _written(node, nodes, effects) & writers.keys():
-            writers[handle].append(node)
-    pending, seen = list(trained), set()
-    while pending:
-        name = pending.pop()
-        if name in collective.markers:
-            return True
-        if name not in seen:
-            seen.add(name)
-            # Through state too: a step of Adam reads the moments that it has written.
-            pending += [r.node for node in writers.get(name, ()) for r in node.inputs]
-            pending += follows.get(name, ())
-            pending += [ref.node for ref in nodes[name].inputs] if name in nodes else []
-    return False
-
-
-def _written(node: Node, nodes: dict[str, Node], effects: EffectTable) -> set[str]:
-    """The handles of the variables that a node may write."""
-    if node.op in READ_OPS:
-        return set()
-    written = effects.of(node.proto, len(node.inputs)).writes
-    return {_origin(node.inputs[place], nodes) for place in written}
-
-
-def _origin(ref: Ref, nodes: dict[str, Node]) -> str:
-    """The placeholder that a tensor is, looking through identities."""
-    while ref.node in nodes and nodes[ref.node].op == "Identity":
-        ref = nodes[ref.node].inputs[0]
-    return ref.node
+def _feeding(traced: TracedStep, body: Body, trained: Collection[str]) -> set[str]:
+    """The nodes on which a write of a trained variable depends."""
+    before = {node.name: [ref.node for ref in node.inputs] for node in body.nodes}
+    before |= {m: list(c.operands) for c in traced.collectives for m in c.markers}
+    # Through state too: a step of Adam reads the moments that it has written.
+    for name, handles in written_variables(body, traced.variables).items():
+        for handle in handles:
+            before.setdefault(handle, []).extend(before[name])
+    return {*reachable(trained, lambda name: before.get(name, ()))}
 
 
 def _message(traced: TracedStep, collective: Collective, found: list[str]) -> str:
@@ -180,16 +153,13 @@ def homes_of_owned(found: Mapping[str, Owner], topology: Topology) -> dict[str, 
 def by_marker(body: Body, found: Mapping[str, Owner]) -> dict[str, Owner]:
     """By marker of a collective, who alone keeps its result."""
     sources = {node.name: [ref.node for ref in node.inputs] for node in body.nodes}
-    result: dict[str, Owner] = {}
-    for name, owner in found.items():
-        # Between marker and mark there is at most a change of type or a factor.
-        stack = list(sources.get(name, ()))
-        while stack:
-            source = stack.pop()
-            if source in body.placeholders:
-                result[source] = owner
-            stack += sources.get(source, ())
-    return result
+    # Between marker and mark there is at most a change of type or a factor.
+    return {
+        source: owner
+        for name, owner in found.items()
+        for source in reachable([name], lambda name: sources.get(name, ()))
+        if source in body.placeholders
+    }
 
 
 class Moved(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -18,7 +18,9 @@ from replicator._tf import compat as _tf_compat
 
 if TYPE_CHECKING:
     from collections.abc import (
+        Callable,
         Collection,
+        Hashable,
         Iterable,
         Iterator,
         Mapping,
@@ -37,6 +39,7 @@ class Ref:
         return f"{self.node}:{self.port}" if self.port else f"^{self.node}"
 
 
+_T = TypeVar("_T", bound="Hashable")
 Tensor: TypeAlias = Ref | str  # a node's output, or a function argument
 
 
@@ -70,15 +73,8 @@ def depths(body: Body, follows: Mapping[str, Sequence[str]]) -> dict[str, int]:
     # collective, and the order of transfers would mix early with late.
     before.update((name, list(follows.get(name, ()))) for name in body.placeholders)
     found: dict[str, int] = {}
-    for root in before:
-        stack = [root]
-        while stack:
-            name = stack[-1]
-            missing = [n for n in before.get(name, ()) if n not in found]
-            if missing:
-                stack += missing
-                continue
-            found[stack.pop()] = 1 + max((found[n] for n in before[name]), default=-1)
+    for name in postorder(before, before.__getitem__):
+        found[name] = 1 + max((found[n] for n in before[name]), default=-1)
     return found
 
 
@@ -128,30 +124,79 @@ def from_graph_def(graph_def: Any) -> Body:
     # of each replica. The two forms name tensors differently: ``names``.
     names = TensorNames(graph_def)
     protos = {node.name: node for node in graph_def.node}
+
+    def producers(name: str) -> Iterator[str]:
+        return map(producer, protos[name].input)
+
     # Variables, batches, the replica id and, cut there, results of collectives: all
     # that differs from replica to replica comes in here, and copies only rename.
     placeholders = frozenset(n.name for n in graph_def.node if n.op == "Placeholder")
-    nodes = []
-    for name in _topological(protos):
-        proto = protos[name]
-        if name in placeholders:
-            continue
-        refs = [names.ref(text) for text in proto.input]
-        nodes.append(
-            Node(
-                name=name,
-                op=proto.op,
-                inputs=tuple(ref for ref in refs if ref.port),
-                controls=tuple(ref.node for ref in refs if not ref.port),
-                proto=proto,
-            )
-        )
+    order = postorder(protos, producers)
     return Body(
-        nodes=tuple(nodes),
+        nodes=tuple(
+            _node(protos[n], names.ref) for n in order if n not in placeholders
+        ),
         placeholders=placeholders,
         library=tuple(graph_def.library.function),
         names=names,
     )
+
+
+def nodes_of(function: Any) -> list[Node]:
+    """The nodes of a ``FunctionDef``, which are in no particular order."""
+    return [_node(proto, ref_of) for proto in function.node_def]
+
+
+def ref_of(text: str) -> Ref:
+    """The tensor that a function's input text names."""
+    node, _, port = text.partition(":")
+    return Ref(node=node, port=port)
+
+
+def _node(proto: Any, ref: Callable[[str], Ref]) -> Node:
+    return Node(
+        name=proto.name,
+        op=proto.op,
+        inputs=tuple(ref(text) for text in proto.input if text[0] != "^"),
+        controls=tuple(text[1:] for text in proto.input if text[0] == "^"),
+        proto=proto,
+    )
+
+
+def called_functions(node: Any) -> list[Any]:
+    """The references to functions among a node's attributes, as ``NameAttrList``."""
+    called = []
+    for attr in node.attr.values():
+        kind = attr.WhichOneof("value")
+        if kind == "func":
+            called.append(attr.func)
+        elif kind == "list":
+            called += attr.list.func
+    return called
+
+
+def called_names(node: Any) -> list[str]:
+    """What may be a function that a node calls: the op, and names in its attributes."""
+    return [node.op, *(called.name for called in called_functions(node))]
+
+
+def functions_with(
+    library: Iterable[Any], is_sought: Callable[[Any], bool]
+) -> frozenset[str]:
+    """Functions that have a node that is sought, or call such a function."""
+    found: frozenset[str] = frozenset()
+    while True:
+        more = {
+            function.signature.name
+            for function in library
+            if any(
+                is_sought(node) or not found.isdisjoint(called_names(node))
+                for node in function.node_def
+            )
+        }
+        if more == found:
+            return found
+        found = frozenset(more)
 
 
 def in_order(nodes: Iterable[Node]) -> Iterator[Node]:
@@ -247,33 +292,39 @@ def _set_attr(attr: Any, value: Any) -> None:
         raise TypeError(f"no attribute type for {type(value).__name__!r}")
 
 
-def _topological(protos: Mapping[str, Any]) -> list[str]:
-    """Orders nodes so that inputs come first; graphs of steps have no cycles."""
-    order: list[str] = []
+def postorder(
+    roots: Iterable[str], before: Callable[[str], Iterable[str]]
+) -> Iterator[str]:
+    """Names, each after all that come before it; graphs of steps have no cycles."""
     is_done: dict[str, bool] = {}
-    for root in protos:
-        if root in is_done:
-            continue
-        is_done[root] = False
-        stack: list[tuple[str, Iterator[str]]] = [(root, _producers(protos[root]))]
+    for root in roots:
+        stack = [] if root in is_done else [(root, iter(before(root)))]
         while stack:
             name, pending = stack[-1]
+            is_done[name] = False
             for dependency in pending:
                 if dependency not in is_done:
-                    is_done[dependency] = False
-                    stack.append((dependency, _producers(protos[dependency])))
+                    stack.append((dependency, iter(before(dependency))))
                     break
                 if not is_done[dependency]:
                     raise ValueError(f"the graph has a cycle through {dependency!r}")
             else:
                 is_done[name] = True
-                order.append(name)
-                stack.pop()
-    return order
+                yield stack.pop()[0]
 
 
-def _producers(proto: Any) -> Iterator[str]:
-    return (producer(text) for text in proto.input)
+def reachable(
+    roots: Iterable[_T], following: Callable[[_T], Iterable[_T]]
+) -> Iterator[_T]:
+    """Roots, and all that follows them, each once, the nearest first."""
+    found = dict.fromkeys(roots)
+    pending = list(found)
+    for one in pending:
+        yield one
+        for other in following(one):
+            if other not in found:
+                found[other] = None
+                pending.append(other)
 
 
 # TensorFlow's graph optimizer treats such a node as one operation that starts when all

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf.keras_parts import OF_NO_EXAMPLE
 from replicator.core.step import at_lines
-from replicator.engine.graph.body import Ref, producer
-from replicator.engine.graph.stamps import called_functions
+from replicator.engine.graph.body import called_names, nodes_of, producer, ref_of
 from replicator.errors import UnsynchronisedUpdateError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from replicator.engine.graph.body import Body, Node
+    from replicator.engine.graph.body import Body, Node, Ref
 
 
 READ_OPS = frozenset(
@@ -53,28 +52,8 @@ _CALL_OPS = frozenset(
 )
 _BRANCHES = frozenset({"Case", "If", "StatelessCase", "StatelessIf"})
 PASS_THROUGH = frozenset({"Identity", "IdentityN"})
-_ARG_TYPES = (tf.resource.as_datatype_enum,)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Effects:
-    """What one operation, with the functions it calls, may do."""
-
-    # Same inputs give same outputs, and nothing else happens, but for reads and writes
-    # of variables.
-    is_pure: bool
-    writes: frozenset[int]  # Positions of data inputs whose variable may be written.
-    # To one replica: draws from a stateful random stream, or calls Python, which keeps
-    # what the gradient of the call needs.
-    is_bound: bool
-
-
-def called_by(proto: Any, functions: Collection[str]) -> list[str]:
-    """Names of those functions that a node calls."""
-    if not functions:
-        return []
-    names = [proto.op, *(called.name for called in called_functions(proto))]
-    return [name for name in names if name in functions]
+_RESOURCE = tf.resource.as_datatype_enum
+_T = TypeVar("_T")
 
 
 def takes_inputs(proto: Any, functions: Collection[str]) -> bool:
@@ -87,81 +66,111 @@ def first_argument(proto: Any) -> int:
     return int(proto.op in _BRANCHES)
 
 
-class EffectTable:
-    """Effects of nodes, looking through the functions of one library."""
+class _Summaries(Generic[_T]):
+    """What is known of the functions of one library, each looked at once."""
 
     def __init__(self, library: Iterable[Any]) -> None:
-        self._functions: Mapping[str, Any] = {f.signature.name: f for f in library}
-        self._of_functions: dict[str, Effects] = {}
+        self._functions = {function.signature.name: function for function in library}
+        self._known: dict[str, _T] = {}
 
-    def of(self, proto: Any, num_data_inputs: int) -> Effects:
-        """Returns the effects of a node."""
-        called = called_by(proto, self._functions)
-        if called and takes_inputs(proto, self._functions):
-            return self._of_call(proto, called)
-        definition = _tf_compat.op_def(proto.op)
-        is_stateful = bool(definition and definition.is_stateful)
-        is_bound = is_stateful and not {"seed", "token"}.isdisjoint(proto.attr)
-        # Datasets and the like: inputs are not those of the functions they call.
-        is_bound |= any(self.is_bound(name) for name in called)
-        if proto.op in READ_OPS or proto.op in PASS_THROUGH or proto.op in _WAIT_OPS:
-            return Effects(is_pure=True, writes=frozenset(), is_bound=False)
-        if proto.op.startswith(_WRITE_PREFIXES):
-            # Slots of fused updates are handles too: which of the inputs are handles
-            # is known to the caller, so every position counts as written.
-            everything = frozenset(range(num_data_inputs))
-            return Effects(is_pure=True, writes=everything, is_bound=False)
-        is_pure = definition is not None and not is_stateful
-        is_pure &= all(self._of_function(name).is_pure for name in called)
-        writes = frozenset() if is_pure else frozenset(range(num_data_inputs))
-        return Effects(is_pure=is_pure, writes=writes, is_bound=is_bound)
-
-    def is_bound(self, name: str) -> bool:
-        """Whether a function is bound to one replica; see ``Effects``."""
-        return self._of_function(name).is_bound
-
-    def _of_call(self, proto: Any, called: list[str]) -> Effects:
-        effects = [self._of_function(name) for name in called]
-        written: set[int] = set().union(*(e.writes for e in effects))
-        first = first_argument(proto)
-        return Effects(
-            is_pure=all(e.is_pure for e in effects),
-            writes=frozenset(index + first for index in written),
-            is_bound=any(e.is_bound for e in effects),
-        )
-
-    def _of_function(self, name: str) -> Effects:
-        if name not in self._of_functions:
-            # A recursive function is looked at once; assume the worst meanwhile.
+    def _summary(self, name: str) -> _T:
+        if name not in self._known:
             function = self._functions[name]
-            everything = frozenset(range(len(function.signature.input_arg)))
-            self._of_functions[name] = Effects(
-                is_pure=False, writes=everything, is_bound=True
-            )
-            self._of_functions[name] = self._analyze(function)
-        return self._of_functions[name]
+            # What a recursive function finds of itself.
+            self._known[name] = self._worst(function.signature)
+            self._known[name] = self._analyze(function)
+        return self._known[name]
+
+    def _called(self, proto: Any) -> list[str]:
+        if not self._functions:
+            return []
+        return [name for name in called_names(proto) if name in self._functions]
+
+    def _worst(self, signature: Any) -> _T:
+        raise NotImplementedError
+
+    def _analyze(self, function: Any) -> _T:
+        raise NotImplementedError
+
+
+class Effects(NamedTuple):
+    """What one operation, with the functions it calls, may do."""
+
+    # Same inputs give same outputs, and nothing else happens, but for reads and writes
+    # of variables.
+    is_pure: bool
+    writes: frozenset[int]  # Positions of data inputs whose variable may be written.
+
+
+class EffectTable(_Summaries[Effects]):
+    """Effects of nodes, looking through the functions of one library."""
+
+    def of(self, node: Node) -> Effects:
+        """Returns the effects of a node."""
+        op, called = node.op, self._called(node.proto)
+        inner = [self._summary(name) for name in called]
+        is_pure = all(effects.is_pure for effects in inner)
+        if called and takes_inputs(node.proto, self._functions):
+            first = first_argument(node.proto)
+            written = {index + first for effects in inner for index in effects.writes}
+            return Effects(is_pure, frozenset(written))
+        if op in READ_OPS or op in PASS_THROUGH or op in _WAIT_OPS:
+            return Effects(is_pure=True, writes=frozenset())
+        # Slots of fused updates are handles too: which of the inputs are handles is
+        # known to the caller, so every position counts as written.
+        everything = frozenset(range(len(node.inputs)))
+        if op.startswith(_WRITE_PREFIXES):
+            return Effects(is_pure=True, writes=everything)
+        # Datasets and the like: inputs are not those of the functions they call.
+        definition = _tf_compat.op_def(op)
+        is_pure &= definition is not None and not definition.is_stateful
+        return Effects(is_pure, frozenset() if is_pure else everything)
+
+    def _worst(self, signature: Any) -> Effects:
+        everything = frozenset(range(len(signature.input_arg)))
+        return Effects(is_pure=False, writes=everything)
 
     def _analyze(self, function: Any) -> Effects:
-        handles = {
-            arg.name: index
-            for index, arg in enumerate(function.signature.input_arg)
-            if arg.type in _ARG_TYPES
+        nodes = {node.name: node for node in nodes_of(function)}
+        found = [(node, self.of(node)) for node in nodes.values()]
+        written = {
+            origin(node.inputs[position], nodes)
+            for node, effects in found
+            for position in effects.writes
         }
-        is_pure, is_bound, writes = True, False, set()
-        for proto in function.node_def:
-            data = [text for text in proto.input if not text.startswith("^")]
-            effects = self.of(proto, len(data))
-            is_pure &= effects.is_pure
-            is_bound |= effects.is_bound
-            for position, text in enumerate(data):
-                origin = producer(text)
-                if origin not in handles:
-                    continue
-                if proto.op in PASS_THROUGH:
-                    handles[proto.name] = handles[origin]
-                elif position in effects.writes:
-                    writes.add(handles[origin])
-        return Effects(is_pure=is_pure, writes=frozenset(writes), is_bound=is_bound)
+        arguments = enumerate(function.signature.input_arg)
+        return Effects(
+            is_pure=all(effects.is_pure for _, effects in found),
+            writes=frozenset(
+                index
+                for index, arg in arguments
+                if arg.type == _RESOURCE and arg.name in written
+            ),
+        )
+
+
+def origin(ref: Ref, nodes: Mapping[str, Node]) -> str:
+    """The input or node that a tensor is from, looking through identities."""
+    while (node := nodes.get(ref.node)) is not None and node.op in PASS_THROUGH:
+        ref = node.inputs[int(ref.port.rpartition(":")[2])]
+    return ref.node
+
+
+def written_variables(
+    body: Body, handles: Collection[str]
+) -> dict[str, tuple[str, ...]]:
+    """By node, the handles of the variables that it may write."""
+    nodes = {node.name: node for node in body.nodes}
+    effects, known = EffectTable(body.library), frozenset(handles)
+    found = {}
+    for node in body.nodes:
+        origins = [origin(ref, nodes) for ref in node.inputs]
+        if known.isdisjoint(origins) or node.op in READ_OPS:
+            continue
+        written = [origins[position] for position in sorted(effects.of(node).writes)]
+        if targets := tuple(dict.fromkeys(h for h in written if h in known)):
+            found[node.name] = targets
+    return found
 
 
 # Sources are inputs of a graph, each a bit of a mask; the mask of a tensor says which
@@ -191,66 +200,90 @@ _CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 _RUNNING = frozenset({"batch_mean:0", "batch_variance:0"})
 
 
-def trace_sources(body: Body, sources: Mapping[str, int]) -> Reached:
-    """Follows sources through a graph."""
-    reached = Reached(_Functions(body.library), sources)
-    for node in body.nodes:
-        reached.add(node.proto, node.inputs)
-    return reached
+class Masks:
+    """The masks of the tensors of one graph, from ``walk``."""
 
-
-class Reached:
-    """The masks of the tensors of one graph."""
-
-    def __init__(self, functions: _Functions, sources: Mapping[str, int]) -> None:
-        self._functions = functions
-        # Of most nodes, all outputs have one mask.
+    def __init__(self, sources: Mapping[str, int]) -> None:
         self._of_nodes = dict(sources)
-        self._of_outputs: dict[Ref, int] = {}
+        # Of most nodes, all outputs have one mask.
+        self._of_outputs: dict[str, dict[str, int]] = {}
 
     def of(self, ref: Ref) -> int:
         """The mask of a tensor."""
-        return self._of_nodes.get(ref.node, 0) | self._of_outputs.get(ref, 0)
+        by_port = self._of_outputs.get(ref.node)
+        return self.of_node(ref.node) if by_port is None else by_port.get(ref.port, 0)
 
-    def add(self, proto: Any, inputs: Sequence[Ref]) -> bool:
-        """Finds the masks of a node's outputs; says whether any has grown."""
-        found = self._functions.outputs(proto, [self.of(ref) for ref in inputs])
+    def of_node(self, name: str) -> int:
+        """The mask of all outputs of a node together."""
+        return self._of_nodes.get(name, 0)
+
+    def update(self, name: str, found: int | dict[str, int]) -> bool:
+        """Keeps the mask of a node, or one by port; says whether any is another one."""
         if isinstance(found, int):
-            has_grown = found != self._of_nodes.get(proto.name, 0)
-            if has_grown:
-                self._of_nodes[proto.name] = found
-            return has_grown
+            has_changed = found != self._of_nodes.get(name, 0)
+        else:
+            has_changed = found != self._of_outputs.get(name)
+            self._of_outputs[name] = found
+            found = _union(found.values())
+        self._of_nodes[name] = found
+        return has_changed
+
+
+def walk(
+    nodes: Sequence[Node],
+    sources: Mapping[str, int],
+    transfer: Callable[[Node, list[int]], int | dict[str, int]],
+    *,
+    is_ordered: bool = True,
+) -> Masks:
+    """Finds the masks of all tensors, node by node; in any order, until none grows."""
+    masks = Masks(sources)
+    has_grown = True
+    while has_grown:
         has_grown = False
-        for port, mask in found.items():
-            ref = Ref(node=proto.name, port=port)
-            has_grown |= mask != self._of_outputs.get(ref, 0)
-            self._of_outputs[ref] = mask
-        return has_grown
+        for node in nodes:
+            found = transfer(node, [masks.of(ref) for ref in node.inputs])
+            has_grown |= masks.update(node.name, found)
+        has_grown &= not is_ordered
+    return masks
 
 
-class _Functions:
-    """What reaches the results of the functions of one library."""
+def trace_sources(body: Body, sources: Mapping[str, int]) -> Masks:
+    """Follows sources through a graph."""
+    return walk(body.nodes, sources, _Functions(body.library).outputs)
+
+
+class _Functions(_Summaries[list[int]]):
+    """What reaches the results of functions: by result, which arguments do."""
 
     def __init__(self, library: Iterable[Any]) -> None:
-        self._functions = {f.signature.name: f for f in library}
-        self._found: dict[str, list[int]] = {}
+        super().__init__(library)
         self._is_stateful: dict[str, bool] = {}
 
-    def outputs(self, proto: Any, masks: list[int]) -> int | dict[str, int]:
+    def outputs(self, node: Node, masks: list[int]) -> int | dict[str, int]:
         """The mask of all outputs of a node, or one by port."""
-        op = proto.op
-        if op in _NEVER_OF_NUMBERS or OF_NO_EXAMPLE in proto.name:
+        op = node.op
+        if op in _NEVER_OF_NUMBERS or OF_NO_EXAMPLE in node.name:
             return 0
-        if op == "IdentityN":
-            return _by_port(masks)
-        if op in _CALLS or op in _LOOPS or op in _BRANCHES or op in self._functions:
-            return self._call(proto, masks)
-        if "FusedBatchNorm" in op and "Grad" not in op and _is_training(proto):
+        if "FusedBatchNorm" in op and "Grad" not in op and _is_training(node.proto):
             return _batch_norm(masks)
-        mask = VARIES if self._varies(op) else 0
-        for one in masks:
-            mask |= one
-        return mask
+        results = masks if op == "IdentityN" else self._call(node.proto, masks)
+        if results is None:
+            return _union(masks) | (VARIES if self._varies(op) else 0)
+        if op not in self._functions:
+            return _by_port(results)
+        ports = (arg.name for arg in self._functions[op].signature.output_arg)
+        return {f"{name}:0": m for name, m in zip(ports, results, strict=True)}
+
+    def _call(self, proto: Any, masks: list[int]) -> list[int] | None:
+        """The masks of what functions return that a node calls; None if it does not."""
+        if proto.op in _LOOPS:
+            return self._loop(proto, masks)
+        if proto.op in _BRANCHES:
+            branches = [self._results(name, masks[1:]) for name in _branches(proto)]
+            return [masks[0] | _union(way) for way in zip(*branches, strict=True)]
+        name = proto.attr["f"].func.name if proto.op in _CALLS else proto.op
+        return self._results(name, masks) if name in self._functions else None
 
     def _varies(self, op: str) -> bool:
         """Whether equal inputs do not mean equal outputs."""
@@ -261,69 +294,38 @@ class _Functions:
             )
         return self._is_stateful[op]
 
-    def _call(self, proto: Any, masks: list[int]) -> int | dict[str, int]:
-        if proto.op in _LOOPS:
-            return _by_port(self._loop(proto, masks))
-        if proto.op in _BRANCHES:
-            branches = [self._of_function(name, masks[1:]) for name in _called(proto)]
-            return _by_port(
-                [masks[0] | _union(way) for way in zip(*branches, strict=True)]
-            )
-        if proto.op in _CALLS:
-            return _by_port(self._of_function(proto.attr["f"].func.name, masks))
-        results = self._functions[proto.op].signature.output_arg
-        found = self._of_function(proto.op, masks)
-        return {f"{arg.name}:0": m for arg, m in zip(results, found, strict=True)}
-
     def _loop(self, proto: Any, masks: list[int]) -> list[int]:
         body, condition = proto.attr["body"].func.name, proto.attr["cond"].func.name
         carried = self._summary(body)
         while True:
-            (ends,) = self._of_function(condition, masks)
+            (ends,) = self._results(condition, masks)
             new = [
                 # What passes unchanged is the same after any number of turns.
                 mask if way == _bit(index) else mask | ends | after
                 for index, (mask, way, after) in enumerate(
-                    zip(masks, carried, self._of_function(body, masks), strict=True)
+                    zip(masks, carried, self._results(body, masks), strict=True)
                 )
             ]
             if new == masks:
                 return masks
             masks = new
 
-    def _of_function(self, name: str, masks: Sequence[int]) -> list[int]:
+    def _results(self, name: str, masks: Sequence[int]) -> list[int]:
         """The masks of a function's results, of those of its arguments."""
         return [
             (way & VARIES) | _union(m for i, m in enumerate(masks) if way & _bit(i))
             for way in self._summary(name)
         ]
 
-    def _summary(self, name: str) -> list[int]:
-        """By result, which arguments reach it."""
-        if name not in self._found:
-            function = self._functions[name]
-            arguments = function.signature.input_arg
-            everything = VARIES | _union(_bit(i) for i in range(len(arguments)))
-            # A recursive function is looked at once; assume the worst meanwhile.
-            self._found[name] = [everything] * len(function.signature.output_arg)
-            self._found[name] = self._analyze(function)
-        return self._found[name]
+    def _worst(self, signature: Any) -> list[int]:
+        everything = VARIES | _union(map(_bit, range(len(signature.input_arg))))
+        return [everything] * len(signature.output_arg)
 
     def _analyze(self, function: Any) -> list[int]:
-        arguments = function.signature.input_arg
-        reached = Reached(self, {arg.name: _bit(i) for i, arg in enumerate(arguments)})
-        nodes = [
-            (proto, [_ref(text) for text in proto.input if not text.startswith("^")])
-            for proto in function.node_def
-        ]
-        # The nodes of a function are in no particular order.
-        has_grown = True
-        while has_grown:
-            has_grown = False
-            for proto, inputs in nodes:
-                has_grown |= reached.add(proto, inputs)
-        results = (function.ret[arg.name] for arg in function.signature.output_arg)
-        return [reached.of(_ref(text)) for text in results]
+        signature, nodes = function.signature, nodes_of(function)
+        sources = {arg.name: _bit(i) for i, arg in enumerate(signature.input_arg)}
+        masks = walk(nodes, sources, self.outputs, is_ordered=False)
+        return [masks.of(ref_of(function.ret[a.name])) for a in signature.output_arg]
 
 
 def _bit(argument: int) -> int:
@@ -341,12 +343,7 @@ def _by_port(masks: Iterable[int]) -> dict[str, int]:
     return {f"output:{index}": mask for index, mask in enumerate(masks)}
 
 
-def _ref(text: str) -> Ref:
-    node, _, port = text.partition(":")
-    return Ref(node=node, port=port)
-
-
-def _called(proto: Any) -> list[str]:
+def _branches(proto: Any) -> list[str]:
     if "branches" in proto.attr:
         return [function.name for function in proto.attr["branches"].list.func]
     return [proto.attr[name].func.name for name in ("then_branch", "else_branch")]
@@ -394,22 +391,40 @@ def find_invariance(
 ) -> Invariance:
     """Finds the least set of replica-local variables and all invariant nodes."""
     effects = EffectTable(body.library)
+    bits = {handle: _bit(index) for index, handle in enumerate(handles)}
+    varying = body.placeholders.difference(invariant_inputs)
+
+    def transfer(node: Node, masks: list[int]) -> int | dict[str, int]:
+        # Gradients of collectives pass results and operands through one ``IdentityN``,
+        # and only the former are the same on every replica.
+        if node.op == "IdentityN":
+            return _by_port(masks)
+        # An effect is never invariant, even of the same values: printing, drawing and
+        # reading a file happen once per replica. Writes are excepted by ``is_pure``:
+        # one for all replicas is what sharing a variable means.
+        return _union(masks) if effects.of(node).is_pure else VARIES
+
+    masks = walk(body.nodes, dict.fromkeys(varying, VARIES) | bits, transfer)
+    writes = written_variables(body, handles)
     found = dict.fromkeys(local, "")
     # The least fixed point from below: all variables count as mirrored until a write
     # that varies is found, which may make other writes vary. Starting from above (all
     # local) would never find one mirrored that is updated from itself.
     while True:
-        nodes, varying_writes = _pass(
-            body, set(invariant_inputs), set(handles), set(found), effects
-        )
-        new = {h: n for h, n in varying_writes.items() if h not in found}
-        if not new:
-            return Invariance(
-                nodes=frozenset(nodes),
-                local=frozenset(found),
-                local_because={h: n for h, n in found.items() if n},
-            )
-        found.update(new)
+        differs = VARIES | _union(bits[handle] for handle in found)
+        count = len(found)
+        for name, written in writes.items():
+            if masks.of_node(name) & differs:
+                for handle in written:
+                    found.setdefault(handle, name)
+        if len(found) == count:
+            break
+    same = (n.name for n in body.nodes if not masks.of_node(n.name) & differs)
+    return Invariance(
+        nodes=frozenset(same),
+        local=frozenset(found),
+        local_because={handle: name for handle, name in found.items() if name},
+    )
 
 
 def check_trainable(
@@ -443,73 +458,6 @@ def check_required(invariance: Invariance, required: Mapping[str, str]) -> None:
             raise UnsynchronisedUpdateError(error)
 
 
-def _pass(
-    body: Body,
-    invariant_inputs: set[str],
-    handles: set[str],
-    local: set[str],
-    effects: EffectTable,
-) -> tuple[set[str], dict[str, str]]:
-    mirrored = handles - local
-    known = _Known(invariant_inputs | mirrored, handles)
-    varying_writes: dict[str, str] = {}
-    invariant: set[str] = set()
-    for node in body.nodes:
-        known.look_through(node)
-        of_node = effects.of(node.proto, len(node.inputs))
-        # An effect is never invariant, even of the same values: printing, drawing and
-        # reading a file happen once per replica. Writes are excepted by ``is_pure``:
-        # one for all replicas is what sharing a variable means.
-        if of_node.is_pure and all(map(known.is_same, node.inputs)):
-            known.same.add(node.name)
-            invariant.add(node.name)
-            continue
-        for position in of_node.writes:
-            if position < len(node.inputs) and node.op not in READ_OPS:
-                origin = known.origin(node.inputs[position])
-                if origin in mirrored:
-                    varying_writes.setdefault(str(origin), node.name)
-    return invariant, varying_writes
-
-
-class _Known:
-    """What one pass knows of the tensors that it has seen.
-
-    Attributes:
-      same: Nodes and placeholders all of whose outputs are identical on every replica.
-    """
-
-    def __init__(self, same: set[str], handles: set[str]) -> None:
-        self.same = same
-        self._handles = handles
-        self._same_outputs: set[Ref] = set()
-        self._alias: dict[Ref, str] = {}
-
-    def is_same(self, ref: Ref) -> bool:
-        """Whether a tensor is identical on every replica."""
-        return ref.node in self.same or ref in self._same_outputs
-
-    def origin(self, ref: Ref) -> str | None:
-        """The placeholder of the variable that a tensor is the handle of, if any."""
-        return ref.node if ref.node in self._handles else self._alias.get(ref)
-
-    def look_through(self, node: Node) -> None:
-        """Propagates facts through identities: output i is input i.
-
-        Gradients of collectives pass results and operands through one ``IdentityN``,
-        and only the former are the same on every replica.
-        """
-        if node.op not in ("Identity", "IdentityN"):
-            return
-        for index, ref in enumerate(node.inputs):
-            output = Ref(node=node.name, port=f"output:{index}")
-            origin = self.origin(ref)
-            if origin is not None:
-                self._alias[output] = origin
-            if self.is_same(ref):
-                self._same_outputs.add(output)
-
-
 _PASSED_ON = frozenset({"Identity", "StopGradient"})
 
 
@@ -518,10 +466,10 @@ class Origins:
 
     def __init__(self, graph_def: Any) -> None:
         """Reads the functions that a graph calls."""
-        self._library = {
-            function.signature.name: _Called(function)
-            for function in graph_def.library.function
-        }
+        # By function, its arguments and the place of each result in it: an argument,
+        # the result of a node, or nothing for the value of a variable.
+        library = graph_def.library.function
+        self._places = {f.signature.name: _places(f) for f in library}
 
     def of(self, tensor: Any) -> tuple[str, str, int | None] | None:
         """An operation, the place of its result, and its bytes.
@@ -533,11 +481,12 @@ class Origins:
             return self.of(operation.inputs[0])
         if operation.type == "ReadVariableOp" or tensor.dtype == tf.resource:
             return None
-        function = self._function(operation)
-        if function is not None:
-            place = function.sources[tensor.value_index]
-            if place in function.arguments:
-                return self.of(operation.inputs[function.arguments.index(place)])
+        called = operation.get_attr("f").name if operation.type in _CALLS else None
+        if called in self._places:
+            arguments, places = self._places[called]
+            place = places[tensor.value_index]
+            if place in arguments:
+                return self.of(operation.inputs[arguments.index(place)])
             if not place:
                 return None
         count = tensor.shape.num_elements()
@@ -545,35 +494,19 @@ class Origins:
             return operation.name, place, None
         return operation.name, place, count * tensor.dtype.size
 
-    def _function(self, operation: Any) -> Any:
-        if operation.type not in _CALLS:
-            return None
-        return self._library.get(operation.get_attr("f").name)
 
+def _places(function: Any) -> tuple[list[str], list[str]]:
+    nodes = {node.name: node for node in function.node_def}
 
-class _Called:
-    """A function of the graph.
+    def place(text: str) -> str:
+        while (node := nodes.get(producer(text))) is not None:
+            if node.op == "ReadVariableOp":
+                return ""
+            if node.op not in _PASSED_ON:
+                break
+            text = node.input[0]
+        return text
 
-    Attributes:
-      arguments: Their names.
-      sources: By result, what is returned: an argument, the result of a node, or
-        nothing for the value of a variable.
-    """
-
-    def __init__(self, function: Any) -> None:
-        nodes = {node.name: node for node in function.node_def}
-        signature = function.signature
-        self.arguments = [argument.name for argument in signature.input_arg]
-        self.sources = [
-            _source(nodes, function.ret[result.name]) for result in signature.output_arg
-        ]
-
-
-def _source(nodes: Mapping[str, Any], source: str) -> str:
-    while (node := nodes.get(producer(source))) is not None:
-        if node.op == "ReadVariableOp":
-            return ""
-        if node.op not in _PASSED_ON:
-            break
-        source = node.input[0]
-    return source
+    signature = function.signature
+    results = [place(function.ret[result.name]) for result in signature.output_arg]
+    return [argument.name for argument in signature.input_arg], results

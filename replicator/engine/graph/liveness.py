@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from replicator._tf import compat as _tf_compat
 from replicator.core.step import at_lines, line_of
 from replicator.engine.graph.body import before_of, in_order, uses_of
-from replicator.engine.graph.dataflow import READ_OPS, EffectTable
+from replicator.engine.graph.dataflow import EffectTable, written_variables
 from replicator.errors import RecomputationError
 from replicator.variables.kinds import Kind, declared_kind
 
@@ -62,7 +62,11 @@ def analyze(
 ) -> Liveness:
     """Finds what each primary has to emit."""
     everyone = frozenset(primaries)
-    written = _writes(body, set(invariant), set(handles))
+    written = {
+        name: targets
+        for name, targets in written_variables(body, handles).items()
+        if name in invariant
+    }
     writers = {}
     for name, targets in written.items():
         owned = [owners[handle] for handle in targets if handle in owners]
@@ -118,7 +122,7 @@ def _follow(
         # What uses variables is where they are, and what has effects has them on all.
         if len(places) != 1 or not handles.isdisjoint(sources):
             continue
-        if effects.of(node.proto, len(sources)).is_pure:
+        if effects.of(node).is_pure:
             found[node.name] = places.pop()
     return found
 
@@ -144,35 +148,6 @@ def _earlier(
         for handle in {ref.node for ref in node.inputs} & handles:
             uses[handle].append(node.name)
     return found
-
-
-def _writes(
-    body: Body, invariant: set[str], handles: set[str]
-) -> dict[str, tuple[str, ...]]:
-    """The handles of variables that each invariant node writes."""
-    effects = EffectTable(body.library)
-    alias: dict[str, str] = {handle: handle for handle in handles}
-    written = {}
-    for node in body.nodes:
-        if node.op == "Identity" and node.inputs[0].node in alias:
-            alias[node.name] = alias[node.inputs[0].node]
-        if node.name in invariant and node.op not in READ_OPS:
-            targets = _targets(node, effects, alias)
-            if targets:
-                written[node.name] = targets
-    return written
-
-
-def _targets(
-    node: Node, effects: EffectTable, alias: Mapping[str, str]
-) -> tuple[str, ...]:
-    positions = effects.of(node.proto, len(node.inputs)).writes
-    found = {
-        alias[node.inputs[position].node]: None
-        for position in sorted(positions)
-        if position < len(node.inputs) and node.inputs[position].node in alias
-    }
-    return tuple(found)
 
 
 # With ``sharded_update="parameters"`` (Rajbhandari et al. 2020, stage 3) a variable is
@@ -328,7 +303,10 @@ class _ReadGraph:
         self._nodes = {node.name: node for node in body.nodes}
         self._place = {node.name: place for place, node in enumerate(body.nodes)}
         self._users = uses_of(body.nodes)
-        self._writes = _writes_by_handle(body, handles)
+        self._writes: dict[str, list[str]] = {}
+        for name, written in written_variables(body, handles).items():
+            for handle in written:
+                self._writes.setdefault(handle, []).append(name)
         self.added: dict[str, str] = {}
 
     def read(self, node: Node) -> _Read | None:
@@ -428,20 +406,6 @@ class _ReadGraph:
         """The body with all nodes, in topological order."""
         nodes = tuple(in_order(self._nodes.values()))
         return dataclasses.replace(self._body, nodes=nodes)
-
-
-def _writes_by_handle(body: Body, handles: Collection[str]) -> dict[str, list[str]]:
-    """The nodes that may write each variable."""
-    effects: Any = EffectTable(body.library)
-    found: dict[str, list[str]] = {}
-    for node in body.nodes:
-        touched = [p for p, ref in enumerate(node.inputs) if ref.node in handles]
-        if not touched:
-            continue
-        written = effects.of(node.proto, len(node.inputs)).writes
-        for position in written.intersection(touched):
-            found.setdefault(node.inputs[position].node, []).append(node.name)
-    return found
 
 
 # The backward pass runs the function again, and draws again: other numbers than those

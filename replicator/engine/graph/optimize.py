@@ -16,12 +16,14 @@ from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch
 from replicator.core.context import FUNCTION_PREFIX, TASK_END
 from replicator.engine.graph.body import (
+    called_functions,
+    called_names,
     keep_effects_in_order,
     keep_waits_of_calls,
     producer,
 )
 from replicator.engine.graph.convolutions import products, resampled
-from replicator.engine.graph.stamps import Stamps, called_functions
+from replicator.engine.graph.stamps import Stamps
 from replicator.engine.graph.trace import PRODUCTS, RESAMPLED, Rewriters, check_python
 
 if TYPE_CHECKING:
@@ -68,8 +70,7 @@ def is_task(function: Any) -> bool:
 
 def calls_task(node: Any) -> bool:
     """Whether a node calls a task."""
-    names = [node.op, *(called.name for called in called_functions(node))]
-    return any(FUNCTION_PREFIX in name for name in names)
+    return any(FUNCTION_PREFIX in name for name in called_names(node))
 
 
 def _waits_for(node: Any, tasks: dict[str, Any]) -> Iterator[str]:

@@ -16,10 +16,15 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf import handles as _tf_handles
 from replicator.core import context
-from replicator.engine.graph.body import Ref, make_node, rewrite
-from replicator.engine.graph.dataflow import EffectTable
+from replicator.engine.graph.body import (
+    Ref,
+    called_functions,
+    functions_with,
+    make_node,
+    rewrite,
+)
 from replicator.engine.graph.liveness import ELSEWHERE
-from replicator.engine.graph.stamps import ReplicaDevices, called_functions
+from replicator.engine.graph.stamps import ReplicaDevices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -229,9 +234,12 @@ class Localizer:
     def __init__(self, library: Sequence[Any], topology: Topology) -> None:
         self._topology = topology
         self._devices = ReplicaDevices(topology)
-        self._effects = EffectTable(library)
         self._names = {function.signature.name for function in library}
-        self._placed = _placed_functions(library)
+        # What uses logical devices, and what is bound to one replica: it draws from a
+        # stateful random stream, or calls Python, which keeps what the gradient of the
+        # call needs.
+        self._placed = functions_with(library, _is_placed)
+        self._bound = functions_with(library, _is_bound)
         self._tokens = [
             _tf_handles.OwnTokens() for _ in range(topology.num_local_replicas)
         ]
@@ -270,11 +278,8 @@ class Localizer:
 
     def _has_own(self, name: str, replica: int) -> bool:
         """Whether a replica needs a function of its own instead of the traced one."""
-        if name not in self._names:
-            return False
-        if name in self._placed:
-            return True
-        return bool(self._topology.replica_id(replica)) and self._effects.is_bound(name)
+        is_first = not self._topology.replica_id(replica)
+        return name in self._placed or (name in self._bound and not is_first)
 
     def _own_function(self, function: Any, replica: int) -> Any:
         own = _tf_compat.FunctionDef()
@@ -299,23 +304,15 @@ def _fold_seed(proto: Any, replica_id: int) -> None:
     proto.attr["seed2"].i = folded if (seed or folded) else replica_id
 
 
-def _placed_functions(library: Sequence[Any]) -> frozenset[str]:
-    """Functions that use logical devices, themselves or through those they call."""
-    placed: set[str] = set()
-    while True:
-        found = {
-            function.signature.name
-            for function in library
-            if any(
-                context.logical_index(proto.device) is not None
-                or proto.op in placed
-                or any(called.name in placed for called in called_functions(proto))
-                for proto in function.node_def
-            )
-        }
-        if found == placed:
-            return frozenset(placed)
-        placed = found
+def _is_placed(proto: Any) -> bool:
+    return context.logical_index(proto.device) is not None
+
+
+def _is_bound(proto: Any) -> bool:
+    if "seed" not in proto.attr and "token" not in proto.attr:
+        return False
+    definition = _tf_compat.op_def(proto.op)
+    return bool(definition and definition.is_stateful)
 
 
 class Replicas:

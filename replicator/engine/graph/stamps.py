@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator.core import context, devices
+from replicator.engine.graph.body import called_names, reachable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -157,41 +158,29 @@ class Stamps:
 
     def _find_functions(self, graph_def: Any) -> dict[str, set[_Stamp | None]]:
         """By function, the stamps of all nodes that call it."""
-        found: dict[str, set[_Stamp | None]] = {}
-        calls = list(self._calls(graph_def.node, None, is_function=False))
-        while calls:
-            name, stamp = calls.pop()
-            if stamp in found.setdefault(name, set()):
-                continue
-            found[name].add(stamp)
+
+        def inner(call: tuple[str, _Stamp | None]) -> Iterator[tuple[str, Any]]:
+            name, stamp = call
             nodes = self._library[name].node_def
-            calls += self._calls(nodes, stamp, is_function=True)
+            return self._calls(nodes, stamp, is_function=True)
+
+        found: dict[str, set[_Stamp | None]] = {}
+        outer = self._calls(graph_def.node, None, is_function=False)
+        for name, stamp in reachable(outer, inner):
+            found.setdefault(name, set()).add(stamp)
         return found
 
     def _calls(
         self, nodes: Iterable[Any], default: _Stamp | None, *, is_function: bool
     ) -> Iterator[tuple[str, _Stamp | None]]:
         for node in nodes:
-            names = {node.op, *(called.name for called in called_functions(node))}
-            for name in names & self._library.keys():
+            for name in self._library.keys() & called_names(node):
                 yield (
                     name,
                     self._in_function(node.device, default)
                     if is_function
                     else self._stamp(node.device),
                 )
-
-
-def called_functions(node: Any) -> list[Any]:
-    """The references to functions among a node's attributes, as ``NameAttrList``."""
-    called = []
-    for attr in node.attr.values():
-        kind = attr.WhichOneof("value")
-        if kind == "func":
-            called.append(attr.func)
-        elif kind == "list":
-            called += attr.list.func
-    return called
 
 
 def _set(node: Any, stamp: _Stamp | None) -> None:

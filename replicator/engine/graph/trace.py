@@ -25,12 +25,16 @@ from replicator.core import context, devices
 from replicator.core.creation import StepGenerator
 from replicator.core.step import at_lines, check_outputs, line_of
 from replicator.engine.graph import liveness
-from replicator.engine.graph.body import producer
+from replicator.engine.graph.body import (
+    called_names,
+    functions_with,
+    producer,
+    reachable,
+)
 from replicator.engine.graph.convolutions import products, resampled
 from replicator.engine.graph.dataflow import (
     PASS_THROUGH,
     READ_OPS,
-    called_by,
     first_argument,
     takes_inputs,
 )
@@ -170,29 +174,22 @@ def check_copies(graph: Any, graph_def: Any, markers: Collection[str]) -> None:
 
 def _line_of_use(operation: Any) -> str:
     """An imported operation has no line: that of the first one that uses it."""
-    pending = [operation]
-    for one in pending:
-        line = line_of(one.traceback)
-        if line:
-            return line
-        uses = (use for output in one.outputs for use in output.consumers())
-        pending += [use for use in uses if use not in pending]
-    return ""
+
+    def uses(one: Any) -> Iterator[Any]:
+        return (use for output in one.outputs for use in output.consumers())
+
+    lines = (line_of(one.traceback) for one in reachable([operation], uses))
+    return next(filter(None, lines), "")
 
 
 def _calls(graph_def: Any, is_sought: Callable[[Any], bool]) -> list[str]:
     """Nodes of a graph that are sought, or call a function that has such a node."""
-    names: set[str] = set()
-
-    def found(nodes: Iterable[Any]) -> list[str]:
-        return [n.name for n in nodes if is_sought(n) or called_by(n, names)]
-
-    library = graph_def.library.function
-    while True:
-        more = {f.signature.name for f in library if found(f.node_def)}
-        if more <= names:
-            return found(graph_def.node)
-        names |= more
+    names = functions_with(graph_def.library.function, is_sought)
+    return [
+        node.name
+        for node in graph_def.node
+        if is_sought(node) or not names.isdisjoint(called_names(node))
+    ]
 
 
 def _check(others: Mapping[str, Any], graph_def: Any, num_replicas: int) -> None:
@@ -228,7 +225,8 @@ def _uses(
                 yield names[name], proto.op
             else:
                 index = position - first_argument(proto)
-                for function in (library[f] for f in called_by(proto, library)):
+                called = (library[f] for f in called_names(proto) if f in library)
+                for function in called:
                     inner = function.signature.input_arg[index].name
                     yield from _uses(function.node_def, {inner: names[name]}, library)
 
@@ -546,12 +544,7 @@ def _used(
     forward mode needs for their own gradients only.
     """
     inputs = {node.name: node.input for node in graph_def.node}
-    found: set[str] = set()
-    stack = list(roots)
-    while stack:
-        name = producer(stack.pop())
-        if name not in found:
-            found.add(name)
-            stack += inputs[name]
-    kept = [c for c in collectives if any(m in found for m in c.markers)]
+    producers = map(producer, roots)
+    found = {*reachable(producers, lambda name: map(producer, inputs[name]))}
+    kept = [c for c in collectives if not found.isdisjoint(c.markers)]
     return tuple(dataclasses.replace(c, index=i) for i, c in enumerate(kept))

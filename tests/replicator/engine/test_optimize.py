@@ -14,7 +14,7 @@ from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch
 from replicator.core.topology import make_topology
 from replicator.engine.analysis import analyze as analysis
-from replicator.engine.graph import optimize
+from replicator.engine.graph import body, optimize
 from replicator.engine.graph.trace import trace
 
 TWO_CPUS = make_topology([["/job:localhost/replica:0/task:0/device:CPU:0"]] * 2)
@@ -174,7 +174,7 @@ def test_functions_are_renamed_wherever_they_are_called():
     assert ["f_of_me", "g_of_me"] == names
     assert "g_of_me" == call.op
     assert {"f_of_me", "unknown", "g_of_me"} == {
-        called.name for called in optimize.called_functions(node)
+        called.name for called in body.called_functions(node)
     }
 
 

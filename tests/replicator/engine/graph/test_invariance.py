@@ -224,17 +224,17 @@ def test_a_stateful_op_that_calls_functions_is_not_taken_for_them():
         return tf.data.Dataset.range(3).map(scale).reduce(0.0, lambda a, b: a + b)
 
     traced = trace(step, [SCALAR], 2)
-    graph_def = optimize(traced, TWO_CPUS)
-    table = dataflow.EffectTable(graph_def.library.function)
+    graph = body.from_graph_def(optimize(traced, TWO_CPUS))
+    table = dataflow.EffectTable(graph.library)
     stateful = [
         node
-        for node in graph_def.node
-        if node.op not in ("Placeholder", "Const")
-        and (definition := dataflow._tf_compat.op_def(node.op))
+        for node in graph.nodes
+        if (definition := dataflow._tf_compat.op_def(node.op))
         and definition.is_stateful
     ]
 
-    assert all(not table.of(node, len(node.input)).is_pure for node in stateful)
+    assert stateful
+    assert all(not table.of(node).is_pure for node in stateful)
     assert not _is_output_invariant(step)
 
 
