@@ -149,7 +149,7 @@ def _arguments(node, definitions):
 
 def _is_on_host(node, argument):
     kernel = _kernel(node)
-    return kernel is None or "CPU" in node.device or argument in kernel.host_args
+    return kernel is None or "CPU" in node.device or argument in kernel.host_memory_arg
 
 
 @pytest.mark.parametrize("case", CASES, ids=".".join)

@@ -8,9 +8,8 @@ pixels, and where there are few of them, they are smaller than the kernel.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -25,9 +24,8 @@ OPS = frozenset({"Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"})
 _RANK = 4
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Sizes:
-    """Those of a convolution; the batch is -1 if it is not known."""
+class Sizes(NamedTuple):
+    """The sizes of a convolution; the batch is -1 if it is not known."""
 
     batch: int
     image: tuple[int, int]
@@ -36,22 +34,12 @@ class Sizes:
     result: tuple[int, int]
     result_channels: int
 
-    def to_list(self) -> list[int]:
-        """As an attribute of a node."""
-        return list(tf.nest.flatten(dataclasses.astuple(self)))
-
     @classmethod
     def from_list(cls, numbers: Sequence[int]) -> Sizes:
-        """Undoes ``to_list``."""
+        """What an attribute of a node says, in the order of the fields."""
         batch, height, width, channels, down, right, rows, columns, last = numbers
-        return cls(
-            batch=batch,
-            image=(height, width),
-            channels=channels,
-            kernel=(down, right),
-            result=(rows, columns),
-            result_channels=last,
-        )
+        image, kernel, result = (height, width), (down, right), (rows, columns)
+        return cls(batch, image, channels, kernel, result, last)
 
 
 def sizes_of(operation: Any) -> Sizes | None:
@@ -122,12 +110,34 @@ class Additions:
             self._names[key] = name
         return self._names[key]
 
-    def reshaped(
-        self, tensor: str, shape: Sequence[int], dtype: Any, device: str
-    ) -> str:
-        """Returns the name of a tensor in another shape."""
-        inputs = [tensor, self.const(np.array(shape, np.int32), device)]
-        return self.node("Reshape", inputs, device, T=dtype, Tshape=tf.int32)
+
+class Replacement:
+    """What puts other nodes in the place of one: they are of its type and device."""
+
+    def __init__(self, node: Any, additions: Additions) -> None:
+        """Takes the node, and what the others are added by."""
+        self._node = node
+        self._additions = additions
+        self._dtype = tf.as_dtype(node.attr["T"].type)
+
+    def _const(self, value: Any) -> str:
+        return self._additions.const(value, self._node.device)
+
+    def _ints(self, values: Sequence[int]) -> str:
+        return self._const(np.array(values, np.int32))
+
+    def _reshape(self, tensor: str, shape: Sequence[int]) -> str:
+        return self._add("Reshape", [tensor, self._ints(shape)], Tshape=tf.int32)
+
+    def _add(self, op: str, inputs: Sequence[str], **attrs: Any) -> str:
+        attrs = {"T": self._dtype, **attrs}
+        return self._additions.node(op, inputs, self._node.device, **attrs)
+
+    def _replace(self, op: str, inputs: Sequence[str], **attrs: Any) -> None:
+        """Makes the node another one of the same name."""
+        name, device = self._node.name, self._node.device
+        attrs = {"T": self._dtype, **attrs}
+        self._node.CopyFrom(make_node(name, op, inputs, device, attrs))
 
 
 # Chellapilla, Puri and Simard 2006: with the patch of each result as a row, a
@@ -199,7 +209,7 @@ def mark(graph: Any, graph_def: Any) -> None:
     known = [(n, sizes_of(graph.get_operation_by_name(n.name))) for n in plain]
     for node, found in known:
         if found is not None and is_faster(found, node.attr["T"].type):
-            node.attr[_SIZES].list.i.extend(found.to_list())
+            node.attr[_SIZES].list.i.extend(tf.nest.flatten(found))
 
 
 def multiply(graph_def: Any, keep: Iterable[str]) -> None:
@@ -220,14 +230,11 @@ def multiply(graph_def: Any, keep: Iterable[str]) -> None:
         graph_def.node.extend(kept)
 
 
-class _Product:
+class _Product(Replacement):
     """Makes one convolution, or one of its gradients, a product of matrices."""
 
     def __init__(self, node: Any, additions: Additions) -> None:
-        """Takes the convolution, and what its other nodes are added by."""
-        self._node = node
-        self._additions = additions
-        self._dtype = tf.as_dtype(node.attr["T"].type)
+        super().__init__(node, additions)
         self._sizes = Sizes.from_list(node.attr[_SIZES].list.i)
         _, down, right, _ = node.attr["strides"].list.i
         self._under = pixels(
@@ -262,9 +269,7 @@ class _Product:
         )
         if node.op == "Conv2DBackpropInput":
             product = self._sum_of_uses(product)
-        inputs = [product, self._const(np.array(shape, np.int32))]
-        types = {"T": self._dtype, "Tshape": tf.int32}
-        node.CopyFrom(make_node(node.name, "Reshape", inputs, node.device, types))
+        self._replace("Reshape", [product, self._ints(shape)], Tshape=tf.int32)
         return unused
 
     def _patches(self, image: str) -> str:
@@ -301,16 +306,6 @@ class _Product:
         types = {"Tparams": self._dtype, "Tindices": tf.int32, "Taxis": tf.int32}
         device = self._node.device
         return self._additions.node("GatherV2", inputs, device, batch_dims=0, **types)
-
-    def _reshape(self, tensor: str, shape: Sequence[int]) -> str:
-        return self._additions.reshaped(tensor, shape, self._dtype, self._node.device)
-
-    def _const(self, value: Any) -> str:
-        return self._additions.const(value, self._node.device)
-
-    def _add(self, op: str, inputs: Sequence[str], **attrs: Any) -> str:
-        device = self._node.device
-        return self._additions.node(op, inputs, device, T=self._dtype, **attrs)
 
 
 def _is_range(table: np.ndarray, count: int) -> bool:

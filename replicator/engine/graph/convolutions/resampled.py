@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from replicator.engine.graph.body import make_node
 from replicator.engine.graph.convolutions import products
-from replicator.engine.graph.convolutions.products import BLOCK, Additions
+from replicator.engine.graph.convolutions.products import BLOCK, Additions, Replacement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -259,15 +258,16 @@ def fuse(graph_def: Any, found: Sequence[Resampled | SumOfPixels]) -> None:
             _BetweenResolutions(one, nodes, additions).rewrite()
 
 
-class _BetweenResolutions:
+class _BetweenResolutions(Replacement):
     """Makes one node that of a convolution between two resolutions."""
 
     def __init__(
         self, one: Resampled, nodes: Mapping[str, Any], additions: Additions
     ) -> None:
+        super().__init__(nodes[one.node], additions)
         self._one = one
         self._nodes = nodes
-        self._additions = additions
+        self._dtype = tf.float32
         known = one.sizes
         # As the image and the result of the new convolution have them.
         channels = [known.channels, known.result_channels]
@@ -279,50 +279,47 @@ class _BetweenResolutions:
 
     def rewrite(self) -> None:
         """Changes the node."""
-        one, nodes = self._one, self._nodes
+        one = self._one
         if one.fine and one.coarse:
-            node = self._kernel_gradient()
+            self._to_kernel_gradient()
         elif one.coarse:
             inputs = [self._ints(self._fine), self._moved_kernel(), self._image()]
-            node = self._node("Conv2DBackpropInput", inputs, **_CONVOLUTION)
+            self._replace("Conv2DBackpropInput", inputs, **_CONVOLUTION)
+        elif not (one.is_repeated or one.biased):
+            self._replace("Conv2D", [one.fine, self._moved_kernel()], **_CONVOLUTION)
         else:
             inputs = [one.fine, self._moved_kernel()]
+            result = self._add("Conv2D", inputs, **_CONVOLUTION)
             if one.is_repeated:
-                result = self._add("Conv2D", inputs, **_CONVOLUTION)
                 shape = self._ints(one.shape)
-                node = self._node("Reshape", [result, shape], Tshape=tf.int32)
-            elif one.biased:
-                result = self._add("Conv2D", inputs, **_CONVOLUTION)
-                node = type(nodes[one.node])()
-                node.CopyFrom(nodes[one.biased])
-                node.name = one.node
-                position = list(node.input).index(one.convolution)
-                node.input[position] = result
+                self._replace("Reshape", [result, shape], Tshape=tf.int32)
             else:
-                node = self._node("Conv2D", inputs, **_CONVOLUTION)
-        nodes[one.node].CopyFrom(node)
+                self._node.CopyFrom(self._nodes[one.biased])
+                self._node.name = one.node
+                position = list(self._node.input).index(one.convolution)
+                self._node.input[position] = result
 
     def _moved_kernel(self) -> str:
         """The user's kernel as the one between the resolutions."""
         rows, columns, channels, last = self._user_kernel
-        kernel = self._reshaped(self._one.kernel, [rows * columns, channels * last])
+        kernel = self._reshape(self._one.kernel, [rows * columns, channels * last])
         types = {"transpose_a": False, "transpose_b": False}
         product = self._add("MatMul", [self._moves(), kernel], **types)
         return self._swapped(
-            self._reshaped(product, [*self._kernel[:2], channels, last])
+            self._reshape(product, [*self._kernel[:2], channels, last])
         )
 
-    def _kernel_gradient(self) -> Any:
-        """The gradient to the user's kernel, from that to the other."""
+    def _to_kernel_gradient(self) -> None:
+        """The gradient to the user's kernel, from the gradient to the other."""
         inputs = [self._one.fine, self._ints(self._kernel), self._image()]
         gradient = self._add("Conv2DBackpropFilter", inputs, **_CONVOLUTION)
         rows, columns, channels, last = self._kernel
         flat = [rows * columns, channels * last]
-        gradient = self._reshaped(self._swapped(gradient), flat)
+        gradient = self._reshape(self._swapped(gradient), flat)
         types = {"transpose_a": True, "transpose_b": False}
         product = self._add("MatMul", [self._moves(), gradient], **types)
         shape = self._ints(self._user_kernel)
-        return self._node("Reshape", [product, shape], Tshape=tf.int32)
+        self._replace("Reshape", [product, shape], Tshape=tf.int32)
 
     def _moves(self) -> str:
         """What makes the larger kernel of the smaller: ``[elements, elements]``."""
@@ -334,7 +331,7 @@ class _BetweenResolutions:
         moves = np.kron(down, right)
         if not self._one.is_repeated:
             moves = moves / BLOCK**2
-        return self._additions.const(moves.astype(np.float32), self._device)
+        return self._const(moves.astype(np.float32))
 
     def _swapped(self, kernel: str) -> str:
         """Channels in the order of the other convolution, where it is turned around."""
@@ -347,29 +344,12 @@ class _BetweenResolutions:
         """The smaller image, which repeated pixels may be taken from in any shape."""
         if not self._one.is_repeated:
             return self._one.coarse
-        return self._reshaped(self._one.coarse, self._coarse)
+        return self._reshape(self._one.coarse, self._coarse)
 
     @property
     def _user_kernel(self) -> list[int]:
         known = self._one.sizes
         return [*known.kernel, known.channels, known.result_channels]
-
-    @property
-    def _device(self) -> str:
-        return self._nodes[self._one.node].device
-
-    def _ints(self, values: Sequence[int]) -> str:
-        return self._additions.const(np.array(values, np.int32), self._device)
-
-    def _reshaped(self, tensor: str, shape: Sequence[int]) -> str:
-        return self._additions.reshaped(tensor, shape, tf.float32, self._device)
-
-    def _add(self, op: str, inputs: Sequence[str], **attrs: Any) -> str:
-        return self._additions.node(op, inputs, self._device, T=tf.float32, **attrs)
-
-    def _node(self, op: str, inputs: Sequence[str], **attrs: Any) -> Any:
-        attrs = {"T": tf.float32, **attrs}
-        return make_node(self._one.node, op, inputs, self._device, attrs)
 
 
 def _moved(size: int) -> np.ndarray:
