@@ -93,11 +93,9 @@ def trace_step(
     body = to_body(traced, name, topology)
     analysis = _analyze(traced, body, table, commit_states, sequence_numbers_name)
     if topology.num_replicas > 1:
-        dataflow.check_trainable(analysis, traced.variables, traced.lines)
-        dataflow.check_required(analysis, traced.required)
         # Not what `_require_local_kinds` makes local for the other workers: each
         # updates by its own state, as one device would.
-        analyze.check_divergence(traced, body, analysis.local_because)
+        analyze.check_invariance(traced, body, analysis, analysis.local_because)
     _require_local_kinds(traced, body, analysis, table, commits)
     clocks = {
         id(commit_state.clock): server
@@ -124,21 +122,9 @@ def _analyze(
     results = {m for c in traced.collectives for m in c.markers}
     # One lock per server and step, however many replicas: two would wait for another.
     locks = {id(commit_state.mutex) for commit_state in commit_states}
-    tensors = {
-        name
-        for name, outer in traced.captures.items()
-        if outer.dtype != tf.resource or id(outer) in locks
-    }
-    local = {
-        name
-        for name, variable in traced.variables.items()
-        if table.kind(variable) is not Kind.MIRRORED
-    }
-    return dataflow.find_invariance(
-        body,
-        invariant_inputs=results | tensors | {sequence_numbers_name},
-        handles=set(traced.variables),
-        local=local,
+    held = {name for name, outer in traced.captures.items() if id(outer) in locks}
+    return analyze.find_invariance(
+        traced, body, table, results | held | {sequence_numbers_name}
     )
 
 

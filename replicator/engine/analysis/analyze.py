@@ -139,17 +139,6 @@ def find_owners(
     }
 
 
-def homes_of_owned(found: Mapping[str, Owner], topology: Topology) -> dict[str, int]:
-    """By marked node, the primary that runs it for all.
-
-    Between programs there is none: a sum arrives everywhere, since rings do not
-    reduce-scatter, and what is small of it is computed from that rather than sent.
-    """
-    if topology.num_programs > 1:
-        return {}
-    return {name: owner.primary for name, owner in found.items()}
-
-
 def by_marker(body: Body, found: Mapping[str, Owner]) -> dict[str, Owner]:
     """By marker of a collective, who alone keeps its result."""
     sources = {node.name: [ref.node for ref in node.inputs] for node in body.nodes}
@@ -308,12 +297,18 @@ def analyze(
     if table.ownership.settle():  # the trace has variables where they were
         traced = trace_step()
     body = to_body(traced, name, topology)
-    found = _find_invariance(traced, body, topology, table)
+    # A kind says whether replicas get the same: taken for granted, copies of variables
+    # would differ while every check says that they are in sync.
+    results = {m for c in traced.collectives if c.kind.is_invariant for m in c.markers}
+    found = find_invariance(traced, body, table, results)
+    if topology.num_replicas > 1:
+        check_invariance(traced, body, found, found.local)
     gathers: tuple[Gather, ...] = ()
     if sizes := _stored(traced, table.ownership, topology):
         # What is sent together waits for all operands of the call.
         joined = _depths(traced, body, are_joined=True)
-        made = schedule_gathers(body, sizes, joined, _varying(body, found))
+        varying = {node.name for node in body.nodes} - found.nodes
+        made = schedule_gathers(body, sizes, joined, varying)
         body, gathers = made.body, made.gathers
         nodes = found.nodes.union(made.added)
         found = dataclasses.replace(found, nodes=nodes)
@@ -358,31 +353,27 @@ def to_body(traced: TracedStep, name: str, topology: Topology) -> Body:
     return dataclasses.replace(body, notes=tuple(rewriters.notes.values()))
 
 
-def _find_invariance(
-    traced: TracedStep, body: Body, topology: Topology, table: VariableTable
+def find_invariance(
+    traced: TracedStep, body: Body, table: Any, same: Collection[str]
 ) -> Invariance:
-    # A kind says whether replicas get the same: taken for granted, copies of variables
-    # would differ while every check says that they are in sync.
-    results = {m for c in traced.collectives if c.kind.is_invariant for m in c.markers}
-    tensors = {
-        name for name, outer in traced.captures.items() if outer.dtype != tf.resource
-    }
-    local = {
-        name
-        for name, variable in traced.variables.items()
-        if table.kind(variable) is not Kind.MIRRORED
-    }
-    found = dataflow.find_invariance(
+    """What is the same on every replica, as ``same`` and captured tensors are."""
+    tensors = {name for name, x in traced.captures.items() if x.dtype != tf.resource}
+    kinds = {name: table.kind(variable) for name, variable in traced.variables.items()}
+    return dataflow.find_invariance(
         body,
-        invariant_inputs=results | tensors,
-        handles=set(traced.variables),
-        local=local,
+        invariant_inputs=tensors.union(same),
+        handles=set(kinds),
+        local={name for name, kind in kinds.items() if kind is not Kind.MIRRORED},
     )
-    if topology.num_replicas > 1:
-        dataflow.check_required(found, traced.required)  # which says more
-        dataflow.check_trainable(found, traced.variables, traced.lines)
-        check_divergence(traced, body, found.local)
-    return found
+
+
+def check_invariance(
+    traced: TracedStep, body: Body, found: Invariance, local: Collection[str]
+) -> None:
+    """Rejects steps that let replicas diverge, by what is the same on all of them."""
+    dataflow.check_required(found, traced.required)  # which says more
+    dataflow.check_trainable(found, traced.variables, traced.lines)
+    check_divergence(traced, body, local)
 
 
 def _require_variables(
@@ -419,10 +410,6 @@ def _stored(
     }
 
 
-def _varying(body: Body, found: Invariance) -> set[str]:
-    return {node.name for node in body.nodes} - found.nodes
-
-
 def _find_live(
     traced: TracedStep,
     body: Body,
@@ -452,7 +439,10 @@ def _find_live(
             for name, owner in owners.items()
         },
         roots=[*tensors, *operands, *effects],
-        homes=homes_of_owned(kept, topology),
+        # Between programs no primary runs what is marked for all: a sum arrives
+        # everywhere, since rings do not reduce-scatter, and what is small of it is
+        # computed from that rather than sent.
+        homes={n: o.primary for n, o in kept.items() if topology.num_programs == 1},
     )
 
 

@@ -122,7 +122,7 @@ def make_plan(
         needed, kept = ({}, {}) if algorithm in FLAT else (needed_by or {}, owned or {})
         owners_of = [kept.get(marker) for marker in collective.markers]
         preferred_owners = [
-            _preferred_owner(marker, needed) if one is None else one.primary
+            _only(needed.get(marker, ())) if one is None else one.primary
             for marker, one in zip(collective.markers, owners_of, strict=True)
         ]
         at = [places.get(operand, 0) for operand in collective.operands]
@@ -152,9 +152,7 @@ def make_plan(
                         num_bytes=size,
                         owner=owners[index],
                         logical_device=at[group[0]],
-                        is_for_owner=_is_for_owner(
-                            collective, group, owners_of, needed
-                        ),
+                        is_for_owner=preferred_owners[group[0]] is not None,
                     )
                     for index, (group, size) in enumerate(
                         zip(groups, sizes, strict=True)
@@ -257,24 +255,9 @@ def _order(collective: Collective, depths: Mapping[str, int] | None) -> list[int
     return sorted(positions, key=lambda p: (depths[collective.operands[p]], -p))
 
 
-def _preferred_owner(
-    marker: str, needed_by: Mapping[str, tuple[int, ...]]
-) -> int | None:
-    """The only replica that needs a result, if there is one."""
-    needed = needed_by.get(marker, ())
-    return needed[0] if len(needed) == 1 else None
-
-
-def _is_for_owner(
-    collective: Collective,
-    group: Sequence[int],
-    owners: Sequence[Owner | None],
-    needed_by: Mapping[str, tuple[int, ...]],
-) -> bool:
-    """Whether one replica of the job needs the results of a bucket; see ``_group``."""
-    if owners[group[0]] is not None:
-        return True
-    return _preferred_owner(collective.markers[group[0]], needed_by) is not None
+def _only(replicas: Sequence[int]) -> int | None:
+    """The replica that alone needs a result, if there is one."""
+    return replicas[0] if len(replicas) == 1 else None
 
 
 def _filling(topology: Topology) -> Fill:
@@ -287,21 +270,12 @@ def _filling(topology: Topology) -> Fill:
             least=LEAST_GPU_BUCKET_BYTES,
             most=MOST_GPU_BUCKET_BYTES,
         )
+    limit, alone_from = BUCKET_BYTES, FUSE_BELOW_BYTES
     if topology.num_programs > 1:
-        return functools.partial(
-            buckets.fill,
-            limit=WORKER_BUCKET_BYTES,
-            alone_from=FUSE_BETWEEN_WORKERS_BELOW_BYTES,
-        )
-    if topology.spans_processes:
-        return functools.partial(
-            buckets.fill,
-            limit=PROCESS_BUCKET_BYTES,
-            alone_from=FUSE_BETWEEN_PROCESSES_BELOW_BYTES,
-        )
-    return functools.partial(
-        buckets.fill, limit=BUCKET_BYTES, alone_from=FUSE_BELOW_BYTES
-    )
+        limit, alone_from = WORKER_BUCKET_BYTES, FUSE_BETWEEN_WORKERS_BELOW_BYTES
+    elif topology.spans_processes:
+        limit, alone_from = PROCESS_BUCKET_BYTES, FUSE_BETWEEN_PROCESSES_BELOW_BYTES
+    return functools.partial(buckets.fill, limit=limit, alone_from=alone_from)
 
 
 def _alone(keys: Sequence[Hashable], _sizes: Sequence[int]) -> list[tuple[int, ...]]:

@@ -23,7 +23,7 @@ from replicator.engine.graph.body import (
     make_node,
     rewrite,
 )
-from replicator.engine.graph.liveness import ELSEWHERE
+from replicator.engine.graph.liveness import ELSEWHERE, Liveness
 from replicator.engine.graph.stamps import ReplicaDevices
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from replicator.core.topology import Topology
     from replicator.engine.graph.body import Body, Node
-    from replicator.engine.graph.liveness import Liveness
 
     Resolve = Callable[[int, str], Ref | str]
     HandleDevice = Callable[[int, str], str | None]
@@ -60,11 +59,12 @@ class CopyOrder:
         self._topology = topology
         self._replicas = range(topology.num_local_replicas)
         self._merged = frozenset(merged)
-        self._writers = {} if liveness is None else liveness.writers
-        self._written = {} if liveness is None else liveness.written
-        self._emitted = None if liveness is None else liveness.emitted
-        self._earlier = {} if liveness is None else liveness.earlier
-        self._homes = {} if liveness is None else liveness.homes
+        live = liveness or Liveness(
+            emitted={}, writers={}, written={}, earlier={}, results={}
+        )
+        self._writers, self._written = live.writers, live.written
+        self._emitted, self._homes = live.emitted, live.homes
+        self._earlier = live.earlier
         self._resolve = resolve
         self._received = received
         self._inputs = {
@@ -90,14 +90,8 @@ class CopyOrder:
             return {} if writer == ELSEWHERE else {writer: self._replicas}
         if node not in self._merged:
             return {replica: [replica] for replica in self._replicas}
-        if node in self._homes:
-            home = self._homes[node]
-            return {home: self.sharing[home]} if self._is_emitted(node) else {}
-        return {
-            primary: replicas
-            for primary, replicas in self.sharing.items()
-            if self._emitted is None or primary in self._emitted[node]
-        }
+        emitted = self._emitted.get(node, self.sharing)
+        return {p: replicas for p, replicas in self.sharing.items() if p in emitted}
 
     def name(self, replica: int, node: str) -> str:
         """Name of a node on a replica of this program."""
@@ -133,20 +127,15 @@ class CopyOrder:
                     edges |= dict.fromkeys(self.after(replica, control))
         return list(edges)
 
-    def _is_emitted(self, node: str) -> bool:
-        return self._emitted is None or bool(self._emitted[node])
-
     def after(self, replica: int, node: str) -> list[str]:
         """Control edges that make a replica wait for the effect of a node."""
-        if node in self._homes and self._is_emitted(node):
-            return [f"^{self.name(replica, node)}"]
-        if node not in self._writers:
-            primary = self._topology.primaries[replica]
-            is_live = self._emitted is None or node not in self._merged
-            if is_live or primary in (self._emitted or {})[node]:
+        primary, writer = self._topology.primaries[replica], self.writer(node)
+        if writer is None:
+            where = self._homes.get(node, primary)
+            emitted = self._emitted.get(node, self.sharing)
+            if node not in self._merged or where in emitted:
                 return [f"^{self.name(replica, node)}"]
             return self._through(replica, node)
-        primary, writer = self._topology.primaries[replica], self._writers[node]
         if writer == primary:
             # Its value must have been read before it changes again.
             new = [f"^{self.new(node, h)}" for h in self.copied(node)]
