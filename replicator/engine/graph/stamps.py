@@ -22,7 +22,7 @@ from replicator.core import context, devices
 from replicator.engine.graph.body import called_names, reachable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from replicator.core.topology import Topology
 
@@ -99,13 +99,7 @@ class Stamps:
         if primary is not None and primary.kind != "CPU":
             self._stamp(_HOST)  # the first CPU, as the optimizer expects
         self._of_functions = self._find_functions(graph_def)
-        used = [self._stamp(node.device) for node in graph_def.node]
-        for name, stamps in self._of_functions.items():
-            default = next(iter(stamps)) if len(stamps) == 1 else None
-            used += [
-                self._in_function(node.device, default)
-                for node in self._library[name].node_def
-            ]
+        used = [stamp for _, stamp in self._stamped(graph_def)]  # makes them all
         self.is_complete = all(used)
         self.is_on_cpus = all(
             stamp is not None and stamp.kind == "CPU" for stamp in self._stamps.values()
@@ -117,13 +111,19 @@ class Stamps:
 
     def add(self, graph_def: Any) -> None:
         """Gives nodes their stamps, in place; those that have none stay as they are."""
+        for node, stamp in self._stamped(graph_def):
+            if stamp is not None:
+                node.device = stamp.name
+
+    def _stamped(self, graph_def: Any) -> Iterator[tuple[Any, _Stamp | None]]:
+        """All nodes that may run, with their stamps."""
         for node in graph_def.node:
-            _set(node, self._stamp(node.device))
+            yield node, self._stamp(node.device)
         for function in graph_def.library.function:
             stamps = self._of_functions.get(function.signature.name, set())
             default = next(iter(stamps)) if len(stamps) == 1 else None
-            for node in function.node_def:
-                _set(node, self._in_function(node.device, default))
+            for node in function.node_def if stamps else ():
+                yield node, self._in_function(node.device, default)
 
     def remove(self, graph_def: Any) -> None:
         """Puts what the step requested in place of stamps, also of new nodes."""
@@ -160,29 +160,20 @@ class Stamps:
         """By function, the stamps of all nodes that call it."""
 
         def inner(call: tuple[str, _Stamp | None]) -> Iterator[tuple[str, Any]]:
-            name, stamp = call
-            nodes = self._library[name].node_def
-            return self._calls(nodes, stamp, is_function=True)
+            name, default = call
+            for node in self._library[name].node_def:
+                stamp = self._in_function(node.device, default)
+                yield from ((called, stamp) for called in self._called(node))
 
         found: dict[str, set[_Stamp | None]] = {}
-        outer = self._calls(graph_def.node, None, is_function=False)
+        outer = (
+            (called, self._stamp(node.device))
+            for node in graph_def.node
+            for called in self._called(node)
+        )
         for name, stamp in reachable(outer, inner):
             found.setdefault(name, set()).add(stamp)
         return found
 
-    def _calls(
-        self, nodes: Iterable[Any], default: _Stamp | None, *, is_function: bool
-    ) -> Iterator[tuple[str, _Stamp | None]]:
-        for node in nodes:
-            for name in self._library.keys() & called_names(node):
-                yield (
-                    name,
-                    self._in_function(node.device, default)
-                    if is_function
-                    else self._stamp(node.device),
-                )
-
-
-def _set(node: Any, stamp: _Stamp | None) -> None:
-    if stamp is not None:
-        node.device = stamp.name
+    def _called(self, node: Any) -> set[str]:
+        return self._library.keys() & called_names(node)

@@ -61,6 +61,18 @@ def find(graph: Any) -> tuple[Resampled | SumOfPixels, ...]:
     return tuple(filter(None, found))
 
 
+def _resampled(
+    convolution: Any, sizes: products.Sizes, node: Any = None, **others: Any
+) -> Resampled:
+    """Describes a node; fields may be given as tensors."""
+    name = (convolution if node is None else node).name
+    given: dict[str, Any] = {
+        field: _text(value) if tf.is_tensor(value) else value
+        for field, value in others.items()
+    }
+    return Resampled(node=name, convolution=convolution.name, sizes=sizes, **given)
+
+
 def _averaged(pool: Any) -> Resampled | None:
     """The averages of a convolution, with or without a bias."""
     operation, biased = pool.inputs[0].op, None
@@ -74,14 +86,8 @@ def _averaged(pool: Any) -> Resampled | None:
     if known is None or not is_averaging or not all(map(_is_used_once, users)):
         return None
     image, kernel = operation.inputs
-    return Resampled(
-        node=pool.name,
-        convolution=operation.name,
-        sizes=known,
-        fine=_text(image),
-        kernel=_text(kernel),
-        biased="" if biased is None else biased.name,
-    )
+    name = "" if biased is None else biased.name
+    return _resampled(operation, known, pool, fine=image, kernel=kernel, biased=name)
 
 
 def _of_repeated(convolution: Any) -> Resampled | None:
@@ -91,14 +97,8 @@ def _of_repeated(convolution: Any) -> Resampled | None:
     coarse = None if known is None else products.repeated(image)
     if known is None or coarse is None:
         return None
-    return Resampled(
-        node=convolution.name,
-        convolution=convolution.name,
-        sizes=known,
-        coarse=_text(coarse),
-        kernel=_text(kernel),
-        is_repeated=True,
-    )
+    images = {"coarse": coarse, "kernel": kernel, "is_repeated": True}
+    return _resampled(convolution, known, **images)
 
 
 def _image_gradient(gradient: Any) -> Resampled | None:
@@ -108,25 +108,13 @@ def _image_gradient(gradient: Any) -> Resampled | None:
     if known is None:
         return None
     if _is_averaging(above.op, "AvgPoolGrad"):
-        return Resampled(
-            node=gradient.name,
-            convolution=gradient.name,
-            sizes=known,
-            coarse=_text(above.op.inputs[1]),
-            kernel=_text(kernel),
-        )
+        return _resampled(gradient, known, coarse=above.op.inputs[1], kernel=kernel)
     added = products.find_added_blocks(gradient.outputs[0])
     if added is None:
         return None
-    return Resampled(
-        node=added.op.name,
-        convolution=gradient.name,
-        sizes=known,
-        fine=_text(above),
-        kernel=_text(kernel),
-        is_repeated=True,
-        shape=tuple(added.shape),
-    )
+    shape = tuple(added.shape)
+    images = {"fine": above, "kernel": kernel, "is_repeated": True, "shape": shape}
+    return _resampled(gradient, known, added.op, **images)
 
 
 def _kernel_gradient(gradient: Any) -> Resampled | None:
@@ -135,18 +123,12 @@ def _kernel_gradient(gradient: Any) -> Resampled | None:
     known = _fusible_sizes(gradient)
     if known is None:
         return None
-    is_repeated = not _is_averaging(above.op, "AvgPoolGrad")
-    coarse = products.repeated(image) if is_repeated else above.op.inputs[1]
+    if _is_averaging(above.op, "AvgPoolGrad"):
+        return _resampled(gradient, known, fine=image, coarse=above.op.inputs[1])
+    coarse = products.repeated(image)
     if coarse is None:
         return None
-    return Resampled(
-        node=gradient.name,
-        convolution=gradient.name,
-        sizes=known,
-        fine=_text(above if is_repeated else image),
-        coarse=_text(coarse),
-        is_repeated=is_repeated,
-    )
+    return _resampled(gradient, known, fine=above, coarse=coarse, is_repeated=True)
 
 
 def _sum_of_pixels(operation: Any) -> SumOfPixels | None:
