@@ -307,18 +307,21 @@ class _ReadGraph:
         for name, written in written_variables(body, handles).items():
             for handle in written:
                 self._writes.setdefault(handle, []).append(name)
+        # By read, the least depth of what follows it, but for what passes it on.
+        self._earliest: dict[str, int] = {}
         self.added: dict[str, str] = {}
 
     def read(self, node: Node) -> _Read | None:
         """What is known of a read; None if nothing uses its value."""
-        family, uses = [node], []
+        family, uses, following = [node], [], []
         for member in family:
             for user in self._users.get(member.name, ()):
-                if all(ref.node != member.name for ref in user.inputs):
-                    continue
-                if user.op in _PASSES_ON and not user.controls:
+                is_use = any(ref.node == member.name for ref in user.inputs)
+                if is_use and user.op in _PASSES_ON and not user.controls:
                     family.append(user)
-                else:
+                    continue
+                following.append(self._depth[user.name])
+                if is_use:
                     uses.append(user.name)
         handle = node.inputs[0].node
         later = [
@@ -328,6 +331,7 @@ class _ReadGraph:
         ]
         if not uses:
             return None
+        self._earliest[node.name] = min(following)
         return _Read(
             node=node,
             handle=handle,
@@ -380,22 +384,8 @@ class _ReadGraph:
                 if self._depth[use] < begin
             }
             for gather in members:
-                if self._earliest(gather.read) >= begin:
+                if self._earliest.get(gather.read, begin) >= begin:
                     self._wait(gather.read, waits)
-
-    def _earliest(self, read: str) -> float:
-        """The least depth of what follows a read, but for what passes it on."""
-        if read in self.added:
-            return float("inf")
-        family, depths = [read], []
-        for member in family:
-            for user in self._users.get(member, ()):
-                is_passing = user.op in _PASSES_ON and not user.controls
-                if is_passing and user.inputs[0].node == member:
-                    family.append(user.name)
-                else:
-                    depths.append(self._depth[user.name])
-        return min(depths)
 
     def _wait(self, name: str, others: Iterable[str]) -> None:
         node = self._nodes[name]
