@@ -128,14 +128,12 @@ def _message(traced: TracedStep, collective: Collective, found: list[str]) -> st
 # and what a step with a sharded update moves.
 
 
-def find_owners(
-    traced: TracedStep, ownership: Ownership, invariant: Collection[str]
-) -> dict[str, Owner]:
-    """By marked node, who keeps its value."""
+def find_owners(variables: Mapping[str, Any], ownership: Ownership) -> dict[str, Owner]:
+    """By handle, or by marked node, the owner of a variable that has one."""
     return {
         name: owner
-        for name, variable in traced.owned.items()
-        if name in invariant and (owner := ownership.owner(variable)) is not None
+        for name, variable in variables.items()
+        if (owner := ownership.owner(variable)) is not None
     }
 
 
@@ -313,11 +311,20 @@ def analyze(
         nodes = found.nodes.union(made.added)
         found = dataclasses.replace(found, nodes=nodes)
     entries = _require_variables(traced, found, topology, table)
-    owners = _owners(traced, table.ownership)
-    kept = find_owners(traced, table.ownership, found.nodes)
+    owners = find_owners(traced.variables, table.ownership)
+    marked = {n: v for n, v in traced.owned.items() if n in found.nodes}
+    kept = find_owners(marked, table.ownership)
     live = _find_live(traced, body, found, owners, kept, topology)
     if live is not None and topology.num_programs > 1:
-        _check_slots(traced, body, live, owners, table.ownership, topology)
+        variables = traced.variables
+        slots = [n for n in owners if table.ownership.is_slot(variables[n])]
+        plan.check_shares(
+            body,
+            live,
+            {name: owners[name].program_id for name in slots},
+            topology.program_id,
+            {name: variables[name].name for name in slots},
+        )
     return Analysis(
         traced=traced,
         body=body,
@@ -388,15 +395,6 @@ def _require_variables(
     return entries
 
 
-def _owners(traced: TracedStep, ownership: Ownership) -> dict[str, Owner]:
-    """By handle, the owner of a variable that has one."""
-    return {
-        name: owner
-        for name, variable in traced.variables.items()
-        if (owner := ownership.owner(variable)) is not None
-    }
-
-
 def _stored(
     traced: TracedStep, ownership: Ownership, topology: Topology
 ) -> dict[str, int]:
@@ -443,26 +441,6 @@ def _find_live(
         # everywhere, since rings do not reduce-scatter, and what is small of it is
         # computed from that rather than sent.
         homes={n: o.primary for n, o in kept.items() if topology.num_programs == 1},
-    )
-
-
-def _check_slots(
-    traced: TracedStep,
-    body: Body,
-    live: Liveness,
-    owners: Mapping[str, Owner],
-    ownership: Ownership,
-    topology: Topology,
-) -> None:
-    """Rejects a step that uses optimizer state in a program that does not have it."""
-    variables = traced.variables
-    slots = {n: o for n, o in owners.items() if ownership.is_slot(variables[n])}
-    plan.check_shares(
-        body,
-        live,
-        {name: owner.program_id for name, owner in slots.items()},
-        topology.program_id,
-        {name: variables[name].name for name in slots},
     )
 
 
