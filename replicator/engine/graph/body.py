@@ -233,6 +233,11 @@ def before_of(node: Node) -> tuple[str, ...]:
     return (*(ref.node for ref in node.inputs), *node.controls)
 
 
+def node_lists(graph_def: Any) -> list[Any]:
+    """The nodes of a graph, and those of each function of its library."""
+    return [graph_def.node, *(f.node_def for f in graph_def.library.function)]
+
+
 def producer(text: str) -> str:
     """The node of a graph's input text: ``a`` of ``a:1``, ``^a`` and ``a``."""
     return text.lstrip("^").partition(":")[0]
@@ -342,9 +347,8 @@ def keep_effects_in_order(graph_def: Any) -> None:
     """Adds the control edges to a graph and the functions of its library, in place."""
     library = graph_def.library.function
     stateful = {f.signature.name for f in library if f.signature.is_stateful}
-    _add_edges(graph_def.node, stateful | _WITH_EFFECTS)
-    for function in library:
-        _add_edges(function.node_def, stateful | _WITH_EFFECTS)
+    for nodes in node_lists(graph_def):
+        _add_edges(nodes, stateful | _WITH_EFFECTS)
 
 
 def keep_waits_of_calls(graph_def: Any) -> None:
@@ -356,9 +360,8 @@ def keep_waits_of_calls(graph_def: Any) -> None:
     """
     library = graph_def.library.function
     names = {f.signature.name for f in library if f.signature.is_stateful} | {_CALL}
-    _add_waits(graph_def.node, names)
-    for function in library:
-        _add_waits(function.node_def, names)
+    for nodes in node_lists(graph_def):
+        _add_waits(nodes, names)
 
 
 def _add_waits(nodes: Any, calls: Collection[str]) -> None:

@@ -20,6 +20,7 @@ from replicator.engine.graph.body import (
     called_names,
     keep_effects_in_order,
     keep_waits_of_calls,
+    node_lists,
     producer,
 )
 from replicator.engine.graph.convolutions import products, resampled
@@ -188,8 +189,7 @@ def own_functions(graph_def: Any, owner: str) -> None:
         function.signature.name: f"{function.signature.name}_of_{owner}"
         for function in graph_def.library.function
     }
-    functions = (function.node_def for function in graph_def.library.function)
-    for node in itertools.chain(graph_def.node, *functions):
+    for node in itertools.chain.from_iterable(node_lists(graph_def)):
         # Nodes that the optimizer moved here from other functions name groups that all
         # replicas would share; devices say where nodes are.
         node.attr.pop("_class", None)
@@ -206,7 +206,6 @@ def _mark_lowering(graph_def: Any, *, is_lowered: bool) -> None:
     They may when the function runs, but not before it is copied: a loop that is one
     node can be renamed like any other.
     """
-    functions = (function.node_def for function in graph_def.library.function)
-    for node in itertools.chain(graph_def.node, *functions):
+    for node in itertools.chain.from_iterable(node_lists(graph_def)):
         if node.op in _CONTROL_FLOW_OPS:
             node.attr[_LOWERING].b = is_lowered
