@@ -180,6 +180,11 @@ def called_names(node: Any) -> list[str]:
     return [node.op, *(called.name for called in called_functions(node))]
 
 
+def calls(node: Any, functions: Collection[str]) -> bool:
+    """Whether a node calls one of some functions."""
+    return bool(functions) and any(name in functions for name in called_names(node))
+
+
 def functions_with(
     library: Iterable[Any], is_sought: Callable[[Any], bool]
 ) -> frozenset[str]:
@@ -189,10 +194,7 @@ def functions_with(
         more = {
             function.signature.name
             for function in library
-            if any(
-                is_sought(node) or not found.isdisjoint(called_names(node))
-                for node in function.node_def
-            )
+            if any(is_sought(node) or calls(node, found) for node in function.node_def)
         }
         if more == found:
             return found

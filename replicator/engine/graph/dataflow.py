@@ -116,15 +116,16 @@ class EffectTable(_Summaries[Effects]):
             return Effects(is_pure, frozenset(written))
         if op in READ_OPS or op in PASS_THROUGH or op in _WAIT_OPS:
             return Effects(is_pure=True, writes=frozenset())
+        is_write = op.startswith(_WRITE_PREFIXES)
+        if not is_write:
+            # Datasets and the like: inputs are not those of the functions they call.
+            definition = _tf_compat.op_def(op)
+            is_pure &= definition is not None and not definition.is_stateful
+            if is_pure:
+                return Effects(is_pure=True, writes=frozenset())
         # Slots of fused updates are handles too: which of the inputs are handles is
         # known to the caller, so every position counts as written.
-        everything = frozenset(range(len(node.inputs)))
-        if op.startswith(_WRITE_PREFIXES):
-            return Effects(is_pure=True, writes=everything)
-        # Datasets and the like: inputs are not those of the functions they call.
-        definition = _tf_compat.op_def(op)
-        is_pure &= definition is not None and not definition.is_stateful
-        return Effects(is_pure, frozenset() if is_pure else everything)
+        return Effects(is_write, frozenset(range(len(node.inputs))))
 
     def _worst(self, signature: Any) -> Effects:
         everything = frozenset(range(len(signature.input_arg)))

@@ -27,6 +27,7 @@ from replicator.core.step import at_lines, check_outputs, line_of
 from replicator.engine.graph import liveness
 from replicator.engine.graph.body import (
     called_names,
+    calls,
     functions_with,
     producer,
     reachable,
@@ -185,11 +186,7 @@ def _line_of_use(operation: Any) -> str:
 def _calls(graph_def: Any, is_sought: Callable[[Any], bool]) -> list[str]:
     """Nodes of a graph that are sought, or call a function that has such a node."""
     names = functions_with(graph_def.library.function, is_sought)
-    return [
-        node.name
-        for node in graph_def.node
-        if is_sought(node) or not names.isdisjoint(called_names(node))
-    ]
+    return [n.name for n in graph_def.node if is_sought(n) or calls(n, names)]
 
 
 def _check(others: Mapping[str, Any], graph_def: Any, num_replicas: int) -> None:
