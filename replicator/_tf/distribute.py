@@ -92,12 +92,7 @@ def updating_optimizer() -> Any:
 
     Keras itself sums gradients in it, by the replica context (test_replica_context).
     """
-    state = sys.modules.get(_KERAS_STATE)
-    scopes = state and state.get_global_attribute("name_scope_stack")
-    for scope in reversed(scopes or []):
-        if compat.is_optimizer(scope.caller):
-            return scope.caller
-    return None
+    return next(filter(compat.is_optimizer, _callers()), None)
 
 
 def layer_in_call() -> Any:
@@ -105,10 +100,14 @@ def layer_in_call() -> Any:
 
     See test_kept_by_keras.
     """
+    return next((caller for caller in _callers() if caller is not None), None)
+
+
+def _callers() -> Iterator[Any]:
+    """What of Keras is called in this thread, the innermost first."""
     state = sys.modules.get(_KERAS_STATE)
     scopes = state and state.get_global_attribute("name_scope_stack")
-    callers = [scope.caller for scope in scopes or [] if scope.caller is not None]
-    return callers[-1] if callers else None
+    return (scope.caller for scope in reversed(scopes or []))
 
 
 @contextlib.contextmanager
