@@ -105,7 +105,7 @@ def compare(change: Path, baseline: Path, *, delta: str, alpha: str, form: str) 
     """Prints the verdict on a change and returns the exit code of ``gate``."""
     from benchmarks import micro_judging
     from harness.options.kinds import parse_percentage
-    from reports.words.judging import judgement
+    from reports.words import judgement
     from results.judging import gate_logs
 
     new, old = micro_judging.read(change), micro_judging.read(baseline)

@@ -147,7 +147,7 @@ def paired_ratio(
     numerators: Sequence[float], denominators: Sequence[float]
 ) -> Estimate:
     """The ratio of figures that were measured in the same repeats."""
-    from results.statistics.repetitions import ratio
+    from results.statistics.estimates import ratio
 
     pairs = list(zip(numerators, denominators, strict=True))
     first = {repeat: pair[0] for repeat, pair in enumerate(pairs)}
@@ -177,7 +177,7 @@ def print_value(
     at_most: float | None = None,
 ) -> bool:
     """Prints a geometric mean with its 95 % interval, its n and its target."""
-    from results.statistics.repetitions import geometric_mean
+    from results.statistics.estimates import geometric_mean
 
     estimate = geometric_mean(values, unit=unit)
     return _print(title, estimate, at_least=at_least, at_most=at_most)

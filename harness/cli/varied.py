@@ -183,17 +183,17 @@ def rewrite_page(root: Path) -> int:
 
 def compare(root: Path) -> int:
     """Compares which studies there are, and their page with one made anew."""
-    from results.verify import files
+    from results.verify import check as check_lib
     from results.verify.check import Check
 
     check, index = Check(), varied.read(root)
     folders = {of.name for of in untrusted.folders_with(root, PLAN_NAME)}
     for name in sorted(folders - set(index.studies if index else ())):
-        check.differ(files.KIND, f"{name}/", f"not in {VARIED_NAME}", "a study")
-    found = files.read_manifest(root, check)
+        check.differ(check_lib.FILES, f"{name}/", f"not in {VARIED_NAME}", "a study")
+    found = check_lib.read_manifest(root, check)
     if found is not None:  # an earlier version wrote none
         own = manifest.digest_of(root / VARIED_NAME)
-        files.compare_digest(VARIED_NAME, own, found, check)
+        check_lib.compare_digest(VARIED_NAME, own, found, check)
     for item in check.differences:
         click.echo(
             f"differs: {item.where}: stated {item.stated}, recomputed {item.recomputed}"

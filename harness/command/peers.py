@@ -22,8 +22,7 @@ from results.records.limits import MAX_NAME
 from results.records.models import Control, Program
 from results.records.program import CLIENT
 from results.store import atomic
-from results.study.agreement import OWN_CHECK
-from results.study.matching import LOSS_TOLERANCE
+from results.study.matching import LOSS_TOLERANCE, OWN_CHECK
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -21,7 +21,7 @@ from harness.doctor.gpu import read_gpu_states
 from harness.errors import DoctorError
 from harness.machine import machine_state
 from harness.machine.machine_state import read_topology
-from results.statistics import repetitions
+from results.statistics import estimates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,8 +156,8 @@ def measure_ceilings(
         Ceiling(
             kind=kind,
             num_cores=len(cores),
-            alone=repetitions.geometric_mean(alone[kind], unit=_UNITS[kind]),
-            ratio=repetitions.geometric_mean(ratios[kind], unit=""),
+            alone=estimates.geometric_mean(alone[kind], unit=_UNITS[kind]),
+            ratio=estimates.geometric_mean(ratios[kind], unit=""),
             spread=standard.stdev(math.log(value) for value in alone[kind]),
         )
         for kind in (COMPUTE, MEMORY)

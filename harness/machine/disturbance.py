@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING
 import psutil
 
 from harness.machine.machine_state import TICK_SEC
-from results.records.machines import gpu_record
+from results.records import machine_record
 
 if TYPE_CHECKING:
     from harness.machine.machine_state import CoreClock, CoreTimes
-    from results.records.machines.gpu_record import GpuUse
+    from results.records.machine_record import GpuUse
 
 
 MAX_FOREIGN_FRACTION = 0.03
@@ -144,7 +144,7 @@ def void_reason(disturbance: Disturbance, num_retraces: int) -> str:
         ).replace("%", " %")
     if disturbance.num_throttled:
         return f"its cores were throttled {_times(disturbance.num_throttled)}"
-    reason = gpu_record.void_reason(disturbance.gpus)
+    reason = machine_record.void_reason(disturbance.gpus)
     if reason:
         return reason
     if num_retraces:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from harness.machine.owned_folders import Owned
-    from results.records.machines.machine_record import GpuSettings, MachineState
+    from results.records.machine_record import GpuSettings, MachineState
     from results.records.models import Placement
 
 

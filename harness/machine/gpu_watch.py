@@ -24,8 +24,8 @@ import psutil
 from harness.errors import UnfitMachineError
 from harness.machine import gpus
 from replicator.core import cgroups
-from results.records.machines import gpu_record
-from results.records.machines.gpu_record import GpuUse, others_text, unread_text
+from results.records import machine_record
+from results.records.machine_record import GpuUse, others_text, unread_text
 from results.records.texts import printable
 
 if TYPE_CHECKING:
@@ -178,13 +178,13 @@ class GpuWatch:
         faults = []
         # What is lost stays lost: it says nothing of what was measured before.
         if said and (end_ns is None or at_ns <= end_ns):
-            faults.append(gpu_record.unread_text(index, said))
+            faults.append(machine_record.unread_text(index, said))
         if not readings:
             return GpuUse(index=index, num_samples=0, faults=tuple(faults))
         until = [of for of in readings if end_ns is None or of.ns <= end_ns]
         known = _known(until, "num_memory_errors")
         if known and (appeared := known[-1] - known[0]) > 0:
-            faults.append(gpu_record.memory_text(appeared, index))
+            faults.append(machine_record.memory_text(appeared, index))
         found = summarize(index, within(readings, start_ns, end_ns))
         return found.model_copy(update={"faults": tuple(faults)})
 

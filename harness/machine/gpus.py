@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from harness.errors import PlanError
 from results.errors import UnavailableRecordError
-from results.records.machines.machine_record import GpuSettings
+from results.records.machine_record import GpuSettings
 from results.records.texts import printable
 from results.store import untrusted
 

@@ -20,8 +20,8 @@ from harness.trial.rank_file import (
     read_rank,
     signal_name,
 )
+from results.records import machine_record
 from results.records.limits import MAX_REPLICAS, MAX_TEXT
-from results.records.machines import gpu_record
 from results.records.masked import printed
 from results.records.models import (
     Control,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from harness.run.trial_tree import TrialExit
     from harness.trial.rank_file import FirstExit
-    from results.records.machines.gpu_record import GpuUse
+    from results.records.machine_record import GpuUse
     from results.records.models import TrialSpec, Turn
 
 
@@ -396,7 +396,7 @@ def window_ns(conclusion: Conclusion) -> tuple[int | None, int | None]:
 
 def judge_gpus(conclusion: Conclusion, uses: Sequence[GpuUse]) -> Conclusion:
     """Returns the conclusion, void where others or heat disturbed the trial's GPUs."""
-    reason = gpu_record.void_reason(uses)
+    reason = machine_record.void_reason(uses)
     if conclusion.status is not TrialStatus.OK or not reason:
         return conclusion
     failure = Failure(

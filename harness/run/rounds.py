@@ -20,7 +20,7 @@ from harness.trial import rank_file
 from harness.trial.steps import whole_blocks
 from results.errors import WriteStoreError
 from results.records.measuring import MAX_ATTEMPTS, Control, Order, Turn
-from results.store import fence, untrusted
+from results.store import atomic, untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -79,7 +79,7 @@ def append(
         line["gpus"] = [use.model_dump(mode="json") for use in load.gpus]
     path = trial_dir / TURNS_NAME
     try:
-        fence.check(path)
+        atomic.check_fence(path)
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
     except OSError as error:  # of a write, which names no path

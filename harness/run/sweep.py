@@ -27,7 +27,7 @@ from harness.sources import code_digest
 from harness.trial import rank_file
 from harness.trial.process_tree import STOP_SIGNALS, on_stop_signals
 from harness.trial.rank_file import one_line
-from results.judging import exact, gate
+from results.judging import gate, judged_case
 from results.records import identity, measuring
 from results.records.models import Control, Order, TrialStatus
 from results.study.cases import load_study
@@ -68,10 +68,11 @@ def differences(residents: Iterable[Resident]) -> Iterator[str]:
         for name, after in _counted(one).items():
             sides = before.get(name, after), after
             if sides[0] != after:
+                exact = judged_case.exact_text(*sides)
                 yield (
                     f"{spec.backend} x{spec.num_replicas}:"
                     f" {measuring.step_count_words(name)}"
-                    f" {exact.share_text(*sides)} ({exact.exact_text(*sides)})"
+                    f" {judged_case.share_text(*sides)} ({exact})"
                 )
 
 

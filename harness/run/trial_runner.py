@@ -30,7 +30,7 @@ from harness.placement.allocation import processes_of_trial
 from harness.run import aggregate, resident, trial_tree
 from harness.run.trial_tree import GangTree, ProcessTree
 from harness.trial import rank_file
-from results.records.machines import gpu_record
+from results.records import machine_record
 from results.records.models import Failure, Measuring, Phase, StatusRecord, TrialStatus
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from harness.placement.allocation import Processes
     from harness.run.trial_tree import TrialExit
     from harness.sources.code_digest import SourceTree
-    from results.records.machines.gpu_record import GpuUses
+    from results.records.machine_record import GpuUses
     from results.records.models import Environment, PlannedTrial, Turn
     from results.store.study_store import Store
 
@@ -229,7 +229,7 @@ def record(
         )
     if gpu_uses is not None and prepared.gpus:
         uses = gpu_uses(*aggregate.window_ns(conclusion))
-        uses = gpu_record.with_products(uses, conclusion.gpu_tflops)
+        uses = machine_record.with_products(uses, conclusion.gpu_tflops)
         conclusion = aggregate.judge_gpus(conclusion, uses)
         after["gpu_uses"] = uses
         after["nccl_version"] = conclusion.nccl_version

@@ -25,7 +25,7 @@ from harness.placement import allocation
 from harness.trial import measure, process_tree, rank_file
 from results import plugins
 from results.records.models import Allocator
-from results.store import fence, study_store, untrusted
+from results.store import atomic, study_store, untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -219,7 +219,7 @@ class ProcessTree:
 
     def start(self) -> None:
         """Starts the first process."""
-        fence.check(self._trial_dir)
+        atomic.check_fence(self._trial_dir)
         self._is_gone = False
         make_scratch(self._trial_dir)
         self._oom_kills_before = read_oom_kills()
@@ -362,7 +362,7 @@ def clear_trials(trial_dir: Path, before: Before | None = None) -> None:
     """
     if not untrusted.is_there(trial_dir):
         return
-    fence.check(trial_dir)
+    atomic.check_fence(trial_dir)
     process_tree.kill_tree(os.path.realpath(trial_dir))
     try:
         remove_scratch(trial_dir)

@@ -1,7 +1,7 @@
-"""A quantity over replicas: the chart of the first screen, the section and the site.
+"""Lines with intervals: a quantity over replicas, or values over time.
 
-It draws rows of the tidy frame (``results.figures.points.points_frame``): the callers
-choose which rows are one line, and what the lines of a panel share.
+Over replicas, it draws rows of the tidy frame (``results.figures.frame.points_frame``):
+the callers choose which rows are one line, and what the lines of a panel share.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 from matplotlib.ticker import NullLocator
 
-from reports.charts import lines, style, svg
+from reports.charts import style, svg
 from reports.charts.rows import known
 from reports.view.view import series_of
 from reports.words import formats
@@ -25,9 +27,122 @@ if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.axes import Axes
 
-    from reports.charts.lines import Line
-    from reports.charts.style import Look
+    from reports.charts.style import Label, Look
     from reports.view.view import View
+
+
+MOST_CHARACTERS: Final = 30
+"""Of all labels of the time axis together; of more, some are left out."""
+TIME_MARGIN: Final = 0.4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Dot:
+    """One value of a line."""
+
+    x: float  # Its place.
+    value: float  # Its height.
+    low: float | None = None  # Lower end of its interval, or None.
+    high: float | None = None  # Upper end of its interval, or None.
+    is_hollow: bool = False  # Whether it is no evidence (oversubscribed).
+    tip: str = ""  # What it says when it is pointed at; empty for nothing.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """One line."""
+
+    series: int  # Index of its colour and marker.
+    dots: tuple[Dot, ...]  # Its values, ascending by ``x``.
+    singles: tuple[tuple[float, float], ...] = ()  # Single repetitions: place, value.
+    label: str = ""  # Written at its end, in the margin; empty for none.
+    dash: str = "-"  # As matplotlib names it.
+    width: float = 1.6  # In points.
+    is_joined: bool = True  # Whether the values are joined.
+
+
+def draw_line(axes: Axes, line: Line, look: Look) -> None:
+    """Draws a line: the line itself, intervals, single repetitions, markers."""
+    color = look.series[line.series]
+    if line.is_joined:
+        axes.plot(
+            [dot.x for dot in line.dots],
+            [dot.value for dot in line.dots],
+            color=color,
+            linewidth=line.width,
+            linestyle=line.dash,
+            zorder=2,
+        )
+    bars = [
+        (dot.x, dot.low, dot.high)
+        for dot in line.dots
+        if dot.low is not None and dot.high is not None
+    ]
+    axes.vlines(
+        *(np.array(bars).reshape(-1, 3).T),
+        color=color,
+        linewidth=1.4,
+        zorder=2.5,
+    )
+    places, values = zip(*line.singles, strict=True) if line.singles else ((), ())
+    style.draw_dots(axes, places, values, color)
+    for dot in line.dots:
+        marker = style.draw_marker(
+            axes, dot.x, dot.value, line.series, look, is_hollow=dot.is_hollow
+        )
+        svg.attach(marker, dot.tip)
+
+
+def write_labels(
+    axes: Axes, lines: Sequence[Line], look: Look, more: Sequence[Label] = ()
+) -> None:
+    """Writes the names of lines that have one, and ``more``, beside their ends."""
+    labels = [
+        style.Label(
+            text=line.label,
+            value=line.dots[-1].value,
+            color=look.series[line.series],
+        )
+        for line in lines
+        if line.label
+    ]
+    style.write_labels(axes, [*labels, *more], style.HEIGHT)
+
+
+def draw_over_time(
+    lines: Sequence[Line],
+    *,
+    dates: Sequence[str],
+    slug: str,
+    title: str,
+    description: str,
+    label: str = "studies, in order of time",
+) -> Markup:
+    """Draws lines over studies in order of time, or over values of a setting."""
+    dots = [dot for line in lines for dot in line.dots]
+    ends = [end for dot in dots for end in (dot.low, dot.high) if end is not None]
+
+    def draw_on(axes: Axes) -> None:
+        axes.set_xlim(-TIME_MARGIN, len(dates) - 1 + TIME_MARGIN)
+        axes.set_ylim(style.linear([dot.value for dot in dots], ends))
+        style.set_ticks(axes, "y")
+        step = math.ceil(sum(map(len, dates)) / MOST_CHARACTERS)
+        shown = range(0, len(dates), step)
+        axes.set_xticks(shown, [style.short(dates[at]) for at in shown])
+        axes.grid(visible=False, axis="x")
+        axes.set_xlabel(label)
+        for line in lines:
+            draw_line(axes, line, style.PAGE)
+        write_labels(axes, lines, style.PAGE)
+
+    return svg.draw(
+        (style.WIDTH, style.HEIGHT),
+        draw_on,
+        slug=slug,
+        title=title,
+        description=description,
+    )
+
 
 _COLUMNS: Final = (
     *("kind", "mode", "backend", "num_replicas", "value", "low", "high", "n"),
@@ -285,7 +400,7 @@ def draw_on(axes: Axes, panel: Panel, look: Look) -> None:
         )
         line = _line(panel, curve, across, shift)
         if line.dots:
-            lines.draw(axes, line, look)
+            draw_line(axes, line, look)
             drawn.append(line)
     axes.set_ylim(panel.y_limits)
     if panel.is_log and not is_efficiency:
@@ -302,7 +417,7 @@ def draw_on(axes: Axes, panel: Panel, look: Look) -> None:
         last = max(ceilings, key=lambda row: row.num_replicas)
         text = f"no communication\n{quantity.write(last.value)}"
         more.append(style.Label(text=text, value=last.value, color=look.ink))
-    lines.write_labels(axes, drawn, look, more)
+    write_labels(axes, drawn, look, more)
 
 
 def _line(
@@ -311,7 +426,7 @@ def _line(
     """Returns the line of a curve, shifted by a share of the axis."""
     quantity = panel.quantity
     dots = tuple(
-        lines.Dot(
+        Dot(
             # The axis begins at the baselines: all of 100 % are one point.
             x=across(row.num_replicas, 0.0 if row.is_baseline else shift),
             value=row.value,
@@ -334,7 +449,7 @@ def _line(
     label = curve.label
     if label and dots:
         label = f"{label} {quantity.write(dots[-1].value)}"
-    return lines.Line(
+    return Line(
         series=curve.series,
         dots=dots,
         singles=singles if len(singles) <= MOST_DOTS else (),

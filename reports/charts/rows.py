@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from reports.charts.style import Look
-    from results.records.gate_record import GateRecord
+    from results.records.models import GateRecord
     from results.study.cases import Case
 
 ROW_HEIGHT: Final = 21

@@ -97,7 +97,7 @@ FORMATS: dict[str, ExportFormat] = {
         ExportFormat(
             name="mlperf",
             output=Output.FOLDER,
-            writer="reports.exports.mlperf:export",
+            writer="reports.exports.benchmark_formats:export_mlperf",
             files="log files of trials; they are no submission",
         ),
         ExportFormat(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any, Final
 
 from reports.view.view import view_store
 from reports.words import brief, cells, formats, marks, next_step, trust, verdict
-from reports.words.finding import lead_point
 from reports.words.marks import Level
+from reports.words.verdict import lead_point
 from results.figures import frame, table
 from results.figures.summary import summarize
 
@@ -54,16 +55,7 @@ def verdict_data(view: View) -> dict[str, Any]:
             {"name": mark.name, "level": mark.level.value, "reason": mark.reason}
             for mark in marks.of_view(view)
         ],
-        "findings": [
-            {
-                "label": finding.label,
-                "figure": finding.figure,
-                "interval": finding.interval,
-                "sentence": finding.sentence,
-                "trial_ids": list(finding.trial_ids),
-            }
-            for finding in judged.findings
-        ],
+        "findings": [dataclasses.asdict(finding) for finding in judged.findings],
         "limits": list(judged.unknowns),
     }
 

@@ -10,9 +10,9 @@ import rich.console
 import rich.table
 import rich.text
 
-from reports.page.sections import lost_time, seeds
+from reports.page.sections import learning, lost_time
 from reports.view.view import View, view_store
-from reports.words import brief, finding, formats, ratio_table, verdict
+from reports.words import brief, formats, ratio_table, verdict
 from results.figures import table
 from results.statistics import run_scores
 
@@ -114,7 +114,7 @@ def columns_that_fit(view: View, console: rich.console.Console) -> tuple[str, ..
         name for name in COLUMNS if name != "of best" or view.has_several_baselines
     ]
     make_table = functools.partial(summary_table, view)
-    return finding.columns_that_fit(columns, DROPPED_FIRST, make_table, console)
+    return verdict.columns_that_fit(columns, DROPPED_FIRST, make_table, console)
 
 
 def quality_lines(view: View) -> list[str]:
@@ -154,7 +154,7 @@ def _seed_lines(view: View) -> list[str]:
         f" {run_scores.statistic_of(found.score.n)}, {name} "
         + " ".join(formats.run_score(found.score, runs[0].points[-1][1].unit)).strip()
         for name, runs in ratio_table.collect_quality_runs(view).items()
-        for found in seeds.collect(runs, view.study.metrics)
+        for found in learning.collect_scores(runs, view.study.metrics)
     ]
 
 

@@ -7,12 +7,19 @@ import functools
 import hashlib
 import importlib.resources
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jinja2
 from markupsafe import Markup
+from matplotlib.markers import MarkerStyle
 
+from reports.charts import style
 from reports.words import formats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from reports.view.view import View
 
 RADIUS = 4.5
 MOST_LINKS = 24
@@ -23,36 +30,27 @@ NOTHING = Markup("")
 """Of a section that has nothing to say: it is left out."""
 
 
-def _polygon(angles: list[float], radii: list[float]) -> str:
-    points = [
-        (r * math.sin(math.radians(a)), -r * math.cos(math.radians(a)))
-        for a, r in zip(angles, radii, strict=True)
-    ]
-    text = " ".join(f"{x:.2f},{y:.2f}" for x, y in points)
-    return f'<polygon points="{text}"/>'
+class Section(NamedTuple):
+    """A section of the page."""
+
+    TITLE: str  # Above it, and in the links to sections.
+    SLUG: str  # Its id.
+    render: Callable[[View], Markup]  # Returns ``NOTHING`` where there is none.
 
 
-def _cross(turn: float) -> str:
-    angles = [turn + 90 * (k // 3) + (-22, 22, 45)[k % 3] for k in range(12)]
-    radii = [(1.15, 1.15, 0.62)[k % 3] * RADIUS for k in range(12)]
-    return _polygon(angles, radii)
+def _shape(marker: str) -> str:
+    """Returns a marker of the charts for legends and tables, as SVG."""
+    if marker == "o":
+        return f'<circle r="{RADIUS - 0.5}"/>'
+    shape = MarkerStyle(marker)
+    path = shape.get_path().transformed(shape.get_transform())
+    corners: Any = path.to_polygons()[0]
+    size = 1.2 * RADIUS / max(math.hypot(x, y) for x, y in corners)
+    points = " ".join(f"{size * x:.2f},{-size * y:.2f}" for x, y in corners[:-1])
+    return f'<polygon points="{points}"/>'
 
 
-# The shapes of svg.MARKERS, drawn for legends.
-SHAPES = (
-    f'<circle r="{RADIUS - 0.5}"/>',
-    _polygon([45, 135, 225, 315], [RADIUS * 1.2] * 4),
-    _polygon([0, 90, 180, 270], [RADIUS * 1.25] * 4),
-    _polygon([0, 120, 240], [RADIUS * 1.2] * 3),
-    _polygon([60, 180, 300], [RADIUS * 1.2] * 3),
-    _cross(0),
-    _cross(45),
-    _polygon([72 * k for k in range(5)], [RADIUS * 1.1] * 5),
-    _polygon([60 * k for k in range(6)], [RADIUS * 1.1] * 6),
-    _polygon(
-        [36 * k for k in range(10)], [RADIUS * (1.3, 0.55)[k % 2] for k in range(10)]
-    ),
-)
+SHAPES = tuple(map(_shape, style.MARKERS))
 
 
 def swatch(series: int) -> Markup:
@@ -63,10 +61,11 @@ def swatch(series: int) -> Markup:
     )
 
 
-def _read(name: str) -> str:
-    """Returns a file of ours that is part of every page."""
-    path = importlib.resources.files("reports") / "page" / "templates" / name
-    return path.read_text(encoding="utf-8").strip()
+@functools.cache
+def asset(name: str, room: str = "page") -> Markup:
+    """Returns a style sheet or script of ours, which pages contain as it is."""
+    path = importlib.resources.files("reports") / room / "templates" / name
+    return Markup(path.read_text(encoding="utf-8").strip())  # noqa: S704  # ours
 
 
 @functools.cache
@@ -81,14 +80,14 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=False,
     )
-    script = f"\n{_read('report.js')}\n{_read('tips.js')}\n"
+    script = f"\n{asset('report.js')}\n{asset('tips.js')}\n"
     digest = hashlib.sha256(script.encode()).digest()
     environment.globals.update(
         formats=formats,
         swatch=swatch,
         ABSENT=formats.ABSENT,
         MOST_LINKS=MOST_LINKS,
-        style=Markup(f"{_read('style.css')}\n{_read('figures.css')}"),  # noqa: S704  # ours
+        style=Markup(f"{asset('style.css')}\n{asset('figures.css')}"),  # noqa: S704  # ours
         script=Markup(script.strip("\n")),  # noqa: S704  # ours
         script_hash=base64.b64encode(digest).decode("ascii"),
     )

@@ -12,7 +12,7 @@ from markupsafe import escape
 
 from reports import output_file
 from reports.page import build, page
-from reports.site import assets, comparison
+from reports.site import comparison
 from reports.site.card import make_card, slugs
 from reports.site.timeline import histories
 from reports.view.view import view_store
@@ -211,8 +211,8 @@ def _index(
     found = page.render(
         "site",
         title="Scaling studies",
-        site_style=assets.text("site.css"),
-        script=assets.text("site.js"),
+        site_style=page.asset("site.css", "site"),
+        script=page.asset("site.js", "site"),
         cards=[*reversed(cards)],
         choices=choices,
         facts=", ".join(

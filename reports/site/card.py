@@ -3,22 +3,64 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from reports.site import sparkline
+from markupsafe import Markup, escape
+
+from reports.view.view import view_store
 from reports.words import formats, names, trust
 from reports.words.brief import judge
-from reports.words.finding import lead_curve
+from reports.words.verdict import lead_curve
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from markupsafe import Markup
+    from collections.abc import Callable, Iterable, Sequence
 
     from reports.view.view import View
     from reports.words.brief import Brief
     from results.records.models import Environment, ScalingMode
+    from results.store.study_store import Store
+
+
+WIDTH, HEIGHT, MARGIN = 120, 36, 5
+HIGHEST: Final = 1.25
+"""Efficiency at the upper edge; what exceeds it is drawn there."""
+
+
+def draw_sparkline(
+    values: Sequence[tuple[int, float]], *, series: int, label: str
+) -> Markup:
+    """Returns the sparkline as an ``<svg>`` element.
+
+    Places are equally far apart; the vertical axis begins at zero, and the dotted line
+    is 100 %.
+    """
+    last = max(len(values) - 1, 1)
+    spots = [
+        (MARGIN + (WIDTH - 2 * MARGIN) * place / last, _up(value))
+        for place, (_, value) in enumerate(values)
+    ]
+    path = "L".join(f"{x:.1f} {y:.1f}" for x, y in spots)
+    x, y = spots[-1]
+    ideal = f"M{MARGIN} {_up(1.0):.1f}H{WIDTH - MARGIN}"
+    axis = f"M{MARGIN} {_up(0.0):.1f}H{WIDTH - MARGIN}"
+    # The label is escaped, all else is numbers.
+    return Markup(  # noqa: S704
+        f'<svg class="spark" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-label="{escape(label)}" fill="none">'
+        f'<path d="{axis}" stroke="var(--rule)"/>'
+        f'<path d="{ideal}" stroke="var(--muted)" stroke-dasharray="2 3"/>'
+        f'<path d="M{path}" stroke="var(--series-{series})" stroke-width="2"/>'
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="var(--series-{series})"/>'
+        "</svg>"
+    )
+
+
+def _up(value: float) -> float:
+    share = min(max(value / HIGHEST, 0.0), 1.0)
+    return HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * share
+
 
 NO_MACHINE: Final = "machine not recorded"
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_-]+")
@@ -145,10 +187,65 @@ def _spark(view: View, mode: ScalingMode) -> tuple[Spark, float] | None:
         f"{formats.percent(value)} at {number}" for number, value in values
     )
     spark = Spark(
-        drawing=sparkline.draw(values, series=view.series(backend), label=label),
+        drawing=draw_sparkline(values, series=view.series(backend), label=label),
         text=formats.percent(last)
         if efficiency is None
         else formats.estimate(efficiency, formats.percent),
         note=f"{mode.value}, {replicas}, {backend}",
     )
     return spark, last
+
+
+INDEX_COLUMNS: Final = ("study", "workload", "date", "efficiency", "trials")
+
+
+def _cards(stores: Sequence[Store]) -> list[Card]:
+    views = sorted(map(view_store, stores), key=lambda view: view.study.plan.created_at)
+    names = slugs([view.study.plan.study for view in views])
+    return [make_card(*pair) for pair in zip(views, names, strict=True)]
+
+
+def _efficiency(card: Card) -> str:
+    return "; ".join(f"{of.text} ({of.note})" for of in card.sparks) or formats.ABSENT
+
+
+def index_text(stores: Sequence[Store]) -> str:
+    """Writes a paragraph per study, oldest first."""
+    return "\n\n".join(
+        f"{card.name}: {card.title}, {card.date}, {card.trials}\n"
+        f"  {_efficiency(card)}\n  {card.verdict}"
+        for card in _cards(stores)
+    )
+
+
+def index_markdown(stores: Sequence[Store]) -> str:
+    """Writes a table with a row per study, oldest first."""
+    rows = [
+        (card.name, card.title, card.date, _efficiency(card), card.trials)
+        for card in _cards(stores)
+    ]
+    return "\n".join(formats.markdown_table(INDEX_COLUMNS, rows))
+
+
+def index_json(stores: Sequence[Store]) -> str:
+    """Writes what the index says as data."""
+    data: list[dict[str, Any]] = [
+        {
+            "study": card.name,
+            "workloads": card.workloads,
+            "backends": card.backends,
+            "machines": card.machines,
+            "date": card.date,
+            "trials": card.trials,
+            "verdict": card.verdict,
+        }
+        for card in _cards(stores)
+    ]
+    return json.dumps(data, indent=2)
+
+
+INDEX_WRITERS: Final[dict[str, Callable[[Sequence[Store]], str]]] = {
+    "text": index_text,
+    "markdown": index_markdown,
+    "json": index_json,
+}

@@ -3,30 +3,81 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+import json
+import math
+from typing import TYPE_CHECKING, Final
 
 import pandas as pd
+from markupsafe import Markup
 
 from reports.charts import over_replicas
 from reports.charts.over_replicas import EFFICIENCY, THROUGHPUT, ReplicaCurve
 from reports.page import page
-from reports.site import assets, ratio_bar
 from reports.words import formats, ratio_table
 from results import errors
-from results.figures import points
+from results.figures import frame as frame_lib
 from results.judging import quality_gate
-from results.study import case_pairs, study_differences
+from results.study import case_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from markupsafe import Markup
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from reports.charts.over_replicas import Quantity
     from results.judging.gate_metrics import Metric
     from results.judging.quality_gate import RatioTable, Row
+    from results.statistics.estimates import Estimate
+    from results.study.case_pairs import StudyDifference
     from results.study.cases import Study
-    from results.study.study_differences import StudyDifference
+
+
+WIDTH, HEIGHT = 160, 20
+REACHES: Final = (1.05, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
+"""Ratios at the right end of an axis; its left end is the inverse."""
+
+
+def bar_reach(estimates: Iterable[Estimate]) -> float:
+    """Returns the ratio at the right end of an axis that shows all values.
+
+    An interval that is longer than that ends at the edge: its ends are in the table.
+    """
+    furthest = max((abs(math.log(of.value)) for of in estimates), default=0.0)
+    fitting = [ratio for ratio in REACHES if math.log(ratio) >= 1.2 * furthest]
+    return fitting[0] if fitting else REACHES[-1]
+
+
+def bar_ends(right: float) -> tuple[str, str]:
+    """Returns the labels at both ends of an axis."""
+    return f"{1 / right:.2g}", f"{right:g}"
+
+
+def draw_bar(estimate: Estimate, right: float, *, is_marked: bool) -> Markup:
+    """Returns the ratio as an ``<svg>`` element, hidden from screen readers.
+
+    The cells beside it have its numbers.
+    """
+    middle = HEIGHT / 2
+    one = f"M{WIDTH / 2} 0V{HEIGHT}"
+    parts = [f'<path d="{one}" stroke="var(--muted)" stroke-dasharray="2 2"/>']
+    color = "var(--accent)" if is_marked else "var(--muted)"
+    if estimate.low is not None and estimate.high is not None:
+        low, high = _across(estimate.low, right), _across(estimate.high, right)
+        parts.append(
+            f'<path d="M{low:.1f} {middle}H{high:.1f}" stroke="{color}" '
+            'stroke-width="2.5"/>'
+        )
+    x = _across(estimate.value, right)
+    parts.append(f'<circle cx="{x:.1f}" cy="{middle}" r="4" fill="{color}"/>')
+    return Markup(  # noqa: S704  # constants and numbers
+        f'<svg class="bar" viewBox="0 0 {WIDTH} {HEIGHT}" aria-hidden="true" '
+        f'fill="none">{"".join(parts)}</svg>'
+    )
+
+
+def _across(ratio: float, right: float) -> float:
+    # The end of a very long interval can be too small for a number.
+    share = 0.0 if ratio <= 0 else (math.log(ratio) / math.log(right) + 1) / 2
+    return 4 + (WIDTH - 8) * min(max(share, 0.0), 1.0)
+
 
 FIRST, SECOND = "A", "B"
 
@@ -77,7 +128,7 @@ def compare_studies(first: Study, second: Study, metric: Metric) -> Compared:
         first=first,
         second=second,
         table=table,
-        differences=study_differences.of_studies(first, second),
+        differences=case_pairs.study_differences(first, second),
         reasons=table.differences,
         only_first=_others(first, here),
         only_second=_others(second, there),
@@ -136,17 +187,17 @@ def _range(rows: Sequence[Row]) -> str:
 
 def build(compared: Compared, *, links: Sequence[tuple[str, str]] = ()) -> str:
     """Returns the page as HTML; the same records give the same bytes."""
-    reach = ratio_bar.reach(row.difference.ratio for row in compared.table.rows)
+    reach = bar_reach(row.difference.ratio for row in compared.table.rows)
     return (
         str(
             page.render(
                 "comparison",
                 title=f"{_name(compared.first)} and {_name(compared.second)} compared",
-                site_style=assets.text("site.css"),
+                site_style=page.asset("site.css", "site"),
                 compared=compared,
                 headline=headline(compared),
                 rows=list(_rows(compared.table, reach)),
-                reach=ratio_bar.ends(reach),
+                reach=bar_ends(reach),
                 notes=ratio_table.comparison_notes(compared.table),
                 figures=_figures(compared),
                 links=links,
@@ -180,7 +231,7 @@ def _rows(table: RatioTable, reach: float) -> Iterator[dict[str, object]]:
         yield {
             "name": row.name,
             "ratio": estimate,
-            "bar": ratio_bar.draw(estimate, reach, is_marked=estimate.excludes(1.0)),
+            "bar": draw_bar(estimate, reach, is_marked=estimate.excludes(1.0)),
             "n": f"{len(row.first.ok_entries)} / {len(row.second.ok_entries)}",
             "p_value": row.difference.p_value,
             "text": _conclusion(row),
@@ -197,7 +248,7 @@ def _figures(compared: Compared) -> list[_Drawn]:
     """Returns efficiency and throughput of both studies, on the same axes."""
     sides = [
         frame[frame["figure"] == "scaling"]
-        for frame in map(points.points_frame, (compared.first, compared.second))
+        for frame in map(frame_lib.points_frame, (compared.first, compared.second))
     ]
     notes = {
         EFFICIENCY: "Speedup divided by the number of replicas; dotted: ideal.",
@@ -250,3 +301,69 @@ def _panels(sides: Sequence[pd.DataFrame], quantity: Quantity) -> tuple[_Panel, 
         )
         panels.append(_Panel(title=title, drawing=drawing))
     return tuple(panels)
+
+
+MOST_DIFFERENCES: Final = 14
+"""Of the Markdown, which is to fit a pull request."""
+
+
+def as_text(compared: Compared) -> str:
+    """Writes a comparison for a terminal."""
+    lines = [f"A: {compared.first.plan.study}", f"B: {compared.second.plan.study}", ""]
+    lines += [headline(compared), "", "what differs (A / B)"]
+    lines += [f"  {found.group}: {found.text}" for found in compared.differences]
+    if not compared.differences:
+        lines.append("  nothing that is recorded")
+    lines += [*_only(compared), "", ratio_table.comparison_text(compared.table)]
+    return "\n".join(lines)
+
+
+def as_markdown(compared: Compared) -> str:
+    """Writes a comparison for a pull request."""
+    first, second = (
+        formats.escaped(of.plan.study) for of in (compared.first, compared.second)
+    )
+    lines = [
+        f"### A {first}, B {second}",
+        "",
+        f"**{formats.escaped(headline(compared))}**",
+        "",
+    ]
+    shown = compared.differences[:MOST_DIFFERENCES]
+    if shown:
+        rows = [(of.group, of.name, of.first, of.second) for of in shown]
+        lines += [*formats.markdown_table(("differs", "what", "A", "B"), rows), ""]
+    num_more = len(compared.differences) - len(shown)
+    if num_more:
+        lines += [f"{num_more} more differences are in the page.", ""]
+    lines += [f"- {formats.escaped(text)}" for text in _only(compared)]
+    lines.append(ratio_table.comparison_markdown(compared.table))
+    return "\n".join(lines)
+
+
+def as_json(compared: Compared) -> str:
+    """Writes a comparison as data."""
+    return json.dumps(
+        {
+            "headline": headline(compared),
+            "is_comparable": not compared.reasons,
+            "reasons": list(compared.reasons),
+            "differs": [dataclasses.asdict(of) for of in compared.differences],
+            "only_first": list(compared.only_first),
+            "only_second": list(compared.only_second),
+            "comparison": json.loads(ratio_table.comparison_json(compared.table)),
+        },
+        indent=2,
+    )
+
+
+def _only(compared: Compared) -> list[str]:
+    sides = (("A", compared.only_first), ("B", compared.only_second))
+    return [f"only in {side}: {'; '.join(cases)}" for side, cases in sides if cases]
+
+
+WRITERS: Final[dict[str, Callable[[Compared], str]]] = {
+    "text": as_text,
+    "markdown": as_markdown,
+    "json": as_json,
+}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Final
 
-from reports.charts import lines, svg
+from reports.charts import over_replicas, svg
 from reports.site.card import day
 from reports.words import formats
 from results.figures.history import history
@@ -103,14 +103,14 @@ def _draw(
     for machine in range(number):
         own = [(x, of) for x, (of, place) in enumerate(seen) if place == machine]
         drawn.append(
-            lines.Line(
+            over_replicas.Line(
                 label=_letter(machine) if number > 1 else "",
                 series=machine % _NUM_COLORS,
                 is_joined=False,
                 dots=tuple(_dot(x, of) for x, of in own),
             )
         )
-    return lines.draw_over_time(
+    return over_replicas.draw_over_time(
         drawn,
         dates=_labels([of.date for of, _ in seen]),
         slug=slug,
@@ -132,9 +132,9 @@ def _labels(dates: Sequence[str]) -> list[str]:
     return [date[part] for date in dates]
 
 
-def _dot(x: int, seen: Observation) -> lines.Dot:
+def _dot(x: int, seen: Observation) -> over_replicas.Dot:
     figure = seen.throughput
-    return lines.Dot(
+    return over_replicas.Dot(
         x=x,
         value=figure.value,
         low=figure.low,

@@ -10,13 +10,12 @@ import dataclasses
 import statistics
 from typing import TYPE_CHECKING, Final
 
-from reports.charts import lines, style
+from reports.charts import over_replicas, style
 from reports.page import page
-from reports.site import assets
 from reports.view.view import series_of
 from reports.words import formats
 from results import errors
-from results.figures import points
+from results.figures import frame as frame_lib
 from results.store import varied
 from results.study.cases import load_study
 
@@ -87,7 +86,7 @@ def build(root: pathlib.Path) -> str:
     html = page.render(
         "varied",
         title=f"{root.name}: {found.key} varied",
-        site_style=assets.text("site.css"),
+        site_style=page.asset("site.css", "site"),
         links=[
             (f"{found.key} {value}", f"../{n}/report/index.html")
             for n, value, _ in studies
@@ -140,7 +139,7 @@ def _not_ok(studies: Iterable[tuple[str, str, Study]]) -> list[str]:
 
 def _quality(study: Study, value: str, name: str) -> list[ValueRow]:
     """Returns the last evaluation of the runs of each case, for each metric."""
-    frame = points.points_frame(study)
+    frame = frame_lib.points_frame(study)
     learning = frame[frame["figure"] == "learning"]
     rows = []
     keys = [*_CASE, "quantity", "protocol"]
@@ -170,7 +169,7 @@ def _quality(study: Study, value: str, name: str) -> list[ValueRow]:
 
 def _speed(study: Study, value: str, name: str) -> list[ValueRow]:
     """Returns the throughput of each case."""
-    frame = points.points_frame(study)
+    frame = frame_lib.points_frame(study)
     chosen: pd.DataFrame = frame[
         (frame["figure"] == "scaling")
         & (frame["quantity"] == "throughput")
@@ -211,7 +210,7 @@ def _panels(
         found.append(
             ValuePanel(
                 title=title,
-                drawing=lines.draw_over_time(
+                drawing=over_replicas.draw_over_time(
                     _lines(own, values),
                     dates=list(values),
                     slug=f"{slug}-{number}",
@@ -228,16 +227,16 @@ def _panels(
     return found
 
 
-def _lines(rows: Sequence[ValueRow], values: Sequence[str]) -> list[lines.Line]:
+def _lines(rows: Sequence[ValueRow], values: Sequence[str]) -> list[over_replicas.Line]:
     """Returns a line for each backend and number of replicas."""
     cases = list(dict.fromkeys((row.backend, row.num_replicas) for row in rows))
     return [
-        lines.Line(
+        over_replicas.Line(
             series=series_of(backend),
             label=f"{backend} x{size}" if len(cases) > 1 else "",
             width=style.WIDTHS[place % len(style.WIDTHS)],
             dots=tuple(
-                lines.Dot(
+                over_replicas.Dot(
                     x=values.index(row.value) + 0.06 * (place - (len(cases) - 1) / 2),
                     value=row.median,
                     low=row.low,

@@ -6,17 +6,16 @@ import dataclasses
 import zlib
 from typing import TYPE_CHECKING
 
-from results.figures import comparisons, explain, points, scaling
+from results.figures import explain, scaling
+from results.figures import frame as frame_lib
 from results.records.models import Control, Order
 from results.study.cases import load_study
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from results.figures.comparisons import Comparison
-    from results.figures.explain import Explained
-    from results.figures.recorded_loss import RecordedLoss
-    from results.figures.scaling import Point
+    from results.figures.explain import Explained, RecordedLoss
+    from results.figures.scaling import Comparison, Point
     from results.records.models import ScalingMode
     from results.store.study_store import Store
     from results.study.cases import Case, Study
@@ -161,15 +160,15 @@ def view_store(store: Store) -> View:
     store = store.public
     study = load_study(store)
     measured = scaling.points(study)
-    compared = comparisons.of_study(study)
+    compared = scaling.compare_backends(study)
     explained = explain.explain(study)
-    recorded = points.recorded_losses(measured, explained)
+    recorded = frame_lib.recorded_losses(measured, explained)
     return View(
         study=study,
         points=measured,
         comparisons=compared,
         explained=explained,
-        frame=points.frame_of(study, measured, compared, (*explained, *recorded)),
+        frame=frame_lib.frame_of(study, measured, compared, (*explained, *recorded)),
         recorded=recorded,
         store=store,
     )

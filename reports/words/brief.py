@@ -14,21 +14,19 @@ import math
 from typing import TYPE_CHECKING
 
 from reports.words import (
-    evidence,
-    finding,
     formats,
+    judgement,
     marks,
     next_step,
     trust,
     utilisation,
     verdict,
 )
-from reports.words.judging import judgement
-from reports.words.judging.judgement import rule_text
+from reports.words.judgement import rule_text
 from reports.words.marks import Level
 from results import errors
-from results.judging import exact, gate_logs, paired_gate
 from results.judging import gate as gate_lib
+from results.judging import gate_logs, judged_case, paired_gate
 from results.records.models import Order, TrialStatus
 from results.statistics.group_sequential import Verdict
 from results.study.cases import MISSING, UNFINISHED
@@ -38,9 +36,8 @@ if TYPE_CHECKING:
 
     from reports.view.view import View
     from reports.words.marks import Mark
-    from results.figures.comparisons import Comparison
-    from results.figures.scaling import Point
-    from results.records.gate_record import GateCase, GateRecord
+    from results.figures.scaling import Comparison, Point
+    from results.records.models import GateCase, GateRecord
     from results.statistics.estimates import Estimate
     from results.study.cases import Study
 
@@ -103,15 +100,20 @@ class GateView:
 def _counted(counts: Sequence[GateCase]) -> str:
     """Says what rose, beginning with what is judged and rose the most."""
     rose = [
-        case for case in counts if case.verdict in (Verdict.REGRESS.value, exact.ROSE)
+        case
+        for case in counts
+        if case.verdict in (Verdict.REGRESS.value, judged_case.ROSE)
     ]
     # From 0 there is no share.
     rose.sort(
-        key=lambda case: (case.verdict == exact.ROSE, -(case.slowdown or math.inf))
+        key=lambda case: (
+            case.verdict == judged_case.ROSE,
+            -(case.slowdown or math.inf),
+        )
     )
     said = "".join(
         f" {case.name} rose from {case.before:.15g} to {case.after:.15g}, exactly"
-        f"{' (not judged)' * (case.verdict == exact.ROSE)}."
+        f"{' (not judged)' * (case.verdict == judged_case.ROSE)}."
         for case in rose[:_MOST_COUNTS]
     )
     num_more = len(rose) - _MOST_COUNTS
@@ -122,8 +124,10 @@ def change(case: GateCase) -> str:
     """Writes a slowdown with its interval, such as +3.0 % [+1.0, +5.0]; or a count."""
     if case.before is not None and case.after is not None:
         sides = case.before, case.after
-        share = f"{exact.share_text(*sides)}, " * (case.before not in (0, case.after))
-        return share + exact.exact_text(*sides)
+        share = f"{judged_case.share_text(*sides)}, " * (
+            case.before not in (0, case.after)
+        )
+        return share + judged_case.exact_text(*sides)
     if case.slowdown is None:
         return formats.ABSENT
     return formats.with_interval(
@@ -249,7 +253,7 @@ def judge(view: View) -> Brief:
     points, compared = verdict.findings_of_leader(view)
     reasons = (
         trust.busy(view),
-        evidence.caveat(view.study),
+        trust.evidence_caveat(view.study),
         trust.why_implausible(view),
     )
     doubts = tuple(text for text in reasons if text)
@@ -296,7 +300,7 @@ def columns(view: View) -> tuple[str, ...]:
 
 def rows_of(view: View) -> tuple[MeasuredRow, ...]:
     """Returns the most replicas of every backend and mode, in planned order."""
-    return tuple(_row(view, point) for point in finding.most_replicas(view))
+    return tuple(_row(view, point) for point in verdict.most_replicas(view))
 
 
 def _row(view: View, point: Point) -> MeasuredRow:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from results.records.models import QualityMetric
     from results.statistics.estimates import Estimate
-    from results.statistics.time_to_target import TimeToTarget
+    from results.statistics.run_scores import TimeToTarget
 
 
 GIBIBYTE = 2**30

@@ -11,14 +11,13 @@ import enum
 import math
 from typing import TYPE_CHECKING
 
-from reports.words import evidence, finding, formats, trust
-from results.figures import load, relay, scaling
+from reports.words import formats, trust, verdict
+from results.figures import relay, scaling
 from results.records.models import Evidence, Order
-from results.study import agreement
+from results.study import matching
 
 if TYPE_CHECKING:
     from reports.view.view import View
-    from results.figures.load import Load
     from results.figures.scaling import Point
     from results.records.models import Environment
 
@@ -44,7 +43,7 @@ class Level(enum.Enum):
     BAD = "bad"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Mark:
     """One thing to know."""
 
@@ -76,44 +75,36 @@ def worst(found: tuple[Mark, ...]) -> Level:
 
 def _evidence(view: View) -> tuple[Mark, ...]:
     """Returns how good the evidence of a program of the user's is; else nothing."""
-    found = evidence.grade(view.study)
+    found = trust.grade(view.study)
     if found is None:
         return ()
     kind, reason = found
     level = Level.OK if kind in (None, Evidence.WINDOW) else Level.CAUTION
-    return (Mark(name="Evidence", level=level, reason=reason),)
+    return (Mark("Evidence", level, reason),)
 
 
 def _design(view: View) -> Mark:
     name = "Design"
-    broken = agreement.of_study(view.study).broken
+    broken = matching.agreements_of(view.study).broken
     if broken:
         return Mark(
-            name=name,
-            level=Level.BAD,
-            reason=f"{broken[0].second.spec.backend} does not do the same work",
+            name,
+            Level.BAD,
+            f"{broken[0].second.spec.backend} does not do the same work",
         )
     if view.study.plan.measuring.order is not Order.RELAY:
         return Mark(
-            name=name,
-            level=Level.CAUTION,
-            reason="trials one after another: drift is in the ratios",
+            name, Level.CAUTION, "trials one after another: drift is in the ratios"
         )
     twin = relay.twin_of(view.study)
     if twin is None:
-        return Mark(name=name, level=Level.CAUTION, reason="in turns, without a twin")
+        return Mark(name, Level.CAUTION, "in turns, without a twin")
     ratio = formats.estimate(twin.ratio, formats.times)
     if twin.differs or twin.ratio.excludes(1.0):
         # Of twenty twins, one is outside its 95 % interval by chance.
         level = Level.BAD if twin.differs else Level.CAUTION
-        return Mark(
-            name=name, level=level, reason=f"one case, measured twice, differs: {ratio}"
-        )
-    return Mark(
-        name=name,
-        level=Level.OK,
-        reason=f"cases take turns; one, measured twice: {ratio}",
-    )
+        return Mark(name, level, f"one case, measured twice, differs: {ratio}")
+    return Mark(name, Level.OK, f"cases take turns; one, measured twice: {ratio}")
 
 
 def _repetitions(view: View) -> Mark:
@@ -130,7 +121,7 @@ def _repetitions(view: View) -> Mark:
     if most <= 1:
         level = Level.BAD
         reason = f"one {what}: no interval" if fewest else "nothing measured"
-    return Mark(name="Sample", level=level, reason=reason)
+    return Mark("Sample", level, reason)
 
 
 def _resolution(view: View) -> tuple[Mark, ...]:
@@ -138,7 +129,7 @@ def _resolution(view: View) -> tuple[Mark, ...]:
 
     The twin counts with its distance from 1 as well: equal programs differ by that.
     """
-    points = finding.most_replicas(view)
+    points = verdict.most_replicas(view)
     shown = [p.efficiency for p in points if p.efficiency]
     halves = [
         (found.high - found.low) / 2 / found.value
@@ -166,7 +157,7 @@ def _resolution(view: View) -> tuple[Mark, ...]:
             " slower"
         )
         level = Level.CAUTION if level is Level.OK else level
-    return (Mark(name="Resolution", level=level, reason=reason),)
+    return (Mark("Resolution", level, reason),)
 
 
 def _plausibility(view: View) -> tuple[Mark, ...]:
@@ -176,7 +167,7 @@ def _plausibility(view: View) -> tuple[Mark, ...]:
         return ()
     counted = formats.count(number, "efficiency", "efficiencies")
     reason = f"{counted} above {formats.percent(scaling.MOST_EFFICIENT)}"
-    return (Mark(name="Plausibility", level=Level.BAD, reason=reason),)
+    return (Mark("Plausibility", Level.BAD, reason),)
 
 
 def _hidden(point: Point) -> float:
@@ -196,7 +187,7 @@ def _environments(view: View) -> list[Environment]:
 
 def _quiet(view: View) -> Mark:
     name = "Quiet machine"
-    found = load.of_study(view.study)
+    found = relay.load_of_study(view.study)
     if view.study.plan.measuring.order is Order.RELAY:
         counts = relay.count_turns(view.study)
         # In numbers: less than half a per cent would be 0 %.
@@ -205,32 +196,17 @@ def _quiet(view: View) -> Mark:
             reason = "no block was discarded"
         level = Level.CAUTION if counts.busy else Level.OK
         if any(case.is_disturbed for case in view.study.cases):
-            return Mark(name=name, level=Level.BAD, reason=f"{reason}: no evidence")
+            return Mark(name, Level.BAD, f"{reason}: no evidence")
         if counts.is_unfit and view.study.plan.measuring.gate is not None:
-            return Mark(name=name, level=Level.BAD, reason=reason)
+            return Mark(name, Level.BAD, reason)
         reason = counts.busy or reason
         if found.num_unknown:
-            level, reason = Level.CAUTION, f"{reason}; {load_text(found)}"
-        return Mark(name=name, level=level, reason=reason)
+            level, reason = Level.CAUTION, f"{reason}; {trust.load_text(found)}"
+        return Mark(name, level, reason)
     level = Level.CAUTION if found.num_busy or found.num_unknown else Level.OK
     if found.num_busy > MANY * (found.num_all - found.num_unknown):
         level = Level.BAD
-    return Mark(name=name, level=level, reason=load_text(found))
-
-
-def load_text(found: Load) -> str:
-    """Says what others used of the machine, or that it is unknown."""
-    unknown = f"load was not recorded in {found.num_unknown} of {found.num_all}"
-    unknown = f"{unknown} {found.unit}s" if found.num_all else "load was not recorded"
-    if found.most is None:
-        return unknown
-    said = f"others used at most {formats.percent(found.most)} of CPU time"
-    if found.num_busy:
-        said = (
-            f"others used up to {formats.percent(found.most)} of CPU time in"
-            f" {found.num_busy} of {found.num_all - found.num_unknown} {found.unit}s"
-        )
-    return f"{said}; {unknown}" if found.num_unknown else said
+    return Mark(name, level, trust.load_text(found))
 
 
 def _drift(view: View) -> Mark:
@@ -238,22 +214,18 @@ def _drift(view: View) -> Mark:
     fingerprints = {env.fingerprint for env in _environments(view)}
     if len(fingerprints) > 1:
         reason = f"{len(fingerprints)} different environments"
-        return Mark(name=name, level=Level.BAD, reason=reason)
+        return Mark(name, Level.BAD, reason)
     found = trust.of_entries(view, view.study.planned)
     if found is None:
-        return Mark(name=name, level=Level.CAUTION, reason="speed was not recorded")
+        return Mark(name, Level.CAUTION, "speed was not recorded")
     moved = found.of_medians
     reason = f"speed of the machine moved by {formats.percent(moved)}"
     if moved <= SMALL_DRIFT:
-        return Mark(name=name, level=Level.OK, reason=reason)
+        return Mark(name, Level.OK, reason)
     if view.study.plan.measuring.order is Order.RELAY:
-        return Mark(
-            name=name,
-            level=Level.CAUTION,
-            reason=f"{reason}: rates move with it, ratios do not",
-        )
+        return Mark(name, Level.CAUTION, f"{reason}: rates move with it, ratios do not")
     level = Level.BAD if moved > LARGE_DRIFT else Level.CAUTION
-    return Mark(name=name, level=level, reason=reason)
+    return Mark(name, level, reason)
 
 
 def _failures(view: View) -> Mark:
@@ -264,10 +236,10 @@ def _failures(view: View) -> Mark:
         reason = f"all {formats.count(len(planned), 'trial')} ok"
         if num_disturbed:
             reason = f"{num_disturbed} of {len(planned)} trials beside load only"
-        return Mark(name="Failures", level=Level.OK, reason=reason)
+        return Mark("Failures", Level.OK, reason)
     reason = f"{num_missing} of {formats.count(len(planned), 'trial')} gave no number"
     level = Level.BAD if num_missing > MANY * len(planned) else Level.CAUTION
-    return Mark(name="Failures", level=level, reason=reason)
+    return Mark("Failures", level, reason)
 
 
 def _oversubscription(view: View) -> Mark:
@@ -275,14 +247,12 @@ def _oversubscription(view: View) -> Mark:
     beyond = sorted({p.num_replicas for p in view.points if p.is_oversubscribed})
     if not beyond:
         reason = "a core or more per replica"
-        return Mark(name=name, level=Level.OK, reason=reason)
+        return Mark(name, Level.OK, reason)
     listed = ", ".join(map(str, beyond))
     fit = [p for p in view.points if not (p.is_oversubscribed or p.is_baseline)]
     reason = f"oversubscribed at {formats.count(beyond[-1], 'replica')}"
     if len(beyond) > 1:
         reason = f"oversubscribed at {listed} replicas"
     if fit:
-        return Mark(
-            name=name, level=Level.CAUTION, reason=f"{reason}: not in the verdict"
-        )
-    return Mark(name=name, level=Level.BAD, reason=f"{reason}: nothing else measured")
+        return Mark(name, Level.CAUTION, f"{reason}: not in the verdict")
+    return Mark(name, Level.BAD, f"{reason}: nothing else measured")

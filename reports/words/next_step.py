@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from reports.view.view import View
-    from results.figures.comparisons import Comparison
-    from results.figures.scaling import Point
-    from results.records.machines.machine_record import MachineState
+    from results.figures.scaling import Comparison, Point
+    from results.records.machine_record import MachineState
     from results.records.models import Plan
     from results.statistics.estimates import Estimate
     from results.study.cases import Case, Study

@@ -7,9 +7,8 @@ import statistics
 from typing import TYPE_CHECKING, Final
 
 from reports.words import formats
-from reports.words.finding import Finding
 from results.figures import table
-from results.records.machines import gpu_record
+from results.records import machine_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from reports.view.view import View
     from results.figures.lost_time import InputBound, LostTime
     from results.figures.scaling import Point
-    from results.records.machines.gpu_record import GpuUse
+    from results.records.machine_record import GpuUse
     from results.records.models import Environment
     from results.statistics.estimates import Estimate
     from results.study.cases import Entry
@@ -81,33 +80,6 @@ def statement(found: InputBound, write: Callable[[float], str]) -> str:
         f"{_mean_text(found.input_sec, write)} ms, {fraction_text(found)} of the "
         f"step; {_MEANINGS[found.verdict]}"
     )
-
-
-def findings(view: View) -> list[Finding]:
-    """Returns the cases whose loss is that of their input, in planned order."""
-    found = []
-    for item in view.explained:
-        bound = None if item.lost is None else item.lost.input_bound
-        if bound is None or not bound.explains_loss:
-            continue
-        spec = item.case.spec
-        replicas = formats.count(spec.num_replicas, "replica")
-        text = fraction_text(bound)
-        figure, _, interval = text.partition(" ")
-        found.append(
-            Finding(
-                figure=figure,
-                interval=interval,
-                label=f"{spec.backend}, {replicas}, input alone of a step",
-                sentence=(
-                    f"{spec.backend} is input-bound with {replicas}: its input "
-                    f"pipelines alone take {text} of a step, longer than the step of "
-                    "one replica, so the loss is that of the input."
-                ),
-                trial_ids=item.trial_ids,
-            )
-        )
-    return found
 
 
 # Nothing is said where nothing is lost: a cause and an advice need an efficiency whose
@@ -290,7 +262,7 @@ def energy(entries: Sequence[Entry]) -> str:
     for entry in entries:
         if not entry.is_ok or entry.trial is None or entry.trial.env is None:
             continue
-        joules = gpu_record.joules_per_example(
+        joules = machine_record.joules_per_example(
             entry.trial.env.gpu_uses, entry.result.examples_per_sec
         )
         if joules is not None:

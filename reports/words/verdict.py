@@ -7,19 +7,108 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from reports.view.view import modes_text
-from reports.words import evidence, formats, trust, utilisation
-from reports.words.finding import Finding
-from results.figures import scaling
-from results.figures.load import QUIET_FRACTION
+from reports.words import formats, trust, utilisation
+from results.figures import relay, scaling
 from results.records.models import Order, ScalingMode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    import rich.console
+    import rich.table
 
     from reports.view.view import View
-    from results.figures.comparisons import Comparison
-    from results.figures.scaling import Point
+    from results.figures.scaling import Comparison, Point
     from results.statistics.estimates import Estimate
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One finding of the study."""
+
+    label: str  # A short name.
+    figure: str  # The number that is shown large.
+    interval: str  # Its interval in brackets, or why there is none.
+    sentence: str  # The whole statement with its interval.
+    trial_ids: tuple[str, ...]  # The trials behind it.
+
+
+def most_replicas(view: View) -> list[Point]:
+    """Returns the most replicas of every backend and mode, in planned order.
+
+    Those without a core each only where nothing else was measured.
+    """
+    chosen: list[Point] = []
+    for mode in view.study.modes:
+        for backend in view.study.backends:
+            curve = [p for p in view.points_of(mode, backend) if p.throughput]
+            fit = [p for p in curve if not p.is_oversubscribed] or curve
+            chosen += [p for p in fit if p.num_replicas == fit[-1].num_replicas]
+    return chosen
+
+
+_WIDEST = 10_000
+
+
+def columns_that_fit(
+    columns: Sequence[str],
+    dropped_first: Sequence[str],
+    make_table: Callable[[Sequence[str]], rich.table.Table],
+    console: rich.console.Console,
+) -> tuple[str, ...]:
+    """Returns the columns that a console has room for, in their order."""
+    left = list(columns)
+    options = console.options.update(max_width=_WIDEST)
+    for name in dropped_first:
+        table = make_table(left)
+        if console.measure(table, options=options).maximum <= console.width:
+            break
+        if name in left:
+            left.remove(name)
+    return tuple(left)
+
+
+def lead_curve(view: View, mode: ScalingMode) -> tuple[Point, ...]:
+    """Returns the points of the backend that is fastest at its most replicas.
+
+    Oversubscribed cases, and those measured beside load only, are no evidence on
+    scaling and are left out.
+    """
+    curves = [
+        [
+            point
+            for point in view.points_of(mode, backend)
+            if point.throughput is not None
+            and not point.is_oversubscribed
+            and not point.throughput.is_disturbed
+            and (
+                point.is_baseline
+                or (point.efficiency is not None and not point.efficiency.is_disturbed)
+            )
+        ]
+        for backend in view.study.backends
+    ]
+    known = [
+        curve for curve in curves if any(of.efficiency is not None for of in curve)
+    ]
+    best: Sequence[Point] = max(known, key=_size_and_throughput) if known else ()
+    return tuple(best)
+
+
+def _size_and_throughput(curve: Sequence[Point]) -> tuple[int, float]:
+    last = curve[-1]
+    assert last.throughput is not None
+    return last.num_replicas, last.throughput.value
+
+
+def lead_point(view: View) -> Point | None:
+    """Returns the largest case of the first scaling mode that has an efficiency."""
+    for mode in view.study.modes:
+        curve = lead_curve(view, mode)
+        if curve:
+            return curve[-1]
+    return None
+
 
 NUM_KEY_FINDINGS = 4
 INCONCLUSIVE = "inconclusive"
@@ -159,6 +248,33 @@ def _comparison_finding(comparison: Comparison) -> Finding:
     )
 
 
+def _input_findings(view: View) -> list[Finding]:
+    """Returns the cases whose loss is that of their input, in planned order."""
+    found = []
+    for item in view.explained:
+        bound = None if item.lost is None else item.lost.input_bound
+        if bound is None or not bound.explains_loss:
+            continue
+        spec = item.case.spec
+        replicas = formats.count(spec.num_replicas, "replica")
+        text = utilisation.fraction_text(bound)
+        figure, _, interval = text.partition(" ")
+        found.append(
+            Finding(
+                figure=figure,
+                interval=interval,
+                label=f"{spec.backend}, {replicas}, input alone of a step",
+                sentence=(
+                    f"{spec.backend} is input-bound with {replicas}: its input "
+                    f"pipelines alone take {text} of a step, longer than the step of "
+                    "one replica, so the loss is that of the input."
+                ),
+                trial_ids=item.trial_ids,
+            )
+        )
+    return found
+
+
 def _compared(view: View) -> list[Comparison]:
     """Returns the pairs at the most replicas that neither side oversubscribed."""
     chosen: dict[tuple[str, str, ScalingMode], Comparison] = {}
@@ -244,7 +360,7 @@ def _unknowns(view: View) -> Iterator[str]:
         )
     if is_relay:
         yield from trust.sentences(view)
-    yield from evidence.sentences(view.study)
+    yield from trust.evidence_sentences(view.study)
     if text := trust.why_implausible(view):
         yield text
     yield from trust.matches(view)
@@ -272,17 +388,11 @@ def _unknowns(view: View) -> Iterator[str]:
             "Replicas run on cores of one machine and share its memory bandwidth and "
             "caches, so the figures say nothing about separate machines or devices."
         )
-    disturbed = [
-        env.foreign_cpu_fraction or 0.0
-        for env in environments
-        if (env.foreign_cpu_fraction or 0.0) > QUIET_FRACTION and not is_relay
-    ]
-    if disturbed:
+    load = relay.load_of_study(view.study)
+    if load.num_busy:
         yield (
-            f"The machine was not quiet: in {len(disturbed)} of {len(environments)} "
-            "trials other processes used more than "
-            f"{formats.percent(QUIET_FRACTION)} of the CPU time (up to "
-            f"{formats.percent(max(disturbed))}), which affects the figures."
+            f"The machine was not quiet: {trust.load_text(load)}; more than "
+            f"{formats.percent(relay.QUIET_FRACTION)} affects the figures."
         )
     machines = {env.fingerprint for env in environments}
     if len(machines) > 1:
@@ -309,7 +419,7 @@ def judge(view: View) -> Verdict:
     target = view.study.plan.measuring.efficiency_target
     findings = [_scaling_finding(point, target) for point in _scaled(view)]
     findings += [_comparison_finding(item) for item in _compared(view)]
-    of_input = utilisation.findings(view)
+    of_input = _input_findings(view)
     findings += of_input
     points, compared = findings_of_leader(view)
     key_findings = [_scaling_finding(point, target) for point in points]

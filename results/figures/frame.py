@@ -3,21 +3,315 @@
 from __future__ import annotations
 
 import statistics as plain_statistics
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pandas as pd
 
-from results.figures import table, trial_metrics
-from results.figures.points import points_frame
-from results.records.machines.gpu_record import joules_per_example
+from results.figures import explain, scaling, table, trial_metrics
+from results.records.machine_record import joules_per_example
+from results.records.models import Control
+from results.statistics import estimates
 from results.study import cases
+from results.study.cases import Study, load_study
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+    from results.figures.explain import Explained, RecordedLoss
+    from results.figures.scaling import Comparison, Point
     from results.figures.trial_metrics import TrialMetric
+    from results.records.models import ScalingMode
+    from results.statistics.estimates import Estimate
     from results.store.study_store import Store
+    from results.study.cases import Case
+
+    Row = dict[str, Any]
+
+
+_TYPES: Final = {
+    **dict.fromkeys(("figure", "quantity", "kind", "mode"), "object"),
+    **dict.fromkeys(("backend", "other_backend", "revision"), "object"),
+    **dict.fromkeys(("num_replicas", "per_replica_batch_size"), "Int64"),
+    "global_batch_size": "Int64",
+    **dict.fromkeys(("value", "low", "high"), "float64"),
+    "n": "Int64",
+    **dict.fromkeys(("unit", "method", "protocol"), "object"),
+    **dict.fromkeys(("is_baseline", "is_oversubscribed"), "bool"),
+    "trial_id": "object",
+    **dict.fromkeys(("repetition_index", "num_steps", "num_examples"), "Int64"),
+    "num_environment_steps": "Int64",
+    "train_time_sec": "float64",
+    "rank": "Int64",
+    "phase": "object",
+    "step_index": "Int64",
+}
+POINT_COLUMNS: Final = tuple(_TYPES)
+
+
+def new_row(figure: str, quantity: str, kind: str, case: Case, **more: Any) -> Row:
+    """Returns a row of a case, with what every row of it has, and ``more``."""
+    spec = case.spec
+    row: Row = dict.fromkeys(POINT_COLUMNS)
+    row |= {
+        "figure": figure,
+        "quantity": quantity,
+        "kind": kind,
+        "mode": modes_text(case.modes),
+        "backend": spec.backend,
+        "revision": spec.revision,
+        "num_replicas": spec.num_replicas,
+        "per_replica_batch_size": spec.per_replica_batch_size,
+        "global_batch_size": spec.global_batch_size,
+        "unit": "",
+        "is_baseline": False,
+        "is_oversubscribed": case.is_oversubscribed,
+    }
+    return row | more
+
+
+def modes_text(modes: Sequence[ScalingMode]) -> str:
+    """Returns the scaling modes that a case serves, in words."""
+    return " and ".join(mode.value for mode in modes)
+
+
+QUANTITIES: Final = ("throughput", "speedup", "efficiency")
+"""What is drawn over the number of replicas."""
+
+
+def points_frame(source: Store | Study) -> pd.DataFrame:
+    """Returns every number that the figures of the report draw, one per row.
+
+    Quality runs, controls, other revisions and trials that are not ok are in no row of
+    the figures that they are no part of, so that a mean of rows is never a mean of
+    different things. ``figure`` and ``quantity`` select, ``kind`` says what a row is:
+
+    ==========  =============================================  =======================
+    figure      quantity                                       kind
+    ==========  =============================================  =======================
+    scaling     throughput, speedup, efficiency                estimate, repetition,
+                                                               ceiling, crossed_out
+    forest      ratio of throughput: backend / other_backend   estimate
+    waterfall   parts of a step in s, then the whole           part, whole
+    learning    the name of a quality metric                   evaluation
+    steps       step_time                                      step
+    ==========  =============================================  =======================
+
+    An estimate has ``low`` and ``high``, the ends of its 95 % interval, where there is
+    one. A ceiling is the throughput of as many programs that never communicate. A case
+    that does not match one replica is crossed out: it has a reason and no value.
+
+    Args:
+      source: A store, or the study that was read from it.
+
+    Raises:
+      ResultsError: The plan is missing, unreadable or contradictory.
+    """
+    study = source if isinstance(source, Study) else load_study(source)
+    points = scaling.points(study)
+    explained = explain.explain(study)
+    losses: list[Explained | RecordedLoss] = [*explained]
+    losses += recorded_losses(points, explained)
+    return frame_of(study, points, scaling.compare_backends(study), losses)
+
+
+def recorded_losses(
+    points: Sequence[Point], explained: Sequence[Explained]
+) -> tuple[RecordedLoss, ...]:
+    """Returns what turns record about cases that no control explains."""
+    with_controls = {item.case.case_id for item in explained if item.lost is not None}
+    return tuple(
+        item
+        for item in explain.losses_of_points(points)
+        if item.case.case_id not in with_controls
+    )
+
+
+def frame_of(
+    study: Study,
+    points: Sequence[Point],
+    comparisons: Sequence[Comparison],
+    losses: Sequence[Explained | RecordedLoss],
+) -> pd.DataFrame:
+    """Returns the frame of ``points_frame`` where its figures are known already."""
+    rows = [
+        *_scaling_rows(study, points),
+        *_ratio_rows(comparisons),
+        *_part_rows(losses),
+        *_learning_rows(study),
+    ]
+    plain = pd.DataFrame(rows, columns=list(POINT_COLUMNS)).astype(_TYPES)
+    steps = _steps(study)
+    return pd.concat([plain, *steps], ignore_index=True) if steps else plain
+
+
+def _of(estimate: Estimate) -> Row:
+    names = "value", "low", "high", "n", "unit", "method"
+    return {name: getattr(estimate, name) for name in names}
+
+
+def _scaling_rows(study: Study, points: Sequence[Point]) -> Iterator[Row]:
+    for point in points:
+        figures = table.ratios(point)
+        for quantity in QUANTITIES:
+            common: Row = {"mode": point.mode.value, "is_baseline": point.is_baseline}
+            if point.is_crossed_out:
+                more = common | {"method": point.missing_reason}
+                yield new_row("scaling", quantity, "crossed_out", point.case, **more)
+            figure = figures[quantity]
+            if figure.value is not None:
+                fixed = {"value": figure.fixed, "method": "1 by definition"}
+                more = common | (_of(figure.estimate) if figure.estimate else fixed)
+                yield new_row("scaling", quantity, "estimate", point.case, **more)
+            for trial_id, repetition, value in repetitions(point, quantity):
+                more = common | {
+                    "value": value,
+                    "unit": point.throughput.unit
+                    if point.throughput is not None and quantity == "throughput"
+                    else "",
+                    "trial_id": trial_id,
+                    "repetition_index": repetition,
+                }
+                yield new_row("scaling", quantity, "repetition", point.case, **more)
+    yield from _ceilings(study, points)
+
+
+def repetitions(point: Point, quantity: str) -> list[tuple[str, int, float]]:
+    """Returns single repetitions; ratios where both sides have the same ones."""
+    entries = {entry.key: entry.trial_id for entry in point.case.ok_entries}
+    here = scaling.values(point.case, scaling.throughput_of)
+    if quantity == "throughput":
+        return [(entries[key], key[0], value) for key, value in here.items()]
+    if point.is_baseline or point.baseline is None or point.speedup is None:
+        return []
+    if point.speedup.method == estimates.TWO_GROUPS:
+        return []
+    there = scaling.values(point.baseline, scaling.throughput_of)
+    factor: float = point.baseline.spec.num_replicas
+    if quantity == "efficiency":
+        factor /= point.num_replicas
+    return [
+        (entries[key], key[0], factor * value / there[key])
+        for key, value in here.items()
+        if key in there
+    ]
+
+
+def _ceilings(study: Study, points: Sequence[Point]) -> Iterator[Row]:
+    """Yields what as many programs that never communicate reach together.
+
+    Their speedup and efficiency are relative to the baseline of each backend.
+    """
+    for case in study.controls:
+        if case.spec.control is not Control.SOLO:
+            continue
+        found = scaling.estimate(case, scaling.throughput_of, unit="")
+        if found is None:
+            continue
+        size = case.spec.num_replicas
+        for mode in case.modes:
+            common = {"mode": mode.value, "n": found.n}
+            yield new_row(
+                "scaling", "throughput", "ceiling", case, value=found.value, **common
+            )
+            for point in points:
+                if not point.is_baseline or point.mode is not mode:
+                    continue
+                if point.throughput is None or point.num_replicas == size:
+                    continue
+                speedup = point.num_replicas * found.value / point.throughput.value
+                for quantity, value in (
+                    ("speedup", speedup),
+                    ("efficiency", speedup / size),
+                ):
+                    more = common | {"value": value, "backend": point.backend}
+                    yield new_row("scaling", quantity, "ceiling", case, **more)
+
+
+def _ratio_rows(comparisons: Sequence[Comparison]) -> Iterator[Row]:
+    for item in comparisons:
+        if item.ratio is not None:
+            more = _of(item.ratio) | {
+                "mode": modes_text(item.modes),
+                "other_backend": item.second.spec.backend,
+                "is_oversubscribed": item.is_oversubscribed,
+            }
+            yield new_row("forest", "ratio", "estimate", item.first, **more)
+
+
+def _part_rows(losses: Sequence[Explained | RecordedLoss]) -> Iterator[Row]:
+    for item in losses:
+        if item.lost is None:
+            continue
+        for part in (*item.lost.parts, item.lost.step):
+            if part.time is not None:
+                kind = "whole" if part is item.lost.step else "part"
+                more = _of(part.time)
+                yield new_row("waterfall", part.name, kind, item.case, **more)
+
+
+def _learning_rows(study: Study) -> Iterator[Row]:
+    for case in study.quality_runs:
+        for entry in case.ok_entries:
+            for point in entry.result.curve:
+                for metric in point.quality:
+                    yield new_row(
+                        "learning",
+                        metric.name,
+                        "evaluation",
+                        case,
+                        value=metric.value,
+                        low=metric.low,
+                        high=metric.high,
+                        n=metric.num_examples,
+                        unit=metric.unit,
+                        method=metric.method,
+                        protocol=metric.protocol,
+                        trial_id=entry.trial_id,
+                        repetition_index=entry.spec.repetition_index,
+                        num_steps=point.num_steps,
+                        num_examples=point.num_examples,
+                        num_environment_steps=point.num_environment_steps,
+                        train_time_sec=point.train_time_sec,
+                    )
+
+
+def _steps(study: Study) -> list[pd.DataFrame]:
+    """Returns the recorded steps of all timed trials that are ok, in one frame."""
+    rows, phases, ranks, lengths, times = [], [], [], [], []
+    for case in study.cases:
+        for entry in case.ok_entries:
+            row = new_row(
+                "steps",
+                "step_time",
+                "step",
+                case,
+                unit="s",
+                trial_id=entry.trial_id,
+                repetition_index=entry.spec.repetition_index,
+            )
+            for rank in entry.result.ranks:
+                for phase, values in (
+                    ("warmup", rank.warmup_step_time_sec),
+                    ("measure", rank.step_time_sec),
+                ):
+                    if values:
+                        rows.append(row)
+                        phases.append(phase)
+                        ranks.append(rank.rank)
+                        lengths.append(len(values))
+                        times.append(np.asarray(values, dtype=np.float64))
+    if not rows:
+        return []
+    frame = pd.DataFrame(rows, columns=list(POINT_COLUMNS))
+    frame["phase"], frame["rank"] = phases, ranks
+    repeated = frame.loc[np.repeat(np.arange(len(frame)), lengths)].reset_index(
+        drop=True
+    )
+    repeated["value"] = np.concatenate(times)
+    repeated["step_index"] = np.concatenate([np.arange(length) for length in lengths])
+    return [repeated.astype(_TYPES)]
+
 
 __all__ = ["curves_frame", "points_frame", "steps_frame", "trials_frame"]
 
@@ -56,22 +350,9 @@ TRIAL_COLUMNS = (
 )
 
 CURVE_COLUMNS = (
-    "trial_id",
-    "backend",
-    "num_replicas",
-    "global_batch_size",
-    "repetition_index",
-    "num_steps",
-    "num_examples",
-    "num_environment_steps",
-    "train_time_sec",
-    "metric",
-    "value",
-    "unit",
-    "n",
-    "low",
-    "high",
-    "protocol",
+    *("trial_id", "backend", "num_replicas", "global_batch_size", "repetition_index"),
+    *("num_steps", "num_examples", "num_environment_steps", "train_time_sec"),
+    *("metric", "value", "unit", "n", "low", "high", "protocol"),
 )
 
 STEP_COLUMNS = ("trial_id", "rank", "phase", "step_index", "step_time_sec")
@@ -163,28 +444,8 @@ def curves_frame(store: Store) -> pd.DataFrame:
       ResultsError: The plan is missing or unreadable, or a newer version wrote it.
     """
     rows = [
-        {
-            "trial_id": entry.trial_id,
-            "backend": entry.spec.backend,
-            "num_replicas": entry.spec.num_replicas,
-            "global_batch_size": entry.spec.global_batch_size,
-            "repetition_index": entry.spec.repetition_index,
-            "num_steps": point.num_steps,
-            "num_examples": point.num_examples,
-            "num_environment_steps": point.num_environment_steps,
-            "train_time_sec": point.train_time_sec,
-            "metric": metric.name,
-            "value": metric.value,
-            "unit": metric.unit,
-            "n": metric.num_examples,
-            "low": metric.low,
-            "high": metric.high,
-            "protocol": metric.protocol,
-        }
-        for case in cases.load_study(store).quality_runs
-        for entry in case.ok_entries
-        for point in entry.result.curve
-        for metric in point.quality
+        {**row, "metric": row["quantity"]}
+        for row in _learning_rows(cases.load_study(store))
     ]
     return pd.DataFrame(rows, columns=list(CURVE_COLUMNS))
 

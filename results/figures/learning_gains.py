@@ -10,22 +10,74 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from results import errors
-from results.figures import targets
-from results.figures.targets import Axis
-from results.statistics import improvement, time_to_target
+from results.statistics import run_scores
+from results.statistics.run_scores import Time, TimeToTarget
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.records.models import QualityMetric
+    from results.records.models import QualityMetric, QualityPoint, TrialResult
     from results.statistics.estimates import Estimate
-    from results.statistics.time_to_target import TimeToTarget
     from results.study.cases import Case, Entry, Study
 
-FEWEST_RUNS = max(improvement.FEWEST_RUNS, time_to_target.FEWEST_RUNS)
+
+class Axis(str, Enum):
+    """What a run spends until it reaches a target."""
+
+    SECONDS = "s"
+    EXAMPLES = "examples"
+
+    def of(self, point: QualityPoint) -> float:
+        """What was spent at a point of a run."""
+        return point.train_time_sec if self is Axis.SECONDS else point.num_examples
+
+
+def time_to_axis(
+    case: Case, metric: str, target: float, *, is_higher_better: bool, axis: Axis
+) -> TimeToTarget | None:
+    """Returns what the quality runs of a case needed to reach a target.
+
+    A run that ended without reaching it is censored where it ended. A trial that failed
+    never reached it: it is censored where the longest run ended. Trials that were not
+    started are left out.
+    """
+    if not case.ok_entries:
+        return None
+    curves = [
+        _curve(entry.result, metric, axis, case.label) for entry in case.ok_entries
+    ]
+    times = [
+        run_scores.first_reached(curve, target, is_higher_better=is_higher_better)
+        for curve in curves
+    ]
+    longest = max(curve[-1][0] for curve in curves)
+    times += [Time(amount=longest, is_reached=False)] * len(case.failed_entries)
+    return run_scores.median_time(times, unit=axis.value)
+
+
+def _curve(
+    result: TrialResult, metric: str, axis: Axis, label: str
+) -> list[tuple[float, float]]:
+    curve = [
+        (axis.of(point), quality.value)
+        for point in result.curve
+        for quality in point.quality
+        if quality.name == metric
+    ]
+    if not curve:
+        found = {q.name for point in result.curve for q in point.quality}
+        raise errors.ResultsError(
+            f"quality runs of {label!r} have no metric {metric!r}; they have "
+            f"{', '.join(sorted(found)) or 'none'}"
+        )
+    return curve
+
+
+FEWEST_RUNS = max(run_scores.FEWEST_RUNS, run_scores.FEWEST_RUNS)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +174,7 @@ def _of_backend(metric: str, cases: Sequence[Case], *, is_higher_better: bool) -
         for case in cases
     }
     reached = results[fewest.case_id]
-    target, missed = time_to_target.target_of(
+    target, missed = run_scores.target_of(
         reached,
         is_higher_better=is_higher_better,
         num_others=min(map(len, results.values())),
@@ -131,12 +183,12 @@ def _of_backend(metric: str, cases: Sequence[Case], *, is_higher_better: bool) -
     def better(case: Case) -> Estimate | None:
         if case is fewest:
             return None
-        return improvement.probability(
+        return run_scores.probability_of_improvement(
             results[case.case_id], reached, is_higher_better=is_higher_better
         )
 
     def spent(case: Case, axis: Axis) -> TimeToTarget:
-        found = targets.of_case(
+        found = time_to_axis(
             case, metric, target, is_higher_better=is_higher_better, axis=axis
         )
         assert found is not None  # it has runs that are ok

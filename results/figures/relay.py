@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from results.statistics.estimates import Estimate
     from results.study.cases import Case, Study
 
+
 TWIN_CONFIDENCE = 0.99
 """Of the interval that decides whether a twin differs. With 0.95, one gate of 20 would
 be refused although its design is right."""
@@ -161,3 +162,40 @@ def is_precise_enough(study: Study) -> bool:
     if target is None:
         return True
     return generations.is_precise_enough(primary_logs(study), target)
+
+
+QUIET_FRACTION = 0.05
+"""Of the CPU time: what others may use beside a trial."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Load:
+    """Shares of the CPU time that others used."""
+
+    unit: str  # What has one: a turn of a relay, or a trial.
+    num_all: int  # All of these.
+    num_unknown: int  # Those of which it was not recorded.
+    # Trials beside which others used more than ``QUIET_FRACTION``; busy turns are void,
+    # and counted elsewhere.
+    num_busy: int
+    most: float | None  # The largest share; None where none was recorded.
+
+
+def load_of_study(study: Study) -> Load:
+    """Returns what was recorded of all planned trials, of both sides of a gate."""
+    trials = [entry.trial for entry in study.planned if entry.trial is not None]
+    results = [trial.result for trial in trials if trial.result is not None]
+    shares = [turn.foreign_cpu_fraction for of in results for turn in of.turns]
+    is_relay = bool(shares)
+    if not is_relay:
+        environments = [trial.env for trial in trials if trial.env is not None]
+        shares = [env.foreign_cpu_fraction for env in environments]
+    known = [share for share in shares if share is not None]
+    busy = [share for share in known if share > QUIET_FRACTION]
+    return Load(
+        unit="turn" if is_relay else "trial",
+        num_all=len(shares),
+        num_unknown=len(shares) - len(known),
+        num_busy=0 if is_relay else len(busy),
+        most=max(known, default=None),
+    )

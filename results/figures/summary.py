@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
 import math
 from typing import TYPE_CHECKING, Any
 
-from results.figures import (
-    comparisons,
-    explain,
-    learning_gains,
-    scaling,
-    table,
-    trial_metrics,
-)
-from results.study import agreement, matching
+from results.figures import explain, learning_gains, scaling, table, trial_metrics
 from results.study import cases as study_module
+from results.study import matching
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from results.figures import lost_time
     from results.statistics.estimates import Estimate
-    from results.statistics.time_to_target import TimeToTarget
+    from results.statistics.run_scores import TimeToTarget
     from results.store.study_store import Store
 
 SUMMARY_VERSION = 1
@@ -33,27 +27,40 @@ def _estimate(estimate: Estimate | None) -> dict[str, Any] | None:
     return None if estimate is None else dataclasses.asdict(estimate)
 
 
+def _pick(source: object, *names: str) -> dict[str, Any]:
+    """Returns attributes by name; JSON has no infinity: beyond what was measured."""
+    return {name: _plain(getattr(source, name)) for name in names}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, tuple):
+        return [*value]
+    return value.value if isinstance(value, enum.Enum) else value
+
+
+def _ends(estimate: Estimate | None) -> dict[str, Any] | None:
+    return None if estimate is None else _pick(estimate, "value", "low", "high")
+
+
 def _point(point: scaling.Point) -> dict[str, Any]:
     case = point.case
     return {
-        "backend": point.backend,
-        "mode": point.mode.value,
-        "num_replicas": point.num_replicas,
-        "per_replica_batch_size": case.spec.per_replica_batch_size,
-        "global_batch_size": case.spec.global_batch_size,
-        "is_baseline": point.is_baseline,
-        "is_oversubscribed": point.is_oversubscribed,
+        **_pick(point, "backend", "mode", "num_replicas"),
+        **_pick(case.spec, "per_replica_batch_size", "global_batch_size"),
+        **_pick(point, "is_baseline", "is_oversubscribed"),
         **{
             name: _estimate(figure.estimate)
             for name, figure in table.of_point(point).items()
         },
         "missing_reason": point.missing_reason,
         "num_planned": len(case.entries),
-        "trial_ids": list(point.trial_ids),
+        "trial_ids": [*point.trial_ids],
     }
 
 
-def _comparison(comparison: comparisons.Comparison) -> dict[str, Any]:
+def _comparison(comparison: scaling.Comparison) -> dict[str, Any]:
     return {
         "first": comparison.first.spec.backend,
         "second": comparison.second.spec.backend,
@@ -61,23 +68,20 @@ def _comparison(comparison: comparisons.Comparison) -> dict[str, Any]:
         "modes": [mode.value for mode in comparison.modes],
         "is_oversubscribed": comparison.is_oversubscribed,
         "ratio": _estimate(comparison.ratio),
-        "holds": comparison.holds,
-        "num_compared": comparison.num_compared,
-        "trial_ids": list(comparison.trial_ids),
+        **_pick(comparison, "holds", "num_compared", "trial_ids"),
     }
 
 
-def _agreements(found: agreement.Agreements) -> dict[str, Any]:
+def _agreements(found: matching.Agreements) -> dict[str, Any]:
     return {
         "num_steps": found.num_steps,
-        "tolerance": agreement.TOLERANCE,
+        "tolerance": matching.TOLERANCE,
         "repeats_itself": found.repeats_itself,
         "pairs": [
             {
                 "first": pair.first.spec.backend,
                 "second": pair.second.spec.backend,
-                "num_replicas": pair.first.spec.num_replicas,
-                "per_replica_batch_size": pair.first.spec.per_replica_batch_size,
+                **_pick(pair.first.spec, "num_replicas", "per_replica_batch_size"),
                 "largest_relative_difference": pair.difference,
                 "n": pair.num_pairs,
                 "holds": pair.holds,
@@ -89,50 +93,32 @@ def _agreements(found: agreement.Agreements) -> dict[str, Any]:
 
 def _match(match: matching.Match) -> dict[str, Any]:
     return {
-        "backend": match.backend,
-        "num_replicas": match.num_replicas,
-        "outcome": match.outcome.value,
-        "reason": match.reason,
+        **_pick(match, "backend", "num_replicas", "outcome", "reason"),
         "global_batch_size": match.global_batch_size,
         "num_steps": matching.NUM_STEPS,
-        # JSON has no infinity: a side that lacks losses or a change.
-        "loss_difference": _finite(match.loss_difference),
+        "loss_difference": _plain(match.loss_difference),
         "loss_tolerance": matching.LOSS_TOLERANCE,
-        "change_difference": _finite(match.change_difference),
-        "change_tolerance": match.change_tolerance,
-        "changed": match.changed,
-        "remark": match.remark,
+        **_pick(match, "change_difference", "change_tolerance", "changed", "remark"),
     }
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _quality_run(entry: study_module.Entry) -> dict[str, Any]:
     spec, point = entry.spec, entry.result.curve[-1]
     return {
-        "backend": spec.backend,
-        "num_replicas": spec.num_replicas,
-        "global_batch_size": spec.global_batch_size,
+        **_pick(spec, "backend", "num_replicas", "global_batch_size"),
         "budget": str(spec.budget),
-        "num_steps": point.num_steps,
-        "num_examples": point.num_examples,
-        "train_time_sec": point.train_time_sec,
+        **_pick(point, "num_steps", "num_examples", "train_time_sec"),
         "reached": [metric.model_dump(mode="json") for metric in point.quality],
         "trial_ids": [entry.trial_id],
     }
 
 
 def _explained(item: explain.Explained) -> dict[str, Any]:
-    spec = item.case.spec
     return {
-        "backend": spec.backend,
-        "num_replicas": spec.num_replicas,
-        "per_replica_batch_size": spec.per_replica_batch_size,
+        **_pick(item.case.spec, "backend", "num_replicas", "per_replica_batch_size"),
         "lost_time": None if item.lost is None else _lost(item.lost),
         "missing_reason": item.reason,
-        "trial_ids": list(item.trial_ids),
+        "trial_ids": [*item.trial_ids],
     }
 
 
@@ -141,9 +127,7 @@ def _lost(lost: lost_time.LostTime) -> dict[str, Any]:
     return {
         "step": _part(lost.step),
         "parts": [_part(part) for part in lost.parts],
-        "num_generations": lost.num_generations,
-        "num_left_out": lost.num_left_out,
-        "method": lost.method,
+        **_pick(lost, "num_generations", "num_left_out", "method"),
         "confidence": lost.whole.confidence,
         "input_bound": None
         if bound is None
@@ -151,37 +135,20 @@ def _lost(lost: lost_time.LostTime) -> dict[str, Any]:
             "input_sec": _ends(bound.input_sec),
             "fraction": _ends(bound.fraction),
             "excess_sec": _ends(bound.excess_sec),
-            "verdict": bound.verdict,
-            "explains_loss": bound.explains_loss,
+            **_pick(bound, "verdict", "explains_loss"),
         },
     }
 
 
 def _part(part: lost_time.Part) -> dict[str, Any]:
-    return {
-        "name": part.name,
-        "value_sec": part.value_sec,
-        "low_sec": part.low_sec,
-        "high_sec": part.high_sec,
-        "reason": part.reason,
-        "share": None if part.share is None else _ends(part.share),
-    }
-
-
-def _ends(estimate: Estimate) -> dict[str, Any]:
-    # JSON has no infinity: what is beyond what was measured.
-    return {name: _finite(getattr(estimate, name)) for name in ("value", "low", "high")}
+    names = "name", "value_sec", "low_sec", "high_sec", "reason"
+    return {**_pick(part, *names), "share": _ends(part.share)}
 
 
 def _gains(found: learning_gains.Gains) -> dict[str, Any]:
-
-    def num_runs(case: study_module.Case) -> int:
-        return len(case.ok_entries) + len(case.failed_entries)
-
+    first = found.cases[0].case
     return {
-        "metric": found.metric,
-        "backend": found.backend,
-        "target": found.target,
+        **_pick(found, "metric", "backend", "target"),
         "missed_by_chance": found.missed,
         "is_higher_better": found.is_higher_better,
         "cases": [
@@ -190,11 +157,10 @@ def _gains(found: learning_gains.Gains) -> dict[str, Any]:
                 "better": None
                 if gain.better is None
                 else {
-                    **_ends(gain.better),
-                    "num_first": num_runs(gain.case),
-                    "num_second": num_runs(found.cases[0].case),
-                    "method": gain.better.method,
-                    "confidence": gain.better.confidence,
+                    **_pick(gain.better, "value", "low", "high"),
+                    "num_first": _num_runs(gain.case),
+                    "num_second": _num_runs(first),
+                    **_pick(gain.better, "method", "confidence"),
                 },
                 "seconds_to_target": _time(gain.seconds),
                 "examples_to_target": _time(gain.examples),
@@ -205,15 +171,15 @@ def _gains(found: learning_gains.Gains) -> dict[str, Any]:
     }
 
 
+def _num_runs(case: study_module.Case) -> int:
+    return len(case.ok_entries) + len(case.failed_entries)
+
+
 def _time(time: TimeToTarget) -> dict[str, Any]:
     return {
-        **_ends(time.median),
-        "budget": time.budget,
-        "num_reached": time.num_reached,
-        "n": time.median.n,
-        "unit": time.median.unit,
-        "method": time.median.method,
-        "confidence": time.median.confidence,
+        **_pick(time.median, "value", "low", "high"),
+        **_pick(time, "budget", "num_reached"),
+        **_pick(time.median, "n", "unit", "method", "confidence"),
     }
 
 
@@ -228,8 +194,8 @@ def summarize(study: study_module.Study) -> dict[str, Any]:
         "repeats": study.plan.repeats,
         "coverage": {"planned": len(study.planned), **dict(sorted(states.items()))},
         "points": [_point(point) for point in points],
-        "comparisons": [_comparison(item) for item in comparisons.of_study(study)],
-        "agreement": _agreements(agreement.of_study(study)),
+        "comparisons": [_comparison(item) for item in scaling.compare_backends(study)],
+        "agreement": _agreements(matching.agreements_of(study)),
         "matches": [_match(match) for match in study.matches],
         "lost_time": [_explained(item) for item in explain.explain(study)],
         "metrics": [facts.model_dump(mode="json") for facts in study.plan.metrics],
@@ -246,10 +212,7 @@ def summarize(study: study_module.Study) -> dict[str, Any]:
             if not entry.is_ok
         ],
         "problems": [
-            {
-                "path": problem.label,
-                "reason": problem.reason,
-            }
+            {"path": problem.label, "reason": problem.reason}
             for problem in study.problems
         ],
     }
@@ -266,11 +229,8 @@ def _of_plugins(points: Sequence[scaling.Point]) -> dict[str, Any]:
         "figures_of_plugins": [
             {
                 "metric": metric.name,
-                "title": metric.title,
-                "is_higher_better": metric.is_higher_better,
-                "backend": case.spec.backend,
-                "num_replicas": case.spec.num_replicas,
-                "per_replica_batch_size": case.spec.per_replica_batch_size,
+                **_pick(metric, "title", "is_higher_better"),
+                **_pick(case.spec, "backend", "num_replicas", "per_replica_batch_size"),
                 "figure": _estimate(cell.estimate),
                 "missing_reason": cell.why_not,
                 "trial_ids": [entry.trial_id for entry in case.ok_entries],

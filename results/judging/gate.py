@@ -16,8 +16,14 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from results import errors
-from results.figures import load, relay
-from results.judging import exact, gate_logs, gate_metrics, paired_gate, quality_gate
+from results.figures import relay
+from results.judging import (
+    gate_logs,
+    gate_metrics,
+    judged_case,
+    paired_gate,
+    quality_gate,
+)
 from results.judging.gate_metrics import Rule
 from results.judging.judged_case import JudgedCase, name_of, worst
 from results.records.masked import shared
@@ -28,8 +34,7 @@ from results.study import case_pairs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.figures.load import Load
-    from results.figures.relay import TurnCounts, Twin
+    from results.figures.relay import Load, TurnCounts, Twin
     from results.judging.gate_metrics import Judged
     from results.judging.paired_gate import Paired
     from results.statistics.estimates import Estimate
@@ -235,7 +240,7 @@ def _conclude(
 def _with_counts(gate: Gate, study: Study, pairs: Sequence[tuple[Case, Case]]) -> Gate:
     """Adds what was counted, exactly: what is judged, and what is only shown."""
     design = study.plan.measuring.gate
-    counts, noted = exact.compare(pairs, () if design is None else design.counts)
+    counts, noted = judged_case.compare(pairs, () if design is None else design.counts)
     return dataclasses.replace(gate, counts=counts, noted=noted)
 
 
@@ -257,7 +262,7 @@ def _of_study(
         cases=tuple(cases),
         twin=relay.twin_of(study),
         turns=relay.count_turns(study),
-        load=None if rule.metric.is_quality else load.of_study(study),
+        load=None if rule.metric.is_quality else relay.load_of_study(study),
         failures=tuple(map(shared, failures)),
         num_ok=sum(entry.is_ok for entry in study.planned),
     )

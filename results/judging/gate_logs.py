@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from results import errors
 from results.figures import explain
 from results.judging import gate_metrics
-from results.records.gate_record import GateCase, GateRecord
 from results.records.limits import MAX_LINE
+from results.records.models import GateCase, GateRecord
 from results.statistics import generations, group_sequential
 from results.statistics.group_sequential import Verdict
 from results.store import record_file
@@ -230,33 +230,17 @@ def record_of(
 
 
 def _case(case: JudgedCase) -> GateCase:
-    backend = "" if case.case is None else case.case.spec.backend
     judgement, verdict, count = case.judgement, case.verdict, case.count
+    found: dict[str, Any] = {"verdict": NO_VERDICT, "reason": case.reason[:MAX_LINE]}
     if count is not None:
-        return GateCase(
-            name=case.name,
-            backend=backend,
-            verdict=count.word,
-            slowdown=count.rise,
-            n=count.n,
-            before=count.before,
-            after=count.after,
-        )
-    if judgement is None or verdict is None:
-        reason = case.reason[:MAX_LINE]
-        return GateCase(
-            name=case.name, backend=backend, verdict=NO_VERDICT, reason=reason
-        )
-    found = judgement.slowdown
-    return GateCase(
-        name=case.name,
-        backend=backend,
-        verdict=verdict.value,
-        slowdown=_finite(found.value),
-        low=_finite(found.low),
-        high=_finite(found.high),
-        n=found.n,
-    )
+        found = {"verdict": count.word, "slowdown": count.rise, "n": count.n}
+        found |= {"before": count.before, "after": count.after}
+    elif judgement is not None and verdict is not None:
+        of = judgement.slowdown
+        found = {"verdict": verdict.value, "slowdown": _finite(of.value), "n": of.n}
+        found |= {"low": _finite(of.low), "high": _finite(of.high)}
+    backend = "" if case.case is None else case.case.spec.backend
+    return GateCase(name=case.name, backend=backend, **found)
 
 
 def _finite(ratio: float | None) -> float | None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from results import errors
-from results.statistics import estimates, generations, group_sequential
+from results.statistics import estimates, group_sequential
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -266,16 +266,3 @@ def median_half_width(
     relative = math.sqrt(float(special.chdtri(degrees, 0.5)) / degrees)
     quantile = estimates.student_quantile(degrees, confidence=confidence)
     return quantile * spread * relative / math.sqrt(num_generations)
-
-
-def generations_for_target(target: float, spread: float) -> int | None:
-    """Returns after how many generations half of all measurements are precise enough.
-
-    The same rule as ``generations.is_precise_enough``, so at least five.
-    """
-    generations.check_target(target)
-    for number in range(generations.FEWEST_TO_STOP, MOST_GENERATIONS + 1):
-        half_width = generations.widening(number) * median_half_width(spread, number)
-        if half_width <= math.log1p(target):
-            return number
-    return None

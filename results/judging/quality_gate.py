@@ -37,7 +37,7 @@ from results.judging import gate_metrics
 from results.statistics import estimates, generations, group_sequential
 from results.statistics.estimates import Estimate
 from results.statistics.group_sequential import Judgement, Verdict
-from results.study import case_pairs, study_differences
+from results.study import case_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -273,7 +273,7 @@ def of_studies(first: Study, second: Study, metric: Metric) -> RatioTable:
         ),
         is_weaker=True,
         settings=tuple(dict.fromkeys(settings)),
-        differences=study_differences.why_not_comparable(first, second),
+        differences=case_pairs.why_not_comparable(first, second),
     )
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from results.records import limits
-from results.records.machines.gpu_record import GpuUses
+from results.records.machine_record import GpuUses
 from results.records.record_base import (
     Amount,
     Fraction,

@@ -26,11 +26,11 @@ import statistics
 from enum import Enum
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from results.records import limits, record_base
 from results.records import program as program_lib
-from results.records.machines.machine_record import Environment, Placement
+from results.records.machine_record import Environment, Placement
 from results.records.measuring import (
     Allocator,
     Contrast,
@@ -57,6 +57,7 @@ from results.records.record_base import (
     BatchSize,
     Changes,
     Cores,
+    ExitCode,
     GlobalBatchSize,
     Index,
     Line,
@@ -370,3 +371,59 @@ class TrialResult(Record):
     def rates_beside_load(self) -> dict[int, float]:
         """The same of the least disturbed turn of each round; no evidence."""
         return rates_beside_load(self.turns, self.global_batch_size)
+
+
+# Of two revisions, pages compute it from the trials and ``verify`` compares it. Against
+# a stored study the baseline is elsewhere: this record is all that the study has.
+
+
+class GateCase(Record):
+    """One case of a gate; a slowdown of 0.03 is 3 % slower, or 3 % worse."""
+
+    name: Line
+    backend: Name
+    verdict: Name = Field(
+        description="'no verdict' if there is none; of a count that is shown and not"
+        " judged, 'rose' or 'fell'"
+    )
+    slowdown: Real | None = None
+    low: Real | None = None
+    high: Real | None = None
+    n: Repeats | None = Field(default=None, description="generations, or seeds")
+    before: Real | None = Field(
+        default=None, description="of a count, which is exact: that of the baseline"
+    )
+    after: Real | None = Field(default=None, description="of a count: that judged")
+    reason: Line = Field(default="", description="why there is no verdict")
+
+    @model_validator(mode="after")
+    def _check_count(self) -> GateCase:
+        if (self.before is None) != (self.after is None):
+            raise ValueError("a count has what it was and what it is, or neither")
+        return self
+
+
+class GateRecord(Record):
+    """What a gate concluded."""
+
+    schema_version: int = SCHEMA_VERSION
+    verdict: Name = Field(description="'no verdict' if there is none of the whole")
+    is_pass: bool
+    headline: Text
+    metric: Name
+    worse: Name = Field(description="what a change is that makes it worse")
+    baseline: Line
+    delta: Real = Field(description="the slowdown, or loss, that matters")
+    alpha: Annotated[float, Field(gt=0, lt=1)]
+    exit_code: ExitCode
+    unfit: Line = Field(default="", description="why the machine gave no verdict")
+    is_weaker: bool = Field(default=False, description="against a stored study")
+    is_advice: bool = Field(
+        default=False,
+        description="whether it decides nothing: the sides are of different days",
+    )
+    notes: Annotated[tuple[Text, ...], Field(max_length=limits.MAX_TRIALS)] = Field(
+        default=(), description="when it looked, and what it saw besides its cases"
+    )
+    cases: Annotated[tuple[GateCase, ...], Field(max_length=limits.MAX_TRIALS)] = ()
+    failures: Annotated[tuple[Line, ...], Field(max_length=limits.MAX_TRIALS)] = ()

@@ -8,7 +8,14 @@ from typing import Literal
 from pydantic import Field
 
 from results.records import record_base
-from results.records.record_base import Amount, Line, Name, Record, Text, TrialId
+from results.records.record_base import (
+    Amount,
+    Line,
+    Name,
+    Record,
+    Text,
+    TrialId,
+)
 
 
 class TrialStatus(str, Enum):

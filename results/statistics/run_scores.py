@@ -34,15 +34,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from results import errors
-from results.statistics.estimates import CONFIDENCE, Estimate, Mean
+from results.statistics import estimates
+from results.statistics.estimates import CONFIDENCE, Estimate, Mean, numbers
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
+
 
 NUM_DRAWS = 4_000
 BOOTSTRAP_SEED = 20_211_029
@@ -214,3 +217,224 @@ def _ends(values: np.ndarray) -> tuple[float, float]:
     else:  # between an infinite value and another there is none
         low, high = np.quantile(values, ends, method="inverted_cdf")
     return float(low), float(high)
+
+
+# Mann and Whitney's estimate (1947): the share of pairs of runs, one of each case, in
+# which the first is better; ties count half. 0.5 says that neither is. It needs no
+# scale and no model of the results. A run that failed is infinitely bad, and counts as
+# one.
+#
+# The interval is Newcombe's (2006, method 5): it contains the probabilities from which
+# the estimate is not farther than t standard errors, with the variance of Hanley and
+# McNeil (1982) at each such probability. So it stays within 0 and 1, and has a width
+# where all pairs agree. t is Student's with m + n - 2 degrees of freedom where Newcombe
+# has the normal quantile: of two equal cases with 3 runs each, all pairs agree by
+# chance in one study of ten, which must not count as evidence. Measured coverage of
+# nominal 95 % intervals for runs of one normal distribution each, apart by d standard
+# deviations (20,000 simulated studies; tests/statistics repeats a smaller version):
+#
+# ===============  =====  =====  =====  ======  ======
+# runs of each     n = 3  n = 5  n = 8  n = 10  n = 20
+# ===============  =====  =====  =====  ======  ======
+# d = 0             1.00   0.99   0.97    0.96    0.96
+# d = 1             0.99   0.98   0.98    0.97    0.96
+# d = 2             0.97   0.97   0.97    0.97    0.97
+# ===============  =====  =====  =====  ======  ======
+#
+# Fewer than ``FEWEST_RUNS`` runs of either case get no interval.
+
+_ABOVE_0, _BELOW_1 = 1e-9, 1 - 1e-9
+
+BETTER_PAIRS = "share of better pairs of runs (Mann-Whitney), Newcombe's interval"
+
+
+def probability_of_improvement(
+    first: Sequence[float], second: Sequence[float], *, is_higher_better: bool
+) -> Estimate:
+    """The probability that a run of ``first`` is better: 0.5 says neither is."""
+    a, b = (
+        estimates.numbers(of, name)
+        for of, name in ((first, "first"), (second, "second"))
+    )
+    if not is_higher_better:
+        a, b = -a, -b
+    better = (a[:, None] > b).sum() + 0.5 * (a[:, None] == b).sum()
+    value = float(better) / (a.size * b.size)
+    if min(a.size, b.size) < FEWEST_RUNS:
+        low, high, method = None, None, TOO_FEW
+    else:
+        low, high = _newcombe_ends(value, a.size, b.size)
+        method = BETTER_PAIRS
+    return Estimate(
+        value=value,
+        low=low,
+        high=high,
+        n=min(a.size, b.size),
+        unit="",
+        method=method,
+    )
+
+
+def _newcombe_ends(value: float, m: int, n: int) -> tuple[float, float]:
+    """Where the estimate is t standard errors away from the probability."""
+    from scipy import optimize
+
+    quantile = estimates.student_quantile(m + n - 2)
+
+    def distance(truth: float) -> float:
+        others = (m + n) / 2 - 1
+        factor = 1 + others * ((1 - truth) / (2 - truth) + truth / (1 + truth))
+        variance = truth * (1 - truth) * factor / (m * n)
+        return abs(value - truth) - quantile * math.sqrt(variance)
+
+    # At 0 and 1 the variance is 0: an end is never there unless the estimate is.
+    low = 0.0 if value == 0 else optimize.brentq(distance, 0.0, min(value, _BELOW_1))
+    high = 1.0 if value == 1 else optimize.brentq(distance, max(value, _ABOVE_0), 1.0)
+    return float(low), float(high)
+
+
+# A run that ends before it reaches the target is *censored*: it would have taken longer
+# than its budget, nobody knows how much. It is never dropped, since that would show
+# only the runs that went well. The **median** time can be stated nevertheless: the
+# first at which at least half of the runs have reached it. If fewer than half do within
+# the budget, it is "longer than the budget".
+#
+# The interval of the median needs no model of the times: the k-th fastest and k-th
+# slowest of n runs enclose the median with the probability that at least k and at most
+# n - k of n fair coins show heads. With fewer than 6 runs no two runs enclose it with
+# 95 %, so the interval extends from the fastest to the slowest, and ``confidence``
+# states what that is worth: 0.75 with 3 runs, 0.88 with 4, 0.94 with 5. It is exact for
+# continuous times, and an end that is censored is open: "longer than the budget".
+#
+# Times between evaluations are not interpolated: the target counts as reached at the
+# first evaluation that meets it, so a time is late by up to the distance of
+# evaluations.
+
+MOST_MISSED = 0.1
+"""Of studies whose cases are equal: those in which one seems never to get there."""
+
+CENSORED_MEDIAN = "median of censored times, ends by order statistics"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Time:
+    """What one run needed, in seconds or examples."""
+
+    # Where the target was reached or, if it was not, where the run ended.
+    amount: float
+    is_reached: bool  # Whether the target was reached.
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TimeToTarget:
+    """The median time of several runs."""
+
+    # The median and its interval; what is longer than ``budget`` is infinite.
+    median: Estimate
+    # Where the first run that did not reach the target ended, or None if all have
+    # reached it.
+    budget: float | None
+    num_reached: int  # Runs that reached the target.
+
+
+def first_reached(
+    curve: Sequence[tuple[float, float]], target: float, *, is_higher_better: bool
+) -> Time:
+    """Returns when a run first met a target."""
+    positions = [position for position, _ in curve]
+    if not curve or positions != sorted(positions):
+        raise errors.ResultsError(
+            f"positions of evaluations are {positions!r}, must be one or more "
+            "ascending numbers"
+        )
+    if math.isnan(target):
+        raise errors.ResultsError("target is nan, must be a number")
+    for position, value in curve:
+        if (value >= target) if is_higher_better else (value <= target):
+            return Time(amount=position, is_reached=True)
+    return Time(amount=positions[-1], is_reached=False)
+
+
+def target_of(
+    reached: Sequence[float], *, is_higher_better: bool, num_others: int
+) -> tuple[float, float]:
+    """Returns a quality that runs like these reach as well: one of their worst.
+
+    Of equal runs, half end below the median of the others, and would "never reach it".
+    This is the best of the qualities that the median of equal runs misses with a
+    probability of at most ``MOST_MISSED``; where none is, the worst of those that did
+    not fail, with its probability, which is 0.2 of 3 or 4 runs.
+    """
+    values = sorted(numbers(reached, "reached"), reverse=not is_higher_better)
+    num_failed = sum(map(math.isinf, values))
+    if num_failed == len(values):
+        raise errors.ResultsError("all runs failed, so there is no target")
+    rank = num_failed + 1
+    for better in range(rank + 1, len(values) + 1):
+        if _missed(len(values), better, num_others) <= MOST_MISSED:
+            rank = better
+    return float(values[rank - 1]), _missed(len(values), rank, num_others)
+
+
+def _missed(n: int, rank: int, num_others: int) -> float:
+    """Probability that the median of equal runs ends below the rank-th worst of n.
+
+    Any order of both groups is as likely: at least half of the others are worse than
+    ``rank`` of the n.
+    """
+    needed = (num_others + 1) // 2
+    orders = sum(
+        math.comb(needed - 1 + worse, worse)
+        * math.comb(num_others - needed + n - worse, n - worse)
+        for worse in range(rank)
+    )
+    return orders / math.comb(num_others + n, n)
+
+
+def median_time(times: Sequence[Time], *, unit: str) -> TimeToTarget:
+    """Returns the median time of runs, of which some may be censored."""
+    _check(times)
+    reached = sorted(time.amount for time in times if time.is_reached)
+    ended = [time.amount for time in times if not time.is_reached]
+    budget = min(ended) if ended else None
+    # Where runs end at different times, what is beyond the first end is not known.
+    known = [amount for amount in reached if budget is None or amount <= budget]
+    n = len(times)
+    ordered = [*known, *[math.inf] * (n - len(known))]
+    rank, confidence = _rank(n)
+    return TimeToTarget(
+        median=Estimate(
+            value=statistics.median(ordered),
+            low=ordered[rank] if confidence else None,
+            high=ordered[n - 1 - rank] if confidence else None,
+            n=n,
+            unit=unit,
+            method=CENSORED_MEDIAN if confidence else TOO_FEW,
+            confidence=confidence,
+        ),
+        budget=budget,
+        num_reached=len(reached),
+    )
+
+
+def _rank(n: int) -> tuple[int, float]:
+    """Runs left out at either end of the shortest interval, and its coverage."""
+    if n < FEWEST_RUNS:
+        return 0, 0.0
+    from scipy import special  # a tenth of the import time of scipy.stats
+
+    ranks = np.arange((n + 1) // 2)
+    coverage = 1 - 2 * special.bdtr(ranks, n, 0.5)
+    enough = np.flatnonzero(coverage >= CONFIDENCE)
+    rank = int(enough[-1]) if enough.size else 0
+    return rank, float(coverage[rank])
+
+
+def _check(times: Sequence[Time]) -> None:
+    amounts = [time.amount for time in times]
+    if not amounts or not all(math.isfinite(a) and a >= 0 for a in amounts):
+        raise errors.ResultsError(
+            f"times of runs are {amounts!r}, must be one or more finite numbers of at "
+            "least 0; a run that did not reach the target has the time at which it "
+            "ended"
+        )

@@ -9,16 +9,199 @@ locks.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import hashlib
 import os
+import pathlib
+import signal
+import sys
+import threading
+import uuid
 from typing import TYPE_CHECKING
 
 from results import errors
-from results.store import atomic, heartbeat, untrusted
+from results.store import atomic, untrusted
 
 if TYPE_CHECKING:
-    import pathlib
     from collections.abc import Iterator
+
+
+# Two kernels that share a file system need not see each other's locks: NFS may be
+# mounted without them. So the owner of a study also has a file there with the identity
+# of its kernel, made by ``link``, which one of several callers wins on NFS too, and
+# touches it every ten seconds. Another kernel refuses the study while the file is
+# fresh, by the clock of the file system, and takes it over when it is not. Processes of
+# one kernel are distinguished by the lock alone, so a killed one can be followed at
+# once.
+
+HEARTBEAT_NAME = ".lock-heartbeat"
+PERIOD_SEC = 10.0
+DEAD_SEC = 60.0
+"""Without a touch for so long, the owner is dead, or may no longer write."""
+_NUM_TRIES = 100
+_MOST_HEARTBEAT_BYTES = 1_000
+_WITHOUT_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
+_BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
+
+
+def kernel_id() -> str:
+    """Returns what identifies the running kernel: its id of this boot.
+
+    Containers on one machine have the same, and the same locks.
+    """
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return f"{uuid.getnode():x}"
+
+
+@contextlib.contextmanager
+def hold_heartbeat(root: pathlib.Path) -> Iterator[None]:
+    """Owns the study against other kernels while the block runs."""
+    token = f"{kernel_id()} {uuid.uuid4().hex}\n"
+    _claim(root, token)
+    is_over = threading.Event()
+    beats = threading.Thread(
+        target=_beat, args=(root, token, is_over), name="study heartbeat", daemon=True
+    )
+    beats.start()
+    try:
+        with atomic.fenced(root, lambda: _read(root / HEARTBEAT_NAME) == token):
+            yield
+    finally:
+        is_over.set()
+        beats.join()
+        # What was done is done; others wait until the file that is left is old.
+        with contextlib.suppress(OSError):
+            if _read(root / HEARTBEAT_NAME) == token:
+                (root / HEARTBEAT_NAME).unlink()
+
+
+def _claim(root: pathlib.Path, token: str) -> None:
+    """Makes the file of the owner, in place of a dead one's if there is one."""
+    path = root / HEARTBEAT_NAME
+    mine = root / f"{HEARTBEAT_NAME}-{_digest(token)}"
+    try:
+        mine.write_text(token, encoding="ascii")
+        # Without this, a power failure leaves an empty file, and an owner whose kernel
+        # nobody can tell is waited for.
+        atomic.sync(mine)
+        for _ in range(_NUM_TRIES):  # others come and go
+            if _links(mine, path):
+                return
+            owner = _read(path)
+            if owner is not None:
+                _succeed(root, owner, mine)
+                return
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    finally:
+        mine.unlink(missing_ok=True)
+
+
+def _succeed(root: pathlib.Path, owner: str, mine: pathlib.Path) -> None:
+    """Takes over from a dead owner, if no other does.
+
+    Of several, the one that makes the successor's file may. If it dies on the way, the
+    same holds for its own successor.
+    """
+    path = root / HEARTBEAT_NAME
+    won: list[pathlib.Path] = []
+    dead: str | None = owner
+    where = path
+    try:
+        while not won:
+            if dead is None:  # another has just succeeded
+                raise errors.StudyInUseElsewhereError(root, 0.0, DEAD_SEC)
+            _check_dead(root, where, dead, mine)
+            successor = root / f"{HEARTBEAT_NAME}-after-{_digest(dead)}"
+            if _links(mine, successor):
+                won.append(successor)
+            else:
+                dead, where = _read(successor), successor
+        # One that succeeded before has removed its file; then this owner is another.
+        if _read(path) != owner:
+            raise errors.StudyInUseElsewhereError(root, 0.0, DEAD_SEC)
+        mine.replace(path)
+        won += root.glob(f"{HEARTBEAT_NAME}-after-*")
+    finally:
+        for successor in won:
+            successor.unlink(missing_ok=True)
+
+
+def _check_dead(
+    root: pathlib.Path, where: pathlib.Path, owner: str, mine: pathlib.Path
+) -> None:
+    """Raises unless an owner gave no sign of life; the lock tells those of here."""
+    if owner.partition(" ")[0] == kernel_id():
+        return
+    os.utime(mine)  # now, by the clock of the file system
+    try:
+        age_sec = mine.stat().st_mtime - where.stat().st_mtime
+    except FileNotFoundError:  # it has just ended, or was succeeded
+        age_sec = 0.0
+    if age_sec < DEAD_SEC:
+        raise errors.StudyInUseElsewhereError(root, max(age_sec, 0.0), DEAD_SEC)
+
+
+def _links(source: pathlib.Path, path: pathlib.Path) -> bool:
+    """Gives a file a second name, if nothing has it: one of several callers does."""
+    try:
+        os.link(source, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _WITHOUT_LINKS:
+            raise
+        return _copies(source, path)
+    return True
+
+
+def _copies(source: pathlib.Path, path: pathlib.Path) -> bool:
+    """The same on a file system without links; one of several callers makes it."""
+    try:
+        with path.open("x", encoding="ascii") as file:
+            file.write(source.read_text(encoding="ascii"))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
+
+
+def _read(path: pathlib.Path) -> str | None:
+    # The error of a read has no path, and would be taken for one of stdout.
+    with atomic.named(path):
+        try:
+            content = untrusted.read_bytes(path, max_bytes=_MOST_HEARTBEAT_BYTES)
+        except untrusted.DamagedFileError as error:
+            raise OSError(errno.EINVAL, str(error)) from error
+        except errors.UnavailableRecordError as error:
+            cause = error.__cause__
+            raise cause if isinstance(cause, OSError) else OSError(str(error)) from None
+    return None if content is None else content.decode("ascii", errors="replace")
+
+
+def _beat(root: pathlib.Path, token: str, is_over: threading.Event) -> None:
+    """Touches the file until the end; ends this process if the study was lost."""
+    while not is_over.wait(PERIOD_SEC):
+        # A file system that does not answer now may do so the next time.
+        with contextlib.suppress(OSError):
+            if _read(root / HEARTBEAT_NAME) != token:
+                _lost(root)
+                return
+            os.utime(root / HEARTBEAT_NAME)
+
+
+def _lost(root: pathlib.Path) -> None:
+    sys.stderr.write(
+        f"error: study {str(root)!r} was taken over by a process of another machine, "
+        f"since this one gave no sign of life for {DEAD_SEC:.0f} s; it ends here\n"
+    )
+    os.kill(os.getpid(), signal.SIGTERM)
+
 
 LOCK_NAME = ".lock"
 HOLDER_NAME = ".lock-holder"
@@ -81,10 +264,10 @@ def _heartbeat(root: pathlib.Path) -> Iterator[None]:
     """Owns the study against other machines; its own errors are one line."""
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(heartbeat.hold(root))
+            stack.enter_context(hold_heartbeat(root))
         except OSError as error:
             raise errors.WriteStoreError(
-                f"cannot write {str(root / heartbeat.NAME)!r}: "
+                f"cannot write {str(root / HEARTBEAT_NAME)!r}: "
                 f"{error.strerror or error}; remove what is in its place, or free space"
             ) from error
         yield

@@ -3,7 +3,7 @@
 It is in the format of sha256sum, which ignores lines that begin with ``#``. The lines
 of a file are written before the file itself; what was there until then is in a line
 ``# before DIGEST  PATH`` (``-``: nothing), so that a study that was killed in between
-is told from one that was changed. ``results/verify/files.py`` compares.
+is told from one that was changed. ``results/verify/check.py`` compares.
 """
 
 from __future__ import annotations

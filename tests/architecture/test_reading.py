@@ -30,11 +30,9 @@ OURS = {
     "harness/trial/ranks.py": TRIAL,
     "harness/trial/worker.py": TRIAL,
     "reports/page/page.py": "styles and scripts of this tree",
-    "reports/site/assets.py": "styles and scripts of this tree",
     "results/judging/paired_gate.py": "a table of this tree",
     "results/store/atomic.py": "opens only to sync",
-    "results/store/lock.py": "opens only to lock",
-    "results/store/heartbeat.py": "the identity of this kernel, and its own file",
+    "results/store/lock.py": "opens to lock, the identity of this kernel, its own file",
 }
 OUTPUT = "the output of a program that this harness has started"
 LINES = f"{TRIAL}; a line of a connection, whose reader drops what is none"
@@ -47,7 +45,7 @@ PARSED = {
     "harness/launch/kubernetes.py": OUTPUT,
     "harness/launch/ray_cluster.py": OUTPUT,
     "harness/machine/environment.py": OUTPUT,
-    "reports/site/compared_text.py": "what was written a line before",
+    "reports/site/comparison.py": "what was written a line before",
     "results/judging/paired_gate.py": "a table of this tree",
 }
 FOLDERS = ("results", "reports", "harness")

@@ -11,9 +11,9 @@ import numpy as np
 import page_claims
 from page_claims import Row
 
-from results.figures import lost_time, recorded_loss, table
+from results.figures import explain, lost_time, table
 from results.figures.lost_time import PARTS
-from results.statistics import repetitions, run_scores
+from results.statistics import estimates, run_scores
 
 PART = "waiting for collectives: 10 ms [9, 11]: a part of the waterfall"
 TRIALS = "512 MiB [500, 524]: peak memory, time to first step, FLOP utilisation"
@@ -25,7 +25,7 @@ ROWS = {
     "throughput": page_claims.RATE,
     **dict.fromkeys(table.OF_CASES, TRIALS),
     **dict.fromkeys(PARTS, PART),
-    **dict.fromkeys(recorded_loss.PARTS, OF_TURNS),
+    **dict.fromkeys(explain.PARTS, OF_TURNS),
     "input_bound": ALONE,
     "profile": PROFILE,
 }
@@ -120,7 +120,7 @@ def _trials(num, seed):
     shares = []
     for n in NUMBERS_OF_TRIALS:
         values = np.exp(np.random.default_rng([seed, n]).normal(0, 0.03, (num, n)))
-        found = [repetitions.geometric_mean(of.tolist(), unit="") for of in values]
+        found = [estimates.geometric_mean(of.tolist(), unit="") for of in values]
         shares.append(float(np.mean([not of.excludes(1.0) for of in found])))
     return Row(
         name=TRIALS,

@@ -17,7 +17,7 @@ from noise_models import Change
 
 from results.judging import quality_gate
 from results.judging.gate_metrics import THROUGHPUT, Rule
-from results.statistics import generations, improvement, run_scores, time_to_target
+from results.statistics import generations, run_scores
 from results.statistics.group_sequential import Verdict
 
 BEGIN, END = "<!-- claims of pages -->", "<!-- end of claims of pages -->"
@@ -262,7 +262,9 @@ def _learned(num, seed):
             is_claimed=is_claimed,
         )
     better = [
-        improvement.probability(*generator.normal(0, 1, (2, 5)), is_higher_better=True)
+        run_scores.probability_of_improvement(
+            *generator.normal(0, 1, (2, 5)), is_higher_better=True
+        )
         for _ in range(num)
     ]
     yield Row(
@@ -276,16 +278,16 @@ def _learned(num, seed):
 
     def seems_missed(n):
         first, second = generator.standard_normal((2, n))
-        target, _ = time_to_target.target_of(first, is_higher_better=True, num_others=n)
+        target, _ = run_scores.target_of(first, is_higher_better=True, num_others=n)
         return int((second >= target).sum()) < n // 2 + 1
 
     missed = [np.mean([seems_missed(n) for _ in range(num)]) for n in (5, 8)]
     yield Row(
         name="never reaches the target",
-        claimed=f"false in at most {time_to_target.MOST_MISSED:.0%}",
+        claimed=f"false in at most {run_scores.MOST_MISSED:.0%}",
         simulated="equal cases; 5 and 8 runs each (of 3 or 4 the page states 20 %)",
         shares=tuple(map(float, missed)),
-        most=time_to_target.MOST_MISSED,
+        most=run_scores.MOST_MISSED,
         n=num,
     )
 

@@ -32,7 +32,7 @@ import gates_with_answers
 from scipy import stats
 
 from reports.exports import archive
-from reports.words.judging import judgement
+from reports.words import judgement
 from results.judging import gate
 from results.store import zipped
 from results.store.study_store import Store

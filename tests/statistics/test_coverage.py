@@ -11,9 +11,14 @@ import scipy.stats
 import simulated_designs
 from scipy import stats
 
-from results.statistics import generations, repetitions, run_scores
-from results.statistics.improvement import probability
-from results.statistics.time_to_target import MOST_MISSED, Time, median, target_of
+from results.statistics import estimates, generations, run_scores
+from results.statistics.run_scores import (
+    MOST_MISSED,
+    Time,
+    median_time,
+    probability_of_improvement,
+    target_of,
+)
 
 NUM_STUDIES = 1500
 # Binomial noise of NUM_STUDIES studies: three standard errors of 0.95.
@@ -34,7 +39,7 @@ def test_one_group_covers_as_stated(n):
     covered = 0
     for _ in range(NUM_STUDIES):
         values = list(_throughputs(generator, n, TRUE_THROUGHPUT, 0.03).values())
-        estimate = repetitions.geometric_mean(values, unit="images/s")
+        estimate = estimates.geometric_mean(values, unit="images/s")
         covered += not estimate.excludes(TRUE_THROUGHPUT)
 
     assert covered / NUM_STUDIES == pytest.approx(0.95, abs=TOLERANCE)
@@ -49,7 +54,7 @@ def test_paired_ratio_covers_as_stated_under_drift(n):
         drift = np.exp(generator.normal(0, 0.10, n))
         first = _throughputs(generator, n, TRUE_RATIO, 0.03)
         second = _throughputs(generator, n, 1.0, 0.02)
-        estimate = repetitions.ratio(
+        estimate = estimates.ratio(
             {k: v * drift[k] for k, v in first.items()},
             {k: v * drift[k] for k, v in second.items()},
         )
@@ -76,7 +81,7 @@ def test_unpaired_ratio_covers_as_stated(
     for _ in range(NUM_STUDIES):
         first = _throughputs(generator, num_first, TRUE_RATIO, sigma_first)
         second = _throughputs(generator, num_second, 1.0, sigma_second)
-        estimate = repetitions.ratio(first, {-1 - k: v for k, v in second.items()})
+        estimate = estimates.ratio(first, {-1 - k: v for k, v in second.items()})
         covered += not estimate.excludes(TRUE_RATIO)
 
     assert covered / NUM_STUDIES == pytest.approx(0.95, abs=TOLERANCE + 0.01)
@@ -91,7 +96,7 @@ def test_percentile_bootstrap_would_undercover_at_three():
     low, high = np.quantile(means, [0.025, 0.975], axis=1)
     coverage = np.mean((low <= 0) & (high >= 0))
 
-    assert coverage == pytest.approx(repetitions.PERCENTILE_COVERAGE, abs=0.03)
+    assert coverage == pytest.approx(estimates.PERCENTILE_COVERAGE, abs=0.03)
 
 
 def test_skewed_noise_loses_coverage_as_stated():
@@ -100,16 +105,16 @@ def test_skewed_noise_loses_coverage_as_stated():
     covered = 0
     for _ in range(NUM_STUDIES):
         values = np.exp(-generator.exponential(0.03, 3))
-        estimate = repetitions.geometric_mean(values.tolist(), unit="")
+        estimate = estimates.geometric_mean(values.tolist(), unit="")
         covered += not estimate.excludes(float(np.exp(-0.03)))
 
-    assert covered / NUM_STUDIES == pytest.approx(repetitions.SKEWED_COVERAGE, abs=0.03)
+    assert covered / NUM_STUDIES == pytest.approx(estimates.SKEWED_COVERAGE, abs=0.03)
 
 
 def test_drawn_quantile_approaches_student_when_one_group_is_certain():
     """With a noiseless denominator the bootstrap has a known answer."""
     first = {0: 1.00, 1: 1.02, 2: 0.97}
-    estimate = repetitions.ratio(first, {10: 1.0, 11: 1.0, 12: 1.0})
+    estimate = estimates.ratio(first, {10: 1.0, 11: 1.0, 12: 1.0})
     logs = np.log(list(first.values()))
     expected = stats.t.ppf(0.975, 2) * logs.std(ddof=1) / 3**0.5
 
@@ -161,7 +166,7 @@ def test_improvement_is_covered_at_least_as_stated(n, distance):
     truth = scipy.stats.norm.cdf(distance / 2**0.5)
     covered = 0
     for _ in range(NUM_OF_RUNS):
-        found = probability(
+        found = probability_of_improvement(
             generator.normal(distance, 1, n).tolist(),
             generator.normal(0, 1, n).tolist(),
             is_higher_better=True,
@@ -304,7 +309,7 @@ def test_times_to_a_target_are_covered_as_stated(n, truth):
     covered, stated = 0, 0.0
     for _ in range(NUM_CENSORED):
         amounts = truth * np.exp(generator.normal(0, 0.6, n))
-        found = median(
+        found = median_time(
             [
                 Time(amount=min(a, BUDGET), is_reached=bool(a <= BUDGET))
                 for a in amounts

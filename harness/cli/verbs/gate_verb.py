@@ -22,7 +22,7 @@ from harness.planning import study as study_module
 from harness.planning.request import judged_metric, resolved
 from harness.run.sweep import stop_signals
 from harness.sources import code_digest
-from reports.words.judging import judgement
+from reports.words import judgement
 from results.judging import gate as gate_module
 from results.judging import gate_logs, gate_metrics, quality_gate
 from results.judging import power as power_module

@@ -288,7 +288,7 @@ def _code(compared: Compared) -> int:
 def _text(request: ReportRequest, stores: Sequence[Store]) -> tuple[str, int]:
     """Returns what is printed, and the exit code."""
     from reports.exports import exports
-    from reports.site import compared_text, table
+    from reports.site import card, comparison
 
     form = request.form
     if len(stores) == 1:
@@ -301,8 +301,8 @@ def _text(request: ReportRequest, stores: Sequence[Store]) -> tuple[str, int]:
         return write(stores[0]), exit_codes.OK
     if len(stores) == _TWO:
         compared = _compared(request, stores)
-        return compared_text.WRITERS[str(form)](compared), _code(compared)
-    return table.WRITERS[str(form)](stores), exit_codes.OK
+        return comparison.WRITERS[str(form)](compared), _code(compared)
+    return card.INDEX_WRITERS[str(form)](stores), exit_codes.OK
 
 
 def _terminal(request: ReportRequest, store: Store) -> str:

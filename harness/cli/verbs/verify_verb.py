@@ -23,7 +23,7 @@ from results.store.manifest import MANIFEST_NAME
 from results.store.study_store import Store
 from results.study.cases import load_study
 from results.verify import check as check_module
-from results.verify import files, headlines, trials
+from results.verify import trials
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +66,7 @@ def _verify(request: VerifyRequest, _: Call) -> int:
     """Compares a study with its raw observations and prints what was found."""
     store = Store.open(study_module.find_study(request.study, request.runs_dir))
     check = check_module.verify(store)
-    covered = files.compare(store, check)
+    covered = check_module.compare_files(store, check)
     is_elsewhere = _verify_gate(store, check)
     shown = _verify_page(store, check)
     left = [
@@ -132,7 +132,7 @@ def _verify_gate(store: Store, check: Check) -> bool:
         for of in (stored, made)
     )
     for name in {**stated, **derived}:
-        kind = headlines.VERDICT if name.endswith("verdict") else _GATE
+        kind = check_module.VERDICT if name.endswith("verdict") else _GATE
         where, both = (
             f"{gate_logs.GATE_NAME} {name}",
             (stated.get(name), derived.get(name)),
@@ -218,7 +218,7 @@ def _conclusion(check: Check) -> str:
         return f"not verified: {number:,} {differ}"
     if not check.num_recomputed():
         return "nothing verified: there are no raw observations"
-    number = check.num_recomputed(*headlines.KINDS)
+    number = check.num_recomputed(*check_module.KINDS)
     are = "figure is" if number == 1 else "figures are"
     found = f"verified: {number:,} headline {are} as recomputed"
     if check.missing:

@@ -1,21 +1,21 @@
-"""Every trial with its status: what ran, what failed and why."""
+"""Every trial with its status, and the machines and software that they ran on."""
 
 from __future__ import annotations
 
+import collections
 import statistics
 from typing import TYPE_CHECKING, Any
 
 from reports.page import page
+from reports.words import trust, utilisation
 from results.figures import table
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.view.view import View
+    from results.records.models import Environment
     from results.study.cases import Entry
-
-TITLE = "Coverage and failures"
-SLUG = "coverage"
 
 
 def _row(entry: Entry) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def _row(entry: Entry) -> dict[str, Any]:
     return row
 
 
-def render(view: View) -> Markup:
+def render_coverage(view: View) -> Markup:
     """Renders the coverage table, the failures, and the table of all trials."""
     rows = [_row(entry) for entry in view.study.entries]
     problems = [(problem.label, problem.reason) for problem in view.study.problems]
@@ -45,3 +45,46 @@ def render(view: View) -> Markup:
         failures=[row for row in rows if not row["entry"].is_ok],
         problems=problems,
     )
+
+
+def render_machine(view: View) -> Markup:
+    """Renders the facts of each environment; warns if there are several."""
+    trials: dict[str, list[str]] = collections.defaultdict(list)
+    records: dict[str, list[Environment]] = collections.defaultdict(list)
+    entries: dict[str, list[Entry]] = collections.defaultdict(list)
+    for entry in view.study.planned:
+        if entry.trial is not None and entry.trial.env is not None:
+            trials[entry.trial.env.fingerprint].append(entry.trial_id)
+            records[entry.trial.env.fingerprint].append(entry.trial.env)
+            entries[entry.trial.env.fingerprint].append(entry)
+    machines = [
+        {
+            "fingerprint": fingerprint,
+            "env": environments[0],
+            "trial_ids": trials[fingerprint],
+            "drift": trust.of_entries(view, entries[fingerprint]),
+            # Trials have different numbers of them.
+            "gpus": max((env.gpus for env in environments), key=len),
+            "gpu_uses": utilisation.while_measured(environments),
+            "gpu_sharing": utilisation.sharing(environments),
+            "gpu_products": utilisation.products(environments),
+            "gpu_energy": utilisation.energy(entries[fingerprint]),
+            "loads": [
+                env.load_average_before
+                for env in environments
+                if env.load_average_before is not None
+            ],
+            "foreign": [
+                env.foreign_cpu_fraction
+                for env in environments
+                if env.foreign_cpu_fraction is not None
+            ],
+            "stolen": [
+                env.stolen_cpu_fraction
+                for env in environments
+                if env.stolen_cpu_fraction is not None
+            ],
+        }
+        for fingerprint, environments in records.items()
+    ]
+    return page.render("machine", view=view, machines=machines)

@@ -17,13 +17,9 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.view.view import View
-    from results.figures.explain import Explained
+    from results.figures.explain import Explained, RecordedLoss
     from results.figures.lost_time import LostTime, Part
-    from results.figures.recorded_loss import RecordedLoss
     from results.statistics.estimates import Estimate
-
-TITLE = "Where the time went"
-SLUG = "lost-time"
 
 MOST_FIGURES = 8
 FINEST_SHARE = 0.001

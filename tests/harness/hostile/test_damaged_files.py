@@ -23,7 +23,7 @@ from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.machine import gpus
 from results.judging import gate_logs
-from results.records.gate_record import GateCase, GateRecord
+from results.records.models import GateCase, GateRecord
 from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes

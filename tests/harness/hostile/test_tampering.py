@@ -15,7 +15,7 @@ from harness.cli import main as cli
 from reports.page.build import write_report
 from results.store import manifest
 from results.store.study_store import Store
-from results.verify import files
+from results.verify import check
 
 pytestmark = pytest.mark.processes
 
@@ -228,7 +228,7 @@ def test_an_untouched_study_is_listed(study, harness):
 
     assert exit_codes.OK == code, out
     assert "\nSHA256SUMS: the files of 12 trials\n" in out
-    assert f"not covered: {files.NOT_COVERED}" == out.splitlines()[-1]
+    assert f"not covered: {check.NOT_COVERED}" == out.splitlines()[-1]
     names = ("spec", "env", "result", "status")
     assert {
         "plan.json",
@@ -276,7 +276,7 @@ def test_what_is_not_covered_is_as_it_says(study, harness):
     code, data = verified(harness)
 
     assert exit_codes.OK == code
-    assert [files.NOT_COVERED] == data["not_covered"]
+    assert [check.NOT_COVERED] == data["not_covered"]
 
 
 WORDS = {
@@ -323,4 +323,4 @@ def test_a_study_of_an_earlier_version_is_not_listed(study, harness, has_seal):
 
     assert exit_codes.OK == code
     assert {"num_listed": 0, "num_unlisted": 12} == data["manifest"]
-    assert data["not_covered"][0] == files.NOT_LISTED.format(12, 12)
+    assert data["not_covered"][0] == check.NOT_LISTED.format(12, 12)

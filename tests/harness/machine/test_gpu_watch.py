@@ -21,7 +21,7 @@ from harness.machine.gpu_watch import (
     summarize,
     within,
 )
-from results.records.machines.gpu_record import GpuUse, joules_per_example, void_reason
+from results.records.machine_record import GpuUse, joules_per_example, void_reason
 
 STRANGER = 2**22 + 1
 """A process id that this system never gives."""

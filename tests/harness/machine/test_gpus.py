@@ -8,7 +8,7 @@ from fake_nvml import GIB, FakeGpu, FakeMig, FakeNvml, make_gpus, without
 
 from harness.errors import PlanError
 from harness.machine import gpus, machine_state
-from results.records.machines.machine_record import GpuSettings
+from results.records.machine_record import GpuSettings
 
 MIXED = [
     *make_gpus(2),

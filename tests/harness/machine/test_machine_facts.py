@@ -13,7 +13,7 @@ from repositories import commit, git
 
 from harness.machine import disturbance, environment, machine_state
 from harness.run import trial_tree
-from results.records.machines.machine_record import MachineState
+from results.records.machine_record import MachineState
 from results.records.models import Placement
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -29,7 +29,7 @@ from harness.machine import disturbance
 from harness.run import rounds
 from results.errors import WriteStoreError
 from results.records.models import TrialStatus
-from results.store import heartbeat, manifest
+from results.store import lock, manifest
 from results.store.atomic import TEMPORARY_PREFIX
 from results.store.study_store import Store
 
@@ -319,8 +319,8 @@ def test_a_cut_of_the_power_damages_no_finished_trial(
         is_said = code in {exit_codes.OK, exit_codes.USAGE}
         problems = [] if is_said else [f"at the cut: {code} {said}"]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(heartbeat, "kernel_id", lambda: "after the cut")
-            patch.setattr(heartbeat, "DEAD_SEC", 0.0)
+            patch.setattr(lock, "kernel_id", lambda: "after the cut")
+            patch.setattr(lock, "DEAD_SEC", 0.0)
             problems += found_after_a_cut(root, kept, ended, sweep, run)
         num_kept += len(kept)
         if problems:

@@ -14,7 +14,7 @@ from harness.cli import main as cli
 from harness.machine import gpu_watch
 from harness.machine.gpus import Gpu
 from results.figures import frame
-from results.records.machines.gpu_record import GpuUse
+from results.records.machine_record import GpuUse
 from results.records.models import Phase, TrialStatus, Turn
 from results.store.study_store import Store
 from results.verify.check import verify

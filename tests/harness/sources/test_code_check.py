@@ -12,7 +12,7 @@ from harness.planning import checked, plan, study
 from harness.planning.request import SweepRequest
 from harness.sources import code_digest
 from harness.sources.code_digest import CodeWatch
-from results.records.machines.machine_record import MachineState
+from results.records.machine_record import MachineState
 from results.records.models import Order, ScalingMode
 
 BASE = SweepRequest(

@@ -15,7 +15,8 @@ from reports.charts import over_replicas, rows, steps, style
 from reports.charts.over_replicas import ReplicasAxis
 from reports.charts.svg import compact
 from reports.page import page
-from reports.page.sections import variation, verdict
+from reports.page.sections import overview
+from reports.page.sections import steps as steps_lib
 from reports.view import view
 from reports.view.view import view_store
 from results.records.models import ScalingMode
@@ -24,7 +25,7 @@ WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 
 
 def _first_screen(store):
-    return str(verdict.render(view_store(store)))
+    return str(overview.render_verdict(view_store(store)))
 
 
 def test_the_figure_is_linear_from_zero_and_labels_its_lines(relay):
@@ -67,13 +68,9 @@ def test_replicas_are_linear_up_to_sixteen():
     assert 2.0 == few(2) == many(2)
     assert few(2, 0.5) - few(2) == pytest.approx(few(16, 0.5) - few(16))
     assert many(2, 0.5) / many(2) == pytest.approx(many(64, 0.5) / many(64))
-
-
-def test_a_single_number_of_replicas_is_within_its_axis():
-    """There is no line to draw, and no division by zero."""
+    # Of a single number there is no line to draw, and no division by zero.
     axis = ReplicasAxis(sizes=(4,), is_log=False)
     low, high = axis.limits
-
     assert low < axis(4, -0.1) < axis(4, 0.1) < high
 
 
@@ -120,10 +117,7 @@ def test_cells_are_relative_to_the_median_and_binned():
     assert cells[0, 0] == pytest.approx(1.0)
     assert cells[1, 0] == pytest.approx(1.2)
     assert cells[0, 32] == pytest.approx(2.0)
-
-
-def test_processes_of_unequal_length_use_the_steps_that_all_have():
-    """A process that was killed has fewer."""
+    # A process that was killed has fewer: the steps that all have count.
     assert steps.binned([[1.0] * 7, [1.0] * 5]).shape == (2, 5)
 
 
@@ -155,7 +149,9 @@ def test_boxes_have_one_height_wherever_the_rows_of_a_backend_are():
 def test_each_backend_has_its_fewest_and_most_replicas(tmp_path, synthetic):
     """At the most, one for each scaling mode; seven lines in all."""
     shape = synthetic.Shape(backends=("in_graph", "tf_mirrored", "single"))
-    shown = _plain(variation.render(view_store(synthetic.make_store(tmp_path, shape))))
+    shown = _plain(
+        steps_lib.render_variation(view_store(synthetic.make_store(tmp_path, shape)))
+    )
 
     assert "Distribution of step times" in shown
     assert shown.count(": median ") == style.MOST_LINES
@@ -172,9 +168,11 @@ def test_a_scaling_mode_has_the_line_style_that_it_has_in_all_figures(
         drawn.update(zip((item.label for item in items), dashes, strict=True))
         return "figure"
 
-    monkeypatch.setattr(variation.steps, "draw_distribution", draw)
+    monkeypatch.setattr(steps_lib.charts, "draw_distribution", draw)
     shape = synthetic.Shape(backends=("in_graph",))
-    shown = variation.render(view_store(synthetic.make_store(tmp_path, shape)))
+    shown = steps_lib.render_variation(
+        view_store(synthetic.make_store(tmp_path, shape))
+    )
 
     most = max(shape.replicas)
     assert {
@@ -189,8 +187,10 @@ def test_a_case_of_several_processes_has_a_heat_map(tmp_path):
     several = make_store(tmp_path / "several", RelayShape(num_ranks=2, controls=()))
     one = make_store(tmp_path / "one", RelayShape(controls=()))
 
-    assert "Step time by process and step" in variation.render(view_store(several))
-    assert "Step time by process" not in variation.render(view_store(one))
+    assert "Step time by process and step" in steps_lib.render_variation(
+        view_store(several)
+    )
+    assert "Step time by process" not in steps_lib.render_variation(view_store(one))
 
 
 LEAST_CONTRAST = 3.0

@@ -11,8 +11,8 @@ import jsonschema
 import pytest
 from changed_study import with_results
 
-from reports.exports import benchmark_formats, export_formats, mlperf
-from reports.words.judging import judgement
+from reports.exports import benchmark_formats, export_formats
+from reports.words import judgement
 from results.errors import ResultsError
 from results.figures import scaling
 from results.judging import gate_metrics
@@ -57,7 +57,7 @@ def test_the_parser_of_mlperf_reads_every_line(store, tmp_path):
     constants = importlib.import_module("mlperf_logging.mllog.constants")
     known = {of for of in vars(constants).values() if isinstance(of, str)}
     study = load_study(store)
-    paths = write(tmp_path, mlperf.export([store], THROUGHPUT))
+    paths = write(tmp_path, benchmark_formats.export_mlperf([store], THROUGHPUT))
 
     cases = (*study.cases, *study.quality_runs)
     assert sum(len(case.ok_entries) for case in cases) == len(paths)
@@ -77,7 +77,7 @@ def test_a_log_has_the_curve_and_the_throughput_of_its_trial(store, tmp_path):
     parser = pytest.importorskip("mlperf_logging.compliance_checker.mlp_parser")
     (case, *_) = load_study(store).quality_runs
     entry = case.ok_entries[0]
-    files = mlperf.export([store], THROUGHPUT)
+    files = benchmark_formats.export_mlperf([store], THROUGHPUT)
     learning = {name: files[name] for name in files if "learning" in name}
     (path, *_) = write(tmp_path, learning)
     lines, _ = parser.parse_file(str(path), ruleset="4.0.0")
@@ -91,7 +91,7 @@ def test_a_log_has_the_curve_and_the_throughput_of_its_trial(store, tmp_path):
 def test_the_rules_of_mlperf_object_to_what_a_study_is_not(store, tmp_path):
     """No submission: caches are not cleared, and epochs are not counted."""
     compliance = pytest.importorskip("mlperf_logging.compliance_checker.mlp_compliance")
-    files = mlperf.export([store], THROUGHPUT)
+    files = benchmark_formats.export_mlperf([store], THROUGHPUT)
     learning = {name: files[name] for name in files if "learning" in name}
     (path, *_) = write(tmp_path, learning)
     checker = compliance.make_checker("training", "3.1.0", True, False)

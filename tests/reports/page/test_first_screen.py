@@ -10,7 +10,7 @@ from relay_study import make_store as make_relay
 
 from reports.charts import over_replicas
 from reports.page import build
-from reports.page.sections import verdict
+from reports.page.sections import overview
 from reports.view.view import view_store
 from reports.words import brief, formats, names, next_step
 from results.records import quality_records
@@ -29,7 +29,7 @@ def _text(view):
 
 
 def _first_screen(store):
-    return str(verdict.render(view_store(store)))
+    return str(overview.render_verdict(view_store(store)))
 
 
 def test_the_verdict_says_how_well_at_which_number_weak_and_strong(relay):

@@ -6,13 +6,12 @@ import pytest
 
 from reports.exports import exports, text
 from reports.page import build
-from reports.page.sections import counts, learning, machine, seeds
+from reports.page.sections import coverage, learning, steps
 from reports.site.card import make_card
 from reports.view.view import view_store
-from reports.words import brief, formats, ratio_table
-from reports.words.judging import judgement
+from reports.words import brief, formats, judgement, ratio_table
 from results.judging import gate, gate_logs, gate_metrics
-from results.records.machines.gpu_record import GpuUse
+from results.records.machine_record import GpuUse
 from results.statistics import run_scores
 from results.study.cases import load_study
 
@@ -131,7 +130,7 @@ def show(tmp_path, synthetic):
             uses = make_uses(number, trial.spec.num_replicas)
             fields = {"gpus": ("H100",) * trial.spec.num_replicas, "gpu_uses": uses}
             store.write_env(trial.trial_id, trial.env.model_copy(update=fields))
-        return str(machine.render(view_store(store)))
+        return str(coverage.render_machine(view_store(store)))
 
     return run
 
@@ -203,7 +202,9 @@ def test_the_page_says_whether_exclusive_use_was_confirmed(show, foreign, expect
 
 
 def test_without_gpus_the_page_says_none(tmp_path, synthetic):
-    page = str(machine.render(view_store(synthetic.make_store(tmp_path / "s"))))
+    page = str(
+        coverage.render_machine(view_store(synthetic.make_store(tmp_path / "s")))
+    )
 
     assert "<dt>Accelerators</dt><dd>none</dd>" in page
 
@@ -221,13 +222,13 @@ def view(tmp_path_factory, synthetic):
 
 @pytest.fixture(scope="module")
 def section(view):
-    return str(learning.render(view))
+    return str(learning.render_learning(view))
 
 
 def test_runs_of_a_case_are_scored_together(view):
     """What the records say is what the score is made of."""
     (runs,) = ratio_table.collect_quality_runs(view).values()
-    found = seeds.collect(runs, view.study.metrics)
+    found = learning.collect_scores(runs, view.study.metrics)
 
     assert [1, 2] == [case.case.spec.num_replicas for case in found]
     for case in found:
@@ -251,7 +252,7 @@ def test_the_legend_has_the_backends_of_the_figure(tmp_path, synthetic):
     for name, statuses in (("all", {}), ("some", failed)):
         shape = synthetic.Shape(budget=synthetic.LEARNING, statuses=statuses)
         store = synthetic.make_store(tmp_path / name, shape)
-        legend = learning.render(view_store(store)).partition('"legend"')[2]
+        legend = learning.render_learning(view_store(store)).partition('"legend"')[2]
         shown[name] = legend.partition("</ul>")[0]
 
     assert "in_graph</li>" in shown["all"]
@@ -262,7 +263,7 @@ def test_the_legend_has_the_backends_of_the_figure(tmp_path, synthetic):
 
 def test_environment_steps_and_seeds_are_shown(tmp_path, synthetic, section):
     shape = synthetic.Shape(budget=synthetic.LEARNING)
-    plain = learning.render(view_store(synthetic.make_store(tmp_path, shape)))
+    plain = learning.render_learning(view_store(synthetic.make_store(tmp_path, shape)))
 
     assert "environment steps of all actors" in section
     assert "Seeds together" in section
@@ -274,8 +275,8 @@ def test_environment_steps_and_seeds_are_shown(tmp_path, synthetic, section):
 
 
 def test_counts_of_the_window_have_a_column_per_case(view):
-    found = counts.collect(view)
-    section = counts.render(view)
+    found = steps.collect_counts(view)
+    section = steps.render_counts(view)
 
     assert ["environment_steps_per_sec", "actor_idle_share"] == list(found)
     assert len(found["actor_idle_share"]) == len(view.measured_cases)

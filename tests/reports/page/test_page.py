@@ -17,7 +17,7 @@ import matplotlib as mpl
 import pytest
 
 from reports.page import build
-from reports.page.sections import learning, verdict
+from reports.page.sections import learning, overview
 from reports.view.view import view_store
 from results import errors
 from results.records.models import Budget, BudgetUnit
@@ -107,7 +107,7 @@ def test_the_settings_of_the_reader_change_nothing(store, page):
     """Those of matplotlib, which stay as they were."""
     with mpl.rc_context({"font.size": 30, "axes.facecolor": "red", "svg.id": "x"}):
         before = dict(mpl.rcParams)
-        drawn = verdict.render(view_store(store))
+        drawn = overview.render_verdict(view_store(store))
 
         assert before == dict(mpl.rcParams)
     assert "<svg" in drawn

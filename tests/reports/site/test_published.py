@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from harness.cli import main
 from reports.exports import exports
-from reports.page.sections import verdict
+from reports.page.sections import overview
 from reports.site import build
 from reports.site.card import make_card
 from reports.view.view import view_store
@@ -170,7 +170,7 @@ def test_the_first_screen_has_every_interval(view):
 
 def test_the_first_screen_is_that_of_the_records(view):
     """So what was read above is what a build would write."""
-    assert _plain(str(verdict.render(view))) in _plain(_first_screen(view))
+    assert _plain(str(overview.render_verdict(view))) in _plain(_first_screen(view))
 
 
 def test_card_and_markdown_have_every_interval(view):

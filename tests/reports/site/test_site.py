@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli import main
-from reports.site import build, card, comparison, ratio_bar, sparkline
+from reports.site import build, card, comparison
 from results.errors import WriteStoreError
 from results.judging import gate_metrics
-from results.records.machines.machine_record import MachineState
+from results.records.machine_record import MachineState
 from results.statistics.estimates import Estimate
 from results.study.cases import load_study
 
@@ -179,10 +179,10 @@ def test_a_file_in_the_way_of_the_site_is_kept(
 
 def test_a_sparkline_begins_at_zero_and_keeps_what_exceeds_it():
     """Efficiency above the upper edge is drawn at it."""
-    text = str(sparkline.draw([(1, 1.0), (2, 9.0)], series=3, label='a "b"'))
+    text = str(card.draw_sparkline([(1, 1.0), (2, 9.0)], series=3, label='a "b"'))
     (y,) = re.findall(r'cy="([\d.]+)"', text)
 
-    assert float(y) == sparkline.MARGIN
+    assert float(y) == card.MARGIN
     assert 'aria-label="a &#34;b&#34;"' in text
     assert "var(--series-3)" in text
 
@@ -200,17 +200,17 @@ def estimate(value, low, high):
     ],
 )
 def test_the_axis_of_ratios_is_centred_on_one(values, reach, ends):
-    found = ratio_bar.reach(estimate(value, None, None) for value in values)
+    found = comparison.bar_reach(estimate(value, None, None) for value in values)
 
     assert reach == found
-    assert ends == ratio_bar.ends(found)
+    assert ends == comparison.bar_ends(found)
 
 
 def test_ratios_that_hold_stand_out():
     """Muted otherwise; an interval without end stops at the edge."""
-    differs = str(ratio_bar.draw(estimate(1.2, 1.1, 1.3), 1.5, is_marked=True))
+    differs = str(comparison.draw_bar(estimate(1.2, 1.1, 1.3), 1.5, is_marked=True))
     endless = estimate(1.2, 0.0, float("inf"))
-    unclear = str(ratio_bar.draw(endless, 1.5, is_marked=False))
+    unclear = str(comparison.draw_bar(endless, 1.5, is_marked=False))
 
     assert "var(--accent)" in differs
     assert "var(--accent)" not in unclear

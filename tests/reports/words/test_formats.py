@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.catalog import BACKENDS, PEERS
-from reports.page.sections import learning, quality
+from reports.page.sections import learning
 from reports.view.view import view_store
-from reports.words import axes, cells, formats, names
+from reports.words import cells, formats, names, ratio_table
 from results.records import quality_records
 from results.records.models import MetricFacts, QualityMetric
 from results.statistics.estimates import Estimate
@@ -121,8 +121,12 @@ def score(**changes):
 
 
 def test_one_protocol_is_one_axis():
-    assert axes.axis_of(score()) == axes.axis_of(score(value=9.0, low=8.0, high=10.0))
-    assert ["FID"] == list(axes.titles([axes.axis_of(score())] * 2, METRICS).values())
+    assert ratio_table.axis_of(score()) == ratio_table.axis_of(
+        score(value=9.0, low=8.0, high=10.0)
+    )
+    assert ["FID"] == list(
+        ratio_table.titles([ratio_table.axis_of(score())] * 2, METRICS).values()
+    )
 
 
 @pytest.mark.parametrize(
@@ -131,10 +135,10 @@ def test_one_protocol_is_one_axis():
 )
 def test_another_n_or_extractor_is_another_axis(changes):
     """Titles are numbered, and the sentence has both sides of the difference."""
-    both = [axes.axis_of(score()), axes.axis_of(score(**changes))]
+    both = [ratio_table.axis_of(score()), ratio_table.axis_of(score(**changes))]
 
-    titles = list(axes.titles(both, METRICS).values())
-    sentence = axes.explain(both[0], both)
+    titles = list(ratio_table.titles(both, METRICS).values())
+    sentence = ratio_table.explain(both[0], both)
 
     assert ["FID (protocol 1 of 2)", "FID (protocol 2 of 2)"] == titles
     assert PROTOCOL in sentence
@@ -151,8 +155,10 @@ def test_proportions_have_no_protocol():
     few = score(name="top_1", protocol="", num_examples=10)
     many = score(name="top_1", protocol="", num_examples=1000)
 
-    assert axes.axis_of(few) == axes.axis_of(many)
-    assert "" == axes.explain(axes.axis_of(few), [axes.axis_of(few)])
+    assert ratio_table.axis_of(few) == ratio_table.axis_of(many)
+    assert "" == ratio_table.explain(
+        ratio_table.axis_of(few), [ratio_table.axis_of(few)]
+    )
 
 
 def test_a_score_has_no_unit_to_write():
@@ -175,7 +181,7 @@ def test_the_report_draws_protocols_apart(tmp_path, synthetic):
 
     view = view_store(store)
 
-    for part in (quality.render(view), learning.render(view)):
+    for part in (learning.render_quality(view), learning.render_learning(view)):
         assert 1 == part.count("<h3>FID (protocol 1 of 2)</h3>")
         assert 1 == part.count("<h3>FID (protocol 2 of 2)</h3>")
         assert "here extractor digits aaaa, there extractor digits cccc." in part

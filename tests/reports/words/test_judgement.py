@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reports.words import evidence
-from reports.words.judging import judgement
+from reports.words import judgement, trust
 from results.judging import gate, gate_metrics
 from results.records.models import Evidence
 from results.study.cases import load_study
@@ -180,9 +179,9 @@ def study(*cases, every=None):
 
 
 def letter(found):
-    graded = evidence.grade(found)
+    graded = trust.grade(found)
     assert graded is not None
-    assert bool(evidence.caveat(found)) == ("harness's clock" in graded[1])
+    assert bool(trust.evidence_caveat(found)) == ("harness's clock" in graded[1])
     return graded[1].split()[1]
 
 
@@ -233,9 +232,9 @@ def test_a_claim_beside_the_clock_is_said_in_words(line_sec, said_sec, grade, wo
     found = study(case(1), case(2, step_sec=line_sec, said_sec=said_sec))
 
     assert grade == letter(found)
-    text = evidence.caveat(found)
+    text = trust.evidence_caveat(found)
     assert re.search(words.replace("[", r"\["), text), text
-    assert text in list(evidence.sentences(found))
+    assert text in list(trust.evidence_sentences(found))
 
 
 def test_steps_that_take_longer_than_their_program_are_none():
@@ -246,12 +245,12 @@ def test_steps_that_take_longer_than_their_program_are_none():
 
     assert "D" == letter(study(one))
     assert "C" == letter(study(case(1, said_sec=0.1, of=Evidence.ROWS, trial=trial)))
-    assert "longer than the program ran" in evidence.caveat(study(one))
+    assert "longer than the program ran" in trust.evidence_caveat(study(one))
 
 
 def test_a_program_that_ignores_its_replicas_is_doubted():
     """It keeps as many cores busy; not where there are no more, or none is busy."""
-    (said,) = evidence._suspicions(case(2, busy=1.02), case(1, busy=1.0))
+    (said,) = trust._suspicions(case(2, busy=1.02), case(1, busy=1.0))
 
     assert "kept 1.0 cores busy, with 1 replica 1.0: does it use the replicas" in said
     for two in (
@@ -260,25 +259,25 @@ def test_a_program_that_ignores_its_replicas_is_doubted():
         case(2, busy=0.1),
         case(2, busy=1.0, spec=SimpleNamespace(num_replicas=2, device="gpu")),
     ):
-        assert [] == list(evidence._suspicions(two, case(1, busy=1.0)))
+        assert [] == list(trust._suspicions(two, case(1, busy=1.0)))
 
 
 def test_the_rate_of_one_replica_is_noticed():
     """With two replicas it stands for half of the time between two numbers."""
     one, two = case(1), case(2, said_sec=0.2)
 
-    (said,) = evidence._suspicions(two, one)
+    (said,) = trust._suspicions(two, one)
     assert "accounts for 2.0 times as much" in said
     assert said.endswith("Then use throughput_per_replica.")
-    assert [] == list(evidence._suspicions(case(2), one))
+    assert [] == list(trust._suspicions(case(2), one))
 
 
 def test_processes_that_all_print_are_noticed():
     """The rate of all, or each its own: twice as often, and each stands for longer."""
     one = case(1)
 
-    (said,) = evidence._suspicions(case(2, said_sec=0.2, number=2 * STEPS), one)
+    (said,) = trust._suspicions(case(2, said_sec=0.2, number=2 * STEPS), one)
     assert "printed 2 times as many numbers as with 1 replica: do all its pro" in said
-    (said,) = evidence._suspicions(case(2, said_sec=0.4, number=2 * STEPS), one)
+    (said,) = trust._suspicions(case(2, said_sec=0.4, number=2 * STEPS), one)
     assert "each process print its own? Then the throughput is 2 times what" in said
-    assert [] == list(evidence._suspicions(case(2, said_sec=0.3), one))
+    assert [] == list(trust._suspicions(case(2, said_sec=0.3), one))

@@ -6,7 +6,7 @@ import re
 import pytest
 from changed_study import with_results, with_turns
 
-from reports.page.sections import machine, method
+from reports.page.sections import coverage, overview
 from reports.view.view import view_store
 from reports.words import brief, formats, marks
 from reports.words.marks import Level
@@ -217,7 +217,7 @@ def test_the_drift_of_the_mark_is_that_of_the_section_on_the_machine(relay):
     )
     moved = re.search(r"moved by ([\d.]+ %)", _plain(_mark(disturbed, "Drift").reason))
     assert moved is not None
-    section = _plain(machine.render(disturbed))
+    section = _plain(coverage.render_machine(disturbed))
 
     assert (
         f"between generations, the speed of the machine moved by {moved[1]}" in section
@@ -257,7 +257,9 @@ def test_failures_and_oversubscription_are_marked(tmp_path, synthetic):
 
 def test_the_method_says_where_the_marks_turn(relay, sequence):
     """A reader can look up how much drift, or how many void turns, are too many."""
-    of_relay, of_sequence = (_plain(method.render(view)) for view in (relay, sequence))
+    of_relay, of_sequence = (
+        _plain(overview.render_method(view)) for view in (relay, sequence)
+    )
 
     assert "caution below 4 generations, bad with one" in of_relay
     assert (

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 import results
-from results.figures import frame, points, scaling, summary, table
+from results.figures import frame, scaling, summary, table
 from results.records import schema
 from results.store.study_store import Store
 from results.study.cases import load_study
@@ -206,7 +206,7 @@ def test_the_pandas_example_prints_the_throughput_of_the_report(folder, store):
 
 def test_estimates_are_those_of_the_summary(store, found):
     for point in summary.summary(store)["points"]:
-        for quantity in points.QUANTITIES:
+        for quantity in frame.QUANTITIES:
             rows = found[
                 (found.figure == "scaling")
                 & (found.quantity == quantity)
@@ -240,7 +240,7 @@ def test_quality_runs_are_rows_of_learning_only(store, found):
 def test_every_figure_of_the_report_has_rows(tmp_path, synthetic, found):
     """Ratios, steps and evaluations too; nothing of them without an ok trial."""
     assert {"scaling", "forest", "learning", "steps"} == set(found.figure)
-    assert list(points.POINT_COLUMNS) == list(found.columns)
+    assert list(frame.POINT_COLUMNS) == list(found.columns)
     steps = found[found.figure == "steps"]
     assert {"warmup", "measure"} == set(steps.phase)
     assert (steps[steps.phase == "measure"].groupby("trial_id").size() == 16).all()
@@ -255,7 +255,7 @@ def test_every_figure_of_the_report_has_rows(tmp_path, synthetic, found):
         synthetic.make_store(tmp_path / "empty", synthetic.Shape(statuses=every))
     )
     assert empty.empty
-    assert list(points.POINT_COLUMNS) == list(empty.columns)
+    assert list(frame.POINT_COLUMNS) == list(empty.columns)
 
 
 def test_trials_say_which_of_them_are_no_figures_of_scaling(store):
@@ -324,8 +324,8 @@ def test_throughput_of_trials_is_that_of_the_point(study):
 
 
 def test_frame_and_summary_have_the_numbers_of_the_table(study):
-    frame = points.points_frame(study)
-    drawn = frame[(frame["figure"] == "scaling") & (frame["kind"] == "estimate")]
+    drawn = frame.points_frame(study)
+    drawn = drawn[(drawn["figure"] == "scaling") & (drawn["kind"] == "estimate")]
     data = summary.summarize(study)["points"]
 
     for point, facts in zip(scaling.points(study), data, strict=True):
@@ -338,5 +338,5 @@ def test_frame_and_summary_have_the_numbers_of_the_table(study):
             & (drawn["mode"] == point.mode.value)
             & (drawn["num_replicas"] == point.num_replicas)
         ].set_index("quantity")["value"]
-        for name in points.QUANTITIES:
+        for name in frame.QUANTITIES:
             assert row[name].value == here.get(name)

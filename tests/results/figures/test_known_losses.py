@@ -14,7 +14,7 @@ import pytest
 from changed_study import with_results
 from relay_study import RelayShape, make_store
 
-from results.figures import lost_time, recorded_loss, scaling
+from results.figures import explain, lost_time, scaling
 from results.figures.lost_time import Observed
 from results.study.cases import load_study
 
@@ -148,7 +148,7 @@ def of_turns(study, truth, seed):
         return {"turns": tuple(turns), "ranks": ranks}
 
     made = with_results(study, change)
-    (found,) = recorded_loss.of_points(scaling.points(made))
+    (found,) = explain.losses_of_points(scaling.points(made))
     assert found.lost is not None
     return found.lost
 

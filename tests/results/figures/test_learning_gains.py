@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from results import errors
-from results.figures import learning_gains, targets
+from results.figures import learning_gains
 from results.records.models import ScalingMode, TrialStatus
 from results.statistics import run_scores
 from results.study import cases
@@ -171,13 +171,15 @@ def _values(case):
     ]
 
 
-@pytest.mark.parametrize("axis", list(targets.Axis))
+@pytest.mark.parametrize("axis", list(learning_gains.Axis))
 def test_every_run_that_meets_the_target_at_once_needs_its_first_evaluation(
     make_case, axis
 ):
     case = make_case()
     name, _ = _values(case)
-    found = targets.of_case(case, name, -1e9, is_higher_better=True, axis=axis)
+    found = learning_gains.time_to_axis(
+        case, name, -1e9, is_higher_better=True, axis=axis
+    )
     first = sorted(axis.of(entry.result.curve[0]) for entry in case.ok_entries)
 
     assert found.median.value == first[1]
@@ -188,8 +190,8 @@ def test_runs_that_do_not_reach_the_target_are_shown_as_such(make_case):
     """No run is dropped, and no number made up."""
     case = make_case()
     name, _ = _values(case)
-    found = targets.of_case(
-        case, name, 1e9, is_higher_better=True, axis=targets.Axis.SECONDS
+    found = learning_gains.time_to_axis(
+        case, name, 1e9, is_higher_better=True, axis=learning_gains.Axis.SECONDS
     )
 
     assert (found.median.value, found.num_reached, found.median.n) == (math.inf, 0, 3)
@@ -201,8 +203,8 @@ def test_a_trial_that_failed_never_reached_the_target(make_case):
         statuses={("in_graph", mode, 2, 1): TrialStatus.FAILED for mode in ScalingMode}
     )
     name, _ = _values(case)
-    found = targets.of_case(
-        case, name, -1e9, is_higher_better=True, axis=targets.Axis.EXAMPLES
+    found = learning_gains.time_to_axis(
+        case, name, -1e9, is_higher_better=True, axis=learning_gains.Axis.EXAMPLES
     )
 
     assert (found.num_reached, found.median.n) == (2, 3)
@@ -216,6 +218,6 @@ def test_a_metric_that_runs_do_not_have_is_an_error(make_case):
         errors.ResultsError,
         match=rf"^quality runs of '.*' have no metric 'loss'; they have .*{name}",
     ):
-        targets.of_case(
-            case, "loss", 1.0, is_higher_better=True, axis=targets.Axis.SECONDS
+        learning_gains.time_to_axis(
+            case, "loss", 1.0, is_higher_better=True, axis=learning_gains.Axis.SECONDS
         )

@@ -6,7 +6,7 @@ import pytest
 from changed_study import with_results, with_turns
 from relay_study import RelayShape, make_store
 
-from results.figures import recorded_loss, scaling
+from results.figures import explain, scaling
 from results.records.models import Control, ScalingMode
 from results.study.cases import load_study
 
@@ -39,7 +39,7 @@ def _with_turns(study, *, has_wait=True, wait_of_alone=0.0, is_load_known=True):
 
 
 def _only(study):
-    (found,) = recorded_loss.of_points(scaling.points(study))
+    (found,) = explain.losses_of_points(scaling.points(study))
     return found
 
 
@@ -51,7 +51,7 @@ def test_the_parts_are_those_that_the_turns_were_given(study):
     values = {part.name: part.value_sec for part in lost.parts}
 
     assert found.mode is ScalingMode.WEAK
-    assert list(values) == list(recorded_loss.PARTS)
+    assert list(values) == list(explain.PARTS)
     assert sum(values.values()) == pytest.approx(lost.step.value_sec)
     # The rounds of the study are slower and faster by some per cent, CPU time is not.
     assert values["computing"] == pytest.approx(CPU_PER_REPLICA - CPU_OF_ALONE)
@@ -133,7 +133,7 @@ def test_a_wait_that_the_kernel_does_not_record_is_unexplained(study):
     part = found.lost.part("core_wait")
 
     assert part.value_sec is None
-    assert part.reason == recorded_loss.NOT_RECORDED
+    assert part.reason == explain.NOT_RECORDED
     values = [part.value_sec or 0.0 for part in found.lost.parts]
     assert sum(values) == pytest.approx(found.lost.step.value_sec)
 
@@ -144,7 +144,7 @@ def test_a_load_that_the_kernel_does_not_record_leaves_it_unexplained(study):
     assert found.lost is not None
 
     for name in ("core_wait", "idle"):
-        assert found.lost.part(name).reason == recorded_loss.NOT_RECORDED
+        assert found.lost.part(name).reason == explain.NOT_RECORDED
     assert found.lost.main_loss in ("", "computing")
 
 
@@ -153,7 +153,7 @@ def test_turns_without_cpu_time_explain_nothing(study):
     found = _only(study)
 
     assert found.lost is None
-    assert found.reason == recorded_loss.NO_CPU_TIME
+    assert found.reason == explain.NO_CPU_TIME
 
 
 def test_no_round_in_common_explains_nothing(tmp_path):
@@ -164,13 +164,13 @@ def test_no_round_in_common_explains_nothing(tmp_path):
     assert point.baseline is not None
 
     baseline = with_turns(point.baseline, lambda _: {"void_reason": "disturbed"})
-    (found,) = recorded_loss.of_points([dataclasses.replace(point, baseline=baseline)])
+    (found,) = explain.losses_of_points([dataclasses.replace(point, baseline=baseline)])
 
-    assert found.reason == recorded_loss.NO_COMMON_ROUND
+    assert found.reason == explain.NO_COMMON_TURN
 
 
 def test_trials_in_sequence_record_no_turns(tmp_path, synthetic):
     """Nothing to split, and nothing is invented."""
     study = load_study(synthetic.make_store(tmp_path))
 
-    assert recorded_loss.of_points(scaling.points(study)) == ()
+    assert explain.losses_of_points(scaling.points(study)) == ()

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from results import errors
-from results.figures import comparisons, scaling
+from results.figures import scaling
 from results.records import identity
 from results.records.models import PlannedTrial, ScalingMode, TrialStatus
 from results.store.study_store import Store
@@ -139,7 +139,7 @@ def test_oversubscribed_points_are_flagged(tmp_path, synthetic):
 
 
 def test_backends_are_compared_once_per_pair_of_cases(tmp_path, synthetic):
-    found = comparisons.of_study(_load(tmp_path, synthetic))
+    found = scaling.compare_backends(_load(tmp_path, synthetic))
 
     assert [(1, (WEAK, STRONG)), (2, (WEAK,)), (2, (STRONG,))] == [
         (item.first.spec.num_replicas, item.modes) for item in found
@@ -215,7 +215,7 @@ def test_records_are_frozen(tmp_path, synthetic):
 def _found(root, synthetic, **fields):
     shape = synthetic.Shape(**fields)
     study = cases.load_study(synthetic.make_store(root, shape))
-    return comparisons.of_study(study)
+    return scaling.compare_backends(study)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_a_difference_must_hold_among_all_ratios(
 ):
     """Alone, each of 0.03 and 0.04 would be a difference; of two, neither is."""
     given = iter(p_values)
-    monkeypatch.setattr(comparisons, "_p_value", lambda _: next(given))
+    monkeypatch.setattr(scaling, "_p_value", lambda _: next(given))
     found = _found(tmp_path, synthetic, modes=(WEAK,), replicas=(1, 2))
 
     assert len(p_values) == len(found)
@@ -243,7 +243,7 @@ def test_a_difference_must_hold_among_all_ratios(
 def test_what_holds_is_also_outside_its_own_interval(tmp_path, synthetic, num_rounds):
     """The p-value is of the same mean and spread as the interval shown."""
     found = _found(tmp_path, synthetic, noise=0.02, repeats=4, num_rounds=num_rounds)
-    alone = [comparisons._p_value(item) for item in found]
+    alone = [scaling._p_value(item) for item in found]
 
     assert any(value is not None for value in alone)
     for item, value in zip(found, alone, strict=True):

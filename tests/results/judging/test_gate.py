@@ -8,16 +8,9 @@ from types import SimpleNamespace
 import pytest
 from changed_study import with_turns
 
-from reports.words.judging import judgement
+from reports.words import judgement
 from results.errors import ResultsError
-from results.judging import (
-    exact,
-    gate,
-    gate_metrics,
-    judged_case,
-    paired_gate,
-    quality_gate,
-)
+from results.judging import gate, gate_metrics, judged_case, paired_gate, quality_gate
 from results.records import quality_records
 from results.records.models import MetricFacts
 from results.statistics import estimates, group_sequential
@@ -421,7 +414,7 @@ def case_of(*values):
 )
 def test_any_rise_is_a_regression(before, after, verdict, rise):
     """However small: equal code counts the same."""
-    found, reason = exact.count_of(
+    found, reason = judged_case.count_of(
         case_of(after, after), case_of(before, before), "bytes"
     )
 
@@ -442,7 +435,7 @@ def test_any_rise_is_a_regression(before, after, verdict, rise):
 )
 def test_what_is_no_count_has_no_verdict(here, there, reason):
     """It is never taken for one, nor averaged."""
-    found, why = exact.count_of(case_of(*here), case_of(*there), "bytes")
+    found, why = judged_case.count_of(case_of(*here), case_of(*there), "bytes")
 
     assert found is None
     assert reason in why

@@ -116,13 +116,6 @@ def test_half_of_all_measurements_reach_the_median_half_width():
     )
 
 
-def test_generations_for_a_target():
-    """At least five, as the rule that stops; more for less; None beyond reach."""
-    assert power.generations_for_target(0.20, SPREAD) == 5
-    assert power.generations_for_target(0.03, SPREAD) == 7
-    assert power.generations_for_target(0.0001, SPREAD) is None
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -165,7 +158,7 @@ def test_generations_for_a_target():
             r"spread is nan, must be positive and finite",
         ),
         (
-            lambda: power.generations_for_target(0, SPREAD),
+            lambda: generations.check_target(0),
             r"target is 0, must be a positive ratio",
         ),
     ],

@@ -14,7 +14,7 @@ from results import errors
 from results.figures.summary import summary
 from results.records import identity, schema, texts
 from results.records.models import Budget, BudgetUnit, QualityMetric, TrialSpec
-from results.statistics import repetitions
+from results.statistics import estimates
 from results.store.lock import lock_study
 from results.store.study_store import Store
 
@@ -413,7 +413,7 @@ def test_memory_that_could_not_be_read_has_no_estimate(store):
 
 def test_the_wildest_repetitions_have_an_interval_of_floats():
     """Its ends are beyond any float."""
-    found = repetitions.ratio({0: 1e-20, 1: 1e29}, {0: 1e29, 1: 1e-20})
+    found = estimates.ratio({0: 1e-20, 1: 1e29}, {0: 1e29, 1: 1e-20})
 
     assert found.low is not None
     assert found.high is not None

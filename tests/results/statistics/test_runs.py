@@ -8,8 +8,12 @@ import scipy.stats
 
 from results import errors
 from results.statistics import run_scores
-from results.statistics.improvement import probability
-from results.statistics.time_to_target import Time, first_reached, median
+from results.statistics.run_scores import (
+    Time,
+    first_reached,
+    median_time,
+    probability_of_improvement,
+)
 
 
 @pytest.mark.parametrize("count", [10, 11, 40])
@@ -154,7 +158,7 @@ def test_the_estimate_is_the_share_of_better_pairs():
     """Mann and Whitney's U over the number of pairs; ties count half."""
     first, second = [3.0, 5.0, 7.0, 7.0], [4.0, 7.0, 1.0]
     u = scipy.stats.mannwhitneyu(first, second).statistic
-    found = probability(first, second, is_higher_better=True)
+    found = probability_of_improvement(first, second, is_higher_better=True)
 
     assert u / 12 == pytest.approx(found.value)
     assert found.n == 3
@@ -163,9 +167,9 @@ def test_the_estimate_is_the_share_of_better_pairs():
 def test_either_direction_gives_the_same_evidence():
     """Where less is better, and where the cases are exchanged."""
     first, second = [3.0, 5.0, 9.0, 7.0], [4.0, 8.0, 1.0]
-    more = probability(first, second, is_higher_better=True)
-    less = probability(first, second, is_higher_better=False)
-    exchanged = probability(second, first, is_higher_better=True)
+    more = probability_of_improvement(first, second, is_higher_better=True)
+    less = probability_of_improvement(first, second, is_higher_better=False)
+    exchanged = probability_of_improvement(second, first, is_higher_better=True)
 
     for other in (less, exchanged):
         assert other.value == pytest.approx(1 - more.value)
@@ -183,21 +187,23 @@ def test_either_direction_gives_the_same_evidence():
 )
 def test_runs_that_are_all_better_are_evidence_where_they_are_many(n, least, most):
     first, second = range(n + 1, 2 * n + 1), range(1, n + 1)
-    found = probability(first, second, is_higher_better=True)
+    found = probability_of_improvement(first, second, is_higher_better=True)
 
     assert (found.value, found.high) == (1.0, 1.0)
     assert least < found.low < most
 
 
 def test_equal_runs_are_one_half():
-    found = probability([1.0] * 4, [1.0] * 4, is_higher_better=True)
+    found = probability_of_improvement([1.0] * 4, [1.0] * 4, is_higher_better=True)
 
     assert found.value == 0.5
     assert found.low < 0.5 < found.high
 
 
 def test_two_runs_have_no_probability():
-    found = probability([1.0, 2.0], [0.0, 3.0, 4.0], is_higher_better=True)
+    found = probability_of_improvement(
+        [1.0, 2.0], [0.0, 3.0, 4.0], is_higher_better=True
+    )
 
     assert (found.low, found.high) == (None, None)
     assert "fewer than 3 runs" in found.method
@@ -210,7 +216,7 @@ def test_runs_without_a_result_are_refused(runs):
         match=r"^second (holds \[.*\], none may be nan; what failed is infinitely bad|"
         r"is \[\], must be a sequence of one or more numbers)$",
     ):
-        probability([1.0], runs, is_higher_better=True)
+        probability_of_improvement([1.0], runs, is_higher_better=True)
 
 
 def _times(*amounts, ended=()):
@@ -253,7 +259,7 @@ def test_an_interval_of_the_median_states_what_it_is_worth(
     amounts, value, low, high, confidence
 ):
     """All reached it; few are enclosed by the fastest and the slowest."""
-    found = median(_times(*amounts), unit="s")
+    found = median_time(_times(*amounts), unit="s")
 
     assert (found.median.value, found.median.low, found.median.high) == (
         value,
@@ -265,7 +271,7 @@ def test_an_interval_of_the_median_states_what_it_is_worth(
 
 
 def test_two_runs_have_no_median_time():
-    found = median(_times(1, 2), unit="s")
+    found = median_time(_times(1, 2), unit="s")
 
     assert not found.median.has_interval
     assert found.median.method == (
@@ -275,7 +281,7 @@ def test_two_runs_have_no_median_time():
 
 def test_a_censored_run_opens_the_upper_end():
     """The median is known; how slow the slowest run is, is not."""
-    found = median(_times(10, 20, ended=(60,)), unit="s")
+    found = median_time(_times(10, 20, ended=(60,)), unit="s")
 
     assert (found.median.value, found.median.low, found.median.high) == (
         20,
@@ -286,14 +292,14 @@ def test_a_censored_run_opens_the_upper_end():
 
 def test_the_median_of_runs_that_mostly_fail_is_beyond_the_budget():
     """Dropping the failures would have given 10."""
-    found = median(_times(10, ended=(60, 60)), unit="s")
+    found = median_time(_times(10, ended=(60, 60)), unit="s")
 
     assert found.median.value == math.inf
 
 
 def test_what_lies_beyond_the_first_end_is_not_known():
     """A run that ended at 15 could have been faster than the one that needed 20."""
-    found = median(_times(10, 20, ended=(15,)), unit="s")
+    found = median_time(_times(10, 20, ended=(15,)), unit="s")
 
     assert found.median.value == math.inf
     assert found.budget == 15
@@ -323,4 +329,4 @@ def test_times_must_be_finite(amounts):
         match=r"^times of runs are \[.*\], must be one or more finite numbers of at "
         r"least 0; a run that did not reach the target has the time at which it ended$",
     ):
-        median(_times(*amounts), unit="s")
+        median_time(_times(*amounts), unit="s")

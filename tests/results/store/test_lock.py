@@ -12,7 +12,7 @@ import pytest
 from hung import until
 
 from results import errors
-from results.store import fence, heartbeat, lock
+from results.store import atomic, lock
 
 OWNER = """
 import pathlib, sys, time
@@ -90,13 +90,13 @@ NUM_MACHINES = 6
 MACHINE = """
 import contextlib, pathlib, sys, time
 from results import errors
-from results.store import heartbeat
+from results.store import lock
 root, name, start = pathlib.Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-heartbeat.kernel_id = lambda: name
+lock.kernel_id = lambda: name
 while time.time() < start:
     pass
 try:
-    with heartbeat.hold(root):
+    with lock.hold_heartbeat(root):
         print("held", flush=True)
         sys.stdin.read()
 except errors.StudyInUseElsewhereError:
@@ -115,7 +115,7 @@ def start_machine(root, name, start=0.0):
 
 
 def left_in(root):
-    return sorted(path.name for path in root.glob(f"{heartbeat.NAME}*"))
+    return sorted(path.name for path in root.glob(f"{lock.HEARTBEAT_NAME}*"))
 
 
 def test_a_file_that_cannot_be_removed_fails_nothing(tmp_path, monkeypatch):
@@ -124,10 +124,10 @@ def test_a_file_that_cannot_be_removed_fails_nothing(tmp_path, monkeypatch):
     def fail(path, **_):
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
 
-    with heartbeat.hold(tmp_path):
+    with lock.hold_heartbeat(tmp_path):
         monkeypatch.setattr(pathlib.Path, "unlink", fail)
 
-    assert [heartbeat.NAME] == left_in(tmp_path)
+    assert [lock.HEARTBEAT_NAME] == left_in(tmp_path)
 
 
 @pytest.mark.processes
@@ -137,11 +137,11 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
-    with heartbeat.hold(tmp_path), monkeypatch.context() as patch:
+    with lock.hold_heartbeat(tmp_path), monkeypatch.context() as patch:
         patch.setattr(os, "read", fail)
         with pytest.raises(OSError, match="Stale file handle") as found:
-            fence.check(tmp_path / "trials")
-    assert str(tmp_path / heartbeat.NAME) == found.value.filename
+            atomic.check_fence(tmp_path / "trials")
+    assert str(tmp_path / lock.HEARTBEAT_NAME) == found.value.filename
 
 
 def test_another_machine_is_refused_while_the_owner_lives(tmp_path, monkeypatch):
@@ -156,10 +156,10 @@ def test_another_machine_is_refused_while_the_owner_lives(tmp_path, monkeypatch)
             r"life \d s ago: wait until it ends \(if it was killed, 60 s\), stop",
         )
         other.kill()
-    monkeypatch.setattr(heartbeat, "DEAD_SEC", 0.2)
+    monkeypatch.setattr(lock, "DEAD_SEC", 0.2)
     time.sleep(0.3)
     with lock.lock_study(tmp_path):
-        assert heartbeat.kernel_id() in (tmp_path / heartbeat.NAME).read_text()
+        assert lock.kernel_id() in (tmp_path / lock.HEARTBEAT_NAME).read_text()
 
     assert [] == left_in(tmp_path)
 
@@ -171,7 +171,7 @@ def test_of_machines_that_start_together_one_owns_the_study(tmp_path):
         root = tmp_path / str(race)
         root.mkdir()
         if race % 2:
-            dead = root / heartbeat.NAME
+            dead = root / lock.HEARTBEAT_NAME
             dead.write_text("dead 1\n")
             os.utime(dead, (1.0, 1.0))
         start = time.time() + 0.5
@@ -187,9 +187,9 @@ def test_of_machines_that_start_together_one_owns_the_study(tmp_path):
 
 def test_an_owner_shows_that_it_lives(tmp_path, monkeypatch):
     """The file is touched again and again, and gone at the end."""
-    monkeypatch.setattr(heartbeat, "PERIOD_SEC", 0.01)
-    path = tmp_path / heartbeat.NAME
-    with heartbeat.hold(tmp_path):
+    monkeypatch.setattr(lock, "PERIOD_SEC", 0.01)
+    path = tmp_path / lock.HEARTBEAT_NAME
+    with lock.hold_heartbeat(tmp_path):
         os.utime(path, (1.0, 1.0))
         until(lambda: path.stat().st_mtime != 1.0)
 
@@ -198,18 +198,18 @@ def test_an_owner_shows_that_it_lives(tmp_path, monkeypatch):
 
 def test_an_owner_that_lost_the_study_ends(tmp_path, monkeypatch, capsys):
     """It was stopped too long; what it would write belongs to the other."""
-    monkeypatch.setattr(heartbeat, "PERIOD_SEC", 0.01)
+    monkeypatch.setattr(lock, "PERIOD_SEC", 0.01)
     received = []
     before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:
-        with heartbeat.hold(tmp_path):
-            (tmp_path / heartbeat.NAME).unlink()
-            (tmp_path / heartbeat.NAME).write_text("other 2\n")
+        with lock.hold_heartbeat(tmp_path):
+            (tmp_path / lock.HEARTBEAT_NAME).unlink()
+            (tmp_path / lock.HEARTBEAT_NAME).write_text("other 2\n")
             until(lambda: received)
     finally:
         signal.signal(signal.SIGTERM, before)
 
-    assert "other 2\n" == (tmp_path / heartbeat.NAME).read_text()
+    assert "other 2\n" == (tmp_path / lock.HEARTBEAT_NAME).read_text()
     assert "was taken over by a process of another machine, since this one gave no" in (
         capsys.readouterr().err
     )
@@ -219,21 +219,21 @@ def test_an_owner_that_lost_the_study_ends(tmp_path, monkeypatch, capsys):
 def test_what_is_in_the_place_of_the_file_is_one_line(tmp_path, kind):
     """It cannot be a sign of life."""
     if kind == "folder":
-        (tmp_path / heartbeat.NAME).mkdir()
+        (tmp_path / lock.HEARTBEAT_NAME).mkdir()
     else:
-        (tmp_path / heartbeat.NAME).symlink_to("nothing")
+        (tmp_path / lock.HEARTBEAT_NAME).symlink_to("nothing")
     refused(tmp_path, errors.WriteStoreError, r"cannot write '.*lock-heartbeat'")
 
 
 @pytest.mark.parametrize("text", ["", "\xff\n", "one two three"])
 def test_a_damaged_file_of_a_dead_owner_is_replaced(tmp_path, text):
     """It is as old as any other."""
-    path = tmp_path / heartbeat.NAME
+    path = tmp_path / lock.HEARTBEAT_NAME
     path.write_text(text, encoding="latin-1")
-    refused(tmp_path, errors.StudyInUseElsewhereError, take=heartbeat.hold)
+    refused(tmp_path, errors.StudyInUseElsewhereError, take=lock.hold_heartbeat)
     os.utime(path, (1.0, 1.0))
-    with heartbeat.hold(tmp_path):
-        assert heartbeat.kernel_id() in path.read_text()
+    with lock.hold_heartbeat(tmp_path):
+        assert lock.kernel_id() in path.read_text()
 
     assert [] == left_in(tmp_path)
 
@@ -241,13 +241,13 @@ def test_a_damaged_file_of_a_dead_owner_is_replaced(tmp_path, text):
 def test_a_successor_that_died_on_the_way_is_succeeded(tmp_path):
     """Two dead machines, the second within the moment of taking over."""
     for name, text in (
-        (heartbeat.NAME, "first 1\n"),
-        (f"{heartbeat.NAME}-after-{heartbeat._digest('first 1' + chr(10))}", "b 2\n"),
+        (lock.HEARTBEAT_NAME, "first 1\n"),
+        (f"{lock.HEARTBEAT_NAME}-after-{lock._digest('first 1' + chr(10))}", "b 2\n"),
     ):
         (tmp_path / name).write_text(text)
         os.utime(tmp_path / name, (1.0, 1.0))
-    with heartbeat.hold(tmp_path):
-        assert heartbeat.kernel_id() in (tmp_path / heartbeat.NAME).read_text()
+    with lock.hold_heartbeat(tmp_path):
+        assert lock.kernel_id() in (tmp_path / lock.HEARTBEAT_NAME).read_text()
 
     assert [] == left_in(tmp_path)
 
@@ -259,16 +259,16 @@ def test_a_file_system_without_links_is_locked_too(tmp_path, monkeypatch):
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    with heartbeat.hold(tmp_path):
-        assert [heartbeat.NAME] == left_in(tmp_path)
-        monkeypatch.setattr(heartbeat, "kernel_id", lambda: "other")
-        refused(tmp_path, errors.StudyInUseElsewhereError, take=heartbeat.hold)
+    with lock.hold_heartbeat(tmp_path):
+        assert [lock.HEARTBEAT_NAME] == left_in(tmp_path)
+        monkeypatch.setattr(lock, "kernel_id", lambda: "other")
+        refused(tmp_path, errors.StudyInUseElsewhereError, take=lock.hold_heartbeat)
 
     assert [] == left_in(tmp_path)
 
 
 def test_a_kernel_without_an_id_is_known_by_its_network(monkeypatch, tmp_path):
     """On systems other than Linux."""
-    monkeypatch.setattr(heartbeat, "_BOOT_ID", tmp_path / "missing")
+    monkeypatch.setattr(lock, "_BOOT_ID", tmp_path / "missing")
 
-    assert heartbeat.kernel_id() == heartbeat.kernel_id() != ""
+    assert lock.kernel_id() == lock.kernel_id() != ""

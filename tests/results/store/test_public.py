@@ -9,8 +9,13 @@ import pytest
 from pydantic import TypeAdapter
 
 from results.records.client.protocol import RankLine
-from results.records.gate_record import GateRecord
-from results.records.models import Environment, Plan, StatusRecord, TrialResult
+from results.records.models import (
+    Environment,
+    GateRecord,
+    Plan,
+    StatusRecord,
+    TrialResult,
+)
 from results.store import public, untrusted
 
 TOKEN = "hf_" + "aB" * 17

@@ -9,9 +9,9 @@ from changed_study import with_results
 
 from reports.view.view import view_store
 from reports.words import trust
-from results.figures import comparisons, summary
+from results.figures import scaling, summary
 from results.records.models import Control, Matching, SanityCheck
-from results.study import agreement
+from results.study import matching as matching_lib
 from results.study.cases import load_study
 
 
@@ -36,7 +36,7 @@ def with_losses(store, change):
 
 def test_backends_with_equal_losses_do_the_same_work(store):
     """At each size, over all generations; the twin as well."""
-    found = agreement.of_study(load_study(store))
+    found = matching_lib.agreements_of(load_study(store))
 
     assert found.repeats_itself
     assert [1, 2] == [pair.first.spec.num_replicas for pair in found.pairs]
@@ -51,7 +51,7 @@ def test_rounding_is_no_other_work(store):
     study = with_losses(
         store, lambda entry: 1.000001 if entry.spec.backend == "in_graph" else 1.0
     )
-    assert not agreement.of_study(study).broken
+    assert not matching_lib.agreements_of(study).broken
 
 
 def test_a_backend_that_computes_something_else_has_no_ratio(store):
@@ -62,11 +62,13 @@ def test_a_backend_that_computes_something_else_has_no_ratio(store):
         return 1.05 if (spec.backend, spec.num_replicas) == ("tf_mirrored", 2) else 1.0
 
     study = with_losses(store, change)
-    (broken,) = agreement.of_study(study).broken
+    (broken,) = matching_lib.agreements_of(study).broken
     view = dataclasses.replace(view_store(store), study=study)
 
     assert 0.04 < broken.difference < 0.06
-    assert [1] == [pair.first.spec.num_replicas for pair in comparisons.of_study(study)]
+    assert [1] == [
+        pair.first.spec.num_replicas for pair in scaling.compare_backends(study)
+    ]
     assert any(
         re.match(
             r"tf_mirrored, 2 replicas x 8 does not do the same work as in_graph: their "
@@ -84,19 +86,19 @@ def test_programs_that_do_not_repeat_themselves_are_not_compared(store):
     study = with_losses(
         store, lambda entry: 1.5 if entry.spec.control is Control.TWIN else 1.0
     )
-    found = agreement.of_study(study)
+    found = matching_lib.agreements_of(study)
     view = dataclasses.replace(view_store(store), study=study)
 
     assert not found.repeats_itself
     assert not found.pairs
-    assert 2 == len(comparisons.of_study(study))
+    assert 2 == len(scaling.compare_backends(study))
     (text,) = trust.same_work(view)
     assert text.startswith("Equal programs do not repeat themselves here")
 
 
 def test_what_begins_with_exported_weights_is_compared_by_its_own_check(store):
     """Other weights and batches than those of its seed: the ratio stays."""
-    check = SanityCheck(name=agreement.OWN_CHECK, is_passed=True, detail="3 losses")
+    check = SanityCheck(name=matching_lib.OWN_CHECK, is_passed=True, detail="3 losses")
 
     def changed(entry):
         if entry.spec.backend != "tf_mirrored":
@@ -109,8 +111,8 @@ def test_what_begins_with_exported_weights_is_compared_by_its_own_check(store):
     study = with_results(load_study(store), changed)
     view = dataclasses.replace(view_store(store), study=study)
 
-    assert () == agreement.of_study(study).pairs
-    assert 2 == len(comparisons.of_study(study))
+    assert () == matching_lib.agreements_of(study).pairs
+    assert 2 == len(scaling.compare_backends(study))
     (text,) = trust.same_work(view)
     assert text == (
         "First losses of tf_mirrored are compared in each of their trials, from "
@@ -127,8 +129,8 @@ def test_losses_are_not_compared_where_steps_draw_random_numbers(store):
         study, plan=study.plan.model_copy(update={"draws_random_numbers": True})
     )
 
-    assert agreement.of_study(study).broken
-    found = agreement.of_study(drawing)
+    assert matching_lib.agreements_of(study).broken
+    found = matching_lib.agreements_of(drawing)
     assert found.is_drawn
     assert not found.broken
     assert found.twin is not None
@@ -163,8 +165,8 @@ def test_only_the_first_losses_of_models_that_amplify_rounding_are_compared(stor
         return dataclasses.replace(study, plan=plan)
 
     study = with_factors([1.0001, 1.2, 1.5, 1.5])
-    assert not agreement.of_study(study).broken
-    assert 2 == len(comparisons.of_study(study))
+    assert not matching_lib.agreements_of(study).broken
+    assert 2 == len(scaling.compare_backends(study))
     begins, later = trust.same_work(dataclasses.replace(view_store(store), study=study))
     assert re.match(
         "Backends begin alike: .* losses of the first step differ by at most 0.0001",
@@ -177,6 +179,6 @@ def test_only_the_first_losses_of_models_that_amplify_rounding_are_compared(stor
     )
 
     study = with_factors(1.05)
-    assert 2 == len(agreement.of_study(study).broken)
+    assert 2 == len(matching_lib.agreements_of(study).broken)
     texts = [*trust.same_work(dataclasses.replace(view_store(store), study=study))]
     assert any("within the first step, so their ratio is left out" in t for t in texts)

@@ -9,7 +9,7 @@ from reports.exports import text
 from reports.page import build
 from reports.view.view import view_store
 from reports.words import trust
-from results.figures import comparisons, scaling, summary
+from results.figures import scaling, summary
 from results.records import identity
 from results.records.models import (
     Control,
@@ -181,7 +181,8 @@ def test_what_does_not_match_is_crossed_out_and_never_fitted(store, name):
     assert points["tf_mirrored", 2].speedup is not None
     assert points["in_graph", 1].throughput is not None
     ratios = {
-        item.first.spec.num_replicas: item.ratio for item in comparisons.of_study(study)
+        item.first.spec.num_replicas: item.ratio
+        for item in scaling.compare_backends(study)
     }
     assert ratios[2] is None
     assert ratios[1] is not None

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from results.study import study_differences
+from results.study import case_pairs
 from results.study.cases import load_study
 
 STATE = {"git_commit": "0123456789" * 4, "is_source_modified": False}
@@ -33,7 +33,7 @@ def make(tmp_path, synthetic):
 def texts(first, second):
     return {
         f"{found.group}: {found.name}": f"{found.first} / {found.second}"
-        for found in study_differences.of_studies(first, second)
+        for found in case_pairs.study_differences(first, second)
     }
 
 
@@ -108,7 +108,7 @@ def test_a_fingerprint_is_explained_by_the_facts_behind_it(
     make, first, second, why_not
 ):
     studies = make("a", first), make("b", second, fingerprints=("00" * 10,))
-    reasons = study_differences.why_not_comparable(*studies)
+    reasons = case_pairs.why_not_comparable(*studies)
 
     assert len(reasons) == bool(why_not)
     assert re.fullmatch(why_not, "".join(reasons))

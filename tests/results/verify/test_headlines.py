@@ -10,17 +10,18 @@ import numpy as np
 import published_studies
 import pytest
 
-from results.statistics import estimates, generations, repetitions
+from results.statistics import estimates, generations
 from results.store.study_store import Store
 from results.study.cases import Study, load_study
-from results.verify import headlines, trials
+from results.verify import check as check_lib
+from results.verify import trials
 from results.verify.check import Check
 
 if TYPE_CHECKING:
     from results.verify.trials import Raws
 
 
-def same(stated: estimates.Estimate, figure: headlines.Figure) -> bool:
+def same(stated: estimates.Estimate, figure: check_lib.Figure) -> bool:
     """Whether two figures are equal, to twelve digits."""
     factor = 1.1 if "widened" in stated.method else 1.0
     halves = [] if figure.half is None else [-figure.half, figure.half]
@@ -34,9 +35,9 @@ def test_repetitions(number: int) -> None:
     """Geometric mean and Student's interval."""
     values = list(np.random.default_rng(number).lognormal(3, 0.2, number))
     logs = [[math.log(value)] for value in values]
-    stated = repetitions.geometric_mean(values, unit="")
+    stated = estimates.geometric_mean(values, unit="")
 
-    assert same(stated, headlines.over_rounds(logs))
+    assert same(stated, check_lib.over_rounds(logs))
 
 
 @pytest.mark.parametrize("number", [1, 3, 4, 5, 19, 20, 23, 150, 1000])
@@ -45,7 +46,7 @@ def test_one_generation(number: int) -> None:
     logs = list(np.random.default_rng(number).normal(0, 0.1, number))
     stated = generations.these_processes_only(logs)
 
-    assert same(stated, headlines.over_rounds([logs]))
+    assert same(stated, check_lib.over_rounds([logs]))
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.02, 0.2])
@@ -57,7 +58,7 @@ def test_intervals_that_rounds_or_generations_decide(spread: float) -> None:
         for number in (1, 5, 9, 20)
     ]
 
-    assert same(generations.over_rounds(logs), headlines.over_rounds(logs))
+    assert same(generations.over_rounds(logs), check_lib.over_rounds(logs))
 
 
 @pytest.mark.parametrize("number", [2, 5, 6, 12])
@@ -66,7 +67,7 @@ def test_generations_that_stopped_on_width(number: int) -> None:
     logs = list(np.random.default_rng(number).normal(0, 0.1, number))
     stated = generations.over_generations(logs, is_stopped_on_width=True)
 
-    assert same(stated, headlines.over_rounds([[log] for log in logs]))
+    assert same(stated, check_lib.over_rounds([[log] for log in logs]))
     assert ("widened" in stated.method) == (number > 5)
 
 
@@ -81,7 +82,7 @@ def published() -> tuple[Study, Raws]:
 def compared(study: Study, raws: Raws) -> Check:
     """Compares headline figures, without equivalence checks."""
     check = Check()
-    headlines.compare(study, raws, {}, check)
+    check_lib.compare_headlines(study, raws, {}, check)
     return check
 
 
@@ -104,9 +105,9 @@ def test_a_longer_block_differs_in_each_figure_of_its_case(
     check = compared(study, {**raws, trial_id: raw})
     kinds = {item.kind for item in check.differences}
 
-    ratios = {headlines.RATIO, headlines.CONTROL}
-    assert {*headlines.OF_CASES} | ratios == kinds
-    assert len(check.differences) < check.num_recomputed(*headlines.KINDS) / 2
+    ratios = {check_lib.RATIO, check_lib.CONTROL}
+    assert {*check_lib.OF_CASES} | ratios == kinds
+    assert len(check.differences) < check.num_recomputed(*check_lib.KINDS) / 2
 
 
 def test_a_trial_without_raw_observations_is_not_taken_for_verified(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from results.verify import headlines, trials
+from results.verify import check, trials
 from results.verify.trials import RawError
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def test_turns_are_joined_over_ranks(tmp_path: Path) -> None:
     )
     assert [False, True] == [first["is_void"], last["is_void"]]
     assert 0.07 == found.result["window_sec"]
-    rates = headlines.log_rates({"only": found.result})
+    rates = check.log_rates({"only": found.result})
     assert {"only": {0: pytest.approx(math.log(800.0))}} == rates
 
 

@@ -14,7 +14,7 @@ from scipy import stats
 from simulated_sweeps import Sweeps, relay, sequence
 
 from results.statistics import generations
-from results.statistics.repetitions import ratio
+from results.statistics.estimates import ratio
 
 LOG_RATIO = math.log(1.5)
 """The true ratio of cases 1 and 0."""

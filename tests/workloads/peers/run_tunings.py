@@ -19,7 +19,7 @@ from pathlib import Path
 
 from harness.cli.main import main as run_verb
 from harness.run.trial_runner import RunSettings
-from results.figures import comparisons
+from results.figures import scaling
 from results.records import identity
 from results.store.study_store import Store
 from results.study.cases import load_study
@@ -57,7 +57,7 @@ def main(argv):
     runs_dir = Path("runs")
     if "--runs-dir" in options:
         runs_dir = Path(options[options.index("--runs-dir") + 1])
-    for pair in comparisons.of_study(load_study(Store.open(runs_dir / study))):
+    for pair in scaling.compare_backends(load_study(Store.open(runs_dir / study))):
         if pair.first.spec.backend != peer or pair.ratio is None:
             continue
         low, high = (1 / (end or math.nan) for end in (pair.ratio.high, pair.ratio.low))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli.exit_codes import UNFIT
-from results.study.agreement import OWN_CHECK
+from results.study.matching import OWN_CHECK
 from workloads.peers.catalog import PEERS
 
 pytestmark = [

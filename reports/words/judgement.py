@@ -9,21 +9,63 @@ from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree as ET
 
 from reports.words import formats, ratio_table
-from reports.words.judging import counted
-from reports.words.marks import load_text
+from reports.words.trust import load_text
 from results.judging import gate_logs, power
+from results.judging.judged_case import exact_text, share_text
+from results.records import measuring
 from results.statistics.group_sequential import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from results.judging.gate import Gate
-    from results.judging.judged_case import JudgedCase
+    from results.judging.judged_case import Count, JudgedCase
     from results.judging.paired_gate import Rates
     from results.judging.power import Need, OperatingPoint
-    from results.records.gate_record import GateRecord
+    from results.records.models import GateRecord
     from results.statistics.estimates import Estimate
     from results.statistics.group_sequential import Design
+
+
+EXACT: Final = (
+    "counts are exact: all runs of a side have the same number, so there is no spread"
+    " that an interval could show; any rise is a regression"
+)
+
+
+def count_cells(count: Count) -> tuple[str, str, str, str]:
+    """Returns the cells of a row: change, both sides, n, and what it means."""
+    sides = count.before, count.after
+    return share_text(*sides), exact_text(*sides), str(count.n), count.word
+
+
+def notes_of_counts(gate: Gate) -> Iterator[str]:
+    """Says what the counts of a gate are, and which of them are not judged."""
+    if any(case.count is not None for case in gate.counts):
+        yield EXACT
+    counts = [case.count for case in gate.noted if case.count is not None]
+    differ = dict.fromkeys(count.name for count in counts if not count.is_equal)
+    if differ:
+        options = " ".join(f"--count {name}" for name in differ)
+        yield (
+            "what was counted in a step and rose or fell is exact, shown, and not"
+            f" judged; {options}: a rise is a regression"
+        )
+    equal = dict.fromkeys(count.name for count in counts if count.name not in differ)
+    if equal:
+        listed = ", ".join(map(measuring.step_count_words, equal))
+        n = min(count.n for count in counts)
+        yield (
+            f"counted in a step of each case, and equal on both sides: {listed} (n ="
+            f" {n} runs of a side or more)"
+        )
+    reasons: dict[str, list[str]] = {}
+    for case in gate.noted:
+        if case.count is None:
+            reasons.setdefault(case.reason, []).append(case.name)
+    for reason, names in reasons.items():
+        more = f" and {len(names) - 1} more" * (len(names) > 1)
+        yield f"{names[0]}{more}: not compared, since {reason}"
 
 
 WEAKER_QUALITY: Final = (
@@ -113,7 +155,7 @@ def record_of(gate: Gate) -> GateRecord:
 
 def notes_of(gate: Gate) -> Iterator[str]:
     """Says what else a gate saw, of what it counts and of how it ended."""
-    yield from counted.notes_of(gate)
+    yield from notes_of_counts(gate)
     yield from _notes_of_looks(gate)
 
 
@@ -206,7 +248,7 @@ def _rows(gate: Gate) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for case in gate.all_cases:
         if case.count is not None:
-            rows.append((case.name, *counted.cells(case.count)))
+            rows.append((case.name, *count_cells(case.count)))
             continue
         if case.judgement is None:
             rows.append((case.name, "-", "-", "-", "no verdict"))
