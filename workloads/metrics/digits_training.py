@@ -149,13 +149,13 @@ def main(path: str) -> None:
         np.savez(file, allow_pickle=False, **train(images, labels))
 
 
-if __name__ == "__main__":
-    main(sys.argv[1])
-
-
 def load_digits(split: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns a split of the embedded digits."""
     source = sources.open_source("digits")
     examples = list(source.builder.as_dataset(split=split).as_numpy_iterator())
     images = np.stack([example["image"] for example in examples])
     return images, np.array([example["label"] for example in examples], np.int64)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
