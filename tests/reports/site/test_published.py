@@ -1,5 +1,6 @@
 """The published site: what its records give again, each figure with its interval."""
 
+import json
 import re
 from pathlib import Path
 
@@ -190,12 +191,21 @@ def test_card_and_markdown_have_every_interval(view):
             assert INTERVAL.match(text, figure.start()), text
 
 
-def test_the_readme_has_the_intervals_of_the_default_study():
-    """Its table and its picture are of the published study."""
-    view = view_store(Store.open(published_studies.study("resnet50-two-cores")))
+def test_the_readme_has_the_ratios_of_the_published_study():
+    """Of two replicas in weak scaling, to the last digit shown."""
+    archive = published_studies.SITE / "studies" / "peers-resnet50" / "records.zip"
+    done = CliRunner().invoke(main.cli, ["report", str(archive), "--format", "json"])
+    assert 0 == done.exit_code, done.output
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    titles = {
+        "tf_mirrored": "`tf.distribute.MirroredStrategy`",
+        "torch_ddp": "PyTorch DDP",
+        "jax": "JAX",
+    }
 
-    for point in view.points:
-        if point.efficiency is not None:
-            text = _plain(formats.estimate(point.efficiency, formats.percent))
-            assert f"| {text} |" in readme
+    for found in json.loads(done.stdout)["comparisons"]:
+        is_shown = found["modes"] == ["weak"] and found["num_replicas"] == 2
+        if is_shown and found["first"] == "in_graph" and found["second"] in titles:
+            ratio = "{value:.2f} [{low:.2f}, {high:.2f}]".format(**found["ratio"])
+            assert f"| {titles.pop(found['second'])} | {ratio} |" in readme
+    assert {} == titles
