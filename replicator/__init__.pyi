@@ -24,11 +24,11 @@ from .backends.strategy import StrategyReplicator as StrategyReplicator
 from .backends.tpu import TpuReplicator as TpuReplicator
 from .checkpoint.manager import CheckpointManager as CheckpointManager
 from .checkpoint.manager import RestoredCheckpoint as RestoredCheckpoint
-from .collectives.kinds.exchange import broadcast as broadcast
-from .collectives.kinds.exchange import permute as permute
-from .collectives.kinds.gather_scatter import all_gather as all_gather
-from .collectives.kinds.gather_scatter import all_to_all as all_to_all
-from .collectives.kinds.gather_scatter import reduce_scatter as reduce_scatter
+from .collectives.calls import all_gather as all_gather
+from .collectives.calls import all_to_all as all_to_all
+from .collectives.calls import broadcast as broadcast
+from .collectives.calls import permute as permute
+from .collectives.calls import reduce_scatter as reduce_scatter
 from .collectives.layers import (
     CrossReplicaBatchNormalization as CrossReplicaBatchNormalization,
 )

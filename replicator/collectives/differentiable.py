@@ -192,6 +192,20 @@ def dense(value: Any, caller: str, does: str) -> list[tf.Tensor]:
     ]
 
 
+def over_nest(
+    kind: CollectiveKind,
+    value: Any,
+    does: str,
+    check: Callable[[Sequence[tf.Tensor], str, int], None] | None = None,
+) -> Any:
+    """Carries out a collective over the leaves of a nest, for users."""
+    context = context_lib.require(kind.name)
+    tensors = dense(value, kind.name, does)
+    if check is not None:
+        check(tensors, kind.name, context.num_replicas_in_sync)
+    return tf.nest.pack_sequence_as(value, communicate(context, kind, tensors))
+
+
 def check_rows(tensors: Sequence[tf.Tensor], caller: str, num_replicas: int) -> None:
     """Rejects tensors whose rows cannot be divided equally among replicas."""
     for tensor in tensors:

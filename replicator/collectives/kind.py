@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias, cast
 
 import tensorflow as tf
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from replicator.core.context import ReplicaContext
     from replicator.core.topology import Topology
+
+    Tensors: TypeAlias = Sequence[tf.Tensor]
 
 
 NOTHING, REDUCE, GATHER, BROADCAST = "", "reduce", "gather", "broadcast"
@@ -40,25 +42,37 @@ class BetweenWorkers(NamedTuple):
     num_bytes: float  # Sent by all workers together.
 
 
+_NO_ANSWER = abc.abstractmethod(lambda: None)
+
+
 class CollectiveKind(abc.ABC):
     """One sort of collective. An instance has its parameters, such as the reduction.
 
-    Subclasses are frozen dataclasses, in the files of ``kinds/``, which also have the
-    function that users call. In what follows R is the number of replicas in sync, and
-    b the bytes of one operand.
+    Subclasses are frozen dataclasses, most of them over one of the three patterns of
+    ``kinds.py``. In what follows R is the number of replicas in sync, and b the bytes
+    of one operand.
     """
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Checks that a subclass answers everything."""
+    name: ClassVar[str]  # What users call.
+    # Whether the result is the same on every replica, bit by bit. The proof that a
+    # variable stays mirrored rests on it: a kind that says so and gives replicas
+    # different values makes copies diverge unnoticed.
+    is_invariant: ClassVar[bool]
+    # Whether small tensors of one call are sent in one bucket. ``Links.operands`` are
+    # those of one tensor otherwise.
+    is_fused: ClassVar[bool]
+
+    def __init_subclass__(cls, *, is_pattern: bool = False, **options: Any) -> None:
+        """Checks that a subclass answers everything, unless it is a pattern."""
         super().__init_subclass__(**options)
         missing = [
             name
-            for name in CollectiveKind.__abstractmethods__
-            if getattr(getattr(cls, name), "__isabstractmethod__", False)
+            for name in questions(cls)
+            if getattr(getattr(cls, name, _NO_ANSWER), "__isabstractmethod__", False)
         ]
-        if missing:
+        if missing and not is_pattern:
             raise TypeError(
-                f"collective {cls.__name__} does not say {', '.join(sorted(missing))}: "
+                f"collective {cls.__name__} does not say {', '.join(missing)}: "
                 "a kind answers every question of replicator/collectives/kind.py, "
                 "because nothing else knows what a new collective does"
             )
@@ -68,44 +82,19 @@ class CollectiveKind(abc.ABC):
         return f"{self.name}({self.parameter})" if self.parameter else self.name
 
     @property
-    @abc.abstractmethod
-    def name(self) -> str:
-        """What users call."""
-
-    @property
-    @abc.abstractmethod
     def parameter(self) -> str:
-        """What tells calls of this kind apart, as text; empty if nothing does."""
-
-    @property
-    @abc.abstractmethod
-    def is_invariant(self) -> bool:
-        """Whether the result is the same on every replica, bit by bit.
-
-        The proof that a variable stays mirrored rests on it: a kind that says so and
-        gives replicas different values makes copies diverge unnoticed.
-        """
-
-    @property
-    @abc.abstractmethod
-    def is_fused(self) -> bool:
-        """Whether small tensors of one call are sent in one bucket.
-
-        ``Links.operands`` are those of one tensor otherwise.
-        """
+        """What tells calls of this kind apart, as text: the fields with a ``repr``."""
+        shown = (f.name for f in dataclasses.fields(cast("Any", self)) if f.repr)
+        return ", ".join(str(getattr(self, name)) for name in shown)
 
     @abc.abstractmethod
     def result_shape(self, shape: tf.TensorShape, num_replicas: int) -> tf.TensorShape:
-        """Static shape of the result, whose type is that of the operand."""
+        """Static shape of the result, which has the type of the operand."""
 
     @abc.abstractmethod
     def gradient(
-        self,
-        context: ReplicaContext,
-        xs: Sequence[tf.Tensor],
-        ys: Sequence[tf.Tensor],
-        dys: Sequence[tf.Tensor],
-    ) -> Sequence[tf.Tensor]:
+        self, context: ReplicaContext, xs: Tensors, ys: Tensors, dys: Tensors
+    ) -> Tensors:
         """The gradients of the operands: d(sum over replicas s of t_s) / d(x_r).
 
         It calls ``differentiable.communicate``, so it can be differentiated again, and
@@ -116,12 +105,8 @@ class CollectiveKind(abc.ABC):
     def vectorized(self, context: ReplicaContext, stacked: tf.Tensor) -> tf.Tensor:
         """One collective for all iterations of a vectorized loop.
 
-        Args:
-          context: Of the replica.
-          stacked: ``[iterations] + shape`` of the operand.
-
-        Returns:
-          ``[iterations] + shape`` of the result.
+        It takes ``[iterations] + shape`` of the operand, and returns ``[iterations] +
+        shape`` of the result.
         """
 
     @abc.abstractmethod
@@ -133,7 +118,7 @@ class CollectiveKind(abc.ABC):
         """
 
     @abc.abstractmethod
-    def by_sums(self, sums: Sums, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def by_sums(self, sums: Sums, tensors: Tensors) -> list[tf.Tensor]:
         """The collective made of sums, which is all that some backends have."""
 
     @abc.abstractmethod
@@ -159,21 +144,15 @@ class CollectiveKind(abc.ABC):
         """What goes over the wire where every worker has a program of its own."""
 
 
-class OfOperandShape:
-    """An answer of kinds whose result has the shape of the operand."""
-
-    def result_shape(self, shape: tf.TensorShape, num_replicas: int) -> tf.TensorShape:
-        """That of the operand."""
-        del num_replicas
-        return shape
-
-
-class OfOwnType:
-    """An answer of kinds that send tensors as they are."""
-
-    def sent_dtype(self, dtype: tf.DType) -> tf.DType:
-        """Its own."""
-        return dtype
+def questions(kind: type) -> list[str]:
+    """What a kind has to answer: methods without a body, and values without one."""
+    found = {
+        name
+        for base in kind.__mro__
+        for name, value in vars(base).items()
+        if getattr(value, "__isabstractmethod__", False)
+    }
+    return sorted({"name", "is_invariant", "is_fused", *found})
 
 
 def gathered_bytes(num_bytes: int, topology: Topology) -> float:
@@ -223,17 +202,11 @@ class Ops(Protocol):
 
 
 class Links(Protocol):
-    """One transfer of a collective in the graph of one program.
+    """One transfer of a collective in the graph of one program."""
 
-    Attributes:
-      num_replicas: Replicas of the job.
-      first_replica_id: Id in the job of this program's first replica.
-      num_workers: Programs that run side by side; 1 if this one has all replicas.
-    """
-
-    num_replicas: int
-    first_replica_id: int
-    num_workers: int
+    num_replicas: int  # Replicas of the job.
+    first_replica_id: int  # Id in the job of this program's first replica.
+    num_workers: int  # Programs that run side by side; 1 if this one has all replicas.
 
     @property
     def operands(self) -> Sequence[Node]:
@@ -245,26 +218,21 @@ class Links(Protocol):
     def reduced(self, op: str, wire_dtype: tf.DType | None) -> list[tuple[Node, ...]]:
         """Reduces each tensor of the bucket over all replicas of the job.
 
-        Returns:
-          By tensor, the result by replica of this program.
+        By tensor, the result by replica of this program.
         """
 
     def partials(self, op: str) -> list[tuple[int, Node]]:
         """Reduces among replicas that share memory, where others are elsewhere.
 
-        Returns:
-          A replica and a tensor on its device, for each memory; if nothing leaves the
-          only memory, for each replica.
+        A replica and a tensor on its device, for each memory; if nothing leaves the
+        only memory, for each replica.
         """
 
     def stacked(self) -> tuple[Node, ...]:
-        """Stacks the operands of all replicas of the job.
+        """Stacks the operands of all replicas of the job; by replica of this program.
 
         Every program must use it, for any of its replicas: what nobody uses is not run,
         and the other programs would wait for this one forever.
-
-        Returns:
-          The stack, by replica of this program.
         """
 
     def joined(self) -> tuple[Node, ...]:
@@ -282,44 +250,33 @@ def by_replica(at: Links, result: Callable[[int], Node]) -> list[tuple[Node, ...
 class TensorOps:
     """``Ops`` as tensors."""
 
-    def stack(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-        """See ``Ops``."""
+    def stack(self, values: Tensors) -> tf.Tensor:
         return tf.stack(values)
 
     def unstack(self, value: tf.Tensor, count: int) -> list[tf.Tensor]:
-        """See ``Ops``."""
         return list(tf.unstack(value, count))
 
-    def concat(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-        """See ``Ops``."""
+    def concat(self, values: Tensors) -> tf.Tensor:
         return tf.concat(values, axis=0)
 
     def part(
         self, value: tf.Tensor, index: Any, count: int, *, axis: int = 0
     ) -> tf.Tensor:
-        """See ``Ops``; the index may be a tensor."""
-        if isinstance(index, int):
-            return tf.split(value, count, axis=axis)[index]
-        return tf.gather(tf.stack(tf.split(value, count, axis=axis)), index)
+        parts = tf.split(value, count, axis=axis)
+        # The index may be a tensor.
+        return parts[index] if isinstance(index, int) else tf.gather(parts, index)
 
     def scale(self, value: tf.Tensor, factor: float) -> tf.Tensor:
-        """See ``Ops``."""
         return value * tf.cast(factor, value.dtype)
 
     def zeros_like(self, value: tf.Tensor) -> tf.Tensor:
-        """See ``Ops``; gradients are zeros too, and not None as of a constant."""
+        # Gradients are zeros too, and not None as of a constant.
         nothing = tf.zeros_like(value)
         return tf.where(tf.zeros_like(value, tf.bool), value, nothing)
 
-    def reduce(self, op: str, values: Sequence[tf.Tensor]) -> tf.Tensor:
-        """See ``Ops``."""
-        stacked = tf.stack(values)
-        return {
-            "sum": tf.reduce_sum,
-            "mean": tf.reduce_sum,
-            "min": tf.reduce_min,
-            "max": tf.reduce_max,
-        }[op](stacked, axis=0)
+    def reduce(self, op: str, values: Tensors) -> tf.Tensor:
+        name = "sum" if op == "mean" else op
+        return getattr(tf, f"reduce_{name}")(tf.stack(values), axis=0)
 
 
 TENSORS = TensorOps()
@@ -327,15 +284,10 @@ TENSORS = TensorOps()
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Operands:
-    """What is known of the operands of a call.
+    """What is known of the operands of a call."""
 
-    Attributes:
-      dtypes: Type of each operand.
-      shapes: Static shape of each operand.
-    """
-
-    dtypes: tuple[tf.DType, ...]
-    shapes: tuple[tf.TensorShape, ...]
+    dtypes: tuple[tf.DType, ...]  # Type of each operand.
+    shapes: tuple[tf.TensorShape, ...]  # Static shape of each operand.
 
     @property
     def have_static_shapes(self) -> bool:
@@ -375,21 +327,16 @@ class Collective(Operands):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Sums:
-    """Sums over the replicas of a backend.
+    """Sums over the replicas of a backend."""
 
-    Attributes:
-      num_replicas: R, at least 2.
-      replica_id: Of this replica, a scalar int32.
-      reduce: Takes tensors and ``sum`` or ``mean``; reduces each over replicas.
-      has_static_shapes: Whether every shape has to be known when a step is traced.
-    """
-
-    num_replicas: int
-    replica_id: tf.Tensor
-    reduce: Callable[[Sequence[tf.Tensor], str], list[tf.Tensor]]
+    num_replicas: int  # R, at least 2.
+    replica_id: tf.Tensor  # Of this replica, a scalar int32.
+    # Takes tensors and ``sum`` or ``mean``; reduces each over replicas.
+    reduce: Callable[[Tensors, str], list[tf.Tensor]]
+    # Whether every shape has to be known when a step is traced.
     has_static_shapes: bool = False
 
-    def stack(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def stack(self, tensors: Tensors) -> list[tf.Tensor]:
         """Stacks each tensor over replicas: the sum of zeros with the own slice."""
         mine = tf.equal(tf.range(self.num_replicas), self.replica_id)
         wide = []

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from replicator.collectives import differentiable, reductions
-from replicator.collectives.kinds.exchange import broadcast
+from replicator.collectives.calls import broadcast
 from replicator.core import context as context_lib
 from replicator.core import validation
 from replicator.core.step import tensor_of

@@ -11,8 +11,7 @@ import tensorflow as tf
 from replicator._tf import data as _tf_data
 from replicator.collectives import differentiable, lookups
 from replicator.collectives.differentiable import as_written, dense
-from replicator.collectives.kinds.all_reduce import AllReduce
-from replicator.collectives.kinds.gather_scatter import AllConcat
+from replicator.collectives.kinds import AllConcat, AllReduce
 from replicator.collectives.lookups import Ids
 from replicator.core import context as context_lib
 from replicator.core.step import tensor_of

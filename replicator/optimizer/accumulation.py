@@ -28,7 +28,7 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
 from replicator.collectives import differentiable, reductions
-from replicator.collectives.kinds.all_reduce import AllReduce
+from replicator.collectives.kinds import AllReduce
 from replicator.core import context as context_lib
 from replicator.core import creation
 from replicator.core.step import at_lines, line_of, tensor_of

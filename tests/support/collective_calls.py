@@ -3,7 +3,7 @@
 import tensorflow as tf
 
 from replicator.collectives.kind import Collective
-from replicator.collectives.kinds.all_reduce import AllReduce
+from replicator.collectives.kinds import AllReduce
 
 SUM = AllReduce(op="sum")
 

@@ -5,7 +5,7 @@ program statement by statement: eager, without graphs, without a thought of spee
 collective is what its documentation says, on such a list: a sum is a sum of R tensors.
 Control flow is Python's, once per replica. Nothing of the engine is used here.
 
-**Gradients.** ``collectives/kinds/all_reduce.py`` defines the gradient of an all-sum as
+**Gradients.** ``collectives/kinds.py`` defines the gradient of an all-sum as
 the all-sum of the gradients. So what the tape of replica r gives for its target y_r and
 its source x_r is the derivative of the *sum over replicas* of the targets:
 

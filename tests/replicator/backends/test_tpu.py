@@ -14,7 +14,7 @@ import replicator
 from replicator import errors
 from replicator.backends import tpu
 from replicator.cluster import local_cluster, tpu_system
-from replicator.collectives.kinds.gather_scatter import AllConcat
+from replicator.collectives.kinds import AllConcat
 
 CHILD_TIMEOUT_SEC = 120.0
 

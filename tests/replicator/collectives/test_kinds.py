@@ -10,10 +10,13 @@ from collective_calls import make_call
 import replicator
 from replicator import PerReplica, errors
 from replicator.collectives import differentiable
-from replicator.collectives.kind import BetweenWorkers, CollectiveKind, Transfer
-from replicator.collectives.kinds.all_reduce import AllReduce
-from replicator.collectives.kinds.exchange import Permute
-from replicator.collectives.kinds.gather_scatter import AllToAll, ReduceScatter
+from replicator.collectives.kind import (
+    BetweenWorkers,
+    CollectiveKind,
+    Transfer,
+    questions,
+)
+from replicator.collectives.kinds import AllReduce, AllToAll, Permute, ReduceScatter
 from replicator.core import context as context_lib
 from replicator.core.topology import make_topology
 from replicator.engine.analysis import plan
@@ -65,14 +68,12 @@ def test_a_weight_that_gets_the_result_of_such_a_kind_is_refused(in_graph, per_r
 
 
 def _without(name):
-    answers = {
-        n: getattr(RING.__class__, n) for n in CollectiveKind.__abstractmethods__
-    }
+    answers = {n: getattr(RING.__class__, n) for n in questions(CollectiveKind)}
     del answers[name]
     return type("Forgetful", (CollectiveKind,), answers)
 
 
-@pytest.mark.parametrize("name", sorted(CollectiveKind.__abstractmethods__))
+@pytest.mark.parametrize("name", questions(CollectiveKind))
 def test_a_kind_that_lacks_an_answer_cannot_be_made(name):
     with pytest.raises(TypeError, match=rf"Forgetful does not say {name}: a kind answ"):
         _without(name)

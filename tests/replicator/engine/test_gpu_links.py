@@ -12,7 +12,7 @@ from collective_calls import make_call
 
 from replicator._tf import compat as _tf_compat
 from replicator.collectives.kind import Transfer
-from replicator.collectives.kinds.all_reduce import AllReduce
+from replicator.collectives.kinds import AllReduce
 from replicator.core.topology import Group, make_topology
 from replicator.engine.analysis import plan
 from replicator.engine.graph import body

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from replicator.collectives.kinds.all_reduce import AllReduce
-from replicator.collectives.kinds.exchange import Broadcast, Permute
-from replicator.collectives.kinds.gather_scatter import (
+from replicator.collectives.kinds import (
     AllConcat,
     AllGather,
+    AllReduce,
     AllToAll,
+    Broadcast,
+    Permute,
     ReduceScatter,
 )
 from replicator.engine.analysis import plan

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replicator._tf import compat as _tf_compat
-from replicator.collectives.kinds.all_reduce import AllReduce
-from replicator.collectives.kinds.exchange import Broadcast, Permute
-from replicator.collectives.kinds.gather_scatter import (
+from replicator.collectives.kinds import (
     AllGather,
+    AllReduce,
     AllToAll,
+    Broadcast,
+    Permute,
     ReduceScatter,
 )
 from replicator.core import devices as devices_lib

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from collective_calls import make_call
 
-from replicator.collectives.kinds.all_reduce import AllReduce
+from replicator.collectives.kinds import AllReduce
 from replicator.core import devices
 from replicator.core.topology import make_topology
 from replicator.engine.analysis import plan
