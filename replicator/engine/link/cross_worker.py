@@ -16,117 +16,17 @@ import tensorflow as tf
 
 from replicator.collectives import differentiable
 from replicator.core.devices import cpu_of
-from replicator.engine.graph.body import Ref, make_node
 from replicator.engine.graph.emitter import Emitter
-from replicator.engine.link import uneven_rows
-from replicator.engine.link.chain import Chain, WorkerParts, reduce_attrs
+from replicator.engine.link import fragments
+from replicator.engine.link.chain import Chain, reduce_attrs
+from replicator.errors import CollectiveTypeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from replicator.core.topology import Group
-    from replicator.engine.graph.body import Tensor
-
-
-# Only where the trace does not know the shape, which is otherwise that of every
-# replica.
-
-# Says in the error of TensorFlow that it is about shapes; the rest is made from it.
-SHAPES_DIFFER = "replicator: shapes differ between workers"
-
-
-def shape_row(
-    emit: Emitter, name: str, ref: Tensor, dtype: tf.DType, device: str
-) -> Ref:
-    """Emits what workers compare: the dimensions of a tensor, and one number more."""
-    dims = emit.dims(f"{name}/dims", ref, dtype, device, tf.int64)
-    # So that a scalar has something to compare as well.
-    rank = emit.const(f"{name}/one", np.array([1], np.int64), device)
-    return emit.concat(f"{name}/row", [dims, rank], tf.int64, device)
-
-
-def compare_shapes(emit: Emitter, name: str, rows: Ref, own: Ref, device: str) -> str:
-    """Emits the comparison; returns the node that raises where shapes differ."""
-    equal = emit.add(
-        f"{name}/equal",
-        "Equal",
-        [rows, own],
-        device,
-        "z:0",
-        {"T": tf.int64, "incompatible_shape_error": True},
-    )
-    axes = emit.numbers(f"{name}/axes", [0, 1], device)
-    all_equal = emit.add(
-        f"{name}/all",
-        "All",
-        [equal, axes],
-        device,
-        "output:0",
-        {"Tidx": tf.int32, "keep_dims": False},
-    )
-    text = emit.const(f"{name}/text", np.array(SHAPES_DIFFER, object), device)
-    return _require(emit, name, all_equal, text, rows, tf.int64, device)
-
-
-def between_replicas(
-    emit: Emitter,
-    name: str,
-    what: str,
-    refs: Sequence[Tensor],
-    dtype: tf.DType,
-    devices: Sequence[str],
-) -> Ref:
-    """Emits a check that the tensors of a program's replicas have one shape.
-
-    For ops that broadcast, where others raise an error of their own.
-    """
-    cpu = cpu_of(devices[0])
-    texts = []
-    for replica, (ref, device) in enumerate(zip(refs, devices, strict=True)):
-        dims = emit.dims(f"{name}/dims_{replica}", ref, dtype, device)
-        attrs = {"template": "{}", "placeholder": "{}", "summarize": -1}
-        node = make_node(f"{name}/shape_{replica}", "StringFormat", [dims], cpu, attrs)
-        node.attr["T"].list.type.append(tf.int32.as_datatype_enum)
-        emit.nodes.append(node)
-        texts.append(Ref(node=node.name, port="output:0"))
-    attrs = {"N": len(texts), "T": tf.string, "axis": 0}
-    shapes = emit.add(f"{name}/shapes", "Pack", texts, cpu, "output:0", attrs)
-    attrs = {"T": tf.string, "incompatible_shape_error": True}
-    equal = emit.add(f"{name}/equal", "Equal", [shapes, texts[0]], cpu, "z:0", attrs)
-    axis = emit.numbers(f"{name}/axis", [0], cpu)
-    attrs = {"Tidx": tf.int32, "keep_dims": False}
-    all_equal = emit.add(f"{name}/all", "All", [equal, axis], cpu, "output:0", attrs)
-    said = (
-        f"replicator: {what} got tensors of different shapes on different replicas; "
-        "pad them to one shape, or reduce them first; by replica"
-    )
-    text = emit.const(f"{name}/text", np.array(said, object), cpu)
-    check = _require(emit, name, all_equal, text, shapes, tf.string, cpu)
-    checked, attrs = f"{name}/checked", {"T": dtype}
-    return emit.add(
-        checked, "Identity", [refs[0]], devices[0], "output:0", attrs, [check]
-    )
-
-
-def _require(
-    emit: Emitter,
-    name: str,
-    condition: Ref,
-    text: Ref,
-    found: Ref,
-    dtype: tf.DType,
-    device: str,
-) -> str:
-    """Emits an assertion that says a text and what was found."""
-    check = f"{name}/assert"
-    node = make_node(
-        check, "Assert", [condition, text, found], device, {"summarize": 256}
-    )
-    node.attr["T"].list.type.extend(
-        [tf.string.as_datatype_enum, dtype.as_datatype_enum]
-    )
-    emit.nodes.append(node)
-    return check
+    from replicator.engine.analysis.plan import Share
+    from replicator.engine.graph.body import Ref, Tensor
 
 
 _MERGE_OPS = {"sum": "Add", "mean": "Add", "min": "Min", "max": "Max"}
@@ -156,7 +56,6 @@ class CrossWorker:
         self.chain = Chain(
             group, self._emit, first_controls, has_virtual_gpus=has_virtual_gpus
         )
-        self._parts = WorkerParts(group, self._emit, self.chain)
 
     @property
     def emit(self) -> Emitter:
@@ -316,18 +215,95 @@ class CrossWorker:
         sent = self._emit.convert(f"{name}/in", ref, how, dtype, wire, device)
         device = _wire_device(wire, device)
         if shape.is_fully_defined():
-            result = self._parts.gather(name, sent, wire, device)
+            result = self._join(name, sent, wire, device)
         else:
-            result = self._parts.gather_any_size(name, sent, wire, device)
+            padded = fragments.pad_any_size(
+                self._emit, f"{name}/sent", sent, wire, device
+            )
+            part = self._emit.row(f"{name}/part", padded.value, wire, device)
+            rows = self._join(f"{name}/rows", part, wire, device, padded.key_offset)
+            result = self._inline(
+                f"{name}/result",
+                fragments.unpadded_parts,
+                [(rows, wire), (sent, wire)],
+                device,
+                count=self._group.num_workers,
+            )
         return self._emit.convert(f"{name}/out", result, how, wire, dtype, device)
 
     def check_shape(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> None:
         """Emits a comparison of a tensor's shape over workers, before it is sent."""
-        row = shape_row(self._emit, name, ref, dtype, device)
+        row = self._inline(f"{name}/row", fragments.shape_row, [(ref, dtype)], device)
         part = self._emit.row(f"{name}/part", row, tf.int64, device)
-        rows = self._parts.gather(f"{name}/gathered", part, tf.int64, device)
-        check = compare_shapes(self._emit, name, rows, row, device)
+        rows = self._join(f"{name}/gathered", part, tf.int64, device)
+        both = [(rows, tf.int64), (row, tf.int64)]
+        _, (check,) = fragments.inline(
+            self._emit, f"{name}/same", fragments.check_rows, both, device
+        )
         self.chain.continue_after(check)
+
+    def gather_rows(
+        self,
+        name: str,
+        ref: Tensor,
+        dtype: tf.DType,
+        shape: tf.TensorShape,
+        counts: Ref,
+        device: str,
+    ) -> Ref:
+        """Emits the same of different numbers of rows, which ``counts`` has by worker.
+
+        TensorFlow gathers tensors of equal shapes only: each worker pads its rows to
+        the largest number, and every worker removes the padding.
+        """
+        known, rank = (counts, tf.int32), shape.rank
+        padded = self._inline(
+            f"{name}/padded",
+            fragments.pad_rows,
+            [(ref, dtype), known],
+            device,
+            rank=rank,
+        )
+        gathered = self.gather(f"{name}/all", padded, dtype, shape, device)
+        return self._inline(
+            f"{name}/joined",
+            fragments.cut_rows,
+            [(gathered, dtype), known],
+            device,
+            num_workers=self.num_workers,
+        )
+
+    def count_rows(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> Ref:
+        """Emits the exchange of numbers of rows; by worker."""
+        count = self._inline(name, fragments.num_rows, [(ref, dtype)], device)
+        return self._join(f"{name}s", count, tf.int32, cpu_of(device))
+
+    def _inline(self, *arguments: Any, **options: Any) -> Ref:
+        (result,), _ = fragments.inline(self._emit, *arguments, **options)
+        return result
+
+    def _join(
+        self,
+        name: str,
+        ref: Tensor,
+        dtype: tf.DType,
+        device: str,
+        key_offset: Ref | None = None,
+    ) -> Ref:
+        """Emits a concatenation of tensors of one shape, in a type that is sent."""
+        attrs = {"is_stateless": False, "Nordering_token": 0}
+        joined = self.chain.add(
+            name, "CollectiveGatherV2", [ref], dtype, device, attrs,
+            key_offset=key_offset,
+        )  # fmt: skip
+        # The op gathers in an order of its own.
+        order, workers = self._group.order, range(self._group.num_workers)
+        if order == tuple(workers):
+            return joined
+        places = tuple(map(order.index, workers))
+        inputs = [(joined, dtype)]
+        sort = fragments.in_order
+        return self._inline(f"{name}/sorted", sort, inputs, device, places=places)
 
     def _transfer(
         self,
@@ -341,14 +317,9 @@ class CrossWorker:
         """Transfers a tensor, also one whose shape is not known."""
         if shape.is_fully_defined():
             return transfer(ref, None)
-        sent = uneven_rows.pad_any_size(self._emit, f"{name}/sent", ref, dtype, device)
-        received = transfer(sent.value, sent.key_offset)
-        begin = self._emit.numbers(f"{name}/begin", [0], device)
-        kept = self._emit.slice(
-            f"{name}/kept", received, begin, sent.num_elements, dtype, device
-        )
-        dims = self._emit.dims(f"{name}/dims", ref, dtype, device)
-        return self._emit.reshape(f"{name}/result", kept, dims, dtype, device)
+        sent = fragments.pad_any_size(self._emit, f"{name}/sent", ref, dtype, device)
+        both = [(transfer(sent.value, sent.key_offset), dtype), (ref, dtype)]
+        return self._inline(f"{name}/result", fragments.unpadded, both, device)
 
 
 def _is_empty(shape: tf.TensorShape) -> bool:
@@ -358,3 +329,58 @@ def _is_empty(shape: tf.TensorShape) -> bool:
 def _wire_device(dtype: tf.DType, device: str) -> str:
     """The device of a collective by type: GPU integers are sent through the host."""
     return cpu_of(device) if dtype.is_integer else device
+
+
+class UnevenRows:
+    """Joins the tensors of one call over workers; all have the same numbers of rows."""
+
+    def __init__(self, workers: CrossWorker) -> None:
+        self._workers = workers
+        self._counts: Ref | None = None
+
+    def gather(
+        self,
+        name: str,
+        ref: Tensor,
+        dtype: tf.DType,
+        shape: tf.TensorShape,
+        num_replicas: int,
+        device: str,
+    ) -> Tensor:
+        """Emits the concatenation of all workers' rows, by worker id."""
+        if shape.rank is None:
+            raise CollectiveTypeError(
+                f"{dtype.name} rows of unknown rank cannot be sent between worker "
+                "processes; give the values of tf.IndexedSlices a static rank"
+            )
+        if shape[0] is not None:
+            rows = tf.TensorShape([shape[0] * num_replicas])
+            total = rows.concatenate(shape[1:])
+            return self._workers.gather(name, ref, dtype, total, device)
+        if self._counts is None:
+            self._counts = self._workers.count_rows(f"{name}/count", ref, dtype, device)
+        return self._workers.gather_rows(name, ref, dtype, shape, self._counts, device)
+
+
+def send_share(
+    shares: Sequence[Share],
+    name: str,
+    workers: CrossWorker,
+    sent: Mapping[tuple[str, str], Ref],
+    device: str,
+) -> tuple[dict[tuple[str, str], Ref], list[Any]]:
+    """Emits the transfer of one bucket, from its source to all other programs."""
+    emit = Emitter()
+    dtype = shares[0].dtype
+    keys = [(share.node, share.handle) for share in shares]
+    shapes = [share.shape.as_list() for share in shares]
+    packed = None
+    if keys[0] in sent:
+        values = [sent[k] for k in keys]
+        packed = emit.pack(f"{name}/packed", values, shapes, dtype, device)
+    size = sum(int(share.shape.num_elements()) for share in shares)
+    received = workers.move(
+        name, packed, dtype, tf.TensorShape([size]), shares[0].source, device
+    )
+    parts = emit.unpack(f"{name}/unpacked", received, shapes, dtype, device)
+    return dict(zip(keys, parts, strict=True)), emit.nodes

@@ -9,10 +9,10 @@ import tensorflow as tf
 from replicator.engine.analysis.plan import FLAT
 from replicator.engine.graph.body import Ref
 from replicator.engine.graph.emitter import Emitter
-from replicator.engine.link import cross_worker, reduction
+from replicator.engine.link import fragments, reduction
 from replicator.engine.link.chain import Chain, Gate
+from replicator.engine.link.cross_worker import CrossWorker, UnevenRows
 from replicator.engine.link.reduction import PAIRWISE, How, NodeOps, Reduction
-from replicator.engine.link.uneven_rows import UnevenRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from replicator.core.topology import Topology
     from replicator.engine.analysis.plan import Bucket, CollectivePlan
     from replicator.engine.graph.body import Tensor
-    from replicator.engine.link.cross_worker import CrossWorker
 
     Operand = Callable[[int, str], Tensor]
 
@@ -214,13 +213,14 @@ class BucketLinks:
         # Of the reductions only these ops broadcast: [1] and [3] would become [3].
         may_broadcast = op in PAIRWISE and not self._shape.is_fully_defined()
         if may_broadcast and len(operands) > 1:
-            first = cross_worker.between_replicas(
+            (first,), _ = fragments.inline(
                 self._emit,
                 f"{name}/check",
-                str(self._plan.collective.kind),
-                operands,
-                self._dtype,
-                self._devices,
+                fragments.check_alike,
+                [(operand, self._dtype) for operand in operands],
+                self._devices[0],
+                what=str(self._plan.collective.kind),
+                devices=tuple(self._devices),
             )
             operands = [first, *operands[1:]]
         return self._reduction.within_memories(op, name, operands, self._dtype)

@@ -25,8 +25,8 @@ from replicator.engine.analysis.plan import FUSE_BELOW_BYTES
 from replicator.engine.graph import body as body_lib
 from replicator.engine.graph.emitter import Emitter
 from replicator.engine.graph.replicate import Replicas
-from replicator.engine.link import reduction, uneven_rows
-from replicator.engine.link.cross_worker import CrossWorker
+from replicator.engine.link import reduction
+from replicator.engine.link.cross_worker import CrossWorker, send_share
 from replicator.engine.link.linker import Linker, LocalLinker
 from replicator.errors import CaptureError
 
@@ -298,9 +298,7 @@ class Assembly:
             }
             name = f"{self._name}/shares_{len(self._received)}"
             device = self._topology.replica_devices[0]
-            values, nodes = uneven_rows.send_share(
-                bucket, name, self._workers, sent, device
-            )
+            values, nodes = send_share(bucket, name, self._workers, sent, device)
             self._received.update(values)
             self._more_nodes += nodes
 

@@ -7,7 +7,7 @@ from replicator.core.topology import FlatGroup, Group
 from replicator.engine.graph.body import Ref
 from replicator.engine.graph.emitter import Emitter
 from replicator.engine.link.chain import Chain
-from replicator.engine.link.uneven_rows import NUM_LENGTHS
+from replicator.engine.link.fragments import NUM_LENGTHS
 
 CPU = "/job:worker/replica:0/task:0/device:CPU:0"
 GPU = CPU.replace("CPU", "GPU")

@@ -12,8 +12,8 @@ from replicator.engine.analysis import plan
 from replicator.engine.analysis.plan import Share
 from replicator.engine.graph import body
 from replicator.engine.graph.emitter import Emitter
-from replicator.engine.link import uneven_rows
-from replicator.engine.link.uneven_rows import UnevenRows
+from replicator.engine.link import fragments
+from replicator.engine.link.cross_worker import UnevenRows, send_share
 from replicator.errors import CollectiveTypeError
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
@@ -125,7 +125,7 @@ def test_every_program_has_the_values_of_the_source(execute, workers, shapes, so
     sent = {(s.node, s.handle): f"new_{i}" for i, s in enumerate(shares)}
     nodes, outputs = [], []
     for worker, cross_worker in enumerate(workers(3)):
-        found, more = uneven_rows.send_share(
+        found, more = send_share(
             shares,
             f"w{worker}",
             cross_worker,
@@ -166,7 +166,7 @@ def test_a_tensor_is_padded_to_the_next_power_of_two(
     """The offset is the exponent; no tensor without elements is sent."""
     value = np.arange(size, dtype=dtype).reshape(1, size) + 1
     emit, tf_dtype = Emitter(), tf.as_dtype(dtype)
-    sent = uneven_rows.pad_any_size(emit, "sent", "x", tf_dtype, CPU[1])
+    sent = fragments.pad_any_size(emit, "sent", "x", tf_dtype, CPU[1])
     outputs = [
         (sent.value, tf_dtype),
         (sent.key_offset, tf.int32),
@@ -183,7 +183,7 @@ def test_a_tensor_is_padded_to_the_next_power_of_two(
 
 def test_the_longest_length_is_the_last_that_int32_can_count():
     """One more would be negative."""
-    longest = 2 ** (uneven_rows.NUM_LENGTHS - 1)
+    longest = 2 ** (fragments.NUM_LENGTHS - 1)
 
     assert longest <= np.iinfo(np.int32).max < 2 * longest
 
