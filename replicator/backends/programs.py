@@ -6,7 +6,6 @@ import collections
 import functools
 import sys
 import warnings
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -110,9 +109,8 @@ class ProgramCache:
             program,
         )
         if key not in self._held:
-            cache = weakref.ref(self)
             self._held[key] = [
-                _hold(part, _then(_drop, cache, key))
+                step.hold(part, self, ProgramCache._drop, key)
                 for part in self._lifetime(step_fn)
             ]
         return program
@@ -144,9 +142,8 @@ class ProgramCache:
         key = code, id(owner)
         if owner is not None and key not in self._num_traced:
             self._check_row(step_fn, code)
-            cache = weakref.ref(self)
             # Another object can have the address of this one later.
-            self._owners[key] = _hold(owner, _then(_forget, cache, key))
+            self._owners[key] = step.hold(owner, self, ProgramCache._forget, key)
         self._num_traced[key] += 1
         self._report_retracing(step_fn, self._num_traced[key], MAX_FUNCTIONS_PER_CODE)
 
@@ -186,33 +183,6 @@ def _has_inputs(signature: Hashable) -> bool:
     """Whether a signature is that of inputs, alone or with a number of steps."""
     first = signature[0] if isinstance(signature, tuple) else signature
     return first is not None
-
-
-def _then(
-    function: Callable[..., None], *arguments: Any
-) -> Callable[[weakref.ref[Any]], None]:
-    """A weak reference's callback; at exit, this module may be unloaded before it."""
-    return lambda _: function(*arguments)
-
-
-def _hold(part: Any, callback: Callable[[Any], None]) -> Any:
-    """Refers to an object weakly if its type allows it."""
-    try:
-        return weakref.ref(part, callback)
-    except TypeError:
-        return part
-
-
-def _drop(cache: Callable[[], ProgramCache | None], key: Hashable) -> None:
-    living = cache()
-    if living is not None:
-        living._drop(key)  # noqa: SLF001
-
-
-def _forget(cache: Callable[[], ProgramCache | None], key: tuple[Any, int]) -> None:
-    living = cache()
-    if living is not None:
-        living._forget(key)  # noqa: SLF001
 
 
 def _user_stack_level() -> int:

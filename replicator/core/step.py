@@ -309,6 +309,20 @@ def _of_argument(value: Any) -> Iterator[Any]:
         raise _Opaque
 
 
+def hold(
+    part: Any, owner: Any, forget: Callable[[Any, Any], None], key: Hashable
+) -> Any:
+    """Refers to an object weakly if its type allows it; the owner forgets it then."""
+    living = weakref.ref(owner)
+
+    def forgotten(_: Any) -> None:  # at exit, this module may be unloaded before
+        alive = living()
+        if alive is not None:
+            forget(alive, key)
+
+    return weakref.ref(part, forgotten) if _is_weakly_held(part) else part
+
+
 def _is_weakly_held(value: Any) -> bool:
     try:
         weakref.ref(value)

@@ -167,27 +167,15 @@ class Steps:
     def _hold(self, function: Hashable, fn: Callable[..., Any]) -> None:
         if function in self._held:
             return
-        steps = weakref.ref(self)
-
-        def forget(_: Any) -> None:
-            living = steps()
-            if living is not None:
-                living._forget(function)  # noqa: SLF001 (of this class)
-
-        self._held[function] = [_held(part, forget) for part in step_lib.parts_of(fn)]
+        self._held[function] = [
+            step_lib.hold(part, self, Steps._forget, function)
+            for part in step_lib.parts_of(fn)
+        ]
 
     def _forget(self, function: Hashable) -> None:
         self._held.pop(function, None)
         for key in [k for k in self._steps if k[0] == function]:  # type: ignore[index]
             del self._steps[key]
-
-
-def _held(part: Any, callback: Callable[[Any], None]) -> Any:
-    """Refers to an object weakly if its type allows it."""
-    try:
-        return weakref.ref(part, callback)
-    except TypeError:
-        return part
 
 
 def trainer_of(fn: Callable[..., Any]) -> Any:

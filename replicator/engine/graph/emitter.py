@@ -37,43 +37,10 @@ class Emitter:
         self.nodes: list[Any] = []
         self._supported_device = supported_device
 
-    def num_elements(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> Ref:
-        """The size as a vector of one number."""
-        size = self.add(
-            f"{name}/size",
-            "Size",
-            [ref],
-            device,
-            "output:0",
-            {"T": dtype, "out_type": tf.int32},
-        )
-        one = self.numbers(f"{name}/one_number", [1], device)
-        return self.reshape(f"{name}/length", size, one, tf.int32, device)
-
-    def dims(
-        self,
-        name: str,
-        ref: Tensor,
-        dtype: tf.DType,
-        device: str,
-        out_type: tf.DType = tf.int32,
-    ) -> Ref:
+    def dims(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> Ref:
         """The shape as a vector."""
-        attrs = {"T": dtype, "out_type": out_type}
+        attrs = {"T": dtype, "out_type": tf.int32}
         return self.add(name, "Shape", [ref], device, "output:0", attrs)
-
-    def slice(
-        self,
-        name: str,
-        ref: Ref,
-        begin: Ref,
-        size: Ref,
-        dtype: tf.DType,
-        device: str,
-    ) -> Ref:
-        """A part of a tensor, by the numbers of its first element and its size."""
-        attrs = {"T": dtype, "Index": tf.int32}
-        return self.add(name, "Slice", [ref, begin, size], device, "output:0", attrs)
 
     def row(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> Ref:
         """Adds a first dimension of one."""
