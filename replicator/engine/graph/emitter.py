@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     # (op, type of its data if it has one, device) -> device
     SupportedDevice = Callable[[str, tf.DType | None, str], str]
 
-_SIGN_BIT_64 = -(1 << 63)
-
 
 class Emitter:
     """Collects nodes.
@@ -81,12 +79,6 @@ class Emitter:
         value = np.array(factor, dtype.as_numpy_dtype)
         other = self.const(f"{name}/factor", value, device)
         return self.add(name, "Mul", [ref, other], device, "z:0", {"T": dtype})
-
-    def flip(self, name: str, ref: Tensor, device: str) -> Ref:
-        """Flips the highest bit of int64."""
-        bit = self.const(f"{name}/bit", np.int64(_SIGN_BIT_64), cpu_of(device))
-        attrs = {"T": tf.int64}
-        return self.add(name, "BitwiseXor", [ref, bit], cpu_of(device), "z:0", attrs)
 
     def concat(
         self, name: str, refs: Sequence[Tensor], dtype: tf.DType, device: str

@@ -33,11 +33,7 @@ _MERGE_OPS = {"sum": "Add", "mean": "Add", "min": "Min", "max": "Max"}
 
 
 class CrossWorker:
-    """Emits the collectives of one program over all workers.
-
-    Attributes:
-      chain: Their order.
-    """
+    """Emits the collectives of one program over all workers."""
 
     def __init__(
         self,
@@ -46,40 +42,18 @@ class CrossWorker:
         *,
         has_virtual_gpus: bool = False,
     ) -> None:
-        """Starts a chain of collectives."""
         # Nodes of their own: an op here waits for its peers in other processes, so what
         # it is called, its keys and its order follow from the plan alone and never from
         # what this worker happens to have. A worker that emits one more,
         # one less, or two in another order stops all of them without an error.
-        self._group = group
-        self._emit = Emitter()
+        self.emit = Emitter()
+        self.nodes = self.emit.nodes
+        self.group = group
+        self.num_workers = group.num_workers
+        # The order of the collectives.
         self.chain = Chain(
-            group, self._emit, first_controls, has_virtual_gpus=has_virtual_gpus
+            group, self.emit, first_controls, has_virtual_gpus=has_virtual_gpus
         )
-
-    @property
-    def emit(self) -> Emitter:
-        """The emitter of the nodes of cross-worker communication."""
-        return self._emit
-
-    @property
-    def group(self) -> Group:
-        """The workers."""
-        return self._group
-
-    @property
-    def num_workers(self) -> int:
-        """Workers whose programs run side by side."""
-        return self._group.num_workers
-
-    @property
-    def nodes(self) -> list[Any]:
-        """``NodeDef``s emitted so far."""
-        return self._emit.nodes
-
-    def continue_after(self, node: str) -> None:
-        """Makes the next collective wait for a node instead of the last one."""
-        self.chain.continue_after(node)
 
     def reduce(
         self,
@@ -91,39 +65,28 @@ class CrossWorker:
         device: str,
     ) -> Tensor:
         """Emits a sum (of a mean too), minimum or maximum over workers."""
-        if _is_empty(shape):
-            return ref
-        if op in ("min", "max") and dtype == tf.uint64:
-            # Flipping the highest bit makes the order of unsigned that of signed.
-            signed = self._emit.convert(
-                f"{name}/in", ref, "Bitcast", dtype, tf.int64, device
-            )
-            flipped = self._emit.flip(f"{name}/flip", signed, device)
-            reduced = self.reduce(name, flipped, op, tf.int64, shape, device)
-            back = self._emit.flip(f"{name}/unflip", reduced, device)
-            return self._emit.convert(
-                f"{name}/out", back, "Bitcast", tf.int64, dtype, device
-            )
-        # A sum has to keep the bits of the type itself, so it goes as a wider type;
-        # what is only moved goes as any type of the same width.
-        how, wire = differentiable.wire_of_sum(dtype)
-        sent = self._emit.convert(f"{name}/in", ref, how, dtype, wire, device)
-        device = _wire_device(wire, device)
-        attrs = reduce_attrs(_MERGE_OPS[op])
+        if op in ("min", "max") and dtype == tf.uint64 and not _is_empty(shape):
+            cpu, flip = cpu_of(device), fragments.signed
+            signed = self._inline(f"{name}/flip", flip, [(ref, dtype)], cpu)
+            found = self.reduce(name, signed, op, tf.int64, shape, device)
+            back = fragments.unsigned
+            return self._inline(f"{name}/unflip", back, [(found, tf.int64)], cpu)
 
-        def transfer(value: Tensor, key_offset: Ref | None) -> Ref:
+        def transfer(value: Tensor, key_offset: Ref | None, **place: Any) -> Ref:
+            attrs = reduce_attrs(_MERGE_OPS[op])
             return self.chain.add(
                 name,
                 "CollectiveReduceV2",
                 [value],
-                wire,
-                device,
-                attrs,
+                attrs=attrs,
                 key_offset=key_offset,
+                **place,
             )
 
-        result = self._transfer(name, sent, wire, shape, device, transfer)
-        return self._emit.convert(f"{name}/out", result, how, wire, dtype, device)
+        # A sum has to keep the bits of the type itself, so it goes as a wider type;
+        # what is only moved goes as any type of the same width.
+        wire = differentiable.wire_of_sum(dtype)
+        return self._transfer(name, ref, dtype, wire, shape, device, transfer)
 
     def broadcast(
         self,
@@ -135,37 +98,25 @@ class CrossWorker:
         device: str,
     ) -> Tensor:
         """Emits the transfer of one worker's tensor to all others."""
-        how, wire = differentiable.wire_of_move(dtype, "broadcast")
-        if _is_empty(shape):
-            return ref
-        sent = self._emit.convert(f"{name}/in", ref, how, dtype, wire, device)
-        device = _wire_device(wire, device)
 
-        def transfer(value: Tensor, key_offset: Ref | None) -> Ref:
-            if source == self._group.worker_id:
+        def transfer(value: Tensor, key_offset: Ref | None, **place: Any) -> Ref:
+            if source == self.group.worker_id:
+                op = "CollectiveBcastSendV2"
                 return self.chain.add(
-                    name,
-                    "CollectiveBcastSendV2",
-                    [value],
-                    wire,
-                    device,
-                    {},
-                    key_offset=key_offset,
+                    name, op, [value], attrs={}, key_offset=key_offset, **place
                 )
-            dims = self._emit.dims(f"{name}/shape", value, wire, device)
             return self.chain.add(
                 name,
                 "CollectiveBcastRecvV2",
                 [],
-                wire,
-                device,
-                {"Tshape": tf.int32},
-                last_inputs=[dims],
+                attrs={"Tshape": tf.int32},
+                last_inputs=[self.emit.dims(f"{name}/shape", value, **place)],
                 key_offset=key_offset,
+                **place,
             )
 
-        result = self._transfer(name, sent, wire, shape, device, transfer)
-        return self._emit.convert(f"{name}/out", result, how, wire, dtype, device)
+        wire = differentiable.wire_of_move(dtype, "broadcast")
+        return self._transfer(name, ref, dtype, wire, shape, device, transfer)
 
     def move(
         self,
@@ -179,11 +130,11 @@ class CrossWorker:
         """Emits the transfer of what only one worker has to all others."""
         if ref is None:
             value = np.zeros([], dtype.as_numpy_dtype)
-            one = self._emit.const(f"{name}/one", value, device)
-            dims = self._emit.numbers(f"{name}/dims", shape.as_list(), device)
+            one = self.emit.const(f"{name}/one", value, device)
+            dims = self.emit.numbers(f"{name}/dims", shape.as_list(), device)
             attrs = {"T": dtype, "index_type": tf.int32}
             # Never computed for its value: a receiver needs the shape only.
-            ref = self._emit.add(
+            ref = self.emit.add(
                 f"{name}/like", "Fill", [dims, one], device, "output:0", attrs
             )
         return self.broadcast(name, ref, dtype, shape, source, device)
@@ -198,47 +149,39 @@ class CrossWorker:
     ) -> Tensor:
         """Emits a concatenation over workers, by worker id.
 
-        Args:
-          name: Name of the node.
-          ref: This worker's part, of shape ``[replicas of this worker] + dims``.
-          dtype: Its type.
-          shape: What is known of its shape.
-          device: Where it is.
-
-        Returns:
-          Shape ``[replicas of the job] + dims``.
+        ``[replicas of this worker] + dims`` becomes ``[replicas of the job] + dims``.
         """
         how, wire = differentiable.wire_of_move(dtype, "all_gather")
         if _is_empty(shape):
-            dims = [shape[0] * self._group.num_workers, *shape.as_list()[1:]]
-            return self._emit.const(name, np.zeros(dims, dtype.as_numpy_dtype), device)
-        sent = self._emit.convert(f"{name}/in", ref, how, dtype, wire, device)
+            dims = [shape[0] * self.group.num_workers, *shape.as_list()[1:]]
+            return self.emit.const(name, np.zeros(dims, dtype.as_numpy_dtype), device)
+        sent = self.emit.convert(f"{name}/in", ref, how, dtype, wire, device)
         device = _wire_device(wire, device)
         if shape.is_fully_defined():
             result = self._join(name, sent, wire, device)
         else:
             padded = fragments.pad_any_size(
-                self._emit, f"{name}/sent", sent, wire, device
+                self.emit, f"{name}/sent", sent, wire, device
             )
-            part = self._emit.row(f"{name}/part", padded.value, wire, device)
+            part = self.emit.row(f"{name}/part", padded.value, wire, device)
             rows = self._join(f"{name}/rows", part, wire, device, padded.key_offset)
             result = self._inline(
                 f"{name}/result",
                 fragments.unpadded_parts,
                 [(rows, wire), (sent, wire)],
                 device,
-                count=self._group.num_workers,
+                count=self.group.num_workers,
             )
-        return self._emit.convert(f"{name}/out", result, how, wire, dtype, device)
+        return self.emit.convert(f"{name}/out", result, how, wire, dtype, device)
 
     def check_shape(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> None:
         """Emits a comparison of a tensor's shape over workers, before it is sent."""
         row = self._inline(f"{name}/row", fragments.shape_row, [(ref, dtype)], device)
-        part = self._emit.row(f"{name}/part", row, tf.int64, device)
+        part = self.emit.row(f"{name}/part", row, tf.int64, device)
         rows = self._join(f"{name}/gathered", part, tf.int64, device)
         both = [(rows, tf.int64), (row, tf.int64)]
         _, (check,) = fragments.inline(
-            self._emit, f"{name}/same", fragments.check_rows, both, device
+            self.emit, f"{name}/same", fragments.check_rows, both, device
         )
         self.chain.continue_after(check)
 
@@ -279,7 +222,7 @@ class CrossWorker:
         return self._join(f"{name}s", count, tf.int32, cpu_of(device))
 
     def _inline(self, *arguments: Any, **options: Any) -> Ref:
-        (result,), _ = fragments.inline(self._emit, *arguments, **options)
+        (result,), _ = fragments.inline(self.emit, *arguments, **options)
         return result
 
     def _join(
@@ -297,7 +240,7 @@ class CrossWorker:
             key_offset=key_offset,
         )  # fmt: skip
         # The op gathers in an order of its own.
-        order, workers = self._group.order, range(self._group.num_workers)
+        order, workers = self.group.order, range(self.group.num_workers)
         if order == tuple(workers):
             return joined
         places = tuple(map(order.index, workers))
@@ -310,16 +253,26 @@ class CrossWorker:
         name: str,
         ref: Tensor,
         dtype: tf.DType,
+        wire: differentiable.Wire,
         shape: tf.TensorShape,
         device: str,
-        transfer: Callable[[Tensor, Ref | None], Ref],
-    ) -> Ref:
-        """Transfers a tensor, also one whose shape is not known."""
+        transfer: Callable[..., Ref],
+    ) -> Tensor:
+        """Transfers a tensor as a type that can be sent, also one of unknown shape."""
+        if _is_empty(shape):
+            return ref
+        how, sent = wire
+        ref = self.emit.convert(f"{name}/in", ref, how, dtype, sent, device)
+        device = _wire_device(sent, device)
+        place: dict[str, Any] = {"dtype": sent, "device": device}
         if shape.is_fully_defined():
-            return transfer(ref, None)
-        sent = fragments.pad_any_size(self._emit, f"{name}/sent", ref, dtype, device)
-        both = [(transfer(sent.value, sent.key_offset), dtype), (ref, dtype)]
-        return self._inline(f"{name}/result", fragments.unpadded, both, device)
+            result = transfer(ref, None, **place)
+        else:
+            padded = fragments.pad_any_size(self.emit, f"{name}/sent", ref, **place)
+            result = transfer(padded.value, padded.key_offset, **place)
+            both = [(result, sent), (ref, sent)]
+            result = self._inline(f"{name}/result", fragments.unpadded, both, device)
+        return self.emit.convert(f"{name}/out", result, how, sent, dtype, device)
 
 
 def _is_empty(shape: tf.TensorShape) -> bool:

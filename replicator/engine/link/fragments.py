@@ -135,6 +135,16 @@ def in_order(parts: tf.Tensor, *, places: tuple[int, ...]) -> tf.Tensor:
     return tf.concat([pieces[place] for place in places], 0)
 
 
+def signed(value: tf.Tensor) -> tf.Tensor:
+    """Numbers of int64 in the order of those of uint64: the highest bit is flipped."""
+    return tf.bitwise.bitwise_xor(tf.bitcast(value, tf.int64), tf.int64.min)
+
+
+def unsigned(value: tf.Tensor) -> tf.Tensor:
+    """Undoes ``signed``."""
+    return tf.bitcast(tf.bitwise.bitwise_xor(value, tf.int64.min), tf.uint64)
+
+
 def num_rows(value: tf.Tensor) -> tf.Tensor:
     """The first dimension, a vector of one number."""
     return tf.shape(value)[:1]

@@ -350,7 +350,7 @@ class Linker:
             self._chain.continue_after_gate(merged)
         elif self._workers is not None:
             owner_memory = self._topology.memories[bucket.owner]
-            self._workers.continue_after(merged[devices[owner_memory]])
+            self._workers.chain.continue_after(merged[devices[owner_memory]])
 
 
 # Every replica computes as if all others held its own values (``of_own`` of the kind):
