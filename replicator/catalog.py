@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# The levels of ``sharded_update``, each with those before.
+STATE, GRADIENTS, PARAMETERS = "state", "gradients", "parameters"
+LEVELS = (STATE, GRADIENTS, PARAMETERS)
+
 # What the conformance suite requires of every backend. A backend has all of them except
 # those that it lists as lacking, with the reason: every backend claims a new name.
 CAPABILITIES: dict[str, str] = {

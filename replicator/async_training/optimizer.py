@@ -14,7 +14,7 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator.async_training import commit
 from replicator.errors import DeviceError, OptimizerOptionError
-from replicator.optimizer import accumulation, fused
+from replicator.optimizer import fused, stages
 from replicator.optimizer.wrapper import ReplicatedOptimizer
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _slots_follow(
         device = variable.device
         return placement.on(device) if device in placement.devices else None
 
-    return accumulation.placed(optimizer, scope)
+    return stages.placed(optimizer, scope)
 
 
 def _flatten(grads: Sequence[Any]) -> tuple[list[tf.Tensor], Any]:

@@ -188,11 +188,11 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
           compression: ``bfloat16`` or ``float16``: gradients are sent between memories
             in 16 bits, weights are unchanged; see ``collectives/differentiable.py``.
           accumulation_steps: Calls of ``apply_gradients`` per update, which uses the
-            average of their gradients; see ``optimizer/accumulation.py``.
+            average of their gradients; see ``optimizer/stages.py``.
           global_clipnorm: Upper limit of the norm of all averaged gradients together.
           sharded_update: What one replica keeps of each variable, for all: ``state``
             (or True), ``gradients`` as well, or ``parameters`` too; it updates the
-            variable. See ``optimizer/accumulation.py``.
+            variable. See ``optimizer/stages.py``.
           loss_scale: Factor by which ``optimizer.scale_loss(loss)`` multiplies, and by
             which gradients are divided, or ``dynamic``; see the same file.
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator.backends import base, programs, sharding, summary
 from replicator.backends.single import SingleDeviceReplicator
-from replicator.catalog import entry_of
+from replicator.catalog import GRADIENTS, PARAMETERS, entry_of
 from replicator.core import context as context_lib
 from replicator.core import creation
 from replicator.core import devices as devices_lib
@@ -29,7 +29,6 @@ from replicator.errors import DeviceError
 from replicator.inputs.context import values_of
 from replicator.inputs.iterator import InputIterator
 from replicator.optimizer import other_libraries
-from replicator.optimizer.levels import GRADIENTS, PARAMETERS
 from replicator.optimizer.wrapper import LocalOptimizer, ReplicatedOptimizer
 from replicator.strategy.strategy import ReplicatorStrategy
 from replicator.variables.coherence import (

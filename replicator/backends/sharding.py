@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from replicator import catalog
 from replicator.catalog import entry_of
 from replicator.core.validation import INT64_MAX, is_integer, shown
-from replicator.optimizer import levels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-LEVELS = ("none", *levels.LEVELS)
+LEVELS = ("none", *catalog.LEVELS)
 OF_SPLIT_REPLICAS = "a replica has several devices, on which its variables are"
 
 
@@ -76,10 +76,12 @@ def rows(held: Sequence[Held], activations: Sequence[int] = ()) -> list[Row]:
             devices.append(
                 (
                     own.weights
-                    if index >= LEVELS.index(levels.PARAMETERS)
+                    if index >= LEVELS.index(catalog.PARAMETERS)
                     else weights,
-                    own.weights if index >= LEVELS.index(levels.GRADIENTS) else weights,
-                    own.state if index >= LEVELS.index(levels.STATE) else state,
+                    own.weights
+                    if index >= LEVELS.index(catalog.GRADIENTS)
+                    else weights,
+                    own.state if index >= LEVELS.index(catalog.STATE) else state,
                     activations[own.place] if own.place < len(activations) else 0,
                 )
             )
@@ -99,7 +101,7 @@ def table(
         return unmarked(device_memory)
     found = rows(held, activations)
     if refused:
-        found = [row for row in found if row.level != levels.PARAMETERS]
+        found = [row for row in found if row.level != catalog.PARAMETERS]
     head = [name for name in Row._fields if activations or name != "activations"]
     numbers = [[f"{getattr(row, name):,}" for name in head[1:]] for row in found]
     cells = [
@@ -122,7 +124,7 @@ def table(
         f"without {'' if activations else 'activations and '}what is being sent:"
     )
     if refused:
-        lines.append(f"{levels.PARAMETERS}: not here, {refused}")
+        lines.append(f"{catalog.PARAMETERS}: not here, {refused}")
     return [
         title,
         *(f"  {line}" for line in lines),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from replicator.catalog import BACKENDS
+from replicator.catalog import BACKENDS, GRADIENTS, LEVELS, PARAMETERS, STATE
 from replicator.collectives import differentiable
 from replicator.core.validation import (
     INT32_MAX,
@@ -15,7 +15,6 @@ from replicator.core.validation import (
     shown,
 )
 from replicator.errors import OptimizerOptionError
-from replicator.optimizer.levels import GRADIENTS, LEVELS, PARAMETERS, STATE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,15 +38,15 @@ class OptimizerOptions:
     # ``replicator.collectives.differentiable``.
     compression: str | None = None
     # Calls of ``apply_gradients`` per update, whose gradients are averaged; see
-    # ``replicator.optimizer.accumulation``.
+    # ``replicator.optimizer.stages``.
     accumulation_steps: int = 1
     # Upper limit of the global norm of the averaged gradients.
     global_clipnorm: float | None = None
     # What one replica keeps of each variable, for all: its optimizer ``state`` (or
     # True), the sum of its ``gradients`` as well, or its value too (``parameters``);
-    # False for nothing. See ``accumulation.py``.
+    # False for nothing. See ``stages.py``.
     sharded_update: bool | str = False
-    # Factor of the loss, or ``dynamic``; see ``accumulation.py``.
+    # Factor of the loss, or ``dynamic``; see ``stages.py``.
     loss_scale: float | str | None = None
 
     @property

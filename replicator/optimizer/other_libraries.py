@@ -11,13 +11,13 @@ from replicator._tf.keras_parts import UsedAsWrapped
 from replicator.collectives import reductions
 from replicator.core import context, validation
 from replicator.errors import OptimizerOptionError
-from replicator.optimizer.accumulation import (
+from replicator.optimizer.keras_adapter import check_in_replica
+from replicator.optimizer.options import OptimizerOptions
+from replicator.optimizer.stages import (
     check_not_clipped,
     clip_by_global_norm,
     scaled_gradient,
 )
-from replicator.optimizer.keras_spelling import check_in_replica
-from replicator.optimizer.options import OptimizerOptions
 from replicator.optimizer.wrapper import (
     ReplicatedOptimizer,
     check_are_optimized,

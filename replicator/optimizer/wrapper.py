@@ -6,7 +6,7 @@ Gradients go through these stages, in this order, for all options:
 2. they are divided by the loss scale; if a dynamic scale finds that they are not
    finite, the rest is skipped;
 3. they are accumulated until ``accumulation_steps`` calls make an average (if replicas
-   have separate memories, this comes first: see ``replicator.optimizer.accumulation``);
+   have separate memories, this comes first: see ``replicator.optimizer.stages``);
 4. rows of sparse gradients that several examples or replicas touched are summed;
 5. they are clipped by ``global_clipnorm``;
 6. the Keras optimizer clips, decays and updates according to its own options.
@@ -21,14 +21,20 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
+from replicator.catalog import PARAMETERS
 from replicator.collectives import reductions
 from replicator.core import context, creation, validation
 from replicator.core.step import tensor_of
 from replicator.core.validation import listed, shown
 from replicator.errors import OptimizerOptionError
-from replicator.optimizer import accumulation as accumulation_lib
-from replicator.optimizer import fused
-from replicator.optimizer.accumulation import (
+from replicator.optimizer import fused, stages
+from replicator.optimizer.keras_adapter import (
+    KerasAdapter,
+    check_can_be_wrapped,
+    check_in_replica,
+)
+from replicator.optimizer.options import OptimizerOptions
+from replicator.optimizer.stages import (
     Accumulation,
     LossScale,
     average_sums,
@@ -38,13 +44,6 @@ from replicator.optimizer.accumulation import (
     sum_duplicates,
     when,
 )
-from replicator.optimizer.keras_spelling import (
-    KerasSpelling,
-    check_can_be_wrapped,
-    check_in_replica,
-)
-from replicator.optimizer.levels import PARAMETERS
-from replicator.optimizer.options import OptimizerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -137,7 +136,7 @@ def _shape_of(grad: tf.Tensor | tf.IndexedSlices) -> tf.TensorShape:
     return rows
 
 
-class ReplicatedOptimizer(KerasSpelling):
+class ReplicatedOptimizer(KerasAdapter):
     """A Keras optimizer whose ``apply_gradients`` is replicated.
 
     Gradients are averaged over replicas exactly once (sum / R), before the wrapped
@@ -193,7 +192,7 @@ class ReplicatedOptimizer(KerasSpelling):
         placing = (
             contextlib.nullcontext()
             if self._ownership is None
-            else accumulation_lib.building(
+            else stages.building(
                 self._ownership,
                 self.wrapped,
                 variables,
@@ -330,7 +329,7 @@ class ReplicatedOptimizer(KerasSpelling):
         if condition is None or not self._shards_gradients:
             when(condition, lambda: self._apply(self._clipped(averages()), variables))
             return
-        averaged = accumulation_lib.kept_by_owners(averages(), variables)
+        averaged = stages.kept_by_owners(averages(), variables)
         averaged = list(map(sum_duplicates, self._clipped(averaged)))
         fused_update = fused.find(self.wrapped, averaged, variables)
         if fused_update is None:
@@ -338,7 +337,7 @@ class ReplicatedOptimizer(KerasSpelling):
         check_are_optimized(self.wrapped, variables)
         self.uses_fused_update = True
         groups = self._groups(variables)
-        accumulation_lib.update_if(condition, fused_update, averaged, variables, groups)
+        stages.update_if(condition, fused_update, averaged, variables, groups)
 
     @property
     def _shards_gradients(self) -> bool:
@@ -348,7 +347,7 @@ class ReplicatedOptimizer(KerasSpelling):
         """Positions of variables that one branch may change: those of one owner."""
         if self._ownership is None or not self._shards_gradients:
             return [list(range(len(variables)))]
-        return accumulation_lib.by_owner(self._ownership, variables)
+        return stages.by_owner(self._ownership, variables)
 
     def _clipped(self, averaged: list[Any]) -> list[Any]:
         limit = self.options.global_clipnorm
@@ -401,7 +400,7 @@ class ReplicatedOptimizer(KerasSpelling):
         reduced = list(reductions.all_reduce(grads, op, compression=compression))
         if not self._shards_gradients:
             return reduced
-        return accumulation_lib.kept_by_owners(reduced, variables)
+        return stages.kept_by_owners(reduced, variables)
 
     def _reduce_and_apply(self, grads: list[Any], variables: list[Any]) -> None:
         """The fast path without options: kernels that are linear take the sum."""

@@ -28,7 +28,7 @@ from replicator.errors import (
     PipelineError,
     ReplicatorError,
 )
-from replicator.optimizer import accumulation
+from replicator.optimizer import stages
 from replicator.pipeline import updates as updates_lib
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ class Stage:
             return updates_lib.with_masks(outputs)
         with (
             keras_parts.noted_means() as means,
-            accumulation.noted_scales() as self.scales,
+            stages.noted_scales() as self.scales,
         ):
             loss: Any = tf.convert_to_tensor(self._loss_fn(outputs, arguments[1]))
         if loss.shape.rank != 0 or not loss.dtype.is_floating:

@@ -21,7 +21,7 @@ from replicator.collectives import reductions
 from replicator.core import context as context_lib
 from replicator.core.step import at_lines, line_of
 from replicator.errors import StrategyError
-from replicator.optimizer.accumulation import scaled_gradient, values_of
+from replicator.optimizer.stages import scaled_gradient, values_of
 from replicator.optimizer.wrapper import ReplicatedOptimizer
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import replicator
 from replicator.errors import CollectiveContextError, OptimizerOptionError
-from replicator.optimizer import keras_spelling
+from replicator.optimizer import keras_adapter
 
 X = np.random.RandomState(0).randn(8, 3).astype(np.float32)
 Y = X.sum(axis=1, keepdims=True)
@@ -42,7 +42,7 @@ def _fit(model, *, epochs=1, **options):
 
 def _state(model):
     optimizer = model.optimizer
-    options = getattr(optimizer, "options_state", keras_spelling.OptionsState()).entries
+    options = getattr(optimizer, "options_state", keras_adapter.OptionsState()).entries
     own = {id(entry.variable) for entry in options.values()}
     found = [v for v in optimizer.variables if id(v) not in own]
     return [value.numpy() for value in [*model.weights, *found]]
@@ -218,4 +218,4 @@ def test_state_in_other_processes_is_not_saved():
     with pytest.raises(
         OptimizerOptionError, match=r"sharded_update=True keeps .*_manager"
     ):
-        keras_spelling.check_is_here([tf.Variable(1.0)], elsewhere)
+        keras_adapter.check_is_here([tf.Variable(1.0)], elsewhere)

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import errors
-from replicator.optimizer import accumulation
+from replicator.optimizer import stages
 
 NUM_CALLS = 4
 GLOBAL_BATCH_SIZE = 8
@@ -158,7 +158,7 @@ def test_all_options_together_equal_one_device(repl_once, optimizer_name):
 
 
 def test_the_scale_doubles_after_enough_finite_steps(in_graph, fed, monkeypatch):
-    monkeypatch.setattr(accumulation, "GROWTH_STEPS", 3)
+    monkeypatch.setattr(stages, "GROWTH_STEPS", 3)
     run, _, optimizer = fed(in_graph, loss_scale="dynamic")
 
     scales = []
@@ -172,7 +172,7 @@ def test_the_scale_doubles_after_enough_finite_steps(in_graph, fed, monkeypatch)
 
 def test_the_update_in_which_the_scale_doubles_is_a_whole_one(placed, fed, monkeypatch):
     """Gradients are divided by the scale that their loss had, not by the next one."""
-    monkeypatch.setattr(accumulation, "GROWTH_STEPS", 3)
+    monkeypatch.setattr(stages, "GROWTH_STEPS", 3)
     run, _, optimizer = fed(placed, loss_scale="dynamic")
 
     assert [0.0, -1.0, -2.0, -3.0] == [run(1.0, 1.0) for _ in range(4)]

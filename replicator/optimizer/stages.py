@@ -1,18 +1,4 @@
-"""Gradient accumulation: one update per k calls of ``apply_gradients``.
-
-The result is that of one batch k times as large. If replicas have separate memories
-(GPUs, other machines), each sums its own gradients, and only the call that updates
-averages the sums over replicas: 1/k of the communication. The other calls communicate
-nothing, except for one boolean with a dynamic loss scale, which says on all replicas
-whether the call counts. If all replicas share one memory, nothing is sent anyway;
-gradients are then averaged in every call, and there is one sum instead of one per
-replica.
-
-The sums are state of the Keras optimizer. Of per-replica sums only the mean counts:
-``CheckpointManager.save`` replaces all of them by the mean, so its checkpoints contain
-an unfinished accumulation, for any number of replicas. Outside a step, and in a plain
-``tf.train.Checkpoint``, they read as those of one replica.
-"""
+"""Stages of gradients on their way to the update: sums, scale, limits and owners."""
 
 from __future__ import annotations
 
@@ -32,7 +18,7 @@ from replicator.collectives.kinds import AllReduce
 from replicator.core import context as context_lib
 from replicator.core import creation
 from replicator.core.step import at_lines, line_of, tensor_of
-from replicator.optimizer.keras_spelling import OptionVariable
+from replicator.optimizer.keras_adapter import OptionVariable
 from replicator.optimizer.options import DYNAMIC
 from replicator.variables.kinds import declare_partial
 
@@ -93,6 +79,22 @@ def cast_number(number: Any, dtype: tf.DType) -> tf.Tensor:
     if tf.is_tensor(number) or hasattr(number, "dtype"):
         return tf.cast(number, dtype)
     return tf.constant(number, dtype)
+
+
+# Gradient accumulation: one update per k calls of ``apply_gradients``.
+#
+# The result is that of one batch k times as large. If replicas have separate memories
+# (GPUs, other machines), each sums its own gradients, and only the call that updates
+# averages the sums over replicas: 1/k of the communication. The other calls communicate
+# nothing, except for one boolean with a dynamic loss scale, which says on all replicas
+# whether the call counts. If all replicas share one memory, nothing is sent anyway;
+# gradients are then averaged in every call, and there is one sum instead of one per
+# replica.
+#
+# The sums are state of the Keras optimizer. Of per-replica sums only the mean counts:
+# ``CheckpointManager.save`` replaces all of them by the mean, so its checkpoints have
+# an unfinished accumulation, for any number of replicas. Outside a step, and in a plain
+# ``tf.train.Checkpoint``, they read as those of one replica.
 
 
 class Accumulation:

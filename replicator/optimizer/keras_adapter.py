@@ -84,7 +84,7 @@ def check_is_here(variables: Iterable[Any], ownership: Ownership | None) -> None
         )
 
 
-class KerasSpelling(UsedAsWrapped):
+class KerasAdapter(UsedAsWrapped):
     """Methods of a Keras optimizer, in terms of ``apply_gradients``.
 
     Attributes:
@@ -216,7 +216,7 @@ def check_in_replica(caller: str) -> None:
 
 def check_can_be_wrapped(optimizer: Any) -> None:
     """Rejects what is no Keras optimizer, or is wrapped already."""
-    if isinstance(optimizer, KerasSpelling):
+    if isinstance(optimizer, KerasAdapter):
         raise TypeError(
             f"wrap_optimizer got an optimizer that is already wrapped, {optimizer!r}; "
             "use it as it is, or wrap a new Keras optimizer"
