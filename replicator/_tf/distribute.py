@@ -371,7 +371,6 @@ class Branch:
     """Calls of a function under a condition; keeps it as long as this object lives."""
 
     def __init__(self, traced: Any, dtypes: Sequence[tf.DType], device: str) -> None:
-        """Prepares."""
         self._traced = traced
         self._name = f"replicator_branch_{next(_COUNTER)}"
         called = self._traced._inference_function.name.decode()  # noqa: SLF001

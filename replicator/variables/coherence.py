@@ -54,7 +54,6 @@ class Coherence:
         *,
         is_checked: Callable[[Entry], bool] = lambda _entry: True,
     ) -> None:
-        """Prepares."""
         self.entries = tuple(entry for entry in entries if entry.seen is not None)
         self._topology = topology
         self._is_checked = is_checked

@@ -46,7 +46,6 @@ class OutsideValues:
     def __init__(
         self, entries: Sequence[Entry], topology: Topology, group: Group | None = None
     ) -> None:
-        """Takes variables."""
         self._entries = tuple(entries)
         self._topology = topology
         self._group = group

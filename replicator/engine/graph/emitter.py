@@ -31,7 +31,6 @@ class Emitter:
     """
 
     def __init__(self, supported_device: SupportedDevice | None = None) -> None:
-        """Starts without nodes."""
         self.nodes: list[Any] = []
         self._supported_device = supported_device
 

@@ -55,7 +55,6 @@ class Chain:
         *,
         has_virtual_gpus: bool = False,
     ) -> None:
-        """Starts a chain."""
         self._group = group
         self._has_virtual_gpus = has_virtual_gpus
         self._emit = emit
@@ -297,7 +296,6 @@ class Gate:
         conditions: Sequence[Tensor],
         emit: Emitter,
     ) -> None:
-        """Prepares a gate."""
         self._name = name
         self._topology = topology
         self._conditions = conditions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -29,54 +30,37 @@ if TYPE_CHECKING:
 # program: the memories of its replicas, buckets, and the other workers.
 
 
+@dataclasses.dataclass(kw_only=True)
 class BucketLinks:
-    """``collectives.linking.Links`` of one bucket of a plan.
+    """``collectives.kind.Links`` of one bucket of a plan."""
 
-    Attributes:
-      num_replicas: Replicas of the job.
-      first_replica_id: Id in the job of this program's first replica.
-      num_workers: Programs that run side by side; 1 if this one has all replicas.
-    """
+    plan: CollectivePlan
+    bucket: Bucket
+    name: str
+    operand: Operand
+    topology: Topology
+    emit: Emitter
+    reduction: Reduction
+    workers: CrossWorker | None
+    rows: dict[int, UnevenRows]
 
-    def __init__(
-        self,
-        plan: CollectivePlan,
-        bucket: Bucket,
-        name: str,
-        operand: Operand,
-        *,
-        topology: Topology,
-        emit: Emitter,
-        reduction: Reduction,
-        workers: CrossWorker | None,
-        rows: dict[int, UnevenRows],
-    ) -> None:
-        """Finds the operands."""
-        self._plan = plan
-        self._bucket = bucket
-        self._name = name
-        self._operand = operand
-        self._topology = topology
-        self._devices = topology.replica_devices
-        self._emit = emit
-        self._reduction = reduction
-        self._workers = workers
-        self._rows = rows
-        call, position = plan.collective, bucket.positions[0]
+    def __post_init__(self) -> None:
+        self._devices = self.topology.replica_devices
+        call, position = self.plan.collective, self.bucket.positions[0]
         self._dtype, self._shape = call.dtypes[position], call.shapes[position]
         self._by_position: dict[int, list[Tensor]] = {}
         self.num_replicas = call.num_replicas
-        self.first_replica_id = topology.first_replica_id
-        self.num_workers = 1 if workers is None else workers.num_workers
+        self.first_replica_id = self.topology.first_replica_id
+        self.num_workers = 1 if self.workers is None else self.workers.num_workers
         self._ops = [
-            NodeOps(emit, f"{name}/on_{replica}", self._dtype, device)
+            NodeOps(self.emit, f"{self.name}/on_{replica}", self._dtype, device)
             for replica, device in enumerate(self._devices)
         ]
 
     @property
     def operands(self) -> Sequence[Tensor]:
         """By replica of this program, the operand, if it is a single tensor."""
-        return self._operands(self._bucket.positions[0])
+        return self._operands(self.bucket.positions[0])
 
     def ops(self, replica: int) -> NodeOps:
         """Emits nodes on the device of a replica of this program."""
@@ -84,13 +68,13 @@ class BucketLinks:
 
     def alone(self, kind: CollectiveKind) -> tuple[Tensor, ...]:
         """The result of the only replica."""
-        ops = NodeOps(self._emit, self._name, self._dtype, self._owner_device)
+        ops = NodeOps(self.emit, self.name, self._dtype, self._owner_device)
         return (kind.of_own(ops, self.operands[0], 0, 1),)
 
     def partials(self, op: str) -> list[tuple[int, Tensor]]:
         """Reduces within memories: a replica and a tensor on its device, for each."""
-        within = self._within_memories(op, f"{self._name}/local", self.operands)
-        memories = self._reduction.memories
+        within = self._within_memories(op, f"{self.name}/local", self.operands)
+        memories = self.reduction.memories
         places = memories if len(within) == len(memories) else range(len(within))
         return list(zip(places, within, strict=True))
 
@@ -99,28 +83,28 @@ class BucketLinks:
         how = How(
             op=op,
             wire_dtype=wire_dtype,
-            algorithm=self._plan.algorithm,
+            algorithm=self.plan.algorithm,
             num_replicas=self.num_replicas,
-            owner=self._bucket.owner,
+            owner=self.bucket.owner,
         )
-        if len(self._bucket.positions) > 1:
+        if len(self.bucket.positions) > 1:
             return self._reduce_fused(how)
-        partials = self._within_memories(op, f"{self._name}/local", self.operands)
-        device = self._devices[self._reduction.memories[0]]
+        partials = self._within_memories(op, f"{self.name}/local", self.operands)
+        device = self._devices[self.reduction.memories[0]]
         self._check_shape(partials[0], device)
-        results = self._reduction.between_memories(
-            how, self._name, partials, self._dtype, self._shape
+        results = self.reduction.between_memories(
+            how, self.name, partials, self._dtype, self._shape
         )
         return [self._distribute(results)]
 
     def _reduce_fused(self, how: How) -> list[tuple[Tensor, ...]]:
         """Reduces several tensors that are sent as one."""
         call, memories, dtype = (
-            self._plan.collective,
-            self._reduction.memories,
+            self.plan.collective,
+            self.reduction.memories,
             self._dtype,
         )
-        positions, name = self._bucket.positions, self._name
+        positions, name = self.bucket.positions, self.name
         shapes = [call.shapes[p].as_list() for p in positions]
         partials = [
             self._within_memories(
@@ -130,20 +114,18 @@ class BucketLinks:
         ]
         # One row of ``partials`` per tensor, one vector per memory.
         packed = [
-            self._emit.pack(
+            self.emit.pack(
                 f"{name}/bucket_{m}", of_memory, shapes, dtype, self._devices[m]
             )
             for m, of_memory in zip(memories, zip(*partials, strict=True), strict=True)
         ]
         size = sum(int(call.shapes[p].num_elements()) for p in positions)
-        combined = self._reduction.between_memories(
+        combined = self.reduction.between_memories(
             how, name, packed, dtype, tf.TensorShape([size])
         )
         # Each memory unpacks its own copy, so that one transfer moves the bucket.
         unpacked = [
-            self._emit.unpack(
-                f"{name}/unpack_{m}", ref, shapes, dtype, self._devices[m]
-            )
+            self.emit.unpack(f"{name}/unpack_{m}", ref, shapes, dtype, self._devices[m])
             for m, ref in zip(memories, combined, strict=True)
         ]
         return [self._distribute(parts) for parts in zip(*unpacked, strict=True)]
@@ -151,42 +133,40 @@ class BucketLinks:
     def stacked(self) -> tuple[Tensor, ...]:
         """Stacks the replicas' tensors, and those of all workers."""
         device = self._owner_device
-        ops = NodeOps(self._emit, f"{self._name}/pack", self._dtype, device)
+        ops = NodeOps(self.emit, f"{self.name}/pack", self._dtype, device)
         packed = ops.stack(self.operands)
-        if self._workers is not None:
+        if self.workers is not None:
             count = len(self.operands)
             shape = tf.TensorShape([count]).concatenate(self._shape)
             self._check_shape(packed, device)
-            packed = self._workers.gather(
-                self._name, packed, self._dtype, shape, device
-            )
+            packed = self.workers.gather(self.name, packed, self._dtype, shape, device)
         return (packed,) * len(self.operands)
 
     def joined(self) -> tuple[Tensor, ...]:
         """Joins the replicas' rows, and those of all workers."""
         device = self._owner_device
         count = len(self.operands)
-        joined = NodeOps(self._emit, f"{self._name}/rows", self._dtype, device).concat(
+        joined = NodeOps(self.emit, f"{self.name}/rows", self._dtype, device).concat(
             self.operands
         )
-        if self._workers is not None:
-            index = self._plan.collective.index
-            rows = self._rows.setdefault(index, UnevenRows(self._workers))
+        if self.workers is not None:
+            index = self.plan.collective.index
+            rows = self.rows.setdefault(index, UnevenRows(self.workers))
             joined = rows.gather(
-                self._name, joined, self._dtype, self._shape, count, device
+                self.name, joined, self._dtype, self._shape, count, device
             )
         return (joined,) * count
 
     def received_from(self, replica_id: int) -> tuple[Tensor, ...]:
         """Finds the operand of a replica in this program, or receives it."""
         count = len(self.operands)
-        if self._workers is None:
+        if self.workers is None:
             return (self.operands[replica_id],) * count
         program_id, local = divmod(replica_id, count)
         device = self._devices[local]
         self._check_shape(self.operands[local], device)
-        sent = self._workers.broadcast(
-            self._name,
+        sent = self.workers.broadcast(
+            self.name,
             self.operands[local],
             self._dtype,
             self._shape,
@@ -197,14 +177,14 @@ class BucketLinks:
 
     @property
     def _owner_device(self) -> str:
-        return self._devices[self._bucket.owner]
+        return self._devices[self.bucket.owner]
 
     def _operands(self, position: int) -> list[Tensor]:
         # Found once: what is behind a gate is emitted when it is asked for.
         if position not in self._by_position:
-            node = self._plan.collective.operands[position]
+            node = self.plan.collective.operands[position]
             replicas = range(len(self._devices))
-            self._by_position[position] = [self._operand(r, node) for r in replicas]
+            self._by_position[position] = [self.operand(r, node) for r in replicas]
         return self._by_position[position]
 
     def _within_memories(
@@ -214,27 +194,27 @@ class BucketLinks:
         may_broadcast = op in PAIRWISE and not self._shape.is_fully_defined()
         if may_broadcast and len(operands) > 1:
             (first,), _ = fragments.inline(
-                self._emit,
+                self.emit,
                 f"{name}/check",
                 fragments.check_alike,
                 [(operand, self._dtype) for operand in operands],
                 self._devices[0],
-                what=str(self._plan.collective.kind),
+                what=str(self.plan.collective.kind),
                 devices=tuple(self._devices),
             )
             operands = [first, *operands[1:]]
-        return self._reduction.within_memories(op, name, operands, self._dtype)
+        return self.reduction.within_memories(op, name, operands, self._dtype)
 
     def _check_shape(self, ref: Tensor, device: str) -> None:
         """Compares shapes over workers where the trace does not know them."""
-        if self._workers is not None and not self._shape.is_fully_defined():
-            name = f"{self._name}/check"
-            self._workers.check_shape(name, ref, self._dtype, device)
+        if self.workers is not None and not self._shape.is_fully_defined():
+            name = f"{self.name}/check"
+            self.workers.check_shape(name, ref, self._dtype, device)
 
     def _distribute(self, by_memory: Sequence[Any]) -> tuple[Tensor, ...]:
         """Gives every replica the result of its memory."""
-        of_memory = dict(zip(self._reduction.memories, by_memory, strict=True))
-        return tuple(of_memory[memory] for memory in self._topology.memories)
+        of_memory = dict(zip(self.reduction.memories, by_memory, strict=True))
+        return tuple(of_memory[memory] for memory in self.topology.memories)
 
 
 class Linker:
@@ -251,7 +231,6 @@ class Linker:
         workers: CrossWorker | None = None,
         first_controls: Sequence[str] = (),
     ) -> None:
-        """Prepares linking."""
         self.results: dict[str, tuple[Tensor, ...]] = {}
         self._emit = Emitter(reduction.supported_device)
         self._topology = topology
@@ -295,10 +274,10 @@ class Linker:
                 topology, self._emit, self._workers, self._chain
             )
         links = BucketLinks(
-            plan,
-            bucket,
-            name,
-            operand,
+            plan=plan,
+            bucket=bucket,
+            name=name,
+            operand=operand,
             topology=topology,
             emit=self._emit,
             reduction=self._reductions[bucket.logical_device],

@@ -38,7 +38,6 @@ class NodeOps:
     """``collectives.linking.Ops`` of values of one type on one device."""
 
     def __init__(self, emit: Emitter, name: str, dtype: tf.DType, device: str) -> None:
-        """Prepares emitting."""
         self._emit = emit
         self._name = name
         self._dtype = dtype
@@ -120,7 +119,6 @@ class Reduction:
         workers: CrossWorker | None,
         chain: Chain,
     ) -> None:
-        """Prepares emitting."""
         self.memories = tuple(dict.fromkeys(topology.memories))
         self._is_transferred = len(self.memories) > 1 or workers is not None
         self._topology = topology

@@ -82,7 +82,6 @@ class PackedOutputs:
     """
 
     def __init__(self, specs: Sequence[tf.TensorSpec], topology: Topology) -> None:
-        """Decides."""
         self._topology = topology
         self._flat = [*specs] * topology.num_local_replicas
         processes = list(map(devices_lib.process, topology.replica_devices))
@@ -172,7 +171,6 @@ class Assembly:
         *,
         without_communication: bool = False,
     ) -> None:
-        """Prepares a function; ``register`` makes it."""
         self.captured: list[Any] = []
         self._name = name
         self._analysis = analysis
