@@ -148,11 +148,7 @@ def _as_list(outputs: Any) -> list[tf.Tensor]:
 
 
 class _Results:
-    """The results of ``fn`` for each item, as flat tensors.
-
-    Attributes:
-      specs: By emitted item, type and static shape of each tensor.
-    """
+    """The results of ``fn`` for each item, as flat tensors."""
 
     def __init__(
         self, caller: str, fn: Callable[[Any], Any], items: Sequence[Any]
@@ -161,6 +157,7 @@ class _Results:
         self._fn = fn
         self._items = items
         self._structures: dict[int, Any] = {}
+        # By emitted item, type and static shape of each tensor.
         self.specs: dict[int, list[tf.TensorSpec]] = {}
 
     def compute(self, index: int) -> list[tf.Tensor]:

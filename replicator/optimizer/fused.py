@@ -42,18 +42,13 @@ class FusedUpdate:
 
     Its parts can run on different devices: ``prepare`` once on that of the optimizer's
     own variables, ``update_one`` on that of a variable, ``count`` once at the end.
-
-    Attributes:
-      optimizer: The Keras optimizer.
-      kernel: The op that updates a variable.
-      is_linear: Whether the kernels take gradient sums instead of averages.
     """
 
-    kernel: str
-    is_linear = True
+    kernel: str  # The op that updates a variable.
+    is_linear = True  # Whether the kernels take gradient sums instead of averages.
 
     def __init__(self, optimizer: Any, *, is_linear: bool) -> None:
-        self.optimizer = optimizer
+        self.optimizer = optimizer  # The Keras optimizer.
         self.is_linear = self.is_linear and is_linear
 
     def apply(

@@ -40,16 +40,13 @@ class OptionVariable:
 
 
 class OptionsState(SavedApart):
-    """The state that options of ``wrap_optimizer`` add to a Keras optimizer.
-
-    Attributes:
-      entries: By name. Keras' own names would differ between processes.
-      count: Calls since the last update if each replica has sums of its own, which a
-        file of Keras cannot hold; else None.
-    """
+    """The state that options of ``wrap_optimizer`` add to a Keras optimizer."""
 
     def __init__(self) -> None:
+        # By name. Keras' own names would differ between processes.
         self.entries: dict[str, OptionVariable] = {}
+        # Calls since the last update if each replica has sums of its own, which a file
+        # of Keras cannot hold; else None.
         self.count: Any = None
 
     def save_own_variables(self, store: Any) -> None:
@@ -85,16 +82,13 @@ def check_is_here(variables: Iterable[Any], ownership: Ownership | None) -> None
 
 
 class KerasAdapter(UsedAsWrapped):
-    """Methods of a Keras optimizer, in terms of ``apply_gradients``.
-
-    Attributes:
-      options_state: The state that options add to that of the Keras optimizer.
-    """
+    """Methods of a Keras optimizer, in terms of ``apply_gradients``."""
 
     _ownership: Ownership | None
     _is_built: bool
 
     def __init__(self) -> None:
+        # The state that options add to that of the Keras optimizer.
         self.options_state = OptionsState()
 
     def __dir__(self) -> Iterable[str]:
@@ -108,26 +102,12 @@ class KerasAdapter(UsedAsWrapped):
         return self._is_built and self.wrapped.built
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes the state of the optimizer inside, as Keras without replicas.
-
-        Args:
-          store: Of Keras: arrays by name.
-
-        Raises:
-          OptimizerOptionError: Other processes have some of the state.
-        """
+        """Writes the state of the optimizer inside, as Keras without replicas."""
         for index, variable in enumerate(self._plain_variables()):
             store[str(index)] = variable.numpy()
 
     def load_own_variables(self, store: Any) -> None:
-        """Reads what Keras has saved, with or without replicas.
-
-        Args:
-          store: Of Keras: arrays by name.
-
-        Raises:
-          OptimizerOptionError: Other processes have some of the state.
-        """
+        """Reads what Keras has saved, with or without replicas."""
         variables = self._plain_variables()
         if len(store.keys()) != len(variables):
             self.wrapped.load_own_variables(store)  # which says that it cannot

@@ -66,10 +66,6 @@ class AveragingOptimizer(UsedAsWrapped):
 
     It passes for an instance of the class of the optimizer inside, has its attributes,
     and is saved as that one.
-
-    Attributes:
-      wrapped: The optimizer inside.
-      options: ``compression`` and ``global_clipnorm``.
     """
 
     def __init__(self, optimizer: Any, options: OptimizerOptions) -> None:
@@ -85,10 +81,10 @@ class AveragingOptimizer(UsedAsWrapped):
                     f"{type(optimizer).__module__.partition('.')[0]}; use "
                     f"keras.optimizers, or {name}={getattr(default, name)!r}"
                 )
-        self.options = options
+        self.options = options  # ``compression`` and ``global_clipnorm``.
         self.made_by: validation.Maker | None = None
         self._update = update
-        self.wrapped = optimizer  # the last: see __setattr__
+        self.wrapped = optimizer  # the optimizer inside; the last: see __setattr__
 
     @tf.autograph.experimental.do_not_convert
     def apply_gradients(

@@ -98,18 +98,12 @@ def cast_number(number: Any, dtype: tf.DType) -> tf.Tensor:
 
 
 class Accumulation:
-    """Sums of gradients since the last update, as state of a Keras optimizer.
-
-    Attributes:
-      num_steps: Calls per update.
-      is_per_replica: Whether each replica has its own sums.
-      count: Calls since the last update: a Keras variable, int64.
-    """
+    """Sums of gradients since the last update, as state of a Keras optimizer."""
 
     def __init__(self, num_steps: int, *, is_per_replica: bool = False) -> None:
-        self.num_steps = num_steps
-        self.is_per_replica = is_per_replica
-        self.count: Any = None
+        self.num_steps = num_steps  # Calls per update.
+        self.is_per_replica = is_per_replica  # Whether each replica has its own sums.
+        self.count: Any = None  # Calls since the last update: a Keras variable, int64.
         self._sums: dict[int, Any] = {}
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
@@ -276,20 +270,15 @@ def note_scale(scale: Callable[[Any], Any]) -> None:
 
 
 class LossScale:
-    """The loss scale of one optimizer and its counters.
-
-    Attributes:
-      is_dynamic: Whether it adapts.
-      scale: The factor: a Python float, or a Keras variable of float32.
-      num_finite_steps: Steps since the scale changed; a Keras variable if dynamic.
-      num_skipped_steps: Steps whose gradients were not finite; a Keras variable if
-        dynamic.
-    """
+    """The loss scale of one optimizer and its counters."""
 
     def __init__(self, setting: float | str) -> None:
-        self.is_dynamic = setting == DYNAMIC
+        self.is_dynamic = setting == DYNAMIC  # Whether it adapts.
+        # The factor: a Python float, or a Keras variable of float32.
         self.scale: Any = INITIAL_SCALE if self.is_dynamic else float(setting)
+        # Steps since the scale changed; a Keras variable if dynamic.
         self.num_finite_steps: Any = None
+        # Steps whose gradients were not finite; a Keras variable if dynamic.
         self.num_skipped_steps: Any = None
 
     def build(self) -> list[Any]:

@@ -275,13 +275,8 @@ class ReplicatedOptimizer(KerasAdapter):
         return self.wrapped.iterations
 
     def check_maker(self, user: validation.Maker | None) -> None:
-        """Rejects a replicator whose wrapped optimizers update in another way.
-
-        Where they update alike, the number of replicas is that of the step.
-
-        Raises:
-          OtherReplicatorError: Names both.
-        """
+        """Rejects a replicator whose wrapped optimizers update in another way."""
+        # Where they update alike, the number of replicas is that of the step.
         validation.check_maker(
             self,
             user,

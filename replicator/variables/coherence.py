@@ -39,11 +39,7 @@ _MOST_NAMED = 5
 
 
 class Coherence:
-    """Keeps the variables of one program coherent around its runs.
-
-    Attributes:
-      entries: Variables with copies of their own.
-    """
+    """Keeps the variables of one program coherent around its runs."""
 
     def __init__(
         self,
@@ -54,6 +50,7 @@ class Coherence:
         *,
         is_checked: Callable[[Entry], bool] = lambda _entry: True,
     ) -> None:
+        # Variables with copies of their own.
         self.entries = tuple(entry for entry in entries if entry.seen is not None)
         self._topology = topology
         self._is_checked = is_checked

@@ -65,24 +65,19 @@ class LocalState:
 
 
 class VariableTable:
-    """All variables that the steps of one replicator use.
-
-    Attributes:
-      detects_writes: Whether programs look for writes outside of runs.
-      num_exposed: How many variables others have got to write since they have entries.
-      ownership: Which replica updates which variable, with a sharded update.
-      resets: Functions that reset copies.
-      version: Incremented when a variable changes kind, so that older programs are
-        stale.
-    """
+    """All variables that the steps of one replicator use."""
 
     def __init__(self, topology: Topology, *, detects_writes: bool = True) -> None:
+        # Incremented when a variable changes kind, so that older programs are stale.
         self.version = 0
+        # How many variables others have got to write since they have entries.
         self.num_exposed = 0
+        # Whether programs look for writes outside of runs.
         self.detects_writes = detects_writes
         self._topology = topology
+        # Which replica updates which variable, with a sharded update.
         self.ownership = Ownership(topology)
-        self.resets = Resets(topology)
+        self.resets = Resets(topology)  # Functions that reset copies.
         # Weak: an entry lives as long as its variable, or as long as a program.
         self._entries: weakref.WeakValueDictionary[int, Entry] = (
             weakref.WeakValueDictionary()
@@ -328,14 +323,10 @@ class KindTable(Protocol):
 
 
 class UsedVariables:
-    """The variables of one program, of the kinds for which it was built.
-
-    Attributes:
-      entries: By handle placeholder.
-    """
+    """The variables of one program, of the kinds for which it was built."""
 
     def __init__(self, entries: Mapping[str, Entry], table: KindTable) -> None:
-        self.entries = entries
+        self.entries = entries  # By handle placeholder.
         self._table = table
         self._version = table.version
 

@@ -218,11 +218,7 @@ class BucketLinks:
 
 
 class Linker:
-    """Emits the nodes of planned collectives.
-
-    Attributes:
-      results: By marker name, the result on each replica.
-    """
+    """Emits the nodes of planned collectives."""
 
     def __init__(
         self,
@@ -231,6 +227,7 @@ class Linker:
         workers: CrossWorker | None = None,
         first_controls: Sequence[str] = (),
     ) -> None:
+        # By marker name, the result on each replica.
         self.results: dict[str, tuple[Tensor, ...]] = {}
         self._emit = Emitter(reduction.supported_device)
         self._topology = topology
@@ -341,15 +338,12 @@ class Linker:
 
 
 class LocalLinker:
-    """Emits what stands for the collectives of a measuring control.
-
-    Attributes:
-      results: By marker name, the result on each replica.
-      awaited: Nodes that the step waits for, though no result may need them.
-    """
+    """Emits what stands for the collectives of a measuring control."""
 
     def __init__(self, topology: Topology, prefix: str) -> None:
+        # By marker name, the result on each replica.
         self.results: dict[str, tuple[Tensor, ...]] = {}
+        # Nodes that the step waits for, though no result may need them.
         self.awaited: list[str] = []
         self._emit = Emitter(reduction.supported_device)
         self._topology = topology

@@ -106,11 +106,7 @@ class How:
 
 
 class Reduction:
-    """Emits the reductions of one program.
-
-    Attributes:
-      memories: The first replica of each memory, which stands for all that read it.
-    """
+    """Emits the reductions of one program."""
 
     def __init__(
         self,
@@ -119,6 +115,7 @@ class Reduction:
         workers: CrossWorker | None,
         chain: Chain,
     ) -> None:
+        # The first replica of each memory, which stands for all that read it.
         self.memories = tuple(dict.fromkeys(topology.memories))
         self._is_transferred = len(self.memories) > 1 or workers is not None
         self._topology = topology

@@ -75,11 +75,7 @@ def join_completion(
 
 
 class PackedOutputs:
-    """Which outputs of the replicas of one program are returned as one.
-
-    Attributes:
-      specs: Of what the function returns: outputs on their own, then vectors.
-    """
+    """Which outputs of the replicas of one program are returned as one."""
 
     def __init__(self, specs: Sequence[tf.TensorSpec], topology: Topology) -> None:
         self._topology = topology
@@ -94,6 +90,7 @@ class PackedOutputs:
         packed = {position for group in self._groups for position in group}
         self._alone = [p for p in range(len(self._flat)) if p not in packed]
         self._replicas = [position // len(specs) for position in range(len(self._flat))]
+        # Of what the function returns: outputs on their own, then vectors.
         self.specs = [self._flat[position] for position in self._alone] + [
             tf.TensorSpec(
                 [sum(map(math.prod, self._shapes(group)))], self._dtype(group)
@@ -155,11 +152,6 @@ class Assembly:
     """The function of one step on the replicas of one program.
 
     TensorFlow keeps the function as long as this object lives.
-
-    Attributes:
-      captured: What the step closes over, the first arguments of the function.
-      copies: The nodes of the replicas.
-      outputs: Which outputs it returns as one.
     """
 
     def __init__(
@@ -171,6 +163,7 @@ class Assembly:
         *,
         without_communication: bool = False,
     ) -> None:
+        # What the step closes over, the first arguments of the function.
         self.captured: list[Any] = []
         self._name = name
         self._analysis = analysis
@@ -181,6 +174,7 @@ class Assembly:
         self._received: dict[tuple[str, str], Any] = {}
         self._replica_ids: dict[str, Any] = {}
         self._more_nodes: list[Any] = []
+        # Which outputs it returns as one.
         self.outputs = PackedOutputs(self._traced.output_specs, topology)
         self._batch = [
             (f"batch_{replica}_{index}", dtype)
@@ -201,6 +195,7 @@ class Assembly:
             if without_communication
             else Linker(topology, name, self._workers, batches)
         )
+        # The nodes of the replicas.
         self.copies = Replicas(
             analysis.body,
             topology,

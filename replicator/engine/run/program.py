@@ -343,11 +343,7 @@ class Program:
 
 
 class TimeLimit:
-    """Ends the collectives of this process when a step takes too long, for good.
-
-    Attributes:
-      is_over: Whether a step has taken too long.
-    """
+    """Ends the collectives of this process when a step takes too long, for good."""
 
     def __init__(self, timeout_sec: float) -> None:
         """Takes the longest duration of one step."""
@@ -356,7 +352,7 @@ class TimeLimit:
                 f"timeout_sec {shown(timeout_sec)} must be a positive number of seconds"
             )
         self._timeout_sec = timeout_sec
-        self.is_over = False
+        self.is_over = False  # Whether a step has taken too long.
         self._deadline = Deadline(self._expire)
 
     @contextlib.contextmanager
