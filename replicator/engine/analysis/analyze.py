@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from replicator.engine.analysis.plan import CollectivePlan, Share
     from replicator.engine.graph.body import Body
     from replicator.engine.graph.dataflow import Invariance
-    from replicator.engine.graph.liveness import Gather, Liveness
+    from replicator.engine.graph.liveness import VariableGather, Liveness
     from replicator.engine.graph.trace import TracedStep
     from replicator.variables.ownership import Owner, Ownership
     from replicator.variables.table import Entry, VariableTable
@@ -245,7 +245,9 @@ class Analysis:
     shares: tuple[Share, ...]
     # By handle, who updates a variable that has an owner.
     owners: dict[str, Owner] = dataclasses.field(default_factory=dict)
-    gathers: tuple[Gather, ...] = ()  # Transfers of variables that their owners store.
+    gathers: tuple[
+        VariableGather, ...
+    ] = ()  # Transfers of variables that their owners store.
 
     def description(self) -> dict[str, Any]:
         """What concurrent programs must have in common, as JSON."""
@@ -301,7 +303,7 @@ def analyze(
     found = find_invariance(traced, body, table, results)
     if topology.num_replicas > 1:
         check_invariance(traced, body, found, found.local)
-    gathers: tuple[Gather, ...] = ()
+    gathers: tuple[VariableGather, ...] = ()
     if sizes := _stored(traced, table.ownership, topology):
         # What is sent together waits for all operands of the call.
         joined = _depths(traced, body, are_joined=True)

@@ -171,7 +171,7 @@ _PASSES_ON = frozenset({"Cast", "Identity"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Gather:
+class VariableGather:
     """One transfer of a variable to those who use it."""
 
     read: str  # The node that reads it.
@@ -182,7 +182,7 @@ class Gather:
     layer: int = 0  # Which gathers it arrives with.
 
 
-def most_gathered_bytes(gathers: Iterable[Gather]) -> int:
+def most_gathered_bytes(gathers: Iterable[VariableGather]) -> int:
     """Bytes of the two layers in a row that have most: what a replica has at a time."""
     sizes: dict[int, int] = {}
     for gather in gathers:
@@ -196,7 +196,7 @@ class Schedule:
     """A graph whose reads are gathers."""
 
     body: Body  # The graph.
-    gathers: tuple[Gather, ...]  # In the order of their first use.
+    gathers: tuple[VariableGather, ...]  # In the order of their first use.
     # Nodes that the graph did not have, by the node that they repeat.
     added: dict[str, str]
 
@@ -223,7 +223,7 @@ def schedule_gathers(
         for index, uses in enumerate(parts):
             name = graph.repeat(read, index, uses) if index else read.node.name
             gathers.append(
-                Gather(
+                VariableGather(
                     read=name,
                     handle=read.handle,
                     num_bytes=sizes[read.handle],
@@ -276,9 +276,9 @@ def _cut(
         yield read, [tuple(uses) for uses in found]
 
 
-def _layers(gathers: Iterable[Gather], largest: int) -> list[Gather]:
+def _layers(gathers: Iterable[VariableGather], largest: int) -> list[VariableGather]:
     """Divides gathers, in the order of their first use."""
-    found: list[Gather] = []
+    found: list[VariableGather] = []
     layer, filled = -1, largest
     for gather in sorted(gathers, key=lambda g: (g.first, g.read)):
         if filled + gather.num_bytes > largest:
@@ -370,9 +370,9 @@ class _ReadGraph:
                 self._wait(write, [name])
         return name
 
-    def order(self, gathers: Sequence[Gather]) -> None:
+    def order(self, gathers: Sequence[VariableGather]) -> None:
         """Lets the gathers of each layer wait for earlier uses."""
-        layers: dict[int, list[Gather]] = {}
+        layers: dict[int, list[VariableGather]] = {}
         for gather in gathers:
             layers.setdefault(gather.layer, []).append(gather)
         for layer, members in layers.items():
