@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from replicator.engine.analysis.plan import CollectivePlan, Share
     from replicator.engine.graph.body import Body
     from replicator.engine.graph.dataflow import Invariance
-    from replicator.engine.graph.liveness import VariableGather, Liveness
+    from replicator.engine.graph.liveness import Liveness, VariableGather
     from replicator.engine.graph.trace import TracedStep
     from replicator.variables.ownership import Owner, Ownership
     from replicator.variables.table import Entry, VariableTable
