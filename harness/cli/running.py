@@ -285,7 +285,7 @@ def run_until_done(
                     settings,
                     make_progress(),
                     durations,
-                    renew,
+                    None if renew is None else functools.partial(_whole, renew),
                 )
                 study = load_study(store)
                 if _is_done(study) or settings.changed_code():
@@ -293,7 +293,7 @@ def run_until_done(
                 plan = plan_lib.with_next_generation(study.plan)
                 store.write_plan(plan)
                 trials = plan.trials
-                if renew is not None and (reason := renew()):
+                if renew is not None and (reason := _whole(renew)):
                     note(reason)
     except Interrupted as error:
         note(f"interrupted ({error.signal_name}); finished trials are kept")
@@ -306,6 +306,11 @@ def run_until_done(
         if match.outcome is not Outcome.MATCHES:
             note(describe_match(match))
     return conclude(store, study, trials)
+
+
+def _whole(renew: Callable[[], str]) -> str:
+    with run.stop_later():
+        return renew()
 
 
 def _renew_report(store: Store) -> str:

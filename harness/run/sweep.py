@@ -256,6 +256,16 @@ def stop_signals() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def stop_later() -> Iterator[None]:
+    """Delivers a signal to stop at the end of the block: an import may be half done."""
+    late: list[int] = []
+    with on_stop_signals(lambda number, _frame: late.append(number)):
+        yield
+    for number in late[:1]:
+        signal.raise_signal(number)
+
+
 def missing_trials(
     store: Store, trials: Sequence[PlannedTrial], *, is_failed_retried: bool
 ) -> list[PlannedTrial]:

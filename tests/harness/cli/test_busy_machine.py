@@ -5,6 +5,7 @@ import itertools
 import json
 import random
 import re
+import signal
 
 import pytest
 from command_words import smoke_sweep
@@ -156,3 +157,27 @@ def test_the_report_is_renewed_after_each_repetition(
     assert "the report is not renewed: no space" in err
     at_start, _, _ = err.partition("6 trials")
     assert "report: runs/s/report/index.html (renewed after each rep" in at_start
+
+
+@pytest.mark.usefixtures("with_pages")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_sweep_that_is_stopped_while_it_renews_its_report_has_a_whole_one(
+    beside, monkeypatch, number
+):
+    """An import that a signal ends leaves half a module to the next one."""
+    ends = []
+    write = build.write_report
+
+    def stopped(store, path):
+        if not ends:
+            signal.raise_signal(number)
+        write(store, path)
+        ends.append(sum(t.status is not None for t in store.trials()))
+
+    monkeypatch.setattr(build, "write_report", stopped)
+    code, _, err = beside(lambda _: QUIET, "--repeats=3", "--rounds=3")
+
+    assert exit_codes.INTERRUPTED == code, err
+    assert f"interrupted ({number.name}); finished trials are kept" in err
+    first, last = ends
+    assert first == last
