@@ -280,12 +280,7 @@ def run_until_done(
         with run.stop_signals():
             while True:
                 run.run_trials(
-                    store,
-                    trials,
-                    settings,
-                    make_progress(),
-                    durations,
-                    None if renew is None else functools.partial(_whole, renew),
+                    store, trials, settings, make_progress(), durations, renew
                 )
                 study = load_study(store)
                 if _is_done(study) or settings.changed_code():
@@ -293,7 +288,7 @@ def run_until_done(
                 plan = plan_lib.with_next_generation(study.plan)
                 store.write_plan(plan)
                 trials = plan.trials
-                if renew is not None and (reason := _whole(renew)):
+                if renew is not None and (reason := renew()):
                     note(reason)
     except Interrupted as error:
         note(f"interrupted ({error.signal_name}); finished trials are kept")
@@ -308,17 +303,13 @@ def run_until_done(
     return conclude(store, study, trials)
 
 
-def _whole(renew: Callable[[], str]) -> str:
-    with run.stop_later():
-        return renew()
-
-
 def _renew_report(store: Store) -> str:
     """Writes the report of what was measured so far; returns why it cannot, or ""."""
-    from reports.page import build
-
     try:
-        build.write_report(store, store.report_path)
+        with run.stop_later():
+            from reports.page import build
+
+            build.write_report(store, store.report_path)
     except StudyLostError:
         raise
     except ResultsError as error:

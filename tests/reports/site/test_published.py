@@ -197,11 +197,8 @@ def test_the_readme_has_the_ratios_of_the_published_study():
     done = CliRunner().invoke(main.cli, ["report", str(archive), "--format", "json"])
     assert 0 == done.exit_code, done.output
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    titles = {
-        "tf_mirrored": "`tf.distribute.MirroredStrategy`",
-        "torch_ddp": "PyTorch DDP",
-        "jax": "JAX",
-    }
+    mirrored = "`tf.distribute.MirroredStrategy`"
+    titles = {"tf_mirrored": mirrored, "torch_ddp": "PyTorch DDP", "jax": "JAX"}
 
     for found in json.loads(done.stdout)["comparisons"]:
         is_shown = found["modes"] == ["weak"] and found["num_replicas"] == 2
