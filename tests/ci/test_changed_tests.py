@@ -20,7 +20,6 @@ def tree(tmp_path):
         "tests/docs/test_links.py": "",
         "tests/other/test_imports.py": "from package.room import part\n",
         "tests/other/test_package.py": "import package\n",
-        "tests/support/helper.py": "",
         "README.md": "",
     }.items():
         path = tmp_path / name
