@@ -17,7 +17,7 @@ from workloads.spec import (
 )
 from workloads.study import Study
 
-__all__ = ["INFO", "METRICS", "WORKLOAD"]
+__all__ = ["INFO", "METRICS", "WORKLOAD", "evaluate"]
 
 INFO = WorkloadInfo(
     name="keras_fit",

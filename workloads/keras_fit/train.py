@@ -12,7 +12,6 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 import replicator
@@ -20,10 +19,12 @@ from workloads.common import command, training
 from workloads.common.images import Images
 
 from . import config as config_lib
-from . import models
+from . import models, study
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import numpy as np
 
 
 class KerasTraining:
@@ -165,10 +166,9 @@ def main() -> None:
         for step in range(args.steps):
             outputs = repl.run(made.step_fn, inputs)
             progress.update(step + 1, repl.reduce("mean", outputs["loss"]))
-    found = [logits.argmax(axis=1) == labels for logits, labels in made.predictions()]
-    if found:
-        top_1 = np.concatenate(found)
-        print(f"held-out top-1: {top_1.mean():.3f} (n = {len(top_1)})")
+    if made.source is not None:
+        top_1, *_ = study.evaluate(made)
+        print(f"held-out top-1: {top_1.value:.3f} (n = {top_1.num_examples})")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 import replicator
@@ -21,9 +20,12 @@ from workloads.spec import JIT_OFF
 
 from . import config as config_lib
 from . import model as model_lib
+from . import study
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import numpy as np
 
 REFERENCE_BATCH_SIZE = 256
 NUM_EPOCHS = 90
@@ -220,10 +222,9 @@ def main() -> None:
     for step in range(args.steps):
         outputs = repl.run(made.step_fn, inputs)
         progress.update(step + 1, repl.reduce("mean", outputs["loss"]))
-    found = [logits.argmax(axis=1) == labels for logits, labels in made.predictions()]
-    if found:
-        top_1 = np.concatenate(found)
-        print(f"held-out top-1: {top_1.mean():.3f} (n = {len(top_1)})")
+    if made.source is not None:
+        top_1, *_ = study.evaluate(made)
+        print(f"held-out top-1: {top_1.value:.3f} (n = {top_1.num_examples})")
 
 
 if __name__ == "__main__":
