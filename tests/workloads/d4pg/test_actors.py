@@ -27,6 +27,7 @@ PATIENCE_SEC = 180.0
 POLICY = PolicySpec(
     observation_shape=(5,), action_size=1, hidden_sizes=(8,), kind="mlp"
 )
+WEIGHTS = np.random.default_rng(0).normal(size=POLICY.num_floats).astype(np.float32)
 
 
 def make_streams(settings, **changes):
@@ -100,7 +101,6 @@ def test_actors_write_episodes_and_follow_the_policy():
         niceness=3,
     )
     weights = SharedWeights(POLICY.num_floats)
-    flat = np.random.default_rng(0).normal(size=POLICY.num_floats).astype(np.float32)
     with (
         make_streams(settings) as streams,
         ActorPool(settings, streams, weights) as pool,
@@ -108,13 +108,13 @@ def test_actors_write_episodes_and_follow_the_policy():
         wait_until(lambda: streams.num_written.min() > 50, pool)
         before = streams.version.tolist()
         niceness = {os.getpriority(os.PRIO_PROCESS, k) for k in pool.process_ids()}
-        weights.publish(flat, 12)
+        weights.publish(WEIGHTS, 12)
         wait_until(lambda: streams.version.min() == 12, pool)
         start = streams.num_written.copy()
         wait_until(lambda: (streams.num_written - (start + 220)).min() > 0, pool)
         after = pool.counters()
         policy = Policy(POLICY)
-        policy.load(flat)
+        policy.load(WEIGHTS)
         fields = {
             name: streams.field(name).reshape(4, streams.spec.steps_per_stream, -1)
             for name in ("observation", "action", "reward", "is_first", "is_last")
@@ -523,7 +523,6 @@ def test_actors_of_a_cluster_fill_the_replay_and_are_replaced(monkeypatch):
         max_restarts=1,
     )
     weights = SharedWeights(POLICY.num_floats)
-    flat = np.random.default_rng(0).normal(size=POLICY.num_floats).astype(np.float32)
     with (
         make_streams(settings, steps_per_stream=5000) as streams,
         RayActorPool(settings, streams, weights) as pool,
@@ -532,12 +531,12 @@ def test_actors_of_a_cluster_fill_the_replay_and_are_replaced(monkeypatch):
             streams, ReplaySettings(min_size_to_sample=300), pool.check
         )
         assert (32, 5) == replay.sample(32)["observation"].shape
-        weights.publish(flat, 5)
+        weights.publish(WEIGHTS, 5)
         wait_until(lambda: streams.version.min() == 5, pool)
         start = int(streams.num_written[0])
         wait_until(lambda: streams.num_written[0] > start + 60, pool)
         policy = Policy(POLICY)
-        policy.load(flat)
+        policy.load(WEIGHTS)
         part = slice(start, start + 50)
         acted = ~streams.field("is_last")[part]
         np.testing.assert_allclose(
