@@ -25,7 +25,7 @@ BENCH_OUT ?= .benchmarks/new.json
 BENCH_BASE ?= .benchmarks/old.json
 BENCH_FLAGS ?=
 
-.PHONY: help dist setup setup-gpu setup-peers sweep sweep-gpu test test-changed test-full test-gpu test-communities test-peers fuzz check fmt lint types docs site fuzz-records faults failures series statistics bench bench-micro bench-compare lock clean
+.PHONY: help dist setup setup-gpu setup-peers sweep sweep-gpu test test-changed mutate test-full test-gpu test-communities test-peers fuzz check fmt lint types docs site fuzz-records faults failures series statistics bench bench-micro bench-compare lock clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -70,6 +70,9 @@ test: setup  ## Run the tests; of large products, cases that cover all values.
 
 test-changed: setup  ## Run the tests that your change is most likely to break.
 	$(BIN)/python .ci/changed_tests.py $(BASE) | xargs --no-run-if-empty $(BIN)/python -m pytest $(TEST_FLAGS)
+
+mutate: setup  # Plant defects in the product and print which test catches each (30 minutes).
+	$(BIN)/python .ci/mutants.py $(ROOMS)
 
 test-full: setup  # Run every test with the whole of its products (40 minutes on 2 cores).
 	FULL_TESTS=1 $(BIN)/python -m pytest $(TEST_FLAGS)
