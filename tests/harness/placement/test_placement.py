@@ -1,28 +1,22 @@
-"""Replicas get equal, disjoint cores near their GPUs, and threads that fit on them."""
+"""Processes of a trial on one host or several; their cores, GPUs and threads."""
+
+import json
+import re
 
 import pytest
 from fake_nvml import make_gpus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import catalog
-from harness.cli import commands
-from harness.cli.verb import Call
-from harness.cli.verbs.sweep_verb import RunRequest
-from harness.machine.machine_state import (
-    CpuTopology,
-    LogicalCpu,
-    read_quota_cores,
-    read_topology,
-)
-from harness.placement import allocation as placement
-from harness.placement.allocation import processes_of
+from harness.cli import exit_codes
+from harness.machine import machine_state
+from harness.machine.machine_state import CpuTopology, LogicalCpu
+from harness.placement import allocation
 from harness.run import trial_tree
-from results.records import program
-from results.records.models import Order
+from results.records.models import Control
 
 
-def topology_of(num_nodes=1, num_cores=4, num_threads=1, quota=None):
+def machine(num_cores=4, *, num_nodes=1, num_threads=1, quota=None):
     """Returns a topology whose second threads are numbered after all first ones."""
     cpus = []
     for thread in range(num_threads):
@@ -33,238 +27,148 @@ def topology_of(num_nodes=1, num_cores=4, num_threads=1, quota=None):
     return CpuTopology(cpus=tuple(cpus), quota_cores=quota)
 
 
-@pytest.mark.parametrize(
-    ("num_available", "replicas", "expected"),
-    [
-        (2, (1, 2), 1),
-        (2, (1, 2, 4), 1),
-        (8, (1, 2), 4),
-        (16, (1, 2, 4), 4),
-        (1, (2,), 1),
-    ],
-)
-def test_the_largest_case_that_fits_fills_the_machine(
-    num_available, replicas, expected
-):
-    """Cores per replica follow from the largest N that is not oversubscribed."""
-    assert expected == placement.cores_per_replica(num_available, replicas)
+@pytest.fixture
+def make_trial(make_spec):
+    """Returns a function that makes a spec, and the processes of its trial."""
 
-
-@pytest.mark.parametrize(
-    ("num_available", "replicas", "cores", "intra", "inter"),
-    [
-        (2, (1,), 2, 1, 2),
-        (2, (1, 2), 2, 1, 2),
-        (8, (1, 2), 4, 2, 4),
-        (1, (1,), 2, 1, 1),
-    ],
-)
-def test_each_device_of_a_replica_has_its_cores_and_threads(
-    num_available, replicas, cores, intra, inter
-):
-    """One thread inside an operation per core of a stage, as many between as stages."""
-    found = placement.cores_per_replica(num_available, replicas, 2)
-    place = placement.place(
-        topology_of(num_cores=num_available, num_threads=1),
-        num_replicas=replicas[-1],
-        cores_per_replica=found,
-        devices_per_replica=2,
-        device="cpu",
-    )
-
-    assert (cores, intra, inter) == (
-        found,
-        place.num_intra_op_threads,
-        place.num_inter_op_threads,
-    )
-
-
-@pytest.mark.parametrize(
-    ("topology", "cpusets"),
-    [
-        # Replicas of one core never share a physical core while there is another.
-        ({"num_threads": 2}, {(4, 1): (0, 1, 2, 3), (5, 1): (0, 1, 2, 3, 4)}),
-        # A replica of two cores is one physical core with both threads.
-        ({"num_threads": 2}, {(1, 2): (0, 4), (2, 2): (0, 1, 4, 5)}),
-        # Under a quota of 4, four whole cores are better than two shared ones.
-        ({"num_threads": 2, "quota": 4.0}, {(1, 2): (0, 1), (2, 2): (0, 1, 2, 3)}),
-        # A replica stays on one node while that node has room.
-        ({"num_nodes": 2, "num_cores": 2}, {(2, 1): (0, 1), (3, 1): (0, 1, 2)}),
-    ],
-)
-def test_cores_are_chosen_by_what_replicas_would_share(topology, cpusets):
-    """By the number of replicas and the cores of each."""
-    made = topology_of(**topology)
-
-    for (num_replicas, cores), cpuset in cpusets.items():
-        place = placement.place(
-            made, num_replicas=num_replicas, cores_per_replica=cores, device="cpu"
+    def make(backend="in_graph", num_replicas=2, share=1, **fields):
+        variables = allocation.share_identity(share)
+        spec = make_spec(
+            **{"variables": variables} | fields,
+            backend=backend,
+            num_replicas=num_replicas,
         )
-        assert cpuset == place.cpusets[0]
+        return spec, allocation.processes_of_trial(spec)
+
+    return make
 
 
-@given(st.integers(1, 2), st.integers(1, 8), st.integers(1, 2), st.integers(1, 40))
-def test_more_replicas_than_cores_are_marked(num_nodes, num_cores, threads, replicas):
-    """Oversubscription is allowed, and never silent."""
-    topology = topology_of(num_nodes, num_cores, threads)
-    cores = placement.cores_per_replica(topology.num_available_cores, [replicas])
-    place = placement.place(
-        topology, num_replicas=replicas, cores_per_replica=cores, device="cpu"
-    )
-    num_available = num_nodes * num_cores * threads
-
-    assert (replicas > num_available) == place.is_oversubscribed
-    assert min(replicas * cores, num_available) == len(set(place.cpusets[0]))
-    assert place.num_inter_op_threads <= len(place.cpusets[0])
-
-
-def test_virtual_devices_share_and_gpus_do_not():
-    """The report's warning hangs on this."""
-    topology = topology_of()
-    places = {
-        device: placement.place(
-            topology, num_replicas=2, cores_per_replica=1, device=device
-        )
-        for device in ("cpu", "gpu")
-    }
-
-    assert places["cpu"].device_sharing == "shared"
-    assert places["gpu"].device_sharing == "exclusive"
-
-
-def write(root, name, text):
-    path = root / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+W0, W1, W2, W3 = (("worker", index) for index in range(4))
+CHIEF, SERVER = ("chief", 0), ("ps", 0)
+SOLO = {"control": Control.SOLO}
 
 
 @pytest.mark.parametrize(
-    ("files", "expected"),
+    ("backend", "num_replicas", "fields", "members", "ranks", "num_here"),
     [
-        ({}, None),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
-        (
-            {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"},
-            1.5,
-        ),
-        (
-            {
-                "proc/self/cgroup": "0::/a/b\n",
-                "sys/fs/cgroup/a/cpu.max": "200000 100000\n",
-                "sys/fs/cgroup/a/b/cpu.max": "max 100000\n",
-            },
-            2.0,
-        ),
-        (
-            {
-                "proc/self/cgroup": "4:memory:/x\n3:cpu,cpuacct:/x\n0::/\n",
-                "sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_quota_us": "300000\n",
-                "sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_period_us": "100000\n",
-            },
-            3.0,
-        ),
-        (
-            {
-                "proc/self/cgroup": "1:cpu:/\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            },
-            None,
-        ),
-        (
-            {
-                # In a container: the path is the host's, the mount is the own group.
-                "proc/self/cgroup": "1:cpu:/docker/0123\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000\n",
-                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-            },
-            0.5,
-        ),
+        ("in_graph", 3, {}, (), (), 3),
+        ("multi_worker", 3, {}, (W0, W1, W2), (0, 1, 2), 1),
+        ("multi_worker", 4, {"share": 2}, (W0, W1), (0, 1), 2),
+        ("multi_worker", 4, {"share": 4}, (W0,), (0,), 4),
+        ("multi_worker", 1, {"share": 4}, (W0,), (0,), 1),
+        ("multi_worker", 6, {"share": 2}, (W0, W1, W2), (0, 1, 2), 2),
+        ("multi_worker_in_graph", 3, {}, (W0, W1, W2), (0, None, None), 0),
+        ("async", 2, {}, (CHIEF, W0, W1, SERVER), (0, None, None, None), 0),
+        ("in_graph", 3, SOLO, (W0, W1, W2), (0, 1, 2), 1),
+        ("multi_worker", 4, SOLO | {"share": 2}, (W0, W1, W2, W3), (0, 1, 2, 3), 1),
     ],
 )
-def test_cgroup_quotas_of_both_versions_are_read(tmp_path, files, expected):
-    """The tightest limit over all ancestors rules."""
-    for name, text in files.items():
-        write(tmp_path, name, text)
+def test_a_trial_has_the_processes_of_its_backend_and_measures_some(
+    make_trial, backend, num_replicas, fields, members, ranks, num_here
+):
+    """No replica is measured where others compute."""
+    spec, found = make_trial(backend, num_replicas, **fields)
 
-    assert expected == read_quota_cores(tmp_path)
-
-
-@pytest.mark.parametrize(("quota", "expected"), [(None, 4), (2.9, 2), (0.5, 1), (9, 4)])
-def test_available_cores_are_limited_by_the_quota(quota, expected):
-    """Half a core is still one core to run on."""
-    assert expected == topology_of(quota=quota).num_available_cores
-
-
-def test_topology_is_read_from_sysfs(tmp_path):
-    """Node, package and core come from the kernel's files; the mask limits."""
-    for cpu, (node, core) in enumerate([(0, 0), (1, 0), (0, 0), (1, 0)]):
-        base = f"sys/devices/system/cpu/cpu{cpu}"
-        write(tmp_path, f"{base}/topology/physical_package_id", f"{node}\n")
-        write(tmp_path, f"{base}/topology/core_id", f"{core}\n")
-        (tmp_path / base / f"node{node}").mkdir()
-    topology = read_topology(tmp_path, frozenset({0, 1, 3}))
-
-    assert (
-        LogicalCpu(cpu=0, node=0, package=0, core=0),
-        LogicalCpu(cpu=1, node=1, package=1, core=0),
-        LogicalCpu(cpu=3, node=1, package=1, core=0),
-    ) == topology.cpus
-    assert topology.num_physical_cores == 2
+    assert members == found.members
+    assert ranks == tuple(map(found.rank, members))
+    assert (sum(rank is not None for rank in ranks) or 1) == found.num_ranks
+    assert num_here == found.num_replicas_here(num_replicas)
+    assert fields.get("share", 1) == allocation.replicas_per_worker(spec.variables)
+    is_solo = "control" in fields
+    assert (is_solo, bool(members) and not is_solo) == (
+        found.is_separate,
+        found.is_cluster,
+    )
 
 
-def test_without_sysfs_every_cpu_is_a_core(tmp_path):
-    """Unreadable facts fall back to one core per CPU, not to one core."""
-    assert read_topology(tmp_path, frozenset({2, 5})).num_physical_cores == 2
+def gpus(*nodes):
+    return {"gpu_nodes": nodes}
 
 
-def _cpus(num_nodes, per_node):
-    return [
-        LogicalCpu(cpu=cpu, node=cpu // per_node, package=cpu // per_node, core=cpu)
-        for cpu in range(num_nodes * per_node)
-    ]
+PLACED = [
+    # Replicas of one core never share a physical core while there is another.
+    (machine(num_threads=2), ("in_graph", 4), {}, ((0, 1, 2, 3),), (1, 4)),
+    (machine(num_threads=2), ("in_graph", 5), {}, ((0, 1, 2, 3, 4),), (1, 5)),
+    # A replica of two cores is one physical core with both threads.
+    (machine(num_threads=2), ("in_graph", 1, 2), {}, ((0, 4),), (2, 1)),
+    (machine(num_threads=2), ("in_graph", 2, 2), {}, ((0, 1, 4, 5),), (2, 2)),
+    # Under a quota of 4, four whole cores are better than two shared ones.
+    (machine(num_threads=2, quota=4), ("in_graph", 1, 2), {}, ((0, 1),), (2, 1)),
+    (machine(num_threads=2, quota=4), ("in_graph", 2, 2), {}, ((0, 1, 2, 3),), (2, 2)),
+    # A replica stays on one node while that node has room.
+    (machine(2, num_nodes=2), ("in_graph", 2), {}, ((0, 1),), (1, 2)),
+    (machine(2, num_nodes=2), ("in_graph", 3), {}, ((0, 1, 2),), (1, 3)),
+    (machine(16), ("in_graph", 4, 4), {}, (tuple(range(16)),), (4, 4)),
+    # Two workers of four take turns on each core; a thread of each communicates.
+    (machine(2), ("multi_worker", 4), {}, ((0,), (1,), (0,), (1,)), (1, 2)),
+    (machine(8), ("multi_worker", 4, 2, 2), {}, ((0, 1, 2, 3), (4, 5, 6, 7)), (2, 3)),
+    # Coordinators and servers may use all cores of a trial, and add none.
+    (machine(), ("async", 2), {}, ((0, 1), (0,), (1,), (0, 1)), (1, 2)),
+    # Programs that share nothing have what a trial of one replica has.
+    (machine(), ("solo", 2, 2), {}, ((0, 1), (2, 3)), (2, 1)),
+    # Each host starts again at its first core.
+    (
+        *(machine(), ("multi_worker", 4, 2), {"num_hosts": 2}),
+        *(((0, 1), (2, 3), (0, 1), (2, 3)), (2, 2)),
+    ),
+    (
+        *(machine(), ("multi_worker", 8, 1, 4), {"num_hosts": 2}),
+        *(((0, 1, 2, 3), (0, 1, 2, 3)), (1, 5)),
+    ),
+    # A coordinator uses the cores of the worker on its host.
+    (machine(), ("async", 2, 2), {"num_hosts": 2}, ((0, 1),) * 4, (2, 2)),
+    # One process has the cores near all its GPUs.
+    (
+        *(machine(8, num_nodes=2), ("gpu", 2, 4), gpus(0, 1)),
+        *(((0, 1, 2, 3, 8, 9, 10, 11),), (2, 4)),
+    ),
+    # GPUs of node 1 alone, as with CUDA_VISIBLE_DEVICES=4,5, leave node 0 alone.
+    (machine(num_nodes=2), ("gpu", 2, 2), gpus(1, 1), ((4, 5, 6, 7),), (1, 2)),
+    # A node with too few cores is completed from one that no GPU is near.
+    (
+        *(machine(num_nodes=3), ("gpu", 3, 3), gpus(0, 0, 1)),
+        *(((0, 1, 2, 3, 4, 5, 6, 7, 8),), (1, 3)),
+    ),
+    (machine(num_nodes=3), ("gpu", 2, 3), gpus(0, 0), ((0, 1, 2, 3, 4, 5),), (1, 2)),
+]
+"""Machine; backend, replicas, cores and replicas per worker; hosts or nodes of GPUs;
+then the cores of each process, and threads within and between operations."""
 
 
-def _nodes_of_gpus(cpus, num_per_gpu, count):
-    starts = range(0, count * num_per_gpu, num_per_gpu)
-    return [{cpu.node for cpu in cpus[i : i + num_per_gpu]} for i in starts]
+@pytest.mark.parametrize(("topology", "trial", "where", "cpusets", "threads"), PLACED)
+def test_processes_have_cores_near_their_gpus_and_threads_that_fit(
+    make_trial, topology, trial, where, cpusets, threads
+):
+    backend, num_replicas, num_cores, share, *_ = (*trial, 1, 1)[:4]
+    named = {
+        "solo": {"control": Control.SOLO},
+        "gpu": {"device": "gpu"},
+    }.get(backend)
+    spec, processes = make_trial(
+        "in_graph" if named else backend,
+        num_replicas,
+        share,
+        cores_per_replica=num_cores,
+        **named or {},
+    )
+    found = allocation.place_trial(topology, spec, processes, **where)
+    num_hosts = where.get("num_hosts", 1)
+
+    assert cpusets == found.cpusets
+    assert threads == (found.num_intra_op_threads, found.num_inter_op_threads)
+    num_wanted = num_replicas * num_cores
+    num_available = num_hosts * topology.num_available_cores
+    assert (num_wanted > num_available) == found.is_oversubscribed
+    sharing = "exclusive" if spec.device == "gpu" else "shared"
+    assert sharing == found.device_sharing
 
 
-def test_four_gpus_on_each_of_two_nodes_get_cores_of_their_own():
-    """GPUs 4 to 7 are on node 1; cores are numbered across the nodes."""
-    cpus = _cpus(2, 48)
+def test_each_gpu_has_the_cores_of_its_own_node():
+    """Four GPUs on each of two nodes; cores are numbered across the nodes."""
     nodes = [0, 0, 0, 0, 1, 1, 1, 1]
-    ordered = placement.near_gpus(cpus, 8, nodes)
+    cpus = allocation.near_gpus(machine(48, num_nodes=2).cpus, 8, nodes)
 
-    assert [{node} for node in nodes] == _nodes_of_gpus(ordered, 8, 8)
-
-
-def test_gpus_of_node_1_alone_leave_node_0_alone():
-    """As with CUDA_VISIBLE_DEVICES=4,5."""
-    ordered = placement.near_gpus(_cpus(2, 48), 24, [1, 1])
-
-    assert [{1}, {1}] == _nodes_of_gpus(ordered, 24, 2)
-
-
-def test_a_trial_takes_the_cores_near_its_gpus():
-    """One process has the cores of all its GPUs; two GPUs, one on each node."""
-    placed = placement.place(
-        CpuTopology(cpus=tuple(_cpus(2, 8))),
-        num_replicas=2,
-        cores_per_replica=4,
-        device="gpu",
-        gpu_nodes=[0, 1],
-    )
-
-    assert ((0, 1, 2, 3, 8, 9, 10, 11),) == placed.cpusets
-    assert "exclusive" == placed.device_sharing
-
-
-def test_a_node_with_too_few_cores_is_completed_from_others():
-    """No GPU takes cores of a node that another GPU needs, while there are others."""
-    ordered = placement.near_gpus(_cpus(3, 4), 3, [0, 0, 1])
-
-    assert [0, 1, 2, 3, 7, 8, 4, 5, 6] == [cpu.cpu for cpu in ordered[:9]]
+    assert nodes == [cpu.node for cpu in cpus[:64:8]] == [c.node for c in cpus[7:64:8]]
 
 
 @given(
@@ -275,131 +179,210 @@ def test_a_node_with_too_few_cores_is_completed_from_others():
 )
 def test_no_core_is_lost_or_given_twice(num_nodes, per_node, num_per_gpu, nodes):
     """Whatever the kernel says; without nodes the order stays as it was."""
-    cpus = _cpus(num_nodes, per_node)
-    ordered = placement.near_gpus(cpus, num_per_gpu, nodes)
+    cpus = [*machine(per_node, num_nodes=num_nodes).cpus]
+    ordered = allocation.near_gpus(cpus, num_per_gpu, nodes)
 
     assert cpus == sorted(ordered, key=lambda cpu: cpu.cpu)
-    assert cpus == placement.near_gpus(cpus, num_per_gpu, [None] * len(nodes))
+    assert cpus == allocation.near_gpus(cpus, num_per_gpu, [None] * len(nodes))
 
 
-LAUNCHES = {"TF_GPU_THREAD_MODE": "gpu_private", "TF_GPU_THREAD_COUNT": "2"}
-
-
-def _place(num_cores, num_gpus, **options):
-    topology = CpuTopology(cpus=tuple(LogicalCpu(cpu=c) for c in range(num_cores)))
-    return placement.place(
-        topology,
-        num_replicas=num_gpus,
-        cores_per_replica=num_cores // num_gpus,
-        **options,
+@given(st.integers(1, 2), st.integers(1, 8), st.integers(1, 2), st.integers(1, 40))
+def test_more_replicas_than_cores_are_marked(num_nodes, num_cores, threads, replicas):
+    """Cores per replica follow from the machine, and no thread is without a core."""
+    topology = machine(num_cores, num_nodes=num_nodes, num_threads=threads)
+    num_available = num_nodes * num_cores * threads
+    cores = allocation.cores_per_replica(num_available, [replicas])
+    place = allocation.place(
+        topology, num_replicas=replicas, cores_per_replica=cores, device="cpu"
     )
 
-
-def test_a_trial_on_gpus_has_two_launch_threads_per_gpu_in_its_identity():
-    """Names that the identity knows, so that another number is another case."""
-    found = placement.with_gpu_threads({"XLA_FLAGS": "x"}, "gpu")
-
-    assert LAUNCHES | {"XLA_FLAGS": "x"} == found
-    assert found.keys() <= program.IDENTITY
-
-
-@pytest.mark.parametrize(("device", "expected"), [("gpu", LAUNCHES), ("cpu", {})])
-def test_a_sweep_plans_trials_with_gpu_threads(
-    device, expected, install_gpus, monkeypatch, tmp_path
-):
-    """Every trial of a plan says so, and so does the identity of its case."""
-    install_gpus(make_gpus(2))
-    for name in LAUNCHES:
-        monkeypatch.delenv(name, raising=False)
-    planned = []
-
-    commands.sweep(
-        RunRequest(
-            is_dry_run=True,
-            workload="resnet50",
-            preset="smoke",
-            order=Order.SEQUENTIAL,
-            device=device,
-            replicas=(1, 2),
-            runs_dir=tmp_path,
-            is_json=True,
-        ),
-        Call(command=("harness",), overrides={}),
-        check=planned.append,
-    )
-
-    trials = planned[0].trials
-    assert trials
-    for trial in trials:
-        assert expected == placement.of_gpu_threads(trial.spec.variables)
-
-
-def test_what_the_user_set_is_kept():
-    """The number of launch threads may be what a study compares."""
-    mine = {"TF_GPU_THREAD_COUNT": "4"}
-
-    assert LAUNCHES | mine == placement.with_gpu_threads(mine, "gpu")
-
-
-def test_the_processes_of_a_trial_get_what_its_identity_says(make_spec, tmp_path):
-    """Also after the user's own variables have changed: a plan is what is run."""
-    place = _place(4, 1, device="gpu")
-    spec = make_spec(device="gpu", variables=LAUNCHES)
-    base = {"TF_GPU_THREAD_COUNT": "9"}
-
-    found = trial_tree.trial_variables(spec, place, tmp_path, base=base)
-
-    assert LAUNCHES == placement.of_gpu_threads(found)
-
-
-def test_a_trial_on_the_cpu_gets_no_launch_threads(make_spec, tmp_path):
-    """Nothing of its environment changes."""
-    place = _place(4, 1, device="cpu")
-
-    found = trial_tree.trial_variables(make_spec(), place, tmp_path, base={})
-
-    assert {} == placement.of_gpu_threads(found)
+    assert (replicas > num_available) == place.is_oversubscribed
+    assert min(replicas * cores, num_available) == len(set(place.cpusets[0]))
+    assert place.num_inter_op_threads <= len(place.cpusets[0])
 
 
 @pytest.mark.parametrize(
-    ("num_cores", "num_gpus", "intra", "inter"),
-    [(64, 8, 6, 48), (16, 1, 14, 14), (8, 8, 1, 8), (16, 8, 1, 8), (24, 8, 1, 8)],
+    ("num_available", "replicas", "num_devices", "expected"),
+    [
+        (2, (1, 2), 1, 1),
+        (2, (1, 2, 4), 1, 1),
+        (8, (1, 2), 1, 4),
+        (16, (1, 2, 4), 1, 4),
+        (1, (2,), 1, 1),
+        (2, (1, 2), 2, 2),
+        (8, (1, 2), 2, 4),
+        (1, (1,), 2, 2),
+    ],
 )
-def test_pools_get_the_cores_that_launches_leave(num_cores, num_gpus, intra, inter):
-    """Of 64 cores with 8 GPUs, 16 launch and 48 read and decode."""
-    place = _place(num_cores, num_gpus, device="gpu")
+def test_the_largest_case_that_fits_fills_the_machine(
+    num_available, replicas, num_devices, expected
+):
+    """Each stage of a pipelined replica has its cores and an intra-op share of them."""
+    found = allocation.cores_per_replica(num_available, replicas, num_devices)
+    place = allocation.place(
+        machine(num_available),
+        num_replicas=replicas[0],
+        cores_per_replica=found,
+        devices_per_replica=num_devices,
+        device="cpu",
+    )
+
+    assert expected == found
+    assert expected // num_devices == place.num_intra_op_threads
+    num_inter = min(num_available, replicas[0] * num_devices)
+    assert num_inter == place.num_inter_op_threads
+
+
+@pytest.mark.parametrize(
+    ("num_members", "num_hosts", "block"),
+    [(2, 2, 1), (3, 2, 2), (4, 2, 2), (1, 4, 1), (0, 2, 1), (16, 2, 8)],
+)
+def test_hosts_get_blocks_of_consecutive_members(num_members, num_hosts, block):
+    """The last host may have fewer; the first one needs GPUs for its replicas only."""
+    members = tuple(("worker", index) for index in range(num_members))
+    processes = allocation.Processes(members=members, num_ranks=max(1, num_members))
+
+    assert block == allocation.members_per_host(num_members, num_hosts)
+    expected = min(block, num_members) or 5
+    assert expected == allocation.num_replicas_on_first(processes, 5, num_hosts)
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "num_gpus", "intra", "inter", "backend"),
+    [
+        (64, 8, 6, 48, "in_graph"),  # 16 cores launch, and 48 read and decode
+        (16, 1, 14, 14, "in_graph"),
+        (8, 8, 1, 8, "in_graph"),
+        (16, 8, 1, 8, "in_graph"),
+        (24, 8, 1, 8, "in_graph"),
+        (32, 4, 6, 6, "multi_worker"),  # each process serves one GPU
+        (8, 4, 1, 2, "multi_worker"),  # and communicates, however few its cores
+    ],
+)
+def test_pools_get_the_cores_that_launches_leave(
+    make_trial, num_cores, num_gpus, intra, inter, backend
+):
+    each = {"cores_per_replica": num_cores // num_gpus, "device": "gpu"}
+    place = allocation.place_trial(
+        machine(num_cores), *make_trial(backend, num_gpus, **each)
+    )
 
     assert (intra, inter) == (place.num_intra_op_threads, place.num_inter_op_threads)
 
 
-@given(st.integers(1, 8), st.integers(3, 32))
-def test_launches_and_pools_fit_on_the_cores(num_gpus, cores):
-    """With three cores per GPU or more, no thread waits for a core."""
-    place = _place(num_gpus * cores, num_gpus, device="gpu")
-    num_launch = placement.LAUNCH_THREADS_PER_GPU * num_gpus
-
-    assert num_gpus * cores == place.num_inter_op_threads + num_launch
-    assert cores == place.num_intra_op_threads + placement.LAUNCH_THREADS_PER_GPU
+LAUNCHES = {"TF_GPU_THREAD_MODE": "gpu_private", "TF_GPU_THREAD_COUNT": "2"}
+DRY_RUN = ("sweep", "--dry-run", "--json", "--workload=resnet50", "--preset=smoke")
 
 
-def test_a_process_of_a_cluster_serves_one_gpu():
-    """Of its 8 cores, 2 launch and 6 are for pipelines."""
-    processes = processes_of(catalog.backend("multi_worker"), 4)
-    place = _place(32, 4, device="gpu", processes=processes)
+@pytest.mark.parametrize("count", ["2", "4"])
+@pytest.mark.parametrize("device", ["gpu", "cpu"])
+def test_a_trial_on_gpus_has_launch_threads_in_its_identity(
+    harness, install_gpus, monkeypatch, tmp_path, make_trial, device, count
+):
+    """What the user set is kept; a plan is what runs, whatever is set afterwards."""
+    install_gpus(make_gpus(2))
+    for name in LAUNCHES:
+        monkeypatch.delenv(name, raising=False)
+    if count != "2":
+        monkeypatch.setenv("TF_GPU_THREAD_COUNT", count)
+    code, out, err = harness(*DRY_RUN, f"--device={device}", "--replicas=1,2")
+    assert exit_codes.OK == code, err
+    ours = {} if device == "cpu" else LAUNCHES
+    mine = {} if count == "2" else {"TF_GPU_THREAD_COUNT": count}
+    for trial in json.loads(out)["trials"]:
+        variables = trial["spec"]["variables"]
+        spec, processes = make_trial(device=device, variables=variables)
+        place = allocation.place_trial(machine(), spec, processes)
+        base = {} if device == "cpu" else {"TF_GPU_THREAD_COUNT": "9"}
+        given_to = trial_tree.trial_variables(spec, place, tmp_path, base=base)
 
-    assert 6 == place.num_inter_op_threads == place.num_intra_op_threads
+        assert ours | mine == allocation.of_gpu_threads(variables)
+        assert ours | mine == allocation.of_gpu_threads(given_to)
 
 
-def test_a_process_of_a_cluster_can_communicate_while_it_computes():
-    """Two threads between operations, however few its cores."""
-    processes = processes_of(catalog.backend("multi_worker"), 4)
-    place = _place(8, 4, device="gpu", processes=processes)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--backends=in_graph,single --replicas=1,2", r"2 has no effect on in_graph, "),
+        ("--backends=multi_worker --replicas=1,3", r"3 .* not divisible by 2; use 2 "),
+        ("--backends=tf_multi_worker --replicas=2", r"with --device cpu: the stock st"),
+        ("--backends=tpu", r"'tpu' cannot be swept: it needs a TPU"),
+    ],
+)
+def test_what_workers_cannot_run_is_refused(refuse, options, message):
+    more = (*options.split(), "--mode=weak", "--replicas-per-worker=2")
+    err = refuse("sweep", *DRY_RUN[3:], *more)
 
-    assert (1, 2) == (place.num_intra_op_threads, place.num_inter_op_threads)
+    assert re.search(message, err), err
 
 
-def test_threads_of_trials_on_the_cpu_are_as_before():
-    """One per replica between operations, all cores of a replica within one."""
-    place = _place(16, 4, device="cpu")
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--backends=in_graph,multi_worker --replicas=1,2,4",
+        "--backends=tf_multi_worker --replicas=2,4 --device=gpu",
+    ],
+)
+def test_a_share_that_workers_can_run_is_accepted(harness, install_gpus, options):
+    """Beside backends without workers as well, which it does not change."""
+    install_gpus(make_gpus(4))
+    more = (*options.split(), "--mode=weak", "--replicas-per-worker=2")
+    code, _, err = harness(*DRY_RUN, *more)
 
-    assert (4, 4) == (place.num_intra_op_threads, place.num_inter_op_threads)
+    assert exit_codes.OK == code, err
+
+
+CGROUP, FILES = "proc/self/cgroup", "sys/fs/cgroup"
+V1 = "cpu.cfs_quota_us", "cpu.cfs_period_us"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "expected"),
+    [
+        ("", {}, None),
+        ("0::/\n", {"cpu.max": "max 100000"}, None),
+        ("0::/\n", {"cpu.max": "150000 100000"}, 1.5),
+        ("0::/a/b\n", {"a/cpu.max": "2000 1000", "a/b/cpu.max": "max 1000"}, 2.0),
+        ("4:memory:/x\n3:cpu,cpuacct:/x\n0::/\n", {"cpu,cpuacct/x": "300000"}, 3.0),
+        ("1:cpu:/\n", {"cpu": "-1"}, None),
+        # In a container: the path is the host's, the mount is the own group.
+        ("1:cpu:/docker/0123\n", {"cpu": "50000"}, 0.5),
+    ],
+)
+def test_cgroup_quotas_of_both_versions_are_read(fake_root, cgroup, files, expected):
+    """The tightest limit over all ancestors rules."""
+    if cgroup:
+        fake_root.write(CGROUP, cgroup)
+    for name, text in files.items():
+        if name.endswith("cpu.max"):
+            fake_root.write(f"{FILES}/{name}", f"{text}\n")
+        else:
+            fake_root.write(f"{FILES}/{name}/{V1[0]}", f"{text}\n")
+            fake_root.write(f"{FILES}/{name}/{V1[1]}", "100000\n")
+
+    assert expected == machine_state.read_quota_cores(fake_root.path)
+
+
+@pytest.mark.parametrize(("quota", "expected"), [(None, 4), (2.9, 2), (0.5, 1), (9, 4)])
+def test_available_cores_are_limited_by_the_quota(quota, expected):
+    """Half a core is still one core to run on."""
+    assert expected == machine(quota=quota).num_available_cores
+
+
+def test_topology_is_read_from_sysfs(fake_root):
+    """Within the mask; unreadable facts fall back to a core for each CPU."""
+    for cpu, (node, core) in enumerate([(0, 0), (1, 0), (0, 0), (1, 0)]):
+        base = f"sys/devices/system/cpu/cpu{cpu}"
+        fake_root.write(f"{base}/topology/physical_package_id", f"{node}\n")
+        fake_root.write(f"{base}/topology/core_id", f"{core}\n")
+        fake_root.write(f"{base}/node{node}/x", "")
+    topology = machine_state.read_topology(fake_root.path, frozenset({0, 1, 3}))
+
+    assert (
+        LogicalCpu(cpu=0, node=0, package=0, core=0),
+        LogicalCpu(cpu=1, node=1, package=1, core=0),
+        LogicalCpu(cpu=3, node=1, package=1, core=0),
+    ) == topology.cpus
+    assert 2 == topology.num_physical_cores
+    nothing = machine_state.read_topology(fake_root.path / "x", frozenset({2, 5}))
+    assert 2 == nothing.num_physical_cores
