@@ -1,192 +1,185 @@
 """A study is resumed or extended by what fits, and refuses what does not."""
 
+import json
+import re
+
 import pytest
+from command_words import overridden
 
-from harness.errors import DifferentStudyError, PlanError, StudyError
-from harness.planning import checked, plan, study
-from harness.planning.request import SweepRequest
-from results.records.models import Order, ScalingMode
+from harness.cli import exit_codes
+from harness.machine import machine_state
+from harness.machine.machine_state import CpuTopology, LogicalCpu
+from results.records import identity
+from results.store.study_store import Store
 
-MACHINE = checked.Machine(num_available_cores=4)
-BASE = SweepRequest(
-    workload="resnet50",
-    preset="smoke",
-    replicas=(1, 2),
-    modes=(ScalingMode.WEAK,),
-    order=Order.SEQUENTIAL,
+BASE = (
+    *("--workload=resnet50", "--preset=smoke", "--replicas=1,2", "--mode=weak"),
+    *("--repeats=2", "--budget=none", "--order=sequential", "--study=s"),
 )
 
 
-def plan_of(**changes):
-    request = BASE.model_copy(update=changes)
-    planned = plan.plan_sweep(request, MACHINE)
-    return study.make_plan(planned, request, study="s", command=("harness",))
+@pytest.fixture
+def sweep(harness, monkeypatch, tmp_path):
+    """Returns a function that plans a study on four cores, and runs no trial of it."""
+    cpus = tuple(LogicalCpu(cpu=cpu) for cpu in range(4))
+    monkeypatch.setattr(machine_state, "read_topology", lambda: CpuTopology(cpus=cpus))
+    monkeypatch.setattr("harness.run.sweep.run_trials", lambda *_: None)
+    monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
+
+    def run(*changes):
+        code, _, err = harness("sweep", *overridden(BASE, *changes))
+        if code == exit_codes.USAGE:
+            return None, err
+        assert exit_codes.NOTHING_MEASURED == code, err
+        return Store(tmp_path / "runs" / "s").read_plan(), err
+
+    return run
 
 
-def ids_of(made):
-    return [trial.trial_id for trial in made.trials]
+def ids_of(plan):
+    return [trial.trial_id for trial in plan.trials]
 
 
-def test_the_same_request_resumes_unchanged():
-    first = plan_of()
-    reconciled = plan.reconcile(first, plan_of())
+def test_the_same_or_less_resumes_and_keeps_the_plan(sweep, tmp_path):
+    """An empty folder can become a study: there is nothing to lose in it."""
+    (tmp_path / "runs" / "s").mkdir(parents=True)
+    first, _ = sweep()
+    for changes in ((), ("--repeats=1",)):
+        again, err = sweep(*changes)
 
-    assert first == reconciled.plan
-    assert not reconciled.is_changed
-    assert reconciled.note == "study s: resumed"
+        assert first.trials == again.trials
+        assert "study s: resumed" in err
 
 
-def test_fewer_repeats_resume_and_keep_the_plan():
-    first, fewer = plan_of(), plan_of(repeats=1)
-    reconciled = plan.reconcile(first, fewer)
-
-    assert first == reconciled.plan
-    assert ids_of(fewer) == [trial.trial_id for trial in reconciled.asked]
+ALL_BACKENDS = "--backends=in_graph,tf_mirrored,single"
 
 
 @pytest.mark.parametrize(
-    "changes",
+    ("first", "more"),
     [
-        {"repeats": 5},
-        {"replicas": (1, 2, 4)},
-        {"backends": ("in_graph", "tf_mirrored", "single")},
-        {"modes": (ScalingMode.WEAK, ScalingMode.STRONG)},
+        ((), ("--repeats=5",)),
+        # Cores per replica follow from the largest N: only a full machine extends.
+        (("--replicas=1,2,4",), ("--replicas=1,2,4,8",)),
+        ((), (ALL_BACKENDS,)),
+        ((), ("--mode=weak,strong",)),
+        (("--no-match",), (ALL_BACKENDS,)),
     ],
 )
-def test_more_of_the_same_extends(changes):
-    if "replicas" in changes:
-        # Cores per replica follow from the largest N: only a full machine extends.
-        changes = {"replicas": (1, 2, 4, 8)}
-        first = plan_of(replicas=(1, 2, 4))
-    else:
-        first = plan_of()
-    more = plan_of(**changes)
-    reconciled = plan.reconcile(first, more)
+def test_more_of_the_same_extends(sweep, first, more):
+    """What is in the plan stays first; an added mode shares the baseline."""
+    before, _ = sweep(*first)
+    extended, err = sweep(*more)
+    num_added = len(extended.trials) - len(before.trials)
 
-    assert ids_of(first) == ids_of(reconciled.plan)[: len(first.trials)]
-    assert set(ids_of(first)) | set(ids_of(more)) == set(ids_of(reconciled.plan))
-    assert reconciled.is_changed
-    assert "extended by" in reconciled.note
+    assert ids_of(before) == ids_of(extended)[: len(before.trials)]
+    assert 0 < num_added == len({*ids_of(extended)} - {*ids_of(before)})
+    assert f"study s: extended by {num_added} trials to" in err
+    modes = {t.modes for t in extended.trials if t.spec.num_replicas == 1}
+    assert {len(more[0].split(",")) if "--mode" in more[0] else 1} == {*map(len, modes)}
+    if first == ("--no-match",):  # reasons stay only where nothing is compared
+        compared = {trial.spec.num_replicas for trial in extended.matching.trials}
+        assert ({1, 2}, {}) == (compared, extended.matching.not_checked)
 
 
-def test_an_added_mode_is_added_to_the_shared_baseline():
-    """The baseline's trials are reused, and serve both modes from now on."""
-    both = (ScalingMode.WEAK, ScalingMode.STRONG)
-    reconciled = plan.reconcile(plan_of(), plan_of(modes=both))
-    baselines = [t for t in reconciled.plan.trials if t.spec.num_replicas == 1]
-
-    assert {both} == {trial.modes for trial in baselines}
+STRONG = ("--mode=strong",)
+RELAY = ("--order=relay",)
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("first", "changes", "message"),
     [
-        ({"seed": 1}, r"made with seed 0, this sweep has 1"),
-        ({"preset": "laptop"}, r"made with preset 'smoke', this sweep has 'laptop'"),
-        ({"data": "synthetic"}, r"made with data 'digits', this sweep has 'synthetic'"),
-        ({"steps": (None, 9)}, r"made with num_measured_steps 4, this .* has 9"),
-        ({"replicas": (2, 4)}, r"made with (cores_per_replica|baseline_num_replicas)"),
+        ((), ("--seed=1",), r"study 's' was made with seed 0, this sweep has 1"),
+        ((), ("--preset=laptop",), r"with preset 'smoke', this sweep has 'laptop'"),
+        ((), ("--data=synthetic",), r"with data 'digits', this sweep has 'synthetic'"),
+        ((), ("--steps=+9",), r"with num_measured_steps 4, this .* has 9"),
+        ((), ("--replicas=2,4",), r"with (cores_per_replica|baseline_num_replicas)"),
         (
-            {"per_replica_batch_size": 8},
-            r"made with weak per_replica_batch_size 4, this sweep has 8",
+            *((), ("--per-replica-batch-size=8",)),
+            r"with weak per_replica_batch_size 4, this sweep has 8",
+        ),
+        (
+            *(STRONG, (*STRONG, "--global-batch-size=8")),
+            r"with strong global_batch_size 4, this sweep has 8",
+        ),
+        # A control would have no turns beside the others.
+        (
+            *(RELAY, (*RELAY, "--controls=nosync")),
+            r"'s' is a relay without control 'nosync' of in_graph x2 at .* another",
         ),
     ],
 )
-def test_another_setting_is_refused_by_name(changes, message):
-    with pytest.raises(DifferentStudyError, match=message):
-        plan.reconcile(plan_of(), plan_of(**changes))
+def test_another_setting_is_refused_by_name(sweep, first, changes, message):
+    assert sweep(*first)[0]
+    made, err = sweep(*changes)
+
+    assert made is None
+    assert re.search(message, err), err
 
 
-def test_another_strong_batch_is_refused_by_name():
-    """Strong scaling's constant is a setting of the study."""
-    modes = (ScalingMode.STRONG,)
-    with pytest.raises(
-        DifferentStudyError, match=r"strong global_batch_size 4, .* has 8"
-    ):
-        plan.reconcile(plan_of(modes=modes), plan_of(modes=modes, global_batch_size=8))
+def test_a_study_in_sequence_has_no_controls_and_says_so(sweep, harness):
+    """As where the processes of a relay do not fit into memory."""
+    sweep()
+    words = [word for word in BASE if not word.startswith("--order")]
+    _, _, err = harness("sweep", *words, "--controls=nosync,solo")
+
+    assert "no controls (nosync, solo): they need a relay\n" in err
 
 
-def test_the_default_name_is_that_of_the_same_sweep():
+def test_the_default_name_is_the_same_for_the_same_sweep(harness, sweep):
     """The same command resumes itself, another one does not collide."""
-    names = [
-        study.default_name(checked.check(BASE.model_copy(update={"seed": s}), MACHINE))
-        for s in (0, 0, 1)
-    ]
+    del sweep
+    names = []
+    for seed in (0, 0, 1):
+        words = [word for word in BASE if word != "--study=s"]
+        _, out, _ = harness("sweep", "--dry-run", "--json", *words, f"--seed={seed}")
+        names.append(json.loads(out)["study"])
 
     assert names[0] == names[1] != names[2]
     assert names[0].startswith("resnet50-smoke-")
 
 
-@pytest.mark.parametrize("name", ["", " ", "a/b", "..", "-x", "a" * 101, "."])
-def test_a_study_name_cannot_leave_the_runs_directory(name):
-    with pytest.raises(StudyError, match=r"is not a study name; allowed are up to 100"):
-        study.check_name(name)
-
-
-def test_a_study_is_found_by_name_or_by_path(tmp_path):
-    (tmp_path / "runs" / "a").mkdir(parents=True)
-    (tmp_path / "b").mkdir()
-
-    assert tmp_path / "runs/a" == study.find_study("a", tmp_path / "runs")
-    assert tmp_path / "b" == study.find_study(str(tmp_path / "b"), tmp_path / "runs")
-    assert tmp_path / "runs/c" == study.find_study("c", tmp_path / "runs")
-
-
-def test_an_empty_directory_can_become_a_study(tmp_path):
-    """There is nothing to lose in it."""
-    assert study.read_existing_plan(tmp_path) is None
-
-
-def test_where_data_is_belongs_to_the_plan_but_not_to_its_trials(tmp_path, monkeypatch):
+def test_where_data_is_belongs_to_the_plan_but_not_to_its_trials(
+    sweep, tmp_path, monkeypatch
+):
     """The same trials run where the sets have moved to; resuming finds them again."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("TFDS_DATA_DIR", raising=False)
-    plain = plan_of()
-    monkeypatch.setenv("TFDS_DATA_DIR", "here")
-    first = plan_of()
-    monkeypatch.setenv("TFDS_DATA_DIR", "there")
-    moved = plan_of()
-    reconciled = plan.reconcile(first, moved)
+    plans = []
+    for folder in (None, "here", "there"):
+        if folder:
+            monkeypatch.setenv("TFDS_DATA_DIR", folder)
+        plans.append(sweep()[0])
 
-    assert str(tmp_path / "here") == first.data_dir
-    assert plain.data_dir is None
-    assert ids_of(first) == ids_of(moved) == ids_of(plain)
-    assert str(tmp_path / "there") == reconciled.plan.data_dir
-
-
-def test_resuming_an_empty_plan_is_reported(small_plan):
-    """Nothing was requested."""
-    with pytest.raises(StudyError, match=r"'small' has no trials, so there is no"):
-        study.check_trials(small_plan.model_copy(update={"trials": ()}))
+    assert [None, str(tmp_path / "here"), str(tmp_path / "there")] == [
+        plan.data_dir for plan in plans
+    ]
+    assert ids_of(plans[0]) == ids_of(plans[1]) == ids_of(plans[2])
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        (None, r"study 's' has no trials, so there is nothing to resume; run a sweep"),
         ({"workload": "vgg"}, r"unknown workload 'vgg'"),
         ({"backend": "nccl"}, r"unknown backend 'nccl'"),
         (
             {"backend": "single"},
             r"has 2 replicas on backend 'single', which runs at mo",
         ),
+        ({"per_replica_batch_size": 9}, r"weak scaling with per_replica.* 4 and 9"),
     ],
 )
-def test_resuming_what_cannot_be_started_here_is_reported_before(
-    small_plan, fields, message
+def test_a_plan_that_cannot_be_continued_here_is_one_line(
+    sweep, refuse, tmp_path, fields, message
 ):
-    trial = small_plan.trials[1]
-    changed = trial.model_copy(update={"spec": trial.spec.model_copy(update=fields)})
-    plan = small_plan.model_copy(update={"trials": (small_plan.trials[0], changed)})
-    with pytest.raises(PlanError, match=message):
-        study.check_trials(plan)
+    """Before anything starts; also one of two batches, which was not made here."""
+    plan, _ = sweep()
+    spec = plan.trials[1].spec.model_copy(update=fields)
+    names = dict(zip(("trial_id", "case_id"), identity.ids(spec), strict=True))
+    changed = plan.trials[1].model_copy(update={"spec": spec, **names})
+    trials = (plan.trials[0], changed, *plan.trials[2:]) if fields else ()
+    Store(tmp_path / "runs" / "s").write_plan(
+        plan.model_copy(update={"trials": trials})
+    )
+    is_extended = fields is not None and "per_replica_batch_size" in fields
+    err = refuse("sweep", *(BASE if is_extended else ("--study", "s")))
 
-
-def test_adding_to_a_plan_of_two_batch_sizes_is_refused(small_plan):
-    """Weak scaling keeps the batch of a replica; such a plan was not made here."""
-    trial = small_plan.trials[0]
-    spec = trial.spec.model_copy(update={"per_replica_batch_size": 9})
-    trials = (*small_plan.trials[1:], trial.model_copy(update={"spec": spec}))
-    with pytest.raises(
-        DifferentStudyError, match=r"weak scaling with per_replica_batch_size 4 and 9"
-    ):
-        plan.reconcile(small_plan.model_copy(update={"trials": trials}), small_plan)
+    assert re.search(message, err), err
