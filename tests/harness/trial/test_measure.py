@@ -11,24 +11,11 @@ import math
 import pytest
 
 from harness.client.scaling_client import RankFile
-from harness.run.aggregate import make_result
-from harness.trial import measure
-from harness.trial.rank_file import (
-    RankFileError,
-    one_line,
-    rank_path,
-    read_rank,
-)
+from harness.run import aggregate
+from harness.trial import measure, rank_file
 from results.records.models import Phase
 
 SECOND = 1_000_000_000
-
-
-@pytest.fixture(autouse=True)
-def _quick(request, monkeypatch):
-    """Only tests of the collector use it: it looks at all objects of all tests."""
-    if "collector" not in request.node.name:
-        monkeypatch.setattr(measure, "quiet_collector", contextlib.nullcontext)
 
 
 @dataclasses.dataclass
@@ -130,68 +117,91 @@ class FakeMemory:
         return 2**20
 
 
-def measured(tmp_path, spec, **program_fields):
-    clock = FakeClock()
-    program = FakeProgram(clock, **program_fields)
+@pytest.fixture
+def measured(tmp_path, make_spec, monkeypatch):
+    """Returns a function that measures a program: the program, and what it wrote."""
 
-    def build():
-        clock.now += 10 * SECOND
-        return program
+    def run(num_warmup=2, num_measured=4, *, is_collecting=True, program=None, **spec):
+        if is_collecting:  # it looks at all objects of all tests
+            monkeypatch.setattr(measure, "quiet_collector", contextlib.nullcontext)
+        clock = FakeClock()
+        made = FakeProgram(clock, **program or {})
+        seen = []
 
-    writer = RankFile(rank_path(tmp_path, 0), clock)
-    measure.measure_trial(
-        build,
-        spec,
-        writer,
-        example_unit="images",
-        memory=FakeMemory(clock),
-        clock=clock,
-        measure_peak=lambda dtype: (2e9, f"of {dtype}"),
-    )
-    writer.close()
-    return program, read_rank(tmp_path, 0)
+        def build():
+            clock.now += 10 * SECOND
+            return made
+
+        def multiply():  # a matrix product on the GPUs
+            clock.now += 100 * SECOND
+            seen.append((made.num_steps, hasattr(made, "window_start")))
+
+        writer = RankFile(rank_file.rank_path(tmp_path, 0), clock)
+        measure.measure_trial(
+            build,
+            make_spec(
+                num_warmup_steps=num_warmup, num_measured_steps=num_measured, **spec
+            ),
+            writer,
+            example_unit="images",
+            memory=FakeMemory(clock),
+            clock=clock,
+            measure_peak=lambda dtype: (2e9, f"of {dtype}"),
+            before_warmup=multiply,
+        )
+        writer.close()
+        # The program is in memory then; nothing is counted yet.
+        assert [(1, False)] == seen
+        return made, rank_file.read_rank(tmp_path, 0)
+
+    return run
 
 
-def test_steps_are_apart_by_phase(tmp_path, make_spec):
-    _, log = measured(tmp_path, make_spec(num_warmup_steps=3, num_measured_steps=4))
+def test_steps_are_timed_alone_and_by_phase(measured):
+    """Neither what is before the warm-up nor what is between steps counts."""
+    program, log = measured(num_warmup=3, num_measured=4)
     phases = [step.phase for step in log.steps]
 
     assert [Phase.FIRST_STEP] + [Phase.WARMUP] * 2 + [Phase.MEASURE] * 4 == phases
     assert list(range(7)) == [step.index for step in log.steps]
     assert {1.0} == {step.time_sec for step in log.steps}
     assert log.is_done
-    assert log.phase is Phase.REPORT
+    assert Phase.REPORT is log.phase
+    # Ten seconds of build and one of step, and no more.
+    assert 11.0 == log.last("first_step_done")["time_to_first_step_sec"]
+    assert [{"name": "steps", "value": 4}] == log.all("window_metric")
+    assert (log.steps[3].start_ns, 3) == program.window_start
 
 
-def test_the_arithmetic_of_an_example_is_recorded(tmp_path, make_spec):
-    """Or that it was not counted; records from before it existed have none."""
-    spec = make_spec(num_warmup_steps=1, num_measured_steps=2)
-    _, log = measured(tmp_path, spec)
+def test_one_warmup_step_is_the_first_step(measured):
+    """There is always a step before the window."""
+    _, log = measured(num_warmup=1, num_measured=2)
+
+    assert [Phase.FIRST_STEP, Phase.MEASURE, Phase.MEASURE] == [
+        step.phase for step in log.steps
+    ]
+
+
+def test_arithmetic_and_peak_rate_are_recorded(measured, make_spec):
+    """In the number type of the program; earlier records have neither."""
+    _, log = measured(num_warmup=1, num_measured=2)
     log.lines.pop("window_metric")
-
-    assert 600 == make_result("0" * 20, spec, [log]).flops_per_example
-    log.last("facts").pop("flops_per_example")
-    assert make_result("0" * 20, spec, [log]).flops_per_example is None
-
-
-def test_the_peak_rate_is_recorded(tmp_path, make_spec):
-    """In the number type of the program; records from before it existed have none."""
     spec = make_spec(num_warmup_steps=1, num_measured_steps=2)
-    _, log = measured(tmp_path, spec)
-    log.lines.pop("window_metric")
+
+    def recorded():
+        made = aggregate.make_result("0" * 20, spec, [log])
+        return made.flops_per_example, made.ranks[0].peak_flops_per_sec
 
     assert {"flops_per_sec": 2e9, "method": "of bfloat16"} == log.last("peak")
-    (rank,) = make_result("0" * 20, spec, [log]).ranks
-    assert rank.peak_flops_per_sec == 2e9
+    assert (600, 2e9) == recorded()
     log.lines.pop("peak")
-    (rank,) = make_result("0" * 20, spec, [log]).ranks
-    assert rank.peak_flops_per_sec is None
+    log.last("facts").pop("flops_per_example")
+    assert (None, None) == recorded()
 
 
-def test_steps_between_two_syncs_are_started_together(tmp_path, make_spec):
+def test_steps_between_two_syncs_are_started_together(measured):
     """They share their time to the nanosecond; a last block may be shorter."""
-    spec = make_spec(num_warmup_steps=2, num_measured_steps=5, steps_per_sync=3)
-    program, log = measured(tmp_path, spec)
+    program, log = measured(num_measured=5, steps_per_sync=3)
 
     assert program.events == [
         *(f"start {number}" for number in (3, 4, 5)),
@@ -205,141 +215,80 @@ def test_steps_between_two_syncs_are_started_together(tmp_path, make_spec):
     assert int(3.3 * SECOND) == steps[2].end_ns - steps[0].start_ns
 
 
-def test_a_bad_loss_between_two_syncs_is_named_when_it_is_read(tmp_path, make_spec):
+def test_a_bad_loss_between_two_syncs_is_named_when_it_is_read(measured):
     """Before the next loss is read, whose replicas would be the ones that are asked."""
-    spec = make_spec(num_warmup_steps=1, num_measured_steps=3, steps_per_sync=3)
-    program, log = measured(tmp_path, spec, bad_step=3)
+    program, log = measured(1, 3, steps_per_sync=3, program={"bad_step": 3})
 
     assert ["read 2", "read 3", "ask", "read 4"] == program.events[-4:]
     (check,) = (c for c in log.all("sanity") if c["name"] == "every_loss_is_finite")
-    assert check["detail"] == "nan in step 2, seen by replica 1 of 2"
+    assert "nan in step 2, seen by replica 1 of 2" == check["detail"]
 
 
-def test_what_a_program_counts_is_of_the_measured_window(tmp_path, make_spec):
-    """It begins right before the first measured step, and ends after the last."""
-    program, log = measured(
-        tmp_path, make_spec(num_warmup_steps=3, num_measured_steps=4)
-    )
-
-    assert [{"name": "steps", "value": 4}] == log.all("window_metric")
-    assert (log.steps[3].start_ns, 3) == program.window_start
-
-
-def test_one_warmup_step_is_the_first_step(tmp_path, make_spec):
-    """There is always a step before the window."""
-    _, log = measured(tmp_path, make_spec(num_warmup_steps=1, num_measured_steps=2))
-
-    assert [Phase.FIRST_STEP, Phase.MEASURE, Phase.MEASURE] == [
-        step.phase for step in log.steps
-    ]
-
-
-def test_what_runs_before_warmup_is_in_no_figure(tmp_path, make_spec):
-    """A matrix product on the GPUs takes 100 s here; the program is in memory then."""
-    clock = FakeClock()
-    program = FakeProgram(clock)
-    seen = []
-
-    def multiply():
-        clock.now += 100 * SECOND
-        seen.append((program.num_steps, hasattr(program, "window_start")))
-
-    writer = RankFile(rank_path(tmp_path, 0), clock)
-    measure.measure_trial(
-        lambda: program,
-        make_spec(num_warmup_steps=3, num_measured_steps=4),
-        writer,
-        example_unit="images",
-        memory=FakeMemory(clock),
-        clock=clock,
-        before_warmup=multiply,
-    )
-    writer.close()
-    log = read_rank(tmp_path, 0)
-
-    assert [(1, False)] == seen
-    assert 1 == log.last("first_step_done")["time_to_first_step_sec"]
-    assert {1.0} == {step.time_sec for step in log.steps}
-    assert 7 == len(log.steps)
-
-
-def test_time_to_first_step_has_build_and_step(tmp_path, make_spec):
-    """Ten seconds of build and one of step, and no more."""
-    _, log = measured(tmp_path, make_spec())
-
-    assert log.last("first_step_done")["time_to_first_step_sec"] == 11.0
-
-
-def test_the_collector_is_off_in_the_window_only(tmp_path, make_spec):
+def test_the_collector_is_off_in_the_window_only(measured):
     assert gc.isenabled()
     was_frozen = gc.get_freeze_count() > 0
-    program, _ = measured(tmp_path, make_spec(num_warmup_steps=2, num_measured_steps=3))
+    program, _ = measured(num_measured=3, is_collecting=False)
 
     assert [True, True, False, False, False] == program.was_collecting
     assert gc.isenabled()
-    assert gc.get_freeze_count() == 0
+    assert 0 == gc.get_freeze_count()
     if was_frozen:  # as processes of tests are, which makes those that follow quick
         gc.freeze()
 
 
 @pytest.mark.parametrize(
-    ("is_evaluated", "is_sane", "expected"), [(1, 1, 1), (0, 1, 0), (1, 0, 0)]
+    ("is_evaluated", "program", "expected"),
+    [
+        (True, {"is_sane": True}, 1),
+        (False, {"is_sane": True}, 0),
+        (True, {"is_sane": False}, 0),
+        (True, {"bad_step": 3}, 0),
+    ],
 )
 def test_quality_is_measured_when_asked_and_sane(
-    tmp_path, make_spec, is_evaluated, is_sane, expected
+    measured, is_evaluated, program, expected
 ):
     """The quality of an insane program is not a result either."""
-    spec = make_spec(is_evaluated=bool(is_evaluated))
-    program, log = measured(tmp_path, spec, is_sane=bool(is_sane))
+    made, log = measured(is_evaluated=is_evaluated, program=program, steps_per_sync=2)
 
-    assert expected == program.num_evaluations
-    assert [True, bool(is_sane)] == [check["is_passed"] for check in log.all("sanity")]
+    assert expected == made.num_evaluations
+    assert ["bad_step" not in program, made.is_sane] == [
+        check["is_passed"] for check in log.all("sanity")
+    ]
 
 
-def test_a_program_with_another_batch_is_refused(tmp_path, make_spec):
+def test_a_program_with_another_batch_is_refused(measured):
     """The spec says what is measured; a program that differs is not measured."""
-    spec = make_spec(num_replicas=1, per_replica_batch_size=4, global_batch_size=4)
+    sizes = {"per_replica_batch_size": 4, "global_batch_size": 4}
     with pytest.raises(ValueError, match=r"has global_batch_size 8, the trial 4"):
-        measured(tmp_path, spec)
+        measured(num_replicas=1, **sizes)
 
 
-def test_a_cut_last_line_is_skipped(tmp_path, make_spec):
-    """A killed process leaves what it had."""
-    measured(tmp_path, make_spec())
-    path = rank_path(tmp_path, 0)
-    whole = path.read_text()
-    path.write_text(whole[:-5])
-    log = read_rank(tmp_path, 0)
+def test_what_a_killed_process_left_is_read(measured, tmp_path):
+    """A last line that was cut is skipped, in standard JSON of any loss."""
+    path = rank_file.rank_path(tmp_path, 0)
+    measured()
+    path.write_text(path.read_text()[:-5])
+    log = rank_file.read_rank(tmp_path, 0)
+    assert (6, False) == (len(log.steps), log.is_done)
 
-    assert not log.is_done
-    assert len(log.steps) == 6
-
-
-def test_non_finite_losses_survive_strict_json(tmp_path):
-    """The file stays standard JSON."""
-    writer = RankFile(rank_path(tmp_path, 0), FakeClock())
-    for index, loss in enumerate((float("nan"), float("-inf"), 0.5)):
+    path.unlink()
+    writer = RankFile(path, FakeClock())
+    for index, loss in enumerate((math.nan, -math.inf, 0.5)):
         writer.step(index, 0, 1, loss)
     writer.close()
-    lines = rank_path(tmp_path, 0).read_text().splitlines()
-    steps = [line for line in map(json.loads, lines) if line["kind"] == "step"]
-
-    assert ["nan", "-inf", 0.5] == [step["loss"] for step in steps]
-    assert read_rank(tmp_path, 0).steps[1].loss == float("-inf")
+    lines = map(json.loads, path.read_text().splitlines())
+    losses = [line["loss"] for line in lines if line["kind"] == "step"]
+    assert ["nan", "-inf", 0.5] == losses
+    assert -math.inf == rank_file.read_rank(tmp_path, 0).steps[1].loss
 
 
 @pytest.mark.parametrize("line", ["{", '{"kind": "wat"}', '{"kind": "step"}', "[]"])
 def test_a_broken_line_is_named(tmp_path, line):
     """A complete line that is malformed is an error, not a gap."""
-    rank_path(tmp_path, 0).write_text(f'{{"kind": "done", "ns": 1}}\n{line}\n')
-    with pytest.raises(RankFileError, match=r"rank_0.jsonl line 2 is malformed"):
-        read_rank(tmp_path, 0)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("a\nb", "a"), ("\n  a  \n", "a"), ("", ""), ("x" * 900, "x" * 497 + "...")],
-)
-def test_reasons_are_one_line(text, expected):
-    """The rest is in the traceback."""
-    assert expected == one_line(text)
+    text = f'{{"kind": "done", "ns": 1}}\n{line}\n'
+    rank_file.rank_path(tmp_path, 0).write_text(text)
+    with pytest.raises(
+        rank_file.RankFileError, match=r"rank_0.jsonl line 2 is malformed"
+    ):
+        rank_file.read_rank(tmp_path, 0)

@@ -24,27 +24,25 @@ def fake_proc(tmp_path, peak_kib, size_kib):
     return tmp_path
 
 
-def test_peak_memory_is_of_the_window(tmp_path):
-    """After the reset, the mark is the kernel's."""
-    probe = ResidentMemory(fake_proc(tmp_path, 100, 100))
+@pytest.mark.parametrize(
+    ("before", "sizes", "method"),
+    [
+        # After the reset, the mark is the kernel's.
+        (100, [(300, 200)], RESET_METHOD),
+        # Without one, a mark from before the window would be a wrong number.
+        (900, [(900, 300), (900, 200)], SAMPLED_METHOD),
+    ],
+)
+def test_peak_memory_is_of_the_window(tmp_path, before, sizes, method):
+    probe = ResidentMemory(fake_proc(tmp_path, before, 100))
     probe.start()
-    fake_proc(tmp_path, 300, 200)
+    for size in sizes:
+        fake_proc(tmp_path, *size)
+        probe.sample()
 
-    assert RESET_METHOD == probe.method
+    assert method == probe.method
     assert 300 * 1024 == probe.peak_bytes()
-    assert (tmp_path / "clear_refs").read_text() == "5"
-
-
-def test_without_a_reset_the_size_is_sampled(tmp_path):
-    """A mark from before the window would be a wrong number."""
-    probe = ResidentMemory(fake_proc(tmp_path, 900, 100))
-    probe.start()
-    fake_proc(tmp_path, 900, 300)
-    probe.sample()
-    fake_proc(tmp_path, 900, 200)
-
-    assert SAMPLED_METHOD == probe.method
-    assert 300 * 1024 == probe.peak_bytes()
+    assert "5" == (tmp_path / "clear_refs").read_text()
 
 
 def test_the_real_peak_is_seen_and_forgotten():
@@ -92,30 +90,38 @@ def test_replicas_of_a_process_compute_at_the_same_time(monkeypatch):
 
 
 @pytest.fixture
-def writer(tmp_path):
-    made = RankFile(rank_path(tmp_path, 0), time.monotonic_ns)
-    yield made
-    made.close()
+def write_tflops(tmp_path):
+    """Returns a function that times devices: what the rank file says of it."""
+
+    def run(*arguments, **sizes):
+        rank_path(tmp_path, 0).unlink(missing_ok=True)
+        writer = RankFile(rank_path(tmp_path, 0), time.monotonic_ns)
+        steps.write_tflops(writer, *arguments, **sizes)
+        writer.close()
+        lines = map(json.loads, rank_path(tmp_path, 0).read_text().splitlines())
+        return [line for line in lines if line["kind"] == "gpu_canary"]
+
+    return run
 
 
-def test_a_rate_is_recorded_for_each_device(writer, tmp_path):
+def test_a_rate_is_recorded_for_each_device(write_tflops):
     """Here on the CPU, twice; the random numbers of the trial stay as they were."""
     import tensorflow as tf
 
     tf.random.set_seed(7)
     expected = tf.random.uniform([3]).numpy().tolist()
     tf.random.set_seed(7)
-    steps.write_tflops(writer, ["CPU:0", "CPU:0"], size=64, duration_sec=0.01)
-    writer.sync()
+    (line,) = write_tflops(["CPU:0", "CPU:0"], size=64, duration_sec=0.01)
 
     assert expected == tf.random.uniform([3]).numpy().tolist()
-    rates = read_rank(tmp_path, 0).last("gpu_canary")["tflops"]
-    assert 2 == len(rates)
-    assert all(0 < rate < 100 for rate in rates)
+    assert 2 == len(line["tflops"])
+    assert all(0 < rate < 100 for rate in line["tflops"])
+    # Trials on CPUs, and processes that coordinate.
+    assert [] == write_tflops([])
 
 
 def test_a_device_without_memory_for_it_does_not_end_the_trial(
-    writer, tmp_path, monkeypatch
+    write_tflops, tmp_path, monkeypatch
 ):
     import tensorflow as tf
 
@@ -123,38 +129,20 @@ def test_a_device_without_memory_for_it_does_not_end_the_trial(
         raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating\nmore")
 
     monkeypatch.setattr(steps, "tflops", fail)
-    steps.write_tflops(writer, ["GPU:0"])
-    writer.sync()
-    (line,) = [
-        fields
-        for text in rank_path(tmp_path, 0).read_text().splitlines()
-        if (fields := json.loads(text))["kind"] == "gpu_canary"
-    ]
 
-    assert {"kind": "gpu_canary", "tflops": [], "reason": "OOM when allocating"} == line
+    assert [
+        {"kind": "gpu_canary", "tflops": [], "reason": "OOM when allocating"}
+    ] == write_tflops(["GPU:0"])
     assert [] == read_rank(tmp_path, 0).last("gpu_canary")["tflops"]
-
-
-def test_a_process_without_gpus_records_nothing(writer, tmp_path):
-    """Trials on CPUs, and processes that coordinate."""
-    steps.write_tflops(writer, [])
-    writer.sync()
-
-    assert "gpu_canary" not in rank_path(tmp_path, 0).read_text()
 
 
 @pytest.mark.parametrize(
     ("code", "text"), [(22501, "2.25.1"), (22100, "2.21.0"), (2804, "2.8.4")]
 )
-def test_a_code_is_written_as_people_do(code, text):
-    """Its digits have changed with 2.9."""
-    assert text == steps.version_text(code)
-
-
-def test_the_library_in_memory_is_asked(tmp_path):
-    """A library of that name, which the linker of this machine makes."""
+def test_the_version_of_nccl_that_was_loaded_is_read(tmp_path, code, text):
+    """By asking the library itself; the digits of its code have changed with 2.9."""
     source, library = tmp_path / "nccl.c", tmp_path / "libnccl.so.2"
-    source.write_text("int ncclGetVersion(int* v) { *v = 22304; return 0; }\n")
+    source.write_text(f"int ncclGetVersion(int* v) {{ *v = {code}; return 0; }}\n")
     made = subprocess.run(
         ["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=False
     )
@@ -166,7 +154,7 @@ def test_the_library_in_memory_is_asked(tmp_path):
         f"7f02-7f03 r-xp 00000000 08:01 13                 {library}\n"
     )
 
-    assert "2.23.4" == steps.loaded_version(maps)
+    assert text == steps.loaded_version(maps)
 
 
 @pytest.mark.parametrize("line", ["", "7f00-7f01 r-xp 0 08:01 1  /gone/libnccl.so.2\n"])

@@ -1,4 +1,4 @@
-"""The worker makes what a control leaves out, and compares the GPUs it was given."""
+"""The process of a trial: its controls, its GPUs, its cluster, and how it ends."""
 
 from __future__ import annotations
 
@@ -22,78 +22,53 @@ from harness.machine.environment import read_environment
 from harness.run import trial_tree
 from harness.run.trial_runner import run_trial
 from harness.trial import gpu_probe, measure, worker
-from harness.trial.gpu_probe import MissingGpuError, TensorFlowGpus
 from harness.trial.rank_file import cause_of, read_rank
 from replicator.cluster.configuration import ClusterConfig
 from results.records.models import Control, Phase, Placement, TrialStatus
 from workloads.program import ReusingReplicator
 
 
-@pytest.fixture
-def created(monkeypatch):
-    calls = []
-
-    def create(name, **options):
-        calls.append((name, options))
-        return "a replicator"
-
-    module = types.SimpleNamespace(create=create)
-    monkeypatch.setitem(sys.modules, "replicator", module)
-    return calls
-
-
 @pytest.mark.parametrize(
-    ("control", "is_without_communication"),
-    [(Control.NONE, False), (Control.TWIN, False), (Control.NOSYNC, True)],
-)
-def test_only_nosync_is_without_communication(
-    created, make_spec, control, is_without_communication
-):
-    """A twin is the case itself."""
-    assert "a replicator" == worker._create(make_spec(control=control))
-    options = {
-        "num_replicas": 2,
-        "without_communication": is_without_communication,
-    }
-    assert [("in_graph", options)] == created
-
-
-@pytest.mark.parametrize(
-    ("backend", "control", "takes"),
+    ("backend", "control", "options"),
     [
-        ("in_graph", Control.NONE, True),
-        ("multi_worker", Control.NONE, True),
-        ("multi_worker_in_graph", Control.NONE, True),
-        ("single", Control.SOLO, False),
-        ("tf_mirrored", Control.NONE, False),
+        ("in_graph", Control.NONE, {"external_writes": "never"}),
+        ("multi_worker", Control.NONE, {"external_writes": "never"}),
+        ("multi_worker_in_graph", Control.NONE, {"external_writes": "never"}),
+        # Others have nothing to look for, and no such option.
+        ("tf_mirrored", Control.NONE, {}),
+        # A twin is the case itself.
+        ("in_graph", Control.TWIN, {"external_writes": "never"}),
+        (
+            *("in_graph", Control.NOSYNC),
+            {"external_writes": "never", "without_communication": True},
+        ),
+        ("in_graph", Control.SYNTHETIC, {"external_writes": "never"}),
+        # The number of replicas of the trial is that of its programs.
+        ("single", Control.SOLO, {"num_replicas": 1}),
     ],
 )
-def test_the_policy_for_writes_reaches_backends_that_look_for_them(
-    created, make_spec, backend, control, takes
+def test_a_replicator_is_made_as_the_trial_says(
+    make_spec, monkeypatch, backend, control, options
 ):
-    """Others have nothing to look for, and no such option."""
-    options = {"external_writes": "never"}
-    worker._create(make_spec(backend=backend, control=control, options=options))
+    calls = []
 
-    ((_, given),) = created
-    assert takes == ("external_writes" in given)
-    assert "never" == given.get("external_writes", "never")
+    def create(name, **given):
+        calls.append((name, given))
+        return "a replicator"
 
+    monkeypatch.setitem(sys.modules, "replicator", types.SimpleNamespace(create=create))
+    wanted = {"external_writes": "never"}
+    made = worker._create(make_spec(backend=backend, control=control, options=wanted))
+    if control is Control.SYNTHETIC:  # repeats its first batch
+        assert isinstance(made, ReusingReplicator)
+        made = made.original
+    ((name, given),) = calls
 
-def test_synthetic_repeats_its_first_batch(created, make_spec):
-    """All else is that of the case."""
-    made = worker._create(make_spec(control=Control.SYNTHETIC))
-
-    assert isinstance(made, ReusingReplicator)
-    assert "a replicator" == made.original
-    assert 2 == created[0][1]["num_replicas"]
-
-
-def test_a_program_of_solo_has_one_replica(created, make_spec):
-    """The number of replicas of the trial is that of its programs."""
-    worker._create(make_spec(backend="single", control=Control.SOLO))
-
-    assert [("single", {"num_replicas": 1})] == created
+    assert ("a replicator", backend) == (made, name)
+    # False is the default.
+    assert {"num_replicas": 2} | options == {
+        key: value for key, value in given.items() if value is not False
+    }
 
 
 def test_a_program_of_solo_knows_its_rank_and_no_cluster(
@@ -104,8 +79,8 @@ def test_a_program_of_solo_knows_its_rank_and_no_cluster(
     env = synthetic_trial.environment(spec, "5f0c")
     (tmp_path / "spec.json").write_text(spec.model_dump_json())
     (tmp_path / "env.json").write_text(env.model_dump_json())
-    task = {"type": "worker", "index": 1}
     addresses = {"worker": ["localhost:20001", "localhost:20002"]}
+    task = {"type": "worker", "index": 1}
     config = json.dumps({"cluster": addresses, "task": task})
     monkeypatch.setenv("TF_CONFIG", config)
     seen = []
@@ -130,8 +105,9 @@ def _cpu_sec():
     return usage.ru_utime + usage.ru_stime
 
 
-@pytest.fixture
-def trial_dir(tmp_path, make_spec):
+@pytest.mark.processes
+def test_a_trial_without_its_gpus_fails_before_it_builds(tmp_path, make_spec):
+    """This machine's TensorFlow sees none: the worker says so, within 15 s."""
     place = Placement(
         cpusets=((min(os.sched_getaffinity(0)),),),
         cores_per_replica=1,
@@ -141,25 +117,18 @@ def trial_dir(tmp_path, make_spec):
         is_oversubscribed=True,
         device_sharing="exclusive",
     )
-    spec = make_spec(device="gpu")
     env = read_environment(place, {}, gpus=("H100", "H100"))
-    (tmp_path / "spec.json").write_text(spec.model_dump_json())
+    (tmp_path / "spec.json").write_text(make_spec(device="gpu").model_dump_json())
     (tmp_path / "env.json").write_text(env.model_dump_json())
-    return tmp_path
-
-
-@pytest.mark.processes
-def test_a_trial_without_its_gpus_fails_before_it_builds(trial_dir):
-    """This machine's TensorFlow sees none: the worker says so, within 15 s."""
     before = _cpu_sec()
     with subprocess.Popen(
-        [sys.executable, "-m", "harness.trial.worker", str(trial_dir)],
+        [sys.executable, "-m", "harness.trial.worker", str(tmp_path)],
         cwd=Path(__file__).resolve().parents[3],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "0,1", "TF_CPP_MIN_LOG_LEVEL": "3"},
         stdin=subprocess.PIPE,  # the worker lives as long as it is open
-    ) as worker:
-        code = worker.wait()
-    log = read_rank(trial_dir, 0)
+    ) as process:
+        code = process.wait()
+    log = read_rank(tmp_path, 0)
 
     assert 1 == code
     assert _cpu_sec() - before < MOST_CPU_SEC
@@ -175,22 +144,31 @@ def test_a_trial_without_its_gpus_fails_before_it_builds(trial_dir):
     assert {} == log.last("facts")  # nothing was built
 
 
+SEES_ONE = """
+from types import SimpleNamespace as Space
+build = {"cuda_version": "12.5", "cudnn_version": "9",
+         "cuda_compute_capabilities": ["sm_80", "compute_90"]}
+config = Space(list_physical_devices=lambda kind: ["0"] * (kind == "GPU"))
+sysconfig = Space(get_build_info=lambda: build)
+test = Space(is_built_with_cuda=lambda: True)
+"""
+
+
 @pytest.mark.processes
-def test_a_process_of_its_own_says_what_tensorflow_sees():
-    seen = gpu_probe.probe(["0", "1"])
-
-    assert 0 == seen.num_gpus
-    with pytest.raises(MissingGpuError, match=r"sees 0 GPUs, but was given 2"):
-        gpu_probe.check(seen, ["0", "1"])
-
-
-def test_a_tensorflow_that_cannot_be_imported_is_one_line(monkeypatch, tmp_path):
-    """The last line that it wrote says why."""
-    (tmp_path / "tensorflow.py").write_text("raise ImportError('no libcudart\\n.so')")
+def test_a_process_of_its_own_says_what_tensorflow_sees(monkeypatch, tmp_path):
+    """Or the last line that it wrote says why not."""
+    (tmp_path / "tensorflow.py").write_text(SEES_ONE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(MissingGpuError) as caught:
+    assert gpu_probe.probe(["0", "1"]) == gpu_probe.TensorFlowGpus(
+        num_gpus=1,
+        is_built_with_cuda=True,
+        cuda_version="12.5",
+        cudnn_version="9",
+        architectures=("sm_80", "compute_90"),
+    )
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('no libcudart\\n.so')")
+    with pytest.raises(gpu_probe.MissingGpuError) as caught:
         gpu_probe.probe(["0"])
-
     assert re.fullmatch(
         r"TensorFlow does not say which GPUs it sees: .*; install it with make"
         r" setup-gpu .*",
@@ -210,59 +188,30 @@ def test_a_process_that_only_serves_was_given_none(value, expected):
 
 
 @pytest.mark.parametrize(
-    ("member", "expected"),
+    ("kind", "index", "num_each", "expected"),
     [
-        (("worker", 0), "4"),
-        (("worker", 1), "MIG-7"),
-        (("worker", 2), "4"),  # the first on another host
-        (("chief", 0), "-1"),
-        (("ps", 0), "-1"),
+        ("worker", 0, 1, "4"),
+        ("worker", 1, 1, "5"),
+        ("worker", 2, 1, "4"),  # the first on another host
+        ("chief", 0, 1, "-1"),
+        ("ps", 0, 1, "-1"),
+        ("worker", 0, 2, "4,5"),
+        ("worker", 1, 2, "6,MIG-7"),
+        ("worker", 2, 2, "4,5"),
     ],
 )
-def test_each_process_of_a_cluster_sees_its_own_gpu(monkeypatch, member, expected):
-    """Those that coordinate or store see none, and are not compared."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,MIG-7")
-    addresses = {
-        "chief": ("a:1",),
-        "worker": ("a:2", "a:3", "b:2"),
-        "ps": ("a:4",),
-    }
-    kind, index = member
-    worker._choose_gpus(ClusterConfig(addresses=addresses, kind=kind, index=index), 1)
-
-    assert expected == os.environ["CUDA_VISIBLE_DEVICES"]
-    assert (expected != "-1") == bool(gpu_probe.given_ids())
-
-
-@pytest.mark.parametrize(
-    ("index", "expected"), [(0, "4,5"), (1, "6,MIG-7"), (2, "4,5")]
-)
-def test_a_worker_of_several_replicas_sees_a_gpu_for_each(monkeypatch, index, expected):
-    """Those of a host in the order of its workers; the third is the first elsewhere."""
+def test_each_process_of_a_cluster_sees_its_own_gpus(
+    monkeypatch, kind, index, num_each, expected
+):
+    """Those that coordinate or store see none."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,MIG-7")
-    config = ClusterConfig(
-        addresses={"worker": ("a:1", "a:2", "b:1")}, kind="worker", index=index
-    )
-    worker._choose_gpus(config, 2)
+    addresses = {"chief": ("a:1",), "worker": ("a:2", "a:3", "b:2"), "ps": ("a:4",)}
+    cluster = ClusterConfig(addresses=addresses, kind=kind, index=index)
+    worker._choose_gpus(cluster, num_each)
 
     assert expected == os.environ["CUDA_VISIBLE_DEVICES"]
 
 
-def test_what_it_prints_is_what_it_reads(capsys, monkeypatch):
-    seen = TensorFlowGpus(
-        num_gpus=2,
-        is_built_with_cuda=True,
-        cuda_version="12.5",
-        cudnn_version="9",
-        architectures=("sm_80", "compute_90"),
-    )
-    monkeypatch.setattr(gpu_probe, "read_here", lambda: seen)
-
-    assert 0 == gpu_probe.main()
-    assert seen == TensorFlowGpus(**json.loads(capsys.readouterr().out))
-
-
-@pytest.mark.processes
 @pytest.mark.parametrize(
     ("bad", "cause"),
     [
@@ -278,12 +227,13 @@ def test_the_cause_is_the_first_kill_or_the_first_end(bad, cause):
 
 
 @pytest.fixture
-def run_cluster(store, settings, make_spec):
+def run_cluster(store, settings, make_spec, monkeypatch):
     """Returns a function that runs a trial of two workers; it returns its record."""
 
-    def run_it():
+    def run_it(behavior="", **changes):
+        monkeypatch.setenv("FAKE_BEHAVIOR", f"*:*:{behavior}" if behavior else "")
         trial = synthetic_trial.planned(make_spec(backend="multi_worker"))
-        run_trial(store, trial, settings)
+        run_trial(store, trial, dataclasses.replace(settings, **changes))
         return store.read_trial(trial.trial_id)
 
     return run_it
@@ -299,123 +249,91 @@ def test_every_worker_is_a_rank_with_times_of_its_own(run_cluster):
     assert all(4 == len(rank.step_time_sec) for rank in trial.result.ranks)
 
 
-CAUSES = [
-    ("rank1_fail", "failed", "the reducer is out of paper"),
-    ("rank1_sigkill", "failed", "the kernel counted no out-of-memory kills: rank 1"),
-    pytest.param(
-        *("rank1_segv", "failed", "signal SIGSEGV: rank 1 was in phase measure"),
-        marks=pytest.mark.full,
-    ),
-    pytest.param(
-        *("rank1_oom", "out_of_memory", "OOM when allocating"),
-        marks=pytest.mark.full,
-    ),
-]
-
-
 @pytest.mark.processes
-@pytest.mark.parametrize(("behavior", "status", "reason"), CAUSES)
+@pytest.mark.parametrize(
+    ("behavior", "status", "reason"),
+    [
+        ("rank1_fail", "failed", "the reducer is out of paper"),
+        ("rank1_sigkill", "failed", "counted no out-of-memory kills: rank 1"),
+        pytest.param(
+            *("rank1_segv", "failed", "signal SIGSEGV: rank 1 was in phase measure"),
+            marks=pytest.mark.full,
+        ),
+        pytest.param(
+            *("rank1_oom", "out_of_memory", "OOM when allocating"),
+            marks=pytest.mark.full,
+        ),
+        # Nobody died and nobody failed otherwise: what the rank says is all there is.
+        ("lose", "failed", "worker 1 ended"),
+    ],
+)
 def test_the_cause_is_recorded_and_not_its_consequence(
     run_cluster, monkeypatch, behavior, status, reason
 ):
     """Rank 0 loses rank 1 and says so; what happened to rank 1 is the failure."""
     monkeypatch.setattr(trial_tree, "read_oom_kills", lambda: 7)
-    monkeypatch.setenv("FAKE_BEHAVIOR", f"*:*:{behavior}")
-
-    trial = run_cluster()
+    trial = run_cluster(behavior)
+    failure = trial.status.failure
 
     assert TrialStatus(status) is trial.status.status
-    assert Phase.MEASURE is trial.status.failure.phase
-    assert reason in trial.status.failure.reason
+    assert Phase.MEASURE is failure.phase
+    assert reason in failure.reason
+    assert (behavior == "lose") == ("WorkerLostError" == failure.exception_type)
 
 
 @pytest.mark.processes
-def test_a_lost_worker_without_a_cause_is_recorded_as_that(run_cluster, monkeypatch):
-    """Nobody died and nobody failed otherwise: what the rank says is all there is."""
-    monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:lose")
-
-    failure = run_cluster().status.failure
-
-    assert "WorkerLostError" == failure.exception_type
-    assert "worker 1 ended" in failure.reason
-
-
-@pytest.mark.processes
-def test_a_stuck_rank_is_killed_with_all_others(
-    store, settings, make_spec, monkeypatch
-):
+def test_a_stuck_rank_is_killed_with_all_others(run_cluster, store):
     """The timeout of a trial holds for its cluster; no process is left."""
-    monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:hang")
-    trial = synthetic_trial.planned(make_spec(backend="multi_worker"))
+    trial = run_cluster("hang", timeout_sec=2)
 
-    status = run_trial(store, trial, dataclasses.replace(settings, timeout_sec=3))
-
-    assert TrialStatus.TIMEOUT is status.status
+    assert TrialStatus.TIMEOUT is trial.status.status
     # Other tests start workers meanwhile; these are identified by their store.
-    left = [
+    assert not [
         process
         for process in psutil.process_iter(["cmdline"])
         if str(store.root) in " ".join(process.info["cmdline"] or [])
     ]
-    assert not left
 
 
 LONG_SEC = 60.0
-FOREVER = 1e9
 
 
-@pytest.fixture(params=["descriptor", "no descriptor", "refused"])
-def start(request, monkeypatch):
+@pytest.mark.parametrize("how", ["descriptor", "no descriptor", "refused"])
+def test_the_end_of_a_process_is_waited_for(how, monkeypatch):
+    """At once, and no longer than asked; an interrupt is not put off until then."""
+
     def refuse(_pid):
         raise OSError("not supported")
-
-    if request.param == "no descriptor":
-        monkeypatch.delattr(os, "pidfd_open", raising=False)
-    elif request.param == "refused":
-        monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
-    return lambda text: subprocess.Popen(["/bin/sh", "-c", text])
-
-
-@pytest.mark.parametrize("timeout_sec", [LONG_SEC, FOREVER])
-def test_the_exit_code_is_returned(start, timeout_sec):
-    process = start("sleep 0.1; exit 3")
-
-    assert 3 == measure.wait_for_turn(process, timeout_sec) == process.returncode
-    assert 3 == measure.wait_for_turn(process, timeout_sec)
-
-
-def test_a_signal_is_negative(start):
-    """As of Popen."""
-    process = start("kill -TERM $$")
-
-    assert -signal.SIGTERM == measure.wait_for_turn(process, LONG_SEC)
-
-
-def test_a_process_that_runs_on_is_a_timeout(start):
-    process = start("exec sleep 60")
-    begin = time.monotonic()
-    with pytest.raises(subprocess.TimeoutExpired):
-        measure.wait_for_turn(process, 0.2)
-
-    assert time.monotonic() - begin >= 0.2
-    assert process.poll() is None
-    process.kill()
-    assert -signal.SIGKILL == measure.wait_for_turn(process, LONG_SEC)
-
-
-def test_an_interrupt_ends_the_wait(start):
-    """A signal handler that raises is not put off until the process ends."""
-    process = start("exec sleep 60")
 
     def interrupt(*_):
         raise KeyboardInterrupt
 
+    if how == "no descriptor":
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
+    elif how == "refused":
+        monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
+
+    def start(text):
+        return subprocess.Popen(["/bin/sh", "-c", text])
+
+    for text, code in (("sleep 0.1; exit 3", 3), ("kill -TERM $$", -signal.SIGTERM)):
+        process = start(text)
+        # The longest is for ever.
+        for timeout_sec in (1e9, LONG_SEC):
+            assert code == measure.wait_for_turn(process, timeout_sec)
+        assert code == process.returncode
+    process = start("exec sleep 60")
+    begin = time.monotonic()
+    with pytest.raises(subprocess.TimeoutExpired):
+        measure.wait_for_turn(process, 0.1)
+    assert time.monotonic() - begin >= 0.1
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
         with pytest.raises(KeyboardInterrupt):
             measure.wait_for_turn(process, LONG_SEC)
     finally:
         signal.signal(signal.SIGALRM, before)
-        process.kill()
-        process.wait()
+    assert process.poll() is None
+    process.kill()
+    assert -signal.SIGKILL == measure.wait_for_turn(process, LONG_SEC)
