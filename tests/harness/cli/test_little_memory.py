@@ -1,4 +1,4 @@
-"""Too little memory: an answer or one line of a verb; a relay in sequence.
+"""Too little memory: an answer or one line of a verb.
 
 The verb runs in a fork of this process, whose address space may grow by some kilobytes
 or megabytes only, so an allocation fails somewhere within it.
@@ -25,10 +25,7 @@ from ended import finished_in
 
 from harness.cli import arguments, exit_codes, running
 from harness.cli import main as cli
-from harness.errors import DoesNotFitError, causes
-from harness.run import relay
-from results.records.models import Order, TrialStatus
-from results.store.study_store import Store
+from harness.errors import causes
 
 SWEEP = smoke_sweep(
     "--replicas=1,2 --mode=weak --backends=in_graph --repeats=2 --no-match "
@@ -193,52 +190,3 @@ def test_an_error_that_is_its_own_cause_is_read_once():
 
     assert not arguments.is_out_of_memory(lost)
     assert [other, lost] == list(causes(other))
-
-
-RELAY = smoke_sweep(
-    "--backends=in_graph --replicas=1,2 --mode=weak --repeats=1 --budget=none "
-    "--no-match --study=s"
-)
-
-
-@pytest.fixture(autouse=True)
-def full(monkeypatch):
-    def check(*_):
-        raise DoesNotFitError("3 processes do not fit into memory at once")
-
-    monkeypatch.setattr(relay, "_check_memory", check)
-
-
-@pytest.mark.usefixtures("forked_trials")
-@pytest.mark.processes
-def test_trials_run_in_sequence_and_a_note_says_why(harness, overrides, tmp_path):
-    """Nothing of the command needs a relay."""
-    code, _, err = harness(*RELAY, overrides=overrides)
-
-    assert exit_codes.OK == code
-    assert "do not fit into memory at once: the trials run in sequence instead" in err
-    store = Store.open(tmp_path / "runs" / "s")
-    assert Order.SEQUENTIAL is store.read_plan().measuring.order
-    assert {TrialStatus.OK} == {trial.status.status for trial in store.trials()}
-
-
-@pytest.mark.usefixtures("forked_trials")
-@pytest.mark.parametrize(
-    ("option", "fewer"),
-    [
-        ("--controls=all", "fewer --controls, --mode,"),
-        ("--time-budget=3min", "fewer --mode,"),
-        ("--rounds=4", "fewer --mode,"),
-        ("--order=relay", "fewer --mode,"),
-    ],
-)
-def test_what_needs_a_relay_is_an_error(harness, overrides, option, fewer):
-    """The trials in sequence could not give what was requested."""
-    code, _, err = harness(*RELAY, option, overrides=overrides)
-
-    assert exit_codes.USAGE == code
-    assert (
-        "error: 3 processes do not fit into memory at once; free some memory, or use"
-        f" --order sequential, or {fewer} --backends or --replicas\n"
-    ) in err
-    assert "in sequence" not in err

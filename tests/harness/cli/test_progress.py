@@ -10,6 +10,7 @@ import re
 import sys
 
 import pytest
+from damaged import put
 from hung import at_most
 
 from harness.cli import running
@@ -29,42 +30,27 @@ from results.records.models import (
 )
 
 
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [(0.2, "0 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")],
-)
-def test_durations_are_short(seconds, expected):
-    assert expected == estimate.format_duration(seconds)
-
-
 def test_guesses_come_from_the_most_similar_trials(make_spec):
     """The same case first, then the backend, then the count, then the preset."""
     durations = estimate.Durations()
-    durations.add(make_spec(num_replicas=1, global_batch_size=4), 10.0)
-    durations.add(make_spec(num_replicas=2), 20.0)
+    durations.add(make_spec(num_replicas=1, global_batch_size=4), 10.0, 2.0)
+    durations.add(make_spec(num_replicas=2), 20.0, 10.0)
     durations.add(make_spec(num_replicas=2, backend="tf_mirrored"), 50.0)
 
     assert 20.0 == durations.guess(make_spec(num_replicas=2))
     assert 10.0 == durations.guess(make_spec(num_replicas=1, backend="tf_mirrored"))
     assert 20.0 == durations.guess(make_spec(num_replicas=4))
     assert durations.guess(make_spec(preset="paper")) is None
-
-
-def test_a_quality_run_is_estimated_from_the_throughput_of_timed_trials(make_spec):
-    """No quality run was finished yet, but its case was measured at 10 examples/s."""
-    durations = estimate.Durations()
-    durations.add(make_spec(num_replicas=2, global_batch_size=8), 20.0, 10.0)
-    durations.add(make_spec(num_replicas=1, global_batch_size=4), 20.0, 2.0)
-
-    def run_of(unit, amount):
+    # No quality run was finished yet, but its case was measured at 10 examples/s.
+    for unit, amount, expected in (
+        (BudgetUnit.EXAMPLES, 4000, 400.0),
+        (BudgetUnit.STEPS, 100, 80.0),
+        (BudgetUnit.SECONDS, 50, 50.0),
+    ):
         budget = Budget(unit=unit, amount=amount, num_evaluations=2)
-        return make_spec(num_replicas=2, global_batch_size=8, budget=budget)
-
-    examples = run_of(BudgetUnit.EXAMPLES, 4000)
-    assert durations.guess(examples) is None
-    assert 30.0 + 400.0 == durations.remaining_sec([examples])
-    assert 30.0 + 80.0 == durations.remaining_sec([run_of(BudgetUnit.STEPS, 100)])
-    assert 30.0 + 50.0 == durations.remaining_sec([run_of(BudgetUnit.SECONDS, 50)])
+        spec = make_spec(num_replicas=2, global_batch_size=8, budget=budget)
+        assert durations.guess(spec) is None
+        assert 30.0 + expected == durations.remaining_sec([spec])
 
 
 def test_the_time_left_moves_between_two_events():
@@ -77,6 +63,8 @@ def test_the_time_left_moves_between_two_events():
         shown.append(str(left))
 
     assert shown == ["", "3 min 20 s left", "3 min 00 s left", "12 s over the estimate"]
+    for seconds, text in ((0.2, "0 s"), (59.6, "1 min 00 s"), (7500, "2 h 05 min")):
+        assert f"{text} left" == running.left_text(seconds)
 
 
 def test_a_log_says_now_and_then_what_a_long_trial_does(small_plan):
@@ -127,11 +115,8 @@ def test_what_no_process_of_ours_wrote_ends_no_progress(tmp_path, what):
     path = tmp_path / "rank_0.jsonl"
     if what == "nested":
         path.write_text('{"kind": "phase", "phase": ' + "[" * 60_000 + "\n")
-    elif what == "a pipe":
-        os.mkfifo(path)
     else:
-        (tmp_path / "other").write_text('{"kind": "phase", "phase": "train"}\n')
-        path.symlink_to("other")
+        put(path, "pipe" if what == "a pipe" else "loop")
 
     with at_most(10):
         assert "starting" == resident.PhaseReader(tmp_path).look()
@@ -164,42 +149,28 @@ def test_a_trial_that_runs_alone_shows_its_phase_until_it_ends(tmp_path):
     assert not watch.is_watching
 
 
-def test_a_partly_known_plan_says_what_is_assumed(small_plan):
-    """The basis of an estimate is part of it."""
-    durations = estimate.Durations()
-    none = estimate.estimate(small_plan.trials, durations)
-    durations.add(small_plan.trials[0].spec, 2.0)
-    known = estimate.estimate(small_plan.trials, durations)
-
-    assert 8 * estimate.ASSUMED_TRIAL_SEC == none.total_sec
-    assert "assuming 30 s per trial" in none.basis
-    assert 16.0 == known.total_sec
-    assert known.basis == "from earlier trials like these"
-
-
 def test_unreadable_studies_are_no_basis(tmp_path, make_spec):
     """An estimate must not fail for an old or broken study."""
-    good, spec = status_of(TrialStatus.OK), make_spec().model_dump_json()
-    failed = status_of(TrialStatus.FAILED)
-    for number, (status, spec_text) in enumerate(
+    good, spec = status_of(TrialStatus.OK).model_dump_json(), make_spec()
+    spec_text = spec.model_dump_json()
+    for number, texts in enumerate(
         [
             ("{", "{}"),
             ('{"status": "ok"}', "{}"),
-            ("[" * 100_000, spec),
-            (good.model_dump_json().replace("9.0", "1e999"), spec),
-            (good.model_dump_json(), "{}"),
-            (failed.model_dump_json(), spec),
-            (good.model_dump_json(), spec),
+            ("[" * 100_000, spec_text),
+            (good.replace("9.0", "1e999"), spec_text),
+            (good, "{}"),
+            (status_of(TrialStatus.FAILED).model_dump_json(), spec_text),
+            (good, spec_text),
         ]
     ):
         folder = tmp_path / "s" / "trials" / str(number)
         folder.mkdir(parents=True)
-        (folder / "status.json").write_text(status)
-        (folder / "spec.json").write_text(spec_text)
+        for name, text in zip(("status.json", "spec.json"), texts, strict=True):
+            (folder / name).write_text(text)
     durations = estimate.read_durations(tmp_path)
 
-    assert 1 == durations.num_trials
-    assert 9.0 == durations.guess(make_spec())
+    assert (1, 9.0) == (durations.num_trials, durations.guess(spec))
 
 
 def status_of(status, failure=None, trial_id="0" * 20):
@@ -286,38 +257,24 @@ def relayed(small_plan):
     return small_plan.model_copy(update={"trials": tuple(trials), "measuring": FIXED})
 
 
-def test_a_plan_says_the_time_that_its_relay_is_given(relayed):
-    """``--time-budget 2min`` is two minutes, not 30 s for each of eight trials."""
-    found = estimate.estimate(relayed.trials, estimate.Durations(), FIXED)
-
-    assert found.text == (
-        "about 2 min 00 s (2 generations of 1 min 00 s, or less after 23 rounds)"
-    )
-    assert (120.0, None) == (found.total_sec, found.most_sec)
-
-
-def test_earlier_trials_make_a_relay_shorter_and_never_longer(relayed):
-    """They took 5 s each, of which a generation has four; or 100 s."""
-    texts = []
-    for sec in (5.0, 100.0):
-        durations = estimate.Durations()
-        for trial in relayed.trials:
-            durations.add(trial.spec, sec)
-        texts.append(estimate.estimate(relayed.trials, durations, FIXED).text)
-
-    assert texts[0].startswith("about 40 s (2 generations of 1 min 00 s at most;")
-    assert texts[1].startswith("about 2 min 00 s (2 generations of 1 min 00 s, or")
-
-
 @pytest.mark.parametrize(
-    ("measuring", "expected"),
+    ("measuring", "each_sec", "expected"),
     [
-        (LOOKS, "2 min 00 s to 12 min 00 s (2 to 12 generations of 1 min 00 s, "),
-        (TARGET, "2 min 00 s to 30 min 00 s (2 or more generations of 1 min 00 s, "),
+        # ``--time-budget 2min`` is two minutes, not 30 s for each of eight trials.
+        (FIXED, None, "2 min 00 s (2 generations of 1 min 00 s, or less after 23 r"),
+        # Earlier trials make a relay shorter, and never longer.
+        (FIXED, 5.0, "40 s (2 generations of 1 min 00 s at most; from earlier trials"),
+        (FIXED, 100.0, "2 min 00 s (2 generations of 1 min 00 s, or"),
+        # One that may go on says until when.
+        (LOOKS, None, "2 min 00 s to 12 min 00 s (2 to 12 generations of 1 min 00 s, "),
+        (TARGET, None, "2 min 00 s to 30 min 00 s (2 or more generations of 1 min 00 "),
     ],
 )
-def test_a_plan_that_may_go_on_says_until_when(relayed, measuring, expected):
-    found = estimate.estimate(relayed.trials, estimate.Durations(), measuring)
+def test_a_plan_says_the_time_of_its_relay(relayed, measuring, each_sec, expected):
+    durations = estimate.Durations()
+    for trial in relayed.trials if each_sec else ():
+        durations.add(trial.spec, each_sec)
+    found = estimate.estimate(relayed.trials, durations, measuring)
 
     assert found.text.startswith(f"about {expected}")
 
@@ -367,61 +324,50 @@ def _generations(monkeypatch, store, plan, measuring):
     return found
 
 
-def test_the_time_left_goes_on_where_a_generation_ended(relayed, store, monkeypatch):
-    """The second takes what the first one took, not what it may take."""
-    first, second = _generations(monkeypatch, store, relayed, FIXED)
-
-    assert [(120.0, False), (115.0, False), (30.0, False), (20.0, False)] == first
-    assert [(20.0, False), (15.0, False), (10.0, False), (0.0, False)] == second
-
-
 @pytest.mark.parametrize(
-    ("measuring", "expected"),
+    ("measuring", "second", "is_most"),
     [
-        # Ten more generations of 20 s after the second one.
-        (LOOKS, [(220.0, True), (215.0, True), (210.0, True), (200.0, True)]),
-        (TARGET, [(1800.0, True), (1795.0, True), (1790.0, True), (1780.0, True)]),
+        # What the first one took, not what it may take.
+        (FIXED, [20.0, 15.0, 10.0, 0.0], False),
+        # Those planned are only until the next look: ten more of 20 s follow.
+        (LOOKS, [220.0, 215.0, 210.0, 200.0], True),
+        (TARGET, [1800.0, 1795.0, 1790.0, 1780.0], True),
     ],
 )
-def test_what_may_go_on_says_how_long_at_most(
-    relayed, store, monkeypatch, measuring, expected
+def test_the_time_left_goes_on_where_a_generation_ended(
+    relayed, store, monkeypatch, measuring, second, is_most
 ):
-    """The planned generations are only those until the next look."""
-    _, second = _generations(monkeypatch, store, relayed, measuring)
+    first, found = _generations(monkeypatch, store, relayed, measuring)
 
-    assert expected == second
+    assert [(sec, is_most) for sec in second] == found
+    if measuring is FIXED:
+        assert [(sec, False) for sec in (120.0, 115.0, 30.0, 20.0)] == first
     assert "at most 3 min 40 s left" == running.left_text(220.0, is_most=True)
-
-
-def _ends(store, plan, status):
-    failure = Failure(
-        phase=Phase.MEASURE, reason="all 3 turns are void; the last one: busy"
-    )
-    records = [status_of(status, failure, trial.trial_id) for trial in plan.trials[:4]]
-    for trial, record in zip(plan.trials, records, strict=False):
-        store.write_spec(trial.trial_id, trial.spec)
-        store.write_status(record.trial_id, record)
-    return records
 
 
 def test_a_relay_stops_where_no_turn_counts(relayed, store, settings, monkeypatch):
     store.write_plan(relayed)
-    calls = []
+    reason = "all 3 turns are void; the last one: busy"
+    failure = Failure(phase=Phase.MEASURE, reason=reason)
+    generations = []
 
     def generation(*_):
-        calls.append(1)
-        return _ends(store, relayed, TrialStatus.VOID)
+        generations.append(relayed.trials[:4])
+        for trial in generations[0]:
+            void = status_of(TrialStatus.VOID, failure, trial.trial_id)
+            store.write_spec(trial.trial_id, trial.spec)
+            store.write_status(trial.trial_id, void)
+        return [void] * 4
 
     monkeypatch.setattr(sweep, "run_generation", generation)
     stream = io.StringIO()
     shown = running.PlainProgress(stream)
     settings = dataclasses.replace(settings, measuring=FIXED)
     sweep.run_trials(store, relayed.trials, settings, shown, estimate.Durations())
-    last = stream.getvalue().splitlines()[-1]
 
-    assert 1 == len(calls)
-    assert last == (
-        "stopped: no turn of generation 1 counts (all 3 turns are void; the last one:"
-        " busy); end what else runs on these cores ('doctor' names it), then run the"
-        " same command with --retry failed"
+    assert 1 == len(generations)
+    assert stream.getvalue().splitlines()[-1] == (
+        f"stopped: no turn of generation 1 counts ({reason}); end what else runs on"
+        " these cores ('doctor' names it), then run the same command with --retry"
+        " failed"
     )

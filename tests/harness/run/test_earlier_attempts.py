@@ -15,7 +15,7 @@ from harness.machine import disturbance
 from harness.run import relay, trial_tree
 from harness.trial import rank_file
 from results.errors import UnavailableRecordError
-from results.store import manifest, study_store
+from results.store import study_store
 from results.store.study_store import Store
 
 SWEEP = smoke_sweep(
@@ -56,7 +56,7 @@ def test_a_generation_that_is_measured_again_is_kept_until_it_is_complete(
     assert observed <= observed_in(root)
     assert first.items() <= finished_in(root).items()
     assert {f"{name}-1" for name in again} == {
-        of.name for of in study_store.attempts(root)
+        path.name for path in (root / "earlier").iterdir()
     }
     assert exit_codes.OK == harness("verify", "s")[0]
     assert (
@@ -79,6 +79,11 @@ def test_a_removed_trial_is_no_earlier_attempt(finished, tmp_path, harness):
     assert "it is not there" in harness("verify", "s")[1]
 
 
+@pytest.fixture
+def trial_dir(tmp_path):
+    return tmp_path / "trials" / "a"
+
+
 @pytest.mark.parametrize(
     ("name", "text", "is_measured"),
     [
@@ -90,46 +95,31 @@ def test_a_removed_trial_is_no_earlier_attempt(finished, tmp_path, harness):
         ("env.json", "{}", False),
     ],
 )
-def test_what_observed_nothing_is_removed(tmp_path, name, text, is_measured):
+def test_what_observed_nothing_is_removed(trial_dir, name, text, is_measured):
     """A step, a number or a failure is kept, whatever else is there."""
-    trial_dir = tmp_path / "trials" / "a"
+    root = trial_dir.parents[1]
     for number in (1, 2):
         (trial_dir / "checkpoint").mkdir(parents=True)
         (trial_dir / name).write_text(text)
         trial_tree.clear_trials(trial_dir)
 
         assert not trial_dir.exists()
-        kept = study_store.attempts(tmp_path, "a")
+        kept = study_store.attempts(root, "a")
         assert [f"a-{k + 1}" for k in range(number)] * is_measured == [
-            of.name for of in kept
+            folder.name for folder in kept
         ]
         # Large; that of a failure, which is complete, stays.
         for folder in kept:
             assert (name == "status.json") == (folder / "checkpoint").exists()
-    assert [] == study_store.attempts(tmp_path, "b")
-
-
-def test_nothing_is_moved_out_of_the_study(tmp_path):
-    trial_dir = tmp_path / "trials" / "a"
-    trial_dir.mkdir(parents=True)
-    (trial_dir / "status.json").write_text("{}")
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "earlier").symlink_to("elsewhere")
-    with pytest.raises(
-        StudyError, match=r"cannot move '.*/a' .*: earlier is a symbolic link; move or"
-    ):
-        trial_tree.clear_trials(trial_dir)
-
-    assert {"status.json": manifest.digest(b"{}")} == manifest.evidence_in(trial_dir)
+    assert [] == study_store.attempts(root, "b")
 
 
 @pytest.mark.parametrize("name", [".", "status.json"])
-def test_one_failed_look_removes_and_mixes_nothing(name, tmp_path, monkeypatch):
+def test_one_failed_look_removes_and_mixes_nothing(name, trial_dir, monkeypatch):
     """A trial that is not seen would run among the files of the attempt before.
 
     And the checkpoint of a failure would be that of an attempt that was cut off.
     """
-    trial_dir = tmp_path / "s" / "trials" / "t"
     (trial_dir / rank_file.DIRECTORY).mkdir(parents=True)
     (trial_dir / rank_file.DIRECTORY / "weights").write_bytes(b"1")
     (trial_dir / "status.json").write_text("{}")
@@ -144,41 +134,56 @@ def test_one_failed_look_removes_and_mixes_nothing(name, tmp_path, monkeypatch):
         return look
 
     with monkeypatch.context() as patch:
-        for of in ("stat", "lstat"):
-            patch.setattr(os, of, failing(getattr(os, of)))
+        for call in ("stat", "lstat"):
+            patch.setattr(os, call, failing(getattr(os, call)))
         with pytest.raises(UnavailableRecordError, match="Stale file handle"):
             trial_tree.clear_trials(trial_dir)
     assert before == sorted(trial_dir.rglob("*"))
 
 
-def test_a_link_in_the_place_of_a_trial_is_removed_alone(tmp_path):
-    """What it leads to is not ours."""
+def test_what_is_no_trial_makes_room_and_links_lead_to_what_is_not_ours(
+    trial_dir, tmp_path
+):
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "status.json").write_text("kept")
-    (tmp_path / "trial").symlink_to("precious")
-    trial_tree.clear_trials(tmp_path / "trial")
-
-    assert ["precious"] == [path.name for path in tmp_path.iterdir()]
+    trial_dir.parent.mkdir()
+    trial_dir.symlink_to(tmp_path / "precious")
+    trial_tree.clear_trials(trial_dir)
+    assert not trial_dir.is_symlink()
     assert "kept" == (tmp_path / "precious" / "status.json").read_text()
 
-
-def test_what_is_no_trial_makes_room(tmp_path):
-    trial_dir = tmp_path / "trials" / "a"
     (trial_dir / "status.json" / "x").mkdir(parents=True)
     trial_tree.clear_trials(trial_dir)
     trial_dir.write_text("")
     trial_tree.clear_trials(trial_dir)
-
     assert not trial_dir.exists()
     assert (tmp_path / "earlier" / "a-1" / "status.json" / "x").is_dir()
 
 
-def test_what_cannot_be_removed_is_reported(tmp_path, monkeypatch):
-    def refuse(*_, **__):
-        raise PermissionError(13, "Permission denied")
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("link", r"cannot move '.*/a' .*: earlier is a symbolic link; move or"),
+        ("refused", r"cannot move '.*' .*: Permission denied; move"),
+    ],
+)
+def test_what_cannot_be_moved_or_removed_is_reported(
+    trial_dir, tmp_path, monkeypatch, how, message
+):
+    """Nothing is moved out of the study."""
+    trial_dir.mkdir(parents=True)
+    if how == "link":
+        (trial_dir / "status.json").write_text("{}")
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "earlier").symlink_to("elsewhere")
+    else:
 
-    monkeypatch.setattr("shutil.rmtree", refuse)
-    with pytest.raises(
-        StudyError, match=r"cannot move '.*' .*: Permission denied; move"
-    ):
-        trial_tree.clear_trials(tmp_path)
+        def refuse(*_, **__):
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr("shutil.rmtree", refuse)
+    with pytest.raises(StudyError, match=message):
+        trial_tree.clear_trials(trial_dir)
+
+    assert trial_dir.is_dir()
+    assert (how == "link") == (trial_dir / "status.json").exists()

@@ -27,16 +27,10 @@ SWEEP = smoke_sweep(
 STRANGERS = [1]
 
 
-def _environments(folder):
-    return {
-        trial.spec.num_replicas: trial.env
-        for trial in Store.open(folder / "runs" / "s").trials()
-        if trial.spec is not None and trial.env is not None
-    }
-
-
 @pytest.fixture
 def sweep(harness, gpu_overrides, install_gpus):
+    """Returns a function that sweeps on a machine with some GPUs."""
+
     def run(machine, *options, **overrides):
         install_gpus(machine)
         return harness(*SWEEP, *options, overrides=gpu_overrides | overrides)
@@ -51,18 +45,19 @@ def measured(sweep, tmp_path):
     def run(machine, *options, **overrides):
         code, _, err = sweep(machine, *options, **overrides)
         assert exit_codes.OK == code, err
-        return _environments(tmp_path)
+        return {
+            trial.spec.num_replicas: trial.env
+            for trial in Store.open(tmp_path / "runs" / "s").trials()
+        }
 
     return run
 
 
-def test_eight_gpus_are_measured_and_each_trial_lists_its_own(measured):
+def test_eight_gpus_are_measured_and_each_trial_lists_its_own(measured, tmp_path):
     """The record has the GPUs of the trial, not those of the machine."""
     environments = measured(make_gpus(8), "--backends=in_graph", "--replicas=1,2,8")
 
-    assert {n: n for n in (1, 2, 8)} == {
-        n: len(e.gpus) for n, e in environments.items()
-    }
+    assert {1: 1, 2: 2, 8: 8} == {n: len(env.gpus) for n, env in environments.items()}
     assert 1 == len({env.fingerprint for env in environments.values()})
     for num_replicas, env in environments.items():
         ids = ",".join(map(str, range(num_replicas)))
@@ -71,53 +66,42 @@ def test_eight_gpus_are_measured_and_each_trial_lists_its_own(measured):
         assert list(range(num_replicas)) == [use.index for use in env.gpu_uses]
         assert {120.0} == {use.power_watts for use in env.gpu_uses}
         assert {2619.0} == {use.memory_clock_mhz for use in env.gpu_uses}
+        # A matrix product on each GPU: the last of several is slow.
+        rates = [600.0] * max(1, num_replicas - 1) + [480.0] * (num_replicas > 1)
+        assert rates == [use.product_tflops for use in env.gpu_uses]
         assert list(range(num_replicas)) == [of.index for of in env.gpu_settings]
         assert num_replicas == len(env.gpu_settings[0].paths)
         assert (None if num_replicas == 1 else "2.25.1") == env.nccl_version
-        cache = env.environment_variables["CUDA_CACHE_MAXSIZE"]
-        assert "4294967296" == cache
+        assert "4294967296" == env.environment_variables["CUDA_CACHE_MAXSIZE"]
         assert env.machine_state is not None
         assert "570.86.15" == env.machine_state.gpu_driver
 
-
-def test_energy_per_example_is_a_column(sweep, tmp_path):
-    """Mean power of all GPUs over throughput."""
-    sweep(make_gpus(2), "--backends=in_graph", "--replicas=1,2")
+    # Energy per example is the mean power of all GPUs over the throughput.
     store = Store.open(tmp_path / "runs" / "s")
     used = {"energy_joules": 600.0, "watched_sec": 2.0}
     for trial in store.trials():
         uses = tuple(use.model_copy(update=used) for use in trial.env.gpu_uses)
         env = trial.env.model_copy(update={"gpu_uses": uses})
         store.write_env(trial.trial_id, env)
-    trials = frame.trials_frame(store).set_index("num_replicas")
-
-    for num_replicas in (1, 2):
-        row = trials.loc[num_replicas]
-        expected = num_replicas * 300.0 / row.examples_per_sec
+    for row in frame.trials_frame(store).itertuples():
+        expected = row.num_replicas * 300.0 / row.examples_per_sec
         assert expected == pytest.approx(row.joules_per_example)
 
 
-def test_a_matrix_product_on_each_gpu_is_recorded_with_the_trial(measured):
-    environments = measured(make_gpus(2), "--backends=in_graph", "--replicas=1,2")
+def test_one_gpu_is_enough(measured, tmp_path, monkeypatch):
+    """Default replica counts follow from the GPUs.
 
-    assert {1: [600.0], 2: [600.0, 480.0]} == {
-        num_replicas: [use.product_tflops for use in env.gpu_uses]
-        for num_replicas, env in environments.items()
-    }
-
-
-def test_a_trial_without_memory_for_the_product_counts(measured, tmp_path, monkeypatch):
+    A trial counts without memory for the product, and at its power limit, at which most
+    GPUs run under full load.
+    """
     monkeypatch.setenv("FAKE_NO_PRODUCT", "1")
-    (env,) = measured(make_gpus(1), "--backends=single", "--replicas=1").values()
+    found = measured(make_gpus(1, reasons=0x4), "--backends=single")
     (rank,) = tmp_path.rglob("rank_0.jsonl")
 
-    assert [None] == [use.product_tflops for use in env.gpu_uses]
+    assert [1] == list(found)
+    assert [None] == [use.product_tflops for use in found[1].gpu_uses]
     assert '"reason": "OOM when allocating tensor"' in rank.read_text()
-
-
-def test_one_gpu_is_enough(measured):
-    """Default replica counts follow from the GPUs."""
-    assert [1] == list(measured(make_gpus(1), "--backends=single"))
+    assert ("power limit",) == found[1].gpu_uses[0].slowed_by
 
 
 @pytest.mark.processes
@@ -287,15 +271,6 @@ def test_a_lock_that_cannot_be_made_is_one_line(sweep, written, monkeypatch):
     assert [] == written()
 
 
-def test_a_gpu_at_its_power_limit_is_recorded_and_ok(measured):
-    """Most GPUs run at theirs under full load."""
-    (env,) = measured(
-        make_gpus(1, reasons=0x4), "--backends=single", "--replicas=1"
-    ).values()
-
-    assert ("power limit",) == env.gpu_uses[0].slowed_by
-
-
 def test_a_record_without_gpus_is_as_it_was(finished, tmp_path):
     """Also sources of an older revision read it, which a gate measures."""
     store = Store.open(tmp_path / "runs" / "s")
@@ -305,12 +280,8 @@ def test_a_record_without_gpus_is_as_it_was(finished, tmp_path):
     names = ("gpu_uses", "gpu_settings", "nccl_version")
     assert [] == [t for t in texts if any(f'"{name}"' in t for name in names)]
     assert {()} == {trial.env.gpu_uses for trial in store.trials()}
-
-
-def test_a_turn_without_gpus_is_as_it_was():
-    """And one with GPUs is read again as it was written."""
+    # A turn too; one with GPUs is read again as it was written.
     turn = Turn(round_index=0, attempt=0, start_ns=0, end_ns=5, num_steps=1)
     used = turn.model_copy(update={"gpus": (GpuUse(index=3, num_samples=2),)})
-
     assert "gpus" not in json.loads(turn.model_dump_json())
     assert used == Turn.model_validate_json(used.model_dump_json())

@@ -1,57 +1,54 @@
-"""A sweep matches N replicas with one before it measures, and says what it found."""
+"""A sweep compares N replicas with one before it measures, and says what it found."""
 
-import dataclasses
 import json
 import re
 
 import pytest
-import synthetic_trial
 from command_words import overridden
 
 from harness.cli import exit_codes
 from harness.launch.local import LocalLauncher
-from harness.run import sweep as sweep_lib
 from results.records.models import TrialStatus
 from results.store.study_store import Store
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_trials")]
 
 ONE_BACKEND = "--backends=in_graph"
 
 
 @pytest.fixture
 def sweep(harness, small, overrides):
-    return lambda *args: harness(
-        *("sweep", *overridden(small, "--repeats=1", "--study=s", *args)),
-        overrides=overrides,
-    )
+    def run(*options):
+        words = overridden(small, "--repeats=1", "--study=s", *options)
+        return harness("sweep", *words, overrides=overrides)
+
+    return run
 
 
-@pytest.mark.usefixtures("forked_trials")
-def test_a_sweep_matches_before_it_measures(sweep, tmp_path):
+@pytest.fixture
+def store(tmp_path):
+    """Returns the study, which is made by the test."""
+    return Store(tmp_path / "runs" / "s")
+
+
+def test_a_sweep_compares_before_it_measures(sweep, store):
     code, _, err = sweep()
-    store = Store.open(tmp_path / "runs" / "s")
-    matched = {trial.spec.num_replicas: trial for trial in store.matching.trials()}
-    of_trials = [trial.status.started_at for trial in store.trials() if trial.status]
+    compared = list(store.matching.trials())
+    started = [trial.status.started_at for trial in store.trials()]
 
     assert exit_codes.OK == code, err
-    assert 3 == len(list(store.matching.trials()))
-    assert 4 == len(of_trials)
+    assert (3, 4) == (len(compared), len(started))
     assert re.search(
         r"matching replicas with one, untimed: single x1, .*in_graph x2", err
     )
-    for trial in matched.values():
-        assert trial.status is not None
+    for trial in compared:
         assert TrialStatus.OK is trial.status.status
-        assert trial.status.ended_at <= min(of_trials)
+        assert trial.status.ended_at <= min(started)
 
 
-@pytest.mark.usefixtures("forked_trials")
 def test_replicas_that_do_not_match_are_not_sane(sweep, harness, monkeypatch):
     monkeypatch.setenv("FAKE_UNMATCHED", "in_graph:2")
     code, out, err = sweep("--json")
-    verified, _, _ = harness("verify", "s")
-    _, status, _ = harness("status", "s")
     missing = {
         (point["backend"], point["num_replicas"])
         for point in json.loads(out)["points"]
@@ -66,37 +63,50 @@ def test_replicas_that_do_not_match_are_not_sane(sweep, harness, monkeypatch):
         err,
     )
     assert "1 of 4 trials are not ok" in err
-    assert "\nin_graph x2 does not match one replica: " in status
-    assert exit_codes.OK == verified
+    assert "\nin_graph x2 does not match one replica: " in harness("status", "s")[1]
+    assert exit_codes.OK == harness("verify", "s")[0]
 
 
-@pytest.mark.usefixtures("forked_trials")
-def test_verify_sees_a_match_that_was_changed(sweep, harness, tmp_path):
-    """A sketch or a loss in the raw observations that the record does not have."""
+def test_what_changed_or_is_missing_of_a_comparison_is_seen(
+    sweep, harness, store, overrides
+):
+    """By ``verify``, a sketch or a loss of the raw observations that no record has.
+
+    And what an interrupt left out is run when the study is resumed, and only that.
+    """
     sweep(ONE_BACKEND)
-    store = Store.open(tmp_path / "runs" / "s")
-    (path,) = [
-        store.matching.trial_dir(trial.trial_id) / "rank_0.jsonl"
+    folders = {
+        trial.spec.backend: store.matching.trial_dir(trial.trial_id)
         for trial in store.matching.trials()
-        if trial.spec.backend == "in_graph"
-    ]
+    }
+    path = folders["in_graph"] / "rank_0.jsonl"
     text = path.read_text()
-    path.write_text(text.replace("[1.0, 2.0]", "[5.0, 2.0]"))
-    code, out, _ = harness("verify", "s")
+    for changed, where, said in (
+        (
+            text.replace("[1.0, 2.0]", "[5.0, 2.0]"),
+            *(r"sketch\[0\]", "stated 1.0, recomputed 5.0"),
+        ),
+        (
+            re.sub(r'"loss": \d', '"loss": 9', text),
+            *("losses of equivalence checks of in_graph x2", "stated"),
+        ),
+    ):
+        path.write_text(changed)
+        code, out, _ = harness("verify", "s")
 
-    assert exit_codes.SOME_TRIALS_FAILED == code
-    assert re.search(r"sketch\[0\]: stated 1.0, recomputed 5.0", out)
+        assert exit_codes.SOME_TRIALS_FAILED == code
+        assert re.search(f"{where}.*: .*{said}", out), out
+    path.write_text(text)
+    kept = (folders["in_graph"] / "status.json").stat().st_mtime_ns
+    (folders["single"] / "status.json").unlink()
+    code, _, err = harness("sweep", "--study", "s", overrides=overrides)
 
-    path.write_text(re.sub(r'"loss": \d', '"loss": 9', text))
-    code, out, _ = harness("verify", "s", "--json")
-    assert exit_codes.SOME_TRIALS_FAILED == code
-    differences = json.loads(out)["differences"]
-    where = "losses of equivalence checks of in_graph x2"
-    assert where in {item["where"] for item in differences}
+    assert exit_codes.OK == code, err
+    assert (folders["single"] / "status.json").exists()
+    assert kept == (folders["in_graph"] / "status.json").stat().st_mtime_ns
 
 
-@pytest.mark.usefixtures("forked_trials")
-def test_a_match_that_gives_no_answer_is_a_failure(sweep, monkeypatch):
+def test_a_comparison_that_gives_no_answer_is_a_failure(sweep, monkeypatch):
     monkeypatch.setenv("FAKE_MATCH_FAILS", "single:1")
     code, _, err = sweep(ONE_BACKEND)
     monkeypatch.delenv("FAKE_MATCH_FAILS")
@@ -112,34 +122,12 @@ def test_a_match_that_gives_no_answer_is_a_failure(sweep, monkeypatch):
     assert exit_codes.OK == repeated, again
 
 
-@pytest.mark.usefixtures("forked_trials")
-def test_what_an_interrupt_left_is_matched_when_the_study_is_resumed(
-    sweep, harness, tmp_path, overrides
-):
-    sweep(ONE_BACKEND)
-    store = Store.open(tmp_path / "runs" / "s")
-    status = {
-        trial.spec.backend: store.matching.trial_dir(trial.trial_id) / "status.json"
-        for trial in store.matching.trials()
-    }
-    kept = status["in_graph"].stat().st_mtime_ns
-    status["single"].unlink()
-    code, _, err = harness("sweep", "--study", "s", overrides=overrides)
-
-    assert exit_codes.OK == code, err
-    assert status["single"].exists()
-    assert kept == status["in_graph"].stat().st_mtime_ns
-
-
-@pytest.mark.usefixtures("forked_trials")
-def test_no_match_says_so(sweep, tmp_path):
+def test_no_match_says_so(sweep, store):
     code, _, err = sweep(ONE_BACKEND, "--no-match")
 
     assert exit_codes.OK == code
-    assert re.search(
-        r"in_graph x2 is not checked against one replica: --no-match was given", err
-    )
-    assert not (tmp_path / "runs" / "s" / "match").exists()
+    assert "in_graph x2 is not checked against one replica: --no-match was given" in err
+    assert not (store.root / "match").exists()
 
 
 class Gang:
@@ -160,29 +148,18 @@ class Gang:
         self.calls.append("end")
 
 
-class Launcher(LocalLauncher):
-    """Has such a gang for every trial."""
-
-    def __init__(self):
-        self.gangs = {}
-
-    def gang(self, trial_dir, *_):
-        return self.gangs.setdefault(trial_dir, Gang())
-
-
-def test_matches_are_gangs_where_trials_are(store, make_spec, settings):
+def test_comparisons_are_started_where_trials_are(sweep, store, monkeypatch):
     """They were started as processes of this machine, which has not all of them."""
-    trials = []
-    for seed in (1, 2):
-        spec = make_spec(backend="in_graph", seed=seed)
-        trials.append(synthetic_trial.planned(spec))
-    launcher = Launcher()
-    sweep_lib._run_together(
-        store.matching, trials, dataclasses.replace(settings, launcher=launcher)
+    gangs = {}
+    monkeypatch.setattr(
+        LocalLauncher,
+        "gang",
+        lambda _launcher, trial_dir, *_: gangs.setdefault(trial_dir, Gang()),
     )
+    code, _, err = sweep(ONE_BACKEND)
 
-    assert [["start", "wait", "end"]] * 2 == [g.calls for g in launcher.gangs.values()]
-    for trial in trials:
-        failure = store.matching.read_trial(trial.trial_id).status.failure
-        assert "exit code 3" in failure.reason
-        assert "a member said this" in failure.traceback
+    assert exit_codes.NOTHING_MEASURED == code, err
+    assert [["start", "wait", "end"]] * 4 == [gang.calls for gang in gangs.values()]
+    for trial in (*store.matching.trials(), *store.trials()):
+        assert "exit code 3" in trial.status.failure.reason
+        assert "a member said this" in trial.status.failure.traceback

@@ -1,28 +1,50 @@
 """What a process of a trial is given: sources, temporary files, and its memory."""
 
-import functools
 import os
 import platform
 import re
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 
 from harness.errors import StudyError
 from harness.launch import member
 from harness.machine.machine_state import read_huge_pages
+from harness.placement import allocation
 from harness.run import trial_tree
 from harness.trial import process_tree
 from results.records.models import Allocator
 
-PROBE = "import pathlib, sys\npathlib.Path(sys.argv[-1], 'said').write_text({name!r})\n"
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path, monkeypatch):
+    """Makes the folder of a trial, and returns one for temporary files."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "trial").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    return tmp_path / "tmp"
+
+
+# Says which file it is and where its temporary file is, and cannot remove that.
+PROBE = """
+import os, pathlib, signal, sys, tempfile
+_, name = tempfile.mkstemp()
+pathlib.Path(sys.argv[-1], "said").write_text({name!r} + " " + name)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 @pytest.mark.processes
-def test_the_current_folder_does_not_replace_the_sources(tmp_path, monkeypatch):
-    """Python looks there first; a gate would have compared a tree with itself."""
+def test_a_process_has_the_planned_sources_and_a_folder_of_its_own(
+    tmp_path, monkeypatch, temporary
+):
+    """Python looks in the current folder first; a gate would compare one tree with it.
+
+    What the killed process left was in the folder of the trial, which is gone.
+    """
     for name in ("here", "planned"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "probe.py").write_text(PROBE.format(name=name))
@@ -32,26 +54,22 @@ def test_the_current_folder_does_not_replace_the_sources(tmp_path, monkeypatch):
     variables = {
         "PYTHONPATH": str(tmp_path / "planned"),
         process_tree.MARKER: str(trial_dir),
+        trial_tree.VARIABLE: str(trial_tree.folder_of(trial_dir)),
     }
+    command = (sys.executable, "-m", "probe")
+    tree = trial_tree.ProcessTree(Path("trial"), variables, command)
+    trial_tree.run_tree(tree, timeout_sec=60)
+    source, name = (trial_dir / "said").read_text().split()
 
-    tree = trial_tree.ProcessTree(
-        trial_dir.relative_to(tmp_path / "here"),
-        variables,
-        (sys.executable, "-m", "probe"),
-    )
-    ended = trial_tree.run_tree(tree, timeout_sec=60)
-
-    assert 0 == ended.exit_code
-    assert "planned" == (trial_dir / "said").read_text()
+    assert "planned" == source
+    assert name.startswith(f"{trial_tree.folder_of(trial_dir)}/")
+    assert [] == [*temporary.iterdir()]
 
 
-@pytest.mark.processes
 def test_paths_of_the_environment_are_absolute(
     make_spec, tmp_path, monkeypatch, one_core
 ):
     """A trial has another current folder than the user who set them."""
-    from harness.placement import allocation
-
     monkeypatch.chdir(tmp_path)
     place = allocation.place(
         one_core, num_replicas=1, cores_per_replica=1, device="cpu"
@@ -64,62 +82,20 @@ def test_paths_of_the_environment_are_absolute(
     assert str(tmp_path / "data") == found["TFDS_DATA_DIR"]
 
 
-# Says where its temporary file is, and cannot remove it.
-KILLED = """
-import os, pathlib, signal, sys, tempfile
-_, name = tempfile.mkstemp()
-pathlib.Path(sys.argv[-1], "name").write_text(name)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.fixture(autouse=True)
-def _temporary(tmp_path, monkeypatch):
-    (tmp_path / "tmp").mkdir()
-    (tmp_path / "trial").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-
-
-@pytest.mark.processes
-def test_what_a_killed_process_left_is_removed(tmp_path):
-    """The file was in the folder of the trial, which is gone."""
-    trial_dir = tmp_path / "trial"
-    variables = {
-        process_tree.MARKER: str(trial_dir),
-        trial_tree.VARIABLE: str(trial_tree.folder_of(trial_dir)),
-    }
-    tree = trial_tree.ProcessTree(trial_dir, variables, (sys.executable, "-c", KILLED))
-    trial_tree.run_tree(tree, timeout_sec=30.0)
-
-    name = (trial_dir / "name").read_text()
-    assert name.startswith(f"{trial_tree.folder_of(trial_dir)}/")
-    assert [] == [*(tmp_path / "tmp").iterdir()]
-
-
-def test_the_next_run_removes_what_a_killed_run_left(tmp_path):
-    """Which had no time for it; other trials keep theirs."""
+def test_a_folder_for_temporary_files_is_private_and_made_anew(tmp_path):
+    """What a killed run left is removed by the next one; other trials keep theirs."""
+    mine, other = (trial_tree.folder_of(tmp_path / name) for name in ("trial", "other"))
     for name in ("trial", "other"):
         trial_tree.make_scratch(tmp_path / name)
         (trial_tree.folder_of(tmp_path / name) / "file").touch()
+    assert 0o700 == mine.stat().st_mode & 0o777
     trial_tree.clear_trials(tmp_path / "trial")
 
-    assert not trial_tree.folder_of(tmp_path / "trial").exists()
-    assert (trial_tree.folder_of(tmp_path / "other") / "file").exists()
-
-
-def test_only_this_user_can_read_it(tmp_path):
-    """Temporary files may hold what others must not see."""
-    trial_tree.make_scratch(tmp_path / "trial")
-
-    assert 0o700 == trial_tree.folder_of(tmp_path / "trial").stat().st_mode & 0o777
-
-
-def test_what_is_in_the_way_is_named(tmp_path):
-    folder = trial_tree.folder_of(tmp_path / "trial")
-    folder.touch()
-
+    assert not mine.exists()
+    assert (other / "file").exists()
+    mine.touch()
     expected = (
-        rf"cannot make '{re.escape(str(folder))}' for temporary files of a trial: File"
+        rf"cannot make '{re.escape(str(mine))}' for temporary files of a trial: File"
         r" exists; remove it, or set TMPDIR to another folder"
     )
     with pytest.raises(StudyError, match=expected):
@@ -142,7 +118,7 @@ def test_members_of_one_host_have_a_folder_each(tmp_path, monkeypatch):
 
 # Two threads allocate, write and free buffers of several sizes, as steps do; prints
 # the page faults of the rounds after the first two.
-PROGRAM = """
+STEPS = """
 import ctypes, resource, threading
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
@@ -166,9 +142,9 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 run(5)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-
-
-# A program of 200 MB needs another 40 MB later; prints the page faults that this takes.
+NUM_PAGES_OF_STEPS = 5 * 2 * (607 << 18) // 4096
+# A program of 200 MB needs another 40 MB later; prints the page faults that this takes,
+# and how much of what it reserved it uses before and afterwards.
 GROWING = """
 import ctypes, resource, sys
 from harness.trial import steps as heap
@@ -179,19 +155,19 @@ def use(size):
     ctypes.memset(libc.malloc(size), 1, size)
 use(200 << 20)
 made = heap.reserve(heap.FRACTION) if sys.argv[1] != "grown" else heap.Reservation()
-if sys.argv[1] == "unused": print(made.num_bytes - made.unused_bytes())
+unused = made.num_bytes - made.unused_bytes()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 use(40 << 20)
-if sys.argv[1] == "used": print(made.num_bytes - made.unused_bytes())
-if sys.argv[1] in ("grown", "reserved"):
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+num_faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(num_faults, unused, made.num_bytes - made.unused_bytes())
 """
+NUM_PAGES_OF_GROWTH = (40 << 20) // 4096
 needs_glibc = pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc", reason="only glibc reads these variables"
 )
 
 
-def printed(allocator, program=PROGRAM, *arguments, has_huge_pages=False):
+def printed(allocator, program, *arguments, has_huge_pages=False):
     """Returns what a program prints under the variables of an allocator."""
     plain = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
     variables = trial_tree.allocator_variables(allocator, {})
@@ -204,47 +180,35 @@ def printed(allocator, program=PROGRAM, *arguments, has_huge_pages=False):
         text=True,
         check=True,
     )
-    return int(done.stdout)
+    return [int(text) for text in done.stdout.split()]
 
 
 @pytest.mark.processes
 @needs_glibc
 def test_buffers_that_are_freed_are_not_faulted_in_again():
     """All but a few of the pages; by its own rules glibc faults in most of them."""
-    num_pages = 5 * 2 * (607 << 18) // 4096
-
-    assert num_pages / 2 < printed(Allocator.DEFAULT)
-    assert printed(Allocator.KEEP) < num_pages / 20
+    assert NUM_PAGES_OF_STEPS / 2 < printed(Allocator.DEFAULT, STEPS)[0]
+    assert printed(Allocator.KEEP, STEPS)[0] < NUM_PAGES_OF_STEPS / 20
 
 
 @pytest.mark.processes
 @needs_glibc
 def test_a_heap_that_was_reserved_grows_without_faults():
-    """The pages of later growth are there before anything is timed."""
-    num_pages = (40 << 20) // 4096
+    """The pages of later growth are there before anything is timed.
 
-    assert num_pages * 0.9 < printed(Allocator.KEEP, GROWING, "grown")
-    assert printed(Allocator.KEEP, GROWING, "reserved") < num_pages / 20
+    What the heap has not grown into is no memory of the program; where the kernel gives
+    huge pages on request, a fault is for 2 MiB in place of 512.
+    """
+    num_faults, *_ = printed(Allocator.KEEP, GROWING, "grown")
+    num_reserved, unused, used = printed(Allocator.KEEP, GROWING, "reserved")
 
-
-@pytest.mark.processes
-@needs_glibc
-@pytest.mark.parametrize(("moment", "used"), [("unused", 0), ("used", 40 << 20)])
-def test_what_the_heap_has_not_grown_into_is_no_memory_of_the_program(moment, used):
-    """It is known at the end of the window, and the peak is without it."""
-    assert pytest.approx(used, abs=1 << 20) == printed(Allocator.KEEP, GROWING, moment)
-
-
-@pytest.mark.processes
-@pytest.mark.skipif(
-    read_huge_pages() != "madvise" or platform.libc_ver() < ("glibc", "2.35"),
-    reason="the kernel or glibc does not give huge pages on request",
-)
-def test_the_heap_has_huge_pages():
-    """A fault for 2 MiB in place of 512."""
-    grown = functools.partial(printed, Allocator.KEEP, GROWING, "grown")
-
-    assert grown(has_huge_pages=True) < grown(has_huge_pages=False) / 4
+    assert num_faults > NUM_PAGES_OF_GROWTH * 0.9
+    assert num_reserved < NUM_PAGES_OF_GROWTH / 20
+    assert pytest.approx(0, abs=1 << 20) == unused
+    assert pytest.approx(40 << 20, abs=1 << 20) == used
+    if read_huge_pages() == "madvise" and platform.libc_ver() >= ("glibc", "2.35"):
+        with_huge, *_ = printed(Allocator.KEEP, GROWING, "grown", has_huge_pages=True)
+        assert with_huge < num_faults / 4
 
 
 def test_tunables_of_the_user_stay():

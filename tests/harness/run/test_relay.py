@@ -3,396 +3,57 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import synthetic_trial
+from command_words import overridden, smoke_sweep
 
-from harness.errors import DoesNotFitError
+from harness.cli import exit_codes
+from harness.machine import machine_state
 from harness.machine.machine_state import CpuTopology, LogicalCpu
-from harness.planning import checked, plan
-from harness.planning.request import SweepRequest
-from harness.run import rounds
-from harness.run.relay import run_generation
+from harness.run import relay, rounds
 from harness.run.resident import Resident
-from harness.run.rounds import Generation
 from harness.trial import process_tree, rank_file
-from results.records.models import (
-    Control,
-    Measuring,
-    Order,
-    Plan,
-    ScalingMode,
-    TrialStatus,
-)
+from results.records.models import Control, Order, TrialStatus
 from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes
 forked = pytest.mark.usefixtures("forked_trials")
 ROUNDS = 3
-
-
-@pytest.fixture
-def relay_plan():
-    request = SweepRequest(
-        workload="resnet50",
-        preset="smoke",
-        replicas=(1, 2),
-        modes=(ScalingMode.WEAK,),
-        repeats=2,
-        budget="none",
-    )
-    planned = plan.plan_sweep(request, checked.Machine(num_available_cores=2))
-    return Plan(
-        study="relay",
-        created_at="2026-01-01T00:00:00+00:00",
-        command=("python", "-m", "harness"),
-        baseline_num_replicas=1,
-        repeats=2,
-        seed=0,
-        timeout_sec=60.0,
-        measuring=planned.measuring,
-        trials=planned.trials,
-    )
-
-
-@pytest.fixture
-def relay_store(tmp_path, relay_plan):
-    made = Store.create(tmp_path / "runs" / "relay")
-    made.write_plan(relay_plan)
-    return made
-
-
-def first_generation(store, **fields):
-    trials = [t for t in store.read_plan().trials if t.spec.repetition_index == 0]
-    defaults = {
-        "trials": trials,
-        "index": 0,
-        "duration_sec": None,
-        "max_rounds": ROUNDS,
-        "seed": 7,
-    }
-    return Generation(**(defaults | fields))
-
-
-def those_of_two(store):
-    """Returns its trials of two replicas: of two backends, and a twin."""
-    trials = first_generation(store).trials
-    return [trial for trial in trials if trial.spec.num_replicas == 2]
-
-
-def run(store, settings, **fields):
-    """Runs the first generation; returns what the store says of its trials."""
-    generation = first_generation(store, **fields)
-    run_generation(store, generation, settings, lambda _text, _left: None)
-    return [store.read_trial(trial.trial_id) for trial in generation.trials]
-
-
-@forked
-def test_every_case_takes_one_turn_per_round(relay_store, settings):
-    trials = run(relay_store, settings)
-
-    assert 5 == len(trials)
-    for trial in trials:
-        turns, (rank,) = trial.result.turns, trial.result.ranks
-        assert trial.status.status is TrialStatus.OK
-        assert list(range(ROUNDS)) == [turn.round_index for turn in turns]
-        assert {0} == {turn.attempt for turn in turns}
-        assert all(turn.time_sec >= rounds.MIN_TURN_SEC for turn in turns)
-        assert sum(turn.num_steps for turn in turns) == len(rank.step_time_sec)
-        assert pytest.approx(sum(rank.step_time_sec)) == trial.result.window_sec
-        assert set(range(ROUNDS)) == set(trial.result.rates)
-        assert not trial.result.quality
-
-
-@forked
-def test_a_generation_whose_code_is_edited_does_not_count(relay_store, settings):
-    looks = iter(["uncommitted train.py 'none' / 'ab'"])
-    settings = dataclasses.replace(settings, changed_code=lambda: next(looks))
-    trials = run(relay_store, settings, max_rounds=1)
-
-    assert {(TrialStatus.FAILED, "ChangedCodeError")} == {
-        (of.status.status, of.status.failure.exception_type) for of in trials
-    }
-    assert {None} == {of.result for of in trials}
-
-
-@pytest.fixture
-def solo_trial(relay_plan):
-    first = relay_plan.trials[0].spec
-    batch = first.per_replica_batch_size
-    spec = first.model_copy(
-        update={
-            "backend": "single",
-            "control": Control.SOLO,
-            "num_replicas": 2,
-            "global_batch_size": 2 * batch,
-        }
-    )
-    return synthetic_trial.planned(spec)
-
-
-@forked
-def test_the_programs_of_solo_take_each_turn_together(
-    relay_store, settings, solo_trial
-):
-    others = first_generation(relay_store).trials
-    trials = run(relay_store, settings, trials=[others[0], solo_trial])
-    solo = trials[1]
-
-    assert TrialStatus.OK is solo.status.status
-    assert [0, 1] == [rank.rank for rank in solo.result.ranks]
-    assert solo.spec.global_batch_size == solo.result.global_batch_size
-    assert list(range(ROUNDS)) == [turn.round_index for turn in solo.result.turns]
-    num_steps = sum(turn.num_steps for turn in solo.result.turns)
-    assert all(num_steps == len(rank.step_time_sec) for rank in solo.result.ranks)
-    assert 2 == len(solo.env.placement.cpusets)
-
-
-def test_a_program_of_solo_that_is_killed_fails_the_control_only(
-    relay_store, settings, solo_trial, monkeypatch
-):
-    """The cases take all their turns; no program of it is left."""
-    monkeypatch.setenv("FAKE_BEHAVIOR", "single:2:rank1_sigkill")
-    others = first_generation(relay_store).trials
-    case, solo = run(relay_store, settings, trials=[others[0], solo_trial])
-
-    assert TrialStatus.OK is case.status.status
-    assert TrialStatus.FAILED is solo.status.status
-    marker = str(relay_store.trial_dir(solo_trial.trial_id).resolve())
-    assert [] == process_tree.find_tree(marker)
-
-
-@dataclasses.dataclass
-class Waiting:
-    trial_id: str
-    prepared: Any = None
-    is_alive: bool = True
-    busy_sec: float = 0.0
-    step_time_sec: float = 1.0
-
-
-def test_the_order_of_turns_is_drawn_from_the_seed_in_every_round(
-    relay_store, monkeypatch
-):
-    orders = []
-
-    monkeypatch.setattr(rounds, "_case_of", lambda resident: resident.trial_id)
-    monkeypatch.setattr(rounds, "whole_blocks", lambda number, _: number)
-
-    def note(resident, round_index, *_):
-        orders[-1].append((round_index, resident.trial_id))
-
-    monkeypatch.setattr(rounds, "_take_turn", note)
-    for seed in (7, 7, 8):
-        orders.append([])
-        generation = first_generation(relay_store, seed=seed)
-        waiting = [
-            Waiting(trial.trial_id, SimpleNamespace(trial=trial))
-            for trial in generation.trials
-        ]
-        rounds._take_rounds(waiting, generation, None, lambda *_: None, lambda *_: "")
-    found = [
-        [trial_id for _, trial_id in block]
-        for _, block in itertools.groupby(orders[0], key=lambda turn: turn[0])
-    ]
-
-    assert ROUNDS == len(found)
-    assert orders[0] == orders[1] != orders[2]
-    assert 1 < len(set(map(tuple, found)))
-    assert 1 == len({tuple(sorted(block)) for block in found})
-
-
-def test_a_case_has_turns_of_one_number_of_steps(relay_store, monkeypatch):
-    """Its twin has it too, and later generations, however long a warm-up step took.
-
-    The first processes take 0.11 s and 0.09 s for a step, those of the next 0.2 s.
-    """
-    taken = {}
-
-    def note(resident, _, num_steps, *_rest):
-        taken.setdefault(resident.trial_id, set()).add(num_steps)
-
-    monkeypatch.setattr(rounds, "_take_turn", note)
-    trials = relay_store.read_plan().trials
-    known = {}
-    for index in (0, 1):
-        of = [
-            trial
-            for trial in trials
-            if trial.spec.repetition_index == index
-            and (trial.spec.backend, trial.spec.num_replicas) == ("in_graph", 2)
-        ]
-        assert {Control.NONE, Control.TWIN} == {trial.spec.control for trial in of}
-        waiting = [
-            Waiting(trial.trial_id, SimpleNamespace(trial=trial), step_time_sec=sec)
-            for trial, sec in zip(
-                of, (0.11, 0.09) if index == 0 else (0.2, 0.2), strict=True
-            )
-        ]
-        generation = first_generation(
-            relay_store, trials=of, index=index, steps_of_turn=known
-        )
-        rounds._take_rounds(waiting, generation, None, lambda *_: None, lambda *_: "")
-        recorded = [
-            SimpleNamespace(
-                spec=trial.spec,
-                result=SimpleNamespace(
-                    turns=[SimpleNamespace(is_sustained=False, num_steps=number)]
-                ),
-            )
-            for trial in of
-            for number in taken[trial.trial_id]
-        ]
-        known = rounds.steps_of_turns(recorded)  # a part
-
-    assert 4 == len(taken)
-    assert [{4}] * 4 == list(taken.values())
-
-
-def test_a_process_that_ended_before_its_first_step_sets_no_number_of_steps(
-    relay_store, monkeypatch
-):
-    """It has no step time; 0 s would ask the others for 300,000 steps of 0.1 s."""
-    taken = []
-    monkeypatch.setattr(
-        rounds, "_take_turn", lambda of, _, num_steps, *_rest: taken.append(num_steps)
-    )
-    generation = first_generation(relay_store)
-    prepared = SimpleNamespace(trial=generation.trials[0])
-    waiting = [
-        Waiting("a", prepared, step_time_sec=0.1),
-        Waiting("b", prepared, step_time_sec=0.0, is_alive=False),
-    ]
-    rounds.take_all(waiting, generation, None, lambda *_: None, lambda *_: "")
-
-    assert [3] * ROUNDS == taken
-
-
-@forked
-def test_a_void_turn_is_kept_and_repeated_up_to_twice(relay_store, settings):
-    """The first turn of each round is void, then all of one round are."""
-    calls = itertools.count()
-
-    def void_reason(_load, _retraces):
-        call = next(calls)
-        return "others were busy" if call in (0, 2, 3, 4) else ""
-
-    settings = dataclasses.replace(settings, void_reason=void_reason)
-    generation = first_generation(relay_store)
-    (trial,) = run(relay_store, settings, trials=generation.trials[:1])
-    found = [(t.round_index, t.attempt, t.is_valid) for t in trial.result.turns]
-
-    assert [
-        (0, 0, False),
-        (0, 1, True),
-        (1, 0, False),
-        (1, 1, False),
-        (1, 2, False),
-        (2, 0, True),
-    ] == found
-    assert {0, 2} == set(trial.result.rates)
-    assert trial.status.status is TrialStatus.OK
-
-
-@forked
-def test_a_trial_whose_turns_are_all_void_gives_no_number(relay_store, settings):
-    settings = dataclasses.replace(settings, void_reason=lambda *_: "others were busy")
-    generation = first_generation(relay_store)
-    (trial,) = run(relay_store, settings, trials=generation.trials[:1], max_rounds=1)
-
-    assert trial.status.status is TrialStatus.VOID
-    assert trial.status.failure.reason == (
-        "all 3 turns are void; the last one: others were busy"
-    )
-    assert 3 == len(trial.result.turns)
-
-
-@forked
-@pytest.mark.parametrize(
-    ("behavior", "status", "phase"),
-    [
-        ("build_fail", TrialStatus.FAILED, "build"),
-        pytest.param("fail", TrialStatus.FAILED, "measure", marks=pytest.mark.full),
-        ("sigkill", TrialStatus.FAILED, "measure"),
-        pytest.param("exit0", TrialStatus.FAILED, "measure", marks=pytest.mark.full),
-        ("insane", TrialStatus.INSANE, "sanity"),
-    ],
+ENDS = exit_codes.OK, exit_codes.SOME_TRIALS_FAILED, exit_codes.NOTHING_MEASURED
+SWEEP = smoke_sweep(
+    "--backends=in_graph,tf_mirrored --replicas=1,2 --mode=weak --repeats=1 --rounds=3 "
+    "--order=relay --budget=none --no-match --study=s"
 )
-def test_one_failure_does_not_end_the_generation(
-    relay_store, settings, monkeypatch, behavior, status, phase
-):
-    """It is recorded with its phase, and the others finish all rounds."""
-    monkeypatch.setenv("FAKE_BEHAVIOR", f"tf_mirrored:2:{behavior}")
-    trials = run(relay_store, settings, trials=those_of_two(relay_store))
-    bad = [t for t in trials if t.status.status is not TrialStatus.OK]
-
-    assert [("tf_mirrored", 2)] == [(t.spec.backend, t.spec.num_replicas) for t in bad]
-    assert (status, phase) == (bad[0].status.status, bad[0].status.failure.phase.value)
-    assert 2 == len(trials) - len(bad)
-    assert all(ROUNDS == len(t.result.rates) for t in trials if t not in bad)
 
 
-def test_a_turn_without_an_end_is_a_timeout(relay_store, settings, monkeypatch):
-    monkeypatch.setenv("FAKE_BEHAVIOR", "tf_mirrored:2:hang")
-    settings = dataclasses.replace(settings, timeout_sec=3.0)
-    trials = run(relay_store, settings, trials=those_of_two(relay_store))
-    by_name = {(t.spec.backend, t.spec.num_replicas, t.spec.control): t for t in trials}
-    hung = by_name["tf_mirrored", 2, Control.NONE]
+@pytest.fixture
+def run(harness, overrides, tmp_path, monkeypatch):
+    """Returns a function that sweeps: its trials by backend, replicas and control."""
 
-    assert hung.status.status is TrialStatus.TIMEOUT
-    assert "killed after 3 s (timeout): rank 0 was in phase measure" in (
-        hung.status.failure.reason
-    )
-    marker = str(relay_store.trial_dir(hung.trial_id).resolve())
-    assert [] == process_tree.find_tree(marker)
+    def sweep(*options, behavior="", **changes):
+        monkeypatch.setenv("FAKE_BEHAVIOR", behavior)
+        words = overridden(SWEEP, *options)
+        code, _, err = harness(*words, overrides=overrides | changes)
+        assert code in ENDS, err
+        store = Store.open(tmp_path / "runs" / "s")
+        # No process of a trial is left, however it ended.
+        for trial in store.trials():
+            marker = str(store.trial_dir(trial.trial_id).resolve())
+            assert [] == process_tree.find_tree(marker)
+        found = {
+            (of.spec.backend, of.spec.num_replicas, of.spec.control.value): of
+            for of in store.trials()
+            if of.spec.repetition_index == 0
+        }
+        return found, err
 
-
-def test_processes_that_do_not_fit_into_memory_are_refused_with_numbers(
-    relay_store, settings
-):
-    generation = first_generation(relay_store)
-    with pytest.raises(
-        DoesNotFitError,
-        match=r"5 processes do not fit into memory at once: the first 1 occupy "
-        r"\d\.\d GiB, 0\.0 GiB are free, and the next may need \d\.\d GiB",
-    ):
-        run_generation(relay_store, generation, settings, lambda *_: None, lambda: 1)
-
-    assert all(trial.status is None for trial in relay_store.trials())
-    for trial in generation.trials:
-        marker = str(relay_store.trial_dir(trial.trial_id).resolve())
-        assert [] == process_tree.find_tree(marker)
-
-
-@forked
-def test_little_time_still_gives_the_fewest_rounds(relay_store, settings):
-    """Start-up can use up all of it; the rounds that are needed come nevertheless."""
-    generation = first_generation(relay_store)
-    (trial,) = run(
-        relay_store,
-        settings,
-        trials=generation.trials[:1],
-        duration_sec=0.001,
-        max_rounds=100,
-    )
-
-    assert rounds.MIN_ROUNDS == len(trial.result.rates)
-
-
-def test_a_plan_of_a_relay_names_twin_and_primary_contrast(relay_plan):
-    twins = [t for t in relay_plan.trials if t.spec.control is Control.TWIN]
-    measuring = relay_plan.measuring
-
-    assert 2 == len(twins)
-    assert {("in_graph", 2)} == {(t.spec.backend, t.spec.num_replicas) for t in twins}
-    assert isinstance(measuring, Measuring)
-    assert Order.RELAY is measuring.order
-    assert measuring.primary is not None
-    assert "in_graph / tf_mirrored, weak scaling, x2" == measuring.primary.text
+    return sweep
 
 
 @forked
@@ -400,46 +61,327 @@ def test_a_plan_of_a_relay_names_twin_and_primary_contrast(relay_plan):
     len(os.sched_getaffinity(0)) < 2,
     reason="needs two cores: with one, processes start one at a time",
 )
-def test_processes_start_side_by_side_and_warm_up_alone(
-    relay_store, settings, monkeypatch
-):
-    """Two start at once on two cores, the next when one is ready.
+def test_every_case_takes_one_turn_per_round(run, tmp_path, monkeypatch):
+    """Processes start side by side, the next when one is ready, and warm up alone.
 
-    The last warm-up steps run one by one. The time to the first step is then no
-    figure, and is recorded as 0.
+    The time to the first step is then no figure, and is recorded as 0.
     """
-    first, second = (LogicalCpu(cpu=cpu) for cpu in sorted(os.sched_getaffinity(0))[:2])
-    two_cores = CpuTopology(cpus=(first, second))
-    said = []
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    cpus = tuple(LogicalCpu(cpu=cpu) for cpu in cores)
+    monkeypatch.setattr(machine_state, "read_topology", lambda: CpuTopology(cpus=cpus))
+    events = []
+    send, start, poll = Resident.send, Resident.start, Resident.poll
 
-    def send(resident, command, **fields):
-        said.append(command)
-        original(resident, command, **fields)
-
-    original = Resident.send
-    monkeypatch.setattr(Resident, "send", send)
-    start, poll = Resident.start, Resident.poll
+    def note_sent(resident, command, **fields):
+        events.append(command)
+        send(resident, command, **fields)
 
     def note_start(resident):
-        said.append("start")
+        events.append("start")
         start(resident)
 
     def note_built(resident):
         answers = poll(resident)
         if answers is not None and resident.awaited == "built":
-            said.append("built")
+            events.append("built")
         return answers
 
+    monkeypatch.setattr(Resident, "send", note_sent)
     monkeypatch.setattr(Resident, "start", note_start)
     monkeypatch.setattr(Resident, "poll", note_built)
-    trials = run(relay_store, dataclasses.replace(settings, topology=two_cores))
+    trials, _ = run()
 
-    assert ["warm_up"] * 5 == said[15:20]
-    changes = [{"start": 1, "built": -1}.get(event, 0) for event in said[:15]]
+    assert 5 == len(trials)
+    for trial in trials.values():
+        turns, (rank,) = trial.result.turns, trial.result.ranks
+        assert TrialStatus.OK is trial.status.status
+        assert [0, 1, 2] == [turn.round_index for turn in turns]
+        assert {0} == {turn.attempt for turn in turns}
+        assert all(turn.time_sec >= rounds.MIN_TURN_SEC for turn in turns)
+        assert sum(turn.num_steps for turn in turns) == len(rank.step_time_sec)
+        assert pytest.approx(sum(rank.step_time_sec)) == trial.result.window_sec
+        assert {0, 1, 2} == set(trial.result.rates)
+        assert not trial.result.quality
+        folder = tmp_path / "runs" / "s" / "trials" / trial.trial_id
+        first = rank_file.read_rank(folder, 0).last("first_step_done")
+        assert not first["is_alone"]
+        assert first["time_to_first_step_sec"] > 0
+        assert 0 == rank.time_to_first_step_sec
+    assert ["warm_up"] * 5 == events[15:20]
+    assert 5 == events[:15].count("start") == events[:15].count("built")
+    changes = [{"start": 1, "built": -1}.get(event, 0) for event in events[:15]]
     assert 2 == max(itertools.accumulate(changes))
-    assert 5 == said[:15].count("start") == said[:15].count("built")
-    for trial in trials:
-        log = rank_file.read_rank(relay_store.trial_dir(trial.trial_id), 0)
-        assert not log.last("first_step_done")["is_alone"]
-        assert log.last("first_step_done")["time_to_first_step_sec"] > 0
-        assert 0 == trial.result.ranks[0].time_to_first_step_sec
+
+
+SOLO = ("single", 2, "solo")
+
+
+@forked
+def test_the_programs_of_solo_take_each_turn_together(run):
+    trials, _ = run("--backends=in_graph", "--controls=solo")
+    solo = trials[SOLO]
+
+    assert {TrialStatus.OK} == {trial.status.status for trial in trials.values()}
+    assert [0, 1] == [rank.rank for rank in solo.result.ranks]
+    assert solo.spec.global_batch_size == solo.result.global_batch_size == 8
+    assert [0, 1, 2] == [turn.round_index for turn in solo.result.turns]
+    num_steps = sum(turn.num_steps for turn in solo.result.turns)
+    assert all(num_steps == len(rank.step_time_sec) for rank in solo.result.ranks)
+    assert 2 == len(solo.env.placement.cpusets)
+
+
+def test_a_program_of_solo_that_is_killed_fails_the_control_only(run):
+    """The cases take all their turns."""
+    killed = "single:2:rank1_sigkill"
+    trials, _ = run("--backends=in_graph", "--controls=solo", behavior=killed)
+    failed = [key for key, of in trials.items() if of.status.status != TrialStatus.OK]
+
+    assert [SOLO] == failed
+    assert TrialStatus.FAILED is trials[SOLO].status.status
+
+
+@forked
+def test_failures_do_not_end_the_generation(run):
+    """Each is recorded with its phase, and the others finish all rounds."""
+    behavior = {
+        ("in_graph", 2): "build_fail",
+        ("tf_mirrored", 1): "insane",
+        ("tf_mirrored", 2): "sigkill",
+        ("single", 1): "exit0",
+    }
+    trials, _ = run(
+        "--backends=in_graph,tf_mirrored,single",
+        behavior=",".join(f"{b}:{n}:{how}" for (b, n), how in behavior.items()),
+    )
+    ended = {
+        "build_fail": (TrialStatus.FAILED, "build"),
+        "insane": (TrialStatus.INSANE, "sanity"),
+        "sigkill": (TrialStatus.FAILED, "measure"),
+        "exit0": (TrialStatus.FAILED, "measure"),
+    }
+
+    for (backend, num_replicas, _), trial in trials.items():
+        how = behavior.get((backend, num_replicas))
+        if how is None:
+            assert (backend, num_replicas) == ("in_graph", 1)
+            assert TrialStatus.OK is trial.status.status
+            assert ROUNDS == len(trial.result.rates)
+        else:
+            failure = trial.status.failure
+            assert ended[how] == (trial.status.status, failure.phase.value)
+
+
+@forked
+def test_a_turn_without_an_end_is_a_timeout(run):
+    options = ("--replicas=2", "--timeout=2s")
+    trials, _ = run(*options, behavior="tf_mirrored:2:hang")
+    hung = trials.pop(("tf_mirrored", 2, "none"))
+
+    assert TrialStatus.TIMEOUT is hung.status.status
+    assert hung.status.failure.reason.startswith(
+        "killed after 2 s (timeout): rank 0 was in phase measure"
+    )
+    assert {TrialStatus.OK} == {trial.status.status for trial in trials.values()}
+
+
+ONE = ("--backends=single", "--replicas=1")
+
+
+@forked
+def test_a_void_turn_is_kept_and_repeated_up_to_twice(run):
+    """The first turn of the first round is void, then all of one in the second."""
+    calls = itertools.count()
+
+    def void_reason(_load, _retraces):
+        return "others were busy" if next(calls) in (0, 3, 4, 5) else ""
+
+    trials, _ = run(*ONE, void_reason=void_reason)
+    found = sorted(
+        (turn.round_index, turn.attempt, turn.is_valid)
+        for trial in trials.values()
+        for turn in trial.result.turns
+    )
+
+    assert [
+        *[(0, 0, False), (0, 0, True), (0, 1, True)],
+        *[(1, 0, False), (1, 0, True), (1, 1, False), (1, 2, False)],
+        *[(2, 0, True), (2, 0, True)],
+    ] == found
+    rates = sorted(sorted(trial.result.rates) for trial in trials.values())
+    assert [[0, 1, 2], [0, 2]] == rates
+    assert {TrialStatus.OK} == {trial.status.status for trial in trials.values()}
+
+
+@forked
+def test_a_trial_whose_turns_are_all_void_gives_no_number(run):
+    changes = {"void_reason": lambda *_: "others were busy"}
+    trials, _ = run(*ONE, "--rounds=1", **changes)
+
+    assert 2 == len(trials)
+    for trial in trials.values():
+        assert TrialStatus.VOID is trial.status.status
+        assert trial.status.failure.reason == (
+            "all 3 turns are void; the last one: others were busy"
+        )
+        assert 3 == len(trial.result.turns)
+
+
+@forked
+def test_little_time_still_gives_the_fewest_rounds(run):
+    """Start-up can use up all of it; the rounds that are needed come nevertheless."""
+    trials, _ = run(*ONE, "--time-budget=0.01s", "--rounds=100")
+
+    assert {rounds.MIN_ROUNDS} == {len(trial.result.rates) for trial in trials.values()}
+
+
+@pytest.fixture
+def full(monkeypatch):
+    """Leaves no memory for a second process, on a machine of one core."""
+    cpus = (LogicalCpu(cpu=min(os.sched_getaffinity(0))),)
+    monkeypatch.setattr(machine_state, "read_topology", lambda: CpuTopology(cpus=cpus))
+    run_generation = functools.partial(relay.run_generation, free_memory=lambda: 1)
+    monkeypatch.setattr("harness.run.sweep.run_generation", run_generation)
+
+
+def with_order(*options):
+    return [word for word in overridden(SWEEP, *options) if word != "--rounds=3"]
+
+
+@forked
+@pytest.mark.usefixtures("full")
+def test_processes_that_do_not_fit_into_memory_run_in_sequence(
+    harness, overrides, tmp_path
+):
+    """And a note says why, with numbers, where nothing of the command needs a relay."""
+    words = [word for word in with_order() if word != "--order=relay"]
+    code, _, err = harness(*words, overrides=overrides)
+
+    assert exit_codes.OK == code
+    assert re.search(
+        r"5 processes do not fit into memory at once: the first 1 occupy \d\.\d GiB,"
+        r" 0\.0 GiB are free, and the next may need \d\.\d GiB: the trials run in sequ",
+        err,
+    )
+    store = Store.open(tmp_path / "runs" / "s")
+    assert Order.SEQUENTIAL is store.read_plan().measuring.order
+    assert {TrialStatus.OK} == {trial.status.status for trial in store.trials()}
+
+
+@forked
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize(
+    ("option", "fewer"),
+    [
+        ("--controls=all", "fewer --controls, --mode,"),
+        ("--time-budget=3min", "fewer --mode,"),
+        ("--rounds=4", "fewer --mode,"),
+        ("--order=relay", "fewer --mode,"),
+    ],
+)
+def test_what_needs_a_relay_is_an_error(harness, overrides, tmp_path, option, fewer):
+    """The trials in sequence could not give what was requested; no process is left."""
+    words = [word for word in with_order() if word != "--order=relay"]
+    code, _, err = harness(*words, option, overrides=overrides)
+
+    assert exit_codes.USAGE == code
+    assert re.search(
+        r"error: \d+ processes do not fit into memory at once: .*; free some memory, or"
+        rf" use --order sequential, or {fewer} --backends or --replicas\n",
+        err,
+    )
+    assert "in sequence" not in err
+    for folder in (tmp_path / "runs" / "s" / "trials").iterdir():
+        assert not (folder / "status.json").exists()
+        assert [] == process_tree.find_tree(str(folder.resolve()))
+
+
+@dataclasses.dataclass
+class Waiting:
+    """A process between two turns."""
+
+    trial_id: str
+    prepared: Any = None
+    is_alive: bool = True
+    busy_sec: float = 0.0
+    step_time_sec: float = 1.0
+
+
+@pytest.fixture
+def take_turns(monkeypatch, make_spec):
+    """Returns a function that takes the rounds of a generation without processes.
+
+    It returns each turn: its round, the trial, and the number of its steps.
+    """
+    turns = []
+    monkeypatch.setattr(
+        rounds,
+        "_take_turn",
+        lambda resident, round_index, number, *_: turns.append(
+            (round_index, resident.trial_id, number)
+        ),
+    )
+
+    def trial(name, num_replicas=1, **fields):
+        spec = make_spec(order=Order.RELAY, num_replicas=num_replicas, **fields)
+        return SimpleNamespace(trial=SimpleNamespace(spec=spec, trial_id=name))
+
+    def run(*waiting, seed=7, index=0, known=None):
+        turns.clear()
+        residents = [
+            Waiting(name, trial(name, **fields), **times)
+            for name, fields, times in waiting
+        ]
+        generation = rounds.Generation(
+            trials=[resident.prepared.trial for resident in residents],
+            index=index,
+            duration_sec=None,
+            max_rounds=ROUNDS,
+            seed=seed,
+            steps_of_turn=known or {},
+        )
+        rounds.take_all(residents, generation, None, lambda *_: None, lambda *_: "")
+        return list(turns)
+
+    return run
+
+
+def test_the_order_of_turns_is_drawn_from_the_seed_in_every_round(take_turns):
+    cases = [(f"x{n}", {"num_replicas": n}, {}) for n in range(1, 6)]
+    first, again, other = (take_turns(*cases, seed=seed) for seed in (7, 7, 8))
+    in_rounds = [
+        tuple(name for _, name, _ in block)
+        for _, block in itertools.groupby(first, key=lambda turn: turn[0])
+    ]
+
+    assert ROUNDS == len(in_rounds)
+    assert first == again != other
+    assert 1 < len(set(in_rounds))
+    assert 1 == len({tuple(sorted(block)) for block in in_rounds})
+
+
+def test_a_case_has_turns_of_one_number_of_steps(take_turns, make_spec):
+    """Its twin has it too, and later generations, however long a warm-up step took.
+
+    The first processes take 0.11 s and 0.09 s for a step, those of the next 0.2 s.
+    One that ended before its first step has no step time; its 0 s would ask the others
+    for 300,000 steps of 0.1 s.
+    """
+
+    def both(*seconds):
+        return [
+            ("case", {}, {"step_time_sec": seconds[0]}),
+            ("twin", {"control": Control.TWIN}, {"step_time_sec": seconds[1]}),
+            ("dead", {}, {"step_time_sec": 0.0, "is_alive": False}),
+        ]
+
+    first = take_turns(*both(0.11, 0.09))
+    turn = SimpleNamespace(is_sustained=False, num_steps=first[0][2])
+    result = SimpleNamespace(turns=[turn])
+    recorded = SimpleNamespace(
+        spec=make_spec(order=Order.RELAY, num_replicas=1), result=result
+    )
+    known = rounds.steps_of_turns([recorded])  # a part
+    second = take_turns(*both(0.2, 0.2), index=1, known=known)
+
+    for turns in (first, second):
+        assert {("case", 4), ("twin", 4)} == {(name, steps) for _, name, steps in turns}

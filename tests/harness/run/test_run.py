@@ -1,48 +1,57 @@
 """Trials end as they end, and every end is recorded with phase and reason."""
 
-import dataclasses
-import io
+import json
 import os
 import signal
-import time
+import threading
 
 import psutil
 import pytest
+from command_words import overridden, smoke_sweep
+from ended import ended_ids
 from hung import until
 
-from harness.cli import running
-from harness.planning.estimate import Durations
-from harness.run import sweep as run
+from harness.cli import exit_codes
 from harness.run import trial_tree
-from harness.run.trial_runner import run_trial
 from harness.trial import process_tree
 from results.records.models import Phase, TrialStatus
+from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes
 forked = pytest.mark.usefixtures("forked_trials")
+SWEEP = smoke_sweep(
+    "--backends=in_graph --replicas=1 --mode=weak --repeats=1 --order=sequential "
+    "--no-match --budget=window --study=s"
+)
 
 
-def run_one(store, settings, index=0):
-    trial = store.read_plan().trials[index]
-    run_trial(store, trial, settings)
-    return store.read_trial(trial.trial_id)
+@pytest.fixture
+def study(tmp_path):
+    return tmp_path / "runs" / "s"
 
 
-def is_running(pid):
-    """Says whether a process runs; a dead one that init has not reaped does not."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+@pytest.fixture
+def run_one(harness, overrides, study, monkeypatch):
+    """Returns a function that sweeps one trial, and returns its records."""
+
+    def run(behavior="", *options, **changes):
+        monkeypatch.setenv("FAKE_BEHAVIOR", f"*:*:{behavior}" if behavior else "")
+        words = overridden(SWEEP, *options)
+        _, _, err = harness(*words, overrides=overrides | changes)
+        (trial,) = Store.open(study).trials()
+        assert trial.status is not None, err
+        return trial
+
+    return run
 
 
-def test_an_ok_trial_has_everything(store, settings):
-    trial = run_one(store, settings)
+def test_an_ok_trial_has_everything(run_one):
+    """As a process of its own."""
+    trial = run_one()
     (rank,) = trial.result.ranks
     spec = trial.spec
 
-    assert trial.status.status is TrialStatus.OK
-    assert trial.status.failure is None
+    assert (TrialStatus.OK, None) == (trial.status.status, trial.status.failure)
     assert spec.num_warmup_steps == len(rank.warmup_step_time_sec)
     assert spec.num_measured_steps == len(rank.step_time_sec)
     assert spec.num_warmup_steps + spec.num_measured_steps == len(rank.losses)
@@ -56,79 +65,62 @@ def test_an_ok_trial_has_everything(store, settings):
     assert not trial.env.placement.is_oversubscribed
 
 
+PAPER = "the reducer is out of paper"
+
+
 @forked
 @pytest.mark.parametrize(
-    ("behavior", "status", "phase", "reason"),
+    ("behavior", "status", "phase", "reason", "traceback"),
     [
-        ("build_fail", "failed", "build", "the reducer is out of paper"),
-        ("fail", "failed", "measure", "the reducer is out of paper"),
-        ("oom", "out_of_memory", "measure", "OOM when allocating"),
-        ("sigkill", "failed", "measure", "SIGKILL that the harness did not"),
-        ("segv", "failed", "measure", "signal SIGSEGV: rank 0 was in phase measure"),
-        ("exit3", "failed", "measure", "exit code 3"),
-        ("exit0", "failed", "measure", "exit code 0"),
-        ("insane", "insane", "sanity", "in_sync: variables of replica 1 differ"),
-        ("nan", "insane", "sanity", "every_loss_is_finite: nan in step 3"),
+        ("build_fail", "failed", "build", PAPER, "second line"),
+        # Enough to fix it without running it again.
+        ("fail", "failed", "measure", PAPER, "in misbehave"),
+        ("oom", "out_of_memory", "measure", "OOM when allocating", "in misbehave"),
+        ("sigkill", "failed", "measure", "SIGKILL that the harness did not", ""),
+        ("segv", "failed", "measure", "signal SIGSEGV: rank 0 was in phase meas", ""),
+        # A process that cannot say why it ended may have said it before.
+        ("exit3", "failed", "measure", "exit code 3", "libfoo"),
+        ("exit0", "failed", "measure", "exit code 0", ""),
+        ("insane", "insane", "sanity", "in_sync: variables of replica 1 differ", ""),
+        ("nan", "insane", "sanity", "every_loss_is_finite: nan in step 3", ""),
     ],
 )
 def test_each_way_to_fail_is_recorded(
-    store, settings, monkeypatch, behavior, status, phase, reason
+    run_one, behavior, status, phase, reason, traceback
 ):
-    monkeypatch.setenv("FAKE_BEHAVIOR", f"*:*:{behavior}")
-    trial = run_one(store, settings)
+    """Records hold finite numbers only; an insane program has no quality."""
+    trial = run_one(behavior)
+    failure = trial.status.failure
 
     assert TrialStatus(status) is trial.status.status
-    assert Phase(phase) is trial.status.failure.phase
-    assert reason in trial.status.failure.reason
-    assert "\n" not in trial.status.failure.reason
+    assert Phase(phase) is failure.phase
+    assert reason in failure.reason
+    assert "\n" not in failure.reason
+    assert traceback in (failure.traceback or "")
+    assert (behavior in ("fail", "build_fail")) == (
+        failure.exception_type == "RuntimeError"
+    )
     assert (status == "insane") == (trial.result is not None)
+    if behavior == "nan":
+        assert 3 == len(trial.result.ranks[0].losses)
+    if trial.result is not None:
+        assert not trial.result.quality
 
 
-@forked
-def test_a_failure_keeps_type_and_traceback(store, settings, monkeypatch):
-    """Enough to fix it without running it again."""
-    monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:fail")
-    failure = run_one(store, settings).status.failure
-
-    assert failure.exception_type == "RuntimeError"
-    assert "in misbehave" in failure.traceback
-    assert "second line" in failure.traceback
-
-
-@forked
-def test_a_crash_keeps_the_tail_of_stderr(store, settings, monkeypatch):
-    """A process that cannot say why it ended may have said it before."""
-    monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:exit3")
-
-    assert "libfoo" in run_one(store, settings).status.failure.traceback
-
-
-@forked
-def test_a_nan_loss_ends_the_recorded_losses(store, settings, monkeypatch):
-    """Records hold finite numbers only; the check says where it happened."""
-    monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:nan")
-    trial = run_one(store, settings)
-
-    assert len(trial.result.ranks[0].losses) == 3
-    assert not trial.result.quality
-
-
-def test_a_worker_that_cannot_start_fails_in_launch(store, settings):
+def test_a_worker_that_cannot_start_fails_in_launch(run_one):
     """The reason does not hide in a log."""
     command = ("/bin/sh", "-c", "echo no module named harness >&2; exit 1")
-    settings = dataclasses.replace(settings, worker_command=command)
-    trial = run_one(store, settings)
+    failure = run_one(worker_command=command).status.failure
 
-    assert trial.status.failure.phase is Phase.LAUNCH
-    assert "no module named harness" in trial.status.failure.traceback
+    assert Phase.LAUNCH is failure.phase
+    assert "no module named harness" in failure.traceback
 
 
 def test_a_timeout_kills_grandchildren_that_left_the_session(
-    store, settings, monkeypatch, tmp_path
+    run_one, monkeypatch, tmp_path
 ):
     """Nothing of a trial survives it, not even one that ignores SIGTERM."""
     pid_file = tmp_path / "grandchild"
-    monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:hang_with_grandchild")
     monkeypatch.setenv("FAKE_GRANDCHILD_FILE", str(pid_file))
     # The clock starts once the grandchild is there, however long that takes.
     start = trial_tree.ProcessTree.start
@@ -139,129 +131,113 @@ def test_a_timeout_kills_grandchildren_that_left_the_session(
 
     monkeypatch.setattr(trial_tree.ProcessTree, "start", start_with_grandchild)
     monkeypatch.setattr(process_tree, "TERMINATE_GRACE_SEC", 0.3)
-    settings = dataclasses.replace(settings, timeout_sec=0.5)
-    trial = run_one(store, settings)
+    trial = run_one("hang_with_grandchild", "--timeout=0.5s")
     failure = trial.status.failure
 
-    assert trial.status.status is TrialStatus.TIMEOUT
-    assert failure.phase is Phase.MEASURE
+    assert TrialStatus.TIMEOUT is trial.status.status
+    assert Phase.MEASURE is failure.phase
     assert failure.reason == (
         "killed after 0.5 s (timeout): rank 0 was in phase measure after 2 steps"
     )
-    assert not is_running(int(pid_file.read_text()))
+    pid = int(pid_file.read_text())
+    # A dead one that init has not reaped does not run.
+    is_dead = psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() in is_dead
+
+
+TWO = ("--replicas=1,2",)
+AGAIN = (*TWO, "--repeats=2")
+IN_TURN = ("--repeats=2", "--order=relay", "--budget=none", "--rounds=1")
 
 
 @forked
-def test_failures_do_not_stop_a_sweep_and_are_finished(
-    store, settings, monkeypatch, tmp_path
+@pytest.mark.parametrize(
+    ("options", "num_same"),
+    [(AGAIN, 2), (AGAIN, 3), (IN_TURN, 1)],
+    ids=["between two", "while one runs", "while a generation runs"],
+)
+def test_a_sweep_stops_when_its_code_is_edited(
+    harness, overrides, study, monkeypatch, options, num_same
 ):
-    """A recorded failure runs again only when asked."""
-    monkeypatch.setenv("FAKE_COUNT_FILE", str(tmp_path / "count"))
-    monkeypatch.setenv("FAKE_BEHAVIOR", "tf_mirrored:2:build_fail")
-    trials = store.read_plan().trials[:4]
-    stream = io.StringIO()
-
-    def sweep(retry):
-        (tmp_path / "count").write_text("")
-        run.run_trials(
-            store,
-            trials,
-            dataclasses.replace(settings, is_failed_retried=retry),
-            running.PlainProgress(stream),
-            Durations(),
-        )
-        return (tmp_path / "count").read_text().split()
-
-    first, second = sweep(retry=False), sweep(retry=False)
-    monkeypatch.delenv("FAKE_BEHAVIOR")
-    third = sweep(retry=True)
-    failed = {
-        t.trial_id
-        for t in trials
-        if t.spec.backend == "tf_mirrored" and t.spec.num_replicas == 2
-    }
-
-    assert [trial.trial_id for trial in trials] == first
-    assert not second
-    assert failed == set(third)
-    assert {TrialStatus.OK} == {
-        store.read_trial(trial.trial_id).status.status for trial in trials
-    }
-    assert "failed, took" in stream.getvalue()
-    assert "[4/4]" in stream.getvalue()
-
-
-@forked
-@pytest.mark.parametrize("num_same", [2, 3], ids=["between two", "while one runs"])
-def test_a_sweep_stops_when_its_code_is_edited(store, settings, num_same):
-    trials = store.read_plan().trials[:4]
-    looks = iter([""] * num_same + ["uncommitted train.py 'none' / 'ab'"] * 9)
     # Asked before each trial, after it, and before the next one.
-    settings = dataclasses.replace(settings, changed_code=lambda: next(looks))
-    stream = io.StringIO()
-    run.run_trials(store, trials, settings, running.PlainProgress(stream), Durations())
-    statuses = [None] * 4
-    for trial in store.trials():
-        statuses[[of.trial_id for of in trials].index(trial.trial_id)] = trial.status
+    looks = [""] * num_same
 
-    first, second = statuses[:2]
-    assert [None, None] == statuses[2:]
-    assert TrialStatus.OK is first.status
-    if num_same == 2:
-        assert second is None
-    else:
-        assert (TrialStatus.FAILED, "ChangedCodeError") == (
-            second.status,
-            second.failure.exception_type,
-        )
-        assert second.failure.reason.startswith("the code changed while it ran, so")
-        assert store.read_trial(second.trial_id).result is None
-    (said,) = [line for line in stream.getvalue().splitlines() if "stopped" in line]
-    assert (
-        "stopped: the code changed while it was measured (uncommitted train.py" in said
-    )
+    def changed(_watch):
+        return looks.pop() if looks else "uncommitted train.py 'none' / 'ab'"
+
+    monkeypatch.setattr("harness.sources.code_digest.CodeWatch.changed", changed)
+    _, _, err = harness(*overridden(SWEEP, *options), overrides=overrides)
+    ended = [trial for trial in Store.open(study).trials() if trial.status is not None]
+    failed = [trial for trial in ended if trial.status.status is TrialStatus.FAILED]
+
+    # Of a relay, both the case and its twin.
+    counts = (2, 2) if options == IN_TURN else (num_same - 1, num_same - 2)
+    assert counts == (len(ended), len(failed))
+    for trial in failed:
+        assert "ChangedCodeError" == trial.status.failure.exception_type
+        assert trial.status.failure.reason.startswith("the code changed while it ran, ")
+        assert trial.result is None
+    (said,) = [line for line in err.splitlines() if "stopped" in line]
+    assert "the code changed while it was measured (uncommitted train.py" in said
     assert "with --retry failed, or choose another --study" in said
 
 
-def test_a_half_written_trial_is_cleaned_with_its_processes(store, settings, tmp_path):
+def test_a_half_written_trial_is_cleaned_with_its_processes(
+    harness, overrides, study, run_one
+):
     """What a killed harness left is neither trusted nor left running."""
-    trial = store.read_plan().trials[0]
-    trial_dir = store.trial_dir(trial.trial_id)
-    store.write_spec(trial.trial_id, trial.spec)
-    (trial_dir / "rank_0.jsonl").write_text('{"kind": "phase", "pha')
+    _, out, _ = harness("sweep", "--dry-run", "--json", *SWEEP[1:])
+    (planned,) = json.loads(out)["trials"]
+    folder = study / "trials" / planned["trial_id"]
+    folder.mkdir(parents=True)
+    (folder / "rank_0.jsonl").write_text('{"kind": "phase", "pha')
     stray = psutil.Popen(
         ["sleep", "600"],
-        env={**os.environ, "REPLICATOR_HARNESS_TRIAL": str(trial_dir.resolve())},
+        env={**os.environ, process_tree.MARKER: str(folder.resolve())},
         start_new_session=True,
     )
-    done = run_one(store, settings)
+    trial = run_one()
 
-    assert stray.wait(timeout=60) == -signal.SIGTERM
-    assert done.status.status is TrialStatus.OK
+    assert -signal.SIGTERM == stray.wait(timeout=60)
+    assert TrialStatus.OK is trial.status.status
 
 
-def test_an_interrupt_kills_the_tree_and_leaves_no_status(store, settings, monkeypatch):
-    """The current trial is missing afterwards, not failed."""
-    monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:hang")
-    trial = store.read_plan().trials[0]
-    trial_dir = store.trial_dir(trial.trial_id)
-    before = signal.getsignal(signal.SIGALRM)
+@forked
+@pytest.mark.usefixtures("with_pages")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_exits_130_and_says_how_to_resume(
+    harness, overrides, study, monkeypatch, number
+):
+    """Ctrl-C and a polite kill are the same; the page shows the kept trials.
 
-    def interrupt(_number, _frame):
-        if (trial_dir / "rank_0.jsonl").exists():
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            raise run.Interrupted("SIGALRM")
+    The current trial is missing afterwards, not failed, and has no process.
+    """
+    monkeypatch.setenv("FAKE_BEHAVIOR", "in_graph:2:hang")
+    monkeypatch.setattr("reports.page.build.build_report", lambda *_: "a page\n")
+    measuring = '"phase": "measure"'
 
-    signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
-    start = time.monotonic()
-    try:
-        with pytest.raises(run.Interrupted):
-            run_trial(store, trial, settings)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+    def interrupt():
+        until(
+            lambda: (
+                sum(
+                    measuring in path.read_text()
+                    for path in study.glob("trials/*/rank_0.jsonl")
+                )
+                == 2
+            )
+        )
+        os.kill(os.getpid(), number)
 
-    assert time.monotonic() - start < 50
-    assert store.read_trial(trial.trial_id).status is None
-    assert not process_tree.find_tree(str(trial_dir.resolve()))
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    code, _, err = harness(*overridden(SWEEP, *TWO), overrides=overrides)
+    thread.join()
+    store = Store.open(study)
+
+    assert exit_codes.INTERRUPTED == code
+    assert "resume with: python -m harness sweep --study runs/s" in err
+    assert 1 == len(ended_ids(store))
+    for folder in (study / "trials").iterdir():
+        assert not process_tree.find_tree(str(folder.resolve()))
+    assert exit_codes.OK == harness("verify", "s")[0]
+    assert store.report_path.exists()
