@@ -7,19 +7,21 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import fake_slurm
 import jsonschema
 import pytest
 from command_words import overridden
-from fake_nvml import FakeNvml, make_gpus
+from fake_nvml import make_gpus
 
-from harness.cli import commands, documents, exit_codes, main, study_file
-from harness.cli.verbs.gate_request import GateRequest
-from harness.cli.verbs.sweep_verb import RunRequest
+from harness.cli import commands, documents, exit_codes, main
 from harness.errors import PlanError
-from harness.launch import slurm
-from harness.options import option as option_lib
 from results.store.study_store import Store
 from workloads.d4pg import requirements
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = sorted((ROOT / "studies").rglob("*.toml"))
@@ -35,8 +37,20 @@ order = "sequential"
 """
 
 
-def planned(out):
-    return [trial["trial_id"] for trial in json.loads(out)["trials"]]
+@pytest.fixture
+def plan(harness):
+    """Returns a function that plans: the record of it, as JSON."""
+
+    def run(*words):
+        code, out, err = harness("sweep", "--dry-run", "--json", *words)
+        assert exit_codes.OK == code, err
+        return json.loads(out)
+
+    return run
+
+
+def ids_of(planned):
+    return [trial["trial_id"] for trial in planned["trials"]]
 
 
 @pytest.fixture
@@ -48,59 +62,31 @@ def write(tmp_path):
     return written
 
 
-def test_a_file_plans_what_its_options_plan(harness, write, small):
-    code, of_file, _ = harness("sweep", "--dry-run", "--json", write(SMALL_FILE))
-    _, of_options, _ = harness("sweep", "--dry-run", "--json", *small)
+def test_a_file_plans_what_its_options_plan(plan, write, small):
+    """Options beside the file override it, and of the workload's only its key."""
+    table = '[option]\nversion = "v1"\nimage_size = 64\nzero_gamma = false\n'
+    name = write(f'{SMALL_FILE}match = true\nbudget = "window"\n{table}')
+    flags = ("--repeats=3", "--no-match", "--budget=none", "--mode=weak,strong")
+    own = ("--option=version=v1", "--option=image_size=96", "--option=zero_gamma=false")
+    of_file = plan(name, *flags, "--option=image_size=96")
+    of_options = plan(*overridden(small, *flags), *own)
 
-    assert exit_codes.OK == code
-    assert planned(of_options) == planned(of_file)
-    assert json.loads(of_options)["study"] == json.loads(of_file)["study"]
+    assert ids_of(of_options) == ids_of(of_file)
+    assert of_options["study"] == of_file["study"]
+    assert [] == of_file["matching"]["trials"]
+    assert ids_of(plan(*small)) == ids_of(plan(write(SMALL_FILE)))
 
 
 @pytest.mark.parametrize("value", ["2", '"2"', '"2..2"', "[2]"])
-def test_a_list_is_an_array_a_text_or_one_integer(harness, write, value):
+def test_a_list_is_an_array_a_text_or_one_integer(plan, write, value):
     """As whoever writes it thinks of it."""
-    text = SMALL_FILE.replace("[1, 2]", value)
-    code, out, _ = harness("sweep", "--dry-run", "--json", write(text))
+    found = plan(write(SMALL_FILE.replace("[1, 2]", value)))
 
-    assert exit_codes.OK == code
-    assert {2} == {trial["spec"]["num_replicas"] for trial in json.loads(out)["trials"]}
-
-
-def test_options_beside_the_file_override_it(harness, write, small):
-    name = write(f'{SMALL_FILE}match = true\nbudget = "window"\n')
-    flags = ("--repeats=3", "--no-match", "--budget=none", "--mode=weak,strong")
-    code, of_file, _ = harness("sweep", "--dry-run", "--json", *flags, name)
-    _, of_options, _ = harness(
-        "sweep", "--dry-run", "--json", *overridden(small, *flags)
-    )
-
-    assert exit_codes.OK == code
-    assert planned(of_options) == planned(of_file)
-    assert [] == json.loads(of_file)["matching"]["trials"]
-
-
-def test_an_option_of_the_workload_overrides_only_its_key(harness, write):
-    table = '[option]\nversion = "v1"\nimage_size = 64\nzero_gamma = false\n'
-    _, out, _ = harness(
-        "sweep",
-        "--dry-run",
-        "--json",
-        write(SMALL_FILE + table),
-        "--option=image_size=96",
-    )
-    (options,) = {
-        json.dumps(trial["spec"]["options"], sort_keys=True)
-        for trial in json.loads(out)["trials"]
-    }
-
-    assert {"image_size": 96, "version": "v1", "zero_gamma": False} == json.loads(
-        options
-    )
+    assert {2} == {trial["spec"]["num_replicas"] for trial in found["trials"]}
 
 
 def test_the_recorded_command_has_the_effective_settings_and_no_file(
-    harness, write, overrides, tmp_path
+    harness, plan, write, overrides, tmp_path
 ):
     """Whoever repeats it gets the same study without the file."""
     name = write(f"{SMALL_FILE}match = false\n[option]\nzero_gamma = false\n")
@@ -117,8 +103,7 @@ def test_the_recorded_command_has_the_effective_settings_and_no_file(
     assert ("1,2", "1", "zero_gamma=false") == tuple(
         pairs[option] for option in ("--replicas", "--repeats", "--option")
     )
-    _, out, _ = harness("sweep", "--dry-run", *words[1:], "--json")
-    assert [trial.trial_id for trial in recorded.trials] == planned(out)
+    assert ids_of(plan(*words[1:])) == [trial.trial_id for trial in recorded.trials]
 
 
 BAD_FILES = [
@@ -127,7 +112,7 @@ BAD_FILES = [
     ("frobnicate = 1", r"unknown key 'frobnicate'; allowed are the options of 'sweep'"),
     ("json = true", r"unknown key 'json'"),
     (
-        '[options]\njit = "compute"',
+        *('[options]\njit = "compute"',),
         r"unknown table \[options\]; did you mean 'option'\?",
     ),
     ('repeats = "5"', r"repeats is '5', but must be an integer from 1 to \d+"),
@@ -206,29 +191,28 @@ def test_a_file_without_a_workload_needs_the_option(harness, write):
         ("evaluate = false", "evaluate is no longer a key: use --budget window, or"),
     ],
 )
-def test_a_key_of_an_earlier_version_says_what_to_use(refuse, write, line, message):
+def test_a_key_or_option_of_an_earlier_version_says_what_to_use(
+    refuse, write, line, message
+):
+    """With a value and without; a gate had fewer of them."""
     assert message in refuse("sweep", write(f"{SMALL_FILE}{line}\n"))
-
-
-@pytest.mark.parametrize("name", sorted(RunRequest.former))
-@pytest.mark.parametrize("verb", ["sweep", "gate"])
-def test_an_option_of_an_earlier_version_says_what_to_use(refuse, verb, name):
-    """With a value and without; a gate had few of them."""
-    for word in (f"--{name}=x", f"--no-{name}"):
-        err = refuse(verb, word)
-
-        is_known = verb == "sweep" or name in GateRequest.former
-        assert is_known == (f"is no longer an option: {RunRequest.former[name]}" in err)
+    name = line.partition(" ")[0]
+    if name != "minutes":
+        for word in (f"--{name}=x", f"--no-{name}"):
+            assert "is no longer an option: " in refuse("sweep", word)
+        assert "No such option" in refuse("gate", f"--no-{name}-x")
 
 
 @pytest.mark.parametrize("words", [("--minutes", "16"), ("--minutes=16min",)])
-def test_a_recorded_command_of_an_earlier_version_runs(harness, words):
+def test_a_recorded_command_of_an_earlier_version_runs(plan, words):
     """``--minutes`` was the time of a relay, and its number says its unit."""
     relay = ("--workload=resnet50", "--preset=smoke", "--replicas=1,2", "--order=relay")
-    code, out, err = harness("sweep", "--dry-run", "--json", *relay, *words)
 
-    assert exit_codes.OK == code, err
-    assert 16 == json.loads(out)["measuring"]["minutes"]
+    assert 16 == plan(*relay, *words)["measuring"]["minutes"]
+
+
+SCHEMA_TEXT = PUBLISHED.read_text(encoding="ascii")
+SCHEMA = json.loads(SCHEMA_TEXT)
 
 
 def test_every_option_of_sweep_is_a_key_and_every_key_an_option():
@@ -238,17 +222,9 @@ def test_every_option_of_sweep_is_a_key_and_every_key_an_option():
         for of in main.cli.commands["sweep"].params
         if of.param_type_name == "option"
     }
-    assert options - {"json", "dry-run"} == set(option_lib.keys_of(RunRequest))
+    assert options - {"json", "dry-run"} == set(SCHEMA["properties"])
     assert {"replicas", "option", "match", "seed", "runs-dir", "nodes"} <= options
     assert 42 >= len(options)
-
-
-def test_the_published_schema_is_up_to_date():
-    """``python -m harness.cli.documents`` writes it."""
-    published = PUBLISHED.read_text(encoding="ascii")
-
-    assert option_lib.render_schema(RunRequest) == published
-    jsonschema.Draft202012Validator.check_schema(json.loads(published))
 
 
 @pytest.mark.parametrize(
@@ -263,43 +239,50 @@ def test_the_published_schema_is_up_to_date():
         ("[option]\nx = [1]", False),
     ],
 )
-def test_the_schema_accepts_what_the_command_line_accepts(
-    write, tmp_path, text, is_valid
-):
+def test_the_schema_accepts_what_the_command_line_accepts(text, is_valid):
     """An editor that reads it says the same."""
-    schema = json.loads(PUBLISHED.read_text(encoding="ascii"))
-    validator = jsonschema.Draft202012Validator(schema)
+    validator = jsonschema.Draft202012Validator(SCHEMA)
 
-    assert is_valid == validator.is_valid(study_file.parse(tmp_path / write(text)))
+    assert is_valid == validator.is_valid(tomllib.loads(text))
+
+
+def test_what_is_generated_is_up_to_date(tmp_path, monkeypatch, capsys):
+    """``python -m harness.cli.documents`` writes it."""
+    readme = tmp_path / "README.md"
+    readme.write_text("<!-- options of status -->\n<!-- end of options -->\n")
+    monkeypatch.setattr(documents, "README", readme)
+    monkeypatch.setattr(documents, "SCHEMA", tmp_path / "schema.json")
+
+    assert 0 == documents.main()
+    assert SCHEMA_TEXT == (tmp_path / "schema.json").read_text()
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+    assert "| `--runs-dir` PATH |" in readme.read_text()
+    assert 2 == documents.main(["x"])
+    assert "usage: python -m harness.cli.documents" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_each_shipped_study_can_be_planned(path, harness, monkeypatch, written):
+def test_each_shipped_study_can_be_planned(path, harness, install_gpus, monkeypatch):
     """With eight GPUs; memory and OpenGL for D4PG are those of another machine."""
-    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(make_gpus(8)))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    install_gpus(make_gpus(8))
     monkeypatch.setattr(requirements, "check", lambda *_, **__: None)
-    asked = study_file.parse(path)
-    if "vary" in asked:
-        code, out, err = harness("sweep", "--dry-run", str(path))
+    asked = tomllib.loads(path.read_text(encoding="utf-8"))
+    is_varied = "vary" in asked
+    more = () if is_varied else ("--json",)
+    code, out, err = harness("sweep", "--dry-run", *more, str(path))
+    assert exit_codes.OK == code, err
+    assert [] == list(Path().iterdir())
+    if is_varied:
         key, _, values = asked["vary"].partition("=")
         found = re.findall(rf"^runs/.*/{key}-(\S+): \d+ trials of", out, re.MULTILINE)
-
-        assert exit_codes.OK == code, err
         assert values.replace(":", "-").split(",") == found
-        assert [] == written()
         return
-    code, out, err = harness("sweep", "--dry-run", "--json", str(path))
-
-    assert exit_codes.OK == code, err
     specs = [trial["spec"] for trial in json.loads(out)["trials"]]
     assert {asked["workload"]} == {spec["workload"] for spec in specs}
     assert {asked.get("device", "cpu")} == {spec["device"] for spec in specs}
     assert {asked["preset"]} == {spec["preset"] for spec in specs}
     if isinstance(asked.get("replicas"), list):
-        sizes = {spec["num_replicas"] for spec in specs}
-        assert {*asked["replicas"]} == sizes
-    assert [] == written()
+        assert {*asked["replicas"]} == {spec["num_replicas"] for spec in specs}
 
 
 def test_the_document_names_every_shipped_study():
@@ -314,46 +297,29 @@ def test_the_document_names_every_shipped_study():
         assert PUBLISHED.resolve() == schema
 
 
-def test_what_is_generated_is_written(tmp_path, monkeypatch, capsys):
-    readme = tmp_path / "README.md"
-    readme.write_text("<!-- options of status -->\n<!-- end of options -->\n")
-    monkeypatch.setattr(documents, "README", readme)
-    monkeypatch.setattr(documents, "SCHEMA", tmp_path / "schema.json")
-
-    assert 0 == documents.main()
-    assert PUBLISHED.read_text() == (tmp_path / "schema.json").read_text()
-    assert "| `--runs-dir` PATH |" in readme.read_text()
-    assert 2 == documents.main(["x"])
-    assert "usage: python -m harness.cli.documents" in capsys.readouterr().err
-
-
 def test_a_job_gets_the_settings_of_the_file_and_not_the_file(
-    harness, write, monkeypatch
+    harness, write, monkeypatch, tmp_path_factory
 ):
-    scripts = []
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    monkeypatch.setattr(slurm, "check_partitions", lambda *_: None)
-    monkeypatch.setattr(slurm, "submit", lambda text: scripts.append(text) or "7")
+    submitted_to = fake_slurm.install(tmp_path_factory.mktemp("slurm"), monkeypatch)
     name = write(f'{SMALL_FILE}launcher = "slurm"\n')
+    monkeypatch.setattr("sys.argv", ["harness", "sweep", name, "--seed=3"])
     code, out, err = harness("sweep", name, "--seed=3")
+    script = submitted_to.read_text()
 
-    assert (exit_codes.OK, "7\n") == (code, out), err
-    (script,) = scripts
+    assert (exit_codes.OK, "42\n") == (code, out), err
     assert name not in script
     assert "--workload resnet50" in script
     assert "--seed 3" in script
 
 
-def test_gpus_of_a_trial_are_counted_per_host():
+def test_gpus_of_a_trial_are_counted_per_host(install_gpus):
     """Sixteen over two hosts are eight here; nine over two are five."""
+    install_gpus(make_gpus(8))
     trials = [
         SimpleNamespace(spec=SimpleNamespace(device="gpu", num_replicas=count))
         for count in (2, 9)
     ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "pynvml", FakeNvml(make_gpus(8)))
-        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-        assert 5 == len(commands.check_models(trials, num_hosts=2))
-        with pytest.raises(PlanError, match=r"needs 9 GPUs, but this machine shows 8"):
-            commands.check_models(trials)
+    assert 5 == len(commands.check_models(trials, num_hosts=2))
+    with pytest.raises(PlanError, match=r"needs 9 GPUs, but this machine shows 8"):
+        commands.check_models(trials)

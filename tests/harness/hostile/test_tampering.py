@@ -1,17 +1,18 @@
-"""``verify`` finds what was changed in a study, or says that it does not cover it."""
-
-# ruff: noqa: E501 - tables read best with a row for each change.
+"""``verify`` recomputes a study, and finds what was changed or says what it omits."""
 
 import json
+import random
 import re
 import shutil
 import subprocess
 
-import forked_trials
+import covering
 import pytest
+from loads import BUSY, QUIET
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
+from harness.machine import disturbance
 from reports.page.build import write_report
 from results.store import manifest
 from results.store.study_store import Store
@@ -19,40 +20,236 @@ from results.verify import check
 
 pytestmark = pytest.mark.processes
 
-SWEEP = (
-    *("sweep", "--workload=resnet50", "--preset=smoke", "--replicas=1,2"),
-    *("--mode=weak", "--order=sequential", "--repeats=2", "--budget=8steps"),
-    *("--study=s", "--no-match"),
+OPTIONS = (
+    *("--workload=resnet50", "--preset=smoke", "--replicas=1,2", "--mode=weak"),
+    "--no-match",
 )
+RELAY = (*OPTIONS, "--order=relay", "--budget=none")
+SWEEPS = {
+    "sequential": (*OPTIONS, "--order=sequential", "--repeats=2", "--budget=8steps"),
+    "relay": (*RELAY, "--repeats=2", "--rounds=3"),
+    "one": (*RELAY, "--repeats=1", "--rounds=8"),
+}
+NUMBER = re.compile(r"(?<=[\s:\[,])-?\d[\d.]*(?:e-?\d+)?(?=[\s,\]}\n])")
+NUM_MUTATIONS = 40 if covering.is_full() else 25
+NUM_DIGITS = 11  # and the point
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory, overrides):
-    root = tmp_path_factory.mktemp("measured")
-    with (
-        forked_trials.installed(overrides["worker_command"]),
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.chdir(root)
-        assert exit_codes.OK == cli.main(SWEEP, run_overrides=overrides)
+def studies(tmp_path_factory, overrides, quick_sweeps):
+    """Returns a directory with one study per design, measured by the fake worker."""
+    root = tmp_path_factory.mktemp("verified")
+    number = iter(range(10**6))
+    real_rule = overrides | {"void_reason": disturbance.void_reason}
+    with quick_sweeps(root) as patch:
+        # Every seventh turn is void.
+        patch.setattr(
+            disturbance,
+            "between",
+            lambda _before, _after: QUIET if next(number) % 7 else BUSY,
+        )
+        for name, options in SWEEPS.items():
+            words = ("sweep", *options, f"--study={name}")
+            assert exit_codes.OK == cli.main(words, run_overrides=real_rule)
     # The fake worker draws no pictures.
-    store = Store(root / "runs" / "s")
+    store = Store(root / "runs" / "sequential")
     first = min(store.trial_ids())
     (store.trial_dir(first) / "samples_00000008.png").write_bytes(b"\x89PNG\r\n\x1a\n")
     store.list_trial(first)
-    return store.root
+    return root / "runs"
 
 
 @pytest.fixture
-def study(measured, tmp_path):
-    shutil.copytree(measured, tmp_path / "runs" / "s")
+def study(studies, tmp_path, request):
+    """Returns a copy of one, of the design that the test names."""
+    name = getattr(request, "param", "sequential")
+    shutil.copytree(studies / name, tmp_path / "runs" / "s")
     return tmp_path / "runs" / "s"
 
 
-def trials(root):
-    plan = json.loads((root / "plan.json").read_text())
-    timed = [t for t in plan["trials"] if not t["spec"].get("budget")]
-    return [root / "trials" / trial["trial_id"] for trial in timed]
+each_design = pytest.mark.parametrize("study", SWEEPS, indirect=True)
+# Of these, the full run has the other designs as well.
+one_design = pytest.mark.parametrize(
+    "study",
+    [
+        "relay",
+        *(pytest.param(n, marks=pytest.mark.full) for n in ("sequential", "one")),
+    ],
+    indirect=True,
+)
+
+
+@pytest.fixture
+def verified(harness):
+    """Returns a function that verifies the study: the code, and what was found."""
+
+    def run():
+        code, out, err = harness("verify", "s", "--json")
+        if code == exit_codes.USAGE:
+            return code, {"differences": [err]}
+        assert not err, err
+        return code, json.loads(out)
+
+    return run
+
+
+def unlist(root):
+    """Removes digests, as an earlier version had none: the figures are left."""
+    (root / manifest.MANIFEST_NAME).unlink()
+    for path in root.rglob("rank_*.jsonl"):
+        path.write_text(path.read_text().partition("\n")[2])
+
+
+def kinds(found):
+    names = ("num_recomputed", "num_different", "num_missing")
+    return {kind["kind"]: tuple(map(kind.get, names)) for kind in found["kinds"]}
+
+
+RECORDS = {"trials", "records"}
+
+
+@each_design
+def test_a_study_is_verified(study, harness, verified):
+    unlist(study)
+    code, found = verified()
+    counts = kinds(found)
+    _, out, _ = harness("verify", "s")
+
+    assert exit_codes.OK == code
+    assert [] == found["differences"] == found["missing"]
+    ratios = {"throughput", "speedup", "efficiency", "ratios of backends"}
+    number = sum(of[0] for kind, of in counts.items() if kind not in RECORDS)
+    assert f"\nverified: {number} headline figures are as recomputed\n" in out
+    assert ratios | RECORDS < set(counts)
+    assert not re.search("^ *page ", out, re.MULTILINE)
+    assert all(of[1:] == (0, 0) for of in counts.values())
+    assert 10 < sum(of[0] for of in counts.values())
+    is_trained = Store(study).read_plan().trials[-1].spec.budget is not None
+    assert is_trained == ("quality" in counts)
+
+
+def numbers_of(path):
+    """Yields the text of a record, and where each of its numbers begins and ends."""
+    text = path.read_text()
+    for match in NUMBER.finditer(text):
+        line = text[: match.start()].rpartition("\n")[2]
+        is_read = path.suffix == ".json" or path.name == "turns.jsonl"
+        is_read |= '"kind": "step"' in line or '"kind": "turn"' in line
+        # What can be rounding is no figure: it only decides which turns are void.
+        if is_read and not text[: match.start()].endswith('_resolution": '):
+            yield text, match.start(), match.end()
+
+
+def with_another_digit(number, generator):
+    """Changes one of the first digits; sums are compared to twelve."""
+    places = [i for i, sign in enumerate(number.partition("e")[0]) if sign.isdigit()]
+    zeros = len(number) - len(number.lstrip("-0."))
+    places = [place for place in places if place < zeros + NUM_DIGITS]
+    place = generator.choice(places)
+    other = generator.choice(sorted(set("123456789") - {number[place]}))
+    return number[:place] + other + number[place + 1 :]
+
+
+@each_design
+@pytest.mark.covering(strength=1)
+@pytest.mark.parametrize("name", ["result.json", "rank_0.jsonl", "turns.jsonl"])
+def test_every_changed_digit_is_found(study, name, verified):
+    """In any number of a result, of a step or turn, of the load within a turn."""
+    unlist(study)
+    generator = random.Random(f"{study.name}/{name}")
+    paths = sorted(study.glob(f"trials/*/{name}"))
+    if not paths:
+        assert name == "turns.jsonl"  # of trials in sequence
+        return
+    # One trial is enough: the others only make reading slow.
+    path = generator.choice(paths)
+    numbers = list(numbers_of(path))
+    missed = []
+    for text, start, end in generator.sample(numbers, min(NUM_MUTATIONS, len(numbers))):
+        changed = with_another_digit(text[start:end], generator)
+        path.write_text(text[:start] + changed + text[end:])
+        if not verified()[1]["differences"]:
+            missed.append(f"{text[start - 40 : end]} -> {changed}")
+        path.write_text(text)
+
+    assert not missed
+
+
+@pytest.mark.parametrize("study", ["relay"], indirect=True)
+def test_a_turn_that_should_be_void_is_found(study, verified):
+    """And one that should not be: the rule is applied anew to the load."""
+    unlist(study)
+    found = []
+    for path in study.glob("trials/*/turns.jsonl"):
+        text = path.read_text()
+        changed = text.replace('"foreign_resolution": 0.031', '"foreign_resolution": 1')
+        path.write_text(changed.replace("0.012345678", "1.112345678", 1))
+        found += verified()[1]["differences"]
+        path.write_text(text)
+
+    assert found
+
+
+@one_design
+def test_a_difference_is_named_and_has_its_exit_code(study, harness):
+    """The file, the field, both values, and the figures that follow from it."""
+    path = min(study.glob("trials/*/result.json"))
+    fields = json.loads(path.read_text())
+    before = fields["ranks"][0]["step_time_sec"][1]
+    fields["ranks"][0]["step_time_sec"][1] = before * 2
+    path.write_text(json.dumps(fields))
+    code, out, _ = harness("verify", "s")
+
+    assert exit_codes.SOME_TRIALS_FAILED == code
+    assert (
+        f"differs: trials/{path.parent.name}/result.json ranks[0].step_time_sec[1]:"
+        f" stated {before * 2!r}, recomputed {before!r}"
+    ) in out
+    assert re.search(r"^not verified: [\d,]+ values? differs?$", out, re.MULTILINE)
+
+
+@one_design
+def test_missing_raw_files_are_never_counted_as_verified(study, harness, verified):
+    """One trial first, then all of them."""
+    unlist(study)
+    paths = sorted(study.glob("trials/*/rank_0.jsonl"))
+    whole = kinds(verified()[1])
+    paths[0].unlink()
+    code, found = verified()
+    counts = kinds(found)
+    _, out, _ = harness("verify", "s")
+
+    assert exit_codes.SOME_TRIALS_FAILED == code
+    assert f"not verified: trials/{paths[0].parent.name}: no rank_0.jsonl" in out
+    assert "partly verified: " in out
+    assert (whole["trials"][0] - 1, 0, 1) == counts["trials"]
+    assert 0 == sum(of[1] for of in counts.values())
+
+    for path in study.rglob("rank_*.jsonl"):
+        path.unlink()
+    code, out, _ = harness("verify", "s")
+    assert exit_codes.NOTHING_MEASURED == code
+    assert "\nnothing verified: there are no raw observations\n" in out
+    assert 0 == sum(of[0] for of in kinds(verified()[1]).values())
+
+
+@one_design
+def test_loads_that_were_not_stored_are_said(study, harness):
+    """Of a relay that was measured before turns.jsonl was written."""
+    unlist(study)
+    paths = list(study.glob("trials/*/turns.jsonl"))
+    for path in paths:
+        path.unlink()
+    code, out, _ = harness("verify", "s")
+
+    assert bool(paths) == ("no turns.jsonl" in out)
+    assert (exit_codes.SOME_TRIALS_FAILED if paths else exit_codes.OK) == code
+
+
+def timed(root):
+    """Returns the folders of trials that do not train."""
+    trials = Store(root).read_plan().trials
+    return [root / "trials" / of.trial_id for of in trials if of.spec.budget is None]
 
 
 def change(path, edit):
@@ -61,57 +258,38 @@ def change(path, edit):
     path.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def of_backends(root):
-    by_backend = {}
-    for folder in trials(root):
-        spec = json.loads((folder / "spec.json").read_text())
-        if spec["num_replicas"] == 2 and spec["repetition_index"] == 0:
-            by_backend[spec["backend"]] = folder
-    one, other = by_backend.values()
-    return one, other
-
-
 def swap(root, names):
     """Exchanges files of the trials of two backends, with the ids that they have."""
-    one, other = of_backends(root)
+    trials = Store(root).read_plan().trials
+    one, other = (
+        root / "trials" / of.trial_id
+        for of in trials
+        if of.spec.budget is None
+        and (of.spec.num_replicas, of.spec.repetition_index) == (2, 0)
+    )
     for name in names:
-        texts = [(f / name).read_text() for f in (one, other)]
+        texts = [(folder / name).read_text() for folder in (one, other)]
         (one / name).write_text(texts[1].replace(other.name, one.name))
         (other / name).write_text(texts[0].replace(one.name, other.name))
 
 
-def drop_from_plan(root, ids):
-    def edit(plan):
-        plan["trials"] = [t for t in plan["trials"] if t["trial_id"] not in ids]
-        plan["repeats"] = 1
-
-    change(root / "plan.json", edit)
-    for trial_id in ids:
-        shutil.rmtree(root / "trials" / trial_id)
-
-
-def drop_generation(root):
+def drop_from_plan(root, is_dropped):
+    """Removes trials, from the plan as well."""
     plan = json.loads((root / "plan.json").read_text())
-    drop_from_plan(
-        root,
-        {
-            trial["trial_id"]
-            for trial in plan["trials"]
-            if trial["spec"]["repetition_index"] == 1
-        },
-    )
+    dropped = [trial for trial in plan["trials"] if is_dropped(trial)]
+    kept = [trial for trial in plan["trials"] if trial not in dropped]
+    change(root / "plan.json", lambda plan: plan.update(trials=kept, repeats=1))
+    for trial in dropped:
+        shutil.rmtree(root / "trials" / trial["trial_id"])
 
 
 def faster(root):
-    folder = trials(root)[0]
-    lines = []
-    for line in (folder / "rank_0.jsonl").read_text().splitlines():
-        fields = json.loads(line)
-        for name in ("start_ns", "end_ns", "ns"):
-            if name in fields:
-                fields[name] //= 2
-        lines.append(json.dumps(fields))
-    (folder / "rank_0.jsonl").write_text("\n".join(lines) + "\n")
+    path = timed(root)[0] / "rank_0.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for fields in lines:
+        for name in {"start_ns", "end_ns", "ns"} & fields.keys():
+            fields[name] //= 2
+    path.write_text("".join(json.dumps(fields) + "\n" for fields in lines))
 
 
 def set_in(name, **fields):
@@ -120,99 +298,92 @@ def set_in(name, **fields):
             assert set(fields) <= set(record), record
             record.update(fields)
 
-        change(trials(root)[0] / name, edit)
+        change(root / name if name == "plan.json" else timed(root)[0] / name, edit)
 
     return run
 
 
-def in_plan(**fields):
-    return lambda root: change(root / "plan.json", lambda plan: plan.update(fields))
+def removed(name):
+    return lambda root: (timed(root)[0] / name).unlink()
 
 
 def edit_manifest(edit):
     def run(root):
         path = root / manifest.MANIFEST_NAME
-        path.write_bytes(b"".join(edit(path.read_bytes().splitlines(keepends=True))))
+        lines = edit(path.read_bytes().splitlines(keepends=True), root)
+        path.write_bytes(b"".join(lines))
 
     return run
 
 
-def fail_a_trial(root):
-    folder = trials(root)[0]
-    failure = {"phase": "measure", "reason": "lost"}
-    change(
-        folder / "status.json",
-        lambda status: status.update({"status": "failed", "failure": failure}),
-    )
+def exchange_digests(lines, _):
+    first, second = lines[1], lines[2]
+    return [lines[0], first[:64] + second[64:], second[:64] + first[64:], *lines[3:]]
 
 
-def rename_trial(root):
-    folder = trials(root)[0]
-    shutil.copytree(folder, folder.with_name("0" * 20))
+def without_a_trial(lines, root):
+    return [line for line in lines if timed(root)[0].name.encode() not in line]
 
 
+LOST = {"phase": "measure", "reason": "lost"}
+LONG_AGO = "2020-01-01T00:00:00+00:00"
 TAMPERINGS = {
-    "a trial's folder is removed": lambda root: shutil.rmtree(trials(root)[0]),
-    "a trial is removed, from the plan as well": lambda root: drop_from_plan(
-        root, {trials(root)[0].name}
+    "a trial's folder is removed": lambda root: shutil.rmtree(timed(root)[0]),
+    "a trial is removed": lambda root: drop_from_plan(
+        root, lambda trial: trial["trial_id"] == timed(root)[0].name
     ),
-    "a generation is removed, from the plan as well": drop_generation,
+    "a generation is removed": lambda root: drop_from_plan(
+        root, lambda trial: trial["spec"]["repetition_index"] == 1
+    ),
     "two backends: results exchanged": lambda root: swap(root, ("result.json",)),
     "two backends: all numbers exchanged": lambda root: swap(
         root, ("result.json", "rank_0.jsonl", "status.json", "env.json")
     ),
     "step times halved": faster,
     "observations of another trial": lambda root: shutil.copy(
-        *(folder / "rank_0.jsonl" for folder in trials(root)[:2])
-    ) and None,
-    "observations removed": lambda root: (trials(root)[0] / "rank_0.jsonl").unlink(),
-    "a result removed": lambda root: (trials(root)[0] / "result.json").unlink(),
-    "a status removed": lambda root: (trials(root)[0] / "status.json").unlink(),
-    "a trial becomes a failure": fail_a_trial,
-    "a trial is added": rename_trial,
+        *(folder / "rank_0.jsonl" for folder in timed(root)[:2])
+    ),
+    "observations removed": removed("rank_0.jsonl"),
+    "a result removed": removed("result.json"),
+    "a status removed": removed("status.json"),
+    "a trial becomes a failure": set_in("status.json", status="failed", failure=LOST),
+    "a trial is added": lambda root: shutil.copytree(
+        timed(root)[0], root / "trials" / ("0" * 20)
+    ),
     "CPU model": set_in("env.json", cpu_model="Cray-1"),
     "cores of the machine": set_in("env.json", num_physical_cores=64),
     "load before": set_in("env.json", load_average_before=0.0),
     "load of others": set_in("env.json", foreign_cpu_fraction=0.0001),
     "canary": set_in("env.json", canary_before_sec=0.1),
     "machine": set_in("env.json", fingerprint="0" * 20),
-    "when it started": set_in("status.json", started_at="2020-01-01T00:00:00+00:00"),
+    "when it started": set_in("status.json", started_at=LONG_AGO),
     "how long it took": set_in("status.json", duration_sec=1.0),
-    "command": in_plan(command=["python", "-m", "harness", "sweep", "--quiet"]),
-    "name of the study": in_plan(study="another"),
-    "time of the plan": in_plan(created_at="2020-01-01T00:00:00+00:00"),
-    "a picture": lambda root: next(root.glob("trials/*/*.png")).write_bytes(b"x") and None,
+    "command": set_in("plan.json", command=["python", "-m", "harness", "sweep"]),
+    "name of the study": set_in("plan.json", study="another"),
+    "time of the plan": set_in("plan.json", created_at=LONG_AGO),
+    "a picture": lambda root: next(root.glob("trials/*/*.png")).write_bytes(b"x"),
     "a picture is added": lambda root: (
-        (trials(root)[-1] / "samples_00000009.png").write_bytes(b"x") and None
-    ),
+        timed(root)[-1] / "samples_00000009.png"
+    ).write_bytes(b"x"),
     "the manifest is removed": lambda root: (root / manifest.MANIFEST_NAME).unlink(),
-    "a line of the manifest is removed": edit_manifest(lambda lines: lines[:3] + lines[4:]),
-    "a trial's lines are removed": lambda root: edit_manifest(
-        lambda lines: [of for of in lines if trials(root)[0].name.encode() not in of]
-    )(root),
+    "a line is removed": edit_manifest(lambda lines, _: lines[:3] + lines[4:]),
+    "a trial's lines are removed": edit_manifest(without_a_trial),
     "a digest is changed": edit_manifest(
-        lambda lines: [*lines[:2], b"0" * 64 + lines[2][64:], *lines[3:]]
+        lambda lines, _: [*lines[:2], b"0" * 64 + lines[2][64:], *lines[3:]]
     ),
-    "two digests are exchanged": edit_manifest(
-        lambda lines: [lines[0], lines[1][:64] + lines[2][64:], lines[2][:64] + lines[1][64:], *lines[3:]]
+    "two digests are exchanged": edit_manifest(exchange_digests),
+    "the manifest is cut": edit_manifest(
+        lambda lines, _: [*lines[:-1], lines[-1][:70]]
     ),
-    "the manifest is cut": edit_manifest(lambda lines: [*lines[:-1], lines[-1][:70]]),
     "an earlier attempt is added": lambda root: shutil.copytree(
-        trials(root)[0], root / "earlier" / f"{trials(root)[0].name}-1"
-    ) and None,
-}  # fmt: skip
-
-
-def verified(harness, *options):
-    code, out, err = harness("verify", "s", "--json", *options)
-    assert not err, err
-    return code, json.loads(out)
+        timed(root)[0], root / "earlier" / f"{timed(root)[0].name}-1"
+    ),
+}
 
 
 @pytest.mark.parametrize("name", TAMPERINGS)
 def test_a_tampering_is_found(study, harness, name):
     """Exit code 4, or 2 where the records contradict themselves; never 0."""
-    shutil.rmtree(study / "report")
     TAMPERINGS[name](study)
     code, out, err = harness("verify", "s")
 
@@ -220,107 +391,110 @@ def test_a_tampering_is_found(study, harness, name):
     assert re.search("^differs: |^error: ", out + err, re.MULTILINE)
 
 
-def test_an_untouched_study_is_listed(study, harness):
-    write_report(Store(study))
+def with_another_rate(page):
+    """Changes the last digit before the first unit, and nothing else."""
+    start = page.index("images/s") - 3
+    while not page[start].isdigit():
+        start -= 1
+    return page[:start] + ("1" if page[start] != "1" else "2") + page[start + 1 :]
+
+
+PAGES = {
+    "a figure": with_another_rate,
+    "a word is removed": lambda page: re.sub(r"\bnot \b", "", page, count=1),
+    "a word is replaced": lambda page: page.replace(" the ", " a ", 1),
+    "a sentence is added": lambda page: page.replace("</p>", " All is well.</p>", 1),
+    "a script is added": lambda page: page.replace("</body>", "<script></script>"),
+    "a link leads elsewhere": lambda page: page.replace('href="#', 'href="#x', 1),
+    "a name of a backend": lambda page: page.replace("in_graph", "in_grapf", 1),
+    "blank space": lambda page: page + "\n",
+}
+
+
+@one_design
+def test_an_untouched_study_is_listed_and_any_change_of_its_page_is_found(
+    study, harness, verified, monkeypatch
+):
+    """The page is compared byte for byte with the one that is built."""
+    page = write_report(Store(study))
     code, out, _ = harness("verify", "s")
     sums = (study / manifest.MANIFEST_NAME).read_text()
     paths = {line.partition("  ")[2] for line in sums.splitlines() if line[0] != "#"}
+    num_trials = len(Store(study).read_plan().trials)
 
     assert exit_codes.OK == code, out
-    assert "\nSHA256SUMS: the files of 12 trials\n" in out
+    assert re.search("^ *page +1 +0 +0 *$", out, re.MULTILINE)
+    assert f"\nSHA256SUMS: the files of {num_trials} trials\n" in out
     assert f"not covered: {check.NOT_COVERED}" == out.splitlines()[-1]
     names = ("spec", "env", "result", "status")
-    assert {
-        "plan.json",
-        *(f"trials/{of.name}/{name}.json" for of in trials(study) for name in names),
-    } < paths
+    files = {f"trials/{of.name}/{name}.json" for of in timed(study) for name in names}
+    assert files | {"plan.json"} < paths
     command = ["sha256sum", "--check", "--strict", "--quiet", manifest.MANIFEST_NAME]
     assert not subprocess.run(
         command, cwd=study, check=True, capture_output=True
     ).stdout
 
+    text = page.read_text()
+    monkeypatch.setattr("reports.page.build.build_report", lambda _: text)
+    for name, edit in PAGES.items():
+        page.write_text(edit(text))
+        code, found = verified()
+        assert exit_codes.SOME_TRIALS_FAILED == code, name
+        assert ["page"] == [item["kind"] for item in found["differences"]], name
+    _, out, _ = harness("verify", "s")
+    assert "differs: report/index.html line " in out
+    assert "made by another version, or changed; make it again with 'report'" in out
 
-def test_a_kill_between_a_file_and_its_digest_is_understood(study, harness):
+
+def test_a_kill_between_a_file_and_its_digest_is_understood(study, verified):
     """A status or plan of before, or of after, is no tampering."""
-    shutil.rmtree(study / "report")
-    folder, plan = trials(study)[0], study / "plan.json"
-    status, of = folder / "status.json", f"trials/{folder.name}"
+    folder, plan = timed(study)[0], study / "plan.json"
+    status = folder / "status.json"
     text = status.read_bytes()
     status.unlink()
     Store(study).list_trial(folder.name, {"status.json": manifest.digest(text)})
-    code, data = verified(harness)
+    code, found = verified()
     assert exit_codes.SOME_TRIALS_FAILED == code
-    assert [f"{of} was stopped as it ended; run the same command again"] == data[
-        "missing"
-    ]
+    assert [
+        f"trials/{folder.name} was stopped as it ended; run the same command again"
+    ] == found["missing"]
     status.write_bytes(text)
-    assert exit_codes.OK == verified(harness)[0]
+    assert exit_codes.OK == verified()[0]
 
     for is_written in (True, False):
         changed = plan.read_bytes() + b"\n"
         manifest.renew(study, "plan.json", {"plan.json": manifest.digest(changed)})
-        assert exit_codes.OK == verified(harness)[0]
+        assert exit_codes.OK == verified()[0]
         if is_written:
             plan.write_bytes(changed)
-        assert exit_codes.OK == verified(harness)[0]
+        assert exit_codes.OK == verified()[0]
         Store(study).list_trial(folder.name)
-        assert exit_codes.OK == verified(harness)[0]
+        assert exit_codes.OK == verified()[0]
     plan.write_bytes(plan.read_bytes() + b"\n")
-    assert exit_codes.SOME_TRIALS_FAILED == verified(harness)[0]
+    assert exit_codes.SOME_TRIALS_FAILED == verified()[0]
 
 
-def test_what_is_not_covered_is_as_it_says(study, harness):
-    shutil.rmtree(study / "report")
-    set_in("env.json", cpu_model="Cray-1")(study)
-    Store(study).list_trial(trials(study)[0].name)
-    code, data = verified(harness)
+def test_what_is_not_covered_is_as_it_says(study, verified):
+    TAMPERINGS["CPU model"](study)
+    Store(study).list_trial(timed(study)[0].name)
+    code, found = verified()
 
     assert exit_codes.OK == code
-    assert [check.NOT_COVERED] == data["not_covered"]
-
-
-WORDS = {
-    "a word is removed": lambda page: re.sub(r"\bnot \b", "", page, count=1),
-    "a word is replaced": lambda page: page.replace(" the ", " a ", 1),
-    "a sentence is added": lambda page: page.replace("</p>", " All is well.</p>", 1),
-    "a script is added": lambda page: page.replace("</body>", "<script></script></body>"),
-    "a style is added": lambda page: page.replace("</head>", "<style></style></head>"),
-    "a link leads elsewhere": lambda page: page.replace('href="#', 'href="#x', 1),
-    "a name of a backend": lambda page: page.replace("in_graph", "in_grapf", 1),
-    "blank space": lambda page: page + "\n",
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", WORDS)
-def test_a_change_of_the_pages_words_is_found(study, harness, name, monkeypatch):
-    """The page is compared byte for byte with the one that is built.
-
-    It is built once, by the sweep; the test of an untouched study builds it again.
-    """
-    page = study / "report" / "index.html"
-    text = page.read_text()
-    monkeypatch.setattr("reports.page.build.build_report", lambda _: text)
-    changed = WORDS[name](text)
-    assert changed != text
-    page.write_text(changed)
-    code, data = verified(harness)
-
-    assert exit_codes.SOME_TRIALS_FAILED == code
-    assert "page" in {item["kind"] for item in data["differences"]}
+    assert [check.NOT_COVERED] == found["not_covered"]
 
 
 @pytest.mark.parametrize("has_seal", [False, True])
-def test_a_study_of_an_earlier_version_is_not_listed(study, harness, has_seal):
+def test_a_study_of_an_earlier_version_is_not_listed(study, verified, has_seal):
     """It stays readable, is verified, and the words say what that leaves out."""
-    shutil.rmtree(study / "report")
-    (study / manifest.MANIFEST_NAME).unlink()
     if has_seal:
+        (study / manifest.MANIFEST_NAME).unlink()
         (study / "seal.jsonl").write_text("of an earlier version\n")
     else:
-        for path in study.glob("trials/*/rank_*.jsonl"):
-            path.write_text(path.read_text().partition("\n")[2])
-    code, data = verified(harness)
+        unlist(study)
+    code, found = verified()
+    num_trials = len(Store(study).read_plan().trials)
 
     assert exit_codes.OK == code
-    assert {"num_listed": 0, "num_unlisted": 12} == data["manifest"]
-    assert data["not_covered"][0] == check.NOT_LISTED.format(12, 12)
+    counts = found["manifest"]["num_listed"], found["manifest"]["num_unlisted"]
+    assert (0, num_trials) == counts
+    assert check.NOT_LISTED.format(num_trials, num_trials) == found["not_covered"][0]
