@@ -15,7 +15,7 @@ LARGEST = 65504.0  # of float16
 def run(repl):
     """Trains a normalized model, and reads and saves the half of an epoch."""
     return {
-        **_train(repl, 9),
+        **train(repl, 9),
         "mean": float(repl.run(_mean_of_largest)[0]),
         **_read_half(repl),
     }
@@ -44,7 +44,13 @@ def make_manager(repl, folder, inputs):
     return repl.make_checkpoint_manager(folder, inputs=inputs, number=number)
 
 
-def _train(repl, num_examples):
+def train(
+    repl,
+    num_examples,
+    mode=replicator.InputReplicationMode.PER_WORKER,
+    make_norm=replicator.CrossReplicaBatchNormalization,
+):
+    """Losses and variables of an epoch in global batches of 8."""
     rng = np.random.default_rng(0)
     xs = rng.normal(size=(num_examples, 3)).astype(np.float32)
     ys = rng.normal(size=num_examples).astype(np.float32)
@@ -55,11 +61,11 @@ def _train(repl, num_examples):
 
     keras.utils.set_random_seed(1)
     with repl.context():
-        norm = replicator.CrossReplicaBatchNormalization(momentum=0.5)
+        norm = make_norm(momentum=0.5)
         layers = [keras.layers.Dense(4), norm, keras.layers.Dense(1)]
         model = keras.Sequential([keras.Input((3,)), *layers])
         optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1))
-    inputs = repl.make_input_iterator(input_fn)
+    inputs = repl.make_input_iterator(input_fn, mode)
 
     def step(batch):
         x, y = batch

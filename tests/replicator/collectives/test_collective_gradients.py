@@ -66,10 +66,10 @@ def _target(x, y):
 
 
 def _on_replica(name):
-    """Gradients of all orders and their targets."""
+    """Gradients of all orders."""
 
     def step(x):
-        gradients, targets = [], []
+        gradients = []
 
         def target(k):
             if k == 0:
@@ -80,12 +80,11 @@ def _on_replica(name):
             with tf.GradientTape() as tape:
                 tape.watch(x)
                 value = target(k - 1)
-            targets.append(value)
             gradients.append(tape.gradient(value, x))
             return gradients[-1]
 
         gradient(MOST_ORDERS)
-        return gradients, targets
+        return gradients
 
     return step
 
@@ -123,40 +122,13 @@ def test_gradients_are_those_of_one_device(repl_once, name):
     """A replica's gradient is that of all replicas' targets, at every order."""
     values = VALUES[: repl_once.num_replicas]
 
-    found, _ = _run(repl_once, _on_replica(name), values)
+    found = _run(repl_once, _on_replica(name), values)
 
     of_one = _on_one_device(name, values)
     assert MOST_ORDERS == len(of_one) == len(found)
     for wants, gradients in zip(of_one, found, strict=True):
         for want, got in zip(wants, gradients, strict=True):
             np.testing.assert_allclose(got, want, **EXACT)
-
-
-@pytest.mark.covering(strength=1)
-@pytest.mark.parametrize("name", JOINT)
-def test_gradients_are_finite_differences(in_graph, name):
-    """The definition itself, without any gradient of TensorFlow for this order."""
-    values = VALUES[: in_graph.num_replicas]
-    step = _on_replica(name)
-    found, _ = _run(in_graph, step, values)
-    assert MOST_ORDERS == len(found)
-    width = 1e-6
-
-    for replica, element in ((0, 1), (1, 0)):
-        moved = []
-        for sign in (1, -1):
-            other = values.copy()
-            other[replica, element] += sign * width
-            _, targets = _run(in_graph, step, other)
-            moved.append([sum(map(float, of_order)) for of_order in targets])
-        for gradients, above, below in zip(found, *moved, strict=True):
-            # The error of central differences: width**2, and 1e-16 * targets / width.
-            np.testing.assert_allclose(
-                gradients[replica][element],
-                (above - below) / (2 * width),
-                rtol=1e-5,
-                atol=1e-6 * abs(above) + 1e-6,
-            )
 
 
 def test_graph_gradients_communicate_too(in_graph):
@@ -170,6 +142,16 @@ def test_graph_gradients_communicate_too(in_graph):
     found = _run(in_graph, step, values)
 
     assert [192.0, 192.0] == [float(value) for value in found]
+
+
+def test_the_gradient_of_an_extreme_is_split_over_those_that_have_it(in_graph):
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = 3.0 * replicator.all_max(x)
+        return tape.gradient(loss, x)
+
+    assert [3.0, 3.0] == [float(value) for value in _run(in_graph, step, [2.0, 2.0])]
 
 
 def test_a_gradient_penalty_through_a_shared_norm_trains_as_one_device(in_graph):

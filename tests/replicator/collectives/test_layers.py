@@ -68,9 +68,12 @@ def _check_like_keras(repl, dtype, tolerance, form, num_steps=2, offset=0.5):
 
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("form", ["shifted", "two_pass"])
-def test_replicas_normalize_as_one_with_the_whole_batch(repl_once, form):
-    """Outputs, gradients of inputs and weights, and moving statistics, in float32."""
-    _check_like_keras(repl_once, "float32", 2e-4, form)
+def test_replicas_normalize_as_one_with_the_whole_batch(in_graph, form):
+    """Outputs, gradients of inputs and weights, and moving statistics, in float32.
+
+    On every backend: ``normalizes_over_all_replicas`` in ``tests/conformance``.
+    """
+    _check_like_keras(in_graph, "float32", 2e-4, form)
 
 
 @pytest.mark.covering(strength=1)
@@ -124,9 +127,7 @@ def test_an_option_without_meaning_is_refused(options, message):
 def test_the_layer_can_be_made_again_from_its_configuration():
     layer = replicator.CrossReplicaBatchNormalization(variance_form="two_pass")
 
-    again = type(layer).from_config(layer.get_config())
-
-    assert "two_pass" == again.variance_form
+    assert "two_pass" == type(layer).from_config(layer.get_config()).variance_form
 
 
 NUM_ROWS, NUM_COLUMNS = 11, 3
@@ -141,7 +142,7 @@ def make(num_parts):
     return layer
 
 
-@pytest.mark.parametrize("num_parts", [1, 2, 3, 11])
+@pytest.mark.parametrize("num_parts", [1, 3, 11])
 def test_lookups_are_those_of_one_table(num_parts):
     """Ids of any shape and integer type, repeated ones too; none at all."""
     layer = make(num_parts)
@@ -182,29 +183,25 @@ def test_training_on_replicas_is_that_of_one_table(repl_once, per_replica, optim
     np.testing.assert_allclose(layer.table(), table.numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_every_shard_holds_a_row():
-    with pytest.raises(ValueError, match=r"num_parts 12 must be .* is 11"):
-        replicator.ShardedEmbedding(NUM_ROWS, NUM_COLUMNS, num_parts=12)
+SIZES = {"num_rows": 4, "num_columns": 2, "num_parts": 2}
+REFUSED = {
+    "num_parts 5 must be .* is 4": {"num_parts": 5},
+    **{
+        rf"{name} .* must be an integer of at least 1": {name: size}
+        for name, size in zip(SIZES, (None, 2.0, 0), strict=True)
+    },
+}
 
 
-@pytest.mark.parametrize("name", ["num_rows", "num_columns", "num_parts"])
-@pytest.mark.parametrize("size", [None, 2.0, 0, 10**30])
-def test_sizes_are_positive_integers(name, size):
-    sizes = {"num_rows": 4, "num_columns": 2, "num_parts": 2, name: size}
-
-    with pytest.raises(
-        ValueError, match=rf"{name} .* must be an integer of at least 1"
-    ):
-        replicator.ShardedEmbedding(**sizes)
+@pytest.mark.parametrize("message", REFUSED)
+def test_sizes_are_positive_and_every_part_holds_a_row(message):
+    with pytest.raises(ValueError, match=message):
+        replicator.ShardedEmbedding(**SIZES | REFUSED[message])
 
 
-def test_ids_must_be_integers():
-    """A float would be cut."""
+def test_ids_must_be_integers_of_rows_that_exist():
+    """A float would be cut; beyond the end comes an error, and never another row."""
     with pytest.raises(ValueError, match=r"needs integer ids, but got 'float32'"):
         make(2)(tf.constant([1.0]))
-
-
-def test_a_row_that_does_not_exist_is_an_error():
-    """Beyond the end on CPUs; never another row."""
     with pytest.raises(tf.errors.InvalidArgumentError):
         make(2)(tf.constant([NUM_ROWS + 1]))

@@ -19,31 +19,6 @@ def _variable(repl):
 OPS = ("sum", "mean", "min", "max")
 
 
-@pytest.mark.covering(strength=1, prefer={"repl_once": [("in_graph_mirrored", 4)]})
-@pytest.mark.parametrize("op", OPS)
-def test_map_reduce_reduces_over_items(repl_once, op):
-    """The results are NumPy's reductions, also with fewer items than replicas."""
-    repl = repl_once
-    weight = _variable(repl)
-
-    def fn(scale):
-        return {"x": weight * scale, "n": tf.reduce_sum(weight) * scale}
-
-    def step():
-        return {n: replicator.map_reduce(fn, SCALES[:n], op) for n in (1, 5)}
-
-    out = repl.run(step)
-
-    assert {1, 5} == set(out)
-    for n, result in out.items():
-        x = np.stack([WEIGHTS * scale for scale in SCALES[:n]])
-        for r in range(repl.num_replicas):
-            expected = getattr(np, op)(x, axis=0)
-            np.testing.assert_allclose(expected, result["x"][r], rtol=1e-6)
-            expected = getattr(np, op)(x.sum(axis=1))
-            np.testing.assert_allclose(expected, result["n"][r], rtol=1e-6)
-
-
 def test_map_gather_keeps_the_order_of_items(in_graph):
     weight = _variable(in_graph)
 
@@ -109,8 +84,9 @@ def test_gradients_are_those_of_one_device(repl_once, name):
 
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("which", ["reduce", "gather"])
-def test_each_item_runs_on_one_replica_only(repl, which):
+def test_each_item_runs_on_one_replica_only(repl_once, which):
     """Item i counts on replica i % num_replicas; the counters outside say so."""
+    repl = repl_once
     with repl.context():
         counts = [
             tf.Variable(
@@ -139,17 +115,6 @@ def test_each_item_runs_on_one_replica_only(repl, which):
     assert [1.0, 1.0, 1.0] == [float(count.numpy()) for count in counts]
 
 
-def test_items_may_be_functions(in_graph):
-    """As in K-FAC's use of the paper's primitive: a list of computations."""
-    thunks = [lambda: tf.constant(1.0), lambda: tf.constant([2.0, 3.0])]
-
-    out = in_graph.run(
-        lambda: tuple(replicator.map_gather(thunks, lambda thunk: thunk()))
-    )
-
-    assert [1.0, [2.0, 3.0]] == [leaf[1].numpy().tolist() for leaf in out]
-
-
 def test_python_branches_on_tensors_work_in_items(in_graph):
     """``fn`` is single-device code like the step: AutoGraph reaches it."""
 
@@ -170,61 +135,54 @@ def test_mapping_outside_a_replica_raises_an_actionable_error():
         replicator.map_gather([1], lambda x: x)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: replicator.map_reduce(lambda x: x, []),
-            r"map_reduce got no items, .* at least one",
-        ),
-        (
-            lambda: replicator.map_reduce(lambda n: tf.zeros([n]), [2, 3]),
-            r"fn\(items\[1\]\) is float32\[3\], but fn\(items\[0\]\) is float32\[2\]",
-        ),
-        (
-            lambda: replicator.map_reduce(lambda x: x, [1, 2], "mean"),
-            r"map_reduce 'mean' of int32 would be rounded",
-        ),
-        (
-            lambda: replicator.map_reduce(lambda x: x, [1, 2], "avg"),
-            r"unknown reduction 'avg'",
-        ),
-        (
-            lambda: replicator.map_reduce(lambda _: None, [1, 2]),
-            r"fn\(items\[0\]\) returned None",
-        ),
-        (
-            lambda: replicator.map_gather(
-                [0], lambda _: tf.random.shuffle(tf.where(tf.random.uniform([4]) > 0.5))
-            )[0],
-            r"fn\(items\[0\]\) has shape \(None, 1\).*tf.ensure_shape",
-        ),
-    ],
-    ids=["no items", "shapes", "mean", "op", "None", "unknown shape"],
-)
-def test_bad_items_and_results_raise_actionable_errors(in_graph, call, message):
-    with pytest.raises(ValueError, match=message):
-        in_graph.run(call)
+def _of_unknown_shape(_):
+    return tf.random.shuffle(tf.where(tf.random.uniform([4]) > 0.5))
 
 
-@pytest.mark.parametrize(
-    ("fn", "message"),
-    [
-        (
-            2.5,
-            r"calls fn with an item, but got 2.5, which is not a function; pass a func",
-        ),
-        (lambda: 1.0, r"calls fn with an item, but '.*' does not take one argument; p"),
-    ],
-)
-def test_what_is_no_function_of_an_item_is_refused(in_graph, fn, message):
-    with pytest.raises(TypeError, match=rf"map_reduce\(\) {message}"):
-        in_graph.run(lambda: replicator.map_reduce(fn, [1, 2]))
-    with pytest.raises(TypeError, match=rf"map_gather\(\) {message}"):
-        in_graph.run(lambda: replicator.map_gather([1, 2], fn))
+REFUSED = {
+    "no items": (
+        lambda: replicator.map_reduce(lambda x: x, []),
+        r"map_reduce got no items, .* at least one",
+    ),
+    "shapes": (
+        lambda: replicator.map_reduce(lambda n: tf.zeros([n]), [2, 3]),
+        r"fn\(items\[1\]\) is float32\[3\], but fn\(items\[0\]\) is float32\[2\]",
+    ),
+    "mean": (
+        lambda: replicator.map_reduce(lambda x: x, [1, 2], "mean"),
+        r"map_reduce 'mean' of int32 would be rounded",
+    ),
+    "op": (
+        lambda: replicator.map_reduce(lambda x: x, [1, 2], "avg"),
+        r"unknown reduction 'avg'",
+    ),
+    "None": (
+        lambda: replicator.map_reduce(lambda _: None, [1, 2]),
+        r"fn\(items\[0\]\) returned None",
+    ),
+    "unknown shape": (
+        lambda: replicator.map_gather([0], _of_unknown_shape)[0],
+        r"fn\(items\[0\]\) has shape \(None, 1\).*tf.ensure_shape",
+    ),
+    "no function": (
+        lambda: replicator.map_reduce(2.5, [1, 2]),
+        r"map_reduce\(\) calls fn with an item, but got 2.5, which is not a function",
+    ),
+    "no argument": (
+        lambda: replicator.map_gather([1, 2], lambda: 1.0),
+        r"map_gather\(\) calls fn with an item, but '.*' does not take one argument; p",
+    ),
+    # A tensor is not split along some axis without being requested.
+    "no list": (
+        lambda: replicator.map_reduce(tf.identity, tf.ones([4])),
+        r"items of type .*Tensor.*tf.unstack",
+    ),
+}
 
 
-def test_items_that_are_no_list_are_refused(in_graph):
-    """A tensor is not split along some axis without being requested."""
-    with pytest.raises(TypeError, match=r"items of type .*Tensor.*tf.unstack"):
-        in_graph.run(lambda: replicator.map_reduce(tf.identity, tf.ones([4])))
+@pytest.mark.parametrize("what", REFUSED)
+def test_bad_items_and_results_raise_actionable_errors(what):
+    call, message = REFUSED[what]
+
+    with pytest.raises((TypeError, ValueError), match=message):
+        replicator.create("in_graph", num_replicas=2).run(call)

@@ -6,140 +6,52 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import uneven_epoch
 
 import replicator
 from replicator import InputContext, InputReplicationMode, errors
 
 
-def _data(num_examples):
-    rng = np.random.default_rng(0)
-    return (
-        rng.normal(size=(num_examples, 3)).astype(np.float32),
-        rng.normal(size=num_examples).astype(np.float32),
+@functools.cache
+def _of_keras(num_examples):
+    """The same of whole global batches, by Keras' layer on one device."""
+    return uneven_epoch.train(
+        replicator.create("single"),
+        num_examples,
+        make_norm=keras.layers.BatchNormalization,
     )
 
 
-def _train(repl, num_examples, mode=InputReplicationMode.PER_WORKER):
-    """One epoch of linear regression, global batch 8; returns losses and weights."""
-    with repl.context():
-        weight = tf.Variable([0.1, 0.2, 0.3])
-        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1, momentum=0.9))
-    dataset = tf.data.Dataset.from_tensor_slices(_data(num_examples))
-    inputs = repl.make_input_iterator(
-        lambda ctx: replicator.split_global_batches(dataset, ctx, 8), mode
-    )
-
-    def step(batch):
-        x, y = batch
-        with tf.GradientTape() as tape:
-            error = tf.linalg.matvec(x, weight) - y
-            loss = replicator.mean_over_examples(error**2)
-        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
-        return loss
-
-    num_steps = -(-num_examples // 8)
-    losses = [
-        float(repl.reduce("mean", repl.run(step, inputs))) for _ in range(num_steps)
-    ]
-    return losses, weight.numpy()
-
-
-def _reference(num_examples):
-    """The same by NumPy, on whole global batches."""
-    xs, ys = _data(num_examples)
-    weight, velocity = np.float32([0.1, 0.2, 0.3]), np.zeros(3, np.float32)
-    losses = []
-    for start in range(0, num_examples, 8):
-        x, y = xs[start : start + 8], ys[start : start + 8]
-        error = x @ weight - y
-        losses.append(np.mean(error**2))
-        velocity = 0.9 * velocity - 0.1 * (2 * x.T @ error / len(x))
-        weight = weight + velocity
-    return losses, weight
-
-
-@pytest.mark.parametrize("num_examples", [pytest.param(16, marks=pytest.mark.full), 9])
-def test_an_epoch_with_a_partial_last_step_equals_the_single_device(
-    repl_once, num_examples
+@pytest.mark.covering(strength=1)
+@pytest.mark.parametrize(("num_examples", "form"), [(13, "two_pass"), (9, "shifted")])
+def test_an_epoch_with_a_partial_last_step_is_that_of_one_device(
+    repl_once, num_examples, form
 ):
-    """Losses and weights are those of whole global batches, to 1e-6."""
-    losses, weight = _train(repl_once, num_examples)
-    expected_losses, expected_weight = _reference(num_examples)
+    """Also with replicas that have no example; every example counts equally."""
+    norm = functools.partial(
+        replicator.CrossReplicaBatchNormalization, variance_form=form
+    )
 
-    np.testing.assert_allclose(expected_losses, losses, rtol=1e-5)
-    np.testing.assert_allclose(expected_weight, weight, rtol=0, atol=1e-6)
+    _check(uneven_epoch.train(repl_once, num_examples, make_norm=norm), num_examples)
 
 
 def test_pipelines_of_each_replica_average_the_same(in_graph):
     """PER_REPLICA parts are those that one pipeline would deal."""
-    losses, _ = _train(in_graph, 19, InputReplicationMode.PER_REPLICA)
+    mode = InputReplicationMode.PER_REPLICA
 
-    np.testing.assert_allclose(_reference(19)[0], losses, rtol=1e-5)
-
-
-def _normalized_epoch(repl, make_layer, num_examples, weigh):
-    """One epoch of a normalized regression; returns losses and all variables."""
-    keras.utils.set_random_seed(1)
-    with repl.context():
-        layers = [keras.layers.Dense(4), make_layer(), keras.layers.Dense(1)]
-        model = keras.Sequential([keras.Input((3,)), *layers])
-        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1))
-    dataset = tf.data.Dataset.from_tensor_slices(_data(num_examples))
-    inputs = repl.make_input_iterator(
-        lambda ctx: replicator.split_global_batches(dataset, ctx, 8)
-    )
-
-    def step(batch):
-        x, y = batch
-        with tf.GradientTape() as tape:
-            error = model(x, training=True)[:, 0] - y
-            loss = weigh(error**2)
-        variables = model.trainable_variables
-        optimizer.apply_gradients(
-            zip(tape.gradient(loss, variables), variables, strict=True)
-        )
-        return loss
-
-    losses = [
-        float(repl.reduce("mean", repl.run(step, inputs)))
-        for _ in range(-(-num_examples // 8))
-    ]
-    return losses, [np.asarray(variable) for variable in model.variables]
+    _check(uneven_epoch.train(in_graph, 19, mode), 19)
 
 
-@pytest.mark.parametrize("num_examples", [13, 9])
-def test_batch_norm_of_a_partial_step_counts_every_example_equally(
-    repl_once, num_examples
-):
-    """Also with replicas that have none: as Keras' layer on one device.
-
-    Before, replicas weighed equally, and an empty one made every weight NaN.
-    """
-    form = "two_pass" if num_examples == 13 else "shifted"
-
-    losses, variables = _normalized_epoch(
-        repl_once,
-        lambda: replicator.CrossReplicaBatchNormalization(
-            momentum=0.5, variance_form=form
-        ),
-        num_examples,
-        replicator.mean_over_examples,
-    )
-
-    expected_losses, expected = _normalized_epoch(
-        replicator.create("single"),
-        lambda: keras.layers.BatchNormalization(momentum=0.5),
-        num_examples,
-        tf.reduce_mean,
-    )
-    np.testing.assert_allclose(expected_losses, losses, rtol=1e-5)
-    for want, value in zip(expected, variables, strict=True):
+def _check(found, num_examples):
+    expected = _of_keras(num_examples)
+    np.testing.assert_allclose(expected["losses"], found["losses"], rtol=1e-5)
+    for want, value in zip(expected["weights"], found["weights"], strict=True):
         np.testing.assert_allclose(want, value, rtol=1e-4, atol=1e-6)
 
 
 def test_batch_norm_of_whole_batches_has_the_bits_of_known_shapes(in_graph):
     """The weight of equal numbers is exactly 1."""
-    x, _ = _data(16)
+    x = np.random.default_rng(0).normal(size=(16, 3)).astype(np.float32)
     data = tf.data.Dataset.from_tensor_slices(x)
     found = []
     for drop_remainder in (False, True):
@@ -156,8 +68,8 @@ def test_batch_norm_of_whole_batches_has_the_bits_of_known_shapes(in_graph):
         np.testing.assert_array_equal(known, unknown)
 
 
-def test_batch_norm_without_any_example_keeps_its_statistics(repl_once):
-    """Nobody has a value: there is nothing to move them to."""
+def test_a_step_without_any_example_teaches_nothing(repl_once):
+    """The mean is zero and not NaN, and batch norm keeps its statistics."""
     with repl_once.context():
         layer = replicator.CrossReplicaBatchNormalization()
         layer.build([None, 3])
@@ -166,8 +78,11 @@ def test_batch_norm_without_any_example_keeps_its_statistics(repl_once):
     )
     layer.moving_mean.assign([1.0, 2.0, 3.0])
 
-    repl_once.run(functools.partial(layer, training=True), inputs)
+    out = repl_once.run(
+        lambda x: replicator.mean_over_examples(layer(x, training=True)[:, 0]), inputs
+    )
 
+    assert [0.0] * repl_once.num_replicas == [float(v) for v in out]
     assert [1.0, 2.0, 3.0] == pytest.approx(layer.moving_mean.numpy())
 
 
@@ -200,9 +115,9 @@ def test_a_replica_without_examples_keeps_the_statistics_of_keras_batch_norm(in_
         assert np.isfinite(variable.numpy()).all()
 
 
-def test_a_plain_partial_last_batch_runs_on_every_backend(repl):
+def test_a_plain_partial_last_batch_runs_on_every_backend(repl_once):
     """batch() without drop_remainder: replicas weigh equally, whatever they hold."""
-    num_replicas = repl.num_replicas
+    repl, num_replicas = repl_once, repl_once.num_replicas
     num_examples = 4 * num_replicas - 1  # the last replica's second batch has one
     inputs = repl.make_input_iterator(
         lambda _: tf.data.Dataset.range(num_examples).batch(2)
@@ -223,51 +138,78 @@ def test_a_plain_partial_last_batch_runs_on_every_backend(repl):
     assert np.mean(expected) == pytest.approx(float(repl.reduce("mean", means)))
 
 
-def test_a_step_without_any_example_is_zero_and_not_nan(repl_once):
-    """All parts empty: nothing to learn from, and nothing broken."""
-    inputs = repl_once.make_input_iterator(
-        lambda _: tf.data.Dataset.from_tensors(tf.zeros([0])).repeat()
-    )
+NUMBERS = tf.data.Dataset.range(4)
+NO_SIZE = r"global_batch_size .* must be an integer .the examples of one step over"
+REFUSED = {
+    "a scalar": (
+        lambda: replicator.create("single").run(
+            lambda: replicator.mean_over_examples(tf.constant(1.0))
+        ),
+        ValueError,
+        r"one floating value per example.*got float32 of shape \(\)",
+    ),
+    # Outside a step there are no replicas to count examples of.
+    "no step": (
+        lambda: replicator.mean_over_examples(tf.constant([1.0])),
+        errors.CollectiveContextError,
+        r"mean_over_examples\(\) was called in",
+    ),
+    # Three replicas on two pipelines cannot take turns evenly.
+    "pipelines": (
+        lambda: replicator.split_global_batches(
+            NUMBERS, InputContext(num_input_pipelines=2, num_replicas_in_sync=3), 3
+        ),
+        errors.SplitBatchError,
+        r"3 replicas are not divisible by 2 input",
+    ),
+    # Floats would give shapes that are none.
+    **{
+        f"size {size}": (
+            lambda size=size: replicator.split_global_batches(
+                NUMBERS, InputContext(), size
+            ),
+            errors.SplitBatchError,
+            NO_SIZE,
+        )
+        for size in (2.0, True, 10**30)
+    },
+    "a batch of no tensor": (
+        lambda: InputContext().get_per_replica_batch_size(tf.constant([4])),
+        errors.SplitBatchError,
+        NO_SIZE,
+    ),
+    "no dataset": (
+        lambda: replicator.split_global_batches([1], InputContext(), 4),
+        TypeError,
+        r"split_global_batches\(\) takes a tf.data.Dataset of single .*, but got \[1\]",
+    ),
+    "no context": (
+        lambda: replicator.split_global_batches(NUMBERS, None, 4),
+        TypeError,
+        r"split_global_batches\(\) takes the InputContext that .*, but got None",
+    ),
+    **{
+        flag: (
+            lambda flag=flag: replicator.default_data_options(**{flag: "no"}),
+            TypeError,
+            rf"{flag} 'no' must be True or False",
+        )
+        for flag in ("deterministic", "autotune")
+    },
+    "threads": (
+        lambda: replicator.default_data_options(num_threads=0),
+        ValueError,
+        r"num_threads 0 must be an integer of at",
+    ),
+}
 
-    out = repl_once.run(replicator.mean_over_examples, inputs)
 
-    assert [0.0] * repl_once.num_replicas == [float(v) for v in out]
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_divided_is_refused(what):
+    call, kind, message = REFUSED[what]
 
-
-def test_values_must_be_one_per_example(repl_once):
-    with pytest.raises(
-        ValueError, match=r"one floating value per example.*got float32 of shape \(\)"
-    ):
-        repl_once.run(lambda: replicator.mean_over_examples(tf.constant(1.0)))
-
-
-def test_it_belongs_in_a_replica():
-    """Outside a step there are no replicas to count examples of."""
-    with pytest.raises(
-        errors.CollectiveContextError, match=r"mean_over_examples\(\) was called in"
-    ):
-        replicator.mean_over_examples(tf.constant([1.0]))
-
-
-def test_pipelines_must_feed_equal_numbers_of_replicas():
-    """Three replicas on two pipelines cannot take turns evenly."""
-    ctx = InputContext(num_input_pipelines=2, num_replicas_in_sync=3)
-
-    with pytest.raises(
-        errors.SplitBatchError, match=r"3 replicas are not divisible by 2 input"
-    ):
-        replicator.split_global_batches(tf.data.Dataset.range(3), ctx, 3)
-
-
-@pytest.mark.parametrize("size", [2.0, None, True, "4", 10**30, tf.constant([4])])
-def test_a_global_batch_has_a_number_of_examples(size):
-    """Floats would give shapes that are none."""
-    message = r"global_batch_size .* must be an integer .the examples of one step over"
-
-    with pytest.raises(errors.SplitBatchError, match=message):
-        InputContext(num_replicas_in_sync=2).get_per_replica_batch_size(size)
-    with pytest.raises(errors.SplitBatchError, match=message):
-        replicator.split_global_batches(tf.data.Dataset.range(4), InputContext(), size)
+    with pytest.raises(kind, match=message):
+        call()
 
 
 @pytest.mark.parametrize("seed", [None, 3])
@@ -278,7 +220,7 @@ def test_pipelines_that_shuffle_differently_are_refused(seed, num_pipelines):
     read = []
     for pipeline in range(num_pipelines):
         place = {"num_input_pipelines": num_pipelines, "input_pipeline_id": pipeline}
-        ctx = InputContext(num_replicas_in_sync=2, **place)
+        ctx = InputContext(num_replicas_in_sync=4, **place)
         dataset = tf.data.Dataset.range(24).shuffle(24, seed=seed)
         if seed is None and num_pipelines > 1:
             with pytest.raises(
@@ -300,32 +242,6 @@ def test_a_global_batch_may_be_an_integer_of_numpy():
     assert (4, int) == (share, type(share))
 
 
-@pytest.mark.parametrize(
-    ("dataset", "ctx", "message"),
-    [
-        (
-            [1],
-            InputContext(),
-            r"takes a tf.data.Dataset of single .*, but got \[1\]; cr",
-        ),
-        (
-            tf.data.Dataset.range(4),
-            None,
-            r"takes the InputContext that .*, but got None",
-        ),
-    ],
-)
-def test_global_batches_are_of_a_dataset_for_a_context(dataset, ctx, message):
-    with pytest.raises(TypeError, match=rf"split_global_batches\(\) {message}"):
-        replicator.split_global_batches(dataset, ctx, 4)
-
-
-@pytest.mark.parametrize("name", ["deterministic", "autotune"])
-def test_flags_of_pipelines_are_true_or_false(name):
-    with pytest.raises(TypeError, match=rf"{name} 'no' must be True or False"):
-        replicator.default_data_options(**{name: "no"})
-
-
 def test_recommended_options_are_what_they_say():
     """Order is kept, a stock strategy takes no second share, threads are as asked."""
     options = replicator.default_data_options(num_threads=2)
@@ -340,5 +256,3 @@ def test_recommended_options_are_what_they_say():
     assert shared.threading.private_threadpool_size is None
     assert not shared.autotune.enabled
     assert replicator.default_data_options(autotune=True).autotune.enabled
-    with pytest.raises(ValueError, match=r"num_threads 0 must be an integer of at"):
-        replicator.default_data_options(num_threads=0)

@@ -60,29 +60,47 @@ LOOP_BODIES = {
 }
 
 
-@pytest.mark.covering(strength=1)
-@pytest.mark.parametrize("name", LOOP_BODIES)
-def test_a_vectorized_map_communicates_as_a_python_loop_does(in_graph, name):
+def test_a_vectorized_map_communicates_as_a_python_loop_does(in_graph):
     """Every iteration sees the other replicas' values of the same iteration."""
-    body = LOOP_BODIES[name]
 
     def step(x):
-        looped = tf.stack([body(x[i]) for i in range(3)])
-        return tf.vectorized_map(body, x), looped
+        looped = {
+            name: tf.stack([body(x[i]) for i in range(3)])
+            for name, body in LOOP_BODIES.items()
+        }
+        mapped = {
+            name: tf.vectorized_map(body, x) for name, body in LOOP_BODIES.items()
+        }
+        return mapped, looped
 
     found, looped = _run(in_graph, step)
 
-    for got, want in zip(found, looped, strict=True):
-        np.testing.assert_allclose(got, want, **EXACT)
+    for name in LOOP_BODIES:
+        for got, want in zip(found[name], looped[name], strict=True):
+            np.testing.assert_allclose(got, want, **EXACT, err_msg=name)
 
 
-def test_a_vectorized_map_communicates_once(in_graph):
+def test_a_vectorized_map_communicates_once_and_has_a_gradient(in_graph):
+    """Also where nothing in the loop depends on the row."""
+
     def step(x):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = tf.vectorized_map(lambda row: replicator.all_sum(row) ** 2, x)
+            same = tf.vectorized_map(lambda _: replicator.all_sum(x), tf.zeros([3, 1]))
+        return tape.gradient(y, x), tape.gradient(same, x)
+
+    found, of_same = _run(in_graph, step)
+
+    for got, same in zip(found, of_same, strict=True):
+        np.testing.assert_allclose(got, 2 * 2 * (ROWS[0] + ROWS[1]), **EXACT)
+        np.testing.assert_allclose(same, np.full_like(ROWS[0], 3 * 2), **EXACT)
+
+    def once(x):
         return tf.vectorized_map(replicator.all_sum, x)
 
-    _run(in_graph, step)
-
-    plan = in_graph.explain()
+    _run(in_graph, once)
+    plan = in_graph.explain().rpartition("once, ")[2]
     assert "#0 all_reduce(sum): 1 tensors, 48 bytes" in plan
     assert "#1" not in plan
 
@@ -109,49 +127,16 @@ def test_what_is_the_same_in_all_rows_of_unknown_size_is_communicated(in_graph):
     np.testing.assert_allclose(gradients, [4 * 2.0, 4 * 3.0], **EXACT)
 
 
-def test_a_vectorized_map_has_a_gradient(in_graph):
-    def step(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = tf.vectorized_map(lambda row: replicator.all_sum(row) ** 2, x)
-            loss = tf.reduce_sum(y)
-        return tape.gradient(loss, x)
-
-    found = _run(in_graph, step)
-
-    for got in found:
-        np.testing.assert_allclose(got, 2 * 2 * (ROWS[0] + ROWS[1]), **EXACT)
-
-
-def test_what_is_the_same_in_all_rows_has_a_gradient(in_graph):
-    """Nothing in the loop depends on the row, and the tape is outside of it."""
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = tf.vectorized_map(lambda _: replicator.all_sum(x), tf.zeros([3, 1]))
-        return tape.gradient(y, x)
-
-    for got in _run(in_graph, step):
-        np.testing.assert_allclose(got, np.full_like(ROWS[0], 3 * 2), **EXACT)
-
-
-@pytest.mark.parametrize("use_pfor", [True, False])
-def test_a_jacobian_is_that_of_the_rows_one_by_one(in_graph, use_pfor):
+def test_a_jacobian_is_that_of_the_rows_one_by_one(in_graph):
     """Each row is the gradient of one element, on all replicas."""
-
-    def target(x):
-        return replicator.all_sum(x * x) * tf.reduce_sum(replicator.all_max(x))
 
     def step(x):
         x = x[0]
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(x)
-            y = target(x)
+            y = replicator.all_sum(x * x) * tf.reduce_sum(replicator.all_max(x))
             parts = tf.unstack(y, 2)
         rows = tf.stack([tape.gradient(part, x) for part in parts])
-        if not use_pfor:
-            return rows, rows
         return tape.jacobian(y, x), rows
 
     found, rows = _run(in_graph, step)

@@ -1,6 +1,4 @@
-"""What messages call arguments by, and checks of names, paths, numbers and tensors."""
-
-import pathlib
+"""What messages call arguments by, and what they advise."""
 
 import keras
 import numpy as np
@@ -8,186 +6,150 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator.core import validation
-from replicator.core.step import tensor_of
-from replicator.core.validation import is_integer
+from replicator.errors import PipelineError
+
+SHOWN = {
+    "None": (None, "None"),
+    "a number": (2.5, "2.5"),
+    "a string": ("text", "'text'"),
+    "a list": (["CPU:0", 1], "['CPU:0', 1]"),
+    "many digits": (10**6000, "an integer of 19932 bits"),
+    "many digits in a list": ([10**6000], "a 'list'"),
+    "many lines": ("a line\n" * 500, "'" + "a line\\n" * 12 + "..."),
+    "an array": (np.ones([50, 60]), "a 'ndarray' of float64 and shape (50, 60)"),
+    "a tensor": (tf.zeros([2]), "a 'EagerTensor' of float32 and shape (2,)"),
+    "a variable": (keras.Variable([1.0]), "a 'Variable' of float32 and shape (1,)"),
+    "an object": (object(), "a 'object'"),
+    # What only looks like an integer, and one beyond each bound.
+    "a flag": (True, "True"),
+    "a whole float": (1.0, "1.0"),
+    "none": (0, "0"),
+    "one too many": (3, "3"),
+}
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (None, "None"),
-        (2.5, "2.5"),
-        ("text", "'text'"),
-        (["CPU:0", 1], "['CPU:0', 1]"),
-        (10**6000, "an integer of 19932 bits"),
-        ([10**6000], "a 'list'"),
-        ("a line\n" * 500, "'" + "a line\\n" * 12 + "..."),
-        (np.ones([50, 60]), "a 'ndarray' of float64 and shape (50, 60)"),
-        (tf.zeros([2]), "a 'EagerTensor' of float32 and shape (2,)"),
-        (keras.Variable([1.0]), "a 'Variable' of float32 and shape (1,)"),
-        (object(), "a 'object'"),
-    ],
-    ids=[
-        "None",
-        "a number",
-        "a string",
-        "a list",
-        "many digits",
-        "many digits in a list",
-        "many lines",
-        "an array",
-        "a tensor",
-        "a variable",
-        "an object",
-    ],
-)
-def test_a_message_calls_every_value_by_one_short_line(value, text):
-    shown = validation.shown(value)
+@pytest.mark.parametrize("what", SHOWN)
+def test_a_message_calls_every_value_by_one_short_line(what):
+    value, text = SHOWN[what]
 
-    assert shown.startswith(text)
-    assert "\n" not in shown
-    assert len(shown) <= 100
+    with pytest.raises(PipelineError) as caught:
+        replicator.balance_stages([1.0, 2.0], value)
+    message = str(caught.value)
+
+    assert message.startswith(f"num_stages={text}")
+    assert " for 2 layers; use an integer from 1 to 2: " in message
+    assert "\n" not in message
+    assert len(message) <= 200
 
 
-@pytest.mark.parametrize("value", [None, 1, ["a"], tf.constant(["a", "b"]), np.ones(2)])
-def test_only_texts_are_compared_with_names(value):
-    """A comparison with a tensor is a tensor."""
-    assert validation.is_one_of("a", ("a", "b"))
-    assert not validation.is_one_of("c", ("a", "b"))
-    assert not validation.is_one_of(value, ("a", "b"))
+def test_a_bound_is_allowed_itself():
+    assert [1, 2] == [len(replicator.balance_stages([1.0, 2.0], n)) for n in (1, 2)]
 
 
-@pytest.mark.parametrize("value", ["a/b", b"a/b", pathlib.Path("a/b")])
-def test_a_path_becomes_text(value):
-    assert "a/b" == validation.path_of(value, "restore(path)")
+def _save_to(path):
+    repl = replicator.create("single")
+    return repl.make_checkpoint_manager(path, weight=tf.Variable(1.0))
 
 
-@pytest.mark.parametrize(
-    ("value", "kind", "message"),
-    [
-        (2.5, TypeError, r"restore\(path\) must be a path, but got 2.5; pass a string"),
-        (
-            "",
-            ValueError,
-            r"restore\(path\) must be a path, but got '', which cannot name",
-        ),
-        (
-            "a\0b",
-            ValueError,
-            r"got 'a.x00b', which cannot name a file; pass a non-empty",
-        ),
-    ],
-)
-def test_what_is_no_path_is_refused(value, kind, message):
+def _apply(pairs):
+    repl = replicator.create("single")
+    optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.5))
+    repl.run(lambda: optimizer.apply_gradients(pairs))
+
+
+_NO_PATH = r"make_checkpoint_manager\(directory\) must be a path, but got "
+_NO_PAIRS = r"apply_gradients\(\) takes pairs of gradient and variable; .*, but got "
+REFUSED = {
+    "no path": (_save_to, 2.5, TypeError, _NO_PATH + r"2.5; pass a string or"),
+    "empty": (_save_to, "", ValueError, _NO_PATH + "'', which cannot name a file; pa"),
+    "null": (_save_to, "a\0b", ValueError, _NO_PATH + r"'a.x00b', which cannot name"),
+    "no list": (_apply, object(), TypeError, _NO_PAIRS),
+    "a variable": (_apply, keras.Variable([1.0]), TypeError, _NO_PAIRS),
+    "data": (_apply, tf.data.Dataset.range(3), TypeError, _NO_PAIRS),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_is_no_path_and_no_list_is_refused(what):
+    call, value, kind, message = REFUSED[what]
+
     with pytest.raises(kind, match=message):
-        validation.path_of(value, "restore(path)")
+        call(value)
 
 
-@pytest.mark.parametrize(
-    "value", [(1, 2), iter([1, 2]), {1: 0, 2: 0}, np.array([1, 2])]
-)
-def test_iterables_become_lists(value):
-    assert [1, 2] == validation.listed(value, "f() takes a list")
+def test_paths_and_lists_may_be_of_any_type(tmp_path):
+    weight = tf.Variable([1.0])
+    for make in (list, tuple, iter):
+        _apply(make([(tf.ones([1]), weight)]))
 
-
-@pytest.mark.parametrize(
-    "value",
-    [None, 3, object(), keras.Variable([1.0]), tf.data.Dataset.range(3)],
-    ids=lambda value: type(value).__name__,
-)
-def test_what_is_no_list_is_refused(value):
-    with pytest.raises(TypeError, match=r"^f\(\) takes a list, but got "):
-        validation.listed(value, "f() takes a list")
+    assert [-0.5] == weight.numpy().tolist()
+    for path in (str(tmp_path), bytes(tmp_path), tmp_path):
+        assert str(tmp_path) == _save_to(path).directory
 
 
 def test_errors_of_the_users_generator_come_through():
     """They are none of the argument."""
 
     def broken():
-        yield 1
+        yield 1.0, tf.Variable(1.0)
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        validation.listed(broken(), "f() takes a list")
-
-
-@pytest.mark.parametrize("value", [True, 1.0, "1", None, np.int64(1), [1]])
-def test_what_only_looks_like_an_integer_is_none(value):
-    """Neither flags nor numbers of other types."""
-    assert not is_integer(value)
-
-
-def test_a_bound_is_allowed_itself():
-    """At least means from there on."""
-    assert is_integer(-3)
-    assert is_integer(1, least=1)
-    assert is_integer(2, most=2)
-    assert not is_integer(3, most=2)
-    assert not is_integer(0, least=1)
+        _apply(broken())
 
 
 _PAIR = replicator.PerReplica([tf.constant(1.0), tf.constant(2.0)])
 _NO_TENSORS = {
-    "None": (None, r"got None; leave it out, or pass zeros instead"),
+    "None": (None, r"None; leave it out, or pass zeros instead"),
     "ragged": (
         tf.ragged.constant([[1.0], [2.0, 3.0]]),
-        r"got a 'RaggedTensor' .*; make it dense with value.to_tensor\(\)",
+        r"a 'RaggedTensor' .*; make it dense with value.to_tensor\(\)",
     ),
     "sparse": (
         tf.sparse.from_dense([[1.0]]),
-        r"got a 'SparseTensor' .*; make it dense with tf.sparse.to_dense\(value\)",
+        r"a 'SparseTensor' .*; make it dense with tf.sparse.to_dense\(value\)",
     ),
-    "PerReplica": (
-        _PAIR,
-        r"got a 'PerReplica'; pass it to run\(step_fn, inputs\), and",
+    "PerReplica": (_PAIR, r"a 'PerReplica'; pass it to run\(step_fn, inputs\), and"),
+    "huge": (10**30, r"10+; pass an integer that fits into 64 bits, or a float"),
+    "object": (object(), r"a 'object'; pass tensors, NumPy arrays or numbers"),
+    "set": ({1.0}, r"a 'set'; pass tensors, NumPy arrays or numbers"),
+}
+_TAKE_TENSORS = {
+    r"all_reduce\(\) takes a nest of dense tensors": replicator.all_sum,
+    r"all_gather\(\) takes a nest of dense tensors": replicator.all_gather,
+    r"broadcast\(\) takes a nest of dense tensors": replicator.broadcast,
+    r"mean_over_examples\(\) takes a tensor of one value per example": (
+        replicator.mean_over_examples
     ),
-    "huge": (10**30, r"got 10+; pass an integer that fits into 64 bits, or a float"),
-    "object": (object(), r"got a 'object'; pass tensors, NumPy arrays or numbers"),
-    "set": ({1.0}, r"got a 'set'; pass tensors, NumPy arrays or numbers"),
+    r"map_reduce: fn\(items\[0\]\) must return a nest of dense tensors": (
+        lambda value: replicator.map_reduce(lambda _: value, [1])
+    ),
+    r"map_gather: fn\(items\[0\]\) must return a nest of dense tensors": (
+        lambda value: replicator.map_gather([1], lambda _: value)
+    ),
 }
 
 
-@pytest.mark.parametrize(
-    "value",
-    [1.0, np.ones(1), tf.ones([1]), tf.Variable([1.0]), keras.Variable([1.0]), [1.0]],
-    ids=lambda value: type(value).__name__,
-)
-def test_what_has_values_becomes_a_tensor(value):
-    assert isinstance(tensor_of(value, "f() takes tensors"), tf.Tensor)
+@pytest.mark.covering(strength=1)
+@pytest.mark.parametrize("what", _NO_TENSORS)
+@pytest.mark.parametrize("said", _TAKE_TENSORS)
+def test_the_error_of_what_is_no_tensor_says_what_to_do(said, what):
+    """And which function takes tensors; TensorFlow's own error says neither."""
+    value, message = _NO_TENSORS[what]
+    if value is None and "map" in said:
+        pytest.skip("has a message of its own")
+    repl = replicator.create("in_graph", num_replicas=2)
+
+    with pytest.raises(TypeError, match=rf"{said}, but got {message}"):
+        repl.run(lambda: _TAKE_TENSORS[said](value))
 
 
-@pytest.mark.parametrize(("value", "message"), _NO_TENSORS.values(), ids=_NO_TENSORS)
-def test_the_error_of_what_is_no_tensor_says_what_to_do(value, message):
-    with pytest.raises(TypeError, match=rf"^f\(\) takes tensors, but {message}"):
-        tensor_of(value, "f() takes tensors")
+def test_what_has_values_becomes_a_tensor():
+    values = [1.0, np.ones(1), tf.ones([1]), tf.Variable([1.0]), keras.Variable([1.0])]
 
+    sums = replicator.create("single").run(lambda: replicator.all_sum(values))
 
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (replicator.all_sum, r"all_reduce\(\) takes a nest of dense tensors"),
-        (replicator.all_gather, r"all_gather\(\) takes a nest of dense tensors"),
-        (replicator.broadcast, r"broadcast\(\) takes a nest of dense tensors"),
-        (
-            replicator.mean_over_examples,
-            r"mean_over_examples\(\) takes a tensor of one value per example",
-        ),
-        (
-            lambda value: replicator.map_reduce(lambda _: value, [1]),
-            r"map_reduce: fn\(items\[0\]\) must return a nest of dense tensors",
-        ),
-        (
-            lambda value: replicator.map_gather([1], lambda _: value),
-            r"map_gather: fn\(items\[0\]\) must return a nest of dense tensors",
-        ),
-    ],
-    ids=["all_sum", "all_gather", "broadcast", "mean", "map_reduce", "map_gather"],
-)
-def test_the_error_says_which_function_takes_tensors(in_graph, call, said):
-    """The error of TensorFlow would say neither."""
-    with pytest.raises(TypeError, match=rf"{said}, but got a 'object'; pass tensors"):
-        in_graph.run(lambda: call(object()))
+    assert [1.0] * 5 == [float(tf.squeeze(value)) for (value,) in sums]
 
 
 def test_a_loss_that_is_scaled_is_a_tensor(in_graph):

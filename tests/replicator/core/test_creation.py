@@ -12,7 +12,6 @@ from tensorflow.python.autograph.pyct import transpiler
 
 import replicator
 from replicator import errors
-from replicator.core.step import traced_once
 
 
 class Lazy(tf.Module):
@@ -33,13 +32,14 @@ INITIAL_VALUES = {
 }
 
 
-@pytest.mark.parametrize("num_replicas", [1, 2])
-@pytest.mark.parametrize("initial_value", INITIAL_VALUES.values(), ids=INITIAL_VALUES)
-def test_a_module_makes_its_weight_in_the_first_step(num_replicas, initial_value):
+@pytest.mark.parametrize(
+    ("num_replicas", "kind"), [(1, "a number"), *((2, kind) for kind in INITIAL_VALUES)]
+)
+def test_a_module_makes_its_weight_in_the_first_step(num_replicas, kind):
     """Once for all replicas and for all steps; a gradient reaches it."""
     backend = "single" if num_replicas == 1 else "in_graph"
     repl = replicator.create(backend, num_replicas=num_replicas)
-    module = Lazy(initial_value)
+    module = Lazy(INITIAL_VALUES[kind])
     optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.5))
 
     def step(x):
@@ -73,21 +73,27 @@ def test_a_model_is_built_by_its_first_batch(in_graph):
     assert (3, 1) == model.layers[0].kernel.shape
 
 
-def test_a_variable_of_each_trace_is_refused(in_graph):
-    """The second trace makes it again, so it would be new for every shape."""
-    with pytest.raises(
-        errors.CreateVariableInStepError, match=r"'mine'\) that it cannot create once"
-    ):
-        in_graph.run(lambda: tf.Variable(np.ones(2), name="mine") + 1.0)
+ONE_EACH = replicator.PerReplica([tf.ones([])] * 2)
+REFUSED = {
+    # The second trace makes it again, so it would be new for every shape.
+    "a variable of each trace": (
+        lambda _: tf.Variable(np.ones(2), name="mine") + 1.0,
+        r"'mine'\) that it cannot create once",
+    ),
+    "an initial value of the batch": (Lazy(lambda x: 2.0 * x), r"variable \('lazy'\)"),
+    "a generator": (
+        lambda _: keras.random.normal([2], seed=keras.random.SeedGenerator(1)),
+        r"created a variable \('seed_generator_st",
+    ),
+}
 
 
-def test_a_variable_that_depends_on_the_batch_is_refused(in_graph):
-    """Its initial value exists in the step only."""
-    module = Lazy(lambda x: 2.0 * x)
-    one = replicator.PerReplica([tf.ones([])] * in_graph.num_replicas)
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_a_step_cannot_create_once_is_refused(in_graph, what):
+    step, message = REFUSED[what]
 
-    with pytest.raises(errors.CreateVariableInStepError, match=r"variable \('lazy'\)"):
-        in_graph.run(module, one)
+    with pytest.raises(errors.CreateVariableInStepError, match=message):
+        in_graph.run(step, ONE_EACH)
 
 
 def test_an_iterator_that_is_read_in_a_step_is_refused(in_graph):
@@ -103,22 +109,16 @@ def test_an_iterator_that_is_read_in_a_step_is_refused(in_graph):
 LIBRARY = Path(replicator.__file__).parent
 
 
-def converted_by(call, monkeypatch):
-    """The functions that a call makes AutoGraph convert, and where they are."""
-    found = []
+def test_a_step_and_stages_are_converted_and_what_calls_them_is_not(monkeypatch):
+    """Of a pipeline that was a third of what was converted."""
+    converted = {}
     original = transpiler.GenericTranspiler.transform_function
 
     def transform(self, function, context):
-        found.append((function.__name__, Path(inspect.getfile(function))))
+        converted[function.__name__] = Path(inspect.getfile(function))
         return original(self, function, context)
 
     monkeypatch.setattr(transpiler.GenericTranspiler, "transform_function", transform)
-    call()
-    return found
-
-
-def test_a_step_and_stages_are_converted_and_what_calls_them_is_not(monkeypatch):
-    """Of a pipeline that was a third of what was converted."""
     repl = replicator.create("in_graph", num_replicas=1, logical_devices_per_replica=2)
 
     def stage(x):
@@ -137,12 +137,10 @@ def test_a_step_and_stages_are_converted_and_what_calls_them_is_not(monkeypatch)
         return pipeline.loss_and_gradients((x, tf.zeros_like(x)), mean)[0]
 
     x = replicator.PerReplica([tf.constant([1.0, 3.0])])
-    losses = []
-    converted = converted_by(lambda: losses.extend(repl.run(step, x)), monkeypatch)
 
-    assert [27.0] == [float(loss) for loss in losses]
-    assert {"step", "stage", "mean"} == {name for name, _ in converted}
-    assert not [path for _, path in converted if path.is_relative_to(LIBRARY)]
+    assert [27.0] == [float(loss) for loss in repl.run(step, x)]
+    assert {"step", "stage", "mean"} == converted.keys()
+    assert not [p for p in converted.values() if p.is_relative_to(LIBRARY)]
 
 
 @pytest.fixture
@@ -187,52 +185,16 @@ def test_ordinary_steps_make_tensorflow_say_nothing(repl_once, warnings_of_tenso
     assert [] == [text for text in warnings_of_tensorflow if "retracing" in text]
 
 
-def test_the_warning_is_there_to_be_said(warnings_of_tensorflow):
-    """Without functions of their own the same six programs make TensorFlow say it."""
+def test_replicators_of_one_process_share_nothing(warnings_of_tensorflow):
+    """As often as their own code is traced, TensorFlow says it of functions."""
 
     def make():
-        def function():
-            return tf.constant(1)
+        return tf.function(lambda: tf.constant(1))
 
-        return function
-
-    for _ in range(6):
-        traced_once(make())()
-    assert [] == [text for text in warnings_of_tensorflow if "retracing" in text]
-    for _ in range(6):
-        tf.function(make())()
-
-    assert [text for text in warnings_of_tensorflow if "retracing" in text]
-
-
-def test_a_function_that_is_really_traced_again_is_still_reported(
-    warnings_of_tensorflow,
-):
-    """One function for ever new shapes."""
-    function = traced_once(lambda x: x)
-
-    for size in range(8):
-        function(tf.zeros([size]))
-
-    assert [text for text in warnings_of_tensorflow if "retracing" in text]
-
-
-def test_methods_and_defaults_are_those_of_the_function():
-    """Nothing but the name of the code differs."""
-
-    class Counter:
-        def __init__(self):
-            self.step = 2
-
-        def add(self, x, y=1, *, z=3):
-            return x + y * self.step + z
-
-    assert 15 == int(traced_once(Counter().add)(tf.constant(10)))
-
-
-def test_replicators_of_one_process_share_nothing(warnings_of_tensorflow):
-    """Programs of several replicators are counted apart as well."""
     for num_replicas in (1, 2, 4):
         _train(replicator.create("in_graph", num_replicas=num_replicas), 2)
-
     assert [] == [text for text in warnings_of_tensorflow if "retracing" in text]
+    for _ in range(6):
+        make()()
+
+    assert [text for text in warnings_of_tensorflow if "retracing" in text]

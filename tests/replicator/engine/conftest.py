@@ -1,10 +1,8 @@
 """Graphs that tests write by hand, and the values of nodes that the linker emits."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -14,15 +12,9 @@ from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch
 from replicator.core.topology import Group, make_topology
 from replicator.engine.analysis import plan
-from replicator.engine.graph import body
 from replicator.engine.link import chain
 from replicator.engine.link.cross_worker import CrossWorker
 from replicator.engine.link.linker import Linker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy as np
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 _FUNCTIONS = itertools.count()
@@ -31,8 +23,8 @@ _GROUP_KEYS = itertools.count(1_000_000, 8)
 
 
 @pytest.fixture
-def node() -> Callable[..., Any]:
-    def make_node(name: str, op: str, *inputs: str, **types: tf.DType) -> Any:
+def node():
+    def make_node(name, op, *inputs, **types):
         made = _tf_compat.NodeDef(name=name, op=op, input=list(inputs))
         for key, dtype in types.items():
             made.attr[key].type = dtype.as_datatype_enum
@@ -42,20 +34,10 @@ def node() -> Callable[..., Any]:
 
 
 @pytest.fixture
-def make_body() -> Callable[..., body.Body]:
-    def make(*nodes: Any, library: tuple[Any, ...] = ()) -> body.Body:
-        graph_def = _tf_compat.GraphDef(node=nodes)
-        graph_def.library.function.extend(library)
-        return body.from_graph_def(graph_def)
-
-    return make
-
-
-@pytest.fixture
-def execute() -> Callable[..., list[np.ndarray]]:
+def execute():
     """Runs emitted nodes as one function."""
 
-    def run(nodes: Any, arguments: Any, outputs: Any) -> list[np.ndarray]:
+    def run(nodes, arguments, outputs):
         function = _tf_compat.FunctionDef()
         function.signature.name = f"unit_test_{next(_FUNCTIONS)}"
         tensors = {name: tf.constant(value) for name, value in arguments.items()}
@@ -73,7 +55,7 @@ def execute() -> Callable[..., list[np.ndarray]]:
         dtypes = [dtype for _, dtype in outputs]
 
         @tf.function(autograph=False)
-        def call() -> Any:
+        def call():
             return _tf_dispatch.call_function(
                 function.signature.name, list(tensors.values()), dtypes
             )
@@ -84,13 +66,13 @@ def execute() -> Callable[..., list[np.ndarray]]:
 
 
 @pytest.fixture
-def workers(monkeypatch: Any) -> Callable[..., list[CrossWorker]]:
+def workers(monkeypatch):
     """Collectives of several workers that meet in one process, each on its own CPUs."""
 
-    def make(num_workers: int, num_devices: int = 1) -> list[CrossWorker]:
+    def make(num_workers, num_devices=1):
         key = next(_GROUP_KEYS)
 
-        def group_key(device: str) -> int:
+        def group_key(device):
             """Devices of one place in all workers form a group."""
             return key + int(device.rpartition(":")[2]) % num_devices
 
@@ -106,27 +88,19 @@ def workers(monkeypatch: Any) -> Callable[..., list[CrossWorker]]:
 
 @dataclasses.dataclass(frozen=True)
 class Linked:
-    results: list[list[np.ndarray]]  # By replica of the job, then by tensor.
+    results: list[list[Any]]  # By replica of the job, then by tensor.
     nodes: list[Any]  # Of all programs.
     plans: list[Any]  # One per program.
 
-    def count(self, *ops: str) -> int:
+    def count(self, *ops):
         return sum(node.op in ops for node in self.nodes)
 
 
 @pytest.fixture
-def link(execute: Any, workers: Any) -> Callable[..., Linked]:
+def link(execute, workers):
     """Plans a call, links it on CPUs of this process, and runs it."""
 
-    def run(
-        kind: Any,
-        arrays: Any,
-        *,
-        memories: tuple[int, ...] | None = None,
-        num_workers: int = 1,
-        shapes: Any = None,
-        needed: bool | None = None,
-    ) -> Linked:
+    def run(kind, arrays, *, memories=None, num_workers=1, shapes=None, needed=None):
         count = len(arrays)
         local = count // num_workers
         call = make_call(

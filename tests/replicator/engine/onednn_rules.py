@@ -1,14 +1,9 @@
 """Prints, as JSON, which operations a step has after it was optimized for devices.
 
-    TF_ENABLE_ONEDNN_OPTS=1 python onednn_rules.py
-
 A process of its own: TensorFlow decides once whether rules of oneDNN hold.
 """
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import tensorflow as tf
 
@@ -27,7 +22,7 @@ DEVICES = {
 }
 
 
-def block(x: tf.Tensor) -> tf.Tensor:
+def block(x):
     """Batch norm in training, and ReLU."""
     ones = tf.fill([4], tf.reduce_max(x))  # no constant, which would be folded
     normalized = tf.compat.v1.nn.fused_batch_norm(
@@ -36,21 +31,21 @@ def block(x: tf.Tensor) -> tf.Tensor:
     return tf.nn.relu(normalized[0])
 
 
-def step(images: tf.Tensor) -> tf.Tensor:
+def step(images):
     repeated = tf.while_loop(
         lambda index, _: index < 3, lambda i, x: (i + 1, block(x)), (0, images)
     )
     return tf.reduce_sum(block(images)) + tf.reduce_sum(repeated[1])
 
 
-def operations(graph_def: Any) -> list[str]:
+def operations(graph_def):
     nodes = [*graph_def.node]
     for function in graph_def.library.function:
         nodes += function.node_def
     return sorted(n.op for n in nodes if n.op in ("_FusedBatchNormEx", "Relu"))
 
 
-def main() -> None:
+def main():
     traced = trace(step, [tf.TensorSpec([2, 8, 8, 4], tf.float32)], 1)
     found = {
         name: operations(

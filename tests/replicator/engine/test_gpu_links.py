@@ -10,16 +10,12 @@ import pytest
 import tensorflow as tf
 from collective_calls import make_call
 
-from replicator._tf import compat as _tf_compat
-from replicator.collectives.kind import Transfer
 from replicator.collectives.kinds import AllReduce
 from replicator.core.topology import Group, make_topology
 from replicator.engine.analysis import plan
 from replicator.engine.graph import body
-from replicator.engine.graph.body import Ref
 from replicator.engine.link.cross_worker import CrossWorker
 from replicator.engine.link.linker import Linker
-from replicator.engine.run.assembly import PackedOutputs
 
 GPU = [f"/job:localhost/replica:0/task:0/device:GPU:{i}" for i in range(8)]
 SIZES = (7_000_000, 8_000_000)  # too large to be sent together
@@ -89,18 +85,6 @@ def test_gpus_sum_what_is_sent_narrow_in_the_narrow_type():
     assert 2 == sum(node.op == "Mul" for node in nodes.values())
 
 
-def waits(nodes, op):
-    return {
-        node.name.removeprefix("step/collective_"): [
-            text.removeprefix("^step/collective_")
-            for text in node.input
-            if text.startswith("^")
-        ]
-        for node in nodes.values()
-        if node.op == op
-    }
-
-
 def test_collectives_of_one_process_wait_for_batches_only():
     """NCCL starts the parts of one op on all devices at once, in one order.
 
@@ -110,10 +94,10 @@ def test_collectives_of_one_process_wait_for_batches_only():
     """
     _, nodes, _ = link(on(GPU[:2]))
 
-    names = [f"0_{bucket}/all_{place}" for bucket in (0, 1) for place in (0, 1)]
-    assert {name: [] for name in names} == waits(nodes, "CollectiveReduceV2")
-    for name in names:
+    for name in (f"0_{bucket}/all_{index}" for bucket in (0, 1) for index in (0, 1)):
+        node = nodes[f"step/collective_{name}"]
         key = nodes[f"step/collective_{name}/group_key"]
+        assert not [text for text in node.input if text.startswith("^")]
         assert ("Const", []) == (key.op, [*key.input])
 
 
@@ -144,85 +128,3 @@ def test_two_programs_of_eight_gpus_form_one_group():
     assert {16} == {node.attr["group_size"].i for node in found}
     assert 1 == len({node.attr["group_key"].i for node in found})
     assert not [node for node in nodes.values() if node.op == "AddN"]
-
-
-def test_every_node_the_linker_emits_is_well_formed():
-    """Inputs exist, and attributes are those that the op declares."""
-    dtypes = [tf.float32, tf.float64, tf.float32]
-    for op in ("sum", "mean", "min"):
-        kind = AllReduce(op=op)
-        _, nodes, _ = link(
-            on(GPU[:3]), kind=kind, shapes=[[3], [2, 2], []], dtypes=dtypes
-        )
-
-        for node in nodes.values():
-            declared = {attr.name for attr in _tf_compat.op_def(node.op).attr}
-            assert set(node.attr) <= declared
-            producers = {body.producer(text) for text in node.input} - {*_BATCHES}
-            assert {p for p in producers if not p.startswith("in_")} <= set(nodes)
-
-
-HERE = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in (0, 0)]
-THERE = [f"/job:localhost/replica:0/task:1/device:CPU:{i}" for i in (0, 1)]
-SPECS = [
-    tf.TensorSpec([], tf.float32),
-    tf.TensorSpec([2, 1], tf.float32),
-    tf.TensorSpec([], tf.int64),
-    tf.TensorSpec([], tf.string),
-    tf.TensorSpec([None], tf.float32),
-    tf.TensorSpec([16 * 1024], tf.float32),
-]
-# Of each of the last two replicas: those of float32, and the int64s.
-VECTORS = [tf.TensorSpec([6], tf.float32), tf.TensorSpec([2], tf.int64)]
-
-
-def _packed(places):
-    return PackedOutputs(SPECS, make_topology([[p] for p in places]))
-
-
-def test_small_numbers_of_another_process_are_one_vector_per_type():
-    """What is large, of unknown size or no number is returned alone."""
-    packed = _packed(HERE + THERE)
-
-    assert 2 * SPECS + 2 * SPECS[3:] + VECTORS == packed.specs
-    refs = [Ref(node=f"out_{p}", port="y:0") for p in range(4 * len(SPECS))]
-    returned, nodes = packed.pack(refs, "step")
-    assert len(packed.specs) == len(returned)
-    assert refs[:12] + refs[15:18] + refs[21:24] == returned[:-2]
-    joined = [node for node in nodes if node.op == "ConcatV2"]
-    assert [THERE[0]] * 2 == [node.device for node in joined]
-
-
-def test_the_caller_gets_outputs_in_their_order():
-    packed = _packed(HERE + THERE)
-    shapes = [[1 if d is None else d for d in spec.shape] for spec in SPECS]
-    alone = [
-        tf.fill(shape, "of" if spec.dtype == tf.string else tf.cast(1, spec.dtype))
-        for spec, shape in [
-            *2 * list(zip(SPECS, shapes, strict=True)),
-            *2 * list(zip(SPECS[3:], shapes[3:], strict=True)),
-        ]
-    ]
-    vectors = [tf.range(6.0), tf.constant([7, 8], tf.int64)]
-
-    outputs = packed.unpack([*alone, *vectors])
-
-    assert 4 * shapes == [output.shape.as_list() for output in outputs]
-    assert [0.0, 3.0] == [float(outputs[p]) for p in (12, 18)]
-    assert [[[1.0], [2.0]], [[4.0], [5.0]]] == [
-        outputs[p].numpy().tolist() for p in (13, 19)
-    ]
-    assert [7, 8] == [int(outputs[p]) for p in (14, 20)]
-
-
-def test_what_is_sent_to_the_caller_is_counted():
-    """Each transfer from the first replica that it holds something of."""
-    sent = _packed(HERE + THERE).transfers
-
-    assert Transfer(source=2, target=0, num_bytes=6 * 4) == sent[-2]
-    assert Transfer(source=2, target=0, num_bytes=2 * 8) == sent[-1]
-    assert [0] * 6 + [1] * 6 + [2] * 3 + [3] * 3 == [of.source for of in sent[:-2]]
-
-
-def test_nothing_is_packed_in_one_process():
-    assert 4 * SPECS == _packed(HERE + HERE).specs

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from collective_calls import make_call
 
 from replicator.collectives.kinds import (
     AllConcat,
@@ -13,7 +14,14 @@ from replicator.collectives.kinds import (
     Permute,
     ReduceScatter,
 )
+from replicator.core import devices
+from replicator.core.topology import make_topology
 from replicator.engine.analysis import plan
+from replicator.engine.graph import body
+from replicator.engine.graph.emitter import Emitter
+from replicator.engine.link import fragments
+from replicator.engine.link.cross_worker import send_share
+from replicator.errors import CollectiveTypeError
 
 OPS = ("sum", "mean", "min", "max")
 PIPELINE, PAIRED = Permute(pairs=((0, 1), (1, 2), (2, 3))), Permute(pairs=((1, 0),))
@@ -94,6 +102,7 @@ def test_results_are_those_of_numpy(link, kind, are_known, place):
         (AllReduce(op="sum"), {"CollectiveReduceV2": 2}),
         (ReduceScatter(op="sum"), {"CollectiveReduceV2": 4}),
         (AllGather(), {"CollectiveGatherV2": 4}),
+        # Of a number of rows that is known: nobody counts, and nobody pads.
         (AllConcat(), {"CollectiveGatherV2": 4}),
         (AllToAll(), {"CollectiveGatherV2": 4}),
         (PIPELINE, {"CollectiveGatherV2": 4}),
@@ -148,23 +157,6 @@ def test_replicas_of_one_memory_are_reduced_there_first(link):
     assert 2 == len(linked.plans[0].buckets)
 
 
-@pytest.mark.parametrize("is_fused", [False, True])
-def test_fusing_keeps_the_values(link, is_fused, monkeypatch):
-    """One transfer per tensor, per type, or per bucket that is full."""
-    arrays = values()
-    alone = link(AllReduce(op="mean"), arrays, memories=(0, 1, 2, 3))
-    monkeypatch.setattr(plan, "BUCKET_BYTES" if is_fused else "FUSE_BELOW_BYTES", 24)
-
-    other = link(AllReduce(op="mean"), arrays, memories=(0, 1, 2, 3))
-
-    assert len(alone.plans[0].buckets) < len(other.plans[0].buckets)
-    for replica in range(4):
-        for one, another in zip(
-            alone.results[replica], other.results[replica], strict=True
-        ):
-            np.testing.assert_allclose(one, another, rtol=1e-6, atol=1e-7)
-
-
 def rounded(value):
     return tf.cast(tf.cast(value, tf.bfloat16), value.dtype).numpy()
 
@@ -213,13 +205,163 @@ def test_a_reduction_that_is_not_needed_gives_results_without_elements(
             assert (0,) * array.ndim == result.shape
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3)])
 @pytest.mark.parametrize("kind", [AllReduce(op="sum"), AllGather()], ids=str)
-def test_scalars_and_empty_tensors_pass(link, kind, shape):
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_scalars_and_empty_tensors_pass(link, kind, num_workers):
     """TensorFlow's collective ops may crash on tensors without elements."""
-    arrays = [[np.full(shape, r, np.float32)] for r in range(2)]
+    shapes = [(), (0,), (2, 0, 3)]
+    arrays = [[np.full(shape, r, np.float32) for shape in shapes] for r in range(2)]
 
-    for num_workers in (1, 2):
-        linked = link(kind, arrays, memories=None, num_workers=num_workers)
+    check(link(kind, arrays, num_workers=num_workers), kind, arrays)
 
-        check(linked, kind, arrays)
+
+CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
+
+
+def process(device):
+    """Two of four CPU devices of this process are taken for those of each of two."""
+    return f"process {int(device.rpartition(':')[2]) // 2}"
+
+
+@pytest.mark.covering(strength=1)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("wire_dtype", [None, tf.bfloat16])
+def test_a_bucket_crosses_between_processes_once_there_and_once_back(
+    link, monkeypatch, op, wire_dtype
+):
+    """The values are NumPy's, and the same bits on every replica."""
+    monkeypatch.setattr(devices, "process", process)
+    arrays = [[x.astype("f4") for x in of_replica] for of_replica in values()]
+    kind = AllReduce(op=op, wire_dtype=wire_dtype)
+
+    linked = link(kind, arrays, memories=(0, 1, 2, 3))
+
+    placed = {node.name: process(node.device) for node in linked.nodes}
+    crossings = {
+        (text, node.device)
+        for node in linked.nodes
+        for text in node.input
+        if placed.get(body.producer(text), placed[node.name]) != placed[node.name]
+    }
+    assert 1 == len(linked.plans[0].buckets)
+    assert 2 == len(crossings)
+    tolerance = 1e-5 if wire_dtype is None else 2e-2
+    for index, column in enumerate(zip(*arrays, strict=True)):
+        found = [of_replica[index] for of_replica in linked.results]
+        want = getattr(np.stack(column), op)(0)
+        np.testing.assert_allclose(want, found[0], rtol=tolerance, atol=tolerance)
+        for other in found[1:]:
+            np.testing.assert_array_equal(found[0], other)
+
+
+def test_owners_and_traffic_of_three_gpus_in_each_of_two_processes():
+    """Owners take turns, and so do the links of GPUs in each process."""
+    six = [
+        f"/job:worker/replica:0/task:{task}/device:GPU:{gpu}"
+        for task in (0, 1)
+        for gpu in (0, 1, 2)
+    ]
+    places = make_topology([[name] for name in six])
+    plans = plan.make_plan(
+        [make_call([[16]], AllReduce(op="sum"), num_replicas=6)], places
+    )
+
+    assert (1, 1, 1, 4, 4, 4) == places.leaders(1) == places.leaders(4)
+    assert (2, 2, 2, 5, 5, 5) == places.leaders(5)
+    assert (0, 1, 2) == make_topology([[name] for name in six[:3]]).leaders(1)
+    # Where three would have gone there and three back.
+    assert {0: (64, 1), 1: (64, 1)} == plan.sent(plans, places, [0, 0, 0, 1, 1, 1])
+
+
+@pytest.mark.parametrize("source", [0, 1, 2])
+def test_every_program_has_the_values_of_the_source(execute, workers, source):
+    """In their shapes, in one transfer, whoever updates."""
+    shapes = [(3,), (), (2, 2)]
+    shares = [
+        plan.Share(
+            node=f"update_{i}",
+            handle=f"v_{i}",
+            source=source,
+            dtype=tf.float64,
+            shape=tf.TensorShape(shape),
+        )
+        for i, shape in enumerate(shapes)
+    ]
+    given = [np.random.default_rng(i).normal(size=s) for i, s in enumerate(shapes)]
+    sent = {(s.node, s.handle): f"new_{i}" for i, s in enumerate(shares)}
+    nodes, outputs = [], []
+    for worker, cross_worker in enumerate(workers(3)):
+        own = sent if worker == source else {}
+        name = f"w{worker}"
+        found, more = send_share(shares, name, cross_worker, own, CPU[worker])
+        assert list(sent) == list(found)
+        nodes += more + cross_worker.nodes
+        outputs += [(ref, tf.float64) for ref in found.values()]
+
+    results = execute(nodes, {f"new_{i}": v for i, v in enumerate(given)}, outputs)
+
+    for value, result in zip(3 * given, results, strict=True):
+        np.testing.assert_array_equal(value, result)
+    ops = [node.op for node in nodes]
+    assert 1 == ops.count("CollectiveBcastSendV2")
+    assert 2 == ops.count("CollectiveBcastRecvV2")
+
+
+@pytest.mark.parametrize(
+    ("size", "length", "offset"), [(0, 1, 0), (3, 4, 2), (4, 4, 2), (9, 16, 4)]
+)
+def test_a_tensor_is_padded_to_the_next_power_of_two(execute, size, length, offset):
+    """The offset is the exponent; no tensor without elements is sent."""
+    value = np.arange(size, dtype=np.int64).reshape(1, size) + 1
+    emit = Emitter()
+    sent = fragments.pad_any_size(emit, "sent", "x", tf.int64, CPU[1])
+    outputs = [
+        (sent.value, tf.int64),
+        (sent.key_offset, tf.int32),
+        (sent.num_elements, tf.int32),
+    ]
+
+    vector, key_offset, num_elements = execute(emit.nodes, {"x": value}, outputs)
+
+    np.testing.assert_array_equal(np.pad(value[0], (0, length - size)), vector)
+    assert (offset, [size]) == (key_offset, num_elements)
+
+
+@pytest.mark.parametrize(
+    "counts", [(2, 3), (3, 2), (0, 2), (0, 0), (4, 4), (1, 0, 5)], ids=str
+)
+def test_rows_are_joined_by_worker_without_padding(link, counts):
+    """Any worker may have most rows, and any may have none; they count once."""
+    arrays = [
+        [
+            np.arange(n, dtype="f4") + 100 * w,
+            np.arange(2 * n, dtype="f4").reshape(n, 2) + 100 * w,
+        ]
+        for w, n in enumerate(counts)
+    ]
+
+    linked = link(
+        AllConcat(), arrays, num_workers=len(counts), shapes=[[None], [None, 2]]
+    )
+
+    for found in linked.results:
+        for index, column in enumerate(zip(*arrays, strict=True)):
+            np.testing.assert_array_equal(np.concatenate(column), found[index])
+    assert len(counts) * (1 + 2) == linked.count("CollectiveGatherV2")
+
+
+def test_rows_without_elements_are_known_without_asking(link):
+    arrays = [[np.zeros((0, 3), "f4"), np.zeros((2, 0), "f4")]] * 4
+
+    linked = link(AllConcat(), arrays, num_workers=2)
+
+    assert [(0, 3), (8, 0)] == [found.shape for found in linked.results[0]]
+    assert 0 == linked.count("CollectiveGatherV2")
+
+
+def test_rows_of_unknown_rank_are_refused(link):
+    with pytest.raises(
+        CollectiveTypeError,
+        match=r"float32 rows of unknown rank cannot be sent between",
+    ):
+        link(AllConcat(), [[np.zeros(2, "f4")]] * 2, num_workers=2, shapes=[None])

@@ -3,15 +3,11 @@
 import math
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 import replicator
 from replicator.core.step import traced_once
 from replicator.variables import values, writes
-
-SUM = tf.VariableAggregation.SUM
-ON_READ = tf.VariableSynchronization.ON_READ
 
 
 def _floats(values):
@@ -59,26 +55,6 @@ def test_a_statistic_that_is_not_a_number_stays_where_it_arose(in_graph, per_rep
     assert [1.0, 5.0] == _floats(second)
 
 
-def test_a_run_that_failed_forgets_no_change(in_graph, per_replica):
-    """What was set before it is what all replicas use after it."""
-    with in_graph.context():
-        weight = tf.Variable(1.0)
-        statistic = tf.Variable(0.0, trainable=False)
-
-    def step(x):
-        tf.debugging.assert_less(x, 10.0)
-        statistic.assign(x)
-        return weight * x
-
-    in_graph.run(step, per_replica([1.0, 3.0]))
-    weight.assign(5.0)
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        in_graph.run(step, per_replica([20.0, 20.0]))
-
-    assert [5.0, 10.0] == _floats(in_graph.run(step, per_replica([1.0, 2.0])))
-    in_graph.assert_in_sync()
-
-
 def test_fingerprints_of_small_integers_do_not_collide():
     """All 4,096 vectors of three digits below 16 have fingerprints of their own."""
     numbers = np.arange(0, 4096, 3)
@@ -95,51 +71,6 @@ def test_fingerprints_of_small_integers_do_not_collide():
     found = of_each(tf.constant(vectors, tf.int32)).numpy()
 
     assert len(numbers) == len(set(found.tolist()))
-
-
-@pytest.mark.parametrize("dtype", [tf.float32, tf.int32])
-def test_summed_variables_read_as_the_sum_and_restore_as_they_read(
-    in_graph, per_replica, dtype
-):
-    """A counter with aggregation SUM: 1 + 3 is 4; set to 11, then 1 + 3 more is 15."""
-    with in_graph.context():
-        counter = tf.Variable(
-            tf.cast(0, dtype), trainable=False, synchronization=ON_READ, aggregation=SUM
-        )
-
-    def step(x):
-        counter.assign_add(tf.cast(x, dtype))
-
-    xs = per_replica([1.0, 3.0])
-    in_graph.run(step, xs)
-    counted = counter.numpy()
-    counter.assign(tf.cast(11, dtype))
-    in_graph.run(step, xs)
-
-    assert 4 == counted
-    assert 15 == counter.numpy()
-
-
-def test_integers_without_aggregation_and_first_replica_read_as_replica_0(
-    in_graph, per_replica
-):
-    """The mean of integers would round, and the user may ask for the first."""
-    with in_graph.context():
-        whole = tf.Variable(0, trainable=False)
-        first = tf.Variable(
-            0.0,
-            trainable=False,
-            synchronization=ON_READ,
-            aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-        )
-
-    def step(x):
-        whole.assign_add(tf.cast(x, tf.int32))
-        first.assign_add(x)
-
-    in_graph.run(step, per_replica([1.0, 4.0]))
-
-    assert (1, 1.0) == (whole.numpy(), first.numpy())
 
 
 def test_a_mean_of_large_halves_outside_is_finite(in_graph, per_replica):

@@ -9,7 +9,7 @@ import replicator
 
 def write_raw(handle, value):
     """Writes as no method of a variable does."""
-    tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(value))
+    tf.raw_ops.AssignVariableOp(resource=handle, value=tf.convert_to_tensor(value))
 
 
 class Case:
@@ -60,14 +60,18 @@ def _keep_handles(case):
     case.handle = [case.weight.handle, case.statistic.handle]
 
 
-def _make_function(case):
+def _make_function(case, write=lambda variable: variable.assign(10.0)):
     @tf.function
-    def write():
-        case.weight.assign(10.0)
-        case.statistic.assign(10.0)
+    def both():
+        write(case.weight)
+        write(case.statistic)
 
-    write.get_concrete_function()
-    case.function = write
+    both.get_concrete_function()
+    case.function = both
+
+
+def _function_of(write):
+    return lambda case: _make_function(case, write), lambda case: case.function()
 
 
 def _stacked_handles(case):
@@ -87,15 +91,23 @@ def _make_pipeline(case):
 WAYS = {
     "raw op": (None, _raw_op),
     "a handle that was kept": (_keep_handles, _kept_handles),
-    "a function": (_make_function, lambda case: case.function()),
+    "a function": _function_of(lambda variable: variable.assign(10.0)),
+    "the result of a write": _function_of(lambda v: v.assign(0.0).assign_add(10.0)),
+    "a branch": _function_of(
+        lambda v: tf.cond(v < 100.0, lambda: v.assign(10.0), v.read_value)
+    ),
     "stacked handles": (None, _stacked_handles),
     "a pipeline": (_make_pipeline, lambda case: next(iter(case.pipeline))),
 }
 
 
-@pytest.mark.parametrize("is_early", [True, False], ids=["before", "after"])
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize(
+    ("name", "is_early"),
+    [(name, True) for name in WAYS]
+    + [(name, False) for name, (prepare, _) in WAYS.items() if prepare],
+)
 def test_what_others_write_reaches_all_replicas(mirrored, name, is_early):
+    """Whether they could before or after the first step."""
     prepare, write = WAYS[name]
     case = Case(mirrored())
     if prepare and is_early:
@@ -130,12 +142,68 @@ def test_a_function_that_could_write_and_does_not_changes_nothing(mirrored):
     assert ([4.0, 4.0], [11.0, 13.0]) == case.run()
 
 
+def _gradient(variable):
+    with tf.GradientTape() as tape:
+        loss = variable * variable
+    return tape.gradient(loss, [variable])
+
+
+def _watched_gradient(variable):
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        tape.watch(variable)
+        loss = variable * variable
+    return tape.gradient(loss, variable)
+
+
+READS = {
+    "value": lambda v: v.value(),
+    "read_value": lambda v: v.read_value(),
+    "arithmetic": lambda v: v + 1.0,
+    "initialized": lambda v: v.is_initialized(),
+    "gradient": _gradient,
+    "watched gradient": _watched_gradient,
+}
+ROWS = {
+    "gather": lambda v: tf.gather(v, [0]),
+    "lookup": lambda v: tf.nn.embedding_lookup(v, [1]),
+    "gather_nd": lambda v: v.gather_nd([[0, 0]]),
+    "slice": lambda v: v[0],
+}
+EAGER = {
+    "numpy": lambda v: v.numpy(),
+    "facts": lambda v: (v.device, v.shape, v.name, v.dtype, str(v)),
+}
+
+
+def _in_function(read, variable):
+    tf.function(lambda: read(variable), autograph=False)()
+
+
 def test_without_others_nothing_is_checked(mirrored, tmp_path):
-    """Reading, methods that write, evaluation and checkpoints change nothing of it."""
+    """Reading, methods that write, evaluation and checkpoints change nothing of it.
+
+    Nor does what the step itself does, in branches, loops and by handle.
+    """
     case = Case(mirrored())
+    with case.repl.context():
+        rows = tf.Variable([[1.0, 2.0], [3.0, 4.0]], trainable=False)
+    plain = case.step
+
+    def step(x):
+        tf.cond(x > 0, lambda: rows.assign_add(tf.ones([2, 2])), rows.read_value)
+        for _ in tf.range(2):
+            rows.assign_sub(tf.ones([2, 2]))
+        write_raw(rows.handle, tf.ones([2, 2]))
+        return plain(x)
+
+    case.step = step
     case.run()
-    read = tf.function(lambda: case.weight + case.statistic)
-    assert 4.0 == float(read())
+    for variable, reads in ((case.weight, READS), (rows, ROWS | READS)):
+        for read in (reads | EAGER).values():
+            read(variable)
+        for read in reads.values():
+            _in_function(read, variable)
+    assert 0 == case.num_checked()
     case.weight.assign(5.0)
     case.statistic.assign(5.0)
     assert ([6.0, 6.0], [6.0, 8.0]) == case.run()

@@ -34,8 +34,9 @@ def make():
     return make
 
 
-@pytest.mark.parametrize("external_writes", ["detect", "never"])
-@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize(
+    ("external_writes", "failing"), [("detect", 0), ("detect", 1), ("never", 1)]
+)
 def test_a_replica_that_fails_late_leaves_equal_copies(
     make, per_replica, external_writes, failing
 ):
@@ -63,6 +64,7 @@ def test_a_replica_that_fails_late_leaves_equal_copies(
     repl.assert_in_sync()
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("external_writes", ["detect", "never"])
 def test_a_reset_around_a_failure_is_a_reset(

@@ -9,9 +9,8 @@ import tensorflow as tf
 
 import replicator
 from replicator import errors
-from replicator.variables import writes
 
-NUM_VARIABLES = 75
+NUM_VARIABLES = 25
 # Of the check in one dispatch; each variable took 24 on a GPU before.
 MAX_NODES = 50
 
@@ -165,21 +164,15 @@ def test_a_promise_saves_the_check_and_not_the_statistics(promised):
     assert [5.0, 3.0] == run(1.0, 3.0)
 
 
-def test_a_promise_is_not_needed_for_what_is_assigned(promised):
-    """Writes through the methods of a variable are noted when they are made."""
+def test_what_is_assigned_or_announced_reaches_all_replicas(promised):
+    """The methods of a variable note their writes; others are announced."""
     repl, weight, statistic, run = promised
     weight.assign(5.0)
     statistic.assign(7.0)
 
     repl.assert_in_sync()
     assert [5.0, 15.0] == run(1.0, 3.0)
-
-
-def test_an_announced_write_reaches_all_replicas(promised):
-    """Between two runs, as often as wanted."""
-    repl, weight, _, run = promised
-
-    for value in (5.0, 7.0):
+    for value in (6.0, 7.0):
         write_unseen(weight, value)
         repl.refresh_variables()
         assert [value, 3 * value] == run(1.0, 3.0)
@@ -189,9 +182,10 @@ def test_an_announced_write_reaches_all_replicas(promised):
 @pytest.mark.parametrize("name", ["weight", "statistic"])
 def test_a_broken_promise_is_reported_by_the_next_checkpoint(promised, tmp_path, name):
     repl, weight, statistic, _ = promised
-    manager = repl.make_checkpoint_manager(tmp_path, weight=weight, statistic=statistic)
+    variables = {"weight": weight, "statistic": statistic}
+    manager = repl.make_checkpoint_manager(tmp_path, **variables)
     manager.save(step=1)
-    write_unseen({"weight": weight, "statistic": statistic}[name], 9.0)
+    write_unseen(variables[name], 9.0)
 
     expected = (
         rf"1 variables were written outside run\(\) although external_writes='never': "
@@ -200,18 +194,12 @@ def test_a_broken_promise_is_reported_by_the_next_checkpoint(promised, tmp_path,
     )
     with pytest.raises(errors.ReplicasOutOfSyncError, match=expected):
         manager.save(step=2)
+    if name == "weight":  # the remedy is not what it is where every run resets copies
+        expected = "weight:0; with external_writes='never', call refresh_variables"
+        with pytest.raises(errors.ReplicasOutOfSyncError, match=expected):
+            repl.assert_in_sync()
     repl.refresh_variables()
     manager.save(step=3)
-
-
-def test_a_broken_promise_is_reported_by_the_check_of_copies(promised):
-    """The remedy is not what it is where every run resets the copies."""
-    repl, weight, _, _ = promised
-    write_unseen(weight, 9.0)
-
-    expected = "weight:0; with external_writes='never', call refresh_variables"
-    with pytest.raises(errors.ReplicasOutOfSyncError, match=expected):
-        repl.assert_in_sync()
 
 
 def test_a_restored_checkpoint_is_no_broken_promise(promised, tmp_path):
@@ -238,11 +226,3 @@ def test_other_values_of_external_writes_are_refused(value):
     )
     with pytest.raises(ValueError, match=expected):
         replicator.create("in_graph", num_replicas=2, external_writes=value)
-
-
-def test_values_of_int32_are_not_compiled(as_gpus):
-    """TensorFlow keeps them in host memory, where XLA for GPUs does not take them."""
-    as_gpus()
-
-    assert not writes.is_compiled(tf.Variable(tf.zeros([2], tf.int32)))
-    assert writes.is_compiled(tf.Variable(tf.zeros([2], tf.bfloat16)))

@@ -51,47 +51,13 @@ def test_a_variable_that_becomes_local_is_local_in_earlier_steps_too(in_graph):
     assert 1.5 == float(counter)
 
 
-def test_local_training_asked_for_keeps_copies_apart(in_graph, per_replica):
-    """synchronization=ON_READ makes a trainable variable replica-local."""
-    with in_graph.context():
-        weight = tf.Variable(
-            [1.0],
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.MEAN,
-            trainable=True,
-        )
-
-    def step(x):
-        weight.assign_sub(x)
-        return tf.reduce_sum(weight)
-
-    out = in_graph.run(step, per_replica([np.float32([1]), np.float32([3])]))
-
-    assert [0.0, -2.0] == [float(v) for v in out]
-    assert -1.0 == float(weight.numpy()[0])
-
-
-def test_a_new_function_in_every_call_raises_an_actionable_error():
-    repl = replicator.create("single")
-
-    def loop():
-        for _ in range(100):
-            repl.run(lambda: tf.constant(1.0))
-
-    with pytest.raises(
-        errors.RetraceLimitError, match=r"17 different function objects"
-    ):
-        loop()
-
-
 @pytest.mark.parametrize(
     "name", [pytest.param("single", marks=pytest.mark.full), "in_graph"]
 )
 def test_memory_does_not_grow_over_thousands_of_steps(name):
     """Not even by a kilobyte in each of 1,500 steps."""
     num_steps = 3000 if covering.is_full() else 1500
-    num_replicas = 1 if name == "single" else 2
-    repl = replicator.create(name, num_replicas=num_replicas)
+    repl = replicator.create(name, num_replicas=1 if name == "single" else 2)
     with repl.context():
         weight = tf.Variable(tf.zeros([1000]))
         local = tf.Variable(tf.zeros([10]), trainable=False)
@@ -107,43 +73,22 @@ def test_memory_does_not_grow_over_thousands_of_steps(name):
         local.assign_add(x[:10] * tf.random.uniform([]))
         return loss
 
-    process = psutil.Process()
-
     def size_after(num_steps):
         for _ in range(num_steps):
             repl.run(step, inputs)
         gc.collect()
-        return process.memory_info().rss
+        return psutil.Process().memory_info().rss
 
-    sizes, most = [size_after(1000)], num_steps * 2**10
+    sizes, most = [size_after(500)], num_steps * 2**10
     # What other tests left may grow once; a leak grows every time.
-    for _ in range(3):
+    while len(sizes) < 2 or (len(sizes) < 4 and sizes[-1] - sizes[-2] >= most):
         sizes.append(size_after(num_steps))
-        if sizes[-1] - sizes[-2] < most:
-            break
 
     assert sizes[-1] - sizes[-2] < most, sizes
 
 
-def test_methods_of_many_objects_are_no_retracing():
-    """A step method of each of 20 agents is 20 functions, each passed once."""
-    repl = replicator.create("single")
-
-    class Agent:
-        def __init__(self, index):
-            self.index = index
-
-        def step(self):
-            return tf.constant(self.index)
-
-    with pytest.warns(errors.RetraceWarning, match=r"5 different .*Agent.step"):
-        results = [int(repl.run(Agent(index).step)[0]) for index in range(20)]
-
-    assert list(range(20)) == results
-
-
-def test_the_end_of_the_data_in_a_dispatch_shows_what_its_steps_left(in_graph):
-    """Three steps of four ran: the variable reads as the mean of what they left."""
+def test_a_value_set_before_a_dispatch_that_ends_early_counts_once(in_graph):
+    """Of four steps none, then three have data; each replica adds its own numbers."""
     with in_graph.context():
         local = tf.Variable(0.0, trainable=False)
     inputs = in_graph.make_input_iterator(
@@ -154,37 +99,14 @@ def test_the_end_of_the_data_in_a_dispatch_shows_what_its_steps_left(in_graph):
         local.assign_add(x)
         return local.read_value()
 
-    local.assign(100.0)  # set outside, just before: not lost, and not applied twice
-    with pytest.raises(tf.errors.OutOfRangeError):
-        in_graph.run(step, inputs, num_steps=4)
-    shown = float(local)
-    inputs.reinitialize()
-
-    assert 100.0 + (0 + 2 + 4 + 1 + 3 + 5) / 2 == shown
-    assert [106.0, 110.0] == [float(v) for v in in_graph.run(step, inputs)]
-
-
-def test_a_value_set_before_a_dispatch_without_data_is_kept(in_graph):
-    """No step ran: the user's variable and all copies hold what the user set."""
-    with in_graph.context():
-        local = tf.Variable(0.0, trainable=False)
-    inputs = in_graph.make_input_iterator(lambda _: tf.data.Dataset.range(2))
-
-    def step(x):
-        replica_id = replicator.get_replica_context().replica_id
-        local.assign_add(tf.cast(replica_id, tf.float32) + tf.cast(x, tf.float32))
-        return local.read_value()
-
-    in_graph.run(step, inputs)
-    for num_steps in (1, 3):
-        local.assign(50.0 + num_steps)
+    for first, after in ((0, (0 + 2 + 4 + 1 + 3 + 5) / 2), (3, 0.0)):
+        local.assign(100.0 + first)
         with pytest.raises(tf.errors.OutOfRangeError):
-            in_graph.run(step, inputs, num_steps=num_steps)
-
-        assert 50.0 + num_steps == float(local)
+            in_graph.run(step, inputs, num_steps=4)
+        assert 100.0 + first + after == float(local)
     inputs.reinitialize()
 
-    assert [53.0, 55.0] == [float(v) for v in in_graph.run(step, inputs)]
+    assert [103.0, 104.0] == [float(v) for v in in_graph.run(step, inputs)]
 
 
 def test_a_replica_local_variable_of_unknown_shape_grows(in_graph):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ import tensorflow as tf
 import replicator
 from replicator.core.topology import make_topology
 from replicator.engine.graph import optimize
-from replicator.engine.graph.convolutions import products as products_lib
 from replicator.engine.graph.trace import trace
 
 LOCAL = "/job:localhost/replica:0/task:0/device:"
@@ -110,12 +108,7 @@ def test_products_are_the_convolution_and_its_gradients(case):
     images, kernel = [of(case, seed)[0] for seed in range(NUM_REPLICAS)], of(case, 9)[1]
     step = step_of(case)
 
-    def on_replica():
-        context = replicator.get_replica_context()
-        image = tf.gather(tf.stack(images), context.replica_id)
-        return step(tf.ensure_shape(image, case.image), kernel)
-
-    results = repl.run(on_replica)
+    results = repl.run(lambda image: step(image, kernel), replicator.PerReplica(images))
     for index, image in enumerate(images):
         for result, expected in zip(results, step(image, kernel), strict=True):
             own = result.values[index]
@@ -124,10 +117,15 @@ def test_products_are_the_convolution_and_its_gradients(case):
             )
 
 
-@pytest.mark.parametrize("case", OTHERS, ids=str)
-def test_other_convolutions_stay(case):
-    """Large patches, holes in the kernel, groups, and types that were not measured."""
-    found = operations(case, CPUS, case.image[0])
+@pytest.mark.parametrize(
+    ("case", "topology"), [*((case, CPUS) for case in OTHERS), (PRODUCTS[0], GPUS)]
+)
+def test_other_convolutions_stay(case, topology):
+    """Large patches, holes in the kernel, groups, types that were not measured.
+
+    And those on GPUs, whose kernels are not rearranged.
+    """
+    found = operations(case, topology, case.image[0])
     assert CONVOLUTIONS <= set(found)
     assert "MatMul" not in found
 
@@ -139,13 +137,6 @@ def test_patches_of_an_unknown_batch_may_be_many(batch):
 
     assert (batch is None) == ("Conv2D" in operations(few, CPUS, batch))
     assert "Conv2D" not in operations(pixel, CPUS, batch)
-
-
-def test_convolutions_on_gpus_stay():
-    """Their kernels are not rearranged."""
-    found = operations(PRODUCTS[0], GPUS, PRODUCTS[0].image[0])
-    assert found.count("MatMul") == 0
-    assert CONVOLUTIONS <= set(found)
 
 
 @pytest.mark.usefixtures("optimizer_settings")
@@ -163,32 +154,3 @@ def test_patches_and_kernels_are_made_once():
     assert found.count("GatherV2") == len(["patches", "sum of uses"])
     assert found.count("Pad") == len(["image", "gradients of patches"])
     assert "ShapeN" not in found
-
-
-@pytest.mark.parametrize(
-    ("image", "kernel", "stride", "padding"),
-    itertools.product(
-        [(4, 7), (5, 3)], [(1, 1), (3, 2)], [(1, 2), (3, 1)], ["SAME", "VALID"]
-    ),
-)
-def test_pixels_are_those_that_tensorflow_extracts(image, kernel, stride, padding):
-    """``tf.image.extract_patches`` of an image of the pixels' numbers."""
-    numbers = 1 + np.arange(np.prod(image))
-    extracted = tf.image.extract_patches(
-        numbers.reshape(1, *image, 1),
-        sizes=[1, *kernel, 1],
-        strides=[1, *stride, 1],
-        rates=[1, 1, 1, 1],
-        padding=padding,
-    ).numpy()
-    found = products_lib.pixels(image, kernel, stride, is_padded=padding == "SAME")
-
-    assert found.shape == (np.prod(extracted.shape[:3]), np.prod(kernel))
-    with_padding = np.append(numbers, 0)
-    np.testing.assert_array_equal(with_padding[found], extracted.reshape(found.shape))
-
-
-def test_uses_of_a_pixel_are_where_it_is_in_patches():
-    """The table is filled with the number after the last element."""
-    found = products_lib.uses_of_pixels(np.array([[0, 1], [1, 3]], np.int32), 3)
-    np.testing.assert_array_equal(found, [[0, 4], [1, 2], [4, 4]])

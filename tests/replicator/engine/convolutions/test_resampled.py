@@ -144,21 +144,19 @@ def kernels_with_stride(nodes):
     ]
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("kernel", KERNELS, ids=str)
 @pytest.mark.parametrize("way", FUSED)
 def test_they_are_computed_from_the_smaller_image(way, kernel):
-    """The result and both gradients, and nothing of the larger image is left."""
-    nodes = optimized(FUSED[way], kernel=kernel)
+    """The result and both gradients, and nothing of the larger image is left.
 
+    To the last bit, of whole numbers; images of replicas differ.
+    """
+    nodes = optimized(FUSED[way], kernel=kernel)
     assert len(kernels_with_stride(nodes)) == len(["result", "image", "kernel"])
     assert sum("Conv2D" in node.op for node in nodes) == len(kernels_with_stride(nodes))
     assert not {"Tile", "AvgPool", "AvgPoolGrad"} & {node.op for node in nodes}
 
-
-@pytest.mark.parametrize("kernel", KERNELS, ids=str)
-@pytest.mark.parametrize("way", FUSED)
-def test_results_and_gradients_are_those_of_the_user(way, kernel):
-    """To the last bit, of whole numbers; images of replicas differ."""
     random = np.random.default_rng(7)
     shape = (NUM_REPLICAS, *image_shape())
     images = tf.constant(random.integers(-4, 5, shape), tf.float32)
@@ -166,48 +164,41 @@ def test_results_and_gradients_are_those_of_the_user(way, kernel):
     step = step_of(FUSED[way])
     repl = replicator.create("in_graph", num_replicas=NUM_REPLICAS)
 
-    def on_replica():
-        image = tf.gather(images, replicator.get_replica_context().replica_id)
-        return step(tf.ensure_shape(image, image_shape()), weights)
-
-    results = repl.run(on_replica)
+    results = repl.run(
+        lambda image: step(image, weights), replicator.PerReplica(list(images))
+    )
     for index in range(NUM_REPLICAS):
         for found, expected in zip(results, step(images[index], weights), strict=True):
-            np.testing.assert_array_equal(found.values[index], expected)
+            np.testing.assert_array_equal(found[index], expected)
 
 
-@pytest.mark.parametrize("way", OTHERS)
-def test_others_stay(way):
-    """What is not a convolution between two resolutions, or not one of averages."""
-    assert not kernels_with_stride(optimized(OTHERS[way]))
+STAY = {
+    # What is not a convolution between two resolutions, or not one of averages.
+    **{way: (function, {}) for way, function in OTHERS.items()},
+    # Kernels without a middle, of one pixel, other types, and GPUs; or pixels that are
+    # few, or may be, where the batch is not known.
+    **{
+        f"{way}, {options}": (FUSED[way], options)
+        for way in ("repeat tile", "average tf bias_add")
+        for options in (
+            {"kernel": (2, 3)},
+            {"kernel": (1, 1)},
+            {"dtype": tf.float64},
+            {"topology": GPUS},
+            {"batch": None},
+            {"batch": 3},
+        )
+    },
+    # The last row belongs to no block, and is left out.
+    "odd rows": (averages("tf"), {"size": (HEIGHT + 1, WIDTH)}),
+}
 
 
-@pytest.mark.parametrize("way", ["repeat tile", "average tf bias_add"])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"kernel": (2, 3)},
-        {"kernel": (1, 1)},
-        {"dtype": tf.float64},
-        {"topology": GPUS},
-    ],
-    ids=str,
-)
-def test_they_stay_where_nothing_is_won(way, settings):
-    """Kernels without a middle, of one pixel, other types, and GPUs."""
-    assert not kernels_with_stride(optimized(FUSED[way], **settings))
+@pytest.mark.parametrize("what", STAY)
+def test_others_stay(what):
+    function, options = STAY[what]
 
-
-@pytest.mark.parametrize("way", ["repeat tile", "average tf none"])
-@pytest.mark.parametrize("batch", [None, 3])
-def test_they_stay_where_pixels_are_few(way, batch):
-    """Or may be, where the batch is not known."""
-    assert not kernels_with_stride(optimized(FUSED[way], batch=batch))
-
-
-def test_averages_stay_where_a_row_belongs_to_no_block():
-    """The last one, which they leave out."""
-    assert not kernels_with_stride(optimized(averages("tf"), size=(HEIGHT + 1, WIDTH)))
+    assert not kernels_with_stride(optimized(function, **options))
 
 
 USED_ELSEWHERE = {

@@ -159,7 +159,7 @@ def _expected(step, inputs, dtype):
 
 
 @hypothesis.settings(
-    max_examples=40,
+    max_examples=16,
     deadline=None,
     phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
     suppress_health_check=list(hypothesis.HealthCheck),

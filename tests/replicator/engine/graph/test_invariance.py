@@ -1,41 +1,21 @@
-"""What varies between replicas, proven on small traced steps."""
+"""What varies between replicas, proven: who has copies of a variable of its own."""
 
 import pytest
 import tensorflow as tf
 
 import replicator
 from replicator import errors
-from replicator.core.topology import make_topology
-from replicator.engine.graph import body, dataflow
-from replicator.engine.graph.optimize import optimize
-from replicator.engine.graph.trace import trace
 
-TWO_CPUS = make_topology([["/job:localhost/replica:0/task:0/device:CPU:0"]] * 2)
-SCALAR = tf.TensorSpec([], tf.float32)
-
-
-def _analyze(step, specs=(SCALAR,), local=()):
-    """Analyzes a step; returns names of local variables and the whole analysis."""
-    traced = trace(step, list(specs), 2)
-    found = dataflow.find_invariance(
-        body.from_graph_def(optimize(traced, TWO_CPUS)),
-        invariant_inputs={m for c in traced.collectives for m in c.markers},
-        handles=set(traced.variables),
-        local={n for n, v in traced.variables.items() if any(v is u for u in local)},
-    )
-    names = {traced.variables[handle].name for handle in found.local}
-    return names, found, traced
-
-
-def _is_output_invariant(step, specs=(SCALAR,)):
-    _, found, traced = _analyze(step, specs)
-    (name,) = (name.partition(":")[0] for name in traced.output_names)
-    markers = {m for c in traced.collectives for m in c.markers}
-    return name in found.nodes | markers
+INPUTS = replicator.PerReplica([tf.constant(1.0), tf.constant(2.0)])
 
 
 def _variable(name, *, trainable=False, value=0.0):
     return tf.Variable(value, name=name, trainable=trainable)
+
+
+def _local(repl):
+    """Names of the variables of which each replica has a copy of its own."""
+    return {state.variable.name.removesuffix(":0") for state in repl.local_state()}
 
 
 def _of_replica_id(x):
@@ -53,29 +33,42 @@ def _of_varying_branch(x):
     return tf.cond(x > 0, lambda: total, lambda: 2 * total)
 
 
-# A step, and whether its result is the same on every replica.
-VALUES = {
-    "batch": (lambda x: x * 2.0 + 1.0, False),
-    "reduction": (lambda x: replicator.all_sum(x) * 2.0 + 1.0, True),
-    "gather": (lambda x: tf.reduce_sum(replicator.all_gather(x) * 2.0), True),
-    "broadcast": (lambda x: replicator.broadcast(x, 1) * 2.0, True),
-    "both": (lambda x: replicator.all_sum(x) * x, False),
-    "random": (lambda x: tf.random.uniform([]) + replicator.all_sum(x), False),
-    "replica id": (_of_replica_id, False),
-    "stateless random": (
-        lambda x: tf.random.stateless_uniform([], [1, 2]) * replicator.all_sum(x),
-        True,
+def _of_a_dataset(x):
+    """Inputs of a data set's op are not those of the function that it maps."""
+    data = tf.data.Dataset.range(3).map(lambda i: tf.cast(i, tf.float32) * x)
+    return data.reduce(0.0, lambda a, b: a + b)
+
+
+SAME = {
+    "reduction": lambda x: replicator.all_sum(x) * 2.0 + 1.0,
+    "gather": lambda x: tf.reduce_sum(replicator.all_gather(x) * 2.0),
+    "broadcast": lambda x: replicator.broadcast(x, 1) * 2.0,
+    "stateless": lambda x: (
+        tf.random.stateless_uniform([], [1, 2]) * replicator.all_sum(x)
     ),
-    "invariant branch": (_of_invariant_branch, True),
-    "varying branch": (_of_varying_branch, False),
+    "invariant_branch": _of_invariant_branch,
+}
+VARYING = {
+    "batch": lambda x: x * 2.0 + 1.0,
+    "both": lambda x: replicator.all_sum(x) * x,
+    "random": lambda x: tf.random.uniform([]) + replicator.all_sum(x),
+    "replica_id": _of_replica_id,
+    "varying_branch": _of_varying_branch,
+    "dataset": _of_a_dataset,
 }
 
 
-@pytest.mark.parametrize("of", VALUES)
-def test_values_vary_where_their_inputs_do(of):
-    step, expected = VALUES[of]
+def test_values_vary_where_their_inputs_do(in_graph):
+    variables = {name: _variable(name) for name in SAME | VARYING}
 
-    assert expected is _is_output_invariant(step)
+    def step(x):
+        for name, value in (SAME | VARYING).items():
+            variables[name].assign(value(x))
+
+    in_graph.run(step, INPUTS)
+
+    assert set(VARYING) == _local(in_graph)
+    in_graph.assert_in_sync()
 
 
 def _in_function(variable, value):
@@ -127,7 +120,7 @@ def _through_identity_n(variable, value):
 
 
 WRITES = {
-    "plain": lambda variable, value: variable.assign(value),
+    "plain": lambda variable, value: variable.assign(tf.reshape(value, [1])),
     "scatter": lambda variable, value: variable.scatter_nd_add(
         [[0]], tf.reshape(value, [1])
     ),
@@ -141,36 +134,28 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("way", WRITES)
-def test_a_varying_write_makes_a_variable_local_whatever_the_way(way):
-    """Through functions, branches, loops and aliases of the handle; others stay."""
-    written, other = _variable("written", value=[0.0]), _variable("other")
+def test_a_varying_write_makes_a_variable_local_whatever_the_way(in_graph):
+    """Through functions, branches, loops and aliases of the handle; others stay.
 
-    def step(x):
-        value = tf.reshape(x, [1]) if way == "plain" else x
-        WRITES[way](written, value)
-        other.assign(replicator.all_sum(x))
-
-    names, _, _ = _analyze(step)
-
-    assert {"written:0"} == names
-
-
-@pytest.mark.parametrize("way", [way for way in WRITES if not way.startswith("iden")])
-def test_an_invariant_write_leaves_a_variable_mirrored_whatever_the_way(way):
-    """The same ways with a reduced value make nothing local."""
-    written = _variable("written", value=[0.0])
+    The same ways with a reduced value make nothing local, but for aliases.
+    """
+    written = {way: _variable(way, value=[0.0]) for way in WRITES}
+    same = {way: _variable(f"same_{way}", value=[0.0]) for way in WRITES}
 
     def step(x):
         total = replicator.all_sum(x)
-        WRITES[way](written, tf.reshape(total, [1]) if way == "plain" else total)
+        for way, write in WRITES.items():
+            write(written[way], x)
+            if "identity" not in way:
+                write(same[way], total)
 
-    names, _, _ = _analyze(step)
+    in_graph.run(step, INPUTS)
 
-    assert set() == names
+    assert set(WRITES) == _local(in_graph)
+    in_graph.assert_in_sync()
 
 
-def test_locality_spreads_from_variable_to_variable():
+def test_locality_spreads_from_variable_to_variable(in_graph):
     """A mirrored write that reads a local variable is found in a second pass."""
     first, second, third = (_variable(name) for name in ("a", "b", "c"))
 
@@ -179,25 +164,14 @@ def test_locality_spreads_from_variable_to_variable():
         second.assign(first.read_value())
         first.assign(x)
 
-    names, _, _ = _analyze(step)
+    for _ in range(3):
+        in_graph.run(step, INPUTS)
 
-    assert {"a:0", "b:0", "c:0"} == names
-
-
-def test_variables_known_to_be_local_have_no_culprit():
-    """Only what the analysis found is explained by a node."""
-    known, found_out = _variable("known"), _variable("found_out")
-
-    def step(x):
-        found_out.assign(known.read_value() + replicator.all_sum(x))
-
-    names, found, traced = _analyze(step, local=[known])
-
-    assert {"known:0", "found_out:0"} == names
-    assert ["found_out:0"] == [traced.variables[h].name for h in found.local_because]
+    assert {"a", "b", "c"} == _local(in_graph)
+    assert 1.5 == float(third)
 
 
-def test_effects_that_are_seen_outside_are_never_merged(in_graph, per_replica):
+def test_effects_that_are_seen_outside_are_never_merged(in_graph):
     """A Python side effect of an invariant value happens once on every replica."""
     seen = []
 
@@ -208,51 +182,23 @@ def test_effects_that_are_seen_outside_are_never_merged(in_graph, per_replica):
     def step(x):
         return tf.py_function(note, [replicator.all_sum(x)], tf.float32)
 
-    out = in_graph.run(step, per_replica([1.0, 2.0]))
-
-    assert [3.0, 3.0] == [float(v) for v in out]
+    assert [3.0, 3.0] == [float(v) for v in in_graph.run(step, INPUTS)]
     assert [3.0, 3.0] == seen
 
 
-def test_a_stateful_op_that_calls_functions_is_not_taken_for_them():
-    """Inputs of a data set's op are not those of the function it maps."""
-
-    def step(x):
-        def scale(i):
-            return tf.cast(i, tf.float32) * x
-
-        return tf.data.Dataset.range(3).map(scale).reduce(0.0, lambda a, b: a + b)
-
-    traced = trace(step, [SCALAR], 2)
-    graph = body.from_graph_def(optimize(traced, TWO_CPUS))
-    table = dataflow.EffectTable(graph.library)
-    stateful = [
-        node
-        for node in graph.nodes
-        if (definition := dataflow._tf_compat.op_def(node.op))
-        and definition.is_stateful
-    ]
-
-    assert stateful
-    assert all(not table.of(node).is_pure for node in stateful)
-    assert not _is_output_invariant(step)
-
-
-def test_two_trainables_that_drift_are_counted():
+def test_two_trainables_that_drift_are_counted(in_graph):
     first, second = (_variable(n, trainable=True) for n in ("a", "b"))
 
     def step(x):
         first.assign(x)
         second.assign(x)
 
-    _, found, traced = _analyze(step)
-
     with pytest.raises(
         errors.UnsynchronisedUpdateError,
         match=r"variable '[ab]:0' and 1 more would be updated .* between replicas at "
         r"\S+test_invariance.py:\d+: \w+\.assign\(x\), so the copies",
     ):
-        dataflow.check_trainable(found, traced.variables, traced.lines)
+        in_graph.run(step, INPUTS)
 
 
 @pytest.mark.parametrize("num_steps", [1, 3])
@@ -276,10 +222,7 @@ def test_reads_and_writes_keep_their_order(in_graph, num_steps):
     before = 2.0 ** (num_steps - 1)
     for replica_id in range(2):
         growth = 2.0 + replica_id
-        assert [
-            before,
-            2 * before,
-            2 * before,
-            growth ** (num_steps - 1),
-            growth**num_steps,
-        ] == [float(value[replica_id]) for value in out]
+        grown = growth ** (num_steps - 1), growth**num_steps
+        assert [before, 2 * before, 2 * before, *grown] == [
+            float(value[replica_id]) for value in out
+        ]

@@ -1,83 +1,44 @@
-"""Nodes of a graph in order, and copies of them: names, devices, seeds and edges."""
+"""Copies of a step's nodes: devices, random streams, ports, and what comes first."""
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
+import replicator
+from replicator import PerReplica
 from replicator._tf import compat as _tf_compat
 from replicator.core.topology import make_topology
 from replicator.engine.graph import body, replicate
-from replicator.engine.graph.body import Ref
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(3)]
 GPU = [name.replace("CPU", "GPU") for name in CPU]
 
 
-def _node(name, op, *inputs, device="", seeds=None):
-    node = _tf_compat.NodeDef(name=name, op=op, input=list(inputs), device=device)
-    if seeds is not None:
-        node.attr["seed"].i, node.attr["seed2"].i = seeds
-    return node
-
-
-def _copies(nodes, *, merged=(), devices=CPU, library=(), on_device=None, resolve=None):
-    graph_def = _tf_compat.GraphDef(node=nodes)
-    graph_def.library.function.extend(library)
+def _copies(*nodes, merged=(), devices=CPU):
     replicas = replicate.Replicas(
-        body.from_graph_def(graph_def),
+        body.from_graph_def(_tf_compat.GraphDef(node=nodes)),
         make_topology([[device] for device in devices]),
         merged=merged,
-        resolve=resolve or (lambda r, name: f"{name}_of_{r}"),
-        handle_device=lambda r, name: (on_device or {}).get((r, name)),
+        resolve=lambda r, name: f"{name}_of_{r}",
+        handle_device=lambda r, name: None,
     )
-    return {node.name: node for node in replicas.nodes()}, replicas
+    return {node.name: node for node in replicas.nodes()}
 
 
-def test_merged_nodes_exist_once_and_everybody_reads_them():
-    """The one copy is on replica 0."""
-    nodes = [_node("c", "Const"), _node("a", "Neg", "c"), _node("b", "Neg", "a")]
-
-    found, _ = _copies(nodes, merged={"c", "a"})
-
-    assert {f"replica_{r}/b" for r in range(3)} | {"replica_0/c", "replica_0/a"} == set(
-        found
-    )
-    assert all(
-        ["replica_0/a:y:0"] == list(found[f"replica_{r}/b"].input) for r in range(3)
+def test_a_merged_node_exists_once_and_waits_for_every_replica(node):
+    """Everybody reads it; each replica's own node waits for its own."""
+    found = _copies(
+        node("read", "NoOp"),
+        node("once", "Const"),
+        node("both", "Neg", "once", "^read"),
+        node("mine", "Neg", "both", "^read"),
+        merged={"once", "both"},
     )
 
-
-def test_a_merged_node_waits_for_every_replica():
-    """Its control edges are the union; each replica's own node waits for its own."""
-    nodes = [
-        _node("read", "NoOp"),
-        _node("once", "NoOp"),
-        _node("write", "NoOp", "^read", "^once"),
-        _node("mine", "NoOp", "^read"),
-    ]
-
-    found, _ = _copies(nodes, merged={"once", "write"})
-
-    expected = [f"^replica_{r}/read" for r in range(3)] + ["^replica_0/once"]
-    assert expected == list(found["replica_0/write"].input)
-    assert ["^replica_2/read"] == list(found["replica_2/mine"].input)
-
-
-def test_waiting_for_a_collective_is_waiting_for_its_result():
-    """Arguments are there before anything runs; results of collectives are nodes."""
-    nodes = [
-        _node("batch", "Placeholder"),
-        _node("marker", "Placeholder"),
-        _node("after", "NoOp", "^marker", "^batch"),
-    ]
-
-    def resolve(replica_id, name):
-        if name == "marker":
-            return Ref(node=f"sum_{replica_id}", port="sum:0")
-        return f"batch_{replica_id}"
-
-    found, _ = _copies(nodes, resolve=resolve)
-
-    assert ["^sum_1"] == list(found["replica_1/after"].input)
+    reads = [f"^replica_{r}/read" for r in range(3)]
+    assert ["replica_0/once:output:0", *reads] == list(found["replica_0/both"].input)
+    assert ["replica_0/both:y:0", reads[2]] == list(found["replica_2/mine"].input)
+    assert not {"replica_1/once", "replica_1/both"} & set(found)
 
 
 @pytest.mark.parametrize(
@@ -90,159 +51,98 @@ def test_waiting_for_a_collective_is_waiting_for_its_result():
     ],
 )
 def test_a_device_of_another_type_is_kept_and_of_the_same_type_is_the_replicas(
-    asked, expected
+    node, asked, expected
 ):
     """tf.device("CPU:0") in a step holds on GPUs; "GPU:0" means the replica's GPU."""
-    found, _ = _copies([_node("a", "NoOp", device=asked)], devices=GPU[:2])
+    placed = node("a", "NoOp")
+    placed.device = asked
 
-    assert expected == found["replica_1/a"].device
+    assert expected == _copies(placed, devices=GPU[:2])["replica_1/a"].device
 
 
-def test_seeds_are_folded_distinct_and_replica_0_keeps_its_own():
-    """Unseeded ops stay unseeded: 0, 0 means a fresh seed to TensorFlow."""
-    nodes = [
-        _node("a", "RandomUniform", seeds=(7, 3)),
-        _node("b", "RandomUniform", seeds=(0, 0)),
+# Folded for replica 1, this seed is 0, and 0, 0 asks TensorFlow for a random seed.
+UNLUCKY = -replicate._SEED_STEP & replicate._SEED_LIMIT
+
+
+def test_replicas_draw_apart_wherever_they_draw():
+    """Seeds of ops and in functions of functions; replica 0 keeps what one draws."""
+
+    def draw(seed):
+        return tf.raw_ops.RandomUniform(
+            shape=[4], dtype=tf.float32, seed=seed[0], seed2=seed[1]
+        )
+
+    inner = tf.function(lambda: draw((7, 3)))
+    outer = tf.function(lambda: inner() + 1.0)
+
+    def step():
+        return draw((7, 3)), draw((0, UNLUCKY)), outer(), draw((0, 0))
+
+    def three(num_replicas):
+        repl = replicator.create("in_graph", num_replicas=num_replicas)
+        found = [repl.run(step) for _ in range(2)]
+        return [[np.stack(of) for of in zip(*out, strict=True)] for out in found]
+
+    alone, split, again = three(1), three(3), three(3)
+    for one, both, same in zip(alone, split, again, strict=True):
+        for place in range(3):
+            np.testing.assert_array_equal(one[0][place], both[0][place])
+            np.testing.assert_array_equal(
+                [of[place] for of in both], [of[place] for of in same]
+            )
+        drawn = [of[place].tobytes() for of in both for place in (0, 1, 3)]
+        assert len(drawn) == len(set(drawn))
+        assert 3 == len({of[2].tobytes() for of in both})
+
+
+def test_every_output_of_every_kind_of_op_is_found():
+    """Lists of outputs count within their argument; several arguments start at zero."""
+
+    @tf.function
+    def pair(x):
+        return x + 1.0, x + 2.0
+
+    def step(x):
+        images = tf.reshape(x, [1, 1, 2, 3])
+        normalized = tf.raw_ops.FusedBatchNormV3(
+            x=images,
+            scale=tf.ones([3]),
+            offset=tf.zeros([3]),
+            mean=tf.zeros([0]),
+            variance=tf.zeros([0]),
+        )
+        return {
+            "split": tf.split(x, 3)[2],
+            "unstack": tf.unstack(x)[1],
+            "identity_n": tf.identity_n([x, tf.cast(x, tf.int32)])[1],
+            "batch norm": [normalized.batch_mean, normalized.batch_variance],
+            "unique": tf.unique(x // 2)[1],
+            "function": pair(x)[1],
+            "branch": tf.cond(x[0] > 0, lambda: pair(x)[0], lambda: -x),
+        }
+
+    values = [tf.range(6.0), 10.0 + tf.range(6.0)]
+    found = replicator.create("in_graph", num_replicas=2).run(step, PerReplica(values))
+
+    for replica, value in enumerate(values):
+        tf.nest.map_structure(
+            lambda got, want, r=replica: np.testing.assert_allclose(got[r], want),
+            found,
+            step(value),
+        )
+
+
+def test_waiting_for_a_collective_is_waiting_for_its_result():
+    """What follows a reduction of all may fail where the reduction came first."""
+    repl = replicator.create("in_graph", num_replicas=2)
+    count = tf.Variable(0.0, trainable=False)
+
+    def step(x):
+        total = replicator.all_sum(x)
+        with tf.control_dependencies([total]):
+            count.assign_add(1.0)
+        return count.read_value()
+
+    assert [1.0, 1.0] == [
+        float(value) for value in repl.run(step, PerReplica([1.0, 2.0]))
     ]
-
-    found, _ = _copies(nodes)
-
-    seeds = [found[f"replica_{r}/a"].attr for r in range(3)]
-    assert (7, 3) == (seeds[0]["seed"].i, seeds[0]["seed2"].i)
-    assert 3 == len({attr["seed2"].i for attr in seeds})
-    assert all(0 <= attr["seed2"].i < 2**31 for attr in seeds)
-    for r in range(3):
-        attr = found[f"replica_{r}/b"].attr
-        assert (0, 0) == (attr["seed"].i, attr["seed2"].i)
-
-
-def test_a_folded_seed_never_becomes_no_seed():
-    """Folding to 0, 0 would ask TensorFlow for a random seed."""
-    unlucky = -replicate._SEED_STEP & replicate._SEED_LIMIT
-
-    found, _ = _copies([_node("a", "RandomUniform", seeds=(0, unlucky))])
-
-    attr = found["replica_1/a"].attr
-    assert (0, 0) != (attr["seed"].i, attr["seed2"].i)
-
-
-def _function(name, *nodes):
-    function = _tf_compat.FunctionDef()
-    function.signature.name = name
-    function.node_def.extend(nodes)
-    return function
-
-
-def test_functions_that_draw_are_cloned_with_their_callers():
-    """A clone per replica, seeds folded inside; functions without randomness stay."""
-    call = _node("inner", "PartitionedCall")
-    call.attr["f"].func.name = "draws"
-    library = [
-        _function("draws", _node("r", "RandomUniform", seeds=(7, 3))),
-        _function("calls", call),
-        _function("plain", _node("n", "NoOp")),
-    ]
-    nodes = [_node("a", "StatefulPartitionedCall"), _node("b", "PartitionedCall")]
-    nodes[0].attr["f"].func.name = "calls"
-    nodes[1].attr["f"].func.name = "plain"
-
-    found, replicas = _copies(nodes, library=library)
-
-    functions = {function.signature.name: function for function in replicas.library}
-    copies = {f"{n}_replica_{r}" for n in ("draws", "calls") for r in (1, 2)}
-    assert {"draws", "calls", "plain"} | copies == set(functions)
-    assert "calls" == found["replica_0/a"].attr["f"].func.name
-    assert "calls_replica_2" == found["replica_2/a"].attr["f"].func.name
-    assert "plain" == found["replica_2/b"].attr["f"].func.name
-    inside = functions["calls_replica_2"].node_def[0]
-    assert "draws_replica_2" == inside.attr["f"].func.name
-    drawn = [
-        functions[name].node_def[0].attr["seed2"].i
-        for name in ("draws", "draws_replica_1", "draws_replica_2")
-    ]
-    assert 3 == len(set(drawn))
-
-
-def _graph_def(build):
-    graph = tf.Graph()
-    with graph.as_default():
-        build()
-    return graph.as_graph_def()
-
-
-def test_nodes_come_after_what_they_use_in_any_order_of_the_graph():
-    def build():
-        x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
-        y = tf.add(x, x, name="y")
-        with tf.control_dependencies([y]):
-            tf.identity(tf.constant(1.0, name="c"), name="z")
-
-    graph_def = _graph_def(build)
-    backwards = _tf_compat.GraphDef(node=list(graph_def.node)[::-1])
-
-    found = body.from_graph_def(backwards)
-
-    names = [node.name for node in found.nodes]
-    assert frozenset({"x"}) == found.placeholders
-    assert {"y", "c", "z"} == set(names)
-    assert names.index("y") < names.index("z")
-    assert names.index("c") < names.index("z")
-
-
-@pytest.mark.parametrize(
-    ("build", "name", "port"),
-    [
-        (lambda: tf.split(tf.zeros([6]), 3, name="s"), "s:2", "output:2"),
-        (lambda: tf.unstack(tf.zeros([3]), name="u"), "u:1", "output:1"),
-        (
-            lambda: tf.identity_n([tf.zeros([1]), tf.zeros([2], tf.int32)], name="i"),
-            "i:1",
-            "output:1",
-        ),
-        (
-            lambda: tf.raw_ops.FusedBatchNormV3(
-                x=tf.zeros([1, 2, 2, 3]),
-                scale=tf.zeros([3]),
-                offset=tf.zeros([3]),
-                mean=tf.zeros([3]),
-                variance=tf.zeros([3]),
-                name="b",
-            ),
-            "b:4",
-            "reserve_space_2:0",
-        ),
-        (lambda: tf.unique(tf.constant([1, 1]), name="q"), "q:1", "idx:0"),
-        (lambda: tf.constant(1, name="k"), "k", "output:0"),
-    ],
-)
-def test_ports_are_named_as_functions_name_them(build, name, port):
-    """Lists count within their argument; several arguments each start at zero."""
-    names = body.TensorNames(_graph_def(build))
-
-    assert body.Ref(node=name.partition(":")[0], port=port) == names.ref(name)
-
-
-def test_ports_of_function_calls_by_name_follow_their_signature():
-    graph_def = _tf_compat.GraphDef()
-    function = graph_def.library.function.add()
-    function.signature.name = "pair"
-    function.signature.output_arg.add(name="first").type = 1
-    function.signature.output_arg.add(name="second").type = 1
-    graph_def.node.append(_node("call", "pair"))
-
-    assert ("first:0", "second:0") == body.TensorNames(graph_def).ports("call")
-
-
-@pytest.mark.parametrize(
-    ("node", "message"),
-    [
-        (_node("a", "Identity", "b"), r"the graph has a cycle through '[ab]'"),
-        (_node("a", "NoSuchOp"), r"op 'NoSuchOp' of node 'a' is not registered"),
-    ],
-    ids=["cycle", "unknown op"],
-)
-def test_what_is_no_graph_is_refused(node, message):
-    graph_def = _tf_compat.GraphDef(node=[node, _node("b", "Identity", "a")])
-
-    with pytest.raises(ValueError, match=message):
-        body.from_graph_def(graph_def)

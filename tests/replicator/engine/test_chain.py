@@ -16,18 +16,24 @@ ATTRS = {"merge_op": "Add", "final_op": "Id"}
 
 
 class Emitted:
-    def __init__(self, first_controls=()):
+    def __init__(self, first_controls=(), *, is_alone=False):
         self.emit = Emitter()
         group = Group(num_workers=2, worker_id=0, order=(0, 1))
         self.flat = FlatGroup(size=4, key=99, keys=group.keys)
-        self.chain = Chain(group, self.emit, first_controls)
+        self.chain = Chain(None if is_alone else group, self.emit, first_controls)
 
     def add(self, name, device=CPU, dtype=tf.float32, **options):
         op = "CollectiveReduceV2"
         return self.chain.add(name, op, ["x"], dtype, device, ATTRS, **options)
 
-    def reduce_all(self, name, algorithm="nccl"):
-        self.chain.reduce_all(name, self.flat, OPERANDS, "Add", tf.float32, algorithm)
+    def reduce_all(self, *names, algorithm="nccl"):
+        for name in names:
+            self.chain.reduce_all(
+                name, self.flat, OPERANDS, "Add", tf.float32, algorithm
+            )
+
+    def gate(self, *nodes):
+        self.chain.continue_after_gate(dict(zip(OPERANDS, nodes, strict=True)))
 
     def node(self, name):
         (found,) = [node for node in self.emit.nodes if node.name == name]
@@ -39,10 +45,12 @@ class Emitted:
     def waits(self):
         """What each collective waits for: the end of nodes, or the start of others."""
         return {
-            node.name: [
-                *(text for text in node.input if text.startswith("^")),
-                *(f"start of {key}" for key in node.attr["wait_for"].list.i),
-            ]
+            node.name: " ".join(
+                [
+                    *(text for text in node.input if text.startswith("^")),
+                    *(f"start-{key}" for key in node.attr["wait_for"].list.i),
+                ]
+            )
             for node in self.emit.nodes
             if node.op.startswith("CollectiveReduce")
         }
@@ -58,7 +66,7 @@ def test_each_collective_waits_for_the_one_before():
     emitted.add("c")
     emitted.add("d")
 
-    waits = {"a": ["^batch", "^other"], "b": ["^a"], "c": ["^check"], "d": ["^c"]}
+    waits = {"a": "^batch ^other", "b": "^a", "c": "^check", "d": "^c"}
     assert waits == emitted.waits()
 
 
@@ -66,22 +74,19 @@ def test_nccl_between_processes_waits_for_the_start_of_what_is_before():
     """For the end only where an op of one device is between; keys are 1, 2, 3, ..."""
     emitted = Emitted(["batch"])
 
-    for name in ("a", "b", "d", "e"):
-        emitted.reduce_all(name)
-        if name == "b":
-            emitted.add("c")
+    emitted.reduce_all("a", "b")
+    emitted.add("c")
+    emitted.reduce_all("d", "e")
 
-    both = ["^batch"], ["^batch", "start of 1"], ["^c", "start of 2"]
+    before = {
+        "a": "^batch",
+        "b": "^batch start-1",
+        "d": "^c start-2",
+        "e": "^c start-4",
+    }
     assert {
-        "a_0": both[0],
-        "a_1": both[0],
-        "b_0": both[1],
-        "b_1": both[1],
-        "c": ["^b_0", "^b_1"],
-        "d_0": both[2],
-        "d_1": both[2],
-        "e_0": ["^c", "start of 4"],
-        "e_1": ["^c", "start of 4"],
+        "c": "^b_0 ^b_1",
+        **{f"{name}_{i}": waits for name, waits in before.items() for i in (0, 1)},
     } == emitted.waits()
 
 
@@ -89,33 +94,25 @@ def test_what_follows_a_gate_waits_for_its_end_and_the_start_of_what_was_before_
     """Nothing waits for the start of an op that a gate may skip: it would not come."""
     emitted = Emitted()
 
-    emitted.reduce_all("a")
-    emitted.reduce_all("gated")
-    emitted.chain.continue_after_gate(dict(zip(OPERANDS, ("m_0", "m_1"), strict=True)))
-    emitted.reduce_all("b")
-    emitted.reduce_all("gated_too")
-    emitted.chain.continue_after_gate(dict(zip(OPERANDS, ("n_0", "n_1"), strict=True)))
+    emitted.reduce_all("a", "gated")
+    emitted.gate("m_0", "m_1")
+    emitted.reduce_all("b", "gated_too")
+    emitted.gate("n_0", "n_1")
     emitted.add("c")
 
     waits = emitted.waits()
-    assert ["start of 1"] == waits["gated_0"]
-    assert ["^m_0", "start of 1"] == waits["b_0"]
-    assert ["^m_1", "start of 1"] == waits["b_1"]
-    assert ["^m_0", "start of 3"] == waits["gated_too_0"]
-    assert ["^n_0", "^n_1", "^b_0", "^b_1"] == waits["c"]
+    assert "start-1" == waits["gated_0"]
+    assert ["^m_0 start-1", "^m_1 start-1"] == [waits["b_0"], waits["b_1"]]
+    assert "^m_0 start-3" == waits["gated_too_0"]
+    assert "^n_0 ^n_1 ^b_0 ^b_1" == waits["c"]
 
 
 def test_rings_between_processes_wait_for_the_end_of_what_is_before():
     emitted = Emitted(["batch"])
-    for name in ("a", "b"):
-        emitted.reduce_all(name, "ring")
+    emitted.reduce_all("a", "b", algorithm="ring")
 
-    assert {
-        "a_0": ["^batch"],
-        "a_1": ["^batch"],
-        "b_0": ["^a_0"],
-        "b_1": ["^a_1"],
-    } == emitted.waits()
+    waits = {"a_0": "^batch", "a_1": "^batch", "b_0": "^a_0", "b_1": "^a_1"}
+    assert waits == emitted.waits()
 
 
 def test_no_two_collectives_have_one_instance_key():
@@ -169,15 +166,12 @@ def test_devices_of_one_place_form_a_group_of_their_own():
 def test_a_caller_waits_for_the_ends_of_all_collectives():
     """Of the last one where each waits for the one before; of none that is skipped."""
     nothing, rings, started, gated = (Emitted(["batch"]) for _ in range(4))
-    for name in ("a", "b"):
-        rings.add(name)
-        started.reduce_all(name)
-        gated.reduce_all(name)
-    gated.chain.continue_after_gate(dict(zip(OPERANDS, ("m_0", "m_1"), strict=True)))
-    free = Emitted(["batch"])
-    free.chain = Chain(None, free.emit, ["batch"])
-    for name in ("a", "b"):
-        free.reduce_all(name)
+    free = Emitted(["batch"], is_alone=True)
+    rings.add("a")
+    rings.add("b")
+    for one in (started, gated, free):
+        one.reduce_all("a", "b")
+    gated.gate("m_0", "m_1")
 
     assert [] == nothing.chain.ends
     assert ["b"] == rings.chain.ends
