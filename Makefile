@@ -25,7 +25,7 @@ BENCH_OUT ?= .benchmarks/new.json
 BENCH_BASE ?= .benchmarks/old.json
 BENCH_FLAGS ?=
 
-.PHONY: help dist setup setup-gpu setup-peers sweep sweep-gpu test test-changed mutate test-full test-gpu test-communities test-peers fuzz check fmt lint types docs site fuzz-records faults failures series statistics bench bench-micro bench-compare lock clean
+.PHONY: help dist setup setup-gpu setup-peers sweep sweep-gpu test test-changed mutate test-full test-gpu test-communities test-peers fuzz check fmt lint types docs site fuzz-records faults failures series statistics validate bench bench-micro bench-compare lock clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -134,8 +134,10 @@ failures: setup  # Make FAILURES steps fail on all backends, and compare with un
 series: setup  # Run SERIES trials of two processes in a row on each of LAUNCHERS (20 minutes).
 	for launcher in $(LAUNCHERS); do $(BIN)/python tests/faults/run_series.py $$launcher $(SERIES) || exit 1; done
 
-statistics: setup  ## Simulate thousands of sweeps and gates: how often intervals and verdicts are right.
-	$(BIN)/python tests/statistics/run_simulations.py --write docs/archive/claims-of-gates.md $(STATISTICS_FLAGS)
+validate: statistics  ## Validate what is claimed: everything in tests/validation, in full.
+
+statistics: setup  # Simulate thousands of sweeps and gates: how often intervals and verdicts are right.
+	$(BIN)/python tests/validation/statistics/run_simulations.py --write docs/archive/claims-of-gates.md $(STATISTICS_FLAGS)
 
 types: setup  ## Check types.
 	$(BIN)/mypy

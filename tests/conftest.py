@@ -77,6 +77,7 @@ sys.path[:0] = [
     for path in (
         SUPPORT,
         *(SUPPORT / name for name in ("damage", "graphs", "machines", "studies")),
+        FOLDER / "validation" / "statistics",
     )
     if str(path) not in sys.path
 ]

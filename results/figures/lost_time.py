@@ -32,7 +32,7 @@ if one is, says ``name_of``.
 
 With 4 generations, 3 % between generations and 2 % between processes, nominal 95 %
 intervals hold the truth in 0.94 to 0.97 of 2,000 simulated studies
-(tests/statistics/test_lost_time.py repeats a smaller version).
+(tests/results/figures/test_known_losses.py repeats a smaller version).
 """
 
 from __future__ import annotations

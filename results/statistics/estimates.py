@@ -252,7 +252,7 @@ def _array(values: Sequence[float] | np.ndarray, name: str) -> np.ndarray:
 # Why this bootstrap: the default study has three repetitions. Resampling three values
 # can only give ten different averages, so the usual bootstrap intervals are far too
 # short. Measured coverage of nominal 95 % intervals on lognormal noise of 3 % (4,000
-# simulated studies each; tests/statistics repeats a smaller version):
+# simulated studies each; tests/validation/statistics repeats a smaller version):
 #
 # ========================================  =====  =====  ======
 # construction                              n = 3  n = 5  n = 10

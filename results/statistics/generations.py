@@ -69,7 +69,7 @@ _WIDENING = 1.10
 
 Chosen by simulation: nominal 95 % intervals then hold the truth in 0.938 to 0.953 of
 studies, whatever the target, and in 0.920 to 0.949 without it
-(tests/statistics/test_stopping.py repeats this). Studies that stop at five need none:
+(tests/validation/statistics repeats this). Studies that stop at five need none:
 where all do, the number was fixed.
 """
 

@@ -12,8 +12,8 @@ extremes:
   runs are resampled within each stratum, and percentiles are the ends.
 
 Measured coverage of nominal 95 % intervals, one stratum (40,000 simulated studies for
-the trimmed t, 2,000 for the bootstrap; tests/statistics repeats a smaller version). The
-bootstrap below ten runs is what the trimmed t replaced:
+the trimmed t, 2,000 for the bootstrap; tests/validation repeats a part). The bootstrap
+below ten runs is what the trimmed t replaced:
 
 ==================  =====  =====  =====  =====  ======  ======
                     trimmed t            bootstrap
@@ -231,7 +231,7 @@ def _ends(values: np.ndarray) -> tuple[float, float]:
 # has the normal quantile: of two equal cases with 3 runs each, all pairs agree by
 # chance in one study of ten, which must not count as evidence. Measured coverage of
 # nominal 95 % intervals for runs of one normal distribution each, apart by d standard
-# deviations (20,000 simulated studies; tests/statistics repeats a smaller version):
+# deviations (20,000 simulated studies; tests/validation repeats a part):
 #
 # ===============  =====  =====  =====  ======  ======
 # runs of each     n = 3  n = 5  n = 8  n = 10  n = 20

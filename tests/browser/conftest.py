@@ -10,8 +10,6 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from relay_study import ALL, Lost, RelayShape
-from relay_study import make_store as make_relay
 
 from reports.page import build
 
@@ -96,8 +94,10 @@ def stores(
     @functools.cache
     def store_of(name: str) -> Store:
         if name == "controls":
-            shape = RelayShape(lost={"in_graph": Lost(contention=0.002)}, controls=ALL)
-            return make_relay(tmp_path_factory.mktemp("study"), shape)
+            shape = synthetic.relay_shape(
+                lost={"in_graph": synthetic.Lost(contention=0.002)}
+            )
+            return synthetic.make_store(tmp_path_factory.mktemp("study"), shape)
         return synthetic.make_store(tmp_path_factory.mktemp("study"), shapes[name])
 
     return store_of

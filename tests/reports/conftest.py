@@ -1,48 +1,60 @@
 """Studies that several files of this folder read."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
-
 import pytest
-from relay_study import ALL, Lost, RelayShape
-from relay_study import make_store as make_relay
+from synthetic import Lost, make_store, relay_shape
 
 from reports.view.view import view_store
 
-if TYPE_CHECKING:
-    from reports.view.view import View
-    from results.store.study_store import Store
+
+@pytest.fixture(scope="session")
+def make(tmp_path_factory, synthetic):
+    """Returns a function that makes a study; of equal fields, once."""
+    made = {}
+
+    def make_study(shape=None, **fields):
+        shape = shape or synthetic.Shape(**fields)
+        if repr(shape) not in made:
+            root = tmp_path_factory.mktemp("study") / "s"
+            made[repr(shape)] = make_store(root, shape)
+        return made[repr(shape)]
+
+    return make_study
 
 
 @pytest.fixture(scope="session")
-def sequence(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> View:
+def complete(make):
     """Two backends in both modes, three repetitions one after another."""
-    return view_store(synthetic.make_store(tmp_path_factory.mktemp("sequence")))
+    return make()
 
 
 @pytest.fixture(scope="session")
-def relay(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> View:
+def sequence(complete):
+    return view_store(complete)
+
+
+@pytest.fixture(scope="session")
+def relay(make):
     """The same in turns, with a twin."""
-    shape = synthetic.Shape(num_rounds=6, repeats=4, twin_factor=1.0)
-    return view_store(synthetic.make_store(tmp_path_factory.mktemp("relay"), shape))
+    return view_store(make(num_rounds=6, repeats=4, twin_factor=1.0))
 
 
 @pytest.fixture(scope="session")
-def controlled(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    shape = RelayShape(lost={"in_graph": Lost(contention=0.002)}, controls=ALL)
-    return make_relay(tmp_path_factory.mktemp("controlled"), shape)
+def controlled(make):
+    return make(relay_shape(lost={"in_graph": Lost(contention=0.002)}))
 
 
 @pytest.fixture(scope="session")
-def failed(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> Store:
-    shape = synthetic.Shape(
+def broken(make, synthetic):
+    """Every kind of failure, oversubscribed cases, and one repetition of a case."""
+    return make(synthetic.BROKEN)
+
+
+@pytest.fixture(scope="session")
+def failed(make, synthetic):
+    failure = synthetic.TrialStatus.FAILED
+    return make(
         backends=("in_graph",),
         modes=(synthetic.WEAK,),
         repeats=1,
-        statuses={
-            ("in_graph", synthetic.WEAK, size, 0): synthetic.TrialStatus.FAILED
-            for size in (1, 2)
-        },
+        statuses={("in_graph", synthetic.WEAK, size, 0): failure for size in (1, 2)},
     )
-    return synthetic.make_store(tmp_path_factory.mktemp("failed"), shape)

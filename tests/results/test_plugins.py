@@ -30,15 +30,20 @@ def test_nothing_is_added_where_nothing_is_installed(install):
     assert plugins.find("formats", {"csv": 1}, "pdf", lambda _: "") is None
 
 
-def test_an_entry_point_is_found_and_its_package_known(install):
-    """Name and version of the package are in every message, and in records."""
-    install("mine", METRIC.format(of="1.5"), metrics={"own_sec": "mine:OWN"})
+TRIAL = types.SimpleNamespace(trial_id="t1")
 
+
+@pytest.mark.parametrize(("of", "value"), [("1.5", 1.5), ("1e999", math.nan)])
+def test_an_entry_point_is_found_and_its_package_known(install, of, value):
+    """Name and version of the package are in every message, and in records.
+
+    An infinite value is missing: it would make a mean of them infinite.
+    """
+    install("mine", METRIC.format(of=of), metrics={"own_sec": "mine:OWN"})
     (metric,) = found_of()
-    entry = types.SimpleNamespace(trial_id="t1")
-    assert 1.5 == trial_metrics.value_of(metric, entry)
     plugin = plugins.used("metrics", "own_sec")
-    assert plugin is not None
+
+    assert pytest.approx(value, nan_ok=True) == trial_metrics.value_of(metric, TRIAL)
     assert "metric 'own_sec' of mine_pack 1.2" == plugin.what
 
 
@@ -126,23 +131,10 @@ def test_one_that_cannot_be_used_is_said_in_one_line(install, text, entries, mes
     assert "\n" not in str(caught.value)
 
 
-def test_one_name_in_two_packages_is_refused(install):
-    """Which of the two is meant is not guessed."""
+def test_a_name_that_two_have_is_refused(install):
+    """Which of the two is meant is not guessed, even where their modules are named."""
     for module in ("mine", "yours"):
         install(module, METRIC.format(of="1"), metrics={"own_sec": f"{module}:OWN"})
-
-    with pytest.raises(
-        plugins.PluginError,
-        match=r"'own_sec' is in two packages, mine_pack 1\.2 \(mine:OWN\) and"
-        r" yours_pack 1\.2 \(yours:OWN\); uninstall one of the two",
-    ):
-        found_of()
-
-
-def test_two_objects_cannot_share_a_name(install):
-    """Even where their modules are named."""
-    for module in ("mine", "yours"):
-        install(module, METRIC.format(of="1"))
     table = {}
     plugins.find("metrics", table, "mine:OWN", trial_metrics.complain)
 
@@ -150,6 +142,12 @@ def test_two_objects_cannot_share_a_name(install):
         plugins.PluginError, match="calls itself 'own_sec', as mine:OWN does; choose"
     ):
         plugins.find("metrics", table, "yours:OWN", trial_metrics.complain)
+    with pytest.raises(
+        plugins.PluginError,
+        match=r"'own_sec' is in two packages, mine_pack 1\.2 \(mine:OWN\) and"
+        r" yours_pack 1\.2 \(yours:OWN\); uninstall one of the two",
+    ):
+        found_of()
 
 
 def test_one_that_imports_tensorflow_is_refused(install, monkeypatch):
@@ -193,23 +191,13 @@ def test_a_module_of_the_folder_needs_no_entry_point(install, tmp_path):
 def test_a_metric_that_fails_names_the_trial(install, of):
     """What was written is not a number, or nothing."""
     install("mine", METRIC.format(of=of), metrics={"own_sec": "mine:OWN"})
-    (metric,) = found_of()
 
     with pytest.raises(
         plugins.PluginError,
         match=r"metric 'own_sec' of mine_pack 1\.2 raises an error for trial t1: \w+:"
         ".* repair it, or uninstall its package",
     ):
-        trial_metrics.value_of(metric, types.SimpleNamespace(trial_id="t1"))
-
-
-def test_a_metric_without_a_value_is_missing(install):
-    """Infinite ones would make a mean of them infinite."""
-    install("mine", METRIC.format(of="1e999"), metrics={"own_sec": "mine:OWN"})
-    (metric,) = found_of()
-
-    value = trial_metrics.value_of(metric, types.SimpleNamespace(trial_id="t1"))
-    assert math.isnan(value)
+        trial_metrics.value_of(found_of()[0], TRIAL)
 
 
 def test_verify_says_what_of_a_study_it_cannot_look_at():

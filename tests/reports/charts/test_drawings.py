@@ -6,8 +6,11 @@ import re
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.figure import Figure
-from relay_study import RelayShape, make_store
+from plain_text import plain
+from synthetic import relay_shape
 
 import reports
 from replicator import catalog
@@ -19,9 +22,6 @@ from reports.page.sections import overview
 from reports.page.sections import steps as steps_lib
 from reports.view import view
 from reports.view.view import view_store
-from results.records.models import ScalingMode
-
-WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 
 
 def _first_screen(store):
@@ -31,14 +31,12 @@ def _first_screen(store):
 def test_the_figure_is_linear_from_zero_and_labels_its_lines(relay):
     """All in words too; labels name backend and mode."""
     drawn = over_replicas.draw_first_screen(relay)
-    assert drawn is not None
 
-    assert "in_graph, weak: 100" in drawn
-    for text in ("in_graph", "tf_mirrored", "replicas", ">0"):
+    for text in ("in_graph, weak: 100", "tf_mirrored", "replicas", ">0"):
         assert text in drawn
 
 
-def test_the_ceiling_is_that_of_programs_that_never_communicate(controlled):
+def test_the_ceiling_is_of_programs_that_never_communicate(controlled):
     """Two programs at 52 ms beside one at 50 ms: 96 %."""
     (first, *_) = over_replicas.curves_of_first_screen(view_store(controlled))
     (found,) = first.of_kind("ceiling")
@@ -48,13 +46,18 @@ def test_the_ceiling_is_that_of_programs_that_never_communicate(controlled):
     assert "Short line: ceiling" in _first_screen(controlled)
 
 
-def test_a_panel_has_at_most_seven_lines(tmp_path, synthetic):
-    """The others are counted in the caption."""
-    backends = ("in_graph", "tf_mirrored", "multi_worker", "tf_multi_worker", "async")
-    store = synthetic.make_store(tmp_path, synthetic.Shape(backends=backends))
+def test_a_panel_has_at_most_seven_lines_and_room_for_their_names(make):
+    """Others are counted; the longest backend is whole, a longer one is cut."""
+    backends = ("in_graph", "tf_mirrored", "multi_worker_in_graph", "async", "x" * 80)
+    store = make(backends=backends)
+    drawn = over_replicas.draw_first_screen(view_store(store)).partition("</desc>")[2]
+    few = make(backends=backends[-3:])
+    labels = over_replicas.draw_first_screen(view_store(few)).partition("</desc>")[2]
 
     assert len(over_replicas.curves_of_first_screen(view_store(store))) == 10
     assert "3 more lines below" in _first_screen(store)
+    assert ">multi_worker_in_graph<" in drawn
+    assert f">{'x' * 23}\N{HORIZONTAL ELLIPSIS}<" in labels
 
 
 def test_replicas_are_linear_up_to_sixteen():
@@ -74,36 +77,20 @@ def test_replicas_are_linear_up_to_sixteen():
     assert low < axis(4, -0.1) < axis(4, 0.1) < high
 
 
-def test_labels_never_overlap_and_stay_within():
-    """They move as little as is needed, in the order of their lines."""
-    places = [0.9, 0.91, 0.92, 0.2, 0.99]
-    heights = [0.1, 0.1, 0.1, 0.1, 0.2]
-    moved = style.spread(places, heights, 0.0, 1.0)
-    order = sorted(range(5), key=lambda k: places[k])
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=7, unique=True))
+def test_labels_never_overlap_and_stay_within(lines):
+    """In the order of their lines; alone, they stay where they are."""
+    heights = [0.1 + 0.02 * (k % 2) for k in range(len(lines))]
+    moved = style.spread(lines, heights, 0.0, 1.0)
+    order = sorted(range(len(lines)), key=lambda k: lines[k])
 
-    assert moved[3] == pytest.approx(0.2)
     for below, above in itertools.pairwise(order):
         gap = moved[above] - moved[below]
         assert gap >= (heights[above] + heights[below]) / 2 - 1e-9
     assert max(m + h / 2 for m, h in zip(moved, heights, strict=True)) <= 1 + 1e-9
     assert min(m - h / 2 for m, h in zip(moved, heights, strict=True)) >= -1e-9
-
-
-def test_long_names_leave_room_for_the_lines(tmp_path, synthetic):
-    """The longest backend of the catalogue is whole, a longer one is cut."""
-    shape = synthetic.Shape(backends=("multi_worker_in_graph", "x" * 80))
-    drawn = over_replicas.draw_first_screen(
-        view_store(synthetic.make_store(tmp_path, shape))
-    )
-    assert drawn is not None
-    labels_of = drawn.partition("</desc>")[2]
-
-    assert ">multi_worker_in_graph<" in labels_of
-    assert f">{'x' * 23}\N{HORIZONTAL ELLIPSIS}<" in labels_of
-
-
-def _plain(text):
-    return re.sub(r"\s", " ", text)
+    if len(lines) == 1 and 0.05 <= lines[0] <= 0.95:
+        assert moved[0] == pytest.approx(lines[0])
 
 
 def test_cells_are_relative_to_the_median_and_binned():
@@ -114,9 +101,7 @@ def test_cells_are_relative_to_the_median_and_binned():
     cells = steps.binned([list(row) for row in times])
 
     assert cells.shape == (3, 34)
-    assert cells[0, 0] == pytest.approx(1.0)
-    assert cells[1, 0] == pytest.approx(1.2)
-    assert cells[0, 32] == pytest.approx(2.0)
+    assert cells[[0, 1, 0], [0, 0, 32]] == pytest.approx([1.0, 1.2, 2.0])
     # A process that was killed has fewer: the steps that all have count.
     assert steps.binned([[1.0] * 7, [1.0] * 5]).shape == (2, 5)
 
@@ -137,21 +122,17 @@ def test_boxes_have_one_height_wherever_the_rows_of_a_backend_are():
     ]
     axes = Figure().subplots()
     steps.draw_boxes(axes, items, axis_label="ms", look=style.NOTEBOOK)
-    heights = {
-        round(float(np.ptp(of.get_ydata())), 6)
-        for of in axes.lines
-        if len(of.get_xdata()) == 5
+    boxes = [of for of in axes.lines if len(of.get_xdata()) == 5]
+
+    assert {steps.BOX_WIDTH} == {
+        round(float(np.ptp(of.get_ydata())), 6) for of in boxes
     }
 
-    assert {steps.BOX_WIDTH} == heights
 
-
-def test_each_backend_has_its_fewest_and_most_replicas(tmp_path, synthetic):
+def test_each_backend_has_its_fewest_and_most_replicas(make):
     """At the most, one for each scaling mode; seven lines in all."""
-    shape = synthetic.Shape(backends=("in_graph", "tf_mirrored", "single"))
-    shown = _plain(
-        steps_lib.render_variation(view_store(synthetic.make_store(tmp_path, shape)))
-    )
+    store = make(backends=("in_graph", "tf_mirrored", "single"))
+    shown = plain(steps_lib.render_variation(view_store(store))).replace("\n", " ")
 
     assert "Distribution of step times" in shown
     assert shown.count(": median ") == style.MOST_LINES
@@ -159,7 +140,7 @@ def test_each_backend_has_its_fewest_and_most_replicas(tmp_path, synthetic):
 
 
 def test_a_scaling_mode_has_the_line_style_that_it_has_in_all_figures(
-    tmp_path, synthetic, monkeypatch
+    make, monkeypatch
 ):
     """What both modes are compared with is dotted, as ideal scaling is."""
     drawn = {}
@@ -169,28 +150,26 @@ def test_a_scaling_mode_has_the_line_style_that_it_has_in_all_figures(
         return "figure"
 
     monkeypatch.setattr(steps_lib.charts, "draw_distribution", draw)
-    shape = synthetic.Shape(backends=("in_graph",))
-    shown = steps_lib.render_variation(
-        view_store(synthetic.make_store(tmp_path, shape))
-    )
+    shown = steps_lib.render_variation(view_store(make(backends=("in_graph",))))
 
-    most = max(shape.replicas)
     assert {
         "in_graph x1\nbatch 8": ":",
-        f"in_graph x{most}\nbatch 8": style.DASHES["weak"],
-        f"in_graph x{most}\nbatch {8 // most}": style.DASHES["strong"],
+        "in_graph x2\nbatch 8": style.DASHES["weak"],
+        "in_graph x2\nbatch 4": style.DASHES["strong"],
     } == drawn
     assert "Dotted: the fewest replicas" in shown
 
 
-def test_a_case_of_several_processes_has_a_heat_map(tmp_path):
-    several = make_store(tmp_path / "several", RelayShape(num_ranks=2, controls=()))
-    one = make_store(tmp_path / "one", RelayShape(controls=()))
-
-    assert "Step time by process and step" in steps_lib.render_variation(
-        view_store(several)
+def test_a_case_of_several_processes_has_a_heat_map(make):
+    several, one = (
+        steps_lib.render_variation(
+            view_store(make(relay_shape(num_ranks=number, controls=())))
+        )
+        for number in (2, 1)
     )
-    assert "Step time by process" not in steps_lib.render_variation(view_store(one))
+
+    assert "Step time by process and step" in several
+    assert "Step time by process" not in one
 
 
 LEAST_CONTRAST = 3.0
@@ -205,52 +184,57 @@ def _luminance(color):
     return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def _contrast(first, second):
-    bright, dark = sorted((_luminance(first), _luminance(second)), reverse=True)
-    return (bright + 0.05) / (dark + 0.05)
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_marks_stand_out_from_the_paper(scheme):
+    """Every colour has a contrast of at least 3:1, in both schemes."""
+    found = re.findall(r"--([\w-]+): (#[0-9a-f]{6});", STYLE.read_text())
+    number = len(found) // 2
+    colors = dict(found[scheme * number : (scheme + 1) * number])
+    shown = [f"series-{index}" for index in range(view.NUM_SERIES)]
+    for name in (*shown, "muted", "good", "bad", "warn", "accent"):
+        dark, bright = sorted(_luminance(colors[of]) for of in (name, "paper"))
+        assert (bright + 0.05) / (dark + 0.05) >= LEAST_CONTRAST, name
 
 
 def test_the_first_ten_backends_of_the_catalogue_have_their_own():
-    """No two of them share a colour or a marker; there are no more than ten."""
+    """No two of them share a colour or a marker; an unknown one has one too."""
     chosen = list(view.SERIES_OF_BACKEND.values())
 
     assert set(view.SERIES_OF_BACKEND) == set(catalog.BACKENDS)
     assert len(set(chosen)) == len(chosen)
     assert set(chosen) <= set(range(view.NUM_SERIES))
     assert len(set(style.MARKERS)) == len(set(page.SHAPES)) == view.NUM_SERIES
-
-
-def test_an_unknown_backend_has_one_too():
-    """The same in every process."""
-    assert view.series_of("mine") == 1
+    assert view.series_of("mine") == 1  # in every process
     assert 0 <= view.series_of("") < view.NUM_SERIES
 
 
-@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_marks_stand_out_from_the_paper(scheme):
-    """Every colour has at least 3:1, in both schemes."""
-    found = re.findall(r"--([\w-]+): (#[0-9a-f]{6});", STYLE.read_text())
-    number = len(found) // 2
-    colors = dict(found[scheme * number : (scheme + 1) * number])
-    shown = [f"series-{index}" for index in range(view.NUM_SERIES)]
-    shown += ["muted", "good", "bad", "warn", "accent"]
-
-    assert not {
-        name: ratio
-        for name in shown
-        if (ratio := _contrast(colors[name], colors["paper"])) < LEAST_CONTRAST
-    }
+MARK = '<use href="#m" x="{}" y="2" style="fill: {}"/>\n'
+ONE, TWO, OTHER = (MARK.format(*of) for of in ((1, "red"), (2, "red"), (2, "blue")))
 
 
 @pytest.mark.parametrize(
-    ("path", "expected"),
+    ("drawing", "smaller"),
     [
-        ("M 0 0 L 1 2 L 1 2 L 1 2 L 3 4", "M0 0L1 2L3 4"),
-        ("M 1 2 L 1 2 L 1 2", "M1 2L1 2"),  # a dot, by its round ends
-        ("M 0 0 L 1 2 L 1 2.5 L 1 25", "M0 0L1 2L1 2.5L1 25"),
-        ("M 0 0 L -1.5 2 L -1.5 2 z", "M0 0L-1.5 2z"),
+        # A line to where it is already is left out, where the whole point is repeated.
+        ('<path d="M 0 0 L 1 2 L 1 2 L 1 2 L 3 4"/>', '<path d="M0 0L1 2L3 4"/>'),
+        # A dot, by its round ends.
+        ('<path d="M 1 2 L 1 2 L 1 2"/>', '<path d="M1 2L1 2"/>'),
+        ('<path d="M 0 0 L 1 2 L 1 2.5 L 1 25"/>', '<path d="M0 0L1 2L1 2.5L1 25"/>'),
+        ('<path d="M 0 0 L -1.5 2 L -1.5 2 z"/>', '<path d="M0 0L-1.5 2z"/>'),
+        ('<g/>\n<path d="M 0 0 \nL 1 2 \n"/>', '<path d="M0 0L1 2"/>'),
+        # Texts keep their spaces; marks of one style share it, others keep theirs.
+        ("<g>\n<text>a, b: c; d</text>\n</g>", "<text>a, b: c; d</text>"),
+        (
+            f'<g clip-path="url(#a)">\n{ONE}{TWO}</g>',
+            f'<g clip-path="url(#a)" style="fill:red">\n{ONE}{TWO}</g>'.replace(
+                ' style="fill: red"', ""
+            ).replace(">\n<use", "><use", 1),
+        ),
+        (
+            f'<g clip-path="url(#a)">\n{ONE}{OTHER}</g>',
+            f"{ONE}{OTHER}".replace(": ", ":"),
+        ),
     ],
 )
-def test_a_line_to_where_it_is_already_is_left_out(path, expected):
-    """Only where the whole point is repeated."""
-    assert f'<path d="{expected}"/>' == compact(f'<path d="{path}"/>')
+def test_a_drawing_is_smaller_and_says_the_same(drawing, smaller):
+    assert smaller in compact(drawing)

@@ -1,6 +1,5 @@
 """Raw records that readers of a page can download, and recompute its figures from."""
 
-import io
 import re
 import zipfile
 
@@ -12,7 +11,7 @@ from harness.cli import exit_codes, main
 from reports.exports import archive, export_formats
 from reports.site import build
 from results.judging import gate_metrics
-from results.records.models import Budget, BudgetUnit, TrialStatus
+from results.records.models import TrialStatus
 from results.store import zipped
 from results.store.study_store import Store
 
@@ -21,29 +20,27 @@ TOKEN = "hf_" + "aB" * 17
 PAGE = "<!DOCTYPE html>\n<html>\n<body>\n<main>a study</main>\n</body>\n</html>\n"
 
 
-@pytest.fixture(scope="module")
-def content():
-    """The records of a published study."""
-    return archive.of_study(Store.open(published_studies.study(STUDY)))
+def run(*words):
+    return CliRunner().invoke(main.cli, [*map(str, words)])
 
 
-def test_verify_accepts_what_was_downloaded(content, tmp_path):
+def test_verify_accepts_what_was_downloaded(tmp_path):
     """As a zip, and as the folder that it unpacks to; every figure is recomputed."""
-    with zipfile.ZipFile(io.BytesIO(content)) as file:
-        names = file.namelist()
-        file.extractall(tmp_path)
     original = published_studies.study(STUDY)
-    for name in names:
-        assert (tmp_path / name).read_bytes() == (
-            original.parent / name
-        ).read_bytes(), name
-    records = {p for p in original.rglob("*") if p.suffix in {".json", ".jsonl"}}
-    assert {original.parent / name for name in names} >= records
-    with zipped.opened(tmp_path) as unpacked:
-        assert tmp_path / STUDY == unpacked
     path = tmp_path / build.RECORDS
-    path.write_bytes(content)
-    done = CliRunner().invoke(main.cli, ["verify", str(path)])
+    path.write_bytes(archive.of_study(Store.open(original)))
+    with zipfile.ZipFile(path) as file:
+        names = file.namelist()
+        file.extractall(tmp_path / "unpacked")
+    records = {p for p in original.rglob("*") if p.suffix in {".json", ".jsonl"}}
+    done = run("verify", path)
+
+    for name in names:
+        kept = (original.parent / name).read_bytes()
+        assert (tmp_path / "unpacked" / name).read_bytes() == kept, name
+    assert {original.parent / name for name in names} >= records
+    with zipped.opened(tmp_path / "unpacked") as unpacked:
+        assert STUDY == unpacked.name
     assert exit_codes.OK == done.exit_code, done.output
     assert re.search(
         r"^verified: \d+ headline figures are as rec", done.output, re.MULTILINE
@@ -59,7 +56,7 @@ def test_published_pages_link_what_is_beside_them():
 
 
 @pytest.fixture
-def make(tmp_path, synthetic, monkeypatch):
+def write(tmp_path, synthetic, monkeypatch):
     """Returns a function that writes a site of two small studies without figures."""
     monkeypatch.setattr("reports.page.build.build_report", lambda *_: PAGE)
     shape = {"modes": (synthetic.WEAK,), "repeats": 1, "num_measured_steps": 2}
@@ -68,19 +65,23 @@ def make(tmp_path, synthetic, monkeypatch):
         for name in ("a", "b")
     ]
 
-    def write(data_url=""):
+    def write_site(data_url=""):
         records, missing = archive.of_studies(stores, data_url)
         metric = gate_metrics.THROUGHPUT
         build.write_site(stores, tmp_path / "site", metric, records=records)
         return missing
 
-    return write
+    return write_site
 
 
-def test_records_are_beside_each_page(make, tmp_path):
-    missing = make()
+def test_records_are_beside_each_page_or_linked_elsewhere(write, tmp_path):
+    folder = tmp_path / "site" / "studies" / "a"
+    write(data_url="https://example.org/{study}.zip?a=1&b=2")
+    link = 'href="https://example.org/a.zip?a=1&amp;b=2"'
+    assert link in (folder / "index.html").read_text()
+    assert not (folder / build.RECORDS).exists()
 
-    assert [] == missing
+    assert [] == write()
     for name in ("a", "b"):
         folder = tmp_path / "site" / "studies" / name
         assert f'href="{build.RECORDS}"' in (folder / "index.html").read_text()
@@ -88,30 +89,19 @@ def test_records_are_beside_each_page(make, tmp_path):
             assert f"{name}/plan.json" in file.namelist()
 
 
-def test_records_elsewhere_are_linked_there(make, tmp_path):
-    make(data_url="https://example.org/{study}.zip?a=1&b=2")
-    folder = tmp_path / "site" / "studies" / "a"
-
-    assert (
-        'href="https://example.org/a.zip?a=1&amp;b=2"'
-        in (folder / "index.html").read_text()
-    )
-    assert not (folder / build.RECORDS).exists()
-
-
-def test_too_large_or_damaged_records_are_not_put_there(make, tmp_path, monkeypatch):
+def test_too_large_or_damaged_records_are_not_put_there(write, tmp_path, monkeypatch):
     """One line says why, and what to do; the page has no dead link."""
     monkeypatch.setattr(archive, "MOST_BYTES", 1000)
-    too_large = make()
+    too_large = write()
+    page = (tmp_path / "site" / "studies" / "a" / "index.html").read_text()
+    next((tmp_path / "a").glob("trials/*/env.json")).write_text("{")
+    damaged = write()
+
     assert re.match(
         r"the records of '[ab]' are 0.0 MB as a zip, at most .*as --data-url$",
         too_large[0],
     )
-    page = (tmp_path / "site" / "studies" / "a" / "index.html").read_text()
     assert build.RAW_DATA not in page
-
-    next((tmp_path / "a").glob("trials/*/env.json")).write_text("{")
-    damaged = make()
     assert re.match(
         r"no records of 'a' are exported: trials/\w+/env.json is damaged \(not JSON",
         damaged[0],
@@ -124,20 +114,18 @@ def planted(synthetic, monkeypatch, root):
 
     def spec(*args, **fields):
         variables = {"XLA_FLAGS": "--xla_dump_to=/mnt/team-x/jane/dump"}
-        return plain(*args, **fields).model_copy(
-            update={"variables": variables, "options": {"hub": f"token={TOKEN}"}}
-        )
+        options = {"hub": f"token={TOKEN}"}
+        update = {"variables": variables, "options": options}
+        return plain(*args, **fields).model_copy(update=update)
 
     monkeypatch.setattr(synthetic, "_spec", spec)
     failed = {("tf_mirrored", synthetic.WEAK, 2, 1): TrialStatus.FAILED}
-    budget = Budget(amount=9, unit=BudgetUnit.STEPS, num_evaluations=1)
-    shape = synthetic.Shape(repeats=3, statuses=failed, budget=budget)
+    shape = synthetic.Shape(statuses=failed, budget=synthetic.LEARNING)
     store = synthetic.make_store(root, shape)
     plan = store.read_plan()
     command = (*plan.command, "--data-dir=/mnt/team-x/data", "--token", TOKEN)
-    store.write_plan(
-        plan.model_copy(update={"command": command, "data_dir": "/mnt/team-x/data"})
-    )
+    update = {"command": command, "data_dir": "/mnt/team-x/data"}
+    store.write_plan(plan.model_copy(update=update))
     for trial in store.trials():
         folder = store.trial_dir(trial.trial_id)
         (folder / "stdout.log").write_text(f"logged in with {TOKEN}")
@@ -145,12 +133,10 @@ def planted(synthetic, monkeypatch, root):
             picture.write_bytes(picture.read_bytes() + TOKEN.encode())
         if trial.status.failure is not None:
             reason = f"401 for {TOKEN} of jane.doe@corp.example at http://10.1.2.3/x"
-            failure = trial.status.failure.model_copy(
-                update={"reason": reason, "traceback": f"File '/mnt/team-x': {TOKEN}"}
-            )
-            store.write_status(
-                trial.trial_id, trial.status.model_copy(update={"failure": failure})
-            )
+            update = {"reason": reason, "traceback": f"File '/mnt/team-x': {TOKEN}"}
+            failure = trial.status.failure.model_copy(update=update)
+            status = trial.status.model_copy(update={"failure": failure})
+            store.write_status(trial.trial_id, status)
     return store
 
 
@@ -160,12 +146,13 @@ def test_nothing_private_is_in_any_export(synthetic, tmp_path, monkeypatch):
     before = {p: p.read_bytes() for p in store.root.rglob("*") if p.is_file()}
     out = tmp_path / "out"
     for form in export_formats.FORMATS:
-        words = ["report", str(store.root), "--format", form, "-o", str(out / form)]
-        done = CliRunner().invoke(main.cli, words)
+        done = run("report", store.root, "--format", form, "-o", out / form)
         assert not done.exception, (form, done.output)
-    zipped_study = zipfile.ZipFile(out / "zip")
-    zipped_study.extractall(out / "unpacked")
+    zipfile.ZipFile(out / "zip").extractall(out / "unpacked")
     written = [path for path in out.rglob("*") if path.is_file()]
+    again = Store.open(out / "unpacked" / "s")
+    verified = run("verify", out / "zip")
+    page = run("report", out / "zip", "-o", out)
 
     assert len(written) > len(export_formats.FORMATS)
     for path in written:
@@ -176,12 +163,9 @@ def test_nothing_private_is_in_any_export(synthetic, tmp_path, monkeypatch):
     assert any(path.suffix == ".png" for path in written)
     assert "401 for ***" in (out / "html").read_text()
     assert not {p.name for p in written} & {"stdout.log", "stderr.log"}
-    again = Store.open(out / "unpacked" / "s")
     assert [] == list(again.read().problems)
     assert all(trial.spec.is_abridged for trial in again.trials())
-    done = CliRunner().invoke(main.cli, ["verify", str(out / "zip")])
-    assert exit_codes.OK == done.exit_code, done.output
-    page = CliRunner().invoke(main.cli, ["report", str(out / "zip"), "-o", str(out)])
+    assert exit_codes.OK == verified.exit_code, verified.output
     assert (out / "index.html").read_text() == (out / "html").read_text(), page.output
 
 
@@ -204,12 +188,10 @@ def test_nothing_private_is_in_any_export(synthetic, tmp_path, monkeypatch):
         ),
     ],
 )
-def test_an_address_that_cannot_be_used_is_refused(make, tmp_path, arguments, message):
+@pytest.mark.usefixtures("write")
+def test_an_address_that_cannot_be_used_is_refused(tmp_path, arguments, message):
     """Exit code 2, one line, nothing written."""
-    del make
-    done = CliRunner().invoke(
-        main.cli, ["report", *arguments, "--runs-dir", str(tmp_path)]
-    )
+    done = run("report", *arguments, "--runs-dir", tmp_path)
 
     assert re.search(message, str(done.exception)), done.output
     assert not (tmp_path / "site").exists()

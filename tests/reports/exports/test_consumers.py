@@ -39,29 +39,31 @@ GITHUB_ACTION_BENCHMARK = {
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory, synthetic):
-    shape = synthetic.Shape(budget=synthetic.LEARNING, num_learning_runs=2)
-    return synthetic.make_store(tmp_path_factory.mktemp("study"), shape)
+def store(make, synthetic):
+    return make(budget=synthetic.LEARNING, num_learning_runs=2)
 
 
-def write(folder, files):
+@pytest.fixture(scope="module")
+def logs(store, tmp_path_factory):
+    """The logs for MLPerf, one per trial that is ok."""
+    folder = tmp_path_factory.mktemp("logs")
+    files = benchmark_formats.export_mlperf([store], THROUGHPUT)
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     return [folder / name for name in files]
 
 
-def test_the_parser_of_mlperf_reads_every_line(store, tmp_path):
-    """A file per trial that is ok; its keys are those of MLPerf's logger."""
+def test_the_parser_of_mlperf_reads_every_line(store, logs):
+    """Keys are those of MLPerf's logger; curve and throughput those of the trial."""
     parser = pytest.importorskip("mlperf_logging.compliance_checker.mlp_parser")
     constants = importlib.import_module("mlperf_logging.mllog.constants")
     known = {of for of in vars(constants).values() if isinstance(of, str)}
     study = load_study(store)
-    paths = write(tmp_path, benchmark_formats.export_mlperf([store], THROUGHPUT))
-
     cases = (*study.cases, *study.quality_runs)
-    assert sum(len(case.ok_entries) for case in cases) == len(paths)
-    for path in paths:
+
+    assert sum(len(case.ok_entries) for case in cases) == len(logs)
+    for path in logs:
         lines, errors = parser.parse_file(str(path), ruleset="4.0.0")
         assert [] == errors
         assert len(path.read_text().splitlines()) == len(lines)
@@ -71,31 +73,21 @@ def test_the_parser_of_mlperf_reads_every_line(store, tmp_path):
         keys = [line.key for line in lines]
         order = ["init_start", "init_stop", "run_start", "run_stop"]
         assert order == [key for key in keys if key in order]
-
-
-def test_a_log_has_the_curve_and_the_throughput_of_its_trial(store, tmp_path):
-    parser = pytest.importorskip("mlperf_logging.compliance_checker.mlp_parser")
-    (case, *_) = load_study(store).quality_runs
-    entry = case.ok_entries[0]
-    files = benchmark_formats.export_mlperf([store], THROUGHPUT)
-    learning = {name: files[name] for name in files if "learning" in name}
-    (path, *_) = write(tmp_path, learning)
-    lines, _ = parser.parse_file(str(path), ruleset="4.0.0")
-
+    entry = study.quality_runs[0].ok_entries[0]
+    learning = next(path for path in logs if "learning" in str(path))
+    lines, _ = parser.parse_file(str(learning), ruleset="4.0.0")
     curve = [line.value["value"] for line in lines if line.key == "eval_accuracy"]
-    assert [point.quality[0].value for point in entry.result.curve] == curve
     stats = [line.value["value"] for line in lines if line.key == "tracked_stats"]
+    assert [point.quality[0].value for point in entry.result.curve] == curve
     assert entry.result.examples_per_sec == stats[-1]["throughput"]
 
 
-def test_the_rules_of_mlperf_object_to_what_a_study_is_not(store, tmp_path):
+def test_the_rules_of_mlperf_object_to_what_a_study_is_not(logs):
     """No submission: caches are not cleared, and epochs are not counted."""
     compliance = pytest.importorskip("mlperf_logging.compliance_checker.mlp_compliance")
-    files = benchmark_formats.export_mlperf([store], THROUGHPUT)
-    learning = {name: files[name] for name in files if "learning" in name}
-    (path, *_) = write(tmp_path, learning)
+    learning = next(path for path in logs if "learning" in str(path))
     checker = compliance.make_checker("training", "3.1.0", True, False)
-    is_valid = checker.check_file(str(path), "training_3.1.0/common.yaml")
+    is_valid = checker.check_file(str(learning), "training_3.1.0/common.yaml")
 
     assert not is_valid
     assert {"cache_clear", "eval_accuracy"} == checker.overwritable.keys()

@@ -20,26 +20,7 @@ SCHEMA = json.loads(
 )
 
 
-@pytest.fixture(scope="module")
-def make(tmp_path_factory, synthetic):
-    def make_study(**fields):
-        root = tmp_path_factory.mktemp("study")
-        return synthetic.make_store(root, synthetic.Shape(**fields))
-
-    return make_study
-
-
-@pytest.fixture(scope="module")
-def good(make):
-    return make()
-
-
-@pytest.fixture(scope="module")
-def broken(tmp_path_factory, synthetic):
-    return synthetic.make_store(tmp_path_factory.mktemp("study"), synthetic.BROKEN)
-
-
-@pytest.mark.parametrize("name", ["good", "broken", "failed"])
+@pytest.mark.parametrize("name", ["complete", "broken", "failed"])
 def test_json_has_verdict_and_figures(name, request):
     """As the published schema says, also where nothing was measured."""
     data = json.loads(exports.as_json(request.getfixturevalue(name)))
@@ -47,20 +28,16 @@ def test_json_has_verdict_and_figures(name, request):
     jsonschema.validate(data, SCHEMA)
     assert data["verdict"]["headline"]
     assert (name != "failed") == bool(data["verdict"]["findings"])
+    for field in ("verdict", "points", "coverage"):
+        rest = {key: value for key, value in data.items() if key != field}
+        with pytest.raises(jsonschema.ValidationError, match=field):
+            jsonschema.validate(rest, SCHEMA)
 
 
-@pytest.mark.parametrize("field", ["verdict", "points", "coverage"])
-def test_the_schema_refuses_a_report_without(field, good):
-    data = json.loads(exports.as_json(good))
-    del data[field]
-
-    with pytest.raises(jsonschema.ValidationError, match=field):
-        jsonschema.validate(data, SCHEMA)
-
-
-def test_markdown_fits_a_pull_request(good):
-    """Badge, verdict, a row per case, and the limits."""
-    lines = exports.as_markdown(good).splitlines()
+def test_markdown_fits_a_pull_request(complete, failed):
+    """Badge, verdict, a row per case, and the limits; of a failed study, too."""
+    lines = exports.as_markdown(complete).splitlines()
+    of_failed = exports.as_markdown(failed)
 
     assert lines[0] == "### resnet50-laptop-synthetic"
     assert re.fullmatch(
@@ -71,30 +48,21 @@ def test_markdown_fits_a_pull_request(good):
     assert 8 == sum(line.startswith(("| in_graph", "| tf_")) for line in lines)
     assert any(line.startswith("- Intervals are 95 %") for line in lines)
     assert exports.MOST_LINES >= len(lines)
+    assert "`scaling: no verdict`" in of_failed
+    assert "**Nothing was measured" in of_failed
+    assert "| backend" not in of_failed
 
 
 def test_markdown_of_a_large_study_has_at_most_forty_lines(make, synthetic):
     """The largest cases are kept, and what is left out is said."""
-    large = make(
-        modes=(synthetic.WEAK,),
-        replicas=tuple(range(1, 25)),
-        repeats=2,
-        num_measured_steps=2,
-    )
+    fields = {"modes": (synthetic.WEAK,), "repeats": 2, "num_measured_steps": 2}
+    large = make(replicas=tuple(range(1, 25)), **fields)
     text = exports.as_markdown(large)
 
     assert exports.MOST_LINES >= len(text.splitlines())
     command = f"python -m harness report {large.read_plan().study} --format csv"
     assert f"30 more cases: `{command}`." in text
     assert re.search(r"\| in_graph \| weak \| 24 \(oversub", text)
-
-
-def test_markdown_of_a_failed_study_says_so(failed):
-    text = exports.as_markdown(failed)
-
-    assert "`scaling: no verdict`" in text
-    assert "**Nothing was measured" in text
-    assert "| backend" not in text
 
 
 @pytest.mark.parametrize(
@@ -118,38 +86,33 @@ def test_text_of_records_is_no_markdown(text, expected):
     assert expected == formats.escaped(text)
 
 
-def test_csv_is_the_frame_that_figures_draw(good, broken):
+def test_csv_is_the_frame_that_figures_draw(complete, broken):
     """Every row and number, with the study as first column."""
-    read = pd.read_csv(
-        io.StringIO(exports.csv_of_studies([good, broken])), low_memory=False
-    )
-    points = frame.points_frame(good)
+    csv = io.StringIO(exports.csv_of_studies([complete, broken]))
+    read = pd.read_csv(csv, low_memory=False)
+    points = frame.points_frame(complete)
 
-    assert "study" == read.columns[0]
-    assert [*points.columns] == [*read.columns[1:]]
+    assert ["study", *points.columns] == [*read.columns]
     assert len(points) + len(frame.points_frame(broken)) == len(read)
     assert points["value"].tolist() == read["value"].tolist()[: len(points)]
 
 
-CUT = "\N{HORIZONTAL ELLIPSIS}"
-
-
 @pytest.fixture(scope="module")
-def three_backends(tmp_path_factory, synthetic):
-    shape = synthetic.Shape(
-        backends=("in_graph", "tf_mirrored", "multi_worker_in_graph"),
-        repeats=3,
-        num_measured_steps=3,
-    )
-    return synthetic.make_store(tmp_path_factory.mktemp("study"), shape)
+def shown(make):
+    """Returns a function that prints a study into so many columns."""
+    names = ("in_graph", "tf_mirrored", "multi_worker_in_graph")
+    store = make(backends=names, num_measured_steps=3)
 
+    def show(width):
+        stream = io.StringIO()
+        console = rich.console.Console(file=stream, width=width)
+        text.print_summary(store, console)
+        printed = stream.getvalue()
+        table = printed.partition("resnet50-laptop-synthetic")[2]
+        rows = table.partition("N: repl")[0].splitlines()
+        return printed, rows, text.columns_that_fit(view_store(store), console)
 
-def shown(three_backends, width):
-    stream = io.StringIO()
-    text.print_summary(three_backends, rich.console.Console(file=stream, width=width))
-    printed = stream.getvalue()
-    table = printed.partition("resnet50-laptop-synthetic")[2].partition("N: repl")[0]
-    return printed, table.splitlines()
+    return show
 
 
 def numbers(lines):
@@ -157,30 +120,18 @@ def numbers(lines):
 
 
 @pytest.mark.parametrize("width", [140, 100, 80, 60, 50])
-def test_every_row_fits_and_no_number_is_cut(three_backends, width):
-    """What is shown in a narrow table is what the wide one has."""
-    _, wide = shown(three_backends, 200)
-    printed, rows = shown(three_backends, width)
+def test_every_row_fits_and_no_number_is_cut(shown, width):
+    """Columns that matter most are the last to go; what is missing is said."""
+    _, wide, _ = shown(200)
+    printed, rows, columns = shown(width)
+    words = " ".join(printed.split())
 
     assert all(len(line) <= width for line in rows)
-    assert CUT not in printed
+    assert "\N{HORIZONTAL ELLIPSIS}" not in printed
     assert numbers(rows) <= numbers(wide)
     assert any("efficiency" in line for line in rows)
-
-
-def test_sixty_columns_keep_the_efficiency_and_say_what_is_missing(three_backends):
-    """The columns that matter most are the last to go."""
-    printed, rows = shown(three_backends, 60)
-
-    assert "60 columns have no room for: images/s, " in " ".join(printed.split())
     assert sum("multi_worker_in_graph" in line for line in rows) >= 4
     assert {"weak", "strong"} <= set(" ".join(rows).split())
-
-
-def test_a_wide_terminal_has_every_column(three_backends):
-    printed, rows = shown(three_backends, 140)
-    console = rich.console.Console(file=io.StringIO(), width=140)
-
-    assert text.COLUMNS == text.columns_that_fit(view_store(three_backends), console)
-    assert "have no room" not in printed
-    assert any("of best" in line for line in rows)
+    assert ("have no room" in words) == (columns != text.COLUMNS) == (width < 100)
+    if width == 60:
+        assert "60 columns have no room for: images/s, " in words

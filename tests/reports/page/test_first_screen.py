@@ -1,12 +1,11 @@
 """The first screen: verdict in few words, marks of trust, one figure, and the title."""
 
 import dataclasses
-import itertools
 import re
 
 import pytest
-from relay_study import ALL, Lost, RelayShape
-from relay_study import make_store as make_relay
+from plain_text import plain
+from synthetic import Lost, relay_shape
 
 from reports.charts import over_replicas
 from reports.page import build
@@ -18,14 +17,11 @@ from results.records.models import MetricFacts, ScalingMode, TrialStatus
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 PERCENT = r"[\d.]+ % \[[\d.]+, [\d.]+\]"
-
-
-def _plain(text):
-    return text.replace(formats.THIN_SPACE, " ").replace(formats.HARD_SPACE, " ")
+RATIO = rf"[\d.]+{formats.TIMES} \[[\d.]+, [\d.]+\]"
 
 
 def _text(view):
-    return _plain(brief.judge(view).text)
+    return plain(brief.judge(view).text)
 
 
 def _first_screen(store):
@@ -34,111 +30,121 @@ def _first_screen(store):
 
 def test_the_verdict_says_how_well_at_which_number_weak_and_strong(relay):
     judged = brief.judge(relay)
-    text = _plain(judged.text)
+    text, screen = plain(judged.text), _first_screen(relay.store)
+    (command,) = [text for text, is_typed in judged.next_parts if is_typed]
 
     assert re.match(
         rf"[^:]*: in_graph keeps {PERCENT} efficiency on 2 replicas in weak and "
         rf"{PERCENT} in strong scaling\. ",
         text,
     )
-    ratio = rf"[\d.]+{formats.TIMES} \[[\d.]+, [\d.]+\] as fast as tf_mirrored"
-    assert re.search(ratio, text)
+    assert re.search(rf"{RATIO} as fast as tf_mirrored", text)
     assert "Next: " in text
-    assert _plain(judged.note).startswith(
+    assert plain(judged.note).startswith(
         "In brackets: 95 % intervals, n = 4 generations of fresh processes; ratios hold"
     )
+    # Noise that lasts ten minutes is in a rate, and in no interval of it.
+    assert re.search(
+        r"; ratios hold for this machine\. Rates hold for this machine from 2025-01-01"
+        r" 00:00 to 00:\d\d UTC\.$",
+        plain(judged.note),
+    )
+    # What is typed is in code letters as a whole.
+    assert command.startswith("python -m harness sweep ")
+    assert command.endswith("--order relay --controls all")
+    assert f"<code>{command}</code> measures what" in screen
+    assert "repetitions" not in screen
 
 
 def test_the_table_has_every_backend_and_mode_with_intervals(relay):
     rows = brief.judge(relay).rows
     number = r"[\d.]+ \[[\d.]+, [\d.]+\]"
+    shown = _first_screen(relay.store)
 
     assert [(row.backend, row.mode, row.num_replicas) for row in rows] == [
-        ("in_graph", "weak", 2),
-        ("tf_mirrored", "weak", 2),
-        ("in_graph", "strong", 2),
-        ("tf_mirrored", "strong", 2),
+        (backend, mode, 2)
+        for mode in ("weak", "strong")
+        for backend in ("in_graph", "tf_mirrored")
     ]
     assert brief.columns(relay)[3] == "images/s"
     for row in rows:
-        assert re.fullmatch(number, _plain(row.rate))
-        assert re.fullmatch(PERCENT, _plain(row.efficiency))
-        assert _plain(row.how_sure) == "95 %, n = 4 generations"
-    shown = _first_screen(relay.store)
-    assert all(cell in shown for row in rows for cell in row.cells)
+        assert re.fullmatch(number, plain(row.rate))
+        assert re.fullmatch(PERCENT, plain(row.efficiency))
+        assert plain(row.how_sure) == "95 %, n = 4 generations"
+        assert all(cell in shown for cell in row.cells)
 
 
-def test_the_verdict_names_the_largest_cause_with_its_share(controlled):
-    """10 ms of communication in a step of 62 ms; from the controls."""
-    text = _text(view_store(controlled))
-
-    assert re.search(
-        r"Most of what in_graph loses: waiting for communication, 1[567][\d.]* % "
-        r"\[1[567][\d.]*, 1[567][\d.]*\] of a step\.",
-        text,
-    )
-    assert text.endswith("Next: try larger batches per replica.")
+BOTH = Lost(contention=0.008, exposed_communication=0.008)
+# One replica waits for its input for a third of its step, and so do two.
+EVEN = Lost(input_alone=0.015, input=0.015, exposed_communication=0.0)
 
 
-def test_where_nothing_is_lost_no_cause_and_no_advice_is_given(tmp_path):
-    """One replica waits for its input for a third of its step, and so do two."""
-    even = Lost(input_alone=0.015, input=0.015, exposed_communication=0.0)
-    shape = RelayShape(lost={"in_graph": even}, controls=ALL)
-    text = _text(view_store(make_relay(tmp_path, shape)))
+@pytest.mark.parametrize(
+    ("lost", "said", "not_said"),
+    [
+        # 10 ms of communication in a step of 62 ms; from the controls.
+        (
+            Lost(contention=0.002),
+            (
+                r"Most of what in_graph loses: waiting for communication, 1[567][\d.]*"
+                r" % \[1[567][\d.]*, 1[567][\d.]*\] of a step\. .*"
+                r"Next: try larger batches per replica\.$"
+            ),
+            (),
+        ),
+        (
+            BOTH,
+            r"in_graph loses [\d.]+ % \[.*\] of a step; no single cause is shown",
+            ("Next: try",),
+        ),
+        (
+            EVEN,
+            r"in_graph keeps 99\.9",
+            ("Most of what", "input", "of a step", "Next: try"),
+        ),
+    ],
+    ids=["cause", "two causes", "nothing lost"],
+)
+def test_the_verdict_names_the_largest_cause_if_there_is_one(
+    make, lost, said, not_said
+):
+    text = _text(view_store(make(relay_shape(lost={"in_graph": lost}))))
 
-    assert "in_graph keeps 99.9" in text
-    for word in ("Most of what", "input", "of a step"):
-        assert word not in text
-    assert "Next: try" not in text
+    assert re.search(said, text), text
+    assert not [words for words in not_said if words in text]
 
 
-def test_a_loss_without_a_single_cause_is_not_explained(tmp_path):
-    """Half of it is contention, and half communication."""
-    both = Lost(contention=0.008, exposed_communication=0.008)
-    shape = RelayShape(lost={"in_graph": both}, controls=ALL)
-    text = _text(view_store(make_relay(tmp_path, shape)))
-
-    assert re.search(
-        r"in_graph loses [\d.]+ % \[.*\] of a step; no single cause is shown", text
-    )
-    assert "Next: try" not in text
-
-
-def test_what_is_typed_is_in_code_letters_as_a_whole(relay):
-    typed = [text for text, is_typed in brief.judge(relay).next_parts if is_typed]
-
-    (command,) = typed
-    assert command.startswith("python -m harness sweep ")
-    assert command.endswith("--order relay --controls all")
-    assert f"<code>{command}</code> measures what" in _first_screen(relay.store)
-
-
-def test_a_study_of_one_backend_says_that_it_ranks_none(tmp_path, synthetic):
+def test_a_study_of_one_backend_says_that_it_ranks_none(make, sequence):
     """A reader asks which is faster; so it does where the others failed."""
-    alone = synthetic.make_store(
-        tmp_path / "alone", synthetic.Shape(backends=("in_graph",))
-    )
     statuses = {
         ("tf_mirrored", mode, size, repetition): TrialStatus.FAILED
         for mode in (WEAK, STRONG)
         for size in (1, 2)
         for repetition in range(3)
     }
-    beside = synthetic.make_store(
-        tmp_path / "beside", synthetic.Shape(statuses=statuses)
+
+    assert "Only in_graph was measured." in _text(
+        view_store(make(backends=("in_graph",)))
     )
+    assert "No comparison with tf_mirrored." in _text(
+        view_store(make(statuses=statuses))
+    )
+    # A cause that was not recorded is not guessed: of trials in sequence.
+    assert "Causes were not recorded." in _text(sequence)
 
-    assert "Only in_graph was measured." in _text(view_store(alone))
-    assert "No comparison with tf_mirrored." in _text(view_store(beside))
 
-
-def test_without_intervals_the_note_says_so(tmp_path, synthetic):
-    view = view_store(synthetic.make_store(tmp_path, synthetic.Shape(repeats=1)))
-    judged = brief.judge(view)
+def test_without_intervals_the_note_says_so(make):
+    judged = brief.judge(view_store(make(repeats=1)))
 
     assert judged.note.startswith("n = 1 repetition: no intervals. Rates hold for ")
     assert "[" not in judged.text
     assert {"one repetition: no interval"} == {row.how_sure for row in judged.rows}
+
+
+def test_of_one_generation_intervals_are_for_its_processes_only(make):
+    judged = brief.judge(view_store(make(repeats=1, num_rounds=12)))
+
+    assert {"these processes only"} == {row.how_sure for row in judged.rows}
 
 
 def test_a_machine_without_more_cores_is_not_given_more_replicas(relay):
@@ -149,29 +155,23 @@ def test_a_machine_without_more_cores_is_not_given_more_replicas(relay):
     assert next_step._wider(relay, points[:1]) == "more replicas, of 2 cores"
 
 
-def test_a_cause_that_was_not_recorded_is_not_guessed(sequence):
-    """Trials in sequence have no turns and no controls."""
-    assert "Causes were not recorded." in _text(sequence)
-
-
-def test_every_estimate_of_a_verdict_has_its_interval(tmp_path, synthetic):
+def test_every_estimate_of_a_verdict_has_its_interval(make, broken):
     """Whatever was measured: no figure is written without what it is worth."""
-    shapes = [
-        synthetic.BROKEN,
-        synthetic.Shape(noise=0.5),
-        synthetic.Shape(
+    stores = [
+        broken,
+        make(noise=0.5),
+        make(
             backends=("multi_worker_in_graph", "tf_multi_worker", "async", "single"),
             replicas=(1, 2, 4, 8),
             num_rounds=4,
             twin_factor=1.3,
             void_share=0.2,
         ),
-        synthetic.Shape(replicas=(2,)),
+        make(replicas=(2,)),
     ]
-    for number, shape in enumerate(shapes):
-        view = view_store(synthetic.make_store(tmp_path / str(number), shape))
-        judged = brief.judge(view)
-        text = _plain(judged.text)
+    for store in stores:
+        judged = brief.judge(view_store(store))
+        text = plain(judged.text)
         figures = re.findall(rf"[\d.]+(?: %|{formats.TIMES})", text)
 
         assert text.count("[") == len(figures), text
@@ -179,48 +179,38 @@ def test_every_estimate_of_a_verdict_has_its_interval(tmp_path, synthetic):
             assert "[" in row.rate or "no interval" in row.how_sure
 
 
-def test_if_all_trials_failed_the_commonest_reason_is_the_headline(tmp_path, synthetic):
+def test_if_all_trials_failed_the_commonest_reason_is_the_headline(make):
     """Escaped, with how often it came; and the figure vanishes."""
-    keys = itertools.product(
-        ("in_graph", "tf_mirrored"), (WEAK, STRONG), (1, 2), range(3)
-    )
-    statuses = dict.fromkeys(keys, TrialStatus.TIMEOUT)
+    statuses = {
+        (backend, mode, size, repetition): TrialStatus.TIMEOUT
+        for backend in ("in_graph", "tf_mirrored")
+        for mode in (WEAK, STRONG)
+        for size in (1, 2)
+        for repetition in range(3)
+    }
     statuses["in_graph", WEAK, 1, 0] = TrialStatus.FAILED
-    store = synthetic.make_store(tmp_path, synthetic.Shape(statuses=statuses))
-    text = _text(view_store(store))
+    store = make(statuses=statuses)
     screen = _first_screen(store)
 
     assert re.fullmatch(
         r"Nothing was measured: no end after 300 s; process tree was killed "
         r"\(1[67] of 18 planned trials\)\. Next: fix this, then "
         r"python -m harness sweep --study resnet50-laptop-synthetic --retry failed\.",
-        text,
+        _text(view_store(store)),
     )
     assert "<svg" not in screen
     assert "nothing measured" in screen
 
 
-def test_sections_without_content_vanish(tmp_path, synthetic):
+def test_sections_without_content_vanish(make):
     """No heading stands above a sentence that there is nothing."""
-    shape = synthetic.Shape(
-        backends=("in_graph",), modes=(STRONG,), repeats=2, is_evaluated=False
-    )
-    page = build.build_report(synthetic.make_store(tmp_path, shape))
+    fields = {"modes": (STRONG,), "repeats": 2, "is_evaluated": False}
+    page = build.build_report(make(backends=("in_graph",), **fields))
     sections = set(re.findall(r'<section id="([\w-]+)"', page))
 
     assert {"verdict", "scaling", "summary", "coverage"} <= sections
     assert not sections & {"backends", "learning", "quality", "counts", "lost-time"}
     assert sections >= set(re.findall(r'<li><a href="#([\w-]+)"', page))
-
-
-def test_the_title_is_a_question_in_plain_words(relay):
-    """With the display name of the workload, and the machine."""
-    title = names.title(relay)
-
-    assert re.fullmatch(
-        r"ResNet-50 on \d+ cores? of an? .+: how well does it scale\?", title
-    )
-    assert "(R)" not in title
 
 
 @pytest.mark.parametrize(
@@ -232,53 +222,40 @@ def test_the_title_is_a_question_in_plain_words(relay):
         ("CPU", "CPU"),
     ],
 )
-def test_processors_lose_their_trade_marks(model, shown):
-    """A model that is nothing else stays."""
-    assert shown == names.processor(model)
-
-
-def test_metrics_have_display_names():
+def test_the_title_is_a_question_in_plain_words(relay, model, shown):
+    """With display names; processors lose their trade marks."""
     (top_1, _) = (
         MetricFacts(**facts) for facts in quality_records.of_workload("resnet50")
     )
+
+    assert shown == names.processor(model)
+    assert re.fullmatch(
+        r"ResNet-50 on \d+ cores? of an? .+: how well does it scale\?",
+        names.title(relay),
+    )
     assert names.metric("top_1", {"top_1": top_1}) == "Top-1 accuracy"
     assert names.metric("rate_of_mine", {"top_1": top_1}) == "Rate of mine"
-    assert names.workload("resnet50") == "ResNet-50"
     assert names.workload("mine") == "mine"
 
 
-def test_what_is_open_can_be_narrowed_and_nothing_is_promised(tmp_path, synthetic):
+def test_what_is_open_can_be_narrowed_and_nothing_is_promised(make):
     """Equal backends are never ranked, however many generations there are."""
-    shape = synthetic.Shape(noise=0.3, num_rounds=4, repeats=4)
-    view = view_store(synthetic.make_store(tmp_path, shape))
+    view = view_store(make(noise=0.3, num_rounds=4, repeats=4))
     item = next(c for c in view.comparisons if c.ratio and not c.holds)
-    text = _plain(next_step._narrower(view, [item.ratio]))
 
     assert re.fullmatch(
         r"`python -m harness sweep .*--repeats 8.*` makes intervals about 0\.6 times"
         r" as wide",
-        text,
+        plain(next_step._narrower(view, [item.ratio])),
     )
 
 
 def test_damaged_figures_do_not_break_the_verdict(relay):
     (point,) = [p for p in relay.points_of(WEAK, "in_graph") if p.efficiency]
-    assert point.efficiency is not None
-    broken = dataclasses.replace(point.efficiency, value=1e300, low=0.0, high=1e301)
-    view = dataclasses.replace(
-        relay,
-        points=tuple(
-            dataclasses.replace(p, efficiency=broken, speedup=broken)
-            if p is point
-            else p
-            for p in relay.points
-        ),
-    )
+    wide = dataclasses.replace(point.efficiency, value=1e300, low=0.0, high=1e301)
+    damaged = dataclasses.replace(point, efficiency=wide, speedup=wide)
+    points = tuple(damaged if p is point else p for p in relay.points)
+    view = dataclasses.replace(relay, points=points)
 
     assert brief.judge(view).text
     assert over_replicas.draw_first_screen(view) is not None
-
-
-def test_a_relay_has_generations(relay, sequence):
-    assert (relay.repetition, sequence.repetition) == ("generation", "repetition")
-    assert "repetitions" not in _first_screen(relay.store)

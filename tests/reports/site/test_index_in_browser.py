@@ -22,7 +22,6 @@ CHROMIUM = next(
     None,
 )
 METRIC = gate_metrics.THROUGHPUT
-PAGE = "<!DOCTYPE html>\n<html>\n<body>\n<main>a study</main>\n</body>\n</html>\n"
 
 pytestmark = [
     pytest.mark.processes,
@@ -58,14 +57,9 @@ def evaluate(tmp_path):
         path.write_text(page.replace("</body>", f"{script}</body>"), encoding="utf-8")
         done = subprocess.run(
             [
-                str(CHROMIUM),
-                "--headless",
-                "--no-sandbox",
-                "--disable-gpu",
+                *(str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu"),
                 f"--user-data-dir={tmp_path / 'profile'}",
-                f"--window-size={width},900",
-                "--dump-dom",
-                path.as_uri(),
+                *(f"--window-size={width},900", "--dump-dom", path.as_uri()),
             ],
             capture_output=True,
             text=True,
@@ -80,11 +74,9 @@ def evaluate(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def index(first, second, elsewhere):
+def index(first, second, elsewhere, page_of_a_study):
     """The index of three studies on two machines."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("reports.page.build.build_report", lambda *_: PAGE)
-        return dict(build.pages([first, second, elsewhere], METRIC))["index.html"]
+    return dict(build.pages([first, second, elsewhere], METRIC))["index.html"]
 
 
 @pytest.fixture(scope="module")

@@ -57,22 +57,17 @@ def drawn(built):
     return {name: page for name, page in pages.items() if "LEFT OUT" not in page}
 
 
-def test_every_published_page_is_built_again(built):
-    """From nothing but the zip files."""
+def test_every_published_page_is_built_again(built, drawn):
+    """From nothing but the zips; with the intervals of first screens and the index."""
 
     def pages(folder):
         return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.html"))
 
     assert pages(published_studies.SITE) == pages(built)
-
-
-def test_the_figures_are_those_that_are_published(drawn):
-    """Each interval of a first screen and of the index."""
     assert {"index.html", f"studies/{DRAWN[0]}/index.html"} <= set(drawn)
     for name, page in drawn.items():
         kept = (published_studies.SITE / name).read_text("utf-8")
         found = [BRACKETS.findall(of.partition("</section>")[0]) for of in (page, kept)]
-
         assert found[0] == found[1], f"{name}: write it again with make site"
 
 
@@ -85,23 +80,14 @@ def test_every_link_leads_somewhere(built, drawn):
 
 @pytest.mark.parametrize("name", published_studies.NAMES)
 def test_records_are_the_same_bytes_beside_a_page_built_again(built, name):
-    """So a site can be kept under version control."""
+    """So a site can be kept under version control; records, no logs, and small."""
     beside = f"studies/{name}/records.zip"
-
-    assert (published_studies.SITE / beside).read_bytes() == (
-        built / beside
-    ).read_bytes()
-
-
-@pytest.mark.parametrize("name", published_studies.NAMES)
-def test_what_is_published_of_a_study_is_small(name):
-    """Records and observations, no logs."""
-    files = [
-        path for path in published_studies.study(name).rglob("*") if path.is_file()
-    ]
-
-    assert sum(path.stat().st_size for path in files) <= MOST_BYTES_OF_A_STUDY
+    kept = (published_studies.SITE / beside).read_bytes()
+    files = [p for p in published_studies.study(name).rglob("*") if p.is_file()]
     kinds = {path.suffix for path in files if path.name != "SHA256SUMS"}
+
+    assert kept == (built / beside).read_bytes()
+    assert sum(path.stat().st_size for path in files) <= MOST_BYTES_OF_A_STUDY
     assert kinds <= {".json", ".jsonl", ".png"}
 
 
@@ -160,6 +146,7 @@ def _first_screen(view):
 
 
 def test_the_first_screen_has_every_interval(view):
+    """And is that of the records: what was read is what a build would write."""
     text = _plain(_first_screen(view))
     num_rows = len(view.study.backends) * len(view.study.modes)
 
@@ -167,11 +154,7 @@ def test_the_first_screen_has_every_interval(view):
     assert FIGURE.findall(text)
     for figure in FIGURE.finditer(text):
         assert INTERVAL.match(text, figure.start()), text[figure.start() - 40 :][:90]
-
-
-def test_the_first_screen_is_that_of_the_records(view):
-    """So what was read above is what a build would write."""
-    assert _plain(str(overview.render_verdict(view))) in _plain(_first_screen(view))
+    assert _plain(str(overview.render_verdict(view))) in text
 
 
 def test_card_and_markdown_have_every_interval(view):

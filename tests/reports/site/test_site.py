@@ -18,7 +18,6 @@ from results.statistics.estimates import Estimate
 from results.study.cases import load_study
 
 METRIC = gate_metrics.THROUGHPUT
-PAGE = "<!DOCTYPE html>\n<html>\n<body>\n<main>a study</main>\n</body>\n</html>\n"
 
 
 class Links(html.parser.HTMLParser):
@@ -35,14 +34,6 @@ class Links(html.parser.HTMLParser):
             self.addresses.append(values["href"] or "")
         if tag in {"link", "iframe", "img"} or "src" in values:
             self.loads.append(tag)
-
-
-@pytest.fixture(scope="module")
-def page_of_a_study():
-    """Pages of single studies have tests of their own; here they cost no time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("reports.page.build.build_report", lambda *_: PAGE)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +99,10 @@ def test_each_study_has_its_page_with_a_way_back(site):
 
 
 def test_the_index_reads_without_its_script(index):
+    """The newest study is first, all can be chosen, and hostile names are text."""
     plain = re.sub(r"<script>.*?</script>", "", index, flags=re.DOTALL)
+    names = re.findall(r'data-name="([^"]*)"', index)
+    options = re.findall(r"<option>([^<]*)</option>", index)
 
     assert '<form class="filter" hidden>' in plain
     assert 4 == plain.count("<li data-workload=")
@@ -118,18 +112,9 @@ def test_the_index_reads_without_its_script(index):
     assert re.search(
         r'aria-label="Efficiency of in_graph, weak scaling: 100.% at 1', plain
     )
-
-
-def test_the_newest_study_is_first_and_all_can_be_chosen(index):
-    names = re.findall(r'data-name="([^"]*)"', index)
-    options = re.findall(r"<option>([^<]*)</option>", index)
-
     assert ["elsewhere", "after", "before"] == names[1:]
     assert options.count("ResNet-50") == options.count("in_graph") == 1
     assert "2 cores of an Other X9" in options
-
-
-def test_hostile_names_are_shown_as_text(index):
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in index
     assert 1 == index.count("<script>")
 
@@ -187,7 +172,7 @@ def test_a_sparkline_begins_at_zero_and_keeps_what_exceeds_it():
     assert "var(--series-3)" in text
 
 
-def estimate(value, low, high):
+def estimate(value, low=None, high=None):
     return Estimate(value=value, low=low, high=high, n=4, unit="", method="")
 
 
@@ -200,7 +185,7 @@ def estimate(value, low, high):
     ],
 )
 def test_the_axis_of_ratios_is_centred_on_one(values, reach, ends):
-    found = comparison.bar_reach(estimate(value, None, None) for value in values)
+    found = comparison.bar_reach(map(estimate, values))
 
     assert reach == found
     assert ends == comparison.bar_ends(found)
@@ -217,9 +202,6 @@ def test_ratios_that_hold_stand_out():
     assert "M4.0 10.0H156.0" in unclear
 
 
-PAGE_WITH_SKIP = (
-    '<!DOCTYPE html>\n<html>\n<body>\n<a class="skip" href="#x">Skip</a>\nx\n</body>'
-)
 COMMIT, OTHER = "0123456789abcdef" * 2 + "01234567", "f" * 40
 URL = "https://example.org/tree/{commit}?a=1&b=2"
 
@@ -254,14 +236,13 @@ def test_the_commit_is_in_the_address(small):
     assert two["Source code (ffffffffffff)"] == URL.replace("{commit}", OTHER)
 
 
-def test_pages_link_the_code(small, tmp_path, monkeypatch):
+def test_pages_link_the_code(small, tmp_path, page_of_a_study):
     del small
-    monkeypatch.setattr("reports.page.build.build_report", lambda *_: PAGE_WITH_SKIP)
     page = tmp_path / "page.html"
     arguments = ["report", "a", "--runs-dir", str(tmp_path), "-o", str(page)]
     done = CliRunner().invoke(main.cli, arguments)
     assert 0 == done.exit_code, done.output
-    assert page.read_text() == PAGE_WITH_SKIP
+    assert page.read_text() == page_of_a_study
 
     arguments.append("--source-url=https://example.org/code?a=1&b=2")
     done = CliRunner().invoke(main.cli, arguments)
@@ -276,18 +257,14 @@ def compared(first, second):
 
 
 def test_the_headline_says_how_much_in_how_many_cases(compared):
+    """Commit and dirtiness of both sides are named; nothing else differs."""
     expected = (
         "In A, throughput is 30.0\N{NARROW NO-BREAK SPACE}% higher than in B in 3 of 6"
         " shared cases. Advice, no verdict: the effect of the day and of the machine's"
     )
-
-    assert comparison.headline(compared).startswith(expected)
-
-
-def test_code_and_its_changes_are_named(compared):
-    """Commit and dirtiness of both sides; nothing else differs."""
     (found,) = compared.differences
 
+    assert comparison.headline(compared).startswith(expected)
     assert ("code", "git commit") == (found.group, found.name)
     assert "012345678901" == found.first
     assert "fedcba9876fe with changes" == found.second

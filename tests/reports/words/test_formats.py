@@ -8,57 +8,48 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_text import plain
 
 from harness.catalog import BACKENDS, PEERS
 from reports.page.sections import learning
 from reports.view.view import view_store
-from reports.words import cells, formats, names, ratio_table
+from reports.words import cells, formats, judgement, names, ratio_table
 from results.records import quality_records
 from results.records.models import MetricFacts, QualityMetric
 from results.statistics.estimates import Estimate
 
 
-def _plain(text):
-    return text.replace(formats.THIN_SPACE, " ").replace(formats.HARD_SPACE, " ")
-
-
 @pytest.mark.parametrize(
-    ("value", "expected"),
+    ("text", "expected"),
     [
-        (46.75, "46.8"),
-        (1234.5, "1 234"),
-        (0.01234, "0.0123"),
-        (0, "0"),
-        (9.999, "10.0"),
+        (formats.significant(46.75), "46.8"),
+        (formats.significant(1234.5), "1 234"),
+        (formats.significant(0.01234), "0.0123"),
+        (formats.significant(0), "0"),
+        (formats.significant(9.999), "10.0"),
+        (formats.seconds(0.3021), "302 ms"),
+        (formats.seconds(12.34), "12.3 s"),
+        # Nothing is less than zero by rounding: -0.001 % is 0 %, and -0.6 % is -1 %.
+        (formats.percent(-1e-5), "0 %"),
+        (formats.percent(0.0), "0 %"),
+        (formats.percent(-0.006), "-1 %"),
+        (formats.ratio(-1e-3), "0.00"),
+        # Small changes have no sign of their own.
+        (judgement.change_text(0.99999), "+0.0 %"),
+        (judgement.change_text(0.95), "-5.0 %"),
+        # No p-value is zero.
+        (formats.p_value(0.0004), "< 0.001"),
+        (formats.p_value(0.0), "< 0.001"),
+        (formats.p_value(0.0416), "0.042"),
+        # The unit of an interval is its figure's, unless its ends have two.
+        (formats.with_interval(0.9, 0.88, 0.92, formats.percent), "90 % [88, 92]"),
+        (formats.interval(0.99, 1.1, formats.seconds), "[990 ms, 1.10 s]"),
+        # A score has no unit to write: neither 325 % nor 3.25 1.
+        (formats.quality(3.25, "1"), "3.25"),
     ],
 )
-def test_significant_digits(value, expected):
-    assert expected == _plain(formats.significant(value))
-
-
-def test_times_below_one_second_have_three_digits_in_ms_unit():
-    assert _plain(formats.seconds(0.3021)) == "302 ms"
-    assert _plain(formats.seconds(12.34)) == "12.3 s"
-
-
-def test_nothing_is_less_than_zero_by_rounding():
-    """A part of a step of -0.001 % is 0 %, and one of -0.6 % is -1 %."""
-    assert "0 %" == _plain(formats.percent(-1e-5)) == _plain(formats.percent(0.0))
-    assert ("-1 %", "0.00") == (_plain(formats.percent(-0.006)), formats.ratio(-1e-3))
-
-
-def test_no_p_value_is_zero():
-    """A test that certain has a bound."""
-    assert formats.p_value(0.0004) == formats.p_value(0.0) == "< 0.001"
-    assert formats.p_value(0.0416) == "0.042"
-
-
-def test_the_unit_of_an_interval_is_that_of_its_figure():
-    """Unless its ends have two."""
-    assert _plain(formats.with_interval(0.9, 0.88, 0.92, formats.percent)) == (
-        "90 % [88, 92]"
-    )
-    assert _plain(formats.interval(0.99, 1.1, formats.seconds)) == "[990 ms, 1.10 s]"
+def test_numbers_have_few_digits_and_their_units(text, expected):
+    assert expected == plain(text)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +95,7 @@ METRICS = {
     for facts in quality_records.of_workload("sngan")
 }
 PROTOCOL = "all pairs; extractor digits aaaa; reference digits/test, n = 359, bbbb"
+OTHER = PROTOCOL.replace("aaaa", "cccc")
 
 
 def score(**changes):
@@ -120,65 +112,49 @@ def score(**changes):
     return QualityMetric.model_validate({**fields, **changes})
 
 
-def test_one_protocol_is_one_axis():
-    assert ratio_table.axis_of(score()) == ratio_table.axis_of(
-        score(value=9.0, low=8.0, high=10.0)
-    )
-    assert ["FID"] == list(
-        ratio_table.titles([ratio_table.axis_of(score())] * 2, METRICS).values()
-    )
-
-
 @pytest.mark.parametrize(
-    "changes",
-    [{"num_examples": 50_000}, {"protocol": PROTOCOL.replace("aaaa", "cccc")}],
+    ("first", "second", "difference"),
+    [
+        ({}, {"value": 9.0, "low": 8.0, "high": 10.0}, ""),
+        # Another n of a proportion is the same axis.
+        (
+            {"name": "top_1", "protocol": "", "num_examples": 10},
+            {"name": "top_1", "protocol": "", "num_examples": 1000},
+            "",
+        ),
+        ({}, {"num_examples": 50_000}, "here n = 500, there n = 50000."),
+        (
+            {},
+            {"protocol": OTHER},
+            "here extractor digits aaaa, there extractor digits cccc.",
+        ),
+    ],
 )
-def test_another_n_or_extractor_is_another_axis(changes):
+def test_another_protocol_is_another_axis(first, second, difference):
     """Titles are numbered, and the sentence has both sides of the difference."""
-    both = [ratio_table.axis_of(score()), ratio_table.axis_of(score(**changes))]
-
+    both = [ratio_table.axis_of(score(**fields)) for fields in (first, second)]
     titles = list(ratio_table.titles(both, METRICS).values())
     sentence = ratio_table.explain(both[0], both)
 
-    assert ["FID (protocol 1 of 2)", "FID (protocol 2 of 2)"] == titles
-    assert PROTOCOL in sentence
-    difference = (
-        "here n = 500, there n = 50000."
-        if "num_examples" in changes
-        else "here extractor digits aaaa, there extractor digits cccc."
-    )
+    assert (both[0] != both[1]) == bool(difference)
+    assert ("protocol" in first) == (not sentence)
     assert sentence.endswith(difference)
-
-
-def test_proportions_have_no_protocol():
-    """Another n of a proportion is the same axis; nothing is explained."""
-    few = score(name="top_1", protocol="", num_examples=10)
-    many = score(name="top_1", protocol="", num_examples=1000)
-
-    assert ratio_table.axis_of(few) == ratio_table.axis_of(many)
-    assert "" == ratio_table.explain(
-        ratio_table.axis_of(few), [ratio_table.axis_of(few)]
-    )
-
-
-def test_a_score_has_no_unit_to_write():
-    """3.25, and neither 325 % nor 3.25 1."""
-    assert "3.25" == formats.quality(3.25, "1")
+    if difference:
+        assert PROTOCOL in sentence
+        assert ["FID (protocol 1 of 2)", "FID (protocol 2 of 2)"] == titles
+    else:
+        assert 1 == len(titles)
 
 
 def test_the_report_draws_protocols_apart(tmp_path, synthetic):
     shape = synthetic.Shape(budget=synthetic.LEARNING)
     store = synthetic.make_store(tmp_path, shape)
-    other = score(protocol=PROTOCOL.replace("aaaa", "cccc"))
     for trial in store.trials():
-        metric = score() if trial.spec.num_replicas == 1 else other
-        curve = tuple(
-            point.model_copy(update={"quality": (metric,)})
-            for point in trial.result.curve
-        )
-        changed = {"quality": (metric,), "curve": curve}
-        store.write_result(trial.trial_id, trial.result.model_copy(update=changed))
-
+        metric = score() if trial.spec.num_replicas == 1 else score(protocol=OTHER)
+        update = {"quality": (metric,)}
+        curve = tuple(point.model_copy(update=update) for point in trial.result.curve)
+        result = trial.result.model_copy(update=update | {"curve": curve})
+        store.write_result(trial.trial_id, result)
     view = view_store(store)
 
     for part in (learning.render_quality(view), learning.render_learning(view)):

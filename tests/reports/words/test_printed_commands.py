@@ -15,7 +15,6 @@ from click.testing import CliRunner
 from harness.cli import main, running
 from harness.planning import plan as plan_lib
 from harness.sources import code_digest
-from reports.charts.svg import compact
 from reports.exports import exports
 from reports.page import build
 from reports.view.view import view_store
@@ -62,42 +61,41 @@ def test_commands_of_published_pages_run(page, tmp_path, monkeypatch):
 
 @pytest.fixture
 def made(tmp_path, synthetic):
-    """Makes a study in the folder that commands look in."""
+    """Makes a study of one repetition in the folder that commands look in."""
 
     def make(**fields):
-        shape = synthetic.Shape(**fields)
-        store = synthetic.make_store(tmp_path / "made", shape)
-        plan = store.read_plan()
-        (tmp_path / "made").rename(tmp_path / plan.study)
-        return Store.open(tmp_path / plan.study)
+        defaults = {"backends": ("in_graph",), "modes": (synthetic.WEAK,)}
+        shape = synthetic.Shape(repeats=1, **(defaults | fields))
+        return synthetic.make_store(tmp_path / shape.name, shape)
 
     return make
 
 
-def test_commands_for_more_generations_run(tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(running, "run_until_done", lambda *_args, **_kwargs: 0)
-        options = ["--workload", "resnet50", "--preset", "smoke", "--repeats", "4"]
-        arguments = ["sweep", *options, "--study", "mine", "--runs-dir", str(tmp_path)]
-        patch.setattr(sys, "argv", ["harness", *arguments])
-        assert 0 == CliRunner().invoke(main.cli, arguments).exit_code
-    plan = Store.open(tmp_path / "mine").read_plan()
-    command = next_step.with_repetitions(plan, 6)
+@pytest.fixture
+def planned(tmp_path, monkeypatch):
+    """Returns a function that plans a sweep of one study, and measures nothing."""
 
+    def plan(*options):
+        words = ["sweep", "--workload", "resnet50", "--preset", "smoke", *options]
+        arguments = [*words, "--study", "mine", "--runs-dir", str(tmp_path)]
+        with monkeypatch.context() as patch:
+            patch.setattr(running, "run_until_done", lambda *_args, **_kwargs: 0)
+            patch.setattr(sys, "argv", ["harness", *arguments])
+            assert 0 == CliRunner().invoke(main.cli, arguments).exit_code
+        return Store.open(tmp_path / "mine").read_plan()
+
+    return plan
+
+
+def test_commands_for_more_generations_run(planned, tmp_path, monkeypatch):
+    plan = planned("--repeats", "4")
+    command = next_step.with_repetitions(plan, 6)
     output = _run(command, tmp_path, monkeypatch)
+
     assert "--study" not in command
     assert "6 generations" in output
     assert plan.measuring.minutes is not None
     assert command.endswith(f"--time-budget {plan.measuring.minutes * 6 / 4:g}min")
-
-
-def test_a_command_with_a_baseline_runs(made, tmp_path, synthetic, monkeypatch):
-    """Where everything that was planned is ok."""
-    view = view_store(made(backends=("in_graph",), modes=(synthetic.WEAK,), repeats=1))
-    (command,) = re.findall(r"`([^`]+)`", next_step.with_a_baseline(view))
-
-    assert "--replicas" in command
-    _run(command, tmp_path, monkeypatch)
 
 
 def test_a_program_that_was_repaired_has_another_study():
@@ -123,37 +121,28 @@ def test_a_program_that_was_repaired_has_another_study():
 def test_commands_after_failures_and_of_markdown_run(
     made, tmp_path, synthetic, monkeypatch
 ):
-    """A study of which every trial failed, and the export of a large one."""
-    weak = synthetic.WEAK
-    store = made(
-        backends=("in_graph",),
-        modes=(weak,),
-        repeats=1,
-        statuses={("in_graph", weak, n, 0): TrialStatus.FAILED for n in (1, 2)},
-    )
+    """Of a study of which all is ok, and one of which every trial failed."""
+    whole = view_store(made(name="whole"))
+    failed = {("in_graph", synthetic.WEAK, n, 0): TrialStatus.FAILED for n in (1, 2)}
+    store = made(name="failed", statuses=failed)
     view = view_store(store)
+    (with_baseline,) = re.findall(r"`([^`]+)`", next_step.with_a_baseline(whole))
     commands = [text for text, typed in brief.judge(view).next_parts if typed]
     commands += re.findall(r"`([^`]+)`", next_step.with_a_baseline(view))
     commands.append(next_step.export(view.study.plan, "csv"))
 
+    assert "--replicas" in with_baseline
     assert 3 == len(commands)
-    for command in commands:
+    for command in (with_baseline, *commands):
         _run(command, tmp_path, monkeypatch)
     assert {*IN_MARKDOWN.findall(exports.as_markdown(store))} <= {*commands}
-    page = html.unescape(build.build_report(store))
-    assert all(command in page for command in commands[:1])
+    assert commands[0] in html.unescape(build.build_report(store))
 
 
 @pytest.mark.parametrize("order", ["relay", "sequential"])
-def test_commands_name_the_replicas_that_were_measured(tmp_path, monkeypatch, order):
+def test_commands_name_the_replicas_that_were_measured(planned, order):
     """Their default is the cores of the machine that the command is typed on."""
-    options = ["--workload=resnet50", "--preset=smoke", f"--order={order}"]
-    arguments = ["sweep", *options, "--study", "mine", "--runs-dir", str(tmp_path)]
-    with monkeypatch.context() as patch:
-        patch.setattr(running, "run_until_done", lambda *_args, **_kwargs: 0)
-        patch.setattr(sys, "argv", ["harness", *arguments])
-        assert 0 == CliRunner().invoke(main.cli, arguments).exit_code
-    plan = Store.open(tmp_path / "mine").read_plan()
+    plan = planned(f"--order={order}")
     sizes = sorted({trial.spec.num_replicas for trial in plan.trials})
     wanted = f"--replicas {','.join(map(str, sizes))}"
 
@@ -166,78 +155,39 @@ def test_commands_name_the_replicas_that_were_measured(tmp_path, monkeypatch, or
         assert 1 == command.count("--replicas")
 
 
-@pytest.fixture(scope="module")
-def view(tmp_path_factory, synthetic):
-    return view_store(synthetic.make_store(tmp_path_factory.mktemp("study")))
+def test_the_command_of_a_point_plans_the_point(sequence, tmp_path, monkeypatch):
+    """It is a command line that the harness accepts; its trials have their seeds."""
+    point = next(p for p in sequence.points if p.num_replicas == 2)
+    command = next_step.command(sequence.study.plan, point)
+    words = shlex.split(command)
 
-
-def test_the_command_of_a_point_plans_the_point(view, tmp_path):
-    """It is a command line that the harness accepts, as a dry run."""
-    point = next(p for p in view.points if p.num_replicas == 2)
-    words = shlex.split(next_step.command(view.study.plan, point))
-    arguments = [
-        "sweep",
-        "--dry-run",
-        *words[words.index("sweep") + 1 :],
-        "--runs-dir",
-        str(tmp_path),
-    ]
-    done = CliRunner().invoke(main.cli, arguments)
-
-    assert 0 == done.exit_code, done.output
-    assert point.backend in done.output
+    assert point.backend in _run(command, tmp_path, monkeypatch)
     assert ["--replicas", "1,2"] == words[words.index("--replicas") :][:2]
     assert ["--seed", "7"] == words[words.index("--seed") :][:2]
+    assert "1000, 1001, 1002" == next_step.seeds(sequence.points[0].case)
+    # Records of a folder without git say so.
+    assert "not recorded" == next_step.commits(sequence.points[0].case)
 
 
-def test_options_of_the_point_replace_those_of_the_sweep(view):
+def test_options_of_the_point_replace_those_of_the_sweep(sequence):
     """In both spellings; those of the workload stay."""
-    command = (
-        "python",
-        "-m",
-        "harness",
-        "sweep",
+    harness = ("python", "-m", "harness")
+    options = [
         "--backends",
         "a,b",
         "--replicas=1..8",
+        "--preset",
+        "smoke",
+        "--study",
+        "x",
+    ]
+    plan = sequence.study.plan.model_copy(
+        update={"command": (*harness, "sweep", *options, "--study", "x")}
     )
-    command += ("--preset", "smoke", "--study", "x")
-    plan = view.study.plan.model_copy(update={"command": command})
-    text = next_step.command(plan, view.points[0])
+    text = next_step.command(plan, sequence.points[0])
 
     assert 1 == text.count("--backends") == text.count("--replicas")
     assert "--preset smoke" in text
     assert "--study" not in text
-    other = plan.model_copy(update={"command": ("python", "-m", "harness", "gate")})
-    assert "" == next_step.command(other, view.points[0])
-
-
-def test_commit_and_seeds_of_a_point_are_those_of_its_trials(view):
-    """Records of a folder without git say so."""
-    assert "1000, 1001, 1002" == next_step.seeds(view.points[0].case)
-    assert "not recorded" == next_step.commits(view.points[0].case)
-
-
-def test_a_drawing_is_smaller_and_says_the_same():
-    """Texts keep their spaces; groups with attributes and marks stay."""
-    text = (
-        '<g>\n<g clip-path="url(#a)">\n'
-        '<use href="#m" x="1" y="2" style="fill: red; stroke: blue"/>\n'
-        '<use href="#m" x="3" y="4" style="fill: red; stroke: blue"/>\n</g>\n'
-        '<g/>\n<path d="M 0 0 \nL 1 2 \n" style="fill: none"/>\n'
-        "<text>a, b: c; d</text>\n</g>"
-    )
-
-    assert (
-        '<g clip-path="url(#a)" style="fill:red;stroke:blue">'
-        '<use href="#m" x="1" y="2"/>\n<use href="#m" x="3" y="4"/>\n</g>\n'
-        '<path d="M0 0L1 2" style="fill:none"/>\n<text>a, b: c; d</text>'
-    ) == compact(text).strip()
-
-
-def test_marks_of_different_styles_keep_them():
-    """A group has one style only."""
-    mark = '<use href="#m" x="{}" style="fill: {}"/>'
-    marks = mark.format(1, "red") + mark.format(2, "blue")
-
-    assert marks.replace(": ", ":") in compact(f'<g clip-path="url(#a)">{marks}</g>')
+    other = plan.model_copy(update={"command": (*harness, "gate")})
+    assert "" == next_step.command(other, sequence.points[0])

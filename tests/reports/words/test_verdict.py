@@ -6,47 +6,40 @@ import re
 
 import pytest
 import rich.console
+from plain_text import plain
 
 from reports.exports import text
 from reports.page import build
 from reports.page.sections import coverage, learning, overview, steps
 from reports.view import view
-from reports.words import formats, verdict
+from reports.words import verdict
+from results.figures import summary
 from results.records.models import ScalingMode, TrialStatus
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
-
-
-def _plain(text):
-    return text.replace(formats.THIN_SPACE, " ").replace(formats.HARD_SPACE, " ")
 
 
 def _judge(store):
     """Headline, all findings and all unknowns."""
     judged = verdict.judge(view.view_store(store))
     return (
-        _plain(judged.headline),
-        _plain(" ".join(finding.sentence for finding in judged.findings)),
-        _plain(" ".join(judged.unknowns)),
+        plain(judged.headline),
+        plain(" ".join(finding.sentence for finding in judged.findings)),
+        plain(" ".join(judged.unknowns)),
     )
 
 
-def _build(store):
-    """The whole page; figures take most of the time, so only where they differ."""
-    page = build.build_report(store)
-    assert page.startswith("<!DOCTYPE html>")
-    return page
-
-
-@pytest.fixture(scope="module")
-def complete(tmp_path_factory, synthetic):
-    return synthetic.make_store(tmp_path_factory.mktemp("complete"))
+def _point(store):
+    """The point of in_graph with two replicas, in weak scaling."""
+    points = view.view_store(store).points_of(WEAK, "in_graph")
+    return next(point for point in points if point.num_replicas == 2)
 
 
 def test_headline_names_speedup_efficiency_and_the_peer(complete):
-    """The fastest backend leads, each number with its interval."""
+    """The fastest backend leads; numbers are those of the points, with intervals."""
     headline, findings, unknowns = _judge(complete)
     interval = r"\[[\d.]+, [\d.]+\]"
+    speedup = _point(complete).speedup
 
     assert re.fullmatch(
         rf"in_graph reaches 1\.\d\d. {interval} with 2 replicas \(weak scaling\), a "
@@ -54,53 +47,34 @@ def test_headline_names_speedup_efficiency_and_the_peer(complete):
         rf"{interval} as fast as tf_mirrored at 2 replicas \(weak scaling\)\.",
         headline,
     )
+    assert (
+        f"{speedup.value:.2f}\N{MULTIPLICATION SIGN} "
+        f"[{speedup.low:.2f}, {speedup.high:.2f}]"
+    ) in headline
     assert "tf_mirrored reaches" in findings
     assert "(strong scaling)" in findings
     assert "n = 3 repetitions" in unknowns
     assert "share its memory bandwidth" in unknowns
 
 
-def test_numbers_in_words_are_the_numbers_of_the_points(complete):
-    """The sentence is made from the estimate, not beside it."""
-    headline, *_ = _judge(complete)
-    (point,) = [
-        point
-        for point in view.view_store(complete).points
-        if (point.backend, point.mode, point.num_replicas) == ("in_graph", WEAK, 2)
-    ]
-    speedup = point.speedup
-
-    assert (
-        f"{speedup.value:.2f}\N{MULTIPLICATION SIGN} "
-        f"[{speedup.low:.2f}, {speedup.high:.2f}]"
-    ) in headline
-
-
-def test_nothing_measured_is_the_verdict(tmp_path, complete):
+@pytest.mark.parametrize("is_planned", [True, False])
+def test_nothing_measured_is_the_verdict(tmp_path, complete, is_planned):
+    plan = complete.read_plan()
     empty = type(complete).create(tmp_path / "empty")
-    empty.write_plan(complete.read_plan())
+    empty.write_plan(plan if is_planned else plan.model_copy(update={"trials": ()}))
     headline, findings, unknowns = _judge(empty)
-    page = _build(empty)
-
-    assert headline == "Nothing was measured: none of 18 planned trials is ok."
-    assert findings == ""
-    assert "18 planned trials of 18 gave no number (18 missing)" in unknowns
-    assert 'role="img" aria-labelledby' not in page
-
-
-def test_empty_plan_is_reported_too(tmp_path, complete):
-    empty = type(complete).create(tmp_path / "empty")
-    empty.write_plan(complete.read_plan().model_copy(update={"trials": ()}))
-    headline, *_ = _judge(empty)
 
     assert headline.startswith("Nothing was measured")
-    assert 'role="img" aria-labelledby' not in _build(empty)
+    assert 'role="img" aria-labelledby' not in build.build_report(empty)
+    if is_planned:
+        assert headline == "Nothing was measured: none of 18 planned trials is ok."
+        assert findings == ""
+        assert "18 planned trials of 18 gave no number (18 missing)" in unknowns
 
 
-def test_one_backend_in_one_mode(tmp_path, synthetic):
+def test_one_backend_in_one_mode(make):
     """No comparison and no weak scaling: their section is empty."""
-    shape = synthetic.Shape(backends=("in_graph",), modes=(STRONG,))
-    store = synthetic.make_store(tmp_path, shape)
+    store = make(backends=("in_graph",), modes=(STRONG,))
     headline, findings, _ = _judge(store)
 
     assert headline.startswith("in_graph reaches 1.")
@@ -108,22 +82,20 @@ def test_one_backend_in_one_mode(tmp_path, synthetic):
     assert "" == overview.render_backends(view.view_store(store))
 
 
-def test_one_size_alone(tmp_path, synthetic):
+def test_one_size_alone(make):
     """Only the baseline: backends are compared, nothing scales.
 
     ``tests/browser`` draws the pages of such a study, and of one repetition.
     """
-    store = synthetic.make_store(tmp_path, synthetic.Shape(replicas=(1,)))
-    headline, findings, _ = _judge(store)
+    headline, findings, _ = _judge(make(replicas=(1,)))
 
     assert "as fast as tf_mirrored at 1 replica (weak and strong scaling)" in headline
     assert "reaches" not in findings
 
 
-def test_baseline_that_failed_is_named(tmp_path, synthetic):
+def test_baseline_that_failed_is_named(make):
     failed = {("in_graph", WEAK, 1, k): TrialStatus.TIMEOUT for k in range(3)}
-    shape = synthetic.Shape(modes=(WEAK,), statuses=failed)
-    store = synthetic.make_store(tmp_path, shape)
+    store = make(modes=(WEAK,), statuses=failed)
     headline, findings, unknowns = _judge(store)
 
     assert "in_graph reaches" not in findings
@@ -132,13 +104,12 @@ def test_baseline_that_failed_is_named(tmp_path, synthetic):
         "in_graph has no speedup at 2 replicas (weak scaling): no trial of the baseline"
     ) in unknowns
     assert "3 planned trials of 12 gave no number (3 timeout)" in unknowns
-    _build(store)
+    assert build.build_report(store).startswith("<!DOCTYPE html>")
 
 
-def test_one_repetition_has_no_interval_and_no_winner(tmp_path, synthetic):
+def test_one_repetition_has_no_interval_and_no_winner(make):
     """N = 1: the comparison is inconclusive, whatever the ratio."""
-    store = synthetic.make_store(tmp_path, synthetic.Shape(repeats=1))
-    headline, findings, _ = _judge(store)
+    headline, findings, _ = _judge(make(repeats=1))
 
     assert "[one repetition: no interval]" in headline
     assert findings.count("so the comparison is inconclusive") == 2
@@ -147,40 +118,33 @@ def test_one_repetition_has_no_interval_and_no_winner(tmp_path, synthetic):
     assert "[one repetition: no interval] is that of one repetition." in findings
 
 
-def test_overlap_with_one_is_inconclusive(tmp_path, synthetic):
-    store = synthetic.make_store(tmp_path, synthetic.Shape(noise=0.5))
+def test_overlap_with_one_is_inconclusive(make):
+    store = make(noise=0.5)
     _, findings, _ = _judge(store)
 
     assert re.search(r"comparison of in_graph and \w+ at .* is inconclusive", findings)
     assert re.search(r"the ratio \S+ \[[^]]+\] includes 1\.", findings)
     assert re.search(r"Whether in_graph gains .* is inconclusive: the", findings)
-    shown = overview.render_findings(view.view_store(store))
-    assert "inconclusive</b>" in shown
+    assert "inconclusive</b>" in overview.render_findings(view.view_store(store))
 
 
 def test_one_generation_is_shown_and_not_judged(complete):
     """Its intervals exclude "no difference", but only for its own processes."""
     seen = view.view_store(complete)
-    own = {"is_conclusive": False}
-    seen = dataclasses.replace(
-        seen,
-        points=tuple(
-            dataclasses.replace(
-                point,
-                speedup=point.speedup and dataclasses.replace(point.speedup, **own),
-            )
-            for point in seen.points
-        ),
-        comparisons=tuple(
-            dataclasses.replace(
-                item,
-                ratio=item.ratio and dataclasses.replace(item.ratio, **own),
-                holds=False,
-            )
-            for item in seen.comparisons
-        ),
+
+    def own(estimate):
+        return estimate and dataclasses.replace(estimate, is_conclusive=False)
+
+    points = tuple(
+        dataclasses.replace(point, speedup=own(point.speedup)) for point in seen.points
     )
-    judged = verdict.judge(seen)
+    comparisons = tuple(
+        dataclasses.replace(item, ratio=own(item.ratio), holds=False)
+        for item in seen.comparisons
+    )
+    judged = verdict.judge(
+        dataclasses.replace(seen, points=points, comparisons=comparisons)
+    )
 
     assert len(judged.findings) > 1
     for finding in judged.findings:
@@ -189,25 +153,22 @@ def test_one_generation_is_shown_and_not_judged(complete):
         assert "includes" not in finding.sentence
 
 
-def test_oversubscribed_points_are_no_part_of_the_verdict(tmp_path, synthetic):
+def test_oversubscribed_points_are_no_part_of_the_verdict(broken):
     """Four replicas on two cores are shown, and kept out."""
-    store = synthetic.make_store(tmp_path, synthetic.BROKEN)
-    headline, findings, unknowns = _judge(store)
+    headline, findings, unknowns = _judge(broken)
 
     assert "4 replicas" not in headline + findings
     assert "4 replicas are oversubscribed" in unknowns
 
 
-def test_different_machines_are_a_warning(tmp_path, synthetic):
+def test_different_machines_are_a_warning(make):
     """Fingerprints that differ make ratios compare machines."""
-    shape = synthetic.Shape(fingerprints=("aaaa", "bbbb"))
-    store = synthetic.make_store(tmp_path, shape)
+    store = make(fingerprints=("aaaa", "bbbb"))
     _, _, unknowns = _judge(store)
+    section = coverage.render_machine(view.view_store(store))
 
     assert "2 different environments (fingerprints differ)" in unknowns
-    assert "Environment <code>bbbb</code>" in coverage.render_machine(
-        view.view_store(store)
-    )
+    assert "Environment <code>bbbb</code>" in section
 
 
 def test_corrupt_record_is_named_in_the_report(tmp_path, synthetic):
@@ -217,7 +178,7 @@ def test_corrupt_record_is_named_in_the_report(tmp_path, synthetic):
     trial_id = store.trial_ids()[0]
     (store.trial_dir(trial_id) / "result.json").write_text("{")
     _, _, unknowns = _judge(store)
-    page = _build(store)
+    page = build.build_report(store)
 
     assert "1 record could not be read" in unknowns
     assert f"<code>{trial_id}/result.json</code>: not JSON" in page
@@ -228,34 +189,34 @@ def test_missing_quality_and_memory_are_not_drawn(tmp_path, synthetic):
     """No quality was recorded; zero bytes mean that memory could not be read."""
     store = synthetic.make_store(tmp_path, synthetic.Shape(is_evaluated=False))
     for trial in store.trials():
-        ranks = tuple(
-            rank.model_copy(update={"peak_memory_bytes": 0})
-            for rank in trial.result.ranks
-        )
+        (rank,) = trial.result.ranks
+        ranks = (rank.model_copy(update={"peak_memory_bytes": 0}),)
         result = trial.result.model_copy(update={"ranks": ranks})
         store.write_result(trial.trial_id, result)
     seen = view.view_store(store)
     beginning = steps.render_startup(seen)
 
+    points = summary.summarize(seen.study)["points"]
+    assert {None} == {point["peak_memory"] for point in points}
+    assert all(point["time_to_first_step"]["value"] > 0 for point in points)
     assert learning.render_quality(seen) == ""
     assert 'id="memory-title"' not in beginning
     assert 'id="first-step-title"' in beginning
 
 
-def test_quality_says_how_few_steps_it_is_after(complete):
+def test_quality_says_how_few_steps_it_is_after(sequence):
     """Three warmup and sixteen measured steps train as well."""
-    section = learning.render_quality(view.view_store(complete))
+    section = learning.render_quality(sequence)
 
     assert "Measured after only 19 training steps" in section
     assert "Wilson score interval" in section
 
 
-def test_terminal_summary_has_verdict_table_and_unknowns(tmp_path, synthetic):
+def test_terminal_summary_has_verdict_table_and_unknowns(broken):
     """Brackets survive: they are intervals, not markup."""
-    store = synthetic.make_store(tmp_path, synthetic.BROKEN)
     stream = io.StringIO()
-    text.print_summary(store, rich.console.Console(file=stream, width=200))
-    shown = _plain(stream.getvalue())
+    text.print_summary(broken, rich.console.Console(file=stream, width=200))
+    shown = plain(stream.getvalue())
 
     assert re.search(
         r"in_graph\W+weak\W+2\W+46\.8\W+1\.81.\W+91 %\W+\d\d %\W+3/3\s*\n"
@@ -269,56 +230,44 @@ def test_terminal_summary_has_verdict_table_and_unknowns(tmp_path, synthetic):
     assert "5 planned trials of 33 gave no number" in shown
 
 
-def test_a_busy_machine_is_said(tmp_path, synthetic):
+def test_a_busy_machine_is_said(tmp_path, synthetic, complete):
     store = synthetic.make_store(tmp_path)
-    _, _, quiet = _judge(store)
-    disturbed = [trial for trial in store.trials() if trial.env is not None][:2]
-    for share, trial in zip((0.31, 0.07), disturbed, strict=True):
+    for share, trial in zip((0.31, 0.07), list(store.trials())[:2], strict=True):
         env = trial.env.model_copy(update={"foreign_cpu_fraction": share})
         store.write_env(trial.trial_id, env)
 
-    _, _, unknowns = _judge(store)
-
-    assert "not quiet" not in quiet
+    assert "not quiet" not in _judge(complete)[2]
     assert re.search(
         r"not quiet: others used up to 31 % of CPU .* in 2 of .* more than 5 %",
-        unknowns,
+        _judge(store)[2],
     )
 
 
 @pytest.mark.parametrize(
     ("target", "clause"),
     [
-        (0.5, r"\], above the target of 50 %\."),
-        (1.0, r"\], below the target of 100 %\."),
-        (None, r"\]\."),
+        (lambda _: 0.5, r"\], above the target of 50 %\."),
+        (lambda _: 1.0, r"\], below the target of 100 %\."),
+        # Its interval includes the target: neither met nor missed.
+        (
+            lambda efficiency: efficiency.value,
+            r"\]; whether it meets the target of \d\d % is inconclusive",
+        ),
+        (lambda _: None, r"\]\."),
     ],
+    ids=["above", "below", "inconclusive", "no target"],
 )
 def test_an_efficiency_is_tested_against_the_target_of_the_study(
-    tmp_path, synthetic, target, clause
+    tmp_path, synthetic, complete, target, clause
 ):
     """Not only whether replicas gain something, but whether they gain enough."""
     store = synthetic.make_store(tmp_path / "study")
     plan = store.read_plan()
-    measuring = plan.measuring.model_copy(update={"efficiency_target": target})
-    store.write_plan(plan.model_copy(update={"measuring": measuring}))
-    headline, _, _ = _judge(store)
-
-    assert re.search(rf"parallel efficiency of \d\d % \[\d\d, \d\d{clause}", headline)
-
-
-def test_an_efficiency_near_the_target_is_inconclusive(tmp_path, synthetic):
-    """Its interval includes the target: neither met nor missed."""
-    store = synthetic.make_store(tmp_path / "study")
-    shown = view.view_store(store)
-    (point,) = [p for p in shown.points_of(WEAK, "in_graph") if p.num_replicas == 2]
-    plan = store.read_plan()
-    measuring = plan.measuring.model_copy(
-        update={"efficiency_target": point.efficiency.value}
-    )
+    update = {"efficiency_target": target(_point(complete).efficiency)}
+    measuring = plan.measuring.model_copy(update=update)
     store.write_plan(plan.model_copy(update={"measuring": measuring}))
     headline, _, _ = _judge(store)
 
     assert re.search(
-        r"; whether it meets the target of \d\d % is inconclusive", headline
-    )
+        rf"parallel efficiency of \d\d % \[\d\d, \d\d{clause}", headline
+    ), headline

@@ -4,21 +4,21 @@ import dataclasses
 
 import pytest
 from changed_study import with_results, with_turns
-from relay_study import RelayShape, make_store
+from synthetic import make_store, relay_shape
 
 from results.figures import explain, scaling
-from results.records.models import Control, ScalingMode
+from results.records.models import ScalingMode
 from results.study.cases import load_study
 
 CPU_OF_ALONE, CPU_PER_REPLICA, WAIT, OTHERS = 0.048, 0.055, 0.002, 0.05
 """Seconds per step: of one replica, and of each of two; what others have of cores."""
 
 
-@pytest.fixture
-def study(tmp_path):
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
     """A step of 50 ms alone and 60 ms at two replicas, without controls."""
-    shape = RelayShape(controls=(), noise=0.0, noise_of_processes=0.0)
-    return load_study(make_store(tmp_path, shape))
+    shape = relay_shape(controls=(), noise=0.0, noise_of_processes=0.0)
+    return load_study(make_store(tmp_path_factory.mktemp("study"), shape))
 
 
 def _with_turns(study, *, has_wait=True, wait_of_alone=0.0, is_load_known=True):
@@ -46,7 +46,6 @@ def _only(study):
 def test_the_parts_are_those_that_the_turns_were_given(study):
     """Also in seconds: they are not logarithms, so they add up."""
     found = _only(_with_turns(study))
-    assert found.lost is not None
     lost = found.lost
     values = {part.name: part.value_sec for part in lost.parts}
 
@@ -57,8 +56,7 @@ def test_the_parts_are_those_that_the_turns_were_given(study):
     assert values["computing"] == pytest.approx(CPU_PER_REPLICA - CPU_OF_ALONE)
     # So in fast rounds there is less time for others than they have on average.
     assert values["core_wait"] == pytest.approx(WAIT, abs=4e-4)
-    ratio = lost.step.value_sec / values["ideal"]
-    assert ratio == pytest.approx(60 / 50, rel=1e-6)
+    assert lost.step.value_sec / values["ideal"] == pytest.approx(60 / 50, rel=1e-6)
     assert lost.num_generations == 4
 
 
@@ -67,102 +65,79 @@ def test_threads_that_wait_while_the_cores_compute_are_no_loss(study):
 
     They waited for others for at most as long as others had the cores.
     """
-    found = _only(_with_turns(study, wait_of_alone=10 * CPU_OF_ALONE))
-    assert found.lost is not None
-    lost = found.lost
-    most = OTHERS * (lost.step.value_sec or 0.0)
+    lost = _only(_with_turns(study, wait_of_alone=10 * CPU_OF_ALONE)).lost
+    step_sec, wait_sec = lost.step.value_sec, lost.part("core_wait").value_sec
 
-    assert lost.part("core_wait").value_sec == pytest.approx(WAIT - 0.002, abs=5e-4)
-    assert abs(lost.part("core_wait").value_sec or 0.0) <= most
-    for part in lost.parts:
-        assert abs(part.value_sec or 0.0) <= (lost.step.value_sec or 0.0)
-    unexplained = lost.part("unexplained").value_sec or 0.0
-    assert unexplained < 0.1 * (lost.step.value_sec or 0.0)
+    assert wait_sec == pytest.approx(WAIT - 0.002, abs=5e-4)
+    assert abs(wait_sec) <= OTHERS * step_sec
+    assert all(abs(part.value_sec) <= step_sec for part in lost.parts)
+    assert lost.part("unexplained").value_sec < 0.1 * step_sec
 
 
 def test_sustained_stretches_of_a_gate_are_no_rounds(study):
     """They have indices of their own, from 0, and twice the CPU time here."""
     made = _with_turns(study)
-    before = _only(made).lost
 
     def change(entry):
         result = entry.result
         (turn, *_) = (of for of in result.turns if of.is_valid)
-        stretch = turn.model_copy(
-            update={"is_sustained": True, "user_sec": 2 * turn.user_sec}
-        )
+        update = {"is_sustained": True, "user_sec": 2 * turn.user_sec}
         steps = tuple(0.2 for _ in range(turn.num_steps))
-        ranks = tuple(
-            rank.model_copy(update={"step_time_sec": rank.step_time_sec + steps})
-            for rank in result.ranks
-        )
-        return {"turns": (*result.turns, stretch), "ranks": ranks}
+        (rank,) = result.ranks
+        rank = rank.model_copy(update={"step_time_sec": rank.step_time_sec + steps})
+        stretch = turn.model_copy(update=update)
+        return {"turns": (*result.turns, stretch), "ranks": (rank,)}
 
-    assert before == _only(with_results(made, change)).lost
+    assert _only(made).lost == _only(with_results(made, change)).lost
 
 
 def test_no_duration_has_an_interval_below_zero(study):
-    """Two generations of which one is twice as slow, on a disturbed machine."""
-    kept = dataclasses.replace(
-        study,
-        entries=tuple(e for e in study.entries if e.spec.repetition_index < 2),
-    )
+    """Two generations of which one is three times as slow, on a disturbed machine."""
+    kept = (e for e in study.entries if e.spec.repetition_index < 2)
 
     def slow(entry):
-        if entry.spec.repetition_index:
+        if not entry.spec.repetition_index:
             return None
-        ranks = [
-            rank.model_copy(
-                update={"step_time_sec": tuple(3 * t for t in rank.step_time_sec)}
-            )
-            for rank in entry.result.ranks
-        ]
-        return {"ranks": tuple(ranks)}
+        (rank,) = entry.result.ranks
+        times = tuple(3 * time for time in rank.step_time_sec)
+        return {"ranks": (rank.model_copy(update={"step_time_sec": times}),)}
 
-    slowed = with_results(kept, slow)
-    found = _only(_with_turns(slowed))
-    assert found.lost is not None
+    slowed = with_results(dataclasses.replace(study, entries=tuple(kept)), slow)
+    lost = _only(_with_turns(slowed)).lost
 
-    assert found.lost.step.low_sec == found.lost.part("ideal").low_sec == 0.0
+    assert lost.step.low_sec == lost.part("ideal").low_sec == 0.0
 
 
-def test_a_wait_that_the_kernel_does_not_record_is_unexplained(study):
-    """It is not taken for zero."""
-    found = _only(_with_turns(study, has_wait=False))
-    assert found.lost is not None
-    part = found.lost.part("core_wait")
+@pytest.mark.parametrize(
+    ("fields", "unknown"),
+    [
+        # It is not taken for zero.
+        ({"has_wait": False}, ("core_wait",)),
+        # Without it, a wait for a core and a core without work look the same.
+        ({"is_load_known": False}, ("core_wait", "idle")),
+    ],
+)
+def test_what_the_kernel_does_not_record_is_unexplained(study, fields, unknown):
+    lost = _only(_with_turns(study, **fields)).lost
 
-    assert part.value_sec is None
-    assert part.reason == explain.NOT_RECORDED
-    values = [part.value_sec or 0.0 for part in found.lost.parts]
-    assert sum(values) == pytest.approx(found.lost.step.value_sec)
-
-
-def test_a_load_that_the_kernel_does_not_record_leaves_it_unexplained(study):
-    """Without it, a wait for a core and a core without work look the same."""
-    found = _only(_with_turns(study, is_load_known=False))
-    assert found.lost is not None
-
-    for name in ("core_wait", "idle"):
-        assert found.lost.part(name).reason == explain.NOT_RECORDED
-    assert found.lost.main_loss in ("", "computing")
+    for name in unknown:
+        part = lost.part(name)
+        assert (None, explain.NOT_RECORDED) == (part.value_sec, part.reason)
+    values = [part.value_sec or 0.0 for part in lost.parts]
+    assert sum(values) == pytest.approx(lost.step.value_sec)
+    assert lost.main_loss in ("", "computing")
 
 
 def test_turns_without_cpu_time_explain_nothing(study):
     """Records of a version that did not measure it."""
     found = _only(study)
 
-    assert found.lost is None
-    assert found.reason == explain.NO_CPU_TIME
+    assert (None, explain.NO_CPU_TIME) == (found.lost, found.reason)
 
 
-def test_no_round_in_common_explains_nothing(tmp_path):
+def test_no_round_in_common_explains_nothing(study):
     """A case and its baseline are compared within rounds only."""
-    shape = RelayShape(controls=(Control.NOSYNC,), generations=2)
-    study = _with_turns(load_study(make_store(tmp_path, shape)))
-    (point,) = [p for p in scaling.points(study) if not p.is_baseline]
-    assert point.baseline is not None
-
+    (point,) = [p for p in scaling.points(_with_turns(study)) if not p.is_baseline]
     baseline = with_turns(point.baseline, lambda _: {"void_reason": "disturbed"})
     (found,) = explain.losses_of_points([dataclasses.replace(point, baseline=baseline)])
 
@@ -170,7 +145,6 @@ def test_no_round_in_common_explains_nothing(tmp_path):
 
 
 def test_trials_in_sequence_record_no_turns(tmp_path, synthetic):
-    """Nothing to split, and nothing is invented."""
     study = load_study(synthetic.make_store(tmp_path))
 
-    assert explain.losses_of_points(scaling.points(study)) == ()
+    assert () == explain.losses_of_points(scaling.points(study))

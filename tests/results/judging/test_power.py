@@ -1,10 +1,7 @@
-"""What a gate can find: probabilities of its verdicts, and the time that more takes."""
-
-from __future__ import annotations
+"""What a gate can find, the time that more takes, and the slowdowns that it judges."""
 
 import math
 import statistics
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -16,16 +13,6 @@ from results.statistics import generations
 from results.statistics.group_sequential import SUSTAINED, TAIL, TURNS, Verdict
 from results.study.cases import load_study
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from results.records.models import TrialResult
-    from results.study.cases import Case
-
-    Pair = tuple[Case, Case]
-
-
 SPREAD = 0.03
 # Three standard errors of a share of the simulated gates.
 TOLERANCE = 3 * (0.25 / power.NUM_GATES) ** 0.5
@@ -34,6 +21,12 @@ TOLERANCE = 3 * (0.25 / power.NUM_GATES) ** 0.5
 def one_look(number, alpha=0.05):
     """The rule of a gate with ``--repeats``."""
     return power.design(delta=0.05, alpha=alpha, num_generations=number)
+
+
+def needed(effect, **fields):
+    defaults = {"spread": SPREAD, "minutes_per_generation": 2.5}
+    (found,) = power.needed([effect], **defaults | fields)
+    return found
 
 
 @pytest.mark.parametrize("num_cases", [1, 6])
@@ -55,41 +48,26 @@ def test_a_default_gate_decides(num_cases):
 def test_a_gate_without_time_for_all_looks_does_not_pass():
     """Five of fifteen generations: what slows one in five is missed in a third."""
     short = power.design(delta=0.05, alpha=0.05, most=5)
+    (equal,) = power.operating_points(SPREAD, [0.0], short, num_cases=6)
 
     assert ((4, 5), 17) == (short.looks, short.most)
-    (equal,) = power.operating_points(SPREAD, [0.0], short, num_cases=6)
     assert 0 == equal.passes
 
 
 def test_what_each_effect_needs():
-    """No change passes, more than delta regresses, and their time is known."""
-    same, slow = power.needed([0.0, 0.10], spread=SPREAD, minutes_per_generation=2.5)
+    """The smallest number that has the power; its time; none just below delta."""
+    same, slow, hopeless = needed(0.0), needed(0.10), needed(0.0499)
+    found = needed(0.08, power=0.9)
 
     assert (Verdict.PASS, Verdict.REGRESS) == (same.verdict, slow.verdict)
     assert same.num_generations > slow.num_generations
     assert same.minutes == 2.5 * same.num_generations
-
-
-def test_fewer_generations_are_not_enough():
-    """The number is the smallest that has the power; of six cases it is larger."""
-    (need,) = power.needed([0.08], spread=SPREAD, minutes_per_generation=1, power=0.9)
-    (of_six,) = power.needed(
-        [0.0], spread=SPREAD, minutes_per_generation=1, num_cases=6
-    )
-    (of_one,) = power.needed([0.0], spread=SPREAD, minutes_per_generation=1)
-    assert need.num_generations is not None
-    for more, is_enough in ((0, True), (-1, False)):
-        rule = one_look(need.num_generations + more)
+    assert 15 == same.num_generations == needed(0.0, num_cases=6).num_generations
+    assert (None, None) == (hopeless.num_generations, hopeless.minutes)
+    for fewer, is_enough in ((0, True), (1, False)):
+        rule = one_look(found.num_generations - fewer)
         (point,) = power.operating_points(SPREAD, [0.08], rule)
         assert (point.regresses >= 0.9) is is_enough
-    assert 15 == of_six.num_generations == of_one.num_generations
-
-
-def test_an_effect_just_below_delta_cannot_be_shown_to_be():
-    """No number of generations within reason passes it."""
-    (need,) = power.needed([0.0499], spread=SPREAD, minutes_per_generation=2.5)
-
-    assert (None, None) == (need.num_generations, need.minutes)
 
 
 def test_smallest_effect_found_has_the_power():
@@ -106,10 +84,8 @@ def test_smallest_effect_found_has_the_power():
 def test_half_of_all_measurements_reach_the_median_half_width():
     """Simulated with the interval that is reported."""
     generator = np.random.default_rng(4)
-    widths = []
-    for _ in range(2000):
-        estimate = generations.over_generations(generator.normal(0, SPREAD, 4).tolist())
-        widths.append(math.log(estimate.high / estimate.low) / 2)
+    found = map(generations.over_generations, generator.normal(0, SPREAD, (2000, 4)))
+    widths = [math.log(estimate.high / estimate.low) / 2 for estimate in found]
 
     assert power.median_half_width(SPREAD, 4) == pytest.approx(
         np.median(widths), rel=0.04
@@ -140,13 +116,11 @@ def test_half_of_all_measurements_reach_the_median_half_width():
             r"effect is -1\.0, must be a ratio above -1: 0\.05 is 5 % slower",
         ),
         (
-            lambda: power.needed([0], spread=SPREAD, minutes_per_generation=0),
+            lambda: needed(0, minutes_per_generation=0),
             r"minutes_per_generation is 0, must be positive and finite",
         ),
         (
-            lambda: power.needed(
-                [0], spread=SPREAD, minutes_per_generation=1, power=1.0
-            ),
+            lambda: needed(0, power=1.0),
             r"power is 1\.0, must be more than 0 and less than 1: the probability of",
         ),
         (
@@ -157,10 +131,6 @@ def test_half_of_all_measurements_reach_the_median_half_width():
             lambda: power.median_half_width(math.nan, 4),
             r"spread is nan, must be positive and finite",
         ),
-        (
-            lambda: generations.check_target(0),
-            r"target is 0, must be a positive ratio",
-        ),
     ],
 )
 def test_arguments_out_of_range_are_refused(call, message):
@@ -168,22 +138,20 @@ def test_arguments_out_of_range_are_refused(call, message):
         call()
 
 
-@pytest.fixture
-def pairs(tmp_path: Path, synthetic: Any) -> list[Pair]:
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory, synthetic):
     """Two cases and their baselines: every third block is a stretch, some are void."""
     shape = synthetic.Shape(
         backends=("in_graph",),
         modes=(synthetic.WEAK,),
-        repeats=3,
         num_rounds=12,
         noise=0.05,
         is_evaluated=False,
         revisions={"1234567890ab": 1.1},
-        twin_factor=None,
     )
-    study = load_study(synthetic.make_store(tmp_path / "s", shape))
+    study = load_study(synthetic.make_store(tmp_path_factory.mktemp("s"), shape))
 
-    def fields(entry: Any) -> dict[str, Any]:
+    def fields(entry):
         gap = 4 + entry.spec.num_replicas
         return {
             "is_sustained": lambda turn: turn.round_index % 3 == 0,
@@ -194,72 +162,55 @@ def pairs(tmp_path: Path, synthetic: Any) -> list[Pair]:
     return list(zip(study.cases, study.other_revisions, strict=True))
 
 
-def blocks(result: TrialResult) -> dict[int, float]:
-    """Returns seconds per step of valid blocks by round."""
-    return {
-        turn.round_index: (turn.end_ns - turn.start_ns) / 1e9 / turn.num_steps
-        for turn in result.turns
-        if not turn.void_reason and not turn.is_sustained
-    }
-
-
-def stretches(result: TrialResult) -> dict[int, list[float]]:
-    """Returns the steps of valid stretches by round; a step ends with its last rank."""
+def steps_by_round(result, *, is_sustained):
+    """The steps of valid blocks or stretches; a step ends with its last rank."""
     all_ranks = zip(*(rank.step_time_sec for rank in result.ranks), strict=True)
     steps = [max(of) for of in all_ranks]
     found = {}
     for turn in result.turns:
         own, steps = steps[: turn.num_steps], steps[turn.num_steps :]
-        if turn.is_sustained and not turn.void_reason:
-            found[turn.round_index] = own
+        if turn.is_sustained == is_sustained and not turn.void_reason:
+            sec = (turn.end_ns - turn.start_ns) / 1e9 / turn.num_steps
+            found[turn.round_index] = own if is_sustained else [sec]
     return found
 
 
-def percentile(steps: list[float]) -> float:
-    """Returns the 99th, between the two nearest steps in proportion."""
+def percentile(steps):
+    """The 99th, between the two nearest steps in proportion."""
     ordered = sorted(steps)
-    place = 0.99 * (len(ordered) - 1)
-    below = math.floor(place)
+    rank = 0.99 * (len(ordered) - 1)
+    below = math.floor(rank)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+    return ordered[below] + (rank - below) * (ordered[above] - ordered[below])
 
 
-def of_turns(here: TrialResult, there: TrialResult) -> float:
-    """Returns the mean log ratio of the rounds that both have."""
-    ours, theirs = blocks(here), blocks(there)
-    rounds = ours.keys() & theirs.keys()
-    return statistics.fmean(math.log(ours[r] / theirs[r]) for r in rounds)
-
-
-def of_stretches(
-    here: TrialResult, there: TrialResult, how: Callable[[list[float]], float]
-) -> float:
-    """Returns the log ratio of a figure of all steps of the rounds that both have."""
-    ours, theirs = stretches(here), stretches(there)
+def slowdown(here, there, kind):
+    """By other code: the log ratio of the rounds that both sides have."""
+    ours, theirs = (
+        steps_by_round(of, is_sustained=kind is not TURNS) for of in (here, there)
+    )
     rounds = sorted(ours.keys() & theirs.keys())
-    both = ([step for r in rounds for step in of[r]] for of in (ours, theirs))
-    return math.log(how(next(both)) / how(next(both)))
+    if kind is TURNS:
+        return statistics.fmean(math.log(ours[r][0] / theirs[r][0]) for r in rounds)
+    figure = statistics.fmean if kind is SUSTAINED else percentile
+    both = [figure([step for r in rounds for step in of[r]]) for of in (ours, theirs)]
+    return math.log(both[0] / both[1])
 
 
-def test_slowdowns_of_blocks_and_stretches(pairs: list[Pair]) -> None:
+def test_slowdowns_of_blocks_and_stretches(pairs):
     """By generation and case, of what both sides have."""
     found = gate_logs.of_pairs(pairs, gate_metrics.THROUGHPUT)
 
     assert [TURNS, SUSTAINED, TAIL] == list(found)
     for column, (case, other) in enumerate(pairs):
-        assert case.spec.num_replicas == other.spec.num_replicas
         for row, entries in enumerate(zip(case.entries, other.entries, strict=True)):
             here, there = (entry.result for entry in entries)
-            plain = {
-                TURNS: of_turns(here, there),
-                SUSTAINED: of_stretches(here, there, statistics.fmean),
-                TAIL: of_stretches(here, there, percentile),
-            }
-            got = {kind: values[row, column] for kind, values in found.items()}
-            assert pytest.approx(plain, rel=1e-9) == got
+            for kind, values in found.items():
+                expected = slowdown(here, there, kind)
+                assert pytest.approx(expected, rel=1e-9) == values[row, column]
 
 
-def test_efficiency_is_what_a_case_loses_beyond_its_baseline(pairs: list[Pair]) -> None:
+def test_efficiency_is_what_a_case_loses_beyond_its_baseline(pairs):
     """Of blocks and means of stretches; a ratio has no percentile."""
     whole = gate_logs.of_pairs(pairs, gate_metrics.THROUGHPUT)
     found = gate_logs.of_pairs(pairs, gate_metrics.EFFICIENCY)

@@ -44,8 +44,8 @@ def learned(tmp_path, synthetic):
     return make
 
 
-def of_revisions(study, metric=TOP_1, delta=0.05):
-    rule = Rule(metric=metric, delta=delta, alpha=0.05)
+def of_revisions(study, metric=TOP_1):
+    rule = Rule(metric=metric, delta=0.05, alpha=0.05)
     return gate.of_revisions(study, rule, baseline="main")
 
 
@@ -54,72 +54,74 @@ def of_studies(study, stored):
     return gate.of_studies(study, stored, rule, baseline="study b")
 
 
-def with_finals(study, finals, **fields):
+def with_finals(study, here, there, **fields):
+    """Gives quality runs of the tree and of its baseline other qualities at the end."""
+
     def change(entry):
-        if entry.spec.budget is None:
+        finals = there if entry.spec.revision else here
+        if entry.spec.budget is None or finals is None or not entry.is_ok:
             return None
         *before, last = entry.result.curve
-        value = finals[entry.spec.revision][entry.spec.repetition_index]
-        metric = last.quality[0].model_copy(update={"value": value, **fields})
+        update = {"value": finals[entry.spec.repetition_index]} | fields
+        metric = last.quality[0].model_copy(update=update)
         return {"curve": (*before, last.model_copy(update={"quality": (metric,)}))}
 
     return with_results(study, change)
 
 
 @pytest.mark.parametrize(
-    ("factor", "verdict"),
-    [(1.0, Verdict.PASS), (0.85, Verdict.IMPROVE)],
+    ("factor", "verdict"), [(1.0, Verdict.PASS), (0.85, Verdict.IMPROVE)]
 )
 def test_as_much_as_the_baseline_passes(learned, factor, verdict):
-    """The factor is that of the baseline's accuracy; more than it is an improvement."""
+    """The factor is the baseline's; more than it is an improvement."""
     found = of_revisions(learned(learned={BASE: factor}))
-
     (case,) = found.cases
+
     assert verdict is found.verdict
     assert NUM_SEEDS == case.judgement.slowdown.n
     assert "in_graph x2, weak" == case.name
 
 
-def test_learning_less_than_the_baseline_is_a_regression(learned):
-    """An accuracy of 0.80 after one of 0.90."""
-    study = with_finals(
-        learned(), {"": [0.80, 0.81] * 3, BASE: [0.90, 0.91, 0.90, 0.91, 0.90, 0.91]}
-    )
+def test_learning_with_more_replicas_leaves_the_other_revision_out(learned):
+    """It is what the change is compared with."""
+    (gains,) = learning_gains.of_study(learned(replicas=(1, 2)))
 
-    assert Verdict.REGRESS is of_revisions(study).verdict
+    assert [(1, ""), (2, "")] == [
+        (gain.case.spec.num_replicas, gain.case.spec.revision) for gain in gains.cases
+    ]
 
 
-def test_the_interval_is_that_of_the_median_of_pairs(learned):
+@pytest.mark.parametrize(
+    ("metric", "here", "there", "worse"),
+    [
+        (TOP_1, [0.80, 0.81] * 3, [0.90, 0.91] * 3, 0.10 / 0.905),
+        # Less is better of FID: 30 against 20 is worse by half.
+        (FID, [30.0] * NUM_SEEDS, [20.0] * NUM_SEEDS, 0.5),
+    ],
+)
+def test_learning_less_than_the_baseline_is_a_regression(
+    learned, metric, here, there, worse
+):
+    found = of_revisions(with_finals(learned(), here, there, name=metric.name), metric)
+
+    assert Verdict.REGRESS is found.verdict
+    assert pytest.approx(1 + worse) == found.cases[0].judgement.slowdown.value
+
+
+def test_the_interval_is_of_the_median_of_pairs(learned):
     """Of six losses the first or the last bounds it with probability 1/64."""
     rng = np.random.default_rng(3)
     here, there = rng.normal(0.80, 0.02, (2, NUM_SEEDS))
-    study = with_finals(learned(), {"": list(here), BASE: list(there)})
     losses = np.sort((there - here) / np.median(there))
-
-    (case,) = of_revisions(study).cases
+    (case,) = of_revisions(with_finals(learned(), list(here), list(there))).cases
     slowdown = case.judgement.slowdown
 
-    assert pytest.approx(1 + np.median(losses)) == slowdown.value
-    assert pytest.approx(1 + losses[0]) == slowdown.low
-    assert pytest.approx(1 + losses[-1]) == slowdown.high
+    assert pytest.approx([1 + losses[0], 1 + np.median(losses), 1 + losses[-1]]) == [
+        slowdown.low,
+        slowdown.value,
+        slowdown.high,
+    ]
     assert "exact interval of the median" in slowdown.method
-
-
-def test_less_is_better_of_fid(learned):
-    """A FID of 30 against 20 is worse by 50 %."""
-    study = with_finals(
-        learned(), {"": [30.0] * NUM_SEEDS, BASE: [20.0] * NUM_SEEDS}, name="fid"
-    )
-
-    found = of_revisions(study, FID)
-
-    assert Verdict.REGRESS is found.verdict
-    assert pytest.approx(1.5) == found.cases[0].judgement.slowdown.value
-
-
-def _runs(rng, failing, *size):
-    fails = rng.random(size) < failing
-    return np.where(fails, rng.normal(0.1, 0.01, size), rng.normal(0.9, 0.01, size))
 
 
 def _shares(failing, loss, n):
@@ -128,7 +130,14 @@ def _shares(failing, loss, n):
     rule = Rule(metric=TOP_1, delta=0.05, alpha=0.05)
     found = {verdict.value: 0.0 for verdict in Verdict}
     for _ in range(1000):
-        ours, theirs = _runs(rng, failing[0], n), _runs(rng, failing[1], n)
+        ours, theirs = (
+            np.where(
+                rng.random(n) < share,
+                rng.normal(0.1, 0.01, n),
+                rng.normal(0.9, 0.01, n),
+            )
+            for share in failing
+        )
         scale = -1 / np.median(theirs)
         judgement, _ = quality_gate.of_losses(
             list(scale * (ours - loss)), list(scale * theirs), rule, is_paired=True
@@ -149,48 +158,59 @@ def test_a_median_loss_of_delta_seldom_passes(failing, n):
     assert same["regress"] <= most
 
 
-def test_runs_that_fail_more_often_regress():
-    """Nine in ten runs fail, or 45 of 100, which is no median, and none before."""
+def test_runs_that_fail_more_often_regress(learned):
+    """Nine in ten fail, or 45 of 100; two of six are counted, and no regression."""
+    few = with_finals(learned(), [0.9] * 4 + [0.1] * 2, [0.9] * NUM_SEEDS)
+    (case,) = of_revisions(few).cases
+
     assert _shares((0.9, 0.0), 0.0, 16)["regress"] > 0.95
     assert _shares((0.45, 0.0), 0.0, 30)["regress"] > 0.9
-
-
-def test_failed_runs_are_counted(learned):
-    """Of this tree two, of the baseline none: said, and no regression."""
-    study = with_finals(
-        learned(), {"": [0.9, 0.9, 0.9, 0.9, 0.1, 0.1], BASE: [0.9] * NUM_SEEDS}
-    )
-    (case,) = of_revisions(study).cases
-
     assert case.reason.startswith("2 of 6 runs of the change fail (end worse than the")
     assert "0 of the baseline: p = 0.25" in case.reason
     assert case.judgement.verdict is Verdict.INCONCLUSIVE
 
 
-def test_two_seeds_give_no_verdict(learned):
-    """And neither does a baseline whose median is no scale."""
-    few = of_revisions(learned(num_learning_runs=2))
-    zero = of_revisions(
-        with_finals(learned("z"), {"": [0.1] * NUM_SEEDS, BASE: [0.0] * NUM_SEEDS})
-    )
+def test_a_trial_that_failed_is_a_run_that_learned_nothing(learned, synthetic):
+    """Four of six of this tree: no distance of zero, which would be an improvement."""
+    statuses = {
+        ("in_graph", synthetic.WEAK, 2, seed): synthetic.TrialStatus.FAILED
+        for seed in range(4)
+    }
+    failed, ok = learned(statuses=statuses), learned("b")
+    here = [entry for entry in failed.entries if not entry.spec.revision]
+    there = [entry for entry in ok.entries if entry.spec.revision]
+    study = dataclasses.replace(failed, entries=(*here, *there))
+    study = with_finals(study, [20.0] * NUM_SEEDS, [20.0] * NUM_SEEDS, name="fid")
+    found = of_revisions(study, FID)
 
-    assert Verdict.INCONCLUSIVE is few.verdict
-    assert "2 seed(s) have both, a verdict needs 5 or more" == few.cases[0].reason
-    assert "the baseline's median is 0, and" in zero.cases[0].reason
+    assert not found.verdict.is_pass
+    assert "4 of 6 runs of the change fail" in found.cases[0].reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "finals", "reason"),
+    [
+        (
+            {"num_learning_runs": 2},
+            None,
+            "2 seed(s) have both, a verdict needs 5 or more",
+        ),
+        # No scale to judge by.
+        ({}, ([0.1] * NUM_SEEDS, [0.0] * NUM_SEEDS), "the baseline's median is 0, and"),
+    ],
+)
+def test_what_gives_no_verdict_says_why(learned, fields, finals, reason):
+    study = learned(**fields)
+    found = of_revisions(with_finals(study, *finals) if finals else study)
+
+    assert Verdict.INCONCLUSIVE is found.verdict
+    assert found.cases[0].reason.startswith(reason)
 
 
 def test_another_protocol_is_not_compared(learned):
     """A figure on other test images is another figure."""
-    study = learned()
-    entries = [
-        entry
-        for entry in with_finals(
-            study, {"": [0.9] * NUM_SEEDS, BASE: [0.9] * NUM_SEEDS}, num_examples=77
-        ).entries
-        if entry.spec.revision
-    ]
-    own = [entry for entry in study.entries if not entry.spec.revision]
-    found = of_revisions(dataclasses.replace(study, entries=(*own, *entries)))
+    study = with_finals(learned(), None, [0.9] * NUM_SEEDS, num_examples=77)
+    found = of_revisions(study)
 
     assert Verdict.INCONCLUSIVE is found.verdict
     assert "protocols of the metric differ" in found.cases[0].reason
@@ -203,40 +223,16 @@ def test_a_metric_that_the_runs_lack_is_refused(learned):
         of_revisions(learned(), FID)
 
 
-def test_a_stored_study_is_compared_in_the_order_of_seeds(learned):
+def test_a_stored_study_is_compared_in_the_order_of_seeds(learned, synthetic):
     """Weaker, and only with the same budget."""
-    study, stored = learned("a", learned={}), learned("b", learned={})
-    found = of_studies(study, stored)
-    longer = dataclasses.replace(
-        stored,
-        entries=tuple(
-            dataclasses.replace(
-                entry,
-                spec=entry.spec.model_copy(
-                    update={
-                        "budget": entry.spec.budget.model_copy(update={"amount": 999})
-                    }
-                ),
-            )
-            if entry.spec.budget
-            else entry
-            for entry in stored.entries
-        ),
-    )
+    study = learned("a", learned={})
+    found = of_studies(study, learned("b", learned={}))
+    budget = synthetic.LEARNING.model_copy(update={"amount": 995})
+    longer = learned("l", learned={}, budget=budget)
 
     assert found.is_weaker
     assert Verdict.PASS is found.verdict
     assert quality_gate.UNPAIRED == found.cases[0].judgement.slowdown.method
-    assert ("budget: 300 steps / 999 steps",) == of_studies(study, longer).differences
+    assert ("budget: 300 steps / 995 steps",) == of_studies(study, longer).differences
     with pytest.raises(ResultsError, match=r"'c' has no quality run; run its sweep"):
         of_studies(study, learned("c", budget=None, learned={}))
-
-
-def test_learning_with_more_replicas_leaves_the_other_revision_out(learned):
-    """It is what the change is compared with."""
-    study = learned(replicas=(1, 2))
-
-    (gains,) = learning_gains.of_study(study)
-
-    assert [1, 2] == [gain.case.spec.num_replicas for gain in gains.cases]
-    assert all(not gain.case.spec.revision for gain in gains.cases)

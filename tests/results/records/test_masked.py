@@ -7,7 +7,7 @@ project has one.
 import string
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from results.records import masked
@@ -77,6 +77,7 @@ PRINTED = st.text(alphabet=string.ascii_lowercase + " .:,'()=[]/\n", max_size=60
 def test_a_token_is_masked_within_any_line(name):
     """The words around it stay; masked text stays as it is."""
 
+    @settings(max_examples=25)
     @given(before=PRINTED, token=TOKENS[name], after=PRINTED)
     def check(before, token, after):
         text = masked.tokens(f"{before} {token} {after}")
@@ -93,6 +94,7 @@ def test_a_token_is_masked_within_any_line(name):
 def test_a_secret_is_masked_by_what_stands_before_it(name):
     """The name stays, so that a reader sees what was there."""
 
+    @settings(max_examples=25)
     @given(before=PRINTED, secret=SECRETS)
     def check(before, secret):
         text = masked.tokens(f"{before}\n{CONTEXTS[name].format(secret)}")

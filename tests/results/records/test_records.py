@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 
 import damaged
 import pytest
@@ -11,10 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results import errors
-from results.figures.summary import summary
 from results.records import identity, schema, texts
-from results.records.models import Budget, BudgetUnit, QualityMetric, TrialSpec
-from results.statistics import estimates
+from results.records.models import Budget, BudgetUnit, Order, TrialSpec
 from results.store.lock import lock_study
 from results.store.study_store import Store
 
@@ -40,26 +39,14 @@ SPEC = TrialSpec(
 
 def test_ids_are_what_they_were():
     """A change here makes every stored trial run again: do not change it lightly."""
-    assert identity.trial_id(SPEC) == "4b698d2a220e3b090cd3"
-    assert identity.case_id(SPEC) == "c65170829909a45a509c"
-
-
-def test_order_of_options_does_not_matter():
-    """Canonical JSON sorts keys."""
+    ids = ("4b698d2a220e3b090cd3", "c65170829909a45a509c")
     options = dict(reversed(list(SPEC.options.items())))
-    other = SPEC.model_copy(update={"options": options})
-
-    assert identity.trial_id(SPEC) == identity.trial_id(other)
-
-
-def test_id_survives_the_disk():
-    """JSON and back: true is not 1, and 1 is not 1.0."""
+    # JSON and back: true is not 1, and 1 is not 1.0.
     back = TrialSpec.model_validate(json.loads(SPEC.model_dump_json()))
 
-    assert identity.trial_id(SPEC) == identity.trial_id(back)
-    assert [type(value) for value in SPEC.options.values()] == [
-        type(value) for value in back.options.values()
-    ]
+    for spec in (SPEC, SPEC.model_copy(update={"options": options}), back):
+        assert ids == identity.ids(spec)
+    assert [*map(type, SPEC.options.values())] == [*map(type, back.options.values())]
 
 
 @pytest.mark.parametrize(
@@ -83,15 +70,11 @@ def test_any_difference_is_another_trial(update, is_same_case):
 
 @given(st.dictionaries(st.text(), st.integers() | st.booleans() | st.text()))
 def test_canonical_json_is_json_and_ascii(value):
-    """It reads back as what it was."""
+    """It reads back as what it was; NaN would not compare equal to itself."""
     text = identity.canonical_json(value)
 
     assert value == json.loads(text)
     assert text.isascii()
-
-
-def test_canonical_json_refuses_nan():
-    """NaN is not JSON and would not compare equal to itself."""
     with pytest.raises(ValueError, match="not JSON compliant"):
         identity.canonical_json({"x": float("nan")})
 
@@ -127,20 +110,15 @@ BOUNDS = {
 @pytest.mark.parametrize("kind", schema.MODELS)
 def test_every_number_text_and_list_of_a_schema_has_bounds(kind):
     """A new field is bounded, or this says which is not."""
-    missing = [
-        path
-        for path, part in _parts(json.loads(schema.render(kind)))
-        if isinstance(part, dict) and "const" not in part
-        for needed in BOUNDS.get(part.get("type", ""), ())
-        if not needed & set(part)
-    ]
-    missing += [
-        path
-        for path, part in _parts(json.loads(schema.render(kind)))
-        if isinstance(part, dict)
-        and isinstance(part.get("additionalProperties"), dict)
-        and "maxProperties" not in part
-    ]
+    missing = []
+    for path, part in _parts(json.loads(schema.render(kind))):
+        if not isinstance(part, dict):
+            continue
+        if "const" not in part:
+            needed = BOUNDS.get(part.get("type", ""), ())
+            missing += [path for of in needed if not of & set(part)]
+        if isinstance(part.get("additionalProperties"), dict):
+            missing += [path] * ("maxProperties" not in part)
 
     assert [] == missing
 
@@ -152,25 +130,21 @@ def test_texts_are_made_fit_for_records_and_terminals():
     assert texts.UNSTORABLE.search(texts.storable("\0\ud800", 9)) is None
 
 
-def test_real_values_stay_as_they_are():
-    """Options keep their Python types, on which ids depend."""
-    metric = QualityMetric(
-        name="FID", value=1.5e9, unit="1", num_examples=10**12, low=-2.0, high=2e9,
-        method="m",
-    )  # fmt: skip
-
-    assert metric == QualityMetric.model_validate_json(metric.model_dump_json())
-
-
-@pytest.fixture
-def store(tmp_path, synthetic):
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, synthetic):
+    """Two cases of one backend, each with a quality run."""
     shape = synthetic.Shape(
         backends=("in_graph",),
         modes=(synthetic.WEAK,),
         repeats=1,
         budget=Budget(amount=9, unit=BudgetUnit.STEPS, num_evaluations=1),
     )
-    return synthetic.make_store(tmp_path / "study", shape)
+    return synthetic.make_store(tmp_path_factory.mktemp("whole"), shape)
+
+
+@pytest.fixture
+def store(tmp_path, whole):
+    return Store.open(shutil.copytree(whole.root, tmp_path / "study"))
 
 
 def _first(store, name):
@@ -178,8 +152,7 @@ def _first(store, name):
 
 
 def _edit(path, **fields):
-    data = json.loads(path.read_text())
-    path.write_text(json.dumps({**data, **fields}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 @pytest.mark.parametrize(
@@ -203,23 +176,40 @@ def test_what_is_no_file_is_named_and_not_waited_for(store, what, reason):
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("name", "text", "reason"),
     [
-        ("[" * 100_000, r"not a record: lists or objects are nested too deeply"),
-        ('{"a":' * 100_000, r"not a record: .* nested too deeply"),
-        ("9" * 10_000, r"not JSON: Exceeds the limit"),
-        (f'{{"schema_version": {"9" * 4000}}}', r"schema_version is 9+\.\.\.9+, must"),
-        ('{"schema_version": 10000}', r"schema_version is 10000, must be an integer"),
-        ('{"schema_version": 4, "\\ud800": 1}', r"Field required|\\ud800"),
+        ("result", "{", "not JSON: "),
+        ("result", "[]", "holds a list, must hold an object"),
+        ("status", "{}", "schema_version is None, must be an integer"),
+        ("spec", '{"schema_version": 4}', "workload: Field required"),
+        ("env", "\x00\xff", "not JSON"),
+        # Nested without end, numbers without end, versions that never were.
+        ("env", "[" * 100_000, r"not a record: lists or objects are nested too deeply"),
+        ("env", '{"a":' * 100_000, r"not a record: .* nested too deeply"),
+        ("env", "9" * 10_000, r"not JSON: Exceeds the limit"),
+        (
+            "env",
+            f'{{"schema_version": {"9" * 4000}}}',
+            r"schema_version is 9+\.\.\.9+, must",
+        ),
+        ("env", '{"schema_version": 10000}', r"schema_version is 10000, must be an in"),
+        ("env", '{"schema_version": 4, "\\ud800": 1}', r".*(Field required|\\ud800)"),
     ],
 )
-def test_text_that_no_program_of_ours_wrote_is_named(store, text, reason):
-    """Nested without end, numbers without end, versions that never were."""
-    _first(store, "env.json").write_text(text)
+def test_text_that_is_no_record_is_named_and_costs_one_trial(store, name, text, reason):
+    broken, *others = store.trial_ids()
+    path = _first(store, f"{name}.json")
+    path.write_text(text)
     (problem,) = store.read().problems
 
-    assert re.search(reason, problem.reason)
+    assert path == problem.path
+    assert re.match(reason, problem.reason), problem.reason
     assert problem.reason.isprintable()
+    assert others == [trial.trial_id for trial in store.read().trials]
+    with pytest.raises(
+        errors.CorruptRecordError, match=r"corrupt record '.*': .*; the other records"
+    ):
+        store.read_trial(broken)
 
 
 @pytest.mark.parametrize(
@@ -241,6 +231,7 @@ def test_text_that_no_program_of_ours_wrote_is_named(store, text, reason):
             r"collectives: .* holds '\\x00', must be text that UTF",
         ),
         ({"trial_id": "../../x"}, r"trial_id: .*should match pattern"),
+        ({"trial_id": "0" * 20}, r"belongs to trial '0+', lies in '\w+'"),
         ({"ranks": []}, r"ranks: .* at least 1 item"),
         ({"ranks": [{"step_time_sec": []}]}, r"ranks\.0\.\w+: "),
         ({"num_measured_steps": 7}, r"num_measured_steps is 7, the spec .* has 16"),
@@ -257,14 +248,55 @@ def test_a_value_out_of_bounds_is_named(store, fields, reason):
     assert re.search(reason, problem.reason), problem.reason
 
 
-def test_a_rank_without_its_steps_is_named(store):
-    path = _first(store, "result.json")
-    ranks = json.loads(path.read_text())["ranks"]
-    ranks[0]["step_time_sec"].pop()
-    _edit(path, ranks=ranks)
-    (problem,) = store.read().problems
+def test_records_that_contradict_each_other_are_named(store):
+    """A spec is its trial's name; a number that is said to exist must exist."""
+    first, second, *_ = store.trial_ids()
+    _edit(store.trial_dir(first) / "spec.json", num_measured_steps=9999)
+    (store.trial_dir(second) / "result.json").unlink()
+    reasons = {of.path.parent.name: of.reason for of in store.read().problems}
 
-    assert re.search(r"measured steps of rank 0 is 15, the spec .* 16", problem.reason)
+    assert f"the folder is named '{first}'" in reasons[first]
+    assert "missing, though the status is 'ok'" == reasons[second]
+
+
+def _without_last_step(result):
+    result["ranks"][0]["step_time_sec"].pop()
+
+
+def _with_two_valid_turns(result):
+    turn = {"round_index": 0, "start_ns": 0, "end_ns": 10, "num_steps": 8}
+    result["turns"] = [turn | {"attempt": 0}, turn | {"attempt": 1}]
+
+
+@pytest.mark.parametrize(
+    ("order", "change", "reason"),
+    [
+        (
+            Order.SEQUENTIAL,
+            _without_last_step,
+            r"measured steps of rank 0 is 15, the spec .* 16",
+        ),
+        (
+            Order.SEQUENTIAL,
+            _with_two_valid_turns,
+            "has 2 turns, the order is 'sequential'",
+        ),
+        (Order.RELAY, _with_two_valid_turns, "a round has two valid turns"),
+    ],
+)
+def test_a_result_that_contradicts_itself_or_its_spec_is_named(
+    store, order, change, reason
+):
+    (trial, *_) = store.read().trials
+    spec = trial.spec.model_copy(update={"order": order, "num_measured_steps": 16})
+    trial_id = identity.trial_id(spec)
+    store.write_spec(trial_id, spec)
+    result = json.loads(trial.result.model_dump_json()) | {"trial_id": trial_id}
+    change(result)
+    (store.trial_dir(trial_id) / "result.json").write_text(json.dumps(result))
+    problems = [of for of in store.read().problems if trial_id in str(of.path)]
+
+    assert re.search(reason, problems[0].reason), problems[0].reason
 
 
 @pytest.mark.parametrize(
@@ -330,26 +362,18 @@ def test_a_plan_of_any_version_without_its_parts_is_named(
     assert re.search(reason, problem.reason), problem.reason
 
 
-def test_trials_that_are_no_folder_are_reported(store):
-    """A link in a circle is not the same as no trial yet."""
+def test_a_study_that_cannot_be_looked_at_is_reported(store, tmp_path):
+    """Circles, and names of any length; a circle is not the same as no trial yet."""
+    (tmp_path / "loop").symlink_to("loop")
     trials = store.root / "trials"
     trials.rename(store.root / "elsewhere")
     trials.symlink_to("trials")
-    with pytest.raises(errors.OpenStoreError, match=r"its trials is not a directory"):
-        Store.open(store.root)
-
-
-def test_a_study_that_cannot_be_looked_at_is_reported(tmp_path):
-    """Circles and names of any length."""
-    (tmp_path / "loop").symlink_to("loop")
-    for path, reason in (
-        (tmp_path / "loop", "Too many"),
-        (tmp_path / ("a" * 300), "F"),
+    for path, message in (
+        (tmp_path / "loop", r"as a study directory: Too many.*; choose another"),
+        (tmp_path / ("a" * 300), r"as a study directory: F.*; choose another"),
+        (store.root, r"its trials is not a directory"),
     ):
-        with pytest.raises(
-            errors.OpenStoreError,
-            match=rf"cannot use '.*' as a study directory: {reason}.*; choose another",
-        ):
+        with pytest.raises(errors.OpenStoreError, match=message):
             Store.open(path)
 
 
@@ -364,7 +388,7 @@ def test_a_folder_that_cannot_be_listed_is_reported(store, monkeypatch):
         store.trial_ids()
 
 
-def test_a_lock_that_is_a_link_empties_nothing(store):
+def test_a_lock_that_cannot_be_taken_is_reported(store):
     """Taking a lock empties its file, which must not be somebody else's."""
     other = store.root.parent / "precious"
     other.write_text("kept")
@@ -374,11 +398,7 @@ def test_a_lock_that_is_a_link_empties_nothing(store):
         lock_study(store.root),
     ):
         pass
-
-    assert "kept" == other.read_text()
-
-
-def test_a_pid_file_that_cannot_be_written_is_reported(store):
+    (store.root / ".lock").unlink()
     (store.root / ".lock-holder").mkdir()
     with (
         pytest.raises(
@@ -387,6 +407,8 @@ def test_a_pid_file_that_cannot_be_written_is_reported(store):
         lock_study(store.root),
     ):
         pass
+
+    assert "kept" == other.read_text()
 
 
 def test_a_folder_whose_name_is_no_text_can_be_reported(store):
@@ -397,24 +419,3 @@ def test_a_folder_whose_name_is_no_text_can_be_reported(store):
     (problem,) = store.read().problems
 
     assert r"\udcff\x1b/status.json" == problem.label
-
-
-def test_memory_that_could_not_be_read_has_no_estimate(store):
-    """Zero stands for that; the other figures are there."""
-    for trial_id in store.trial_ids():
-        path = store.trial_dir(trial_id) / "result.json"
-        ranks = json.loads(path.read_text())["ranks"]
-        _edit(path, ranks=[{**rank, "peak_memory_bytes": 0} for rank in ranks])
-    (point, *_) = summary(store)["points"]
-
-    assert point["peak_memory"] is None
-    assert point["time_to_first_step"]["value"] > 0
-
-
-def test_the_wildest_repetitions_have_an_interval_of_floats():
-    """Its ends are beyond any float."""
-    found = estimates.ratio({0: 1e-20, 1: 1e29}, {0: 1e29, 1: 1e-20})
-
-    assert found.low is not None
-    assert found.high is not None
-    assert 0 <= found.low < 1 < found.high < float("inf")

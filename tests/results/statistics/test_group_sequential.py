@@ -1,4 +1,7 @@
-"""A gate that looks several times errs no more often than stated, on unlike noise."""
+"""Verdicts of an interval, and a gate that looks several times.
+
+``tests/validation/statistics`` simulates how often gates err.
+"""
 
 import math
 
@@ -6,68 +9,86 @@ import noise_models
 import numpy as np
 import pytest
 from noise_models import Change
+from scipy import special, stats
 
-from results.statistics import group_sequential
-from results.statistics.group_sequential import (
-    PASSED,
-    REGRESSED,
-    SUSTAINED,
-    TAIL,
-    TURNS,
-    Design,
-)
+from results import errors
+from results.statistics import estimates, group_sequential
+from results.statistics.group_sequential import PASSED, TURNS, Design, Verdict
 
+LIMIT = math.log(1.05)
+E = 1e-9
 LOOKS = group_sequential.planned_looks(0.05)
-DESIGN = Design(looks=LOOKS, most=LOOKS[-1], delta=0.05, alpha=0.05)
-
-NUM_GATES = 150
-# Three standard errors of a share near 0.95 of so many gates.
-TOLERANCE = 3 * (0.95 * 0.05 / NUM_GATES) ** 0.5
 
 
-def ends(change, model="this machine", num_gates=NUM_GATES):
-    """How gates of six cases end."""
-    logs = noise_models.simulate(
-        model,
-        change,
-        num_gates=num_gates,
-        num_generations=LOOKS[-1],
-        num_cases=6,
-        seed=5,
-    )
-    of = {TURNS: logs.turns, SUSTAINED: logs.sustained, TAIL: logs.tail}
-    return group_sequential.outcomes(of, DESIGN)
-
-
-def share(found, verdict):
-    return float((found.verdicts == verdict).mean())
-
-
-@pytest.mark.parametrize("model", ["this machine", "heavy tails"])
-def test_equal_programs_pass(model):
-    """At least 0.92 of gates; few regress."""
-    found = ends(Change(), model)
-
-    assert share(found, PASSED) > 0.92 - TOLERANCE
-    assert share(found, REGRESSED) < 0.05 + TOLERANCE
-    assert found.ends.mean() < 16
+def judged(logs, *, delta=0.05, alpha=0.05):
+    mean = estimates.one_group(logs, "logs")
+    return group_sequential.of_mean(mean, delta=delta, alpha=alpha, method="")
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("low", "high", "expected"),
     [
-        Change(every_step=math.log(1.05)),
-        Change(every_50th=10.0, num_cases=None),
-        Change(process_in_five=math.log(1.5), num_cases=None),
+        (-0.10, -E, Verdict.IMPROVE),
+        (-0.10, 0.0, Verdict.PASS),
+        (-0.02, LIMIT - E, Verdict.PASS),
+        (0.01, LIMIT - E, Verdict.PASS),  # slower for certain, and by little
+        (0.01, LIMIT, Verdict.REGRESS),
+        (E, 1.0, Verdict.REGRESS),
+        (0.0, LIMIT, Verdict.INCONCLUSIVE),
+        (-0.5, 0.5, Verdict.INCONCLUSIVE),  # noise alone never passes
     ],
-    ids=["5 % of one case", "every 50th step", "one process in five"],
 )
-def test_slowdowns_regress(change):
-    """Also those that are not in every step, or not in every process."""
-    found = ends(change)
+def test_verdict_of_an_interval(low, high, expected):
+    found = group_sequential.verdict_of(low, high, margin=LIMIT)
 
-    assert share(found, REGRESSED) > 0.95 - TOLERANCE
-    assert share(found, PASSED) < 0.05 + TOLERANCE
+    assert expected is found
+    assert found.is_pass == (found in (Verdict.PASS, Verdict.IMPROVE))
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.01])
+def test_the_interval_has_confidence_of_one_minus_twice_alpha(alpha):
+    """Two one-sided tests at level alpha."""
+    logs = [0.01, 0.03, -0.01, 0.02]
+    found = judged(logs, alpha=alpha)
+    low, high = stats.t.interval(1 - 2 * alpha, 3, np.mean(logs), stats.sem(logs))
+    expected = math.exp(low), math.exp(high), 1 - 2 * alpha
+
+    assert pytest.approx(expected) == (
+        found.slowdown.low,
+        found.slowdown.high,
+        found.slowdown.confidence,
+    )
+    assert (4, 0.05, alpha) == (found.slowdown.n, found.delta, found.alpha)
+
+
+@pytest.mark.parametrize(
+    ("logs", "expected"),
+    [
+        ([-0.10, -0.11, -0.12, -0.10], Verdict.IMPROVE),
+        ([0.01, 0.00, -0.01, 0.00], Verdict.PASS),
+        ([0.10, 0.11, 0.12, 0.10], Verdict.REGRESS),
+        ([0.30, -0.30, 0.10, -0.10], Verdict.INCONCLUSIVE),
+        ([0.0, 0.0], Verdict.PASS),
+    ],
+)
+def test_verdict_of_generations(logs, expected):
+    assert judged(logs).verdict is expected
+
+
+@pytest.mark.parametrize(
+    ("logs", "options", "message"),
+    [
+        ([0.1], {}, r"there is 1 generation, a verdict needs 2 or more of each side"),
+        ([0, 0], {"delta": 0}, r"delta is 0, must be more than 0 and at most 1: the"),
+        ([0, 0], {"delta": 5}, r"delta is 5, must be more than 0 and at most 1"),
+        ([0, 0], {"delta": math.nan}, r"delta is nan, must be"),
+        ([0, 0], {"alpha": 0}, r"alpha is 0, must be more than 0 and less than 0\.5"),
+        ([0, 0], {"alpha": 0.5}, r"alpha is 0\.5, must be more than 0 and less than"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(logs, options, message):
+    with pytest.raises(errors.ResultsError, match=message):
+        judged(logs, **options)
 
 
 def test_turns_alone_miss_a_step_in_fifty():
@@ -87,8 +108,6 @@ def test_turns_alone_miss_a_step_in_fifty():
 
 def test_levels_spend_the_error_and_no_more():
     """Brownian motion crosses the bounds of all looks with the stated probability."""
-    from scipy import special
-
     looks, alpha = (3, 4, 6, 8, 12), 0.05
     levels = group_sequential.nominal_levels(looks, 12, alpha)
     steps = np.random.default_rng(3).standard_normal((40_000, 12))
@@ -111,7 +130,8 @@ def test_a_case_without_numbers_stays_undecided():
     """The other one has passed once enough generations were seen."""
     logs = np.full((1, LOOKS[-1], 2), np.nan)
     logs[0, :, 0] = np.resize([-0.001, 0.001, 0.0], LOOKS[-1])
-    found = group_sequential.outcomes({TURNS: logs}, DESIGN)
+    design = Design(looks=LOOKS, most=LOOKS[-1], delta=0.05, alpha=0.05)
+    found = group_sequential.outcomes({TURNS: logs}, design)
 
     assert [PASSED, group_sequential.UNDECIDED] == found.of_cases[TURNS][0].tolist()
     assert group_sequential.fewest_to_pass(0.05) == found.decided_at[TURNS][0, 0]
@@ -153,8 +173,7 @@ def test_single_processes_are_judged_by_their_sign():
     both[0, :4], both[1, :4] = 0.4, -0.4
     for generation in range(8):
         one[generation, generation % 6] = 0.4
+    found = group_sequential.singles(one, design, number=8)
 
     assert not group_sequential.singles(both, design, number=8).holds
-    found = group_sequential.singles(one, design, number=8)
-    assert found.holds
-    assert (8, 0) == (int(found.num_slower), int(found.num_faster))
+    assert (True, 8, 0) == (found.holds, int(found.num_slower), int(found.num_faster))

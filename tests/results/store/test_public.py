@@ -62,38 +62,44 @@ def test_every_text_of_a_record_is_listed_or_left_out():
     assert public.MAPPINGS <= public.FACTS | public.TEXTS
 
 
-def test_text_of_a_field_that_is_not_listed_is_left_out():
-    """At any depth; numbers stay, and so do names of options."""
-    record = {
-        "traceback": TOKEN,
-        "unknown": TOKEN,
-        "also": {"unknown": [TOKEN, 1], "x": 2, "y": [[TOKEN], 3]},
-        "options": {"path": "/mnt/team/x", "depth": 3, "name": None},
-        "step_time_sec": [0.1, 2],
-    }
-
-    assert public.facts(record) == {
-        "also": {"x": 2, "unknown": [None, 1], "y": [None, 3]},
-        "options": {"path": ".../x", "depth": 3, "name": None},
-        "step_time_sec": [0.1, 2],
-    }
-
-
-def test_an_option_and_its_value_are_masked_together():
-    """They may be two words of a command."""
-    command = ["harness", "--hub-token", TOKEN, "--data-dir", "/mnt/team-x/data"]
-
-    assert public.facts({"command": command})["command"] == [
-        *("harness", "--hub-token", "***", "--data-dir", ".../data")
-    ]
-
-
-def test_a_spec_says_that_it_is_abridged():
-    """Its id is of the whole; nothing is said where nothing was masked."""
-    spec = {"code_digest": "abc", "variables": {"XLA_FLAGS": "--dump=/mnt/x/y"}}
-
-    assert public.facts(spec)["is_abridged"] is True
-    assert public.facts({"code_digest": "abc"}) == {"code_digest": "abc"}
+@pytest.mark.parametrize(
+    ("record", "public_record"),
+    [
+        # At any depth; numbers stay, and so do names of options.
+        (
+            {
+                "traceback": TOKEN,
+                "unknown": TOKEN,
+                "also": {"unknown": [TOKEN, 1], "x": 2, "y": [[TOKEN], 3]},
+                "options": {"path": "/mnt/team/x", "depth": 3, "name": None},
+                "step_time_sec": [0.1, 2],
+            },
+            {
+                "also": {"x": 2, "unknown": [None, 1], "y": [None, 3]},
+                "options": {"path": ".../x", "depth": 3, "name": None},
+                "step_time_sec": [0.1, 2],
+            },
+        ),
+        # An option and its value may be two words of a command.
+        (
+            {"command": ["harness", "--hub-token", TOKEN, "--data-dir", "/mnt/x/data"]},
+            {"command": ["harness", "--hub-token", "***", "--data-dir", ".../data"]},
+        ),
+        # The id of a spec is of the whole; nothing is said where nothing was masked.
+        (
+            {"code_digest": "abc", "variables": {"XLA_FLAGS": "--dump=/mnt/x/y"}},
+            {
+                "code_digest": "abc",
+                "variables": {"XLA_FLAGS": "--dump=.../y"},
+                "is_abridged": True,
+            },
+        ),
+        ({"code_digest": "abc"}, {"code_digest": "abc"}),
+    ],
+    ids=["unknown fields", "command", "spec", "nothing private"],
+)
+def test_what_of_a_record_leaves_the_machine(record, public_record):
+    assert public_record == public.facts(record)
 
 
 def test_lines_of_observations_hold_no_reason_and_nothing_unknown():

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import pathlib
 import zipfile
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from ended import ended_ids
 
 from results import errors
 from results.records import measuring, upgrade
-from results.records.models import SCHEMA_VERSION, TrialStatus
+from results.records.models import SCHEMA_VERSION
 from results.store import atomic, zipped
 from results.store.study_store import Store
 
@@ -92,80 +91,35 @@ def test_unfinished_and_empty_folders_are_not_finished(store):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "reason"),
+    ("version", "error", "message"),
     [
-        ("result.json", "{", "not JSON: "),
-        ("result.json", "[]", "holds a list, must hold an object"),
-        ("status.json", "{}", "schema_version is None, must be an integer"),
-        ("spec.json", '{"schema_version": 4}', "workload: Field required"),
-        ("env.json", "\x00\xff", "not JSON"),
+        (
+            7,
+            errors.NewerSchemaError,
+            (
+                r"plan.json' was written by a newer version \(schema 7, this reads up"
+                rf" to {SCHEMA_VERSION}\): upgrade replicator-harness"
+            ),
+        ),
+        (
+            3,
+            errors.OlderSchemaError,
+            (
+                r"plan.json' was written by an older version \(schema 3, this reads 4"
+                r" and newer\): read it with the release that wrote it, or measure ag"
+            ),
+        ),
     ],
 )
-def test_corrupt_record_is_named_and_the_others_stay_readable(
-    store, name, text, reason
-):
-    """One broken file costs one trial."""
-    broken, *others = store.trial_ids()
-    path = store.trial_dir(broken) / name
-    path.write_text(text)
-    (problem,) = store.read().problems
-
-    assert path == problem.path
-    assert problem.reason.startswith(reason)
-    assert others == [trial.trial_id for trial in store.read().trials]
-    with pytest.raises(
-        errors.CorruptRecordError, match=r"corrupt record '.*': .*; the other records"
-    ):
-        store.read_trial(broken)
-
-
-def test_edited_spec_no_longer_matches_its_name(store):
-    """Identity is content: a changed spec is not that trial any more."""
-    broken = store.trial_ids()[0]
-    _edit(store.trial_dir(broken) / "spec.json", num_measured_steps=9999)
-    (problem,) = store.read().problems
-
-    assert f"the folder is named '{broken}'" in problem.reason
-
-
-def test_record_of_another_trial_is_corrupt(store):
-    """A result that was copied into the wrong folder is not used."""
-    first, second, *_ = store.trial_ids()
-    text = (store.trial_dir(second) / "result.json").read_text()
-    (store.trial_dir(first) / "result.json").write_text(text)
-    (problem,) = store.read().problems
-
-    assert f"belongs to trial '{second}', lies in '{first}'" == problem.reason
-
-
-def test_ok_without_result_is_corrupt(store):
-    """A number that is said to exist must exist."""
-    broken = store.trial_ids()[0]
-    (store.trial_dir(broken) / "result.json").unlink()
-    (problem,) = store.read().problems
-
-    assert problem.reason == "missing, though the status is 'ok'"
-
-
-def test_newer_version_is_refused(store):
-    """Of a trial; each verb refuses that of a plan (``test_cli_sweeps.py``)."""
-    _edit(store.trial_dir(store.trial_ids()[0]) / "result.json", schema_version=7)
-    message = (
-        r"result.json' was written by a newer version \(schema 7, this reads up to "
-        rf"{SCHEMA_VERSION}\): upgrade replicator-harness"
-    )
-    with pytest.raises(errors.NewerSchemaError, match=message):
+def test_another_version_is_one_clear_error(store, version, error, message):
+    """Of a plan, and of a trial."""
+    result = store.trial_dir(store.trial_ids()[0]) / "result.json"
+    _edit(result, schema_version=version)
+    with pytest.raises(error, match=message.replace("plan", "result")):
         list(Store.open(store.root).trials())
-
-
-def test_a_version_that_was_never_published_is_one_clear_error(store):
-    _edit(store.root / "plan.json", schema_version=3)
-    with pytest.raises(
-        errors.OlderSchemaError,
-        match=r"plan.json' was written by an older version \(schema 3, this reads 4 and"
-        r" newer\): read it with the release that wrote it, or measure again",
-    ):
-        Store.open(store.root)
+    _edit(store.root / "plan.json", schema_version=version)
+    with pytest.raises(error, match=message):
+        Store.open(store.root).read_plan()
 
 
 def test_a_trial_of_the_version_before_keeps_its_name(tmp_path, synthetic):
@@ -186,49 +140,42 @@ def test_a_trial_of_the_version_before_keeps_its_name(tmp_path, synthetic):
     assert len(store.read_plan().trials) == len(before)
 
 
-def test_missing_plan_says_how_to_get_one(store):
+def test_opening_nothing_is_an_error(tmp_path, store):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    for name, message in (
+        ("missing", "the directory does not exist"),
+        ("empty", "holds neither plan.json nor"),
+        ("file", "is a file, must be a study"),
+    ):
+        with pytest.raises(errors.OpenStoreError, match=message):
+            Store.open(tmp_path / name)
     (store.root / "plan.json").unlink()
     with pytest.raises(errors.MissingRecordError, match=r"has no plan.json; run the"):
         Store.open(store.root).read_plan()
 
 
-def test_opening_nothing_is_an_error(tmp_path):
-    with pytest.raises(errors.OpenStoreError, match="the directory does not exist"):
-        Store.open(tmp_path / "missing")
-    with pytest.raises(errors.OpenStoreError, match=r"holds neither plan.json nor"):
-        Store.open(tmp_path)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(errors.OpenStoreError, match="is a file, must be a study"):
-        Store.open(tmp_path / "file")
-
-
-def test_creating_where_it_cannot_be_is_an_error(tmp_path):
+def test_creating_where_it_cannot_be_is_an_error(tmp_path, store):
     """A file in the way, a folder of something else, a place nobody can write."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(errors.OpenStoreError, match="is a file; choose another"):
-        Store.create(tmp_path / "file" / "study")
-    with pytest.raises(errors.OpenStoreError, match="holds files but no study"):
-        Store.create(tmp_path)
-    with pytest.raises(errors.WriteStoreError, match="cannot write study directory"):
-        Store.create(pathlib.Path("/proc/nowhere/study"))
+    for path, error, message in (
+        (
+            tmp_path / "file" / "study",
+            errors.OpenStoreError,
+            "is a file; choose another",
+        ),
+        (tmp_path, errors.OpenStoreError, "holds files but no study"),
+        (
+            Path("/proc/nowhere/study"),
+            errors.WriteStoreError,
+            "cannot write study directory",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            Store.create(path)
 
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-def test_creating_twice_opens_the_same(store):
+    assert {"file", "study"} == {path.name for path in tmp_path.iterdir()}
     assert len(Store.create(store.root).trial_ids()) == 4
-
-
-def test_failure_has_its_phase(tmp_path, synthetic):
-    shape = synthetic.Shape(
-        replicas=(1,),
-        statuses={("in_graph", synthetic.WEAK, 1, 0): TrialStatus.FAILED},
-    )
-    store = synthetic.make_store(tmp_path, shape)
-    (failed,) = [t for t in store.trials() if t.status.status is not TrialStatus.OK]
-
-    assert failed.status.failure.phase.value == "build"
-    assert failed.result is None
 
 
 def test_plans_of_workloads_that_draw_say_so_after_an_upgrade(tmp_path):
@@ -264,17 +211,13 @@ def test_kept_studies_know_what_their_metrics_mean(name):
     assert recorded <= known
 
 
-@pytest.fixture
-def failing_sync(monkeypatch):
+def test_an_error_of_a_disk_names_the_file(tmp_path, monkeypatch):
+    """Without a name it is taken for one of the standard output."""
+
     def fail(_):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "fsync", fail)
-
-
-@pytest.mark.usefixtures("failing_sync")
-def test_an_error_of_a_disk_names_the_file(tmp_path):
-    """Without a name it is taken for one of the standard output."""
     with pytest.raises(OSError, match=r"Input/output error: '.*/x\.json'"):
         atomic.write_text(tmp_path / "x.json", "{}")
     with pytest.raises(OSError, match=f"Input/output error: '{tmp_path}'"):
@@ -294,21 +237,15 @@ def _zip(path, **files):
 
 
 def test_a_zip_is_unpacked_and_removed(tmp_path):
-    """Its study is the folder in it; entries for folders are none."""
-    path = _zip(
-        tmp_path / "a.zip", **{"a/": "", PLAN_OF_A: "1", "a/trials/x/y.json": "2"}
-    )
-
-    with zipped.opened(path) as root:
+    """Its study is the folder in it, or all of it where it was packed from inside."""
+    names = {"a/": "", PLAN_OF_A: "1", "a/trials/x/y.json": "2"}
+    with zipped.opened(_zip(tmp_path / "a.zip", **names)) as root:
         assert "a" == root.name
         assert "1" == (root / "plan.json").read_text()
         assert "2" == (root / "trials/x/y.json").read_text()
     assert not root.exists()
 
-
-def test_a_zip_of_a_folder_from_inside_is_a_study(tmp_path):
-    """As somebody packs it again who has unpacked it."""
-    with zipped.opened(_zip(tmp_path / "a.zip", **{"plan.json": "1"})) as root:
+    with zipped.opened(_zip(tmp_path / "b.zip", **{"plan.json": "1"})) as root:
         assert "1" == (root / "plan.json").read_text()
 
 
@@ -351,51 +288,31 @@ def test_a_folder_around_one_study_is_that_study(tmp_path):
 def test_other_zips_are_refused(tmp_path, names, message):
     path = _zip(tmp_path / "a.zip", **dict.fromkeys(names, "1"))
 
+    _refused(path, message)
+
+
+def _refused(path, message):
     with pytest.raises(errors.ResultsError, match=message), zipped.opened(path):
         pass
 
 
-def test_files_that_are_no_zips_are_refused(tmp_path, monkeypatch):
-    """Other files, damaged ones, and those that would fill a disk."""
+def test_files_that_cannot_be_unpacked_are_refused(tmp_path, monkeypatch):
+    """Other files, damaged ones, those that would fill a disk, and a full disk."""
     path = tmp_path / "a.zip"
     path.write_text("text")
-    with (
-        pytest.raises(
-            errors.ResultsError, match=r"is no zip file of a study: .*zip fi"
-        ),
-        zipped.opened(path),
-    ):
-        pass
+    _refused(path, r"is no zip file of a study: .*zip fi")
 
     content = _zip(path, **{PLAN_OF_A: "some text"}).read_bytes()
     path.write_bytes(content.replace(b"some", b"more"))
-    with pytest.raises(errors.ResultsError, match=r"Bad CRC-32"), zipped.opened(path):
-        pass
+    _refused(path, r"Bad CRC-32")
 
     path.write_bytes(content)
-    monkeypatch.setattr(zipped, "MOST_BYTES", 8)
-    with (
-        pytest.raises(
-            errors.ResultsError, match=r"1 files of 0 MiB, at most .* MiB are"
-        ),
-        zipped.opened(path),
-    ):
-        pass
-
-
-def test_a_full_disk_is_named(tmp_path, monkeypatch):
-    """With the variable that names another folder."""
+    with monkeypatch.context() as patch:
+        patch.setattr(zipped, "MOST_BYTES", 8)
+        _refused(path, r"1 files of 0 MiB, at most .* MiB are")
 
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    path = _zip(tmp_path / "a.zip", **{PLAN_OF_A: "1"})
     monkeypatch.setattr(Path, "write_bytes", fail)
-    with (
-        pytest.raises(
-            errors.ResultsError,
-            match=r"cannot be unpacked into '.*': No space left on device; .* TMPDIR$",
-        ),
-        zipped.opened(path),
-    ):
-        pass
+    _refused(path, r"cannot be unpacked into '.*': No space left on device; .* TMPDIR$")

@@ -53,38 +53,25 @@ def planned_match(like, backend, num_replicas):
 
 def record_match(store, trial, losses=LOSSES, sketch=SKETCH, status=TrialStatus.OK):
     """Writes the records of a trial that matches, as if it had run."""
-    like = next(entry for entry in load_study(store).planned if entry.trial is not None)
-    assert like.trial is not None
-    assert like.trial.env is not None
-    assert like.trial.status is not None
+    like = next(iter(store.trials()))
     (rank,) = like.result.ranks
-    rank = rank.model_copy(
-        update={
-            "losses": tuple(losses),
-            "warmup_step_time_sec": (0.1,),
-            "step_time_sec": (0.1, 0.1),
-        }
-    )
-    result = like.result.model_copy(
-        update={
-            "trial_id": trial.trial_id,
-            "global_batch_size": GLOBAL_BATCH_SIZE,
-            "num_measured_steps": 2,
-            "turns": (),
-            "ranks": (rank,),
-            "quality": (),
-            "changes": (Change(group="optimizer", name="adam", sketch=tuple(sketch)),),
-        }
-    )
+    times = {"warmup_step_time_sec": (0.1,), "step_time_sec": (0.1, 0.1)}
+    rank = rank.model_copy(update=times | {"losses": tuple(losses)})
+    name = {"trial_id": trial.trial_id}
+    update = name | {
+        "global_batch_size": GLOBAL_BATCH_SIZE,
+        "num_measured_steps": 2,
+        "turns": (),
+        "ranks": (rank,),
+        "quality": (),
+        "changes": (Change(group="optimizer", name="adam", sketch=tuple(sketch)),),
+    }
     folder = store.matching
     folder.write_spec(trial.trial_id, trial.spec)
-    folder.write_env(trial.trial_id, like.trial.env)
-    folder.write_result(trial.trial_id, result)
-    update = {"trial_id": trial.trial_id, "status": status}
-    folder.write_status(
-        trial.trial_id,
-        StatusRecord.model_validate(like.trial.status.model_dump() | update),
-    )
+    folder.write_env(trial.trial_id, like.env)
+    folder.write_result(trial.trial_id, like.result.model_copy(update=update))
+    ended = like.status.model_dump() | name | {"status": status}
+    folder.write_status(trial.trial_id, StatusRecord.model_validate(ended))
 
 
 @pytest.fixture
@@ -194,18 +181,15 @@ def test_the_report_crosses_it_out(store):
     page = build.build_report(store)
     view = view_store(store)
     table = text.summary_table(view)
-    (found,) = [
-        match
-        for match in summary.summarize(view.study)["matches"]
-        if match["backend"] == "in_graph"
-    ]
+    matches = summary.summarize(view.study)["matches"]
+    (found,) = (match for match in matches if match["backend"] == "in_graph")
 
     assert re.search(r'<s title="does not match one replica: .*?">2</s>', page)
     assert "crossed out at 2 replicas, since it does not match one replica" in page
     assert "in_graph x2 is crossed out: it does not match one replica" in page
     assert any("crossed out" in str(cell) for cell in table.columns[3].cells)
     assert ("differs", 0.5) == (found["outcome"], found["change_difference"])
-    json.dumps(summary.summarize(view.study), allow_nan=False)
+    json.dumps(matches, allow_nan=False)
 
 
 def test_what_cannot_be_compared_is_not_checked_and_says_why(store):
@@ -235,40 +219,39 @@ def test_what_cannot_be_compared_is_not_checked_and_says_why(store):
     )
 
 
-def test_a_backend_that_cannot_be_matched_says_why(store):
-    """The plan has the reason in place of a trial."""
-    plan = store.read_plan()
-    reason = {"in_graph": "every worker updates from the values that it has read"}
-    store.write_plan(plan.model_copy(update={"matching": Matching(not_checked=reason)}))
-    first, second = load_study(store).matches
-
-    assert reason["in_graph"] == first.reason
-    assert "it was not planned" == second.reason
-    assert not first.has_failed
-
-
-def test_steps_that_change_nothing_check_nothing(store):
+def _of_zeros(store, plan):
     """As with a learning rate of zero: equal losses alone are no proof."""
-    for trial in (store.read_plan().matching or Matching()).trials:
+    for trial in plan.matching.trials:
         record_match(store, trial, sketch=(0.0, 0.0))
-    study = load_study(store)
-
-    assert {"2 steps change no variable on either side"} == {
-        match.reason for match in study.matches
-    }
-    assert {Outcome.NOT_CHECKED} == {match.outcome for match in study.matches}
+    return plan.matching
 
 
-def test_a_plan_that_lacks_the_one_replica_checks_nothing(store):
-    """As one that was edited by hand, or is damaged."""
+@pytest.mark.parametrize(
+    ("change", "reasons"),
+    [
+        # The plan has the reason in place of a trial.
+        (
+            lambda _, plan: Matching(not_checked={"in_graph": "every worker updates"}),
+            ["every worker updates", "it was not planned"],
+        ),
+        # As one that was edited by hand, or is damaged.
+        (
+            lambda _, plan: Matching(trials=plan.matching.trials[1:]),
+            ["one replica with the same global batch was not planned"] * 2,
+        ),
+        (_of_zeros, ["2 steps change no variable on either side"] * 2),
+    ],
+    ids=["not planned", "no reference", "no change"],
+)
+def test_a_study_that_checks_nothing_says_why(store, change, reasons):
     plan = store.read_plan()
-    assert plan.matching is not None
-    kept = Matching(trials=plan.matching.trials[1:])
-    store.write_plan(plan.model_copy(update={"matching": kept}))
+    plan = plan.model_copy(update={"matching": change(store, plan)})
+    store.write_plan(plan)
+    found = load_study(store).matches
 
-    assert {"one replica with the same global batch was not planned"} == {
-        match.reason for match in load_study(store).matches
-    }
+    assert reasons == [match.reason for match in found]
+    assert {Outcome.NOT_CHECKED} == {match.outcome for match in found}
+    assert found[0].has_failed == (reasons[0] != "every worker updates")
 
 
 def test_a_change_of_zero_is_no_difference():

@@ -37,41 +37,26 @@ def texts(first, second):
     }
 
 
-def test_equal_studies_differ_in_nothing(make):
-    """What is drawn for each trial, such as the hash seed, is no difference."""
-    seed = "PYTHONHASHSEED"
-    first = make("a", {"environment_variables": {seed: "1"}})
-    second = make("b", {"environment_variables": {seed: "2"}})
-
-    assert {} == texts(first, second)
+ENV = {
+    "machine_state": STATE,
+    "packages": {"tensorflow": "2.21.0", "replicator-harness": "0.1.0"},
+}
+OTHER = {
+    "machine_state": STATE
+    | {"git_commit": "f" * 40, "is_source_modified": True, "container": "docker"},
+    "packages": {"tensorflow": "2.22.0", "replicator-harness": "0.2.0"},
+    "kernel": "Linux 7",
+    "environment_variables": {"MALLOC_ARENA_MAX": "1"},
+}
 
 
 def test_each_difference_is_in_its_group(make):
-    """Each fact with both values, and the workload's version."""
-    first = make(
-        "a",
-        {
-            "machine_state": STATE,
-            "packages": {"tensorflow": "2.21.0", "replicator-harness": "0.1.0"},
-        },
-    )
-    second = make(
-        "b",
-        {
-            "machine_state": STATE
-            | {
-                "git_commit": "f" * 40,
-                "is_source_modified": True,
-                "container": "docker",
-            },
-            "packages": {"tensorflow": "2.22.0", "replicator-harness": "0.2.0"},
-            "kernel": "Linux 7",
-            "environment_variables": {"MALLOC_ARENA_MAX": "1"},
-        },
-        workload_version="2",
-    )
+    """With both values; what is drawn for each trial is no difference."""
+    seeds = ({"environment_variables": {"PYTHONHASHSEED": of}} for of in "12")
+    first, second = make("a", ENV), make("b", OTHER, workload_version="2")
     kernel = first.entries[0].trial.env.kernel
 
+    assert {} == texts(*(make(f"equal {n}", env) for n, env in enumerate(seeds)))
     assert {
         "machine: kernel": f"{kernel} / Linux 7",
         "software: tensorflow": "2.21.0 / 2.22.0",

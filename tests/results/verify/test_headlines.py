@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import published_studies
@@ -12,16 +11,13 @@ import pytest
 
 from results.statistics import estimates, generations
 from results.store.study_store import Store
-from results.study.cases import Study, load_study
+from results.study.cases import load_study
 from results.verify import check as check_lib
 from results.verify import trials
 from results.verify.check import Check
 
-if TYPE_CHECKING:
-    from results.verify.trials import Raws
 
-
-def same(stated: estimates.Estimate, figure: check_lib.Figure) -> bool:
+def same(stated, figure):
     """Whether two figures are equal, to twelve digits."""
     factor = 1.1 if "widened" in stated.method else 1.0
     halves = [] if figure.half is None else [-figure.half, figure.half]
@@ -30,71 +26,69 @@ def same(stated: estimates.Estimate, figure: check_lib.Figure) -> bool:
     return (derived, figure.n) == (pytest.approx(numbers, rel=1e-12), stated.n)
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 10])
-def test_repetitions(number: int) -> None:
-    """Geometric mean and Student's interval."""
-    values = list(np.random.default_rng(number).lognormal(3, 0.2, number))
-    logs = [[math.log(value)] for value in values]
-    stated = estimates.geometric_mean(values, unit="")
-
-    assert same(stated, check_lib.over_rounds(logs))
-
-
-@pytest.mark.parametrize("number", [1, 3, 4, 5, 19, 20, 23, 150, 1000])
-def test_one_generation(number: int) -> None:
-    """Batches of consecutive rounds."""
-    logs = list(np.random.default_rng(number).normal(0, 0.1, number))
-    stated = generations.these_processes_only(logs)
-
-    assert same(stated, check_lib.over_rounds([logs]))
-
-
-@pytest.mark.parametrize("spread", [0.0, 0.02, 0.2])
-def test_intervals_that_rounds_or_generations_decide(spread: float) -> None:
-    """Generations of unlike numbers of rounds."""
+def drawn(numbers, spread=0.0):
+    """Logs of generations of so many rounds each."""
     generator = np.random.default_rng(9)
-    logs = [
+    return [
         list(generator.normal(generator.normal(0, spread), 0.1, number))
-        for number in (1, 5, 9, 20)
+        for number in numbers
     ]
 
-    assert same(generations.over_rounds(logs), check_lib.over_rounds(logs))
 
+@pytest.mark.parametrize(
+    ("stated", "logs"),
+    [
+        # Geometric mean and Student's interval of repetitions.
+        *(
+            (
+                lambda of: estimates.geometric_mean(np.exp(np.ravel(of)), unit=""),
+                [1] * n,
+            )
+            for n in (1, 2, 3, 10)
+        ),
+        # Batches of consecutive rounds.
+        *(
+            (lambda of: generations.these_processes_only(of[0]), [n])
+            for n in (1, 3, 4, 5, 19, 20, 23, 150, 1000)
+        ),
+        # Generations of unlike numbers of rounds.
+        (generations.over_rounds, [1, 5, 9, 20]),
+        # Widened from six on.
+        *(
+            (lambda of: generations.over_rounds(of, is_stopped_on_width=True), [1] * n)
+            for n in (2, 5, 6, 12)
+        ),
+    ],
+)
+@pytest.mark.parametrize("spread", [0.0, 0.02, 0.2])
+def test_intervals_are_what_other_code_says(stated, logs, spread):
+    made = drawn(logs, spread)
 
-@pytest.mark.parametrize("number", [2, 5, 6, 12])
-def test_generations_that_stopped_on_width(number: int) -> None:
-    """Widened from six on."""
-    logs = list(np.random.default_rng(number).normal(0, 0.1, number))
-    stated = generations.over_generations(logs, is_stopped_on_width=True)
-
-    assert same(stated, check_lib.over_rounds([[log] for log in logs]))
-    assert ("widened" in stated.method) == (number > 5)
+    assert same(stated(made), check_lib.over_rounds(made))
 
 
 @pytest.fixture(scope="module")
-def published() -> tuple[Study, Raws]:
+def published():
     """Returns a published study of two backends in both modes, and its raw trials."""
     store = Store.open(published_studies.study("resnet50-two-cores"))
     study = load_study(store)
     return study, trials.compare(store, study.entries, Check())
 
 
-def compared(study: Study, raws: Raws) -> Check:
+def compared(study, raws):
     """Compares headline figures, without equivalence checks."""
     check = Check()
     check_lib.compare_headlines(study, raws, {}, check)
     return check
 
 
-def of_two_replicas(study: Study) -> str:
+def of_two_replicas(study):
     """Returns a trial of the first case of two replicas."""
     case = next(case for case in study.cases if case.spec.num_replicas == 2)
     return case.ok_entries[0].trial_id
 
 
-def test_a_longer_block_differs_in_each_figure_of_its_case(
-    published: tuple[Study, Any],
-) -> None:
+def test_a_longer_block_differs_in_each_figure_of_its_case(published):
     """And in no other; of an untouched study nothing differs."""
     study, raws = published
     assert not compared(study, raws).differences
@@ -110,9 +104,7 @@ def test_a_longer_block_differs_in_each_figure_of_its_case(
     assert len(check.differences) < check.num_recomputed(*check_lib.KINDS) / 2
 
 
-def test_a_trial_without_raw_observations_is_not_taken_for_verified(
-    published: tuple[Study, Any],
-) -> None:
+def test_a_trial_without_raw_observations_is_not_taken_for_verified(published):
     """It is named with each figure that needs it."""
     study, raws = published
     trial_id = of_two_replicas(study)

@@ -29,7 +29,7 @@ LOAD = {
 Lines = list[dict[str, Any]]
 
 
-def step(index: int, phase: str, start: int, duration: int) -> dict[str, Any]:
+def step(index: int, phase: str, start: int, duration: int):
     """Returns the line of a step; times are in milliseconds."""
     return {
         "kind": "step",
@@ -41,7 +41,7 @@ def step(index: int, phase: str, start: int, duration: int) -> dict[str, Any]:
     }
 
 
-def turn(round_index: int, start: int, end: int) -> dict[str, Any]:
+def turn(round_index: int, start: int, end: int):
     """Returns the line of a turn of two steps; times are in milliseconds."""
     return {
         "kind": "turn",
@@ -59,7 +59,7 @@ def turn(round_index: int, start: int, end: int) -> dict[str, Any]:
     }
 
 
-def rank_lines() -> Lines:
+def rank_lines():
     """Returns the lines of a rank: two steps to warm up, two turns of two steps."""
     return [
         {"kind": "phase", "phase": "first_step", "ns": 0},
@@ -82,7 +82,7 @@ def rank_lines() -> Lines:
     ]
 
 
-def write(folder: Path, *ranks: Lines, loads: Lines | None = None) -> Path:
+def write(folder: Path, *ranks: Lines, loads: Lines | None = None):
     """Writes the raw observations of a trial."""
     folder.mkdir(exist_ok=True)
     for rank, lines in enumerate(ranks):
@@ -94,12 +94,12 @@ def write(folder: Path, *ranks: Lines, loads: Lines | None = None) -> Path:
     return folder
 
 
-def load(round_index: int, **fields: Any) -> dict[str, Any]:
+def load(round_index: int, **fields: Any):
     """Returns the line of the load within a turn."""
     return {"round_index": round_index, "attempt": 0, **LOAD, **fields}
 
 
-def test_turns_are_joined_over_ranks(tmp_path: Path) -> None:
+def test_turns_are_joined_over_ranks(tmp_path):
     """From the latest start to the latest end; sums of what processes used."""
     second = rank_lines()
     second[9] = turn(0, 99, 120)
@@ -131,8 +131,8 @@ def test_turns_are_joined_over_ranks(tmp_path: Path) -> None:
     ("hosts", "window_sec"), [(("a", "a"), 0.13), (("a", "b"), 0.14)]
 )
 def test_clocks_of_two_machines_are_not_compared(
-    tmp_path: Path, hosts: tuple[str, str], window_sec: float
-) -> None:
+    tmp_path, hosts: tuple[str, str], window_sec: float
+):
     """Rank 1 is the faster one, and its machine started a second earlier."""
     ranks = [[line for line in rank_lines() if line["kind"] != "turn"] for _ in hosts]
     (last,) = [line for line in ranks[1] if line.get("index") == 5]
@@ -148,7 +148,7 @@ def test_clocks_of_two_machines_are_not_compared(
     assert window_sec == found.result["window_sec"]
 
 
-def test_programs_that_never_communicate_have_a_batch_each(tmp_path: Path) -> None:
+def test_programs_that_never_communicate_have_a_batch_each(tmp_path):
     """Ranks of one program share a batch."""
     folder = write(tmp_path / "t", rank_lines(), rank_lines())
 
@@ -157,7 +157,7 @@ def test_programs_that_never_communicate_have_a_batch_each(tmp_path: Path) -> No
         assert size == found.result["global_batch_size"]
 
 
-def test_a_failed_check_makes_a_trial_incomplete(tmp_path: Path) -> None:
+def test_a_failed_check_makes_a_trial_incomplete(tmp_path):
     """As does a process that did not finish."""
     lines = rank_lines()
     insane = copy.deepcopy(lines)
@@ -189,18 +189,16 @@ def test_a_failed_check_makes_a_trial_incomplete(tmp_path: Path) -> None:
         ({}, 1, True),
     ],
 )
-def test_the_void_rule(
-    fields: dict[str, Any], num_retraces: int, *, is_void: bool
-) -> None:
+def test_the_void_rule(fields: dict[str, Any], num_retraces: int, *, is_void: bool):
     """3 % of foreign and 1 % of stolen time, and what can be rounding; one core."""
     assert is_void == trials.is_void(LOAD | fields, num_retraces)
 
 
-def _drop(index: int) -> Callable[[Lines], None]:
+def _drop(index: int):
     return lambda lines: lines.pop(index) and None
 
 
-def _set(index: int, name: str, value: Any) -> Callable[[Lines], None]:
+def _set(index: int, name: str, value: Any):
     return lambda lines: lines[index].update({name: value})
 
 
@@ -223,8 +221,8 @@ def _set(index: int, name: str, value: Any) -> Callable[[Lines], None]:
     ],
 )
 def test_what_contradicts_itself_is_refused(
-    tmp_path: Path, change: Callable[[Lines], None], message: str
-) -> None:
+    tmp_path, change: Callable[[Lines], None], message: str
+):
     """The message names the rank and the step or turn."""
     lines = rank_lines()
     change(lines)
@@ -234,7 +232,7 @@ def test_what_contradicts_itself_is_refused(
         trials.read_trial(folder, num_warmup_steps=2)
 
 
-def test_files_that_do_not_match_are_refused(tmp_path: Path) -> None:
+def test_files_that_do_not_match_are_refused(tmp_path):
     """Turns of ranks, the load within turns, the numbers of ranks."""
     other = [line for line in rank_lines() if line["kind"] != "turn"]
     with pytest.raises(RawError, match=r"^ranks have different turns"):
@@ -260,9 +258,7 @@ def test_files_that_do_not_match_are_refused(tmp_path: Path) -> None:
         ("[]", r"rank_0\.jsonl line 1 is no JSON object"),
     ],
 )
-def test_lines_that_are_not_records_are_refused(
-    tmp_path: Path, text: str, message: str
-) -> None:
+def test_lines_that_are_not_records_are_refused(tmp_path, text: str, message: str):
     """With the file and the line."""
     (tmp_path / "rank_0.jsonl").write_text(text)
 
@@ -270,13 +266,13 @@ def test_lines_that_are_not_records_are_refused(
         trials.read_trial(tmp_path, num_warmup_steps=2)
 
 
-def test_no_rank_file_is_no_raw_observation(tmp_path: Path) -> None:
+def test_no_rank_file_is_no_raw_observation(tmp_path):
     """Which differs from one that is wrong."""
     with pytest.raises(FileNotFoundError, match=r"no rank file in "):
         trials.read_trial(tmp_path, num_warmup_steps=2)
 
 
-def test_points_of_a_quality_run_agree_with_the_steps(tmp_path: Path) -> None:
+def test_points_of_a_quality_run_agree_with_the_steps(tmp_path):
     """Their numbers of steps and examples, and the time without the first step."""
     point = {"kind": "point", "num_steps": 6, "num_examples": 48, "quality": []}
     lines = [*rank_lines()[:-1], point | {"train_time_sec": 0.07}, rank_lines()[-1]]

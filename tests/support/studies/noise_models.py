@@ -1,10 +1,13 @@
-"""Gates on noise that is not the one their estimator assumes; all gates at once.
+"""Gates on noise that their estimator does not assume; all gates at once.
+
+A model of noise is what slows programs down by chance: loads that last, tails, states
+of cores, neighbours. The first eleven were at hand when the rule of the gate was
+chosen; ``JUDGED`` were written after it, to judge it on what it was not chosen for.
 
 A generation is a line of cells of 0.25 s. Its turns, two cells each, and then its
 stretches, eight cells each, come in pairs of head and base of one case, in an order
-drawn anew in every round. A model says what slows a cell down: the machine, for
-whatever runs in it, and the process that has it. Every model is scaled so that the
-standard deviation over generations of the log ratio of turns is ``SPREAD``.
+drawn anew in every round. Every model is scaled so that the standard deviation over
+generations of the log ratio of turns is ``SPREAD``.
 """
 
 from __future__ import annotations
@@ -14,16 +17,126 @@ import functools
 import math
 import zlib
 
-import noise
 import numpy as np
-from noise import FACTORS_OF_CASES, MODELS, UNEQUAL
+from scipy import signal
 
+CELL_SEC = 0.25
 CELLS_OF_TURN = 2
 CELLS_OF_STRETCH = 8
 NUM_ROUNDS = 10
 NUM_STRETCHES = 4
 STEPS_OF_STRETCH = 13
 SPREAD = 0.03
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Noise:
+    """What slows programs down by chance; logarithms of times."""
+
+    # Standard deviation and correlation time in seconds of the load that all share, a
+    # sum of first-order autoregressions.
+    machine: tuple[tuple[float, float], ...] = ((0.12, 3.0), (0.04, 100.0))
+    # Student's degrees of freedom of the noise of turns and processes; None for normal
+    # noise.
+    tail_degrees: float | None = None
+    of_step: float = 0.045  # Standard deviation of one step.
+    of_process: float = 0.02  # Of a process, for its whole life.
+    # By how much the slower of two states of a core slows a process, and its
+    # probability.
+    states: tuple[float, float] = (0.0, 0.0)
+    # By how much one process in five is slower, on both sides.
+    slow_process: float = 0.0
+    spoilt: float = 0.0  # Extra deviation of the processes of one generation in ten.
+    # By how much a neighbour that comes and goes slows one core of two: cases on both
+    # cores, and every other one on one.
+    neighbour: float = 0.0
+    drift: float = 0.0  # Of the machine, from the start of a generation to its end.
+    # Excess of the first half of a turn; of each process another one.
+    drift_of_turn: float = 0.0
+    # Mean of exponential bursts of load, which come as the neighbour does.
+    bursts: float = 0.0
+    # By how much a service that wakes every 20 s for 2 s slows everything.
+    beat: float = 0.0
+    unlike: float = 0.0  # Deviation of the logarithm of how noisy a generation is.
+    # By how much a process gets faster or slower within its generation.
+    settling: float = 0.0
+
+
+UNEQUAL = "unequal spreads of cases"
+FACTORS_OF_CASES = (0.5, 0.7, 0.9, 1.0, 1.2, 1.7)
+CHOSEN = {
+    "this machine": Noise(),
+    "AR(1), 0.5 s": Noise(machine=((0.12, 0.5),)),
+    "AR(1), 5 s": Noise(machine=((0.12, 5.0),)),
+    "AR(1), 60 s": Noise(machine=((0.12, 60.0),)),
+    "heavy tails": Noise(tail_degrees=3.0),
+    "two states of a core": Noise(states=(0.06, 0.3)),
+    "one slow process in five": Noise(slow_process=0.10),
+    "one spoilt generation in ten": Noise(spoilt=0.15),
+    "a neighbour on one core": Noise(neighbour=0.3),
+    "drift within a turn": Noise(drift=0.10, drift_of_turn=0.06),
+    UNEQUAL: Noise(),
+}
+JUDGED = {
+    "AR(1), 20 s": Noise(machine=((0.12, 20.0),)),
+    "tails, 4 degrees": Noise(tail_degrees=4.0),
+    "three states of a core": Noise(states=(0.03, 0.5), slow_process=0.04),
+    "bursts of load": Noise(bursts=0.25),
+    "a service every 20 s": Noise(beat=0.3),
+    "generations of unlike noise": Noise(unlike=0.4),
+    "processes that settle": Noise(settling=0.03),
+}
+MODELS = {**CHOSEN, **JUDGED}
+
+
+def draw_noise(noise, generator, shape):
+    """Returns noise of unit scale, with the tails of the model."""
+    if noise.tail_degrees is None:
+        return generator.standard_normal(shape)
+    drawn = generator.standard_t(noise.tail_degrees, shape)
+    return drawn / math.sqrt(3.0)
+
+
+def machine_load(noise, generator, shape, num_cells):
+    """Returns what everything that runs in a cell of a generation has."""
+    total = np.linspace(0, noise.drift, num_cells) * np.ones((*shape, 1))
+    for deviation, correlation_sec in noise.machine:
+        kept = math.exp(-CELL_SEC / correlation_sec)
+        drawn = draw_noise(noise, generator, (*shape, num_cells))
+        drawn *= math.sqrt(1 - kept**2)
+        drawn[..., 0] /= math.sqrt(1 - kept**2)
+        total += deviation * signal.lfilter([1.0], [1.0, -kept], drawn, axis=-1)
+    if noise.bursts:
+        height = generator.exponential(noise.bursts, (*shape, num_cells))
+        total += height * telegraph(generator, shape, num_cells)
+    if noise.beat:
+        since_sec = CELL_SEC * np.arange(num_cells) + 20 * generator.random((*shape, 1))
+        total += noise.beat * (since_sec % 20 < 2)
+    return total
+
+
+def telegraph(generator, shape, num_cells):
+    """A neighbour that stays for 5 s on average, and away for 20 s."""
+    is_there = generator.random(shape) < 0.2
+    found = np.empty((*shape, num_cells))
+    changes = generator.random((*shape, num_cells))
+    for index in range(num_cells):
+        rate = np.where(is_there, CELL_SEC / 5, CELL_SEC / 20)
+        is_there = is_there ^ (changes[..., index] < rate)
+        found[..., index] = is_there
+    return found
+
+
+def processes(noise, generator, shape):
+    """Returns what each process has for its whole life."""
+    total = noise.of_process * draw_noise(noise, generator, shape)
+    slower, probability = noise.states
+    total += slower * (generator.random(shape) < probability)
+    total += noise.slow_process * (generator.random(shape) < 0.2)
+    if noise.spoilt:
+        is_spoilt = generator.random((*shape[:2], 1, 1)) < 0.1
+        total += noise.spoilt * is_spoilt * generator.standard_normal(shape)
+    return total
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,12 +196,10 @@ def _draw(model, change, num_gates, num_generations, num_cases, seed, scale):
     scales = np.full((*shape, 1), scale)
     if of.unlike:
         scales = scales * np.exp(of.unlike * generator.standard_normal((*shape, 1)))
-    load = noise.machine_load(of, generator, shape, num_cells) * scales
+    load = machine_load(of, generator, shape, num_cells) * scales
     of_one_core = np.zeros(1)
     if of.neighbour:
-        of_one_core = (
-            scale * of.neighbour * noise.telegraph(generator, shape, num_cells)
-        )
+        of_one_core = scale * of.neighbour * telegraph(generator, shape, num_cells)
     process = scales[..., None] * _processes(model, generator, (*shape, *sides))
     process[..., 0] += _changed(change, generator, (*shape, num_cases))
 
@@ -115,7 +226,7 @@ def _draw(model, change, num_gates, num_generations, num_cases, seed, scale):
     steps_of_turn = max(1, round(CELLS_OF_TURN * STEPS_OF_STRETCH / CELLS_OF_STRETCH))
     turns += (
         scale
-        * noise.draw(of, generator, turns.shape)
+        * draw_noise(of, generator, turns.shape)
         * (of.of_step / math.sqrt(steps_of_turn))
     )
     if of.drift_of_turn:  # the excess of a first step differs between processes
@@ -135,7 +246,7 @@ def _draw(model, change, num_gates, num_generations, num_cases, seed, scale):
         stretches[..., None]
         + scale
         * of.of_step
-        * noise.draw(of, generator, (*stretches.shape, STEPS_OF_STRETCH))
+        * draw_noise(of, generator, (*stretches.shape, STEPS_OF_STRETCH))
     )
     extra = _slow_steps(
         change, generator, (*shape, NUM_STRETCHES, num_cases), STEPS_OF_STRETCH
@@ -153,7 +264,7 @@ def _draw(model, change, num_gates, num_generations, num_cases, seed, scale):
 
 
 def _processes(model, generator, shape):
-    found = noise.processes(MODELS[model], generator, shape)
+    found = processes(MODELS[model], generator, shape)
     if model == UNEQUAL:
         found = found * np.resize(FACTORS_OF_CASES, shape[-2])[:, None] * 1.5
     return found

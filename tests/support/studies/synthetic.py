@@ -1,7 +1,8 @@
 """Makes a store of a study that nobody measured, with plausible figures.
 
 Benchmarks and tests use it: it is fast, seeded, and can be as large and as broken as
-wanted.
+wanted. Step times come from a table of throughputs or, in a ``relay_shape``, from the
+parts of a step, so that its lost time is known.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 import itertools
 
 import synthetic_trial
+from synthetic_trial import ALL_CONTROLS, Lost
 
 from harness import catalog
 from results.records import identity
@@ -33,6 +35,8 @@ WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 BASE_BATCH = 8
 FEWEST_OF_A_CONTRAST = 2
 HAS_RESULT = {TrialStatus.OK, TrialStatus.INSANE}
+ALSO_ALONE = (Control.SYNTHETIC, Control.NO_UPDATE)
+"""Controls that one replica has as well."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,6 +75,43 @@ class Shape:
     baseline_batch_size: int = BASE_BATCH
     name: str = "resnet50-laptop-synthetic"  # Of the study.
     workload_version: str = "1"  # Of all trials.
+    # Parts of a step, by backend; the default for others. None: step times are not
+    # made of them, and what follows has no effect.
+    lost: dict[str, Lost] | None = None
+    controls: tuple[Control, ...] = ()  # Of the first backend at the most replicas.
+    # Processes of a case with several replicas; the last one is slower by ``imbalance``
+    # in nosync.
+    num_ranks: int = 1
+    imbalance: float = 0.0  # Seconds per step.
+    # Standard deviation of log step time between the processes of a generation.
+    noise_of_processes: float = 0.0005
+    # Trials that failed, by control, replicas and generation.
+    not_ok: frozenset[tuple[Control, int, int]] = frozenset()
+    # Of every process; None if it was not measured.
+    peak_flops_per_sec: float | None = None
+    # Whether cases and controls are valid in turn.
+    is_without_common_round: bool = False
+    # By how much the first step of each turn is longer, as a ratio.
+    first_step: float = 1.0
+    steps_per_turn: tuple[int, ...] = (3,)  # By generation, over and over.
+
+
+def relay_shape(**fields):
+    """A relay whose lost time is known; some turns are void."""
+    defaults = {
+        "backends": ("in_graph",),
+        "modes": (WEAK,),
+        "repeats": 4,
+        "num_rounds": 6,
+        "twin_factor": 1.0,
+        "noise": 0.03,
+        "is_evaluated": False,
+        "lost": {},
+        "controls": ALL_CONTROLS,
+        "name": "relay-of-nobody",
+        "workload_version": "2",
+    }
+    return Shape(**(defaults | fields))
 
 
 def make_store(root, shape=None):
@@ -109,6 +150,8 @@ def make_store(root, shape=None):
     for index, (trial_id, (spec, modes)) in enumerate(planned.items()):
         key = (spec.backend, modes[0], spec.num_replicas, spec.repetition_index)
         status = shape.statuses.get(key, TrialStatus.OK)
+        if (spec.control, *key[2:]) in shape.not_ok:
+            status = TrialStatus.FAILED
         if status is not None:
             _write_trial(store, trial_id, spec, modes[0], status, index, shape)
     return store
@@ -128,6 +171,8 @@ def _planned(shape):
 
 def _measuring(planned, shape):
     """Names the largest case of two backends, or of two revisions, as primary."""
+    if shape.lost is not None:
+        return Measuring(order=Order.RELAY, minutes=9.0, max_rounds=shape.num_rounds)
     ids = {
         (spec.backend, spec.revision): identity.case_id(spec)
         for spec, modes in planned.values()
@@ -168,6 +213,17 @@ def _timed(shape):
             is_last = (backend, num_replicas) == (shape.backends[0], shape.replicas[-1])
             if is_last and mode is shape.modes[0] and shape.twin_factor is not None:
                 yield spec.model_copy(update={"control": Control.TWIN}), mode
+        yield from _controlled(repetition, shape)
+
+
+def _controlled(repetition, shape):
+    """Yields the controls of a relay, some of which one replica has as well."""
+    for control in shape.controls:
+        backend = "single" if control is Control.SOLO else shape.backends[0]
+        sizes = (shape.replicas[-1],) + (1,) * (control in ALSO_ALONE)
+        for num_replicas in sizes:
+            spec = _spec(backend, WEAK, num_replicas, repetition, shape)
+            yield spec.model_copy(update={"control": control}), WEAK
 
 
 def _learning(shape):
@@ -214,21 +270,10 @@ def _write_trial(store, trial_id, spec, mode, status, index, shape):
     store.write_spec(trial_id, spec)
     store.write_env(trial_id, synthetic_trial.environment(spec, fingerprint))
     if status in HAS_RESULT:
-        factor = shape.revisions.get(spec.revision, 1.0)
-        if spec.control is Control.TWIN:
-            factor = shape.twin_factor or 1.0
-        result = synthetic_trial.result(
-            spec,
-            mode,
-            trial_id,
-            noise=shape.noise,
-            has_actors=shape.has_actors,
-            factor=factor,
-            num_rounds=shape.num_rounds,
-            void_share=shape.void_share,
-            foreign_fraction=0.0 if shape.revisions else None,
-            learned=shape.learned.get(spec.revision, 1.0),
-        )
+        if shape.lost is None:
+            result = synthetic_trial.result(spec, mode, trial_id, shape)
+        else:
+            result = synthetic_trial.known_result(spec, trial_id, shape)
         store.write_result(trial_id, result)
         for point in result.curve:
             picture = store.trial_dir(trial_id) / point.samples

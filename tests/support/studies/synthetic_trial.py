@@ -1,15 +1,18 @@
 """What one trial recorded that never ran: plausible figures, and every failure.
 
-Figures follow a fixed table of throughputs with lognormal noise, seeded by the trial.
+Figures follow a fixed table of throughputs, or the known parts of a step, with
+lognormal noise that is seeded by the trial.
 """
 
 import base64
+import dataclasses
 import math
 
 import numpy as np
 
 from results.records import identity
 from results.records.models import (
+    Control,
     Environment,
     Failure,
     Phase,
@@ -29,6 +32,8 @@ WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 NUM_CORES = 2
 VOID = "other processes used 12 % of its cores (limit 3 %)"
 SHARE_OF_SLOW_STEPS = 0.08
+SANE = (SanityCheck(name="finite_loss", is_passed=True, detail="all finite"),)
+ALL_CONTROLS = (Control.NOSYNC, Control.SOLO, Control.SYNTHETIC)
 
 # Images per second on two cores by backend, mode and number of replicas.
 THROUGHPUT = {
@@ -81,26 +86,18 @@ PICTURE = base64.b64decode(
 )
 
 
-def result(
-    spec,
-    mode,
-    trial_id,
-    *,
-    noise,
-    has_actors,
-    factor=1.0,
-    num_rounds=0,
-    void_share=0.0,
-    foreign_fraction=None,
-    learned=1.0,
-):
-    """Makes the observations of a trial."""
+def result(spec, mode, trial_id, shape):
+    """Makes the observations of a trial from the table of throughputs."""
     generator = np.random.default_rng(int(trial_id[:15], 16))
     # All cases of one repetition drift together, as on a shared machine.
-    drift = np.random.default_rng(spec.seed).normal(0, noise)
-    rate = _throughput(spec, mode) * math.exp(drift + generator.normal(0, noise / 2))
+    drift = np.random.default_rng(spec.seed).normal(0, shape.noise)
+    drift += generator.normal(0, shape.noise / 2)
+    rate = _throughput(spec, mode) * math.exp(drift)
+    factor = shape.revisions.get(spec.revision, 1.0)
+    if spec.control is Control.TWIN:
+        factor = shape.twin_factor or 1.0
     step = factor * spec.global_batch_size / rate
-    num_steps = num_rounds or spec.num_measured_steps or 0
+    num_steps = shape.num_rounds or spec.num_measured_steps or 0
     times = step * np.exp(generator.normal(0, 0.03, num_steps))
     times += (
         step
@@ -113,7 +110,7 @@ def result(
     quality = _quality(generator, 0.31)
     curve = ()
     if spec.budget is not None:
-        curve = _curve(generator, spec, step, learned, has_actors=has_actors)
+        curve = _curve(generator, spec, step, shape)
         (quality,) = curve[-1].quality
     return TrialResult(
         trial_id=trial_id,
@@ -122,9 +119,7 @@ def result(
         global_batch_size=spec.global_batch_size,
         num_measured_steps=num_steps,
         window_sec=window,
-        turns=_turns(spec, times, generator, void_share, foreign_fraction)
-        if num_rounds
-        else (),
+        turns=_turns(spec, times, generator, shape) if shape.num_rounds else (),
         ranks=(
             RankTimes(
                 rank=0,
@@ -137,15 +132,15 @@ def result(
                 peak_memory_bytes=int((1.1 + 0.55 * spec.num_replicas) * 2**30),
             ),
         ),
-        sanity=(SanityCheck(name="finite_loss", is_passed=True, detail="all finite"),),
+        sanity=SANE,
         quality=(quality,) if spec.is_evaluated else (),
         curve=curve,
-        window_metrics=_counts(generator) if has_actors else (),
+        window_metrics=_counts(generator) if shape.has_actors else (),
         collectives="214 all_mean in 3 buckets over 2 owners",
     )
 
 
-def _turns(spec, times, generator, void_share, foreign_fraction):
+def _turns(spec, times, generator, shape):
     """One step per turn; noise of a round is shared by all cases."""
     shared = np.random.default_rng([spec.seed, 1]).normal(0, 0.1, times.size)
     ends = np.cumsum(times * np.exp(shared)) * 1e9
@@ -157,10 +152,115 @@ def _turns(spec, times, generator, void_share, foreign_fraction):
             start_ns=int(start),
             end_ns=int(end),
             num_steps=1,
-            foreign_cpu_fraction=foreign_fraction,
-            void_reason=VOID if generator.random() < void_share else "",
+            foreign_cpu_fraction=0.0 if shape.revisions else None,
+            void_reason=VOID if generator.random() < shape.void_share else "",
         )
         for index, (start, end) in enumerate(zip(starts, ends, strict=True))
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Lost:
+    """What a step at N replicas consists of, in seconds."""
+
+    alone: float = 0.050  # One replica, its input included.
+    input_alone: float = 0.004  # The input of one replica.
+    contention: float = 0.0  # What programs beside it cost.
+    exposed_communication: float = 0.010  # What a step waits for collectives.
+    input: float = 0.004  # What a step at N replicas waits for its input.
+    pipelines: float = 0.005  # What the pipelines of N replicas take without the step.
+    # The update at N replicas, of which one replica has ``update_alone``.
+    update: float = 0.003
+    update_alone: float = 0.003  # The update of one replica.
+
+    def of(self, spec):
+        """Returns the duration of a step of a case or control."""
+        if spec.num_replicas == 1:
+            left_out = {
+                Control.SYNTHETIC: self.input_alone,
+                Control.NO_UPDATE: self.update_alone,
+            }
+            return self.alone - left_out.get(spec.control, 0.0)
+        if spec.control is Control.INPUT_ONLY:
+            return self.pipelines
+        if spec.control is Control.SOLO:
+            return self.alone + self.contention
+        step = self.alone - self.input_alone + self.contention
+        step += self.update - self.update_alone
+        if spec.control is Control.NO_UPDATE:
+            step -= self.update
+        if spec.control is not Control.NOSYNC:
+            step += self.exposed_communication
+        if spec.control is not Control.SYNTHETIC:
+            step += self.input
+        return step
+
+
+def known_result(spec, trial_id, shape):
+    """Makes the observations of a trial whose steps consist of known parts."""
+    generator = np.random.default_rng(int(trial_id[:15], 16))
+    shared = np.random.default_rng(spec.seed)
+    level = shared.normal(0, shape.noise)
+    level += generator.normal(0, shape.noise_of_processes)
+    weather = shared.normal(0, 0.05, shape.num_rounds)  # of each round, for all cases
+    is_solo = spec.control is Control.SOLO
+    backend = shape.backends[0] if is_solo else spec.backend
+    step_sec = shape.lost.get(backend, Lost()).of(spec)
+    num_ranks = spec.num_replicas if is_solo else shape.num_ranks
+    num_ranks = 1 if spec.num_replicas == 1 else num_ranks
+    late = shape.imbalance if spec.control is Control.NOSYNC else 0.0
+    steps_per_turn = (shape.steps_per_turn * shape.repeats)[spec.repetition_index]
+    turns = []
+    steps = [[] for _ in range(num_ranks)]
+    now_ns = 0
+    for index in range(shape.num_rounds):
+        attempts = [False, True] if generator.random() < 0.2 else [True]
+        if shape.is_without_common_round:
+            attempts = [(index % 2 == 0) == (spec.control is Control.NONE)]
+        for attempt, is_valid in enumerate(attempts):
+            factor = math.exp(level + weather[index]) * (1 if is_valid else 1.5)
+            seconds = 0.0
+            for rank in range(num_ranks):
+                step = (step_sec - late * (rank < num_ranks - 1)) * factor
+                of_turn = [step * shape.first_step] + [step] * (steps_per_turn - 1)
+                steps[rank] += of_turn
+                seconds = max(seconds, sum(of_turn))
+            end_ns = now_ns + round(seconds * 1e9)
+            turns.append(
+                Turn(
+                    round_index=index,
+                    attempt=attempt,
+                    start_ns=now_ns,
+                    end_ns=end_ns,
+                    num_steps=steps_per_turn,
+                    void_reason="" if is_valid else "other processes used 9 %",
+                )
+            )
+            now_ns = end_ns + 1_000_000
+    return TrialResult(
+        trial_id=trial_id,
+        example_unit="images",
+        num_parameters=23_528_522,
+        flops_per_example=1_000_000,
+        global_batch_size=spec.global_batch_size,
+        num_measured_steps=steps_per_turn * len(turns),
+        window_sec=sum(turn.time_sec for turn in turns),
+        turns=tuple(turns),
+        ranks=tuple(
+            RankTimes(
+                rank=rank,
+                time_to_first_step_sec=8.0,
+                warmup_step_time_sec=(4.0, 0.06, 0.06),
+                step_time_sec=tuple(steps[rank]),
+                window_start_ns=0,
+                window_end_ns=now_ns,
+                losses=(2.4, 2.3),
+                peak_memory_bytes=2**30,
+                peak_flops_per_sec=shape.peak_flops_per_sec,
+            )
+            for rank in range(num_ranks)
+        ),
+        sanity=SANE,
     )
 
 
@@ -245,7 +345,7 @@ def _counts(generator):
     )
 
 
-def _curve(generator, spec, step_sec, learned, *, has_actors):
+def _curve(generator, spec, step_sec, shape):
     """Quality that comes closer to 97 % with every example."""
     budget = spec.budget
     assert budget is not None
@@ -253,13 +353,14 @@ def _curve(generator, spec, step_sec, learned, *, has_actors):
     for number in range(1, budget.num_evaluations + 1):
         num_steps = math.ceil(budget.amount * number / budget.num_evaluations)
         num_examples = num_steps * spec.global_batch_size
-        share = learned * (0.97 - 0.87 * math.exp(-num_examples / 700))
+        share = 0.97 - 0.87 * math.exp(-num_examples / 700)
+        share *= shape.learned.get(spec.revision, 1.0)
         points.append(
             QualityPoint(
                 num_steps=num_steps,
                 num_examples=num_examples,
                 train_time_sec=(num_steps - 1) * step_sec,
-                num_environment_steps=10 * num_steps if has_actors else None,
+                num_environment_steps=10 * num_steps if shape.has_actors else None,
                 quality=(_quality(generator, share),),
                 samples=f"samples_{num_steps:08}.png",
             )

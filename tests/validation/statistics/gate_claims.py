@@ -1,26 +1,189 @@
-"""What is true of a change, and how often gates say otherwise: shares, and a table.
+"""What a gate claims, and how often it erred: by kind of noise, and by what is true.
 
-A truth draws log slowdowns over gates, generations and cases, whose mean holds in the
-long run. Some are dependent: a generation tells what the next will be.
+``run_simulations.py`` writes both tables. A sentence of a verdict that has no claim
+here is not printed by a gate. A truth draws log slowdowns over gates, generations and
+cases, whose mean holds in the long run. Some are dependent: a generation tells what the
+next will be.
 """
 
+from __future__ import annotations
+
+import dataclasses
 import functools
 import json
 import math
 
+import claims
+import noise_models
 import numpy as np
+from noise_models import SPREAD, Change
 from scipy import signal
 
 from results.judging import paired_gate
 from results.statistics import group_sequential
-from results.statistics.group_sequential import PASSED, REGRESSED, TURNS, Design
+from results.statistics.group_sequential import (
+    PASSED,
+    REGRESSED,
+    SUSTAINED,
+    TAIL,
+    TURNS,
+    Design,
+)
 
-SPREAD = 0.03
 ALPHA = DELTA = 0.05
+NUM_CASES = 6
+_LOOKS = group_sequential.planned_looks(ALPHA)
+DESIGN = Design(looks=_LOOKS, most=_LOOKS[-1], delta=DELTA, alpha=ALPHA)
+EQUAL = Change()
+SLOWER = Change(every_step=math.log(1.05))
+FIFTIETH = Change(every_50th=10.0, num_cases=None)
+IN_FIVE = Change(process_in_five=math.log(1.5), num_cases=None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A sentence that a gate prints, and what it is worth."""
+
+    sentence: str  # What is claimed.
+    head: str  # The same in the head of a column.
+    change: Change  # The truth.
+    verdict: int  # Whose share is counted.
+    # The share must be at least this; None for no such claim.
+    least: float | None = None
+    most: float | None = None  # The share must be at most this; None for no such claim.
+    # Models on which the claim is not made; the document says so.
+    exempt: tuple[str, ...] = ()
+
+
+NOISY = ("one spoilt generation in ten",)
+CLAIMS = (
+    Claim(
+        sentence="PASS: equal programs pass (6 cases, spread 0.03)",
+        head="equal: pass",
+        change=EQUAL,
+        verdict=PASSED,
+        least=0.92,
+        exempt=(*NOISY, noise_models.UNEQUAL),
+    ),
+    Claim(
+        sentence="REGRESS is false in at most 5 % of gates",
+        head="equal: regress",
+        change=EQUAL,
+        verdict=REGRESSED,
+        most=0.05,
+    ),
+    Claim(
+        sentence="PASS: one case of six that is 5 % slower passes in at most 5 %",
+        head="one case +5 %: pass",
+        change=SLOWER,
+        verdict=PASSED,
+        most=0.05,
+        exempt=(noise_models.UNEQUAL,),
+    ),
+    Claim(
+        sentence="REGRESS: one case of six that is 5 % slower",
+        head="one case +5 %: regress",
+        change=SLOWER,
+        verdict=REGRESSED,
+        least=0.95,
+        exempt=(*NOISY, noise_models.UNEQUAL, "one slow process in five"),
+    ),
+    Claim(
+        sentence="REGRESS, sustained: every 50th step takes 11 times as long (+20 %)",
+        head="every 50th step 11 times as long (+20 %): regress",
+        change=FIFTIETH,
+        verdict=REGRESSED,
+        least=0.95,
+    ),
+    Claim(
+        sentence="REGRESS, single processes: one in five takes 50 % longer (+10 %)",
+        head="one process in five 50 % longer (+10 %): regress",
+        change=IN_FIVE,
+        verdict=REGRESSED,
+        least=0.95,
+        exempt=NOISY,
+    ),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One claim on one model of noise."""
+
+    claim: Claim
+    model: str
+    share: float
+    generations: float
+    num_gates: int
+
+    def misses(self, standard_errors=claims.STANDARD_ERRORS):
+        """Whether the share is beyond what is claimed."""
+        bounds = self.claim.least, self.claim.most
+        return claims.misses(self.share, *bounds, self.num_gates, standard_errors)
+
+    @property
+    def is_broken(self):
+        """Whether it is, for certain, where the claim is made."""
+        return (
+            self.misses(claims.CERTAIN_ERRORS) and self.model not in self.claim.exempt
+        )
+
+    @property
+    def cell(self):
+        """The share; bold is missed."""
+        return f"**{self.share:.3f}**" if self.misses() else f"{self.share:.3f}"
+
+
+def row(claim, model, num_gates, seed):
+    """Simulates gates of one claim on one model of noise."""
+    found = _outcomes(model, claim.change, num_gates, seed)
+    return Row(
+        claim=claim,
+        model=model,
+        share=float((found.verdicts == claim.verdict).mean()),
+        generations=float(found.ends.mean()),
+        num_gates=num_gates,
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def _outcomes(model, change, num_gates, seed):
+    logs = noise_models.simulate(
+        model,
+        change,
+        num_gates=num_gates,
+        num_generations=DESIGN.most,
+        num_cases=NUM_CASES,
+        seed=seed,
+    )
+    of = {TURNS: logs.turns, SUSTAINED: logs.sustained, TAIL: logs.tail}
+    return group_sequential.outcomes(of, DESIGN)
+
+
+def rows_of_model(model, num_gates, seed):
+    """Every claim on one model of noise."""
+    return [row(claim, model, num_gates, seed) for claim in CLAIMS]
+
+
+def claims_table(found):
+    """Returns a row per model, a column per claim, as Markdown."""
+    targets = [
+        f"{claim.head} ({f'at least {claim.least}' if claim.least else ''}"
+        f"{f'at most {claim.most}' if claim.most else ''})"
+        for claim in CLAIMS
+    ]
+    heads = ["simulated noise", *targets, "generations: equal", "one case +5 %"]
+    rows = []
+    for of_model in found:
+        by_change = {row.claim.change: row.generations for row in of_model}
+        generations = [f"{by_change[change]:.1f}" for change in (EQUAL, SLOWER)]
+        rows.append([of_model[0].model, *(row.cell for row in of_model), *generations])
+    return claims.table(heads, rows)
+
+
 CASES = (1, 3, 6)
 SLOWER = (0.05, 0.06, 0.08)
 EFFECTS = (0.0, 0.01, 0.03, *SLOWER)
-BEGIN, END = "<!-- truths of gates -->", "<!-- end of truths -->"
 MOST = {True: {"pass": 0.08, "regress": 0.10}, False: {"pass": 0.05, "regress": 0.05}}
 """By whether generations depend on each other: what may pass, and regress."""
 
@@ -167,32 +330,26 @@ def broken(rows, num_gates):
                     yield f"{row['cases']} cases, {row['generations']}: {truth}: {rate}"
 
 
-def table(num_gates, seed):
+def truths_table(num_gates, seed):
     """Returns a row per truth as Markdown; cells are of 1, 3 and 6 cases."""
     of = functools.partial(shares, num_gates=num_gates, seed=seed)
     columns = [("equal: regress", 0.0, 1), ("equal: pass", 0.0, 0)]
     columns += [(f"{e:+.0%}: pass", e, 0) for e in EFFECTS[1:]]
     columns += [("+5 %: regress", 0.05, 1), ("+8 %: regress", 0.08, 1)]
-    lines = [
-        f"| {' | '.join(('truth', *(head for head, *_ in columns)))} |",
-        f"|{' --- |' * (len(columns) + 1)}",
-    ]
-    for name in TRUTHS:
-        cells = [
-            " / ".join(f"{of(name, effect, n)[which]:.3f}" for n in CASES)
-            for _, effect, which in columns
+    rows = [
+        [
+            name + " (dependent)" * (name in DEPENDENT),
+            *(
+                " / ".join(f"{of(name, effect, n)[which]:.3f}" for n in CASES)
+                for _, effect, which in columns
+            ),
         ]
-        mark = " (dependent)" * (name in DEPENDENT)
-        lines.append(f"| {name}{mark} | {' | '.join(cells)} |")
-    return lines
+        for name in TRUTHS
+    ]
+    return claims.table(["truth", *(head for head, *_ in columns)], rows)
 
 
-def write(document, lines, rows):
-    """Replaces the table in a document, and the rates that pages print."""
-    text = document.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
-    joined = "\n".join(lines)
-    document.write_text(f"{before}{BEGIN}\n{joined}\n{END}{after}", encoding="utf-8")
+def write_rates(rows):
+    """Writes the rates that pages print."""
     listed = ",\n".join(json.dumps(row) for row in rows)
     paired_gate.PATH.write_text(f"[\n{listed}\n]\n", encoding="utf-8")

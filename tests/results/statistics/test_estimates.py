@@ -1,0 +1,151 @@
+"""Estimates: centres, intervals, pairing, and what is refused."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from results import errors
+from results.statistics import estimates
+
+positive = st.floats(min_value=1e-3, max_value=1e6)
+
+
+def logs_of(estimate):
+    return [math.log(of) for of in (estimate.low, estimate.value, estimate.high)]
+
+
+def test_one_repetition_has_no_interval_and_says_why():
+    estimate = estimates.geometric_mean([42.0], unit="images/s")
+
+    assert (42.0, None, None, 1) == (
+        pytest.approx(estimate.value),
+        estimate.low,
+        estimate.high,
+        estimate.n,
+    )
+    assert "one repetition" in estimate.method
+    assert not estimate.excludes(1.0)
+
+
+@given(st.lists(positive, min_size=2, max_size=6, unique=True))
+def test_interval_of_one_group_is_students_on_logs(values):
+    logs = np.log(values)
+    low, high = stats.t.interval(
+        0.95, len(values) - 1, loc=logs.mean(), scale=stats.sem(logs)
+    )
+    estimate = estimates.geometric_mean(values, unit="images/s")
+
+    assert [low, logs.mean(), high] == pytest.approx(logs_of(estimate), abs=1e-9)
+    assert estimate.excludes(math.exp(high + 0.1))
+    assert not estimate.excludes(math.exp(logs.mean()))
+
+
+def test_ratio_pairs_by_key_not_by_position():
+    """The order in which trials were read must not matter."""
+    first = {(0, 7): 2.0, (1, 8): 4.0, (2, 9): 8.0}
+    second = {(2, 9): 4.0, (0, 7): 1.0, (1, 8): 2.0}
+    estimate = estimates.ratio(first, second)
+
+    assert estimate.method == estimates.PAIRED
+    assert [math.log(2.0)] * 3 == pytest.approx(logs_of(estimate))
+
+
+def test_ratio_without_common_repetitions_is_unpaired():
+    """A failed repetition breaks the pairs; one alone has no spread."""
+    estimate = estimates.ratio({0: 2.0, 1: 2.1, 2: 1.9}, {0: 1.0, 2: 1.1})
+    to_one = estimates.ratio({0: 2.0, 1: 2.1}, {0: 1.0})
+
+    assert (estimates.TWO_GROUPS, 2) == (estimate.method, estimate.n)
+    assert estimate.low < estimate.value < estimate.high
+    assert (estimates.NO_INTERVAL, None) == (to_one.method, to_one.low)
+
+
+def test_the_drawn_quantile_is_students_where_one_group_is_certain():
+    """And the draws are seeded: the same input gives the same bytes."""
+    first = {0: 1.00, 1: 1.02, 2: 0.97}
+    estimate = estimates.ratio(first, {10: 1.0, 11: 1.0, 12: 1.0})
+    half = stats.t.ppf(0.975, 2) * stats.sem(np.log(list(first.values())))
+    _, centre, high = logs_of(estimate)
+    estimates._draws.cache_clear()
+
+    assert half == pytest.approx(high - centre, rel=0.05)
+    assert estimate == estimates.ratio(first, {10: 1.0, 11: 1.0, 12: 1.0})
+
+
+@given(st.lists(positive, min_size=2, max_size=6), st.lists(positive, min_size=2))
+def test_ratio_and_its_inverse_tell_the_same(first, second):
+    a, b = dict(enumerate(first)), dict(enumerate(second))
+    forward, backward = estimates.ratio(a, b), estimates.ratio(b, a)
+
+    assert forward.value * backward.value == pytest.approx(1.0)
+    # Draws of the two orders differ, so unpaired intervals agree only roughly.
+    if forward.method == estimates.PAIRED:
+        assert forward.low * backward.high == pytest.approx(1.0)
+
+
+def test_two_groups_agree_with_the_textbook():
+    """Welch's test, computed by scipy; equal groups without spread do not differ."""
+    first, second = [0.11, 0.13, 0.02, 0.08], [0.01, -0.02, 0.04]
+    expected = stats.ttest_ind(first, second, equal_var=False)
+    found = estimates.two_groups(first, second)
+    ends = found.centre - found.half_width(0.9), found.centre + found.half_width(0.9)
+    same = estimates.two_groups([0.1, 0.1], [0.1, 0.1])
+    of_one = estimates.two_groups([0.1, 0.2], [0.1])
+
+    assert pytest.approx(expected.pvalue) == found.p_value()
+    assert pytest.approx(expected.df) == found.degrees_of_freedom
+    assert pytest.approx(tuple(expected.confidence_interval(0.9))) == ends
+    assert (1.0, True) == (same.p_value(), math.isfinite(same.half_width()))
+    assert 0.0 == estimates.two_groups([0.2, 0.2], [0.1, 0.1]).p_value()
+    assert (None, None, 1) == (of_one.half_width(), of_one.p_value(), of_one.n)
+
+
+@given(st.lists(st.floats(-1, 1), min_size=3, max_size=6, unique=True))
+def test_p_value_is_students(logs):
+    found = estimates.one_group(logs)
+
+    assert stats.ttest_1samp(logs, 0).pvalue == pytest.approx(found.p_value(), abs=1e-9)
+    assert (found.p_value() < 0.05) == (abs(found.centre) > found.half_width())
+
+
+def test_p_value_without_spread():
+    """Certainly different, or not different at all; one value tests nothing."""
+    assert [0.0, 1.0, None] == [
+        estimates.one_group(of).p_value() for of in ([0.1, 0.1], [0.0, 0.0], [0.1])
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([], r"values is \[\], must be a sequence of one or more"),
+        ([1.0, 0.0], r"values holds \[1\.0, 0\.0\], all must be positive and finite"),
+        ([1.0, float("nan")], r"must be positive and finite; trials whose sanity"),
+    ],
+)
+def test_values_that_are_no_measurement_are_refused(values, message):
+    with pytest.raises(errors.ResultsError, match=message):
+        estimates.geometric_mean(values, unit="images/s")
+
+
+def test_scaling_scales_value_and_interval():
+    original = estimates.geometric_mean([2.0, 2.2], unit="x")
+    half = original.scaled(0.5, "y")
+
+    assert (original.value / 2, original.low / 2, original.high / 2, "y") == (
+        half.value,
+        half.low,
+        half.high,
+        half.unit,
+    )
+
+
+def test_the_wildest_repetitions_have_an_interval_of_floats():
+    """Its ends are beyond any float."""
+    found = estimates.ratio({0: 1e-20, 1: 1e29}, {0: 1e29, 1: 1e-20})
+
+    assert 0 <= found.low < 1 < found.high < math.inf

@@ -1,0 +1,66 @@
+"""A claim, what was simulated, how often it held; and tables of them in a document."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+STANDARD_ERRORS, CERTAIN_ERRORS = 2, 3
+"""Of the simulation. Of a hundred cells some are two of them away by chance."""
+
+
+def misses(share, least, most, n, standard_errors=STANDARD_ERRORS):
+    """Whether a share of n simulations is beyond its bounds, which may be None."""
+    for bound, sign in ((least, 1), (most, -1)):
+        if bound is not None:
+            error = math.sqrt(bound * (1 - bound) / n)
+            if sign * (bound - share) > standard_errors * error:
+                return True
+    return False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One number or sentence of a page, and what it is worth."""
+
+    name: str  # What a reader sees.
+    claimed: str  # In words.
+    simulated: str  # The truth and the noise.
+    # What was found, the lowest and the highest of several noises.
+    shares: tuple[float, ...]
+    least: float | None = None  # Shares must be at least this.
+    most: float | None = None  # Shares must be at most this.
+    n: int  # Simulations of each share.
+    is_claimed: bool = True  # Whether anything is claimed; where not, the page says so.
+
+    def misses(self, standard_errors=STANDARD_ERRORS):
+        """Whether the claim is missed."""
+        return self.is_claimed and any(
+            misses(share, self.least, self.most, self.n, standard_errors)
+            for share in self.shares
+        )
+
+    @property
+    def line(self):
+        """The row as Markdown; a bold share misses its claim."""
+        low, high = min(self.shares), max(self.shares)
+        text = f"{low:.3f}" if low == high else f"{low:.3f} to {high:.3f}"
+        found = f"**{text}**" if self.misses() else text
+        cells = (self.name, self.claimed, self.simulated, found, str(self.n))
+        return f"| {' | '.join(cells)} |"
+
+
+def table(heads, rows):
+    """Returns the lines of a table as Markdown."""
+    listed = (f"| {' | '.join(cells)} |" for cells in rows)
+    return [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", *listed]
+
+
+def replace(document, name, lines):
+    """Replaces the lines between two marks of a document."""
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    text = document.read_text(encoding="utf-8")
+    before, rest = text.split(begin)
+    _, after = rest.split(end)
+    listed = "\n".join((begin, *lines, end))
+    document.write_text(f"{before}{listed}{after}", encoding="utf-8")
