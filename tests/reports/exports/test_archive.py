@@ -47,14 +47,6 @@ def test_verify_accepts_what_was_downloaded(tmp_path):
     )
 
 
-def test_published_pages_link_what_is_beside_them():
-    """Which ``site/test_published.py`` compares with what is packed again."""
-    for path in published_studies.SITE.glob("studies/*/index.html"):
-        beside = path.with_name(build.RECORDS)
-        assert f'<a href="{build.RECORDS}">{build.RAW_DATA}</a>' in path.read_text()
-        assert beside.stat().st_size <= archive.MOST_BYTES
-
-
 @pytest.fixture
 def write(tmp_path, synthetic, monkeypatch):
     """Returns a function that writes a site of two small studies without figures."""

@@ -201,10 +201,7 @@ def test_the_worst_case_decides():
     ("fields", "reason"),
     [
         # A design that finds a difference between equal programs can find any.
-        (
-            {"revisions": {BASE: 1.0}, "twin_factor": 1.3},
-            r"twin of in_graph x2, weak differs .*ratio 0\.7\d",
-        ),
+        ({"revisions": {BASE: 1.0}, "twin_factor": 1.3}, r"twin of in_graph x2, weak"),
         # Whatever the valid turns say.
         (
             {"revisions": {BASE: 1 / 1.5}, "void_share": 0.5},

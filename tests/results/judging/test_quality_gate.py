@@ -190,11 +190,7 @@ def test_a_trial_that_failed_is_a_run_that_learned_nothing(learned, synthetic):
 @pytest.mark.parametrize(
     ("fields", "finals", "reason"),
     [
-        (
-            {"num_learning_runs": 2},
-            None,
-            "2 seed(s) have both, a verdict needs 5 or more",
-        ),
+        ({"num_learning_runs": 2}, None, "2 seed(s) have both, a verdict needs 5 or"),
         # No scale to judge by.
         ({}, ([0.1] * NUM_SEEDS, [0.0] * NUM_SEEDS), "the baseline's median is 0, and"),
     ],

@@ -187,11 +187,7 @@ def test_what_is_no_file_is_named_and_not_waited_for(store, what, reason):
         ("env", "[" * 100_000, r"not a record: lists or objects are nested too deeply"),
         ("env", '{"a":' * 100_000, r"not a record: .* nested too deeply"),
         ("env", "9" * 10_000, r"not JSON: Exceeds the limit"),
-        (
-            "env",
-            f'{{"schema_version": {"9" * 4000}}}',
-            r"schema_version is 9+\.\.\.9+, must",
-        ),
+        ("env", f'{{"schema_version": {"9" * 4000}}}', r"schema_version is 9+\.\.\.9+"),
         ("env", '{"schema_version": 10000}', r"schema_version is 10000, must be an in"),
         ("env", '{"schema_version": 4, "\\ud800": 1}', r".*(Field required|\\ud800)"),
     ],
@@ -215,10 +211,7 @@ def test_text_that_is_no_record_is_named_and_costs_one_trial(store, name, text, 
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        (
-            {"window_sec": 1e-300},
-            r"window_sec: .*greater than or equal to 0.000000001|1e-09",
-        ),
+        ({"window_sec": 1e-300}, r"window_sec: .*greater than or equal to"),
         ({"window_sec": 10**400}, r"window_sec: Input should be a valid number"),
         ({"window_sec": math.nan}, r"window_sec: Input should be"),
         ({"num_parameters": 10**400}, r"num_parameters: .*less than or equal to 1000"),
@@ -226,19 +219,13 @@ def test_text_that_is_no_record_is_named_and_costs_one_trial(store, name, text, 
         ({"example_unit": "\ud800"}, r"example_unit: .*unable to parse .*'\\ud800'"),
         ({"example_unit": "a\nb"}, r"example_unit: .* holds '\\n', must be one line"),
         ({"example_unit": "a" * 201}, r"example_unit: .* at most 200 characters"),
-        (
-            {"collectives": "\0"},
-            r"collectives: .* holds '\\x00', must be text that UTF",
-        ),
+        ({"collectives": "\0"}, r"collectives: .* holds '\\x00', must be text that"),
         ({"trial_id": "../../x"}, r"trial_id: .*should match pattern"),
         ({"trial_id": "0" * 20}, r"belongs to trial '0+', lies in '\w+'"),
         ({"ranks": []}, r"ranks: .* at least 1 item"),
         ({"ranks": [{"step_time_sec": []}]}, r"ranks\.0\.\w+: "),
         ({"num_measured_steps": 7}, r"num_measured_steps is 7, the spec .* has 16"),
-        (
-            {"global_batch_size": 9},
-            r"global_batch_size is 9, the spec of the trial has",
-        ),
+        ({"global_batch_size": 9}, r"global_batch_size is 9, the spec of the trial"),
     ],
 )
 def test_a_value_out_of_bounds_is_named(store, fields, reason):
@@ -271,16 +258,8 @@ def _with_two_valid_turns(result):
 @pytest.mark.parametrize(
     ("order", "change", "reason"),
     [
-        (
-            Order.SEQUENTIAL,
-            _without_last_step,
-            r"measured steps of rank 0 is 15, the spec .* 16",
-        ),
-        (
-            Order.SEQUENTIAL,
-            _with_two_valid_turns,
-            "has 2 turns, the order is 'sequential'",
-        ),
+        (Order.SEQUENTIAL, _without_last_step, r"measured steps of rank 0 is 15, the"),
+        (Order.SEQUENTIAL, _with_two_valid_turns, "has 2 turns, the order is 'sequent"),
         (Order.RELAY, _with_two_valid_turns, "a round has two valid turns"),
     ],
 )
@@ -326,16 +305,10 @@ def test_a_curve_that_no_quality_run_has_is_named(store, change, reason):
     ("change", "reason"),
     [
         (lambda plan: plan.pop("trials"), r"trials: Field required"),
-        (
-            lambda plan: plan.update(trials=None),
-            r"trials: Input should be a valid tuple",
-        ),
+        (lambda plan: plan.update(trials=None), r"trials: Input should be a valid"),
         (lambda plan: plan.update(trials=7), r"trials: Input should be a valid tuple"),
         (lambda plan: plan.update(trials=[7]), r"trials\.0: Input should be a valid d"),
-        (
-            lambda plan: plan["trials"][0].pop("spec"),
-            r"trials\.0\.spec: Field required",
-        ),
+        (lambda plan: plan["trials"][0].pop("spec"), r"trials\.0\.spec: Field require"),
         (lambda plan: plan["trials"][0].update(spec=[]), r"trials\.0\.spec: Input sho"),
         (
             lambda plan: plan["trials"][0].update(trial_id="0" * 20),

@@ -214,20 +214,14 @@ def test_a_difference_may_exclude_one_and_not_hold_within_the_set():
             lambda: generations.is_precise_enough([LOGS], 0.0),
             r"target is 0\.0, must be a positive ratio",
         ),
-        (
-            lambda: generations.over_generations([]),
-            r"logs is \[\], must be a sequence of one or more numbers",
-        ),
+        (lambda: generations.over_generations([]), r"logs is \[\], must be a sequence"),
         (
             lambda: generations.over_generations([0.1, math.nan]),
             r"logs holds \[0\.1, nan\], all must be finite; what f",
         ),
         (lambda: generations.holm([0.1, 1.2]), r"holds 1\.2, all must be from 0 to 1"),
         (lambda: generations.holm([math.nan]), r"holds nan, all must be from 0 to 1"),
-        (
-            lambda: generations.differences({}, alpha=1.0),
-            r"alpha is 1\.0, must be more than 0 and less than 1: the accepted prob",
-        ),
+        (lambda: generations.differences({}, alpha=1.0), r"alpha is 1\.0, must be mor"),
     ],
 )
 def test_what_is_no_measurement_is_refused(call, message):

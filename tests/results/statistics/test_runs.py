@@ -252,14 +252,8 @@ def test_a_target_is_what_the_worst_run_reached():
         (lambda: run_scores.score({"a": [1.0], "b": []}), "at least one number"),
         # A run that failed is infinitely bad.
         (lambda: run_scores.score({"": [1.0, math.nan]}), "none may be nan"),
-        (
-            lambda: improvement([1.0], []),
-            r"^second is \[\], must be a sequence of one or more numbers$",
-        ),
-        (
-            lambda: improvement([1.0], [1.0, math.nan]),
-            r"^second holds \[.*\], none may be nan; what failed is infinitely bad$",
-        ),
+        (lambda: improvement([1.0], []), r"^second is \[\], must be a sequence of"),
+        (lambda: improvement([1.0], [1.0, math.nan]), r"^second holds \[.*\], none"),
         (
             lambda: first_reached([(2, 0.1), (1, 0.2)], 0.5, is_higher_better=True),
             r"^positions of evaluations are \[2, 1\], must be one or more ascending",

@@ -101,14 +101,7 @@ def test_unfinished_and_empty_folders_are_not_finished(store):
                 rf" to {SCHEMA_VERSION}\): upgrade replicator-harness"
             ),
         ),
-        (
-            3,
-            errors.OlderSchemaError,
-            (
-                r"plan.json' was written by an older version \(schema 3, this reads 4"
-                r" and newer\): read it with the release that wrote it, or measure ag"
-            ),
-        ),
+        (3, errors.OlderSchemaError, r"plan.json' was written by an older version"),
     ],
 )
 def test_another_version_is_one_clear_error(store, version, error, message):
@@ -269,18 +262,9 @@ def test_a_folder_around_one_study_is_that_study(tmp_path):
     ("names", "message"),
     [
         (("x",), r"'.*a.zip' holds no study, must hold one \(a folder with plan.json"),
-        (
-            (PLAN_OF_A, "b/plan.json"),
-            r"holds 2 studies, must hold one .*; give the records",
-        ),
-        (
-            ("../plan.json",),
-            r"no zip file of a study: '../plan.json' leads out of it; ",
-        ),
-        (
-            ("/a/plan.json",),
-            r"'/a/plan.json' leads out of it; give a study, its folder",
-        ),
+        ((PLAN_OF_A, "b/plan.json"), r"holds 2 studies, must hold one .*; give the"),
+        (("../plan.json",), r"no zip file of a study: '../plan.json' leads out of"),
+        (("/a/plan.json",), r"'/a/plan.json' leads out of it; give a study, its"),
         (("a\\plan.json",), r"leads out of it"),
         ((PLAN_OF_A, "a//plan.json"), r"'a//plan.json' is in it twice"),
     ],

@@ -206,15 +206,9 @@ def _set(index: int, name: str, value: Any):
     ("change", "message"),
     [
         (_set(5, "index", 7), r"the steps of rank 0 are not numbered from 0 on"),
-        (
-            _set(8, "start_ns", 105 * MS),
-            r"step 3 of rank 0 overlaps another, or lies outside of phase measure",
-        ),
+        (_set(8, "start_ns", 105 * MS), r"step 3 of rank 0 overlaps another, or lies"),
         (_set(7, "phase", "train"), r"step 2 of rank 0 overlaps another, or lies"),
-        (
-            _set(9, "end_ns", 121 * MS),
-            r"the turn of round 0 of rank 0 does not have the times of its steps",
-        ),
+        (_set(9, "end_ns", 121 * MS), r"the turn of round 0 of rank 0 does not have"),
         (_drop(12), r"rank 0 has measured steps outside of turns"),
         (_drop(1), r"a line is malformed: ValueError: not enough values to unpack"),
         (_drop(3), r"a line is malformed: IndexError: "),
