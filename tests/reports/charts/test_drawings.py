@@ -107,7 +107,6 @@ def test_cells_are_relative_to_the_median_and_binned():
 
 
 def test_a_slow_process_is_named_in_the_description():
-    """For readers who do not see it."""
     times = [[1.0] * 20, [1.5] * 20, [1.0] * 20]
     drawn = steps.draw_processes(times, backend="in_graph", name="case")
 
@@ -115,7 +114,6 @@ def test_a_slow_process_is_named_in_the_description():
 
 
 def test_boxes_have_one_height_wherever_the_rows_of_a_backend_are():
-    """Rows of other backends are between them, and are not covered."""
     items = [
         rows.Row(label=name, backend=name, dots=(1.0, 2.0, 3.0, 4.0))
         for name in ("in_graph", "single", "single", "in_graph")

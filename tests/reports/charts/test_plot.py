@@ -101,7 +101,6 @@ def test_a_dash_is_a_mode_and_no_number_of_replicas():
 
 
 def test_several_seeds_are_a_median_and_a_band(points):
-    """One line per case, however many seeds."""
     cases = learning.curves_of(points, "top_1")
     axes = plot.learning(points)
 
@@ -133,13 +132,11 @@ def test_several_seeds_are_a_median_and_a_band(points):
     ],
 )
 def test_what_a_frame_has_not_is_an_error(points, act, message):
-    """It says what the frame has."""
     with pytest.raises(ValueError, match=message):
         act(points)
 
 
 def test_at_most_seven_lines_are_in_a_panel(make):
-    """Eight backends have two panels."""
     found = frame.points_frame(make(backends=EIGHT, repeats=1))
     panels = over_replicas.panels_of(found[found.figure == "scaling"])
     drawn = rows.ratios(found)

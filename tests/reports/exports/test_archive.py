@@ -182,7 +182,6 @@ def test_nothing_private_is_in_any_export(synthetic, tmp_path, monkeypatch):
 )
 @pytest.mark.usefixtures("write")
 def test_an_address_that_cannot_be_used_is_refused(tmp_path, arguments, message):
-    """Exit code 2, one line, nothing written."""
     done = run("report", *arguments, "--runs-dir", tmp_path)
 
     assert re.search(message, str(done.exception)), done.output

@@ -128,7 +128,6 @@ def test_pytest_benchmark_shows_the_cases(store, tmp_path):
     "metric", gate_metrics.METRICS.values(), ids=lambda of: of.name
 )
 def test_github_action_benchmark_has_one_row_per_case(store, metric):
-    """In the documented form; names stay the same from study to study."""
     rows = json.loads(benchmark_formats.github_action_benchmark([store], metric))
     jsonschema.validate(rows, GITHUB_ACTION_BENCHMARK)
     cases = load_study(store).cases
@@ -166,7 +165,6 @@ def test_a_metric_that_no_trial_has_is_refused_by_name(store, monkeypatch):
 
 
 def test_junitparser_counts_the_verdicts_of_a_gate(tmp_path, monkeypatch):
-    """A regression is a failure; an inconclusive case is skipped."""
     junitparser = pytest.importorskip("junitparser")
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[3]))
     benchmark_json = importlib.import_module("benchmark_json")
@@ -197,7 +195,6 @@ def test_junitparser_counts_the_verdicts_of_a_gate(tmp_path, monkeypatch):
     "name", [name for name, of in export_formats.FORMATS.items() if of.writer]
 )
 def test_a_study_without_a_figure_is_one_line_or_an_empty_table(failed, name):
-    """Never a traceback of something else."""
     export = export_formats.FORMATS[name].export
     if name in {"csv", "zip"}:
         assert export([failed], THROUGHPUT)

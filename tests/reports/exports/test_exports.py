@@ -87,7 +87,6 @@ def test_text_of_records_is_no_markdown(text, expected):
 
 
 def test_csv_is_the_frame_that_figures_draw(complete, broken):
-    """Every row and number, with the study as first column."""
     csv = io.StringIO(exports.csv_of_studies([complete, broken]))
     read = pd.read_csv(csv, low_memory=False)
     points = frame.points_frame(complete)

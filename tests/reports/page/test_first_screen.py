@@ -117,7 +117,6 @@ def test_the_verdict_names_the_largest_cause_if_there_is_one(
 
 
 def test_a_study_of_one_backend_says_that_it_ranks_none(make, sequence):
-    """A reader asks which is faster; so it does where the others failed."""
     statuses = {
         ("tf_mirrored", mode, size, repetition): TrialStatus.FAILED
         for mode in (WEAK, STRONG)
@@ -211,7 +210,6 @@ def test_if_all_trials_failed_the_commonest_reason_is_the_headline(make):
 
 
 def test_sections_without_content_vanish(make):
-    """No heading stands above a sentence that there is nothing."""
     fields = {"modes": (STRONG,), "repeats": 2, "is_evaluated": False}
     page = build.build_report(make(backends=("in_graph",), **fields))
     sections = set(re.findall(r'<section id="([\w-]+)"', page))

@@ -200,6 +200,5 @@ def test_utilisation_is_the_rate_of_the_model_over_all_peaks(make):
 
 
 def test_nothing_is_said_where_a_peak_is_missing(store):
-    """Such as in records of earlier versions."""
     assert utilisation.of_view(view_store(store)) is None
     assert {None} == {p["flop_utilisation"] for p in summary.summary(store)["points"]}

@@ -93,7 +93,6 @@ def test_another_process_gives_the_same_bytes(store, page):
 
 
 def test_the_settings_of_the_reader_change_nothing(store, page):
-    """Those of matplotlib, which stay as they were."""
     with mpl.rc_context({"font.size": 30, "axes.facecolor": "red", "svg.id": "x"}):
         before = dict(mpl.rcParams)
         drawn = overview.render_verdict(view_store(store))

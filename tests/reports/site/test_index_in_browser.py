@@ -105,7 +105,6 @@ def test_studies_are_filtered_and_sorted(index, evaluate):
 @pytest.mark.parametrize("width", [500, 768, 1280])
 @pytest.mark.parametrize("name", ["compared", "index"])
 def test_no_page_scrolls_sideways(request, evaluate, name, width):
-    """Tables scroll within their own region."""
     sizes = "[document.documentElement.scrollWidth, innerWidth]"
     content, window = evaluate(request.getfixturevalue(name), "", sizes, width=width)
 

@@ -61,7 +61,6 @@ def index(site):
 def test_the_order_of_studies_changes_no_byte(
     site, first, second, elsewhere, broken, page_of_a_study
 ):
-    """Nor does building it again."""
     again = dict(build.pages([first, second, elsewhere, broken], METRIC))
 
     assert site == again

@@ -68,7 +68,6 @@ def test_numbers_and_words_stay(value):
 
 
 def test_every_backend_of_the_catalogue_is_described():
-    """None is said to be a stranger's."""
     unknown = names.backend("nobody's")
 
     assert [] == [of for of in (*BACKENDS, *PEERS) if names.backend(of) == unknown]

@@ -114,7 +114,6 @@ def test_json_has_the_figures(slower):
 
 
 def test_a_gate_without_any_trial_says_so(judged, synthetic):
-    """No verdict can be read from it."""
     timeout = synthetic.TrialStatus.TIMEOUT
     statuses = {
         ("in_graph", synthetic.WEAK, size, index): timeout

@@ -162,7 +162,6 @@ def test_oversubscribed_points_are_no_part_of_the_verdict(broken):
 
 
 def test_different_machines_are_a_warning(make):
-    """Fingerprints that differ make ratios compare machines."""
     store = make(fingerprints=("aaaa", "bbbb"))
     _, _, unknowns = _judge(store)
     section = coverage.render_machine(view.view_store(store))

@@ -19,7 +19,6 @@ SCHEMAS = ROOT / "docs" / "schema"
 
 
 def test_notebooks_need_one_import(broken):
-    """Everything in it works; what loads pandas is loaded on first use."""
     loads = "import sys, results; assert 'pandas' not in sys.modules; results.summary"
     subprocess.run([sys.executable, "-c", loads], check=True)
     store = results.Store.open(broken.root)
@@ -59,7 +58,6 @@ def test_trials_frame_has_a_row_per_trial_and_mode(broken):
 
 
 def test_steps_frame_drops_nothing(broken):
-    """Warmup and measured steps of every trial with a result."""
     steps = results.steps_frame(broken)
     measured = [trial.result for trial in broken.trials() if trial.result is not None]
     total = math.fsum(
@@ -87,7 +85,6 @@ def test_frames_of_an_unmeasured_study_are_empty(tmp_path, broken):
 
 
 def test_summary_is_plain_data_with_units_and_intervals(broken):
-    """It goes to JSON and back; every estimate has value, low, high, n and unit."""
     figures = results.summary(broken)
     points = [point for point in figures["points"] if point["throughput"]]
 
@@ -113,7 +110,6 @@ def test_published_schema_is_fresh(kind):
 
 @pytest.mark.parametrize("kind", sorted(schema.MODELS))
 def test_records_on_disk_validate_against_the_published_schema(broken, kind):
-    """By an independent validator; and a wrong record does not."""
     text = (SCHEMAS / f"{kind}.schema.json").read_text(encoding="ascii")
     validator = jsonschema.Draft202012Validator(json.loads(text))
     paths = sorted(broken.root.rglob(f"{kind}.json"))

@@ -73,7 +73,6 @@ def test_machines_are_never_compared(make_studies):
     ],
 )
 def test_what_a_machine_class_is(make_studies, fields, *, is_same):
-    """Hardware, kernel and packages; neither load nor the version of this package."""
     (study,) = make_studies(["CPU"])
     env = study.entries[0].trial.env
     env = env.model_copy(update={"packages": {"tensorflow": "2.21.0"}})
@@ -84,7 +83,6 @@ def test_what_a_machine_class_is(make_studies, fields, *, is_same):
 
 
 def test_what_has_no_place_in_a_series_is_said(tmp_path, synthetic):
-    """A case without an ok trial, and one whose trials ran on two machines."""
     failed = synthetic.TrialStatus.FAILED
     statuses = {("in_graph", synthetic.WEAK, 1, r): failed for r in (0, 1)}
     fields = CASE | {"backends": ("in_graph", "tf_mirrored")}
@@ -187,7 +185,6 @@ def test_a_turn_that_stayed_void_is_counted(tmp_path, synthetic):
 def test_what_a_first_step_takes_more_is_found(
     tmp_path, first_step, steps_per_turn, said
 ):
-    """Over generations; void turns do not count."""
     shape = relay_shape(
         controls=(), first_step=first_step, steps_per_turn=steps_per_turn
     )

@@ -74,13 +74,11 @@ def test_more_replicas_are_compared_with_the_fewest(study):
 
 
 def test_two_seeds_are_too_few(tmp_path, synthetic):
-    """No table is better than one without intervals."""
     assert () == learning_gains.of_study(study_of(tmp_path, synthetic, 2))
 
 
 @pytest.mark.parametrize("is_declared", [True, False])
 def test_a_metric_of_unknown_direction_is_not_compared(study, is_declared):
-    """Nobody can say what better is: its workload says neither, or nothing."""
     facts = study.metrics["top_1"].model_copy(update={"is_higher_better": None})
     metrics = (facts,) if is_declared else ()
     plan = study.plan.model_copy(update={"metrics": metrics})

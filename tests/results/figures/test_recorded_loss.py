@@ -136,7 +136,6 @@ def test_turns_without_cpu_time_explain_nothing(study):
 
 
 def test_no_round_in_common_explains_nothing(study):
-    """A case and its baseline are compared within rounds only."""
     (point,) = [p for p in scaling.points(_with_turns(study)) if not p.is_baseline]
     baseline = with_turns(point.baseline, lambda _: {"void_reason": "disturbed"})
     (found,) = explain.losses_of_points([dataclasses.replace(point, baseline=baseline)])

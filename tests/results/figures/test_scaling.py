@@ -76,7 +76,6 @@ def test_the_efficiency_of_the_best_is_relative_to_the_fastest_baseline(points):
 
 
 def test_baseline_is_shared_by_both_modes(points):
-    """One case with one replica serves weak and strong scaling."""
     weak, strong = (_point(points, "in_graph", mode, 1) for mode in (WEAK, STRONG))
 
     assert weak.case.case_id == strong.case.case_id

@@ -123,7 +123,6 @@ def test_an_efficiency_is_judged_by_what_its_baseline_does_not_lose(
 
 
 def test_an_efficiency_needs_a_baseline_in_the_same_rounds(relay):
-    """One line says what to measure, or against what."""
     alone = relay("alone", replicas=(2,), revisions={BASE: 1.0})
     with pytest.raises(ResultsError, match="such as --replicas 1,2"):
         of_revisions(alone, "efficiency")
@@ -166,7 +165,6 @@ def test_load_that_was_not_recorded_is_not_quiet(relay, share):
 
 
 def test_other_work_beside_a_gate_in_sequence_is_said(relay):
-    """As the page does; there are no turns that could be void."""
     study = relay(num_rounds=0, revisions={BASE: 1.0}, repeats=5)
 
     def beside_others(entry):
@@ -240,7 +238,6 @@ def test_failed_trials_are_named(relay, synthetic):
 
 @pytest.mark.parametrize("metric", ["time_to_first_step", "peak_memory"])
 def test_costs_are_judged_process_by_process(relay, metric):
-    """Equal programs differ by their noise only."""
     judged = of_revisions(relay(revisions={BASE: 1.0}), metric)
 
     assert judged.verdict in (Verdict.PASS, Verdict.IMPROVE, Verdict.INCONCLUSIVE)
@@ -271,7 +268,6 @@ def test_a_stored_study_is_a_weaker_baseline(relay):
     ],
 )
 def test_a_study_that_is_not_comparable_never_passes(relay, fields, message):
-    """The difference is named; a regression remains one."""
     stored = relay("b", **fields)
     judged = of_studies(relay("a"), stored)
 
@@ -282,7 +278,6 @@ def test_a_study_that_is_not_comparable_never_passes(relay, fields, message):
 
 @pytest.mark.parametrize("repeats", [1, 5])
 def test_two_studies_are_two_groups(relay, repeats):
-    """A weaker comparison; of one generation nothing is known about its spread."""
     pair = {"backends": ("in_graph", "tf_mirrored"), "num_rounds": 10}
     found = quality_gate.of_studies(
         relay("x", repeats=4, **pair),
@@ -308,7 +303,6 @@ def test_two_studies_are_two_groups(relay, repeats):
 
 
 def test_metrics_are_named_in_the_message():
-    """One without ratios, and one that a gate cannot judge: a rate of a window."""
     declared = [
         MetricFacts(**facts)
         for workload in ("sngan", "d4pg")
@@ -352,7 +346,6 @@ def case_of(*values):
     ],
 )
 def test_any_rise_is_a_regression(before, after, verdict, rise):
-    """However small: equal code counts the same."""
     found, reason = judged_case.count_of(
         case_of(after, after), case_of(before, before), "bytes"
     )
@@ -371,7 +364,6 @@ def test_any_rise_is_a_regression(before, after, verdict, rise):
     ],
 )
 def test_what_is_no_count_has_no_verdict(here, there, reason):
-    """It is never taken for one, nor averaged."""
     found, why = judged_case.count_of(case_of(*here), case_of(*there), "bytes")
 
     assert found is None

@@ -82,7 +82,6 @@ def test_smallest_effect_found_has_the_power():
 
 
 def test_half_of_all_measurements_reach_the_median_half_width():
-    """Simulated with the interval that is reported."""
     generator = np.random.default_rng(4)
     found = map(generations.over_generations, generator.normal(0, SPREAD, (2000, 4)))
     widths = [math.log(estimate.high / estimate.low) / 2 for estimate in found]
@@ -180,7 +179,6 @@ def slowdown(here, there, kind):
 
 
 def test_slowdowns_of_blocks_and_stretches(pairs):
-    """By generation and case, of what both sides have."""
     found = gate_logs.of_pairs(pairs, gate_metrics.THROUGHPUT)
 
     assert [TURNS, SUSTAINED, TAIL] == list(found)

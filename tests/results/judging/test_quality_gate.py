@@ -83,7 +83,6 @@ def test_as_much_as_the_baseline_passes(learned, factor, verdict):
 
 
 def test_learning_with_more_replicas_leaves_the_other_revision_out(learned):
-    """It is what the change is compared with."""
     (gains,) = learning_gains.of_study(learned(replicas=(1, 2)))
 
     assert [(1, ""), (2, "")] == [
@@ -204,7 +203,6 @@ def test_what_gives_no_verdict_says_why(learned, fields, finals, reason):
 
 
 def test_another_protocol_is_not_compared(learned):
-    """A figure on other test images is another figure."""
     study = with_finals(learned(), None, [0.9] * NUM_SEEDS, num_examples=77)
     found = of_revisions(study)
 

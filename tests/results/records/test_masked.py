@@ -106,7 +106,6 @@ def test_a_secret_is_masked_by_what_stands_before_it(name):
 
 
 def test_an_older_key_of_weights_and_biases_is_masked():
-    """It looks like a commit, which is not."""
     key = "0123456789abcdef0123456789abcdef01234567"
 
     assert masked.tokens(f"wandb: using key {key}") == "wandb: using key ***"
@@ -127,7 +126,6 @@ def test_an_older_key_of_weights_and_biases_is_masked():
     ],
 )
 def test_words_of_reports_are_not_masked(text):
-    """A mask in place of a figure would help nobody."""
     assert masked.tokens(text) == text
     assert masked.shared(text) == text
 

@@ -61,7 +61,6 @@ def test_ids_are_what_they_were():
     ],
 )
 def test_any_difference_is_another_trial(update, is_same_case):
-    """Only repetition and seed leave the case alone."""
     other = SPEC.model_copy(update=update)
 
     assert identity.trial_id(SPEC) != identity.trial_id(other)
@@ -80,7 +79,6 @@ def test_canonical_json_is_json_and_ascii(value):
 
 
 def test_what_earlier_studies_say_of_polling_is_ignored():
-    """A study of a command is read, and its trials have the ids that they had."""
     program = {"command": "a {replicas}", "metric": "client", "unit": "rows"}
     spec = json.loads(SPEC.model_dump_json()) | {"program": program}
     earlier = spec | {"program": {**program, "polls": False}}
@@ -124,7 +122,6 @@ def test_every_number_text_and_list_of_a_schema_has_bounds(kind):
 
 
 def test_texts_are_made_fit_for_records_and_terminals():
-    """What a library wrote to its log can be anything."""
     assert "\N{REPLACEMENT CHARACTER}b" == texts.storable("xx\0b", 2)
     assert r"\x1b[31m\ud800\n" == texts.printable("\x1b[31m\ud800\n")
     assert texts.UNSTORABLE.search(texts.storable("\0\ud800", 9)) is None
@@ -385,7 +382,6 @@ def test_a_lock_that_cannot_be_taken_is_reported(store):
 
 
 def test_a_folder_whose_name_is_no_text_can_be_reported(store):
-    """Names of files are bytes."""
     name = os.fsdecode(b"\xff\x1b")
     (store.root / "trials" / name).mkdir()
     (store.root / "trials" / name / "status.json").write_text("{}")

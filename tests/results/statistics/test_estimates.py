@@ -45,7 +45,6 @@ def test_interval_of_one_group_is_students_on_logs(values):
 
 
 def test_ratio_pairs_by_key_not_by_position():
-    """The order in which trials were read must not matter."""
     first = {(0, 7): 2.0, (1, 8): 4.0, (2, 9): 8.0}
     second = {(2, 9): 4.0, (0, 7): 1.0, (1, 8): 2.0}
     estimate = estimates.ratio(first, second)
@@ -145,7 +144,6 @@ def test_scaling_scales_value_and_interval():
 
 
 def test_the_wildest_repetitions_have_an_interval_of_floats():
-    """Its ends are beyond any float."""
     found = estimates.ratio({0: 1e-20, 1: 1e29}, {0: 1e29, 1: 1e-20})
 
     assert 0 <= found.low < 1 < found.high < math.inf

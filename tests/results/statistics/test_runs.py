@@ -84,7 +84,6 @@ def test_a_robust_mean_leaves_out_a_fifth_of_failures_and_no_more(
 
 
 def test_strata_are_drawn_apart():
-    """Where runs differ between environments only, there is nothing uncertain."""
     apart = run_scores.score({"easy": [900.0] * 4, "hard": [100.0] * 4})
     mixed = run_scores.score({"": [900.0] * 4 + [100.0] * 4})
 

@@ -128,7 +128,6 @@ def quick_rows(num, seed):
     yield _causes()
     yield from _learned(num, seed)
     yield from _quality_gates(num, seed)
-    yield _parts(num, seed)
     yield _input_bound(num, seed)
     yield _trials(num, seed)
     yield _profile(num, seed)
@@ -137,6 +136,7 @@ def quick_rows(num, seed):
 def rows(num, seed):
     """Every row."""
     yield from quick_rows(num, seed)
+    yield _parts(num, seed)
     yield _parts_of_turns(num, seed)
 
 
