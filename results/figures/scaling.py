@@ -228,7 +228,7 @@ def _with_load_left(found: Estimate, first: Case, second: Case) -> Estimate:
     Where many turns are discarded, load is just below the limit in many that are left.
     If all of it was on one core, a step took longer by as much, so the rate of a quiet
     machine may be higher by that: the upper end is further up for the first case, and
-    the lower one further down for the second (``busy_claims.py`` in ``tests/validation``).
+    the lower one further down for the second (``tests/validation``).
     """
     turns = [
         t for of in (first, second) for e in of.measured_entries for t in _rounds(e)
