@@ -193,6 +193,13 @@ def worker_devices(worker: int, num_replicas: int) -> list[str]:
     return [names["CPU"][r % len(names["CPU"])] for r in range(num_replicas)]
 
 
+def server_devices(num_servers: int) -> tuple[str, ...]:
+    """The CPU of every parameter server."""
+    return tuple(
+        f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(num_servers)
+    )
+
+
 def client_device() -> str:
     """The CPU of this process."""
     return f"/job:{_CLIENT_KIND}/replica:0/task:0/device:CPU:0"

@@ -21,7 +21,7 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch
 from replicator.async_training import commit
-from replicator.async_training.connection import FirstWait, client_device
+from replicator.async_training import connection as connection_lib
 from replicator.async_training.inputs import Place, WorkerPipelines
 from replicator.cluster import membership
 from replicator.core.step import repeat, traced_once
@@ -179,7 +179,8 @@ class Dispatcher:
         self._pending: list[Assignment] = []
         self._lost_worker: WorkerLostError | None = None
         self._waits = [
-            FirstWait(recovery_timeout_sec) for _ in range(connection.num_workers)
+            connection_lib.FirstWait(recovery_timeout_sec)
+            for _ in range(connection.num_workers)
         ]
         # By worker, its sequence numbers by server; None where a step failed half way.
         self._sequence_numbers: list[tuple[int, ...] | None] = [
@@ -401,7 +402,7 @@ class ServerProgram:
             concrete = function.get_concrete_function(source_spec, counts)
 
         def run(source: Any, sequence_numbers: Sequence[int], num_steps: int) -> Any:
-            with tf.device(client_device()):
+            with tf.device(connection_lib.client_device()):
                 counts = tf.constant([*sequence_numbers, num_steps], tf.int64)
             with _tf_dispatch.graph_optimizer_off():
                 return concrete(source, counts)

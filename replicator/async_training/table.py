@@ -177,12 +177,9 @@ SCALAR_BYTES = 8
 class Placement:
     """Deals variables to parameter servers; each goes to the least loaded one."""
 
-    def __init__(self, num_servers: int) -> None:
-        self.devices = tuple(
-            f"/job:ps/replica:0/task:{index}/device:CPU:0"
-            for index in range(num_servers)
-        )
-        self.num_bytes = [0] * num_servers  # of the variables on each
+    def __init__(self, devices: Sequence[str]) -> None:
+        self.devices = tuple(devices)  # of the servers
+        self.num_bytes = [0] * len(devices)  # of the variables on each
         self.counters = ServerCounters()  # of the updates of optimizers
         self._forced = threading.local()
 

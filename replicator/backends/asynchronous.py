@@ -106,7 +106,9 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
             )
             for worker, of_worker in enumerate(devices)
         ]
-        self._placement = Placement(self.connection.num_servers)
+        self._placement = Placement(
+            connection_lib.server_devices(self.connection.num_servers)
+        )
         name = f"replicator_{next(_COUNTER)}"
         self._commit_states = [
             CommitState(device, self.num_workers, name)

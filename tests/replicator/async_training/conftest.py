@@ -1,27 +1,25 @@
-"""Jobs of workers and servers: devices of this process, or real processes.
+"""Jobs of workers and servers: devices and threads of this process, or real processes.
 
-The chiefs of real clusters compute cases while tests read them.
+The chief of a real cluster computes cases while tests read them.
 """
 
-import itertools
+import threading
+import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import case_cluster
-import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.distribute.coordinator import remote_value
 
-from replicator.async_training.commit import CommitState
-from replicator.async_training.optimizer import ServerOptimizer
-from replicator.async_training.steps import WorkerSteps
-from replicator.async_training.table import Placement, ServerTable
-from replicator.core.topology import make_topology
-from replicator.optimizer.options import OptimizerOptions
+import replicator
+from replicator.async_training import connection
 
 FOLDER = Path(__file__).parent
 HOW = {"path": FOLDER, "has_chief": True, "num_cpu_devices": 2}
-CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
-_NAMES = itertools.count()
+CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{index}" for index in range(4)]
+LOST = (tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.UnavailableError)
 
 
 @pytest.fixture(scope="session")
@@ -33,76 +31,109 @@ def two_servers(tmp_path_factory):
         yield chief
 
 
-class Job:
-    cpus = CPU
+class Handle(tf.distribute.coordinator.RemoteValue):
+    """What a worker was given, as TensorFlow's coordinator keeps it."""
 
-    def __init__(self, num_servers=2, share=1, num_workers=2):
-        self.share = share
-        self.topologies = [
-            make_topology(
-                [[CPU[worker]]] * share,
-                num_replicas=share,
-                first_replica_id=worker * share,
-            )
-            for worker in range(num_workers)
-        ]
-        every = [[CPU[w]] for w in range(num_workers) for _ in range(share)]
-        self.placement = Placement(num_servers)
-        self.placement.devices = tuple(CPU[2 : 2 + num_servers])
-        self.table = ServerTable(make_topology(every), num_workers, self.placement)
-        self.name = f"job of a test {next(_NAMES)}"
-        self.commit_states = [
-            CommitState(device, num_workers, self.name)
-            for device in self.placement.devices
-        ]
-        self.sequence_numbers = [[0] * num_servers for _ in range(num_workers)]
+    def __init__(self, function, arguments):
+        self.function, self.arguments = function, arguments
+        self.result = self._error = self._status = None
+        self._status_available_event = threading.Event()
 
-    def variables(self, *values, **kwargs):
-        with self.placement.scope():
-            return [tf.Variable(value, **kwargs) for value in values]
+    def run(self):
+        self._error = None
+        self.result = self.function(*[other.result for other in self.arguments])
 
-    def optimizer(self, make_inner, variables):
-        with self.placement.scope():
-            inner = make_inner()
-        made = ServerOptimizer(
-            inner,
-            options=OptimizerOptions(),
-            placement=self.placement,
-        )
-        made.build(variables)
-        return made
+    def end(self, error=None):
+        self._error = error
+        self._status_available_event.set()
 
-    def steps(self, step_fn, *specs):
-        return WorkerSteps(
-            step_fn,
-            specs,
-            topologies=self.topologies,
-            table=self.table,
-            commit_states=self.commit_states,
-            placement=self.placement,
-        )
+    def abort(self):
+        self._status = remote_value.RemoteValueStatus.ABORTED
+        self.end()
 
-    def run(self, steps, worker=0, num_steps=1, source=None):
-        spec = tf.nest.map_structure(tf.type_spec_from_value, source)
-        given = steps.assign(
-            worker, num_steps, source=source, spec=spec, keeps_results=True
-        )
-        used = self.sequence_numbers[worker]
-        outputs = given.run(None, used, num_steps)
-        self.sequence_numbers[worker] = list(
-            np.add(used, num_steps * np.int64(given.num_commits))
-        )
-        return [output.numpy() for output in outputs]
 
-    def counted(self, name="clock"):
-        return [np.asarray(getattr(each, name)).tolist() for each in self.commit_states]
+class Worker:
+    """A thread for a worker, which is back at once after an error of a lost one."""
+
+    def __init__(self, device):
+        self.device = device
+        self.comes_back = True
+        self.given = []
+        self._resource_tracking_lock = threading.Lock()
+        self._resource_remote_value_refs = []
+        self._thread = ThreadPoolExecutor(1)
+
+    def create_resource(self, function, args=()):
+        handle = Handle(function, [argument._values[-1] for argument in args])
+        self.given.append(handle)
+        self._thread.submit(self._work, handle)
+        return handle
+
+    def restart(self):
+        """Makes again what it was given before; what is done says so itself."""
+        for handle in self.given:
+            if handle._error is None:
+                handle.run()
+
+    def _work(self, handle):
+        try:
+            with tf.device(self.device):
+                try:
+                    handle.run()
+                except LOST:
+                    if not self.comes_back:
+                        handle.abort()
+                        return
+                    self.restart()
+        except Exception as error:  # noqa: BLE001 (the client raises it)
+            handle.end(error)
+        else:
+            handle.end()
+
+
+def losable(run):
+    """Turns an error of Python in a step into the one of a lost worker."""
+
+    def run_or_lose(*args):
+        try:
+            return run(*args)
+        except tf.errors.UnknownError as error:
+            raise tf.errors.UnavailableError(None, None, "worker lost") from error
+
+    return run_or_lose
 
 
 @pytest.fixture
-def make_job():
-    return Job
+def make_async(monkeypatch):
+    """Makes replicators whose workers and servers are devices of this process."""
+    monkeypatch.setattr(connection, "client_device", lambda: CPU[0])
+    monkeypatch.setattr(
+        connection, "worker_devices", lambda worker, share: [CPU[worker]] * share
+    )
+    monkeypatch.setattr(
+        connection, "server_devices", lambda count: tuple(CPU[2 : 2 + count])
+    )
 
+    def make(num_workers=2, num_servers=2, **options):
+        workers = [Worker(CPU[index]) for index in range(num_workers)]
+        addresses = {
+            "worker": [f"localhost:{2997 + index}" for index in range(num_workers)],
+            "ps": [f"localhost:{3997 + index}" for index in range(num_servers)],
+        }
+        watch = connection.ServerWatch(())
+        watch._addresses = tuple(addresses["ps"])
+        made = connection.Connection(
+            cluster=types.SimpleNamespace(addresses=addresses),
+            strategy=None,
+            coordinator=types.SimpleNamespace(
+                _cluster=types.SimpleNamespace(workers=workers)
+            ),
+            watch=watch,
+        )
+        monkeypatch.setattr(connection, "connect", lambda *_: made)
+        repl = replicator.create("async", **options)
+        repl._dispatcher._run = losable(repl._dispatcher._run)
+        repl.workers = workers
+        return repl
 
-@pytest.fixture
-def job():
-    return Job()
+    return make

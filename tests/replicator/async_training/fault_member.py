@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
-from replicator.backends.asynchronous import MultiWorkerAsyncReplicator
 
 NUM_DISPATCHES = 2
 NUM_STEPS = 10
@@ -98,7 +97,7 @@ def set_up(folder):
 def end(folder):
     """Trains, and says how it ended."""
     try:
-        repl = MultiWorkerAsyncReplicator(recovery_timeout_sec=WORKER_TIMEOUT_SEC)
+        repl = replicator.create("async", recovery_timeout_sec=WORKER_TIMEOUT_SEC)
         train(repl, folder)
     except replicator.ReplicatorError as error:
         messages.send(error=type(error).__name__, message=str(error))

@@ -1,14 +1,12 @@
 """Asynchronous training: no update is lost, and steps mean what they always do."""
 
-import os
 import re
 import sys
 from pathlib import Path
 
+import case_cluster
 import numpy as np
 import pytest
-
-from replicator.cluster.local_cluster import LocalCluster
 
 pytestmark = pytest.mark.processes
 
@@ -17,117 +15,81 @@ pytestmark = pytest.mark.processes
 STEPS_PER_WORKER = 180
 
 
-def test_sums_of_whole_gradients_come_out_exactly(two_servers):
-    found = two_servers.value("sums")
+@pytest.mark.parametrize(("case", "rows"), [("dense", (1,)), ("sparse", (2, 1))])
+def test_sums_of_whole_gradients_come_out_exactly(two_servers, case, rows):
+    """Every update is counted on both servers; sparse ones name row 0 twice."""
+    found = two_servers.value(case)
 
-    assert [[-STEPS_PER_WORKER * (1.0 + 2.0)]] * 4 == found["weights"]
+    assert [[-STEPS_PER_WORKER * 3.0 * times for times in rows]] * 4 == found["weights"]
     assert 2 * STEPS_PER_WORKER == found["num_updates"]
+    assert 2 * 2 * STEPS_PER_WORKER == found["num_counted"]
     assert STEPS_PER_WORKER * (1 + 2) == found["counter"]
-    assert 2 == len(found["servers"])
+    assert 2 == found["num_servers"]
     assert found["is_fused"]
+    assert found["max_staleness"] > 0
 
 
-def test_sums_of_sparse_gradients_come_out_exactly(two_servers):
-    """Row 0 stands twice in every gradient."""
-    found = two_servers.value("sparse_sums")
-    expected = [-STEPS_PER_WORKER * 3.0 * times for times in (2, 1)]
-
-    assert [expected] * 4 == found["weights"]
-    assert 2 * STEPS_PER_WORKER == found["num_updates"]
-
-
-def test_an_embedding_in_shards_loses_nothing(two_servers):
-    found = two_servers.value("sharded_embedding")
-    expected = [[-120.0 * times] * 2 for times in (2, 1, 0, 0, 1)]
-
-    assert expected == found["table"]
-    assert 2 == len(found["servers"])
-
-
-def test_slots_lose_nothing_either(two_servers):
-    """The slot is minus the sum of all gradients."""
-    assert [-60.0 * (1 + 2)] == two_servers.value("linear_momentum")
-
-
-def test_adam_counts_its_steps_on_every_server(two_servers):
-    """Its update of a constant gradient is its rate, also from a checkpoint on."""
+def test_state_beside_weights_loses_nothing_either(two_servers):
+    """Rows of an embedding, slots, and counts from a checkpoint on."""
+    table, num_servers = two_servers.value("sharded_embedding")
     *weights, count = two_servers.value("adam")
 
+    assert [[-120.0 * times] * 2 for times in (2, 1, 0, 0, 1)] == table
+    assert 2 == num_servers
+    assert [-60.0 * (1 + 2)] == two_servers.value("linear_momentum")
     np.testing.assert_allclose(weights, [-0.1 * 12] * 2, rtol=1e-5)
     assert 12 == count
 
 
-def test_staleness_counts_every_update_once(two_servers):
-    """And sees that a worker was behind."""
-    found = [two_servers.value(case) for case in ("sums", "sparse_sums")]
+MISUSE = {
+    "a weight elsewhere": (
+        r"DeviceError: variable 'kernel:0' is on '/job:chief.*not a parameter "
+        r"server; create models and optimizers inside `with repl.context\(\):`"
+    ),
+    "one pipeline": r"SINGLE distributes one pipeline to all workers.*PER_WORKER",
+    "prefetching": r"InputModeError: prefetch_to_device=2 .*\.prefetch\(2\)",
+    "a loop over inputs": (
+        r"ReplicatorError: next\(\) and get_next\(\) cannot read in this "
+        r"process.* on the workers; pass the iterator to run\(\)"
+    ),
+    "as a coordinator": (
+        r"TypeError: schedule\(\) does not take args=; write repl.schedule\(step"
+    ),
+    "uneven replicas": r"DeviceError: num_replicas 3 of .* not divisible by its 2",
+    "accumulation": (
+        r"OptimizerOptionError: accumulation_steps=2 does not work with the "
+        r"async backend: accumulated gradients of all workers would mix"
+    ),
+    "stock, a pipeline per replica": (
+        r"PER_REPLICA does not work with ParameterServerStrategy.*PER_WORKER"
+    ),
+    "stock, a loop over inputs": (
+        r"ReplicatorError: next\(\) and get_next\(\) cannot read in this process"
+    ),
+    "stock, replicas": r"DeviceError: num_replicas 4 does not work.*1 per work.*use 2",
+}
 
-    # On both servers.
-    counts = [sum(result["staleness"].values()) for result in found]
-    assert [2 * 2 * STEPS_PER_WORKER] * 2 == counts
-    assert found[0]["max_staleness"] > 0
 
+def test_misuse_raises_an_actionable_error(two_servers):
+    found = two_servers.value("misuse")
 
-@pytest.mark.parametrize(
-    ("case", "message"),
-    [
-        (
-            "weight_elsewhere",
-            (
-                r"DeviceError: variable 'kernel:0' is on '/job:chief.*not a parameter "
-                r"server; create models and optimizers inside `with repl.context\(\):`"
-            ),
-        ),
-        (
-            "stock_pipeline_per_replica",
-            r"PER_REPLICA does not work with ParameterServerStrategy.*PER_WORKER",
-        ),
-        (
-            "stock_replicas",
-            r"DeviceError: num_replicas 4 does not work.*1 per worker.*use 2",
-        ),
-        (
-            "single_pipeline",
-            r"SINGLE distributes one pipeline to all workers.*PER_WORKER",
-        ),
-        (
-            "loop_over_inputs",
-            (
-                r"ReplicatorError: next\(\) and get_next\(\) cannot read in this "
-                r"process.* on the workers; pass the iterator to run\(\)"
-            ),
-        ),
-        (
-            "stock_loop_over_inputs",
-            r"ReplicatorError: next\(\) and get_next\(\) cannot read in this process",
-        ),
-        (
-            "schedule_as_a_coordinator",
-            r"TypeError: schedule\(\) does not take args=; write repl.schedule\(step",
-        ),
-        (
-            "uneven_replicas",
-            r"DeviceError: num_replicas 3 of .* not divisible by its 2",
-        ),
-        (
-            "refused_option",
-            (
-                r"OptimizerOptionError: accumulation_steps=2 does not work with the "
-                r"async backend: accumulated gradients of all workers would mix"
-            ),
-        ),
-    ],
-)
-def test_misuse_raises_an_actionable_error(two_servers, case, message):
-    assert re.search(message, two_servers.error(case))
+    assert found.keys() == MISUSE.keys()
+    assert [] == [
+        found[name]
+        for name, message in MISUSE.items()
+        if not re.search(message, found[name])
+    ]
 
 
 def test_run_returns_the_last_result_of_every_replica(two_servers):
     found = two_servers.value("results")
+    ids, values, totals, sizes = found["outputs"]
 
-    assert [0, 1, 2, 3] == found["ids"]
-    assert [1.0, 2.0, 3.0, 4.0] == found["values"]
-    assert [3.0, 3.0, 7.0, 7.0] == found["totals"]
-    assert [[4, 2]] * 4 == found["sizes"]
+    assert [0, 1, 2, 3] == ids
+    assert [1.0, 2.0, 3.0, 4.0] == values
+    assert [3.0, 3.0, 7.0, 7.0] == totals
+    assert [[4, 2]] * 4 == sizes
+    assert -(1.5 + 3.5) == found["weight"]  # of means within workers
     assert [0, 2, 4, 6] == found["fixed"]
     assert "2 workers with 2 replicas in sync each; variables" in found["explained"]
 
@@ -147,18 +109,13 @@ def test_checkpoints_go_from_and_to_other_backends(two_servers, name):
     assert is_same_back
 
 
-def test_a_step_function_is_not_kept(two_servers):
-    """Its programs go with it, once nothing that was scheduled needs them."""
-    assert [True, 1, 0, 4.0] == two_servers.value("dropped_step")
+def test_steps_that_end_fail_or_are_dropped(two_servers):
+    """A step function goes once nothing needs it; failed steps count.
 
-
-def test_what_a_failed_step_wrote_is_read_outside_and_can_be_reset(two_servers):
-    """Copies of 2 and 4 read as 3, which is assigned: 4 and 5 follow; it counts."""
+    Copies of 2 and 4 read as 3, which is assigned: 4 and 5 follow.
+    """
+    assert [True, 0, 4.0] == two_servers.value("dropped_step")
     assert [3.0, [4.0, 5.0], 3] == two_servers.value("failed_step")
-
-
-def test_the_end_of_the_data_is_an_error_and_a_rewind_starts_again(two_servers):
-    """Nothing of the failed step is applied."""
     assert [-4.0, 4] == two_servers.value("end_of_data")
 
 
@@ -182,23 +139,17 @@ MEMBER = Path(__file__).parent / "one_core_member.py"
     [
         ("of TensorFlow", 0, "count 4.0"),
         ("one thread", 0, "count 4.0"),
-        (
-            "no end",
-            1,
-            "progress in its first steps for 2 s; this process has 4 inter-op",
-        ),
         ("too late", 1, "set_inter_op_parallelism_threads(4) at the start"),
     ],
 )
 def test_steps_end_on_one_core(tmp_path, threads, exit_code, printed):
-    core = {min(os.sched_getaffinity(0))}
-    argv = [sys.executable, str(MEMBER), threads]
-    with LocalCluster(
-        argv,
+    """Requests that wait for each other need more threads than TensorFlow makes."""
+    with case_cluster.ForkedCluster(
+        [sys.executable, str(MEMBER), threads],
+        env=case_cluster.ENV,
         num_workers=2,
         num_ps=1,
         has_chief=True,
-        cpusets=[core] * 4,
         log_dir=tmp_path,
     ) as cluster:
         codes = cluster.wait(600, ["chief"])

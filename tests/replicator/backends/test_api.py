@@ -1,4 +1,4 @@
-"""The public names of the package, and what importing it costs."""
+"""Public names, what their import costs, and what belongs to another replicator."""
 
 import copy
 import inspect
@@ -16,41 +16,31 @@ from replicator import InputReplicationMode, catalog, errors
 from replicator.errors import OtherReplicatorError
 
 
-def test_public_names_are_sorted_and_all_there():
-    assert sorted(replicator.__all__) == list(replicator.__all__)
-    assert list(replicator.__all__) == dir(replicator)
+def test_public_names_are_sorted_documented_and_listed_where_they_are_defined():
+    """The stub imports each from its own module; methods of subclasses have docs too.
 
-
-@pytest.mark.parametrize("name", replicator.__all__)
-def test_every_public_name_is_documented_and_listed_where_it_is_defined(name):
-    """It has a docstring, and the stub imports it from its own module."""
-    thing = getattr(replicator, name)
+    What Keras makes is Keras' to document.
+    """
     stub = Path(replicator.__file__).with_suffix(".pyi").read_text()
-    module = thing.__module__.removeprefix("replicator")
-    pattern = rf"from {re.escape(module)} import (\(\n[^)]*\b|.*\b){name} as {name}\b"
-
-    assert inspect.getdoc(thing)
-    assert re.search(pattern, stub)
-
-
-@pytest.mark.parametrize(
-    "kind", [n for n in replicator.__all__ if inspect.isclass(getattr(replicator, n))]
-)
-def test_every_public_method_is_documented(kind):
-    """Also where a subclass overrides it; what Keras makes is Keras' to document."""
-    missing = [
-        name
-        for name, member in inspect.getmembers(getattr(replicator, kind))
-        if not name.startswith("_")
-        and (inspect.isfunction(member) or isinstance(member, property))
-        and getattr(member, "fget", member).__module__.startswith("replicator")
-        and not inspect.getdoc(member)
-    ]
+    assert sorted(replicator.__all__) == list(replicator.__all__) == dir(replicator)
+    missing = []
+    for name in replicator.__all__:
+        thing = getattr(replicator, name)
+        module = re.escape(thing.__module__.removeprefix("replicator"))
+        pattern = rf"from {module} import (\(\n[^)]*\b|.*\b){name} as {name}\b"
+        if not (inspect.getdoc(thing) and re.search(pattern, stub)):
+            missing.append(name)
+        missing += [
+            f"{name}.{member_name}"
+            for member_name, member in inspect.getmembers(thing)
+            if inspect.isclass(thing)
+            and not member_name.startswith("_")
+            and (inspect.isfunction(member) or isinstance(member, property))
+            and getattr(member, "fget", member).__module__.startswith("replicator")
+            and not inspect.getdoc(member)
+        ]
 
     assert [] == missing
-
-
-def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="No replicator attribute tower"):
         _ = replicator.tower
 
@@ -68,18 +58,23 @@ def test_planning_tools_load_no_tensorflow():
         [sys.executable, "-c", code], check=False, capture_output=True, text=True
     )
 
-    assert "" == done.stderr
-    assert 0 == done.returncode
+    assert ("", 0) == (done.stderr, done.returncode)
 
 
 @pytest.mark.parametrize("name", catalog.BACKENDS)
-def test_every_backend_of_the_catalogue_exists(name):
-    """Its target is a replicator class, and its name is its key."""
+def test_every_backend_of_the_catalogue_exists(name, monkeypatch):
+    """Its class is a replicator; by default there is one replica per worker."""
     info = catalog.BACKENDS[name]
+    kind = info.load()
 
     assert name == info.name
-    assert issubclass(info.load(), replicator.Replicator)
-    assert info == catalog.entry_of(type("OfAUser", (info.load(),), {}))
+    assert issubclass(kind, replicator.Replicator)
+    assert info == catalog.entry_of(type("OfAUser", (kind,), {}))
+    default = inspect.signature(kind).parameters["num_replicas"].default
+    monkeypatch.setattr(type(info), "load", lambda _: lambda **given: given)
+    is_alone = info.processes == "one_process"
+    assert {"num_replicas": 1 if is_alone else None} == replicator.create(name)
+    assert None is default or is_alone
 
 
 def test_a_class_outside_of_the_catalogue_has_no_entry():
@@ -98,6 +93,34 @@ def test_the_tree_of_errors_in_the_documentation_is_complete():
     bases = errors.ReplicatorError, UserWarning
     assert all(issubclass(kind, bases) for kind in kinds)
     assert [] == [k.__name__ for k in kinds if k.__name__ not in errors.__doc__]
+
+
+PATTERNS = {
+    None: replicator.MultiWorkerBetweenGraphReplicator,
+    "between_graph": replicator.MultiWorkerBetweenGraphReplicator,
+    "in_graph": replicator.MultiWorkerInGraphReplicator,
+}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_every_pattern_makes_an_instance_of_the_class_that_was_called(pattern):
+    """Else Python does not call its constructor; a pattern's class has no other."""
+    kind, name = PATTERNS[pattern], pattern or "between_graph"
+    # Objects before they join a cluster.
+    made = replicator.MultiWorkerReplicator.__new__(
+        replicator.MultiWorkerReplicator, pattern=pattern, num_replicas=2
+    )
+
+    assert type(made) is type(kind.__new__(kind)) is kind
+    assert type(kind.__new__(kind, pattern=name)) is kind
+    assert made.pattern == name
+    (other,) = {"between_graph", "in_graph"} - {name}
+    with pytest.raises(
+        ValueError,
+        match=rf"'{other}' is not that of {kind.__name__}, which is '{name}'; "
+        rf"use MultiWorkerReplicator\(pattern='{other}'\)",
+    ):
+        kind.__new__(kind, pattern=other)
 
 
 _OTHER = r"was made by another replicator \(InGraphReplicator, num_replicas=4\), .*"
@@ -129,28 +152,27 @@ def _trains(repl, **options):
     return weight, optimizer, step
 
 
-@pytest.mark.parametrize("mode", InputReplicationMode)
-def test_inputs_of_another_replicator_are_refused(repl_once, four, mode):
+def test_inputs_of_another_replicator_are_refused(repl_once, four):
     """Two replicas took 12 examples of a step of 24, or divided by zero."""
-    inputs = four.make_input_iterator(_of_six, mode)
+    for mode in InputReplicationMode:
+        inputs = four.make_input_iterator(_of_six, mode)
 
-    with pytest.raises(
-        OtherReplicatorError,
-        match=rf"input iterator {_OTHER}pass what make_input_iterator\(\) of this one",
-    ):
-        repl_once.run(_count, inputs)
+        with pytest.raises(
+            OtherReplicatorError,
+            match=rf"input iterator {_OTHER}pass what make_input_iterator\(\) of this",
+        ):
+            repl_once.run(_count, inputs)
 
-    assert [24] * 4 == [int(value) for value in four.run(_count, inputs)]
-    assert 1 == inputs.num_steps
+        assert [24] * 4 == [int(value) for value in four.run(_count, inputs)]
+        assert 1 == inputs.num_steps
 
 
 def test_values_of_another_replicator_are_refused(repl_once):
     """What run() returned and what inputs yield; a list of the values is nobody's."""
     other = replicator.create("in_graph", num_replicas=repl_once.num_replicas)
     inputs = other.make_input_iterator(_of_six)
-    made = [other.run(tf.identity, inputs), next(inputs)]
 
-    for values in made:
+    for values in (other.run(tf.identity, inputs), next(inputs)):
         with pytest.raises(
             OtherReplicatorError,
             match=r"a PerReplica was made by .*pass PerReplica\(list",
@@ -167,20 +189,19 @@ def test_values_of_another_replicator_are_refused(repl_once):
 
 
 def test_an_optimizer_that_updates_in_another_way_is_refused(four):
-    """A control, a sharded update and a stock strategy each average differently."""
-    makers = [
-        (four, {"sharded_update": True}),
-        (replicator.create("tf_mirrored", num_replicas=1), {}),
-        (
-            replicator.create("in_graph", num_replicas=2, without_communication=True),
-            {},
-        ),
-    ]
-    users = [replicator.create("in_graph", num_replicas=2)] * 3
-    makers.append((users[0], {}))
-    users.append(replicator.create("tf_mirrored", num_replicas=1))
+    """A control, a sharded update and a stock strategy each average differently.
 
-    for (made_by, options), user in zip(makers, users, strict=True):
+    Wrapped for four replicas, one that updates alike debugs on one.
+    """
+    two = replicator.create("in_graph", num_replicas=2)
+    stock = replicator.create("tf_mirrored", num_replicas=1)
+    control = replicator.create("in_graph", num_replicas=2, without_communication=True)
+    for made_by, options, user in (
+        (four, {"sharded_update": True}, two),
+        (stock, {}, two),
+        (control, {}, two),
+        (two, {}, stock),
+    ):
         _, _, step = _trains(made_by, **options)
         with pytest.raises(
             OtherReplicatorError,
@@ -189,14 +210,8 @@ def test_an_optimizer_that_updates_in_another_way_is_refused(four):
         ):
             user.run(step)
 
-
-def test_an_optimizer_that_updates_alike_is_taken(four):
-    """Wrapped for four replicas, it debugs on one."""
     weight, optimizer, step = _trains(four)
-    single = replicator.create("single")
-
-    single.run(step)
-
+    replicator.create("single").run(step)
     assert 0.0 > weight.numpy()
     assert 1 == int(optimizer.iterations)
 
@@ -207,51 +222,36 @@ def test_checkpoints_of_another_replicator_are_refused(four, tmp_path):
     weight, optimizer, _ = _trains(four, sharded_update=True)
     inputs = four.make_input_iterator(_of_six)
 
-    with pytest.raises(OtherReplicatorError, match=rf"the input iterator {_OTHER}"):
-        two.make_checkpoint_manager(tmp_path, inputs=inputs, weight=weight)
-    with pytest.raises(
-        OtherReplicatorError, match=rf"wrapped optimizer 'SGD' {_OTHER}"
+    for given, message in (
+        ({"inputs": inputs}, rf"the input iterator {_OTHER}"),
+        ({"optimizer": optimizer}, rf"wrapped optimizer 'SGD' {_OTHER}"),
     ):
-        two.make_checkpoint_manager(tmp_path, weight=weight, optimizer=optimizer)
+        with pytest.raises(OtherReplicatorError, match=message):
+            two.make_checkpoint_manager(tmp_path, weight=weight, **given)
 
 
 @pytest.mark.parametrize("backend", ["single", "in_graph"])
-def test_a_model_of_a_stock_strategy_is_refused_by_name(backend):
-    """Its second copy would never follow."""
+def test_variables_of_a_stock_strategy_are_refused_by_name(backend):
+    """Second copies would never follow; TensorFlow said that strategies are mixed."""
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    repl = replicator.create(backend)
-
-    with pytest.raises(
-        OtherReplicatorError,
-        match=r"variable '.*(kernel|bias).*' was created in the scope of a "
-        r"MirroredStrategy, which keeps 2 copies of it.*with repl\.context\(\)",
-    ):
-        repl.run(lambda: model(tf.ones([2, 1])))
-    own = replicator.StrategyReplicator(strategy)
-    assert 2 == len(own.run(lambda: model(tf.ones([2, 1]))))
-
-
-@pytest.mark.parametrize("backend", ["single", "in_graph"])
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda variable: variable.read_value(),
-        lambda variable: variable.assign_add(1.0),
-    ],
-)
-def test_a_method_of_a_variable_of_a_stock_strategy_is_refused_by_name(backend, use):
-    """TensorFlow said that strategies are mixed, and not which variable."""
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    with strategy.scope():
         variable = tf.Variable(1.0, name="of_others")
     repl = replicator.create(backend)
+    created = (
+        "was created in the scope of a MirroredStrategy, which keeps 2 copies of it"
+    )
 
-    with pytest.raises(
-        OtherReplicatorError,
-        match=r"variable 'of_others:0' was created in the scope of a MirroredStrategy, "
-        r"which keeps 2 copies of it",
+    for step, message in (
+        (
+            lambda: model(tf.ones([2, 1])),
+            rf"variable '.*(kernel|bias).*' {created}.*with repl\.context\(\)",
+        ),
+        (variable.read_value, f"variable 'of_others:0' {created}"),
+        (lambda: variable.assign_add(1.0), f"variable 'of_others:0' {created}"),
     ):
-        repl.run(lambda: use(variable))
+        with pytest.raises(OtherReplicatorError, match=message):
+            repl.run(step)
     assert 1.0 == variable.numpy()
+    own = replicator.StrategyReplicator(strategy)
+    assert 2 == len(own.run(lambda: model(tf.ones([2, 1]))))

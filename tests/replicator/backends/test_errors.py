@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import inspect
 import pickle
 import re
 import types
@@ -12,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator import errors, registry
+from replicator import catalog, errors
 
 
 def single(**options):
@@ -31,6 +30,11 @@ CREATING = {
         lambda: replicator.create("tf_mirrored", logical_devices_per_replica=2),
         TypeError,
         r"'tf_mirrored' has no option 'logical_devices_per_replica'; it has 'dev",
+    ),
+    "an option of another backend of workers": (
+        lambda: replicator.create("multi_worker", worker_timeout_sec=3),
+        TypeError,
+        r"'multi_worker' has no option 'worker_timeout_sec'; it has",
     ),
     "several replicas on a single device": (
         lambda: replicator.SingleDeviceReplicator(num_replicas=2),
@@ -119,37 +123,24 @@ def test_misuse_is_refused_before_anything_is_made(what):
         call()
 
 
-@pytest.mark.parametrize("name", registry.BACKENDS)
-def test_by_default_there_is_one_replica_per_worker(name, monkeypatch):
-    """Where there are workers, the backend's class counts them."""
-    info = registry.BACKENDS[name]
-    default = inspect.signature(info.load()).parameters["num_replicas"].default
-    monkeypatch.setattr(type(info), "load", lambda _: lambda **given: given)
-
-    made = registry.create(name)
-
-    assert {"num_replicas": 1 if info.processes == "one_process" else None} == made
-    assert None is default or info.processes == "one_process"
-
-
 def test_a_limited_backend_gives_its_range(monkeypatch):
     """Also where the limit is above one."""
-    limited = dataclasses.replace(registry.BACKENDS["single"], max_replicas=3)
-    monkeypatch.setitem(registry.BACKENDS, "single", limited)
+    limited = dataclasses.replace(catalog.BACKENDS["single"], max_replicas=3)
+    monkeypatch.setitem(catalog.BACKENDS, "single", limited)
 
     with pytest.raises(errors.DeviceError, match=r"num_replicas=4; it runs 1 to 3"):
-        registry.create("single", num_replicas=4)
+        single(num_replicas=4)
 
 
-@pytest.mark.parametrize("op", [tf.zeros([2]), None, "median"])
-def test_a_reduction_is_a_name(in_graph, op):
+def test_a_reduction_is_a_name(in_graph):
     values = replicator.PerReplica([1.0] * in_graph.num_replicas)
     message = r"unknown reduction .*; use one of 'sum', 'mean', 'min', 'max'"
 
-    with pytest.raises(ValueError, match=message):
-        in_graph.reduce(op, values)
-    with pytest.raises(ValueError, match=message):
-        in_graph.run(lambda: replicator.all_reduce(1.0, op))
+    for op in (tf.zeros([2]), None, "median"):
+        with pytest.raises(ValueError, match=message):
+            in_graph.reduce(op, values)
+        with pytest.raises(ValueError, match=message):
+            in_graph.run(lambda op=op: replicator.all_reduce(1.0, op))
 
 
 def test_values_of_different_shapes_are_refused(in_graph):
@@ -180,20 +171,15 @@ def test_attributes_of_a_wrapped_optimizer_are_those_of_the_optimizer(in_graph):
     assert optimizer.uses_fused_update
     with pytest.raises(AttributeError, match="no_such_thing"):
         _ = optimizer.no_such_thing
+    # Looking up attributes of a half-made copy ends.
+    assert 0.25 == float(copy.copy(optimizer).learning_rate)
 
 
-def test_a_wrapped_optimizer_can_be_copied():
-    """Looking up attributes of a half-made copy ends."""
-    optimizer = replicator.ReplicatedOptimizer(keras.optimizers.SGD(0.5))
+def test_errors_survive_a_pipe():
+    for kind in errors.ReplicatorError.__subclasses__():
+        error = pickle.loads(pickle.dumps(kind("why")))
 
-    assert 0.5 == float(copy.copy(optimizer).learning_rate)
-
-
-@pytest.mark.parametrize("kind", errors.ReplicatorError.__subclasses__())
-def test_errors_survive_a_pipe(kind):
-    error = pickle.loads(pickle.dumps(kind("why")))
-
-    assert (kind, "why") == (type(error), str(error))
+        assert (kind, "why") == (type(error), str(error))
 
 
 @pytest.mark.parametrize(
@@ -225,35 +211,23 @@ def test_a_stock_strategy_out_of_sync_is_named(per_replica):
         repl.assert_in_sync()
 
 
-@pytest.mark.parametrize("autograph", [True, False])
-def test_run_in_a_function_of_the_user_is_refused(repl_once, autograph):
-    """It would count steps when it is traced, not when it runs."""
+def test_run_in_a_function_of_the_user_or_a_step_is_refused(repl_once):
+    """It would count steps when it is traced; a step has one replica."""
 
     def step():
         return tf.constant(1.0)
 
-    @tf.function(autograph=autograph)
     def train():
         return repl_once.run(step)[0]
 
-    with pytest.raises(
-        errors.RunContextError, match=r"inside a tf\.function.*num_steps"
-    ):
-        train()
-    assert 0 == repl_once.num_steps_run
-
-
-def test_run_in_a_step_is_refused(repl_once):
-    """A step has one replica, and cannot start others."""
-
-    def inner():
-        return tf.constant(1.0)
-
-    def step():
-        return repl_once.run(inner)[0]
-
+    for autograph in (True, False):
+        with pytest.raises(
+            errors.RunContextError, match=r"inside a tf\.function.*num_steps"
+        ):
+            tf.function(train, autograph=autograph)()
     with pytest.raises(errors.RunContextError, match=r"inside a step function"):
-        repl_once.run(step)
+        repl_once.run(train)
+    assert 0 == repl_once.num_steps_run
 
 
 def test_a_distribution_of_keras_is_refused_where_a_step_is_traced():

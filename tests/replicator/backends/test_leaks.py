@@ -39,99 +39,68 @@ def _make_step(repl, width=8, depth=1):
     return step
 
 
-@pytest.mark.parametrize("name", ["single", "in_graph"])
-def test_a_program_goes_with_its_step_function(name):
-    """The step function is not kept, and neither are the functions made of it."""
-    repl = replicator.create(name, num_replicas=1 if name == "single" else 2)
-    gc.collect()
-    before = function_names()
-
-    step = _make_step(repl)
-    repl.run(step)
-    reference, num_added = weakref.ref(step), len(function_names() - before)
-    del step
-    gc.collect()
-
-    assert num_added
-    assert reference() is None
-    assert set() == {n for n in function_names() - before if "replicated" in n}
-    assert [] == repl._programs.items()
-
-
-def test_a_method_keeps_its_program_as_long_as_its_object():
-    """agent.step is made anew at each access, and still traced once."""
-    repl = replicator.create("in_graph", num_replicas=2)
-    traced = []
-
-    class Agent:
-        def step(self):
-            traced.append(self)
-            return tf.constant(1)
-
-    agent = Agent()
-    for _ in range(3):
-        repl.run(agent.step)
-        gc.collect()
-
-    assert 1 == len(traced)
-    traced.clear()
-    del agent
-    gc.collect()
-
-    assert [] == repl._programs.items()
-
-
-def test_other_programs_live_on_when_one_goes():
-    """Two steps over one variable: the state outlives the first of them."""
-    repl = replicator.create("in_graph", num_replicas=2)
-    with repl.context():
-        local = tf.Variable(0.0, trainable=False)
-
-    def add():
-        replica_id = replicator.get_replica_context().replica_id
-        local.assign_add(tf.cast(replica_id + 1, tf.float32))
-        return local.read_value()
-
-    def read():
-        return local.read_value()
-
-    repl.run(add)
-    repl.run(read)
-    del add
-    gc.collect()
-
-    assert [1.0, 2.0] == [float(v) for v in repl.run(read)]
-
-
-def test_copies_of_variables_go_with_the_model():
-    """A model that is dropped takes its replica-local copies and slots with it."""
-    repl = replicator.create("in_graph", num_replicas=4)
-    step = _make_step(repl)
-    repl.run(step)
-    copies = [weakref.ref(c) for e in repl._table.entries() for c in e.copies]
-    assert copies
-
-    del step
-    gc.collect()
-
-    assert [] == repl._table.entries()
-    assert [] == [c for c in copies if c() is not None]
-
-
-def test_the_traced_graph_is_freed():
-    """No graph object outlives the trace, custom gradients of collectives included."""
-    repl = replicator.create("in_graph", num_replicas=2)
+@pytest.mark.parametrize(("name", "num_replicas"), [("single", 1), ("in_graph", 4)])
+def test_a_program_goes_with_its_step_function(name, num_replicas):
+    """With its functions, its traced graph, and the copies of the model's variables."""
+    repl = replicator.create(name, num_replicas=num_replicas)
 
     def graphs():
         gc.collect()
         found = [o for o in gc.get_objects() if type(o).__name__ == "FuncGraph"]
         return {id(g) for g in found if g.name == "replica"}
 
-    before = graphs()
+    no_graphs, before = graphs(), function_names()
     step = _make_step(repl)
     repl.run(step)
+    reference, num_added = weakref.ref(step), len(function_names() - before)
+    table = [] if name == "single" else repl._table.entries()
+    copies = [weakref.ref(copy) for entry in table for copy in entry.copies]
+    assert set() == graphs() - no_graphs
+    del step, table
+    gc.collect()
 
-    assert set() == graphs() - before
+    assert num_added
+    assert copies or name == "single"
+    assert reference() is None
+    assert set() == {n for n in function_names() - before if "replicated" in n}
+    assert [] == repl._programs.items()
+    assert name == "single" or [] == repl._table.entries()
+    assert [] == [c for c in copies if c() is not None]
+
+
+def test_programs_live_as_long_as_the_objects_of_their_steps():
+    """agent.step is made anew at each access, and still traced once.
+
+    State that two steps use outlives the first of them.
+    """
+    repl = replicator.create("in_graph", num_replicas=2)
+    with repl.context():
+        local = tf.Variable(0.0, trainable=False)
+    traced = []
+
+    class Agent:
+        def step(self):
+            traced.append(self)
+            replica_id = replicator.get_replica_context().replica_id
+            local.assign_add(tf.cast(replica_id + 1, tf.float32))
+            return local.read_value()
+
+    def read():
+        return local.read_value()
+
+    agent = Agent()
+    for _ in range(3):
+        repl.run(agent.step)
+        gc.collect()
+    repl.run(read)
+
+    assert 1 == len(traced)
+    traced.clear()
+    del agent
+    gc.collect()
+
+    assert [3.0, 6.0] == [float(v) for v in repl.run(read)]
+    assert 1 == len(repl._programs.items())
 
 
 def test_memory_does_not_grow_over_many_programs():
@@ -199,75 +168,60 @@ def test_outside_a_step_types_are_reduced_as_inside(repl_once, name):
         assert _outcome(inside(op)) == _outcome(outside(op)), op
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        ("a", r"reduce 'mean' of string is not defined; reductions take numbers"),
-        (True, r"reduce 'mean' of bool is not defined; use 'max' for any"),
-        (
-            _array("float8_e5m2", 1.0),
-            r"reduce 'mean' of float8_e5m2 does not work: .*tf.cast the value to tf.fl",
-        ),
-    ],
-)
-def test_types_without_a_mean_are_refused(repl_once, value, message):
-    """On one device, too, where nothing would have to be computed."""
-    values = replicator.PerReplica([value] * repl_once.num_replicas)
+REFUSED = {
+    "a string": (["a"] * 2, r"reduce 'mean' of string is not defined; reductions take"),
+    "a bool": ([True] * 2, r"reduce 'mean' of bool is not defined; use 'max' for any"),
+    "no range": (
+        [_array("float8_e5m2", 1.0)] * 2,
+        r"reduce 'mean' of float8_e5m2 does not work: .*tf.cast the value to tf.fl",
+    ),
+    "shapes": (
+        [tf.zeros([1]), tf.zeros([2])],
+        r"differs .* float32\(1,\), float32\(2,\), is",
+    ),
+    "types": (
+        [tf.constant(1.0), tf.constant(1.0, tf.float64)],
+        r"differs between replicas, .*float32\(\), flo",
+    ),
+    "no value": ([], r"reduce 'mean' of 0 .*are 2 repl"),
+    "three values": ([1.0] * 3, r"reduce 'mean' of 3 .*are 2 repl"),
+    "ragged": (
+        [tf.ragged.constant([[1], [2, 3]])] * 2,
+        r"reduce 'mean' of a 'RaggedTensor' is not",
+    ),
+    "sparse": (
+        [tf.sparse.from_dense([[1]])] * 2,
+        r"reduce 'mean' of a 'SparseTensor' is not defined",
+    ),
+    "an object": (
+        [object()] * 2,
+        r"values to reduce must be tensors .*, but got a 'object'; pass",
+    ),
+}
 
-    with pytest.raises(ValueError, match=message):
-        repl_once.reduce("mean", values)
 
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_mean_is_refused(in_graph, name):
+    """TensorFlow's words would be others, or it would broadcast."""
+    values, message = REFUSED[name]
 
-def test_values_of_different_shapes_or_types_are_refused(in_graph):
-    """Stacking them would fail in TensorFlow's words, or broadcast."""
-    shapes = replicator.PerReplica([tf.zeros([1]), tf.zeros([2])])
-    types = replicator.PerReplica([tf.constant(1), tf.constant(1.0)])
-
-    with pytest.raises(
-        ValueError, match=r"differs .* float32\(1,\), float32\(2,\), is"
-    ):
-        in_graph.reduce("sum", shapes)
-    with pytest.raises(ValueError, match=r"differs between replicas, .*int32\(\), flo"):
-        in_graph.reduce("sum", types)
-
-
-@pytest.mark.parametrize("num_values", [0, 3])
-def test_another_number_of_values_is_refused(in_graph, num_values):
-    """A part of the replicas has another mean."""
-    values = replicator.PerReplica([1.0] * num_values)
-
-    with pytest.raises(
-        ValueError, match=rf"reduce 'mean' of {num_values} .*are 2 repl"
-    ):
-        in_graph.reduce("mean", values)
+    with pytest.raises((TypeError, ValueError), match=message):
+        in_graph.reduce("mean", replicator.PerReplica(values))
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        (tf.ragged.constant([[1], [2, 3]]), r"reduce 'sum' of a 'RaggedTensor' is not"),
-        (
-            tf.sparse.from_dense([[1]]),
-            r"reduce 'sum' of a 'SparseTensor' is not defined",
-        ),
-        (object(), r"values to reduce must be tensors .*, but got a 'object'; pass"),
-    ],
+    "repl_once", [("single", 1), ("tf_mirrored", 2)], indirect=True
 )
-def test_what_is_no_dense_tensor_is_refused(repl_once, value, message):
-    values = replicator.PerReplica([value] * repl_once.num_replicas)
-
-    with pytest.raises(TypeError, match=message):
-        repl_once.reduce("sum", values)
-
-
-def test_sparse_slices_are_reduced_densely(repl_once):
-    """As what a step returns of them."""
+def test_slices_are_reduced_densely_and_strings_not_at_all(repl_once):
+    """As what a step returns of them; on one device, too."""
     slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1]), tf.constant([2, 2]))
-    values = replicator.PerReplica([slices] * repl_once.num_replicas)
+    count = repl_once.num_replicas
 
-    reduced = repl_once.reduce("sum", values)
+    reduced = repl_once.reduce("sum", replicator.PerReplica([slices] * count))
 
-    assert [[0, 0], [repl_once.num_replicas] * 2] == reduced.numpy().tolist()
+    assert [[0, 0], [count] * 2] == reduced.numpy().tolist()
+    with pytest.raises(ValueError, match=r"reduce 'mean' of string is not defined"):
+        repl_once.reduce("mean", replicator.PerReplica(["a"] * count))
 
 
 def events_of(path):
@@ -288,17 +242,17 @@ def places(events, *keys):
 
 
 def test_ops_have_their_replica_and_their_bucket(tmp_path):
+    """A trace of TensorFlow's profiler also has the range of run(), and its steps."""
     repl = replicator.create("in_graph", num_replicas=2)
     with repl.context():
-        weights = [tf.Variable(tf.ones([1024, 1024])) for _ in range(8)]
+        weights = [tf.Variable(tf.ones([1024, 1024])) for _ in range(4)]
     optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1))
 
     def step(x):
         with tf.GradientTape() as tape:
-            y = x
             for weight in weights:
-                y = tf.tanh(tf.linalg.matmul(y, weight))
-            loss = tf.reduce_mean(y)
+                x = tf.tanh(tf.linalg.matmul(x, weight, name="my_product"))
+            loss = tf.reduce_mean(x)
         optimizer.apply_gradients(
             zip(tape.gradient(loss, weights), weights, strict=True)
         )
@@ -309,12 +263,20 @@ def test_ops_have_their_replica_and_their_bucket(tmp_path):
     path = tmp_path / "trace.json"
     with repl.timeline(path):
         repl.run(step, x)
+    tf.profiler.experimental.start(str(tmp_path))
+    repl.run(step, x)
+    tf.profiler.experimental.stop()
 
     events = events_of(path)
     products = {r for r, op in places(events, "replica", "op") if "MatMul" in op}
     assert {0, 1} == products  # of oneDNN, where it is used
     buckets = {name for (name,) in places(events, "bucket")}
     assert repl.counts()["collectives"] == len(buckets) > 1
+    (trace,) = tmp_path.rglob("*.xplane.pb")
+    recorded = trace.read_bytes()
+    for name in (b"replicator/run", b"step_num", b"replica_1/my_product"):
+        assert name in recorded
+    assert 3 == repl.num_steps_run
 
 
 def test_ops_of_a_pipeline_have_their_stage_and_their_task(tmp_path):
@@ -366,28 +328,3 @@ def test_one_profile_at_a_time_and_one_after_a_failure(tmp_path):
 def test_a_path_that_cannot_be_written(path, message):
     with pytest.raises((TypeError, ValueError), match=message):
         replicator.create("single").timeline(path)
-
-
-def test_a_profile_has_numbered_steps_and_the_ops_of_every_replica(tmp_path):
-    """The recorded trace has the range of run(), its step numbers, replica_<r>/ ops."""
-    repl = replicator.create("in_graph", num_replicas=2)
-    values = replicator.PerReplica([tf.ones([64, 64]), tf.ones([64, 64])])
-
-    def step(x):
-        for _ in range(4):
-            x = tf.linalg.matmul(x, x, name="my_product")
-        return replicator.all_sum(x)
-
-    repl.run(step, values)
-    tf.profiler.experimental.start(str(tmp_path))
-    for _ in range(3):
-        repl.run(step, values)
-    tf.profiler.experimental.stop()
-
-    (trace,) = tmp_path.rglob("*.xplane.pb")
-    recorded = trace.read_bytes()
-    assert b"replicator/run" in recorded
-    assert b"step_num" in recorded
-    assert b"replica_0/my_product" in recorded
-    assert b"replica_1/my_product" in recorded
-    assert 4 == repl.num_steps_run

@@ -1,5 +1,8 @@
 """Model parallelism: replicas that are split over several logical devices."""
 
+import collections
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -10,9 +13,6 @@ from replicator import errors
 from replicator._tf import compat as _tf_compat
 from replicator.core import context, devices
 from replicator.core import topology as topology_lib
-from replicator.core.topology import make_topology
-from replicator.engine.analysis import plan
-from replicator.engine.graph import trace
 
 HOST = "/job:localhost/replica:0/task:0/device:CPU:"
 
@@ -47,18 +47,25 @@ def test_variables_and_slots_are_on_the_part_that_made_them():
     assert {(f"{HOST}0", f"{HOST}2"), (f"{HOST}1", f"{HOST}3")} == parts
 
 
-def _devices_of(step, *, num_parts=2):
-    topology = make_topology([[f"{HOST}{i}" for i in range(num_parts)]])
-    traced = trace.trace(step, [tf.TensorSpec([2, 3])], 1, num_parts)
-    plan.place(traced, topology)
-    return {
-        node.name: context.logical_index(node.device) or 0
-        for node in traced.graph_def.node
-    }, {node.name: node.op for node in traced.graph_def.node}
+def _linked_functions(call):
+    """Functions that a call registers for replicas; the runtime knows their devices."""
+    added, original = [], _tf_compat.add_function
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            _tf_compat, "add_function", lambda f: (added.append(f), original(f))
+        )
+        call()
+    names = {node.device for function in added for node in function.node_def}
+    assert not [name for name in names if context.logical_index(name) is not None]
+    return [
+        function
+        for function in added
+        if any(node.name.startswith("replica_") for node in function.node_def)
+    ]
 
 
 def test_gradients_run_where_their_forward_ops_ran():
-    """Backward matmuls of part 1 are on part 1, those of part 0 on part 0."""
+    """TanhGrad is named after no forward op; it runs where its tanh ran."""
     first, second = tf.Variable(tf.ones([3, 4])), tf.Variable(tf.ones([4, 2]))
 
     def step(x):
@@ -68,41 +75,24 @@ def test_gradients_run_where_their_forward_ops_ran():
             with replicator.logical_device(1):
                 y = tf.tanh(tf.matmul(h, second, name="second"))
             loss = tf.reduce_sum(y, name="loss")
-        return tape.gradient(loss, [first, second])
+        return loss, tape.gradient(loss, [first, second])
 
-    index, ops = _devices_of(step)
+    repl, x = _make("in_graph", 2), replicator.PerReplica([tf.ones([2, 3])] * 2)
+    (linked,) = _linked_functions(lambda: repl.run(step, x))
+    parts = collections.defaultdict(set)
+    for node in linked.node_def:
+        if node.op in ("MatMul", "Tanh", "TanhGrad", "Sum"):
+            name = re.search("first|second|loss", node.name)
+            parts[node.op, name and name[0]].add(int(node.device[-1]) % 2)
 
-    backward = {
-        (name.split("/")[1], index[name])
-        for name, op in ops.items()
-        if op == "MatMul" and name.startswith("gradient_tape")
-    }
-    assert {("first", 0), ("second", 1)} == backward
-    assert {1} == {index[n] for n in ops if n.startswith("loss")}
-
-
-def test_gradient_without_a_matching_name_follows_the_forward_values():
-    """TanhGrad is named after no forward op; it runs where its tanh ran."""
-    weight = tf.Variable(tf.ones([3, 3]))
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            with replicator.logical_device(0):
-                h = tf.tanh(tf.matmul(x, weight))
-            with replicator.logical_device(1):
-                y = tf.tanh(tf.matmul(h, h, transpose_b=True))
-            loss = tf.reduce_sum(y)
-        return tape.gradient(loss, weight)
-
-    index, ops = _devices_of(step)
-
-    assert [0, 1] == sorted(index[n] for n, op in ops.items() if op == "TanhGrad")
+    assert {0} == parts["MatMul", "first"]
+    assert {1} == parts["MatMul", "second"] == parts["Sum", "loss"]
+    assert {0, 1} == parts["Tanh", None] == parts["TanhGrad", None]
 
 
 def test_parts_inside_functions_and_loops_get_their_devices():
     """A nested function that names parts is copied per replica and renamed."""
     repl = _make("in_graph", 2)
-    seen = []
 
     @tf.function
     def inner(x):
@@ -117,9 +107,8 @@ def test_parts_inside_functions_and_loops_get_their_devices():
             )[1]
 
     out = repl.run(step, replicator.PerReplica([tf.constant(2.0), tf.constant(5.0)]))
-    seen = [float(v) for v in out]
 
-    assert [8.0, 40.0] == seen
+    assert [8.0, 40.0] == [float(v) for v in out]
 
 
 def _part_of_a_variable():
@@ -189,17 +178,6 @@ def test_backends_that_do_not_split_have_part_0_only():
         replicator.logical_device(1)
 
 
-def _linked_functions(call):
-    added = []
-    original = _tf_compat.add_function
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            _tf_compat, "add_function", lambda f: (added.append(f), original(f))
-        )
-        call()
-    return added
-
-
 @pytest.mark.parametrize("have_own_memories", [False, True], ids=["shared", "own"])
 def test_a_gradient_is_reduced_where_its_variable_is(monkeypatch, have_own_memories):
     """Between the parts of a replica are activations and what flows back, no more.
@@ -214,11 +192,7 @@ def test_a_gradient_is_reduced_where_its_variable_is(monkeypatch, have_own_memor
     repl = _make("in_graph", 2)
     training = Training(repl, "split", "momentum")
 
-    (linked,) = [
-        function
-        for function in _linked_functions(lambda: training.run(3))
-        if any("/collective_" in node.name for node in function.node_def)
-    ]
+    (linked,) = _linked_functions(lambda: training.run(3))
 
     nodes = {node.name: node for node in linked.node_def}
     parts = {
@@ -231,6 +205,7 @@ def test_a_gradient_is_reduced_where_its_variable_is(monkeypatch, have_own_memor
         if (source := text.lstrip("^").partition(":")[0]) in nodes
         and parts.get(source) != parts.get(node.name)
     ]
+    assert {f"{HOST}{i}" for i in range(4)} <= {node.device for node in nodes.values()}
     assert crossing  # activations
     assert not [edge for edge in crossing if "collective_" in "".join(edge)]
     assert {0, 1} == {part for name, part in parts.items() if "/collective_" in name}
@@ -242,15 +217,3 @@ def test_a_gradient_is_reduced_where_its_variable_is(monkeypatch, have_own_memor
     alone.run(3)
     for expected, got in zip(alone.weights(), training.weights(), strict=True):
         np.testing.assert_allclose(expected, got, rtol=2e-4, atol=1e-5)
-
-
-def test_no_stand_in_device_is_left_in_the_linked_function():
-    """The runtime knows no such device type, and every node has a real one."""
-    repl = _make("in_graph", 2)
-    training = Training(repl, "split")
-
-    added = _linked_functions(lambda: training.run(1))
-
-    names = {node.device for function in added for node in function.node_def}
-    assert not [name for name in names if context.logical_index(name) is not None]
-    assert {f"{HOST}{i}" for i in range(4)} <= names

@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context as eager_context
 
 import replicator
 from replicator.catalog import BACKENDS
-from replicator.engine.graph.body import Ref
 
 CONTROLS = {
     "in_graph": {},
@@ -19,6 +19,7 @@ CONTROLS = {
     "tf_mirrored": {"devices": ["CPU:0", "CPU:1"]},
 }
 NO_CONTROL = sorted(n for n, info in BACKENDS.items() if info.no_control_because)
+SHARED = ("in_graph", "in_graph_devices")
 IN_GRAPH = sorted(name for name in CONTROLS if name.startswith("in_graph"))
 
 # Sums of four float32 products in another order: a few roundings.
@@ -58,75 +59,81 @@ class _Training:
 
 
 @pytest.mark.parametrize("name", CONTROLS)
-def test_the_first_losses_are_those_of_independent_programs(name):
-    """Each replica's first loss is that of a single device on its batch.
+def test_losses_are_those_of_independent_programs(name):
+    """The first ones of each replica are those of a single device on its batch.
 
-    The description of such a control begins with what it is.
+    With variables of their own all are; shared ones are updated by one replica.
     """
     batches = [_data(0), _data(1)]
+    alone = [_Training(replicator.create("single")) for _ in batches]
     expected = [
-        _Training(replicator.create("single")).losses([batch])[0] for batch in batches
+        [one.losses([batch])[0] for _ in range(5)]
+        for one, batch in zip(alone, batches, strict=True)
     ]
+    once = _Training(replicator.create("single"))
+    once.losses([batches[0]])
 
     training = _Training(_create(name))
-    losses = training.losses(batches)
+    losses = [training.losses(batches)]
+    if name in SHARED:
+        np.testing.assert_allclose(
+            training.weights.numpy(), once.weights.numpy(), rtol=TOLERANCE
+        )
+    else:
+        losses += [training.losses(batches) for _ in range(4)]
 
-    np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
+    found = np.transpose(losses)
+    np.testing.assert_allclose(found, np.asarray(expected)[:, : len(losses)], rtol=1e-5)
     assert "measuring control, whose replicas diverge. Nothing is communicated" in (
         training.repl.explain()
     )
 
 
-@pytest.mark.parametrize("name", ["in_graph_mirrored", "tf_mirrored"])
-def test_replicas_with_their_own_variables_train_independently(name):
-    """After five steps each loss is still that of a single device on that batch."""
-    batches = [_data(0), _data(1)]
-    expected = []
-    for batch in batches:
-        single = _Training(replicator.create("single"))
-        expected.append([single.losses([batch])[0] for _ in range(5)])
-
-    training = _Training(_create(name))
-    losses = [training.losses(batches) for _ in range(5)]
-
-    np.testing.assert_allclose(np.transpose(losses), expected, rtol=1e-5)
+def _functions(call):
+    """The function of a step that a call registers."""
+    known = set(eager_context.context().list_function_names())
+    call()
+    context = eager_context.context()
+    added = set(context.list_function_names()) - known
+    found = [context.get_function_def(name) for name in added]
+    return [f for f in found if any(n.name.startswith("replica_") for n in f.node_def)]
 
 
-@pytest.mark.parametrize("name", ["in_graph", "in_graph_devices"])
-def test_shared_variables_are_updated_by_one_replica(name):
-    """One update is computed, as with communication, of its usual magnitude."""
-    batches = [_data(0), _data(1)]
-    single = _Training(replicator.create("single"))
-    single.losses([batches[0]])
+@pytest.mark.covering(strength=1)
+@pytest.mark.parametrize("name", IN_GRAPH)
+@pytest.mark.parametrize("kind", ["Lion", "Adam"])
+def test_the_control_computes_what_the_step_computes(name, kind):
+    """The replicas have as many nodes; no node of a collective is left.
 
-    training = _Training(_create(name))
-    training.losses(batches)
+    The step ends after the gradients of all replicas, also those not applied.
+    """
+    make = getattr(keras.optimizers, kind)
 
-    np.testing.assert_allclose(
-        training.weights.numpy(), single.weights.numpy(), rtol=TOLERANCE
-    )
+    def function_of(*, is_control):
+        training = _Training(_create(name, is_control=is_control), make(0.1))
+        (found,) = _functions(lambda: training.losses([_data(0), _data(1)]))
+        return found
 
+    case, control = (function_of(is_control=value) for value in (False, True))
 
-def _function(training, monkeypatch):
-    found = {}
-    from replicator.engine.run import assembly
-
-    original = assembly.Assembly._function_def
-
-    def keep(self):
-        found["function"] = original(self)
-        found["operands"] = {
-            ref.node
-            for plan in self._analysis.plans
-            for node in plan.collective.operands
-            for replica in self._replicas
-            if isinstance(ref := self._traced_ref(replica, node), Ref)
-        }
-        return found["function"]
-
-    monkeypatch.setattr(assembly.Assembly, "_function_def", keep)
-    training.losses([_data(0), _data(1)])
-    return found["function"], found["operands"]
+    assert _compute_nodes(case) == _compute_nodes(control)
+    assert any("/collective_" in node.name for node in case.node_def)
+    assert not any("/collective_" in node.name for node in control.node_def)
+    inputs = {
+        node.name: {i.lstrip("^").split(":")[0] for i in node.input}
+        for node in control.node_def
+    }
+    front = [ref.split(":")[0] for ref in control.ret.values()]
+    front += control.control_ret.values()
+    reached = set()
+    while front:
+        node = front.pop()
+        if node in inputs and node not in reached:
+            reached.add(node)
+            front += inputs[node]
+    gradients = {n for n in inputs if n.startswith("replica_") and "MatMul" in n}
+    assert {"replica_0", "replica_1"} <= {n.partition("/")[0] for n in gradients}
+    assert gradients <= reached
 
 
 def _compute_nodes(function):
@@ -137,42 +144,6 @@ def _compute_nodes(function):
     )
 
 
-@pytest.mark.covering(strength=1)
-@pytest.mark.parametrize("name", IN_GRAPH)
-@pytest.mark.parametrize("kind", ["Lion", "Adam"])
-def test_the_control_computes_what_the_step_computes(name, kind, monkeypatch):
-    """The replicas have as many nodes; no node of a collective is left."""
-    make = getattr(keras.optimizers, kind)
-    training = _Training(_create(name, is_control=False), make(0.1))
-    case, _ = _function(training, monkeypatch)
-    control, _ = _function(_Training(_create(name), make(0.1)), monkeypatch)
-
-    assert _compute_nodes(case) == _compute_nodes(control)
-    assert any("/collective_" in node.name for node in case.node_def)
-    assert not any("/collective_" in node.name for node in control.node_def)
-
-
-@pytest.mark.parametrize("name", IN_GRAPH)
-def test_every_operand_is_computed_though_nothing_may_read_it(name, monkeypatch):
-    """The step ends after the gradients of all replicas, also those not applied."""
-    function, operands = _function(_Training(_create(name)), monkeypatch)
-    inputs = {
-        node.name: {i.lstrip("^").split(":")[0] for i in node.input}
-        for node in function.node_def
-    }
-    reached = set()
-    front = [ref.split(":")[0] for ref in function.ret.values()]
-    front += function.control_ret.values()
-    while front:
-        node = front.pop()
-        if node in inputs and node not in reached:
-            reached.add(node)
-            front += inputs[node]
-
-    assert len(operands) >= 2
-    assert operands <= reached
-
-
 @pytest.mark.parametrize("name", CONTROLS)
 def test_each_replica_computes_as_if_all_held_its_values(name):
     """Means are the own value, sums R times it, gathers R copies; shapes are kept.
@@ -181,7 +152,7 @@ def test_each_replica_computes_as_if_all_held_its_values(name):
     in the case: from the values of the first replica.
     """
     repl = _create(name)
-    is_shared = name in ("in_graph", "in_graph_devices")
+    is_shared = name in SHARED
 
     def step(value):
         return {
@@ -234,38 +205,29 @@ def test_sparse_gradients_keep_their_number_of_rows(name):
 
 
 @pytest.mark.parametrize("name", CONTROLS)
-@pytest.mark.parametrize(
-    ("what", "act"),
-    [
-        (r"assert_in_sync\(\)", lambda repl, _: repl.assert_in_sync()),
-        (
-            r"make_checkpoint_manager\(\)",
-            lambda repl, path: repl.make_checkpoint_manager(path, x=tf.Module()),
-        ),
-        (
-            "sharded_update",
-            lambda repl, _: repl.wrap_optimizer(
-                keras.optimizers.SGD(), sharded_update=True
-            ),
-        ),
-    ],
-    ids=["in_sync", "checkpoint", "sharded"],
-)
-def test_what_belongs_to_training_is_refused(name, what, act, tmp_path):
+def test_what_belongs_to_training_is_refused(name, tmp_path):
     """A control cannot be checked, saved or sharded by mistake."""
-    with pytest.raises(
-        replicator.ReplicatorError,
-        match=f"^{what} does not work with without_communication=True: .* diverge; "
-        "create the replicator without this option to train$",
-    ):
-        act(_create(name), tmp_path)
+    repl, optimizer = _create(name), keras.optimizers.SGD()
+    for what, call in {
+        r"assert_in_sync\(\)": repl.assert_in_sync,
+        r"make_checkpoint_manager\(\)": lambda: repl.make_checkpoint_manager(
+            tmp_path, x=tf.Module()
+        ),
+        "sharded_update": lambda: repl.wrap_optimizer(optimizer, sharded_update=True),
+    }.items():
+        with pytest.raises(
+            replicator.ReplicatorError,
+            match=f"^{what} does not work with without_communication=True: .* diverge; "
+            "create the replicator without this option to train$",
+        ):
+            call()
 
 
-@pytest.mark.parametrize("backend", NO_CONTROL)
-def test_a_backend_without_a_control_says_why(backend):
-    with pytest.raises(
-        replicator.ReplicatorError,
-        match=f"^backend '{backend}' has no control without communication: .{{10,}}; "
-        "use one of in_graph, multi_worker, multi_worker_in_graph, tf_mirrored$",
-    ):
-        replicator.create(backend, num_replicas=1, without_communication=True)
+def test_a_backend_without_a_control_says_why():
+    for backend in NO_CONTROL:
+        with pytest.raises(
+            replicator.ReplicatorError,
+            match=f"^backend '{backend}' has no control without communication: .{{10,}}"
+            "; use one of in_graph, multi_worker, multi_worker_in_graph, tf_mirrored$",
+        ):
+            replicator.create(backend, num_replicas=1, without_communication=True)

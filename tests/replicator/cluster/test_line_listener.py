@@ -1,7 +1,5 @@
 """Floods and hostile lines at each listening port: none ends what listens there."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -17,12 +15,10 @@ import types
 import pytest
 
 from harness.launch import gang
-from harness.launch.gang import MemberExits
 from harness.run import resident
 from harness.trial import process_tree
 from replicator.cluster import local_cluster
 from replicator.cluster.environment import address_exchange
-from replicator.cluster.environment.address_exchange import Ranks
 from replicator.cluster.local_cluster import MAX_STRANGERS, LineListener
 
 HOSTILE = {
@@ -35,19 +31,22 @@ HOSTILE = {
     "huge number": b'{"rank": ' + b"9" * 5000 + b', "state": "imported"}\n',
     "a drop": b"{",
 }
-FLOOD = 1100
-"""More connections than a process may have open files here."""
+FLOOD = 1100  # more connections than a process may have open files here
+WAIT_SEC = 20.0
 
 
 class Gang:
-    def __init__(self) -> None:
-        self.exits = MemberExits()
-        self.address = ("127.0.0.1", int(self.exits.address.rpartition(":")[2]))
+    """The port at which members of a gang say how they ended."""
 
-    def read(self) -> None:
+    def __init__(self):
+        self.exits = gang.MemberExits()
+        self.address = ("127.0.0.1", int(self.exits.address.rpartition(":")[2]))
+        self.close = self.exits.close
+
+    def read(self):
         self.exits.read(0.01)
 
-    def works(self) -> bool:
+    def works(self):
         with contextlib.closing(
             gang.connect("{}:{}".format(*self.address), self.exits.secret)
         ) as member:
@@ -59,25 +58,21 @@ class Gang:
                     break
         return self.exits.codes == {0: 0}
 
-    def close(self) -> None:
-        self.exits.close()
-
 
 class Turns:
     """The socket at which ranks take turns."""
 
-    def __init__(self) -> None:
-        processes = types.SimpleNamespace(num_ranks=1)
+    def __init__(self):
         prepared = types.SimpleNamespace(
-            processes=processes,
+            processes=types.SimpleNamespace(num_ranks=1),
             is_client=False,
             polls=False,
             trial_dir=pathlib.Path("/nonexistent"),
             variables={process_tree.MARKER: "/nonexistent"},
             command=(),
         )
-        self.resident = resident.Resident(prepared, timeout_sec=60)  # type: ignore[arg-type]
-        self.resident._tree = types.SimpleNamespace(  # type: ignore[assignment]
+        self.resident = resident.Resident(prepared, timeout_sec=60)
+        self.resident._tree = types.SimpleNamespace(
             process=types.SimpleNamespace(poll=lambda: None),
             start=lambda: None,
             end=lambda **_: None,
@@ -85,11 +80,12 @@ class Turns:
         self.resident.start()
         self.resident.expect("imported")
         self.address = resident.native_address(self.resident._address)
+        self.close = self.resident.close
 
-    def read(self) -> None:
+    def read(self):
         assert self.resident.poll() is None
 
-    def works(self) -> bool:
+    def works(self):
         script = (
             "import socket, sys; s = socket.socket(socket.AF_UNIX);"
             "s.connect(chr(0) + sys.argv[1]);"
@@ -99,7 +95,7 @@ class Turns:
         command = [sys.executable, "-S", "-c", script, self.address[1:]]
         with subprocess.Popen(command) as rank:
             answers = None
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + WAIT_SEC
             try:
                 while answers is None and time.monotonic() < deadline:
                     answers = self.resident.poll()
@@ -107,130 +103,114 @@ class Turns:
                 rank.kill()
         return answers is not None and [0] == [answer["rank"] for answer in answers]
 
-    def close(self) -> None:
-        self.resident.close()
-
 
 class Exchange:
-    def __init__(self) -> None:
+    """The port at which processes without addresses meet; one is there early."""
+
+    def __init__(self):
         (port,) = local_cluster.free_ports(1)
         self.address = ("127.0.0.1", port)
-        self.ranks = [
-            Ranks(rank=rank, world_size=2, chief_host="127.0.0.1", chief_port=port)
-            for rank in range(2)
+        self.found = []
+        self.threads = [
+            threading.Thread(target=self._agree, args=(rank,)) for rank in range(2)
         ]
-        self.found: list[object] = []
-        self.thread = threading.Thread(target=self._agree, args=(0,))
-        self.thread.start()
-        while not _connects(self.address):
-            pass
+        for thread in self.threads:
+            thread.start()
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection(self.address, 1).close()
+                break
 
-    def _agree(self, rank: int) -> None:
-        agree = address_exchange.agree.__wrapped__
-        self.found.append(agree(self.ranks[rank], timeout_sec=20.0))
+    def _agree(self, rank):
+        ranks = address_exchange.Ranks(
+            rank=rank,
+            world_size=3,
+            chief_host=self.address[0],
+            chief_port=self.address[1],
+        )
+        self.found.append(address_exchange.agree(ranks, timeout_sec=WAIT_SEC))
 
-    def read(self) -> None:
-        """The thread does."""
+    def read(self):
+        """A thread does."""
 
-    def works(self) -> bool:
-        self._agree(1)
-        self.thread.join(20)
-        return len(self.found) == 2 and len(set(self.found)) == 1
+    def works(self):
+        self._agree(2)
+        self.close()
+        return len(self.found) == 3 and len(set(self.found)) == 1
 
-    def close(self) -> None:
-        self.thread.join(20)
-
-
-def _connects(address: tuple[str, int]) -> bool:
-    with contextlib.suppress(OSError):
-        socket.create_connection(address, 1).close()
-        return True
-    return False
+    def close(self):
+        for thread in self.threads:
+            thread.join(WAIT_SEC)
 
 
-@pytest.fixture(params=[Gang, Turns, Exchange])
-def port(request, monkeypatch):
+@pytest.mark.parametrize("kind", [Gang, Turns, Exchange])
+def test_hostile_lines_and_a_flood_of_connections_end_nothing(kind, monkeypatch):
+    """Connections cost descriptors of their owner; a genuine process is heard."""
     monkeypatch.setattr(resident, "_POLL_SEC", 0.01)
-    with contextlib.closing(request.param()) as opened:
-        yield opened
-
-
-@pytest.fixture
-def connect(port):
+    descriptors = pathlib.Path("/proc/self/fd")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     with contextlib.ExitStack() as opened:
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        port = opened.enter_context(contextlib.closing(kind()))
+        family = socket.AF_UNIX if isinstance(port.address, str) else socket.AF_INET
 
-        def run() -> socket.socket:
-            family = socket.AF_UNIX if isinstance(port.address, str) else socket.AF_INET
+        def connect():
             made = opened.enter_context(socket.socket(family))
             made.settimeout(5)
             made.connect(port.address)
             return made
 
-        yield run
-
-
-def test_hostile_lines_end_nothing(port, connect) -> None:
-    """Deep, long, of other types, without an end: a genuine process is heard."""
-    for text in HOSTILE.values():
-        with contextlib.suppress(OSError):  # closed while it sends
-            connect().sendall(text)
-        port.read()
-
-    assert port.works()
-
-
-def test_a_flood_of_connections_ends_nothing(port, connect) -> None:
-    """They cost descriptors of their owner, not of the sweep."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
-    try:
-        before = len(list(pathlib.Path("/proc/self/fd").iterdir()))
+        for text in HOSTILE.values():
+            with contextlib.suppress(OSError):  # closed while it sends
+                connect().sendall(text)
+            port.read()
+        before = len(list(descriptors.iterdir()))
         for _ in range(FLOOD):
             connect()
             port.read()
         # Both ends are in this process.
-        opened = len(list(pathlib.Path("/proc/self/fd").iterdir())) - before - FLOOD
-        assert port.works()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        num_kept = len(list(descriptors.iterdir())) - before - FLOOD
 
-    assert opened <= MAX_STRANGERS + 8
+        assert port.works()
+        assert num_kept <= MAX_STRANGERS + 8
 
 
 @pytest.fixture
 def listener():
     """One that gives strangers a moment."""
     server = socket.create_server(("127.0.0.1", 0))
-    made = LineListener(server, max_line_bytes=100, stranger_sec=0.2)
-    made.address = server.getsockname()  # type: ignore[attr-defined]
-    with contextlib.closing(made):
+    with contextlib.closing(
+        LineListener(server, max_line_bytes=100, stranger_sec=0.2)
+    ) as made:
+        made.address = server.getsockname()
         yield made
 
 
-def _read(listener: LineListener, times: int = 10) -> list[bytes | None]:
-    return [line for _ in range(times) for _, line in listener.read(0.01)]
+def read(listener, times=10):
+    return [pair for _ in range(times) for pair in listener.read(0.01)]
 
 
-def test_a_stranger_that_sends_byte_after_byte_has_a_deadline(listener) -> None:
+def test_a_stranger_that_sends_byte_after_byte_has_a_deadline(listener):
     """Bytes do not extend it; an admitted connection has none."""
     slow = socket.create_connection(listener.address)
     member = socket.create_connection(listener.address)
     member.sendall(b"me\n")
-    for connection, line in [pair for _ in range(5) for pair in listener.read(0.01)]:
+    for connection, line in read(listener, 5):
         assert line == b"me"
         listener.admit(connection)
     with contextlib.suppress(OSError):
         for _ in range(60):
             slow.sendall(b"x")
-            _read(listener, 1)
+            read(listener, 1)
             time.sleep(0.01)
     member.sendall(b"still\n")
 
-    assert _read(listener) == [b"still"]
+    assert [line for _, line in read(listener)] == [b"still"]
     assert len(listener.connections) == 1
 
 
-def test_lines_behind_one_that_drops_its_sender_are_not_read(listener) -> None:
+def test_lines_behind_one_that_drops_its_sender_are_not_read(listener):
     """What a stranger says after a wrong secret does not count."""
     stranger = socket.create_connection(listener.address)
     stranger.sendall(b"wrong\n" + json.dumps({"exit_code": 0}).encode() + b"\n")
@@ -243,7 +223,7 @@ def test_lines_behind_one_that_drops_its_sender_are_not_read(listener) -> None:
     assert heard == [b"wrong"]
 
 
-def test_other_users_do_not_reach_a_unix_socket(tmp_path) -> None:
+def test_other_users_do_not_reach_a_unix_socket(tmp_path):
     """The kernel says whose process is at the other end."""
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(tmp_path / "turns"))
@@ -256,6 +236,6 @@ def test_other_users_do_not_reach_a_unix_socket(tmp_path) -> None:
     ):
         stranger.connect(str(tmp_path / "turns"))
         stranger.sendall(b"hello\n")
-        assert _read(listener) == []
+        assert read(listener) == []
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(1) == b""

@@ -5,7 +5,6 @@ import tensorflow as tf
 
 import replicator
 from replicator import InputReplicationMode, errors
-from replicator.core import validation
 
 PER_REPLICA = InputReplicationMode.PER_REPLICA
 
@@ -147,42 +146,27 @@ def _rows(rows, repl):
     )
 
 
-def test_ragged_values_of_other_lengths_are_the_same_step(repl_once):
+def test_values_of_other_lengths_and_python_numbers_are_the_same_step(repl_once):
     """Rows may differ between replicas and calls; the step is traced once."""
-    traced = []
+    traced, many = [], repl_once.num_replicas
 
     def step(x):
         traced.append(1)
-        return tf.reduce_sum(x), x.nrows()
+        rows, number = x
+        return tf.reduce_sum(rows), rows.nrows(), number + 1
 
-    def run(rows):
-        sums, counts = repl_once.run(step, _rows(rows, repl_once))
+    def run(rows, number):
+        values = _rows(rows, repl_once), replicator.PerReplica([number] * many)
+        sums, counts, more = repl_once.run(step, values)
+        assert [number + 1] * many == [float(value) for value in more]
         return [(int(s), int(c)) for s, c in zip(sums, counts, strict=True)]
 
-    first = run([[[1, 2], [3]], [[4], [5, 6, 7]]])
+    first = run([[[1, 2], [3]], [[4], [5, 6, 7]]], 1.0)
     num_traces = len(traced)
-    second = run([[[1], [2, 3, 4]], [[], [5]]])
+    second = run([[[1], [2, 3, 4]], [[], [5]]], 2.0)
 
-    many = repl_once.num_replicas
     assert ([(6, 2), (22, 2)] * many)[:many] == first
     assert ([(10, 2), (5, 2)] * many)[:many] == second
-    assert num_traces == len(traced)
-
-
-def test_numbers_of_other_values_are_the_same_step(repl_once):
-    """A Python number is a value, and no part of the program."""
-    traced = []
-
-    def step(x):
-        traced.append(1)
-        return x + 1
-
-    num_replicas = repl_once.num_replicas
-    repl_once.run(step, replicator.PerReplica([1.0] * num_replicas))
-    num_traces = len(traced)
-    out = repl_once.run(step, replicator.PerReplica([2.0] * num_replicas))
-
-    assert [3.0] * num_replicas == [float(v) for v in out]
     assert num_traces == len(traced)
 
 
@@ -202,49 +186,41 @@ _NOT_CALLED = r"run\(\) takes a step function, but got a '"
 _NO_TENSOR = r"inputs must be tensors \(dense, ragged.*, but got .*; "
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda repl: repl.run(tf.identity, _same(repl, object())), _NO_TENSOR),
-        # None is what a step without a result returned.
-        (lambda repl: repl.run(tf.identity, _same(repl, None)), _NO_TENSOR),
-        (
-            lambda repl: repl.run(_ragged_step),
-            r"_ragged_step returned a 'RaggedTensor'; a step return",
-        ),
-        (lambda repl: repl.run(tf.constant(1.0)), _NOT_CALLED),
-        (lambda repl: repl.run("step"), _NOT_CALLED),
-        (lambda repl: repl.run(None), _NOT_CALLED),
-        (
-            lambda repl: repl.run(_step),
-            r"step '.*step' takes arguments, but run\(\) go",
-        ),
-        # run(step, x, y) is not run(step, (x, y)).
-        (
-            lambda repl: repl.run(_step, _same(repl, 1.0), _same(repl, 1.0)),
-            r"run\(\) does not take 1 extra arguments; write",
-        ),
-        # It calls the function as make_input_iterator does.
-        (
-            lambda repl: repl.audit_inputs(tf.data.Dataset.range(3), key_fn=_step),
-            r"audit_inputs\(\) takes a function that returns",
-        ),
-    ],
-    ids=[
-        "an object",
-        "nothing",
-        "a ragged result",
-        "a tensor as step",
-        "a name as step",
-        "no step",
-        "no inputs",
-        "several inputs",
-        "a dataset as function",
-    ],
-)
-def test_what_is_no_step_and_no_value_is_refused(repl_once, call, message):
-    with pytest.raises(TypeError, match=message):
-        call(repl_once)
+NO_STEPS = {
+    "an object": (
+        lambda repl: repl.run(tf.identity, _same(repl, object())),
+        _NO_TENSOR,
+    ),
+    # None is what a step without a result returned.
+    "nothing": (lambda repl: repl.run(tf.identity, _same(repl, None)), _NO_TENSOR),
+    "a ragged result": (
+        lambda repl: repl.run(_ragged_step),
+        r"_ragged_step returned a 'RaggedTensor'; a step return",
+    ),
+    "a tensor as step": (lambda repl: repl.run(tf.constant(1.0)), _NOT_CALLED),
+    "a name as step": (lambda repl: repl.run("step"), _NOT_CALLED),
+    "no step": (lambda repl: repl.run(None), _NOT_CALLED),
+    "no inputs": (
+        lambda repl: repl.run(_step),
+        r"step '.*step' takes arguments, but run\(\) go",
+    ),
+    # run(step, x, y) is not run(step, (x, y)).
+    "several inputs": (
+        lambda repl: repl.run(_step, _same(repl, 1.0), _same(repl, 1.0)),
+        r"run\(\) does not take 1 extra arguments; write",
+    ),
+    # It calls the function as make_input_iterator does.
+    "a dataset as function": (
+        lambda repl: repl.audit_inputs(tf.data.Dataset.range(3), key_fn=_step),
+        r"audit_inputs\(\) takes a function that returns",
+    ),
+}
+
+
+def test_what_is_no_step_and_no_value_is_refused(repl_once):
+    for call, message in NO_STEPS.values():
+        with pytest.raises(TypeError, match=message):
+            call(repl_once)
 
 
 def test_ragged_and_dense_values_do_not_mix(in_graph):
@@ -264,26 +240,14 @@ def test_what_is_no_sequence_of_values_is_refused(values):
         replicator.PerReplica(values)
 
 
-def test_a_coordinators_spelling_is_refused():
-    """coordinator.schedule(step, args=(iterator,)) has another shape here."""
-    with pytest.raises(
-        TypeError,
-        match=r"schedule\(\) does not take args=, kwargs=; write repl.schedule",
-    ):
-        validation.check_no_more("schedule", (), {"args": (1,), "kwargs": {}})
-
-
-@pytest.mark.parametrize(
-    "step_fn",
-    [
+def test_steps_of_every_kind_of_signature_are_taken(repl_once):
+    values = replicator.PerReplica([1.0] * repl_once.num_replicas)
+    steps = [
         tf.identity,
         tf.function(lambda x: x),
         lambda *batch: batch[0],
         lambda x, y=1: x,
         abs,
-    ],
-)
-def test_steps_of_every_kind_of_signature_are_taken(repl_once, step_fn):
-    values = replicator.PerReplica([1.0] * repl_once.num_replicas)
+    ]
 
-    assert 1.0 == float(repl_once.run(step_fn, values)[0])
+    assert [1.0] * 5 == [float(repl_once.run(step, values)[0]) for step in steps]

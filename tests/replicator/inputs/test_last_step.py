@@ -7,9 +7,6 @@ import tensorflow as tf
 
 import replicator
 from replicator import InputReplicationMode
-from replicator.errors import InputModeError
-from replicator.inputs import last_step
-from replicator.inputs.iterator import DevicePrefetch, refuse
 
 PER_REPLICA = InputReplicationMode.PER_REPLICA
 KINDS = {
@@ -172,25 +169,32 @@ def test_one_step_takes_inputs_of_every_kind():
         assert [4, 4, 4] == _counts(repl, inputs)
 
 
+ROWS = tf.data.Dataset.from_tensor_slices(tf.ones([6, 2]))
+NUMBERS = tf.data.Dataset.range(3)
+
+
 @pytest.mark.parametrize(
-    ("spec", "expected"),
+    ("batches", "num_steps"),
     [
-        (tf.TensorSpec([None, 2]), True),
-        ({"a": tf.TensorSpec([None]), "b": tf.RaggedTensorSpec([None, None])}, True),
-        (tf.TensorSpec([2, None]), False),
-        (tf.TensorSpec([]), False),
-        (tf.TensorSpec(None), False),
-        ((tf.TensorSpec([None]), tf.TensorSpec([4])), False),
-        (tf.data.DatasetSpec(tf.TensorSpec([None])), False),
+        (ROWS.batch(2), 2),
+        (ROWS.map(lambda x: {"a": x}).batch(2), 2),
+        (ROWS.batch(2).map(lambda x: (tf.RaggedTensor.from_tensor(x), x)), 2),
+        (ROWS.batch(2, drop_remainder=True), 1),
+        (ROWS.batch(2).map(lambda x: tf.ensure_shape(x, [2, None])), 1),
+        (NUMBERS, 1),
+        (NUMBERS.map(lambda x: tf.py_function(lambda y: y, [x], tf.int64)), 1),
+        (ROWS.batch(2).map(lambda x: (x, tf.ones([4]))), 1),
+        (ROWS.window(2), 1),
     ],
 )
-def test_only_batches_of_any_size_can_be_divided(spec, expected):
+def test_only_batches_of_any_size_can_be_divided(batches, num_steps):
     """A component without rows, or with a fixed number, cannot be empty."""
-    assert expected == last_step.can_fill(spec)
+    repl = replicator.create("in_graph", num_replicas=2)
+
+    assert num_steps == len(list(repl.make_input_iterator(lambda _: batches)))
 
 
 DEVICES = ["CPU:0", "CPU:1"]
-HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
 def numbered(num_batches):
@@ -303,24 +307,3 @@ def test_a_stock_strategy_prefetches_in_its_own_way():
 def test_a_number_of_batches_that_makes_no_sense(on_two_devices, wrong):
     with pytest.raises(ValueError, match=r"prefetch_to_device .* .batches to prefetch"):
         on_two_devices.make_input_iterator(numbered(1), prefetch_to_device=wrong)
-
-
-def test_workers_that_come_and_go_do_not_prefetch():
-    with pytest.raises(InputModeError, match=r"prefetch_to_device=2 .*\.prefetch\(2\)"):
-        refuse(2, "SomeReplicator")
-
-
-def test_only_what_is_elsewhere_is_copied():
-    """A replica on its pipeline's own CPU device has its batches there already."""
-    gpu = HOST.replace("CPU:0", "GPU:1")
-    remote = HOST.replace("localhost", "worker")
-
-    assert not DevicePrefetch(num_batches=1, devices=(HOST, HOST)).copies
-    assert DevicePrefetch(num_batches=1, devices=(HOST, gpu)).copies
-    assert not DevicePrefetch(
-        num_batches=1, devices=(HOST, remote), sources=(HOST, remote)
-    ).copies
-    # One pipeline feeds two processes: its batches wait where it is.
-    assert not DevicePrefetch(
-        num_batches=1, devices=(HOST, remote), sources=(HOST,)
-    ).copies

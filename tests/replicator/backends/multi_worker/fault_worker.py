@@ -58,6 +58,8 @@ def train(repl, folder, mode, victim):
                 misbehave(mode, repl)
             if mode in ("hang", "other_step"):
                 repl._runtime.timeout_sec = FAULT_TIMEOUT_SEC
+            if mode == "exchange":
+                repl.assert_in_sync()
         loss = repl.reduce("mean", repl.run(training.step, training.batch(step)))
         messages.send(step=step, loss=float(loss), num_threads=count_waiting_threads())
         if (step + 1) % SAVE_EVERY == 0:

@@ -10,6 +10,7 @@ from pathlib import Path
 import case_cluster
 import messages
 import pytest
+import strangers
 from loading import load
 from messages import wait_until
 
@@ -52,10 +53,18 @@ def undisturbed():
     return dict(enumerate(training.run(fault_worker.NUM_STEPS)))
 
 
+def port_of(cluster, worker):
+    return int(cluster.addresses["worker"][worker].rpartition(":")[2])
+
+
 def check_lost(cluster, num_workers, victim, how=signal.SIGKILL):
     """Loses a worker at the fault: the step must end on all others, and they too."""
     wait_until(lambda: field(cluster, victim, "at_fault"), cluster, START_SEC)
     cluster.kill("worker", victim, how)
+    check_others_end(cluster, num_workers, victim)
+
+
+def check_others_end(cluster, num_workers, victim):
     others = [worker for worker in range(num_workers) if worker != victim]
     wait_until(
         lambda: all(field(cluster, w, "again") for w in others), cluster, ERROR_SEC
@@ -90,6 +99,16 @@ def test_a_lost_worker_ends_the_step_on_the_other(tmp_path, victim, mode, how):
     """The error names the worker, comes in bounded time, and stays."""
     with cluster_of(tmp_path, mode, victim=victim) as cluster:
         check_lost(cluster, 2, victim, how)
+
+
+def test_a_dead_worker_is_known_from_a_stranger_at_its_port(tmp_path):
+    """The wait for it ends, and not after timeout_sec."""
+    with cluster_of(tmp_path, "exchange") as cluster:
+        wait_until(lambda: field(cluster, 1, "at_fault"), cluster, START_SEC)
+        cluster.kill("worker", 1)
+        with strangers.listening(port_of(cluster, 1), "silent"):
+            check_others_end(cluster, 2, victim=1)
+        assert "has exited; a sync" in field(cluster, 0, "message")
 
 
 @pytest.mark.parametrize(
@@ -144,7 +163,7 @@ def test_a_port_in_use_is_reported(tmp_path):
     """Before TensorFlow's server fails in its own words."""
     with cluster_of(tmp_path, "none", num_workers=1) as cluster:
         cluster.kill("worker", 0)
-        port = int(cluster.addresses["worker"][0].rpartition(":")[2])
+        port = port_of(cluster, 0)
         with socket.create_server(("", port)):
             cluster.restart("worker", 0)
             wait_until(lambda: field(cluster, 0, "error"), cluster, START_SEC)

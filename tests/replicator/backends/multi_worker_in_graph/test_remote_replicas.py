@@ -1,10 +1,12 @@
 """Replicas on two machines train like one, and what lives and travels where."""
 
 import re
+import socket
 import time
 
 import numpy as np
 import pytest
+import strangers
 from tiny_models import Training
 
 import replicator
@@ -194,16 +196,47 @@ def test_workers_of_a_control_train_alone(client):
     assert "sends nothing but inputs to other workers" in actual["explained"]
 
 
+def own_address():
+    """An address of this machine besides loopback, or None."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.77", 9))  # sends nothing
+        except OSError:
+            return None
+        return probe.getsockname()[0]
+
+
+def port_of(cluster, worker):
+    return int(cluster.addresses["worker"][worker].rpartition(":")[2])
+
+
+def test_ports_of_a_local_cluster_answer_this_machine_only(client):
+    """The client's and the server's, at every address but those of loopback."""
+    client.value("places")
+    address = own_address()
+    if address is None or address.startswith("127."):
+        pytest.skip("this machine has no address besides loopback to try from")
+    for worker in range(2):
+        port = port_of(client.cluster, worker)
+        socket.create_connection(("127.0.0.1", port), 5.0).close()
+        with pytest.raises(TimeoutError):
+            socket.create_connection((address, port), 0.5)
+
+
 # The last one, as it ends the cluster's client.
 def test_a_server_ends_when_its_client_is_killed(stepping_client):
-    """Within seconds, in the middle of a step, and by itself."""
+    """Within seconds, in the middle of a step, whoever takes the client's port."""
     cluster = stepping_client.cluster
     start = time.monotonic()
     cluster.kill("worker", 0)
-    codes = cluster.wait(timeout_sec=60)
+    with strangers.listening(port_of(cluster, 0), "garbage"):
+        codes = cluster.wait(timeout_sec=60)
 
     assert 0 == codes["worker", 1]
     assert time.monotonic() - start < 60
     output = cluster.output("worker", 1)
     assert "worker 1 serves at localhost:" in output
-    assert output.rstrip().endswith("replicator.server: the client has exited")
+    assert output.rstrip().endswith(
+        "replicator.server: the client has exited, and another process listens at "
+        "its address"
+    )

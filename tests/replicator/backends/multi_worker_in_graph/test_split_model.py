@@ -9,13 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from replicator import errors
-from replicator.cluster import membership
 from replicator.cluster.local_cluster import LocalCluster
 
 PROGRAM = Path(__file__).with_name("limited.py")
 TIMEOUT_SEC = 240
-WORKERS = [f"/job:worker/replica:0/task:{i}" for i in range(2)]
 
 
 def _expected_losses():
@@ -63,59 +60,3 @@ def test_a_model_that_fits_on_no_worker_trains_when_it_is_split(tmp_path):
     assert "limited" in served.splitlines()
     (line,) = [text for text in output.splitlines() if text.startswith("{")]
     np.testing.assert_allclose(expected, json.loads(line)["losses"], rtol=1e-4)
-
-
-@pytest.fixture
-def cpus(monkeypatch):
-    """Makes TensorFlow list some CPU devices on each of two workers."""
-
-    def pretend(count, kind="CPU"):
-        class Device:
-            def __init__(self, name):
-                self.name = name
-
-        listed = [
-            Device(f"{worker}/device:{kind}:{i}")
-            for worker in WORKERS
-            for i in range(count)
-        ]
-        monkeypatch.setattr(
-            membership.tf.config, "list_logical_devices", lambda *_: listed
-        )
-
-    return pretend
-
-
-def test_parts_of_a_replica_continue_on_the_next_worker(cpus):
-    """One replica of two parts over two workers; two of them stay on one each."""
-    cpus(2)
-
-    assert [[f"{w}/device:CPU:0" for w in WORKERS]] == membership.replica_devices(
-        WORKERS, 1, 2
-    )
-    assert [[f"{w}/device:CPU:{i}" for i in range(2)] for w in WORKERS] == (
-        membership.replica_devices(WORKERS, 2, 2)
-    )
-
-
-def test_replicas_may_share_a_cpu_but_parts_may_not(cpus):
-    cpus(1)
-
-    assert [[f"{w}/device:CPU:0"] for w in WORKERS for _ in range(2)] == (
-        membership.replica_devices(WORKERS, 4)
-    )
-    with pytest.raises(
-        errors.DeviceError,
-        match=r"need 2 CPU devices on each, but worker 0 .* has 1; .*-cpu-devices 2",
-    ):
-        membership.replica_devices(WORKERS, 2, 2)
-
-
-def test_missing_gpus_are_named(cpus):
-    """Replicas never share a GPU unnoticed."""
-    cpus(1, kind="GPU")
-
-    with pytest.raises(
-        errors.DeviceError, match=r"need 2 GPUs on each, but worker 0 .* has 1; .*hide"
-    ):
-        membership.replica_devices(WORKERS, 4)

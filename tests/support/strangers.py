@@ -5,8 +5,6 @@ import socket
 import threading
 import time
 
-import pytest
-
 ANSWERS = {
     "silent": b"",
     "garbage": bytes(range(200, 256)) * 4,
@@ -15,9 +13,9 @@ ANSWERS = {
 
 
 @contextlib.contextmanager
-def listening(port, answer):
-    """Accepts connections at a port at once, and gives the same answer to all."""
-    kept = []
+def listening(port, how):
+    """Accepts connections at a port; gives one of ``ANSWERS``, or other bytes."""
+    kept, answer = [], ANSWERS.get(how, how)
 
     def accept():
         with contextlib.suppress(OSError):
@@ -41,12 +39,3 @@ def listening(port, answer):
         listener.shutdown(socket.SHUT_RDWR)
     for connection in kept:
         connection.close()
-
-
-@pytest.fixture
-def stranger():
-    """Starts a stranger at a port, which says one of ``ANSWERS``, or other bytes."""
-    with contextlib.ExitStack() as started:
-        yield lambda port, how: started.enter_context(
-            listening(port, ANSWERS.get(how, how))
-        )

@@ -5,10 +5,11 @@ import re
 import socket
 
 import pytest
+import tensorflow as tf  # noqa: F401 (its libraries are looked for)
 
 from replicator import errors, server
 from replicator.cluster import environment, port_filter
-from replicator.cluster.configuration import ClusterConfig
+from replicator.cluster.local_cluster import free_ports
 from replicator.cluster.port_filter import Reach
 
 NAMES = {
@@ -18,8 +19,19 @@ NAMES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def names(monkeypatch):
+def tf_config(addresses):
+    own = {"type": "worker", "index": 0}
+    return json.dumps({"cluster": addresses, "task": own})
+
+
+def config_of(*names, port=2222, **options):
+    addresses = [f"{name}:{port + i}" for i, name in enumerate(names)]
+    environ = {"TF_CONFIG": tf_config({"worker": addresses})}
+    return environment.detect(environ).config(**options)
+
+
+@pytest.fixture
+def _names(monkeypatch):
     """Names that mean the same on every machine; numbers mean themselves."""
 
     def resolve(name, port, **_options):
@@ -34,13 +46,7 @@ def names(monkeypatch):
     monkeypatch.setattr(port_filter.socket, "getaddrinfo", resolve)
 
 
-def config_of(*names, **options):
-    addresses = tuple(f"{name}:{2222 + i}" for i, name in enumerate(names))
-    return ClusterConfig(
-        addresses={"worker": addresses}, kind="worker", index=0, **options
-    )
-
-
+@pytest.mark.usefixtures("_names")
 @pytest.mark.parametrize(
     ("names", "reach"),
     [
@@ -57,6 +63,7 @@ def test_a_cluster_is_reached_from_as_near_as_its_addresses(names, reach):
     assert reach is port_filter.reach_of(config_of(*names))
 
 
+@pytest.mark.usefixtures("_names")
 @pytest.mark.parametrize(
     ("name", "found"),
     [
@@ -67,7 +74,7 @@ def test_a_cluster_is_reached_from_as_near_as_its_addresses(names, reach):
         ("outside", "8.8.8.8"),
     ],
 )
-def test_a_public_address_is_refused(name, found):
+def test_a_public_address_is_refused_unless_it_is_trusted(name, found):
     with pytest.raises(
         errors.ClusterConfigError,
         match=rf"^address '{re.escape(name)}:2223' of the cluster is public "
@@ -79,33 +86,15 @@ def test_a_public_address_is_refused(name, found):
         r"program$",
     ):
         port_filter.reach_of(config_of("localhost", name))
+    trusting = config_of("localhost", name, i_trust_this_network=True)
+    assert Reach.ANY is port_filter.reach_of(trusting)
 
 
-def test_a_trusted_network_may_be_public():
-    config = config_of("8.8.8.8", i_trust_this_network=True)
-
-    assert Reach.ANY is port_filter.reach_of(config)
-
-
-def test_programs_say_it_with_the_cluster():
-    cluster = {"worker": ["8.8.8.8:1"]}
-    environ = {
-        "TF_CONFIG": json.dumps(
-            {"cluster": cluster, "task": {"type": "worker", "index": 0}}
-        )
-    }
-    said = environment.detect(environ).config(i_trust_this_network=True)
-    not_said = environment.detect(environ).config()
-
-    assert said.i_trust_this_network
-    assert not not_said.i_trust_this_network
-
-
+@pytest.mark.usefixtures("_names")
 def test_a_server_at_a_public_address_does_not_start(monkeypatch):
     """Before TensorFlow is imported; with the flag it comes as far as its port."""
     cluster = {"chief": ["localhost:1"], "worker": ["8.8.8.8:2"]}
-    own = {"type": "worker", "index": 0}
-    monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": cluster, "task": own}))
+    monkeypatch.setenv("TF_CONFIG", tf_config(cluster))
 
     def refuse(address):
         raise errors.PortInUseError(f"came as far as {address}")
@@ -116,3 +105,55 @@ def test_a_server_at_a_public_address_does_not_start(monkeypatch):
         server.main([])
     with pytest.raises(errors.PortInUseError, match=r"came as far as 8.8.8.8:2"):
         server.main(["--i-trust-this-network"])
+
+
+def own_config(**options):
+    return config_of("localhost", port=free_ports(1)[0], **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (
+            "sys.platform",
+            "darwin",
+            (
+                r"listens on all interfaces, .* the filter that restricts it to this "
+                r"machine does not work on this system \(darwin has none\); if a fire"
+                r"wall blocks untrusted hosts, declare it: `--i-trust-this-network`"
+            ),
+        ),
+        ("attach", lambda *_: None, r"\(a filter that drops all did not\)"),
+    ],
+    ids=["no filters", "filters that do nothing"],
+)
+def test_a_system_without_filters_is_found_out(monkeypatch, name, value, message):
+    """It is tried, not believed. Nothing listens then."""
+    monkeypatch.setattr(f"{port_filter.__name__}.{name}", value)
+    port_filter.try_filters.cache_clear()
+
+    with pytest.raises(errors.ClusterError, match=message):
+        port_filter.check(own_config())
+    assert Reach.ANY is port_filter.check(own_config(i_trust_this_network=True))
+    monkeypatch.undo()
+    port_filter.try_filters.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("libraries", "message"),
+    [
+        ("libother", r"\(no loaded libother\*.so calls"),
+        (None, r"\(TensorFlow listened at \[\], not at \d+\)"),
+    ],
+    ids=["libraries of another make", "a server that does not come"],
+)
+def test_a_server_that_cannot_be_filtered_is_reported(monkeypatch, libraries, message):
+    """A filter that was put on nothing protects nothing."""
+    if libraries:
+        monkeypatch.setattr(port_filter, "_LIBRARIES", libraries)
+
+    with (
+        pytest.raises(errors.ClusterError, match=message),
+        port_filter.guarded(own_config()),
+    ):
+        assert libraries is None

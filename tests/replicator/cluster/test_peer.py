@@ -1,0 +1,135 @@
+"""Who is at the other end: a TensorFlow server, the same as before, or a stranger."""
+
+import contextlib
+import time
+
+import pytest
+import strangers
+import tensorflow as tf
+
+from replicator import errors
+from replicator import server as server_lib
+from replicator.cluster import liveness
+from replicator.cluster.local_cluster import free_ports
+from replicator.server import ClientWatch
+
+
+@pytest.fixture(scope="module")
+def server():
+    (port,) = free_ports(1)
+    address = f"localhost:{port}"
+    kept = tf.distribute.Server(
+        {"worker": [address]}, job_name="worker", task_index=0, protocol="grpc"
+    )
+    yield address
+    del kept
+
+
+@pytest.fixture
+def at():
+    """Starts a stranger; returns its address."""
+    with contextlib.ExitStack() as started:
+        yield lambda how: started.enter_context(
+            strangers.listening(free_ports(1)[0], how)
+        )
+
+
+def identity_of(address, timeout_sec=30.0):
+    with contextlib.closing(liveness.Link(address, 2.0)) as link:
+        return link.wait_for_identity(timeout_sec)
+
+
+def test_a_server_says_each_time_who_it_is(server):
+    """Its incarnations are the same on every connection."""
+    assert identity_of(server)
+    assert identity_of(server) == identity_of(server)
+    assert liveness.answers(server, 30.0)
+
+
+@pytest.mark.parametrize("how", ["silent", "garbage", "web server"])
+def test_a_stranger_gives_no_sign_of_life(at, how):
+    address = at(how)
+
+    assert not liveness.answers(address, 0.3)
+    if how != "silent":
+        with pytest.raises(liveness.NotAServerError, match=r"^does not speak HTTP/2$"):
+            identity_of(address)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"\xff" * 30, b"\x0a\x05ab", b"\x0a\x02\xff\xff", b"\x0a\x00"]
+)
+def test_a_server_that_does_not_say_who_it_is_is_none_of_tensorflow(at, answer):
+    settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+    data = bytes([0, 0, 5 + len(answer), 0, 1, 0, 0, 0, 1, *bytes(5), *answer])
+
+    with pytest.raises(liveness.NotAServerError, match=r"^is not a TensorFlow server$"):
+        identity_of(at(settings + data))
+
+
+@pytest.mark.parametrize("how", ["silent", "garbage"])
+def test_a_peer_that_was_met_is_known_from_a_stranger(server, at, how, monkeypatch):
+    """It has ended when another answers in its place; who was not met may be slow."""
+    monkeypatch.setattr(liveness, "_ANSWER_SEC", 0.1)
+    assert not liveness.Peer(at("silent")).has_ended()
+    known = liveness.Peer(server)
+
+    for _ in range(2):
+        assert not known.has_ended()
+        known._link.close()  # a connection can be lost without the process
+        known._link = None
+    known._address = at(how)
+    assert known.has_ended()
+
+
+@pytest.mark.parametrize("how", ["the same", "silent", "garbage", "web server"])
+def test_a_client_is_not_left_for_a_lost_connection(server, at, how, monkeypatch):
+    """It is asked who it is; a stranger is given as long as a closed port."""
+    watched = ClientWatch("worker 0", server)
+    watched.wait_for(30.0)
+    monkeypatch.setattr(server_lib, "CLOSED_SEC", 0.3)
+    start = time.monotonic()
+    if how == "the same":
+        watched._link.close()
+        assert "" == watched._find_again()
+        # A client that was started again is not the one that was served.
+        watched._identity = frozenset({1})
+    else:
+        watched._address = at(how)
+
+    assert (
+        "the client has exited, and another process listens at its address"
+        == watched._find_again()
+    )
+    assert time.monotonic() - start < server_lib.NO_RESPONSE_SEC
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        ("silent", r" \(another process listens at its address; it does not respond\)"),
+        ("garbage", r" \(another process .*; it does not speak HTTP/2\)"),
+        ("nobody", ""),
+    ],
+)
+def test_a_client_that_does_not_start_is_named(at, how, what):
+    address = f"localhost:{free_ports(1)[0]}" if how == "nobody" else at(how)
+    watched = ClientWatch("worker 0 (somewhere)", address)
+
+    with pytest.raises(
+        errors.UnreachableError,
+        match=r"the client, worker 0 \(somewhere\), did not start within 0.3 s"
+        rf"{what}; start the training",
+    ):
+        watched.wait_for(0.3)
+
+
+def test_hanging_up_closes_the_connections_to_one_address(at):
+    """Those to others stay."""
+    addresses = [at("silent"), at("silent")]
+    links = [liveness.Link(address, 2.0) for address in addresses]
+
+    liveness.close_connections(addresses[0])
+
+    assert [False, True] == [link.is_open() for link in links]
+    links[1].close()
