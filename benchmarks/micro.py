@@ -27,7 +27,7 @@ FOLDER = runner.ROOT / "tests" / "benchmarks" / "micro"
 PREFIX = "bench_"
 NUM_GENERATIONS = 4
 MOST_SEC_OF_A_BENCHMARK = 0.5
-OF_ONE_CORE = frozenset({"replay", "fid", "store", "report"})
+OF_ONE_CORE = frozenset({"store"})
 """These have no replicas."""
 
 

@@ -59,9 +59,7 @@ def test_every_micro_benchmark_runs_once():
     )
 
     assert 0 == done.returncode, done.stdout[-3000:]
-    found = re.search(r"(\d+) passed", done.stdout)
-    assert found is not None
-    assert int(found[1]) >= 25
+    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 18
     assert not re.search(r"skipped|failed|deselected", done.stdout)
 
 
@@ -75,14 +73,14 @@ def test_generations_are_fresh_processes_in_one_file(
     # In a process of pytest-xdist, pytest-benchmark measures nothing.
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
-    code = micro.main(["run", "-o", str(output), "--generations=2", "replay"])
+    code = micro.main(["run", "-o", str(output), "--generations=2", "collectives"])
     found = json.loads(output.read_text())
 
     assert 0 == code
     assert f"{output}\n" == capsys.readouterr().out
     assert "" == found["machine_info"]["node"]
     numbers = [of["extra_info"]["generation"] for of in found["benchmarks"]]
-    assert [0, 0, 0, 1, 1, 1] == numbers
+    assert [0] * 4 + [1] * 4 == numbers
     # Two generations on a busy machine may leave it open.
     compared = micro.main(["compare", str(output), str(output), "--delta=100%"])
     assert compared in (exit_codes.OK, exit_codes.INCONCLUSIVE)
@@ -131,48 +129,80 @@ def test_the_worst_verdict_is_that_of_the_whole(compare):
         ].replace("\\", "")
 
 
-def test_one_process_has_no_verdict(compare):
-    """However many rounds it has: processes differ."""
-    code, out, _ = compare({"test_a": [1.0]}, {"test_a": [1.0]})
-
-    assert exit_codes.INCONCLUSIVE == code
-    assert re.search(r"test_a: 1 generation\(s\), a verdict needs 2 or more", out)
+INTEL = {**benchmark_json.MACHINE, "cpu": {"brand_raw": "Intel", "count": 2}}
 
 
-def test_another_machine_never_passes(compare):
-    """The facts that differ are named."""
-    machine = {**benchmark_json.MACHINE, "cpu": {"brand_raw": "Intel", "count": 2}}
-    times = {"test_a": QUIET}
-    code, out, _ = compare(times, times, machine_info=machine)
+@pytest.mark.parametrize(
+    ("new", "old", "fields", "code", "text"),
+    [
+        (  # However many rounds it has: processes differ.
+            {"test_a": [1.0]},
+            {"test_a": QUIET},
+            {},
+            exit_codes.INCONCLUSIVE,
+            r"test_a: 1 generation\(s\), a verdict needs 2 or more",
+        ),
+        (
+            {"test_a": QUIET},
+            {"test_a": QUIET},
+            {"machine_info": INTEL},
+            exit_codes.INCONCLUSIVE,
+            r"not comparable.*cpu_model: 'Intel' and 'AMD EPYC'",
+        ),
+        (
+            {"test_a": QUIET},
+            {"test_a": QUIET, "test_b": QUIET},
+            {},
+            exit_codes.SOME_TRIALS_FAILED,
+            r"failed: bench.py::test_b is in the baseline only",
+        ),
+        (
+            {"test_a": QUIET, "test_b": QUIET},
+            {"test_a": QUIET},
+            {},
+            exit_codes.OK,
+            r"new, not judged: bench.py::test_b\n",
+        ),
+        (
+            {"test_a": QUIET},
+            {"test_b": QUIET},
+            {},
+            exit_codes.USAGE,
+            r"^error: the two files have no micro-benchmark in common.*\n$",
+        ),
+    ],
+)
+def test_what_cannot_be_judged_is_not_passed_over(
+    compare, new, old, fields, code, text
+):
+    found, out, err = compare(new, old, **fields)
 
-    assert exit_codes.INCONCLUSIVE == code
-    assert re.search(r"not comparable.*cpu_model: 'Intel' and 'AMD EPYC'", out)
+    assert code == found
+    assert re.search(text, out + err)
 
 
-def test_a_benchmark_that_is_gone_fails_and_a_new_one_is_named(compare):
-    """What cannot be judged is not passed over."""
-    both = {"test_a": QUIET, "test_b": QUIET}
-    one = {"test_a": QUIET}
-    code, out, _ = compare(one, both)
-    added, _, err = compare(both, one)
-
-    assert exit_codes.SOME_TRIALS_FAILED == code
-    assert "failed: bench.py::test_b is in the baseline only" in out
-    assert (exit_codes.OK, "new, not judged: bench.py::test_b\n") == (added, err)
-
-
-def test_bad_input_is_one_line_and_exit_2(micro, compare, tmp_path, capsys):
-    code, out, err = compare({"test_a": QUIET}, {"test_b": QUIET})
-    assert (exit_codes.USAGE, "", 1) == (code, out, err.count("\n"))
-    assert re.search(r"error: the two files have no micro-benchmark in common", err)
-    _, _, err = compare({"test_a": QUIET}, {"test_a": QUIET}, "--delta=5")
-    assert re.search(r"error: --delta: '5' is not a percentage", err)
-    with pytest.raises(SystemExit, match="2"):
-        micro.main(["run", "-o", str(tmp_path / "x"), "reply"])
-    assert re.search(
-        r"unknown micro-benchmark 'reply'; known are collectives, convolutions, engine",
-        capsys.readouterr().err,
-    )
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("compare", "a.json", "b.json", "--delta=5"), r"--delta: '5' is not a perce"),
+        (
+            ("run", "-o", "x", "reply"),
+            r"unknown micro-benchmark 'reply'; known are collectives, convolutions, e",
+        ),
+    ],
+)
+def test_bad_arguments_end_with_exit_code_2(
+    micro, tmp_path, capsys, monkeypatch, arguments, text
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.json", "b.json"):
+        benchmark_json.write(tmp_path / name, {"test_a": QUIET})
+    try:
+        code = micro.main(arguments)
+    except SystemExit as ended:
+        code = ended.code
+    assert exit_codes.USAGE == code
+    assert re.search(text, capsys.readouterr().err)
 
 
 BAD = [

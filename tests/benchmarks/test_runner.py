@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from replicator.backends.base import Replicator
+import replicator
 from workloads.resnet50 import study
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -93,16 +93,12 @@ def test_processes_measure_together_when_all_are_ready(runner, timed):
 
 @pytest.mark.processes
 def test_a_process_that_fails_is_an_error(runner, timed):
+    """Before it has measured, or after."""
     message = r"process of timed_functions.fail ended with exit code 1 before it had"
-
     with pytest.raises(runner.BenchmarkError, match=message):
         runner.measure(timed.fail)
 
-
-@pytest.mark.processes
-def test_a_process_that_fails_late_is_an_error(runner, timed):
     message = r"timed_functions.fail_late ended with exit code 3 after it had measured"
-
     with (
         pytest.raises(runner.BenchmarkError, match=message),
         runner.together([runner.Process(function=timed.fail_late)]) as (ready, resume),
@@ -175,7 +171,9 @@ def test_compression_joins_the_options_of_the_workload(monkeypatch):
     """Whatever options an optimizer is wrapped with, they all arrive."""
     monkeypatch.syspath_prepend(str(ROOT))
     bench = importlib.import_module("benchmarks.bench_multi_worker")
-    parameters = inspect.signature(Replicator.wrap_optimizer).parameters.values()
+    parameters = inspect.signature(
+        replicator.Replicator.wrap_optimizer
+    ).parameters.values()
     options = {
         one.name: one.default
         for one in parameters
@@ -215,25 +213,20 @@ def commands(benchmarks, monkeypatch):
     return started
 
 
-def test_without_names_everything_is_measured(benchmarks, commands, capsys):
-    """What could not be measured is named at the end, and the others are."""
+def test_names_choose_what_is_measured(benchmarks, commands, capsys):
+    """All without names; what could not be measured is named, and others are."""
+    assert 0 == benchmarks.main(["workers", "input"])
+    assert [benchmarks.COMMANDS[name] for name in ("workers", "input")] == commands
+    commands.clear()
+
     assert 1 == benchmarks.main([])
     assert list(benchmarks.COMMANDS.values()) == commands
     assert "not measured: report\n" in capsys.readouterr().err
+    commands.clear()
 
-
-def test_names_choose_what_is_measured(benchmarks, commands):
-    assert 0 == benchmarks.main(["workers", "input"])
-    assert [benchmarks.COMMANDS[name] for name in ("workers", "input")] == commands
-
-
-def test_an_unknown_name_is_answered_with_the_known(benchmarks, commands, capsys):
-    """Before anything is measured."""
     with pytest.raises(SystemExit) as raised:
         benchmarks.main(["report", "worker"])
-
-    assert 2 == raised.value.code
-    assert [] == commands
+    assert (2, []) == (raised.value.code, commands)
     assert "unknown benchmark 'worker'; known are command-line, " in (
         capsys.readouterr().err
     )

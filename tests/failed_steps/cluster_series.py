@@ -7,7 +7,6 @@ import series
 import tensorflow as tf
 
 import replicator
-from replicator.inputs.context import InputReplicationMode
 
 SHARE = 2  # replicas of each worker
 NUM_STEPS = 3  # in each run of a job that ends with a failure
@@ -83,7 +82,8 @@ def _make_job(repl):
         owner, place = divmod(replica, SHARE)
         return (step * SHARE + place) * num_workers + owner
 
-    return injected.Job(repl, input_fn, InputReplicationMode.PER_WORKER, element_of)
+    mode = replicator.InputReplicationMode.PER_WORKER
+    return injected.Job(repl, input_fn, mode, element_of)
 
 
 CASES = {"client": client, "worker": worker}

@@ -8,12 +8,11 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
-from replicator.inputs.context import InputReplicationMode
 
 # Of one job, so that what TensorFlow keeps of traced functions does not add up.
 PER_JOB = 50
 NUM_ELEMENTS = 100_000
-_SINGLE, _PER_REPLICA = InputReplicationMode.SINGLE, InputReplicationMode.PER_REPLICA
+MODES = replicator.InputReplicationMode
 
 
 def make_repl(draw, placement):
@@ -31,7 +30,7 @@ def make_job(draw, repl, *, is_remote=False):
     """A job over them; elsewhere, no Python can run."""
     num_replicas = repl.num_replicas
     is_generator = not is_remote and draw.random() < 0.25
-    mode = draw.choice([_SINGLE, _PER_REPLICA])
+    mode = draw.choice([MODES.SINGLE, MODES.PER_REPLICA])
 
     def input_fn(ctx):
         first, step = ctx.input_pipeline_id, ctx.num_input_pipelines

@@ -17,9 +17,9 @@ ERRORS_OF_USERS = {
     ("make_input_iterator(value)", "a Keras layer"),
     ("audit_inputs(value)", "a Keras layer"),
 }
-# Every third kind of argument: neighbours are of one sort. ``make test`` takes the
-# parts in turn.
-NUM_PARTS = 3
+# Every sixth kind of argument: neighbours are of one sort. ``make test`` takes the
+# parts in turn; functions that share their checks follow each other.
+NUM_PARTS = 6
 PARTS = [list(kinds.KINDS)[first::NUM_PARTS] for first in range(NUM_PARTS)]
 CALLS = [
     pytest.param(

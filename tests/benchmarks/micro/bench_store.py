@@ -1,45 +1,43 @@
-"""The store: a study of 56 trials is written, opened and read."""
+"""A study of 56 trials: it is written, read, and reported as text."""
 
 import importlib
 import itertools
 
 import pytest
 
-from results.figures.frame import points_frame
-from results.study.cases import load_study
+from harness.cli import main as cli
 
 NUM_TRIALS = 56
 
 
-def _shape():
+def _make(folder):
+    """A study that nobody measured."""
     synthetic = importlib.import_module("synthetic")
-    return synthetic.Shape(replicas=(1, 2, 4, 8), repeats=4)
+    shape = synthetic.Shape(replicas=(1, 2, 4, 8), repeats=4)
+    return synthetic.make_store(folder, shape)
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory):
-    """A study that nobody measured."""
-    synthetic = importlib.import_module("synthetic")
-    made = synthetic.make_store(tmp_path_factory.mktemp("s") / "s", _shape())
-    assert NUM_TRIALS == len(made.trial_ids())
-    return made
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    assert NUM_TRIALS == len(_make(folder / "s").trial_ids())
+    return folder
 
 
 def test_write_56_trials(benchmark, tmp_path):
     """Every record is synced to disk."""
-    synthetic = importlib.import_module("synthetic")
     numbers = itertools.count()
-    benchmark.pedantic(
-        lambda: synthetic.make_store(tmp_path / f"s{next(numbers)}", _shape()),
-        rounds=3,
+    benchmark.pedantic(lambda: _make(tmp_path / f"s{next(numbers)}"), rounds=3)
+
+
+@pytest.mark.parametrize("form", ["json", "markdown", "html"])
+def test_report_56_trials(benchmark, runs, tmp_path, form):
+    """All records are read and checked; figures have intervals."""
+    output = tmp_path / "report"
+    options = [f"--format={form}", f"--output={output}", f"--runs-dir={runs}"]
+    code = benchmark.pedantic(
+        lambda: cli.main(["report", "s", *options]), rounds=3, warmup_rounds=1
     )
 
-
-def test_load_56_trials(benchmark, store):
-    """All records are read and checked."""
-    assert NUM_TRIALS == len(benchmark(load_study, store).planned)
-
-
-def test_frame_of_56_trials(benchmark, store):
-    """What CSV and notebooks have: figures with intervals."""
-    assert len(benchmark.pedantic(points_frame, [store], rounds=3)) > 0
+    assert 0 == code
+    assert output.stat().st_size > 0
