@@ -15,6 +15,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import inspect
 import json
 import os
 import random
@@ -210,7 +211,9 @@ def _run(request):
     os.environ.update(request["env"])
     sys.argv = request["argv"]
     if request["module"]:
-        sys.exit(sys.modules[request["module"]].main())
+        main_of = sys.modules[request["module"]].main
+        takes_words = bool(inspect.signature(main_of).parameters)
+        sys.exit(main_of(*[sys.argv[1:]] * takes_words))
     sys.path[0] = str(Path(sys.argv[0]).parent)
     random.seed()
     with contextlib.suppress(KeyError):

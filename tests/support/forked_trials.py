@@ -1,7 +1,8 @@
-"""Trials with the fake worker that are forked, for tests that look at what they record.
+"""Trials that are forked, for tests that look at what they record.
 
-Most of the time of a fake trial is the import of its records, which the server of forks
-has imported. Tests that look for processes of a trial start them as users do.
+They are those with the fake worker, and those of a user's program. Most of the time of
+one is the import of its records, which the server of forks has imported. Tests that
+look for processes of a trial start them as users do.
 """
 
 from __future__ import annotations
@@ -18,17 +19,21 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = "fake_worker"
+PROGRAMS = "harness.command.worker"
 
 
 @contextlib.contextmanager
 def installed(command):
-    """Forks trials of this process that have a command, while the block runs."""
-    from harness.run import trial_tree
+    """Forks trials of this process: those of a command, and those of programs."""
+    from harness.run import trial_runner, trial_tree
+
+    modules = {tuple(command): MODULE, trial_runner.COMMAND_WORKER: PROGRAMS}
 
     def start(words, **options):
-        if tuple(words[: len(command)]) != tuple(command):
-            return subprocess.Popen(words, **options)
-        return _fork(words[len(command) :], **options)
+        for first, module in modules.items():
+            if tuple(words[: len(first)]) == first:
+                return _fork(module, words[len(first) :], **options)
+        return subprocess.Popen(words, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         names = vars(subprocess) | {"Popen": start}
@@ -36,11 +41,11 @@ def installed(command):
         yield
 
 
-def _fork(arguments, *, stdin, stdout, stderr, env, cwd, start_new_session):
+def _fork(module, arguments, *, stdin, stdout, stderr, env, cwd, start_new_session):
     assert (stdin, start_new_session) == (subprocess.PIPE, True)
     reader, writer = os.pipe()
     streams = reader, stdout.fileno(), stderr.fileno()
-    pid = _server().fork([MODULE, *arguments], env, cwd, streams, MODULE)
+    pid = _server().fork([module, *arguments], env, cwd, streams, module)
     os.close(reader)
     return fork_server.ForkedProcess(_server(), pid, os.fdopen(writer, "wb"))
 
@@ -48,4 +53,5 @@ def _fork(arguments, *, stdin, stdout, stderr, env, cwd, start_new_session):
 @functools.cache
 def _server():
     paths = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'harness'}"
-    return fork_server.ForkServer({**os.environ, "PYTHONPATH": paths}, (MODULE,))
+    env = {**os.environ, "PYTHONPATH": paths}
+    return fork_server.ForkServer(env, (MODULE, PROGRAMS))

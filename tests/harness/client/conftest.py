@@ -1,148 +1,67 @@
-"""A relay of one program that connects by the client, started as it is."""
+"""Sweeps of a program that connects by the client, started as it is."""
 
 from __future__ import annotations
 
-import dataclasses
+import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from command_words import overridden
 
-from harness.planning import checked, plan
-from harness.planning.request import SweepRequest, resolved
-from harness.run import rounds, trial_runner
-from harness.run.relay import run_generation
-from harness.run.rounds import Generation
-from results.records import identity
-from results.records.models import Control, Order, Plan, ScalingMode
+from harness.run import rounds
+from results.records.models import Control
 from results.store.study_store import Store
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from harness.run.trial_runner import RunSettings
 
 CLIENT = Path(__file__).resolve().parents[3] / "harness" / "client"
 PROGRAMS = Path(__file__).parent / "programs"
 
 
 @pytest.fixture
-def quick_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turns of 20 ms: what happens in them is looked at, not how long they take."""
+def client(monkeypatch: pytest.MonkeyPatch, forked_trials: None) -> None:
+    """Programs find the client; turns take 20 ms, which nobody looks at."""
+    monkeypatch.setenv("PYTHONPATH", str(CLIENT))
     monkeypatch.setattr(rounds, "MIN_TURN_SEC", 0.02)
+    monkeypatch.setattr(rounds, "SUSTAINED_SEC", 0.1)
 
 
 @pytest.fixture
-def client_settings(
-    settings: RunSettings, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., RunSettings]:
-    """Returns a function that makes settings, and variables for the program."""
-    monkeypatch.setenv("PYTHONPATH", str(CLIENT))
+def sweep(
+    client: None,
+    harness: Any,
+    overrides: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Any:
+    """Returns a function that sweeps a program; it returns a trial and its folder.
 
-    def make(**variables: object) -> RunSettings:
+    Variables for the program are given by name; the trial is the first of a control.
+    """
+    shutil.copytree(PROGRAMS, tmp_path, dirs_exist_ok=True)
+
+    def run(
+        *words: str,
+        command: str = f"{sys.executable} start.py {{replicas}}",
+        replicas: object = 1,
+        control: Control = Control.NONE,
+        **variables: object,
+    ) -> Any:
         for name, value in variables.items():
             monkeypatch.setenv(name, str(value))
-        return dataclasses.replace(settings, folders={"": PROGRAMS})
-
-    return make
-
-
-@pytest.fixture
-def program() -> dict[str, Any]:
-    """Returns the options that say what is measured."""
-    return {
-        "command": f"{sys.executable} start.py {{replicas}}",
-        "metric": "client",
-    }
-
-
-@pytest.fixture
-def client_store(tmp_path: Path, program: dict[str, Any]) -> Store:
-    """Returns a new study of a program at one and two replicas, with a twin."""
-    request = resolved(
-        SweepRequest(
-            **program,
-            unit="images",
-            per_replica_batch_size=4,
-            replicas=(1, 2),
-            modes=(ScalingMode.WEAK,),
-            repeats=1,
-        ),
-        PROGRAMS,
-    )
-    planned = plan.plan_sweep(request, checked.Machine(num_available_cores=2))
-    made = Store.create(tmp_path / "runs" / "clients")
-    made.write_plan(
-        Plan(
-            study="clients",
-            created_at="2026-01-01T00:00:00+00:00",
-            command=("python", "-m", "harness"),
-            baseline_num_replicas=1,
-            repeats=1,
-            seed=0,
-            timeout_sec=60.0,
-            measuring=planned.measuring,
-            trials=planned.trials,
+        usual = (
+            *("--unit=images", "--per-replica-batch-size=4", "--mode=weak"),
+            *("--repeats=1", "--study=s", f"--replicas={replicas}"),
         )
-    )
-    return made
-
-
-@pytest.fixture
-def make_control(client_store: Store) -> Any:
-    """Returns a function that adds a control of the first case to the plan."""
-
-    def make(control: Control) -> None:
-        made = client_store.read_plan()
-        spec = made.trials[0].spec.model_copy(update={"control": control})
-        trial_id, case_id = identity.ids(spec)
-        trial = made.trials[0].model_copy(
-            update={"trial_id": trial_id, "case_id": case_id, "spec": spec}
+        turns = () if "--order=sequential" in words else ("--rounds=2",)
+        _, _, err = harness(
+            *("sweep", f"--command={command}", "--metric=client"),
+            *overridden((*usual, *turns), *words),
+            overrides=overrides,
         )
-        client_store.write_plan(
-            made.model_copy(update={"trials": (*made.trials, trial)})
-        )
-
-    return make
-
-
-@pytest.fixture
-def take_turns(client_store: Store, quick_turns: None) -> Any:
-    """Returns a function that runs trials in turns, and what the store has of them."""
-
-    def run(settings: RunSettings, *controls: Control, num_replicas: int = 1) -> Any:
-        planned = client_store.read_plan().trials
-        trials = [t for t in planned if t.spec.control in (controls or [Control.NONE])]
-        trials = [t for t in trials if t.spec.num_replicas == num_replicas]
-        generation = Generation(
-            trials=trials[: max(len(controls), 1)],
-            index=0,
-            duration_sec=None,
-            max_rounds=2,
-            seed=7,
-        )
-        run_generation(client_store, generation, settings, lambda *_: None)
-        found = [client_store.read_trial(t.trial_id) for t in generation.trials]
-        return found[0] if len(found) == 1 else found
-
-    return run
-
-
-@pytest.fixture
-def run_alone(client_store: Store, make_spec: Any) -> Any:
-    """Returns a function that runs a trial alone, and what the store has of it."""
-
-    def run(settings: RunSettings) -> Any:
-        (planned, *_) = client_store.read_plan().trials
-        spec = planned.spec.model_copy(
-            update={"order": Order.SEQUENTIAL, "num_measured_steps": 12}
-        )
-        trial_id, case_id = identity.ids(spec)
-        trial = planned.model_copy(
-            update={"trial_id": trial_id, "case_id": case_id, "spec": spec}
-        )
-        trial_runner.run_trial(client_store, trial, settings)
-        return client_store.read_trial(trial_id)
+        assert (tmp_path / "runs" / "s").exists(), err
+        store = Store.open(tmp_path / "runs" / "s")
+        trial = next(of for of in store.trials() if of.spec.control is control)
+        return trial, store.trial_dir(trial.trial_id)
 
     return run

@@ -11,9 +11,8 @@ from fake_nvml import make_gpus
 from harness.cli import exit_codes
 from harness.command import files, identity, program, worker
 from harness.command import numbers as numbers_lib
-from harness.command.reader import LineReader, Reading, ReadingError
+from harness.command.reader import Reading, ReadingError
 from harness.command.worker import OtherGpus, judge
-from harness.errors import PlanError
 from results.records.models import Evidence
 
 COMMAND = "python3 train.py --n {replicas} --batch {per_replica_batch_size}"
@@ -25,21 +24,17 @@ OWN = (
 )
 
 
-def read(pattern, *chunks):
-    lines = LineReader(numbers_lib.parse_metric(f"throughput={pattern}").pattern)
-    return [
-        reading
-        for ns, chunk in enumerate((*chunks, b""))
-        for reading in lines.feed(chunk, ns)
-    ]
-
-
 def _of_file(kind, key="rate"):
     return numbers_lib.parse_metric(f"throughput={kind}:out:{key}")
 
 
-def test_values_are_single_words():
-    """A value with spaces or quotation marks does not become several words."""
+def planned(harness, *words):
+    code, out, err = harness("sweep", "--dry-run", "--json", *words)
+    assert exit_codes.OK == code, err
+    return json.loads(out)
+
+
+def test_a_value_with_spaces_or_quotation_marks_is_one_word():
     words = program.fill(
         "run '{output_dir}/a b' --n={replicas} {{literal}}",
         {"output_dir": "/tmp/it's", "replicas": 2},
@@ -49,31 +44,43 @@ def test_values_are_single_words():
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("command", "name"),
     [
-        "sh -c 'cd a && b > c; $D' {replicas}",
-        'sh -c "A=1 b | c" {replicas}',
-        r"a b\;c --rate=3 {replicas}",
-        "env A=1 b --home '~' --cost 5$ {replicas}",
+        ("torchrun --n {replicas} train.py", "train.py"),
+        ("python3 -m pkg.train {replicas}", "pkg.train"),
+        ("mpirun -n {replicas} ./solver", "solver"),
+        ("/usr/bin/thing {replicas}", "thing"),
+        # Never like a workload of this project, whose published figures are others.
+        ("resnet50 {replicas}", "resnet50-command"),
+        # What is quoted is of no shell, nor an option, nor a variable behind env.
+        ("sh -c 'cd a && b > c; $D' {replicas}", "sh"),
+        ('sh -c "A=1 b | c" {replicas}', "sh"),
+        (r"a b\;c --rate=3 {replicas}", "a"),
+        ("env A=1 b --home '~' --cost 5$ {replicas}", "env"),
     ],
 )
-def test_what_is_quoted_is_of_no_shell(command):
-    """Nor is an option with a value, or a variable behind env."""
-    program.check_command(command, [1, 2])
+def test_a_program_is_called_by_its_script(harness, command, name):
+    for file in ("train.py", "solver"):
+        Path(file).touch()
+    options = (f"--command={command}", "--metric=step_time=(x)", "--mode=strong")
+    trials = planned(harness, *options, "--replicas=1,2")["trials"]
+
+    assert {name} == {trial["spec"]["backend"] for trial in trials}
 
 
+NO_SHELL = "which only a shell"
 WRONG_REQUESTS = [
     ({"command": "train 'a"}, r"--command .* cannot be split .*; close the quot"),
     ({"command": " "}, r"--command is empty; give what starts your program"),
     ({"command": "cd a && b {replicas}"}, r"has '&', .* no.* started; write sh -c"),
-    ({"command": "A=1 b {replicas}"}, r"has 'A=', which only a shell .* env NAME=V"),
-    ({"command": "~/b {replicas}"}, r"has '~', which only a shell understands"),
+    ({"command": "A=1 b {replicas}"}, rf"has 'A=', {NO_SHELL} .* env NAME=V"),
+    ({"command": "~/b {replicas}"}, rf"has '~', {NO_SHELL} understands"),
     ({"command": "b $C {replicas}"}, r"has '\$C', .* quotation marks where it is t"),
     ({"command": "a {replica}"}, r"unknown placeholder .*did you mean 'replicas'"),
     ({"command": "a {seed}"}, r"has no \{replicas\}, .* same program with 1 and 2"),
     (
         {"command": "a {replicas}"},
-        r"neither \{per_replica_batch_size\} .* same program; .*--mode strong",
+        r"neither \{per_replica_batch_size\} .*--mode strong",
     ),
     ({"metric": "throughput"}, r"without --metric NAME=PATTERN: say where it"),
     ({"metric": "efficiency"}, r"--metric efficiency with --command: .* only its"),
@@ -82,20 +89,25 @@ WRONG_REQUESTS = [
     ({"metric": "throughput=(["}, r"has no regular expression: .*; write brackets"),
     ({"metric": "throughput=a"}, r"has 0 groups, and needs one, around the number"),
     ({"metric": "throughput=(a)(b)"}, r"has 2 groups, and needs one"),
+    ({"metric": "step_time[joy]=(a)"}, r"brackets hold at most one of comma, thou"),
+    ({"metric": "step_time[every 0]=(a)"}, r"brackets hold at most one of comma, th"),
+    ({"metric": "throughput[comma, columns]=(a)"}, r"brackets hold at most one of com"),
     ({"per-replica-batch-size": ""}, r"without --per-replica-batch-size: say how"),
     ({"unit": " "}, r"--unit ' ' is empty; name in the plural what the program"),
     ({"replicas": ""}, r"without --replicas: say which numbers of replicas"),
     ({"order": "relay"}, r"a command cannot take turns, so whole trials alternate"),
     ({"workload": "resnet50"}, r"--workload has no effect with --command"),
-    (
-        {"time-budget": "3min"},
-        r"--time-budget has no effect with --command, .*leave",
-    ),
+    ({"time-budget": "3min"}, r"--time-budget has no effect with --command, .*leave"),
     ({"budget": "60s"}, r"--budget has no effect with --command"),
     ({"budget": "window"}, r"--budget has no effect .*has it: --metric client"),
     ({"option": "a=1"}, r"--option has no effect with --command"),
     ({"steps-per-sync": "4"}, r"--steps-per-sync has no effect with --command"),
     ({"replicas-per-worker": "3"}, r"4 replicas are not divisible by 3; use 3 or"),
+    ({"count": "bytes"}, r"'bytes' is not NAME=PATTERN"),
+    ({"count": "=([0-9])"}, r"is not NAME=PATTERN; write a name of letters and di"),
+    ({"count": "a=x"}, r"'a=x' has 0 groups, and needs one"),
+    ({"count": "a=(x"}, r"has no regular expression: "),
+    ({"count": "a=(x)", "metric": "client"}, r"has no effect with --metric client, "),
 ]
 
 
@@ -117,6 +129,13 @@ def test_a_wrong_request_is_refused_in_one_line(refuse, changes, message):
         ((), r"nothing to measure: give --command with a program of yours, or"),
         (("--workload=resnet50", "--unit=cells"), r"--unit 'cells' has no effect wi"),
         (("--workload=resnet50", "--metric=a=b"), r"--metric 'a=b' has no effect wi"),
+        (("--workload=resnet50", "--count=a=(x)"), r"'a=\(x\)' has no effect without"),
+        (("--workload=resnet50", "--count=retraces"), r"'retraces' has no effect wit"),
+        ((*OWN, "--count=a=(x)", "--count=a=(y)"), r"'a' is given twice"),
+        (
+            (*OWN, *(f"--count=c{index}=(x)" for index in range(51))),
+            r"51 --count are too many; give 50",
+        ),
     ],
 )
 def test_options_of_a_program_need_one(refuse, arguments, message):
@@ -127,16 +146,14 @@ def test_options_of_a_program_need_one(refuse, arguments, message):
 
 def test_a_plan_has_the_program_and_its_parts(harness):
     Path("train.py").touch()
+    plan = planned(harness, *OWN, "--unit=cells")
+    specs = [trial["spec"] for trial in plan["trials"]]
 
-    code, out, err = harness("sweep", "--dry-run", "--json", *OWN, "--unit=cells")
-    plan = json.loads(out)
-    (spec,) = {json.dumps(trial["spec"]["program"]) for trial in plan["trials"]}
-
-    assert exit_codes.OK == code, err
-    assert 9 == len(plan["trials"])
-    assert COMMAND == json.loads(spec)["command"]
-    assert {"train.py"} == {trial["spec"]["backend"] for trial in plan["trials"]}
-    assert {"sequential"} == {trial["spec"]["order"] for trial in plan["trials"]}
+    assert 9 == len(specs)
+    assert {COMMAND} == {spec["program"]["command"] for spec in specs}
+    assert {("train.py", "sequential")} == {
+        (spec["backend"], spec["order"]) for spec in specs
+    }
     assert "harness" in plan["program_code"][""]
 
 
@@ -148,39 +165,18 @@ def test_a_plan_has_the_program_and_its_parts(harness):
     ],
 )
 def test_the_mode_of_a_program_without_batches_says_its_work(harness, mode, batches):
-    """The replicas divide it, or each has its own."""
     options = (
         "--command=solve {replicas}",
         "--metric=step_time=(x)",
         "--replicas=1..3",
     )
-    code, out, err = harness("sweep", "--dry-run", "--json", *options, f"--mode={mode}")
+    trials = planned(harness, *options, f"--mode={mode}")["trials"]
 
-    assert exit_codes.OK == code, err
-    trials = json.loads(out)["trials"]
     assert {(mode,)} == {tuple(trial["modes"]) for trial in trials}
     assert batches == {
         (trial["spec"]["num_replicas"], trial["spec"]["per_replica_batch_size"])
         for trial in trials
     }
-
-
-def test_lines_end_by_newline_or_carriage_return():
-    """As progress bars print them; colours are no part of a line."""
-    found = read(r"^s: ([0-9.]+)$", b"s: 1\ns:", b" 2\r\x1b[1ms: 3\x1b[0m\n", b"s: 4")
-
-    assert [(0, 1.0), (1, 2.0), (1, 3.0), (3, 4.0)] == [
-        (reading.ns, reading.value) for reading in found
-    ]
-
-
-def test_a_flood_without_line_ends_is_not_kept():
-    """Only so much of a line is looked at."""
-    lines = LineReader(re.compile("^x([0-9])"))
-    for _ in range(5):
-        assert [] == list(lines.feed(b"y" * 100_000, 1))
-
-    assert [7.0] == [one.value for one in lines.feed(b"7x\nx7\n", 1)]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +189,6 @@ def test_a_flood_without_line_ends_is_not_kept():
     ],
 )
 def test_a_number_stands_for_the_time_of_a_global_batch(name, seconds):
-    """4.0 was printed by two replicas that process 8 examples per step."""
     assert seconds == numbers_lib.parse_metric(f"{name}=(x)").seconds(4.0, 8, 2)
 
 
@@ -242,7 +237,6 @@ def test_a_file_without_the_number_is_an_error(tmp_path, kind, text, message):
 
 
 def test_a_file_that_cannot_be_read_is_not_a_missing_one(tmp_path, monkeypatch):
-    """It may be there when the trial is repeated."""
 
     def fail(path):
         raise OSError(5, os.strerror(5), str(path))
@@ -275,7 +269,6 @@ def test_a_file_that_grows_is_timed_line_by_line(tmp_path, kind, lines):
 
 
 def test_a_file_that_begins_anew_or_is_no_lines(tmp_path):
-    """Lines that are gone are forgotten; a document of several lines has no times."""
     path = tmp_path / "out"
     file = files.MetricFile(_of_file("json"), path)
     path.write_text('{"rate": 3}\n{"rate": 4}\n')
@@ -315,7 +308,6 @@ def test_numbers_of_a_run_before_are_not_read(tmp_path):
 
 
 def test_a_head_that_a_run_before_left_is_no_number(tmp_path):
-    """A table begins with the same names each time."""
     path = tmp_path / "out.csv"
     path.write_text("step,rate\n")
     os.utime(path, ns=(1, 1))
@@ -336,39 +328,13 @@ def test_a_head_that_a_run_before_left_is_no_number(tmp_path):
     ],
 )
 def test_evidence_follows_from_when_numbers_came(printed, expected):
-    """Three after warm-up make a window, unless they came in one piece."""
     num_warmup, evidence, remarks = judge(printed, 3)
 
     assert expected == (num_warmup, evidence)
     assert bool(remarks) == (evidence is not Evidence.WINDOW and printed[-1] > 0)
 
 
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [
-        ("torchrun --n {replicas} train.py", "train.py"),
-        ("python3 -m pkg.train {replicas}", "pkg.train"),
-        ("mpirun -n {replicas} ./solver", "solver"),
-        ("/usr/bin/thing {replicas}", "thing"),
-        ("resnet50 {replicas}", "resnet50-command"),
-    ],
-)
-def test_a_program_is_called_by_its_script(tmp_path, command, name):
-    """Never like a workload of this project, whose published figures are others."""
-    for file in ("train.py", "solver"):
-        (tmp_path / file).touch()
-
-    assert name == program.name_of(command, tmp_path)
-
-
-def test_a_command_without_words_has_no_name():
-    """The same message as for the option."""
-    with pytest.raises(PlanError, match="--command is empty"):
-        program.name_of("", Path())
-
-
 def test_a_program_that_takes_more_cores_is_told():
-    """It can only if it changes its affinity, which it inherits."""
     facts = {"num_left": 0, "bytes_per_sec": 0.0, "num_cores": 2}
 
     assert [] == worker.remarks_on(**facts, busy_cores=2.1)
@@ -381,22 +347,19 @@ def test_a_program_that_takes_other_gpus_is_told(install_gpus):
     devices = make_gpus(4)
     devices[3].is_lost = True
     install_gpus(devices)
-    for own in ("0", devices[0].uuid):
-        for device in devices:
-            device.users = []
-        devices[0].users, devices[1].users = [41], [7]
+
+    def used(own, *looks):
         looked = OtherGpus(own)
-        looked.look([41, 42])
-        assert set() == looked.used
-        devices[2].users = [7, 42]
-        looked.look([41, 42])
-        devices[2].users = []
-        looked.look([41])
-        assert {2} == looked.used
-    anything = OtherGpus(None)
-    devices[2].users = [41]
-    anything.look([41])
-    assert set() == anything.used
+        for users in looks:
+            for index, device in enumerate(devices):
+                device.users = users.get(index, [])
+            looked.look([41, 42])
+        return looked.used
+
+    for own in ("0", devices[0].uuid):
+        assert set() == used(own, {0: [41], 1: [7]})
+        assert {2} == used(own, {0: [41], 2: [7, 42]}, {0: [41]})
+    assert set() == used(None, {2: [41]})
 
     facts = {"num_left": 0, "bytes_per_sec": 0.0, "num_cores": 2, "busy_cores": 1.0}
     (remark,) = worker.remarks_on(**facts, other_gpus=[2, 3])
@@ -410,7 +373,6 @@ def test_the_program_gets_the_environment_of_the_user():
 
 
 def test_the_image_of_a_container_tells_programs_apart(tmp_path, monkeypatch):
-    """Where it is known: what it holds is in no lock file of the program."""
     image = "sha256:" + "0123456789abcdef" * 4
     found = []
     for value in ("", image):

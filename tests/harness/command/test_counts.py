@@ -15,6 +15,8 @@ from harness.command import reader as reader_lib
 from harness.command.reader import CommandError, ReadingError
 from harness.errors import PlanError, RevisionError
 from harness.judging import program_revisions
+from results.records import identity as record_identity
+from results.records.models import Program
 from results.store.study_store import Store
 
 # Its rate is its own claim, and is the same on both sides but for 0.01 %.
@@ -37,7 +39,7 @@ OWN = (
 
 
 @pytest.mark.processes
-@pytest.mark.usefixtures("with_pages")
+@pytest.mark.usefixtures("forked_trials", "with_pages")
 def test_a_gate_finds_five_percent_more_bytes(harness, tmp_path):
     git(tmp_path, "init", "--quiet")
     (tmp_path / ".gitignore").write_text("runs\nout\n")
@@ -82,40 +84,6 @@ def test_a_gate_finds_five_percent_more_bytes(harness, tmp_path):
     assert (5, "bytes", 1.0) == (count.num_examples, count.name, count.confidence)
 
 
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
-        (["bytes"], "'bytes' is not NAME=PATTERN"),
-        (["=([0-9])"], "is not NAME=PATTERN; write a name of letters and digits"),
-        (["a=x"], "'a=x' has 0 groups, and needs one"),
-        (["a=(x", "b=(y)"], "has no regular expression: "),
-        (["a=(x)", "a=(y)"], "'a' is given twice"),
-        ([f"c{index}=(x)" for index in range(51)], "51 --count are too many; give 50"),
-    ],
-)
-def test_a_bad_option_is_refused(texts, message):
-    with pytest.raises(PlanError, match=re.escape(message)):
-        reader_lib.parse_count(texts)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--workload=resnet50", "--count=a=(x)"), "'a=(x)' has no effect without"),
-        (("--workload=resnet50", "--count=retraces"), "'retraces' has no effect wit"),
-        (
-            ("--command=x {replicas}", "--metric=client", "--count=a=(x)"),
-            "has no effect with --metric client, which does not read",
-        ),
-    ],
-)
-def test_where_nothing_is_read_a_count_is_refused(refuse, arguments, message):
-    """It would be asked for and never seen."""
-    err = refuse("sweep", "--dry-run", *arguments)
-
-    assert message in err
-
-
 def test_the_last_number_of_either_stream_counts():
     """And zero is one: nothing was compiled again."""
     reader = reader_lib.CountReader(["traces=traced ([0-9]+)", "sent=sent ([0-9.e+]+)"])
@@ -123,12 +91,11 @@ def test_the_last_number_of_either_stream_counts():
     reader.feed(1, b"traced 9", 2)
     reader.feed(0, b"ced 0\n", 3)
     reader.feed(1, b"", 4)
-    found = {count["name"]: count for count in reader.metrics()}
 
-    assert {"traces": 9.0, "sent": 1000.0} == {
-        name: count["value"] for name, count in found.items()
+    assert {("traces", 9.0, 3), ("sent", 1000.0, 1)} == {
+        (count["name"], count["value"], count["num_examples"])
+        for count in reader.metrics()
     }
-    assert 3 == found["traces"]["num_examples"]
 
 
 def test_a_count_that_says_nothing_fails_its_trial():
@@ -143,15 +110,12 @@ def test_a_count_that_says_nothing_fails_its_trial():
 
 def test_a_program_without_counts_keeps_its_ids(make_spec):
     """Of studies that were begun before there were any."""
-    from results.records import identity
-    from results.records.models import Program
+    own = Program(command="x {replicas}", metric="throughput=(x)", unit="samples")
+    plain = make_spec(program=own)
+    counted = make_spec(program=own.model_copy(update={"counts": ("a=(x)",)}))
 
-    program = Program(command="x {replicas}", metric="throughput=(x)", unit="samples")
-    plain = make_spec(program=program)
-    counted = make_spec(program=program.model_copy(update={"counts": ("a=(x)",)}))
-
-    assert "2ce4f7c7ac4d34576006" == identity.trial_id(plain)
-    assert identity.trial_id(plain) != identity.trial_id(counted)
+    assert "2ce4f7c7ac4d34576006" == record_identity.trial_id(plain)
+    assert record_identity.trial_id(plain) != record_identity.trial_id(counted)
 
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n"
@@ -183,26 +147,19 @@ def sides(root, folder=None):
     return program_revisions.side_by_side(own, source, "HEAD", commit, print)
 
 
-def test_paths_of_both_sides_have_one_length(root):
-    """Or the stack of one side would lie elsewhere than that of the other."""
-    with sides(root) as found:
-        lengths = {len(str(folder)) for folder in found.folders.values()}
-
-    assert 2 == len(found.folders)
-    assert 1 == len(lengths)
-
-
 def test_the_present_state_is_that_of_the_working_tree(root):
     (root / "src" / "train.py").write_text("changed")
     (root / "new.txt").write_text("new")
     (root / "removed.txt").unlink()
     (root / ".gitignore").write_text("ignored\n")
-    for name in ("ignored", "a.pyc", "runs"):
-        (root / name).mkdir() if name == "runs" else (root / name).write_text(name)
-    (root / "runs" / "plan.json").write_text("{}")
+    (root / "runs").mkdir()
+    for name in ("ignored", "a.pyc", "runs/plan.json"):
+        (root / name).write_text(name)
 
     with sides(root) as found:
         here, there = found.folders[""], found.folders[found.baseline.revision]
+        # Or the stack of one side would lie elsewhere than that of the other.
+        assert len(str(here)) == len(str(there))
         assert {".gitignore", "kept.txt", "new.txt", "src"} == names_in(here)
         assert {"kept.txt", "removed.txt", "src"} == names_in(there)
         assert "changed" == (here / "src" / "train.py").read_text()
@@ -219,21 +176,16 @@ def test_the_present_state_is_that_of_the_working_tree(root):
     assert not here.exists()
     assert not there.exists()
     assert "changed" == (root / "src" / "train.py").read_text()
+    with sides(root, root / "src") as found:
+        assert {"src"} == {path.name for path in found.folders.values()}
+        assert "src" == found.program.record.folder
 
 
 def names_in(folder):
     return {path.name for path in folder.iterdir()} - {".git"}
 
 
-def test_a_command_starts_in_its_folder(root):
-    """Of each revision."""
-    with sides(root, root / "src") as found:
-        assert {"src"} == {path.name for path in found.folders.values()}
-        assert "src" == found.program.record.folder
-
-
 def test_pointers_of_lfs_are_no_files(root):
-    """Where git-lfs is not installed, they are all that a checkout has."""
     (root / ".gitattributes").write_text("*.bin filter=lfs\n")
     (root / "data.bin").write_text(POINTER)
     git(root, "add", "--all")
@@ -263,7 +215,6 @@ def test_a_submodule_that_cannot_be_fetched_is_said(root, tmp_path, monkeypatch)
 
 
 def test_too_much_that_is_not_committed_is_refused(root, monkeypatch):
-    """It would be read for every study; most of it is no source."""
     monkeypatch.setattr(identity, "MOST_CHANGED", 2)
     for number in range(3):
         (root / f"{number}.txt").touch()
@@ -273,7 +224,6 @@ def test_too_much_that_is_not_committed_is_refused(root, monkeypatch):
 
 
 def test_a_file_that_cannot_be_read_now_is_no_removed_one(root, monkeypatch):
-    """Or one failed read would make another program of the same files."""
     (root / "kept.txt").write_text("changed")
     found = identity.find_repository(root)
     number = errno.ESTALE
@@ -286,18 +236,15 @@ def test_a_file_that_cannot_be_read_now_is_no_removed_one(root, monkeypatch):
         found.changes()
     number = errno.EACCES
     assert {"kept.txt": "not readable"} == found.changes()
-
-
-def test_a_file_that_a_command_names_and_that_fails_is_one_line(tmp_path):
-    """It is opened, and then not read, by an error that has no path."""
+    monkeypatch.undo()
+    # It is opened, and then not read, by an error that has no path.
     with pytest.raises(
         PlanError, match=r"cannot read '/proc/self/mem', .*output error"
     ):
-        identity.of_program("no-such-program /proc/self/mem", tmp_path)
+        identity.of_program("no-such-program /proc/self/mem", root.parent)
 
 
 def test_a_repository_that_git_does_not_read_is_none_of_nobody(root):
-    """As one of another owner in a container; its program would have no commit."""
     (root / ".git" / "config").write_text("[core\n")
 
     message = r"git does not read the repository of .*bad config line 1.*safe.directory"
