@@ -1,175 +1,259 @@
-"""Members and programs of engines start, report and end in time, and no strangers."""
+"""How a gang ends: with its ranks, with its engine, in time, or not at all.
 
-from __future__ import annotations
+Members are real processes of a Slurm whose ``srun`` is a stand-in, or threads of the
+test, so that every order can be had.
+"""
 
 import contextlib
-import dataclasses
-import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
+import fake_slurm
 import psutil
 import pytest
+from command_words import smoke_sweep
 from hung import until
 
+from harness.cli import exit_codes
 from harness.errors import LaunchError
 from harness.launch import gang, member
-from harness.launch.gang import ClientEngine, GangPlan, MemberExits
+from harness.launch.gang import ClientEngine, Engine, GangPlan, RunningGang
+from harness.trial import rank_file
+from results.records.models import TrialStatus
+from results.store.study_store import Store
 
 LONGEST_SEC = 30.0
-
-
-def engine_client(trial_dir, code, **options):
-    return ClientEngine(
-        (sys.executable, "-S", "-c", code),
-        trial_dir=trial_dir,
-        variables={},
-        log="client.log",
-        hint="install it",
-        **{"end_by_itself_sec": LONGEST_SEC, **options},
-    )
-
-
-@pytest.mark.processes
-def test_a_client_that_reads_ends_when_it_is_to_end(tmp_path):
-    code = "import sys; print(sys.stdin.readline(), flush=True); sys.stdin.read()"
-    engine = engine_client(tmp_path, code, message=b"gang\n")
-    until(engine.output)
-
-    assert engine.poll() is None
-    engine.cancel()
-    assert 0 == engine.poll()
-    assert "gang" == engine.output().strip()
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("on_sigterm", "code"), [("SIG_DFL", -signal.SIGTERM), ("SIG_IGN", -signal.SIGKILL)]
+SWEEP = smoke_sweep(
+    "--backends=multi_worker --replicas=2 --mode=weak --repeats=1 --no-match "
+    "--budget=none --order=sequential --launcher=slurm"
 )
-def test_a_client_that_does_not_end_is_killed(tmp_path, on_sigterm, code):
-    program = (
-        f"import signal, time; signal.signal(signal.SIGTERM, signal.{on_sigterm});"
-        " print('ready', flush=True); time.sleep(60)"
-    )
-    engine = engine_client(tmp_path, program, end_by_itself_sec=0.2)
-    until(engine.output)
-    engine.cancel()
-    engine.cancel()
-
-    assert code == engine.poll()
-
-
-def test_a_client_that_cannot_be_run_is_refused(tmp_path):
-    with pytest.raises(LaunchError, match=r"cannot run /no/srun: No such .*; install"):
-        ClientEngine(
-            ("/no/srun",),
-            trial_dir=tmp_path,
-            variables=os.environ,
-            log="client.log",
-            hint="install it",
-            end_by_itself_sec=1.0,
-        )
 
 
 @pytest.fixture
-def exits():
-    with contextlib.closing(MemberExits()) as made:
-        yield made
+def sweep(harness, overrides, tmp_path, tmp_path_factory, monkeypatch):
+    """Returns a function that sweeps in an allocation of two nodes."""
+    fake_slurm.install(tmp_path_factory.mktemp("slurm"), monkeypatch)
+    monkeypatch.setenv("SLURM_JOB_ID", "42")
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")
 
-
-@pytest.fixture
-def connect(exits):
-    """Returns a function that connects a member, or a stranger with another secret."""
-
-    def run(secret=None):
-        port = exits.address.rpartition(":")[2]
-        return gang.connect(f"127.0.0.1:{port}", secret or exits.secret)
+    def run(study):
+        code, _, err = harness(*SWEEP, f"--study={study}", overrides=overrides)
+        (trial,) = Store.open(tmp_path / "runs" / study).trials()
+        folder = tmp_path / "runs" / study / "trials" / trial.trial_id
+        return code, err, trial, (folder / "stderr.log").read_text()
 
     return run
 
 
-def read(exits):
-    for _ in range(5):
-        exits.read(0.02)
+@pytest.mark.processes
+def test_a_trial_of_two_hosts_and_what_its_failure_says(sweep, monkeypatch):
+    """The fake worker asserts that it has its cores."""
+    code, err, trial, _ = sweep("good")
+
+    assert exit_codes.OK == code, err
+    assert TrialStatus.OK is trial.status.status, trial.status.failure
+    assert [0, 1] == [rank.rank for rank in trial.result.ranks]
+    monkeypatch.setenv("FAKE_BEHAVIOR", "multi_worker:2:rank1_exit3")
+    code, _, trial, said = sweep("bad")
+
+    assert exit_codes.NOTHING_MEASURED == code
+    assert "exit code 3" in trial.status.failure.reason
+    assert re.search(r"-- process 1 on \S+:\nlibfoo: cannot open shared object", said)
 
 
-def test_an_exit_is_recorded_by_place(exits, connect):
-    connection = connect()
-    gang.send(connection, member=("worker", 1), place=1, host="n1")
-    gang.send(
-        connection,
-        member=("worker", 1),
-        exit_code=3,
-        tail="no such file",
-        oom_kills=2,
-    )
-    read(exits)
+class Members(Engine):
+    """Members that send what a test says, each over a connection of its own."""
 
-    assert {1: 3} == exits.codes
-    assert {1: 2} == exits.oom_kills
-    assert ["-- process 1 on n1:\nno such file"] == exits.texts()
+    def __init__(self, made, acts, code, strangers):
+        self.code = code
+        self.num_cancels = 0
+        address, self.connections = made.variables[gang.ADDRESS_VARIABLE], []
+        self.address = f"127.0.0.1:{address.rpartition(':')[2]}"
+        for data in strangers:
+            gang.connect(self.address, "guess").sendall(data)
+        for place, act in enumerate(acts):
+            secret = made.variables[gang.SECRET_VARIABLE]
+            connection = gang.connect(self.address, secret)
+            self.connections.append(connection)
+            own = {"member": ("worker", place)}
+            gang.send(connection, **own, place=place, host=f"n{place}")
+            if act is not LOST and act is not None:
+                gang.send(connection, **own, **act)
+            if act is LOST or act == WELL:  # who has reported may go
+                connection.close()
 
+    def poll(self):
+        return self.code
 
-def test_a_lost_connection_is_the_end_of_a_member(exits, connect):
-    connection = connect()
-    gang.send(connection, member=("worker", 0), place=0, host="n0")
-    read(exits)
-    connection.close()
-    read(exits)
+    def cancel(self):
+        self.num_cancels += 1
 
-    assert {0: -signal.SIGKILL} == exits.codes
-    assert (
-        "process 0 on host 'n0' was lost: it was killed, or its host" in exits.lost[0]
-    )
-
-
-def test_an_exit_that_was_reported_is_not_a_loss(exits, connect):
-    """Members close the connection after they have reported."""
-    connection = connect()
-    gang.send(connection, member=("worker", 0), place=0, host="n0")
-    gang.send(connection, member=("worker", 0), exit_code=0, tail="")
-    connection.close()
-    read(exits)
-
-    assert {0: 0} == exits.codes
-    assert {} == exits.lost
+    def output(self):
+        return "\nsaid by the engine\n"
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b'{"secret": "guess"}\n{"exit_code": 0, "place": 0, "tail": ""}\n',
-        b"GET / HTTP/1.0\r\n\r\n",
-        b"[]\n",
-        b"\xff\n",
-        b"x" * (gang.MAX_LINE_BYTES + 10),
-    ],
-)
-def test_strangers_are_not_believed(exits, connect, data):
+def ended(code, tail="", **more):
+    return {"exit_code": code, "tail": tail, **more}
+
+
+LOST, WELL = "lost", ended(0)
+
+
+class Launcher:
+    """Starts members whose acts are known; ``code`` is that of the engine."""
+
+    def __init__(self, *acts, code=None, refusal="", strangers=()):
+        self.acts, self.code, self.refusal = acts, code, refusal
+        self.strangers = strangers
+        self.engine = None
+
+    def __call__(self, made):
+        if self.refusal:
+            raise LaunchError(self.refusal)
+        self.engine = Members(made, self.acts, self.code, self.strangers)
+        return self.engine
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Returns a function that starts two ranks and a server; writes their plan."""
+    core = min(os.sched_getaffinity(0))
+    GangPlan(
+        members=(("worker", 0), ("worker", 1), ("ps", 0)),
+        cpusets=((core,), (4095,), (core,)),
+        num_ranks=2,
+        members_per_host=1,
+        variables={"ROLES": "workers"},
+    ).write(tmp_path)
+
+    def run(launcher):
+        made = RunningGang(launcher, tmp_path, {"A": "b"}, ("python",))
+        made.start()
+        return made
+
+    return run
+
+
+BY_SIGNAL = "failed; the engine's own client ended with signal SIGTERM$"
+KILLED = r"^the connection to process 1 on host 'n1' was lost: it was killed, or its ho"
+ENDINGS = {
+    "well": (Launcher(WELL, WELL, None), 0, None),
+    "by a signal, which is the cause, and not who lost the rank": (
+        Launcher(ended(1, "lost rank 1"), ended(-signal.SIGSEGV), None),
+        -signal.SIGSEGV,
+        (1, "^$"),
+    ),
+    "by an error, and the other has a grace period": (
+        Launcher(None, ended(3), None),
+        3,
+        (1, "^$"),
+    ),
+    "by a lost connection": (
+        Launcher(ended(1), LOST, None),
+        -signal.SIGKILL,
+        (1, f"{KILLED}st failed$"),
+    ),
+    "by a lost connection, and the engine fails": (
+        Launcher(ended(1), LOST, None, code=137),
+        -signal.SIGKILL,
+        (1, f"{KILLED}st failed$"),
+    ),
+    "by a lost connection, since the engine was killed": (
+        Launcher(ended(1), LOST, None, code=-signal.SIGTERM),
+        -signal.SIGKILL,
+        (1, f"{KILLED}st {BY_SIGNAL}"),
+    ),
+    "before it began": (
+        Launcher(refusal="no partition 'gpu'"),
+        gang.REFUSED,
+        (None, r"^no partition 'gpu'$"),
+    ),
+    "since a member is refused": (
+        Launcher(None, {"refused": "node n1 lacks core 9"}, None),
+        gang.REFUSED,
+        (None, r"^node n1 lacks"),
+    ),
+    "with its engine": (
+        Launcher(None, None, None, code=137),
+        gang.REFUSED,
+        (
+            None,
+            r"^the engine ended with exit code 137 before all ranks .*: said by the",
+        ),
+    ),
+    "with an engine that says why": (
+        Launcher(None, None, None, code=gang.REFUSED),
+        gang.REFUSED,
+        (None, r"^said by the engine$"),
+    ),
+}
+
+
+@pytest.mark.parametrize("how", ENDINGS)
+def test_a_gang_ends(start, tmp_path, monkeypatch, how):
+    launcher, code, cause = ENDINGS[how]
+    monkeypatch.setattr(gang, "GRACE_SEC", 0.3)
+    monkeypatch.setattr(gang, "_SETTLE_SEC", 0.1)
+    begun = time.monotonic()
+    made = start(launcher)
+    made.wait(LONGEST_SEC)
+    assert ("grace" in how) <= (0.3 <= time.monotonic() - begun)
+    made.end()
+    made.end()
+
+    assert code == made.exit_code
+    assert (cause is None) == (made.output == ())
+    if cause is not None:
+        rank, reason = cause
+        found = rank_file.read_first_exit(tmp_path)
+        assert rank == found.rank
+        assert re.search(reason, found.reason)
+    if "not who lost the rank" in how:
+        assert "-- process 0 on n0:\nlost rank 1" in made.output
+    if launcher.engine is not None:
+        assert launcher.engine.num_cancels
+        with contextlib.suppress(ConnectionResetError):
+            assert b"" == launcher.engine.connections[2].recv(1)  # which ends it
+
+
+GUESSED = b'{"secret": "guess"}\n'
+STRANGERS = [
+    GUESSED + b'{"place": 0, "host": "n0"}\n{"exit_code": 3, "tail": ""}\n',
+    GUESSED + b'{"refused": "nothing works here"}\n',
+    b"GET / HTTP/1.0\r\n\r\n",
+    b"[]\n",
+    b"\xff\n",
+    b"x" * (gang.MAX_LINE_BYTES + 10),
+]
+
+
+def test_strangers_are_not_believed(start):
     """Anybody can connect to a port; the secret is what counts."""
-    stranger = connect(secret="guess")
-    stranger.sendall(data)
-    genuine = connect()
-    gang.send(genuine, member=("worker", 0), place=0, host="n0")
-    gang.send(genuine, member=("worker", 0), exit_code=0, tail="")
-    read(exits)
+    made = start(Launcher(WELL, None, None, strangers=STRANGERS))
+    with pytest.raises(subprocess.TimeoutExpired):
+        made.wait(0.3)
+    made.end()
 
-    assert {0: 0} == exits.codes
-    assert [] == exits.refused
+    assert made.exit_code is None  # also where a gang runs for too long
 
 
-def test_closing_ends_the_members(exits, connect):
-    """They read the end of the connection, at once."""
-    connection = connect()
-    read(exits)
-    exits.close()
-    started = time.monotonic()
+def test_reports_after_the_end_of_the_engine_count(start, monkeypatch):
+    """They can be on their way when its client has ended."""
+    monkeypatch.setattr(gang, "_SETTLE_SEC", LONGEST_SEC)
+    launcher = Launcher(WELL, None, None, code=0)
+    made = start(launcher)
+    late = launcher.engine.connections[1]
+    report = {"member": ("worker", 1), **ended(3, oom_kills=2)}
+    threading.Timer(0.3, lambda: gang.send(late, **report)).start()
+    made.wait(LONGEST_SEC)
+    made.end()
 
-    assert b"" == connection.recv(1)
-    assert time.monotonic() - started < 1
+    assert (3, 2) == (made.exit_code, made.num_oom_kills)
 
 
 def test_a_member_uses_the_address_that_its_engine_knows():
@@ -182,45 +266,18 @@ def test_a_member_uses_the_address_that_its_engine_knows():
     assert "n0:77" == gang.own_address({gang.ADDRESS_VARIABLE: "n0:77"} | by_engine)
 
 
-@pytest.fixture
-def trial_dir(tmp_path):
-    """Returns the directory of a trial of two workers, one on a core that exists."""
-    core = min(os.sched_getaffinity(0))
-    GangPlan(
-        members=(("worker", 0), ("worker", 1)),
-        cpusets=((core,), (4095,)),
-        num_ranks=2,
-        members_per_host=1,
-        variables={},
-    ).write(tmp_path)
-    return tmp_path
-
-
-def test_a_member_knows_its_place_and_cores(trial_dir):
-    assert (0, (min(os.sched_getaffinity(0)),)) == member._own(trial_dir, ("worker", 0))
-
-
-@dataclasses.dataclass(frozen=True)
-class Refusal:
-    own: tuple[str, int]
-    folder: str
-    message: str
-
-
 @pytest.mark.parametrize(
-    "refusal",
+    ("own", "folder", "message"),
     [
-        Refusal(("worker", 0), "other", r"cannot read the trial in .* --runs-dir on a"),
-        Refusal(
-            ("worker", 1), "", r"is placed on \[4095\]; ask for whole hosts .*same"
-        ),
-        Refusal(("worker", 2), "", r"started worker 2, but the trial has 2 processes"),
+        (("worker", 0), "other", r"cannot read the trial in .* --runs-dir on a"),
+        (("worker", 1), "", r"is placed on \[4095\]; ask for whole hosts .*same"),
+        (("worker", 2), "", r"started worker 2, but the trial has 3 processes"),
     ],
 )
-def test_a_member_that_cannot_run_says_why(trial_dir, refusal):
-    """In one line, with the host and what to do."""
-    with pytest.raises(LaunchError, match=refusal.message) as caught:
-        member._own(trial_dir / refusal.folder, refusal.own)
+@pytest.mark.usefixtures("start")
+def test_a_member_that_cannot_run_says_why(tmp_path, own, folder, message):
+    with pytest.raises(LaunchError, match=message) as caught:
+        member._own(tmp_path / folder, own)
 
     assert "\n" not in str(caught.value)
 
@@ -233,15 +290,6 @@ folder = pathlib.Path(sys.argv[1])
 cores = [int(sys.argv[2])]
 code = member._run(sys.argv[3:], cores, folder / "log", folder, here)
 print(code)
-"""
-SAYS_WHAT_IT_HAS = """
-import json, os
-print(json.dumps({
-    "cores": sorted(os.sched_getaffinity(0)),
-    "is_leader": os.getsid(0) == os.getpid(),
-    "tmpdir": os.environ["TMPDIR"],
-}))
-raise SystemExit(3)
 """
 WAITS_FOR_ITS_PARENT = """
 import os, sys
@@ -258,19 +306,6 @@ def start_member(folder, *command):
         stdout=subprocess.PIPE,
         text=True,
     )
-
-
-@pytest.mark.processes
-def test_a_member_starts_its_process_on_its_cores(tmp_path):
-    started = start_member(tmp_path, sys.executable, "-c", SAYS_WHAT_IT_HAS)
-    out, _ = started.communicate(timeout=60)
-
-    assert ["3"] == out.split()
-    assert {
-        "cores": [min(os.sched_getaffinity(0))],
-        "is_leader": True,
-        "tmpdir": str(tmp_path),
-    } == json.loads((tmp_path / "log").read_text())
 
 
 @pytest.mark.processes
@@ -296,3 +331,49 @@ def test_a_process_ends_with_its_member(tmp_path, number):
         process.wait(timeout=60)
 
     assert not process.is_running()
+
+
+def engine_client(trial_dir, words, **options):
+    return ClientEngine(
+        words,
+        trial_dir=trial_dir,
+        variables={},
+        log="client.log",
+        hint="install it",
+        **{"end_by_itself_sec": LONGEST_SEC, **options},
+    )
+
+
+PYTHON = (sys.executable, "-S", "-c")
+READS = "import sys; print(sys.stdin.readline(), flush=True); sys.stdin.read()"
+STAYS = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.{});"
+    " print('gang', flush=True); time.sleep(60)"
+)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("program", "options", "code"),
+    [
+        (READS, {"message": b"gang\n"}, 0),
+        (STAYS.format("SIG_DFL"), {"end_by_itself_sec": 0.2}, -signal.SIGTERM),
+        (STAYS.format("SIG_IGN"), {"end_by_itself_sec": 0.2}, -signal.SIGKILL),
+    ],
+)
+def test_the_client_of_an_engine_ends_when_it_is_to_end(
+    tmp_path, program, options, code
+):
+    engine = engine_client(tmp_path, (*PYTHON, program), **options)
+    until(engine.output)
+
+    assert engine.poll() is None
+    engine.cancel()
+    engine.cancel()
+    assert code == engine.poll()
+    assert "gang" == engine.output().strip()
+
+
+def test_a_client_that_cannot_be_run_is_refused(tmp_path):
+    with pytest.raises(LaunchError, match=r"cannot run /no/srun: No such .*; install"):
+        engine_client(tmp_path, ("/no/srun",))

@@ -14,6 +14,7 @@ from harness.errors import PlanError
 from harness.launch import catalog
 from harness.launch.jobset import PodOptions, parse_template
 from harness.launch.launcher import Job
+from replicator.cluster import environment
 
 SCHEMA = json.loads(
     (pathlib.Path(__file__).parent / "data" / "jobset-v0.9.1.schema.json").read_text()
@@ -21,88 +22,72 @@ SCHEMA = json.loads(
 # Made once: the schema itself takes a tenth of a second to check.
 VALIDATOR = validator_for(SCHEMA)(SCHEMA)
 IMAGE = "registry.example.com:5000/team/replicator:1.0"
+STUDIES = template(claim="studies", secret="hub-token")
 
 
-PLAIN = {"spec": {"containers": [{"name": "harness", "image": IMAGE}]}}
-LIMITS = {"resources": {"limits": {"memory": "64Gi"}}}
-LIMITED = {"spec": {"containers": [{"name": "harness", "image": IMAGE, **LIMITS}]}}
-
-
-STUDIES = template(claim="studies")
+def pod_of_one(image=IMAGE, **fields):
+    return {"spec": {"containers": [{"name": "harness", "image": image}], **fields}}
 
 
 def parsed(
-    command=("python", "train.py"),
-    workers=4,
-    gpus=2,
-    cores=None,
-    directory="/opt/project",
-    pod_template=PLAIN,
+    command=("python", "train.py"), *, directory=".", pod_template=None, **fields
 ):
     """The manifest as Kubernetes reads it, after the check against the schema."""
     job = Job(
         name="study",
         command=command,
-        workers=workers,
-        gpus_per_worker=gpus,
-        cores_per_worker=cores,
         directory=directory,
+        **{"workers": 4, "gpus_per_worker": 2} | fields,
     )
-    own = PodOptions(pod_template=pod_template)
+    own = PodOptions(pod_template=pod_template or pod_of_one())
     (text,) = catalog.info("jobset").render(job, own).values()
     manifest = yaml.safe_load(text)
     VALIDATOR.validate(manifest)
     return manifest
 
 
-def pod_of(manifest):
-    """The pod of the only replicated job."""
+def job_of(manifest):
     (replicated,) = manifest["spec"]["replicatedJobs"]
-    return replicated["template"]["spec"]["template"]["spec"]
+    return replicated["template"]["spec"]
 
 
-def test_every_worker_has_a_pod_and_its_gpus():
+def container_of(manifest):
+    (container,) = job_of(manifest)["template"]["spec"]["containers"]
+    return container
+
+
+def test_every_worker_has_a_pod_its_gpus_and_one_start():
     """W pods on W machines; GPUs are limits, since Kubernetes never shares them."""
-    manifest = parsed(cores=8, pod_template=LIMITED)
-    (replicated,) = manifest["spec"]["replicatedJobs"]
-    spec = replicated["template"]["spec"]
-    (container,) = pod_of(manifest)["containers"]
-
-    assert (4, 4, "Indexed", 0) == (
-        spec["completions"],
-        spec["parallelism"],
-        spec["completionMode"],
-        spec["backoffLimit"],
-    )
-    assert {"nvidia.com/gpu": "2", "cpu": "8", "memory": "64Gi"} == container[
-        "resources"
-    ]["limits"]
-    assert "/opt/project" == container["workingDir"]
-    (rule,) = pod_of(manifest)["affinity"]["podAntiAffinity"][
+    own = pod_of_one(activeDeadlineSeconds=600)
+    own["spec"]["containers"][0]["resources"] = {"limits": {"memory": "64Gi"}}
+    manifest = parsed(directory="/opt/project", cores_per_worker=8, pod_template=own)
+    job = job_of(manifest)
+    pod = job["template"]["spec"]
+    (rule,) = pod["affinity"]["podAntiAffinity"][
         "requiredDuringSchedulingIgnoredDuringExecution"
     ]
+
+    assert {
+        "completions": 4,
+        "parallelism": 4,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+        "activeDeadlineSeconds": 600,
+    }.items() <= job.items()
+    assert {"nvidia.com/gpu": "2", "cpu": "8", "memory": "64Gi"} == (
+        container_of(manifest)["resources"]["limits"]
+    )
+    assert "/opt/project" == container_of(manifest)["workingDir"]
     assert "kubernetes.io/hostname" == rule["topologyKey"]
-
-
-LIMIT = {"activeDeadlineSeconds": 600}
-
-
-def test_time_and_restarts_are_bounded():
-    manifest = parsed(pod_template={"spec": {**PLAIN["spec"], **LIMIT}})
-    (replicated,) = manifest["spec"]["replicatedJobs"]
-
-    assert 600 == replicated["template"]["spec"]["activeDeadlineSeconds"]
     assert 0 == manifest["spec"]["failurePolicy"]["maxRestarts"]
-    assert "Never" == pod_of(manifest)["restartPolicy"]
+    assert "Never" == pod["restartPolicy"]
 
 
 def test_pods_find_each_other():
     """The variables of the manifest and of Kubernetes describe the same cluster."""
-    from replicator.cluster import environment
-
     manifest = parsed()
     (replicated,) = manifest["spec"]["replicatedJobs"]
-    (container,) = pod_of(manifest)["containers"]
+    container = container_of(manifest)
     configs = [
         environment.detect(
             {variable["name"]: variable["value"] for variable in container["env"]}
@@ -124,10 +109,10 @@ def test_pods_find_each_other():
 @pytest.mark.parametrize("gpus", [0, 1, 8])
 def test_any_number_of_gpus_is_valid(gpus):
     """Without GPUs nothing is requested; several share memory through /dev/shm."""
-    pod = pod_of(parsed(gpus=gpus, workers=1))
-    (container,) = pod["containers"]
+    manifest = parsed(gpus_per_worker=gpus, workers=1)
+    pod = job_of(manifest)["template"]["spec"]
 
-    assert bool(gpus) == ("resources" in container)
+    assert bool(gpus) == ("resources" in container_of(manifest))
     assert (gpus > 1) == ("volumes" in pod)
     assert "affinity" not in pod
 
@@ -145,7 +130,7 @@ def test_commands_arrive_as_they_were_given(command):
 
     Its own expansion would change most of the words of the example.
     """
-    (container,) = pod_of(parsed(command=tuple(command)))["containers"]
+    container = container_of(parsed(command=tuple(command)))
 
     assert list(command) == [
         expanded(word, {"HOME": "/root"}) for word in container["command"]
@@ -153,29 +138,23 @@ def test_commands_arrive_as_they_were_given(command):
 
 
 @pytest.mark.parametrize(
-    ("directory", "expected", "runs"),
+    ("directory", "folder", "runs"),
     [
         ("/opt/project", "/opt/project", "/opt/project/runs"),
         (".", None, "/srv/harness/runs"),
     ],
 )
-def test_studies_are_on_a_claim(directory, expected, runs):
+def test_studies_are_on_a_claim_and_secrets_are_named(directory, folder, runs):
     """Records outlive the pod; the image's own folder is that of this project's."""
-    pod = pod_of(parsed(directory=directory, pod_template=STUDIES, gpus=0))
-    (container,) = pod["containers"]
+    manifest = parsed(directory=directory, pod_template=STUDIES, gpus_per_worker=0)
+    container, pod = container_of(manifest), job_of(manifest)["template"]["spec"]
 
-    assert expected == container.get("workingDir")
+    assert folder == container.get("workingDir")
     assert [{"name": "runs", "mountPath": runs}] == container["volumeMounts"]
+    assert [{"secretRef": {"name": "hub-token"}}] == container["envFrom"]
     (volume,) = pod["volumes"]
     assert {"claimName": "studies"} == volume["persistentVolumeClaim"]
     assert {"fsGroup": 1000} == pod["securityContext"]
-
-
-def test_secrets_are_named_and_not_written():
-    own = template(claim="studies", secret="hub-token")
-    (container,) = pod_of(parsed(pod_template=own))["containers"]
-
-    assert [{"secretRef": {"name": "hub-token"}}] == container["envFrom"]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +165,6 @@ def test_secrets_are_named_and_not_written():
     ],
 )
 def test_a_sweep_without_a_claim_is_refused(command):
-    """Its records would end with the pod."""
     with pytest.raises(
         PlanError, match=r"requires --pod-template with .* records would end .*pvc"
     ):
@@ -194,52 +172,35 @@ def test_a_sweep_without_a_claim_is_refused(command):
     assert parsed(command=command, pod_template=STUDIES)
 
 
+def all_in(part, whole):
+    if isinstance(part, dict):
+        return all(name in whole and all_in(part[name], whole[name]) for name in part)
+    if isinstance(part, list) and all(isinstance(one, dict) for one in part):
+        return all(any(all_in(one, other) for other in whole) for one in part)
+    return part == whole
+
+
 @settings(max_examples=25, deadline=None)
 @given(
+    image=st.sampled_from(
+        [IMAGE, "replicator", "team/replicator:1.0", f"ghcr.io/a@sha256:{'0' * 64}"]
+    ),
     labels=st.dictionaries(st.text("abc"), st.text("xyz")),
     tolerations=st.lists(st.builds(lambda key: {"key": key}, st.text("abc"))),
     variables=st.dictionaries(st.text("ABC", min_size=1), st.text(), max_size=3),
 )
-def test_a_template_adds_and_takes_nothing_away(labels, tolerations, variables):
+def test_a_template_adds_and_takes_nothing_away(
+    tmp_path_factory, image, labels, tolerations, variables
+):
     """All that is set without it is there, and all of it besides."""
-
-    def all_in(part, whole):
-        if isinstance(part, dict):
-            return all(
-                name in whole and all_in(part[name], whole[name]) for name in part
-            )
-        if isinstance(part, list) and all(isinstance(one, dict) for one in part):
-            return all(any(all_in(one, other) for other in whole) for one in part)
-        return part == whole
-
+    own = pod_of_one(image, tolerations=tolerations) | {"metadata": {"labels": labels}}
     env = [{"name": name, "value": value} for name, value in variables.items()]
-    own = {
-        "metadata": {"labels": labels},
-        "spec": {
-            "tolerations": tolerations,
-            "containers": [{"name": "harness", "image": IMAGE, "env": env}],
-        },
-    }
-    made = parsed(pod_template=own)
-    (replicated,) = made["spec"]["replicatedJobs"]
+    own["spec"]["containers"][0]["env"] = env
+    path = tmp_path_factory.mktemp("template") / "pod.yaml"
+    path.write_text(json.dumps(own))
+    made = parsed(pod_template=parse_template(str(path), what="--pod-template"))
     own["spec"]["containers"][0]["name"] = "worker"
+    usual = parsed(pod_template=pod_of_one(image))
 
-    assert all_in(parsed(), made)
-    assert all_in(own, replicated["template"]["spec"]["template"])
-
-
-@pytest.mark.parametrize(
-    "image",
-    [
-        "replicator",
-        "team/replicator:1.0",
-        "ghcr.io/team/replicator@sha256:" + "0" * 64,
-        IMAGE,
-    ],
-)
-def test_names_of_images_are_accepted(image, tmp_path):
-    content = {"spec": {"containers": [{"name": "harness", "image": image}]}}
-    (tmp_path / "pod.yaml").write_text(json.dumps(content))
-    found = parse_template(str(tmp_path / "pod.yaml"), what="--pod-template")
-
-    assert image == PodOptions(pod_template=found).image
+    assert all_in(usual, made)
+    assert all_in(own, job_of(made)["template"])

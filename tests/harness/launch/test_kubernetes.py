@@ -12,12 +12,14 @@ import kubernetes_api
 import kubernetes_rules
 import pytest
 import synthetic_trial
+import yaml
 from hung import until
 
 from harness.cli import exit_codes
 from harness.errors import LaunchError, PlanError
 from harness.launch import catalog, kubernetes
 from harness.launch.gang import Gang
+from harness.launch.jobset import parse_template
 from harness.launch.kubernetes import KubernetesOptions
 from harness.launch.launcher import HOSTS_VARIABLE, Job
 from harness.run.trial_runner import run_trial
@@ -59,7 +61,6 @@ def harness(harness, monkeypatch):
 
 
 def write_template(folder, **fields):
-    """Writes the template that ``ASKED`` names; JSON is YAML."""
     content = json.dumps(kubernetes_rules.template(**fields))
     (folder / "pod.yaml").write_text(content)
 
@@ -91,18 +92,14 @@ def job_of(options, **fields):
     job = Job(name="s", command=(sys.executable, "-m", "harness", "sweep"), **fields)
     made = kubernetes.of_sweep(job, options, "runs")
     assert [] == kubernetes_rules.problems("jobs", made)
-    return made
-
-
-def pod_of(made):
-    pod = made["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    return pod, container
+    return made["spec"], made["spec"]["template"]["spec"]
 
 
 def test_a_job_has_the_claim_the_secret_and_the_gpus():
+    """The time limit of the pod would be that of one that is replaced."""
     options = options_of(claim="studies", secret="hub", account="sweeper")
-    pod, container = pod_of(job_of(options, gpus_per_worker=8))
+    job, pod = job_of(options, gpus_per_worker=8)
+    (container,) = pod["containers"]
 
     assert {"nvidia.com/gpu": "8"} == container["resources"]["limits"]
     assert [{"secretRef": {"name": "hub"}}] == container["envFrom"]
@@ -113,6 +110,11 @@ def test_a_job_has_the_claim_the_secret_and_the_gpus():
     assert {"claimName": "studies"} == claim
     assert "sweeper" == pod["serviceAccountName"]
     assert ["python", "-m", "harness", "sweep"] == container["command"]
+    assert 24 * 3600 == job["activeDeadlineSeconds"]
+    options.pod_template["spec"]["activeDeadlineSeconds"] = 600
+    job, pod = job_of(options)
+    assert 600 == job["activeDeadlineSeconds"]
+    assert "activeDeadlineSeconds" not in pod
 
 
 @needs_kubectl
@@ -145,7 +147,6 @@ def test_a_sweep_runs_in_its_pod_and_survives_an_eviction(
 @needs_kubectl
 @pytest.mark.processes
 def test_a_sweep_that_fails_is_not_started_again(server, harness, sweep, tmp_path):
-    """Its exit code is the answer, not a reason for another pod."""
     (tmp_path / "bench.py").write_text("raise SystemExit(3)")
     job = harness(*sweep)[1].strip()
     until(lambda: conditions_of(server, job), "the end of the job")
@@ -209,18 +210,6 @@ def test_what_a_pod_needs_is_asked_for(harness, sweep, tmp_path, left_out, messa
     assert message in err
 
 
-def test_the_time_limit_of_a_template_is_the_limit_of_the_job():
-    """Of the pod it would be the end of one that is replaced; a day without any."""
-    options = options_of(claim="studies")
-    options.pod_template["spec"]["activeDeadlineSeconds"] = 600
-    made = job_of(options)
-
-    assert 600 == made["spec"]["activeDeadlineSeconds"]
-    assert "activeDeadlineSeconds" not in pod_of(made)[0]
-    usual = job_of(options_of(claim="studies"))
-    assert 24 * 3600 == usual["spec"]["activeDeadlineSeconds"]
-
-
 def test_without_kubectl_the_message_says_so(refuse, sweep, monkeypatch, tmp_path):
     (tmp_path / "bin").mkdir()
     for program in ("git", "python3"):
@@ -231,25 +220,20 @@ def test_without_kubectl_the_message_says_so(refuse, sweep, monkeypatch, tmp_pat
     assert "'kubectl' is not in PATH; run the command where it is" in err
 
 
-def test_gangs_start_in_the_pod_of_a_sweep_only():
-    """Elsewhere nothing could reach the harness."""
+def test_gangs_start_in_the_pod_of_a_sweep_only_and_a_pod_runs_one_process(make_spec):
+    options = KubernetesOptions(nodes=2)
     with pytest.raises(PlanError, match=r"this process is in no pod of a sweep .*REPL"):
-        catalog.info("kubernetes").start(KubernetesOptions(nodes=2))
-
-
-def test_a_pod_runs_one_process(make_spec):
-    launcher = kubernetes.KubernetesLauncher(KubernetesOptions(nodes=2))
+        catalog.info("kubernetes").start(options)
     spec = make_spec(
         backend="multi_worker",
         num_replicas=4,
         global_batch_size=16,
         variables={HOSTS_VARIABLE: "2"},
     )
-
     with pytest.raises(
         PlanError, match=r"has 4 processes, and a pod runs one; use --n"
     ):
-        launcher.check([spec])
+        kubernetes.KubernetesLauncher(options).check([spec])
 
 
 @pytest.fixture
@@ -284,31 +268,32 @@ def test_a_trial_is_a_jobset_of_two_pods(server, store, make_spec, settings):
     assert [] == [pod.name for pod in server.pods if pod.process.poll() is None]
 
 
+def gang_of(folder, *command, **variables):
+    return Gang(
+        trial_dir=folder,
+        members=(("worker", 0), ("worker", 1)),
+        members_per_host=1,
+        command=command,
+        variables={**variables, "REPLICATOR_HARNESS_GANG": "host:4711"},
+    )
+
+
 @needs_kubectl
 @pytest.mark.processes
 @pytest.mark.usefixtures("in_pod")
 def test_variables_of_a_gang_are_in_a_secret(server, tmp_path):
     """Whoever may read pods sees its name only; it ends with the pod of the sweep."""
-    gang = Gang(
-        trial_dir=tmp_path,
-        members=(("worker", 0), ("worker", 1)),
-        members_per_host=1,
-        command=(sys.executable, "-c", "print('said'); raise SystemExit(3)"),
-        variables={**os.environ, "REPLICATOR_HARNESS_GANG": "host:4711"},
-    )
+    program = "print('said'); raise SystemExit(3)"
+    gang = gang_of(tmp_path, sys.executable, "-c", program, **os.environ)
     engine = kubernetes.GangSet(gang, OPTIONS, os.environ)
-    (jobset,) = (
-        made for (kind, _), made in server.objects.items() if kind == "jobsets"
-    )
-    (secret,) = (
-        made for (kind, _), made in server.objects.items() if kind == "secrets"
-    )
+    made = {kind: one for (kind, _), one in server.objects.items()}
+    secret = made["secrets"]["stringData"]
 
-    assert "not-for-everybody" not in json.dumps(jobset)
-    assert "not-for-everybody" == secret["stringData"]["A_TOKEN"]
-    assert "127.0.0.1:4711" == secret["stringData"]["REPLICATOR_HARNESS_GANG"]
-    for made in (jobset, secret):
-        (owner,) = made["metadata"]["ownerReferences"]
+    assert "not-for-everybody" not in json.dumps(made["jobsets"])
+    assert "not-for-everybody" == secret["A_TOKEN"]
+    assert "127.0.0.1:4711" == secret["REPLICATOR_HARNESS_GANG"]
+    for kind in ("jobsets", "secrets"):
+        (owner,) = made[kind]["metadata"]["ownerReferences"]
         assert ("Pod", "s-1", "0000-1") == (owner["kind"], owner["name"], owner["uid"])
     until(lambda: engine.poll() is not None, "the end of the gang")
     assert 1 == engine.poll()
@@ -318,8 +303,35 @@ def test_variables_of_a_gang_are_in_a_secret(server, tmp_path):
     assert {"persistentvolumeclaims"} == {kind for kind, _ in server.objects}
 
 
+@needs_kubectl
+@pytest.mark.usefixtures("in_pod")
+def test_a_refused_gang_leaves_no_secret(server, tmp_path, monkeypatch):
+    """As on a cluster that has no JobSets."""
+    monkeypatch.delitem(kubernetes_rules.KINDS, "jobsets")
+
+    with pytest.raises(LaunchError, match=r"kubectl create is refused: .*NotFound"):
+        kubernetes.GangSet(gang_of(tmp_path, "true"), OPTIONS, os.environ)
+    assert {"persistentvolumeclaims"} == {kind for kind, _ in server.objects}
+
+
+@needs_kubectl
+def test_the_documented_template_is_one(server, harness, tmp_path):
+    """Of a sweep, and of a gang, whose manifest the server accepts."""
+    page = Path(__file__).resolve().parents[3] / "docs" / "clusters.md"
+    (template,) = re.findall("```yaml\n(.*?)```", page.read_text(), re.DOTALL)
+    (tmp_path / "pod.yaml").write_text(template)
+    gang = ("--launcher=jobset", "--pod-template=pod.yaml", "--workers=4", "--name=g")
+    code, out, err = harness("launch", "render", *gang, "--", "python", "train.py")
+    assert 0 == code, err
+    made = yaml.safe_load((tmp_path / out.strip()).read_text())
+    created = kubernetes.create(kubernetes.JOBSETS.format("team"), made, "dryRun=All")
+
+    assert "g" == created["metadata"]["name"]
+    found = parse_template("pod.yaml", what="--pod-template")
+    assert job_of(KubernetesOptions(pod_template=found))
+
+
 def test_why_a_pod_waits_is_said():
-    """No host has room; an image cannot be pulled."""
     status = {
         "conditions": [
             {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
@@ -330,21 +342,3 @@ def test_why_a_pod_waits_is_said():
     assert ["Unschedulable", "ErrImagePull"] == [
         one["reason"] for one in kubernetes._waiting(status)
     ]
-
-
-@needs_kubectl
-@pytest.mark.usefixtures("in_pod")
-def test_a_refused_gang_leaves_no_secret(server, tmp_path, monkeypatch):
-    """The JobSet is refused, for example since the cluster has none."""
-    monkeypatch.delitem(kubernetes_rules.KINDS, "jobsets")
-    gang = Gang(
-        trial_dir=tmp_path,
-        members=(("worker", 0),),
-        members_per_host=1,
-        command=("true",),
-        variables={"REPLICATOR_HARNESS_GANG": "host:4711"},
-    )
-
-    with pytest.raises(LaunchError, match=r"kubectl create is refused: .*NotFound"):
-        kubernetes.GangSet(gang, OPTIONS, os.environ)
-    assert {"persistentvolumeclaims"} == {kind for kind, _ in server.objects}

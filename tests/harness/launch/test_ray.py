@@ -1,5 +1,6 @@
 """What a gang needs of a Ray cluster, and gangs on a real one of two nodes here."""
 
+import concurrent.futures
 import dataclasses
 import importlib.util
 import json
@@ -8,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 import types
 from pathlib import Path
@@ -20,9 +20,8 @@ from hung import until
 
 from harness.cli import exit_codes
 from harness.errors import LaunchError
-from harness.launch import ray_cluster
+from harness.launch import catalog, ray_cluster
 from harness.launch.launcher import HOSTS_VARIABLE
-from harness.launch.ray import RayLauncher
 from harness.launch.ray_cluster import RayHost, bundle_of
 from harness.run import aggregate
 from harness.run.trial_runner import run_trial
@@ -39,7 +38,6 @@ def hosts_of_sizes(*sizes):
 
 
 def test_without_ray_the_message_says_what_to_install(monkeypatch):
-    """On this host, and on the others."""
     monkeypatch.setitem(sys.modules, "ray", None)
 
     with pytest.raises(
@@ -68,29 +66,7 @@ def test_a_token_is_where_ray_looks_for_it(tmp_path, monkeypatch, given, expecte
     assert (given != {"RAY_AUTH_TOKEN_PATH": "missing"}) == ray_cluster.has_token(given)
 
 
-@pytest.mark.parametrize(
-    ("variables", "message"),
-    [
-        (
-            {},
-            r"not authorized by the Ray cluster at 'a:1': it asks for a token, and th",
-        ),
-        ({"RAY_AUTH_TOKEN": "x", "RAY_AUTH_MODE": "disabled"}, r"MODE is 'disabled'"),
-        ({"RAY_AUTH_TOKEN": "x"}, r"its token is another one .*copy ~/.ray/auth_tok"),
-    ],
-)
-def test_a_cluster_that_asks_for_a_token_is_named(
-    tmp_path, monkeypatch, variables, message
-):
-    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
-        # Also removes what is set below.
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv(ray_cluster.ADDRESS_VARIABLE, "a:1")
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-
+def test_a_token_that_is_not_shown_is_named(monkeypatch):
     class RayError(Exception):
         pass
 
@@ -101,8 +77,10 @@ def test_a_cluster_that_asks_for_a_token_is_named(
         init=init, exceptions=types.SimpleNamespace(RayError=RayError)
     )
     monkeypatch.setitem(sys.modules, "ray", stand_in)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "x")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
 
-    with pytest.raises(LaunchError, match=message):
+    with pytest.raises(LaunchError, match=r"RAY_AUTH_MODE is 'disabled'"):
         ray_cluster.connect()
 
 
@@ -114,7 +92,6 @@ def test_a_bundle_is_a_whole_host():
 
 @pytest.mark.parametrize("sizes", [[], [(8, 0)], [(8, 0), (0, 0)]])
 def test_a_cluster_smaller_than_the_trial_is_refused(sizes):
-    """It would wait forever."""
     with pytest.raises(
         LaunchError,
         match=r"a gang on 2 hosts needs as many, but the Ray cluster has [01] with"
@@ -124,7 +101,6 @@ def test_a_cluster_smaller_than_the_trial_is_refused(sizes):
 
 
 def test_hosts_that_have_not_joined_are_an_error():
-    """A sweep on fewer would be another study."""
     with pytest.raises(
         LaunchError, match=r"has 1 of 2 hosts \(10\.0\.0\.1\); join the others with"
     ):
@@ -157,14 +133,6 @@ needs_ray = pytest.mark.skipif(
 )
 PROBE = Path(__file__).with_name("gang_probe.py")
 LONGEST_SEC = 120.0
-CONNECT = """
-from harness.errors import LaunchError
-from harness.launch import ray_cluster
-try:
-    ray_cluster.connect()
-except LaunchError as error:
-    print(error)
-"""
 TOKEN = "0123456789abcdef" * 4
 
 
@@ -198,7 +166,9 @@ def cluster(request):
 
 @pytest.fixture
 def on_ray(cluster, settings):
-    return dataclasses.replace(settings, launcher=RayLauncher(), timeout_sec=90.0)
+    return dataclasses.replace(
+        settings, launcher=catalog.start("ray"), timeout_sec=90.0
+    )
 
 
 @pytest.fixture
@@ -219,11 +189,17 @@ def marked(trial_dir):
 @needs_ray
 @pytest.mark.processes
 @pytest.mark.usefixtures("cluster")
-def test_two_nodes_come_up():
-    hosts = RayLauncher().hosts
+def test_two_nodes_come_up_and_see_the_folder_of_studies(tmp_path, monkeypatch):
+    """Nothing is left where studies are, nor where temporary files are."""
+    hosts = catalog.start("ray").hosts
 
     assert [(1, 0), (1, 0)] == [(host.num_cores, host.num_gpus) for host in hosts]
     assert 2 == len({host.node_id for host in hosts})
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    catalog.start("ray").check_folder(tmp_path / "runs" / "study")
+    assert [temporary] == list(tmp_path.rglob("*"))
 
 
 @needs_ray
@@ -234,21 +210,18 @@ def test_two_nodes_come_up():
     [("", "it asks for a token"), (TOKEN[::-1], "its token is another one")],
 )
 def test_who_has_not_the_token_of_a_cluster_is_told_so(request, tmp_path, token, said):
-    """Ray itself says only that nobody responds, or less."""
     if "open" in request.node.name:
         pytest.skip("this cluster asks for no token")
     environ = {
         "HOME": str(tmp_path),
         "RAY_AUTH_TOKEN": token,
+        "RAY_AUTH_MODE": "token" if token else "disabled",
         "RAY_gcs_server_port_wait_time_s": "1",  # tries once
     }
     done = subprocess.run(
-        [sys.executable, "-c", CONNECT],
-        env={
-            **os.environ,
-            **environ,
-            "RAY_AUTH_MODE": "token" if token else "disabled",
-        },
+        [sys.executable, "-m", "harness.launch.ray_cluster"],
+        env={**os.environ, **environ},
+        cwd=PROBE.parents[3],
         capture_output=True,
         text=True,
         timeout=LONGEST_SEC,
@@ -290,23 +263,9 @@ def test_gangs_are_spread_over_the_nodes_one_after_the_other(
     # The probe measures nothing, so no file of a rank is late.
     monkeypatch.setattr(aggregate, "LATE_SEC", 0.0)
     trials = [planned(seed=1), planned(seed=2)]
-    threads = [
-        threading.Thread(
-            target=run_trial,
-            args=(
-                store,
-                trial,
-                dataclasses.replace(
-                    on_ray, worker_command=(sys.executable, str(PROBE))
-                ),
-            ),
-        )
-        for trial in trials
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONGEST_SEC)
+    probing = dataclasses.replace(on_ray, worker_command=(sys.executable, str(PROBE)))
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        [*_] = pool.map(lambda trial: run_trial(store, trial, probing), trials)
     gangs = []
     for trial in trials:
         trial_dir = store.trial_dir(trial.trial_id)
@@ -328,28 +287,15 @@ def test_gangs_are_spread_over_the_nodes_one_after_the_other(
 
 @needs_ray
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("behavior", "expected", "reason"),
-    [
-        # As on one host: who sent the signal is not known.
-        ("sigkill", TrialStatus.FAILED, r"out-of-memory kill"),
-        pytest.param("segv", TrialStatus.FAILED, r"SIGSEGV", marks=pytest.mark.full),
-        pytest.param(
-            "exit3", TrialStatus.FAILED, r"exit code 3", marks=pytest.mark.full
-        ),
-    ],
-)
-def test_a_killed_rank_is_the_cause(
-    store, planned, on_ray, monkeypatch, behavior, expected, reason
-):
-    """The failure says how rank 1 ended, within the time, and nothing is left."""
-    monkeypatch.setenv("FAKE_BEHAVIOR", f"multi_worker:2:rank1_{behavior}")
+def test_a_killed_rank_is_the_cause(store, planned, on_ray, monkeypatch):
+    """As on one host: who sent the signal is not known. Nothing is left."""
+    monkeypatch.setenv("FAKE_BEHAVIOR", "multi_worker:2:rank1_sigkill")
     trial = planned(seed=30)
     start = time.monotonic()
     status = run_trial(store, trial, on_ray)
 
-    assert expected is status.status
-    assert re.search(reason, status.failure.reason)
+    assert TrialStatus.FAILED is status.status
+    assert "out-of-memory kill" in status.failure.reason
     assert time.monotonic() - start < LONGEST_SEC
     assert [] == marked(store.trial_dir(trial.trial_id))
 
@@ -398,21 +344,4 @@ def test_a_cluster_that_does_not_respond_is_named(monkeypatch):
         match=r"--launcher ray: .*Ray cluster at '127\.0\.0\.1:1'.*; start one with "
         r"'ray start --head'",
     ):
-        _ = RayLauncher().num_hosts
-
-
-@needs_ray
-@pytest.mark.processes
-@pytest.mark.usefixtures("cluster")
-def test_a_folder_that_all_hosts_see_is_accepted(tmp_path, monkeypatch):
-    """Each is asked, also for one that does not exist yet; nothing is left there.
-
-    Nor where temporary files are.
-    """
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    RayLauncher().check_folder(tmp_path / "runs" / "study")
-
-    assert [temporary] == list(tmp_path.iterdir())
-    assert [] == list(temporary.iterdir())
+        _ = catalog.start("ray").num_hosts

@@ -9,9 +9,6 @@ import pytest
 from command_words import overridden
 from kubernetes_rules import template
 
-from harness.launch import slurm
-from harness.launch.launcher import Job
-
 PROGRAM = ("python", "train.py", "--text", "a b")
 IMAGE = "--pod-template=../image.yaml"
 CHECK = "python -m harness.launch.ray_cluster 2"
@@ -54,22 +51,29 @@ def test_a_file_is_written_and_named(harness, tmp_path, launcher, options, name,
     assert "mine" == (tmp_path / "files" / name).read_text()
 
 
-@pytest.mark.parametrize("launcher", ["slurm", "ray", "jobset"])
-def test_what_a_driver_compiles_for_gpus_is_kept(harness, tmp_path, launcher):
+@pytest.mark.parametrize(
+    ("launcher", "options", "place"),
+    [
+        ("slurm", [], "$HOME/.nv/ComputeCache"),
+        ("ray", [], "$HOME/.nv/ComputeCache"),
+        ("jobset", ["--pod-template=pod.yaml"], "/srv/harness/runs/.cuda-cache"),
+    ],
+)
+def test_what_a_driver_compiles_for_gpus_is_kept(
+    harness, tmp_path, launcher, options, place
+):
     (tmp_path / "pod.yaml").write_text(json.dumps(template(claim="studies")))
-    options = ["--pod-template=pod.yaml"] if launcher == "jobset" else []
-    names = ("CUDA_CACHE_PATH", "CUDA_CACHE_MAXSIZE", "4294967296")
     for gpus in (0, 4):
         asked = (f"--name=of-{gpus}", "--workers=2", f"--gpus-per-worker={gpus}")
         code, out, err = render(harness, launcher, *asked, *options)
         assert 0 == code, err
         text = (tmp_path / out.strip()).read_text()
-        assert [bool(gpus)] * 3 == [name in text for name in names]
-    place = "/srv/harness/runs/.cuda-cache" if options else "$HOME/.nv/ComputeCache"
-    assert place in text
+        for part in ("CUDA_CACHE_PATH", "CUDA_CACHE_MAXSIZE", "4294967296", place):
+            assert bool(gpus) == (part in text)
 
 
 CANNOT_RUN = [
+    ("slurm", (), r"no command to run; write it after '--', for example"),
     ("slum", (), r"unknown launcher 'slum'; known are local, slurm.*did you mean"),
     ("local", (), r"--launcher local writes no files: its trials are started by"),
     ("slurm", ("--replicas=3",), r"makes 8 replicas, not --replicas 3; choose"),
@@ -108,8 +112,9 @@ CANNOT_RUN = [
 def test_what_cannot_run_is_refused_in_one_line(
     harness, written, launcher, options, message
 ):
+    command = () if "no command" in message else PROGRAM
     gang = overridden(("--workers=4", "--gpus-per-worker=2"), *options)
-    code, out, err = render(harness, launcher, *gang)
+    code, out, err = render(harness, launcher, *gang, command=command)
 
     assert (2, "") == (code, out)
     assert 1 == err.count("\n")
@@ -117,64 +122,45 @@ def test_what_cannot_run_is_refused_in_one_line(
     assert [] == written()
 
 
-def test_a_command_is_needed(harness):
-    code, _, err = render(harness, "slurm", command=())
-
-    assert 2 == code
-    assert "no command to run; write it after '--', for example" in err
+def with_container(fields, more=""):
+    return f"spec: {{{more}containers: [{{name: harness, {fields}}}]}}"
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "does not exist"),
-        ("", "the keys at its top are 'metadata' and 'spec'"),
-        ("a: [", "while parsing a flow node"),
-        ("kind: Pod\nspec: {}", "the keys at its top are 'metadata' and 'spec'"),
-        ("spec: []", "spec is no mapping"),
-        ("spec: {at: 2026-01-01}", "not JSON serializable"),
-        ("spec: {volumes: [runs]}", "spec.volumes is no list of mappings that"),
-        ("metadata: {namespace: A b}", "metadata.namespace 'A b' is not the name"),
-        ("spec: {containers: [{name: other}]}", "its containers are ['other']"),
-        (
-            "spec: {containers: [{name: harness, args: [a]}]}",
-            "'harness' has args, and its command is what is measured",
-        ),
-        (
-            "spec: {containers: [{name: harness, image: A b}]}",
-            "its image 'A b' is not ",
-        ),
-        ("spec: {containers: [{name: harness, image: 'x:'}]}", "its image 'x:' is not"),
-        (
-            "spec: {containers: [{name: harness, image: 1}]}",
-            "its image 1 is not the na",
-        ),
-        ("spec: {activeDeadlineSeconds: 1h}", "'1h' is not a whole number of seconds"),
-        ("spec: {activeDeadlineSeconds: true}", "True is not a whole number of second"),
-        (
-            "spec: {activeDeadlineSeconds: 0}",
-            "0 is not a whole number of seconds above",
-        ),
-        (
-            "spec: {restartPolicy: Always, containers: [{name: harness, image: a}]}",
-            "its spec.restartPolicy is 'Always', and 'N",
-        ),
-        (
-            (
-                "spec: {volumes: [{name: runs}], containers: [{name: harness, image: a,"
-                " volumeMounts: [{name: runs, mountPath: /a}]}]}"
-            ),
-            "spec.containers.worker.volumeMounts.runs is {'name': 'runs', 'mountPath':",
-        ),
-        (
-            (
-                "spec: {containers: [{name: harness, image: a, env:"
-                " [{name: REPLICATOR_PORT, valueFrom: {}}]}]}"
-            ),
-            "env.REPLICATOR_PORT is {'name': 'REPLICATOR_PORT', 'valueFrom': {}}, and",
-        ),
-    ],
-)
+MOUNT = "volumeMounts: [{name: runs, mountPath: /a}]"
+PORT = "env: [{name: REPLICATOR_PORT, valueFrom: {}}]"
+NO_TEMPLATES = [
+    (None, "does not exist"),
+    ("", "the keys at its top are 'metadata' and 'spec'"),
+    ("a: [", "while parsing a flow node"),
+    ("kind: Pod\nspec: {}", "the keys at its top are 'metadata' and 'spec'"),
+    ("spec: []", "spec is no mapping"),
+    ("spec: {at: 2026-01-01}", "not JSON serializable"),
+    ("spec: {volumes: [runs]}", "spec.volumes is no list of mappings that"),
+    ("metadata: {namespace: A b}", "metadata.namespace 'A b' is not the name"),
+    ("spec: {containers: [{name: other}]}", "its containers are ['other']"),
+    (with_container("args: [a]"), "'harness' has args, and its command is what is me"),
+    (with_container("image: A b"), "its image 'A b' is not "),
+    (with_container("image: 'x:'"), "its image 'x:' is not"),
+    (with_container("image: 1"), "its image 1 is not the na"),
+    ("spec: {activeDeadlineSeconds: 1h}", "'1h' is not a whole number of seconds"),
+    ("spec: {activeDeadlineSeconds: true}", "True is not a whole number of second"),
+    ("spec: {activeDeadlineSeconds: 0}", "0 is not a whole number of seconds above"),
+    (
+        with_container("image: a", "restartPolicy: Always, "),
+        "its spec.restartPolicy is 'Always', and 'N",
+    ),
+    (
+        with_container(f"image: a, {MOUNT}", "volumes: [{name: runs}], "),
+        "spec.containers.worker.volumeMounts.runs is {'name': 'runs', 'mountPath':",
+    ),
+    (
+        with_container(f"image: a, {PORT}"),
+        "env.REPLICATOR_PORT is {'name': 'REPLICATOR_PORT', 'valueFrom': {}}, and",
+    ),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), NO_TEMPLATES)
 def test_what_is_no_template_or_contradicts_is_refused(
     harness, written, tmp_path, content, message
 ):
@@ -187,37 +173,21 @@ def test_what_is_no_template_or_contradicts_is_refused(
     assert ["pod.yaml"] * (content is not None) == written()
 
 
+ON_NODES = ('nodes="2"', 'ntasks-per-node="2"', 'gpus-per-node="4"')
+ANYWHERE = ('ntasks="4"', 'gpus-per-task="2"')
+
+
 @pytest.mark.parametrize(
-    ("options", "lines"),
-    [
-        (
-            ("--workers=4", "--gpus-per-worker=2", "--nodes=2"),
-            ['nodes="2"', 'ntasks-per-node="2"', 'gpus-per-node="4"'],
-        ),
-        (("--workers=4", "--gpus-per-worker=2"), ['ntasks="4"', 'gpus-per-task="2"']),
-    ],
+    ("options", "lines"), [(["--nodes=2"], ON_NODES), ([], ANYWHERE)]
 )
-def test_a_batch_file_says_what_is_needed(harness, tmp_path, options, lines):
-    """A gang is one step."""
-    render(harness, "slurm", *options, command=("sweep",))
+def test_a_batch_file_of_a_gang_is_one_step(harness, tmp_path, options, lines):
+    size = ("--workers=4", "--gpus-per-worker=2", *options)
+    render(harness, "slurm", *size, command=("sweep",))
     text = (tmp_path / "replicator.sbatch").read_text()
 
     for line in lines:
         assert f"#SBATCH --{line}\n" in text
     assert text.endswith("sweep\n")
-
-
-def test_the_batch_file_of_a_sweep_is_valid_shell():
-    """``bash -n`` reads it; it has to stop before the time limit."""
-    job = Job(name="x", command=("sweep", "it's"))
-    text = slurm.of_sweep(job, 1, "ru ns")
-    done = subprocess.run(
-        ["bash", "-n"], input=text, capture_output=True, text=True, check=False
-    )
-
-    assert (0, "") == (done.returncode, done.stderr)
-    assert f'#SBATCH --signal="B:USR1@{slurm.GRACE_SEC}"' in text
-    assert "#SBATCH --requeue" in text
 
 
 @pytest.fixture
@@ -251,6 +221,7 @@ def run(harness, tmp_path, monkeypatch):
         (("head",), f"ray start --head --port=6379 --include-dashboard=false {SIZE}"),
         (("join", "a"), f"ray start --address=a:6379 {SIZE}"),
         (("stop",), "ray stop"),
+        ((), ""),
         (
             ("run",),
             f"{CHECK} at \ntimeout --foreground --kill-after=60 86400 sweep it's $HOME",
@@ -261,11 +232,8 @@ def test_every_host_of_a_ray_cluster_has_its_part(run, words, expected):
     size = ("--workers=4", "--gpus-per-worker=2", "--cores-per-worker=8", "--nodes=2")
     done = run("ray", *size, words=words)
 
-    assert (0, f"{expected} at \n", "") == (done.returncode, done.stdout, done.stderr)
-
-
-def test_without_a_part_the_usage_is_printed(run):
-    done = run("ray")
-
-    assert (2, "") == (done.returncode, done.stdout)
-    assert "head | join FIRST_HOST | run | stop" in done.stderr
+    if expected:
+        assert (0, f"{expected} at \n") == (done.returncode, done.stdout), done.stderr
+    else:  # the usage
+        assert (2, "") == (done.returncode, done.stdout)
+        assert "head | join FIRST_HOST | run | stop" in done.stderr

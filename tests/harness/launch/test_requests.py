@@ -1,10 +1,11 @@
 """Launchers are found by name; what is submitted, and what is refused before that."""
 
 import re
+import subprocess
 
 import fake_slurm
 import pytest
-from command_words import smoke_sweep
+from command_words import overridden, smoke_sweep
 
 from harness.cli import exit_codes
 from harness.errors import LaunchError, PlanError
@@ -14,19 +15,12 @@ from harness.launch.launcher import HOSTS_VARIABLE
 from harness.launch.ray_cluster import RayHost
 
 
-def test_the_default_is_this_machine():
-    launcher = catalog.start(catalog.DEFAULT)
-
-    assert "local" == launcher.name
-    assert 1 == launcher.num_hosts
-    assert {} == launcher.identity()
-
-
-@pytest.mark.parametrize("name", catalog.LAUNCHERS)
-def test_every_launcher_is_described(name):
-    assert name == catalog.info(name).name
-    assert name == type(catalog.info(name)).__module__.split(".")[2]
-    assert catalog.info(name).summary
+def test_a_launcher_is_found_by_its_name():
+    assert "local" == catalog.start(catalog.DEFAULT).name
+    for name in catalog.LAUNCHERS:
+        assert name == catalog.info(name).name
+        assert name == type(catalog.info(name)).__module__.split(".")[2]
+        assert catalog.info(name).summary
 
 
 def test_trials_of_several_hosts_do_not_run_on_one(make_spec):
@@ -65,7 +59,7 @@ def set_hosts(monkeypatch):
 
 
 def test_outside_of_an_allocation_a_job_is_submitted(harness, slurm, monkeypatch):
-    argv = (*ON_SLURM, "--nodes=2")
+    argv = (*ON_SLURM, "--nodes=2", "--runs-dir=it's here")
     monkeypatch.setenv("SBATCH_PARTITION", "main,big")
     monkeypatch.setenv("SBATCH_TIMELIMIT", "1:00:00")
     monkeypatch.setattr("sys.argv", ["harness", *argv])
@@ -75,60 +69,57 @@ def test_outside_of_an_allocation_a_job_is_submitted(harness, slurm, monkeypatch
     assert (0, "42\n") == (code, out)
     assert re.search(
         r"submitted job 42; follow it with 'squeue --jobs=42' and 'tail -F \S+-42"
-        r"\.log'; its study is runs/\S+; scancel 42 ends it, and the same",
+        r"\.log'; its study is it's here/\S+; scancel 42 ends it, and the same",
         err,
     )
     for pattern in (
         r"-m harness sweep .*--launcher=slurm .*--study resnet50-smoke-",
         r'#SBATCH --nodes="2"',
+        r'#SBATCH --signal="B:USR1@60"',  # it stops before the time limit
+        r"#SBATCH --requeue",
         r"main,big 1:00:00$",  # what sbatch finds in its environment
     ):
         assert re.search(pattern, text)
+    batch_file = text.rpartition("main,big")[0]
+    assert (
+        ""
+        == subprocess.run(
+            ["bash", "-n"], input=batch_file, capture_output=True, text=True, check=True
+        ).stderr
+    )
 
 
-@pytest.mark.parametrize(
-    ("partition", "message"),
-    [
-        ("mains", r"SBATCH_PARTITION: unknown partition 'mains'; known are main, big;"),
-        ("big,main", r"--nodes 9: partition 'big' has 8; use at most --nodes 8, or se"),
-    ],
-)
-def test_the_partition_of_the_environment_is_looked_for(
-    refuse, slurm, monkeypatch, partition, message
+NOT_SUBMITTED = [
+    ("", "--nodes=3", r"--nodes 3: partition 'main' has 2; use at most --nodes 2"),
+    ("", "--order=relay", r"--order relay on 2 hosts: turns are judged"),
+    ("mains", "--nodes=9", r"PARTITION: unknown partition 'mains'; known are main, bi"),
+    # Of several, the largest has to have the nodes.
+    ("big,main", "--nodes=9", r"partition 'big' has 8; use at most --nodes 8, or se"),
+]
+
+
+@pytest.mark.parametrize(("partition", "option", "message"), NOT_SUBMITTED)
+def test_nothing_is_submitted_that_cannot_run(
+    refuse, slurm, monkeypatch, partition, option, message
 ):
-    """Of several, the largest has to have the nodes; nothing is submitted."""
-    monkeypatch.setenv("SBATCH_PARTITION", partition)
+    if partition:
+        monkeypatch.setenv("SBATCH_PARTITION", partition)
+    words = overridden((*ON_SLURM, "--nodes=2"), option)
 
-    assert re.search(message, refuse(*ON_SLURM, "--nodes=9"))
+    assert re.search(message, refuse(*words))
     assert not slurm.exists()
 
 
 def test_steps_get_the_variables_of_slurm_that_are_no_options_of_the_batch():
-    """A time limit of steps is kept, and what the batch script had is not."""
     given = {"SLURM_TIMELIMIT": "5", "SLURM_PARTITION": "big", "SLURM_NTASKS": "2"}
     kept = slurm_lib.without_options(given)
 
     assert {"SLURM_TIMELIMIT", "SLURM_PARTITION"} == set(kept)
 
 
-NOT_SUBMITTED = [
-    (("--nodes=3",), r"--nodes 3: partition 'main' has 2; use at most --nodes 2"),
-    (("--nodes=2", "--order=relay"), r"--order relay on 2 hosts: turns are judged"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), NOT_SUBMITTED)
-def test_nothing_is_submitted_that_cannot_run(refuse, slurm, options, message):
-    err = refuse(*ON_SLURM, *options)
-
-    assert re.search(message, err)
-    assert not slurm.exists()
-
-
 def test_a_job_on_gpus_gets_those_of_the_largest_number_of_replicas(
     harness, refuse, slurm
 ):
-    """Which GPUs it has is unknown before it starts, so the number has to be given."""
     without = [word for word in ON_SLURM if not word.startswith("--replicas")]
     err = refuse(*without, "--device=gpu")
     assert "the GPUs of the job are unknown before it starts; give --replicas" in err
@@ -167,7 +158,6 @@ def test_options_of_a_launcher_are_checked(
 
 
 def test_the_help_has_the_options_of_a_launcher_below_its_name(harness):
-    """So that everybody sees with which they can be given."""
     _, out, _ = harness("sweep", "--help")
     _, *launchers = out.split("Options of --launcher ")
     own = {text.partition(":")[0]: text.partition("\n\n")[0] for text in launchers}
@@ -183,7 +173,7 @@ def test_the_help_has_the_options_of_a_launcher_below_its_name(harness):
 
 
 @pytest.mark.parametrize(
-    ("verb", "message"),
+    ("words", "message"),
     [
         (ON_SLURM, "'sbatch' is not in PATH, so there is no Slurm here; run the comma"),
         (
@@ -192,12 +182,12 @@ def test_the_help_has_the_options_of_a_launcher_below_its_name(harness):
         ),
     ],
 )
-def test_what_slurm_has_to_have_is_named(refuse, finished, monkeypatch, verb, message):
+@pytest.mark.usefixtures("finished")
+def test_what_slurm_has_to_have_is_named(refuse, monkeypatch, words, message):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    err = refuse(*verb)
 
-    assert message in err
+    assert message in refuse(*words)
 
 
 def test_a_step_that_slurm_takes_for_running_does_not_hold_up_the_sweep(
