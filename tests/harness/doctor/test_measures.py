@@ -2,28 +2,25 @@
 
 import dataclasses
 import itertools
-import math
 import os
 import re
 
 import pytest
 
 from harness.cli import exit_codes
-from harness.doctor import canary_worker, diagnose, pair
+from harness.doctor import diagnose, pair
 from harness.errors import DoctorError, DoesNotFitError
-from harness.planning import defaults
-from results.judging import power
 from results.records.models import Control
 
 MIB = 2**20
 
 
-class _Cores:
+class Cores:
     """Cores whose rate falls when several are busy; some are noisy."""
 
-    def __init__(self, *, together, noise=0.0):
+    def __init__(self, compute=1.0, memory=1.0, noise=0.0):
         self.calls = []
-        self._together = together
+        self._together = {"compute": compute, "memory": memory}
         self._noise = noise
 
     def ask(self, cores, kind):
@@ -34,80 +31,58 @@ class _Cores:
         return [1e9 * (core + 1) * factor for core in cores]
 
 
-def _ceilings(**fields):
-    cores = _Cores(**fields)
-    return diagnose.measure_ceilings((0, 3), cores.ask, 6), cores
-
-
 def test_the_ceiling_is_of_the_same_core():
-    """Cores of different rates do not shift it; each of them runs alone in turn."""
-    found, cores = _ceilings(together={"compute": 0.95, "memory": 0.6})
+    """Each core runs alone in turn, in both orders, so that warming up cancels."""
+    cores = Cores(compute=0.95, memory=0.6)
+    found = diagnose.measure_ceilings((0, 3), cores.ask, 6)
     alone = [chosen for chosen, _ in cores.calls if len(chosen) == 1]
+    sizes = [len(chosen) for chosen, kind in cores.calls if kind == "compute"]
 
     assert ["compute", "memory"] == [ceiling.kind for ceiling in found]
     assert [0.95, 0.6] == pytest.approx([ceiling.ratio.value for ceiling in found])
     assert [6, 6] == [ceiling.ratio.n for ceiling in found]
     assert 6 == alone.count((0,)) == alone.count((3,))
-
-
-def test_rounds_alternate_between_both_orders():
-    """So that a core that warms up cancels."""
-    _, cores = _ceilings(together={"compute": 1, "memory": 1})
-    sizes = [len(chosen) for chosen, kind in cores.calls if kind == "compute"]
-
     assert [1, 2, 2, 1] * 3 == sizes
 
 
-@pytest.mark.parametrize(
-    ("together", "level", "found", "advice"),
-    [
+CEILINGS = [
+    (
+        Cores(compute=0.95, memory=0.6),
+        "ok",
         (
-            (0.95, 0.6),
-            ("ok", "ok"),
-            (
-                r"0\.95 \[0\.95, 0\.95\] of the rate alone on 2 cores at once, n = 6",
-                r"0\.60 \[0\.60, 0\.60\] .*, n = 6; \d\.\d GB/s alone",
-            ),
-            ("", ""),
+            r"0\.95 \[0\.95, 0\.95\] of the rate alone on 2 cores at once, n = 6",
+            r"0\.60 \[0\.60, 0\.60\] .*, n = 6; \d\.\d GB/s alone",
         ),
+        ("", ""),
+    ),
+    (
+        Cores(compute=0.8, memory=0.4),
+        "caution",
+        (r"0\.80 .*", r"0\.40 .*"),
         (
-            (0.8, 0.4),
-            ("caution", "caution"),
-            (r"0\.80 .*", r"0\.40 .*"),
-            (
-                "cores share units or clock: compare efficiency with a solo run, not 1",
-                "cores share bandwidth: compare efficiency with a solo run, not 1",
-            ),
+            "cores share units or clock: compare efficiency with a solo run, not 1",
+            "cores share bandwidth: compare efficiency with a solo run, not 1",
         ),
-    ],
-)
-def test_a_low_ceiling_is_a_caution(monkeypatch, together, level, found, advice):
-    """Below 0.9 for compute, below 0.5 for memory."""
-    monkeypatch.setattr(diagnose, "_MOST_SPREAD", 9.0)  # the fake cores differ
-    kinds = dict(zip(("compute", "memory"), together, strict=True))
-    findings = [diagnose.check_ceiling(c) for c in _ceilings(together=kinds)[0]]
+    ),
+    (
+        Cores(noise=0.5),
+        "caution",
+        (r".*; the rate alone varied by \d+ %",) * 2,
+        (r"find what disturbs it .* run doctor again",) * 2,
+    ),
+]
 
-    assert level == tuple(finding.level for finding in findings)
+
+@pytest.mark.parametrize(("cores", "level", "found", "advice"), CEILINGS)
+def test_a_ceiling_is_a_finding(cores, level, found, advice):
+    """Low is below 0.9 for compute, below 0.5 for memory."""
+    ceilings = diagnose.measure_ceilings((0, 0), cores.ask, 6)
+    findings = [diagnose.check_ceiling(ceiling) for ceiling in ceilings]
+
+    assert {level} == {finding.level for finding in findings}
     for finding, text, what in zip(findings, found, advice, strict=True):
         assert re.fullmatch(text, finding.found)
         assert re.fullmatch(what, finding.advice)
-
-
-def test_a_rate_that_varies_is_a_caution():
-    """The machine is not steady, whatever the ceiling is."""
-    cores = _Cores(together={"compute": 1, "memory": 1}, noise=0.5)
-    ceilings = diagnose.measure_ceilings((0, 0), cores.ask, 6)
-    finding = diagnose.check_ceiling(ceilings[0])
-
-    assert "caution" == finding.level
-    assert re.search(r"; the rate alone varied by \d+ %$", finding.found)
-    assert re.fullmatch(r"find what disturbs it .* run doctor again", finding.advice)
-
-
-def test_one_core_has_nothing_to_share():
-    (finding,) = diagnose.check_canaries((0,))
-
-    assert ("ok", "one core only: nothing to share") == (finding.level, finding.found)
 
 
 @pytest.mark.parametrize(
@@ -132,45 +107,30 @@ def test_arrays_are_larger_than_the_caches(fake_root, cache, available_mib, expe
     assert expected == diagnose.array_bytes((0, 1), fake_root.path)
 
 
-def test_too_little_memory_for_the_arrays_is_said(fake_root):
-    """The ceilings are not measured with arrays that fit into a cache."""
+def test_what_is_not_measured_is_said(fake_root):
+    (alone,) = diagnose.check_canaries((0,))
     fake_root.write("proc/meminfo", "MemAvailable: 1024 kB\n")
-    (finding,) = diagnose.check_canaries((0, 1), fake_root.path)
+    (little,) = diagnose.check_canaries((0, 1), fake_root.path)
 
-    assert "caution" == finding.level
-    assert re.fullmatch("not measured: arrays larger than .* memory", finding.found)
-    assert re.fullmatch(".*or give doctor fewer cores with taskset", finding.advice)
-
-
-def test_the_kernels_do_their_work():
-    """The triad computes ``a = 0.5 * c + b``; a rate is work per second."""
-    kernels = canary_worker.make_kernels(8 * 64)
-    compute, work = kernels[canary_worker.COMPUTE]
-
-    assert {"compute", "memory"} == set(kernels)
-    assert 5 * 8 * 64 == kernels[canary_worker.MEMORY][1]
-    assert 0 < canary_worker.rate(compute, work, 0.01) < 1e9
+    assert ("ok", "one core only: nothing to share") == (alone.level, alone.found)
+    assert "caution" == little.level
+    assert re.fullmatch("not measured: arrays larger than .* memory", little.found)
+    assert re.fullmatch(".*or give doctor fewer cores with taskset", little.advice)
 
 
 @pytest.mark.processes
-def test_processes_answer_and_end():
+def test_canaries_answer_and_one_that_ends_early_is_an_error(monkeypatch):
     core = min(os.sched_getaffinity(0))
+    monkeypatch.setattr(diagnose, "TURN_SEC", 0.02)
     with diagnose.canary_processes((core,), 32 * 1024) as ask:
         (products_per_sec,) = ask((core,), "compute")
         (bytes_per_sec,) = ask((core,), "memory")
 
-    assert products_per_sec > 1
+    assert 1 < products_per_sec < 1e9
     assert bytes_per_sec > 1e6
-
-
-@pytest.mark.processes
-def test_a_canary_that_ends_early_is_an_error():
-    """As one that the kernel ends for lack of memory."""
+    message = r"^a canary process ended with exit code 1 before it .* again$"
     with (
-        pytest.raises(
-            DoctorError,
-            match=r"^a canary process ended with exit code 1 before it .* again$",
-        ),
+        pytest.raises(DoctorError, match=message),
         diagnose.canary_processes((0,), -8),
     ):
         pass
@@ -185,22 +145,32 @@ def measure(settings):
     return finding
 
 
-@pytest.mark.processes
-def test_a_quiet_pair_says_what_a_default_sweep_gives(settings):
+@pytest.mark.usefixtures("forked_trials")
+def test_a_quiet_pair_says_what_a_default_sweep_gives(settings, monkeypatch):
     """The fake worker's steps hardly vary; what is assumed is said."""
+    judge, judged = pair.judge, []
+    monkeypatch.setattr(
+        pair, "judge", lambda *facts: judged.append(facts) or judge(*facts)
+    )
     finding = measure(settings)
 
-    assert "A/A pair" == finding.check
-    assert "ok" == finding.level
+    assert ("A/A pair", "ok") == (finding.check, finding.level)
     assert re.fullmatch(
         r"ratio [01]\.\d{3} \[.*\] in 5 rounds, which vary by 0\.\d %; 0 of 10 turns"
         r" void; in 12 min a ratio of 6 such cases would be known to \+-[345]\.\d %"
         r" \(5 generations of \d+ rounds, 2 % between processes assumed\)",
         finding.found,
     )
+    wide = pair.Prediction(num_rounds=9, half_width=0.2)
+    monkeypatch.setattr(pair, "predict", lambda *_: wide)
+    finding = judge(*judged[0])
+
+    assert "caution" == finding.level
+    assert "+-22.1 %" in finding.found
+    assert "--time-budget, --target" in finding.advice
 
 
-@pytest.mark.processes
+@pytest.mark.usefixtures("forked_trials")
 def test_a_disturbed_pair_is_bad(settings):
     """More than 30 % of the turns are void: doctor then exits with 6."""
     reasons = itertools.cycle(["others were busy", ""])
@@ -215,8 +185,8 @@ def test_a_disturbed_pair_is_bad(settings):
     assert diagnose.is_unfit([finding])
 
 
-@pytest.mark.processes
-def test_a_pair_that_fails_says_why(settings, monkeypatch):
+@pytest.mark.usefixtures("forked_trials")
+def test_a_pair_that_is_not_measured_says_why(settings, monkeypatch):
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:fail")
     finding = measure(settings)
 
@@ -224,9 +194,7 @@ def test_a_pair_that_fails_says_why(settings, monkeypatch):
     assert "not measured: the reducer is out of paper" == finding.found
     assert "sweep --workload resnet50 --preset smoke" in finding.advice
 
-
-def test_a_pair_that_does_not_fit_says_so(settings, monkeypatch):
-    def refuse(*_args):
+    def refuse(*_):
         raise DoesNotFitError("2 processes do not fit into memory at once")
 
     monkeypatch.setattr(pair, "run_generation", refuse)
@@ -244,68 +212,32 @@ def test_the_pair_is_a_case_and_its_twin(num_cores):
     assert {min(num_cores, 2)} == {trial.spec.num_replicas for trial in trials}
 
 
-def test_the_prediction_on_the_documented_machine():
+def test_noise_and_slow_turns_make_the_predicted_interval_wider():
     """Times of a shared machine, started side by side: half a width of 4 %."""
-    found = pair.predict(deviation=0.106, turn_sec=0.4, start_sec=8.0)
-    spread = math.sqrt(2 * 0.02**2 + 0.106**2 / found.num_rounds)
+    known = {"deviation": 0.106, "turn_sec": 0.4, "start_sec": 8.0}
+    found = pair.predict(**known)
 
     assert found.num_rounds == pytest.approx(23, abs=2)
     assert found.half_width == pytest.approx(0.042, abs=0.003)
-    assert found.half_width == power.median_half_width(spread, defaults.GENERATIONS)
-
-
-def test_more_noise_gives_a_wider_interval():
-    """And slower turns do, since there are fewer of them."""
-    known = {"deviation": 0.1, "turn_sec": 0.4, "start_sec": 13.0}
-    usual = pair.predict(**known)
-
-    assert usual.half_width < pair.predict(**known | {"deviation": 0.2}).half_width
-    assert usual.half_width < pair.predict(**known | {"turn_sec": 1.0}).half_width
+    assert found.half_width < pair.predict(**known | {"deviation": 0.2}).half_width
+    assert found.half_width < pair.predict(**known | {"turn_sec": 1.0}).half_width
     assert 1 == pair.predict(**known | {"start_sec": 100.0}).num_rounds
 
 
-@pytest.mark.parametrize(
-    ("arguments", "num_measures"), [((), 2), (("--relay=0",), 1), (("--relay=45s",), 2)]
-)
-def test_the_relay_can_be_left_out(harness, monkeypatch, arguments, num_measures):
-    """It is part of a full check."""
+def test_the_relay_can_be_left_out_and_is_not_too_short(harness, monkeypatch):
     given = []
+    monkeypatch.setattr(
+        diagnose, "diagnose", lambda measures: given.append(len(measures)) or []
+    )
+    for arguments in ((), ("--relay=0",), ("--relay=45s",)):
+        assert exit_codes.OK == harness("doctor", *arguments)[0]
+    assert [2, 1, 2] == given
 
-    def look(measures):
-        given.extend(measures)
-        return []
-
-    monkeypatch.setattr(diagnose, "diagnose", look)
-    code, _, _ = harness("doctor", *arguments)
-
-    assert exit_codes.OK == code
-    assert num_measures == len(given)
-
-
-def test_too_short_a_relay_is_refused(harness):
-    """The processes would not have started."""
     code, out, err = harness("doctor", "--relay", "20s")
 
-    assert exit_codes.USAGE == code
-    assert "" == out
+    assert (exit_codes.USAGE, "") == (code, out)
     assert re.fullmatch(
         r"error: --relay 20s is too short, must be at least 30s since starting its"
         r" processes takes 15 s or more; 0 leaves it out\n",
         err,
     )
-
-
-@pytest.mark.processes
-def test_wide_intervals_are_a_caution(settings, monkeypatch):
-    """A sweep would still be correct, but say little."""
-    predict = pair.predict
-    monkeypatch.setattr(
-        pair,
-        "predict",
-        lambda *args: dataclasses.replace(predict(*args), half_width=0.2),
-    )
-    finding = measure(settings)
-
-    assert "caution" == finding.level
-    assert "+-22.1 %" in finding.found
-    assert "--time-budget, --target" in finding.advice

@@ -1,19 +1,12 @@
 """GPUs are read from the driver: which there are, their settings, what runs there."""
 
-import inspect
-
 import pynvml
 import pytest
-from fake_nvml import GIB, FakeGpu, FakeMig, FakeNvml, make_gpus, without
+from fake_nvml import GIB, FakeGpu, FakeMig, make_gpus, without
 
 from harness.errors import PlanError
 from harness.machine import gpus, machine_state
 from results.records.machine_record import GpuSettings
-
-MIXED = [
-    *make_gpus(2),
-    FakeGpu(uuid="GPU-a100", name="NVIDIA A100-SXM4-80GB"),
-]
 
 
 def _visible(limit):
@@ -31,19 +24,19 @@ def test_every_gpu_of_the_driver_is_found(install_gpus, count):
     assert 0 == nvml.num_open
 
 
-def test_without_a_driver_there_is_no_gpu(install_gpus):
+def test_without_a_driver_there_is_no_gpu_and_no_limit(install_gpus):
     install_gpus([], driver=None)
 
     assert () == gpus.read_gpus()
     assert gpus.driver_version() is None
     assert gpus.cuda_version() is None
+    assert [] == _visible("0,0")
 
 
 def test_versions_of_the_driver_are_recorded(install_gpus):
     install_gpus(make_gpus(1), driver="570.86.15", cuda=12_080)
-    state = machine_state.read_machine_state([0])
 
-    assert "570.86.15" == state.gpu_driver
+    assert "570.86.15" == machine_state.read_machine_state([0]).gpu_driver
     assert "12.8" == gpus.cuda_version()
 
 
@@ -51,7 +44,6 @@ def test_versions_of_the_driver_are_recorded(install_gpus):
     ("text", "expected"), [("1\n", 1), ("-1\n", None), ("x", None), (None, None)]
 )
 def test_the_kernel_says_which_node_a_gpu_is_attached_to(fake_root, text, expected):
-    """The driver writes eight digits of the PCI domain in capitals, the kernel four."""
     if text is not None:
         fake_root.write("sys/bus/pci/devices/0000:1b:00.0/numa_node", text)
 
@@ -68,6 +60,7 @@ def test_instances_take_the_place_of_a_gpu_in_mig_mode(install_gpus):
     assert [0, 0, 1] == [gpu.index for gpu in found]
     assert [True, True, False] == [gpu.is_mig for gpu in found]
     assert 10 * GIB == found[0].memory_bytes
+    assert ["MIG-1"] == [gpu.cuda_id for gpu in gpus.choose(found, 1)]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +76,6 @@ def test_instances_take_the_place_of_a_gpu_in_mig_mode(install_gpus):
     ],
 )
 def test_a_limit_on_visible_gpus_is_respected(install_gpus, limit, expected):
-    """As CUDA reads it, with the beginnings of UUIDs."""
     install_gpus(make_gpus(2))
 
     assert expected == _visible(limit)
@@ -104,28 +96,12 @@ MISTAKES = [
 
 @pytest.mark.parametrize(("limit", "message"), MISTAKES)
 def test_a_mistake_in_the_limit_is_an_error(install_gpus, limit, message):
-    """CUDA would hide GPUs without an error."""
     install_gpus(make_gpus(2))
     with pytest.raises(PlanError, match=message) as caught:
         _visible(limit)
 
     assert str(caught.value).startswith("CUDA_VISIBLE_DEVICES=")
     assert "\n" not in str(caught.value)
-
-
-def test_a_limit_is_not_read_where_there_is_no_gpu(install_gpus):
-    """Then the message is that there are none."""
-    install_gpus([], driver=None)
-
-    assert [] == _visible("0,0")
-
-
-def test_the_first_visible_gpus_are_a_trials(install_gpus):
-    install_gpus(MIXED)
-    assert ["0", "1"] == [g.cuda_id for g in gpus.choose(gpus.read_gpus(), 2)]
-
-    install_gpus([FakeGpu(mig=[FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")])])
-    assert ["MIG-1"] == [g.cuda_id for g in gpus.choose(gpus.read_gpus(), 1)]
 
 
 def test_a_lost_gpu_is_no_free_one(install_gpus):
@@ -156,7 +132,6 @@ def test_a_lost_gpu_is_no_free_one(install_gpus):
     ],
 )
 def test_errors_of_the_driver_are_told_apart(number, is_none):
-    """What a GPU does not have is None; what is unknown is an error."""
 
     class Driver:
         NVMLError = pynvml.NVMLError
@@ -172,18 +147,6 @@ def test_errors_of_the_driver_are_told_apart(number, is_none):
         return
     with pytest.raises(pynvml.NVMLError):
         gpus.ask(Driver(), "nvmlDeviceGetTemperature")
-
-
-def test_the_stand_in_has_functions_of_the_real_library_only():
-    """With the same number of arguments, so that a wrong call fails here as well."""
-    names = [name for name in vars(FakeNvml) if name.startswith("nvml")]
-
-    assert len(names) > 20
-    for name in names:
-        real = inspect.signature(getattr(pynvml, name)).parameters
-        own = list(inspect.signature(getattr(FakeNvml, name)).parameters)[1:]
-        required = [p for p in real.values() if p.default is inspect.Parameter.empty]
-        assert len(required) <= len(own) <= len(real), name
 
 
 def test_settings_of_gpus_with_nvlink(install_gpus):
@@ -229,7 +192,6 @@ def test_paths_over_pcie_are_to_the_gpus_of_the_trial(install_gpus, chosen, path
 
 
 def test_a_setting_that_a_gpu_does_not_support_is_none(install_gpus):
-    """Old and virtual ones say little; a lost one ends the question."""
     unsupported = without(
         "EnforcedPowerLimit PersistenceMode EccMode TotalEccErrors "
         "MaxPcieLinkGeneration CurrPcieLinkWidth NvLinkState P2PStatus "
@@ -252,37 +214,36 @@ WHEEL = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")
 
 
 @pytest.mark.parametrize(
-    ("capability", "code"),
+    ("capability", "built_for", "code"),
     [
-        ((5, 2), "none"),
-        ((6, 1), "native"),
-        ((7, 5), "native"),
-        ((8, 0), "native"),
-        ((8, 6), "native"),
-        ((8, 9), "native"),
-        ((9, 0), "compiled"),
-        ((10, 0), "compiled"),
-        ((12, 0), "compiled"),
+        ((5, 2), WHEEL, "none"),
+        ((6, 1), WHEEL, "native"),
+        ((8, 0), WHEEL, "native"),  # A100
+        ((8, 9), WHEEL, "native"),  # L4
+        ((9, 0), WHEEL, "compiled"),  # H100
+        ((12, 0), WHEEL, "compiled"),
+        # The letter says that it uses what only that chip has.
+        ((9, 0), ("sm_90a",), "native"),
+        ((9, 1), ("sm_90a", "compute_90a", "gfx90"), "none"),
     ],
 )
-def test_code_is_native_compiled_or_missing(capability, code):
-    """A100 and L4 have code of their own; H100, B200 and what follows do not."""
-    assert code == gpus.code_for(capability, WHEEL)
+def test_code_is_native_compiled_or_missing(capability, built_for, code):
+    assert code == gpus.code_for(capability, built_for)
 
 
-def test_code_of_one_chip_alone_runs_on_no_later_one():
-    """The letter says that it uses what only that chip has."""
-    assert "native" == gpus.code_for((9, 0), ("sm_90a",))
-    assert "none" == gpus.code_for((9, 1), ("sm_90a", "compute_90a", "gfx90"))
+@pytest.mark.parametrize(
+    ("value", "is_disabled"), [("1", True), ("0", False), ("", False)]
+)
+def test_the_cache_of_the_user_stays(value, is_disabled):
+    home = {"HOME": "/home/me", "CUDA_CACHE_DISABLE": value}
+    own = {"CUDA_CACHE_PATH": "/x", "CUDA_CACHE_MAXSIZE": "7"}
 
-
-def test_what_the_user_has_set_stays():
+    assert is_disabled is gpus.is_cache_disabled(home)
+    assert own == gpus.cache_variables({**home, **own})
     assert {
         "CUDA_CACHE_PATH": "/home/me/.nv/ComputeCache",
         "CUDA_CACHE_MAXSIZE": "4294967296",
-    } == gpus.cache_variables({"HOME": "/home/me"})
-    own = {"CUDA_CACHE_PATH": "/x", "CUDA_CACHE_MAXSIZE": "7"}
-    assert own == gpus.cache_variables({"HOME": "/home/me", **own})
+    } == gpus.cache_variables(home)
 
 
 def test_a_note_is_kept_with_earlier_ones(tmp_path):
@@ -298,11 +259,3 @@ def test_a_note_is_kept_with_earlier_ones(tmp_path):
     for text in ("{", "{}", "7"):
         note.write_text(text)
         assert () == gpus.noted_code(folder)
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"), [("1", True), ("0", False), ("", False)]
-)
-def test_a_disabled_cache_is_seen(value, expected):
-    """CUDA takes 1 for it."""
-    assert expected is gpus.is_cache_disabled({"CUDA_CACHE_DISABLE": value})

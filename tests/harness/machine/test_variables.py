@@ -7,8 +7,6 @@ import pytest
 from harness.placement import allocation
 from harness.run import trial_tree
 from results.records import masked, program
-from results.records.models import Environment, Failure, StatusRecord
-from results.store import record_file
 from results.store.study_store import Store
 
 HOME_OF_ROOT = "/" + "root"
@@ -22,38 +20,20 @@ SECRETS = {
     "TF_TOKEN_app_terraform_io": "token",
     "TF_VAR_db_password": "password",
 }
-
-
-@pytest.mark.parametrize("name", sorted(SECRETS))
-def test_a_variable_that_is_not_listed_is_never_recorded(name):
-    """Also where its prefix is that of a listed one."""
-    assert {} == program.recorded_variables({name: SECRETS[name]})
-    assert {} == program.identity_variables({name: SECRETS[name]})
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "CUDNN_LOGLEVEL_DBG",
-        "GLIBC_TUNABLES",
-        "KMP_BLOCKTIME",
-        "MALLOC_TRIM_THRESHOLD_",
-        "NCCL_ALGO",
-        "OMP_WAIT_POLICY",
-        "ONEDNN_MAX_CPU_ISA",
-        "TF_CPU_ALLOCATOR_USE_BFC",
-        "TF_ENABLE_ONEDNN_OPTS",
-        "TF_GPU_THREAD_MODE",
-        "TF_XLA_FLAGS",
-        "XLA_FLAGS",
-    ],
+MOVES_PERFORMANCE = (
+    *("CUDNN_LOGLEVEL_DBG", "GLIBC_TUNABLES", "KMP_BLOCKTIME", "NCCL_ALGO"),
+    *("MALLOC_TRIM_THRESHOLD_", "OMP_WAIT_POLICY", "ONEDNN_MAX_CPU_ISA"),
+    *("TF_CPU_ALLOCATOR_USE_BFC", "TF_ENABLE_ONEDNN_OPTS", "TF_GPU_THREAD_MODE"),
+    *("TF_XLA_FLAGS", "XLA_FLAGS"),
 )
-def test_what_moves_performance_is_identity_and_is_recorded(name):
-    """Two trials that differ in it are two cases."""
-    environ = {name: "7"} | SECRETS
 
-    assert {name: "7"} == program.identity_variables(environ)
-    assert {name: "7"} == program.recorded_variables(environ)
+
+def test_what_moves_performance_is_identity_and_nothing_else_is_recorded():
+    """Not even where its prefix is that of a listed one."""
+    expected = dict.fromkeys(MOVES_PERFORMANCE, "7")
+
+    assert expected == program.identity_variables(expected | SECRETS)
+    assert expected == program.recorded_variables(expected | SECRETS)
 
 
 def test_what_the_harness_sets_or_removes_is_not_identity(
@@ -79,14 +59,12 @@ def test_what_the_harness_sets_or_removes_is_not_identity(
     ],
 )
 def test_a_preloaded_library_is_recorded_by_its_file_name(value, expected):
-    """Not by its folder; both separators of the loader are understood."""
     found = program.identity_variables({"LD_PRELOAD": value})
 
     assert {"LD_PRELOAD": expected} == found
 
 
 def test_values_are_printable_lines_without_user_folders():
-    """A value can have any bytes."""
     found = program.recorded_variables(
         {"XLA_FLAGS": "--xla_dump_to=/home/ada/x\n\x1b[31m \udcff"}
     )
@@ -106,97 +84,70 @@ def test_values_are_printable_lines_without_user_folders():
         ("/srv/home/ada/x", "/srv/home/ada/x"),
         ("the /root of all", "the /root of all"),
         ("/homes/ada", "/homes/ada"),
-        ("no path", "no path"),
+        # The own folder, as on clusters.
+        ("/data/people/eve/x /data/people/evelyn", "~/x /data/people/evelyn"),
     ],
 )
 def test_user_folders_are_shortened(text, expected, monkeypatch):
     """Wherever a path begins, but not within a longer one."""
-    monkeypatch.setenv("HOME", "/home/eve")
-
+    monkeypatch.setenv("HOME", "/data/people/eve")
     assert expected == masked.shortened(text)
-
-
-def test_an_unusual_user_folder_of_this_user_is_shortened(monkeypatch):
-    """As on clusters; the folder of all files is none."""
-    monkeypatch.setenv("HOME", "/data/people/ada")
-    assert "~/x /data/people/adam" == masked.shortened(
-        "/data/people/ada/x /data/people/adam"
-    )
-    monkeypatch.setenv("HOME", "/")
+    monkeypatch.setenv("HOME", "/")  # which is nobody's
     assert "/data/x" == masked.shortened("/data/x")
 
 
-def _environment(tmp_path, synthetic):
-    shape = synthetic.Shape(modes=(synthetic.WEAK,), replicas=(1,), repeats=2)
-    store = synthetic.make_store(tmp_path / "study", shape)
-    path = store.trial_dir(store.trial_ids()[0]) / "env.json"
-    return path, json.loads(path.read_text())
+@pytest.fixture
+def study(tmp_path, synthetic):
+    failed = {("in_graph", synthetic.WEAK, 1, 1): synthetic.TrialStatus.FAILED}
+    shape = synthetic.Shape(
+        modes=(synthetic.WEAK,), replicas=(1,), repeats=2, statuses=failed
+    )
+    return synthetic.make_store(tmp_path / "study", shape)
 
 
-def test_an_old_record_loses_what_may_not_be_recorded(tmp_path, synthetic):
+def changed(path, **fields):
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | fields))
+
+
+def test_an_old_record_loses_what_may_not_be_recorded(study):
     """It was written when variables were chosen by prefix; the rest stays."""
-    path, fields = _environment(tmp_path, synthetic)
-    fields["environment_variables"] = SECRETS | {
-        "TF_ENABLE_ONEDNN_OPTS": "0",
-        "XLA_FLAGS": "--xla_dump_to=/home/ada/x",
-    }
-    path.write_text(json.dumps(fields))
-    record = record_file.read(path, "env", Environment)
+    (name, *_) = study.trial_ids()
+    kept = {"TF_ENABLE_ONEDNN_OPTS": "0", "XLA_FLAGS": "--xla_dump_to=/home/ada/x"}
+    path = study.trial_dir(name) / "env.json"
+    changed(path, environment_variables=SECRETS | kept)
 
-    assert record is not None
-    assert {"TF_ENABLE_ONEDNN_OPTS": "0", "XLA_FLAGS": "--xla_dump_to=~/x"} == (
-        record.environment_variables
+    assert kept | {"XLA_FLAGS": "--xla_dump_to=~/x"} == (
+        study.read_trial(name).env.environment_variables
     )
-    assert () == Store.open(tmp_path / "study").read().problems
+    assert () == study.read().problems
+    for damaged in (7, [], {"OMP_NUM_THREADS": 7}):  # is reported, and not cleaned
+        changed(path, environment_variables=damaged)
+        assert 1 == len(study.read().problems)
 
 
-@pytest.mark.parametrize("variables_value", [7, [], {"OMP_NUM_THREADS": 7}])
-def test_a_damaged_list_of_variables_is_still_reported(
-    tmp_path, synthetic, variables_value
-):
-    """Cleaning changes only what it recognizes."""
-    path, fields = _environment(tmp_path, synthetic)
-    path.write_text(json.dumps(fields | {"environment_variables": variables_value}))
-
-    assert 1 == len(Store.open(tmp_path / "study").read().problems)
-
-
-def test_a_traceback_is_stored_without_user_folders(tmp_path):
-    """Every text of a record but a plan and a spec, which name the data to read."""
-    record = StatusRecord(
-        trial_id="0" * 20,
-        status="failed",
-        started_at="a",
-        ended_at="b",
-        duration_sec=1,
-        failure=Failure(
-            phase="build",
-            reason="no file /home/ada/x",
-            traceback=f'Traceback:\n/home/ada/y\n  File "{HOME_OF_ROOT}/z.py"',
-        ),
-    )
-    path = tmp_path / "status.json"
-    record_file.write(path, record)
-    found = record_file.read(path, "status", StatusRecord)
-
-    assert "ada" not in path.read_text()
-    assert found is not None
-    assert found.failure is not None
-    assert 'Traceback:\n~/y\n  File "~/z.py"' == found.failure.traceback
-
-
-def test_the_command_of_a_plan_is_without_user_folders(tmp_path, synthetic):
-    """It is shown only; the data that a plan names stays as it is."""
-    store = synthetic.make_store(tmp_path / "study", synthetic.Shape(repeats=1))
+def test_what_is_stored_has_no_user_folders(study):
+    """But for the data that a plan names, which has to be found."""
     command = ("python", "-m", "harness", "--runs-dir=/home/ada/runs")
-    plan = store.read_plan().model_copy(
+    plan = study.read_plan().model_copy(
         update={"command": command, "data_dir": "/home/ada/data"}
     )
-    store.write_plan(plan)
-    path = store.root / "plan.json"
+    study.write_plan(plan)
+    path = study.root / "plan.json"
     assert "~/runs" in path.read_text()
-    old = json.loads(path.read_text()) | {"command": command}
-    path.write_text(json.dumps(old))
+    changed(path, command=command)  # as an old one
+    assert "--runs-dir=~/runs" == study.read_plan().command[-1]
+    assert "/home/ada/data" == study.read_plan().data_dir
 
-    assert "--runs-dir=~/runs" == store.read_plan().command[-1]
-    assert "/home/ada/data" == store.read_plan().data_dir
+    (failed,) = (of for of in study.trials() if of.status.failure is not None)
+    said = f'Traceback:\n/home/ada/y\n  File "{HOME_OF_ROOT}/z.py"'
+    failure = failed.status.failure.model_copy(
+        update={"reason": "no file /home/ada/x", "traceback": said}
+    )
+    status = failed.status.model_copy(update={"failure": failure})
+    study.write_status(failed.trial_id, status)
+    written = (study.trial_dir(failed.trial_id) / "status.json").read_text()
+
+    assert "ada" not in written
+    found = Store.open(study.root).read_trial(failed.trial_id).status.failure
+    assert 'Traceback:\n~/y\n  File "~/z.py"' == found.traceback
