@@ -104,88 +104,47 @@ def test_a_gate_installs_the_other_lock_and_measures_with_it(
 
 
 @pytest.fixture
-def scratch(repository, temporary, monkeypatch):
-    del temporary
+def check_out(repository, temporary, monkeypatch):
+    """Returns a function that checks a revision out; this tree has a lock for GPUs."""
+    _commit(repository, {revisions.GPU_LOCK_NAME: "# one\n"}, "gpu")
     monkeypatch.setattr(revisions, "SOURCE_ROOT", repository)
+    (repository / revisions.GPU_LOCK_NAME).write_text("# one\n")
 
-    def check_out(revision, device):
+    def run(revision, device):
         notes = []
-        commit = revisions.find_commit(revision)
-        with revisions.checked_out(revision, commit, notes.append, device) as tree:
+        found = revisions.find_commit(revision)
+        with revisions.checked_out(revision, found, notes.append, device) as tree:
             return tree.python, notes
 
-    return check_out
-
-
-@pytest.fixture(scope="session")
-def other_gpu_locks(repository):
-    _commit(repository, {revisions.GPU_LOCK_NAME: "# one\n"}, "gpu")
-    _commit(
-        repository,
-        {revisions.GPU_LOCK_NAME: "nvidia-nothing==1 --hash=sha256:00\n"},
-        "broken_gpu",
-    )
+    yield run
+    (repository / revisions.GPU_LOCK_NAME).unlink()
+    git(repository, "tag", "--delete", "gpu")
 
 
 @pytest.mark.processes
-@pytest.mark.usefixtures("other_gpu_locks")
-def test_the_lock_of_gpus_counts_on_gpus_only(scratch, repository):
-    python, notes = scratch("gpu", "cpu")
-    (repository / revisions.GPU_LOCK_NAME).write_text("# one\n")
-    try:
-        equal, of_equal = scratch("gpu", "gpu")
-    finally:
-        (repository / revisions.GPU_LOCK_NAME).unlink()
-
-    assert (sys.executable, []) == (python, notes)
-    assert (sys.executable, []) == (equal, of_equal)
-
-
-@pytest.mark.processes
-@pytest.mark.usefixtures("other_gpu_locks")
-def test_a_revision_without_a_lock_for_gpus_is_refused_on_gpus(scratch, repository):
-    """Its TensorFlow would see none; nothing is installed."""
-    (repository / revisions.GPU_LOCK_NAME).write_text("# one\n")
-    try:
-        with pytest.raises(
-            RevisionError,
-            match=r"^revision 'same' has no requirements-gpu.lock, which says what to "
-            r"install for these devices; choose a later revision, or use a stored "
-            r"study as baseline$",
-        ):
-            scratch("same", "gpu")
-    finally:
-        (repository / revisions.GPU_LOCK_NAME).unlink()
-
-
-@pytest.mark.processes
-def test_both_locks_are_installed_on_gpus(monkeypatch, tmp_path):
-    commands = []
-
-    def run(command, **_):
-        commands.append(command)
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    monkeypatch.setattr(revisions, "_run", run)
-    locks = revisions.locks_of("gpu")
-    for name in locks:
-        (tmp_path / name).write_text("")
-    python = revisions._install("r", tmp_path, owned_folders.Owned(tmp_path), locks)
-
-    assert str(tmp_path / "env" / "bin" / "python") == python
-    assert ["venv", str(tmp_path / "env")] == commands[0][-2:]
-    assert [str(tmp_path / name) for name in locks] == [c[-1] for c in commands[1:]]
+def test_the_lock_of_gpus_counts_on_gpus_only(check_out):
+    """On them a revision without one would install a TensorFlow that sees none."""
+    assert (sys.executable, []) == check_out("gpu", "gpu")
+    assert (sys.executable, []) == check_out("same", "cpu")
+    with pytest.raises(
+        RevisionError,
+        match=r"^revision 'same' has no requirements-gpu.lock, which says what to "
+        r"install for these devices; choose a later revision, or use a stored "
+        r"study as baseline$",
+    ):
+        check_out("same", "gpu")
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("ends_at", "said", "message"),
     [
+        ("", "", ""),
         ("venv", "Error: no space\n", "no space"),
         ("pip", "ERROR: Invalid requirement: 'x y'\nWARNING: x\n", "Invalid requ"),
     ],
 )
-def test_what_cannot_be_installed_is_one_line(
+def test_both_locks_are_installed_on_gpus_or_one_line_says_why_not(
     monkeypatch, tmp_path, ends_at, said, message
 ):
     commands = []
@@ -199,20 +158,21 @@ def test_what_cannot_be_installed_is_one_line(
     locks = revisions.locks_of("gpu")
     for name in locks:
         (tmp_path / name).write_text("")
-    with pytest.raises(
-        RevisionError, match=rf"^revision 'r' cannot be installed: .*{message}.*; choo"
-    ):
-        revisions._install("r", tmp_path, owned_folders.Owned(tmp_path), locks)
 
-    assert ["venv", "pip"].index(ends_at) + 1 == len(commands)
+    def install():
+        return revisions._install("r", tmp_path, owned_folders.Owned(tmp_path), locks)
 
-
-@pytest.mark.processes
-def test_what_pip_says_is_one_line():
-    said = "ERROR: No matching distribution\nWARNING: x\n\n[notice] a new release\n"
-
-    assert "No matching distribution" == revisions._why(said)
-    assert "killed" == revisions._why("starting\nkilled\n")
+    if message:
+        with pytest.raises(
+            RevisionError,
+            match=rf"^revision 'r' cannot be installed: .*{message}.*; choo",
+        ):
+            install()
+        assert ["venv", "pip"].index(ends_at) + 1 == len(commands)
+        return
+    assert str(tmp_path / "env" / "bin" / "python") == install()
+    assert ["venv", str(tmp_path / "env")] == commands[0][-2:]
+    assert [str(tmp_path / name) for name in locks] == [c[-1] for c in commands[1:]]
 
 
 @pytest.fixture
