@@ -19,33 +19,47 @@ from harness.cli.verbs.sweep_verb import RunRequest
 from harness.options.option import SCHEMA_NAME, render_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from harness.options.option import Option
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SCHEMA: Final = ROOT / "docs" / "schema" / SCHEMA_NAME
 README: Final = ROOT / "harness" / "README.md"
+SWEEP: Final = cli.commands["sweep"]
 _BEGIN: Final = "<!-- options of {} -->\n"
 _END: Final = "<!-- end of options -->"
 _DEFAULT: Final = re.compile(r"  \[default: (?P<text>.*)\]$")
 
 
 def table(verb: click.Command) -> str:
-    """Returns the options of a verb as a table in Markdown."""
+    """Returns the options of a verb as a table; those of ``sweep`` by name only."""
+    known = set() if verb.name == "sweep" else {r for _, r in _rows(SWEEP)}
     rows: dict[str, list[str]] = {}
-    for param in verb.params:
-        if isinstance(param, DeclaredOption):
-            for group, own in param.shown.items():
-                rows.setdefault(group, []).append(_declared_row(own))
-        elif isinstance(param, click.Option):
-            rows.setdefault("", []).append(_row(param))
+    shared = []
+    for group, row in _rows(verb):
+        if row in known:
+            shared.append(row.split("|")[1].strip().split(" ")[0].rstrip(","))
+        else:
+            rows.setdefault(group, []).append(row)
     lines = []
     for group, of_group in rows.items():
         heading = f"*{group}*" if len(rows) > 1 and group else "option"
         lines += ["", f"| {heading} | meaning | default |", "| --- | --- | --- |"]
         lines += of_group
+    if shared:
+        lines += ["", f"As for [`sweep`](#sweep): {', '.join(shared)}."]
     return "\n".join(lines[1:]) + "\n"
+
+
+def _rows(verb: click.Command) -> Iterator[tuple[str, str]]:
+    """Yields each option of a verb as a row, with the title of its table."""
+    for param in verb.params:
+        if isinstance(param, DeclaredOption):
+            for group, own in param.shown.items():
+                yield group, _declared_row(own)
+        elif isinstance(param, click.Option):
+            yield "", _row(param)
 
 
 def _names(option: click.Option, metavar: str) -> str:
