@@ -6,7 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from replicator.catalog import BACKENDS, MAX_REPLICAS, ONE_PROCESS
-from replicator.core.validation import is_integer, is_one_of, shown
+from replicator.core.validation import format_value, is_integer, is_one_of
 from replicator.errors import (
     DeviceError,
     MeasuringControlError,
@@ -53,7 +53,8 @@ def create(
     """
     if not is_one_of(backend, BACKENDS):
         raise UnknownBackendError(
-            f"unknown backend {shown(backend)}; use one of {', '.join(backend_names())}"
+            f"unknown backend {format_value(backend)}; use one of "
+            f"{', '.join(backend_names())}"
         )
     info = BACKENDS[backend]
     if num_replicas is None and info.processes == ONE_PROCESS:
@@ -73,13 +74,15 @@ def create(
 def _check_num_replicas(info: BackendInfo, num_replicas: Any) -> None:
     """Rejects a number of replicas that a backend cannot run."""
     if not is_integer(num_replicas):
-        raise DeviceError(f"num_replicas {shown(num_replicas)} must be an integer")
+        raise DeviceError(
+            f"num_replicas {format_value(num_replicas)} must be an integer"
+        )
     limit = info.max_replicas or MAX_REPLICAS
     if not 1 <= num_replicas <= limit:
         allowed = "1" if limit == 1 else f"1 to {limit}"
         raise DeviceError(
-            f"backend {info.name!r} cannot run num_replicas={shown(num_replicas)}; it "
-            f"runs {allowed}"
+            f"backend {info.name!r} cannot run "
+            f"num_replicas={format_value(num_replicas)}; it runs {allowed}"
         )
 
 

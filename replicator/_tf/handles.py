@@ -122,13 +122,13 @@ def move(variable: Any, device: str) -> None:
             tf.raw_ops.AssignVariableOp(resource=before, value=nothing)
 
 
-def tell_of_writes(variable: Any, told: Callable[[Any], None]) -> None:
+def on_write(variable: Any, told: Callable[[Any], None]) -> None:
     """Calls a function after each write that Python makes eagerly (test_handles).
 
     Writes of graphs, and those of raw ops on the variable's handle, are not told.
     """
     kind: Any = type(variable)
-    if getattr(kind, "told_of_writes", None) is not told:
+    if getattr(kind, "on_write_callback", None) is not told:
         variable.__class__ = _telling(kind, told)
 
 
@@ -139,7 +139,7 @@ def _telling(kind: Any, told: Callable[[Any], None]) -> type:
         for name in WRITES
         if hasattr(kind, name)
     }
-    return _subclass(kind, told_of_writes=staticmethod(told), **methods)
+    return _subclass(kind, on_write_callback=staticmethod(told), **methods)
 
 
 def _telling_method(write: Any, told: Callable[[Any], None]) -> Any:

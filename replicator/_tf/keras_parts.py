@@ -29,7 +29,7 @@ row is normalized by it."""
 
 
 @functools.cache
-def keep_statistics_of_nothing(is_in_step: Callable[[], bool]) -> None:
+def ignore_empty_batches(is_in_step: Callable[[], bool]) -> None:
     """Lets Keras' batch normalization take batches without examples (test_uneven).
 
     In the last step of an epoch a replica may have no example. The mean of nothing is
@@ -84,7 +84,7 @@ def is_recorded() -> bool:
     return not pywrap_tfe.TFE_Py_TapeSetIsEmpty()
 
 
-class SavedApart(KerasSaveable):
+class SidecarState(KerasSaveable):
     """State with a group of its own in Keras' files (test_keras_saving).
 
     Keras finds it as an attribute of an object that it saves, and calls its
@@ -95,7 +95,7 @@ class SavedApart(KerasSaveable):
         return "Optimizer"  # Keras looks into these attributes only
 
 
-class UsedAsWrapped(trackable.Trackable):
+class OptimizerProxy(trackable.Trackable):
     """Something that passes for what its ``wrapped`` holds (test_wrapper).
 
     ``isinstance`` and Keras' files take it for an instance of that class. TensorFlow
@@ -141,7 +141,7 @@ for _name in (
     "_unconditional_dependency_names",
     "_update_uid",
 ):
-    setattr(UsedAsWrapped, _name, _forwarded(_name))
+    setattr(OptimizerProxy, _name, _forwarded(_name))
 
 
 # ``keras.src.losses.loss.reduce_weighted_values`` divides by what is valid in the

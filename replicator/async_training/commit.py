@@ -148,7 +148,7 @@ def commit(
 
 def _once(
     commit_state: CommitState,
-    unpack: Parcel,
+    unpack: PackedMessage,
     arrived: Sequence[tf.Tensor],
     update: Callable[[list[tf.Tensor]], None],
 ) -> None:
@@ -209,7 +209,7 @@ def _emit_effects(emit: Callable[[], None]) -> list[Any]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Parcel:
+class PackedMessage:
     """Tensors on their way to a server in few messages."""
 
     messages: tuple[tf.Tensor, ...]  # One tensor per transfer.
@@ -229,7 +229,7 @@ class Parcel:
         return [tensors[place] for place in range(len(self.shapes))]
 
 
-def send(tensors: Sequence[tf.Tensor], device: str) -> Parcel:
+def send(tensors: Sequence[tf.Tensor], device: str) -> PackedMessage:
     """Packs small tensors of one type into one message, on the sender.
 
     A transfer between processes costs far more than the copy of a few kilobytes.
@@ -249,7 +249,7 @@ def send(tensors: Sequence[tf.Tensor], device: str) -> Parcel:
                 message = buckets.pack([tensors[place] for place in places])
         with tf.device(device):
             messages.append(tf.identity(message))
-    return Parcel(
+    return PackedMessage(
         messages=tuple(messages),
         plan=tuple(plan),
         shapes=tuple(tensor.shape for tensor in tensors),

@@ -192,7 +192,7 @@ class Dispatcher:
         """Whether nothing that was handed out is waited for."""
         return not self._pending
 
-    def hand_out(self, assignment: Assignment) -> None:
+    def submit(self, assignment: Assignment) -> None:
         """Gives steps to a worker; does not wait."""
         self._watch.check()
         if self._lost_worker is not None:

@@ -91,7 +91,7 @@ class ServerInputIterator(InputIterator):
     """
 
     stateless_reason = "its pipelines are on workers, which may be restarted"
-    fills = False
+    pads_last_step = False
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class ServerInputIterator(InputIterator):
             handle = _tf_compat.create_on_worker(
                 self._connection.coordinator,
                 worker,
-                _maker(mine, place, batches_per_step),
+                _replicator_id(mine, place, batches_per_step),
                 (),
             )
             found.append(WorkerPipelines(handle=handle, place=place))
@@ -158,7 +158,7 @@ class ServerInputIterator(InputIterator):
         )
 
 
-def _maker(
+def _replicator_id(
     pipelines: Sequence[RemotePipeline], place: Place, batches_per_step: int
 ) -> Callable[[], Any]:
     def make() -> Any:

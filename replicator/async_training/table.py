@@ -60,7 +60,7 @@ class ServerTable(VariableTable):
         self.is_published = True
 
     def _run(self, name: str) -> None:
-        entries = [entry for entry in self.entries() if entry.seen is not None]
+        entries = [entry for entry in self.entries() if entry.last_synced is not None]
         if not entries:
             return
         if list(map(id, entries)) != list(map(id, self._coherent)):
@@ -127,7 +127,9 @@ class WorkerTable:
             mine = commit_state.copies_for(variable, self._worker)
             if mine is not None:
                 copies = (mine,) * self._share
-                return Entry(variable=variable, kind=kind, copies=copies, seen=None)
+                return Entry(
+                    variable=variable, kind=kind, copies=copies, last_synced=None
+                )
         entry = self._table.require(variable, kind)
         start = self._worker * self._share
         return dataclasses.replace(

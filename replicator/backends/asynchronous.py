@@ -194,7 +194,7 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
         of_workers = [program.pack(assignment.results) for program, assignment in given]
         return tf.nest.map_structure(
             lambda *parts: PerReplica(
-                [value for part in parts for value in part], made_by=self.maker
+                [value for part in parts for value in part], owner=self.replicator_id
             ),
             *of_workers,
         )
@@ -242,7 +242,7 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
                 spec=inputs.source_spec if is_iterator else _spec_of(source),
                 keeps_results=keeps_results,
             )
-            self._dispatcher.hand_out(assignment)
+            self._dispatcher.submit(assignment)
             given.append((step.programs[worker], assignment))
         return given
 

@@ -122,13 +122,13 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
             validation.check_no_more("run", more, others)
         programs.check_num_steps(num_steps, inputs)
         signature, specs = programs.split_inputs(
-            inputs, self.num_local_replicas, self.maker
+            inputs, self.num_local_replicas, self.replicator_id
         )
         begun = getattr(inputs, "num_steps", 0)
         # A profile shows the range "replicator/run" as a step of this number.
         try:
             with (
-                running(self.maker),
+                running(self.replicator_id),
                 counted(inputs, num_steps),
                 profiled("replicator/run", self.num_steps_run),
             ):
@@ -168,7 +168,9 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
           ValueError: Unknown ``op``; values of different shapes, or of a type that
             ``op`` does not support.
         """
-        return programs.reduce_here(op, value, self.num_local_replicas, self.maker)
+        return programs.reduce_here(
+            op, value, self.num_local_replicas, self.replicator_id
+        )
 
     def wrap_optimizer(
         self,
@@ -215,7 +217,7 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
         if options.level is not None:  # an owner's updates would not reach the others
             refuse(self, "sharded_update")
         wrapped = self._wrap_optimizer(optimizer, options)
-        wrapped.made_by = self.maker
+        wrapped.owner = self.replicator_id
         return wrapped
 
     def _wrap_optimizer(

@@ -22,7 +22,7 @@ from replicator.core import creation
 from replicator.core import devices as devices_lib
 from replicator.core.step import PerReplica, traced_once
 from replicator.core.topology import make_topology
-from replicator.core.validation import is_one_of, name_of, shown
+from replicator.core.validation import format_value, is_one_of, name_of
 from replicator.engine.analysis import plan
 from replicator.engine.run.program import Program, TimeLimit
 from replicator.errors import DeviceError
@@ -105,7 +105,7 @@ class InGraphReplicator(base.Replicator):
         detects_writes = are_detected(external_writes)
         if not is_one_of(variable_placement, _PLACEMENTS):
             raise ValueError(
-                f"variable_placement {shown(variable_placement)} is not one of "
+                f"variable_placement {format_value(variable_placement)} is not one of "
                 f"{', '.join(map(repr, _PLACEMENTS))}"
             )
         names = devices_lib.resolve_logical(
@@ -227,7 +227,7 @@ class InGraphReplicator(base.Replicator):
     ) -> list[list[Any]]:
         """Runs a step of the strategy once, on the inputs of each replica."""
         leaves = zip(*batches, strict=True)
-        inputs = [PerReplica(leaf, made_by=self.maker) for leaf in leaves]
+        inputs = [PerReplica(leaf, owner=self.replicator_id) for leaf in leaves]
         named: Any = types.SimpleNamespace(__qualname__=name)
         outputs = self._dispatch(program, named, inputs or None, 1)
         return [[leaf[r] for leaf in outputs] for r in range(len(batches))]

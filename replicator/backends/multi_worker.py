@@ -105,7 +105,7 @@ class BetweenGraphReplicator(base.Replicator):
         if self.without_communication:
             return super().reduce(op, value)
         return programs.reduce_over_workers(
-            self.run, op, value, self.num_local_replicas, self.maker
+            self.run, op, value, self.num_local_replicas, self.replicator_id
         )
 
     def gather_bytes(self, payload: bytes) -> list[bytes]:
@@ -135,14 +135,14 @@ class BetweenGraphReplicator(base.Replicator):
 
 def may_end(peers: WorkerRuntime, what: str, inputs: InputIterator) -> bool:
     """Whether the data of any worker may end; a collective."""
-    answers = peers.exchange(what, f"{inputs.may_end:d}{inputs.fills:d}")
-    fills = [answer[1] for answer in answers]
-    if len(set(fills)) > 1:
-        other = fills.index("0")
+    answers = peers.exchange(what, f"{inputs.may_end:d}{inputs.pads_last_step:d}")
+    pads_last_step = [answer[1] for answer in answers]
+    if len(set(pads_last_step)) > 1:
+        other = pads_last_step.index("0")
         raise DisagreementError(
-            f"batches of worker {fills.index('1')} can have any number of examples, "
-            f"those of worker {other} only one, so that an epoch would end at "
-            "different steps; use drop_remainder=True on all workers, or on none"
+            f"batches of worker {pads_last_step.index('1')} can have any number of "
+            f"examples, those of worker {other} only one, so that an epoch would end "
+            "at different steps; use drop_remainder=True on all workers, or on none"
         )
     return any(answer[0] == "1" for answer in answers)
 
@@ -166,7 +166,7 @@ class _UnevenInputs:
             return is_end
         ends = peers.exchange("next() of an input iterator", "1" if is_end else "")
         # A worker at its end has batches without examples while others have examples.
-        return all(ends) if inputs.fills else any(ends)
+        return all(ends) if inputs.pads_last_step else any(ends)
 
 
 # Between-graph, as in the paper's figure 1 (Buchlovsky et al. 2019): every worker

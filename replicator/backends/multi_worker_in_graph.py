@@ -136,7 +136,9 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
                 devices=sources,
                 prefetch=self._prefetch(num_prefetched, sources),
             )
-            _ = inputs.fills  # asks the workers, here where a lost one is named
+            _ = (
+                inputs.pads_last_step
+            )  # asks the workers, here where a lost one is named
             return inputs
 
     @property
@@ -282,8 +284,10 @@ class ScheduledBackend(base.Replicator):
         programs.check_caller()
         validation.check_no_more("schedule", more, others)
         programs.check_num_steps(num_steps, inputs)
-        signature, specs = programs.split_inputs(inputs, self.num_replicas, self.maker)
-        with running(self.maker), counted(inputs, num_steps):
+        signature, specs = programs.split_inputs(
+            inputs, self.num_replicas, self.replicator_id
+        )
+        with running(self.replicator_id), counted(inputs, num_steps):
             self._schedule(
                 step_fn, inputs, signature, specs, num_steps, keeps_results=False
             )

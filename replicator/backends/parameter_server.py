@@ -41,7 +41,7 @@ class CoordinatorInputIterator(InputIterator):
     """The same pipeline on every worker: the coordinator does not number them."""
 
     stateless_reason = "its pipelines are on workers, which may be restarted"
-    fills = False
+    pads_last_step = False
 
     def __init__(
         self,

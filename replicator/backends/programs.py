@@ -19,9 +19,9 @@ from replicator.core.validation import (
     INT32_MAX,
     check_not_distributed,
     check_step_fn,
+    format_value,
     is_integer,
     name_of,
-    shown,
 )
 from replicator.errors import RetraceLimitError, RetraceWarning, RunContextError
 from replicator.inputs import audit, iterator
@@ -41,7 +41,7 @@ from replicator.inputs.iterator import InputIterator, spec_signature
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from replicator.core.validation import Maker
+    from replicator.core.validation import ReplicatorId
 
 
 MAX_FUNCTIONS_PER_CODE = 16
@@ -196,16 +196,18 @@ def _user_stack_level() -> int:
     return level
 
 
-def split_inputs(inputs: Any, num_replicas: int, user: Maker) -> tuple[Any, list[Any]]:
+def split_inputs(
+    inputs: Any, num_replicas: int, user: ReplicatorId
+) -> tuple[Any, list[Any]]:
     """Splits the inputs of ``run`` into a signature and per-replica specs."""
     if inputs is None:
         return None, []
     if isinstance(inputs, InputIterator):
-        inputs.check_maker(user)
+        inputs.check_owner(user)
         return inputs.signature, [inputs.element_spec]
     if is_per_replica_nest(inputs):
         for leaf in tf.nest.flatten(inputs):
-            validation.check_maker(
+            validation.check_owner(
                 leaf, user, "a PerReplica", "pass PerReplica(list(values)) to reuse it"
             )
             if len(leaf) != num_replicas:
@@ -240,8 +242,8 @@ def check_num_steps(num_steps: Any, inputs: Any) -> int:
     """Returns ``num_steps`` if it is valid for ``run``."""
     if not is_integer(num_steps, least=1, most=INT32_MAX):
         raise ValueError(
-            f"num_steps {shown(num_steps)} must be an integer of at least 1 and at "
-            f"most {INT32_MAX}; call run() again for more steps"
+            f"num_steps {format_value(num_steps)} must be an integer of at least 1 and "
+            f"at most {INT32_MAX}; call run() again for more steps"
         )
     if num_steps > 1 and inputs is not None and not isinstance(inputs, InputIterator):
         raise ValueError(
@@ -293,7 +295,7 @@ class FedBackend(JobFacts):
         check_mode(mode)
         num_batches = iterator.check_num_batches(prefetch_to_device)
         inputs = self._make_input_iterator(input_fn, mode, num_batches)
-        inputs.made_by = self.maker
+        inputs.owner = self.replicator_id
         return inputs
 
     def _make_input_iterator(
@@ -370,7 +372,7 @@ class FedBackend(JobFacts):
         )
 
 
-def reduce_here(op: str, value: Any, num_replicas: int, user: Maker) -> Any:
+def reduce_here(op: str, value: Any, num_replicas: int, user: ReplicatorId) -> Any:
     """Reduces the values of this process; see ``Replicator.reduce``."""
     context.check_reduce_op(op)
 
@@ -387,12 +389,12 @@ def reduce_here(op: str, value: Any, num_replicas: int, user: Maker) -> Any:
 
 
 def _values_of(
-    leaf: Any, op: str, num_replicas: int, user: Maker
+    leaf: Any, op: str, num_replicas: int, user: ReplicatorId
 ) -> list[tf.Tensor] | None:
     """The tensors to reduce, or None if there is nothing to reduce."""
     if not isinstance(leaf, PerReplica):
         return None
-    validation.check_maker(
+    validation.check_owner(
         leaf, user, "a PerReplica", "pass what run() of this one returned"
     )
     if len(leaf) != num_replicas:
@@ -421,7 +423,7 @@ def _values_of(
 
 
 def reduce_over_workers(
-    run: Callable[..., Any], op: str, value: Any, num_replicas: int, user: Maker
+    run: Callable[..., Any], op: str, value: Any, num_replicas: int, user: ReplicatorId
 ) -> Any:
     """Reduces in a step of its own, which ``run`` runs; see ``Replicator.reduce``."""
     context.check_reduce_op(op)

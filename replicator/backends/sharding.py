@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replicator import catalog
 from replicator.catalog import entry_of
-from replicator.core.validation import INT64_MAX, is_integer, shown
+from replicator.core.validation import INT64_MAX, format_value, is_integer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,8 +49,8 @@ def check_memory(device_memory: Any) -> None:
     if device_memory is None or is_integer(device_memory, least=1, most=INT64_MAX):
         return
     raise ValueError(
-        f"device_memory={shown(device_memory)} must be a positive integer, the bytes "
-        "of a device that weights, gradients and optimizer state may take"
+        f"device_memory={format_value(device_memory)} must be a positive integer, the "
+        "bytes of a device that weights, gradients and optimizer state may take"
     )
 
 

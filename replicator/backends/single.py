@@ -49,7 +49,7 @@ class SingleReplicaContext(context.ReplicaContext):
     ) -> list[tf.Tensor]:
         """Does what one replica does: the identity, or what has its result."""
         del needed_if
-        return [kind.of_own(TENSORS, tensor, 0, 1) for tensor in tensors]
+        return [kind.local_result(TENSORS, tensor, 0, 1) for tensor in tensors]
 
     def logical_device(self, index: int) -> Any:
         """The device of this index; there is one replica."""

@@ -32,7 +32,7 @@ from replicator.core import creation
 from replicator.core import devices as devices_lib
 from replicator.core.creation import StepGenerator
 from replicator.core.step import PerReplica, check_outputs, per_replica_nest, repeat
-from replicator.core.validation import running, shown
+from replicator.core.validation import format_value, running
 from replicator.errors import CollectiveControlFlowError, DeviceError
 from replicator.inputs import last_step
 from replicator.inputs.context import as_value, own_contexts
@@ -74,7 +74,7 @@ class StrategyReplicaContext(context_lib.ReplicaContext):
     def __init__(self, num_replicas: int) -> None:
         self.num_replicas = self.num_replicas_in_sync = num_replicas
         differentiable.register()
-        _tf_keras_parts.keep_statistics_of_nothing(context_lib.in_replica_context)
+        _tf_keras_parts.ignore_empty_batches(context_lib.in_replica_context)
 
     @property
     def replica_id(self) -> tf.Tensor:
@@ -91,7 +91,7 @@ class StrategyReplicaContext(context_lib.ReplicaContext):
         """Makes the collective of the strategy's sums."""
         del needed_if
         if self.num_replicas == 1:  # a stock strategy of one replica cannot reduce
-            return [kind.of_own(TENSORS, tensor, 0, 1) for tensor in tensors]
+            return [kind.local_result(TENSORS, tensor, 0, 1) for tensor in tensors]
         sums = Sums(
             num_replicas=self.num_replicas,
             replica_id=self.replica_id,
@@ -158,14 +158,14 @@ class LocalReplicaContext(StrategyReplicaContext):
         """Returns what a replica has where all hold its values."""
         del needed_if
         count, replica_id = self.num_replicas, self.replica_id
-        return [kind.of_own(TENSORS, t, replica_id, count) for t in tensors]
+        return [kind.local_result(TENSORS, t, replica_id, count) for t in tensors]
 
 
 class StrategyInputIterator(InputIterator):
     """Pipelines that a strategy distributes to its replicas."""
 
     stateless_reason = "iterators of tf.distribute cannot be saved"
-    fills = False  # the strategy feeds batches without examples itself
+    pads_last_step = False  # the strategy feeds batches without examples itself
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class StrategyInputIterator(InputIterator):
 
         def group(spec: Any, leaf: Any) -> PerReplica[Any]:
             common = spec if has_any_size else None
-            return PerReplica(local(leaf), made_by=self.made_by, spec=common)
+            return PerReplica(local(leaf), owner=self.owner, spec=common)
 
         batch = self._counted_reads().next(0)
         return tf.nest.map_structure(group, self.element_spec, batch)
@@ -225,7 +225,7 @@ class StrategyReplicator(base.Replicator):
         if not isinstance(strategy, tf.distribute.Strategy):
             raise TypeError(
                 "StrategyReplicator takes a tf.distribute.Strategy, but got "
-                f"{shown(strategy)}; pass for example "
+                f"{format_value(strategy)}; pass for example "
                 "tf.distribute.MirroredStrategy(), or write replicator.create(backend)"
             )
         self.strategy = strategy
@@ -371,7 +371,7 @@ class StrategyReplicator(base.Replicator):
 
         def step(*batch: Any) -> Any:
             with (  # in the thread of a replica
-                running(self.maker),
+                running(self.replicator_id),
                 context_lib.enter(replica_context),
                 generator.installed(),
             ):

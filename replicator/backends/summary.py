@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import dispatch
-from replicator.core.validation import shown
+from replicator.core.validation import format_value
 from replicator.variables.kinds import Kind
 from replicator.variables.ownership import num_bytes
 
@@ -152,7 +152,9 @@ _PLACES = {
 def check_timeline_path(path: Any) -> pathlib.Path:
     """Returns where a timeline is written to."""
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
-        raise TypeError(f"timeline({shown(path)}) must be the path of a file to write")
+        raise TypeError(
+            f"timeline({format_value(path)}) must be the path of a file to write"
+        )
     place = pathlib.Path(os.fsdecode(path)).absolute()
     reason = ""
     try:
@@ -169,8 +171,8 @@ def check_timeline_path(path: Any) -> pathlib.Path:
         reason = getattr(error, "strerror", None) or str(error)
     if reason:
         raise ValueError(
-            f"timeline() cannot write {shown(str(path))}: {reason}; use a file in a "
-            "folder that exists, such as 'trace.json'"
+            f"timeline() cannot write {format_value(str(path))}: {reason}; use a file "
+            "in a folder that exists, such as 'trace.json'"
         )
     return place
 

@@ -58,7 +58,7 @@ class Division:
     # Sizes of the batches that an element consists of, the innermost first; None if
     # pipelines that are zipped differ.
     joined: tuple[int, ...] | None = ()
-    is_dealt: bool = False  # Whether examples are dealt to pipelines.
+    is_sharded: bool = False  # Whether examples are dealt to pipelines.
     num_at_once: int = 1  # Examples that are dealt at once, to one pipeline.
     # Whether it is the work of ``split_global_batches``: every step then has the next
     # examples, whatever the replicas.
@@ -148,12 +148,12 @@ def _take_apart(before: Division, last: Transformation) -> Division:
 
 
 def _deal(before: Division, last: Transformation) -> Division:
-    if before.is_dealt:
+    if before.is_sharded:
         return before
     count = _count(last.inputs[0])
     return dataclasses.replace(
         before,
-        is_dealt=True,
+        is_sharded=True,
         num_at_once=before.num_joined,
         num_dealt=None if count is None else count * before.num_joined,
     )
@@ -161,11 +161,11 @@ def _deal(before: Division, last: Transformation) -> Division:
 
 def _other(before: Division, last: Transformation) -> Division:
     """Adds what may change the order, or what an element consists of."""
-    is_dealt = before.is_dealt or before.is_global
+    is_sharded = before.is_sharded or before.is_global
     is_joined = before.joined != ()
     changed = dataclasses.replace(
         before,
-        after_dealing=before.after_dealing + (last.name,) * is_dealt,
+        after_dealing=before.after_dealing + (last.name,) * is_sharded,
         after_joining=before.after_joining + (last.name,) * is_joined,
     )
     if last.name in _OF_ELEMENTS:
@@ -173,7 +173,7 @@ def _other(before: Division, last: Transformation) -> Division:
     return dataclasses.replace(
         changed,
         joined=(),
-        is_dealt=is_dealt,
+        is_sharded=is_sharded,
         is_global=False,
         after_joining=(),
         num_joining=None,
@@ -191,7 +191,7 @@ def _merge(parts: Sequence[Division]) -> Division:
         sizes = {first.joined, other.joined} - {()}
         first = Division(
             joined=sizes.pop() if len(sizes) == 1 else (None if sizes else ()),
-            is_dealt=first.is_dealt or other.is_dealt,
+            is_sharded=first.is_sharded or other.is_sharded,
             num_at_once=max(first.num_at_once, other.num_at_once),
             is_global=first.is_global or other.is_global,
             after_dealing=first.after_dealing + other.after_dealing,

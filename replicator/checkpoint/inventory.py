@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.core.validation import shown
+from replicator.core.validation import format_value
 from replicator.errors import CheckpointMismatchError
 from replicator.optimizer.wrapper import ReplicatedOptimizer
 
@@ -144,7 +144,7 @@ def _unwrap(name: str, value: Any) -> Any:
         is_list = isinstance(value, (list, tuple))
         each = ", and each item of a list by a name of its own" if is_list else ""
         raise TypeError(
-            f"{name}={shown(value)} cannot be saved: it is a "
+            f"{name}={format_value(value)} cannot be saved: it is a "
             f"{type(value).__name__!r}; pass Keras models and optimizers, tf.Modules, "
             f"tf.Variables and other objects that tf.train.Checkpoint accepts{each}"
         )

@@ -16,7 +16,7 @@ import tensorflow as tf
 from replicator.checkpoint import division, files, position
 from replicator.checkpoint import inventory as inventory_lib
 from replicator.checkpoint.inventory import Inventory, Payload, decode, encode
-from replicator.core.validation import INT64_MAX, is_integer, path_of, shown
+from replicator.core.validation import INT64_MAX, format_value, is_integer, path_of
 from replicator.errors import CheckpointError, CheckpointMismatchError
 from replicator.inputs.iterator import InputIterator
 from replicator.optimizer.wrapper import ReplicatedOptimizer
@@ -105,9 +105,9 @@ class CheckpointManager:
         # Raises now, rather than at the first save.
         for optimizer in Inventory(trackables).optimizers.values():
             if isinstance(optimizer, ReplicatedOptimizer):
-                optimizer.check_maker(repl.maker)
+                optimizer.check_owner(repl.replicator_id)
         if inputs is not None:
-            inputs.check_maker(repl.maker)
+            inputs.check_owner(repl.replicator_id)
 
     @property
     def latest_checkpoint(self) -> str | None:
@@ -337,8 +337,8 @@ def _check_arguments(
         )
     if max_to_keep is not None and not is_integer(max_to_keep, least=1):
         raise ValueError(
-            f"max_to_keep {shown(max_to_keep)} must be an integer of at least 1, or "
-            "None to keep all"
+            f"max_to_keep {format_value(max_to_keep)} must be an integer of at least "
+            "1, or None to keep all"
         )
     if inputs is not None and not isinstance(inputs, InputIterator):
         raise TypeError(
@@ -350,8 +350,8 @@ def _check_arguments(
 def _check_step(step: Any) -> int:
     if not is_integer(step, least=0, most=INT64_MAX):
         raise ValueError(
-            f"step {shown(step)} must be an integer of at least 0, or None for the "
-            "step of the optimizer"
+            f"step {format_value(step)} must be an integer of at least 0, or None for "
+            "the step of the optimizer"
         )
     return step
 

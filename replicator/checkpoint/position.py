@@ -220,7 +220,7 @@ def _num_of_pass(saved: Position, divided: Division) -> tuple[float, float | Non
     """Examples of the steps that were read, if all are whole, and those of one pass."""
     assert saved.examples_per_step is not None
     num_read = saved.num_steps * saved.examples_per_step
-    if divided.is_global or divided.is_dealt:
+    if divided.is_global or divided.is_sharded:
         return num_read, divided.num_dealt
     return num_read / _pipelines(saved), divided.num_joining  # each reads all of it
 
@@ -230,7 +230,7 @@ def _unit(position: Position, divided: Division) -> float:
     assert position.examples_per_step is not None
     if divided.is_global:
         return position.examples_per_step
-    return _per_replica(position) * (_pipelines(position) if divided.is_dealt else 1)
+    return _per_replica(position) * (_pipelines(position) if divided.is_sharded else 1)
 
 
 def _pipelines(position: Position) -> int:
@@ -242,7 +242,7 @@ def _dividing(divided: Division) -> str:
     """What divides examples, as users write it."""
     if divided.is_global:
         return "split_global_batches()"
-    return "shard() or batch()" if divided.is_dealt else "batch()"
+    return "shard() or batch()" if divided.is_sharded else "batch()"
 
 
 def _refused(saved: Position, why: str) -> CheckpointMismatchError:

@@ -24,7 +24,7 @@ from replicator.collectives.kinds import (
 )
 from replicator.core import context as context_lib
 from replicator.core.step import tensor_of
-from replicator.core.validation import is_integer, shown
+from replicator.core.validation import format_value, is_integer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,15 +121,15 @@ def _check_pairs(pairs: Any, num_replicas: int) -> tuple[tuple[int, int], ...]:
     if not is_listed:
         raise TypeError(
             f"permute takes pairs of source and target, such as [(0, 1), (1, 0)], but "
-            f"got {shown(pairs)}; both are Python ints, because the permutation is "
-            "fixed when the step is traced"
+            f"got {format_value(pairs)}; both are Python ints, because the permutation "
+            "is fixed when the step is traced"
         )
     for place, role in enumerate(("source", "target")):
         replicas = [pair[place] for pair in pairs]
         for replica in replicas:
             if not 0 <= replica < num_replicas:
                 raise ValueError(
-                    f"permute got {role} {shown(replica)}, but there are "
+                    f"permute got {role} {format_value(replica)}, but there are "
                     f"{num_replicas} replicas; use 0 to {num_replicas - 1}"
                 )
             if replicas.count(replica) > 1:
@@ -162,14 +162,14 @@ def broadcast(value: Any, source_replica_id: int = 0) -> Any:
     context = context_lib.require("broadcast")
     if not is_integer(source_replica_id):
         raise TypeError(
-            f"source_replica_id {shown(source_replica_id)} must be a Python int, "
-            "because the source is fixed when the step is traced"
+            f"source_replica_id {format_value(source_replica_id)} must be a Python "
+            "int, because the source is fixed when the step is traced"
         )
     count = context.num_replicas_in_sync
     if not 0 <= source_replica_id < count:
         raise ValueError(
-            f"source_replica_id {shown(source_replica_id)} is out of range: there are "
-            f"{count} replicas; use 0 to {count - 1}"
+            f"source_replica_id {format_value(source_replica_id)} is out of range: "
+            f"there are {count} replicas; use 0 to {count - 1}"
         )
 
     leaves = tf.nest.flatten(value)

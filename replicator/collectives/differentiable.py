@@ -22,7 +22,7 @@ import tensorflow as tf
 from replicator._tf import distribute as _tf_distribute
 from replicator.core import context as context_lib
 from replicator.core.step import tensor_of
-from replicator.core.validation import is_one_of, shown
+from replicator.core.validation import format_value, is_one_of
 from replicator.errors import CollectiveTypeError, OptimizerOptionError
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def check_compression(compression: str | None) -> tf.DType | None:
         return None
     if not is_one_of(compression, _WIRE_DTYPES):
         raise OptimizerOptionError(
-            f"compression={shown(compression)} is unknown; use 'bfloat16' (the "
+            f"compression={format_value(compression)} is unknown; use 'bfloat16' (the "
             "exponent range of float32, 8 significant bits), 'float16' (11 significant "
             "bits, needs loss_scale), or None"
         )

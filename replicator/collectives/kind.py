@@ -110,7 +110,9 @@ class CollectiveKind(abc.ABC):
         """
 
     @abc.abstractmethod
-    def of_own(self, ops: Ops, operand: Any, replica: Any, num_replicas: int) -> Any:
+    def local_result(
+        self, ops: Ops, operand: Any, replica: Any, num_replicas: int
+    ) -> Any:
         """The result where every replica holds the operand of this one.
 
         With R = 1 that is the collective; otherwise it is what a measuring control has

@@ -112,7 +112,9 @@ class AllReduce(Reduce):
             return communicate(context, AllReduce(op=self.op), dys)
         return _shared_by_holders(context, xs, ys, all_sum(context, dys))
 
-    def of_own(self, ops: Ops, operand: Any, replica: Any, num_replicas: int) -> Any:
+    def local_result(
+        self, ops: Ops, operand: Any, replica: Any, num_replicas: int
+    ) -> Any:
         del replica
         if self.op != "sum" or num_replicas == 1:
             return operand
@@ -183,8 +185,10 @@ class ReduceScatter(Reduce):
             return [dy / tf.cast(count, dy.dtype) for dy in whole]
         return _shared_by_holders(context, xs, all_rows(ys), whole)
 
-    def of_own(self, ops: Ops, operand: Any, replica: Any, num_replicas: int) -> Any:
-        whole = AllReduce(op=self.op).of_own(ops, operand, replica, num_replicas)
+    def local_result(
+        self, ops: Ops, operand: Any, replica: Any, num_replicas: int
+    ) -> Any:
+        whole = AllReduce(op=self.op).local_result(ops, operand, replica, num_replicas)
         return whole if num_replicas == 1 else ops.part(whole, replica, num_replicas)
 
     def by_sums(self, sums: Sums, tensors: Tensors) -> list[tf.Tensor]:
@@ -263,7 +267,9 @@ class AllGather(Gather):
     def vectorized(self, context: ReplicaContext, stacked: tf.Tensor) -> tf.Tensor:
         return swap_dimensions(communicate(context, self, [stacked])[0])
 
-    def of_own(self, ops: Ops, operand: Any, replica: Any, num_replicas: int) -> Any:
+    def local_result(
+        self, ops: Ops, operand: Any, replica: Any, num_replicas: int
+    ) -> Any:
         del replica
         return ops.stack([operand] * num_replicas)
 
@@ -306,7 +312,9 @@ class AllConcat(Gather):
         end = begin + counts[mine]
         return [dy[begin:end] for dy in all_sum(context, dys)]
 
-    def of_own(self, ops: Ops, operand: Any, replica: Any, num_replicas: int) -> Any:
+    def local_result(
+        self, ops: Ops, operand: Any, replica: Any, num_replicas: int
+    ) -> Any:
         del replica
         return operand if num_replicas == 1 else ops.concat([operand] * num_replicas)
 
@@ -380,7 +388,9 @@ class Route(Exchange, is_pattern=True):
         ]
         return communicate(context, Permute(pairs=tuple(back)), dys)
 
-    def of_own(self, ops: Ops, operand: Any, replica: Any, num_replicas: int) -> Any:
+    def local_result(
+        self, ops: Ops, operand: Any, replica: Any, num_replicas: int
+    ) -> Any:
         # Of several replicas, a control keeps the operand on those that get zeros, too.
         del replica
         is_kept = num_replicas > 1 or self.source(0, 1) >= 0
@@ -523,7 +533,9 @@ class AllToAll(Exchange):
         del xs, ys
         return communicate(context, self, dys)
 
-    def of_own(self, ops: Ops, operand: Any, replica: Any, num_replicas: int) -> Any:
+    def local_result(
+        self, ops: Ops, operand: Any, replica: Any, num_replicas: int
+    ) -> Any:
         if num_replicas == 1:
             return operand
         part = ops.part(operand, replica, num_replicas)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from replicator.collectives import reductions
 from replicator.collectives.reductions import examples_of_all
 from replicator.core import context
-from replicator.core.validation import INT32_MAX, is_integer, is_one_of, shown
+from replicator.core.validation import INT32_MAX, format_value, is_integer, is_one_of
 
 _FORMS = ("shifted", "two_pass")
 
@@ -63,8 +63,8 @@ class CrossReplicaBatchNormalization(keras.layers.BatchNormalization):
         """
         if not is_one_of(variance_form, _FORMS):
             raise ValueError(
-                f"variance_form {shown(variance_form)} is unknown; use 'shifted' (one "
-                "all-reduce) or 'two_pass' (two, no cancellation)"
+                f"variance_form {format_value(variance_form)} is unknown; use "
+                "'shifted' (one all-reduce) or 'two_pass' (two, no cancellation)"
             )
         if options.get("synchronized"):
             raise ValueError(
@@ -249,8 +249,8 @@ class ShardedEmbedding(keras.layers.Layer):
         for argument, size in sizes.items():
             if not is_integer(size, least=1, most=INT32_MAX):
                 raise ValueError(
-                    f"{argument} {shown(size)} must be an integer of at least 1 and at "
-                    f"most {INT32_MAX}"
+                    f"{argument} {format_value(size)} must be an integer of at least 1 "
+                    f"and at most {INT32_MAX}"
                 )
         if not 1 <= num_parts <= num_rows:
             raise ValueError(

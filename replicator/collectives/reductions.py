@@ -15,7 +15,7 @@ from replicator.collectives.kinds import AllConcat, AllReduce
 from replicator.collectives.lookups import Ids
 from replicator.core import context as context_lib
 from replicator.core.step import tensor_of
-from replicator.core.validation import shown
+from replicator.core.validation import format_value
 from replicator.errors import SplitBatchError
 from replicator.inputs.context import InputContext, element_of, part_of_batch
 
@@ -225,13 +225,14 @@ def split_global_batches(
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
             f"split_global_batches() takes a tf.data.Dataset of single examples, but "
-            f"got {shown(dataset)}; create one with tf.data.Dataset.from_tensor_slices"
+            f"got {format_value(dataset)}; create one with "
+            "tf.data.Dataset.from_tensor_slices"
         )
     if not isinstance(ctx, InputContext):
         raise TypeError(
             "split_global_batches() takes the InputContext that is the argument of the "
-            f"input function, but got {shown(ctx)}; write def input_fn(ctx): return "
-            "split_global_batches(dataset, ctx, global_batch_size)"
+            f"input function, but got {format_value(ctx)}; write def input_fn(ctx): "
+            "return split_global_batches(dataset, ctx, global_batch_size)"
         )
     share = ctx.get_per_replica_batch_size(global_batch_size)
     num_replicas = ctx.num_replicas_in_sync

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.core.validation import is_integer, is_one_of, shown
+from replicator.core.validation import format_value, is_integer, is_one_of
 from replicator.errors import CollectiveContextError, DeviceError, RunContextError
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ def loss_weight() -> tf.Tensor | None:
     return _STACK.weights[-1]() if _STACK.weights else None
 
 
-def undivided(grads: list[Any]) -> list[Any]:
+def unscale(grads: list[Any]) -> list[Any]:
     """Returns gradients whose mean over replicas is what an optimizer applies."""
     undo = _STACK.undo[-1] if _STACK.undo else None
     return grads if undo is None else undo(grads)
@@ -253,7 +253,7 @@ def check_reduce_op(op: Any) -> str:
     """Returns ``op`` if it is a known reduction."""
     if not is_one_of(op, REDUCE_OPS):
         raise ValueError(
-            f"unknown reduction {shown(op)}; use one of "
+            f"unknown reduction {format_value(op)}; use one of "
             f"{', '.join(map(repr, REDUCE_OPS))}"
         )
     return op
@@ -326,7 +326,7 @@ def check_logical_index(index: Any, num_logical_devices: int) -> int:
     """Returns the index of a logical device, if it exists."""
     if not is_integer(index, least=0) or index >= num_logical_devices:
         raise DeviceError(
-            f"logical_device({shown(index)}) does not exist: a replica here has "
+            f"logical_device({format_value(index)}) does not exist: a replica here has "
             f"{num_logical_devices}; use 0 to {num_logical_devices - 1}, or create the "
             "replicator with logical_devices_per_replica=k"
         )

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from replicator._tf import workers as _tf_workers
 from replicator.catalog import MAX_REPLICAS
-from replicator.core.validation import is_integer, listed, shown
+from replicator.core.validation import format_value, is_integer, listed
 from replicator.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ def check_num_logical(count: Any) -> int:
     """Returns a valid number of logical devices of a replica."""
     if not is_integer(count, least=1, most=MAX_REPLICAS):
         raise DeviceError(
-            f"logical_devices_per_replica {shown(count)} must be an integer of at "
-            f"least 1 and at most {MAX_REPLICAS}"
+            f"logical_devices_per_replica {format_value(count)} must be an integer of "
+            f"at least 1 and at most {MAX_REPLICAS}"
         )
     return count
 
@@ -178,7 +178,7 @@ def _check_count(num_replicas: Any) -> None:
     """Rejects numbers that are too large for a list of devices."""
     if not is_integer(num_replicas, least=1, most=MAX_REPLICAS):
         raise DeviceError(
-            f"num_replicas {shown(num_replicas)} must be an integer from 1 to "
+            f"num_replicas {format_value(num_replicas)} must be an integer from 1 to "
             f"{MAX_REPLICAS}, and so must num_replicas times logical devices"
         )
 
@@ -190,8 +190,9 @@ def _explicit(num_replicas: int, passed: Sequence[str], *, distinct: bool) -> li
         devices = []
     if len(devices) != num_replicas:
         raise DeviceError(
-            f"devices {shown(passed)} must be a list with one device per replica, for "
-            f"{num_replicas} replicas; pass names such as ['CPU:0', 'CPU:1']"
+            f"devices {format_value(passed)} must be a list with one device per "
+            f"replica, for {num_replicas} replicas; pass names such as ['CPU:0', "
+            "'CPU:1']"
         )
     names = [_full_name(device) for device in devices]
     known = {_full_name(d.name) for d in tf.config.list_logical_devices()}
@@ -214,8 +215,8 @@ def _full_name(device: str) -> str:
         spec = tf.DeviceSpec.from_string(name)
     except (TypeError, ValueError) as error:
         raise DeviceError(
-            f"device {shown(device)} is not a device name; use names such as 'CPU:0' "
-            "or 'GPU:1'"
+            f"device {format_value(device)} is not a device name; use names such as "
+            "'CPU:0' or 'GPU:1'"
         ) from error
     kind, index = _tf_workers.own_address()
     spec = tf.DeviceSpec(job=kind, replica=0, task=index).make_merged_spec(spec)

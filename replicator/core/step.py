@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import tensorflow as tf
 
 from replicator.core import validation
-from replicator.core.validation import name_of, shown
+from replicator.core.validation import format_value, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -31,20 +31,20 @@ class PerReplica(Generic[T]):
 
     Attributes:
       values: A tuple of ``num_replicas`` values.
-      made_by: The replicator whose ``run`` or inputs made them; None if a caller did.
+      owner: The replicator whose ``run`` or inputs made them; None if a caller did.
       spec: The ``tf.TypeSpec`` of a batch that was read from inputs, or None.
     """
 
-    __slots__ = ("made_by", "spec", "values")
+    __slots__ = ("owner", "spec", "values")
 
     def __init__(
         self,
         values: Sequence[T],
         *,
-        made_by: validation.Maker | None = None,
+        owner: validation.ReplicatorId | None = None,
         spec: Any = None,
     ) -> None:
-        self.made_by = made_by
+        self.owner = owner
         self.spec = spec
         try:
             self.values = tuple(values)
@@ -79,14 +79,14 @@ def per_replica_nest(
     """Turns the flat outputs of R replicas into one nest of ``PerReplica``."""
     size = len(flat) // num_replicas
     index = -1
-    made_by = validation.current_maker()
+    owner = validation.current_maker()
 
     def group(leaf: Any) -> PerReplica[Any]:
         nonlocal index
         if leaf is None:
-            return PerReplica([None] * num_replicas, made_by=made_by)
+            return PerReplica([None] * num_replicas, owner=owner)
         index += 1
-        return PerReplica(flat[index::size], made_by=made_by)
+        return PerReplica(flat[index::size], owner=owner)
 
     if isinstance(structure, int):  # a single tensor, which most steps return
         return group(structure)
@@ -117,7 +117,9 @@ def tensor_of(value: Any, said: str) -> tf.Tensor:
             return tf.convert_to_tensor(value)
         except (TypeError, ValueError, tf.errors.OpError) as error:
             cause = error
-    raise TypeError(f"{said}, but got {shown(value)}; {_advice(value)}") from cause
+    raise TypeError(
+        f"{said}, but got {format_value(value)}; {_advice(value)}"
+    ) from cause
 
 
 def _advice(value: Any) -> str:

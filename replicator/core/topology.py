@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator.core import devices as devices_lib
-from replicator.core.validation import Maker, is_integer, shown
+from replicator.core.validation import ReplicatorId, format_value, is_integer
 from replicator.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -223,7 +223,9 @@ def per_worker(
 ) -> int:
     """Divides the replicas of a job evenly over its workers."""
     if not is_integer(num_replicas):
-        raise DeviceError(f"num_replicas {shown(num_replicas)} must be an integer")
+        raise DeviceError(
+            f"num_replicas {format_value(num_replicas)} must be an integer"
+        )
     share, remainder = divmod(num_replicas * num_logical_devices, num_workers)
     if remainder or share < 1:
         parts = (
@@ -251,9 +253,9 @@ class JobFacts:
     _wraps_alike: bool = True
 
     @functools.cached_property
-    def maker(self) -> Maker:
+    def replicator_id(self) -> ReplicatorId:
         """What the optimizers, inputs and values of this replicator carry."""
-        return Maker(
+        return ReplicatorId(
             name=type(self).__name__,
             num_replicas=self.num_replicas,
             wraps_alike=self._wraps_alike and not self.without_communication,

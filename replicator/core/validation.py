@@ -31,7 +31,7 @@ _MOST_BITS = 128  # Python refuses to format integers of thousands of digits
 _MOST_CHARACTERS = 100
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """How messages show a value: in one line, however large the value is."""
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         return f"an integer of {value.bit_length()} bits"
@@ -73,14 +73,15 @@ def path_of(value: Any, argument: str) -> str:
     """Returns a path as a string."""
     if not isinstance(value, (str, bytes, os.PathLike)):
         raise TypeError(
-            f"{argument} must be a path, but got {shown(value)}; pass a string or a "
-            "pathlib.Path"
+            f"{argument} must be a path, but got {format_value(value)}; pass a string "
+            "or a pathlib.Path"
         )
     path = os.fsdecode(value)
     if not path or "\0" in path:
         raise ValueError(
-            f"{argument} must be a path, but got {shown(path)}, which cannot name a "
-            "file; pass a non-empty string without null characters, or a pathlib.Path"
+            f"{argument} must be a path, but got {format_value(path)}, which cannot "
+            "name a file; pass a non-empty string without null characters, or a "
+            "pathlib.Path"
         )
     return path
 
@@ -95,7 +96,7 @@ def listed(value: Any, said: str) -> list[Any]:
             pass
         else:
             return list(iterator)
-    raise TypeError(f"{said}, but got {shown(value)}")
+    raise TypeError(f"{said}, but got {format_value(value)}")
 
 
 def _is_plain(value: Any) -> bool:
@@ -110,12 +111,13 @@ def _is_huge(value: Any) -> bool:
     return isinstance(value, int) and value.bit_length() > _MOST_BITS
 
 
-# Optimizers, inputs and ``PerReplica`` values carry the ``Maker`` of the replicator
-# that made them: they have its number of replicas, its devices and its way to average.
+# Optimizers, inputs and ``PerReplica`` values carry the ``ReplicatorId`` of the
+# replicator that made them: they have its number of replicas, its devices and its way
+# to average.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Maker:
+class ReplicatorId:
     """Stands for one replicator, without keeping it alive."""
 
     name: str  # Class of the replicator.
@@ -130,7 +132,7 @@ class Maker:
 
 
 class _Running(threading.local):
-    makers: tuple[Maker, ...] = ()
+    makers: tuple[ReplicatorId, ...] = ()
 
 
 _RUNNING = _Running()
@@ -139,11 +141,11 @@ _RUNNING = _Running()
 class running:  # noqa: N801 (a function to its callers, without a generator's cost)
     """Inside it, steps of this replicator run, in this thread."""
 
-    def __init__(self, maker: Maker) -> None:
-        self._maker = maker
+    def __init__(self, maker: ReplicatorId) -> None:
+        self._replicator_id = maker
 
     def __enter__(self) -> None:
-        _RUNNING.makers = (*_RUNNING.makers, self._maker)
+        _RUNNING.makers = (*_RUNNING.makers, self._replicator_id)
 
     def __exit__(
         self,
@@ -154,26 +156,26 @@ class running:  # noqa: N801 (a function to its callers, without a generator's c
         _RUNNING.makers = _RUNNING.makers[:-1]
 
 
-def current_maker() -> Maker | None:
+def current_maker() -> ReplicatorId | None:
     """The replicator whose step runs or is traced in this thread, or None."""
     return _RUNNING.makers[-1] if _RUNNING.makers else None
 
 
-def check_maker(
+def check_owner(
     thing: Any,
-    user: Maker | None,
+    user: ReplicatorId | None,
     what: str,
     remedy: str,
     *,
     is_portable: bool = False,
 ) -> None:
     """Rejects what another replicator made."""
-    made_by = thing.made_by
-    if made_by is None or user is None or made_by is user:
+    owner = thing.owner
+    if owner is None or user is None or owner is user:
         return
-    if not (is_portable and made_by.wraps_alike and user.wraps_alike):
+    if not (is_portable and owner.wraps_alike and user.wraps_alike):
         raise OtherReplicatorError(
-            f"{what} was made by another replicator ({made_by}), and cannot be used by "
+            f"{what} was made by another replicator ({owner}), and cannot be used by "
             f"this one ({user}); {remedy}"
         )
 
@@ -205,8 +207,9 @@ def check_takes_one(function: Any, caller: str, argument: str, what: str) -> Non
     """Rejects an object that cannot be called with one argument."""
     if not callable(function):
         raise TypeError(
-            f"{caller}() calls {argument} with {what}, but got {shown(function)}, "
-            "which is not a function; pass a function of one argument"
+            f"{caller}() calls {argument} with {what}, but got "
+            f"{format_value(function)}, which is not a function; pass a function of "
+            "one argument"
         )
     if not _takes(function, 1):
         raise TypeError(

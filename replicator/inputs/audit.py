@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from replicator._tf import data as _tf_data
 from replicator.core import validation
-from replicator.core.validation import INT64_MAX, is_integer, shown
+from replicator.core.validation import INT64_MAX, format_value, is_integer
 from replicator.errors import InputAuditError
 from replicator.inputs import last_step
 from replicator.inputs.iterator import to_pipeline
@@ -100,8 +100,8 @@ def audit(
         num_examples, least=0, most=INT64_MAX
     ):
         raise ValueError(
-            f"num_examples {shown(num_examples)} must be an integer of at least 0 (the "
-            "size of the data set), or None to count the examples that are read"
+            f"num_examples {format_value(num_examples)} must be an integer of at least "
+            "0 (the size of the data set), or None to count the examples that are read"
         )
     pipelines = [to_pipeline(input_fn(context)) for context in contexts]
     num_in_turn = num_replicas // len(pipelines)

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator.core.step import PerReplica, tensor_of
-from replicator.core.validation import INT32_MAX, INT64_MAX, is_integer, shown
+from replicator.core.validation import INT32_MAX, INT64_MAX, format_value, is_integer
 from replicator.errors import InputModeError, SplitBatchError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def check_mode(mode: Any) -> None:
     """Rejects everything except an ``InputReplicationMode``."""
     if not isinstance(mode, InputReplicationMode):
         allowed = ", ".join(str(m) for m in InputReplicationMode)
-        raise TypeError(f"mode {shown(mode)} is not one of {allowed}")
+        raise TypeError(f"mode {format_value(mode)} is not one of {allowed}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,9 +76,9 @@ class InputContext:
             or global_batch_size > INT64_MAX
         ):
             raise SplitBatchError(
-                f"global_batch_size {shown(global_batch_size)} must be an integer (the "
-                "examples of one step over all replicas); pass a multiple of "
-                f"num_replicas {num_replicas!r}, at most {INT64_MAX}"
+                f"global_batch_size {format_value(global_batch_size)} must be an "
+                "integer (the examples of one step over all replicas); pass a multiple "
+                f"of num_replicas {num_replicas!r}, at most {INT64_MAX}"
             )
         global_batch_size = int(global_batch_size)
         share, rest = divmod(global_batch_size, num_replicas)
@@ -170,11 +170,11 @@ def default_data_options(
     """
     for name, flag in (("deterministic", deterministic), ("autotune", autotune)):
         if not isinstance(flag, bool):
-            raise TypeError(f"{name} {shown(flag)} must be True or False")
+            raise TypeError(f"{name} {format_value(flag)} must be True or False")
     if num_threads is not None and not is_integer(num_threads, least=1, most=INT32_MAX):
         raise ValueError(
-            f"num_threads {shown(num_threads)} must be an integer of at least 1, or "
-            "None for TensorFlow's shared threads"
+            f"num_threads {format_value(num_threads)} must be an integer of at least "
+            "1, or None for TensorFlow's shared threads"
         )
     options = tf.data.Options()
     options.deterministic = deterministic
@@ -216,8 +216,8 @@ def set_determinism(seed: int | None) -> None:
         return
     if not is_integer(seed, least=0) or seed >= _LIMIT:
         raise ValueError(
-            f"seed {shown(seed)} must be an integer from 0 to {_LIMIT - 1}, or None to "
-            "switch deterministic kernels off"
+            f"seed {format_value(seed)} must be an integer from 0 to {_LIMIT - 1}, or "
+            "None to switch deterministic kernels off"
         )
     keras.utils.set_random_seed(seed)
     tf.config.experimental.enable_op_determinism()

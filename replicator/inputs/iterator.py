@@ -15,7 +15,7 @@ from replicator.core import context as context_lib
 from replicator.core import devices as devices_lib
 from replicator.core import validation
 from replicator.core.step import PerReplica
-from replicator.core.validation import INT32_MAX, is_integer, shown
+from replicator.core.validation import INT32_MAX, format_value, is_integer
 from replicator.errors import ClusterError, InputModeError
 from replicator.inputs import last_step
 from replicator.inputs.context import (
@@ -28,7 +28,7 @@ from replicator.inputs.context import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
-    from replicator.core.validation import Maker
+    from replicator.core.validation import ReplicatorId
 
     UnevenInputs = Callable[["InputIterator", bool], bool]
 
@@ -201,11 +201,11 @@ class InputIterator:
       uneven_inputs: Makes ``next`` end with the same step in all worker processes that
         read data of their own; None where this process reads all data.
       stateless_reason: Why the iterators have no state to save; empty if they have.
-      made_by: The replicator whose replicas are fed; None if it was made directly.
+      owner: The replicator whose replicas are fed; None if it was made directly.
     """
 
     stateless_reason = ""
-    made_by: Maker | None = None
+    owner: ReplicatorId | None = None
 
     def __init__(
         self,
@@ -244,12 +244,12 @@ class InputIterator:
     @functools.cached_property
     def signature(self) -> Hashable:
         """The key of a program over such iterators; see the class."""
-        is_dealt = self._prefetch is not None and self._prefetch.copies
-        how = len(self.pipelines), is_dealt, self.fills
+        is_sharded = self._prefetch is not None and self._prefetch.copies
+        how = len(self.pipelines), is_sharded, self.pads_last_step
         return "iterator", how, spec_signature(self.element_spec)
 
     @functools.cached_property
-    def fills(self) -> bool:
+    def pads_last_step(self) -> bool:
         """Whether what is left for the last step is divided; see ``last_step``."""
         may_end = self.uneven_inputs is not None or self.may_end
         return not self._is_alone and may_end and last_step.can_fill(self.element_spec)
@@ -331,16 +331,16 @@ class InputIterator:
         self.num_steps = self.num_skipped = num_steps
         self.is_at_end = to_end
 
-    def check_maker(self, user: Maker) -> None:
+    def check_owner(self, user: ReplicatorId) -> None:
         """Rejects a replicator whose replicas these inputs do not feed."""
         remedy = "pass what make_input_iterator() of this one returns"
-        validation.check_maker(self, user, "the input iterator", remedy)
+        validation.check_owner(self, user, "the input iterator", remedy)
 
     def _check(self, pipeline: Any) -> tf.data.Dataset:
         return to_pipeline(pipeline)
 
     def _iterate(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
-        if self.fills:
+        if self.pads_last_step:
             share = self.num_replicas // len(pipelines)
             pipelines = self._at_devices(lambda p: last_step.fill(p, share), pipelines)
         if self._prefetch is not None:
@@ -392,13 +392,13 @@ class InputIterator:
         reads = self._counted_reads()
         share = self.num_replicas // len(self.iterators)
         batches = [reads.next(replica // share) for replica in range(self.num_replicas)]
-        if self.fills:
+        if self.pads_last_step:
             batches, is_fed = last_step.divide(batches)
             self._is_fed = bool(is_fed)
 
         def group(spec: Any, *values: Any) -> PerReplica[Any]:
-            common = spec if self.fills else None
-            return PerReplica(values, made_by=self.made_by, spec=common)
+            common = spec if self.pads_last_step else None
+            return PerReplica(values, owner=self.owner, spec=common)
 
         return tf.nest.map_structure(group, self.element_spec, *batches)
 
@@ -438,18 +438,18 @@ def counted(inputs: Any, num_steps: int) -> contextlib.AbstractContextManager[No
 
 
 # Without it, a batch is copied to its replica's device when the step that reads it
-# begins. With it, a thread fills a buffer on every replica's device while earlier steps
-# run. If replicas compute on the CPU device that their pipeline runs on, nothing is
-# copied, and the buffer is that of ``tf.data.Dataset.prefetch``.
+# begins. With it, a thread pads_last_step a buffer on every replica's device while
+# earlier steps run. If replicas compute on the CPU device that their pipeline runs on,
+# nothing is copied, and the buffer is that of ``tf.data.Dataset.prefetch``.
 
 
 def check_num_batches(num_batches: Any) -> int:
     """Returns ``num_batches`` if it is a valid number of batches to prefetch."""
     if not is_integer(num_batches, least=0, most=INT32_MAX):
         raise ValueError(
-            f"prefetch_to_device {shown(num_batches)} must be an integer of at least 0 "
-            "(batches to prefetch to the device of each replica); use 1 or 2, or 0 for "
-            "none"
+            f"prefetch_to_device {format_value(num_batches)} must be an integer of at "
+            "least 0 (batches to prefetch to the device of each replica); use 1 or 2, "
+            "or 0 for none"
         )
     return int(num_batches)
 

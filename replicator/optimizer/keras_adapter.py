@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator._tf.keras_parts import SavedApart, UsedAsWrapped
+from replicator._tf.keras_parts import OptimizerProxy, SidecarState
 from replicator.core import context
 from replicator.core.validation import listed
 from replicator.errors import CollectiveContextError, OptimizerOptionError
@@ -39,7 +39,7 @@ class OptionVariable:
     initial: float = 0.0  # What all its elements are at first.
 
 
-class OptionsState(SavedApart):
+class OptionsState(SidecarState):
     """The state that options of ``wrap_optimizer`` add to a Keras optimizer."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ def check_is_here(variables: Iterable[Any], ownership: Ownership | None) -> None
         )
 
 
-class KerasAdapter(UsedAsWrapped):
+class KerasAdapter(OptimizerProxy):
     """Methods of a Keras optimizer, in terms of ``apply_gradients``."""
 
     _ownership: Ownership | None

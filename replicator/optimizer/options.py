@@ -9,10 +9,10 @@ from replicator.catalog import BACKENDS, GRADIENTS, LEVELS, PARAMETERS, STATE
 from replicator.collectives import differentiable
 from replicator.core.validation import (
     INT32_MAX,
+    format_value,
     is_integer,
     is_one_of,
     is_positive,
-    shown,
 )
 from replicator.errors import OptimizerOptionError
 
@@ -81,25 +81,25 @@ class OptimizerOptions:
         steps = self.accumulation_steps
         if not is_integer(steps, least=1, most=INT32_MAX):
             raise OptimizerOptionError(
-                f"accumulation_steps={shown(steps)} must be an integer of at least 1 "
-                "(the number of apply_gradients() calls per update)"
+                f"accumulation_steps={format_value(steps)} must be an integer of at "
+                "least 1 (the number of apply_gradients() calls per update)"
             )
         if self.global_clipnorm is not None and not is_positive(self.global_clipnorm):
             raise OptimizerOptionError(
-                f"global_clipnorm={shown(self.global_clipnorm)} must be a positive "
-                "number, or None for no clipping"
+                f"global_clipnorm={format_value(self.global_clipnorm)} must be a "
+                "positive number, or None for no clipping"
             )
         sharded = self.sharded_update
         if not (isinstance(sharded, bool) or is_one_of(sharded, LEVELS)):
             raise OptimizerOptionError(
-                f"sharded_update={shown(sharded)} is not a level: use 'state' (or "
-                "True), 'gradients' (and state), 'parameters' (and both), or False"
+                f"sharded_update={format_value(sharded)} is not a level: use 'state' "
+                "(or True), 'gradients' (and state), 'parameters' (and both), or False"
             )
         scale = self.loss_scale
         if not (scale is None or is_one_of(scale, (DYNAMIC,)) or is_positive(scale)):
             raise OptimizerOptionError(
-                f"loss_scale={shown(scale)} must be a positive number, 'dynamic', or "
-                "None"
+                f"loss_scale={format_value(scale)} must be a positive number, "
+                "'dynamic', or None"
             )
         self._check_with(optimizer)
         return self

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator._tf.keras_parts import UsedAsWrapped
+from replicator._tf.keras_parts import OptimizerProxy
 from replicator.collectives import reductions
 from replicator.core import context, validation
 from replicator.errors import OptimizerOptionError
@@ -61,7 +61,7 @@ def update_of(optimizer: Any) -> Callable[[Any, Pairs], Any] | None:
     return next((_UPDATES[kind] for kind in kinds if kind in _UPDATES), None)
 
 
-class AveragingOptimizer(UsedAsWrapped):
+class AveragingOptimizer(OptimizerProxy):
     """An optimizer of another library that averages gradients over replicas first.
 
     It passes for an instance of the class of the optimizer inside, has its attributes,
@@ -82,7 +82,7 @@ class AveragingOptimizer(UsedAsWrapped):
                     f"keras.optimizers, or {name}={getattr(default, name)!r}"
                 )
         self.options = options  # ``compression`` and ``global_clipnorm``.
-        self.made_by: validation.Maker | None = None
+        self.owner: validation.ReplicatorId | None = None
         self._update = update
         self.wrapped = optimizer  # the optimizer inside; the last: see __setattr__
 
@@ -93,7 +93,7 @@ class AveragingOptimizer(UsedAsWrapped):
         """Averages the gradients over replicas, and updates as the optimizer inside."""
         del name
         check_in_replica("apply_gradients")
-        validation.check_maker(
+        validation.check_owner(
             self,
             validation.current_maker(),
             f"the wrapped optimizer {type(self.wrapped).__name__!r}",
@@ -103,7 +103,7 @@ class AveragingOptimizer(UsedAsWrapped):
         given = with_gradient(pairs_of(grads_and_vars))
         grads = [grad for grad, _ in given]
         check_not_clipped(grads)
-        grads = context.undivided(grads)
+        grads = context.unscale(grads)
         averaged = reductions.all_reduce(
             grads, "mean", compression=self.options.compression
         )

@@ -25,7 +25,7 @@ from replicator.catalog import PARAMETERS
 from replicator.collectives import reductions
 from replicator.core import context, creation, validation
 from replicator.core.step import tensor_of
-from replicator.core.validation import listed, shown
+from replicator.core.validation import format_value, listed
 from replicator.errors import OptimizerOptionError
 from replicator.optimizer import fused, stages
 from replicator.optimizer.keras_adapter import (
@@ -62,7 +62,7 @@ def pairs_of(grads_and_vars: Any) -> list[tuple[Any, Any]]:
     pairs = listed(grads_and_vars, said)
     for pair in pairs:
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):  # noqa: PLR2004
-            raise TypeError(f"{said}, but got {shown(pair)} instead of a pair")
+            raise TypeError(f"{said}, but got {format_value(pair)} instead of a pair")
     return [
         (grad if grad is None else _gradient_of(grad, variable), variable)
         for grad, variable in pairs
@@ -87,7 +87,7 @@ def variables_of(variables: Any, caller: str) -> list[Any]:
     found = listed(variables, said)
     for variable in found:
         if not _tf_compat.is_variable(variable):
-            raise TypeError(f"{said}, but got {shown(variable)} among them")
+            raise TypeError(f"{said}, but got {format_value(variable)} among them")
     return found
 
 
@@ -107,8 +107,8 @@ def _gradient_of(grad: Any, variable: Any) -> Any:
     """Returns the gradient of a variable as a tensor; slices stay slices."""
     if not _tf_compat.is_variable(variable):
         raise TypeError(
-            f"apply_gradients() got {shown(variable)} instead of a variable; pass "
-            "tf.Variable or Keras variables, such as model.trainable_variables"
+            f"apply_gradients() got {format_value(variable)} instead of a variable; "
+            "pass tf.Variable or Keras variables, such as model.trainable_variables"
         )
     if not isinstance(grad, tf.IndexedSlices):
         grad = tensor_of(grad, f"the gradient of {variable.name!r} must be a tensor")
@@ -175,7 +175,7 @@ class ReplicatedOptimizer(KerasAdapter):
         )
         self._ownership = ownership  # who updates what; None without sharded_update
         self._is_built = False
-        self.made_by: validation.Maker | None = None
+        self.owner: validation.ReplicatorId | None = None
         self._is_loss_scaled = False
         self.wrapped = optimizer  # the last: from here on, see __setattr__
 
@@ -260,7 +260,7 @@ class ReplicatedOptimizer(KerasAdapter):
             the optimizer was not built with a variable.
         """
         check_in_replica("apply_gradients")
-        self.check_maker(validation.current_maker())
+        self.check_owner(validation.current_maker())
         self._check_loss_scaled()
         pairs = pairs_of(grads_and_vars)
         given = with_gradient(pairs)
@@ -268,16 +268,16 @@ class ReplicatedOptimizer(KerasAdapter):
             self.build([variable for _, variable in pairs])
         grads = [grad for grad, _ in given]
         check_not_clipped(grads)
-        grads = context.undivided(grads)
+        grads = context.unscale(grads)
         own_strategy = _tf_distribute.strategy_of(self.wrapped)
         with context.gradients_averaged(), own_strategy:  # summed no more
             self._update(grads, [variable for _, variable in given])
         return self.wrapped.iterations
 
-    def check_maker(self, user: validation.Maker | None) -> None:
+    def check_owner(self, user: validation.ReplicatorId | None) -> None:
         """Rejects a replicator whose wrapped optimizers update in another way."""
         # Where they update alike, the number of replicas is that of the step.
-        validation.check_maker(
+        validation.check_owner(
             self,
             user,
             f"the wrapped optimizer {type(self.wrapped).__name__!r}",

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from replicator._tf.workers import trace_reason_of
 from replicator.core.context import logical_device
-from replicator.core.validation import is_integer, shown
+from replicator.core.validation import format_value, is_integer
 from replicator.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -38,18 +38,19 @@ def balance_stages(costs: Sequence[float], num_stages: int) -> list[range]:
     """
     if not isinstance(costs, (list, tuple)) or not costs:
         raise PipelineError(
-            f"balance_stages(costs) got {shown(costs)}; pass a list with the FLOPs or "
-            "the seconds of each layer"
+            f"balance_stages(costs) got {format_value(costs)}; pass a list with the "
+            "FLOPs or the seconds of each layer"
         )
     if not is_integer(num_stages, least=1) or num_stages > len(costs):
         raise PipelineError(
-            f"num_stages={shown(num_stages)} for {len(costs)} layers; use an integer "
-            f"from 1 to {len(costs)}: every stage has a layer at least"
+            f"num_stages={format_value(num_stages)} for {len(costs)} layers; use an "
+            f"integer from 1 to {len(costs)}: every stage has a layer at least"
         )
     bad = [x for x in costs if not _is_cost(x)]
     if bad:
         raise PipelineError(
-            f"costs has {shown(bad[0])}; use FLOPs or seconds, finite and not below 0"
+            f"costs has {format_value(bad[0])}; use FLOPs or seconds, finite and not "
+            "below 0"
         )
     until = [0.0, *itertools.accumulate(costs)]
     # least[k][n]: the largest stage when the first n layers are cut into k stages.
@@ -164,19 +165,19 @@ def make_stages(
         )
     ):
         raise PipelineError(
-            f"make_stages(makers) got {shown(makers)}; pass a list of functions that "
-            "each return a new Keras layer, such as lambda: keras.layers.Dense(8)"
+            f"make_stages(makers) got {format_value(makers)}; pass a list of functions "
+            "that each return a new Keras layer, such as lambda: keras.layers.Dense(8)"
         )
     if not isinstance(example, tf.TensorSpec) or not example.shape.is_fully_defined():
         raise PipelineError(
-            f"make_stages(example) got {shown(example)}; pass the tf.TensorSpec of a "
-            "micro-batch, with its number of examples"
+            f"make_stages(example) got {format_value(example)}; pass the tf.TensorSpec "
+            "of a micro-batch, with its number of examples"
         )
     by_hand, way = None, "flops"
     if isinstance(balance, str) and balance != "flops":
         raise PipelineError(
-            f"balance={shown(balance)} is unknown; use 'flops', or a list with the "
-            "number of layers of each stage"
+            f"balance={format_value(balance)} is unknown; use 'flops', or a list with "
+            "the number of layers of each stage"
         )
     if not isinstance(balance, str):
         by_hand, way = _by_hand(balance, len(makers), num_stages), "hand"
@@ -200,7 +201,7 @@ def _by_hand(balance: Any, num_layers: int, num_stages: int) -> list[range]:
     )
     if not is_list or len(balance) != num_stages or sum(balance) != num_layers:
         raise PipelineError(
-            f"balance={shown(balance)} does not cut {num_layers} layers into "
+            f"balance={format_value(balance)} does not cut {num_layers} layers into "
             f"{num_stages} stages; use 'flops', or the number of layers of each stage, "
             f"{num_layers} in all"
         )

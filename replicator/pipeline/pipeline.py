@@ -17,7 +17,7 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator.core import context
 from replicator.core.context import logical_device, task_name
-from replicator.core.validation import is_integer, is_one_of, shown
+from replicator.core.validation import format_value, is_integer, is_one_of
 from replicator.errors import PipelineError
 from replicator.pipeline import stage as stage_lib
 from replicator.pipeline import updates as updates_lib
@@ -79,7 +79,8 @@ def make_schedule(
     """Returns the tasks of each stage under a schedule, in order."""
     if not is_one_of(name, SCHEDULES):
         raise PipelineError(
-            f"schedule={shown(name)} is unknown; use one of {', '.join(SCHEDULES)}"
+            f"schedule={format_value(name)} is unknown; use one of "
+            f"{', '.join(SCHEDULES)}"
         )
     return SCHEDULES[name](num_stages, num_microbatches)
 
@@ -181,8 +182,8 @@ class Pipeline:
         is_list = isinstance(stages, (list, tuple))
         if not is_list or not stages or not all(map(callable, stages)):
             raise PipelineError(
-                f"Pipeline(stages) got {shown(stages)}; pass a list of at least one "
-                "function, layer or model"
+                f"Pipeline(stages) got {format_value(stages)}; pass a list of at least "
+                "one function, layer or model"
             )
         self._stages = list(stages)
         self._balance = getattr(layer_of(self._stages[0]), "balance_of_stages", "")
@@ -190,8 +191,8 @@ class Pipeline:
             num_microbatches > MOST_MICROBATCHES
         ):
             raise PipelineError(
-                f"num_microbatches={shown(num_microbatches)} is no number of parts; "
-                f"use an integer from 1 to {MOST_MICROBATCHES}"
+                f"num_microbatches={format_value(num_microbatches)} is no number of "
+                f"parts; use an integer from 1 to {MOST_MICROBATCHES}"
             )
         self.num_microbatches = int(num_microbatches)
         self.schedule = make_schedule(
@@ -490,8 +491,8 @@ class _Emitted:
 def _pair(batch: Any) -> tuple[Any, Any]:
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:  # noqa: PLR2004
         raise PipelineError(
-            f"loss_and_gradients(batch) got {shown(batch)}; pass a pair of inputs and "
-            "targets"
+            f"loss_and_gradients(batch) got {format_value(batch)}; pass a pair of "
+            "inputs and targets"
         )
     return batch[0], batch[1]
 

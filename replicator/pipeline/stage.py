@@ -20,7 +20,7 @@ from replicator._tf.random_ops import StageSeeds
 from replicator._tf.workers import trace_reason_of
 from replicator.core import step
 from replicator.core.context import FUNCTION_PREFIX, TASK_NAME, task_name
-from replicator.core.validation import shown
+from replicator.core.validation import format_value
 from replicator.engine.graph.dataflow import READ_OPS, Origins
 from replicator.errors import (
     CollectiveControlFlowError,
@@ -289,8 +289,8 @@ class Stage:
             loss: Any = tf.convert_to_tensor(self._loss_fn(outputs, arguments[1]))
         if loss.shape.rank != 0 or not loss.dtype.is_floating:
             raise PipelineError(
-                f"loss_fn returned {shown(loss)}, but the loss of a micro-batch is a "
-                "floating-point scalar; return the mean over its examples"
+                f"loss_fn returned {format_value(loss)}, but the loss of a micro-batch "
+                "is a floating-point scalar; return the mean over its examples"
             )
         if not means:
             return [loss]

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from replicator._tf import data as _tf_data
 from replicator._tf import distribute as _tf_distribute
-from replicator.core.validation import shown
+from replicator.core.validation import format_value
 from replicator.errors import StrategyError
 from replicator.inputs.context import element_of, part_of_batch, without_rows
 
@@ -63,7 +63,7 @@ def split(
     if not isinstance(dataset, tf.data.Dataset):
         raise StrategyError(
             "experimental_distribute_dataset() takes a tf.data.Dataset of global "
-            f"batches, but got {shown(dataset)}; write "
+            f"batches, but got {format_value(dataset)}; write "
             "tf.data.Dataset.from_tensor_slices(arrays).batch(global_batch_size)"
         )
     for spec in tf.nest.flatten(dataset.element_spec):
@@ -116,7 +116,7 @@ def take_turns(
     if not isinstance(dataset, tf.data.Dataset):
         raise StrategyError(
             "distribute_datasets_from_function() takes a function that returns a "
-            f"tf.data.Dataset, but it returned {shown(dataset)}; write def "
+            f"tf.data.Dataset, but it returned {format_value(dataset)}; write def "
             "dataset_fn(ctx): return dataset.batch("
             "ctx.get_per_replica_batch_size(global_batch_size))"
         )

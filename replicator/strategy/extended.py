@@ -15,7 +15,7 @@ import tensorflow as tf
 from replicator._tf import distribute as _tf_distribute
 from replicator.collectives import reductions
 from replicator.core import context, creation
-from replicator.core.validation import shown
+from replicator.core.validation import format_value
 from replicator.errors import StrategyError
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def reduce_op_of(reduce_op: Any) -> str:
     if isinstance(name, str) and name.lower() in ("sum", "mean"):
         return name.lower()
     raise StrategyError(
-        f"reduce_op {shown(reduce_op)} is not one of tf.distribute.ReduceOp.SUM and "
-        "MEAN; in a step, write replicator.all_min(value) or all_max(value)"
+        f"reduce_op {format_value(reduce_op)} is not one of tf.distribute.ReduceOp.SUM "
+        "and MEAN; in a step, write replicator.all_min(value) or all_max(value)"
     )
 
 
@@ -124,8 +124,8 @@ class StepExtended(_tf_distribute.Extended):
         ):
             raise StrategyError(
                 "an optimizer was made in scope(), but "
-                f"{shown(getattr(colocate_with_variable, 'name', None))}, which it "
-                "trains, outside, so that fit() would train on one device; make the "
+                f"{format_value(getattr(colocate_with_variable, 'name', None))}, which "
+                "it trains, outside, so that fit() would train on one device; make the "
                 "model inside `with repl.scope():` too"
             )
         device = colocate_with_variable.device

@@ -129,7 +129,7 @@ class GradientSum:
         rest = iter(self.of(given, inner))
         return [None if grad is None else next(rest) for grad in grads]
 
-    def undivided(self, grads: list[Any]) -> list[Any]:
+    def unscale(self, grads: list[Any]) -> list[Any]:
         """Multiplies gradients, so that their mean is the sum; see ``of``."""
         self.has_updated = True
         grads = self._weighted(grads)

@@ -25,7 +25,7 @@ from replicator.collectives import reductions
 from replicator.collectives.differentiable import as_written
 from replicator.core import context
 from replicator.core.step import check_outputs
-from replicator.core.validation import shown
+from replicator.core.validation import format_value
 from replicator.errors import StrategyError
 from replicator.strategy.datasets import grouped, is_per_replica, local_values
 from replicator.strategy.extended import StepExtended, is_merging, merging, reduce_op_of
@@ -183,7 +183,7 @@ def entered_by(
     replica = StepReplicaContext(strategy, gradient_sum)
     with (
         _tf_distribute.replica_mode(replica),
-        context.gradients_divided(gradient_sum.undivided),
+        context.gradients_divided(gradient_sum.unscale),
         context.losses_weighed(gradient_sum.weight),
     ):
         yield
@@ -393,9 +393,9 @@ class Reductions:
         if repl.num_replicas > 1 and not is_per_replica(value) and len(own) == 1:
             if repl.num_local_replicas > 1 and op == "sum" and axis is None:
                 raise StrategyError(
-                    f"strategy.reduce(SUM) of {shown(value)}, which is not a value "
-                    "per replica; reduce what strategy.run() returns, or multiply by "
-                    "strategy.num_replicas_in_sync"
+                    f"strategy.reduce(SUM) of {format_value(value)}, which is not a "
+                    "value per replica; reduce what strategy.run() returns, or "
+                    "multiply by strategy.num_replicas_in_sync"
                 )
             if repl.num_local_replicas > 1:
                 own = own * repl.num_local_replicas

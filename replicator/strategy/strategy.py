@@ -15,7 +15,7 @@ from replicator._tf import distribute as _tf_distribute
 from replicator.collectives import reductions
 from replicator.core import context as context_lib
 from replicator.core import step as step_lib
-from replicator.core.validation import name_of, shown
+from replicator.core.validation import format_value, name_of
 from replicator.errors import StrategyError
 from replicator.inputs.context import num_rows
 from replicator.strategy import datasets, fit, replica_context, verify
@@ -340,7 +340,7 @@ class ReplicatorStrategy(StepStrategy):
         if not callable(fn):
             raise StrategyError(
                 f"strategy.run() takes the function of one replica, but got "
-                f"{shown(fn)}; write strategy.run(fn, args=(x, y))"
+                f"{format_value(fn)}; write strategy.run(fn, args=(x, y))"
             )
         is_of_model = is_trainer_step(fn)
         if is_of_model:

@@ -24,7 +24,7 @@ from replicator._tf import keras_parts as _tf_keras_parts
 from replicator._tf import random_ops as _tf_random_ops
 from replicator._tf.workers import trace_reason_of
 from replicator.core import step as step_lib
-from replicator.core.validation import is_positive, shown
+from replicator.core.validation import format_value, is_positive
 from replicator.errors import ReplicatorError, StrategyError
 from replicator.strategy.datasets import grouped, local_values
 from replicator.strategy.fit import optimizers_of, own_statistics
@@ -119,16 +119,17 @@ def verify_fit(
     _check_model(strategy, model)
     if not (tolerance is None or is_positive(tolerance)):
         raise StrategyError(
-            f"verify_fit() got tolerance={shown(tolerance)}, which must be a positive "
-            "number, the largest relative difference that is taken for rounding, or "
-            "None for the usual one of the model's type"
+            f"verify_fit() got tolerance={format_value(tolerance)}, which must be a "
+            "positive number, the largest relative difference that is taken for "
+            "rounding, or None for the usual one of the model's type"
         )
     leaves = _leaves(batch)
     sizes = {x.shape[0] if x.ndim else 0 for x in leaves or () if x is not None}
     if leaves is None or len(sizes) != 1 or min(sizes) < num_replicas:
         raise StrategyError(
             f"verify_fit() takes a batch as train_step gets it, arrays of the same "
-            f"number of examples, at least {num_replicas}, but got {shown(batch)}"
+            f"number of examples, at least {num_replicas}, but got "
+            f"{format_value(batch)}"
         )
     if all((x == x[:1]).all() for x in leaves if x is not None):
         raise StrategyError(
@@ -156,9 +157,9 @@ def verify_fit(
         raise
     except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
         raise StrategyError(
-            f"verify_fit() ran a training step of {name} on {shown(batch)}, which "
-            f"failed: {trace_reason_of(error)}; pass a batch as fit() gives it to "
-            "train_step, such as (x, y)"
+            f"verify_fit() ran a training step of {name} on {format_value(batch)}, "
+            f"which failed: {trace_reason_of(error)}; pass a batch as fit() gives it "
+            "to train_step, such as (x, y)"
         ) from error
     finally:
         comparison.state.restore()

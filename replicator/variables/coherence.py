@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from replicator.collectives.kind import Transfer
     from replicator.core.topology import Group, Topology
     from replicator.variables.table import Entry, VariableTable
-    from replicator.variables.writes import Resets
+    from replicator.variables.writes import CopyRefresher
 
 _MOST_NAMED = 5
 
@@ -45,13 +45,15 @@ class Coherence:
         self,
         entries: Sequence[Entry],
         topology: Topology,
-        resets: Resets,
+        resets: CopyRefresher,
         group: Group | None = None,
         *,
         is_checked: Callable[[Entry], bool] = lambda _entry: True,
     ) -> None:
         # Variables with copies of their own.
-        self.entries = tuple(entry for entry in entries if entry.seen is not None)
+        self.entries = tuple(
+            entry for entry in entries if entry.last_synced is not None
+        )
         self._topology = topology
         self._is_checked = is_checked
         self._resets = resets
@@ -132,7 +134,9 @@ class Coherence:
             entry.variable.assign(value, read_value=False)
         for entry in self.entries:
             if entry.kind is not Kind.MIRRORED:
-                entry.seen.assign(state(entry.variable, entry.kind), read_value=False)
+                entry.last_synced.assign(
+                    state(entry.variable, entry.kind), read_value=False
+                )
         alike = (e for e in self.entries if e.kind in (Kind.MIRRORED, Kind.RANDOM))
         self._resets.apply(alike, is_certain=True)
 
@@ -190,8 +194,10 @@ def consolidate(
             mean = tf.cast(mean, entry.variable.dtype)
         for copy in entry.copies:
             copy.assign(mean)
-        if entry.seen is not None:  # not the only replica of one of several workers
-            entry.seen.assign(state(entry.variable, entry.kind))
+        if (
+            entry.last_synced is not None
+        ):  # not the only replica of one of several workers
+            entry.last_synced.assign(state(entry.variable, entry.kind))
 
 
 def check_in_sync(table: VariableTable) -> None:
@@ -231,7 +237,7 @@ def check_promise(table: VariableTable, variables: Sequence[Any]) -> None:
     written = [
         entry.variable.name
         for entry in table.entries_of(variables)
-        if entry.seen is not None and was_written(entry)
+        if entry.last_synced is not None and was_written(entry)
     ]
     if written:
         raise ReplicasOutOfSyncError(

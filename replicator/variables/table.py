@@ -27,7 +27,7 @@ from replicator.variables.kinds import (
     replica_value,
 )
 from replicator.variables.ownership import Ownership, num_bytes
-from replicator.variables.writes import Resets, is_compiled, state
+from replicator.variables.writes import CopyRefresher, is_compiled, state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -52,7 +52,7 @@ class Entry:
     # The state of the user's own variable with which the copies agree: its last value,
     # or a fingerprint of it for mirrored and partial variables; None if there are no
     # other copies.
-    seen: Any
+    last_synced: Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +77,7 @@ class VariableTable:
         self._topology = topology
         # Which replica updates which variable, with a sharded update.
         self.ownership = Ownership(topology)
-        self.resets = Resets(topology)  # Functions that reset copies.
+        self.resets = CopyRefresher(topology)  # Functions that reset copies.
         # Weak: an entry lives as long as its variable, or as long as a program.
         self._entries: weakref.WeakValueDictionary[int, Entry] = (
             weakref.WeakValueDictionary()
@@ -119,14 +119,14 @@ class VariableTable:
                 variable=variable,
                 kind=kind,
                 copies=copies,
-                seen=self._seen(variable, kind) if has_copies else None,
+                last_synced=self._last_synced(variable, kind) if has_copies else None,
             )
         self._entries[id(variable)] = entry
         if not hasattr(variable, _ENTRIES):
             setattr(variable, _ENTRIES, weakref.WeakKeyDictionary())
         getattr(variable, _ENTRIES)[self] = entry
         if has_copies:
-            _tf_handles.tell_of_writes(variable, _reset_copies)
+            _tf_handles.on_write(variable, _reset_copies)
         return entry
 
     def watch(self, variable: Any) -> None:
@@ -151,9 +151,9 @@ class VariableTable:
 
     def note_exposed(self, entry: Entry) -> None:
         """Records what a variable is before others write it."""
-        if entry.seen is not None:
+        if entry.last_synced is not None:
             with tf.init_scope(), _tf_handles.own():
-                entry.seen.assign(state(entry.variable, entry.kind))
+                entry.last_synced.assign(state(entry.variable, entry.kind))
             self.num_exposed += 1
         if entry is self._in_graphs.get(id(entry)):
             together = [*self._in_graphs.values()]
@@ -168,7 +168,7 @@ class VariableTable:
         Nobody traces a graph of the user's again when somebody else can write one of
         them. Where one can be written already, all are checked: None is returned.
         """
-        copied = [entry for entry in entries if entry.seen is not None]
+        copied = [entry for entry in entries if entry.last_synced is not None]
         is_off = self._switch is None or bool(self._in_graphs)
         is_compiled = _tf_distribute.is_compiled_graph()
         if not is_off or is_compiled or any(map(self.is_checked, copied)):
@@ -210,7 +210,9 @@ class VariableTable:
         if self.detects_writes:
             # What raw ops and other graphs wrote would reach them with the next run.
             _tf_compat.wait_for_remote_ops()
-            checked = (e for e in local if e.seen is not None and self.is_checked(e))
+            checked = (
+                e for e in local if e.last_synced is not None and self.is_checked(e)
+            )
             self.resets.apply(checked, is_certain=False)
             _tf_compat.wait_for_remote_ops()
         return [
@@ -235,10 +237,10 @@ class VariableTable:
             values = self._initial_values(entry.variable, entry.kind)
             for copy, value in zip(entry.copies, values, strict=True):
                 copy.assign(value)
-            if entry.seen is not None:  # a partial one, with one replica here
-                entry.seen.assign(state(entry.variable, entry.kind))
+            if entry.last_synced is not None:  # a partial one, with one replica here
+                entry.last_synced.assign(state(entry.variable, entry.kind))
 
-    def _seen(self, variable: Any, kind: Kind) -> tf.Variable:
+    def _last_synced(self, variable: Any, kind: Kind) -> tf.Variable:
         """Makes what the state of a variable is recorded in, where it is compared."""
         with tf.device(variable.device) if is_compiled(variable) else _ANYWHERE:
             return creation.own_variable(state(variable, kind))
@@ -304,7 +306,7 @@ def _reset_copies(variable: Any) -> None:
     # Functions of other processes do not wait for what was sent there before.
     _tf_compat.wait_for_remote_ops()
     for table, entry in list(getattr(variable, _ENTRIES).items()):
-        if entry.seen is not None:
+        if entry.last_synced is not None:
             table.resets.apply([entry], is_certain=True)
 
 

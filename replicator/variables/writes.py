@@ -4,7 +4,7 @@ What the methods of a variable write reaches the copies at once (``VariableTable
 What raw ops and graphs write leaves nothing behind but the value: TensorFlow's
 variables have no version number. So a variable that has copies, and that others can
 write (``VariableTable.is_checked``), has a state with which the copies agree
-(``Entry.seen``), compared before a dispatch and recorded after it. The copies
+(``Entry.last_synced``), compared before a dispatch and recorded after it. The copies
 themselves do not tell: a mean of statistics equals none of them. On GPUs this is one
 compiled function per device, whatever the number of variables: as single ops it was 12
 kernels for each of them, twice. CPUs hash each variable by one op, and XLA would be
@@ -21,7 +21,7 @@ from replicator._tf import handles as _tf_handles
 from replicator.collectives.buckets import pack, positions_by_dtype
 from replicator.core import devices
 from replicator.core.step import traced_once
-from replicator.core.validation import is_one_of, shown
+from replicator.core.validation import format_value, is_one_of
 from replicator.variables.kinds import Kind, is_summed, replica_value
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ def are_detected(policy: Any) -> bool:
     """Whether an option ``external_writes`` requests the check."""
     if not is_one_of(policy, _POLICIES):
         raise ValueError(
-            f"external_writes {shown(policy)} is not one of 'detect' (variables that "
-            "were written outside run() are found before each run) and 'never' (no "
-            "check: call refresh_variables() after writing)"
+            f"external_writes {format_value(policy)} is not one of 'detect' (variables "
+            "that were written outside run() are found before each run) and 'never' "
+            "(no check: call refresh_variables() after writing)"
         )
     return bool(policy == "detect")
 
@@ -58,14 +58,14 @@ def was_written(entry: Entry) -> bool:
     if entry.kind is Kind.PARTIAL:  # of its copies only the mean has a meaning
         return False
     now = state(entry.variable, entry.kind)
-    return bool(entry.seen.numpy().tobytes() != now.numpy().tobytes())
+    return bool(entry.last_synced.numpy().tobytes() != now.numpy().tobytes())
 
 
 class WriteCheck:
     """The check of some variables, as ops of the graph that is being built."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
-        """Takes entries that have a ``seen``."""
+        """Takes entries that have a ``last_synced``."""
         self._entries = tuple(entries)
         self._plain = [e for e in entries if not is_compiled(e.variable)]
         self._compiled: dict[str, list[Entry]] = {}
@@ -89,7 +89,7 @@ class WriteCheck:
                 is_whole = entry.variable.shape.is_fully_defined()
                 is_known = entry.kind.is_per_replica and is_whole and value is not None
                 now = value if is_known else _plain_state(entry)
-                entry.seen.assign(now, read_value=False)
+                entry.last_synced.assign(now, read_value=False)
         for device, entries in self._compiled.items():
             _compile(_record_compiled, entries, device)
 
@@ -113,10 +113,10 @@ def _differ(
 ) -> list[tf.Tensor]:
     """Compares each type as one vector, which is one op instead of one per variable."""
     found = []
-    for places in positions_by_dtype(entry.seen for entry in entries).values():
+    for places in positions_by_dtype(entry.last_synced for entry in entries).values():
         of_type = [entries[place] for place in places]
         now = bits(pack(list(map(now_of, of_type))))
-        seen = bits(pack([entry.seen.value() for entry in of_type]))
+        seen = bits(pack([entry.last_synced.value() for entry in of_type]))
         found.append(tf.reduce_any(now != seen))
     return found
 
@@ -137,10 +137,10 @@ def _compiled_state(entry: Entry) -> tf.Tensor:
 
 def _record_compiled(entries: Sequence[Entry]) -> None:
     for entry in entries:
-        entry.seen.assign(_compiled_state(entry), read_value=False)
+        entry.last_synced.assign(_compiled_state(entry), read_value=False)
 
 
-class Resets:
+class CopyRefresher:
     """The functions that reset the copies of variables: one per type and shape.
 
     They take handles, so that all variables and programs of one replicator share them.
@@ -164,7 +164,7 @@ class Resets:
             # Copies of mirrored variables are equal anyway.
             is_mirrored = entry.kind is Kind.MIRRORED
             reset = self._function(entry, tuple(replicas), is_certain or is_mirrored)
-            variables = entry.variable, entry.seen, *replicas.values()
+            variables = entry.variable, entry.last_synced, *replicas.values()
             reset(*map(_tf_handles.of, variables))
 
     def _is_held(self, entry: Entry, replica: int) -> bool:
@@ -199,7 +199,7 @@ class Resets:
         kind, dtype, device = entry.kind, entry.variable.dtype, entry.variable.device
         shape = entry.variable.shape
         is_sum = is_summed(entry.variable)
-        topology, seen_dtype = self._topology, entry.seen.dtype
+        topology, seen_dtype = self._topology, entry.last_synced.dtype
 
         def reset(own: tf.Tensor, seen: tf.Tensor, *copies: tf.Tensor) -> None:
             value = _read(own, dtype)

@@ -20,7 +20,7 @@ from replicator.engine.graph import body as body_lib
 from replicator.engine.graph import dataflow, liveness
 from replicator.engine.graph.body import reachable
 from replicator.engine.graph.dataflow import READ_OPS, written_variables
-from replicator.engine.graph.liveness import ELSEWHERE, schedule_gathers
+from replicator.engine.graph.liveness import REMOTE, schedule_gathers
 from replicator.engine.graph.optimize import optimize, own_functions
 from replicator.engine.graph.trace import Rewriters, trace
 from replicator.errors import UnsynchronisedUpdateError
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from replicator.collectives.kind import Collective
     from replicator.core.topology import Topology
-    from replicator.engine.analysis.plan import CollectivePlan, Share
+    from replicator.engine.analysis.plan import CollectivePlan, UpdatedVariable
     from replicator.engine.graph.body import Body
     from replicator.engine.graph.dataflow import Invariance
     from replicator.engine.graph.liveness import Liveness, VariableGather
@@ -217,7 +217,7 @@ def weights(analysis: Analysis) -> Iterator[Transfer]:
         return
     for node, handles in live.written.items():
         writer = live.writers[node]
-        for handle in handles if writer != ELSEWHERE else ():
+        for handle in handles if writer != REMOTE else ():
             entry = analysis.entries[handle]
             copies = {id(copy): r for r, copy in reversed([*enumerate(entry.copies)])}
             copies.pop(id(entry.copies[writer]))
@@ -242,7 +242,7 @@ class Analysis:
     liveness: Liveness | None
     plans: tuple[CollectivePlan, ...]  # How each collective is carried out.
     # What owners in all programs send to the others, in the order of the graph.
-    shares: tuple[Share, ...]
+    shares: tuple[UpdatedVariable, ...]
     # By handle, who updates a variable that has an owner.
     owners: dict[str, Owner] = dataclasses.field(default_factory=dict)
     gathers: tuple[
@@ -426,7 +426,7 @@ def _find_live(
     # A read has no effect: who does not use its value does not need it.
     reads = {node.name for node in body.nodes if node.op in READ_OPS}
     effects = [name for name in traced.control_output_names if name not in reads]
-    elsewhere = [liveness.ELSEWHERE] if topology.num_programs > 1 else []
+    elsewhere = [liveness.REMOTE] if topology.num_programs > 1 else []
     return liveness.analyze(
         body,
         invariant=found.nodes,
@@ -435,14 +435,16 @@ def _find_live(
         owners={
             name: owner.primary
             if owner.program_id == topology.program_id
-            else liveness.ELSEWHERE
+            else liveness.REMOTE
             for name, owner in owners.items()
         },
         roots=[*tensors, *operands, *effects],
         # Between programs no primary runs what is marked for all: a sum arrives
         # everywhere, since rings do not reduce-scatter, and what is small of it is
         # computed from that rather than sent.
-        homes={n: o.primary for n, o in kept.items() if topology.num_programs == 1},
+        assigned_replica={
+            n: o.primary for n, o in kept.items() if topology.num_programs == 1
+        },
     )
 
 
@@ -452,7 +454,7 @@ def _find_shares(
     live: Liveness,
     owners: Mapping[str, Owner],
     ownership: Ownership,
-) -> tuple[Share, ...]:
+) -> tuple[UpdatedVariable, ...]:
     variables = traced.variables
     found = []
     for node in body.nodes:
@@ -461,7 +463,7 @@ def _find_shares(
         handles = live.written[node.name]
         owner = next(owners[handle] for handle in handles if handle in owners)
         found += [
-            plan.Share(
+            plan.UpdatedVariable(
                 node=node.name,
                 handle=handle,
                 source=owner.program_id,

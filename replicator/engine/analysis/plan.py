@@ -25,7 +25,7 @@ from replicator.collectives import buckets
 from replicator.collectives import kind as kind_lib
 from replicator.core import context, devices
 from replicator.engine.graph.body import before_of, producer
-from replicator.engine.graph.liveness import ELSEWHERE
+from replicator.engine.graph.liveness import REMOTE
 from replicator.errors import OptimizerOptionError
 
 if TYPE_CHECKING:
@@ -457,7 +457,7 @@ def _follow_consumers(nodes: Any, index: dict[str, int]) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Share:
+class UpdatedVariable:
     """The new value of one variable after one update."""
 
     node: str  # The node that updates.
@@ -473,8 +473,8 @@ class Share:
 
 
 def schedule_shares(
-    body: Body, collectives: Sequence[Collective], shares: Sequence[Share]
-) -> dict[int, list[Share]]:
+    body: Body, collectives: Sequence[Collective], shares: Sequence[UpdatedVariable]
+) -> dict[int, list[UpdatedVariable]]:
     """Finds the place of each share in the order of a step's collectives."""
     last = len(collectives)
     first = {name: c.index for c in reversed(collectives) for name in c.read}
@@ -482,13 +482,13 @@ def schedule_shares(
         index = first.get(node.name, last)
         for name in before_of(node):
             first[name] = min(first.get(name, last), index)
-    places: dict[int, list[Share]] = {}
+    places: dict[int, list[UpdatedVariable]] = {}
     for share in shares:
         places.setdefault(first.get(share.node, last), []).append(share)
     return places
 
 
-def levels(body: Body, shares: Iterable[Share]) -> dict[str, int]:
+def levels(body: Body, shares: Iterable[UpdatedVariable]) -> dict[str, int]:
     """How many updates in a row lead to each node.
 
     Shares that are sent together must not wait for later ones, so only updates of
@@ -502,9 +502,11 @@ def levels(body: Body, shares: Iterable[Share]) -> dict[str, int]:
     return found
 
 
-def group(shares: Iterable[Share], level: Mapping[str, int]) -> list[list[Share]]:
+def group(
+    shares: Iterable[UpdatedVariable], level: Mapping[str, int]
+) -> list[list[UpdatedVariable]]:
     """Puts shares of one level, source and type into buckets, by level."""
-    found: list[list[Share]] = []
+    found: list[list[UpdatedVariable]] = []
     in_order = sorted(shares, key=lambda share: level[share.node])
     for _, same_level in itertools.groupby(in_order, lambda share: level[share.node]):
         members = list(same_level)
@@ -538,12 +540,12 @@ def check_shares(
         where = (
             {live.writers[node.name]}
             if node.name in live.writers
-            else set(live.emitted.get(node.name, (0, ELSEWHERE)))
+            else set(live.emitted.get(node.name, (0, REMOTE)))
         )
         for handle in handles:
-            others = where - {ELSEWHERE}
+            others = where - {REMOTE}
             if slots[handle] == program_id:
-                others = where & {ELSEWHERE}
+                others = where & {REMOTE}
             if others:
                 raise OptimizerOptionError(
                     f"sharded_update keeps {names[handle]!r} on worker "

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 # The primary that stands for those of all other programs.
-ELSEWHERE = -1
+REMOTE = -1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +47,7 @@ class Liveness:
     # By marker of a collective, the primaries that need its result.
     results: dict[str, tuple[int, ...]]
     # By invariant node that one primary runs for all, that primary.
-    homes: dict[str, int] = dataclasses.field(default_factory=dict)
+    assigned_replica: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 def analyze(
@@ -58,7 +58,7 @@ def analyze(
     handles: Collection[str],
     owners: Mapping[str, int],
     roots: Iterable[str],
-    homes: Mapping[str, int] | None = None,
+    assigned_replica: Mapping[str, int] | None = None,
 ) -> Liveness:
     """Finds what each primary has to emit."""
     everyone = frozenset(primaries)
@@ -72,7 +72,9 @@ def analyze(
         owned = [owners[handle] for handle in targets if handle in owners]
         if owned:
             writers[name] = owned[0]
-    followed = _follow(body, homes or {}, set(invariant), written, set(handles))
+    followed = _follow(
+        body, assigned_replica or {}, set(invariant), written, set(handles)
+    )
     needs: dict[str, set[int]] = {}
     for name in roots:
         needs.setdefault(name, set()).update(everyone)
@@ -98,22 +100,22 @@ def analyze(
         results={
             name: tuple(sorted(needs.get(name, ()))) for name in body.placeholders
         },
-        homes=followed,
+        assigned_replica=followed,
     )
 
 
 def _follow(
     body: Body,
-    homes: Mapping[str, int],
+    assigned_replica: Mapping[str, int],
     invariant: set[str],
     written: Collection[str],
     handles: set[str],
 ) -> dict[str, int]:
     """Adds the nodes that are computed from those of one home alone."""
-    if not homes:
+    if not assigned_replica:
         return {}
     effects = EffectTable(body.library)
-    found = dict(homes)
+    found = dict(assigned_replica)
     for node in body.nodes:
         if node.name in found or node.name in written or node.name not in invariant:
             continue

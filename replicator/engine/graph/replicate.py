@@ -23,7 +23,7 @@ from replicator.engine.graph.body import (
     make_node,
     rewrite,
 )
-from replicator.engine.graph.liveness import ELSEWHERE, Liveness
+from replicator.engine.graph.liveness import REMOTE, Liveness
 from replicator.engine.graph.stamps import ReplicaDevices
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class CopyOrder:
             emitted={}, writers={}, written={}, earlier={}, results={}
         )
         self._writers, self._written = live.writers, live.written
-        self._emitted, self._homes = live.emitted, live.homes
+        self._emitted, self._assigned_replica = live.emitted, live.assigned_replica
         self._earlier = live.earlier
         self._resolve = resolve
         self._received = received
@@ -79,7 +79,7 @@ class CopyOrder:
         }
 
     def writer(self, node: str) -> int | None:
-        """The replica that runs an owned write, or ``ELSEWHERE``; None for others."""
+        """The replica that runs an owned write, or ``REMOTE``; None for others."""
         return self._writers.get(node)
 
     def copies(self, node: str) -> dict[int, Sequence[int]]:
@@ -87,7 +87,7 @@ class CopyOrder:
         writer = self.writer(node)
         if writer is not None:
             # Others may read what exists once: it waits for all of them.
-            return {} if writer == ELSEWHERE else {writer: self._replicas}
+            return {} if writer == REMOTE else {writer: self._replicas}
         if node not in self._merged:
             return {replica: [replica] for replica in self._replicas}
         emitted = self._emitted.get(node, self.sharing)
@@ -96,7 +96,7 @@ class CopyOrder:
     def name(self, replica: int, node: str) -> str:
         """Name of a node on a replica of this program."""
         owner = self._topology.primaries[replica] if node in self._merged else replica
-        owner = self._writers.get(node, self._homes.get(node, owner))
+        owner = self._writers.get(node, self._assigned_replica.get(node, owner))
         return f"replica_{self._topology.replica_id(owner)}/{node}"
 
     def new(self, node: str, handle: str) -> str:
@@ -131,7 +131,7 @@ class CopyOrder:
         """Control edges that make a replica wait for the effect of a node."""
         primary, writer = self._topology.primaries[replica], self.writer(node)
         if writer is None:
-            where = self._homes.get(node, primary)
+            where = self._assigned_replica.get(node, primary)
             emitted = self._emitted.get(node, self.sharing)
             if node not in self._merged or where in emitted:
                 return [f"^{self.name(replica, node)}"]
@@ -144,7 +144,7 @@ class CopyOrder:
         if copied:
             return copied
         # Without copies nothing here waits for what the node would have waited for.
-        own = [] if writer == ELSEWHERE else [f"^{self.name(replica, node)}"]
+        own = [] if writer == REMOTE else [f"^{self.name(replica, node)}"]
         return [*own, *self._through(replica, node)]
 
     def _through(self, replica: int, node: str) -> list[str]:
@@ -194,7 +194,7 @@ class CopyOrder:
         writer = self._writers[node]
         if self._received is not None:
             return [h for h in self._written[node] if (node, h) in self._received]
-        assert writer != ELSEWHERE
+        assert writer != REMOTE
         return [
             handle
             for handle in self._written[node]
@@ -379,7 +379,7 @@ class Replicas:
         """Copies the result of an owned write to the variables of other primaries."""
         nodes = []
         for handle in self.order.copied(node.name):
-            if writer == ELSEWHERE:
+            if writer == REMOTE:
                 value = self.order.received(node.name, handle)
             else:
                 value = f"{self.order.new(node.name, handle)}:value:0"

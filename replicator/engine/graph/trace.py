@@ -365,7 +365,9 @@ class TraceContext(context.ReplicaContext):
             # A value of its shape, which is never computed. Of one replica it is the
             # result, through which gradients flow as through any operation.
             is_any = count > 1 and shape == tensor.shape
-            stand_in = tensor if is_any else kind.of_own(TENSORS, tensor, 0, count)
+            stand_in = (
+                tensor if is_any else kind.local_result(TENSORS, tensor, 0, count)
+            )
             results.append(
                 _tf_distribute.marker(
                     stand_in, shape, name=f"{MARKER_PREFIX}_{index}_{position}"
@@ -438,7 +440,7 @@ def trace(
     """Traces a step function once for all replicas."""
     trace_context = TraceContext(num_replicas, num_logical_devices, num_replicas_in_all)
     differentiable.register()
-    _tf_keras_parts.keep_statistics_of_nothing(context.in_replica_context)
+    _tf_keras_parts.ignore_empty_batches(context.in_replica_context)
 
     # Only what is the user's: to convert the rest takes longer than to run it.
     called = _tf_distribute.converted_inside(step_fn)

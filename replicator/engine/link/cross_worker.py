@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from replicator.core.topology import Group
-    from replicator.engine.analysis.plan import Share
+    from replicator.engine.analysis.plan import UpdatedVariable
     from replicator.engine.graph.body import Ref, Tensor
 
 
@@ -316,7 +316,7 @@ class UnevenRows:
 
 
 def send_share(
-    shares: Sequence[Share],
+    shares: Sequence[UpdatedVariable],
     name: str,
     workers: CrossWorker,
     sent: Mapping[tuple[str, str], Ref],

@@ -69,7 +69,7 @@ class BucketLinks:
     def alone(self, kind: CollectiveKind) -> tuple[Tensor, ...]:
         """The result of the only replica."""
         ops = NodeOps(self.emit, self.name, self._dtype, self._owner_device)
-        return (kind.of_own(ops, self.operands[0], 0, 1),)
+        return (kind.local_result(ops, self.operands[0], 0, 1),)
 
     def partials(self, op: str) -> list[tuple[int, Tensor]]:
         """Reduces within memories: a replica and a tensor on its device, for each."""
@@ -329,10 +329,10 @@ class Linker:
             self._workers.chain.continue_after(merged[devices[owner_memory]])
 
 
-# Every replica computes as if all others held its own values (``of_own`` of the kind):
-# a mean is its operand, a sum is R times its operand, a gather is R copies of it. So
-# values keep their magnitude and shapes, and everything but the collectives is the
-# same. What replicas that share memory compute once from results is still computed
+# Every replica computes as if all others held its own values (``local_result`` of the
+# kind): a mean is its operand, a sum is R times its operand, a gather is R copies of
+# it. So values keep their magnitude and shapes, and everything but the collectives is
+# the same. What replicas that share memory compute once from results is still computed
 # once, from the values of one of them: that includes the update of shared variables. An
 # operand that nothing reads is still computed, because the step ends after it.
 
@@ -365,7 +365,7 @@ class LocalLinker:
             operands = [operand(replica, node) for replica in range(len(devices))]
             name = f"{self._prefix}/local_{collective.index}_{position}"
             self.results[marker] = tuple(
-                collective.kind.of_own(
+                collective.kind.local_result(
                     NodeOps(self._emit, f"{name}_{replica}", dtype, device),
                     ref,
                     self._topology.replica_id(replica) % count,

@@ -277,7 +277,7 @@ class Assembly:
             self._linker.link(collective_plan, self._traced_ref)
         self._move(plan.group(places.get(len(plans), ()), levels))
 
-    def _move(self, buckets: Sequence[Sequence[plan.Share]]) -> None:
+    def _move(self, buckets: Sequence[Sequence[plan.UpdatedVariable]]) -> None:
         """Emits the transfer of updated variables from their owners' programs."""
         for bucket in buckets:
             assert self._workers is not None

@@ -16,7 +16,7 @@ from replicator._tf.dispatch import Dispatch
 from replicator.cluster.liveness import Deadline
 from replicator.core import devices
 from replicator.core.step import repeat
-from replicator.core.validation import is_positive, shown
+from replicator.core.validation import format_value, is_positive
 from replicator.engine.analysis import analyze as analyze_lib
 from replicator.engine.analysis.analyze import analyze
 from replicator.engine.analysis.plan import FLAT
@@ -349,7 +349,8 @@ class TimeLimit:
         """Takes the longest duration of one step."""
         if not is_positive(timeout_sec):
             raise ValueError(
-                f"timeout_sec {shown(timeout_sec)} must be a positive number of seconds"
+                f"timeout_sec {format_value(timeout_sec)} must be a positive number of "
+                "seconds"
             )
         self._timeout_sec = timeout_sec
         self.is_over = False  # Whether a step has taken too long.

@@ -196,13 +196,13 @@ def test_an_optimizer_that_updates_in_another_way_is_refused(four):
     two = replicator.create("in_graph", num_replicas=2)
     stock = replicator.create("tf_mirrored", num_replicas=1)
     control = replicator.create("in_graph", num_replicas=2, without_communication=True)
-    for made_by, options, user in (
+    for owner, options, user in (
         (four, {"sharded_update": True}, two),
         (stock, {}, two),
         (control, {}, two),
         (two, {}, stock),
     ):
-        _, _, step = _trains(made_by, **options)
+        _, _, step = _trains(owner, **options)
         with pytest.raises(
             OtherReplicatorError,
             match=r"wrapped optimizer 'SGD' was made by another replicator .*"

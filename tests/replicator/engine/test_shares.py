@@ -7,7 +7,7 @@ from collective_calls import make_call
 from replicator._tf import compat as _tf_compat
 from replicator.engine.analysis import plan
 from replicator.engine.graph import body as body_lib
-from replicator.engine.graph.liveness import ELSEWHERE, Liveness
+from replicator.engine.graph.liveness import REMOTE, Liveness
 from replicator.errors import OptimizerOptionError
 
 LIMIT = plan.WORKER_BUCKET_BYTES
@@ -16,7 +16,7 @@ LIMIT = plan.WORKER_BUCKET_BYTES
 def share(node, *, size=4, source=0, dtype=tf.float32):
     """The new value of the variable ``v_<node>``, of so many bytes."""
     shape = tf.TensorShape([size // dtype.size])
-    return plan.Share(
+    return plan.UpdatedVariable(
         node=node, handle=f"v_{node}", source=source, dtype=dtype, shape=shape
     )
 
@@ -113,10 +113,10 @@ def test_a_bucket_takes_as_much_as_its_limit_and_no_more(sizes, expected):
 @pytest.mark.parametrize(
     ("facts", "program_of_slot"),
     [
-        ({"writers": {"update": ELSEWHERE}}, 0),
+        ({"writers": {"update": REMOTE}}, 0),
         ({"writers": {"update": 0}}, 1),
-        ({"emitted": {"update": (ELSEWHERE, 0)}}, 0),
-        ({"emitted": {"update": (ELSEWHERE, 0)}}, 1),
+        ({"emitted": {"update": (REMOTE, 0)}}, 0),
+        ({"emitted": {"update": (REMOTE, 0)}}, 1),
         ({}, 0),
         ({}, 1),
     ],
