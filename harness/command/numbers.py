@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from harness.errors import PlanError
 from harness.lookup import look_up
-from results.records.program import CLIENT
+from results.records.program import CLIENT, WALL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -414,8 +414,8 @@ def _check_end(
 
 
 # ``NAME=PATTERN`` reads lines that the program prints, ``NAME=json:FILE:KEY`` and
-# ``NAME=csv:FILE:COLUMN`` a file that it writes. ``client`` reads nothing: the program
-# connects by ``scaling_client``.
+# ``NAME=csv:FILE:COLUMN`` a file that it writes. ``wall`` and ``client`` read nothing:
+# the whole command is timed, or the program connects by ``scaling_client``.
 
 THROUGHPUT: Final = "throughput"
 QUANTITIES: Final = {
@@ -423,6 +423,8 @@ QUANTITIES: Final = {
     "throughput_per_replica": Quantity.RATE,
     "step_time": Quantity.SEC,
     "step_time_ms": Quantity.MS,
+    "steps_per_sec": Quantity.RATE,
+    "epoch_time": Quantity.SEC,
 }
 _FILE = re.compile(r"(?P<kind>json|csv):(?P<path>.+):(?P<key>[^:]+)")
 _NAME = re.compile(r"(?P<name>[^=\[\]]*)(?:\[(?P<words>[^\]=]*)\])?")
@@ -433,7 +435,7 @@ _EVERY = re.compile(r"every ([1-9][0-9]{0,8})")
 class Metric:
     """Where the numbers of a program are, and what they mean."""
 
-    name: str  # A key of ``QUANTITIES``; or ``client``, of a program that connects.
+    name: str  # A key of ``QUANTITIES``, or ``wall`` or ``client``.
     notation: Notation = PLAIN  # What is declared of its numbers.
     every: int = 0  # Steps of a line, which its number is said to be of.
     # Of a line, with one group; None for a file.
@@ -447,8 +449,10 @@ class Metric:
         """Returns how long a global batch takes at the rate that a number says."""
         if self.name == "step_time_ms":
             return value / 1000
-        if self.name == "step_time":
+        if self.name in ("step_time", "epoch_time", WALL):
             return value
+        if self.name == "steps_per_sec":
+            return 1 / value
         share = num_replicas if self.name == "throughput_per_replica" else 1
         return global_batch_size / (value * share)
 
@@ -460,14 +464,15 @@ class Metric:
 
 def parse_metric(text: str) -> Metric:
     """Returns the metric that ``--metric`` names."""
-    if text == CLIENT:
-        return Metric(name=CLIENT)
+    if text in (CLIENT, WALL):
+        return Metric(name=text)
     left, equals, where = text.partition("=")
     if not equals or not where:
         raise PlanError(
             f"--metric {text!r} does not say where the numbers are; write"
             " NAME=PATTERN with a regular expression that has one group, such as"
-            " 'throughput=samples/s: ([0-9.]+)'"
+            " 'throughput=samples/s: ([0-9.]+)'; or wall for the time of the whole"
+            " command"
         )
     name, notation, every = declared(left, "--metric", text)
     look_up(dict.fromkeys(QUANTITIES), name, what="metric of --command")

@@ -75,9 +75,12 @@ def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
     if not readings:
         raise ValueError("the command printed no number")
     of = numbers.parse_metric(spec.program.metric)
-    num_warmup, evidence, remarks = judge(
-        [reading["ns"] for reading in readings], spec.num_warmup_steps
-    )
+    starts_ns = [reading["ns"] for reading in readings]
+    if spec.program.is_wall:
+        num_warmup, evidence, remarks = 0, Evidence.WINDOW, ()
+        starts_ns = [readings[0]["ns"] - round(readings[0]["value"] * 1e9)]
+    else:
+        num_warmup, evidence, remarks = judge(starts_ns, spec.num_warmup_steps)
     warmup, measured = (
         tuple(
             of.seconds(reading["value"], spec.global_batch_size, spec.num_replicas)
@@ -101,7 +104,7 @@ def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
                 time_to_first_step_sec=0.0,
                 warmup_step_time_sec=warmup,
                 step_time_sec=measured,
-                window_start_ns=readings[max(0, num_warmup - 1)]["ns"],
+                window_start_ns=starts_ns[max(0, num_warmup - 1)],
                 window_end_ns=readings[-1]["ns"],
                 losses=(),
                 peak_memory_bytes=log.last("memory")["peak_memory_bytes"],
@@ -203,6 +206,7 @@ class Trial:
         self._spec, self._placement, self._writer = spec, placement, writer
         self._program = spec.program
         self._metric: Metric = numbers_lib.parse_metric(spec.program.metric)
+        self._num_warmup = 0 if spec.program.is_wall else spec.num_warmup_steps
         self._readings: list[Reading] = []
         self._kept = (KeptOutput(1), KeptOutput(2))
         of = self._metric
@@ -230,7 +234,7 @@ class Trial:
         )
         values = values_of(spec, self._placement, make_output_dir())
         words = program.fill(self._program.command, values)
-        if not self._metric.pattern:
+        if self._metric.path:
             (path,) = program.fill(_quoted(self._metric.path), values)
             self._file = MetricFile(self._metric, folder / path)
             self._run = Run(
@@ -250,6 +254,8 @@ class Trial:
             )
         if code and not self._run.is_ended:
             raise CommandError(f"the command exited with code {code}{self._so_far()}")
+        if self._program.is_wall:
+            self._take(Reading(time.monotonic_ns(), self._run.duration_sec))
         if self._file is not None:
             self._file.look(time.monotonic_ns())
             self._take_rows(self._file.read())
@@ -299,9 +305,9 @@ class Trial:
             )
         if not self._readings:
             self._writer.enter(Phase.WARMUP)
-        if len(self._readings) == self._spec.num_warmup_steps:
+        if len(self._readings) == self._num_warmup:
             self._writer.enter(Phase.MEASURE)
-        if len(self._readings) >= self._spec.num_warmup_steps:
+        if len(self._readings) >= self._num_warmup:
             check_positive(reading)
         self._readings.append(reading)
         self._writer.write("reading", ns=reading.ns, value=reading.value)

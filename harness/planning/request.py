@@ -29,7 +29,7 @@ from results.judging import gate_metrics
 from results.records.limits import MAX_SEED
 from results.records.measuring import GateDesign
 from results.records.models import Allocator, Control, OptionValue, Order, ScalingMode
-from results.records.program import CLIENT
+from results.records.program import CLIENT, WALL
 from results.records.record_base import BatchSize, Seed, Steps
 
 _Request = TypeVar("_Request", bound="SweepRequest")
@@ -71,10 +71,11 @@ class ProgramRequest(Options):
         Option(
             group=OWN,
             metavar="NAME=PATTERN",
-            help="What it prints: `throughput`, `throughput_per_replica`, `step_time`"
-            " or `step_time_ms`, and a regular expression with one group; or"
-            " `NAME=json:FILE:KEY`, `NAME=csv:FILE:COLUMN` for a file that it writes;"
-            " or `client` if it connects by `scaling_client` and takes turns.",
+            help="What it prints: `throughput`, `throughput_per_replica`, `step_time`,"
+            " `step_time_ms`, `steps_per_sec` or `epoch_time`, and a regular expression"
+            " with one group; `NAME=json:FILE:KEY`, `NAME=csv:FILE:COLUMN` for a file"
+            " that it writes; `wall` for the time of the whole command; or `client` if"
+            " it connects by `scaling_client` and takes turns.",
         ),
     ] = None
     counts: Annotated[
@@ -121,11 +122,19 @@ def resolved(request: _Request, folder: Path) -> _Request:
             " 'throughput=samples/s: ([0-9.]+)', or --metric client if it connects by"
             " scaling_client; 'report' shows its efficiency"
         )
-    if request.metric is None or not (is_client or "=" in request.metric):
+    if request.metric is None or not (
+        request.metric in (CLIENT, WALL) or "=" in request.metric
+    ):
         raise PlanError(
             f"--command {request.command!r} without --metric NAME=PATTERN: say where it"
             " prints how fast it is, such as --metric 'throughput=samples/s:"
-            " ([0-9.]+)', or --metric client if it connects by scaling_client"
+            " ([0-9.]+)', --metric wall for the time of the whole command, or --metric"
+            " client if it connects by scaling_client"
+        )
+    if request.metric == WALL and request.steps != (None, None):
+        raise PlanError(
+            "--steps has no effect with --metric wall, which times whole runs of the"
+            " command; leave it out, or put it into the command"
         )
     if request.per_replica_batch_size is None and request.global_batch_size is None:
         raise PlanError(
@@ -263,7 +272,8 @@ def _check(request: SweepRequest, excluded: Mapping[str, object]) -> None:
 
 def judged_metric(metric: str, command: str | None) -> str:
     """Returns what a gate judges: of a program of the user's always its throughput."""
-    is_of_program = "=" in metric or (metric == CLIENT and command is not None)
+    names = (CLIENT, WALL)
+    is_of_program = "=" in metric or (metric in names and command is not None)
     return THROUGHPUT if is_of_program else metric
 
 

@@ -348,6 +348,8 @@ def grade(study: Study) -> tuple[Evidence | None, str] | None:
         return None
     worst = max(found, key=list(Evidence).index)
     letter, words = _GRADES[worst]
+    if program is not None and program.is_wall:
+        return worst, f"grade {letter} of A to D: whole commands, timed by the harness"
     heard = max((_witness(study, case) for case in _measured(study)), key=_ORDER.index)
     if heard is not Witness.CONFIRMS:
         least = Evidence.LAST if heard is Witness.DENIES else Evidence.ROWS
@@ -434,9 +436,12 @@ def evidence_sentences(study: Study) -> Iterator[str]:
     program = study.program
     if program is None or program.is_client:
         return
+    rates = f"The rates are what the program says ({program.metric})"
+    if program.is_wall:
+        rates = "A rate is the batch over the time of the whole command, start included"
     yield (
-        f"The rates are what the program says ({program.metric}), and whole runs of it"
-        " alternate; nothing shows that its replicas do the work of one."
+        f"{rates}, and whole runs of it alternate; nothing shows that its replicas do"
+        " the work of one."
     )
     if text := evidence_caveat(study):
         yield text

@@ -26,6 +26,7 @@ Identity = Annotated[dict[Name, Line], Field(max_length=1_000)]
 """What the code digest of a program is made of, by name."""
 
 CLIENT: Final = "client"
+WALL: Final = "wall"
 FEWEST_OF_WINDOW: Final = 3
 """Readings after warm-up that make a window; with fewer, the last one alone counts."""
 
@@ -94,6 +95,11 @@ class Program(Record):
     def is_client(self) -> bool:
         """Whether its processes connect by the client, rather than print numbers."""
         return self.metric == CLIENT
+
+    @property
+    def is_wall(self) -> bool:
+        """Whether the whole command is timed, and nothing that it prints."""
+        return self.metric == WALL
 
 
 class Readings(Record):

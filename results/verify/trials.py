@@ -368,14 +368,23 @@ def _of_readings(of: Rank, facts: Fields, num_warmup: int) -> Fields:
         "step_time_ms": lambda value: value / 1000,
         "throughput": lambda value: batch / value,
         "throughput_per_replica": lambda value: batch / (value * replicas),
+        "steps_per_sec": lambda value: 1 / value,
+        "epoch_time": lambda value: value,
+        "wall": lambda value: value,
     }[facts["metric"]]
     printed = [line["ns"] for line in of["reading"]]
     # A rate of 0 is none yet, and stands in the warm-up only.
     times = [line["value"] and seconds_of(line["value"]) for line in of["reading"]]
-    number, first, evidence = len(times) - num_warmup, num_warmup, "window"
+    is_wall = facts["metric"] == "wall"
+    first = 0 if is_wall else num_warmup
+    number, evidence = len(times) - first, "window"
     num_bunched = sum(a == b for a, b in itertools.pairwise(printed[first:]))
-    if number < FEWEST_OF_WINDOW:
+    start_ns = printed[max(first - 1, 0)]
+    if is_wall:
+        start_ns = printed[0] - round(times[0] * 1e9)
+    elif number < FEWEST_OF_WINDOW:
         first, evidence = len(times) - 1, "last"
+        start_ns = printed[max(first - 1, 0)]
     elif not printed[-1] or 2 * num_bunched > number:
         evidence = "rows"
     has_why = evidence == "last" or (evidence == "rows" and printed[-1])
@@ -387,7 +396,7 @@ def _of_readings(of: Rank, facts: Fields, num_warmup: int) -> Fields:
             {
                 "warmup_step_time_sec": [time for time in times[:first] if time],
                 "step_time_sec": times[first:],
-                "window_start_ns": printed[max(first - 1, 0)],
+                "window_start_ns": start_ns,
                 "window_end_ns": printed[-1],
                 "peak_memory_bytes": of["memory"][0]["peak_memory_bytes"],
             }
