@@ -440,8 +440,8 @@ def evidence_sentences(study: Study) -> Iterator[str]:
     if program.is_wall:
         rates = "A rate is the batch over the time of the whole command, start included"
     yield (
-        f"{rates}, and whole runs of it alternate; nothing shows that its replicas do"
-        " the work of one."
+        f"{rates}, and whole runs of it alternate. Results were not checked against one"
+        " replica."
     )
     if text := evidence_caveat(study):
         yield text
