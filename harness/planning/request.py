@@ -277,10 +277,10 @@ def judged_metric(metric: str, command: str | None) -> str:
     return THROUGHPUT if is_of_program else metric
 
 
-MEASURED: Final = "What is measured"
-DESIGN: Final = "How it is measured"
+MEASURED: Final = "Subject"
+DESIGN: Final = "Method"
 STEPS: Final = "Batches and steps"
-LEARNING: Final = "What is learned"
+LEARNING: Final = "Learning"
 STUDY: Final = "Study and output"
 
 _STEP_COUNT: Final = kinds.kind_of(Steps)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from harness.cli.verb import Call
 
 
-GANG: Final = "What is started"
+GANG: Final = "Workers"
 FILES: Final = "Files"
 
 
