@@ -77,7 +77,8 @@ def make_result(trial_id: str, spec: TrialSpec, log: RankLog) -> TrialResult:
     of = numbers.parse_metric(spec.program.metric)
     starts_ns = [reading["ns"] for reading in readings]
     if spec.program.is_wall:
-        num_warmup, evidence, remarks = 0, Evidence.WINDOW, ()
+        num_warmup, evidence = 0, Evidence.WINDOW
+        remarks: tuple[str, ...] = ()
         starts_ns = [readings[0]["ns"] - round(readings[0]["value"] * 1e9)]
     else:
         num_warmup, evidence, remarks = judge(starts_ns, spec.num_warmup_steps)

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.collectives import buckets
-from replicator.core import creation
+from replicator.collectives import kind
+from replicator.core import context
 from replicator.engine.analysis.plan import FUSE_BELOW_BYTES
+from replicator.engine.graph.body import Emitter
 from replicator.engine.graph.dataflow import READ_OPS
-from replicator.engine.graph.emitter import Emitter
 from replicator.variables.kinds import Kind
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class CommitState:
 
     def __init__(self, device: str, num_workers: int, name: str) -> None:
         self.device = device
-        with tf.init_scope(), creation.allowed(), tf.device(None), tf.device(device):
+        with tf.init_scope(), context.allowed(), tf.device(None), tf.device(device):
             self.mutex = tf.raw_ops.MutexV2(shared_name=name)
             self.clock = _counter()  # updates that were applied here, of all workers
             # By staleness; the last bin has all that is at least as stale.
@@ -224,7 +224,7 @@ class PackedMessage:
             if not is_packed:
                 tensors[places[0]] = message
                 continue
-            parts = buckets.unpack(message, [self.shapes[place] for place in places])
+            parts = kind.unpack(message, [self.shapes[place] for place in places])
             tensors.update(zip(places, parts, strict=True))
         return [tensors[place] for place in range(len(self.shapes))]
 
@@ -234,9 +234,9 @@ def send(tensors: Sequence[tf.Tensor], device: str) -> PackedMessage:
 
     A transfer between processes costs far more than the copy of a few kilobytes.
     """
-    filled = buckets.fill(
+    filled = kind.fill(
         [tensor.dtype for tensor in tensors],
-        [buckets.num_bytes(tensor.shape, tensor.dtype) for tensor in tensors],
+        [kind.num_bytes(tensor.shape, tensor.dtype) for tensor in tensors],
         limit=sys.maxsize,
         alone_from=FUSE_BELOW_BYTES,
     )
@@ -246,7 +246,7 @@ def send(tensors: Sequence[tf.Tensor], device: str) -> PackedMessage:
         message = tensors[places[0]]
         if is_packed:
             with tf.device(None):
-                message = buckets.pack([tensors[place] for place in places])
+                message = kind.pack([tensors[place] for place in places])
         with tf.device(device):
             messages.append(tf.identity(message))
     return PackedMessage(
@@ -317,7 +317,7 @@ def _group(
     groups: dict[tuple[int, tf.DType], dict[str, list[str]]] = {}
     for name, (handle, server) in waits.items():
         variable = traced.variables[handle]
-        size = buckets.num_bytes(variable.shape, variable.dtype)
+        size = kind.num_bytes(variable.shape, variable.dtype)
         is_small = 0 < size < FUSE_BELOW_BYTES
         if name in is_read and is_small and table.kind(variable) is Kind.MIRRORED:
             reads = groups.setdefault((server, variable.dtype), {})

@@ -12,7 +12,7 @@ import tensorflow as tf
 from replicator.async_training import commit
 from replicator.async_training.dispatch import Assignment, ServerProgram
 from replicator.async_training.inputs import WorkerPipelines, skip_steps
-from replicator.core import creation
+from replicator.core import context
 from replicator.engine.analysis import analyze, plan
 from replicator.engine.analysis.analyze import to_body
 from replicator.engine.graph import dataflow
@@ -78,7 +78,7 @@ def trace_step(
             return step_fn(*args)
 
     step.__qualname__ = getattr(step_fn, "__qualname__", repr(step_fn))
-    with creation.forbidden_in_steps():  # servers are chosen before the step
+    with context.forbidden_in_steps():  # servers are chosen before the step
         traced = trace(
             step,
             specs,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.core import creation
+from replicator.core import context
 from replicator.core.step import traced_once
 from replicator.variables.coherence import Coherence
 from replicator.variables.kinds import Kind
@@ -84,7 +84,7 @@ class ServerTable(VariableTable):
             return (variable,) * self.num_replicas
         copies = []
         for value in self._initial_values(variable, kind):
-            with creation.allowed(), tf.device(variable.device):
+            with context.allowed(), tf.device(variable.device):
                 copies.append(
                     tf.Variable(
                         value,
@@ -159,8 +159,8 @@ class ServerCounters:
         self._counters[id(counter)] = counter
         others = vars(counter).setdefault(_OTHERS, {})
         if device not in others:
-            with tf.init_scope(), creation.allowed(), tf.device(device):
-                others[device] = creation.own_variable(tf.identity(counter))
+            with tf.init_scope(), context.allowed(), tf.device(device):
+                others[device] = context.own_variable(tf.identity(counter))
         return others[device]
 
     def refresh(self) -> None:

@@ -23,7 +23,7 @@ from replicator.async_training.steps import WorkerSteps
 from replicator.async_training.table import Placement, ServerTable
 from replicator.backends import programs
 from replicator.backends.multi_worker_in_graph import ScheduledBackend
-from replicator.core import creation
+from replicator.core import context as context_lib
 from replicator.core.step import PerReplica
 from replicator.core.topology import make_topology, per_worker
 from replicator.errors import ServerLostError
@@ -210,7 +210,7 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
         keeps_results: bool,
     ) -> list[tuple[ServerProgram, Assignment]]:
         def build() -> WorkerSteps:
-            with creation.created_in(self._placement.scope):
+            with context_lib.created_in(self._placement.scope):
                 return WorkerSteps(
                     step_fn,
                     specs,

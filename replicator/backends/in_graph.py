@@ -18,7 +18,6 @@ from replicator.backends import base, programs, sharding, summary
 from replicator.backends.single import SingleDeviceReplicator
 from replicator.catalog import GRADIENTS, PARAMETERS, entry_of
 from replicator.core import context as context_lib
-from replicator.core import creation
 from replicator.core import devices as devices_lib
 from replicator.core.step import PerReplica, traced_once
 from replicator.core.topology import make_topology
@@ -33,12 +32,12 @@ from replicator.optimizer.wrapper import LocalOptimizer, ReplicatedOptimizer
 from replicator.strategy.strategy import ReplicatorStrategy
 from replicator.variables.coherence import (
     Coherence,
+    are_detected,
     check_in_sync,
     check_promise,
     consolidate,
 )
 from replicator.variables.table import VariableTable
-from replicator.variables.writes import are_detected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -179,7 +178,7 @@ class InGraphReplicator(base.Replicator):
         self, step_fn: Callable[..., Any], specs: list[Any], num_steps: int
     ) -> Program:
         del num_steps  # one program runs any number of steps
-        with creation.created_in(self.context, self._table.watch):
+        with context_lib.created_in(self.context, self._table.watch):
             return Program(
                 step_fn,
                 specs,

@@ -14,7 +14,7 @@ from replicator.backends import base, programs
 from replicator.backends.in_graph import InGraphReplicator
 from replicator.catalog import BACKENDS
 from replicator.cluster import environment, membership, workers
-from replicator.core import creation
+from replicator.core import context
 from replicator.core import devices as devices_lib
 from replicator.core.topology import make_topology, per_worker
 from replicator.core.validation import name_of
@@ -22,9 +22,8 @@ from replicator.engine.run.program import Program
 from replicator.errors import DisagreementError, ReplicasOutOfSyncError
 from replicator.inputs.iterator import InputIterator
 from replicator.variables import ownership, values
-from replicator.variables.coherence import check_promise, consolidate
+from replicator.variables.coherence import are_detected, check_promise, consolidate
 from replicator.variables.kinds import Kind
-from replicator.variables.writes import are_detected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -301,7 +300,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         name = name_of(step_fn)
         what = f"the first run of step {name!r}"
         try:
-            with creation.created_in(self.context):
+            with context.created_in(self.context):
                 program = Program(
                     step_fn,
                     specs,

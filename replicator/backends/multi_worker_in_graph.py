@@ -30,7 +30,7 @@ from replicator.inputs.context import (
     pipeline_contexts,
 )
 from replicator.inputs.iterator import InputIterator, counted, to_pipeline
-from replicator.variables.writes import are_detected
+from replicator.variables.coherence import are_detected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence

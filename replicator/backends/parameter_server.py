@@ -16,7 +16,7 @@ from replicator.async_training import connection as connection_lib
 from replicator.async_training.inputs import traced_dataset
 from replicator.backends.multi_worker_in_graph import ScheduledBackend
 from replicator.backends.strategy import StrategyReplicator
-from replicator.core import creation
+from replicator.core import context
 from replicator.core.step import per_replica_nest, traced_once
 from replicator.errors import ReplicatorError
 from replicator.inputs import iterator
@@ -164,7 +164,7 @@ class ParameterServerReplicator(ScheduledBackend, StrategyReplicator):
         )
         coordinator = self.connection.coordinator
         values = []
-        with creation.forbidden_in_steps():
+        with context.forbidden_in_steps():
             for worker in range(self.num_workers):
                 source: tuple[Any, ...] = ()
                 if isinstance(inputs, InputIterator):

@@ -9,9 +9,9 @@ import tensorflow as tf
 from replicator._tf.dispatch import Dispatch
 from replicator.backends import base, programs
 from replicator.collectives.kind import TENSORS
-from replicator.core import context, creation
+from replicator.core import context
 from replicator.core import devices as devices_lib
-from replicator.core.creation import StepGenerator
+from replicator.core.context import StepGenerator
 from replicator.core.step import check_outputs, per_replica_nest, repeat
 from replicator.errors import DeviceError
 from replicator.inputs.context import values_of
@@ -172,7 +172,7 @@ class SingleDeviceReplicator(base.Replicator):
 
         generator = StepGenerator()
         with foreign_explained(), generator.installed():
-            traced = creation.in_first_trace(
+            traced = context.in_first_trace(
                 lambda: tf.function(step).get_concrete_function(*specs)
             )
         for variable in traced.variables:

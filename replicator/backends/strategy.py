@@ -25,12 +25,10 @@ from replicator.cluster import environment, membership, port_filter
 from replicator.cluster import workers as workers_lib
 from replicator.cluster.workers import WorkerRuntime, WorkerState
 from replicator.collectives import differentiable
-from replicator.collectives.buckets import positions_by_dtype
-from replicator.collectives.kind import TENSORS, Sums
+from replicator.collectives.kind import TENSORS, Sums, positions_by_dtype
 from replicator.core import context as context_lib
-from replicator.core import creation
 from replicator.core import devices as devices_lib
-from replicator.core.creation import StepGenerator
+from replicator.core.context import StepGenerator
 from replicator.core.step import PerReplica, check_outputs, per_replica_nest, repeat
 from replicator.core.validation import format_value, running
 from replicator.errors import CollectiveControlFlowError, DeviceError
@@ -311,7 +309,7 @@ class StrategyReplicator(base.Replicator):
         program = self._programs.get(
             step_fn, (signature, num_steps), lambda: self._build(step_fn, num_steps)
         )
-        with creation.forbidden_in_steps():
+        with context_lib.forbidden_in_steps():
             try:
                 return program(source)
             except tf.errors.CancelledError as error:

@@ -18,7 +18,7 @@ from replicator._tf import compat as _tf_compat
 from replicator._tf.keras_parts import OptimizerProxy, SidecarState
 from replicator.core import context
 from replicator.core.validation import listed
-from replicator.errors import CollectiveContextError, OptimizerOptionError
+from replicator.errors import OptimizerOptionError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -144,7 +144,7 @@ class KerasAdapter(OptimizerProxy):
           TypeError: Pairs, as ``apply_gradients`` takes them.
           ValueError: There is no gradient, or not one per variable.
         """
-        check_in_replica("apply")
+        context.check_in_replica("apply")
         if trainable_variables is None:
             trainable_variables = _tf_compat.optimized_variables(self.wrapped)
         if trainable_variables is None:
@@ -181,17 +181,6 @@ class KerasAdapter(OptimizerProxy):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {type(self.wrapped).__name__}>"
-
-
-def check_in_replica(caller: str) -> None:
-    """Rejects an update outside a step."""
-    try:
-        context.require(caller)
-    except CollectiveContextError as error:
-        raise CollectiveContextError(
-            f"{error}; for fit() of Keras, make and compile the model inside `with "
-            "repl.scope():`"
-        ) from None
 
 
 def check_can_be_wrapped(optimizer: Any) -> None:

@@ -11,7 +11,6 @@ from replicator._tf.keras_parts import OptimizerProxy
 from replicator.collectives import reductions
 from replicator.core import context, validation
 from replicator.errors import OptimizerOptionError
-from replicator.optimizer.keras_adapter import check_in_replica
 from replicator.optimizer.options import OptimizerOptions
 from replicator.optimizer.stages import (
     check_not_clipped,
@@ -92,7 +91,7 @@ class AveragingOptimizer(OptimizerProxy):
     ) -> Any:
         """Averages the gradients over replicas, and updates as the optimizer inside."""
         del name
-        check_in_replica("apply_gradients")
+        context.check_in_replica("apply_gradients")
         validation.check_owner(
             self,
             validation.current_maker(),

@@ -16,7 +16,6 @@ from replicator._tf import distribute as _tf_distribute
 from replicator.collectives import differentiable, reductions
 from replicator.collectives.kinds import AllReduce
 from replicator.core import context as context_lib
-from replicator.core import creation
 from replicator.core.step import at_lines, line_of, tensor_of
 from replicator.optimizer.keras_adapter import OptionVariable
 from replicator.optimizer.options import DYNAMIC
@@ -287,7 +286,7 @@ class LossScale:
             # Before the optimizer's own state: the loss is scaled before the variables
             # that get gradients are known.
             stateful = _tf_distribute.outside_stateless_scopes()
-            with tf.init_scope(), creation.allowed(), stateful:
+            with tf.init_scope(), context_lib.allowed(), stateful:
                 self.scale = _scalar(INITIAL_SCALE, "float32", "loss_scale")
                 self.num_finite_steps = _scalar(0, "int64", "num_finite_steps")
                 self.num_skipped_steps = _scalar(0, "int64", "num_skipped_steps")

@@ -23,7 +23,7 @@ from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
 from replicator.catalog import PARAMETERS
 from replicator.collectives import reductions
-from replicator.core import context, creation, validation
+from replicator.core import context, validation
 from replicator.core.step import tensor_of
 from replicator.core.validation import format_value, listed
 from replicator.errors import OptimizerOptionError
@@ -31,7 +31,6 @@ from replicator.optimizer import fused, stages
 from replicator.optimizer.keras_adapter import (
     KerasAdapter,
     check_can_be_wrapped,
-    check_in_replica,
 )
 from replicator.optimizer.options import OptimizerOptions
 from replicator.optimizer.stages import (
@@ -201,7 +200,7 @@ class ReplicatedOptimizer(KerasAdapter):
         )
         accumulation = self.accumulation
         own_strategy = _tf_distribute.strategy_of(self.wrapped)
-        with tf.init_scope(), creation.allowed(), own_strategy:
+        with tf.init_scope(), context.allowed(), own_strategy:
             with placing:
                 if not self.wrapped.built:
                     self.wrapped.build(variables)
@@ -259,7 +258,7 @@ class ReplicatedOptimizer(KerasAdapter):
           ValueError: There is no gradient, or its shape differs from its variable's;
             the optimizer was not built with a variable.
         """
-        check_in_replica("apply_gradients")
+        context.check_in_replica("apply_gradients")
         self.check_owner(validation.current_maker())
         self._check_loss_scaled()
         pairs = pairs_of(grads_and_vars)

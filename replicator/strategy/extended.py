@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from replicator._tf import distribute as _tf_distribute
 from replicator.collectives import reductions
-from replicator.core import context, creation
+from replicator.core import context
 from replicator.core.validation import format_value
 from replicator.errors import StrategyError
 
@@ -130,7 +130,7 @@ class StepExtended(_tf_distribute.Extended):
             )
         device = colocate_with_variable.device
         if context.in_replica_context():
-            return creation.made_outside(device=device)
+            return context.made_outside(device=device)
         return tf.device(device)
 
     def update(

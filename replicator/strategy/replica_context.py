@@ -36,17 +36,19 @@ if TYPE_CHECKING:
 
 
 class StepReplicaContext(tf.distribute.ReplicaContext):
-    """The replica of the step that is being traced.
-
-    Attributes:
-      gradient_sum: What becomes of the sums of gradients that optimizers ask for.
-    """
+    """The replica of the step that is being traced."""
 
     def __init__(
-        self, strategy: tf.distribute.Strategy, gradient_sum: GradientSum
+        self, strategy: tf.distribute.Strategy, gradient_sum: GradientSum | None = None
     ) -> None:
         super().__init__(strategy, replica_id_in_sync_group=0)
-        self.gradient_sum = gradient_sum
+        self._gradient_sum = gradient_sum
+
+    @property
+    def gradient_sum(self) -> GradientSum:
+        """What becomes of the sums of gradients that optimizers ask for."""
+        self._gradient_sum = self._gradient_sum or GradientSum()
+        return self._gradient_sum
 
     @property
     def replica_id_in_sync_group(self) -> tf.Tensor:
@@ -170,7 +172,7 @@ class StepStrategy(tf.distribute.Strategy):
 @contextlib.contextmanager
 def entered() -> Iterator[None]:
     """Makes the replica of a step of ``repl.run`` the one of ``tf.distribute``."""
-    replica = StepReplicaContext(_of_steps(), GradientSum())
+    replica = StepReplicaContext(_of_steps())
     with _tf_distribute.replica_mode(replica):
         yield
 

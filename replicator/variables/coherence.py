@@ -20,12 +20,13 @@ import tensorflow as tf
 from replicator._tf import distribute as _tf_distribute
 from replicator._tf import handles as _tf_handles
 from replicator._tf.distribute import Branch
+from replicator.collectives.kind import pack, positions_by_dtype
 from replicator.core import devices
 from replicator.core.step import traced_once
+from replicator.core.validation import format_value, is_one_of
 from replicator.errors import ReplicasOutOfSyncError
-from replicator.variables.kinds import Kind
+from replicator.variables.kinds import Kind, is_summed, replica_value
 from replicator.variables.values import OutsideValues, to_number
-from replicator.variables.writes import WriteCheck, state, was_written
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -33,7 +34,291 @@ if TYPE_CHECKING:
     from replicator.collectives.kind import Transfer
     from replicator.core.topology import Group, Topology
     from replicator.variables.table import Entry, VariableTable
-    from replicator.variables.writes import CopyRefresher
+
+
+# What the methods of a variable write reaches the copies at once (``VariableTable``).
+# What raw ops and graphs write leaves nothing behind but the value: TensorFlow's
+# variables have no version number. So a variable that has copies, and that others can
+# write (``VariableTable.is_checked``), has a state with which the copies agree
+# (``Entry.last_synced``), compared before a dispatch and recorded after it. The copies
+# themselves do not tell: a mean of statistics equals none of them. On GPUs this is one
+# compiled function per device, whatever the number of variables: as single ops it was
+# 12 kernels for each of them, twice. CPUs hash each variable by one op, and XLA would
+# be slower there.
+
+_POLICIES = ("detect", "never")
+# Odd multipliers of splitmix64 (Steele et al. 2014), less their sign bits.
+_MIX_1 = 0x3F58476D1CE4E5B9
+_MIX_2 = 0x14D049BB133111EB
+# Integer types by width in bytes.
+_BITS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
+
+
+def are_detected(policy: Any) -> bool:
+    """Whether an option ``external_writes`` requests the check."""
+    if not is_one_of(policy, _POLICIES):
+        raise ValueError(
+            f"external_writes {format_value(policy)} is not one of 'detect' (variables "
+            "that were written outside run() are found before each run) and 'never' "
+            "(no check: call refresh_variables() after writing)"
+        )
+    return bool(policy == "detect")
+
+
+def was_written(entry: Entry) -> bool:
+    """Whether the user's variable differs from what its copies were made of; waits."""
+    if entry.kind is Kind.MIRRORED:
+        own = entry.variable.numpy().tobytes()
+        others = [copy for copy in entry.copies if copy is not entry.variable]
+        return any(copy.numpy().tobytes() != own for copy in others)
+    if entry.kind is Kind.PARTIAL:  # of its copies only the mean has a meaning
+        return False
+    now = state(entry.variable, entry.kind)
+    return bool(entry.last_synced.numpy().tobytes() != now.numpy().tobytes())
+
+
+class WriteCheck:
+    """The check of some variables, as ops of the graph that is being built."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        """Takes entries that have a ``last_synced``."""
+        self._entries = tuple(entries)
+        self._plain = [e for e in entries if not is_compiled(e.variable)]
+        self._compiled: dict[str, list[Entry]] = {}
+        for entry in entries:
+            if is_compiled(entry.variable):
+                device = entry.variable.device
+                self._compiled.setdefault(device, []).append(entry)
+
+    def is_changed(self) -> tf.Tensor:
+        """Whether any variable differs from what was recorded of it."""
+        differs = [
+            _compile(_differ_compiled, entries, device)
+            for device, entries in self._compiled.items()
+        ]
+        return _any([*differs, *_differ(self._plain, _plain_state)])
+
+    def record(self, values: Sequence[tf.Tensor | None]) -> None:
+        """Records the states of all variables."""
+        for entry, value in zip(self._entries, values, strict=True):
+            if not is_compiled(entry.variable):
+                is_whole = entry.variable.shape.is_fully_defined()
+                is_known = entry.kind.is_per_replica and is_whole and value is not None
+                now = value if is_known else _plain_state(entry)
+                entry.last_synced.assign(now, read_value=False)
+        for device, entries in self._compiled.items():
+            _compile(_record_compiled, entries, device)
+
+
+def _compile(
+    function: Callable[[Sequence[Entry]], Any], entries: Sequence[Entry], device: str
+) -> Any:
+    def compiled() -> Any:
+        return function(entries)
+
+    with tf.device(device):
+        return traced_once(compiled, jit_compile=True)()
+
+
+def _differ_compiled(entries: Sequence[Entry]) -> tf.Tensor:
+    return _any(_differ(entries, _compiled_state))
+
+
+def _differ(
+    entries: Sequence[Entry], now_of: Callable[[Entry], tf.Tensor]
+) -> list[tf.Tensor]:
+    """Compares each type as one vector, which is one op instead of one per variable."""
+    found = []
+    for places in positions_by_dtype(entry.last_synced for entry in entries).values():
+        of_type = [entries[place] for place in places]
+        now = bits(pack(list(map(now_of, of_type))))
+        seen = bits(pack([entry.last_synced.value() for entry in of_type]))
+        found.append(tf.reduce_any(now != seen))
+    return found
+
+
+def _any(flags: Sequence[tf.Tensor]) -> tf.Tensor:
+    return flags[0] if len(flags) == 1 else tf.reduce_any(tf.stack(flags))
+
+
+def _plain_state(entry: Entry) -> tf.Tensor:
+    return state(entry.variable, entry.kind)
+
+
+def _compiled_state(entry: Entry) -> tf.Tensor:
+    # XLA has the device from the function; a scope of its own would be another one.
+    variable = entry.variable
+    return state_of(variable.value(), entry.kind, variable.device, variable.shape)
+
+
+def _record_compiled(entries: Sequence[Entry]) -> None:
+    for entry in entries:
+        entry.last_synced.assign(_compiled_state(entry), read_value=False)
+
+
+class CopyRefresher:
+    """The functions that reset the copies of variables: one per type and shape.
+
+    They take handles, so that all variables and programs of one replicator share them.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._functions: dict[tuple[Any, ...], Any] = {}
+
+    def apply(self, entries: Iterable[Entry], *, is_certain: bool) -> None:
+        """Resets the copies of variables, in graphs and eagerly.
+
+        Of all that were written for certain; otherwise of those that differ.
+        """
+        for entry in entries:
+            replicas = {
+                replica: copy
+                for replica, copy in enumerate(entry.copies)
+                if copy is not entry.variable and not self._is_held(entry, replica)
+            }
+            # Copies of mirrored variables are equal anyway.
+            is_mirrored = entry.kind is Kind.MIRRORED
+            reset = self._function(entry, tuple(replicas), is_certain or is_mirrored)
+            variables = entry.variable, entry.last_synced, *replicas.values()
+            reset(*map(_tf_handles.of, variables))
+
+    def _is_held(self, entry: Entry, replica: int) -> bool:
+        """Whether a replica uses the copy of another one."""
+        is_mirrored = entry.kind is Kind.MIRRORED
+        return is_mirrored and self._topology.primaries[replica] != replica
+
+    def _function(
+        self, entry: Entry, replicas: tuple[int, ...], is_certain: bool
+    ) -> Callable[..., None]:
+        variable, kind = entry.variable, entry.kind
+        key = (
+            kind,
+            variable.dtype,
+            variable.device,
+            is_summed(variable),
+            replicas,
+            variable.shape,
+            is_certain,
+        )
+        if key not in self._functions:
+            self._functions[key] = traced_once(
+                self._make(entry, replicas, is_certain),
+                input_signature=[tf.TensorSpec([], tf.resource)] * (2 + len(replicas)),
+            )
+        return self._functions[key]
+
+    def _make(
+        self, entry: Entry, replicas: Sequence[int], is_certain: bool
+    ) -> Callable[..., None]:
+        """Returns a function of handles that resets a variable like this one."""
+        kind, dtype, device = entry.kind, entry.variable.dtype, entry.variable.device
+        shape = entry.variable.shape
+        is_sum = is_summed(entry.variable)
+        topology, seen_dtype = self._topology, entry.last_synced.dtype
+
+        def reset(own: tf.Tensor, seen: tf.Tensor, *copies: tf.Tensor) -> None:
+            value = _read(own, dtype)
+            value.set_shape(shape)
+            with tf.device(device):
+                now = state_of(value, kind, device, shape)
+            # Asked again, of this variable alone: any other one may have led here, and
+            # statistics that differ between replicas by right must survive that.
+            is_changed = is_certain or tf.reduce_any(
+                bits(now) != bits(_read(seen, seen_dtype))
+            )
+            resets = []
+            for replica, copy in zip(replicas, copies, strict=True):
+                fresh = replica_value(
+                    value,
+                    kind,
+                    topology.replica_id(replica),
+                    topology.num_replicas,
+                    is_sum=is_sum,
+                )
+                if not is_certain:
+                    fresh = _choose(is_changed, fresh, _read(copy, dtype), shape)
+                resets.append(_assign(copy, fresh))
+            # Afterwards, so that an interrupted reset is repeated.
+            with tf.control_dependencies(resets):
+                _assign(seen, now)
+
+        return reset
+
+
+def _read(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+
+
+def _assign(handle: tf.Tensor, value: tf.Tensor) -> tf.Operation:
+    return tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+
+def _choose(
+    condition: tf.Tensor, one: tf.Tensor, other: tf.Tensor, shape: tf.TensorShape
+) -> tf.Tensor:
+    """One of two values of a variable; those of unknown shape may differ in size."""
+    if shape.is_fully_defined():
+        return tf.where(condition, one, other)
+    return tf.cond(condition, lambda: one, lambda: other)
+
+
+def is_compiled(variable: Any) -> bool:
+    """Whether a variable is checked by the compiled function of its device.
+
+    TensorFlow keeps int32 of GPUs in host memory, where XLA does not take it.
+    """
+    dtype = variable.dtype
+    has_type = dtype.is_floating or dtype == tf.int64
+    return has_type and not devices.is_cpu(variable.device)
+
+
+def state(variable: Any, kind: Kind) -> tf.Tensor:
+    """The value or fingerprint by which a change of a variable is detected."""
+    # On the variable's device: of a remote one, only eight bytes are sent.
+    with tf.device(variable.device):
+        return state_of(variable.value(), kind, variable.device, variable.shape)
+
+
+def state_of(
+    value: tf.Tensor, kind: Kind, device: str, shape: tf.TensorShape
+) -> tf.Tensor:
+    """The ``state`` of a variable with this value."""
+    if not shape.is_fully_defined():
+        parts = [value, tf.shape(value)]
+        return tf.concat([_checksum(part, device) for part in parts], axis=0)
+    return value if kind.is_per_replica else _checksum(value, device)
+
+
+def _checksum(value: tf.Tensor, device: str) -> tf.Tensor:
+    if devices.is_cpu(device):
+        return tf.bitcast(tf.fingerprint(tf.reshape(value, [1, -1])), tf.int64)
+    return fingerprint(value)
+
+
+def bits(value: tf.Tensor) -> tf.Tensor:
+    """The value as a vector of integers: equal bits compare equal, even NaN."""
+    flat = tf.reshape(value, [-1])
+    if value.dtype == tf.bool:
+        return tf.cast(flat, tf.int64)
+    if value.dtype == tf.string:
+        return tf.strings.to_hash_bucket_fast(flat, 1 << 62)
+    width = min(value.dtype.size, 8)  # of complex128: two halves
+    return tf.cast(tf.reshape(tf.bitcast(flat, _BITS[width]), [-1]), tf.int64)
+
+
+def fingerprint(value: tf.Tensor) -> tf.Tensor:
+    """A checksum of the bits, of ops with GPU kernels; CPUs hash 20 times faster."""
+    # Scrambled first (as in splitmix64): a sum of plain bits by position would take
+    # [3, 0] for [0, 1], and one round still confuses some small integers. Weights by
+    # position, so that exchanged elements change the sum.
+    mixed = bits(value) * _MIX_1
+    mixed = tf.bitwise.bitwise_xor(mixed, tf.bitwise.right_shift(mixed, 29))
+    mixed *= _MIX_2
+    mixed = tf.bitwise.bitwise_xor(mixed, tf.bitwise.right_shift(mixed, 32))
+    places = tf.range(tf.size(mixed, out_type=tf.int64), dtype=tf.int64) * 2 + 1
+    return tf.reduce_sum(mixed * places, keepdims=True)
+
 
 _MOST_NAMED = 5
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import handles as _tf_handles
-from replicator.core import creation
+from replicator.core import context
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -84,7 +84,7 @@ class Ownership:
         alive = (reference() for reference, _ in self._stored.values())
         away = [v for v in alive if v is not None and v.device != self.device(v)]
         for variable in away:
-            with creation.allowed():
+            with context.allowed():
                 _tf_handles.move(variable, self.device(variable))
         return bool(away)
 

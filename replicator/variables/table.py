@@ -17,8 +17,9 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
 from replicator._tf import handles as _tf_handles
-from replicator.core import creation
+from replicator.core import context
 from replicator.core import devices as devices_lib
+from replicator.variables.coherence import CopyRefresher, is_compiled, state
 from replicator.variables.kinds import (
     Kind,
     check_foreign,
@@ -27,7 +28,6 @@ from replicator.variables.kinds import (
     replica_value,
 )
 from replicator.variables.ownership import Ownership, num_bytes
-from replicator.variables.writes import CopyRefresher, is_compiled, state
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -112,7 +112,7 @@ class VariableTable:
             check_foreign(variable)
         if entry is not None:
             self.version += 1
-        with tf.init_scope(), creation.allowed():
+        with tf.init_scope(), context.allowed():
             copies = self._copies(variable, kind)
             has_copies = any(copy is not variable for copy in copies)
             entry = Entry(
@@ -178,8 +178,8 @@ class VariableTable:
             return None
         if self._switch is None:
             place = devices_lib.cpu_of(self._topology.replica_devices[0])
-            with tf.init_scope(), tf.device(place), creation.allowed():
-                self._switch = creation.own_variable(False)
+            with tf.init_scope(), tf.device(place), context.allowed():
+                self._switch = context.own_variable(False)
         self._in_graphs.update({id(entry): entry for entry in copied})
         return self._switch
 
@@ -243,7 +243,7 @@ class VariableTable:
     def _last_synced(self, variable: Any, kind: Kind) -> tf.Variable:
         """Makes what the state of a variable is recorded in, where it is compared."""
         with tf.device(variable.device) if is_compiled(variable) else _ANYWHERE:
-            return creation.own_variable(state(variable, kind))
+            return context.own_variable(state(variable, kind))
 
     def _initial_values(self, variable: Any, kind: Kind) -> list[Any]:
         """Initial values of the copies of this program's replicas."""
@@ -279,7 +279,7 @@ class VariableTable:
             place = topology.logical_device_of(variable.device)
             with tf.device(devices[place]):
                 copies.append(
-                    creation.own_variable(
+                    context.own_variable(
                         tf.identity(variable) if is_mirrored else initial[replica],
                         dtype=variable.dtype,
                         shape=variable.shape,

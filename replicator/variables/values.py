@@ -17,8 +17,13 @@ import tensorflow as tf
 
 from replicator._tf import handles as _tf_handles
 from replicator.collectives import differentiable
-from replicator.collectives.buckets import num_bytes, pack, positions_by_dtype, unpack
-from replicator.collectives.kind import Transfer
+from replicator.collectives.kind import (
+    Transfer,
+    num_bytes,
+    pack,
+    positions_by_dtype,
+    unpack,
+)
 from replicator.core import devices as devices_lib
 from replicator.core.devices import NCCL_DTYPES
 from replicator.core.step import traced_once

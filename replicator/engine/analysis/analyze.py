@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import tensorflow as tf
 
 from replicator.collectives.kind import Transfer
-from replicator.core import creation
+from replicator.core import context
 from replicator.core.step import at_lines
 from replicator.engine.analysis import plan
 from replicator.engine.graph import body as body_lib
@@ -291,7 +291,7 @@ def analyze(
 
     def trace_step() -> TracedStep:
         counts = topology.num_replicas, topology.num_logical_devices
-        return creation.in_first_trace(lambda: trace(step_fn, specs, *counts))
+        return context.in_first_trace(lambda: trace(step_fn, specs, *counts))
 
     traced = trace_step()
     if table.ownership.settle():  # the trace has variables where they were

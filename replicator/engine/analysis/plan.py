@@ -21,7 +21,6 @@ import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replicator._tf.distribute import GRADIENT_SCOPE
-from replicator.collectives import buckets
 from replicator.collectives import kind as kind_lib
 from replicator.core import context, devices
 from replicator.engine.graph.body import before_of, producer
@@ -266,7 +265,7 @@ def _filling(topology: Topology) -> Fill:
         return _alone
     if topology.has_own_gpus:
         return functools.partial(
-            buckets.fill_towards_end,
+            kind_lib.fill_towards_end,
             least=LEAST_GPU_BUCKET_BYTES,
             most=MOST_GPU_BUCKET_BYTES,
         )
@@ -275,7 +274,7 @@ def _filling(topology: Topology) -> Fill:
         limit, alone_from = WORKER_BUCKET_BYTES, FUSE_BETWEEN_WORKERS_BELOW_BYTES
     elif topology.spans_processes:
         limit, alone_from = PROCESS_BUCKET_BYTES, FUSE_BETWEEN_PROCESSES_BELOW_BYTES
-    return functools.partial(buckets.fill, limit=limit, alone_from=alone_from)
+    return functools.partial(kind_lib.fill, limit=limit, alone_from=alone_from)
 
 
 def _alone(keys: Sequence[Hashable], _sizes: Sequence[int]) -> list[tuple[int, ...]]:
@@ -311,7 +310,7 @@ def _balance(
 
 def _num_bytes(collective: Collective, position: int) -> int:
     wire = collective.kind.sent_dtype(collective.dtypes[position])
-    return buckets.num_bytes(collective.shapes[position], wire)
+    return kind_lib.num_bytes(collective.shapes[position], wire)
 
 
 # Users place some ops and variables; the placement of all others follows: a gradient
@@ -510,7 +509,7 @@ def group(
     in_order = sorted(shares, key=lambda share: level[share.node])
     for _, same_level in itertools.groupby(in_order, lambda share: level[share.node]):
         members = list(same_level)
-        filled = buckets.fill(
+        filled = kind_lib.fill(
             [(share.source, share.dtype) for share in members],
             [share.num_bytes for share in members],
             limit=WORKER_BUCKET_BYTES,

@@ -24,7 +24,7 @@ from replicator.engine.graph.body import (
     rewrite,
 )
 from replicator.engine.graph.liveness import REMOTE, Liveness
-from replicator.engine.graph.stamps import ReplicaDevices
+from replicator.engine.graph.optimize import ReplicaDevices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

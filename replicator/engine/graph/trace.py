@@ -22,7 +22,7 @@ from replicator._tf import keras_parts as _tf_keras_parts
 from replicator.collectives import differentiable
 from replicator.collectives.kind import TENSORS, Collective
 from replicator.core import context, devices
-from replicator.core.creation import StepGenerator
+from replicator.core.context import StepGenerator
 from replicator.core.step import at_lines, check_outputs, line_of
 from replicator.engine.graph import liveness
 from replicator.engine.graph.body import (

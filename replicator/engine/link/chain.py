@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from replicator.core.topology import FlatGroup, Group, Topology
-    from replicator.engine.graph.body import Ref, Tensor
-    from replicator.engine.graph.emitter import Emitter
+    from replicator.engine.graph.body import Emitter, Ref, Tensor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from replicator.collectives import differentiable
 from replicator.core.devices import cpu_of
-from replicator.engine.graph.emitter import Emitter
+from replicator.engine.graph.body import Emitter
 from replicator.engine.link import fragments
 from replicator.engine.link.chain import Chain, reduce_attrs
 from replicator.errors import CollectiveTypeError

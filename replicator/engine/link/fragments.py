@@ -21,8 +21,7 @@ from replicator.engine.graph.body import Ref
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from replicator.engine.graph.body import Tensor
-    from replicator.engine.graph.emitter import Emitter
+    from replicator.engine.graph.body import Emitter, Tensor
 
 # Says in the error of TensorFlow that it is about shapes; the rest is made from it.
 SHAPES_DIFFER = "replicator: shapes differ between workers"

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator.engine.analysis.plan import FLAT
-from replicator.engine.graph.body import Ref
-from replicator.engine.graph.emitter import Emitter
+from replicator.engine.graph.body import Emitter, Ref
 from replicator.engine.link import fragments, reduction
 from replicator.engine.link.chain import Chain, Gate
 from replicator.engine.link.cross_worker import CrossWorker, UnevenRows

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from replicator.core.topology import Topology
-    from replicator.engine.graph.body import Tensor
-    from replicator.engine.graph.emitter import Emitter
+    from replicator.engine.graph.body import Emitter, Tensor
     from replicator.engine.link.chain import Chain
     from replicator.engine.link.cross_worker import CrossWorker
 

@@ -16,14 +16,13 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch
 from replicator._tf import handles as _tf_handles
-from replicator.collectives.buckets import num_bytes, unpack
-from replicator.collectives.kind import Transfer
+from replicator.collectives.kind import Transfer, num_bytes, unpack
 from replicator.core import devices as devices_lib
 from replicator.core.step import per_replica_nest
 from replicator.engine.analysis import plan
 from replicator.engine.analysis.plan import FUSE_BELOW_BYTES
 from replicator.engine.graph import body as body_lib
-from replicator.engine.graph.emitter import Emitter
+from replicator.engine.graph.body import Emitter
 from replicator.engine.graph.replicate import Replicas
 from replicator.engine.link import reduction
 from replicator.engine.link.cross_worker import CrossWorker, send_share

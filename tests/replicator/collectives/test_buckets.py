@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicator.collectives import buckets
+from replicator.collectives import kind as buckets
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ import pytest
 import tensorflow as tf
 
 from replicator.core.topology import FlatGroup, Group
-from replicator.engine.graph.body import Ref
-from replicator.engine.graph.emitter import Emitter
+from replicator.engine.graph.body import Emitter, Ref
 from replicator.engine.link.chain import Chain
 from replicator.engine.link.fragments import NUM_LENGTHS
 

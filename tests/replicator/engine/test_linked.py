@@ -18,7 +18,7 @@ from replicator.core import devices
 from replicator.core.topology import make_topology
 from replicator.engine.analysis import plan
 from replicator.engine.graph import body
-from replicator.engine.graph.emitter import Emitter
+from replicator.engine.graph.body import Emitter
 from replicator.engine.link import fragments
 from replicator.engine.link.cross_worker import send_share
 from replicator.errors import CollectiveTypeError

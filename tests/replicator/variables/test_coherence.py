@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import replicator
 from replicator.core.step import traced_once
-from replicator.variables import values, writes
+from replicator.variables import coherence, values
 
 
 def _floats(values):
@@ -63,7 +63,7 @@ def test_fingerprints_of_small_integers_do_not_collide():
     @tf.function
     def of_each(all_of_them):
         return tf.map_fn(
-            lambda one: writes.fingerprint(one)[0],
+            lambda one: coherence.fingerprint(one)[0],
             all_of_them,
             fn_output_signature=tf.int64,
         )

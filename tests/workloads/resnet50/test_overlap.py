@@ -17,7 +17,7 @@ from overlap_model import (
 )
 
 import replicator
-from replicator.collectives import buckets
+from replicator.collectives import kind
 from replicator.core.topology import make_topology
 from replicator.engine.analysis import analyze, plan
 from replicator.engine.graph import trace
@@ -57,8 +57,8 @@ class Step:
         for planned in self.plans:
             call = planned.collective
             order = [p for bucket in planned.buckets for p in bucket.positions]
-            sizes = [buckets.num_bytes(call.shapes[p], call.dtypes[p]) for p in order]
-            filled = buckets.fill(
+            sizes = [kind.num_bytes(call.shapes[p], call.dtypes[p]) for p in order]
+            filled = kind.fill(
                 [call.dtypes[p] for p in order],
                 sizes,
                 limit=1 << 20,
@@ -70,7 +70,7 @@ class Step:
     def _reduction(self, call, positions):
         return Reduction(
             num_bytes=sum(
-                buckets.num_bytes(call.shapes[p], call.dtypes[p]) for p in positions
+                kind.num_bytes(call.shapes[p], call.dtypes[p]) for p in positions
             ),
             released_by=max(self.needs[call.operands[p]] for p in positions),
         )

@@ -7,7 +7,7 @@ import pytest
 from replicator._tf import compat as _tf_compat
 from replicator.core import context
 from replicator.core.topology import make_topology
-from replicator.engine.graph.stamps import Stamps
+from replicator.engine.graph.optimize import Stamps
 
 LOCAL = "/job:localhost/replica:0/task:0/device:"
 REMOTE = "/job:worker/replica:0/task:{}/device:GPU:{}"
