@@ -20,7 +20,6 @@ from replicator.inputs.iterator import InputIterator, counted
 from replicator.optimizer import other_libraries
 from replicator.optimizer.options import OptimizerOptions
 from replicator.optimizer.wrapper import ReplicatedOptimizer
-from replicator.strategy.verify import FitCheck, verify_fit
 
 if TYPE_CHECKING:
     import os
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from replicator.checkpoint.manager import CheckpointManager
     from replicator.core.topology import JobFacts
+    from replicator.strategy.verify import FitCheck
 
 
 # They exist to be timed beside the replicator of the same backend: the difference is
@@ -274,6 +274,8 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
         Raises:
           StrategyError: Not such a model or batch, or a backend with one replica.
         """
+        from replicator.strategy.verify import verify_fit  # with all of fit()
+
         return verify_fit(self.as_strategy(), model, batch, tolerance)
 
     def _make_strategy(self) -> tf.distribute.Strategy:

@@ -29,7 +29,6 @@ from replicator.inputs.context import values_of
 from replicator.inputs.iterator import InputIterator
 from replicator.optimizer import other_libraries
 from replicator.optimizer.wrapper import LocalOptimizer, ReplicatedOptimizer
-from replicator.strategy.strategy import ReplicatorStrategy
 from replicator.variables.coherence import (
     Coherence,
     are_detected,
@@ -213,6 +212,8 @@ class InGraphReplicator(base.Replicator):
         return not self._limit.is_over
 
     def _make_strategy(self) -> tf.distribute.Strategy:
+        from replicator.strategy.strategy import ReplicatorStrategy  # with fit()
+
         return ReplicatorStrategy(self, one_replica=SingleDeviceReplicator)
 
     def build_step(self, step_fn: Callable[..., Any], specs: list[Any]) -> Program:
@@ -359,11 +360,9 @@ class InGraphReplicator(base.Replicator):
 
     def _traced_steps(self) -> list[tuple[str, Program]]:
         """Name and program of every traced step, those of a strategy included."""
-        strategy = self._strategy
+        strategy: Any = self._strategy
         own = self._programs.items()
-        if isinstance(strategy, ReplicatorStrategy):
-            return [*own, *strategy.programs()]
-        return own
+        return own if strategy is None else [*own, *strategy.programs()]
 
     def _entries_here(self) -> list[Entry]:
         """The variables of which this process has copies."""

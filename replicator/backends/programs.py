@@ -24,7 +24,7 @@ from replicator.core.validation import (
     name_of,
 )
 from replicator.errors import RetraceLimitError, RetraceWarning, RunContextError
-from replicator.inputs import audit, iterator
+from replicator.inputs import iterator
 from replicator.inputs.context import (
     InputFn,
     InputReplicationMode,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
     from replicator.core.validation import ReplicatorId
+    from replicator.inputs.audit import InputAudit
 
 
 MAX_FUNCTIONS_PER_CODE = 16
@@ -336,7 +337,7 @@ class FedBackend(JobFacts):
         *,
         key_fn: Callable[[Any], Any],
         num_examples: int | None = None,
-    ) -> audit.InputAudit:
+    ) -> InputAudit:
         """Reads one epoch and checks that each example is fed exactly once.
 
         This process reads all pipelines of the whole job, one after the other, before
@@ -362,6 +363,8 @@ class FedBackend(JobFacts):
         """
         validation.check_input_fn(input_fn, "audit_inputs")
         check_mode(mode)
+        from replicator.inputs import audit  # of tests and notebooks alone
+
         return audit.audit(
             input_fn,
             pipeline_contexts(mode, self.num_replicas, self.num_workers),

@@ -17,7 +17,6 @@ from replicator.errors import DeviceError
 from replicator.inputs.context import values_of
 from replicator.inputs.iterator import InputIterator, all_read, next_batches
 from replicator.strategy import replica_context
-from replicator.strategy.strategy import ReplicatorStrategy
 from replicator.variables.kinds import check_foreign, foreign_explained
 
 if TYPE_CHECKING:
@@ -180,6 +179,8 @@ class SingleDeviceReplicator(base.Replicator):
         return SingleProgram(traced, generator)
 
     def _make_strategy(self) -> tf.distribute.Strategy:
+        from replicator.strategy.strategy import ReplicatorStrategy  # with fit()
+
         return ReplicatorStrategy(self)
 
     def build_step(
