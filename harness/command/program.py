@@ -8,6 +8,7 @@ passes the address of the harness on.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -55,6 +56,9 @@ _QUOTED = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.""", re.DOTALL)
 _OF_SHELL = re.compile(
     r"^\s*[A-Za-z_]\w*=|(?<!\S)~(?=[/\s]|$)|[;<>|&`\n]|\$[A-Za-z0-9_({?@*]"
 )
+PARAM: Final = "--param"
+MAX_VARIANTS: Final = 20
+_PARAM = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,39}")
 _PLACEHOLDER = re.compile(r"\{\{|\}\}|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -75,15 +79,67 @@ def split(command: str) -> tuple[str, ...]:
     return words
 
 
-def names_in(command: str) -> tuple[str, ...]:
+def names_in(command: str, params: Iterable[str] = ()) -> tuple[str, ...]:
     """Returns the placeholders of a command, each once."""
     found = [match["name"] for match in _PLACEHOLDER.finditer(command) if match["name"]]
+    known = {**MEANINGS, **dict.fromkeys(params, "")}
     for name in found:
-        look_up(MEANINGS, name, what="placeholder of --command (write braces twice)")
+        look_up(known, name, what="placeholder of --command (write braces twice)")
     return tuple(dict.fromkeys(found))
 
 
-def check_command(command: str, replicas: Iterable[int]) -> None:
+# ``--param dtype=float32,bfloat16`` makes a variant per value. Variants are cases of
+# one study, compared as backends are; a variant is called by its values.
+
+
+def parse_params(texts: Iterable[str], command: str) -> dict[str, dict[str, str]]:
+    """Returns the values of each variant of a command, by its name; none without."""
+    params: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        name, equals, listed = text.partition("=")
+        values = tuple(value.strip() for value in listed.split(","))
+        if not equals or not _PARAM.fullmatch(name) or "" in values:
+            raise PlanError(
+                f"{PARAM} {text!r} is not NAME=A,B,...; write for example"
+                " dtype=float32,bfloat16, and {dtype} where the command takes it"
+            )
+        if name in MEANINGS or name in params:
+            why = "is given twice" if name in params else "is a placeholder already"
+            raise PlanError(f"{PARAM} {name!r} {why}; choose another name")
+        if len({*values}) < len(values):
+            raise PlanError(f"{PARAM} {text!r} repeats a value; give each once")
+        params[name] = values
+    missing = [name for name in params if name not in names_in(command, params)]
+    if missing:
+        raise PlanError(
+            f"{PARAM} {missing[0]} with --command {command!r}, which has no"
+            f" {{{missing[0]}}}; write it where the program takes the value"
+        )
+    chosen = [
+        dict(zip(params, values, strict=True))
+        for values in itertools.product(*params.values())
+    ]
+    if len(chosen) > MAX_VARIANTS:
+        raise PlanError(
+            f"{PARAM} makes {len(chosen)} variants; allowed are {MAX_VARIANTS}: give"
+            " fewer values"
+        )
+    return {_name_of_variant(one): one for one in chosen if one}
+
+
+def _name_of_variant(values: Mapping[str, str]) -> str:
+    words = " ".join(f"{name}={value}" for name, value in values.items())
+    if len(words) > MAX_NAME // 2 or not words.isprintable():
+        raise PlanError(
+            f"{PARAM}: the variant {words[:MAX_NAME]!r} has a name of more than"
+            f" {MAX_NAME // 2} printable characters; give shorter values"
+        )
+    return words
+
+
+def check_command(
+    command: str, replicas: Iterable[int], params: Iterable[str] = ()
+) -> None:
     """Checks that a command can be started, and differs between numbers of replicas."""
     split(command)
     found = _OF_SHELL.search(_QUOTED.sub("_", command))
@@ -94,7 +150,7 @@ def check_command(command: str, replicas: Iterable[int]) -> None:
             " NAME=VALUE for a variable, or quotation marks where it is text"
         )
     counts = sorted(set(replicas))
-    if len(counts) > 1 and not _OF_SIZE.intersection(names_in(command)):
+    if len(counts) > 1 and not _OF_SIZE.intersection(names_in(command, params)):
         raise PlanError(
             f"--command {command!r} has no {{replicas}}, so it would be the same"
             f" program with {counts[0]} and {counts[-1]} replicas; write {{replicas}}"
@@ -135,6 +191,8 @@ class ForeignProgram:
     record: Program  # What its trials have in common.
     # The parts of its identity, by revision; empty for the present one.
     code: Mapping[str, Mapping[str, str]]
+    # The values of ``--param`` of each variant, by its name; empty without any.
+    variants: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
 
     def code_digest(self, revision: str) -> str:
         """Returns the digest of the code of a revision."""
@@ -166,9 +224,9 @@ class ForeignProgram:
         )
 
     @property
-    def backend(self) -> BackendInfo:
-        """Returns it as a backend of one process, which starts the others."""
-        return backend_of(self.name)
+    def backends(self) -> list[BackendInfo]:
+        """Returns its variants as backends of one process, which starts the others."""
+        return [backend_of(name) for name in self.variants or (self.name,)]
 
 
 def backend_of(name: str) -> BackendInfo:
@@ -192,11 +250,14 @@ def make(
     folder: Path,
     left_out: Sequence[Path] = (),
     count_texts: Sequence[str] = (),
+    param_texts: Sequence[str] = (),
 ) -> ForeignProgram:
     """Returns the program that a command starts, identified as it is now."""
-    check_command(command, replicas)
+    variants = parse_params(param_texts, command)
+    params = next(iter(variants.values()), {})
+    check_command(command, replicas, params)
     of = numbers.parse_metric(metric_text)
-    names_in(of.path)
+    names_in(of.path, params)
     reader.parse_count(count_texts)
     source = identity.find_repository(folder, left_out)
     return ForeignProgram(
@@ -210,6 +271,7 @@ def make(
             setup=setup,
         ),
         code={"": identity.of_program(command, folder, source, left_out)},
+        variants=variants,
     )
 
 

@@ -434,7 +434,7 @@ def values_of(
         "output_dir": output_dir,
     }
     assert values.keys() == program.MEANINGS.keys()
-    return values
+    return values | spec.options
 
 
 def make_output_dir() -> Path:

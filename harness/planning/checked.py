@@ -244,7 +244,7 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
     else:
         size = request.per_replica_batch_size or _smallest_share(request)
         info = request.program.workload(size)
-        backends = [request.program.backend]
+        backends = request.program.backends
     preset_name = request.preset or _default_preset(info, request.device)
     preset = catalog.preset(info, preset_name)
     _check_counts(request)

@@ -338,7 +338,7 @@ def choose_controls(
 
 def _backend_of(request: SweepRequest, name: str) -> BackendInfo:
     if request.program is not None:
-        return request.program.backend
+        return request.program.backends[0]
     return catalog.backend(name)
 
 

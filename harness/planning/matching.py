@@ -102,6 +102,9 @@ def _why_not(request: SweepRequest, program: ForeignProgram) -> dict[str, str]:
     """Returns why a program of the user's cannot be matched, by its name."""
     if not program.record.is_client:
         return {}  # it shows neither its losses nor its updates
+    if program.variants:
+        why = "variants of a program are not checked; measure one alone for that"
+        return dict.fromkeys(program.variants, why)
     if not request.is_matched:
         return {program.name: "--no-match was given"}
     if "seed" not in names_in(program.record.command):

@@ -200,8 +200,11 @@ def _trials(
         repetition_seed = trial_seed(seed, repetition)
         for case in cases if repetition % 2 == 0 else cases[::-1]:
             of_peer = peers.program(common["workload"], case.backend, unit)
+            fields = common if of_peer is None else {**common, "program": of_peer}
+            if program is not None and program.variants:
+                fields = {**fields, "options": dict(program.variants[case.backend])}
             spec = TrialSpec(
-                **{**common, **({} if of_peer is None else {"program": of_peer})},
+                **fields,
                 code_digest=(
                     code_digest.of_trial(
                         common["workload"],

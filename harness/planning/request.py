@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -91,6 +91,18 @@ class ProgramRequest(Options):
             default="none",
         ),
     ] = ()
+    params: Annotated[
+        tuple[str, ...],
+        Option(
+            group=OWN,
+            name="param",
+            kind=kinds.TEXTS,
+            metavar="NAME=A,B,...",
+            help="Values of `{NAME}` in the command; each is a variant of your program,"
+            " and all are measured interleaved and compared. Can be repeated.",
+            default="none",
+        ),
+    ] = ()
     unit: Annotated[
         str | None,
         Option(
@@ -110,7 +122,9 @@ def resolved(request: _Request, folder: Path) -> _Request:
         _check_workload(request)
         return request
     is_client = request.metric == CLIENT
-    has_batch = is_client or _has_batch(request.command)
+    variants = program_lib.parse_params(request.params, request.command)
+    params = next(iter(variants.values()), {})
+    has_batch = is_client or _has_batch(request.command, params)
     if not has_batch:
         request = _with_batch(request)
     assert request.command is not None
@@ -156,6 +170,7 @@ def resolved(request: _Request, folder: Path) -> _Request:
         metric_text=request.metric,
         unit=request.unit or UNIT,
         count_texts=request.counts,
+        param_texts=request.params,
         setup=getattr(request, "setup", None) or "",
         replicas=request.replicas,
         folder=folder,
@@ -185,6 +200,7 @@ def _check_workload(request: SweepRequest) -> None:
     """Raises if no workload is named, or something is that only a command can have."""
     given = {"metric": request.metric, "unit": request.unit}
     given["count"] = " ".join(request.counts) or None
+    given["param"] = " ".join(request.params) or None
     for name, value in given.items():
         if value is not None and not _is_of_gate(request, name):
             raise PlanError(
@@ -198,9 +214,9 @@ def _check_workload(request: SweepRequest) -> None:
         )
 
 
-def _has_batch(command: str) -> bool:
+def _has_batch(command: str, params: Iterable[str]) -> bool:
     sizes = {"per_replica_batch_size", "global_batch_size"}
-    return bool(sizes.intersection(program_lib.names_in(command)))
+    return bool(sizes.intersection(program_lib.names_in(command, params)))
 
 
 def _with_batch(request: _Request) -> _Request:

@@ -422,12 +422,12 @@ def _same(case: Case, control: Case) -> bool:
 
 
 def _compare(first: Case, second: Case, num_steps: int) -> Agreement | None:
-    """Compares trials with the same seed; None where there are none."""
+    """Compares trials with the same seed; None where none has losses."""
     there = {entry.key: _losses(entry, num_steps) for entry in second.ok_entries}
     differences = [
         _difference(_losses(entry, num_steps), there[entry.key])
         for entry in first.ok_entries
-        if entry.key in there
+        if there.get(entry.key) and _losses(entry, num_steps)
     ]
     if not differences:
         return None
