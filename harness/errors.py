@@ -1,20 +1,4 @@
-"""Errors of the harness.
-
-    HarnessError(ValueError)      a request that cannot be carried out as written
-    +-- ParseError                an argument that does not parse
-    +-- PlanError                 settings that contradict each other or the machine
-    +-- StudyError                a study directory that cannot be used
-    +-- DifferentStudyError       a study that holds a different plan
-    +-- RevisionError             a revision that cannot be measured
-    +-- DoesNotFitError           processes that do not fit into memory at once
-    +-- LaunchError               an engine that does not start or end processes
-    +-- DoctorError               a machine that could not be checked
-    +-- UnfitMachineError         a machine on which no figure would be valid; code 6
-    Interrupted(BaseException)    SIGINT, SIGTERM or SIGHUP; never swallowed
-
-Every message is one line: what was passed, why it is wrong, what is allowed, what to
-do.
-"""
+"""Errors of the harness; each message is one line, and says what to do."""
 
 from __future__ import annotations
 

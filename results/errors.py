@@ -1,20 +1,4 @@
-"""Errors of the store; every message says what to do.
-
-::
-
-    ValueError
-      ResultsError              base of all errors a user can cause or repair
-        OpenStoreError          the path is not a study directory
-        WriteStoreError         the study directory cannot be written
-        MissingRecordError      a required record does not exist
-        CorruptRecordError      a record is damaged (has .path and .reason)
-        UnavailableRecordError  the file system does not say what a record holds
-        NewerSchemaError        a record was written by a newer version
-        OlderSchemaError        a record is of a version that is no longer read
-        StudyLockedError        another process works on this study (has .pid)
-        MergeError              stores that cannot become one study
-        StudyInUseElsewhereError  one of another machine does
-"""
+"""Errors of the store; every message says what to do."""
 
 from __future__ import annotations
 

@@ -75,19 +75,13 @@ class _Value(click.ParamType):  # type: ignore[type-arg]  # not in click 8.1
 
 
 class DeclaredOption(click.Option):
-    """An option of a model.
-
-    Attributes:
-      declared: Its declaration.
-      shown: What the help shows below each heading; launchers declare an option that
-        several have in words of their own.
-      owners: The names that it belongs to, such as launchers; empty for all.
-    """
+    """An option of a model."""
 
     def __init__(self, of: Option, *, owners: Sequence[str] = ()) -> None:
         self.declared = of
+        # What the help shows below each heading; each launcher has words of its own.
         self.shown: dict[str, DeclaredOption] = {of.group: self}
-        self.owners = list(owners)
+        self.owners = list(owners)  # such as launchers; empty for all
         kind, names = of.kind, [of.spelling]
         settings: dict[str, Any] = {}
         if kind.is_flag and of.value is not False:

@@ -1,16 +1,10 @@
 """The grammar of the numbers that programs print: a whole token, or an error.
 
 A regular expression says where a number begins, never where it ends: a number goes on
-to a known delimiter, in one of the spellings below, and everything else is refused.
-
-``1234.5``, ``.5``, ``1.2e+05``: a decimal point, an exponent. ``1,234.5``,
-``1,234,567``, ``12,34,567.8``, ``1'234``, ``1_234``, and ``1 234`` with any space but
-the one of the keyboard: groups of digits. ``12ms``, ``12 ms``, ``1m30s``, ``1:02:03``:
-a time in its unit. ``1.2k``, ``3 Mit/s``, ``9 img/min``: a rate in its unit;
-``0.5s/it`` is a rate of 2.
-
-What may mean two things (``1,234``, ``1,9``, ``1 234``, ``1:30``) is refused, unless a
-word behind the name of the metric says which: ``throughput[thousands]=PATTERN``.
+to a known delimiter, in one of the spellings of ``docs/command.md``, and everything
+else is refused. So is what may mean two things (``1,234``, ``1,9``, ``1 234``,
+``1:30``), unless a word behind the name of the metric says which:
+``throughput[thousands]=...``.
 """
 
 from __future__ import annotations
@@ -42,7 +36,7 @@ _TIMES: Final = {
     }.items()
     for name in names.split()
 }
-_MULTIPLES: Final = {name: Decimal(10**n) for name, n in zip("kKMG", (3, 3, 6, 9))}  # noqa: B905
+_MULTIPLES: Final = {name: Decimal(10**n) for name, n in zip("kKMG", (3, 3, 6, 9))}
 UNITS: Final = {**_TIMES, **_MULTIPLES}
 _STEPS: Final = "it|iters?|iterations?|steps?"
 _NOUNS: Final = (
@@ -100,7 +94,7 @@ def composed(
     """Returns a time such as 1:02:03 or 1m30s, and its end; None if it is none."""
     clock = _CLOCK.match(text, start)
     found = clock or _PARTS.match(text, start)
-    if found is None or sum(part is not None for part in found.groups()) < 2:  # noqa: PLR2004
+    if found is None or sum(part is not None for part in found.groups()) < 2:
         return None
     if quantity.per_sec is None:
         raise NumberError(f"is a time, not {quantity.value}", start, found.end())

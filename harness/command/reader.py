@@ -152,12 +152,7 @@ def check_positive(reading: Reading) -> None:
 
 
 class LineReader:
-    """Splits one stream into lines, and finds the number in each.
-
-    Attributes:
-      missed: Lines that match but for the number.
-      num_read: Lines that have one.
-    """
+    """Splits one stream into lines, and finds the number in each."""
 
     def __init__(
         self,
@@ -170,8 +165,8 @@ class LineReader:
         self._quantity, self._notation = quantity, notation
         self._inverse, self._near = _inverse(pattern), _near(pattern)
         self._terminal = TerminalLine()
-        self.missed: list[str] = []
-        self.num_read = 0
+        self.missed: list[str] = []  # that match but for the number
+        self.num_read = 0  # that have one
 
     def feed(self, chunk: bytes, ns: int) -> Iterator[Reading]:
         """Yields the numbers of the lines that a chunk completes."""
@@ -372,18 +367,13 @@ _MOST_AT_ONCE: Final = 2**20
 
 
 class FileTail:
-    """A file that is looked at while a program writes it.
-
-    Attributes:
-      lines: Those that are complete, without their ends, and when each was there, in
-        nanoseconds.
-      num_beginnings: How often it has begun, so that all lines are new.
-    """
+    """A file that is looked at while a program writes it."""
 
     def __init__(self, path: Path, written_ns: int) -> None:
         """Prepares to look."""
+        # Complete lines without their ends, and when each was there, in nanoseconds.
         self.lines: list[tuple[int, bytes]] = []
-        self.num_beginnings = 0
+        self.num_beginnings = 0  # how often all lines were new
         self._path, self._written_ns = path, written_ns
         self._file, self._offset, self._rest, self._rest_ns = (0, 0), 0, b"", 0
 

@@ -48,17 +48,7 @@ _DRAIN_SEC: Final = 1.0
 
 
 class Run:
-    """One run of a program.
-
-    Attributes:
-      exit_code: As in ``subprocess``; None while it runs.
-      is_ended: Whether it was ended because it had printed enough.
-      num_processes: The most at once, as sampled.
-      num_left: Processes that outlived it and were ended.
-      peak_bytes: Their largest resident memory together, as sampled.
-      duration_sec: From start to end.
-      cpu_sec: Of all its processes.
-    """
+    """One run of a program."""
 
     def __init__(
         self,
@@ -72,13 +62,13 @@ class Run:
         self._look_often, self._period_sec = look_often, period_sec
         self._look = look
         self._is_sampled = is_sampled
-        self.exit_code: int | None = None
-        self.is_ended = False
-        self.num_processes = 0
-        self.num_left = 0
-        self.peak_bytes = 0
-        self.duration_sec = 0.0
-        self.cpu_sec = 0.0
+        self.exit_code: int | None = None  # as in ``subprocess``; None while it runs
+        self.is_ended = False  # since it had printed enough
+        self.num_processes = 0  # the most at once, as sampled
+        self.num_left = 0  # that outlived it and were ended
+        self.peak_bytes = 0  # the largest resident memory of all, as sampled
+        self.duration_sec = 0.0  # from start to end
+        self.cpu_sec = 0.0  # of all its processes
 
     def run(
         self,

@@ -162,16 +162,13 @@ class OtherGpus:
     """Looks at the GPUs of this machine that are not those of a trial.
 
     A program that chooses devices by itself takes them from other trials, and its rate
-    is that of more devices than its record says. Where the driver names processes by
-    other ids, as in some containers, nothing is found.
-
-    Attributes:
-      used: Numbers of those that the program had a context on.
+    is of more devices than its record says. Where the driver names processes by other
+    ids, as in some containers, nothing is found.
     """
 
     def __init__(self, visible: str | None) -> None:
         """Reads which there are."""
-        self.used: set[int] = set()
+        self.used: set[int] = set()  # on which the program had a context
         self._others: set[int] = set()
         if visible is not None:
             found, own = gpus.read_gpus(), {*visible.split(",")}

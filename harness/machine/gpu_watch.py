@@ -314,9 +314,7 @@ def _read_user(descriptor: int) -> str:
 def wait_until_free(chosen: Sequence[Gpu]) -> str:
     """Waits until no process uses some GPUs; returns who still does, or "".
 
-    A GPU that the driver cannot read is not free: nobody knows.
-
-    Call while no trial of this sweep runs on them: then every process is of others.
+    Call while no trial of this sweep runs on them. A GPU that cannot be read is in use.
     """
     end_sec = time.monotonic() + WAIT_SEC
     while True:

@@ -32,13 +32,7 @@ _MAKING_SEC = 60.0
 
 
 class Owned:
-    """A folder that this process holds.
-
-    Attributes:
-      path: The folder.
-      descriptor: Of the file that is locked. A process that inherits it holds the
-        folder as well.
-    """
+    """A folder that this process holds, and any that inherits the descriptor."""
 
     def __init__(self, path: Path) -> None:
         """Holds a folder that exists, for this process."""

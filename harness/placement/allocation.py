@@ -234,26 +234,17 @@ def place(
 ) -> Placement:
     """Returns the placement of one trial.
 
-    The policy, in one place:
-
     - A trial has ``num_replicas * cores_per_replica`` cores, or all that are available
       when there are fewer (then it is oversubscribed). One process gets them all.
-    - Of several, each process that runs replicas gets ``cores_per_replica`` for each
-      of them for itself. Coordinators and parameter servers mostly wait and transfer
-      data: they may use all cores of the trial, and no cores are added for them.
-    - Intra-op threads: ``cores_per_replica``, divided by the devices of a replica. One
-      operation of a replica, or of a stage of it, must not take a core of another.
-    - Inter-op threads of one process: one per device of each replica, at most one per
-      core of the cpuset; replicas and stages run concurrently. Of a process of a
-      cluster: one more than those devices, so that it communicates while they compute.
-      Of one of several programs that never communicate (the control ``solo``): as of a
-      single replica.
-    - On GPUs, both pools get the cores that threads which launch kernels leave
-      (``gpu_threads``); the second is never smaller than on the CPU.
-    - A replica on a GPU gets cores of the NUMA node that its GPU is attached to, as far
-      as that node has enough (``near_gpus``).
-    - Replicas on the cores of one machine share memory bandwidth and caches:
-      ``shared``.
+    - Of several, each process that runs replicas gets its own. Coordinators and
+      parameter servers mostly wait: they may use all cores of the trial.
+    - Intra-op threads: ``cores_per_replica``, divided by the devices of a replica: an
+      operation of one must not take a core of another.
+    - Inter-op threads: one per device of each replica, at most one per core, since they
+      run concurrently; in a cluster one more, so that it communicates meanwhile; of a
+      program of the control ``solo`` as of a single replica.
+    - On GPUs, both pools get the cores that threads which launch kernels leave, and a
+      replica gets cores of the NUMA node of its GPU, as far as it has enough.
     """
     slots = near_gpus(
         _ordered(topology, cores_per_replica), cores_per_replica, gpu_nodes

@@ -1,17 +1,7 @@
-"""From a request to distinct trials in execution order.
+"""From a request to distinct trials in execution order (``harness/README.md``).
 
-Definitions:
-
-- Weak scaling keeps ``per_replica_batch_size``; strong scaling keeps
-  ``global_batch_size``, which must be divisible by every replica count.
-- The baseline is the smallest replica count. Where both modes have the same batch
-  there, it is one case that serves both.
-- All cases of one repetition have the same seed, so that they can be paired.
-- Quality runs come last: cases with a budget, in strong scaling where it was requested,
-  so that all of them do the same updates.
-- Repetitions are blocks; even blocks run the cases forward, odd ones in reverse (ABBA),
-  so that a linear drift of the machine affects every case equally. In a relay, a block
-  is a generation (``harness/planning/design.py``).
+Quality runs come last, in strong scaling where it was requested, so that all of them do
+the same updates.
 """
 
 from __future__ import annotations
@@ -77,11 +67,9 @@ def plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
 
 @refusing_bounds()
 def digest_of(checked: CheckedSweep) -> str:
-    """Returns a digest of what is measured: the same request has the same.
+    """Returns a digest of what is measured, by which a study is found again.
 
-    It leaves out the order, which can depend on the memory that is free, and the
-    repetitions, so that more of them extend the same study; so it is known before
-    anything is planned.
+    Order, which can depend on free memory, and repetitions are no part of it.
     """
     request, learning = checked.request, checked.learning
     common = {**checked.common, "num_measured_steps": None, "is_evaluated": True}

@@ -1,21 +1,12 @@
 """A relay: the processes of all cases of a generation take turns, round after round.
 
-Noise of a shared machine lasts for seconds. Cases that are measured within the same
-second see the same noise, so their ratio does not; cases measured a minute apart do
-not (``docs/measuring.md``). In one generation:
-
-1. Each case starts a fresh process, as many at a time as there are cores
-   (``start_side_by_side``). Each runs its last warm-up step alone: it tells how
-   many steps make a turn.
-2. In every round each case has one turn, in an order shuffled by the seed: one step
-   or more, at least ``MIN_TURN_SEC``. Both revisions of a case, and its twin, follow
-   each other. A turn that others disturbed is void, and is repeated up to twice.
-   The number of steps is one for each case of a study, whatever later processes take.
-3. In a gate, each case has some sustained stretches in the same way: many steps in a
-   row, with the garbage collector on where the programs of both revisions offer it.
-4. All check, record and exit.
-
-Whatever happens to one trial does not end the generation.
+Cases that are measured within the same second see the same noise, so their ratio does
+not (``docs/measuring.md``). Each case starts a fresh process, as many at a time as
+there are cores. Each runs its last warm-up step alone, which tells how many steps make
+a turn; that number is one for each case of a study. In every round each case has one
+turn, in an order shuffled by the seed; both revisions of a case, and its twin, follow
+each other. In a gate, each case has some sustained stretches in the same way. Whatever
+happens to one trial does not end the generation.
 """
 
 from __future__ import annotations

@@ -58,18 +58,7 @@ class ResidentEndedError(RuntimeError):
 
 
 class Resident:
-    """A trial that is alive and waits for its turns.
-
-    Attributes:
-      prepared: The trial.
-      turns: The turns that it has taken, void ones included.
-      exit: How its processes ended; None while they run.
-      step_time_sec: The duration of a warm step.
-      busy_sec: The time in which this trial had the machine.
-      awaited: The state that ``poll`` waits for.
-      num_ranks: How many processes are measured; a program with a client says it.
-      has_sustained: Whether all let their garbage collector work in sustained turns.
-    """
+    """A trial that is alive and waits for its turns."""
 
     def __init__(
         self,
@@ -80,12 +69,14 @@ class Resident:
     ) -> None:
         """Plans the trial; ``start`` starts it."""
         self.prepared = prepared
-        self.turns: list[Turn] = []
-        self.exit: TrialExit | None = None
-        self.step_time_sec = 0.0
-        self.busy_sec = 0.0
-        self.awaited = ""
+        self.turns: list[Turn] = []  # void ones included
+        self.exit: TrialExit | None = None  # None while its processes run
+        self.step_time_sec = 0.0  # of a warm step
+        self.busy_sec = 0.0  # in which this trial had the machine
+        self.awaited = ""  # the state that ``poll`` waits for
+        # Processes that are measured; a program with a client says it.
         self.num_ranks = prepared.processes.num_ranks
+        # Whether all let their garbage collector work in sustained turns.
         self.has_sustained = True
         self._deadline = 0.0
         self._answers: dict[int, dict[str, Any]] = {}

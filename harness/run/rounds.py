@@ -390,12 +390,7 @@ def relay_sec(trials: Iterable[Trial]) -> float:
 
 
 class RelayTimeLeft:
-    """The time to the end of a relay, while one of its generations runs.
-
-    Attributes:
-      is_most: Whether it is the longest time: a gate, or a sweep with a target, goes on
-        only until it can say something.
-    """
+    """The time to the end of a relay, while one of its generations runs."""
 
     def __init__(
         self,

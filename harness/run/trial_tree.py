@@ -182,16 +182,9 @@ def with_python(command: Sequence[str], python: str) -> tuple[str, ...]:
 
 
 class ProcessTree:
-    """A trial's running processes; use it in a ``with`` statement.
+    """A trial's running processes; none remains after a ``with`` block of it."""
 
-    None of them remains after the block, however it is left.
-
-    Attributes:
-      process: The first process, where it is one of this machine.
-      start_sec: When it was started, on the monotonic clock.
-    """
-
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes]  # The first, where it is one of this machine.
 
     def __init__(
         self,
@@ -208,7 +201,7 @@ class ProcessTree:
         self._marker = variables[process_tree.MARKER]
         self._oom_kills_before: int | None = None
         self._is_gone = False
-        self.start_sec = 0.0
+        self.start_sec = 0.0  # on the monotonic clock
 
     def __enter__(self) -> ProcessTree:  # noqa: PYI034 (Self needs Python 3.11)
         self.start()

@@ -1,19 +1,14 @@
 """The digest of the code that can change a trial's numbers; part of the trial's id.
 
 A commit instead would be new with every word of a document, and no interrupted sweep
-could go on; without any of the two, code could change in the middle of a study, and its
-records would be taken for repetitions.
+could go on. The digest is one for all workloads and backends. It covers ``MEASURED``:
+the library, the workloads, and the rooms of the harness that place, start, run and time
+a trial; what the others decide is in the spec of a trial. Comments, docstrings,
+formatting and code for type checkers only are ignored. The versions of the numeric
+packages and Python's minor version count. No module is imported to compute it.
 
-The digest is one for all workloads and backends. It covers ``MEASURED``: the library,
-the workloads, and the rooms of the harness that place, start, run and time a trial. The
-other rooms plan, store or show: what they decide is in the spec of a trial. So is the
-layout of records, by its version, which is why ``results/`` is not covered. Comments,
-docstrings, formatting and code for type checkers only are ignored. The versions of the
-numeric packages and Python's minor version count. No module is imported to compute it.
-
-The files of a plugin that a trial uses count by content: those of its package, or of
-its module in the current folder and of the modules beside it that they import. The code
-of an external command has a digest of its own: ``harness/command/identity.py``.
+The files of a plugin that a trial uses count by content. The code of an external
+command has a digest of its own: ``harness/command/identity.py``.
 """
 
 from __future__ import annotations

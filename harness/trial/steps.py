@@ -125,12 +125,7 @@ def whole_blocks(num_steps: int, spec: TrialSpec) -> int:
 
 
 class Steps:
-    """Runs single steps, times and records them.
-
-    Attributes:
-      progress: The steps so far.
-      bad_loss: The first loss that is not finite, with its step and replicas, or "".
-    """
+    """Runs single steps, times and records them."""
 
     def __init__(
         self,
@@ -146,7 +141,7 @@ class Steps:
         self.progress = TrainingProgress(
             step_time_sec=[], global_batch_size=program.global_batch_size
         )
-        self.bad_loss = ""
+        self.bad_loss = ""  # the first that is not finite, with step and replicas
 
     def blocks(self, num_steps: int) -> list[int]:
         """Returns the sizes of the blocks in which steps are started together."""

@@ -33,22 +33,15 @@ class Output(str, enum.Enum):  # Python 3.10 has no StrEnum
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ExportFormat:
-    """One format.
+    """One format."""
 
-    Attributes:
-      name: As on the command line.
-      output: Text goes to stdout unless a file is named; files and folders are named.
-      writer: ``module:function`` that returns the content for some studies and a
-        metric; empty where the verb chooses by the number of studies.
-      takes_one: Whether it is for a single study.
-      files: What is said of several files, after their number.
-    """
-
-    name: str
-    output: Output
+    name: str  # As on the command line.
+    output: Output  # Text goes to stdout unless a file is named.
+    # ``module:function`` that returns the content for some studies and a metric; empty
+    # where the verb chooses by the number of studies.
     writer: str = ""
-    takes_one: bool = False
-    files: str = ""
+    takes_one: bool = False  # Whether it is for a single study.
+    files: str = ""  # What is said of several files, after their number.
 
     def export(self, stores: Sequence[Store], metric: Metric) -> Content:
         """Returns the content.

@@ -49,24 +49,14 @@ def series_of(backend: str) -> int:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """A study, prepared for display.
-
-    Attributes:
-      study: The plan joined with the store.
-      points: One per mode, backend and number of replicas.
-      comparisons: Pairs of backends under equal conditions.
-      explained: Cases of a relay with controls, and where their time went.
-      frame: What the figures draw: ``results.figures.frame.points_frame``.
-      recorded: The others of a relay, and what their turns record about their loss.
-      store: The store of the study.
-    """
+    """A study, prepared for display."""
 
     study: Study
-    points: tuple[Point, ...]
-    comparisons: tuple[Comparison, ...]
-    explained: tuple[Explained, ...]
-    frame: pd.DataFrame
-    recorded: tuple[RecordedLoss, ...]
+    points: tuple[Point, ...]  # One per mode, backend and number of replicas.
+    comparisons: tuple[Comparison, ...]  # Pairs of backends under equal conditions.
+    explained: tuple[Explained, ...]  # Cases with controls: where their time went.
+    frame: pd.DataFrame  # ``results.figures.frame.points_frame``.
+    recorded: tuple[RecordedLoss, ...]  # The others, by what their turns record.
     store: Store
 
     @property

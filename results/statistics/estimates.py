@@ -32,31 +32,19 @@ _LARGEST_LOGARITHM = 690.0  # e**690 is 1e299
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """A figure with its uncertainty.
+    """A figure with its uncertainty."""
 
-    Attributes:
-      value: A mean, a geometric mean, a ratio, a share, a median; infinite where it is
-        beyond what was measured.
-      low: Lower end of the interval, or None where there is none.
-      high: Upper end of the interval, or None where there is none.
-      n: Number of repetitions; of the smaller group if there are two.
-      unit: Unit of the three numbers; empty for a ratio.
-      method: How the interval was computed, or why there is none.
-      confidence: Nominal coverage of the interval.
-      is_conclusive: Whether the interval holds for other processes too. Where it does
-        not, it is shown and never judged: it excludes nothing.
-      is_disturbed: Whether all of it was measured beside load of others.
-    """
-
-    value: float
-    low: float | None
+    value: float  # Infinite where it is beyond what was measured.
+    low: float | None  # Of the interval; None where there is none.
     high: float | None
-    n: int
-    unit: str
-    method: str
-    confidence: float = CONFIDENCE
+    n: int  # Number of repetitions; of the smaller group if there are two.
+    unit: str  # Of the three numbers; empty for a ratio.
+    method: str  # How the interval was computed, or why there is none.
+    confidence: float = CONFIDENCE  # Nominal coverage of the interval.
+    # Whether the interval holds for other processes too. Where it does not, it is shown
+    # and never judged: it excludes nothing.
     is_conclusive: bool = True
-    is_disturbed: bool = False
+    is_disturbed: bool = False  # Whether all of it was measured beside load of others.
 
     @property
     def has_interval(self) -> bool:
