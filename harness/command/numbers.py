@@ -36,7 +36,7 @@ _TIMES: Final = {
     }.items()
     for name in names.split()
 }
-_MULTIPLES: Final = {name: Decimal(10**n) for name, n in zip("kKMG", (3, 3, 6, 9))}
+_MULTIPLES: Final = {name: Decimal(10**n) for name, n in zip("kKMG", (3, 3, 6, 9))}  # noqa: B905
 UNITS: Final = {**_TIMES, **_MULTIPLES}
 _STEPS: Final = "it|iters?|iterations?|steps?"
 _NOUNS: Final = (
@@ -94,7 +94,7 @@ def composed(
     """Returns a time such as 1:02:03 or 1m30s, and its end; None if it is none."""
     clock = _CLOCK.match(text, start)
     found = clock or _PARTS.match(text, start)
-    if found is None or sum(part is not None for part in found.groups()) < 2:
+    if found is None or sum(part is not None for part in found.groups()) < 2:  # noqa: PLR2004
         return None
     if quantity.per_sec is None:
         raise NumberError(f"is a time, not {quantity.value}", start, found.end())
