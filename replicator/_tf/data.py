@@ -208,7 +208,7 @@ class Transformation(NamedTuple):
 
 
 def last_transformation(dataset: tf.data.Dataset) -> Transformation:
-    """What a pipeline does last (test_position_arithmetic)."""
+    """What a pipeline does last (test_input_position)."""
     name = type(dataset).__name__.strip("_").removesuffix("Dataset")
     size = tf.get_static_value(getattr(dataset, "_batch_size", None))
     return Transformation(
