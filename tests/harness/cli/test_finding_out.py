@@ -2,20 +2,15 @@
 
 import contextlib
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
+import time
 
 import pytest
 from click.shell_completion import BashComplete
-from click.testing import CliRunner
 
 import harness.cli.main as main_module
-from harness.cli import exit_codes, main
-from harness.cli.verbs import status_verb
-from harness.errors import PlanError
+from harness.cli import exit_codes
 from results.store import lock
 
 VERBS = tuple(main_module.cli.commands)
@@ -31,18 +26,14 @@ def test_without_a_verb_the_help_is_shown(harness):
     assert (exit_codes.OK, out, "") == harness("--help")
 
 
-def test_the_version_is_that_of_the_package(harness):
+def test_the_version_is_that_of_the_package(harness, monkeypatch):
+    """It is unknown where the sources were only copied."""
     code, out, err = harness("--version")
 
     assert (exit_codes.OK, "") == (code, err)
     assert re.fullmatch(r"replicator-harness \d+\.\d+\.\d+\S*\n", out)
-
-
-def test_without_the_package_the_version_is_unknown(harness, monkeypatch):
-    """As where the sources were only copied."""
     monkeypatch.setattr(main_module, "SCRIPT", "no-such-package")
     code, out, _ = harness("--version")
-
     assert exit_codes.OK == code
     assert out.startswith("no-such-package unknown: the package is not installed; run")
 
@@ -112,20 +103,16 @@ def test_a_shell_completes_verbs_options_and_studies(harness, monkeypatch, tmp_p
     assert ["whole"] == complete(["report", "--runs-dir", "others", "part"], "w")
 
 
-@pytest.mark.processes
-def test_the_documented_line_makes_a_shell_complete():
-    environment = os.environ | {main_module.COMPLETION: "bash_source"}
-    done = subprocess.run(
-        [sys.executable, "-m", "harness"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+def test_the_documented_line_makes_a_shell_complete(monkeypatch, capsys):
+    monkeypatch.setenv(main_module.COMPLETION, "bash_source")
+    with pytest.raises(SystemExit) as ended:
+        main_module.main([])
+    out = capsys.readouterr().out
 
-    assert "replicator-harness" in done.stdout
-    assert f"{main_module.COMPLETION}=bash_complete" in done.stdout
-    assert "complete -o nosort -F" in done.stdout
+    assert 0 == ended.value.code
+    assert "replicator-harness" in out
+    assert f"{main_module.COMPLETION}=bash_complete" in out
+    assert "complete -o nosort -F" in out
 
 
 @pytest.fixture
@@ -140,47 +127,46 @@ def relay(tmp_path, synthetic):
     return store
 
 
-def _status(store, *more):
-    arguments = ["status", "s", "--runs-dir", str(store.root.parent), *more]
-    done = CliRunner().invoke(main.cli, arguments)
-    assert 0 == done.exit_code, (done.output, done.exception)
-    return done.output
+@pytest.fixture
+def status(harness, relay):
+    """Returns a function that says how the relay is."""
+
+    def run(*more):
+        code, out, err = harness("status", str(relay.root), *more)
+        assert exit_codes.OK == code, err
+        return out.rstrip()
+
+    return run
 
 
-def test_what_runs_now_is_not_missing(relay):
-    with lock.lock_study(relay.root):
-        text = _status(relay)
-
-    assert "1 running" in text
-    assert "missing" not in text
-    assert text.rstrip().endswith("; generation 2 of 2, round 2")
-
-
-def test_what_has_not_begun_waits(relay):
-    """Nothing is missing of a sweep that has just started."""
-    for trial in relay.read_plan().trials:
-        if trial.spec.repetition_index == 1:
-            shutil.rmtree(relay.trial_dir(trial.trial_id), ignore_errors=True)
-    with lock.lock_study(relay.root):
-        text = _status(relay)
-
-    assert re.search(r"\d+ waiting", text)
-    assert "missing" not in text
-
-
-def test_a_relay_that_starts_or_ends_says_so(relay):
+def test_what_runs_now_or_waits_is_not_missing(relay, status):
+    """It says where the relay is; of one that has just started, nothing is missing."""
     begun = relay.trial_dir(relay.read_plan().trials[-1].trial_id) / "turns.jsonl"
     with lock.lock_study(relay.root):
+        texts = [status()]
         begun.write_text('{"round_index": 23, "is_sustained": true}\n')
-        sustained = _status(relay)
+        texts.append(status())
         begun.unlink()
-        starting = _status(relay)
+        texts.append(status())
+        for trial in relay.read_plan().trials:
+            if trial.spec.repetition_index == 1:
+                shutil.rmtree(relay.trial_dir(trial.trial_id), ignore_errors=True)
+        waiting = status()
 
-    assert sustained.rstrip().endswith("; generation 2 of 2, sustained stretches")
-    assert starting.rstrip().endswith("; generation 2 of 2, starting")
+    for text, place in zip(
+        texts, ("round 2", "sustained stretches", "starting"), strict=True
+    ):
+        assert "1 running" in text
+        assert "missing" not in text
+        assert text.endswith(f"; generation 2 of 2, {place}")
+    assert re.search(r"\d+ waiting", waiting)
+    assert "missing" not in waiting
 
 
-def test_watching_prints_what_changes_and_ends_with_the_sweep(relay, monkeypatch):
+def test_watching_prints_what_changes_and_ends_with_the_sweep(
+    relay, status, refuse, monkeypatch
+):
+    """For a reader: JSON is one object."""
     begun = relay.trial_dir(relay.read_plan().trials[-1].trial_id) / "turns.jsonl"
     held = contextlib.ExitStack()
     held.enter_context(lock.lock_study(relay.root))
@@ -191,8 +177,8 @@ def test_watching_prints_what_changes_and_ends_with_the_sweep(relay, monkeypatch
             held.close,
         )
     )
-    monkeypatch.setattr(status_verb.time, "sleep", lambda _: next(steps)())
-    lines = _status(relay, "--watch").splitlines()
+    monkeypatch.setattr(time, "sleep", lambda _: next(steps)())
+    lines = status("--watch").splitlines()
 
     assert [
         ("running", "generation 2 of 2, round 2"),
@@ -202,20 +188,12 @@ def test_watching_prints_what_changes_and_ends_with_the_sweep(relay, monkeypatch
         ("running" if "1 running" in line else "missing", line.partition("; ")[2])
         for line in lines
     ]
+    err = refuse("status", str(relay.root), "--watch", "--json")
+    assert "--watch prints lines for a reader, and --json one object" in err
 
 
-def test_watching_is_for_readers(relay):
-    arguments = ["status", "s", "--runs-dir", str(relay.root.parent)]
-    with pytest.raises(
-        PlanError, match="--watch prints lines for a reader, and --json one object"
-    ):
-        CliRunner().invoke(
-            main.cli, [*arguments, "--watch", "--json"], catch_exceptions=False
-        )
-
-
-def test_what_a_killed_sweep_left_is_missing(relay):
+def test_what_a_killed_sweep_left_is_missing(relay, status):
     """Its process is gone, although the file that names it is still there."""
     (relay.root / lock.HOLDER_NAME).write_text("4194304999\n")
 
-    assert "1 missing" in _status(relay)
+    assert "1 missing" in status()

@@ -2,17 +2,14 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 from plugin_packages import install
 
 from harness.cli import exit_codes
-from harness.cli.verbs import gate_request
-from harness.errors import PlanError
-from harness.sources import code_digest
 from results import plugins
-from results.figures import frame
 from results.store.study_store import Store
 
 __all__ = ["install"]
@@ -83,59 +80,54 @@ def near(install, tmp_path):
     return path
 
 
-def test_a_workload_of_the_folder_is_planned(near, harness):
-    code, out, err = harness(*PLAN)
+@pytest.fixture
+def planned(near, harness):
+    """Returns a function that plans the workload: the record of it, as JSON."""
 
-    assert exit_codes.OK == code, err
-    plan = json.loads(out)
+    def run():
+        code, out, err = harness(*PLAN)
+        assert exit_codes.OK == code, err
+        return json.loads(out)
+
+    return run
+
+
+def test_a_workload_of_the_folder_is_planned(planned):
+    plan = planned()
     spec = plan["trials"][0]["spec"]
-    assert ("mine", {"workload": "near:WORKLOAD"}) == (
-        spec["workload"],
-        spec["plugins"],
-    )
-    of = plan["plugins"]["workload mine"]
-    assert ("near:WORKLOAD", "not an installed package") == (
-        of["object"],
-        of["package"],
-    )
-    assert of["files"].startswith("1 (")
+    found = plan["plugins"]["workload mine"]
+
+    assert "mine" == spec["workload"]
+    assert {"workload": "near:WORKLOAD"} == spec["plugins"]
+    assert "near:WORKLOAD" == found["object"]
+    assert "not an installed package" == found["package"]
+    assert found["files"].startswith("1 (")
 
 
-def test_its_code_is_part_of_the_code_digest(near, install):
+def test_its_code_is_part_of_the_code_digest(near, planned, refuse, monkeypatch):
     """What it imports of the same folder too; a file that it does not use is none."""
-    from harness import catalog
-
     near.with_name("other.py").write_text("A = 1\n", encoding="utf-8")
     near.write_text(f"import other\n{WORKLOAD}", encoding="utf-8")
-    plugins.use_folder(near.parent)
-    assert "images" == catalog.workload("near:WORKLOAD").example_unit
-
-    before = code_digest.of_trial("mine", "in_graph")
+    before = planned()["study"]
     near.with_name("unused.py").write_text("A = 1\n", encoding="utf-8")
-    assert before == code_digest.of_trial("mine", "in_graph")
+    assert before == planned()["study"]
     near.with_name("other.py").write_text("A = 2\n", encoding="utf-8")
-    assert before != code_digest.of_trial("mine", "in_graph")
-    assert before != code_digest.of_trial("resnet50", "in_graph")
-
-
-def test_a_file_of_a_plugin_that_cannot_be_read(near, install, monkeypatch):
-    """Its study is not one of a plugin without that file."""
-    from harness import catalog
-
-    plugins.use_folder(near.parent)
-    catalog.workload("near:WORKLOAD")
+    assert before != planned()["study"]
 
     def fail(path):
         raise OSError(5, os.strerror(5), str(path))
 
+    # A study is not one of a plugin without a file that cannot be read.
+    near.with_name("other.py").write_text("A = 3\n", encoding="utf-8")
     monkeypatch.setattr("pathlib.Path.read_bytes", fail)
-    with pytest.raises(
-        PlanError, match=r"near.py', which is part of the code .*: Input"
-    ):
-        code_digest.of_trial("mine", "in_graph")
+    assert re.search(
+        r"error: .*\.py', which is part of the code .*: Input", refuse(*PLAN)
+    )
 
 
-def test_a_study_of_another_state_of_a_plugin_is_not_resumed(near, harness, overrides):
+def test_a_study_of_another_state_of_a_plugin_is_not_resumed(
+    near, harness, overrides, refuse
+):
     sweep = ("sweep", *PLAN[2:], "--replicas=1", "--mode=weak", "--no-match")
     sweep = (*sweep, "--order=sequential", "--repeats=1", "--study=s")
     code, _, err = harness(*sweep, overrides=overrides)
@@ -143,34 +135,32 @@ def test_a_study_of_another_state_of_a_plugin_is_not_resumed(near, harness, over
     near.write_text(WORKLOAD.replace("images", "apples"), encoding="utf-8")
 
     for again in (("sweep", "--study", "s"), (*sweep[:-2], "--repeats=2", "--study=s")):
-        code, _, err = harness(*again, overrides=overrides)
-        assert exit_codes.USAGE == code
+        err = refuse(*again, overrides=overrides)
         assert "was made with another state of workload mine: files '1 (" in err
-        assert 1 == err.count("\n")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--workload=near:WORKLOD"], "has no 'WORKLOD'; it has WORKLOAD"),
-        (["--workload=near:model"], "is of type function, and has to be a workloads."),
-        (["--workload=near.py:WORKLOAD"], "name its module, as for 'python -m': near:"),
-        (["--workload=afar"], "unknown workload 'afar'; known are "),
-        (["--workload=near:WORKLOAD", "--backends=near:WORKLOAD"], "is of type Workl"),
-        (["--workload=near:WORKLOAD", "--preset=big"], "of mine 'big'; known are own"),
-        (["--workload=near:WORKLOAD", "--option=loop=fit", "--option=jit=compute"],
-         "compile() of Keras takes a whole step"),
-        (["--workload=near:WORKLOAD", "--launcher=near:WORKLOAD"], "LauncherInfo"),
-        (["--workload=near:WORKLOAD", "--launcher=ship"], "unknown launcher 'ship'"),
-    ],
-)  # fmt: skip
-def test_a_name_that_cannot_be_used(near, harness, options, message):
-    code, out, err = harness("sweep", *options)
+NEAR = "--workload=near:WORKLOAD"
+UNUSABLE = [
+    ("--workload=near:WORKLOD", "has no 'WORKLOD'; it has WORKLOAD"),
+    ("--workload=near:model", "is of type function, and has to be a workloads."),
+    ("--workload=near.py:WORKLOAD", "name its module, as for 'python -m': near:"),
+    ("--workload=afar", "unknown workload 'afar'; known are "),
+    (f"{NEAR} --backends=near:WORKLOAD", "is of type Workl"),
+    (f"{NEAR} --preset=big", "of mine 'big'; known are own"),
+    (f"{NEAR} --option=loop=fit --option=jit=compute", "compile() of Keras takes a wh"),
+    (f"{NEAR} --launcher=near:WORKLOAD", "LauncherInfo"),
+    (f"{NEAR} --launcher=ship", "unknown launcher 'ship'"),
+]
 
-    assert (exit_codes.USAGE, "") == (code, out)
+
+@pytest.mark.usefixtures("near")
+@pytest.mark.parametrize(("options", "message"), UNUSABLE)
+def test_a_name_that_cannot_be_used(harness, options, message):
+    code, out, err = harness("sweep", *options.split())
+
+    assert (exit_codes.USAGE, "", 1) == (code, out, err.count("\n"))
     assert message in err
-    assert 1 == err.count("\n")
-    assert not (near.parent / "runs").exists()
+    assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize("name", ["boat", "sea:LAUNCHER"])
@@ -192,84 +182,70 @@ def test_a_launcher_of_a_package_starts_trials_with_its_options(
     assert "--harbour far has no effect with --launcher local; add --launcher" in err
 
 
-def test_what_a_package_shows_is_in_reports_and_apart_in_verify(
-    install, harness, finished
-):
+@pytest.mark.usefixtures("finished")
+def test_what_a_package_shows_is_in_reports_and_apart_in_verify(install, harness):
+    """A section that fails says so in its place: the study is as good as without it."""
     install(
         "shown",
         SHOWN,
-        metrics={"ranks": "shown:METRIC"},
+        metrics={"ranks": "shown:METRIC", "neither": "shown:NEITHER"},
         sections={"own": "shown"},
         formats={"own-format": "shown:FORMAT"},
     )
+    torn = "TITLE, SLUG = 'Torn', 'torn'\ndef render(view):\n    return 1 / 0\n"
+    install("torn", torn, sections={"torn": "torn", "gone": "torn:nothing"})
 
-    code, out, err = harness("report", "s")
+    code, _, err = harness("report", "s")
     assert exit_codes.OK == code, err
-    root = Store.open(Path("runs/s"))
-    page = root.report_path.read_text()
-    assert 'data-plugin="shown_pack 1.2"' in page
-    assert "<p>&lt;b&gt; &amp; 4.25</p>" in page
-    assert (frame.trials_frame(root).ranks == 1).all()
+    page = Path("runs/s/report/index.html").read_text().replace("\xa0", " ")
+    for text in (
+        'data-plugin="shown_pack 1.2"',
+        "<p>&lt;b&gt; &amp; 4.25</p>",
+        "Figures of shown_pack 1.2",
+        "1.00<small>[1.00, 1.00]</small><small>n = 2</small>",
+        "This section is missing: ",
+    ):
+        assert text in page
     assert "throughput\n" in harness("report", "s", "--format", "own-format")[1]
     code, out, err = harness("verify", "s")
     assert exit_codes.OK == code, out + err
     assert "section 'own' of shown_pack 1.2: what a plugin shows is its own" in out
+    assert "section 'figures-1' of shown_pack 1.2" in out
 
-
-def test_a_metric_of_a_package_is_shown_and_judged_as_ours_are(
-    install, harness, overrides, forked_trials, finished
-):
-    entries = {"ranks": "shown:METRIC", "neither": "shown:NEITHER"}
-    install("shown", SHOWN, metrics=entries)
-
-    code, out, err = harness("report", "s", "--format", "json")
-    assert exit_codes.OK == code, err
+    _, out, _ = harness("report", "s", "--format", "json")
     figures = json.loads(out)["figures_of_plugins"]
-    assert 8 == len(figures)
-    (of,) = (f["figure"] for f in figures if (f["metric"], f["backend"],
-             f["num_replicas"]) == ("ranks", "in_graph", 2))  # fmt: skip
-    assert (1.0, 2, 1.0, 1.0) == (of["value"], of["n"], of["low"], of["high"])
-    without = next(f for f in figures if f["metric"] == "neither")
+    by_case = {(f["metric"], f["backend"], f["num_replicas"]): f for f in figures}
+    assert 8 == len(figures) == len(by_case)
+    ranks = by_case["ranks", "in_graph", 2]["figure"]
+    assert (1.0, 2, 1.0, 1.0) == tuple(
+        ranks[name] for name in ("value", "n", "low", "high")
+    )
+    without = by_case["neither", "in_graph", 2]
     assert without["figure"] is None
     assert "not in every trial a number above zero" == without["missing_reason"]
-    harness("report", "s")
-    page = Store.open(Path("runs/s")).report_path.read_text()
-    assert "Figures of shown_pack 1.2" in page
-    assert "1.00<small>[1.00, 1.00]</small><small>n = 2</small>" in page.replace(
-        "\xa0", " "
-    )
-    assert "section 'figures-1' of shown_pack 1.2" in harness("verify", "s")[1]
     export = ("report", "s", "--format=github-action-benchmark", "--metric=ranks")
     assert "ranks" in json.loads(harness(*export)[1])[0]["name"]
-    assert ", `neither`, `ranks` (plugins)" == gate_request._of_plugins()
 
+
+@pytest.mark.usefixtures("finished", "forked_trials")
+def test_a_metric_of_a_package_is_judged_as_ours_are(install, harness, overrides):
+    entries = {"ranks": "shown:METRIC", "neither": "shown:NEITHER"}
+    install("shown", SHOWN, metrics=entries)
     gate = ("gate", "--workload=resnet50", "--preset=smoke", "--backends=in_graph")
     gate = (*gate, "--replicas=1,2", "--mode=weak", "--repeats=2", "--baseline=s")
     gate = (*gate, "--order=sequential", "--no-match", "--allow-different")
+    for name, said in (
+        ("neither", "does not say whether more"),
+        ("rank", ", neither, ranks"),
+    ):
+        code, _, err = harness(*gate, f"--metric={name}", overrides=overrides)
+        assert (exit_codes.USAGE, 1) == (code, err.count("\n"))
+        assert said in err
+
     _, out, err = harness(*gate, "--metric=ranks", "--study=g", overrides=overrides)
     assert "ranks against study s" in out, out + err
     assert "worse by 10.0% matters" in out
     assert "the gate judges ranks, which a plugin computes" in harness("verify", "g")[1]
-    for name, said in (
-        ("neither", "does not say whether more"),
-        ("rank", "allowed are"),
-    ):
-        code, _, err = harness(*gate, f"--metric={name}", overrides=overrides)
-        assert exit_codes.USAGE == code
-        assert said in err
-        assert 1 == err.count("\n")
-
-
-def test_a_section_that_fails_says_so_in_its_place(install, harness, finished):
-    """The study is as good as without it."""
-    text = "TITLE, SLUG = 'Own', 'own'\ndef render(view):\n    return 1 / 0\n"
-    install("shown", text, sections={"own": "shown:nothing"})
-    install("torn", text, sections={"torn": "torn"})
-
-    code, _, err = harness("report", "s")
-    assert exit_codes.OK == code, err
-    page = Store.open(Path("runs/s")).report_path.read_text()
-    assert "This section is missing: " in page
 
 
 def test_list_shows_where_each_came_from(install, harness):

@@ -5,12 +5,10 @@ import re
 import shutil
 
 import pytest
-from command_words import smoke_sweep
+from command_words import overridden, smoke_sweep
 
 from harness.cli import exit_codes
-from harness.errors import ParseError
-from harness.planning import study as study_lib
-from results.store import manifest, varied
+from results.store import manifest
 from results.store.study_store import Store
 
 SWEEP = smoke_sweep("--replicas=1,2 --repeats=2 --order=sequential --no-match")
@@ -35,30 +33,21 @@ def made(harness, overrides, forked_trials, tmp_path, template):
     return tmp_path / "runs"
 
 
-def plan_of(runs, name):
-    return Store.open(runs / name).read_plan()
-
-
 def page_of(runs):
     return (runs / "s" / "report" / "index.html").read_text()
 
 
 @pytest.mark.processes
-def test_each_value_has_the_study_that_it_would_have_alone(
-    made, harness, overrides, forked_trials
-):
-    plan = plan_of(made, FIRST)
-    alone = ("--mode=strong", "--global-batch-size=8", "--study=alone")
-    assert (
-        exit_codes.OK
-        == harness(*SWEEP, *alone, "--budget=20steps", overrides=overrides)[0]
-    )
+def test_each_value_has_the_study_that_it_would_have_alone(made, harness):
+    plans = {name: Store.open(made / name).read_plan() for name in (FIRST, SECOND)}
+    alone = ("--mode=strong", "--global-batch-size=8", "--budget=20steps")
+    _, out, _ = harness("sweep", "--dry-run", "--json", *SWEEP[1:], *alone)
 
-    assert [t.trial_id for t in plan_of(made, "alone").trials] == [
-        trial.trial_id for trial in plan.trials
+    assert [trial["trial_id"] for trial in json.loads(out)["trials"]] == [
+        trial.trial_id for trial in plans[FIRST].trials
     ]
-    assert {16} == {t.spec.global_batch_size for t in plan_of(made, SECOND).trials}
-    text = " ".join(plan.command)
+    assert {16} == {t.spec.global_batch_size for t in plans[SECOND].trials}
+    text = " ".join(plans[FIRST].command)
     assert "--vary" not in text
     assert text.endswith(
         "--global-batch-size 8 --runs-dir runs/s --study global-batch-size-8"
@@ -86,18 +75,24 @@ def test_the_page_has_a_row_per_value_and_case(made):
 def test_the_same_command_resumes_and_more_values_extend(
     made, harness, overrides, forked_trials
 ):
-    before = {
-        path: path.stat().st_mtime_ns for path in made.glob("s/*/trials/*/status.json")
-    }
+    """A trial that was lost is measured again, and only that."""
+    (lost, *kept) = made.glob("s/*/trials/*/status.json")
+    lost.unlink()
+    before = {path: path.stat().st_mtime_ns for path in kept}
+    (made / "s" / "report" / "index.html").unlink()
+    code, _, err = harness("sweep", "--study", "s", overrides=overrides)
+    assert exit_codes.OK == code, err
+    assert lost.is_file()
+    assert ">16</a>" in page_of(made)
+
     extended = [word.replace("8,16", "16,24") for word in BATCHES]
-    code, _, err = harness(*extended, "--budget=20steps", overrides=overrides)
+    words = overridden(extended, "--repeats=1", "--budget=20steps")
+    code, _, err = harness(*words, overrides=overrides)
 
     assert exit_codes.OK == code, err
     assert "study global-batch-size-16: resumed" in err
-    assert [8, 16, 24] == [
-        int(varied.value_of(store.read_plan(), "global-batch-size"))
-        for store in varied.stores(made / "s", varied.read(made / "s"))
-    ]
+    names = json.loads((made / "s" / "vary.json").read_text())["studies"]
+    assert [f"global-batch-size-{size}" for size in (8, 16, 24)] == names
     assert before == {path: path.stat().st_mtime_ns for path in before}
     assert ">24</a>" in page_of(made)
 
@@ -120,18 +115,6 @@ def test_the_verbs_of_a_study_take_all_or_one(made, harness, overrides, forked_t
     code, out, _ = harness("report", "s", "--format=csv")
     assert exit_codes.OK == code
     assert {"8", "16"} <= set(re.split(r"[,\n]", out))
-
-
-@pytest.mark.processes
-def test_a_lost_trial_is_measured_again(made, harness, overrides, forked_trials):
-    (status,) = list(made.glob(f"{SECOND}/trials/*/status.json"))[:1]
-    status.unlink()
-    (made / "s" / "report" / "index.html").unlink()
-    code, _, err = harness("sweep", "--study", "s", overrides=overrides)
-
-    assert exit_codes.OK == code, err
-    assert status.is_file()
-    assert ">16</a>" in page_of(made)
 
 
 @pytest.mark.processes
@@ -174,32 +157,22 @@ def test_a_study_that_is_left_out_is_named(made, harness, is_renewed):
     assert is_renewed != ("differs: vary.json: " in out)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("data", r"--vary: 'data' is not KEY=A,B,...; write for example global-batch-"),
-        ("data=a,,b", r"'data=a,,b' is not KEY=A,B"),
-        ("data=a,a", r"'a' is given twice, or its study would have the name of"),
-        ("data=a:b,a/b", r"'a:b' is given twice, or its study would have the name"),
-        ("data=a", r"has 1 values; allowed are 2 to 100; of one, use --data"),
-    ],
-)
-def test_a_malformed_axis_is_refused(text, message):
-    with pytest.raises(ParseError, match=message):
-        study_lib.parse_vary(text, what="--vary")
-
-
 NOT_VARIED = [
-    (("--vary=global-batch-size=8,x", "--mode=strong"), r"'x' is not an integer"),
     (
-        ("--vary=global-batch-size=8,16",),
-        r"--global-batch-size 8 has no effect with",
+        "--vary=data",
+        r"--vary: 'data' is not KEY=A,B,...; write for example global-batc",
     ),
-    (("--vary=data=digits,nothing",), r"unknown data|'nothing'"),
-    (("--vary=no_such=1,2",), r"no_such"),
-    (("--vary=data=digits,synthetic", "--json"), r"--json is for one study, and --"),
+    ("--vary=data=a,,b", r"'data=a,,b' is not KEY=A,B"),
+    ("--vary=data=a,a", r"'a' is given twice, or its study would have the name of"),
+    ("--vary=data=a:b,a/b", r"'a:b' is given twice, or its study would have the name"),
+    ("--vary=data=a", r"has 1 values; allowed are 2 to 100; of one, use --data"),
+    ("--vary=global-batch-size=8,x --mode=strong", r"'x' is not an integer"),
+    ("--vary=global-batch-size=8,16", r"--global-batch-size 8 has no effect with"),
+    ("--vary=data=digits,nothing", r"unknown data|'nothing'"),
+    ("--vary=no_such=1,2", r"no_such"),
+    ("--vary=data=digits,synthetic --json", r"--json is for one study, and --"),
     (
-        ("--vary=data=digits,synthetic", "--data=digits"),
+        "--vary=data=digits,synthetic --data=digits",
         r"--vary data=... varies data, which is 'digits' by an option of its own",
     ),
 ]
@@ -209,17 +182,26 @@ NOT_VARIED = [
 def test_what_cannot_be_varied_is_refused_before_anything_is_written(
     refuse, options, message
 ):
-    mode = () if "--mode=strong" in options else ("--mode=weak",)
-    err = refuse(*SWEEP, *mode, *options)
+    err = refuse(*overridden((*SWEEP, "--mode=weak"), *options.split()))
 
     assert re.search(message, err), err
 
 
-def test_a_plan_shows_every_value(harness, written):
-    code, out, err = harness("sweep", "--dry-run", *BATCHES[1:])
+@pytest.mark.parametrize(
+    ("axis", "first"),
+    [
+        ("global-batch-size=8,16", "global-batch-size-8"),
+        # Options of the workload by their names.
+        ("learning_rate_per_256=0.1,0.2", "learning_rate_per_256-0.1"),
+    ],
+)
+def test_a_plan_shows_every_value(harness, written, axis, first):
+    words = (*BATCHES[1:-1], f"--vary={axis}")
+    code, out, err = harness("sweep", "--dry-run", *words)
 
     assert exit_codes.OK == code, err
-    planned = re.findall(r"^runs/s/global-batch-size-\d+: 8 trials", out, re.MULTILINE)
+    planned = re.findall(r"^runs/s/(\S+): 8 trials", out, re.MULTILINE)
+    assert first == planned[0]
     assert 2 == len(planned)
     assert [] == written()
 
@@ -239,11 +221,3 @@ def test_a_folder_of_something_else_is_not_used(
     code, _, err = harness(*(w.replace("--study=s", "--study=t") for w in BATCHES))
     assert exit_codes.USAGE == code
     assert "exists and is no varied study; choose another --study" in err
-
-
-def test_an_option_of_a_workload_can_be_varied():
-    """By its name; options of the command line keep theirs."""
-    axis = study_lib.parse_vary("learning_rate=0.1,0.2", what="--vary")
-
-    assert ("--option", "learning_rate=0.2") == axis.words("0.2")
-    assert "learning_rate-0.2" == axis.folder("0.2")
