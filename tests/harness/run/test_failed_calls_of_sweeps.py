@@ -24,7 +24,7 @@ from loads import QUIET
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
 from harness.command import peers
-from harness.launch.gang import GangPlan
+from harness.launch import gang
 from harness.machine import disturbance
 from harness.run import rounds
 from results.errors import WriteStoreError
@@ -47,18 +47,30 @@ NUM_WRITES = int(os.environ.get("WRITE_FAULTS", "6"))
 WRITE_ERRNOS = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EROFS)
 
 
-@pytest.mark.usefixtures("forked_trials")
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_failed_read_loses_nothing_of_what_was_measured(
-    order, tmp_path, overrides, capsys, monkeypatch
-):
-    """One line that names the file, or the whole study; then the same command ends."""
+@pytest.fixture
+def quiet(tmp_path, monkeypatch):
+    """Goes to a folder in which sweeps see a quiet machine, and write no page."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(running, "_conclude", lambda _store, *, is_json: None)
     monkeypatch.setattr(disturbance, "between", lambda *_: QUIET)
-    root, interrupted = tmp_path / "runs" / "s", tmp_path / "interrupted"
+    return tmp_path / "runs" / "s"
+
+
+@pytest.mark.usefixtures("forked_trials")
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kind", ["reads", "writes"])
+def test_a_failed_call_loses_nothing_of_what_was_measured(
+    kind, order, quiet, tmp_path, overrides, capsys, monkeypatch
+):
+    """One line that names the file, or the whole study; then the same command ends.
+
+    A failed read hits a study that was interrupted, a failed write a new one; a second
+    failed write hits what the first one has left.
+    """
+    root, start = quiet, tmp_path / "start"
     arguments = (*SWEEP, *ORDERS[order])
-    faults = FailingReads(root)
+    is_read = kind == "reads"
+    faults = FailingReads(root) if is_read else FailingWrites(tmp_path / "runs")
     faults.install(monkeypatch)
 
     def run(place=-1):
@@ -69,96 +81,44 @@ def test_a_failed_read_loses_nothing_of_what_was_measured(
 
     code, err = run()
     assert exit_codes.OK == code, err
-    last = max(Store(root).read_plan().trials, key=lambda of: of.spec.repetition_index)
-    (Store(root).trial_dir(last.trial_id) / "status.json").unlink()
-    shutil.copytree(root, interrupted)
-    assert exit_codes.OK == run()[0]
-    num_calls = faults.count
-    assert num_calls > 50, "it read nothing"
-    chance = drawn.chance(f"reads of {order}")
-    wrong = []
-    for number in range(NUM_READS // len(ORDERS)):
-        shutil.rmtree(root)
-        shutil.copytree(interrupted, root)
-        before, observed = finished_in(root), observed_in(root)
-        faults.number = ERRNOS[number % len(ERRNOS)]
-        code, err = run(chance.randrange(num_calls))
-        what, kept = faults.failed, observed_in(root)
-        is_line = (err.splitlines() or [""])[-1].startswith("error: ")
-        again, said = run()
-        after = finished_in(root)
-        statuses = [of.status and of.status.status.value for of in Store(root).trials()]
-        problems = {
-            "an end of another kind": code != exit_codes.OK
-            and not (code == exit_codes.USAGE and is_line),
-            "a failed read is taken for a failed write": "write the output" in err,
-            "observations are gone": not observed <= kept & observed_in(root),
-            "a finished trial changed": not before.items() <= after.items(),
-            "the same command does not finish": again != exit_codes.OK,
-            "a trial is missing": set(statuses) != {"ok"},
-        }
-        found = [text for text, is_wrong in problems.items() if is_wrong]
-        if found:
-            wrong.append((found, what, faults.number, code, err[-300:], said[-200:]))
-
-    assert [] == wrong
-
-
-@pytest.fixture
-def faults(tmp_path, monkeypatch):
-    found = FailingWrites(tmp_path / "runs")
-    found.install(monkeypatch)
-    return found
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_failed_write_loses_nothing(
-    order, tmp_path, faults, overrides, forked_trials, capsys, monkeypatch
-):
-    """One line with what failed, or all figures; then the same command finishes."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(running, "_conclude", lambda _store, *, is_json: None)
-    root = tmp_path / "runs" / "s"
-    arguments = (*SWEEP, *ORDERS[order])
-
-    def run(place=-1):
-        faults.place, faults.count, faults.failed = place, 0, ""
-        code = cli.main(arguments, run_overrides=overrides)
-        faults.place = -1
-        return code, capsys.readouterr().err
-
-    assert exit_codes.OK == run()[0]
+    if is_read:
+        trials = Store(root).read_plan().trials
+        last = max(trials, key=lambda of: of.spec.repetition_index)
+        (Store(root).trial_dir(last.trial_id) / "status.json").unlink()
+        shutil.copytree(root, start)
+        assert exit_codes.OK == run()[0]
     num_calls, num_trials = faults.count, len(Store(root).read_plan().trials)
-    assert num_calls > 20, "it wrote nothing"
-    random_places = drawn.chance(f"writes {order}")
+    assert num_calls > (50 if is_read else 20), "it read or wrote nothing"
+    chance = drawn.chance(f"{kind} {order}")
+    errnos = ERRNOS if is_read else WRITE_ERRNOS
     wrong = []
-    for number in range(NUM_WRITES // len(ORDERS)):
+    for number in range((NUM_READS if is_read else NUM_WRITES) // len(ORDERS)):
         shutil.rmtree(root, ignore_errors=True)
-        faults.number = WRITE_ERRNOS[number % len(WRITE_ERRNOS)]
-        before = {}
-        observed = set()
-        is_lost, ends = False, []
-        for _ in range(1 + number % 2):  # a second one hits what the first has left
-            code, err = run(random_places.randrange(num_calls))
+        if is_read:
+            shutil.copytree(start, root)
+        faults.number = errnos[number % len(errnos)]
+        before, observed = finished_in(root), observed_in(root)
+        is_lost, is_changed, ends = False, False, []
+        for _ in range(1 if is_read else 1 + number % 2):
+            code, err = run(chance.randrange(num_calls))
             ends.append((faults.failed, code, err))
-            after = finished_in(root)
             is_lost |= not observed <= observed_in(root)
-            is_lost |= not before.items() <= after.items()
-            before, observed = after, observed_in(root)
+            is_changed |= not before.items() <= finished_in(root).items()
+            before, observed = finished_in(root), observed_in(root)
         again, said = run()
-        after = finished_in(root)
         statuses = [of.status and of.status.status for of in Store(root).trials()]
         problems = {
             "an end of another kind": not all(is_said(*end[1:]) for end in ends),
             "the same command does not finish": again != exit_codes.OK,
             "a trial is missing": statuses != [TrialStatus.OK] * num_trials,
-            "a finished trial changed": not before.items() <= after.items(),
+            "a finished trial changed": is_changed
+            or not before.items() <= finished_in(root).items(),
             "observations are gone": is_lost or not observed <= observed_in(root),
             "half a file is left": any(root.rglob(f"{TEMPORARY_PREFIX}*")),
         }
         found = [text for text, is_wrong in problems.items() if is_wrong]
         if found:
-            wrong.append((found, ends, said[-300:]))
+            wrong.append((found, faults.number, ends, said[-300:]))
 
     assert [] == wrong
 
@@ -186,22 +146,21 @@ def test_what_a_killed_writer_left_is_removed(
     assert before == finished_in(root)
 
 
-def _write_losses(trial_dir, spec):
+def write_losses(trial_dir, spec):
     peers.write_losses(trial_dir, spec, [1.0, 2.0], "in_graph x1", "float32")
 
 
-def _write_gang(trial_dir, _spec):
-    plan = GangPlan(
+def write_gang(trial_dir, _spec):
+    gang.GangPlan(
         members=(("worker", 0),),
         cpusets=((0,),),
         num_ranks=1,
         members_per_host=1,
         variables={},
-    )
-    plan.write(trial_dir)
+    ).write(trial_dir)
 
 
-@pytest.mark.parametrize("write", [_write_losses, _write_gang])
+@pytest.mark.parametrize("write", [write_losses, write_gang])
 def test_what_a_trial_is_told_names_its_file_where_it_cannot_be_written(
     write, tmp_path, make_spec, monkeypatch
 ):
@@ -268,12 +227,9 @@ def found_after_a_cut(root, kept, observed, sweep, run):
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_cut_of_the_power_damages_no_finished_trial(
-    order, disk, tmp_path, overrides, forked_trials, capsys, monkeypatch
+    order, disk, quiet, overrides, forked_trials, capsys, monkeypatch
 ):
     """Also as another kernel sees it, which the same machine has after a cut."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(running, "_conclude", lambda _store, *, is_json: None)
-    monkeypatch.setattr(disturbance, "between", lambda *_: QUIET)
     runs = disk.folder / "runs"
     root = runs / "s"
     sweep = (*SWEEP, *ORDERS[order], f"--runs-dir={runs}")
@@ -375,33 +331,30 @@ def sweep(small_disk, harness, small, overrides, monkeypatch):
     return lambda *more: harness(*overridden(args, *more), overrides=overrides)
 
 
-# At the plan, within the trials, within the matching.
+@pytest.fixture
+def writes_pages(request):
+    """Only where a test says so."""
+    return getattr(request, "param", False)
+
+
 @pytest.mark.parametrize(
-    ("free_kib", "options"),
+    ("free_kib", "options", "num_trials", "writes_pages"),
     [
-        (0, ("--no-match",)),
-        (60, ("--no-match",)),
-        pytest.param(60, (), marks=pytest.mark.full),
+        (0, ("--no-match",), 4, False),  # at the plan
+        (60, ("--no-match",), 4, False),  # within the trials
+        # Within the matching, and at the report, the last moment of a sweep.
+        pytest.param(60, (), 4, False, marks=pytest.mark.full),
+        pytest.param(400, ("--repeats=2",), 8, True, marks=pytest.mark.full),
     ],
+    indirect=["writes_pages"],
 )
 def test_a_full_disk_is_one_line_and_loses_no_trial(
-    small_disk, free_kib, options, sweep
+    small_disk, sweep, free_kib, options, num_trials, writes_pages
 ):
     """With space again, the same command continues, and repeats nothing."""
-    check_full(small_disk, free_kib, lambda *more: sweep(*options, *more))
-
-
-@pytest.mark.full
-@pytest.mark.usefixtures("with_pages")
-def test_a_disk_that_is_full_at_the_report_loses_no_trial(small_disk, sweep):
-    """The last moment of a sweep, which only the full run has."""
-    check_full(small_disk, 400, lambda *more: sweep("--repeats=2", *more), num_trials=8)
-
-
-def check_full(small_disk, free_kib, sweep, num_trials=4):
     root = small_disk / "runs" / "s"
     filler = fill(small_disk, free_kib)
-    code, _, err = sweep()
+    code, _, err = sweep(*options)
     finished = ended_ids(Store(root)) if (root / "plan.json").exists() else set()
     # A trial whose own process had no space has failed.
     failed = {
@@ -411,7 +364,7 @@ def check_full(small_disk, free_kib, sweep, num_trials=4):
     }
     filler.unlink()
     mount(small_disk, "remount", f"size={LARGE_KIB}k")
-    again, _, err_again = sweep("--retry=failed")
+    again, _, err_again = sweep(*options, "--retry=failed")
     started = collections.Counter((small_disk.parent / "count").read_text().split())
 
     assert exit_codes.USAGE == code, err
