@@ -1,19 +1,23 @@
-"""Studies that are damaged or hostile: reported in lines, in seconds."""
+"""Studies that are damaged or hostile: reported in lines, in seconds.
+
+Records are damaged as JSON and as bytes; other files that the harness reads have
+``tests/harness/hostile/test_damaged_files.py``.
+"""
 
 import contextlib
-import hashlib
 import io
 import json
 import logging
 import os
+import random
 import shutil
 import time
 import warnings
 
 import covering
+import damaged
 import drawn
 import pytest
-from damaged import put
 from hung import at_most
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -37,10 +41,10 @@ CODES = {
     exit_codes.SOME_TRIALS_FAILED,
     exit_codes.NOTHING_MEASURED,
 }
-OTHERS = (
-    ("verify", "{}"),
+READERS = (
+    ("verify", "damaged"),
     ("list", "studies"),
-    ("report", "{}", "--format", "zip", "-o", "written.zip"),
+    ("report", "damaged", "--format", "zip", "-o", "written.zip"),
 )
 """Other readers of a study, of which each case has one."""
 MANY_DIGITS = int("9" * 4000)
@@ -62,11 +66,6 @@ TEXTS = (
 NESTED = (None, [], {}, [[]], [{}], {"": None}, [None], [0] * 5000, {"a": {"b": []}})
 values = st.sampled_from((*NUMBERS, *TEXTS, *NESTED)) | st.text(max_size=8)
 chances = st.integers(0, 2**40)
-BYTES = (
-    *(b"", b"\0", b"\xff\xfe", b"{", b"[" * 100_000, b'{"a":' * 50_000, b"null", b"[]"),
-    *(b'"\\ud800"', b"1e999", b"9" * 10_000, b"NaN", b"-", b"\n" * 1000, b"{}" * 2),
-)
-PLACES = ("directory", "loop", "dangling", "pipe", "endless", "removed", "huge")
 
 
 def pick(value, chance):
@@ -141,18 +140,17 @@ def rename(root, name, spec):
         folder.rename(root / "trials" / ids[0])
 
 
-@st.composite
-def damages(draw):
-    """Returns a function that damages a study directory, in one to three places."""
-    return draw(st.lists(st.tuples(
-        st.sampled_from(("set", "set", "set", "set", "remove", "double", "rename",
-                         "empty", "spec", "spec", "bytes", "place", "version")),
-        chances, chances, values, st.sampled_from(BYTES), st.sampled_from(PLACES),
-    ), min_size=1, max_size=3))  # fmt: skip
+KINDS = (
+    *("set", "set", "set", "set", "remove", "double", "rename", "empty"),
+    *("spec", "spec", "bytes", "bytes", "place", "version"),
+)
+damages = st.lists(
+    st.tuples(st.sampled_from(KINDS), chances, chances, values), min_size=1, max_size=3
+)
+"""What is damaged in a study directory, in one to three places."""
 
 
-def damage(root, kind, *what):
-    first, second, new, content, thing = what
+def damage(root, kind, first, second, new):
     files = sorted(
         p for p in root.rglob("*.json") if p.is_file() and p.stat().st_size < 2**24
     )
@@ -163,31 +161,30 @@ def damage(root, kind, *what):
     path = (rich if first % 2 and rich else files)[first // 2 % len(rich or files)]
     if kind == "place":
         others = [path, path.parent, root / "report", root / ".lock", root / "trials"]
-        put(others[max(0, second % 9 - 4)], thing)
-    elif kind == "bytes":
-        data = path.read_bytes()
-        at = second * 7919 % (len(data) + 1)
-        kept = data[at + first % 50 :] if first % 3 else b""
-        path.write_bytes(data[:at] + content + kept)
-    else:
-        with contextlib.suppress(
-            ValueError, LookupError, TypeError, OSError, RecursionError
-        ):
-            value = load(path)
-            if kind == "version":
-                value["schema_version"] = (1, 2, 7, 0, True, MANY_DIGITS)[second % 6]
-            elif kind == "spec":
-                folder = sorted((root / "trials").iterdir())[first % 2]
-                spec = load(folder / "spec.json")
-                place = pick(spec, second)
-                new = like(spec, place, first, new)
-                rename(root, folder.name, change(spec, place, "set", new))
-                return
-            else:
-                place = pick(value, second)
-                new = like(value, place, first // 7, new)
-                value = change(value, place, kind, new)
-            path.write_text(json.dumps(value))
+        what = damaged.PLACES[first % len(damaged.PLACES)]
+        damaged.put(others[max(0, second % 9 - 4)], what)
+        return
+    if kind == "bytes":
+        damaged.damage(path, random.Random(first))
+        return
+    with contextlib.suppress(
+        ValueError, LookupError, TypeError, OSError, RecursionError
+    ):
+        value = load(path)
+        if kind == "version":
+            value["schema_version"] = (1, 2, 7, 0, True, MANY_DIGITS)[second % 6]
+        elif kind == "spec":
+            folder = sorted((root / "trials").iterdir())[first % 2]
+            spec = load(folder / "spec.json")
+            place = pick(spec, second)
+            new = like(spec, place, first, new)
+            rename(root, folder.name, change(spec, place, "set", new))
+            return
+        else:
+            place = pick(value, second)
+            new = like(value, place, first // 7, new)
+            value = change(value, place, kind, new)
+        path.write_text(json.dumps(value))
 
 
 class Logged(logging.Handler):
@@ -199,26 +196,22 @@ class Logged(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def draw_once(patch, drawn):
+DRAWN = {}
+
+
+def once(draw):
     """Draws figures that are the same in thousands of cases only once."""
 
-    def once(draw):
-        def drawing(*args, **kwargs):
-            # Functions write what is described; what they draw is in a partial.
-            shown = [getattr(arg, "keywords", arg) for arg in args]
-            named = {k: v for k, v in kwargs.items() if not callable(v)}
-            text = f"{draw.__module__} {shown!r} {named!r}"
-            key = hashlib.sha256(text.encode("utf-8", "replace")).digest()
-            if key not in drawn:
-                drawn[key] = draw(*args, **kwargs)
-            return drawn[key]
+    def drawing(*args, **kwargs):
+        # Functions write what is described; what they draw is in a partial.
+        shown = [getattr(arg, "keywords", arg) for arg in args]
+        named = {k: v for k, v in kwargs.items() if not callable(v)}
+        key = f"{draw.__module__} {shown!r} {named!r}"
+        if key not in DRAWN:
+            DRAWN[key] = draw(*args, **kwargs)
+        return DRAWN[key]
 
-        return drawing
-
-    patch.setattr(svg, "draw", once(svg.draw))
-
-
-DRAWN = {}
+    return drawing
 
 
 def run(*arguments):
@@ -239,7 +232,7 @@ def run(*arguments):
         # No process of a trial starts; the code is that of whoever made the study.
         patch.setattr(trial_tree, "run_tree", lambda *_, **__: fake)
         patch.setattr("harness.planning.plan.check_code", lambda _: None)
-        draw_once(patch, DRAWN)
+        patch.setattr(svg, "draw", once(svg.draw))
         with at_most(2 * LONGEST_SEC):
             code = cli.main(arguments, run_overrides={"canary": lambda _: 0.2})
     logging.getLogger("matplotlib").removeHandler(logged)
@@ -252,35 +245,24 @@ def run(*arguments):
     return code, out.getvalue(), err.getvalue()
 
 
-def check_reader(root, words):
-    written = root.parent / "written"
-    shutil.rmtree(written, ignore_errors=True)
-    written.unlink(missing_ok=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(root.parent)
-        code, _, err = run(*(word.format(root.name) for word in words), "--runs-dir=.")
-    if code == exit_codes.USAGE:
-        lines = err.splitlines()
-        assert lines, words
-        assert all(line.startswith(NOTES) for line in lines), err
-        # A report names the damaged record, and shows the others.
-        is_shown = words[0] == "report" and "error: corrupt record " in err
-        assert is_shown or not written.exists(), words
-
-
-def check_study(root):
-    """Runs the three verbs over a study and checks that what is wrong is named."""
-    for arguments in (("status",), ("status", "--json"), ("report", "--json")):
-        code, out, err = run(*arguments, str(root))
+def check(root, reader):
+    """Runs verbs over a study, and checks that what is wrong is named in lines."""
+    verbs = (("status",), ("status", "--json"), ("report", "--json"))
+    for arguments in (reader, *((*verb, root.name) for verb in verbs)):
+        code, out, err = run(*arguments, "--runs-dir=.")
         if code == exit_codes.USAGE:
             lines = err.splitlines()
-            assert all(line.startswith(("error: ", "report: ")) for line in lines), err
+            assert lines, arguments
+            assert all(line.startswith(NOTES) for line in lines), err
+            # A report names the damaged record, and shows the others.
+            is_shown = arguments[0] == "report" and "error: corrupt record " in err
+            assert is_shown or not root.with_name("written.zip").exists(), arguments
         elif "--json" in arguments:
             json.loads(out, parse_constant=pytest.fail)
     with pytest.MonkeyPatch.context() as patch:
         # Just built, and of what is resumed nothing ends well.
         patch.setattr("reports.page.build.write_report", lambda *_, **__: None)
-        run("sweep", "--study", str(root), "--retry=failed")
+        run("sweep", "--study", root.name, "--runs-dir=.", "--retry=failed")
 
 
 @drawn.series
@@ -289,17 +271,17 @@ def check_study(root):
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-@given(
-    version=st.sampled_from((5, 4)), places=damages(), reader=st.sampled_from(OTHERS)
-)
+@given(version=st.sampled_from((5, 4)), places=damages, reader=st.sampled_from(READERS))
 def test_damaged_studies_are_reported_in_lines(
     old_and_new_studies, version, places, reader
 ):
     """Bytes, keys, types, values and files, of all versions, by each reading verb."""
     root = old_and_new_studies[version].with_name("damaged")
     shutil.rmtree(root, ignore_errors=True)
+    root.with_name("written.zip").unlink(missing_ok=True)
     shutil.copytree(old_and_new_studies[version], root)
     for kind, *what in places:
         damage(root, kind, *what)
-    check_reader(root, reader)
-    check_study(root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root.parent)
+        check(root, reader)

@@ -74,14 +74,27 @@ def held(path):
 
 
 @pytest.fixture
-def whole(harness, overrides, tables, tmp_path):
+def figures(harness):
+    """Returns a function that reads what a study shows."""
+
+    def read(root):
+        code, out, err = harness("report", str(root), "--format=csv")
+        assert exit_codes.OK == code, err
+        return out
+
+    return read
+
+
+@pytest.fixture
+def whole(harness, overrides, forked_trials, figures, tmp_path):
+    """Returns what a sweep without a kill has measured."""
     options = ("--order=sequential", f"--runs-dir={tmp_path / 'whole'}")
     assert exit_codes.OK == harness(*SWEEP, *options, overrides=overrides)[0]
-    return tables(Store.open(tmp_path / "whole" / "s"))
+    return figures(tmp_path / "whole" / "s")
 
 
 def test_kills_at_random_moments_leave_nothing_and_lose_nothing(
-    start_harness, tables, whole, tmp_path
+    start_harness, figures, whole, tmp_path
 ):
     """SIGKILL, SIGTERM, SIGINT: no process, no memory, no trial lost or run twice."""
     memory_before = set(SHARED_MEMORY.iterdir())
@@ -140,7 +153,7 @@ def test_kills_at_random_moments_leave_nothing_and_lose_nothing(
         assert NUM_TRIALS[order] == len(starts) == len(statuses)
         assert {TrialStatus.OK} == {status.status for status in statuses}
         if order == "sequential":  # loads within turns are of this machine
-            assert whole == tables(Store.open(runs / "s"))
+            assert whole == figures(runs / "s")
         # A kill costs at most the trials that it hit, which then run once more.
         most = NUM_TRIALS[order] + num_kills_here * HIT_BY_A_KILL[order]
         assert sum(starts.values()) <= most
@@ -149,8 +162,6 @@ def test_kills_at_random_moments_leave_nothing_and_lose_nothing(
     assert NUM_KILLS == num_kills
     assert [] == [path for path in left if path.exists() and not held(path)]
 
-
-forked = pytest.mark.usefixtures("forked_trials")
 
 SMALL = smoke_sweep(
     "--replicas=1,2 --mode=weak --repeats=2 --order=sequential --study=s"
@@ -169,12 +180,13 @@ def test_a_killed_harness_takes_its_trial_along(start_harness, tmp_path):
     until(lambda: not find_tree(str(trial_dir.resolve()), workers[0].pid))
 
 
-@forked
+@pytest.mark.usefixtures("finished", "forked_trials")
 def test_resume_runs_what_is_missing_and_only_that(
-    finished, harness, overrides, tables, tmp_path, monkeypatch
+    harness, overrides, figures, tmp_path, monkeypatch
 ):
+    """More repetitions extend the study."""
     store = Store.open(tmp_path / "runs" / "s")
-    before = tables(store)
+    before = figures(store.root)
     trial_id = store.trial_ids()[3]
     (store.trial_dir(trial_id) / "status.json").unlink()
     count = tmp_path / "count"
@@ -184,19 +196,10 @@ def test_resume_runs_what_is_missing_and_only_that(
     assert exit_codes.OK == code
     assert [trial_id] == count.read_text().split()
     assert "8 trials, 7 already finished" in err
-    assert before == tables(store)
-
-
-@forked
-def test_more_repeats_extend_a_study(
-    finished, harness, overrides, tmp_path, monkeypatch
-):
-    count = tmp_path / "count"
-    monkeypatch.setenv("FAKE_COUNT_FILE", str(count))
+    assert before == figures(store.root)
     code, _, err = harness(*overridden(SMALL, "--repeats=3"), overrides=overrides)
-
     assert exit_codes.OK == code
-    assert len(count.read_text().split()) == 4
+    assert 1 + 4 == len(count.read_text().split())
     assert "study s: extended by 4 trials to 12" in err
 
 
