@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from workloads import catalog, child_process, quality
+from workloads import child_process, quality
 from workloads.spec import Metric
 
 WILSON = "Wilson score interval"
@@ -31,16 +31,6 @@ def test_wilson_interval_equals_scipys(num_successes, num_trials):
 
     assert low == pytest.approx(reference.low, abs=1e-12)
     assert high == pytest.approx(reference.high, abs=1e-12)
-
-
-def test_accuracy_carries_count_and_method():
-    """A quality figure says how many examples and which interval are behind it."""
-    metric = quality.accuracy(METRIC, 90, 359)
-
-    assert (metric.name, metric.unit, metric.num_examples) == ("top_1", "ratio", 359)
-    assert metric.value == pytest.approx(90 / 359)
-    assert (metric.method, metric.confidence) == (WILSON, 0.95)
-    assert metric.low < metric.value < metric.high
 
 
 @pytest.mark.parametrize(
@@ -69,12 +59,6 @@ def test_mean_has_scipys_interval():
     assert metric.high == pytest.approx(reference.high)
 
 
-def test_mean_of_one_value_is_refused():
-    """There is no spread, so there is no interval."""
-    with pytest.raises(ValueError, match=r"1 value\(s\) of 'top_1': an interval needs"):
-        quality.mean(METRIC, [1.0])
-
-
 @pytest.mark.parametrize("copies", [1, 3])
 def test_values_that_are_alike_in_groups_have_the_interval_of_groups(copies):
     """Of equal groups that of their means; more of the same value adds nothing."""
@@ -101,19 +85,6 @@ def test_a_large_group_counts_for_more():
     assert scipy.stats.t.ppf(0.975, 2) * error == pytest.approx(found.high - 2.8)
 
 
-def test_one_group_has_no_interval():
-    with pytest.raises(ValueError, match=r"got 1 group\(s\) of 'top_1': an interval"):
-        quality.mean_over_groups(METRIC, np.ones(5), np.zeros(5))
-
-
-def test_counted_figures_say_that_they_are():
-    """Their interval is a point, and the method says why."""
-    metric = quality.counted(METRIC, 2.5, num_examples=7)
-
-    assert (2.5, 2.5, 2.5) == (metric.low, metric.value, metric.high)
-    assert metric.method == "counted, not estimated"
-
-
 def test_examples_of_all_batches_count():
     """Yes and no give a share with Wilson's interval, numbers a mean with Student's."""
     is_even = dataclasses.replace(METRIC, name="even", of=lambda x: x % 2 == 0)
@@ -121,9 +92,29 @@ def test_examples_of_all_batches_count():
     batches = [(np.array([1.0, 2.0]),), (np.array([6.0]),)]
 
     share, mean = quality.of_examples([is_even, itself], batches)
+    counted = quality.counted(METRIC, 2.5, num_examples=7)
 
     assert (share.name, share.value, share.method) == ("even", 2 / 3, WILSON)
+    assert (share.low, share.high) == quality.wilson_interval(2, 3)
+    assert (share.num_examples, share.confidence, share.unit) == (3, 0.95, "ratio")
     assert (mean.name, mean.value, mean.num_examples) == ("itself", 3.0, 3)
+    assert (2.5, 2.5, 2.5) == (counted.low, counted.value, counted.high)
+    assert "counted, not estimated" == counted.method
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: quality.mean(METRIC, [1.0]), r"1 value\(s\) of 'top_1': an interval"),
+        (
+            lambda: quality.mean_over_groups(METRIC, np.ones(5), np.zeros(5)),
+            r"got 1 group\(s\) of 'top_1': an interval",
+        ),
+    ],
+)
+def test_without_a_spread_there_is_no_interval(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 @pytest.mark.parametrize(
@@ -136,17 +127,6 @@ def test_examples_of_all_batches_count():
 def test_a_metric_with_wrong_facts_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(METRIC, **change)
-
-
-@pytest.mark.parametrize("workload", catalog.WORKLOADS)
-def test_a_workload_declares_each_metric_once(workload):
-    """With what readers need; at least one of them says what was learned."""
-    metrics = catalog.metrics_of(workload)
-    names = [metric.name for metric in metrics]
-
-    assert len(names) == len(set(names))
-    assert all(metric.title and metric.protocol for metric in metrics)
-    assert any(not metric.is_of_window for metric in metrics)
 
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -1,18 +1,27 @@
-"""The networks, and the learner step: two replicas against one, and who trains what."""
+"""The networks, the losses and the learner step, against rlax, loops and NumPy."""
+
+import json
+import pathlib
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import replicator
+from workloads import catalog
 from workloads.d4pg import actor as actor_lib
-from workloads.d4pg import config, learner
+from workloads.d4pg import learner
 from workloads.d4pg.networks import Critic, Policy, Torso
 
+ROUNDING = 2e-6  # float32, sums of tens of numbers below 1
 ROUNDING_SUMS = 1e-5  # float32 sums in another order
 KINDS = ("mlp", "layer_norm_mlp")
+STATE, FRAMES = (5,), (20, 16, 9)
 
 
-def make_spec(kind, shape=(5,), **fields):
+def make_spec(kind, shape=STATE, **fields):
     return actor_lib.PolicySpec(
         **{
             "observation_shape": shape,
@@ -33,7 +42,7 @@ def randomized(network, rng):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", [(5,), (23, 18, 9)])
+@pytest.mark.parametrize("shape", [STATE, (23, 18, 9)])
 def test_actors_compute_what_the_learner_would(kind, shape):
     """NumPy from a flat vector equals Keras, for states and for frames."""
     rng = np.random.default_rng(0)
@@ -48,19 +57,21 @@ def test_actors_compute_what_the_learner_would(kind, shape):
         observations = rng.normal(size=(9, *shape)).astype(np.float32)
         expected = network(tf.constant(observations))
         variables = network.ordered_variables
-    assert [shape for _, shape in spec.variables] == [tuple(v.shape) for v in variables]
     actor = actor_lib.Policy(spec)
     actor.load(np.concatenate([np.ravel(v.numpy()) for v in variables]))
     found = actor(observations)
 
-    assert np.float32 == found.dtype
+    assert [size for _, size in spec.variables] == [tuple(v.shape) for v in variables]
     assert 0.1 < np.abs(found).max() <= 1.0
     np.testing.assert_allclose(expected, found, atol=ROUNDING_SUMS)
 
 
 def test_the_paper_s_networks_have_the_paper_s_numbers_of_weights():
-    """Counted by hand for walker: 24 numbers or 84 pixels, 6 actions, 101 atoms."""
-    paper = config.PRESETS["paper"]
+    """Counted by hand for walker: 24 numbers or 84 pixels, 6 actions, 101 atoms.
+
+    The action joins at the second layer; in Acme's networks at the first.
+    """
+    paper = catalog.make_config("d4pg", "paper", {})
 
     def count(shape):
         spec = make_spec(
@@ -72,28 +83,15 @@ def test_the_paper_s_networks_have_the_paper_s_numbers_of_weights():
     of_policy = (24 + 1) * 300 + (300 + 1) * 200 + (200 + 1) * 6
     of_critic = (24 + 1) * 400 + (400 + 1) * 300 + 6 * 300 + (300 + 1) * 101
     assert (of_policy, of_critic) == count((24,))
-
     convs = (9 * 9 + 1) * 32 + (9 * 32 + 1) * 32
     features = (39 * 39 * 32 + 1) * 50 + 2 * 50
-    difference = (50 - 24) * 300, (50 - 24) * 400
+    of_features = (50 - 24) * 300, (50 - 24) * 400
     assert (
-        convs + features + of_policy + difference[0],
-        features + of_critic + difference[1],
+        convs + features + of_policy + of_features[0],
+        features + of_critic + of_features[1],
     ) == count((84, 84, 9))
-
-
-def test_the_action_joins_at_the_second_layer():
-    """The first layer of the paper's critic sees the state only; Acme's sees both."""
-    widths = {}
-    for kind in KINDS:
-        critic = Critic(make_spec(kind), (7, 9), num_atoms=11, seed=0)
-        widths[kind] = critic.hidden[0].kernel.shape[0]
-        states = tf.random.stateless_normal([4, 5], seed=(1, 2))
-        logits = [critic(states, tf.fill([4, 2], value)) for value in (-1.0, 1.0)]
-
-        assert (4, 11) == logits[0].shape
-        assert not np.allclose(*logits)
-    assert {"mlp": 5, "layer_norm_mlp": 7} == widths
+    acme = Critic(make_spec("layer_norm_mlp"), (7, 9), num_atoms=11, seed=0)
+    assert (5 + 2, 7) == tuple(acme.hidden[0].kernel.shape)
 
 
 def test_a_fresh_critic_knows_nothing_and_a_fresh_policy_acts_little():
@@ -107,26 +105,168 @@ def test_a_fresh_critic_knows_nothing_and_a_fresh_policy_acts_little():
     np.testing.assert_allclose(np.full((16, 51), 1 / 51), probabilities, rtol=0.05)
 
 
-def test_wrong_weights_and_observations_are_named():
-    actor = actor_lib.Policy(make_spec("mlp"))
-    frames = actor_lib.Policy(make_spec("mlp", (23, 18, 9)))
+def test_losses_and_gradients_are_those_of_rlax():
+    """Of the inputs of ``write_goldens.py``, some of whose returns are clipped."""
+    path = pathlib.Path(__file__).with_name("goldens.json")
+    golden = {
+        name: tf.constant(value, tf.float32)
+        for name, value in json.loads(path.read_text(encoding="utf-8")).items()
+    }
+    action, target = golden["action"], golden["target"]
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch([action, target])
+        policy_loss = learner.policy_loss(
+            action, golden["value_gradient"], clip_norm=1.0
+        )
+        critic_loss = learner.critic_loss(golden["logits"], target)
+    found, clipped = learner.backup(
+        golden["reward"],
+        golden["discount"],
+        tf.nn.softmax(golden["next_logits"]),
+        tf.constant(learner.make_atoms(-3.0, 3.0, 11)),
+    )
 
-    with pytest.raises(ValueError, match=r"weights of shape \(\d+,\) .* got \(3,\)"):
-        actor.load(np.zeros(3, np.float32))
-    with pytest.raises(ValueError, match=r"and type float32, but got .* float64"):
-        actor.load(np.zeros(actor.spec.num_floats))
-    with pytest.raises(ValueError, match=r"\[examples, 5\] .* got \(2, 4\)"):
-        actor(np.zeros((2, 4), np.float32))
-    with pytest.raises(ValueError, match=r"23, 18, 9\] and type uint8, .* float32"):
-        frames(np.zeros((2, 23, 18, 9), np.float32))
-    with pytest.raises(ValueError, match=r"network='cnn' must be one of 'mlp', "):
-        make_spec("cnn")
-    with pytest.raises(ValueError, match="at least one hidden layer"):
-        make_spec("mlp", hidden_sizes=())
+    np.testing.assert_allclose(golden["critic_loss"], critic_loss, rtol=1e-5)
+    assert tape.gradient(critic_loss, target) is None
+    np.testing.assert_allclose(golden["policy_loss"], policy_loss, atol=ROUNDING)
+    np.testing.assert_allclose(
+        golden["policy_gradient"], tape.gradient(policy_loss, action), atol=ROUNDING
+    )
+    np.testing.assert_allclose(target, found, atol=ROUNDING)
+    assert 0 < np.count_nonzero(clipped) < len(clipped)
+    perfect = learner.divergence(golden["logits"], tf.nn.softmax(golden["logits"]))
+    np.testing.assert_allclose(np.zeros(6), perfect, atol=ROUNDING)
+    other = learner.divergence(
+        tf.math.log([[0.25, 0.25, 0.5]]), tf.constant([[0.5, 0.5, 0.0]])
+    )
+    np.testing.assert_allclose([np.log(2.0)], other, atol=ROUNDING)
 
 
-# Adam divides gradients by their size, so what is rounded off small ones shows.
-ROUNDING = 2e-5
+@pytest.mark.parametrize(
+    ("exponent", "expected"), [(1.0, [4, 16]), (0.5, [2, 4]), (0.0, [1, 1])]
+)
+def test_importance_weights_undo_the_probability(exponent, expected):
+    """Wholly, by their root, or not at all."""
+    found = learner.importance_weights(tf.constant([0.25, 0.0625]), exponent=exponent)
+
+    np.testing.assert_allclose(expected, found, rtol=1e-6)
+
+
+def backup(reward, discount, probabilities, atoms):
+    arrays = (reward, discount, probabilities, atoms)
+    tensors = [tf.constant(np.asarray(a, np.float32)) for a in arrays]
+    return [found.numpy() for found in learner.backup(*tensors)]
+
+
+def slow_backup(reward, discount, probabilities, atoms):
+    """Equation 7 as it is written, in float64, one probability at a time."""
+    low, high = atoms[0], atoms[-1]
+    spacing = (high - low) / (len(atoms) - 1)
+    target = np.zeros((len(reward), len(atoms)))
+    for example in range(len(reward)):
+        for i, atom in enumerate(atoms):
+            for j, other in enumerate(atoms):
+                moved = reward[example] + discount[example] * other
+                distance = abs(min(max(moved, low), high) - atom) / spacing
+                share = min(max(1.0 - distance, 0.0), 1.0)
+                target[example, i] += share * probabilities[example, j]
+    return target
+
+
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    num_atoms=st.sampled_from([2, 3, 7, 20]),
+    high=st.floats(0.5, 200.0),
+    reward_scale=st.floats(0.0, 300.0),
+)
+def test_the_backup_is_equation_7(seed, num_atoms, high, reward_scale):
+    """Loops in float64 give the same; probabilities add up to 1, means are kept."""
+    rng = np.random.default_rng(seed)
+    reward = (rng.normal(size=5) * reward_scale).astype(np.float32)
+    discount = rng.choice([0.0, 0.5, 0.99, 1.0], 5).astype(np.float32)
+    probabilities = rng.dirichlet(np.ones(num_atoms), 5).astype(np.float32)
+    atoms = learner.make_atoms(-high, high, num_atoms)
+    target, clipped = backup(reward, discount, probabilities, atoms)
+    expected = slow_backup(reward, discount, probabilities, atoms.astype(np.float64))
+
+    # A place is the difference of two returns over a spacing: both are rounded.
+    atol = 1e-5 * (1.0 + reward_scale / high) * num_atoms
+    np.testing.assert_allclose(expected, target, atol=atol)
+    np.testing.assert_allclose(np.ones(5), target.sum(axis=1), rtol=1e-5)
+    inside = clipped == 0.0
+    means = reward + discount * (probabilities @ atoms)
+    # A return a hair beyond the last atom is moved onto it and not called lost.
+    atol = 2e-5 * (high + reward_scale) + learner.RIM * (atoms[1] - atoms[0])
+    np.testing.assert_allclose(means[inside], (target @ atoms)[inside], atol=atol)
+
+
+def test_returns_beyond_the_atoms_are_counted_and_rounding_is_not():
+    """2 + [0, 1, 2] on atoms up to 2: the first fits exactly, 0.7 of it does not."""
+    _, clipped = backup([2.0], [1.0], [[0.3, 0.5, 0.2]], [0.0, 1.0, 2.0])
+    np.testing.assert_allclose([0.7], clipped, atol=ROUNDING)
+    atoms = learner.make_atoms(-150.0, 150.0, 101)
+    same = np.full((1, 101), 1 / 101, np.float32)
+    target, clipped = backup([0.0], [1.0], same, atoms)
+
+    np.testing.assert_allclose(same, target, atol=ROUNDING * 10)
+    assert 0.0 == clipped[0]
+    logits = np.where(np.arange(101) == 70, 100.0, 0.0).astype(np.float32)
+    mean = learner.expectation(tf.constant(logits[None]), tf.constant(atoms))
+    np.testing.assert_allclose([60.0], mean, atol=1e-3)
+
+
+def make_learner(num_replicas=1, **options):
+    config = catalog.make_config(
+        "d4pg",
+        "smoke",
+        {
+            "policy_sizes": "8,6",
+            "critic_sizes": "7,9",
+            "num_conv_filters": 4,
+            "num_features": 10,
+            "num_atoms": 11,
+            **options,
+        },
+    )
+    spec = make_spec(
+        config.network,
+        FRAMES if config.observations == "pixels" else STATE,
+        hidden_sizes=config.policy_layers,
+        num_conv_filters=config.num_conv_filters,
+        num_features=config.num_features,
+    )
+    backend = "single" if num_replicas == 1 else "in_graph"
+    repl = replicator.create(backend, num_replicas=num_replicas)
+    return learner.Learner(repl, config, spec, seed=3)
+
+
+def make_transitions(count, *, uses_pixels=False):
+    rng = np.random.default_rng(count)
+
+    def observe():
+        if uses_pixels:
+            return rng.integers(0, 256, (count, *FRAMES)).astype(np.uint8)
+        return rng.normal(size=(count, *STATE)).astype(np.float32)
+
+    return {
+        "observation": observe(),
+        "action": rng.uniform(-1, 1, (count, 2)).astype(np.float32),
+        # The halves differ, so that gradients of two replicas do.
+        "reward": np.linspace(0, 5, count, dtype=np.float32),
+        "discount": np.full(count, 0.99**4, np.float32),
+        "next_observation": observe(),
+        "index": np.arange(count),
+        "probability": rng.uniform(0.01, 0.2, count).astype(np.float32),
+    }
+
+
+def feed(made, transitions):
+    """The same transitions in every learner step, an equal share per replica."""
+    count = len(transitions["reward"]) // made._repl.num_replicas
+    dataset = tf.data.Dataset.from_tensor_slices(transitions)
+    dataset = dataset.batch(count, drop_remainder=True).repeat()
+    return made._repl.make_input_iterator(lambda _: dataset)
 
 
 def weights_of(networks):
@@ -149,9 +289,7 @@ def are_equal(first, second):
         {"network": "mlp", "observations": "pixels"},
     ],
 )
-def test_two_replicas_learn_what_one_does_with_the_same_global_batch(
-    make_learner, make_transitions, feed, options
-):
+def test_two_replicas_learn_what_one_does_with_the_same_global_batch(options):
     """Losses and weights agree after six learner steps, a target copy among them."""
     uses_pixels = options.get("observations") == "pixels"
     transitions = make_transitions(8, uses_pixels=uses_pixels)
@@ -167,16 +305,15 @@ def test_two_replicas_learn_what_one_does_with_the_same_global_batch(
     assert losses[0][-1] < losses[0][0]
     np.testing.assert_allclose(*losses, rtol=1e-5)
     for one, two in zip(*weights, strict=True):
-        np.testing.assert_allclose(one, two, atol=ROUNDING)
+        # Adam divides gradients by their size, so rounding of small ones shows.
+        np.testing.assert_allclose(one, two, atol=2e-5)
 
 
-def test_targets_are_copied_before_every_nth_learner_step(
-    make_learner, make_transitions, feed
-):
+def test_targets_are_copied_before_every_nth_learner_step():
     """Exactly then, exactly the weights of that moment, and never in between."""
     made = make_learner(2, target_update_period=3)
     inputs = feed(made, make_transitions(8))
-    for count in range(8):
+    for count in range(5):
         before = weights_of(made._networks)
         targets_before = [t.numpy() for ts in made._targets for t in ts]
         made.run(inputs)
@@ -189,22 +326,19 @@ def test_targets_are_copied_before_every_nth_learner_step(
 @pytest.mark.parametrize(
     "trained", [pytest.param("critic", marks=pytest.mark.full), "policy"]
 )
-def test_only_the_critic_trains_the_torso(
-    make_learner, make_transitions, feed, trained
-):
+def test_only_the_critic_trains_the_torso(trained):
     """With the other rate at zero, torso and critic move together or not at all."""
     rates = {f"{n}_learning_rate": 1e-2 * (n == trained) for n in ("critic", "policy")}
     made = make_learner(observations="pixels", **rates)
     before = [weights_of([network]) for network in made._networks]
-    inputs = feed(made, make_transitions(4, uses_pixels=True))
-    made.run(inputs)
+    made.run(feed(made, make_transitions(4, uses_pixels=True)))
     after = [weights_of([network]) for network in made._networks]
     moved = [not are_equal(*pair) for pair in zip(before, after, strict=True)]
 
     assert [trained == "policy", *(2 * [trained == "critic"])] == moved
 
 
-def test_the_policy_climbs_the_value(make_learner, make_transitions):
+def test_the_policy_climbs_the_value():
     """Without the cut, its gradient is that of minus the mean value."""
     made = make_learner(value_gradient_clip_norm=0.0)
     for variable in made.critic.trainable_variables:
@@ -222,7 +356,7 @@ def test_the_policy_climbs_the_value(make_learner, make_transitions):
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-6)
 
 
-def test_the_target_is_made_by_the_target_networks(make_learner, make_transitions):
+def test_the_target_is_made_by_the_target_networks():
     """R + gamma D z of the target policy's action, clipped to the atoms."""
     made = make_learner(highest_return=6.0, lowest_return=-6.0)
     made._copy()

@@ -1,0 +1,660 @@
+"""Replay: what actors write, what is drawn from it, how much it holds, who waits."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from workloads import catalog
+from workloads.d4pg import capacity as capacity_lib
+from workloads.d4pg.control import EnvironmentSpec
+from workloads.d4pg.replay import (
+    ReplaySettings,
+    StarvedReplayError,
+    SumTree,
+    TransitionReader,
+    make_replay,
+)
+from workloads.d4pg.streams import RateLimiter, StepStreams, StreamsSpec
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+# Least probability of a chi-square statistic that chance is believed of.
+CHANCE = 1e-3
+FRAMES = {"observation_shape": (84, 84, 3), "observation_dtype": "uint8"}
+
+
+def make_spec(num_streams=1, steps_per_stream=100, **changes):
+    fields = {
+        "num_streams": num_streams,
+        "steps_per_stream": steps_per_stream,
+        "observation_shape": (1,),
+        "observation_dtype": "float32",
+        "action_size": 1,
+    }
+    return StreamsSpec(**{**fields, **changes})
+
+
+def make_streams(*args, **changes):
+    return StepStreams(make_spec(*args, **changes))
+
+
+def replay_of(streams, on_wait=lambda: None, **chosen):
+    return make_replay(
+        streams, ReplaySettings(**{"min_size_to_sample": 1, **chosen}), on_wait
+    )
+
+
+def write_episodes(streams, stream, lengths, *, is_broken=()):
+    """Writes episodes whose values are unique; returns the records."""
+    writer, records = streams.writer(stream), []
+    rng = np.random.default_rng(int(streams.num_written[stream]) + 1000 * stream)
+    for place, length in enumerate(lengths):
+        for step in range(length):
+            record = {
+                "observation": float(len(records) + 10_000 * stream),
+                "action": float(rng.uniform(-1, 1)),
+                "reward": float(np.float32(rng.normal())),
+                "discount": float(rng.choice([0.0, 1.0, 0.5])),
+                "is_first": step == 0,
+                "is_last": step == length - 1 and place not in is_broken,
+            }
+            records.append(record)
+            seen = record["observation"]
+            if streams.spec.observation_dtype == "uint8":
+                seen = np.full(streams.spec.observation_shape, seen % 251)
+            writer.append(**{**record, "observation": seen})
+    return records
+
+
+def transition_of(records, number, n=5, discount=0.99):
+    """Returns end, R and D by Acme's definition, or None: one step after the other."""
+    episode_end = number
+    while not records[episode_end]["is_last"]:
+        if episode_end + 1 == len(records):
+            episode_end = None  # still going on
+            break
+        if records[episode_end + 1]["is_first"]:
+            break
+        episode_end += 1
+    if episode_end == number:
+        return None
+    end = number + n if episode_end is None else min(number + n, episode_end)
+    if end >= len(records):
+        return None
+    total, factor = 0.0, 1.0
+    for k in range(number, end):
+        if k > number:
+            factor *= discount
+        total += factor * records[k]["reward"]
+        factor *= records[k]["discount"]
+    return end, total, factor
+
+
+def stack_of(records, number, num_frames):
+    values = []
+    for _ in range(num_frames):
+        values.append(records[number]["observation"])
+        if not records[number]["is_first"]:
+            number -= 1
+    return values[::-1]
+
+
+episodes = st.lists(st.tuples(st.integers(1, 30), st.booleans()), max_size=14)
+
+
+@settings(max_examples=100)
+@given(
+    episodes,
+    st.integers(1, 6),
+    st.sampled_from([1.0, 0.99, 0.5]),
+    st.sampled_from([1, 3]),
+)
+def test_transitions_are_those_of_the_definition(pattern, n, discount, num_frames):
+    """Any lengths, broken episodes, discounts, and rings that come round."""
+    small = {"observation_shape": (2, 2, 3), "observation_dtype": "uint8"}
+    with make_streams(2, 60, **(small if num_frames > 1 else {})) as streams:
+        chosen = ReplaySettings(
+            num_return_steps=n, discount=discount, num_stacked_frames=num_frames
+        )
+        reader = TransitionReader(streams, chosen)
+        lengths = [length for length, _ in pattern]
+        broken = {place for place, (_, is_broken) in enumerate(pattern) if is_broken}
+        write_episodes(streams, 0, [3])
+        records = write_episodes(streams, 1, lengths, is_broken=broken)
+        low, high = (int(bound[1]) for bound in reader.bounds())
+        numbers = np.arange(low, high)
+        found = reader.read(np.ones_like(numbers), numbers)
+        expected = [transition_of(records, k, n, discount) for k in numbers]
+
+        # Records that may be overwritten soon are not drawn.
+        oldest = len(records) - 60 + 17
+        assert (oldest + num_frames - 1 if oldest > 0 else 0) == low
+        assert max(low, len(records) - n) == high
+        assert [e is not None for e in expected] == found.is_valid.tolist()
+        for row in np.flatnonzero(found.is_valid):
+            end, total, factor = expected[row]
+            assert end == numbers[row] + found.num_steps[row]
+            assert total == pytest.approx(found.reward[row], rel=1e-5, abs=1e-5)
+            assert factor == pytest.approx(found.discount[row], rel=1e-6)
+            for k in (numbers[row], end):
+                values = reader.observations(np.ones(1, int), np.array([k])).ravel()
+                stack = stack_of(records, int(k), num_frames)
+                if num_frames > 1:
+                    stack = [v % 251 for v in stack for _ in range(3)] * 4
+                assert stack == values.tolist()
+            action = reader.actions(np.ones(1, int), numbers[row : row + 1])
+            assert np.float32(records[numbers[row]]["action"]) == action[0, 0]
+
+
+@pytest.mark.parametrize("is_prioritized", [False, True])
+def test_every_transition_is_equally_likely_without_errors(is_prioritized):
+    """Chi-square over all that can be drawn, in streams of unequal lengths."""
+    chosen = {"is_prioritized": is_prioritized, "seed": 1}
+    with make_streams(3) as streams:
+        records = [
+            write_episodes(streams, 0, [20, 7, 30, 9]),
+            write_episodes(streams, 1, [12, 40]),
+            write_episodes(streams, 2, [50] * 4),
+        ]
+        replay = replay_of(streams, **chosen)
+        low, high = replay._reader.bounds()
+        allowed = [
+            number * 3 + stream
+            for stream in range(3)
+            for number in range(low[stream], high[stream])
+            if transition_of(records[stream], number)
+        ]
+        batches = [replay.sample(256) for _ in range(100)]
+        drawn = np.concatenate([batch["index"] for batch in batches])
+        counts = [int((drawn == index).sum()) for index in allowed]
+        again = replay_of(streams, **chosen).sample(256)
+
+    assert len(drawn) == sum(counts)
+    assert stats.chisquare(counts).pvalue > CHANCE
+    # Final observations count, as nobody knows how many there are.
+    assert batches[0]["probability"][0] == pytest.approx(1 / len(allowed), rel=0.1)
+    np.testing.assert_array_equal(batches[0]["index"], again["index"])  # the seed
+
+
+def test_priorities_are_what_transitions_are_drawn_by():
+    """Chi-square against |error| ** alpha; the probabilities add up to 1."""
+    with make_streams(2) as streams:
+        for stream in range(2):
+            write_episodes(streams, stream, [30, 40])
+        replay = replay_of(streams, is_prioritized=True, seed=2)
+        index = np.unique([replay.sample(256)["index"] for _ in range(20)])
+        errors = np.random.default_rng(3).gamma(0.5, 3, len(index))
+        replay.update_priorities(index, -errors)
+        weights = (errors + 1e-6) ** 0.6
+        expected = weights / weights.sum()
+        batches = [replay.sample(256) for _ in range(100)]
+    drawn = np.concatenate([batch["index"] for batch in batches])
+    probability = np.concatenate([batch["probability"] for batch in batches])
+    counts = np.array([int((drawn == k).sum()) for k in index])
+    # Those that are hardly drawn are one class.
+    classes = np.where(expected * len(drawn) >= 5, np.arange(1, len(index) + 1), 0)
+    observed, mean = (np.bincount(classes, w) for w in (counts, expected * len(drawn)))
+
+    place = np.searchsorted(index, drawn)
+    np.testing.assert_allclose(expected[place], probability, rtol=1e-9)
+    is_there = mean > 0
+    assert stats.chisquare(observed[is_there], mean[is_there]).pvalue > CHANCE
+
+
+def test_a_new_transition_has_the_largest_priority():
+    """It is drawn soon, and an overwritten one is never drawn again."""
+    with make_streams() as streams:
+        write_episodes(streams, 0, [60])
+        replay = replay_of(streams, is_prioritized=True, priority_exponent=1.0)
+        old = replay.sample(256)["index"]
+        replay.update_priorities(old, np.full(256, 8.0))
+        replay.update_priorities(old, np.full(256, 1e-3))
+        write_episodes(streams, 0, [60])
+        batch = replay.sample(512)
+        low, high = replay._reader.bounds()
+        # Errors of records that are gone change nothing.
+        before = replay._tree.total
+        replay.update_priorities(np.arange(low[0]), np.full(low[0], 99.0))
+        after = replay._tree.total
+
+    assert batch["index"].min() >= low[0] > 0
+    assert (batch["index"] >= 55).mean() > 0.95
+    # 8 for each of the new ones, five before the end of the first 60 among them.
+    newest = batch["probability"][batch["index"] >= 60]
+    np.testing.assert_allclose(1 / (int(high[0]) - 60 + 5), newest, rtol=0.05)
+    assert before == after
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(0, 130), min_size=1, max_size=12), st.integers(0, 2**31))
+def test_the_tree_follows_whatever_is_written(lengths, seed):
+    """Its leaves are always the transitions that are there, and no others."""
+    with make_streams(2, 60) as streams:
+        replay = replay_of(streams, is_prioritized=True, seed=seed)
+        rng = np.random.default_rng(seed)
+        records = [[], []]
+        for length in lengths:
+            stream = int(rng.integers(2))
+            parts = [p for p in rng.multinomial(length, [0.3, 0.5, 0.2]) if p]
+            records[stream] += write_episodes(streams, stream, parts)
+            replay._follow()
+        low, high = replay._reader.bounds()
+        expected = {
+            (stream, number)
+            for stream in range(2)
+            for number in range(low[stream], high[stream])
+            if transition_of(records[stream], number)
+        }
+        weights = replay._tree.weights(np.arange(120))
+        found = {
+            (leaf // 60, int(replay._owner[leaf])) for leaf in np.flatnonzero(weights)
+        }
+
+        assert expected == found
+        assert weights.sum() == pytest.approx(replay._tree.total)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 64, 100])
+def test_a_tree_finds_the_leaf_that_covers_a_position(size):
+    """With leaves of weight zero at its borders, and after many changes."""
+    rng = np.random.default_rng(0)
+    tree = SumTree(size)
+    weights = np.where(rng.uniform(size=size) < 0.4, 0.0, rng.uniform(size=size))
+    weights[size // 2] = 1.0
+    for _ in range(50):  # sums that are incremented would drift
+        tree.set(rng.integers(size, size=50), rng.gamma(0.1, 1e6, 50))
+    tree.set(np.arange(size), 0.0)
+    assert 0.0 == tree.total
+    tree.set(np.arange(size), weights)
+    positions = rng.uniform(0, tree.total, 500)
+
+    expected = np.searchsorted(weights.cumsum(), positions, side="right")
+    np.testing.assert_array_equal(expected, tree.find(positions))
+    top = tree.find(np.array([0.0, tree.total, np.nextafter(tree.total, 9e9)]))
+    assert (weights[top] > 0).all()
+
+
+# Writes as fast as it can; every field of a record follows from its number.
+WRITER = """
+import sys
+import numpy as np
+from workloads.d4pg.streams import StepStreams, StreamsSpec
+streams = StepStreams(eval(sys.argv[1]), int(sys.argv[2]))
+writer = streams.writer(0)
+number = int(streams.num_written[0])
+print(number, flush=True)
+observation = np.empty(streams.spec.observation_shape, np.float32)
+while True:
+    observation[:] = number
+    writer.append(observation, number % 1000, number % 7, 1.0,
+                  is_first=number % 50 == 0, is_last=number % 50 == 49)
+    number += 1
+"""
+
+
+def start_writer(streams):
+    return subprocess.Popen(
+        [sys.executable, "-c", WRITER, repr(streams.spec), str(streams.descriptor)],
+        pass_fds=(streams.descriptor,),
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+@pytest.mark.processes
+def test_no_sample_mixes_two_records_while_a_process_writes():
+    """In a ring that is overwritten many times, by a writer and by its replacement."""
+    size, newest = 4000, 0
+    with make_streams(1, size, observation_shape=(64,)) as streams:
+        replay = replay_of(streams, min_size_to_sample=300, discount=1)
+        for until in (10 * size, 20 * size):
+            written = int(streams.num_written[0])
+            writer = start_writer(streams)
+            try:
+                start = int(writer.stdout.readline())
+                end = time.monotonic() + 180
+                while newest < until and time.monotonic() < end:
+                    batch = replay.sample(64)
+                    numbers = batch["index"]
+                    after = numbers + np.minimum(5, 49 - numbers % 50)
+
+                    assert (batch["observation"] == numbers[:, None]).all()
+                    assert (batch["next_observation"] == after[:, None]).all()
+                    assert (batch["action"] == numbers[:, None] % 1000).all()
+                    assert batch["reward"].tolist() == [
+                        sum(k % 7 for k in range(first, last))
+                        for first, last in zip(numbers, after, strict=True)
+                    ]
+                    newest = max(newest, int(numbers.max()))
+            finally:
+                writer.kill()
+                writer.wait()
+            # A killed writer loses the record that it had not yet counted.
+            assert start == written
+            assert newest >= until
+
+
+@pytest.mark.parametrize("has_memfd", [True, False])
+def test_memory_has_no_name_and_is_taken_when_it_is_used(monkeypatch, has_memfd):
+    """A gigabyte of replay costs nothing before it is filled."""
+    if not has_memfd:
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+    with make_streams(1, 60_000, **FRAMES) as streams:
+        other = StepStreams(streams.spec, os.dup(streams.descriptor))
+        before = os.fstat(streams.descriptor).st_blocks
+        other.writer(0).append(
+            np.ones((84, 84, 3)), 0, 2.5, 1, is_first=True, is_last=False
+        )
+        other.close()
+        status = os.fstat(streams.descriptor)
+
+        assert ([1], 2.5) == (streams.num_written.tolist(), streams.field("reward")[0])
+        assert streams.spec.memory_bytes > 2**30
+        # Where the kernel gives huge pages, one of them.
+        assert 512 * (status.st_blocks - before) <= 2**22
+        assert 0 == status.st_nlink
+
+
+@pytest.mark.parametrize("ratio", [0.5, 4.0, 32.0])
+def test_samples_per_insert_stay_near_their_ratio(ratio):
+    """Whoever is faster waits, and never both."""
+    rng = np.random.default_rng(0)
+    with make_streams(2, 2000) as streams:
+        limiter = RateLimiter(
+            streams, ReplaySettings(min_size_to_sample=100, samples_per_insert=ratio)
+        )
+        for _ in range(2000):
+            may_write, may_sample = not streams.must_wait(), limiter.can_sample(64)
+
+            assert may_write or may_sample
+            if may_sample and (rng.uniform() < 0.5 or not may_write):
+                limiter.add_sampled(64)
+            elif may_write:
+                streams.num_written[rng.integers(2)] += 1
+            balance = (streams.num_inserted() - 100) * ratio - limiter.num_sampled
+            assert abs(balance) <= max(64, 0.1 * 100 * ratio) + ratio + 64 or (
+                streams.num_inserted() <= 100
+            )
+
+
+def test_actors_fill_the_replay_before_anybody_samples():
+    """Then they wait, until something was sampled."""
+    with make_streams() as streams:
+        chosen = ReplaySettings(
+            min_size_to_sample=50, samples_per_insert=8, error_buffer=16
+        )
+        limiter = RateLimiter(streams, chosen)
+        streams.num_written[0] = 49
+        assert (False, False) == (limiter.can_sample(8), streams.must_wait())
+        streams.num_written[0] = 52
+        assert (True, True) == (limiter.can_sample(8), streams.must_wait())
+        limiter.add_sampled(8)
+        assert not streams.must_wait()
+        limiter.add_sampled(24)
+        assert not limiter.can_sample(8)
+
+
+def test_a_sample_waits_for_actors_and_counts_the_time():
+    """The learner's share of waiting is a figure of the harness."""
+    with make_streams() as streams:
+        thread = threading.Thread(
+            target=lambda: (time.sleep(0.1), write_episodes(streams, 0, [60]))
+        )
+        replay = replay_of(
+            streams, lambda: thread.ident or thread.start(), min_size_to_sample=50
+        )
+        batch = replay.sample(32)
+        thread.join()
+
+    assert 0.05 < replay.wait_sec < 60
+    assert (32, 1) == batch["observation"].shape
+    assert (32, 60) == (replay.num_sampled, replay.num_inserted)
+
+
+def test_a_starved_replay_says_what_actors_did():
+    calls = []
+    with make_streams(2, num_actors=2) as streams:
+        write_episodes(streams, 1, [12])
+        streams.num_refused[:] = 0, 3
+        streams.heartbeat[1] = time.monotonic() - 7
+        replay = replay_of(streams, lambda: calls.append(1), min_size_to_sample=50)
+        message = (
+            r"^nothing to sample after \d+ s: 12 environment steps were written, 50 "
+            r"are needed, and 0 transitions were sampled \(samples_per_insert=0\); "
+            r"actor 0: 0 environment steps, 0 refused, no heartbeat; "
+            r"actor 1: 12 environment steps, 3 refused, last heartbeat \d+ s ago$"
+        )
+        with pytest.raises(StarvedReplayError, match=message):
+            replay.sample(4, timeout_sec=0.05)
+
+        assert calls
+        assert 0 == len(replay_of(make_streams()))
+
+
+def test_what_a_replay_cannot_do_is_refused():
+    """Wait for ever, and keep an error that would poison every sum above it."""
+    with make_streams() as streams:
+        chosen = {"min_size_to_sample": 10, "samples_per_insert": 4, "error_buffer": 7}
+        with pytest.raises(ValueError, match=r"error_buffer=7 must be at least half"):
+            replay_of(streams, **chosen).sample(16)
+        write_episodes(streams, 0, [1] * 60)
+        with pytest.raises(StarvedReplayError, match="every episode ends where it beg"):
+            replay_of(streams).sample(4)
+        replay = replay_of(streams, is_prioritized=True)
+        with pytest.raises(ValueError, match="1 of 2 td_errors are not finite"):
+            replay.update_priorities(np.array([1, 2]), np.array([np.nan, 1.0]))
+
+
+# How much a replay holds and takes, held to the replay itself.
+
+
+def make_config(preset="smoke", **options):
+    return catalog.make_config("d4pg", preset, options)
+
+
+@pytest.mark.parametrize("steps", [60, 100, 1000])
+@pytest.mark.parametrize(("num_return_steps", "num_frames"), [(1, 1), (5, 1), (3, 3)])
+def test_as_many_transitions_are_held_as_are_counted(
+    steps, num_return_steps, num_frames
+):
+    """By a replay whose rings have come round."""
+    small = {"observation_shape": (2, 2, 3), "observation_dtype": "uint8"}
+    with make_streams(2, steps, **(small if num_frames > 1 else {})) as streams:
+        replay = replay_of(
+            streams, num_return_steps=num_return_steps, num_stacked_frames=num_frames
+        )
+        streams.num_written[:] = 10 * steps
+        around = num_return_steps + num_frames - 1
+
+        assert len(replay) == 2 * capacity_lib.num_transitions(steps, num_around=around)
+
+
+@pytest.mark.parametrize(
+    ("num_pipelines", "num_actors", "expected"),
+    [(1, 5, [5]), (2, 5, [2, 3]), (4, 2, [1, 1, 1, 1]), (3, 9, [3, 3, 3])],
+)
+def test_workers_share_actors_and_replay(num_pipelines, num_actors, expected):
+    """Every worker has an actor, though there may be fewer than workers."""
+    config = make_config(num_actors=num_actors, replay_capacity=1200)
+    shares = [
+        capacity_lib.share(config, index, num_pipelines)
+        for index in range(num_pipelines)
+    ]
+
+    assert expected == [share.num_actors for share in shares]
+    assert {1200 // num_pipelines} == {share.capacity for share in shares}
+    assert sum(share.min_size for share in shares) >= config.min_replay_size
+
+
+ALONE = {"num_actors": 1, "environments_per_actor": 2}
+
+
+@pytest.mark.parametrize(
+    ("options", "num_pipelines", "line"),
+    [
+        (
+            {"replay_capacity": 40, "min_replay_size": 10},
+            1,
+            r"=40 keeps 20 environment steps .* fewer than the 42 .* at least 84 with",
+        ),
+        (
+            {"replay_capacity": 90, "min_replay_size": 9, "observations": "pixels"},
+            1,
+            r"=90 keeps 45 environment steps .* fewer than the 46 .* at least 92 with",
+        ),
+        (
+            {"replay_capacity": 210},
+            1,
+            r"min_replay_size=200 is more than the 164 .*, or a replay_capacity of",
+        ),
+        (
+            {"replay_capacity": 150, "min_replay_size": 20, **ALONE},
+            2,
+            r"=150 keeps 38 .* the 42 .* at least 168 with 2 .* on each of 2 workers",
+        ),
+        (
+            {"replay_capacity": 200, "min_replay_size": 120, **ALONE},
+            2,
+            r"min_replay_size=120 is more than the 112 .* on each of 2 workers: use at",
+        ),
+    ],
+)
+def test_a_replay_that_is_too_small_is_refused(options, num_pipelines, line):
+    """By its options, or where workers share it; the advice is the least that does."""
+
+    def check(**changes):
+        config = make_config(**{**options, **changes})
+        capacity_lib.check_rings(config, num_pipelines=num_pipelines)
+
+    with pytest.raises(ValueError, match=line) as raised:
+        check()
+    least = int(re.findall(r"at least (\d+)", str(raised.value))[-1])
+    check(replay_capacity=least)
+    with pytest.raises(ValueError, match="use at"):
+        check(replay_capacity=least - 2 * num_pipelines)
+
+
+@pytest.mark.parametrize(
+    ("options", "batch_size", "line"),
+    [
+        (
+            {},
+            30_000,
+            r"replay_capacity=20000 is less than the 30000 transitions of one",
+        ),
+        (
+            {"samples_per_insert": 1e-6},
+            32,
+            r"=1e-06 requires 32,000,000 env.* 0\.0016,",
+        ),
+        (
+            {"samples_per_insert": 0.3},
+            7777,
+            r"=0\.3 requires 25,923 .* at least 0\.39,",
+        ),
+    ],
+)
+def test_a_replay_that_cannot_feed_the_learner_is_refused(options, batch_size, line):
+    def check(size=batch_size, **changes):
+        config = make_config(**{**options, **changes})
+        capacity_lib.check_learning(config, global_batch_size=size)
+
+    with pytest.raises(ValueError, match=line) as raised:
+        check()
+    advised = re.findall(r"at least ([\d.]+),", str(raised.value))
+    for value in (0.0, 32.0, *map(float, advised)):
+        check(min(batch_size, 20_000), samples_per_insert=value)
+
+
+CARTPOLE = EnvironmentSpec(
+    observation_shape=(5,), observation_dtype="float32", action_size=1
+)
+PIXELS = EnvironmentSpec(**FRAMES, action_size=1)
+
+
+def streams_of(config, environment):
+    whole = capacity_lib.share(config, 0, 1)
+    return capacity_lib.streams_spec(config, environment, whole)
+
+
+@pytest.mark.parametrize(
+    ("environment", "capacity"), [(CARTPOLE, 1000), (CARTPOLE, 4097), (PIXELS, 5000)]
+)
+def test_a_replay_takes_what_is_computed(environment, capacity):
+    """Bytes of its arrays, of the tree and the leaves; a frame is stored once."""
+    spec = streams_of(make_config(replay_capacity=capacity, num_actors=3), environment)
+    with StepStreams(spec) as streams:
+        replay = replay_of(streams, is_prioritized=True, num_stacked_frames=3)
+        shared = sum(array.nbytes for array in streams._arrays.values())
+        own = replay._tree._sums.nbytes + replay._owner.nbytes
+        streams.num_written[:] = 3 * capacity  # as if full
+        num_held = len(replay)
+
+    records = capacity_lib.replay_bytes(spec, is_prioritized=False)
+    # Besides, what actors and learner tell each other.
+    assert 0 <= shared - records <= 4096
+    assert own == capacity_lib.replay_bytes(spec, is_prioritized=True) - records
+    if environment is PIXELS:
+        assert 1.0 < records / num_held / (84 * 84 * 3) <= 1.15
+
+
+def test_a_replay_that_does_not_fit_is_refused():
+    """By what is needed and what is there; the advice fits."""
+    config = make_config("paper")
+    line = (
+        r"=1000000 needs 21\.2 GB .*='pixels', but 16 GB are .* replay_capacity=680000,"
+    )
+    with pytest.raises(ValueError, match=line):
+        capacity_lib.check_memory(config, streams_of(config, PIXELS), 16_000_000_000)
+    less = make_config("paper", replay_capacity=680_000)
+    capacity_lib.check_memory(less, streams_of(less, PIXELS), 16_000_000_000)
+    with pytest.raises(
+        ValueError, match=r"0 MB are available .* replay_capacity=0, or"
+    ):
+        capacity_lib.check_memory(config, streams_of(config, PIXELS), 0)
+
+
+V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+V2 = ("memory.max", "memory.current", "inactive_file")
+
+
+@pytest.mark.parametrize(
+    ("group", "folders", "expected"),
+    [
+        # Version 2: the tightest of this group and those above it.
+        (
+            "0::/job/step",
+            {"job/step": (V2, "max", 50, 0), "job": (V2, 10_000, 4000, 1500)},
+            7500,
+        ),
+        (
+            "0::/job/step",
+            {"job/step": (V2, 3000, 3500, 0), "job": (V2, 10_000, 4000, 1500)},
+            0,
+        ),
+        # Version 1, mounted at the top as in a container.
+        ("5:cpu,cpuacct:/x\n4:memory:/x", {"memory": (V1, 9000, 2000, 100)}, 7100),
+    ],
+)
+def test_the_limit_of_a_container_counts(tmp_path, group, folders, expected):
+    """Memory that the kernel can drop is free."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"{group}\n")
+    for folder, (names, limit, usage, droppable) in folders.items():
+        place = tmp_path / "sys/fs/cgroup" / folder
+        place.mkdir(parents=True, exist_ok=True)
+        (place / names[0]).write_text(f"{limit}\n")
+        (place / names[1]).write_text(f"{usage}\n")
+        (place / "memory.stat").write_text(f"anon 5\n{names[2]} {droppable}\n")
+
+    assert expected == capacity_lib.available_bytes(tmp_path)
