@@ -51,11 +51,7 @@ def test_an_entry_point_is_found_and_its_package_known(install, of, value):
     ("text", "entries", "message"),
     [
         ("1 / 0", {"own_sec": "mine:OWN"}, r"metric 'own_sec' of mine_pack 1\.2"),
-        (
-            "raise SystemExit('no')",
-            {"own_sec": "mine:OWN"},
-            "SystemExit: no",
-        ),
+        ("raise SystemExit('no')", {"own_sec": "mine:OWN"}, "SystemExit: no"),
         (
             "import nosuch_library",
             {"own_sec": "mine:OWN"},

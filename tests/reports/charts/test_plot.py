@@ -197,17 +197,9 @@ def test_data_in_a_link_are_a_table_without_empty_columns(points):
         (formats.percent, (0.062, 0.058, 0.064), "6.2 % [5.8, 6.4]"),
         (formats.percent, (0.8, 0.5, 1.3), "80 % [50, 130]"),
         (formats.times, (1.5701, 0.95, 2.59), "1.57x [0.95, 2.59]"),
-        (
-            formats.times,
-            (1.0012, 1.0009, 1.0015),
-            "1.0012x [1.0009, 1.0015]",
-        ),
+        (formats.times, (1.0012, 1.0009, 1.0015), "1.0012x [1.0009, 1.0015]"),
         (formats.significant, (862.0, 861.7, 862.4), "862.0 [861.7, 862.4]"),
-        (
-            formats.seconds,
-            (7.821, 7.819, 7.823),
-            "7.821 s [7.819, 7.823]",
-        ),
+        (formats.seconds, (7.821, 7.819, 7.823), "7.821 s [7.819, 7.823]"),
     ],
 )
 def test_digits_follow_the_interval(write, numbers, expected):

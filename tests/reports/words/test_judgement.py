@@ -156,8 +156,7 @@ def case(
     spec = SimpleNamespace(num_replicas=replicas, device="cpu", global_batch_size=8)
     entry = SimpleNamespace(result=result, is_ok=True, trial=trial)
     return SimpleNamespace(
-        **{"spec": spec, "is_oversubscribed": False} | fields,
-        ok_entries=[entry] * 3,
+        **{"spec": spec, "is_oversubscribed": False} | fields, ok_entries=[entry] * 3
     )
 
 

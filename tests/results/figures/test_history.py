@@ -121,11 +121,7 @@ def test_what_has_no_place_in_a_series_is_said(tmp_path, synthetic):
             0,
             "the hypervisor gave more than 1 % of its cores to other guests",
         ),
-        (
-            [{"num_throttled": value} for value in (1, 7)],
-            0,
-            "its cores were throttled",
-        ),
+        ([{"num_throttled": value} for value in (1, 7)], 0, "its cores were throttled"),
         ([{}], 1, "its step function was retraced"),
         ([{}], 4, "its step function was retraced"),
     ],

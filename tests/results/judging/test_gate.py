@@ -152,10 +152,7 @@ def test_load_that_was_not_recorded_is_not_quiet(relay, share):
         is_known = share == "some" and entry.spec.repetition_index
         return {"foreign_cpu_fraction": lambda _: 0.0 if is_known else None}
 
-    for factor, verdict in (
-        (1.0, Verdict.INCONCLUSIVE),
-        (1 / 1.3, Verdict.REGRESS),
-    ):
+    for factor, verdict in ((1.0, Verdict.INCONCLUSIVE), (1 / 1.3, Verdict.REGRESS)):
         judged = of_revisions(with_turns(relay(revisions={BASE: factor}), forget))
         assert verdict is judged.verdict
         for write in WRITERS:

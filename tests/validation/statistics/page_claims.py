@@ -84,10 +84,7 @@ SENTENCES = (
     ),
     (r".*\binconclusive\b.*\.", None),
     (r"\S+ keeps [\d.]+ % efficiency on .* scaling\.", None),  # one repetition
-    (
-        r"(Only \S+ was measured|No comparison with .*|Causes were not recorded)\.",
-        None,
-    ),
+    (r"(Only \S+ was measured|No comparison with .*|Causes were not recorded)\.", None),
     (r"The harness's clock (contradicts|does not confirm) the rates: .*", None),
     (r"An efficiency above \d+ % is not plausible\. .*", None),
     (r"One generation tells no cause of lost time\.", None),
