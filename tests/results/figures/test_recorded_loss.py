@@ -21,13 +21,13 @@ def study(tmp_path_factory):
     return load_study(make_store(tmp_path_factory.mktemp("study"), shape))
 
 
-def _with_turns(study, *, has_wait=True, wait_of_alone=0.0, is_load_known=True):
+def _with_turns(study, *, has_wait=True, is_load_known=True):
     """Gives every turn the CPU time and the wait of the case."""
 
     def change(entry):
         size = entry.spec.num_replicas
         cpu = CPU_OF_ALONE if size == 1 else size * CPU_PER_REPLICA
-        wait = wait_of_alone if size == 1 else size * WAIT
+        wait = 0.0 if size == 1 else size * WAIT
         return {
             "user_sec": lambda turn: 0.75 * cpu * turn.num_steps,
             "system_sec": lambda turn: 0.25 * cpu * turn.num_steps,
@@ -58,20 +58,6 @@ def test_the_parts_are_those_that_the_turns_were_given(study):
     assert values["core_wait"] == pytest.approx(WAIT, abs=4e-4)
     assert lost.step.value_sec / values["ideal"] == pytest.approx(60 / 50, rel=1e-6)
     assert lost.num_generations == 4
-
-
-def test_threads_that_wait_while_the_cores_compute_are_no_loss(study):
-    """Actors beside a learner wait for longer than a step takes, for one another.
-
-    They waited for others for at most as long as others had the cores.
-    """
-    lost = _only(_with_turns(study, wait_of_alone=10 * CPU_OF_ALONE)).lost
-    step_sec, wait_sec = lost.step.value_sec, lost.part("core_wait").value_sec
-
-    assert wait_sec == pytest.approx(WAIT - 0.002, abs=5e-4)
-    assert abs(wait_sec) <= OTHERS * step_sec
-    assert all(abs(part.value_sec) <= step_sec for part in lost.parts)
-    assert lost.part("unexplained").value_sec < 0.1 * step_sec
 
 
 def test_sustained_stretches_of_a_gate_are_no_rounds(study):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results import errors
-from results.records import identity, schema, texts
+from results.records import identity, schema
 from results.records.models import Budget, BudgetUnit, Order, TrialSpec
 from results.store.lock import lock_study
 from results.store.study_store import Store
@@ -119,12 +119,6 @@ def test_every_number_text_and_list_of_a_schema_has_bounds(kind):
             missing += [path] * ("maxProperties" not in part)
 
     assert [] == missing
-
-
-def test_texts_are_made_fit_for_records_and_terminals():
-    assert "\N{REPLACEMENT CHARACTER}b" == texts.storable("xx\0b", 2)
-    assert r"\x1b[31m\ud800\n" == texts.printable("\x1b[31m\ud800\n")
-    assert texts.UNSTORABLE.search(texts.storable("\0\ud800", 9)) is None
 
 
 @pytest.fixture(scope="module")

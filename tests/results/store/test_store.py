@@ -6,13 +6,11 @@ import os
 import zipfile
 from pathlib import Path
 
-import published_studies
 import pytest
 from ended import ended_ids
 
 from results import errors
-from results.records import measuring, upgrade
-from results.records.models import SCHEMA_VERSION
+from results.records.models import SCHEMA_VERSION, Matching
 from results.store import atomic, zipped
 from results.store.study_store import Store
 
@@ -115,22 +113,34 @@ def test_another_version_is_one_clear_error(store, version, error, message):
         Store.open(store.root).read_plan()
 
 
-def test_a_trial_of_the_version_before_keeps_its_name(tmp_path, synthetic):
-    """What it did not have yet has defaults; it is read under the same id."""
-    store = synthetic.make_store(tmp_path / "study")
-    before = {trial.trial_id: trial for trial in store.trials()}
+@pytest.mark.parametrize(
+    ("workload", "metric"), [("resnet50", "top_1"), ("sngan", "fid")]
+)
+def test_a_study_of_the_version_before_is_read(tmp_path, synthetic, workload, metric):
+    """Trials keep their ids; only the steps of sngan drew random numbers."""
+    shape = synthetic.Shape(workload=workload, modes=(synthetic.WEAK,))
+    store = synthetic.make_store(tmp_path / "study", shape)
+    plan = store.read_plan()
+    matching = Matching(trials=plan.trials[:1])
+    store.write_plan(plan.model_copy(update={"matching": matching}))
+    before = list(store.trials())
     for path in store.root.rglob("*.json"):
         fields = json.loads(path.read_text())
-        fields["schema_version"] = 4
-        fields.pop("draws_random_numbers", None)
-        for trial in fields.get("trials", ()):
+        matched = fields.get("matching", {}).get("trials", ())
+        for record in (fields, *(t["spec"] for t in fields.get("trials", ()))):
+            record["schema_version"] = 4
+        for trial in matched:
             trial["spec"]["schema_version"] = 4
+        for name in ("draws_random_numbers", "metrics"):
+            fields.pop(name, None)
         path.write_text(json.dumps(fields))
+    again = Store.open(store.root)
+    read = again.read_plan()
 
-    after = {trial.trial_id: trial for trial in Store.open(store.root).trials()}
-
-    assert before == after
-    assert len(store.read_plan().trials) == len(before)
+    assert before == list(again.trials())
+    assert read.draws_random_numbers is (workload == "sngan")
+    assert metric in {facts.name for facts in read.metrics}
+    assert (matching, plan.trials) == (read.matching, read.trials)
 
 
 def test_opening_nothing_is_an_error(tmp_path, store):
@@ -169,39 +179,6 @@ def test_creating_where_it_cannot_be_is_an_error(tmp_path, store):
 
     assert {"file", "study"} == {path.name for path in tmp_path.iterdir()}
     assert len(Store.create(store.root).trial_ids()) == 4
-
-
-def test_plans_of_workloads_that_draw_say_so_after_an_upgrade(tmp_path):
-    """Version 4 did not record it, and only the steps of ``sngan`` did."""
-    for workload in ("sngan", "resnet50"):
-        spec = {"schema_version": 4, "workload": workload}
-        trials = [{"spec": spec}]
-        plan = {"schema_version": 4, "trials": trials, "matching": {"trials": trials}}
-        upgraded = upgrade.upgrade("plan", plan, tmp_path)
-
-        assert upgraded["draws_random_numbers"] is (workload == "sngan")
-        for part in (upgraded, upgraded["matching"]):
-            assert 6 == part["trials"][0]["spec"]["schema_version"]
-
-
-@pytest.mark.parametrize("name", ["d4pg", "resnet50-two-cores", "sngan"])
-def test_kept_studies_know_what_their_metrics_mean(name):
-    """All that their trials recorded; counts of steps mean the same in all of them."""
-    store = Store.open(published_studies.study(name))
-    known = {facts.name for facts in store.read_plan().metrics} | {*measuring.UNITS}
-    recorded = {
-        metric.name
-        for trial in store.trials()
-        if trial.result is not None
-        for metric in (
-            *trial.result.window_metrics,
-            *trial.result.quality,
-            *(metric for point in trial.result.curve for metric in point.quality),
-        )
-    }
-
-    assert recorded
-    assert recorded <= known
 
 
 def test_an_error_of_a_disk_names_the_file(tmp_path, monkeypatch):

@@ -5,7 +5,8 @@ import re
 
 import pytest
 
-from results.study import case_pairs
+from reports.site.comparison import compare_studies
+from results.judging.gate_metrics import THROUGHPUT
 from results.study.cases import load_study
 
 STATE = {"git_commit": "0123456789" * 4, "is_source_modified": False}
@@ -33,7 +34,7 @@ def make(tmp_path, synthetic):
 def texts(first, second):
     return {
         f"{found.group}: {found.name}": f"{found.first} / {found.second}"
-        for found in case_pairs.study_differences(first, second)
+        for found in compare_studies(first, second, THROUGHPUT).differences
     }
 
 
@@ -93,7 +94,7 @@ def test_a_fingerprint_is_explained_by_the_facts_behind_it(
     make, first, second, why_not
 ):
     studies = make("a", first), make("b", second, fingerprints=("00" * 10,))
-    reasons = case_pairs.why_not_comparable(*studies)
+    reasons = compare_studies(*studies, THROUGHPUT).reasons
 
     assert len(reasons) == bool(why_not)
     assert re.fullmatch(why_not, "".join(reasons))

@@ -74,6 +74,7 @@ class Shape:
     # Examples per step of one replica; of all with strong scaling.
     baseline_batch_size: int = BASE_BATCH
     name: str = "resnet50-laptop-synthetic"  # Of the study.
+    workload: str = "resnet50"  # Of all trials.
     workload_version: str = "1"  # Of all trials.
     # Parts of a step, by backend; the default for others. None: step times are not
     # made of them, and what follows has no effect.
@@ -245,7 +246,7 @@ def _spec(backend, mode, num_replicas, repetition, shape, budget=None):
     base = shape.baseline_batch_size
     per_replica = base if mode is WEAK else max(1, base // num_replicas)
     return TrialSpec(
-        workload="resnet50",
+        workload=shape.workload,
         workload_version=shape.workload_version,
         code_digest="c0de" * 5,
         preset="laptop",
