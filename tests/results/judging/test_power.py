@@ -94,24 +94,10 @@ def test_half_of_all_measurements_reach_the_median_half_width():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (
-            lambda: power.operating_points(0.0, [0], one_look(4)),
-            r"spread is 0\.0, must be positive and finite: the standard deviation",
-        ),
-        (lambda: one_look(1), r"num_generations is 1, must be 2 or more: one says"),
-        (lambda: power.design(delta=-0.05, alpha=0.05), r"delta is -0\.05, must be mo"),
-        (lambda: one_look(4, alpha=0.7), r"alpha is 0\.7, must be more than 0 and"),
-        (
-            lambda: power.operating_points(SPREAD, [-1.0], one_look(4)),
-            r"effect is -1\.0, must be a ratio above -1: 0\.05 is 5 % slower",
-        ),
-        (lambda: needed(0, minutes_per_generation=0), r"minutes_per_generation is 0,"),
-        (lambda: needed(0, power=1.0), r"power is 1\.0, must be more than 0 and less"),
-        (
-            lambda: power.operating_points(SPREAD, [0], one_look(4), num_cases=0),
-            r"num_cases is 0, must be 1 or more: those that the gate judges",
-        ),
-        (lambda: power.median_half_width(math.nan, 4), r"spread is nan, must be posit"),
+        (lambda: one_look(1), "num_generations is 1, must be 2 or more"),
+        (lambda: needed(-1.0), "effect is -1.0, must be a ratio above -1"),
+        (lambda: needed(0, spread=0.0), "spread is 0.0, must be positive and finite"),
+        (lambda: needed(0, power=1.0), "power is 1.0, must be more than 0 and less"),
     ],
 )
 def test_arguments_out_of_range_are_refused(call, message):

@@ -118,16 +118,9 @@ def test_p_value_without_spread():
     ]
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ([], r"values is \[\], must be a sequence of one or more"),
-        ([1.0, 0.0], r"values holds \[1\.0, 0\.0\], all must be positive and finite"),
-        ([1.0, float("nan")], r"must be positive and finite; trials whose sanity"),
-    ],
-)
-def test_values_that_are_no_measurement_are_refused(values, message):
-    with pytest.raises(errors.ResultsError, match=message):
+@pytest.mark.parametrize("values", [[], [1.0, 0.0], [1.0, math.nan]])
+def test_values_that_are_no_measurement_are_refused(values):
+    with pytest.raises(errors.ResultsError, match=r"^values (is|holds) \[.*must be"):
         estimates.geometric_mean(values, unit="images/s")
 
 

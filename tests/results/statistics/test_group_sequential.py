@@ -78,12 +78,9 @@ def test_verdict_of_generations(logs, expected):
 @pytest.mark.parametrize(
     ("logs", "options", "message"),
     [
-        ([0.1], {}, r"there is 1 generation, a verdict needs 2 or more of each side"),
-        ([0, 0], {"delta": 0}, r"delta is 0, must be more than 0 and at most 1: the"),
-        ([0, 0], {"delta": 5}, r"delta is 5, must be more than 0 and at most 1"),
-        ([0, 0], {"delta": math.nan}, r"delta is nan, must be"),
-        ([0, 0], {"alpha": 0}, r"alpha is 0, must be more than 0 and less than 0\.5"),
-        ([0, 0], {"alpha": 0.5}, r"alpha is 0\.5, must be more than 0 and less than"),
+        ([0.1], {}, "there is 1 generation, a verdict needs 2 or more of each side"),
+        ([0, 0], {"delta": 5}, "delta is 5, must be more than 0 and at most 1"),
+        ([0, 0], {"alpha": 0.5}, "alpha is 0.5, must be more than 0 and less than"),
     ],
 )
 def test_what_cannot_be_judged_is_refused(logs, options, message):

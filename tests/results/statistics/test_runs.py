@@ -247,32 +247,15 @@ def test_a_target_is_what_the_worst_run_reached():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: run_scores.score({}), "must have at least one number"),
         (lambda: run_scores.score({"a": [1.0], "b": []}), "at least one number"),
         # A run that failed is infinitely bad.
-        (lambda: run_scores.score({"": [1.0, math.nan]}), "none may be nan"),
-        (lambda: improvement([1.0], []), r"^second is \[\], must be a sequence of"),
-        (lambda: improvement([1.0], [1.0, math.nan]), r"^second holds \[.*\], none"),
+        (lambda: improvement([1.0], [math.nan]), "none may be nan; what failed is inf"),
         (
             lambda: first_reached([(2, 0.1), (1, 0.2)], 0.5, is_higher_better=True),
-            r"^positions of evaluations are \[2, 1\], must be one or more ascending",
-        ),
-        (
-            lambda: first_reached([], 0.5, is_higher_better=True),
-            r"^positions of evaluations are \[\]",
-        ),
-        (
-            lambda: first_reached([(1, 0.2)], math.nan, is_higher_better=True),
-            r"^target is nan, must be a number$",
+            "must be one or more ascending",
         ),
         # An infinite time is written as a censored one.
-        *(
-            (
-                lambda of=of: median_time(times(*of), unit="s"),
-                r"^times of runs are \[.*\], must be one or more finite numbers of at ",
-            )
-            for of in ((), (math.inf,), (-1.0,), (math.nan,))
-        ),
+        (lambda: median_time(times(math.inf), unit="s"), "one or more finite numbers"),
     ],
 )
 def test_what_is_no_run_is_refused(call, message):
