@@ -51,13 +51,7 @@ def browser() -> Iterator[Any]:
 def shapes(synthetic: Any) -> dict[str, Any]:
     """Every shape of study, by name."""
     shape = synthetic.Shape
-    every_failure = {
-        (backend, mode, n, repetition): synthetic.TrialStatus.FAILED
-        for backend in ("in_graph", "tf_mirrored")
-        for mode in shape().modes
-        for n in (1, 2)
-        for repetition in range(3)
-    }
+    every_failure = synthetic.every(synthetic.TrialStatus.FAILED)
     return {
         "default": shape(budget=synthetic.LEARNING),
         "large": shape(

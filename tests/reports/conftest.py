@@ -51,10 +51,7 @@ def broken(make, synthetic):
 
 @pytest.fixture(scope="session")
 def failed(make, synthetic):
+    weak = {"backends": ("in_graph",), "modes": (synthetic.WEAK,)}
     failure = synthetic.TrialStatus.FAILED
-    return make(
-        backends=("in_graph",),
-        modes=(synthetic.WEAK,),
-        repeats=1,
-        statuses={("in_graph", synthetic.WEAK, size, 0): failure for size in (1, 2)},
-    )
+    statuses = synthetic.every(failure, repetitions=(0,), **weak)
+    return make(repeats=1, statuses=statuses, **weak)

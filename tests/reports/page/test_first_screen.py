@@ -5,7 +5,7 @@ import re
 
 import pytest
 from plain_text import plain
-from synthetic import Lost, relay_shape
+from synthetic import Lost, every, relay_shape
 
 from reports.charts import over_replicas
 from reports.exports import exports
@@ -117,12 +117,7 @@ def test_the_verdict_names_the_largest_cause_if_there_is_one(
 
 
 def test_a_study_of_one_backend_says_that_it_ranks_none(make, sequence):
-    statuses = {
-        ("tf_mirrored", mode, size, repetition): TrialStatus.FAILED
-        for mode in (WEAK, STRONG)
-        for size in (1, 2)
-        for repetition in range(3)
-    }
+    statuses = every(TrialStatus.FAILED, backends=("tf_mirrored",))
 
     assert "Only in_graph was measured." in _text(
         view_store(make(backends=("in_graph",)))
@@ -188,13 +183,7 @@ def test_every_estimate_of_a_verdict_has_its_interval(make, broken):
 
 def test_if_all_trials_failed_the_commonest_reason_is_the_headline(make):
     """Escaped, with how often it came; and the figure vanishes."""
-    statuses = {
-        (backend, mode, size, repetition): TrialStatus.TIMEOUT
-        for backend in ("in_graph", "tf_mirrored")
-        for mode in (WEAK, STRONG)
-        for size in (1, 2)
-        for repetition in range(3)
-    }
+    statuses = every(TrialStatus.TIMEOUT)
     statuses["in_graph", WEAK, 1, 0] = TrialStatus.FAILED
     store = make(statuses=statuses)
     screen = _first_screen(store)

@@ -226,13 +226,12 @@ def test_quality_runs_of_a_case_are_scored_together(view, section):
 
 def test_a_quality_run_that_failed_is_in_the_score_of_its_case(make, synthetic):
     """As a run that learned nothing: four of six leave no number."""
-    failed = {
-        ("in_graph", synthetic.WEAK, 2, seed): synthetic.TrialStatus.FAILED
-        for seed in range(4)
-    }
+    fields = {"backends": ("in_graph",), "modes": (synthetic.WEAK,)}
+    failed = synthetic.every(
+        synthetic.TrialStatus.FAILED, replicas=(2,), repetitions=range(4), **fields
+    )
     store = make(
-        backends=("in_graph",),
-        modes=(synthetic.WEAK,),
+        **fields,
         repeats=0,
         budget=synthetic.LEARNING,
         num_learning_runs=6,
@@ -246,12 +245,7 @@ def test_a_quality_run_that_failed_is_in_the_score_of_its_case(make, synthetic):
 
 def test_the_legend_has_the_backends_of_the_figure(make, synthetic):
     """One whose quality runs failed is in no legend of theirs."""
-    failed = {
-        ("tf_mirrored", mode, n, repetition): synthetic.TrialStatus.FAILED
-        for mode in synthetic.Shape().modes
-        for n in (1, 2)
-        for repetition in range(3)
-    }
+    failed = synthetic.every(synthetic.TrialStatus.FAILED, backends=("tf_mirrored",))
     for statuses, is_shown in (({}, True), (failed, False)):
         store = make(budget=synthetic.LEARNING, statuses=statuses)
         section = str(learning.render_learning(view_store(store)))

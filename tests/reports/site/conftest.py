@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from changed_study import edit_record
 
 PAGE = '<!DOCTYPE html>\n<html>\n<body>\n<a class="skip" href="#x">Skip</a>\nx\n</body>'
 
@@ -15,10 +16,6 @@ def page_of_a_study():
         yield PAGE
 
 
-def _change(path, **fields):
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-
-
 @pytest.fixture(scope="session")
 def make_study(tmp_path_factory, synthetic):
     """Returns a function that makes a study, and changes its environment records."""
@@ -28,15 +25,15 @@ def make_study(tmp_path_factory, synthetic):
         root = tmp_path_factory.mktemp("study") / "folder"
         store = synthetic.make_store(root, synthetic.Shape(**(defaults | fields)))
         date = f"2026-01-{day:02}"
-        _change(root / "plan.json", created_at=f"{date}T00:00:00+00:00")
+        edit_record(root / "plan.json", created_at=f"{date}T00:00:00+00:00")
         for folder in root.glob("trials/*"):
-            _change(folder / "status.json", started_at=f"{date}T12:00:00+00:00")
-            _change(folder / "env.json", **(env or {}))
+            edit_record(folder / "status.json", started_at=f"{date}T12:00:00+00:00")
+            edit_record(folder / "env.json", **(env or {}))
             spec = json.loads((folder / "spec.json").read_text())
             if spec["backend"] in (slower or {}):
                 path = folder / "result.json"
                 window_sec = json.loads(path.read_text())["window_sec"]
-                _change(path, window_sec=window_sec * slower[spec["backend"]])
+                edit_record(path, window_sec=window_sec * slower[spec["backend"]])
         return store
 
     return make

@@ -114,13 +114,10 @@ def test_json_has_the_figures(slower):
 
 
 def test_a_gate_without_any_trial_says_so(judged, synthetic):
+    fields = {"backends": ("in_graph",), "modes": (synthetic.WEAK,)}
     timeout = synthetic.TrialStatus.TIMEOUT
-    statuses = {
-        ("in_graph", synthetic.WEAK, size, index): timeout
-        for size in (1, 2)
-        for index in range(4)
-    }
-    found = judged(backends=("in_graph",), statuses=statuses)
+    statuses = synthetic.every(timeout, repetitions=range(4), **fields)
+    found = judged(statuses=statuses, **fields)
 
     assert "NO VERDICT: throughput against main: nothing was measured" == (
         judgement.headline(found)

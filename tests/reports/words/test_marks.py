@@ -1,10 +1,11 @@
 """The marks of trust: each level with its reason, and the words of the verdict."""
 
 import dataclasses
+import itertools
 import re
 
 import pytest
-from changed_study import with_results, with_turns
+from changed_study import with_environments, with_results, with_turns
 from plain_text import plain
 
 from reports.page.sections import coverage, overview
@@ -129,15 +130,10 @@ def test_trials_in_sequence_call_for_caution(sequence):
 
 def _with_environments(view, is_chosen, **fields):
     """Changes the environments of trials, by number and entry."""
-    entries = []
-    for number, entry in enumerate(view.study.entries):
-        changed = entry
-        if is_chosen(number, entry):
-            env = entry.trial.env.model_copy(update=fields)
-            trial = dataclasses.replace(entry.trial, env=env)
-            changed = dataclasses.replace(entry, trial=trial)
-        entries.append(changed)
-    study = dataclasses.replace(view.study, entries=tuple(entries))
+    numbers = itertools.count()
+    study = with_environments(
+        view.study, lambda entry: fields if is_chosen(next(numbers), entry) else None
+    )
     return dataclasses.replace(view, study=study)
 
 

@@ -1,10 +1,10 @@
 """A series is one case on one machine class; and what turns of a relay show."""
 
 import dataclasses
-import json
 import re
 
 import pytest
+from changed_study import edit_record
 from loads import QUIET
 from synthetic import make_store, relay_shape
 
@@ -23,7 +23,7 @@ CASE |= {"replicas": (1,)}
 
 def change_records(root, name, **fields):
     for path in root.glob(f"trials/*/{name}.json"):
-        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+        edit_record(path, **fields)
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_what_has_no_place_in_a_series_is_said(tmp_path, synthetic):
     store = synthetic.make_store(tmp_path / "study", shape)
     (mirrored,) = (c for c in load_study(store).cases if c.spec.backend != "in_graph")
     path = store.trial_dir(mirrored.entries[0].trial_id) / "env.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"kernel": "Linux 7"}))
+    edit_record(path, kernel="Linux 7")
     found = history([load_study(store)])
 
     assert () == found.series

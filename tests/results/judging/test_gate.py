@@ -6,7 +6,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from changed_study import with_turns
+from changed_study import with_environments, with_turns
 
 from reports.words import judgement
 from results.errors import ResultsError
@@ -164,12 +164,7 @@ def test_load_that_was_not_recorded_is_not_quiet(relay, share):
 def test_other_work_beside_a_gate_in_sequence_is_said(relay):
     study = relay(num_rounds=0, revisions={BASE: 1.0}, repeats=5)
 
-    def beside_others(entry):
-        env = entry.trial.env.model_copy(update={"foreign_cpu_fraction": 0.26})
-        trial = dataclasses.replace(entry.trial, env=env)
-        return dataclasses.replace(entry, trial=trial)
-
-    busy = dataclasses.replace(study, entries=tuple(map(beside_others, study.entries)))
+    busy = with_environments(study, lambda _: {"foreign_cpu_fraction": 0.26})
     judged = of_revisions(busy, "peak_memory")
 
     said = rf"caution: others used up to 26\s% of CPU time in {len(busy.entries)} of"

@@ -171,10 +171,8 @@ def test_runs_that_fail_more_often_regress(learned):
 
 def test_a_trial_that_failed_is_a_run_that_learned_nothing(learned, synthetic):
     """Four of six of this tree: no distance of zero, which would be an improvement."""
-    statuses = {
-        ("in_graph", synthetic.WEAK, 2, seed): synthetic.TrialStatus.FAILED
-        for seed in range(4)
-    }
+    failure = synthetic.TrialStatus.FAILED
+    statuses = synthetic.every(failure, replicas=(2,), repetitions=range(4))
     failed, ok = learned(statuses=statuses), learned("b")
     here = [entry for entry in failed.entries if not entry.spec.revision]
     there = [entry for entry in ok.entries if entry.spec.revision]

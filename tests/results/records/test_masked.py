@@ -157,23 +157,10 @@ def test_what_leaves_the_machine_does_not_say_whose_it_is(text, shown):
     assert masked.shared(masked.shared(text)) == masked.shared(text)
 
 
-@pytest.mark.parametrize(
-    "piece",
-    [
-        "a",
-        "a_",
-        "-a",
-        "--a-a_",
-        "a.",
-        "eyJ-",
-        "sk-",
-        "token_",
-        "x-",
-        "/a",
-        "a://",
-        "@a.",
-    ],
-)
+PIECES = ("a", "a_", "-a", "--a-a_", "a.", "eyJ-", "sk-", "token_", "x-", "/a")
+
+
+@pytest.mark.parametrize("piece", [*PIECES, "a://", "@a."])
 def test_long_text_takes_no_time(piece):
     """A program may print a megabyte without a space."""
     text = piece * (200_000 // len(piece))

@@ -8,6 +8,7 @@ import shutil
 
 import damaged
 import pytest
+from changed_study import edit_record
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -142,10 +143,6 @@ def _first(store, name):
     return store.trial_dir(store.trial_ids()[0]) / name
 
 
-def _edit(path, **fields):
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-
-
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
@@ -220,7 +217,7 @@ def test_text_that_is_no_record_is_named_and_costs_one_trial(store, name, text, 
     ],
 )
 def test_a_value_out_of_bounds_is_named(store, fields, reason):
-    _edit(_first(store, "result.json"), **fields)
+    edit_record(_first(store, "result.json"), **fields)
     (problem,) = store.read().problems
 
     assert re.search(reason, problem.reason), problem.reason
@@ -229,7 +226,7 @@ def test_a_value_out_of_bounds_is_named(store, fields, reason):
 def test_records_that_contradict_each_other_are_named(store):
     """A spec is its trial's name; a number that is said to exist must exist."""
     first, second, *_ = store.trial_ids()
-    _edit(store.trial_dir(first) / "spec.json", num_measured_steps=9999)
+    edit_record(store.trial_dir(first) / "spec.json", num_measured_steps=9999)
     (store.trial_dir(second) / "result.json").unlink()
     reasons = {of.path.parent.name: of.reason for of in store.read().problems}
 
@@ -286,7 +283,7 @@ def test_a_curve_that_no_quality_run_has_is_named(store, change, reason):
     path = next(p for p in paths if json.loads(p.read_text())["curve"])
     curve = json.loads(path.read_text())["curve"]
     change(curve)
-    _edit(path, curve=curve)
+    edit_record(path, curve=curve)
     (problem,) = store.read().problems
 
     assert re.search(reason, problem.reason)

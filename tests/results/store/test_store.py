@@ -7,6 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from changed_study import edit_record
 from ended import ended_ids
 
 from results import errors
@@ -20,11 +21,6 @@ def store(tmp_path, synthetic):
     """Two backends, one replica, one mode, two repetitions: four trials."""
     shape = synthetic.Shape(modes=(synthetic.WEAK,), replicas=(1,), repeats=2)
     return synthetic.make_store(tmp_path / "study", shape)
-
-
-def _edit(path, **fields):
-    data = json.loads(path.read_text())
-    path.write_text(json.dumps({**data, **fields}))
 
 
 def test_records_read_back_equal(tmp_path, store):
@@ -105,10 +101,10 @@ def test_unfinished_and_empty_folders_are_not_finished(store):
 def test_another_version_is_one_clear_error(store, version, error, message):
     """Of a plan, and of a trial."""
     result = store.trial_dir(store.trial_ids()[0]) / "result.json"
-    _edit(result, schema_version=version)
+    edit_record(result, schema_version=version)
     with pytest.raises(error, match=message.replace("plan", "result")):
         list(Store.open(store.root).trials())
-    _edit(store.root / "plan.json", schema_version=version)
+    edit_record(store.root / "plan.json", schema_version=version)
     with pytest.raises(error, match=message):
         Store.open(store.root).read_plan()
 

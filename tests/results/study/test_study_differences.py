@@ -1,9 +1,9 @@
 """What two studies differ in is named, fact by fact."""
 
-import json
 import re
 
 import pytest
+from changed_study import edit_record
 
 from reports.site.comparison import compare_studies
 from results.judging.gate_metrics import THROUGHPUT
@@ -25,7 +25,7 @@ def make(tmp_path, synthetic):
         )
         store = synthetic.make_store(tmp_path / name, shape)
         for path in store.root.glob("trials/*/env.json"):
-            path.write_text(json.dumps(json.loads(path.read_text()) | env))
+            edit_record(path, **env)
         return load_study(store)
 
     return make_study

@@ -1,20 +1,13 @@
 """A result is derived anew from rank files, which must not contradict themselves."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from results.verify import check, trials
 from results.verify.trials import RawError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 MS = 1_000_000
 LOAD = {
@@ -25,42 +18,35 @@ LOAD = {
     "run_delay_sec": 0.001,
     "num_throttled": 0,
 }
-
-Lines = list[dict[str, Any]]
-
-
-def step(index: int, phase: str, start: int, duration: int):
-    """Returns the line of a step; times are in milliseconds."""
-    return {
-        "kind": "step",
-        "phase": phase,
-        "index": index,
-        "start_ns": start * MS,
-        "end_ns": (start + duration) * MS,
-        "loss": 2.0,
-    }
+USED = {
+    "user_sec": 0.5,
+    "system_sec": 0.25,
+    "minor_faults": 3,
+    "major_faults": 0,
+    "involuntary_switches": 1,
+    "num_retraces": 0,
+}
 
 
-def turn(round_index: int, start: int, end: int):
-    """Returns the line of a turn of two steps; times are in milliseconds."""
-    return {
-        "kind": "turn",
-        "round_index": round_index,
-        "attempt": 0,
-        "start_ns": start * MS,
-        "end_ns": end * MS,
-        "num_steps": 2,
-        "user_sec": 0.5,
-        "system_sec": 0.25,
-        "minor_faults": 3,
-        "major_faults": 0,
-        "involuntary_switches": 1,
-        "num_retraces": 0,
-    }
+def step(index, phase, start, duration):
+    """The line of a step; times are in milliseconds."""
+    times = {"start_ns": start * MS, "end_ns": (start + duration) * MS}
+    return {"kind": "step", "phase": phase, "index": index, "loss": 2.0} | times
+
+
+def turn(round_index, start, end):
+    """The line of a turn of two steps; times are in milliseconds."""
+    times = {"start_ns": start * MS, "end_ns": end * MS, "num_steps": 2}
+    return {"kind": "turn", "round_index": round_index, "attempt": 0} | times | USED
+
+
+def load(round_index, **fields):
+    """The line of the load within a turn."""
+    return {"round_index": round_index, "attempt": 0, **LOAD, **fields}
 
 
 def rank_lines():
-    """Returns the lines of a rank: two steps to warm up, two turns of two steps."""
+    """The lines of a rank: two steps to warm up, two turns of two steps."""
     return [
         {"kind": "phase", "phase": "first_step", "ns": 0},
         {"kind": "facts", "num_parameters": 5, "example_unit": "images"}
@@ -82,38 +68,35 @@ def rank_lines():
     ]
 
 
-def write(folder: Path, *ranks: Lines, loads: Lines | None = None):
-    """Writes the raw observations of a trial."""
-    folder.mkdir(exist_ok=True)
-    for rank, lines in enumerate(ranks):
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        (folder / f"rank_{rank}.jsonl").write_text(text)
-    if loads is not None:
-        text = "".join(json.dumps(line) + "\n" for line in loads)
-        (folder / "turns.jsonl").write_text(text)
-    return folder
+@pytest.fixture
+def read(tmp_path):
+    """Returns a function that reads the raw observations of a trial."""
+
+    def read_trial(*ranks, loads=None, without=(), is_solo=False):
+        files = {f"rank_{rank}.jsonl": lines for rank, lines in enumerate(ranks)}
+        if loads is not None:
+            files["turns.jsonl"] = loads
+        for path in tmp_path.iterdir():
+            path.unlink()
+        for name in files.keys() - set(without):
+            text = "".join(json.dumps(line) + "\n" for line in files[name])
+            (tmp_path / name).write_text(text)
+        return trials.read_trial(tmp_path, num_warmup_steps=2, is_solo=is_solo)
+
+    return read_trial
 
 
-def load(round_index: int, **fields: Any):
-    """Returns the line of the load within a turn."""
-    return {"round_index": round_index, "attempt": 0, **LOAD, **fields}
-
-
-def test_turns_are_joined_over_ranks(tmp_path):
+def test_turns_are_joined_over_ranks(read):
     """From the latest start to the latest end; sums of what processes used."""
     second = rank_lines()
     second[9] = turn(0, 99, 120)
     second[10]["end_ns"] = second[11]["start_ns"] = 221 * MS
     second[11]["end_ns"] = 250 * MS
     second[12] = turn(1, 200, 250)
-    folder = write(
-        tmp_path / "t",
-        rank_lines(),
-        second,
-        loads=[load(0), load(1, foreign_cpu_fraction=0.06)],
-    )
-    found = trials.read_trial(folder, num_warmup_steps=2)
+    loads = [load(0), load(1, foreign_cpu_fraction=0.06)]
+    found = read(rank_lines(), second, loads=loads)
     first, last = found.result["turns"]
+    rates = check.log_rates({"only": found.result})
 
     assert found.is_complete
     assert (100 * MS, 120 * MS) == (first["start_ns"], first["end_ns"])
@@ -123,16 +106,13 @@ def test_turns_are_joined_over_ranks(tmp_path):
     )
     assert [False, True] == [first["is_void"], last["is_void"]]
     assert 0.07 == found.result["window_sec"]
-    rates = check.log_rates({"only": found.result})
     assert {"only": {0: pytest.approx(math.log(800.0))}} == rates
 
 
 @pytest.mark.parametrize(
     ("hosts", "window_sec"), [(("a", "a"), 0.13), (("a", "b"), 0.14)]
 )
-def test_clocks_of_two_machines_are_not_compared(
-    tmp_path, hosts: tuple[str, str], window_sec: float
-):
+def test_clocks_of_two_machines_are_not_compared(read, hosts, window_sec):
     """Rank 1 is the faster one, and its machine started a second earlier."""
     ranks = [[line for line in rank_lines() if line["kind"] != "turn"] for _ in hosts]
     (last,) = [line for line in ranks[1] if line.get("index") == 5]
@@ -142,30 +122,25 @@ def test_clocks_of_two_machines_are_not_compared(
             line[name] += 1000 * MS
     for host, lines in zip(hosts, ranks, strict=True):
         lines.insert(0, {"kind": "clock", "host": host})
-    folder = write(tmp_path / "t", *ranks)
-    found = trials.read_trial(folder, num_warmup_steps=2)
 
-    assert window_sec == found.result["window_sec"]
+    assert window_sec == read(*ranks).result["window_sec"]
 
 
-def test_programs_that_never_communicate_have_a_batch_each(tmp_path):
+@pytest.mark.parametrize(("is_solo", "size"), [(True, 16), (False, 8)])
+def test_programs_that_never_communicate_have_a_batch_each(read, is_solo, size):
     """Ranks of one program share a batch."""
-    folder = write(tmp_path / "t", rank_lines(), rank_lines())
+    found = read(rank_lines(), rank_lines(), is_solo=is_solo)
 
-    for is_solo, size in ((True, 16), (False, 8)):
-        found = trials.read_trial(folder, num_warmup_steps=2, is_solo=is_solo)
-        assert size == found.result["global_batch_size"]
+    assert size == found.result["global_batch_size"]
 
 
-def test_a_failed_check_makes_a_trial_incomplete(tmp_path):
+def test_a_failed_check_makes_a_trial_incomplete(read):
     """As does a process that did not finish."""
-    lines = rank_lines()
-    insane = copy.deepcopy(lines)
+    insane = rank_lines()
     insane[-2]["is_passed"] = False
 
-    for number, changed in enumerate([insane, lines[:-1]]):
-        folder = write(tmp_path / str(number), changed)
-        assert not trials.read_trial(folder, num_warmup_steps=2).is_complete
+    assert not read(insane).is_complete
+    assert not read(rank_lines()[:-1]).is_complete
 
 
 @pytest.mark.parametrize(
@@ -189,93 +164,70 @@ def test_a_failed_check_makes_a_trial_incomplete(tmp_path):
         ({}, 1, True),
     ],
 )
-def test_the_void_rule(fields: dict[str, Any], num_retraces: int, *, is_void: bool):
+def test_the_void_rule(fields, num_retraces, *, is_void):
     """3 % of foreign and 1 % of stolen time, and what can be rounding; one core."""
     assert is_void == trials.is_void(LOAD | fields, num_retraces)
 
 
-def _drop(index: int):
-    return lambda lines: lines.pop(index) and None
+def drop(index):
+    return lambda lines: lines.pop(index)
 
 
-def _set(index: int, name: str, value: Any):
-    return lambda lines: lines[index].update({name: value})
+def change(line, **fields):
+    return lambda lines: lines[line].update(fields)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("edit", "message"),
     [
-        (_set(5, "index", 7), r"the steps of rank 0 are not numbered from 0 on"),
-        (_set(8, "start_ns", 105 * MS), r"step 3 of rank 0 overlaps another, or lies"),
-        (_set(7, "phase", "train"), r"step 2 of rank 0 overlaps another, or lies"),
-        (_set(9, "end_ns", 121 * MS), r"the turn of round 0 of rank 0 does not have"),
-        (_drop(12), r"rank 0 has measured steps outside of turns"),
-        (_drop(1), r"a line is malformed: ValueError: not enough values to unpack"),
-        (_drop(3), r"a line is malformed: IndexError: "),
+        (change(5, index=7), "the steps of rank 0 are not numbered from 0 on"),
+        (change(8, start_ns=105 * MS), "step 3 of rank 0 overlaps another, or lies"),
+        (change(7, phase="train"), "step 2 of rank 0 overlaps another, or lies"),
+        (change(9, end_ns=121 * MS), "the turn of round 0 of rank 0 does not have the"),
+        (drop(12), "rank 0 has measured steps outside of turns"),
+        (drop(1), "a line is malformed: ValueError: not enough values to unpack"),
+        (drop(3), "a line is malformed: IndexError: "),
     ],
 )
-def test_what_contradicts_itself_is_refused(
-    tmp_path, change: Callable[[Lines], None], message: str
-):
+def test_what_contradicts_itself_is_refused(read, edit, message):
     """The message names the rank and the step or turn."""
     lines = rank_lines()
-    change(lines)
-    folder = write(tmp_path / "t", lines)
+    edit(lines)
 
     with pytest.raises(RawError, match=f"^{message}"):
-        trials.read_trial(folder, num_warmup_steps=2)
+        read(lines)
 
 
-def test_files_that_do_not_match_are_refused(tmp_path):
-    """Turns of ranks, the load within turns, the numbers of ranks."""
+def test_files_that_do_not_match_are_refused(read, tmp_path):
+    """Turns of ranks, the load within turns, numbers of ranks; what is no record."""
     other = [line for line in rank_lines() if line["kind"] != "turn"]
+    two = (rank_lines(), rank_lines())
     with pytest.raises(RawError, match=r"^ranks have different turns"):
-        trials.read_trial(
-            write(tmp_path / "a", rank_lines(), other), num_warmup_steps=2
-        )
-    with pytest.raises(
-        RawError, match=r"^turns\.jsonl and the rank files have different turns"
-    ):
-        trials.read_trial(
-            write(tmp_path / "b", rank_lines(), loads=[load(0)]), num_warmup_steps=2
-        )
-    folder = write(tmp_path / "c", rank_lines(), rank_lines())
-    (folder / "rank_0.jsonl").unlink()
+        read(rank_lines(), other)
+    with pytest.raises(RawError, match=r"^turns\.jsonl and the rank files have differ"):
+        read(rank_lines(), loads=[load(0)])
     with pytest.raises(RawError, match=r"^rank files are \['rank_1\.jsonl'\]"):
-        trials.read_trial(folder, num_warmup_steps=2)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", r"rank_0\.jsonl line 1 is no JSON object"),
-        ("[]", r"rank_0\.jsonl line 1 is no JSON object"),
-    ],
-)
-def test_lines_that_are_not_records_are_refused(tmp_path, text: str, message: str):
-    """With the file and the line."""
-    (tmp_path / "rank_0.jsonl").write_text(text)
-
-    with pytest.raises(RawError, match=f"^{message}"):
-        trials.read_trial(tmp_path, num_warmup_steps=2)
-
-
-def test_no_rank_file_is_no_raw_observation(tmp_path):
-    """Which differs from one that is wrong."""
+        read(*two, without=["rank_0.jsonl"])
+    with pytest.raises(RawError, match=r"^rank_0\.jsonl line 1 is no JSON object"):
+        read([[]])
+    # No rank file differs from one that is wrong.
     with pytest.raises(FileNotFoundError, match=r"no rank file in "):
+        read()
+    (tmp_path / "rank_0.jsonl").write_text("{")
+    with pytest.raises(RawError, match=r"^rank_0\.jsonl line 1 is no JSON object"):
         trials.read_trial(tmp_path, num_warmup_steps=2)
 
 
-def test_points_of_a_quality_run_agree_with_the_steps(tmp_path):
+def test_points_of_a_quality_run_agree_with_the_steps(read):
     """Their numbers of steps and examples, and the time without the first step."""
     point = {"kind": "point", "num_steps": 6, "num_examples": 48, "quality": []}
-    lines = [*rank_lines()[:-1], point | {"train_time_sec": 0.07}, rank_lines()[-1]]
-    folder = write(tmp_path / "good", lines)
-    found = trials.read_trial(folder, num_warmup_steps=2).result["curve"]
-    assert [6] == [of["num_steps"] for of in found]
+    *before, done = rank_lines()
+    lines = [*before, point | {"train_time_sec": 0.07}, done]
+    found = read(copy.deepcopy(lines)).result["curve"]
 
+    assert [6] == [of["num_steps"] for of in found]
     for name, value in (("num_steps", 5), ("train_time_sec", 0.071)):
         wrong = copy.deepcopy(lines)
         wrong[-2][name] = value
         with pytest.raises(RawError, match=r"^the point after \d+ steps does not have"):
-            trials.read_trial(write(tmp_path / name, wrong), num_warmup_steps=2)
+            read(wrong)

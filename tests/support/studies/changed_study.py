@@ -1,20 +1,31 @@
 """A study whose trials have other observations than were written for it."""
 
 import dataclasses
+import json
 
 
-def with_results(of, change):
-    """A study or case with other fields of the results that a function gives."""
+def _with_records(of, name, change):
+    """A study or case with other fields of one record of its trials."""
 
     def changed(entry):
         fields = change(entry)
         if fields is None or entry.trial is None:
             return entry
-        result = entry.result.model_copy(update=dict(fields))
-        trial = dataclasses.replace(entry.trial, result=result)
+        record = getattr(entry.trial, name).model_copy(update=dict(fields))
+        trial = dataclasses.replace(entry.trial, **{name: record})
         return dataclasses.replace(entry, trial=trial)
 
     return dataclasses.replace(of, entries=tuple(map(changed, of.entries)))
+
+
+def with_results(of, change):
+    """A study or case with other fields of the results that a function gives."""
+    return _with_records(of, "result", change)
+
+
+def with_environments(of, change):
+    """The same with other fields of the environments."""
+    return _with_records(of, "env", change)
 
 
 def with_turns(of, change):
@@ -34,3 +45,8 @@ def with_turns(of, change):
         }
 
     return with_results(of, turns)
+
+
+def edit_record(path, **fields):
+    """Changes fields of a record on disk."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))

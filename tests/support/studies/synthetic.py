@@ -294,6 +294,19 @@ def _write_trial(store, trial_id, spec, mode, status, index, shape):
     )
 
 
+def every(
+    status,
+    *,
+    backends=("in_graph", "tf_mirrored"),
+    modes=(WEAK, STRONG),
+    replicas=(1, 2),
+    repetitions=range(3),
+):
+    """One status of many trials, for ``Shape.statuses``."""
+    keys = itertools.product(backends, modes, replicas, repetitions)
+    return dict.fromkeys(keys, status)
+
+
 BROKEN = Shape(
     backends=("single", "in_graph", "tf_mirrored"),
     replicas=(1, 2, 4),
