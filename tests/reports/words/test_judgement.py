@@ -158,7 +158,7 @@ def case(
 
 
 def study(*cases, every=None):
-    program = SimpleNamespace(is_client=False, steps_per_line=every)
+    program = SimpleNamespace(is_client=False, is_wall=False, steps_per_line=every)
     program.metric = "throughput=x"
     planned = [entry for one in cases for entry in one.ok_entries]
     return SimpleNamespace(program=program, cases=cases, planned=planned)
