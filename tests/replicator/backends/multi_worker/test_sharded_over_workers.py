@@ -23,18 +23,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def workers(request, folder, run_workers):
-    tried = {
-        f"equal {item.callspec.params['name']}"
-        for item in request.session.items
-        if item.path == request.path and "name" in item.fixturenames
-    }
-    names = [
-        name
-        for name in sharded_worker.CASES
-        if name in tried or not name.startswith("equal")
-    ]
-    return run_workers(folder, "sharded_worker", *names)
+def workers(folder, run_workers):
+    return run_workers(folder, "sharded_worker")
 
 
 @functools.cache
@@ -47,22 +37,18 @@ def _check_close(expected, got):
         np.testing.assert_allclose(want, value, rtol=2e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("momentum", marks=pytest.mark.full),
-        pytest.param("adam", marks=pytest.mark.full),
-        "clipped adamw",
-    ],
-)
-def test_twenty_steps_are_those_of_the_unsharded_update(workers, name):
-    """Bit for bit on both workers, and to rounding those of one device."""
-    first, second = workers.values(f"equal {name}")
-    alone = sharded_worker.train(replicator.create("single"), name)
+def test_twenty_steps_are_those_of_the_unsharded_update(workers):
+    """Bit for bit on both workers, and to rounding those of one device.
 
-    assert first["unsharded"] == first["sharded"]
-    assert first["sharded"] == second["sharded"]
-    _check_close(alone, first["sharded"])
+    None is sent together with what it has to wait for; steps in a loop too.
+    """
+    first, second = workers.values("equal")
+    alone = sharded_worker.train(replicator.create("single"), "clipped adamw")
+
+    assert first[0] == first[1] == second[1]
+    _check_close(alone, first[1])
+    for unsharded, sharded in workers.values("in turn"):
+        assert unsharded == sharded
 
 
 def test_sharded_gradients_are_dropped_by_those_who_do_not_own_them(workers, folder):
@@ -89,12 +75,6 @@ def test_sharded_gradients_are_dropped_by_those_who_do_not_own_them(workers, fol
     size = first["sums"]
     text = f"moves {2 * size} bytes by reductions and {size} bytes of weights between w"
     assert text in first["explained"]
-
-
-def test_updates_that_need_one_another_cross_in_turn(workers):
-    """None is sent together with what it has to wait for; steps in a loop too."""
-    for unsharded, sharded in workers.values("in turn"):
-        assert unsharded == sharded
 
 
 def test_replicas_with_copies_on_every_worker(workers):
@@ -139,31 +119,25 @@ def test_a_checkpoint_of_one_replica_continues_with_two_workers(workers):
     assert shares == [result["here"] for result in results]
 
 
-@pytest.mark.parametrize(
-    ("case", "message"),
-    [
-        (
-            "accumulation",
-            r"OptimizerOptionError: .* with MultiWorkerBetweenGraphReplicator: one ",
-        ),
-        (
-            "norm of sums",
-            r"OptimizerOptionError: global_clipnorm=1.0 does not work with .*: no wo",
-        ),
-        (
-            "parameters",
-            r"sharded_update='parameters' does not work with .*: every worker keeps",
-        ),
-        ("branch", r"OptimizerOptionError: .*one \w*If node of the step uses the"),
-        (
-            "read",
-            r"OptimizerOptionError: .* on worker 0 only, but the step uses it",
-        ),
-    ],
-)
-def test_what_cannot_be_shared_out_is_refused(workers, case, message):
-    for result in workers.values("refused"):
-        assert re.search(message, result[case], re.DOTALL), result[case]
+REFUSED = {
+    "accumulation": (
+        r"OptimizerOptionError: .* with MultiWorkerBetweenGraphReplicator: one "
+    ),
+    "norm of sums": (
+        r"OptimizerOptionError: global_clipnorm=1.0 does not work with .*: no wo"
+    ),
+    "parameters": (
+        r"sharded_update='parameters' does not work with .*: every worker keeps"
+    ),
+    "branch": r"OptimizerOptionError: .*one \w*If node of the step uses the",
+    "read": r"OptimizerOptionError: .* on worker 0 only, but the step uses it",
+}
+
+
+def test_what_cannot_be_shared_out_is_refused(workers):
+    for found in workers.values("refused"):
+        for name, message in REFUSED.items():
+            assert re.search(message, found[name], re.DOTALL), found[name]
 
 
 # A failure ends all workers within this time; it takes a second.
@@ -177,7 +151,10 @@ def flat_workers(tmp_path_factory, run_workers):
 
 @pytest.mark.parametrize("case", ["train", "started"])
 def test_replicas_of_two_workers_meet_in_one_group(flat_workers, case):
-    """Weights are those of one device, bit for bit the same on both workers."""
+    """Weights are those of one device, bit for bit the same on both workers.
+
+    Integers, extremes and gathers go through one device of each worker, in order.
+    """
     first, second = flat_workers.values(case)
     alone = Training(replicator.create("single"), "deep", "momentum")
     alone.run_between(0, flat_worker.NUM_STEPS)
@@ -185,14 +162,8 @@ def test_replicas_of_two_workers_meet_in_one_group(flat_workers, case):
     assert "algorithm ring" in first["plan"]
     assert "over all replicas of 2 workers" in first["plan"]
     assert first["weights"] == second["weights"]
-    for expected, got in zip(alone.weights(), first["weights"], strict=True):
-        np.testing.assert_allclose(expected, got, rtol=2e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("case", ["mixed", "started"])
-def test_other_collectives_and_statistics_keep_their_order(flat_workers, case):
-    """Integers, extremes and gathers go through one device of each worker."""
-    for found in flat_workers.values(case):
+    _check_close(alone.weights(), first["weights"])
+    for found in (first, second):
         assert 6.0 + 3.0 == found["total"]
         assert 6 == found["count"]
         assert [0.0, 1.0, 2.0, 3.0] == found["rows"]

@@ -12,15 +12,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 import uneven_epoch
-import worker_mistakes
 from tiny_models import share
-from worker_types import TYPES, of_type, ops_of, plain
 
 import replicator
 from replicator.core import devices
 
 TIMEOUT_SEC = 60.0
-LATE_SEC = 0.1
 
 
 def num_collectives(repl):
@@ -57,24 +54,56 @@ def counted_ops(folder):
     return counts
 
 
-def every_type(repl):
-    here = range(repl.first_replica_id, repl.first_replica_id + repl.num_local_replicas)
-    mine = {
-        name: replicator.PerReplica([of_type(name, r) for r in here]) for name in TYPES
-    }
+TYPES = (
+    *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
+    *("bfloat16", "float16", "float32", "float64", "complex64", "complex128"),
+)
 
-    def step(values):
+
+def of_type(name, replica_id):
+    """What a replica contributes in a type."""
+    values = (np.arange(6, dtype=np.uint64).reshape(2, 3) * (replica_id + 3)) % 7
+    if name == "uint64":
+        values += np.uint64(2**63)  # must not be taken for negative
+    return tf.cast(values, tf.as_dtype(name))
+
+
+def ops_of(dtype):
+    """The reductions that a type knows, as TensorFlow spells them."""
+    if dtype == tf.bool:
+        return {"min": tf.reduce_all, "max": tf.reduce_any}
+    if dtype.is_complex:
+        return {"sum": tf.reduce_sum}
+    return {"sum": tf.reduce_sum, "min": tf.reduce_min, "max": tf.reduce_max}
+
+
+def every_type(repl):
+    """The types in which something differs from what one process computes."""
+    values = {name: [of_type(name, r) for r in range(2)] for name in TYPES}
+    mine = {name: share(repl, of_each) for name, of_each in values.items()}
+
+    def step(given):
         return {
             name: {
                 "gather": replicator.all_gather(x),
                 "broadcast": replicator.broadcast(x, 1),
                 **{op: replicator.all_reduce(x, op) for op in ops_of(x.dtype)},
             }
-            for name, x in values.items()
+            for name, x in given.items()
         }
 
-    outputs = repl.run(step, mine)
-    return tf.nest.map_structure(lambda leaf: plain(leaf[-1]), outputs)
+    outputs, wrong = repl.run(step, mine), []
+    for name, of_each in values.items():
+        stacked = tf.stack(of_each)
+        expected = {"gather": stacked, "broadcast": of_each[1]}
+        for op, reduce in ops_of(stacked.dtype).items():
+            expected[op] = reduce(stacked, axis=0)
+        assert expected.keys() == outputs[name].keys()
+        for op, value in expected.items():
+            got = outputs[name][op][-1]
+            if got.dtype != value.dtype or not np.array_equal(got, value):
+                wrong.append([name, op])
+    return wrong
 
 
 def empty_tensors(repl):
@@ -105,22 +134,17 @@ def unknown_shapes(repl):
 
 
 def state(repl):
+    def local_variable(value, **options):
+        return tf.Variable(
+            value,
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            **options,
+        )
+
     with repl.context():
-        local = tf.Variable(
-            0.0, trainable=False, synchronization=tf.VariableSynchronization.ON_READ
-        )
-        count = tf.Variable(
-            0,
-            trainable=False,
-            synchronization=tf.VariableSynchronization.ON_READ,
-            aggregation=tf.VariableAggregation.SUM,
-        )
-        half = tf.Variable(
-            49152.0,
-            dtype=tf.float16,
-            trainable=False,
-            synchronization=tf.VariableSynchronization.ON_READ,
-        )
+        local, half = local_variable(0.0), local_variable(49152.0, dtype=tf.float16)
+        count = local_variable(0, aggregation=tf.VariableAggregation.SUM)
         random = tf.random.Generator.from_seed(3)
 
     def step():
@@ -195,12 +219,90 @@ def without_communication(repl):
         float(control.reduce("mean", control.run(step, x)))
         for _ in range(1 + 2 * control.worker_id)
     ]
-    message = ""
-    try:
-        control.assert_in_sync()
-    except replicator.ReplicatorError as error:
-        message = str(error)
+    message = _said(control.assert_in_sync)
     return {"losses": losses, "explained": control.explain(), "message": message}
+
+
+def _said(call):
+    try:
+        call()
+    except (replicator.ReplicatorError, KeyError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def disagreements(repl):
+    """Each is noticed before anything runs, and the workers continue together."""
+    is_first = repl.worker_id == 0
+    one = share(repl, [np.float32(1)] * 8)
+
+    def sums(x):
+        return replicator.all_sum(x)
+
+    def other_kind(x):
+        return replicator.all_sum(x) if is_first else replicator.all_max(x)
+
+    def other_number(x):
+        return [replicator.all_sum(x) for _ in range(2 if is_first else 1)]
+
+    def one_fails(x):
+        if not is_first:
+            raise KeyError("only here")
+        return replicator.all_sum(x)
+
+    def no_input():
+        return replicator.all_sum(1.0)
+
+    data = tf.data.Dataset.from_tensors(1.0).repeat(4)
+    mixed = repl.make_input_iterator(lambda _: data.batch(2, drop_remainder=is_first))
+    wrong = {
+        "sizes": lambda: repl.run(lambda x: replicator.all_sum(x[0]), mixed),
+        "kind": lambda: repl.run(other_kind, one),
+        "number": lambda: repl.run(other_number, one),
+        "shape": lambda: repl.run(
+            sums, share(repl, [np.ones([2 if is_first else 3], np.float32)] * 8)
+        ),
+        "num_steps": lambda: repl.run(no_input, num_steps=2 if is_first else 3),
+        "failure": lambda: repl.run(one_fails, one),
+    }
+    messages = {name: _said(call) for name, call in wrong.items()}
+    return messages | {"after": float(repl.run(sums, one)[0])}
+
+
+def drift(repl):
+    with repl.context():
+        weight = tf.Variable(1.0, name="weight")
+
+    def step():
+        return weight + 1.0
+
+    repl.run(step)
+    repl.assert_in_sync()
+    weight.assign(1.0 + repl.worker_id)
+    message = _said(repl.assert_in_sync)
+    weight.assign(1.0)
+    return message
+
+
+def refused(repl):
+    def of_another():
+        """Inputs of a replicator of this process alone."""
+        other = replicator.create("in_graph", num_replicas=1)
+        return other.make_input_iterator(lambda _: tf.data.Dataset.from_tensors(1.0))
+
+    attempts = {
+        "one pipeline": lambda: repl.make_input_iterator(
+            lambda ctx: None, replicator.InputReplicationMode.SINGLE
+        ),
+        "strings": lambda: repl.run(replicator.all_gather, share(repl, ["text"] * 8)),
+        "uneven replicas": lambda: replicator.create("multi_worker", num_replicas=3),
+        "pattern": lambda: replicator.MultiWorkerReplicator(
+            num_replicas=2, pattern="sideways"
+        ),
+        "inputs": lambda: repl.run(replicator.all_sum, of_another()),
+        "values": lambda: repl.run(replicator.all_sum, next(of_another())),
+    }
+    return {name: _said(attempt) for name, attempt in attempts.items()}
 
 
 CASES = {
@@ -211,7 +313,9 @@ CASES = {
     "compressed": compressed,
     "exchange": exchange,
     "plans": plans,
-    **worker_mistakes.CASES,
+    "disagreements": disagreements,
+    "drift": drift,
+    "refused": refused,
     "number of collectives": num_collectives,
     "without communication": without_communication,
     "uneven epoch": uneven_epoch.run,
