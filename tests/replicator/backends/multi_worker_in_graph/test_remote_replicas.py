@@ -107,12 +107,7 @@ def test_variables_are_stored_by_the_workers_that_own_them(client):
     assert int(moved[1]) + int(moved[2]) + losses == sum(map(int, sent))
 
 
-# Of a step of ResNet-50, of which 36 are its gradients
-# (``tests/replicator/engine/test_plan.py``): the short one has two of these.
-MOST_DATA, OF_FULL_SIZE = 42, 36 - 2
-
-
-@pytest.mark.parametrize("num_replicas", [2, 16])
+@pytest.mark.parametrize("num_replicas", [2, 12])
 def test_workers_send_each_other_a_few_tensors_per_step(client, num_replicas):
     """A bucket of gradients there and back, and what the other worker returns as one.
 
@@ -121,8 +116,8 @@ def test_workers_send_each_other_a_few_tensors_per_step(client, num_replicas):
     """
     found = client.value("executed_graphs")[str(num_replicas)]
 
-    assert found["num_nodes"] > 1000  # it is the step that was counted
-    assert 2 < found["num_data"] <= MOST_DATA - OF_FULL_SIZE
+    assert found["num_nodes"] > 100  # it is the step that was counted
+    assert 2 < found["num_data"] <= 8
     assert found["num_controls"] <= 4 * num_replicas
     assert f"; {found['num_data']} tensors in all" in found["explained"]
 
