@@ -46,21 +46,24 @@ def test_the_checkpoint_of_another_model_is_refused_with_the_differences(tmp_pat
 
 def test_metadata_says_who_saved_what(tmp_path):
     _, manager = _weights_only(tmp_path)
-    manager.save(7)
+    path = pathlib.Path(manager.save(7))
     first = manager.read_metadata()
     _weights_only(tmp_path, units=5)[1].save(8)
     second = manager.read_metadata()
     manager.save(9)
 
-    assert ("in_graph", 2, 1, 7) == (
-        first.backend,
-        first.num_replicas,
-        first.num_workers,
-        first.step,
-    )
+    facts = (first.backend, first.num_replicas, first.num_workers, first.step)
+    assert ("in_graph", 2, 1, 7) == facts
     assert tf.__version__ == first.tensorflow_version
     assert first.library_version
     assert first.digest == manager.read_metadata().digest != second.digest
+    assert 7 == manager.read_metadata(path).step == manager.restore(path).step
+    with pytest.raises(TypeError, match=r"restore\(path\) must be a path, but got 7; "):
+        manager.restore(7)
+    with pytest.raises(
+        TypeError, match=r"read_metadata\(path\) must be a path, but got"
+    ):
+        manager.read_metadata(7)
 
 
 def test_there_is_nothing_to_restore_before_the_first_save(tmp_path):
@@ -156,24 +159,18 @@ def test_a_full_disk_is_one_clear_line_and_the_last_good_one_stays(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    with pytest.raises(
+        errors.CheckpointError,
+        match=r"file/ckpt-1' could not be written: .*there is no earlier checkpoint; ",
+    ):
+        repl.make_checkpoint_manager(tmp_path / "file", weight=weight).save(1)
     assert good == manager.latest_checkpoint
     assert [] == list(tmp_path.glob("ckpt-2.*"))
     manager.restore()
     assert 1.0 == float(weight[0])
     weight.assign(2 * weight)
     assert str(tmp_path / "ckpt-2") == manager.save(2)
-
-
-def test_a_directory_that_cannot_be_written_is_one_clear_line(tmp_path):
-    """A file stands where the directory should be."""
-    (tmp_path / "file").write_text("in the way", encoding="utf-8")
-    _, manager = _weights_only(tmp_path / "file")
-
-    with pytest.raises(
-        errors.CheckpointError,
-        match=r"file/ckpt-1' could not be written: .*there is no earlier checkpoint; ",
-    ):
-        manager.save(1)
 
 
 @pytest.mark.parametrize(
@@ -202,20 +199,6 @@ def test_what_cannot_be_saved_is_refused_at_once(tmp_path, arguments, kind, mess
 
     with pytest.raises(kind, match=message):
         replicator.create("single").make_checkpoint_manager(directory, **given)
-
-
-def test_a_checkpoint_is_read_by_its_path(tmp_path):
-    _, manager = _weights_only(tmp_path)
-    path = manager.save(7)
-
-    assert 7 == manager.read_metadata(pathlib.Path(path)).step
-    assert 7 == manager.restore(pathlib.Path(path)).step
-    with pytest.raises(TypeError, match=r"restore\(path\) must be a path, but got 7; "):
-        manager.restore(7)
-    with pytest.raises(
-        TypeError, match=r"read_metadata\(path\) must be a path, but got"
-    ):
-        manager.read_metadata(7)
 
 
 def test_steps_are_counted_by_the_optimizer_or_by_the_caller(tmp_path):
