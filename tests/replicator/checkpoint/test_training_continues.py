@@ -135,6 +135,8 @@ def _run(repl, trainer, num_steps=NUM_STEPS):
 @pytest.mark.parametrize("place", ["attribute", "list", "dict"])
 def test_momentum_and_step_are_found_in_a_module(repl_once, place, how, tmp_path):
     """TensorFlow keeps values for slots that are made later; save() needs no step."""
+    if how == "plain" and isinstance(repl_once, replicator.StrategyReplicator):
+        pytest.xfail("slots that a stock strategy makes later start at zero")
     trainer, other = Trainer(repl_once, place), Trainer(repl_once, place)
     _run(repl_once, trainer)
 
@@ -148,11 +150,12 @@ def test_momentum_and_step_are_found_in_a_module(repl_once, place, how, tmp_path
 
     if how == "manager":
         assert NUM_STEPS == manage(other).restore().step
-    elif how == "plain":
-        tf.train.Checkpoint(trainer=other).restore(path)
     else:
-        _run(repl_once, other, 1)
-        tf.train.Checkpoint(trainer=other).restore(path).assert_consumed()
+        if how == "plain, with slots":
+            _run(repl_once, other, 1)
+        restored = tf.train.Checkpoint(trainer=other).restore(path)
+        if how == "plain, with slots":
+            restored.assert_consumed()
 
     np.testing.assert_array_equal(expected, _run(repl_once, other))
 
