@@ -89,7 +89,10 @@ def _read(batch):
 
 
 def test_a_loop_over_inputs_is_one_epoch(repl_once):
-    """Batches that do not make a whole step are left, as run() leaves them."""
+    """Batches that do not make a whole step are left, as run() leaves them.
+
+    An exhausted iterator stays exhausted for next(), for loops and run().
+    """
     inputs, num_replicas = _of_eleven(repl_once), repl_once.num_replicas
     num_steps = 11 // num_replicas
 
@@ -98,26 +101,19 @@ def test_a_loop_over_inputs_is_one_epoch(repl_once):
         epochs.append([x for batch in inputs for x in _read(batch)])
         assert num_steps == inputs.num_steps
         assert inputs.is_at_end
+        assert [] == list(inputs)
+        assert "end" == next(inputs, "end")
+        with pytest.raises(tf.errors.OutOfRangeError):
+            repl_once.run(tf.identity, inputs)
         inputs.reinitialize()
-
     assert [list(range(num_steps * num_replicas))] * 2 == epochs
 
-
-def test_an_exhausted_iterator_stays_exhausted(repl_once):
-    """For next(), for loops and run(), whoever came to the end."""
-    inputs = _of_eleven(repl_once)
-
-    def run_to_the_end():
-        while True:
+    for _ in range(num_steps):
+        repl_once.run(tf.identity, inputs)
+    for _ in range(2):
+        with pytest.raises(tf.errors.OutOfRangeError):
             repl_once.run(tf.identity, inputs)
-
-    with pytest.raises(tf.errors.OutOfRangeError):
-        run_to_the_end()
-
     assert [] == list(inputs)
-    assert "end" == next(inputs, "end")
-    with pytest.raises(tf.errors.OutOfRangeError):
-        run_to_the_end()
 
 
 @pytest.mark.parametrize("repl_once", [("tf_mirrored", 2)], indirect=True)
@@ -223,21 +219,17 @@ def test_what_is_no_step_and_no_value_is_refused(repl_once):
             call(repl_once)
 
 
-def test_ragged_and_dense_values_do_not_mix(in_graph):
-    """One step cannot take both."""
+def test_values_that_do_not_fit_together_are_refused(in_graph):
+    """One step cannot take ragged and dense ones; one value for all is none."""
     values = replicator.PerReplica([tf.ragged.constant([[1]]), tf.constant([[1]])])
 
     with pytest.raises(ValueError, match=r"inputs differ between replicas in shape or"):
         in_graph.run(lambda x: tf.constant(1), values)
-
-
-@pytest.mark.parametrize("values", [5, None, tf.sparse.from_dense([[1]])])
-def test_what_is_no_sequence_of_values_is_refused(values):
-    """Of one value for all replicas there is none."""
-    with pytest.raises(
-        TypeError, match=r"PerReplica takes a sequence with one value pe"
-    ):
-        replicator.PerReplica(values)
+    for value in (5, None, tf.sparse.from_dense([[1]])):
+        with pytest.raises(
+            TypeError, match=r"PerReplica takes a sequence with one value pe"
+        ):
+            replicator.PerReplica(value)
 
 
 def test_steps_of_every_kind_of_signature_are_taken(repl_once):

@@ -105,28 +105,18 @@ def test_steps_of_one_dispatch_end_with_the_last_example(in_graph):
     assert 36 == total.numpy()
 
 
-def test_batches_of_a_fixed_size_end_with_the_last_whole_step(in_graph):
-    """As they do under a stock strategy: there is no batch for the second replica."""
-    inputs = in_graph.make_input_iterator(
-        _batches(tf.range(100), 8, drop_remainder=True)
-    )
-    scalars = in_graph.make_input_iterator(lambda _: tf.data.Dataset.range(5))
+def test_batches_of_a_fixed_size_or_without_examples(in_graph):
+    """The first end with the last whole step, as they do under a stock strategy.
 
-    assert [16] * 6 == _counts(in_graph, inputs)
-    assert [[0, 1], [2, 3]] == [[int(x) for x in batch] for batch in scalars]
+    A pipeline that filters its batches can have empty ones in the middle: no end.
+    """
+    fixed = _batches(tf.range(100), 8, drop_remainder=True)
+    numbers = tf.data.Dataset.range(6).batch(1)
+    filtered = numbers.map(lambda x: tf.boolean_mask(x, (x < 2) | (x > 3)))
 
-
-def test_a_batch_without_examples_is_no_end(in_graph):
-    """A pipeline that filters its batches can have empty ones in the middle."""
-    inputs = in_graph.make_input_iterator(
-        lambda _: (
-            tf.data.Dataset.range(6)
-            .batch(1)
-            .map(lambda x: tf.boolean_mask(x, (x < 2) | (x > 3)))
-        )
-    )
-
-    assert [2, 0, 2] == _counts(in_graph, inputs)
+    for input_fn, expected in ((fixed, [16] * 6), (lambda _: filtered, [2, 0, 2])):
+        inputs = in_graph.make_input_iterator(input_fn)
+        assert expected == _counts(in_graph, inputs)
 
 
 def test_the_last_step_follows_a_restored_position(in_graph, tmp_path):
@@ -160,9 +150,13 @@ def test_one_step_takes_inputs_of_every_kind():
             mode,
             prefetch_to_device=num_batches,
         )
-        for is_fixed in (False, True)
-        for mode in InputReplicationMode
-        for num_batches in (0, 2)
+        for is_fixed, mode, num_batches in (
+            (False, PER_REPLICA, 0),
+            (False, PER_REPLICA, 2),
+            (True, InputReplicationMode.SINGLE, 0),
+            (True, InputReplicationMode.SINGLE, 2),
+            (False, InputReplicationMode.PER_WORKER, 2),
+        )
     ]
 
     for inputs in made:
@@ -217,14 +211,21 @@ def on_two_devices():
 
 @pytest.mark.parametrize("mode", InputReplicationMode)
 def test_each_batch_waits_on_the_device_of_its_replica(on_two_devices, mode):
+    """A stock strategy prefetches in its own way."""
     repl = on_two_devices
+    stock = replicator.create("tf_mirrored", num_replicas=2, devices=DEVICES)
     plain = repl.make_input_iterator(numbered(8), mode)
-    ahead = repl.make_input_iterator(numbered(8), mode, prefetch_to_device=2)
+    ahead, others = (
+        each.make_input_iterator(numbered(8), mode, prefetch_to_device=2)
+        for each in (repl, stock)
+    )
 
     batch = ahead.get_next()
 
     assert list(repl.devices) == [value.device for value in batch]
-    assert read(plain, 3) == [[int(value) for value in batch], *read(ahead, 2)]
+    expected = read(plain, 3)
+    assert expected == [[int(value) for value in batch], *read(ahead, 2)]
+    assert expected == read(others, 3)
 
 
 def test_steps_read_what_waits(on_two_devices):
@@ -296,14 +297,9 @@ def test_training_continues_with_the_batch_behind_the_last_one(tmp_path, devices
     assert [[6, 7]] == read(inputs, 1)
 
 
-def test_a_stock_strategy_prefetches_in_its_own_way():
-    repl = replicator.create("tf_mirrored", num_replicas=2, devices=DEVICES)
-    inputs = repl.make_input_iterator(numbered(8), prefetch_to_device=3)
-
-    assert [[0, 1], [2, 3]] == read(inputs, 2)
-
-
-@pytest.mark.parametrize("wrong", [-1, True, "2", 1.5])
-def test_a_number_of_batches_that_makes_no_sense(on_two_devices, wrong):
-    with pytest.raises(ValueError, match=r"prefetch_to_device .* .batches to prefetch"):
-        on_two_devices.make_input_iterator(numbered(1), prefetch_to_device=wrong)
+def test_a_number_of_batches_that_makes_no_sense(on_two_devices):
+    for wrong in (-1, True, "2", 1.5):
+        with pytest.raises(
+            ValueError, match=r"prefetch_to_device .* .batches to prefetch"
+        ):
+            on_two_devices.make_input_iterator(numbered(1), prefetch_to_device=wrong)
