@@ -143,14 +143,6 @@ def test_a_reduction_is_a_name(in_graph):
             in_graph.run(lambda op=op: replicator.all_reduce(1.0, op))
 
 
-def test_values_of_different_shapes_are_refused(in_graph):
-    """A collective could not combine them."""
-    values = replicator.PerReplica([tf.zeros([2]), tf.zeros([3])])
-
-    with pytest.raises(ValueError, match=r"inputs differ between replicas in shape or"):
-        in_graph.run(tf.identity, values)
-
-
 def test_attributes_of_a_wrapped_optimizer_are_those_of_the_optimizer(in_graph):
     """Reading and setting reach the optimizer that does the work."""
     with in_graph.context():

@@ -19,15 +19,10 @@ from replicator.collectives.kinds import AllConcat
 CHILD_TIMEOUT_SEC = 120.0
 
 
-@pytest.fixture
-def environment(monkeypatch):
-    """An environment that names no TPU."""
+def test_without_a_tpu_the_message_says_where_it_was_looked_for(monkeypatch):
     for variable in tpu_system.ENVIRONMENT:
         monkeypatch.delenv(variable, raising=False)
-    return monkeypatch
 
-
-def test_without_a_tpu_the_message_says_where_it_was_looked_for(environment):
     with pytest.raises(
         errors.DeviceError,
         match=r"no TPU was found: tpu=None, none of TPU_NAME, .* is set, and "
@@ -44,7 +39,7 @@ def test_without_a_tpu_the_message_says_where_it_was_looked_for(environment):
         ("COLAB_TPU_ADDR", "10.0.0.2:8470", "grpc://10.0.0.2:8470"),
     ],
 )
-def test_the_environment_names_the_tpu(environment, variable, value, expected):
+def test_the_environment_names_the_tpu(variable, value, expected):
     """Each variable in the form that its platform writes."""
     assert expected == tpu_system._name_from_environment({variable: value})
 
@@ -106,13 +101,6 @@ def test_a_replica_takes_neighbouring_cores(mesh_shape, num_logical_devices, exp
     assert expected == tpu_system.computation_shape(mesh_shape, num_logical_devices)
 
 
-def test_a_split_that_is_no_block_of_the_mesh_is_refused():
-    with pytest.raises(
-        errors.DeviceError, match=r"replica=3 is not a block of a 2 x 2 x 1 x 2 mesh"
-    ):
-        tpu_system.computation_shape((2, 2, 1, 2), 3)
-
-
 @pytest.fixture
 def system():
     topology = types.SimpleNamespace(
@@ -139,44 +127,41 @@ def test_all_cores_are_the_default_and_a_part_is_assigned(system):
     )
 
 
-def test_too_few_cores_are_refused_with_both_numbers(system):
-    """Five replicas of two cores on eight."""
-    with pytest.raises(
-        errors.DeviceError,
-        match=r"5 replicas of 2 TPU cores need 10 cores, but TPU 'v3-8' has 8",
-    ):
-        system.make_strategy(5, 2)
+def test_cores_that_do_not_fit_are_refused(system):
+    """Five replicas of two cores on eight; three cores; no number of cores."""
+    calls = {
+        r"5 replicas of 2 TPU cores need 10 cores, but TPU 'v3-8' has 8": (
+            lambda: system.make_strategy(5, 2)
+        ),
+        r"replica=3 is not a block of a 2 x 2 x 1 x 2 mesh": (
+            lambda: system.make_strategy(None, 3)
+        ),
+        **{
+            rf"logical_devices_per_replica {count} must": (
+                lambda count=count: replicator.TpuReplicator(
+                    logical_devices_per_replica=count
+                )
+            )
+            for count in (0, True, 1.5)
+        },
+    }
+    for message, call in calls.items():
+        with pytest.raises(errors.DeviceError, match=message):
+            call()
 
 
-@pytest.mark.parametrize("count", [0, True, 1.5])
-def test_a_replica_is_split_over_a_positive_number_of_cores(count):
-    with pytest.raises(
-        errors.DeviceError, match=r"logical_devices_per_replica .* must"
-    ):
-        replicator.TpuReplicator(logical_devices_per_replica=count)
-
-
-@pytest.mark.parametrize(
-    "batched",
-    [
-        lambda data: data.batch(2),
-        lambda data: data.map(tf.range).ragged_batch(2, drop_remainder=True),
-    ],
-)
-def test_batches_of_unknown_shape_are_refused(batched):
+def test_batches_of_unknown_shape_are_refused():
     """A partial last batch, or ragged rows: the message says what to use."""
-    spec = batched(tf.data.Dataset.range(3)).element_spec
+    data = tf.data.Dataset.range(3)
+    ragged = data.map(tf.range).ragged_batch(2, drop_remainder=True)
+    known = data.batch(2, drop_remainder=True)
 
-    with pytest.raises(
-        errors.StaticShapeError, match=r"component 0 of a batch is .*drop_remainder="
-    ):
-        tpu.check_static(spec)
-
-
-def test_batches_of_known_shape_pass():
-    data = tf.data.Dataset.range(4).batch(2, drop_remainder=True)
-
-    assert tpu.check_static({"x": data.element_spec}) is None
+    for unknown in (data.batch(2), ragged):
+        with pytest.raises(
+            errors.StaticShapeError, match=r"component 0 of a batch is .*drop_remaind"
+        ):
+            tpu.check_static(unknown.element_spec)
+    assert tpu.check_static({"x": known.element_spec}) is None
 
 
 @pytest.mark.parametrize("dtype", [tf.int64, tf.uint64])

@@ -10,7 +10,7 @@ import replicator
 NUM_REPLICAS = 2
 
 
-def train(seed, num_steps=4):
+def train(seed, num_steps=2):
     replicator.set_determinism(seed)
     repl = replicator.create("in_graph", num_replicas=NUM_REPLICAS)
     with repl.context():

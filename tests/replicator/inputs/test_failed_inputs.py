@@ -58,37 +58,26 @@ def read(repl, step, inputs, num_calls, num_steps=1):
 
 
 @pytest.mark.parametrize("repl", BACKENDS, indirect=True)
-def test_a_batch_that_a_failed_step_read_is_not_read_again(repl, tmp_path):
-    """After a restart from a checkpoint of a Python generator, which is skipped."""
-    size = repl.num_replicas
-    with repl.context():
-        step = make_step(2 * size)
-        weight = tf.Variable(0.0)
-    inputs = repl.make_input_iterator(from_python)
-    before = read(repl, step, inputs, 4)
-    manager = repl.make_checkpoint_manager(tmp_path, weight=weight, inputs=inputs)
-    manager.save(step=4)
-    after = read(repl, step, inputs, 1)
-    again = repl.make_input_iterator(from_python)
-    repl.make_checkpoint_manager(tmp_path, weight=weight, inputs=again).restore()
+def test_batches_that_failed_steps_read_are_not_read_again(repl, tmp_path):
+    """Five steps that ended and the one that failed, of a dispatch of eight.
 
-    assert [None] == before[2:3]
-    assert 4 == inputs.num_steps - 1 == again.num_steps
-    assert [[4 * size + r for r in range(size)]] == after
-    assert after == read(repl, step, again, 1)
-
-
-@pytest.mark.parametrize("repl", BACKENDS, indirect=True)
-def test_steps_of_a_dispatch_that_failed_are_counted(repl):
-    """Five that ended and the one that failed, of eight; then the eighth is next."""
+    After a restart from a checkpoint of a Python generator, too, which is skipped.
+    """
     size = repl.num_replicas
     with repl.context():
         step = make_step(5 * size)
+        weight = tf.Variable(0.0)
     inputs = repl.make_input_iterator(from_python)
 
     assert [None] == read(repl, step, inputs, 1, num_steps=8)
     assert 6 == inputs.num_steps
-    assert [[6 * size + r for r in range(size)]] == read(repl, step, inputs, 1)
+    repl.make_checkpoint_manager(tmp_path, weight=weight, inputs=inputs).save(6)
+    expected = [[6 * size + r for r in range(size)]]
+    assert expected == read(repl, step, inputs, 1)
+    again = repl.make_input_iterator(from_python)
+    repl.make_checkpoint_manager(tmp_path, weight=weight, inputs=again).restore()
+    assert 6 == again.num_steps
+    assert expected == read(repl, step, again, 1)
 
 
 @pytest.mark.parametrize("num_steps", [1, 4])

@@ -49,29 +49,6 @@ def _counts(repl, inputs):
     return [int(total[0]) for total in _epoch(lambda: repl.run(_count, inputs))]
 
 
-@pytest.mark.parametrize("loop", [False, True])
-def test_an_epoch_that_does_not_fill_its_last_step_is_whole(in_graph, loop):
-    """Of 100 examples at a global batch of 16, 96 were counted, or the loop died."""
-    inputs = in_graph.make_input_iterator(_batches(tf.range(100), 8))
-    traced = []
-
-    def step(batch):
-        traced.append(1)
-        return _count(batch), tf.shape(batch)[0]
-
-    for _ in range(2):
-        if loop:
-            outputs = [in_graph.run(step, batch) for batch in inputs]
-        else:
-            outputs = list(_epoch(lambda: in_graph.run(step, inputs)))
-
-        assert [16] * 6 + [4] == [int(total[0]) for total, _ in outputs]
-        assert [2, 2] == [int(size) for size in outputs[-1][1]]
-        assert 7 == inputs.num_steps
-        inputs.reinitialize()
-    assert 1 == len(traced)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_batch_is_divided(kind):
     """Into parts that differ by one, in order; a pipeline at its end gives none."""
