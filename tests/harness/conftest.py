@@ -94,7 +94,6 @@ def _spec(**fields: Any) -> TrialSpec:
 
 @pytest.fixture
 def make_spec() -> Any:
-    """Returns a function that makes a spec from the fields that matter."""
     return _spec
 
 
@@ -106,7 +105,6 @@ def _without_plugins() -> None:
 
 @pytest.fixture(name="forked_trials")
 def _forked_trials() -> Iterator[None]:
-    """Fake trials are forked: for tests that do not look for their processes."""
     with forked_trials.installed(FAKE_WORKER):
         yield
 
@@ -118,7 +116,6 @@ def with_pages() -> None:
 
 @pytest.fixture
 def writes_pages(request: pytest.FixtureRequest) -> bool:
-    """Returns whether sweeps and gates of the test write their pages."""
     marks = request.node.iter_markers("usefixtures")
     return any("with_pages" in mark.args for mark in marks)
 
@@ -138,7 +135,6 @@ def _without_pages(writes_pages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fake_root(tmp_path: Path) -> FakeRoot:
-    """Returns an empty file system in place of that of the kernel."""
     return FakeRoot(tmp_path / "root")
 
 
@@ -162,7 +158,6 @@ def install_gpus(
 
 @pytest.fixture
 def gpu_overrides(overrides: dict[str, Any]) -> dict[str, Any]:
-    """Returns ``overrides`` with a TensorFlow that sees all GPUs it is given."""
 
     def probe(ids: Any) -> TensorFlowGpus:
         return TensorFlowGpus(num_gpus=len(ids), is_built_with_cuda=True)
@@ -195,28 +190,13 @@ def doctor_of_gpus(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
 
 
 @pytest.fixture
-def small_request() -> SweepRequest:
-    """Returns a request of 2 backends x 2 replica counts, weak, 2 repetitions."""
-    return SweepRequest(
-        workload="resnet50",
-        preset="smoke",
-        replicas=(1, 2),
-        modes=(ScalingMode.WEAK,),
-        repeats=2,
-        order=Order.SEQUENTIAL,
-    )
-
-
-@pytest.fixture
 def one_core() -> CpuTopology:
-    """Returns a topology that exists on whatever machine the tests run on."""
     cpu = min(os.sched_getaffinity(0))
     return CpuTopology(cpus=(LogicalCpu(cpu=cpu),))
 
 
 @pytest.fixture(scope="session")
 def overrides() -> dict[str, Any]:
-    """Returns what makes the command line use the fake worker and canary."""
     return {
         "worker_command": FAKE_WORKER,
         "canary": _canary,
@@ -230,7 +210,6 @@ def _canary(core: int | None) -> float:
 
 @pytest.fixture
 def settings(one_core: CpuTopology) -> RunSettings:
-    """Returns run settings with the fake worker and a fake canary."""
     return RunSettings(
         timeout_sec=60.0,
         topology=one_core,
@@ -241,10 +220,16 @@ def settings(one_core: CpuTopology) -> RunSettings:
 
 
 @pytest.fixture
-def small_plan(small_request: SweepRequest) -> Plan:
-    """Returns the plan record of ``small_request``."""
-    machine = checked.Machine(num_available_cores=2)
-    planned = plan.plan_sweep(small_request, machine)
+def small_plan() -> Plan:
+    request = SweepRequest(
+        workload="resnet50",
+        preset="smoke",
+        replicas=(1, 2),
+        modes=(ScalingMode.WEAK,),
+        repeats=2,
+        order=Order.SEQUENTIAL,
+    )
+    planned = plan.plan_sweep(request, checked.Machine(num_available_cores=2))
     return Plan(
         study="small",
         created_at="2026-01-01T00:00:00+00:00",
@@ -259,7 +244,6 @@ def small_plan(small_request: SweepRequest) -> Plan:
 
 @pytest.fixture
 def store(tmp_path: Path, small_plan: Plan) -> Store:
-    """Returns a new study of ``small_plan``."""
     made = Store.create(tmp_path / "runs" / "small")
     made.write_plan(small_plan)
     return made
@@ -267,7 +251,6 @@ def store(tmp_path: Path, small_plan: Plan) -> Store:
 
 @pytest.fixture
 def start_harness(tmp_path: Path) -> Any:
-    """Returns a function that starts the command line with the fake worker."""
 
     def start(*args: str, **variables: object) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -289,7 +272,6 @@ def start_harness(tmp_path: Path) -> Any:
 
 @pytest.fixture
 def harness(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns a function that runs the command line in an empty directory."""
     monkeypatch.chdir(tmp_path)
 
     def run(*args: Any, overrides: Any = None) -> Any:
@@ -302,13 +284,11 @@ def harness(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any
 
 @pytest.fixture
 def small() -> tuple[str, ...]:
-    """Returns the options of a sweep of 8 trials."""
     return SMALL
 
 
 @pytest.fixture
 def written(tmp_path: Path) -> Any:
-    """Returns a function that lists everything below the test's directory."""
     return lambda: sorted(
         path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")
     )
@@ -350,7 +330,6 @@ def quick_sweeps() -> Any:
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: Any, overrides: Any) -> Any:
-    """Returns a directory with a finished study, made once."""
     root = tmp_path_factory.mktemp("template")
     with (
         forked_trials.installed(FAKE_WORKER),
@@ -364,7 +343,6 @@ def template(tmp_path_factory: Any, overrides: Any) -> Any:
 
 @pytest.fixture
 def finished(template: Path, tmp_path: Path) -> None:
-    """Puts a finished study into the test's directory."""
     shutil.copytree(template / "runs", tmp_path / "runs")
 
 

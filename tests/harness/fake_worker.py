@@ -63,7 +63,6 @@ class Clock:
     now_ns = 1_000_000_000
 
     def __call__(self):
-        """Reads the clock."""
         return self.now_ns
 
 
@@ -90,7 +89,6 @@ class Program:
         self._step_ns = int(1e9 * (0.1 + 0.01 * jitter) * spec.global_batch_size / 8)
 
     def run(self, num_steps=1):
-        """Lets time pass."""
         assert num_steps == 1
         self._num_steps += 1
         if self._num_steps == 3:
@@ -105,7 +103,6 @@ class Program:
         return float("nan") if is_bad else 2.3 / self._num_steps
 
     def dispatch(self):
-        """Runs a step, and returns a function that returns its loss."""
         loss = self.run()
         return lambda: loss
 
@@ -123,45 +120,37 @@ class Program:
         return str(prefix)
 
     def sanity(self):
-        """Passes, unless it is to be insane."""
         is_passed = self._behavior != "insane"
         return [Check("in_sync", is_passed, "variables of replica 1 differ")]
 
     def evaluate(self):
-        """Returns a metric that grows with the number of steps."""
         top_1 = 0.5 if self._num_steps <= 6 else 1 - 3 / self._num_steps
         low, high = top_1 - 0.05, top_1 + 0.05
         return [Metric("top_1", top_1, "", 359, low, high, 0.95, "Wilson")]
 
     def samples(self):
-        """Returns what stands for a picture."""
         return f"picture after {self._num_steps}".encode()
 
     def pause(self):
-        """Does nothing between turns."""
+        pass
 
     def resume(self):
-        """Does nothing between turns."""
+        pass
 
     def start_window(self):
-        """Remembers where the window begins."""
         self._first_of_window = self._num_steps
 
     def window_metrics(self):
-        """Returns how many steps the window had."""
         count = self._num_steps - self._first_of_window
         return [Metric("steps_in_window", count, "", count, count, count, 0.95, "")]
 
     def num_environment_steps(self):
-        """Every step has seven."""
         return 7 * self._num_steps
 
     def agree(self, value):
-        """There is one process, or all have the same clock."""
         return value
 
     def explain(self):
-        """Returns a string."""
         return "no collectives"
 
 
@@ -201,7 +190,6 @@ def misbehave(what):
 
 
 def behavior_of(spec):
-    """Returns what ``FAKE_BEHAVIOR`` says of this trial."""
     if spec.control is Control.MATCH:  # rules are about what is measured
         name = f"{spec.backend}:{spec.num_replicas}"
         return "fail" if os.environ.get("FAKE_MATCH_FAILS") == name else "ok"
@@ -230,7 +218,6 @@ def changes_of(spec):
 
 
 def prepare(trial_dir):
-    """Does what variables ask for before the trial begins."""
     if (counter := os.environ.get("FAKE_COUNT_FILE")) is not None:
         with Path(counter).open("a", encoding="utf-8") as file:
             file.write(f"{trial_dir.name}\n")
@@ -265,10 +252,10 @@ class Memory:
     method = "faked"
 
     def start(self):
-        """Does nothing."""
+        pass
 
     def sample(self):
-        """Does nothing."""
+        pass
 
     def peak_bytes(self):
         """Returns one GiB, of which a relay subtracts pages that it made itself."""
@@ -292,7 +279,6 @@ def write_products(writer, spec):
 
 
 def rank_of_several():
-    """Returns the rank of this process, or None if it is the only one."""
     if (config := os.environ.get("TF_CONFIG")) is not None:
         return int(json.loads(config)["task"]["index"])
     if os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
@@ -305,7 +291,6 @@ def rank_of_several():
 
 
 def main():
-    """Runs one fake trial."""
     trial_dir = Path(sys.argv[1])
     own = rank_of_several()
     rank = own or 0

@@ -62,7 +62,6 @@ def test_fit_of_keras_takes_part(is_study):
 
 
 def test_a_loop_of_jax_waits_for_its_arrays():
-    """``done`` takes what the step returned."""
     jax = library("jax")
     run = FakeRun(4)
     square = jax.jit(lambda x: (x * x).sum())
@@ -74,7 +73,6 @@ def test_a_loop_of_jax_waits_for_its_arrays():
 
 
 def test_a_trainer_of_lightning_takes_part():
-    """The study ends ``fit``."""
     torch, lightning = library("torch"), library("lightning.pytorch")
 
     class Module(lightning.LightningModule):

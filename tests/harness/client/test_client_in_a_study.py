@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-from unittest import mock
 
 import pytest
 from repositories import commit, git
@@ -11,7 +10,6 @@ from repositories import commit, git
 from harness.cli import exit_codes
 from harness.client import scaling_client
 from harness.run import resident, rounds
-from harness.run.resident import Resident
 from harness.trial import process_tree
 from results.records.client import protocol as client_protocol
 from results.records.models import Control, Order, TrialStatus
@@ -108,17 +106,6 @@ def test_a_bad_program_is_told_what_to_do(sweep, monkeypatch, behavior):
 
     assert re.search(BAD[behavior], reason_of(trial))
     assert [] == process_tree.find_tree(str(folder.resolve()))
-
-
-@pytest.mark.parametrize(("step_sec", "is_short"), [(0.99e-4, True), (1e-4, False)])
-def test_a_step_is_short_below_100_us(step_sec, is_short):
-    one = mock.create_autospec(Resident, instance=True)
-    one.prepared = mock.Mock(is_client=True)
-    rounds.check_resolution(one, step_sec)
-
-    said = [call.args[0] for call in one.fail.call_args_list]
-    assert is_short == any("took 99 us, less than the 100 us" in line for line in said)
-    assert is_short == bool(said)
 
 
 NEVER = {

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from harness.cli import exit_codes
-from harness.run import rounds
 from harness.trial import process_tree
-from results.records.models import Control, Evidence
+from results.records.models import Evidence
 from results.store.study_store import Store
 
 pytestmark = [
@@ -79,32 +78,3 @@ def test_the_documented_command_of_mpirun_is_measured(harness, tmp_path, monkeyp
         assert 32000 * (number - 1) == count.value
         folder = store.trial_dir(trial.trial_id).resolve()
         assert [] == process_tree.find_tree(str(folder))
-
-
-HARNESS = Path(__file__).resolve().parents[3] / "harness"
-TRAIN = Path(__file__).resolve().parents[1] / "client" / "programs" / "train.py"
-
-
-def test_ranks_of_mpirun_take_turns(harness, tmp_path, overrides, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(HARNESS / "client"))
-    monkeypatch.setattr(rounds, "MIN_TURN_SEC", 0.02)
-    shutil.copy(TRAIN, tmp_path)
-    code, _, err = harness(
-        "sweep",
-        "--command=mpirun --oversubscribe --bind-to none -n {replicas}"
-        " python3 train.py",
-        *("--metric=client", "--global-batch-size=4", "--replicas=1,2"),
-        *("--mode=strong", "--repeats=1", "--rounds=5", "--study=m"),
-        overrides=overrides,
-    )
-
-    assert exit_codes.OK == code, err
-    trials = [*Store(tmp_path / "runs" / "m").trials()]
-    found = {
-        (trial.spec.num_replicas, trial.spec.control): trial.result for trial in trials
-    }
-    assert {1, 2} == {number for number, _ in found}
-    for (number, _), result in found.items():
-        assert list(range(number)) == [rank.rank for rank in result.ranks]
-        assert 5 <= len(result.turns)
-    assert any(control is Control.TWIN for _, control in found)

@@ -74,7 +74,6 @@ def repository(tmp_path_factory: Any) -> Path:
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns the directory of temporary files, which is empty."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -83,7 +82,6 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def gate_overrides() -> dict[str, Any]:
-    """Returns what makes the command line use ``gate_worker.py``."""
     return {
         "worker_command": (sys.executable, "-S", "-c", f"{_START}; sys.exit(main())"),
         "canary": lambda _core: 0.2,
@@ -100,7 +98,6 @@ def gate(
     monkeypatch: pytest.MonkeyPatch,
     writes_pages: bool,
 ) -> Any:
-    """Returns a function that runs a gate with the worker of ``gate_worker.py``."""
     del temporary
     monkeypatch.setattr(revisions, "SOURCE_ROOT", repository)
     if not writes_pages:
@@ -131,6 +128,5 @@ def template_of_gates(
 
 @pytest.fixture
 def stored(template_of_gates: Path, tmp_path: Path) -> str:
-    """Returns the name of a finished study of this tree, beside another revision."""
     shutil.copytree(template_of_gates / "runs", tmp_path / "runs")
     return "stored"

@@ -38,14 +38,12 @@ class Program(fake_worker.Program):
         self._step_ns = round(0.1e9 * (1.005 if is_slower else 1.0) * factor)
 
     def evaluate(self):
-        """Returns the accuracy, times a factor of the sources."""
         factor = float(_LEARNED.read_text()) if _LEARNED.is_file() else 1.0
         (metric,) = super().evaluate()
         return [dataclasses.replace(metric, value=metric.value * factor)]
 
 
 def run_counted(run_step):
-    """Runs a step; returns what the sources say that it has."""
     run_step()
     found = json.loads(_COUNTED.read_text()) if _COUNTED.is_file() else _OF_STEPS
     return [
@@ -55,7 +53,6 @@ def run_counted(run_step):
 
 
 def main():
-    """Runs one trial."""
     measure.measure_trial = functools.partial(
         measure.measure_trial, run_counted=run_counted
     )

@@ -3,17 +3,12 @@
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
 import pytest
 from gate_process import GATE
 
 from harness.cli import exit_codes
-from harness.client.scaling_client import RankFile, rank_path
-from harness.run import sweep
-from harness.trial.steps import exact_metric
-from results.records.models import Control
 
 pytestmark = pytest.mark.processes
 AS_LONG_AS_NEEDED = tuple(of for of in GATE if not of.startswith("--repeats"))
@@ -148,33 +143,3 @@ def test_a_count_that_cannot_be_judged_is_refused(gate, arguments, message):
     assert (exit_codes.USAGE, "") == (code, out)
     assert message in err
     assert not Path("runs").exists()
-
-
-def test_only_both_sides_of_a_case_are_compared(tmp_path, make_spec):
-    """Whatever their code is called; a count that one side lacks is not."""
-
-    def resident(name, found, **fields):
-        folder = tmp_path / name
-        folder.mkdir()
-        writer = RankFile(rank_path(folder, 0), lambda: 0)
-        for count, value in found.items():
-            fields_of = exact_metric(count, value, unit="", n=1, protocol="")
-            writer.write("window_metric", **fields_of)
-        writer.close()
-        trial = SimpleNamespace(spec=make_spec(**fields))
-        prepared = SimpleNamespace(trial=trial, trial_dir=folder)
-        return SimpleNamespace(is_alive=name != "ended", prepared=prepared)
-
-    four = {"num_replicas": 4, "global_batch_size": 32}
-    old = {"revision": "abc", "code_digest": "0" * 16}
-    residents = [
-        resident("head", {"retraces": 2, "collectives": 8}),
-        resident("base", {"retraces": 0}, **old),
-        resident("twin", {"retraces": 1}, control=Control.TWIN),
-        resident("alone", {"retraces": 5}, **four),
-        resident("ended", {"retraces": 4}, **four, **old),
-    ]
-
-    assert ["in_graph x2: retraces - (exact: 0 to 2)"] == list(
-        sweep.differences(residents)
-    )

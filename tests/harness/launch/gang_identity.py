@@ -7,7 +7,6 @@ from replicator.cluster import environment
 
 
 def main():
-    """Prints what the environment says; the test compares all processes."""
     config = environment.detect().config()
     answer = {
         "kind": type(environment.detect()).__name__,

@@ -42,7 +42,6 @@ def met(addresses, index):
 
 
 def main():
-    """Writes ``probe_<index>`` into the directory of the trial."""
     (directory,) = sys.argv[1:]
     config = json.loads(os.environ["TF_CONFIG"])
     start_sec = time.monotonic()

@@ -8,7 +8,6 @@ import replicator
 
 
 def sum_of_ranks():
-    """Returns the sum, which every worker has, and which worker this is."""
     repl = replicator.create("multi_worker", num_replicas=2, timeout_sec=60.0)
 
     def step(_):
@@ -23,7 +22,6 @@ def sum_of_ranks():
 
 
 def main():
-    """Prints the sum."""
     total, worker_id = sum_of_ranks()
     sys.stdout.write(f"sum {total:g} on worker {worker_id}\n")
     return 0

@@ -15,14 +15,6 @@ from harness.launch.launcher import HOSTS_VARIABLE
 from harness.launch.ray_cluster import RayHost
 
 
-def test_a_launcher_is_found_by_its_name():
-    assert "local" == catalog.start(catalog.DEFAULT).name
-    for name in catalog.LAUNCHERS:
-        assert name == catalog.info(name).name
-        assert name == type(catalog.info(name)).__module__.split(".")[2]
-        assert catalog.info(name).summary
-
-
 def test_trials_of_several_hosts_do_not_run_on_one(make_spec):
     """Figures of both would be of the same case."""
     spec = make_spec(variables={HOSTS_VARIABLE: "2"})
@@ -155,21 +147,6 @@ def test_options_of_a_launcher_are_checked(
     err = refuse(*SWEEP, f"--launcher={launcher}", *options)
 
     assert re.search(message, err)
-
-
-def test_the_help_has_the_options_of_a_launcher_below_its_name(harness):
-    _, out, _ = harness("sweep", "--help")
-    _, *launchers = out.split("Options of --launcher ")
-    own = {text.partition(":")[0]: text.partition("\n\n")[0] for text in launchers}
-    elsewhere = out
-    for text in own.values():
-        elsewhere = elsewhere.replace(text, "")
-
-    assert ["slurm", "kubernetes"] == list(own)
-    for option, launcher in (("--nodes", "slurm"), ("--pod-template", "kubernetes")):
-        assert 1 == own[launcher].count(f" {option} ")
-        assert f" {option} " not in elsewhere
-    assert "--pod-template" not in own["slurm"]
 
 
 @pytest.mark.parametrize(

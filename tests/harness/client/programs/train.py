@@ -14,7 +14,6 @@ STEP_SEC = float(os.environ.get("STEP_SEC", "0.002"))
 
 
 def misbehave(index):
-    """Does what the test asks for, in the fifth step."""
     if index != 5 or not IS_LAST:
         return
     if BEHAVIOR == "raise":
@@ -26,7 +25,6 @@ def misbehave(index):
 
 
 def main():
-    """Trains until the harness has seen enough."""
     if BEHAVIOR == "other_version" and IS_LAST:
         folder = pathlib.Path(os.environ[scaling_client.TRIAL_VARIABLE])
         asked = json.loads((folder / "client.json").read_text())

@@ -24,7 +24,6 @@ def _call(name, *arguments):
 
 
 def Wtime():
-    """Returns the time in seconds."""
     return _LIBRARY.MPI_Wtime()
 
 
