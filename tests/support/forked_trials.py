@@ -18,21 +18,22 @@ import fork_server
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULE = "fake_worker"
+MODULE, GATES = "fake_worker", "gate_worker"
 PROGRAMS = "harness.command.worker"
 
 
 @contextlib.contextmanager
-def installed(command):
-    """Forks trials of this process: those of a command, and those of programs."""
+def installed(command, module=MODULE):
+    """Forks trials of this tree: those of a command, and those of programs."""
     from harness.run import trial_runner, trial_tree
 
-    modules = {tuple(command): MODULE, trial_runner.COMMAND_WORKER: PROGRAMS}
+    modules = {tuple(command): module, trial_runner.COMMAND_WORKER: PROGRAMS}
 
     def start(words, **options):
-        for first, module in modules.items():
-            if tuple(words[: len(first)]) == first:
-                return _fork(module, words[len(first) :], **options)
+        tree = options["env"]["PYTHONPATH"].partition(os.pathsep)[0]
+        for first, name in modules.items():
+            if tuple(words[: len(first)]) == first and tree == str(ROOT):
+                return _fork(name, words[len(first) :], **options)
         return subprocess.Popen(words, **options)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -52,6 +53,7 @@ def _fork(module, arguments, *, stdin, stdout, stderr, env, cwd, start_new_sessi
 
 @functools.cache
 def _server():
-    paths = f"{ROOT}{os.pathsep}{ROOT / 'tests' / 'harness'}"
+    folder = ROOT / "tests" / "harness"
+    paths = os.pathsep.join(map(str, (ROOT, folder, folder / "judging")))
     env = {**os.environ, "PYTHONPATH": paths}
-    return fork_server.ForkServer(env, (MODULE, PROGRAMS))
+    return fork_server.ForkServer(env, (MODULE, GATES, PROGRAMS))

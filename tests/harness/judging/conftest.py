@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import forked_trials
 import gate_process
 import pytest
 from command_words import overridden
@@ -27,6 +28,7 @@ _PATHS = [
     str(Path(__file__).parent),
 ]
 _START = f"import sys; sys.path += {_PATHS!r}; from gate_worker import main"
+WORKER = (sys.executable, "-S", "-c", f"{_START}; sys.exit(main())")
 GATE = (*gate_process.GATE, "--rounds=3")
 
 
@@ -83,7 +85,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture(scope="session")
 def gate_overrides() -> dict[str, Any]:
     return {
-        "worker_command": (sys.executable, "-S", "-c", f"{_START}; sys.exit(main())"),
+        "worker_command": WORKER,
         "canary": lambda _core: 0.2,
         "void_reason": lambda _load, _retraces: "",
     }
@@ -106,7 +108,8 @@ def gate(
     def run(*arguments: str, of: tuple[str, ...] = GATE, **replaced: Any) -> Any:
         return harness(*overridden(of, *arguments), overrides=gate_overrides | replaced)
 
-    return run
+    with forked_trials.installed(WORKER, forked_trials.GATES):
+        yield run
 
 
 @pytest.fixture(scope="session")
@@ -115,7 +118,10 @@ def template_of_gates(
 ) -> Path:
     """Returns a directory with a finished gate of two equal revisions, made once."""
     root: Path = tmp_path_factory.mktemp("gates")
-    with pytest.MonkeyPatch.context() as patch:
+    with (
+        forked_trials.installed(WORKER, forked_trials.GATES),
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.chdir(root)
         patch.setattr(revisions, "SOURCE_ROOT", repository)
         patch.setattr("reports.page.build.write_report", lambda *_: None)
