@@ -30,7 +30,7 @@ def installed(command, module=MODULE):
     modules = {tuple(command): module, trial_runner.COMMAND_WORKER: PROGRAMS}
 
     def start(words, **options):
-        tree = options["env"]["PYTHONPATH"].partition(os.pathsep)[0]
+        tree = options["env"].get("PYTHONPATH", "").partition(os.pathsep)[0]
         for first, name in modules.items():
             if tuple(words[: len(first)]) == first and tree == str(ROOT):
                 return _fork(name, words[len(first) :], **options)

@@ -120,33 +120,28 @@ def test_a_lost_gpu_is_no_free_one(install_gpus):
 
 
 @pytest.mark.parametrize(
-    ("number", "is_none"),
+    ("number", "is_fault"),
     [
-        (pynvml.NVML_ERROR_NOT_SUPPORTED, True),
-        (pynvml.NVML_ERROR_NO_PERMISSION, True),
-        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, True),
-        (pynvml.NVML_ERROR_GPU_IS_LOST, False),
-        (pynvml.NVML_ERROR_RESET_REQUIRED, False),
-        (pynvml.NVML_ERROR_TIMEOUT, False),
-        (pynvml.NVML_ERROR_UNKNOWN, False),
+        (pynvml.NVML_ERROR_NOT_SUPPORTED, False),
+        (pynvml.NVML_ERROR_NO_PERMISSION, False),
+        (pynvml.NVML_ERROR_FUNCTION_NOT_FOUND, False),
+        (pynvml.NVML_ERROR_GPU_IS_LOST, True),
+        (pynvml.NVML_ERROR_RESET_REQUIRED, True),
+        (pynvml.NVML_ERROR_TIMEOUT, True),
+        (pynvml.NVML_ERROR_UNKNOWN, True),
     ],
 )
-def test_errors_of_the_driver_are_told_apart(number, is_none):
+def test_what_a_gpu_does_not_have_is_no_fault(
+    install_gpus, monkeypatch, number, is_fault
+):
+    def fail(*_):
+        raise pynvml.NVMLError(number)
 
-    class Driver:
-        NVMLError = pynvml.NVMLError
+    monkeypatch.setattr(install_gpus(make_gpus(1)), "nvmlDeviceGetMemoryInfo", fail)
+    (gpu,) = gpus.read_gpus()
 
-        def __getattr__(self, name):
-            return getattr(pynvml, name)
-
-        def nvmlDeviceGetTemperature(self):  # noqa: N802
-            raise pynvml.NVMLError(number)
-
-    if is_none:
-        assert gpus.ask(Driver(), "nvmlDeviceGetTemperature") is None
-        return
-    with pytest.raises(pynvml.NVMLError):
-        gpus.ask(Driver(), "nvmlDeviceGetTemperature")
+    assert gpu.memory_bytes is None
+    assert is_fault == bool(gpu.fault)
 
 
 def test_settings_of_gpus_with_nvlink(install_gpus):
