@@ -1,23 +1,26 @@
 """The manifest of a JobSet: valid by its published schema, with what was requested."""
 
+import contextlib
+import io
 import json
-import pathlib
+import re
+import tempfile
+from pathlib import Path
 
 import pytest
 import yaml
+from command_words import overridden
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jsonschema.validators import validator_for
 from kubernetes_rules import expanded, template
 
-from harness.errors import PlanError
-from harness.launch import catalog
-from harness.launch.jobset import PodOptions, parse_template
-from harness.launch.launcher import Job
+from harness.cli import exit_codes
+from harness.cli import main as cli
 from replicator.cluster import environment
 
 SCHEMA = json.loads(
-    (pathlib.Path(__file__).parent / "data" / "jobset-v0.9.1.schema.json").read_text()
+    (Path(__file__).parent / "data" / "jobset-v0.9.1.schema.json").read_text()
 )
 # Made once: the schema itself takes a tenth of a second to check.
 VALIDATOR = validator_for(SCHEMA)(SCHEMA)
@@ -29,20 +32,31 @@ def pod_of_one(image=IMAGE, **fields):
     return {"spec": {"containers": [{"name": "harness", "image": image}], **fields}}
 
 
-def parsed(
-    command=("python", "train.py"), *, directory=".", pod_template=None, **fields
-):
-    """The manifest as Kubernetes reads it, after the check against the schema."""
-    job = Job(
-        name="study",
-        command=command,
-        directory=directory,
-        **{"workers": 4, "gpus_per_worker": 2} | fields,
-    )
-    own = PodOptions(pod_template=pod_template or pod_of_one())
-    (text,) = catalog.info("jobset").render(job, own).values()
-    manifest = yaml.safe_load(text)
-    VALIDATOR.validate(manifest)
+def rendered(*words, command=("python", "train.py"), pod_template=None):
+    """What ``launch render`` returns and prints, and the manifest, which is valid."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "pod.yaml"
+        path.write_text(json.dumps(pod_template or pod_of_one()))  # JSON is YAML
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            code = cli.main(
+                (
+                    *("launch", "render", "--launcher=jobset", "--name=study"),
+                    *(f"--pod-template={path}", f"--output={folder}"),
+                    *overridden(("--workers=4", "--gpus-per-worker=2"), *words),
+                    *("--", *command),
+                )
+            )
+        found = (Path(folder) / "study.jobset.yaml").read_text() if code == 0 else "{}"
+    manifest = yaml.safe_load(found)
+    if code == 0:
+        VALIDATOR.validate(manifest)
+    return code, printed.getvalue(), manifest
+
+
+def parsed(*words, **options):
+    code, printed, manifest = rendered(*words, **options)
+    assert exit_codes.OK == code, printed
     return manifest
 
 
@@ -60,7 +74,9 @@ def test_every_worker_has_a_pod_its_gpus_and_one_start():
     """W pods on W machines; GPUs are limits, since Kubernetes never shares them."""
     own = pod_of_one(activeDeadlineSeconds=600)
     own["spec"]["containers"][0]["resources"] = {"limits": {"memory": "64Gi"}}
-    manifest = parsed(directory="/opt/project", cores_per_worker=8, pod_template=own)
+    manifest = parsed(
+        "--directory=/opt/project", "--cores-per-worker=8", pod_template=own
+    )
     job = job_of(manifest)
     pod = job["template"]["spec"]
     (rule,) = pod["affinity"]["podAntiAffinity"][
@@ -109,7 +125,7 @@ def test_pods_find_each_other():
 @pytest.mark.parametrize("gpus", [0, 1, 8])
 def test_any_number_of_gpus_is_valid(gpus):
     """Without GPUs nothing is requested; several share memory through /dev/shm."""
-    manifest = parsed(gpus_per_worker=gpus, workers=1)
+    manifest = parsed(f"--gpus-per-worker={gpus}", "--workers=1")
     pod = job_of(manifest)["template"]["spec"]
 
     assert bool(gpus) == ("resources" in container_of(manifest))
@@ -130,7 +146,7 @@ def test_commands_arrive_as_they_were_given(command):
 
     Its own expansion would change most of the words of the example.
     """
-    container = container_of(parsed(command=tuple(command)))
+    container = container_of(parsed(command=command))
 
     assert list(command) == [
         expanded(word, {"HOME": "/root"}) for word in container["command"]
@@ -138,15 +154,15 @@ def test_commands_arrive_as_they_were_given(command):
 
 
 @pytest.mark.parametrize(
-    ("directory", "folder", "runs"),
+    ("words", "folder", "runs"),
     [
-        ("/opt/project", "/opt/project", "/opt/project/runs"),
-        (".", None, "/srv/harness/runs"),
+        (["--directory=/opt/project"], "/opt/project", "/opt/project/runs"),
+        ([], None, "/srv/harness/runs"),
     ],
 )
-def test_studies_are_on_a_claim_and_secrets_are_named(directory, folder, runs):
+def test_studies_are_on_a_claim_and_secrets_are_named(words, folder, runs):
     """Records outlive the pod; the image's own folder is that of this project's."""
-    manifest = parsed(directory=directory, pod_template=STUDIES, gpus_per_worker=0)
+    manifest = parsed(*words, "--gpus-per-worker=0", pod_template=STUDIES)
     container, pod = container_of(manifest), job_of(manifest)["template"]["spec"]
 
     assert folder == container.get("workingDir")
@@ -165,10 +181,12 @@ def test_studies_are_on_a_claim_and_secrets_are_named(directory, folder, runs):
     ],
 )
 def test_a_sweep_without_a_claim_is_refused(command):
-    with pytest.raises(
-        PlanError, match=r"requires --pod-template with .* records would end .*pvc"
-    ):
-        parsed(command=command)
+    code, printed, _ = rendered(command=command)
+
+    assert exit_codes.USAGE == code
+    assert re.search(
+        r"requires --pod-template with .* records would end .*pvc", printed
+    )
     assert parsed(command=command, pod_template=STUDIES)
 
 
@@ -189,16 +207,12 @@ def all_in(part, whole):
     tolerations=st.lists(st.builds(lambda key: {"key": key}, st.text("abc"))),
     variables=st.dictionaries(st.text("ABC", min_size=1), st.text(), max_size=3),
 )
-def test_a_template_adds_and_takes_nothing_away(
-    tmp_path_factory, image, labels, tolerations, variables
-):
+def test_a_template_adds_and_takes_nothing_away(image, labels, tolerations, variables):
     """All that is set without it is there, and all of it besides."""
     own = pod_of_one(image, tolerations=tolerations) | {"metadata": {"labels": labels}}
     env = [{"name": name, "value": value} for name, value in variables.items()]
     own["spec"]["containers"][0]["env"] = env
-    path = tmp_path_factory.mktemp("template") / "pod.yaml"
-    path.write_text(json.dumps(own))
-    made = parsed(pod_template=parse_template(str(path), what="--pod-template"))
+    made = parsed(pod_template=own)
     own["spec"]["containers"][0]["name"] = "worker"
     usual = parsed(pod_template=pod_of_one(image))
 

@@ -19,7 +19,6 @@ from harness.cli import exit_codes
 from harness.errors import LaunchError, PlanError
 from harness.launch import catalog, kubernetes
 from harness.launch.gang import Gang
-from harness.launch.jobset import parse_template
 from harness.launch.kubernetes import KubernetesOptions
 from harness.launch.launcher import HOSTS_VARIABLE, Job
 from harness.run.trial_runner import run_trial
@@ -327,8 +326,7 @@ def test_the_documented_template_is_one(server, harness, tmp_path):
     created = kubernetes.create(kubernetes.JOBSETS.format("team"), made, "dryRun=All")
 
     assert "g" == created["metadata"]["name"]
-    found = parse_template("pod.yaml", what="--pod-template")
-    assert job_of(KubernetesOptions(pod_template=found))
+    assert job_of(KubernetesOptions(pod_template=yaml.safe_load(template)))
 
 
 def test_why_a_pod_waits_is_said():
