@@ -4,10 +4,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tiny_models import Training
 
 import replicator
 from replicator import errors
-from replicator.optimizer import stages
 
 NUM_CALLS = 4
 GLOBAL_BATCH_SIZE = 8
@@ -157,26 +157,18 @@ def test_all_options_together_equal_one_device(repl_once, optimizer_name):
     _check(_reference(optimizer_name, _joined(batches, k), 0.2), got[-1])
 
 
-def test_the_scale_doubles_after_enough_finite_steps(in_graph, fed, monkeypatch):
-    monkeypatch.setattr(stages, "GROWTH_STEPS", 3)
-    run, _, optimizer = fed(in_graph, loss_scale="dynamic")
-
-    scales = []
-    for _ in range(7):
-        scales.append(float(optimizer.loss_scale.scale.numpy()))
-        run(0.0, 0.0)
-
-    assert [2.0**15] * 3 + [2.0**16] * 3 + [2.0**17] == scales
-    assert 1 == int(optimizer.loss_scale.num_finite_steps.numpy())
-
-
-def test_the_update_in_which_the_scale_doubles_is_a_whole_one(placed, fed, monkeypatch):
+def test_the_scale_doubles_after_enough_finite_steps(placed, fed):
     """Gradients are divided by the scale that their loss had, not by the next one."""
-    monkeypatch.setattr(stages, "GROWTH_STEPS", 3)
     run, _, optimizer = fed(placed, loss_scale="dynamic")
+    finite = optimizer.loss_scale.num_finite_steps
+    finite.assign(2000 - 3)
 
-    assert [0.0, -1.0, -2.0, -3.0] == [run(1.0, 1.0) for _ in range(4)]
-    assert 2.0**16 == float(optimizer.loss_scale.scale.numpy())
+    scale = optimizer.loss_scale.scale
+    seen = [(run(1.0, 1.0), float(scale.numpy())) for _ in range(5)]
+
+    scales = [2.0**15] * 2 + [2.0**16] * 3
+    assert list(zip([0.0, -1.0, -2.0, -3.0, -4.0], scales, strict=True)) == seen
+    assert 2 == int(finite.numpy())
 
 
 def test_a_call_that_is_not_finite_is_not_accumulated(placed, fed):
@@ -203,85 +195,67 @@ def test_loss_scaling_rescues_float16(separate, fed):
     np.testing.assert_allclose(-1e-8, kept[1], rtol=1e-3)
 
 
-def test_gradients_of_a_loss_that_was_not_scaled_are_refused(in_graph):
+def test_gradients_of_a_loss_that_was_not_scaled_are_refused(in_graph, wrapped):
     """They would be divided by a scale that they do not have."""
-    with in_graph.context():
-        weight = tf.Variable(1.0)
-        optimizer = in_graph.wrap_optimizer(keras.optimizers.SGD(0.1), loss_scale=8.0)
-
-    def step():
-        optimizer.apply_gradients([(tf.constant(1.0), weight)])
+    weights, optimizer = wrapped(in_graph, loss_scale=8.0)
 
     with pytest.raises(
         errors.OptimizerOptionError,
         match=r"loss_scale=8.0 divides .* optimizer.scale_loss\(loss\) in every step",
     ):
-        in_graph.run(step)
-
-
-@pytest.mark.parametrize(
-    ("keras_options", "options", "message"),
-    [
-        ({}, {"accumulation_steps": 0}, r"accumulation_steps=0 must be an integer of"),
-        ({}, {"accumulation_steps": 2.0}, r"accumulation_steps=2.0 must be an integer"),
-        ({}, {"global_clipnorm": 0}, r"global_clipnorm=0 must be a positive number"),
-        ({}, {"global_clipnorm": float("nan")}, r"global_clipnorm=nan must be a pos"),
-        ({}, {"loss_scale": -1.0}, r"loss_scale=-1.0 must be .*'dynamic', or None"),
-        ({}, {"loss_scale": "auto"}, r"loss_scale='auto' must be a positive number"),
-        ({}, {"sharded_update": 1}, r"sharded_update=1 is not a level: use 'state'"),
-        ({}, {"sharded_update": "all"}, r"sharded_update='all' is not a level: use"),
-        ({}, {"compression": "int8"}, r"compression='int8' is unknown"),
-        (
-            {"global_clipnorm": 1.0},
-            {"global_clipnorm": 2.0},
-            r"global_clipnorm=2.0 was passed .* SGD itself has global_clipnorm=1.0",
-        ),
-        (
-            {"gradient_accumulation_steps": 2},
-            {"accumulation_steps": 3},
-            r"SGD itself has gradient_accumulation_steps=2.*set only one",
-        ),
-        (
-            {},
-            {"loss_scale": tf.zeros([2])},
-            r"loss_scale=a '.*' of float32 and shape \(2,\) must be a positive number",
-        ),
-        ({}, {"global_clipnorm": 10**400}, r"global_clipnorm=an integer of .* bits mu"),
-        ({}, {"accumulation_steps": 10**30}, r"accumulation_steps=10+ must be an inte"),
-        (
-            {"loss_scale_factor": 8.0},
-            {"loss_scale": "dynamic"},
-            r"SGD itself has loss_scale_factor=8.0, so it would be applied twice",
-        ),
-    ],
-)
-def test_an_option_that_cannot_be_is_refused_at_once(
-    in_graph, keras_options, options, message
-):
-    optimizer = keras.optimizers.SGD(0.1, **keras_options)
-
-    with pytest.raises(errors.OptimizerOptionError, match=message):
-        in_graph.wrap_optimizer(optimizer, **options)
+        in_graph.run(lambda: optimizer.apply_gradients([(tf.ones([2]), weights[0])]))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"accumulation_steps": 0}, r"accumulation_steps=0 must be an integer of"),
+        ({"accumulation_steps": 2.0}, r"accumulation_steps=2.0 must be an integer"),
+        ({"accumulation_steps": 10**30}, r"accumulation_steps=10+ must be an inte"),
+        ({"global_clipnorm": 0}, r"global_clipnorm=0 must be a positive number"),
+        ({"global_clipnorm": float("nan")}, r"global_clipnorm=nan must be a pos"),
+        ({"global_clipnorm": 10**400}, r"global_clipnorm=an integer of .* bits mu"),
+        ({"loss_scale": -1.0}, r"loss_scale=-1.0 must be .*'dynamic', or None"),
+        ({"loss_scale": "auto"}, r"loss_scale='auto' must be a positive number"),
         (
-            {"accumulation_steps": 2},
+            {"loss_scale": tf.zeros([2])},
+            r"loss_scale=a '.*' of float32 and shape \(2,\) must be a positive number",
+        ),
+        ({"sharded_update": 1}, r"sharded_update=1 is not a level: use 'state'"),
+        ({"sharded_update": "all"}, r"sharded_update='all' is not a level: use"),
+        ({"compression": "int8"}, r"compression='int8' is unknown"),
+        (
+            {"of_keras": {"global_clipnorm": 1.0}, "global_clipnorm": 2.0},
+            r"global_clipnorm=2.0 was passed .* SGD itself has global_clipnorm=1.0",
+        ),
+        (
+            {
+                "of_keras": {"gradient_accumulation_steps": 2},
+                "accumulation_steps": 3,
+            },
+            r"SGD itself has gradient_accumulation_steps=2.*set only one",
+        ),
+        (
+            {"of_keras": {"loss_scale_factor": 8.0}, "loss_scale": "dynamic"},
+            r"SGD itself has loss_scale_factor=8.0, so it would be applied twice",
+        ),
+        (
+            {"backend": "tf_mirrored", "accumulation_steps": 2},
             r"accumulation_steps=2 does not work with Mirrored",
         ),
         (
-            {"loss_scale": "dynamic"},
+            {"backend": "tf_mirrored", "loss_scale": "dynamic"},
             r"loss_scale='dynamic' does not work .* in the branch",
         ),
     ],
 )
-def test_a_stock_strategy_says_what_it_lacks(options, message):
-    repl = replicator.create("tf_mirrored", num_replicas=1)
+def test_an_option_that_cannot_be_is_refused_at_once(options, message):
+    options = dict(options)
+    repl = replicator.create(options.pop("backend", "in_graph"), num_replicas=1)
+    optimizer = keras.optimizers.SGD(0.1, **options.pop("of_keras", {}))
 
     with pytest.raises(errors.OptimizerOptionError, match=message):
-        repl.wrap_optimizer(keras.optimizers.SGD(0.1), **options)
+        repl.wrap_optimizer(optimizer, **options)
 
 
 def test_the_plan_says_which_collectives_wait(separate, fed):
@@ -355,25 +329,41 @@ def test_a_checkpoint_holds_an_accumulation_that_was_begun(separate, fed, tmp_pa
 
 def test_sums_apart_are_those_of_a_sharded_update_too(separate):
     """Slots have one owner each; sums are wherever gradients are."""
-    results = []
+    found = []
     for is_sharded in (False, True):
-        repl = separate(2)
-        with repl.context():
-            weights = [tf.Variable(tf.ones([n])) for n in (8, 6, 5)]
-            optimizer = repl.wrap_optimizer(
-                keras.optimizers.Adam(0.1),
-                accumulation_steps=2,
-                sharded_update=is_sharded,
-            )
+        options = {"accumulation_steps": 2, "sharded_update": is_sharded}
+        training = Training(separate(2), "dense", "adam", **options)
+        training.run_between(0, 4)
+        found.append(training.weights())
 
-        def step(x, weights=weights, optimizer=optimizer):
-            optimizer.apply_gradients([(w * x, w) for w in weights])
+    _check(*found)
 
-        for call in range(4):
-            grads = [tf.constant(call + 1.0), tf.constant(call + 2.0)]
-            repl.run(step, replicator.PerReplica(grads))
-        repl.assert_in_sync()
-        results.append([w.numpy() for w in weights])
 
-    for want, got in zip(*results, strict=True):
-        np.testing.assert_allclose(want, got, rtol=1e-5)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss_scale": 3.0, "accumulation_steps": 3},
+        {"loss_scale": 0.7, "global_clipnorm": 0.7},
+    ],
+)
+def test_options_are_exact_in_float64(placed, options):
+    """A scale of the loss, and averages over calls, that float32 does not have."""
+    grads = np.random.default_rng(0).normal(size=(3, 2, 4))
+    with placed.context():
+        variable = tf.Variable(np.zeros(4))
+        optimizer = placed.wrap_optimizer(keras.optimizers.SGD(1.0), **options)
+        optimizer.build([variable])
+
+    def step(grad):
+        scale = optimizer.scale_loss(tf.constant(1.0, tf.float64))
+        optimizer.apply_gradients([(grad * scale, variable)])
+
+    for given in grads:
+        placed.run(step, replicator.PerReplica(list(map(tf.constant, given))))
+
+    means = grads.mean(axis=1)
+    if "accumulation_steps" in options:
+        means = means.mean(axis=0, keepdims=True)
+    limit = options.get("global_clipnorm", np.inf)
+    expected = -sum(m * min(1, limit / np.linalg.norm(m)) for m in means)
+    np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-13, atol=1e-14)

@@ -91,16 +91,6 @@ def test_they_clip_the_average_and_send_it_in_16_bits(in_graph):
     assert NUM_STEPS * 0.01 >= np.linalg.norm(clipped - start) - 1e-6
 
 
-def test_it_passes_for_the_optimizer_inside(in_graph):
-    inner = tf.compat.v1.train.AdamOptimizer(0.05)
-    optimizer = in_graph.wrap_optimizer(inner)
-
-    assert isinstance(optimizer, tf.compat.v1.train.AdamOptimizer)
-    assert "<AveragingOptimizer of AdamOptimizer>" == repr(optimizer)
-    with pytest.raises(TypeError, match="already wrapped"):
-        in_graph.wrap_optimizer(optimizer)
-
-
 def test_minimize_averages_as_well(in_graph):
     """As the training step of tf_keras calls it."""
     weight = tf.Variable(1.0)
@@ -124,7 +114,13 @@ def test_minimize_averages_as_well(in_graph):
     [{"accumulation_steps": 2}, {"loss_scale": 8.0}, {"sharded_update": True}],
 )
 def test_options_of_keras_3_are_refused(in_graph, options):
+    """And to be wrapped twice; a wrapped one passes for the one inside."""
     optimizer = tf.compat.v1.train.AdamOptimizer(0.05)
 
     with pytest.raises(OptimizerOptionError, match="works with optimizers of Keras 3"):
         in_graph.wrap_optimizer(optimizer, **options)
+    wrapped = in_graph.wrap_optimizer(optimizer)
+    assert isinstance(wrapped, tf.compat.v1.train.AdamOptimizer)
+    assert "<AveragingOptimizer of AdamOptimizer>" == repr(wrapped)
+    with pytest.raises(TypeError, match="already wrapped"):
+        in_graph.wrap_optimizer(wrapped)

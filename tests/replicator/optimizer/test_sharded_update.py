@@ -1,29 +1,34 @@
-"""sharded_update: the same numbers, a share of the work and of the memory."""
+"""sharded_update, at every level: the same numbers as on one device."""
+
+import functools
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tiny_models import NUM_FEATURES, NUM_OUTPUTS, Training, copies
+from tiny_models import Training, copies, dense
 
 import replicator
+from replicator import errors
 
 NUM_REPLICAS = 4
+LEVELS = ("state", "gradients", "parameters")
+MADE = keras.optimizers
+MAKERS = {
+    "fused adam": lambda: MADE.Adam(0.01),
+    "keras with decay and averages": lambda: MADE.AdamW(
+        0.01, use_ema=True, ema_overwrite_frequency=2
+    ),
+    "keras that clips": lambda: MADE.Adam(0.01, global_clipnorm=0.1),
+}
 
 
-def _model():
-    """Two layers, whose four variables have an owner each."""
-    layers = [
-        keras.layers.Dense(5, activation="tanh"),
-        keras.layers.Dense(4 * NUM_OUTPUTS),
-        keras.layers.Reshape((4, NUM_OUTPUTS)),
-        keras.layers.GlobalAveragePooling1D(),
-    ]
-    return keras.Sequential([keras.Input((NUM_FEATURES,)), *layers])
+def _deep():
+    return dense(12, 12, 12, 3)
 
 
-def _trained(repl, make_optimizer, last, **options):
-    training = Training(repl, _model, make_optimizer, **options)
+def _trained(repl, make, last, **options):
+    training = Training(repl, _deep, make, **options)
     training.run_between(0, last)
     return training
 
@@ -33,9 +38,106 @@ def _values(training):
     return [np.asarray(v) for v in variables]
 
 
+def _check_close(expected, got, rtol=1e-5, atol=1e-6):
+    for want, value in zip(expected, got, strict=True):
+        np.testing.assert_allclose(value, want, rtol=rtol, atol=atol)
+
+
 def _check_same(expected, got):
-    for want, value in zip(_values(expected), _values(got), strict=True):
-        np.testing.assert_array_equal(want, value)
+    _check_close(_values(expected), _values(got), rtol=0, atol=0)
+
+
+@functools.cache
+def _unsharded(name="fused adam"):
+    return _trained(copies(), MAKERS[name], 4)
+
+
+@functools.cache
+def _alone(num_steps, **options):
+    repl = replicator.create("single")
+    return _trained(repl, MAKERS["fused adam"], num_steps, **options).weights()
+
+
+# Each has an update that no other one has: a kernel, decay and averages of all
+# variables, and a norm over the gradients of all owners.
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_bit_is_that_of_the_unsharded_update(name):
+    """Weights and state, also over several steps in one dispatch."""
+    sharded = _trained(copies(), MAKERS[name], 2, sharded_update=True)
+
+    sharded.run_between(2, 4, num_steps_per_run=2)
+
+    _check_same(_unsharded(name), sharded)
+
+
+@pytest.mark.parametrize("level", LEVELS[1:])
+def test_steps_are_those_of_one_device(level):
+    """Adam in float32, with one step and several in a dispatch."""
+    training = _trained(copies(), MAKERS["fused adam"], 10, sharded_update=level)
+
+    training.run_between(10, 20, num_steps_per_run=5)
+
+    _check_close(_alone(20), training.weights())
+
+
+@pytest.mark.covering(strength=1)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"accumulation_steps": 2, "global_clipnorm": 0.1},
+        {"loss_scale": "dynamic", "global_clipnorm": 0.1},
+        {"accumulation_steps": 2, "loss_scale": "dynamic"},
+    ],
+    ids="+".join,
+)
+def test_updates_that_are_skipped_are_those_of_one_device(level, options):
+    """One owner takes the branch for all, or each one of its own with kernels."""
+    repl = copies()
+
+    training = _trained(repl, MAKERS["fused adam"], 4, sharded_update=level, **options)
+
+    _check_close(_alone(4, **options), training.weights(), 2e-4)
+    repl.assert_in_sync()
+
+
+@pytest.mark.covering(strength=1)
+@pytest.mark.parametrize(
+    "name", ["embedding", "convolution", pytest.param("wide", marks=pytest.mark.full)]
+)
+@pytest.mark.parametrize("level", LEVELS[1:])
+def test_other_models_train_as_on_one_device(level, name):
+    """Sparse gradients, and statistics over replicas."""
+    results = []
+    for repl in (replicator.create("single"), copies(2)):
+        training = Training(repl, name, "clipped adamw", sharded_update=level)
+        training.run(3)
+        results.append(training.weights())
+
+    _check_close(*results, rtol=2e-4, atol=1e-5)
+
+
+def test_separate_memories_give_the_same(separate):
+    """Gradients are then bucketed by owner, and results have far to go."""
+    make = MAKERS["fused adam"]
+
+    sharded = _trained(separate(NUM_REPLICAS), make, 4, sharded_update=True)
+
+    _check_same(_unsharded(), sharded)
+    plans = next(program for _, program in sharded.repl._programs.items()).plans
+    assert {0, 1, 2, 3} == {b.owner for plan in plans for b in plan.buckets}
+
+
+@pytest.mark.parametrize("level", ["state", "parameters"])
+def test_where_memory_is_shared_there_is_nothing_to_shard(level):
+    """One update and one copy, with the option or without; the plan says so."""
+    repl = replicator.create("in_graph", num_replicas=NUM_REPLICAS)
+
+    sharded = _trained(repl, MAKERS["fused adam"], 4, sharded_update=level)
+
+    _check_same(_unsharded(), sharded)
+    assert "replicas share one copy of every variable" in repl.explain()
+    assert "gathers" not in repl.explain()
 
 
 def _checkpoint(training):
@@ -45,166 +147,7 @@ def _checkpoint(training):
     )
 
 
-MAKERS = {
-    "fused momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-    "fused adam": lambda: keras.optimizers.Adam(0.01),
-    "keras with decay and averages": lambda: keras.optimizers.AdamW(
-        0.01, use_ema=True, ema_overwrite_frequency=2
-    ),
-    "keras that clips": lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.1),
-    "keras with factors": lambda: keras.optimizers.Adafactor(0.01),
-    "keras that accumulates": lambda: keras.optimizers.Adam(
-        0.01, gradient_accumulation_steps=2
-    ),
-}
-
-
-@pytest.fixture(scope="module")
-def unsharded():
-    """Trainings on all batches that others are compared with, by optimizer."""
-    trained = {}
-
-    def train(name):
-        if name not in trained:
-            trained[name] = _trained(copies(), MAKERS[name], 4)
-        return trained[name]
-
-    return train
-
-
-@pytest.fixture(scope="module")
-def sharded():
-    return _trained(copies(), MAKERS["fused adam"], 1, sharded_update=True)
-
-
-# Each has an update that no other one has: a kernel, decay and averages of all
-# variables, and a norm over the gradients of all owners.
-IN_SHORT = ("fused adam", "keras with decay and averages", "keras that clips")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in IN_SHORT else pytest.param(name, marks=pytest.mark.full)
-        for name in MAKERS
-    ],
-)
-def test_every_bit_is_that_of_the_unsharded_update(unsharded, name):
-    """Weights and state, also over several steps in one dispatch."""
-    sharded = _trained(copies(), MAKERS[name], 2, sharded_update=True)
-
-    sharded.run_between(2, 4, num_steps_per_run=2)
-
-    _check_same(unsharded(name), sharded)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"accumulation_steps": 2, "loss_scale": "dynamic", "global_clipnorm": 0.1},
-        pytest.param(
-            {"loss_scale": "dynamic", "global_clipnorm": 0.1}, marks=pytest.mark.full
-        ),
-        pytest.param(
-            {"accumulation_steps": 2, "loss_scale": "dynamic"}, marks=pytest.mark.full
-        ),
-    ],
-    ids="+".join,
-)
-def test_updates_in_branches_are_those_of_the_unsharded(options):
-    """One owner takes the branch for all, without kernels; others get its values."""
-    make = MAKERS["fused adam"]
-    unsharded = _trained(copies(), make, 4, **options)
-
-    sharded = _trained(copies(), make, 4, sharded_update=True, **options)
-
-    for want, value in zip(_values(unsharded), _values(sharded), strict=True):
-        np.testing.assert_allclose(want, value, rtol=2e-4, atol=1e-6)
-
-
-def test_separate_memories_give_the_same(separate, unsharded):
-    """Gradients are then bucketed by owner, and results have far to go."""
-    make = MAKERS["fused adam"]
-
-    sharded = _trained(separate(NUM_REPLICAS), make, 4, sharded_update=True)
-
-    _check_same(unsharded("fused adam"), sharded)
-    plans = next(p for _, p in sharded.repl._programs.items()).plans
-    assert {0, 1, 2, 3} == {b.owner for plan in plans for b in plan.buckets}
-
-
-def test_state_takes_a_share_of_the_memory(unsharded, sharded):
-    """The fullest device has at most 0.3 of what every device had, and no copies."""
-    before, after = (
-        training.repl._table.bytes_by_device(training.optimizer.variables[2:])
-        for training in (unsharded("fused adam"), sharded)
-    )
-    total = 2 * sum(w.nbytes for w in _model().get_weights())
-    assert [total] * NUM_REPLICAS == list(before.values())
-    assert total == sum(after.values())
-    assert NUM_REPLICAS == len(after)
-    assert max(after.values()) <= 0.48 * total  # the larger of two kernels
-
-
-def test_each_update_is_emitted_once(sharded):
-    """The linked graph has one kernel per variable, not one on every replica."""
-    program = next(p for _, p in sharded.repl._programs.items())
-    devices = [
-        n.device
-        for n in program._assembly.copies.nodes()
-        if n.op == "ResourceApplyAdam"
-    ]
-    assert len(sharded.model.trainable_variables) == len(devices)
-    assert set(sharded.repl.devices) == set(devices)
-
-
-def test_an_update_of_all_variables_waits_for_those_of_each():
-    """On the replica where it runs, though its edges lead through others."""
-    make = MAKERS["keras with decay and averages"]
-    training = _trained(copies(), make, 1, sharded_update=True)
-    program = next(p for _, p in training.repl._programs.items())
-    nodes = {node.name: node for node in program._assembly.copies.nodes()}
-
-    (branch,) = (node for node in nodes.values() if node.op.endswith("If"))
-    owning_replica = branch.name.partition("/")[0]
-    reached, stack = set(), [branch.name]
-    while stack:
-        for text in nodes[stack.pop()].input:
-            name = text.lstrip("^").partition(":")[0]
-            if name in nodes and name not in reached:
-                reached.add(name)
-                stack.append(name)
-
-    arrived = {
-        name
-        for name in nodes
-        if name.startswith(owning_replica)
-        and "/refresh_" in name
-        and branch.name not in name
-    }
-    assert 6 == len(arrived)  # decay and update of the three that others own
-    assert arrived <= reached
-
-
-def test_the_plan_says_who_owns_what(sharded):
-    text = sharded.repl.explain()
-
-    for index in range(NUM_REPLICAS):
-        assert f"device:CPU:{index} updates 1 variables " in text
-    assert "bytes of optimizer state" in text
-
-
-def test_where_memory_is_shared_there_is_nothing_to_shard(unsharded):
-    """One update and one copy, with the option or without; the plan says so."""
-    repl = replicator.create("in_graph", num_replicas=NUM_REPLICAS)
-
-    sharded = _trained(repl, MAKERS["fused adam"], 4, sharded_update=True)
-
-    _check_same(unsharded("fused adam"), sharded)
-    assert "replicas share one copy of every variable" in repl.explain()
-
-
-def test_checkpoints_go_both_ways(tmp_path, unsharded):
+def test_checkpoints_of_tensorflow_go_both_ways(tmp_path):
     """Saved by one kind and restored into the other, training continues bit by bit."""
     make = MAKERS["fused adam"]
     then = _trained(copies(), make, 2, sharded_update=True)
@@ -215,15 +158,34 @@ def test_checkpoints_go_both_ways(tmp_path, unsharded):
         _checkpoint(then).read(path).assert_consumed()
         then.run_between(step, step + 1)
 
-    _check_same(unsharded("fused adam"), then)
+    _check_same(_unsharded(), then)
+
+
+def test_checkpoints_go_from_any_level_to_any(tmp_path):
+    """Through levels, numbers of replicas and backends, training is that of one."""
+    ways = [
+        (copies(2), "gradients"),
+        (copies(4), "parameters"),
+        (replicator.create("single"), False),
+        (copies(2), "parameters"),
+    ]
+    for place, (repl, level) in enumerate(ways):
+        training = Training(repl, _deep, MAKERS["fused adam"], sharded_update=level)
+        manager = training.make_manager(tmp_path)
+        if place:
+            training.run(1)  # forgotten by restoring
+            assert place == manager.restore().step
+        training.run_between(place, place + 1)
+        manager.save()
+
+    _check_close(_alone(len(ways)), training.weights())
 
 
 def test_values_set_outside_reach_all():
     """Weights of all replicas, and state that exists once."""
-    make = MAKERS["fused momentum"]
     runs = []
     for is_sharded in (False, True):
-        training = _trained(copies(), make, 1, sharded_update=is_sharded)
+        training = _trained(copies(), "momentum", 1, sharded_update=is_sharded)
         weights = [w + 0.5 for w in training.model.get_weights()]
         training.model.set_weights(weights)
         for slot in training.optimizer.variables[2:]:
@@ -246,7 +208,7 @@ def test_reads_and_writes_stay_in_order(level, rtol):
         with repl.context():
             weights = [tf.Variable(float(i + 1)) for i in range(4)]
             optimizer = repl.wrap_optimizer(
-                keras.optimizers.SGD(0.5, momentum=0.5), sharded_update=sharded_update
+                MADE.SGD(0.5, momentum=0.5), sharded_update=sharded_update
             )
 
         def step(x, weights=weights, optimizer=optimizer):
@@ -270,3 +232,107 @@ def test_reads_and_writes_stay_in_order(level, rtol):
 
     for whole, sharded in zip(*results, strict=True):
         np.testing.assert_allclose(sharded, whole, rtol)
+
+
+def test_variables_of_owners_read_and_write_outside_steps():
+    """As any other: numpy, assign, predictions, a function that is made afterwards."""
+    make = MAKERS["fused adam"]
+    trained = _trained(copies(), make, 1, sharded_update="parameters")
+    variable = trained.model.trainable_variables[4]
+    devices = {v.value.device for v in trained.model.trainable_variables}
+    assert set(trained.repl.devices) == devices
+
+    before = variable.numpy()
+    variable.assign(before + 1.0)
+    seen = trained.repl.run(lambda: tf.reduce_sum(variable))
+    outside = tf.function(lambda: tf.reduce_sum(variable))()
+
+    for value in (*seen.values, outside):
+        np.testing.assert_allclose(before.sum() + before.size, value, rtol=1e-5)
+    predicted = trained.model.predict(np.ones([2, 12], np.float32), verbose=0)
+    assert (2, 3) == predicted.shape
+
+
+def test_steps_of_before_use_the_variables_where_they_are():
+    """An evaluation before, between and after steps; a ``tf.function`` raises."""
+    repl = copies(2)
+    with repl.context():
+        weights = [tf.Variable([1.0, 2.0]), tf.Variable([3.0, 4.0])]
+        optimizer = repl.wrap_optimizer(MADE.SGD(0.5), sharded_update="parameters")
+    before = tf.function(lambda: tf.tensordot(weights[0], weights[1], axes=1))
+    before()
+
+    def evaluate():
+        return tf.add_n(weights)
+
+    def step():
+        optimizer.apply_gradients([(tf.ones([2]), w) for w in weights])
+
+    for num_updates in range(3):
+        for value in repl.run(evaluate).values:
+            np.testing.assert_array_equal(
+                np.float32([4.0, 6.0]) - num_updates, value.numpy()
+            )
+        repl.run(step)
+    with pytest.raises(tf.errors.OpError):
+        before()
+
+
+def test_fit_trains_and_predicts():
+    """The optimizer is built by Keras, and what is traced afterwards follows."""
+    results = []
+    for level in (False, "parameters"):
+        keras.utils.set_random_seed(3)
+        repl = copies(2)
+        x, y = np.eye(24, 12, dtype=np.float32), np.ones([24, 3], np.float32)
+        with repl.scope():
+            model = dense(16, 3)
+            optimizer = repl.wrap_optimizer(MADE.Adam(0.01), sharded_update=level)
+            model.compile(optimizer, "mse")
+        losses = model.fit(x, y, batch_size=12, epochs=2, shuffle=False, verbose=0)
+        results.append([*losses.history["loss"], *model.predict(x, verbose=0).ravel()])
+
+    np.testing.assert_allclose(*results, rtol=1e-5)
+
+
+def _on_a_stock_strategy(level):
+    repl = replicator.create("tf_mirrored", num_replicas=2, devices=["CPU:0", "CPU:1"])
+    repl.wrap_optimizer(MADE.SGD(), sharded_update=level)
+
+
+def _on_split_replicas(level):
+    split = replicator.create(
+        "in_graph",
+        num_replicas=2,
+        logical_devices_per_replica=2,
+        devices=[["CPU:0", "CPU:1"], ["CPU:2", "CPU:3"]],
+    )
+    split.wrap_optimizer(MADE.SGD(), sharded_update=level)
+
+
+def _skipped_by_keras(level):
+    options = {"sharded_update": level, "accumulation_steps": 2}
+    Training(copies(2), "dense", "adamw", **options).run(1)
+
+
+@pytest.mark.parametrize(
+    ("program", "level", "message"),
+    [
+        (
+            _on_a_stock_strategy,
+            "gradients",
+            r" does not work with .*: all replicas upd",
+        ),
+        (_on_a_stock_strategy, "parameters", r" does not work with .*: all replicas u"),
+        (_on_split_replicas, "parameters", r" .*: a replica has several"),
+        (
+            _skipped_by_keras,
+            "gradients",
+            r" with updates that are skipped .*AdamW here",
+        ),
+    ],
+)
+def test_what_a_level_cannot_do_is_refused(program, level, message):
+    message = rf"sharded_update='{level}'{message}"
+    with pytest.raises(errors.OptimizerOptionError, match=message):
+        program(level)

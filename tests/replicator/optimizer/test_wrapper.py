@@ -237,28 +237,20 @@ _LISTS = r"apply\(\) takes a list of gradients and a list .*got 2.5"
             r"got no gradient: all of them are None",
         ),
         (
+            lambda o, _: o.build(None),
+            TypeError,
+            r"build\(\) takes a list of variables, such as model.*, but got None",
+        ),
+        (
+            lambda o, _: o.build([2.5]),
+            TypeError,
+            r"build\(\) takes a list of variables.*, but got 2.5 among them",
+        ),
+        (
             lambda o, w: o.stateless_apply([], [_GRAD], w[:1]),
             errors.OptimizerOptionError,
             r"stateless_apply\(\).*optimizer.apply\(grad",
         ),
-    ],
-    ids=[
-        "None",
-        "a tensor",
-        "a dataset",
-        "no pairs",
-        "no variable",
-        "no gradient",
-        "a shape",
-        "slices of a shape",
-        "rows of a shape",
-        "a number as gradients",
-        "a number as variables",
-        "pairs as gradients",
-        "too few gradients",
-        "no variables",
-        "nothing",
-        "without replicas",
     ],
 )
 def test_what_is_no_update_of_variables_is_refused(
@@ -271,41 +263,23 @@ def test_what_is_no_update_of_variables_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("variables", "message"),
+    ("kind", "options"),
     [
-        (None, r"build\(\) takes a list of variables, such as model.*, but got None"),
-        ([2.5], r"build\(\) takes a list of variables.*, but got 2.5 among them"),
+        (keras.optimizers.Adam, {}),
+        (keras.optimizers.RMSprop, {}),
+        (keras.optimizers.SGD, {"accumulation_steps": 2}),  # of the sum
     ],
 )
-def test_state_is_made_for_variables(in_graph, wrapped, variables, message):
-    """Keras would look for the name of a number."""
-    _, optimizer = wrapped(in_graph)
-
-    with pytest.raises(TypeError, match=message):
-        optimizer.build(variables)
-
-
-def refuses_a_variable_without_state(repl, made):
+def test_a_variable_without_state_is_refused(in_graph, wrapped, kind, options):
     """The optimizer was built with another one."""
-    weights, optimizer = made
-    with repl.context():
+    weights, optimizer = wrapped(in_graph, kind, **options)
+    with in_graph.context():
         optimizer.build(weights[1:])
 
     with pytest.raises(
         ValueError, match=r"got the variable 'first.*', but the optimizer was built"
     ):
-        repl.run(lambda: optimizer.apply_gradients([(tf.ones([2]), weights[0])]))
-
-
-@pytest.mark.parametrize("kind", [keras.optimizers.Adam, keras.optimizers.RMSprop])
-def test_a_variable_without_state_is_refused(repl_once, wrapped, kind):
-    """Plain SGD needs no state."""
-    refuses_a_variable_without_state(repl_once, wrapped(repl_once, kind))
-
-
-def test_a_variable_without_accumulator_is_refused(in_graph, wrapped):
-    """Even where the update itself needs no state."""
-    refuses_a_variable_without_state(in_graph, wrapped(in_graph, accumulation_steps=2))
+        in_graph.run(lambda: optimizer.apply_gradients([(tf.ones([2]), weights[0])]))
 
 
 def test_slices_may_leave_out_the_shape_of_the_whole(in_graph, wrapped):
