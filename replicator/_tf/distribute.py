@@ -136,7 +136,7 @@ def loss_scaler_of(merge_fn: Any) -> Any:
 def is_of_keras_trainer(function: Any) -> bool:
     """Whether ``predict`` of Keras or tf_keras runs a function.
 
-    See test_fit_on_workers and, for tf_keras, test_communities_on_workers.
+    See test_fit_on_workers and, for tf_keras, test_communities.
     """
     inner = getattr(function, "python_function", function)
     module = str(getattr(inner, "__module__", ""))

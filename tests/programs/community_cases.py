@@ -5,9 +5,13 @@ import importlib
 from pathlib import Path
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 import replicator
+
+FOLDER = Path(__file__).parent / "communities"
+PROGRAMS = sorted({path.stem for path in FOLDER.glob("*.py")} - {"__init__", "data"})
 
 
 def set_up(_folder):
@@ -20,14 +24,7 @@ def run(name, strategy=None):
     keras.utils.set_random_seed(7)
     module = importlib.import_module(f"communities.{name}")
     found = module.train(strategy or tf.distribute.get_strategy())
-    return [value if isinstance(value, list) else _plain(value) for value in found]
+    return [np.asarray(value).tolist() for value in found]
 
 
-def _plain(value):
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-CASES = {
-    path.stem: functools.partial(run, path.stem)
-    for path in (Path(__file__).parent / "communities").glob("*.py")
-}
+CASES = {name: functools.partial(run, name) for name in PROGRAMS}

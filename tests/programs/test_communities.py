@@ -1,7 +1,7 @@
 """Programs as libraries publish them give with a strategy what they give without.
 
-Programs of libraries that are not locked are skipped by name; ``make test-communities``
-installs these and runs all.
+What would not equal one device is refused. Programs of libraries that are not locked
+are skipped by name; ``make test-communities`` installs these and runs all.
 """
 
 import functools
@@ -9,14 +9,15 @@ import importlib
 import importlib.util
 from pathlib import Path
 
-import keras
+import case_cluster
+import community_cases
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import replicator
+from replicator import ReplicatorError
 
-FOLDER = Path(__file__).parent / "communities"
 NEEDS = {
     "keras_hub_classifier": "keras_hub",
     "keras_tuner_search": "keras_tuner",
@@ -27,46 +28,141 @@ NEEDS = {
     "tf_keras_fit": "tf_keras",
     "tfp_variational": "tensorflow_probability",
 }
-PROGRAMS = sorted({path.stem for path in FOLDER.glob("*.py")} - {"__init__", "data"})
-# Sums over a batch in another order, a few steps of Adam deep, in float32.
-RTOL, ATOL = 2e-5, 2e-6
+# Program -> why it does not run over two workers.
+NOT_OVER_WORKERS = {
+    "dm_control_policy": "each process acts in a world of its own",
+    "keras_tuner_search": "its own distribution gives trials to workers",
+    "tf_agents_dqn": "two steps of its loop in a function overlap",
+}
+OVER_WORKERS = [n for n in community_cases.PROGRAMS if n not in NOT_OVER_WORKERS]
 
 
-def installed(name):
+def _installed(name):
     return importlib.util.find_spec(NEEDS.get(name, "keras")) is not None
-
-
-def _module(name):
-    if not installed(name):
-        pytest.skip(f"{NEEDS[name]} is not installed: make test-communities has it")
-    return importlib.import_module(f"communities.{name}")
 
 
 @functools.cache
 def _on_one_device(name):
-    return _run(name, tf.distribute.get_strategy())
+    """Numbers that are finite."""
+    if not _installed(name):
+        pytest.skip(f"{NEEDS[name]} is not installed: make test-communities has it")
+    found = community_cases.run(name)
+    assert np.all(np.isfinite(np.concatenate([np.ravel(value) for value in found])))
+    return found
 
 
-def _run(name, strategy):
-    keras.utils.set_random_seed(7)
-    return _module(name).train(strategy)
+def _assert_equal(name, found):
+    """Sums over a batch in another order, a few steps of Adam deep, in float32."""
+    expected = _on_one_device(name)
+    assert len(expected) == len(found)
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=2e-5, atol=2e-6, err_msg=name)
 
 
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("placement", ["shared", "mirrored"])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", community_cases.PROGRAMS)
 def test_a_program_differs_in_its_strategy_only(name, placement):
     """One device, and two replicas that share variables or have copies."""
-    expected = _on_one_device(name)
+    _on_one_device(name)
     devices = {"devices": ["CPU:0", "CPU:1"]} if placement == "mirrored" else {}
     repl = replicator.create(
         "in_graph", num_replicas=2, variable_placement=placement, **devices
     )
 
-    got = _run(name, repl.as_strategy())
+    _assert_equal(name, community_cases.run(name, repl.as_strategy()))
 
-    assert len(expected) == len(got)
-    for one, other in zip(expected, got, strict=True):
-        np.testing.assert_allclose(other, one, rtol=RTOL, atol=ATOL, err_msg=name)
-    weights = np.concatenate([np.ravel(value) for value in expected])
-    assert np.all(np.isfinite(weights))
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory):
+    return case_cluster.ran(
+        "community_cases",
+        tmp_path_factory.mktemp("communities"),
+        path=Path(__file__).parent,
+        cases=[name for name in OVER_WORKERS if _installed(name)],
+        num_workers=2,
+    )
+
+
+@pytest.mark.processes
+@pytest.mark.full
+@pytest.mark.parametrize("name", OVER_WORKERS)
+def test_a_program_over_two_workers_gives_what_one_device_gives(request, name):
+    """Each process reads all data and takes its part."""
+    _on_one_device(name)
+    for found in request.getfixturevalue("workers").values(name):
+        _assert_equal(name, found)
+
+
+def _average_codes_of_a_replica(strategy):
+    """Sonnet's quantizer as it is; ``sonnet_vqvae_ema`` sums over replicas."""
+    pytest.importorskip("sonnet")
+    program = importlib.import_module("communities.sonnet_vqvae_ema")
+    program.train(strategy, average=None)
+
+
+VALUES = np.linspace(0, 1, 8, dtype=np.float32)
+
+
+def _fit_posterior(where, strategy):
+    """``tfp.vi.fit_surrogate_posterior``: write the loop, as ``tfp_variational``."""
+    tfp = pytest.importorskip("tensorflow_probability")
+    program = importlib.import_module("communities.tfp_variational")
+
+    def fit(target):
+        tfp.vi.fit_surrogate_posterior(target, posterior, optimizer, num_steps=3)
+
+    def loss_of(values):
+        return lambda z: program.prior(z) + program.likelihood(z, values)
+
+    if where == "around":  # and asks for gradients through steps
+        posterior, optimizer = program.surrogate()
+        data = tf.data.Dataset.from_tensors(VALUES)
+        values = next(iter(strategy.experimental_distribute_dataset(data)))
+
+        def target(z):
+            found = strategy.run(program.likelihood, args=(z, values))
+            return program.prior(z) + strategy.reduce("SUM", found, axis=None)
+
+        fit(target)
+        return
+    with strategy.scope():
+        posterior, optimizer = program.surrogate()
+        if where == "scope":
+            fit(loss_of(VALUES))
+            return
+    strategy.run(lambda values: fit(loss_of(values)), args=(tf.constant(VALUES),))
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (
+            _average_codes_of_a_replica,
+            r"embeddings:0' is assigned .* at .*vqvae\.py:\d+: self",
+        ),
+        (
+            functools.partial(_fit_posterior, "scope"),
+            r"applied in scope\(\) but in no step, .*strategy\.run",
+        ),
+        (
+            functools.partial(_fit_posterior, "step"),
+            r"inside a nested tf\.function .* move it out",
+        ),
+        (
+            functools.partial(_fit_posterior, "around"),
+            r"gradient of what strategy\.run\(likelihood\)",
+        ),
+    ],
+    ids=[
+        "codes of a replica",
+        "loop in a scope",
+        "loop in a step",
+        "loop around steps",
+    ],
+)
+def test_what_would_not_equal_one_device_is_refused(program, message):
+    strategy = replicator.create("in_graph", num_replicas=2).as_strategy()
+
+    with pytest.raises(ReplicatorError, match=message):
+        program(strategy)
