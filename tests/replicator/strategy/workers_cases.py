@@ -1,6 +1,7 @@
 """What a worker process of a cluster finds when it trains by ``fit``."""
 
 import contextlib
+import sys
 import time
 
 import keras
@@ -10,38 +11,43 @@ import tensorflow as tf
 import replicator
 
 NUM_EXAMPLES = 37  # a last batch of 5 examples over 4 replicas
+X = np.random.RandomState(0).randn(NUM_EXAMPLES, 4).astype(np.float32)
+Y = X.sum(axis=1, keepdims=True)
+SGD = keras.optimizers.SGD
 
 
-def set_up(_folder, backend):
-    made = replicator.create(backend, num_replicas=4)
-    return (made,)
+def set_up(folder, backend):
+    return replicator.create(backend, num_replicas=4), folder
 
 
-def fitted(scope, wrapped=lambda optimizer: optimizer):
+def made(scope, wrapped=lambda optimizer: optimizer):
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
-    x = np.random.RandomState(0).randn(NUM_EXAMPLES, 4).astype(np.float32)
-    y = x.sum(axis=1, keepdims=True)
     with scope:
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-        optimizer = wrapped(keras.optimizers.SGD(0.05, momentum=0.9))
-        model.compile(optimizer, "mse", metrics=["mae"])
+        model.compile(wrapped(SGD(0.05, momentum=0.9)), "mse", metrics=["mae"])
+    return model
+
+
+def fitted(scope, *wrapped):
+    """Shuffled, with a split, a callback that reads scores, and all predictions."""
+    model = made(scope, *wrapped)
     fit = {"batch_size": 16, "epochs": 2, "verbose": 0, "validation_split": 0.3}
     rates = keras.callbacks.ReduceLROnPlateau(patience=1, min_delta=10.0)
-    history = model.fit(x, y, callbacks=[rates], **fit).history
+    history = model.fit(X, Y, callbacks=[rates], **fit).history
+    scores = model.evaluate(X, Y, verbose=0)
+    # Five examples, which replicas share unevenly.
+    few = model.evaluate(X[:5], Y[:5], verbose=0)
+    model.train_on_batch(X[:5], Y[:5])
     return {
         **{name: list(map(float, values)) for name, values in history.items()},
-        "weights": [w.tolist() for w in model.get_weights()],
-        "scores": model.evaluate(x, y, verbose=0),
-        "predictions": model.predict(x, batch_size=16, verbose=0).tolist(),
+        "scores": [scores, few],
+        "predictions": model.predict(X, batch_size=16, verbose=0).tolist(),
+        "weights": np.concatenate(list(map(np.ravel, model.get_weights()))).tolist(),
     }
 
 
-def alone():
-    return fitted(contextlib.nullcontext())
-
-
-def values(repl):
+def values(repl, _folder):
     """A value per replica, reduced, gathered and read by a collective in a step."""
     strategy = repl.as_strategy()
     own = strategy.experimental_distribute_values_from_function(
@@ -61,7 +67,7 @@ def values(repl):
     }
 
 
-def turns(repl):
+def turns(repl, _folder):
     """Reductions and a step of one function, which each worker could begin with."""
     strategy = repl.as_strategy()
     with strategy.scope():
@@ -96,7 +102,7 @@ def turns(repl):
     return {"found": found, "total": float(total)}
 
 
-def unseeded(repl):
+def unseeded(repl, _folder):
     """Why workers cannot share out the batches of a dataset in any order."""
     tf.random.set_seed(None)
     try:
@@ -108,17 +114,13 @@ def unseeded(repl):
     return ""
 
 
-def counted(repl):
-    return read_once(repl.scope())
-
-
 def read_once(scope):
     """Epochs with validation, of batches of other sizes than the last."""
     log = []
     keras.utils.set_random_seed(1)
     with scope:
         model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="ones")])
-        model.compile(keras.optimizers.SGD(0.05), "mse")
+        model.compile(SGD(0.05), "mse")
 
     def batches(name):
         log.append(f"open {name}")
@@ -141,11 +143,78 @@ def read_once(scope):
     return {"log": log, "losses": list(map(float, losses))}
 
 
+def _message(repl, callback):
+    try:
+        made(repl.scope()).fit(X, Y, verbose=0, callbacks=[callback])
+    except replicator.ReplicatorError as error:
+        return str(error)
+    return ""
+
+
+def shared(repl, folder):
+    """The messages for files that both workers would write."""
+    kinds = keras.callbacks
+    callbacks = (
+        kinds.ModelCheckpoint(folder / "best.keras"),
+        kinds.CSVLogger(folder / "log.csv"),
+        kinds.TensorBoard(folder / "board"),
+        kinds.BackupAndRestore(folder / str(repl.worker_id)),
+    )
+    messages = [_message(repl, callback) for callback in callbacks]
+    return messages, sorted(path.name for path in folder.glob("b*"))
+
+
+def in_three_epochs(scope, callbacks=()):
+    model = made(scope)
+    fit = {"batch_size": 8, "epochs": 3, "shuffle": False, "verbose": 0}
+    model.fit(X, Y, callbacks=list(callbacks), **fit)
+    return [w.tolist() for w in model.get_weights()]
+
+
+def resumed(repl, folder):
+    """Weights of a training that ends in its third epoch and goes on."""
+    own = folder / f"of_{repl.worker_id}"
+    own.mkdir()
+    kinds = keras.callbacks
+
+    def callbacks():
+        backup = kinds.BackupAndRestore(
+            folder / "saved",
+            save_freq="epoch" if repl.is_chief else sys.maxsize,
+            delete_checkpoint=repl.is_chief,
+        )
+        every = [kinds.CSVLogger(own / "log.csv"), backup]
+        if repl.is_chief:
+            every.append(kinds.ModelCheckpoint(folder / "last.keras"))
+        return every
+
+    def fail(epoch, _):
+        if epoch == 2:
+            raise KeyboardInterrupt
+
+    at_begin = kinds.LambdaCallback(on_epoch_begin=fail)
+    with contextlib.suppress(KeyboardInterrupt):
+        in_three_epochs(repl.scope(), [*callbacks(), at_begin])
+    first = (own / "log.csv").read_text()
+    weights = saved = in_three_epochs(repl.scope(), callbacks())
+    if repl.is_chief:
+        model = keras.models.load_model(folder / "last.keras")
+        saved = [w.tolist() for w in model.get_weights()]
+    logs = first, (own / "log.csv").read_text()
+    return {
+        "weights": weights,
+        "epochs": [len(text.splitlines()) - 1 for text in logs],
+        "saved": saved,
+    }
+
+
 CASES = {
-    "counted": counted,
-    "fit": lambda repl: fitted(repl.scope(verify=True)),
-    "wrapped": lambda repl: fitted(repl.scope(), repl.wrap_optimizer),
+    "counted": lambda repl, _: read_once(repl.scope()),
+    "fit": lambda repl, _: fitted(repl.scope(verify=True)),
+    "wrapped": lambda repl, _: fitted(repl.scope(), repl.wrap_optimizer),
     "values": values,
     "turns": turns,
     "unseeded": unseeded,
+    "shared": shared,
+    "resumed": resumed,
 }
