@@ -171,11 +171,7 @@ def test_watching_prints_what_changes_and_ends_with_the_sweep(
     held = contextlib.ExitStack()
     held.enter_context(lock.lock_study(relay.root))
     steps = iter(
-        (
-            lambda: None,
-            lambda: begun.write_text('{"round_index": 2}\n'),
-            held.close,
-        )
+        (lambda: None, lambda: begun.write_text('{"round_index": 2}\n'), held.close)
     )
     monkeypatch.setattr(time, "sleep", lambda _: next(steps)())
     lines = status("--watch").splitlines()

@@ -6,7 +6,6 @@ has ``tests/harness/run/test_failed_calls_of_sweeps.py``.
 """
 
 import errno
-import hashlib
 import os
 import re
 import shutil
@@ -84,19 +83,30 @@ def measured(tmp_path_factory, overrides, quick_sweeps):
     return root
 
 
-@pytest.fixture
-def faults(measured, monkeypatch):
-    found = FailingReads(measured)
-    found.install(monkeypatch)
-    return found
+TIMES = re.compile(rb"20\d\d-[\d:.T+-]+")
 
 
-def _digest(root):
+def files_in(root):
+    """What is there, but for locks and the moment at which a file was made."""
     return {
-        str(path): hashlib.blake2b(path.read_bytes()).hexdigest()
+        path.relative_to(root).as_posix(): TIMES.sub(b"", path.read_bytes())
         for path in sorted(root.rglob("*"))
         if path.is_file() and not path.name.startswith(".lock")
     }
+
+
+@pytest.fixture
+def run_verb(overrides, capsys):
+    """Returns a function that runs a verb, of which the n-th call fails."""
+
+    def run(faults, words, place=-1):
+        faults.place, faults.count, faults.failed = place, 0, ""
+        code = cli.main(words.split(), run_overrides=overrides)
+        faults.place = -1
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -106,36 +116,30 @@ def _digest(root):
         for verb in VERBS
     ],
 )
-def test_a_failed_read_gives_no_other_answer(
-    verb, measured, faults, overrides, capsys, monkeypatch
-):
+def test_a_failed_read_gives_no_other_answer(verb, measured, run_verb, monkeypatch):
     """The same output, or one line that names the file; the studies stay equal."""
     monkeypatch.chdir(measured)
-
+    faults = FailingReads(measured)
+    faults.install(monkeypatch)
     written = measured / OUTPUT
 
-    def run():
+    def run(place=-1):
         shutil.rmtree(written, ignore_errors=True)
-        faults.count = 0
-        code = cli.main(VERBS[verb].split(), run_overrides=overrides)
-        out, err = capsys.readouterr()
-        return code, f"{out}{_digest(written)}", err
+        code, out, err = run_verb(faults, VERBS[verb], place)
+        return code, f"{out}{files_in(written)}", err
 
     want = run()
     assert want[0] in {exit_codes.OK, exit_codes.INCONCLUSIVE}, want
     run()  # what is written once, such as a name, is there now
-    num_calls, before = faults.count, _digest(measured)
+    num_calls, before = faults.count, files_in(measured)
     wrong = []
-    numbers = range(num_calls)[len(verb) % EVERY :: EVERY]
-    for place in numbers:
-        faults.place = place
+    for place in range(num_calls)[len(verb) % EVERY :: EVERY]:
         faults.number = ERRNOS[(place + SHIFT) % len(ERRNOS)]
-        code, out, err = run()
-        faults.place = -1
+        code, out, err = run(place)
         is_same = (code, out) == want[:2]
         is_named = REFUSED.search(err) is not None
         is_refused = code == exit_codes.USAGE and is_named and not written.exists()
-        if not (is_same or is_refused) or before != _digest(measured):
+        if not (is_same or is_refused) or before != files_in(measured):
             what = place, faults.failed, os.strerror(faults.number)
             wrong.append((*what, code, err[-300:], written.exists()))
 
@@ -148,62 +152,44 @@ def test_a_failed_read_gives_no_other_answer(
     [pytest.param(of, marks=[pytest.mark.full] * (of == "site")) for of in OUTPUTS],
 )
 def test_a_failed_write_leaves_the_old_output_or_a_whole_new_one(
-    verb, measured, tmp_path, overrides, capsys, monkeypatch
+    verb, measured, tmp_path, run_verb, monkeypatch
 ):
     """Or one line and what was there before; then the same command finishes."""
     page = "<body>\n<p>12</p></body>"
     monkeypatch.setattr("reports.page.build.build_report", lambda *_, **__: page)
     whole = tmp_path / "whole"
-    place = whole / "place"
     faults = FailingWrites(whole)
     faults.install(monkeypatch)
-
-    def run(number=-1):
-        faults.place, faults.count, faults.failed = number, 0, ""
-        code = cli.main(OUTPUTS[verb].split(), run_overrides=overrides)
-        faults.place = -1
-        return code, capsys.readouterr().err
 
     def begin():
         monkeypatch.chdir(tmp_path)
         shutil.rmtree(whole, ignore_errors=True)
-        shutil.copytree(measured, place)
-        monkeypatch.chdir(place)
-        return files()
-
-    def files():
-        found = {
-            path.relative_to(whole).as_posix(): path.read_bytes()
-            for path in sorted(whole.rglob("*"))
-            if path.is_file() and not path.name.startswith(".lock")
-        }
-        # The moment at which it was made differs.
-        return {
-            name: re.sub(rb"20\d\d-[\d:.T+-]+", b"", of) for name, of in found.items()
-        }
+        shutil.copytree(measured, whole / "place")
+        monkeypatch.chdir(whole / "place")
+        return files_in(whole)
 
     before = begin()
-    code, err = run()
+    code, _, err = run_verb(faults, OUTPUTS[verb])
     assert exit_codes.OK == code, err
-    num_calls, written = faults.count, files()
+    num_calls, written = faults.count, files_in(whole)
     assert num_calls > 0
     assert written != before
     wrong = []
     for number in range(0, num_calls, 1 if covering.is_full() else num_calls // 3 + 1):
         before = begin()
         faults.number = WRITE_ERRNOS[(number + SHIFT) % len(WRITE_ERRNOS)]
-        code, err = run(number)
-        what, after = faults.failed, files()
+        code, _, err = run_verb(faults, OUTPUTS[verb], number)
+        what, after = faults.failed, files_in(whole)
         is_refused = code == exit_codes.USAGE and REFUSED.search(err) is not None
         is_refused &= "write the output" not in err  # which is another file
         is_whole = code == exit_codes.OK and after == written
-        again, said = (code, "") if is_whole else run()
+        again, _, said = (code, "", "") if is_whole else run_verb(faults, OUTPUTS[verb])
         problems = {
             "an end of another kind": not is_refused and not is_whole,
             "half an output": after not in (before, written)
             and not (verb in SEVERAL and is_each_whole(before, after, written)),
             "the same command does not finish": again != exit_codes.OK,
-            "another output then": files() != written,
+            "another output then": files_in(whole) != written,
         }
         found = [text for text, is_wrong in problems.items() if is_wrong]
         if found:
@@ -228,19 +214,20 @@ def test_a_damaged_record_gives_no_other_verdict(
     shutil.copytree(measured / "runs", runs)
     path = min(runs.glob("a/trials/*/result.json"))
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    before = _digest(tmp_path)
 
+    def files():  # but for the page, which says so too
+        return {k: v for k, v in files_in(runs).items() if "/report/" not in k}
+
+    before = files()
     for verb, text in VERBS.items():
         reads_it = {"a", "studies"} & set(text.split()) and verb != "list"
         if not reads_it or OUTPUT in text:
             continue
         code, out, err = harness(*text.split(), overrides=overrides)
         assert code in {exit_codes.USAGE, exit_codes.SOME_TRIALS_FAILED}, verb
-        if "page" in verb:  # it says so too
-            before |= _digest(tmp_path / "runs" / "a" / "report")
         said = out + err if "verify" in verb else err
-        assert str(path.relative_to(tmp_path / "runs" / "a")) in said, verb
+        assert str(path.relative_to(runs / "a")) in said, verb
     code, _, err = harness("gate", *SWEEP.split()[:2], "--baseline=a", "--study=new")
     assert exit_codes.USAGE == code
     assert path.name in err
-    assert before == _digest(tmp_path)
+    assert before == files()

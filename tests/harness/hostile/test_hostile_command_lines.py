@@ -100,12 +100,7 @@ BASES = {
     "sweep": ("--workload=resnet50", "--preset=smoke"),
     "gate": ("--workload=resnet50", "--preset=smoke"),
 }
-WRITERS = (
-    "sweep",
-    "gate",
-    "report",
-    "launch",
-)
+WRITERS = ("sweep", "gate", "report", "launch")
 DOCUMENTED = {
     value
     for name, value in vars(exit_codes).items()

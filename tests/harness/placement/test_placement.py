@@ -140,10 +140,7 @@ def test_processes_have_cores_near_their_gpus_and_threads_that_fit(
     make_trial, topology, trial, where, cpusets, threads
 ):
     backend, num_replicas, num_cores, share, *_ = (*trial, 1, 1)[:4]
-    named = {
-        "solo": {"control": Control.SOLO},
-        "gpu": {"device": "gpu"},
-    }.get(backend)
+    named = {"solo": {"control": Control.SOLO}, "gpu": {"device": "gpu"}}.get(backend)
     spec, processes = make_trial(
         "in_graph" if named else backend,
         num_replicas,

@@ -85,9 +85,7 @@ def test_a_program_of_solo_knows_its_rank_and_no_cluster(
     monkeypatch.setenv("TF_CONFIG", config)
     seen = []
     monkeypatch.setattr(
-        worker,
-        "measure_spec",
-        lambda *_, **__: seen.append("TF_CONFIG" in os.environ),
+        worker, "measure_spec", lambda *_, **__: seen.append("TF_CONFIG" in os.environ)
     )
     monkeypatch.setattr(worker.process_tree, "beat", lambda _write: None)
 
