@@ -8,7 +8,6 @@ from command_words import overridden
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
-from workloads.d4pg import capacity
 
 
 @pytest.fixture
@@ -109,7 +108,9 @@ def test_what_this_machine_lacks_is_named(
         monkeypatch.setenv("__EGL_VENDOR_LIBRARY_FILENAMES", "/nonexistent")
         monkeypatch.delenv("MUJOCO_GL", raising=False)
     elif what == "memory":
-        monkeypatch.setattr(capacity, "available_bytes", lambda: 10_000_000)
+        monkeypatch.setattr(
+            "workloads.d4pg.capacity.available_bytes", lambda: 10_000_000
+        )
     else:
         folder = tmp_path_factory.mktemp("broken")
         text = "import sys\nsys.modules['dm_control.suite'] = None\n"

@@ -16,7 +16,6 @@ from fake_nvml import make_gpus
 from harness.cli import commands, documents, exit_codes, main
 from harness.errors import PlanError
 from results.store.study_store import Store
-from workloads.d4pg import requirements
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -265,7 +264,7 @@ def test_what_is_generated_is_up_to_date(tmp_path, monkeypatch, capsys):
 def test_each_shipped_study_can_be_planned(path, harness, install_gpus, monkeypatch):
     """With eight GPUs; memory and OpenGL for D4PG are those of another machine."""
     install_gpus(make_gpus(8))
-    monkeypatch.setattr(requirements, "check", lambda *_, **__: None)
+    monkeypatch.setattr("workloads.d4pg.requirements.check", lambda *_, **__: None)
     asked = tomllib.loads(path.read_text(encoding="utf-8"))
     is_varied = "vary" in asked
     more = () if is_varied else ("--json",)

@@ -15,7 +15,6 @@ from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.machine import machine_state
 from harness.machine.machine_state import CpuTopology, LogicalCpu
-from workloads.d4pg import requirements
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     made = tmp_path_factory.mktemp("plans")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(made)
-        patch.setattr(requirements, "check", lambda *_, **__: None)
+        patch.setattr("workloads.d4pg.requirements.check", lambda *_, **__: None)
         # Counting the variables of a model imports TensorFlow.
         patch.setattr("harness.cli.commands._memory", lambda _: {})
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

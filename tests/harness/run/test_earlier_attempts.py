@@ -12,7 +12,7 @@ from loads import QUIET
 from harness.cli import exit_codes
 from harness.errors import Interrupted, StudyError
 from harness.machine import disturbance
-from harness.run import relay, trial_tree
+from harness.run import trial_tree
 from harness.trial import rank_file
 from results.errors import UnavailableRecordError
 from results.store import study_store
@@ -42,7 +42,7 @@ def test_a_generation_that_is_measured_again_is_kept_until_it_is_complete(
     (root / "trials" / again[0] / "status.json").unlink()
     observed, first = observed_in(root), finished_in(root)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(relay, "start_side_by_side", interrupt)
+        patch.setattr("harness.run.relay.start_side_by_side", interrupt)
         code, _, _ = harness(*SWEEP, overrides=overrides)
     assert exit_codes.INTERRUPTED == code
     assert observed <= observed_in(root)

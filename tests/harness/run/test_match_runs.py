@@ -7,7 +7,6 @@ import pytest
 from command_words import overridden
 
 from harness.cli import exit_codes
-from harness.launch.local import LocalLauncher
 from results.records.models import TrialStatus
 from results.store.study_store import Store
 
@@ -152,8 +151,7 @@ def test_comparisons_are_started_where_trials_are(sweep, store, monkeypatch):
     """They were started as processes of this machine, which has not all of them."""
     gangs = {}
     monkeypatch.setattr(
-        LocalLauncher,
-        "gang",
+        "harness.launch.local.LocalLauncher.gang",
         lambda _launcher, trial_dir, *_: gangs.setdefault(trial_dir, Gang()),
     )
     code, _, err = sweep(ONE_BACKEND)

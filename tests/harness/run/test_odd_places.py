@@ -13,8 +13,6 @@ from loads import QUIET
 from harness.cli import exit_codes
 from harness.machine import disturbance
 from harness.run import trial_runner
-from reports.charts import style
-from reports.words import formats
 from results.store.study_store import Store
 
 
@@ -51,43 +49,22 @@ def test_a_path_without_permission_is_one_line(refuse, monkeypatch):
     assert "error: cannot use 'runs': Permission denied; choose another path, or" in err
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [
-        (1e100, "1.00e+100"),
-        (1e-300, "1.00e-300"),
-        (float("inf"), "inf"),
-        (-1e99, "-1."),
-    ],
-)
-def test_figures_of_any_size_are_written_in_few_signs(value, expected):
-    """A hundred zeros leave no room for a figure; the unit of a metric can be long."""
-    assert formats.significant(value).startswith(expected)
-    assert len(formats.percent(value)) < 20
-    assert len(formats.times(value)) < 20
-    assert "12 " + "x" * 16 + style.CUT == style.short("12 " + "x" * 90)
-
-
 def test_figures_beyond_the_most_are_said_to_be_left_out(
-    tmp_path, synthetic, monkeypatch
+    tmp_path, synthetic, harness, monkeypatch
 ):
     """Names come from records, and each would be drawn."""
     shape = synthetic.Shape(modes=(synthetic.WEAK,), budget=synthetic.LEARNING)
-    store = synthetic.make_store(tmp_path / "study", shape)
-    from reports.page import build
-    from reports.words import ratio_table
-
-    sections = [of for of in build.SECTIONS if of.SLUG in ("learning", "quality")]
-    monkeypatch.setattr(build, "SECTIONS", sections)
+    store = synthetic.make_store(tmp_path / "runs" / "s", shape)
+    monkeypatch.setattr("reports.words.ratio_table.MOST_FIGURES", 1)
     for path in store.root.rglob("result.json"):
         result = json.loads(path.read_text())
         for part in (result, *result["curve"]):
             part["quality"] += [{**part["quality"][0], "name": "another"}]
         path.write_text(json.dumps(result))
+    code, _, err = harness("report", "s")
 
-    assert "omitted: the records" not in build.build_report(store)
-    monkeypatch.setattr(ratio_table, "MOST_FIGURES", 1)
-    page = build.build_report(store)
+    assert exit_codes.OK == code, err
+    page = store.report_path.read_text()
     assert 2 == len(re.findall(r"more figures? with other names omitted", page))
 
 

@@ -16,7 +16,7 @@ from command_words import overridden, smoke_sweep
 from harness.cli import exit_codes
 from harness.machine import machine_state
 from harness.machine.machine_state import CpuTopology, LogicalCpu
-from harness.run import relay, rounds
+from harness.run import rounds, sweep
 from harness.run.resident import Resident
 from harness.trial import process_tree, rank_file
 from results.records.models import Control, Order, TrialStatus
@@ -36,7 +36,7 @@ SWEEP = smoke_sweep(
 def run(harness, overrides, tmp_path, monkeypatch):
     """Returns a function that sweeps: its trials by backend, replicas and control."""
 
-    def sweep(*options, behavior="", **changes):
+    def run_sweep(*options, behavior="", **changes):
         monkeypatch.setenv("FAKE_BEHAVIOR", behavior)
         words = overridden(SWEEP, *options)
         code, _, err = harness(*words, overrides=overrides | changes)
@@ -53,7 +53,7 @@ def run(harness, overrides, tmp_path, monkeypatch):
         }
         return found, err
 
-    return sweep
+    return run_sweep
 
 
 @forked
@@ -239,8 +239,8 @@ def full(monkeypatch):
     """Leaves no memory for a second process, on a machine of one core."""
     cpus = (LogicalCpu(cpu=min(os.sched_getaffinity(0))),)
     monkeypatch.setattr(machine_state, "read_topology", lambda: CpuTopology(cpus=cpus))
-    run_generation = functools.partial(relay.run_generation, free_memory=lambda: 1)
-    monkeypatch.setattr("harness.run.sweep.run_generation", run_generation)
+    run_generation = functools.partial(sweep.run_generation, free_memory=lambda: 1)
+    monkeypatch.setattr(sweep, "run_generation", run_generation)
 
 
 def with_order(*options):

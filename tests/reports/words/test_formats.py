@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from plain_text import plain
 
 from harness.catalog import BACKENDS, PEERS
+from reports.charts import style
 from reports.page.sections import learning
 from reports.view.view import view_store
 from reports.words import cells, formats, judgement, names, ratio_table
@@ -27,6 +28,13 @@ from results.statistics.estimates import Estimate
         (formats.significant(0.01234), "0.0123"),
         (formats.significant(0), "0"),
         (formats.significant(9.999), "10.0"),
+        # A hundred zeros leave no room for a figure; the unit of a metric can be long.
+        (formats.significant(1e100), "1.00e+100"),
+        (formats.significant(1e-300), "1.00e-300"),
+        (formats.significant(float("inf")), "inf"),
+        (formats.percent(-1e99)[:3], "-1."),
+        (formats.times(1e100)[:5], "1.00e"),
+        (style.short("12 " + "x" * 90), "12 " + "x" * 16 + style.CUT),
         (formats.seconds(0.3021), "302 ms"),
         (formats.seconds(12.34), "12.3 s"),
         # Nothing is less than zero by rounding: -0.001 % is 0 %, and -0.6 % is -1 %.
