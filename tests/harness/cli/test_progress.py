@@ -122,25 +122,6 @@ def test_what_no_process_of_ours_wrote_ends_no_progress(tmp_path, what):
         assert "starting" == resident.PhaseReader(tmp_path).look()
 
 
-def test_a_relay_has_a_time_left_before_its_first_round(small_plan, store, monkeypatch):
-    """Nothing was measured before: what trials usually take, quality runs included."""
-    relayed, alone = small_plan.trials[:2], small_plan.trials[2:]
-    left, settings = TimesLeft(), RunSettings(timeout_sec=60.0)
-
-    def generation(*args):
-        args[-1]("starting", None)
-        args[-1]("round 1", 40.0)
-        return []
-
-    monkeypatch.setattr(sweep, "run_generation", generation)
-    sweep._run_generation(store, relayed, alone, settings, left, estimate.Durations())
-
-    each = estimate.ASSUMED_TRIAL_SEC
-    expected = [len(small_plan.trials) * each, 40 + len(alone) * each]
-    assert expected == pytest.approx([sec for sec, _ in left.shown], abs=1)
-    assert [False] * 2 == [is_most for _, is_most in left.shown]
-
-
 def test_a_trial_that_runs_alone_shows_its_phase_until_it_ends(tmp_path):
     shown = queue.Queue[str]()
     with resident.PhaseWatch(tmp_path, shown.put, period_sec=0.001) as watch:
@@ -291,7 +272,7 @@ class TimesLeft(running.PlainProgress):
         self.shown.append((eta_sec, is_most))
 
 
-def _generations(monkeypatch, store, plan, measuring):
+def _generations(monkeypatch, store, plan, alone, measuring):
     now = [1000.0]
     monkeypatch.setattr(sweep.time, "monotonic", lambda: now[0])
 
@@ -315,7 +296,7 @@ def _generations(monkeypatch, store, plan, measuring):
         sweep._run_generation(
             store,
             plan.trials[first : first + 4],
-            plan.trials[first + 4 :],
+            [*plan.trials[first + 4 :], *alone],
             settings,
             listener,
             durations,
@@ -335,13 +316,15 @@ def _generations(monkeypatch, store, plan, measuring):
     ],
 )
 def test_the_time_left_goes_on_where_a_generation_ended(
-    relayed, store, monkeypatch, measuring, second, is_most
+    relayed, small_plan, store, monkeypatch, measuring, second, is_most
 ):
-    first, found = _generations(monkeypatch, store, relayed, measuring)
+    """Two trials that run alone afterwards are assumed to take 30 s each."""
+    alone = small_plan.trials[:2]
+    first, found = _generations(monkeypatch, store, relayed, alone, measuring)
 
-    assert [(sec, is_most) for sec in second] == found
+    assert [(60.0 + sec, is_most) for sec in second] == found
     if measuring is FIXED:
-        assert [(sec, False) for sec in (120.0, 115.0, 30.0, 20.0)] == first
+        assert [(60.0 + sec, False) for sec in (120.0, 115.0, 30.0, 20.0)] == first
     assert "at most 3 min 40 s left" == running.left_text(220.0, is_most=True)
 
 

@@ -1,6 +1,5 @@
 """A study is resumed or extended by what fits, and refuses what does not."""
 
-import json
 import re
 
 import pytest
@@ -123,19 +122,6 @@ def test_a_study_in_sequence_has_no_controls_and_says_so(sweep, harness):
     _, _, err = harness("sweep", *words, "--controls=nosync,solo")
 
     assert "no controls (nosync, solo): they need a relay\n" in err
-
-
-def test_the_default_name_is_the_same_for_the_same_sweep(harness, sweep):
-    """The same command resumes itself, another one does not collide."""
-    del sweep
-    names = []
-    for seed in (0, 0, 1):
-        words = [word for word in BASE if word != "--study=s"]
-        _, out, _ = harness("sweep", "--dry-run", "--json", *words, f"--seed={seed}")
-        names.append(json.loads(out)["study"])
-
-    assert names[0] == names[1] != names[2]
-    assert names[0].startswith("resnet50-smoke-")
 
 
 def test_where_data_is_belongs_to_the_plan_but_not_to_its_trials(

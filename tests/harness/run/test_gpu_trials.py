@@ -149,10 +149,15 @@ def test_one_mig_instance_is_enough(measured):
     ],
 )
 def test_a_trial_that_others_or_heat_disturbed_is_void(
-    sweep, harness, tmp_path, change, reason
+    sweep, harness, tmp_path, monkeypatch, change, reason
 ):
-    """GPU 1 is disturbed after the sweep has begun: trials without it are ok."""
+    """GPU 1 is disturbed after the sweep has begun: trials without it are ok.
+
+    One whose GPU is in use before is not started: it would take its time.
+    """
     machine = make_gpus(2)
+    started = tmp_path / "started"
+    monkeypatch.setenv("FAKE_COUNT_FILE", str(started))
     num_calls = 0
 
     def canary(_core):
@@ -165,34 +170,19 @@ def test_a_trial_that_others_or_heat_disturbed_is_void(
 
     code, _, _ = sweep(machine, "--backends=in_graph", "--replicas=1,2", canary=canary)
     store = Store.open(tmp_path / "runs" / "s")
-    statuses = {t.spec.num_replicas: t.status for t in store.trials()}
+    trials = {trial.spec.num_replicas: trial for trial in store.trials()}
+    failure = trials[2].status.failure
+    is_started = "before it was started" not in reason
 
     assert exit_codes.SOME_TRIALS_FAILED == code
-    assert TrialStatus.OK is statuses[1].status
-    assert TrialStatus.VOID is statuses[2].status
-    assert re.match(reason, statuses[2].failure.reason)
+    assert TrialStatus.OK is trials[1].status.status
+    assert TrialStatus.VOID is trials[2].status.status
+    assert re.match(reason, failure.reason)
+    assert is_started == (Phase.LAUNCH is not failure.phase)
+    assert is_started == (trials[2].result is not None)
+    assert 1 + is_started == len(started.read_text().split())
     found = json.loads(harness("verify", "s", "--json")[1])["differences"]
     assert [] == [item for item in found if "status" in item["where"]]
-
-
-def test_a_trial_whose_gpu_is_in_use_is_not_started(sweep, tmp_path, monkeypatch):
-    """It would take its time, and not count."""
-    machine = make_gpus(1)
-    started = tmp_path / "started"
-    monkeypatch.setenv("FAKE_COUNT_FILE", str(started))
-
-    def canary(_core):
-        machine[0].users = STRANGERS
-        return 0.2
-
-    code, _, _ = sweep(machine, "--backends=single", "--replicas=1", canary=canary)
-    (trial,) = Store.open(tmp_path / "runs" / "s").trials()
-
-    assert exit_codes.NOTHING_MEASURED == code
-    assert TrialStatus.VOID is trial.status.status
-    assert Phase.LAUNCH is trial.status.failure.phase
-    assert trial.result is None
-    assert not started.exists()
 
 
 def test_a_process_that_is_about_to_end_is_waited_for(sweep, monkeypatch):

@@ -173,15 +173,6 @@ def test_steps_are_timed_alone_and_by_phase(measured):
     assert (log.steps[3].start_ns, 3) == program.window_start
 
 
-def test_one_warmup_step_is_the_first_step(measured):
-    """There is always a step before the window."""
-    _, log = measured(num_warmup=1, num_measured=2)
-
-    assert [Phase.FIRST_STEP, Phase.MEASURE, Phase.MEASURE] == [
-        step.phase for step in log.steps
-    ]
-
-
 def test_arithmetic_and_peak_rate_are_recorded(measured, make_spec):
     """In the number type of the program; earlier records have neither."""
     _, log = measured(num_warmup=1, num_measured=2)
@@ -192,6 +183,10 @@ def test_arithmetic_and_peak_rate_are_recorded(measured, make_spec):
         made = aggregate.make_result("0" * 20, spec, [log])
         return made.flops_per_example, made.ranks[0].peak_flops_per_sec
 
+    # There is always a step before the window.
+    assert [Phase.FIRST_STEP, Phase.MEASURE, Phase.MEASURE] == [
+        step.phase for step in log.steps
+    ]
     assert {"flops_per_sec": 2e9, "method": "of bfloat16"} == log.last("peak")
     assert (600, 2e9) == recorded()
     log.lines.pop("peak")
