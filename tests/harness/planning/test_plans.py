@@ -96,6 +96,16 @@ def test_a_plan_is_complete_balanced_and_paired(plan, fields, other_seed):
         assert whole == spec["global_batch_size"]
         assert "weak" not in trial["modes"] or batch == spec["per_replica_batch_size"]
         assert "strong" not in trial["modes"] or batch * fields["replicas"][0] == whole
+    # Every backend and size is compared with one replica, once: a replica has two
+    # examples or more, and a global batch sixteen.
+    compared = sizes(trial["spec"] for trial in planned["matching"]["trials"])
+    several = [n for n in fields["replicas"] if n > 1]
+    assert sorted(itertools.product(fields["backends"], several)) == sorted(
+        (backend, number) for backend, number, _ in compared if backend != "single"
+    )
+    for _, number, size in compared:
+        assert (size % number, size >= max(16, 2 * number)) == (0, True)
+        assert ("single", 1, size) in compared
     again = plan(request)
     assert (trials, planned["study"]) == (again["trials"], again["study"])
     if other_seed != fields["seed"]:
@@ -307,26 +317,6 @@ TOKENS = "--workload=transformer --replicas=1,2"
 @pytest.mark.parametrize(
     ("options", "specs", "not_checked"),
     [
-        # Whatever the modes and repetitions; with one replica of ``single``.
-        (
-            "--replicas=1,2,4",
-            [
-                *[("single", 1, 16), ("in_graph", 2, 16), ("in_graph", 4, 16)],
-                *[("tf_mirrored", 2, 16), ("tf_mirrored", 4, 16)],
-            ],
-            {},
-        ),
-        # A replica has two examples or more, and a global batch sixteen.
-        (
-            "--backends=in_graph --replicas=2,3 --mode=weak",
-            [("single", 1, 18), ("in_graph", 2, 18), ("in_graph", 3, 18)],
-            {},
-        ),
-        (
-            "--backends=in_graph --replicas=16 --mode=weak",
-            [("single", 1, 32), ("in_graph", 16, 32)],
-            {},
-        ),
         (
             "--backends=in_graph --replicas=7,8,9 --mode=weak",
             [
