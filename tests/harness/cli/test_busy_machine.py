@@ -26,7 +26,6 @@ RELAY = ("--order=relay", "--rounds=3")
 
 @pytest.fixture
 def beside(harness, overrides, monkeypatch):
-    """Returns a function that sweeps beside a load of some of the cores of a case."""
     measure = disturbance.between
 
     def run(load, *options):
@@ -55,7 +54,6 @@ def efficiency(out):
 
 @pytest.mark.parametrize("replicas", [False, True])
 def test_a_sweep_beside_load_has_figures_and_says_so(beside, harness, replicas):
-    """Some blocks of all cases, or of those on two cores, are disturbed."""
     drawn = random.Random(8)
 
     def load(num_cores):
@@ -88,8 +86,6 @@ def test_a_sweep_beside_load_has_figures_and_says_so(beside, harness, replicas):
 def test_what_was_measured_beside_load_only_is_shown_and_is_no_evidence(
     beside, harness, tmp_path, mode, quiet_cores, named
 ):
-    """All blocks of two replicas are disturbed, or all blocks there are."""
-
     def load(num_cores):
         return QUIET if num_cores <= quiet_cores else BUSY
 

@@ -30,7 +30,6 @@ def test_plan_lists_trials_on_stdout_and_notes_on_stderr(harness, written):
 
 
 def test_list_prints_names_as_text_and_json(harness):
-    """Without a name everything, for who does not know what there is."""
     _, everything, _ = harness("list")
     for what in ("workloads", "backends", "presets"):
         code, out, _ = harness("list", what, "--json")
@@ -104,7 +103,6 @@ def test_what_is_no_study_is_one_line(refuse, tmp_path, verb):
 
 
 def test_every_verb_has_help():
-    """Each option that is not obvious says what it is for."""
     runner = click.testing.CliRunner()
     for name in cli.cli.commands:
         result = runner.invoke(cli.cli, [name, "--help"])
@@ -164,7 +162,6 @@ def run_module(users_folder, *arguments):
 
 @pytest.mark.processes
 def test_modules_of_a_user_do_not_shadow_the_packages(users_folder):
-    """Neither an ImportError nor exit code 70."""
     words = ("sweep", "--dry-run", "--workload=resnet50", "--preset=smoke")
     done = run_module(users_folder, "harness", *words, "--no-match")
 

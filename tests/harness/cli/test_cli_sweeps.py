@@ -83,7 +83,6 @@ def test_a_corrupt_record_is_named_and_the_rest_is_readable(harness, root, small
 
 @pytest.mark.usefixtures("finished")
 def test_a_newer_store_is_refused_with_an_instruction(refuse, root, small):
-    """An old program must not misread a new record."""
     plan = json.loads((root / "plan.json").read_text())
     (root / "plan.json").write_text(json.dumps(plan | {"schema_version": 7}))
     expected = f"schema 7, this reads up to {SCHEMA_VERSION}): upgrade"

@@ -91,7 +91,6 @@ def complete(arguments, incomplete):
 
 @pytest.mark.usefixtures("two_studies")
 def test_a_shell_completes_verbs_options_and_studies(harness, monkeypatch, tmp_path):
-    """Names of studies come from the runs directory that the line names."""
     del harness  # which changes to the directory
     (tmp_path / "runs").rename(tmp_path / "others")
 
@@ -129,8 +128,6 @@ def relay(tmp_path, synthetic):
 
 @pytest.fixture
 def status(harness, relay):
-    """Returns a function that says how the relay is."""
-
     def run(*more):
         code, out, err = harness("status", str(relay.root), *more)
         assert exit_codes.OK == code, err
@@ -166,7 +163,6 @@ def test_what_runs_now_or_waits_is_not_missing(relay, status):
 def test_watching_prints_what_changes_and_ends_with_the_sweep(
     relay, status, refuse, monkeypatch
 ):
-    """For a reader: JSON is one object."""
     begun = relay.trial_dir(relay.read_plan().trials[-1].trial_id) / "turns.jsonl"
     held = contextlib.ExitStack()
     held.enter_context(lock.lock_study(relay.root))

@@ -116,8 +116,6 @@ def machine(harness, gpu_overrides, tmp_path, monkeypatch):
 
 @pytest.fixture
 def doctor(doctor_of_gpus, machine):
-    """Returns a function that runs ``doctor`` as on the page, on its GPUs only."""
-
     def run():
         code, out = doctor_of_gpus(machine.probe)
         return code, " ".join(out.split())
@@ -159,7 +157,6 @@ def test_the_commands_work_in_their_order(
 def test_two_machines_are_planned_and_submitted(
     install_gpus, machine, tmp_path_factory, monkeypatch
 ):
-    """From a login node, which has no GPU; the job asks for those of both."""
     install_gpus([], driver=None)
     submitted_to = fake_slurm.install(tmp_path_factory.mktemp("slurm"), monkeypatch)
     _, (plan, sweep) = blocks()

@@ -80,7 +80,6 @@ def test_gpus_that_a_sweep_cannot_use_are_one_line(
 
 
 def test_a_plan_does_not_ask_tensorflow(harness, install_gpus, written):
-    """Nor who uses the GPUs now."""
     install_gpus(BUSY)
     code, out, _ = harness("sweep", "--dry-run", *SWEEP[1:], "--replicas=1,2")
 
@@ -99,7 +98,6 @@ def failed_study(tmp_path_factory):
 
 @pytest.fixture
 def resume(harness, gpu_overrides, install_gpus, failed_study, tmp_path, monkeypatch):
-    """Returns a function that resumes a study of two GPUs, whose trials failed."""
     install_gpus(make_gpus(2))
     if failed_study.exists():
         shutil.copytree(failed_study, tmp_path / "runs")
@@ -148,7 +146,6 @@ def resume(harness, gpu_overrides, install_gpus, failed_study, tmp_path, monkeyp
 def test_a_study_is_continued_on_gpus_that_are_free(
     resume, written, monkeypatch, machine, limit, more, code, message
 ):
-    """Or says in one line why not."""
     before = written()
     with contextlib.ExitStack() as stack:
         if limit == "another sweep":

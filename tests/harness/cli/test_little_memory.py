@@ -163,8 +163,6 @@ def test_a_verb_without_memory_says_so_in_one_line(
 def test_too_little_memory_is_told_whatever_error_a_library_makes_of_it(
     error, is_cause, monkeypatch, capsys
 ):
-    """With what to do; it is no fault of the program."""
-
     def fail(**_):
         if is_cause:
             raise ImportError("a module of C") from error

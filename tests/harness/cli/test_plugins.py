@@ -82,8 +82,6 @@ def near(install, tmp_path):
 
 @pytest.fixture
 def planned(near, harness):
-    """Returns a function that plans the workload: the record of it, as JSON."""
-
     def run():
         code, out, err = harness(*PLAN)
         assert exit_codes.OK == code, err

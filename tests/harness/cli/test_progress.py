@@ -31,7 +31,6 @@ from results.records.models import (
 
 
 def test_guesses_come_from_the_most_similar_trials(make_spec):
-    """The same case first, then the backend, then the count, then the preset."""
     durations = estimate.Durations()
     durations.add(make_spec(num_replicas=1, global_batch_size=4), 10.0, 2.0)
     durations.add(make_spec(num_replicas=2), 20.0, 10.0)
@@ -54,7 +53,6 @@ def test_guesses_come_from_the_most_similar_trials(make_spec):
 
 
 def test_the_time_left_moves_between_two_events():
-    """It counts down, and says by how much an estimate was too short."""
     now = [100.0]
     left = running.TimeLeft(clock=lambda: now[0])
     shown = [str(left)]
@@ -68,7 +66,6 @@ def test_the_time_left_moves_between_two_events():
 
 
 def test_a_log_says_now_and_then_what_a_long_trial_does(small_plan):
-    """At most every 30 s, with its phase and the time left."""
     now, stream = [0.0], io.StringIO()
     shown = running.PlainProgress(stream, clock=lambda: now[0])
     shown.begin(8, 0)
@@ -84,7 +81,6 @@ def test_a_log_says_now_and_then_what_a_long_trial_does(small_plan):
 
 
 def test_the_phase_of_a_running_trial_is_read_from_its_rank_file(tmp_path):
-    """Only complete lines count; a missing file is a trial that starts."""
     reader = resident.PhaseReader(tmp_path)
     shown = [reader.look()]
     path = tmp_path / "rank_0.jsonl"
@@ -131,7 +127,6 @@ def test_a_trial_that_runs_alone_shows_its_phase_until_it_ends(tmp_path):
 
 
 def test_unreadable_studies_are_no_basis(tmp_path, make_spec):
-    """An estimate must not fail for an old or broken study."""
     good, spec = status_of(TrialStatus.OK).model_dump_json(), make_spec()
     spec_text = spec.model_dump_json()
     for number, texts in enumerate(

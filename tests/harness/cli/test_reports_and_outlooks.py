@@ -29,8 +29,6 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def make_study(made, tmp_path, synthetic):
-    """Returns a function that puts a study of a shape into the test's folder."""
-
     def make(name):
         root = made / name
         if not root.exists():
@@ -80,7 +78,6 @@ FORMATS = [
 
 @pytest.mark.usefixtures("abc")
 def test_studies_are_written_in_every_format(harness, tmp_path):
-    """For a terminal, a pull request, and programs; or into a file."""
     for studies, form, expected in FORMATS:
         words = ("report", *studies.split(), "--format", form)
         code, out, err = harness(*words)

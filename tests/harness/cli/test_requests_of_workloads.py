@@ -153,7 +153,6 @@ def test_a_plan_says_what_each_level_keeps(harness, written):
     ],
 )
 def test_what_does_not_count_its_variables_has_no_table(harness, measured):
-    """They are known when it runs."""
     code, out, err = harness("sweep", "--dry-run", "--json", *measured)
 
     assert exit_codes.OK == code, err

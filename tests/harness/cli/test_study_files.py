@@ -38,8 +38,6 @@ order = "sequential"
 
 @pytest.fixture
 def plan(harness):
-    """Returns a function that plans: the record of it, as JSON."""
-
     def run(*words):
         code, out, err = harness("sweep", "--dry-run", "--json", *words)
         assert exit_codes.OK == code, err
@@ -78,7 +76,6 @@ def test_a_file_plans_what_its_options_plan(plan, write, small):
 
 @pytest.mark.parametrize("value", ["2", '"2"', '"2..2"', "[2]"])
 def test_a_list_is_an_array_a_text_or_one_integer(plan, write, value):
-    """As whoever writes it thinks of it."""
     found = plan(write(SMALL_FILE.replace("[1, 2]", value)))
 
     assert {2} == {trial["spec"]["num_replicas"] for trial in found["trials"]}
@@ -87,7 +84,6 @@ def test_a_list_is_an_array_a_text_or_one_integer(plan, write, value):
 def test_the_recorded_command_has_the_effective_settings_and_no_file(
     harness, plan, write, overrides, tmp_path
 ):
-    """Whoever repeats it gets the same study without the file."""
     name = write(f"{SMALL_FILE}match = false\n[option]\nzero_gamma = false\n")
     given = (name, "--repeats=1", "--study=s")
     code, _, _ = harness("sweep", *given, overrides=overrides)
@@ -172,7 +168,6 @@ def test_a_file_that_cannot_be_read_is_one_line(harness, write, tmp_path):
 
 
 def test_a_file_without_a_workload_needs_the_option(harness, write):
-    """A file can hold what several sweeps share."""
     name = write('preset = "smoke"\n')
     code, _, err = harness("sweep", "--dry-run", name)
 
@@ -239,14 +234,12 @@ def test_every_option_of_sweep_is_a_key_and_every_key_an_option():
     ],
 )
 def test_the_schema_accepts_what_the_command_line_accepts(text, is_valid):
-    """An editor that reads it says the same."""
     validator = jsonschema.Draft202012Validator(SCHEMA)
 
     assert is_valid == validator.is_valid(tomllib.loads(text))
 
 
 def test_what_is_generated_is_up_to_date(tmp_path, monkeypatch, capsys):
-    """``python -m harness.cli.documents`` writes it."""
     readme = tmp_path / "README.md"
     readme.write_text("<!-- options of status -->\n<!-- end of options -->\n")
     monkeypatch.setattr(documents, "README", readme)
@@ -312,7 +305,6 @@ def test_a_job_gets_the_settings_of_the_file_and_not_the_file(
 
 
 def test_gpus_of_a_trial_are_counted_per_host(install_gpus):
-    """Sixteen over two hosts are eight here; nine over two are five."""
     install_gpus(make_gpus(8))
     trials = [
         SimpleNamespace(spec=SimpleNamespace(device="gpu", num_replicas=count))

@@ -223,7 +223,6 @@ def read(whole, tmp_path, overrides, capsys, monkeypatch):
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_damaged_file_is_no_fault(name, read):
-    """No traceback, no internal error, an end in time. The full run draws more."""
     wrong = []
     for number in range(-(-NUM_FILES // len(READERS))):
         chance = drawn.chance(f"{name} {number}")
@@ -242,7 +241,6 @@ def test_a_damaged_file_is_no_fault(name, read):
 
 @pytest.mark.parametrize("what", KNOWN)
 def test_what_was_a_fault_is_none_any_more(what, read):
-    """Each was found by the series above, or while it was written."""
     name, damaged = KNOWN[what]
 
     def first(paths):

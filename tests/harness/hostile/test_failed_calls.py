@@ -97,8 +97,6 @@ def files_in(root):
 
 @pytest.fixture
 def run_verb(overrides, capsys):
-    """Returns a function that runs a verb, of which the n-th call fails."""
-
     def run(faults, words, place=-1):
         faults.place, faults.count, faults.failed = place, 0, ""
         code = cli.main(words.split(), run_overrides=overrides)

@@ -331,7 +331,6 @@ STUDY = published_studies.study("d4pg")
 @pytest.mark.processes
 @pytest.mark.parametrize("verb", ["status {} --json", "list"])
 def test_a_full_disk_behind_stdout_is_one_line(verb, tmp_path):
-    """As in ``status --json > file`` on a full disk; exit code 2."""
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "harness", *verb.format(STUDY).split()],

@@ -81,8 +81,6 @@ one_design = pytest.mark.parametrize(
 
 @pytest.fixture
 def verified(harness):
-    """Returns a function that verifies the study: the code, and what was found."""
-
     def run():
         code, out, err = harness("verify", "s", "--json")
         if code == exit_codes.USAGE:
@@ -192,7 +190,6 @@ def test_a_turn_that_should_be_void_is_found(study, verified):
 
 @one_design
 def test_a_difference_is_named_and_has_its_exit_code(study, harness):
-    """The file, the field, both values, and the figures that follow from it."""
     path = min(study.glob("trials/*/result.json"))
     fields = json.loads(path.read_text())
     before = fields["ranks"][0]["step_time_sec"][1]
@@ -210,7 +207,6 @@ def test_a_difference_is_named_and_has_its_exit_code(study, harness):
 
 @one_design
 def test_missing_raw_files_are_never_counted_as_verified(study, harness, verified):
-    """One trial first, then all of them."""
     unlist(study)
     paths = sorted(study.glob("trials/*/rank_0.jsonl"))
     whole = kinds(verified()[1])
@@ -235,7 +231,6 @@ def test_missing_raw_files_are_never_counted_as_verified(study, harness, verifie
 
 @one_design
 def test_loads_that_were_not_stored_are_said(study, harness):
-    """Of a relay that was measured before turns.jsonl was written."""
     unlist(study)
     paths = list(study.glob("trials/*/turns.jsonl"))
     for path in paths:

@@ -29,8 +29,6 @@ def machine(num_cores=4, *, num_nodes=1, num_threads=1, quota=None):
 
 @pytest.fixture
 def make_trial(make_spec):
-    """Returns a function that makes a spec, and the processes of its trial."""
-
     def make(backend="in_graph", num_replicas=2, share=1, **fields):
         variables = allocation.share_identity(share)
         spec = make_spec(
@@ -66,7 +64,6 @@ SOLO = {"control": Control.SOLO}
 def test_a_trial_has_the_processes_of_its_backend_and_measures_some(
     make_trial, backend, num_replicas, fields, members, ranks, num_here
 ):
-    """No replica is measured where others compute."""
     spec, found = make_trial(backend, num_replicas, **fields)
 
     assert members == found.members
@@ -321,7 +318,6 @@ def test_what_workers_cannot_run_is_refused(refuse, options, message):
     ],
 )
 def test_a_share_that_workers_can_run_is_accepted(harness, install_gpus, options):
-    """Beside backends without workers as well, which it does not change."""
     install_gpus(make_gpus(4))
     more = (*options.split(), "--mode=weak", "--replicas-per-worker=2")
     code, _, err = harness(*DRY_RUN, *more)
@@ -362,7 +358,6 @@ def test_cgroup_quotas_of_both_versions_are_read(fake_root, cgroup, files, expec
 
 @pytest.mark.parametrize(("quota", "expected"), [(None, 4), (2.9, 2), (0.5, 1), (9, 4)])
 def test_available_cores_are_limited_by_the_quota(quota, expected):
-    """Half a core is still one core to run on."""
     assert expected == machine(quota=quota).num_available_cores
 
 

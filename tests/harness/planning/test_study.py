@@ -19,7 +19,6 @@ BASE = (
 
 @pytest.fixture
 def sweep(harness, monkeypatch, tmp_path):
-    """Returns a function that plans a study on four cores, and runs no trial of it."""
     cpus = tuple(LogicalCpu(cpu=cpu) for cpu in range(4))
     monkeypatch.setattr(machine_state, "read_topology", lambda: CpuTopology(cpus=cpus))
     monkeypatch.setattr("harness.run.sweep.run_trials", lambda *_: None)

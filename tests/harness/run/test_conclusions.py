@@ -43,8 +43,6 @@ def write_rank(folder, rank, *, start=0, step=1, num_steps=6):
 
 @pytest.fixture
 def conclude(tmp_path, make_spec):
-    """Returns a function that concludes a trial from what is in the folder."""
-
     def run(exit_code=0, num_oom_kills=0, num_ranks=2, **fields):
         ended = trial_tree.TrialExit(
             exit_code=exit_code,
@@ -61,7 +59,6 @@ def conclude(tmp_path, make_spec):
 
 
 def test_the_window_is_from_latest_start_to_latest_end(tmp_path, conclude):
-    """Throughput is not one rank's times the number of ranks."""
     write_rank(tmp_path, 0)
     write_rank(tmp_path, 1, start=1, step=2)
     result = conclude().result
@@ -123,7 +120,6 @@ def test_a_rank_file_that_appears_late_is_waited_for(tmp_path, conclude, monkeyp
     ],
 )
 def test_a_broken_rank_file_is_a_failure_not_a_crash(tmp_path, conclude, text, reason):
-    """One bad trial does not end a sweep; a folder is no file."""
     path = tmp_path / "rank_0.jsonl"
     path.mkdir() if text is None else path.write_text(text)
     made = conclude(1, num_ranks=1)
@@ -169,7 +165,6 @@ def test_the_first_rank_that_ended_is_named(
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"rank": "x"', "\xff"])
 def test_a_damaged_record_of_the_first_exit_says_nothing(tmp_path, text):
-    """It is written by a process that can be killed."""
     (tmp_path / "first_exit.json").write_text(text, encoding="latin-1")
 
     assert FirstExit() == rank_file.read_first_exit(tmp_path)
@@ -257,7 +252,6 @@ def test_a_process_that_was_killed_says_what_is_known(
 def test_a_failure_that_is_no_text_is_a_failure_all_the_same(
     tmp_path, conclude, reason
 ):
-    """What a library says of its fault can be anything."""
     failure = {"kind": "failure", "phase": "build", "reason": reason, "traceback": "\0"}
     write_lines(tmp_path, 0, failure)
     found = conclude(1, num_ranks=1)

@@ -96,7 +96,6 @@ def trial_dir(tmp_path):
     ],
 )
 def test_what_observed_nothing_is_removed(trial_dir, name, text, is_measured):
-    """A step, a number or a failure is kept, whatever else is there."""
     root = trial_dir.parents[1]
     for number in (1, 2):
         (trial_dir / "checkpoint").mkdir(parents=True)
@@ -170,7 +169,6 @@ def test_what_is_no_trial_makes_room_and_links_lead_to_what_is_not_ours(
 def test_what_cannot_be_moved_or_removed_is_reported(
     trial_dir, tmp_path, monkeypatch, how, message
 ):
-    """Nothing is moved out of the study."""
     trial_dir.mkdir(parents=True)
     if how == "link":
         (trial_dir / "status.json").write_text("{}")

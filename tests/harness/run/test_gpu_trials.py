@@ -28,8 +28,6 @@ STRANGERS = [1]
 
 @pytest.fixture
 def sweep(harness, gpu_overrides, install_gpus):
-    """Returns a function that sweeps on a machine with some GPUs."""
-
     def run(machine, *options, **overrides):
         install_gpus(machine)
         return harness(*SWEEP, *options, overrides=gpu_overrides | overrides)
@@ -39,8 +37,6 @@ def sweep(harness, gpu_overrides, install_gpus):
 
 @pytest.fixture
 def measured(sweep, tmp_path):
-    """Returns a function that sweeps well; it returns environments by replicas."""
-
     def run(machine, *options, **overrides):
         code, _, err = sweep(machine, *options, **overrides)
         assert exit_codes.OK == code, err
@@ -53,7 +49,6 @@ def measured(sweep, tmp_path):
 
 
 def test_eight_gpus_are_measured_and_each_trial_lists_its_own(measured, tmp_path):
-    """The record has the GPUs of the trial, not those of the machine."""
     environments = measured(make_gpus(8), "--backends=in_graph", "--replicas=1,2,8")
 
     assert {1: 1, 2: 2, 8: 8} == {n: len(env.gpus) for n, env in environments.items()}
@@ -115,7 +110,6 @@ def test_workers_of_a_cluster_share_the_gpus_of_their_trial(measured):
 
 
 def test_one_mig_instance_is_enough(measured):
-    """It is named by its UUID, and only there."""
     mig = [FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")]
     (env,) = measured([FakeGpu(mig=mig)], "--backends=single", "--replicas=1").values()
 
@@ -235,7 +229,6 @@ def test_a_second_sweep_on_the_same_gpus_is_one_line(
 
 
 def test_sweeps_on_different_gpus_do_not_exclude_each_other(sweep, monkeypatch):
-    """And a lock is gone with its sweep."""
     machine = make_gpus(2)
     first = Gpu(index=0, uuid=machine[0].uuid, name=machine[0].name)
     with gpu_watch.hold_gpus([first], study="other"):
@@ -248,7 +241,6 @@ def test_sweeps_on_different_gpus_do_not_exclude_each_other(sweep, monkeypatch):
 
 
 def test_a_lock_that_cannot_be_made_is_one_line(sweep, written, monkeypatch):
-    """Nothing is measured without it."""
     folder = Path("/nonexistent")
     monkeypatch.setattr(gpu_watch, "lock_folder", lambda: folder)
     code, _, err = sweep(make_gpus(1), "--backends=single", "--replicas=1")

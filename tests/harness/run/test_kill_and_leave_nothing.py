@@ -75,8 +75,6 @@ def held(path):
 
 @pytest.fixture
 def figures(harness):
-    """Returns a function that reads what a study shows."""
-
     def read(root):
         code, out, err = harness("report", str(root), "--format=csv")
         assert exit_codes.OK == code, err

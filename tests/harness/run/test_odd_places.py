@@ -38,8 +38,6 @@ def test_a_report_replaces_nothing_but_files(finished, refuse, tmp_path, monkeyp
 
 
 def test_a_path_without_permission_is_one_line(refuse, monkeypatch):
-    """Wherever the file system refuses."""
-
     def forbid(_):
         raise PermissionError(errno.EACCES, "Permission denied", "runs")
 

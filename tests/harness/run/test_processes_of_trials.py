@@ -212,7 +212,6 @@ def test_a_heap_that_was_reserved_grows_without_faults():
 
 
 def test_tunables_of_the_user_stay():
-    """Glibc reads all of them from one variable."""
     base = {"GLIBC_TUNABLES": "glibc.cpu.x86_ibt=off"}
     found = trial_tree.allocator_variables(Allocator.KEEP, base)
 

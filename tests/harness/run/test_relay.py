@@ -34,8 +34,6 @@ SWEEP = smoke_sweep(
 
 @pytest.fixture
 def run(harness, overrides, tmp_path, monkeypatch):
-    """Returns a function that sweeps: its trials by backend, replicas and control."""
-
     def run_sweep(*options, behavior="", **changes):
         monkeypatch.setenv("FAKE_BEHAVIOR", behavior)
         words = overridden(SWEEP, *options)
@@ -131,7 +129,6 @@ def test_the_programs_of_solo_take_each_turn_together(run):
 
 
 def test_a_program_of_solo_that_is_killed_fails_the_control_only(run):
-    """The cases take all their turns."""
     killed = "single:2:rank1_sigkill"
     trials, _ = run("--backends=in_graph", "--controls=solo", behavior=killed)
     failed = [key for key, of in trials.items() if of.status.status != TrialStatus.OK]
@@ -142,7 +139,6 @@ def test_a_program_of_solo_that_is_killed_fails_the_control_only(run):
 
 @forked
 def test_failures_do_not_end_the_generation(run):
-    """Each is recorded with its phase, and the others finish all rounds."""
     behavior = {
         ("in_graph", 2): "build_fail",
         ("tf_mirrored", 1): "insane",

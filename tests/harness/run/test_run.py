@@ -32,8 +32,6 @@ def study(tmp_path):
 
 @pytest.fixture
 def run_one(harness, overrides, study, monkeypatch):
-    """Returns a function that sweeps one trial, and returns its records."""
-
     def run(behavior="", *options, **changes):
         monkeypatch.setenv("FAKE_BEHAVIOR", f"*:*:{behavior}" if behavior else "")
         words = overridden(SWEEP, *options)
@@ -46,7 +44,6 @@ def run_one(harness, overrides, study, monkeypatch):
 
 
 def test_an_ok_trial_has_everything(run_one):
-    """As a process of its own."""
     trial = run_one()
     (rank,) = trial.result.ranks
     spec = trial.spec
@@ -108,7 +105,6 @@ def test_each_way_to_fail_is_recorded(
 
 
 def test_a_worker_that_cannot_start_fails_in_launch(run_one):
-    """The reason does not hide in a log."""
     command = ("/bin/sh", "-c", "echo no module named harness >&2; exit 1")
     failure = run_one(worker_command=command).status.failure
 
@@ -119,7 +115,6 @@ def test_a_worker_that_cannot_start_fails_in_launch(run_one):
 def test_a_timeout_kills_grandchildren_that_left_the_session(
     run_one, monkeypatch, tmp_path
 ):
-    """Nothing of a trial survives it, not even one that ignores SIGTERM."""
     pid_file = tmp_path / "grandchild"
     monkeypatch.setenv("FAKE_GRANDCHILD_FILE", str(pid_file))
     # The clock starts once the grandchild is there, however long that takes.
@@ -185,7 +180,6 @@ def test_a_sweep_stops_when_its_code_is_edited(
 def test_a_half_written_trial_is_cleaned_with_its_processes(
     harness, overrides, study, run_one
 ):
-    """What a killed harness left is neither trusted nor left running."""
     _, out, _ = harness("sweep", "--dry-run", "--json", *SWEEP[1:])
     (planned,) = json.loads(out)["trials"]
     folder = study / "trials" / planned["trial_id"]

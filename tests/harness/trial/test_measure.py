@@ -119,8 +119,6 @@ class FakeMemory:
 
 @pytest.fixture
 def measured(tmp_path, make_spec, monkeypatch):
-    """Returns a function that measures a program: the program, and what it wrote."""
-
     def run(num_warmup=2, num_measured=4, *, is_collecting=True, program=None, **spec):
         if is_collecting:  # it looks at all objects of all tests
             monkeypatch.setattr(measure, "quiet_collector", contextlib.nullcontext)
@@ -174,7 +172,6 @@ def test_steps_are_timed_alone_and_by_phase(measured):
 
 
 def test_arithmetic_and_peak_rate_are_recorded(measured, make_spec):
-    """In the number type of the program; earlier records have neither."""
     _, log = measured(num_warmup=1, num_measured=2)
     log.lines.pop("window_metric")
     spec = make_spec(num_warmup_steps=1, num_measured_steps=2)
@@ -243,7 +240,6 @@ def test_the_collector_is_off_in_the_window_only(measured):
 def test_quality_is_measured_when_asked_and_sane(
     measured, is_evaluated, program, expected
 ):
-    """The quality of an insane program is not a result either."""
     made, log = measured(is_evaluated=is_evaluated, program=program, steps_per_sync=2)
 
     assert expected == made.num_evaluations
@@ -253,7 +249,6 @@ def test_quality_is_measured_when_asked_and_sane(
 
 
 def test_a_program_with_another_batch_is_refused(measured):
-    """The spec says what is measured; a program that differs is not measured."""
     sizes = {"per_replica_batch_size": 4, "global_batch_size": 4}
     with pytest.raises(ValueError, match=r"has global_batch_size 8, the trial 4"):
         measured(num_replicas=1, **sizes)
@@ -280,7 +275,6 @@ def test_what_a_killed_process_left_is_read(measured, tmp_path):
 
 @pytest.mark.parametrize("line", ["{", '{"kind": "wat"}', '{"kind": "step"}', "[]"])
 def test_a_broken_line_is_named(tmp_path, line):
-    """A complete line that is malformed is an error, not a gap."""
     text = f'{{"kind": "done", "ns": 1}}\n{line}\n'
     rank_file.rank_path(tmp_path, 0).write_text(text)
     with pytest.raises(

@@ -93,8 +93,6 @@ SWEEP = smoke_sweep(
 
 @pytest.fixture
 def trained(harness, overrides, tmp_path):
-    """Returns a function that sweeps: the code, and the trials that train."""
-
     def run(*options):
         code, _, _ = harness(*overridden(SWEEP, *options), overrides=overrides)
         trials = Store.open(tmp_path / "runs" / "s").trials()

@@ -80,7 +80,6 @@ def test_the_peak_is_that_of_matrix_products(dtype):
 
 
 def test_replicas_of_a_process_compute_at_the_same_time(monkeypatch):
-    """Their rates add up; the fastest run counts."""
     rates = iter([1.0] * 3 + [2.0] * 3 + [5.0, 6.0, 7.0] + [3.0] * 3)
     monkeypatch.setattr(steps, "matrix_product_rate", lambda *_: next(rates))
     found, method = steps.measure_peak("float32", num_replicas=3)
@@ -91,8 +90,6 @@ def test_replicas_of_a_process_compute_at_the_same_time(monkeypatch):
 
 @pytest.fixture
 def write_tflops(tmp_path):
-    """Returns a function that times devices: what the rank file says of it."""
-
     def run(*arguments, **sizes):
         rank_path(tmp_path, 0).unlink(missing_ok=True)
         writer = RankFile(rank_path(tmp_path, 0), time.monotonic_ns)

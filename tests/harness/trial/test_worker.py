@@ -154,7 +154,6 @@ test = Space(is_built_with_cuda=lambda: True)
 
 @pytest.mark.processes
 def test_a_process_of_its_own_says_what_tensorflow_sees(monkeypatch, tmp_path):
-    """Or the last line that it wrote says why not."""
     (tmp_path / "tensorflow.py").write_text(SEES_ONE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert gpu_probe.probe(["0", "1"]) == gpu_probe.TensorFlowGpus(
@@ -201,7 +200,6 @@ def test_a_process_that_only_serves_was_given_none(value, expected):
 def test_each_process_of_a_cluster_sees_its_own_gpus(
     monkeypatch, kind, index, num_each, expected
 ):
-    """Those that coordinate or store see none."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,MIG-7")
     addresses = {"chief": ("a:1",), "worker": ("a:2", "a:3", "b:2"), "ps": ("a:4",)}
     cluster = ClusterConfig(addresses=addresses, kind=kind, index=index)
@@ -226,8 +224,6 @@ def test_the_cause_is_the_first_kill_or_the_first_end(bad, cause):
 
 @pytest.fixture
 def run_cluster(store, settings, make_spec, monkeypatch):
-    """Returns a function that runs a trial of two workers; it returns its record."""
-
     def run_it(behavior="", **changes):
         monkeypatch.setenv("FAKE_BEHAVIOR", f"*:*:{behavior}" if behavior else "")
         trial = synthetic_trial.planned(make_spec(backend="multi_worker"))
@@ -281,7 +277,6 @@ def test_the_cause_is_recorded_and_not_its_consequence(
 
 @pytest.mark.processes
 def test_a_stuck_rank_is_killed_with_all_others(run_cluster, store):
-    """The timeout of a trial holds for its cluster; no process is left."""
     trial = run_cluster("hang", timeout_sec=2)
 
     assert TrialStatus.TIMEOUT is trial.status.status
