@@ -10,10 +10,10 @@ from click.testing import CliRunner
 from harness.cli import exit_codes, main
 from reports.exports import archive, export_formats
 from reports.site import build
+from results import Store
 from results.judging import gate_metrics
 from results.records.models import TrialStatus
 from results.store import zipped
-from results.store.study_store import Store
 
 STUDY = "resnet50-two-cores"
 TOKEN = "hf_" + "aB" * 17

@@ -13,10 +13,10 @@ from changed_study import with_results
 
 from reports.exports import benchmark_formats, export_formats
 from reports.words import judgement
+from results import load_study
 from results.errors import ResultsError
 from results.figures import scaling
 from results.judging import gate_metrics
-from results.study.cases import load_study
 
 THROUGHPUT = gate_metrics.THROUGHPUT
 # As its documentation and the type of its source say: name, value, unit, and two texts.

@@ -11,10 +11,10 @@ from reports.page.sections import coverage, learning, steps
 from reports.site.card import make_card
 from reports.view.view import view_store
 from reports.words import brief, formats, judgement
+from results import load_study
 from results.judging import gate, gate_logs, gate_metrics
 from results.records.machine_record import GpuUse
 from results.statistics import run_scores
-from results.study.cases import load_study
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from reports.page import build
 from reports.page.sections import lost_time
 from reports.view.view import view_store
 from reports.words import utilisation, verdict
+from results import load_study
 from results.figures import scaling, summary
 from results.figures.lost_time import PARTS
 from results.records.models import Control
-from results.study.cases import load_study
 
 
 def data_of(store):

@@ -25,7 +25,6 @@ from results.records.models import Budget, BudgetUnit
 BUILD = """
 import pathlib, sys
 from reports.page import build
-from results.store.study_store import Store
 sys.stdout.write(build.build_report(Store.open(pathlib.Path(sys.argv[1]))))
 """
 SCRIPTS = [

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from reports.site import build, comparison
+from results import load_study
 from results.judging import gate_metrics
-from results.study.cases import load_study
 
 CHROMIUM = next(
     (

@@ -12,8 +12,7 @@ from plain_text import plain
 from harness.cli import main
 from reports.site import build
 from reports.words import next_step
-from results.store.study_store import Store
-from results.study.cases import load_study
+from results import Store, load_study
 
 ROOT = Path(__file__).resolve().parents[3]
 NAME, OTHER = "resnet50-two-cores", "peers-resnet50"

@@ -12,11 +12,10 @@ from click.testing import CliRunner
 
 from harness.cli import main
 from reports.site import build, card, comparison
+from results import Estimate, load_study
 from results.errors import WriteStoreError
 from results.judging import gate_metrics
 from results.records.machine_record import MachineState
-from results.statistics.estimates import Estimate
-from results.study.cases import load_study
 
 METRIC = gate_metrics.THROUGHPUT
 

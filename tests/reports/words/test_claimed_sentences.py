@@ -16,7 +16,7 @@ from synthetic import Lost, relay_shape
 
 from reports.view.view import view_store
 from reports.words import brief, verdict
-from results.store.study_store import Store
+from results import Store
 
 DOCUMENT = pathlib.Path(__file__).parents[3] / "docs/archive/claims-of-gates.md"
 

@@ -15,9 +15,9 @@ from reports.charts import style
 from reports.page.sections import learning
 from reports.view.view import view_store
 from reports.words import cells, formats, judgement, names, ratio_table
+from results import Estimate
 from results.records import quality_records
 from results.records.models import MetricFacts, QualityMetric
-from results.statistics.estimates import Estimate
 
 
 @pytest.mark.parametrize(

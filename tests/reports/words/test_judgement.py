@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reports.words import judgement, trust
+from results import load_study
 from results.judging import gate, gate_metrics
 from results.records.models import Evidence
-from results.study.cases import load_study
 
 BASE = "1234567890ab"
 

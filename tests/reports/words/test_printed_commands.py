@@ -19,8 +19,8 @@ from reports.exports import exports
 from reports.page import build
 from reports.view.view import view_store
 from reports.words import brief, next_step
+from results import Store
 from results.records.models import TrialStatus
-from results.store.study_store import Store
 
 ROOT = Path(__file__).resolve().parents[3]
 PUBLISHED = sorted(published_studies.SITE.glob("studies/*/index.html"))

@@ -11,10 +11,10 @@ from synthetic import make_store, relay_shape
 from harness.machine.disturbance import void_reason
 from reports.view.view import view_store
 from reports.words import trust
+from results import load_study
 from results.figures import lost_time
 from results.figures.history import history, machine_class
 from results.figures.relay import _without_numbers, count_turns
-from results.study.cases import load_study
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CASE = {"backends": ("in_graph",), "repeats": 2, "is_evaluated": False}

@@ -6,10 +6,9 @@ import statistics
 
 import pytest
 
-from results import errors
+from results import errors, load_study
 from results.figures import learning_gains
 from results.figures.learning_gains import Axis
-from results.study.cases import load_study
 
 
 def study_of(root, synthetic, num_runs):

@@ -7,11 +7,10 @@ import pytest
 from changed_study import with_results
 from synthetic import ALL_CONTROLS, Lost, make_store, relay_shape
 
-from results import errors
+from results import errors, load_study
 from results.figures import explain, lost_time
 from results.figures.lost_time import PARTS, Observed, decompose
 from results.records.models import Control
-from results.study.cases import load_study
 
 
 def _all(milli_sec):

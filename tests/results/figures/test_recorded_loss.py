@@ -6,9 +6,9 @@ import pytest
 from changed_study import with_results, with_turns
 from synthetic import make_store, relay_shape
 
+from results import load_study
 from results.figures import explain, scaling
 from results.records.models import ScalingMode
-from results.study.cases import load_study
 
 CPU_OF_ALONE, CPU_PER_REPLICA, WAIT, OTHERS = 0.048, 0.055, 0.002, 0.05
 """Seconds per step: of one replica, and of each of two; what others have of cores."""

@@ -4,11 +4,10 @@ import math
 
 import pytest
 
-from results import errors
+from results import Store, errors
 from results.figures import scaling
 from results.records import identity
 from results.records.models import PlannedTrial, ScalingMode, TrialStatus
-from results.store.study_store import Store
 from results.study import cases
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG

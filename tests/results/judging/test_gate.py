@@ -9,13 +9,13 @@ import pytest
 from changed_study import with_environments, with_turns
 
 from reports.words import judgement
+from results import load_study
 from results.errors import ResultsError
 from results.judging import gate, gate_metrics, judged_case, paired_gate, quality_gate
 from results.records import quality_records
 from results.records.models import MetricFacts
 from results.statistics import group_sequential
 from results.statistics.group_sequential import Verdict
-from results.study.cases import load_study
 
 BASE = "1234567890ab"
 NOISE = 0.008

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from changed_study import with_turns
 
-from results import errors
+from results import errors, load_study
 from results.judging import gate_logs, gate_metrics, power
 from results.statistics import generations
 from results.statistics.group_sequential import SUSTAINED, TAIL, TURNS, Verdict
-from results.study.cases import load_study
 
 SPREAD = 0.03
 # Three standard errors of a share of the simulated gates.

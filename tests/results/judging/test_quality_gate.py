@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from changed_study import with_results
 
+from results import load_study
 from results.errors import ResultsError
 from results.figures import learning_gains
 from results.judging import gate, gate_metrics, quality_gate
@@ -13,7 +14,6 @@ from results.judging.gate_metrics import Rule
 from results.records import quality_records
 from results.records.models import MetricFacts
 from results.statistics.group_sequential import Verdict
-from results.study.cases import load_study
 
 BASE = "1234567890ab"
 LEARNED = {

@@ -12,11 +12,10 @@ from changed_study import edit_record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results import errors
+from results import Store, errors
 from results.records import identity, schema
 from results.records.models import Budget, BudgetUnit, Order, TrialSpec
 from results.store.lock import lock_study
-from results.store.study_store import Store
 
 SPEC = TrialSpec(
     workload="resnet50",

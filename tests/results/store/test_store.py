@@ -10,10 +10,9 @@ import pytest
 from changed_study import edit_record
 from ended import ended_ids
 
-from results import errors
+from results import Store, errors
 from results.records.models import SCHEMA_VERSION, Matching
 from results.store import atomic, zipped
-from results.store.study_store import Store
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import pytest
 from changed_study import edit_record
 
 from reports.site.comparison import compare_studies
+from results import load_study
 from results.judging.gate_metrics import THROUGHPUT
-from results.study.cases import load_study
 
 STATE = {"git_commit": "0123456789" * 4, "is_source_modified": False}
 

@@ -9,9 +9,8 @@ import numpy as np
 import published_studies
 import pytest
 
+from results import Store, load_study
 from results.statistics import estimates, generations
-from results.store.study_store import Store
-from results.study.cases import load_study
 from results.verify import check as check_lib
 from results.verify import trials
 from results.verify.check import Check

@@ -3,7 +3,7 @@
 import hashlib
 import re
 
-from results.store.study_store import Store
+from results import Store
 
 
 def ended_ids(store):

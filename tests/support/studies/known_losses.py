@@ -13,9 +13,9 @@ import numpy as np
 import synthetic
 from changed_study import with_results
 
+from results import load_study
 from results.figures import explain, lost_time, scaling
 from results.figures.lost_time import Observed
-from results.study.cases import load_study
 
 GENERATIONS = 5
 LOST = 0.012

@@ -14,6 +14,7 @@ import synthetic_trial
 from synthetic_trial import ALL_CONTROLS, Lost
 
 from harness import catalog
+from results import Store
 from results.records import identity
 from results.records.models import (
     Budget,
@@ -29,7 +30,6 @@ from results.records.models import (
     TrialSpec,
     TrialStatus,
 )
-from results.store.study_store import Store
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 BASE_BATCH = 8
