@@ -182,8 +182,8 @@ def claims_table(found):
 
 
 CASES = (1, 3, 6)
-SLOWER = (0.05, 0.06, 0.08)
-EFFECTS = (0.0, 0.01, 0.03, *SLOWER)
+TOO_SLOW = (0.05, 0.06, 0.08)
+EFFECTS = (0.0, 0.01, 0.03, *TOO_SLOW)
 MOST = {True: {"pass": 0.08, "regress": 0.10}, False: {"pass": 0.05, "regress": 0.05}}
 """By whether generations depend on each other: what may pass, and regress."""
 
@@ -308,7 +308,9 @@ def worst(num_gates, seed):
             for is_dependent in (False, True):
                 names = [name for name in TRUTHS if (name in DEPENDENT) == is_dependent]
                 passes = {
-                    name: max(of(name, e, num_cases, number=number)[0] for e in SLOWER)
+                    name: max(
+                        of(name, e, num_cases, number=number)[0] for e in TOO_SLOW
+                    )
                     for name in names
                 }
                 regresses = {

@@ -34,7 +34,7 @@ OTHERS = (
     lambda n, seed: designs.fixed(n, seed, num_generations=3),
     lambda n, seed: designs.fixed(n, seed, num_generations=4),
 )
-PAGE_HEADS = ("what a reader sees", "what is claimed", "simulated", "found", "n")
+PAGE_HEADS = ("a reader sees", "the claim", "simulated", "found", "n")
 
 
 def write(line):

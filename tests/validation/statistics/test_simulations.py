@@ -9,7 +9,7 @@ import gate_claims
 import numpy as np
 import page_claims
 import pytest
-from gate_claims import CASES, DEPENDENT, MOST, SLOWER, TRUTHS, shares
+from gate_claims import CASES, DEPENDENT, MOST, TOO_SLOW, TRUTHS, shares
 from scipy import stats
 
 from results.judging import paired_gate
@@ -56,7 +56,7 @@ def test_gates_seldom_err(name, num_cases):
     most = MOST[name in DEPENDENT]
     for number in (None, 5, 20):
         options = {"num_gates": NUM_GATES, "seed": SEED, "number": number}
-        for effect in SLOWER:
+        for effect in TOO_SLOW:
             passes, _ = shares(name, effect, num_cases, **options)
             assert passes <= beyond(most["pass"]), (number, effect)
         _, regresses = shares(name, 0.0, num_cases, **options)
