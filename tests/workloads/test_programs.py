@@ -1,5 +1,6 @@
 """Programs of all workloads: controls, queued steps, XLA, and how GPUs are fed."""
 
+import collections
 import re
 
 import numpy as np
@@ -9,6 +10,8 @@ import tensorflow as tf
 from small_programs import build as build_small
 
 import replicator
+from replicator._tf import dispatch
+from replicator.core import devices
 from workloads import catalog, warm_up
 from workloads.common import training
 from workloads.controls import InputOnlyProgram, NotUpdatingReplicator
@@ -320,13 +323,38 @@ def test_training_on_bytes_starts_with_the_same_loss(name):
     assert plain == pytest.approx(of_bytes, rel=0.02)
 
 
+def test_replicas_say_whether_they_are_fed_on_gpus(monkeypatch):
+    """By the devices that receive batches."""
+    repl = replicator.create("in_graph", num_replicas=2)
+    assert not repl.feeds_gpus
+    gpu = "/job:localhost/replica:0/task:0/device:GPU:0"
+    monkeypatch.setattr(type(repl), "_input_devices", lambda _: [gpu, gpu])
+    assert repl.feeds_gpus
+
+
+@pytest.fixture
+def dispatches(monkeypatch):
+    """The graphs that are traced to be started, with all devices taken for GPUs."""
+    monkeypatch.setattr(devices, "is_cpu", lambda device: device == "host")
+    monkeypatch.setattr(devices, "cpu_of", devices.first_cpu)
+    graphs = []
+    trace = dispatch.Dispatch._trace
+
+    def recorded(self, source):
+        trace(self, source)
+        graphs.append(self._traced.graph.as_graph_def())
+
+    monkeypatch.setattr(dispatch.Dispatch, "_trace", recorded)
+    return graphs
+
+
 @pytest.mark.parametrize(
     "name",
     ["d4pg", pytest.param("resnet50", marks=FULL), pytest.param("sngan", marks=FULL)],
 )
-def test_nobody_else_writes_the_variables_of_a_program(name):
-    """As presets for GPUs promise, so that copies need not be compared."""
-    losses = []
+def test_nobody_else_writes_the_variables_of_a_program(name, dispatches):
+    """As presets for GPUs promise: without the promise nothing is compared either."""
+    found = []
     for policy in ("detect", "never"):
         repl = replicator.create(
             "in_graph",
@@ -335,10 +363,14 @@ def test_nobody_else_writes_the_variables_of_a_program(name):
             variable_placement="mirrored",
             external_writes=policy,
         )
+        dispatches.clear()
         tf.keras.utils.set_random_seed(5)
-        losses.append(losses_of(build_small(name, repl, external_writes=policy)))
+        losses = losses_of(build_small(name, repl, external_writes=policy))
+        ops = [collections.Counter(node.op for node in g.node) for g in dispatches]
+        found.append((losses, ops))
 
-    assert losses[0] == losses[1]
+    assert found[0] == found[1]
+    assert found[0][1]
 
 
 def test_a_workload_is_warmed_up_in_each_number_type(monkeypatch):

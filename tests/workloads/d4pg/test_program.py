@@ -1,7 +1,8 @@
-"""D4PG as it is measured: options, determinism, replicas, faults, figures."""
+"""D4PG as it is measured: actors beside a learner, seeds, faults, figures."""
 
 import itertools
 import math
+import time
 
 import numpy as np
 import pytest
@@ -10,32 +11,124 @@ import tensorflow as tf
 
 import replicator
 from workloads import catalog
-from workloads.d4pg import config
 from workloads.d4pg import program as d4pg_program
 from workloads.d4pg.pool import Counters
 from workloads.d4pg.program import Window, describe, describe_now
+from workloads.d4pg.replay import StarvedReplayError
+
+SMALL_FRAMES = {"observations": "pixels", "num_features": 8, "num_conv_filters": 4}
 
 
-def build(
-    backend="single", num_replicas=1, data="synthetic", count=8, seed=1, **options
-):
+def build(backend="single", num_replicas=1, count=8, **options):
     return small_programs.build(
         "d4pg",
         replicator.create(backend, num_replicas=num_replicas),
-        data=data,
         per_replica_batch_size=count,
-        seed=seed,
         **options,
     )
 
 
-def test_data_is_named_by_domain_and_task():
-    """A TFDS name is none here; near names are offered."""
-    catalog.check_data("d4pg", "walker:run")
-    with pytest.raises(ValueError, match=r"did you mean .*'cartpole:swingup'"):
-        catalog.check_data("d4pg", "cartpole-swingup")
-    with pytest.raises(ValueError, match=r"data 'walker:fly' is unknown"):
-        build(data="walker:fly")
+def build_with_actors(backend="single", num_replicas=1, **options):
+    return build(
+        backend,
+        num_replicas,
+        16,
+        data="cartpole:balance",
+        **{"min_replay_size": 100, "samples_per_insert": 16.0, **options},
+    )
+
+
+@pytest.fixture(scope="module")
+def program():
+    """The program after 100 learner steps, with a window over the last 75."""
+    made = build_with_actors("in_graph", 2, replay="prioritized")
+    made.run(25)
+    made.start_window()
+    made.run(75)
+    yield made
+    made.close()
+
+
+@pytest.mark.processes
+def test_acting_and_learning_keep_their_ratio_and_are_counted(program):
+    """16 transitions per environment step, after the first 100, within the buffer."""
+    (experience,) = program.experiences  # which both replicas share
+    replay = experience.replay
+    found = {metric.name: metric.value for metric in program.window_metrics()}
+    shares = ("learner_wait_share", "actor_idle_share", "clipped_target_share")
+    num_owed = replay.num_sampled / 16 + 100
+
+    assert num_owed - 20 <= replay.num_inserted <= num_owed + 40
+    assert 100 * 32 <= replay.num_sampled <= 110 * 32
+    assert all(0.0 <= found[name] <= 1.0 for name in shares)
+    assert found["environment_steps_per_sec"] > 0.0
+    assert 10.0 <= found["replay_ratio"] <= 26.0
+    assert 0.0 <= found["policy_lag"] < 100.0
+    assert 0.0 == found["refused_environment_steps"] == found["replaced_actors"]
+    steps = program.num_environment_steps()
+    assert steps == pytest.approx(replay.num_inserted, abs=10)
+    assert all(check.is_passed for check in program.sanity()), program.sanity()
+
+
+@pytest.mark.processes
+def test_learning_sets_priorities(program, monkeypatch):
+    """By the divergence of each transition of the batch that was learned from."""
+    seen = []
+    replay = program.experiences[0].replay
+    monkeypatch.setattr(replay, "update_priorities", lambda *found: seen.append(found))
+    program.run()
+
+    assert [16, 16] == [len(index) for index, _ in seen]
+    assert all((error >= 0.0).all() and error.any() for _, error in seen)
+
+
+@pytest.mark.processes
+def test_actors_use_what_was_learned_and_episodes_are_scored(program):
+    """By the present policy; the weights of the last publication reach actors."""
+    (metric,) = program.evaluate()
+    program.run(10)
+    deadline, version = time.monotonic() + 60.0, -1
+    while version < program._num_steps - 10 and time.monotonic() < deadline:
+        # Actors look for weights when they act, so somebody must learn meanwhile.
+        program.run()
+        version = program.experiences[0].policy_version()
+
+    assert ("episode_return", 2) == (metric.name, metric.num_examples)
+    assert 0.0 < metric.value <= 1000.0
+    assert version >= program._num_steps - 20
+
+
+@pytest.mark.processes
+def test_a_starved_learner_says_what_actors_did(program, monkeypatch):
+    """In one line, not in TensorFlow's pages."""
+
+    def sample(_):
+        raise StarvedReplayError("nothing to sample after 60 s: actor 0: 3 steps")
+
+    monkeypatch.setattr(program.experiences[0].replay, "sample", sample)
+    with pytest.raises(StarvedReplayError, match=r"^nothing to sample after 60 s: "):
+        program.run(20)
+
+
+@pytest.mark.processes
+def test_pixels_are_learned_from(tmp_path):
+    """Stacked frames through actors, replay, convolutions and a checkpoint."""
+    made = build_with_actors(
+        **SMALL_FRAMES, action_repeat=8, num_actors=1, min_replay_size=30
+    )
+    losses = [made.run() for _ in range(5)]
+    batch = next(made.batches())
+    made.save(str(tmp_path))
+    idle_sec = made.experiences[0].counters().idle_sec
+    made.close()
+
+    assert all(np.isfinite(losses))
+    assert (16, 84, 84, 9) == batch["observation"][0].shape
+    assert batch["observation"][0].numpy().std() > 1.0
+    assert 0.0 < idle_sec  # frames wait for the learner
+    # Nothing holds the memory but arrays, which go with the program.
+    (experience,) = made.experiences
+    assert (-1, -1) == (experience._streams.descriptor, experience._weights.descriptor)
 
 
 def test_real_data_need_learners_that_run_the_program():
@@ -51,37 +144,27 @@ def test_real_data_need_learners_that_run_the_program():
         d4pg_program._input_mode(TwoWorkers(), "reacher:easy")
 
 
-@pytest.mark.parametrize("observations", ["state", "pixels"])
-def test_synthetic_data_is_determined_by_the_seed(observations):
-    found = []
-    small = {"num_features": 8, "num_conv_filters": 4}
+@pytest.mark.parametrize("options", [{}, SMALL_FRAMES], ids=["state", "pixels"])
+def test_batches_and_losses_are_determined_by_the_seed(options):
+    """Weights are as well, so the same seed gives the same losses."""
+    found, losses = [], []
     for seed in (1, 1, 2):
-        made = build(seed=seed, count=2, observations=observations, **small)
+        made = build(seed=seed, count=2, **options)
         batches = itertools.islice(made.batches(), 3)
-        found.append([_bytes_of(batch) for batch in batches])
+        found.append(
+            [
+                b"".join(leaf[0].numpy().tobytes() for leaf in tf.nest.flatten(batch))
+                for batch in batches
+            ]
+        )
+        if not options and seed == 1:
+            losses.append([made.run() for _ in range(3)])
 
     assert found[0] == found[1]
     assert not set(found[0]) & set(found[2])
     assert 3 == len(set(found[0]))
-
-
-def _bytes_of(batch):
-    return b"".join(leaf[0].numpy().tobytes() for leaf in tf.nest.flatten(batch))
-
-
-@pytest.mark.parametrize(
-    "observations", ["state", pytest.param("pixels", marks=pytest.mark.full)]
-)
-def test_losses_are_determined_by_the_seed(observations):
-    """Weights are, as batches, so the same seed gives the same losses."""
-    losses = []
-    small = {"num_features": 8, "num_conv_filters": 4}
-    for _ in range(2):
-        made = build(count=2, observations=observations, **small)
-        losses.append([made.run() for _ in range(3)])
-
-    assert losses[0] == losses[1]
-    assert all(np.isfinite(losses[0]))
+    assert losses[:1] == losses[1:]
+    assert np.isfinite(losses).all()
 
 
 def test_the_learner_learns_what_there_is_to_learn():
@@ -110,13 +193,19 @@ def test_replicas_draw_different_transitions_and_stay_alike():
     assert "all_reduce" in made.explain()
 
 
-def test_a_window_has_rates_of_the_learner():
-    """And no figures of actors; there is nothing to evaluate either."""
-    made = build()
+def test_a_window_has_rates_of_the_learner_and_of_clipped_targets():
+    """No figures of actors; atoms that cannot hold the returns are reported."""
+    made = build(lowest_return=-1.0, highest_return=1.0)
     made.run()
     made.start_window()
     made.run(5)
-    found = {metric.name: metric for metric in made.window_metrics()}
+    line = (
+        r"^\d\d% of the target distributions' probability lies outside the atoms, from "
+        r"-1 to 1: set options lowest_return and highest_return to the range of "
+        r"discounted returns$"
+    )
+    with pytest.warns(UserWarning, match=line):
+        found = {metric.name: metric for metric in made.window_metrics()}
 
     assert {"learner_steps_per_sec", "transitions_per_sec", "clipped_target_share"} == (
         set(found)
@@ -124,25 +213,12 @@ def test_a_window_has_rates_of_the_learner():
     assert {5} == {metric.num_examples for metric in found.values()}
     rate = found["learner_steps_per_sec"].value
     assert 8 * rate == pytest.approx(found["transitions_per_sec"].value)
-    assert made.num_environment_steps() is None
-    assert () == made.evaluate()
-    assert made.samples() is None
-
-
-def test_atoms_that_cannot_hold_the_returns_are_reported():
-    """As a figure and in one line that names the options."""
-    made = build(lowest_return=-1.0, highest_return=1.0)
-    made.start_window()
-    made.run(2)
-    line = (
-        r"^\d\d% of the target distributions' probability lies outside the atoms, from "
-        r"-1 to 1: set options lowest_return and highest_return to the range of "
-        r"discounted returns$"
+    assert 0.5 < found["clipped_target_share"].value <= 1.0
+    assert (None, (), None) == (
+        made.num_environment_steps(),
+        made.evaluate(),
+        made.samples(),
     )
-    with pytest.warns(UserWarning, match=line):
-        found = {m.name: m.value for m in made.window_metrics()}
-
-    assert 0.5 < found["clipped_target_share"] <= 1.0
 
 
 def test_a_loss_that_is_not_finite_is_reported(tmp_path):
@@ -178,53 +254,44 @@ def test_a_checkpoint_holds_networks_targets_and_optimizers(tmp_path):
     made, other = (build(seed=seed) for seed in (1, 2))
     made.run(3)
     made.save(str(tmp_path))
-    repl = other._repl
-    manager = repl.make_checkpoint_manager(str(tmp_path), **other._trackables())
+    manager = other._repl.make_checkpoint_manager(str(tmp_path), **other._trackables())
     manager.restore()
     other.learner.num_steps = made.learner.num_steps
     batch = next(iter(made._inputs.pipelines[0]))
-    fixed = [
-        p._repl.make_input_iterator(
+    for each in (made, other):
+        inputs = each._repl.make_input_iterator(
             lambda _: tf.data.Dataset.from_tensors(batch).repeat()
         )
-        for p in (made, other)
-    ]
-    for _ in range(2):
-        for program, inputs in zip((made, other), fixed, strict=True):
-            program.learner.run(inputs)
+        for _ in range(2):
+            each.learner.run(inputs)
 
     np.testing.assert_array_equal(
         made.learner.policy_weights(), other.learner.policy_weights()
     )
 
 
-def test_an_empty_batch_is_refused():
-    with pytest.raises(ValueError, match="per_replica_batch_size 0 must be at least"):
-        build(count=0)
-
-
 def test_paper_values_are_the_control_suite_paper_s():
     """Tassa et al. 2018, section 5, and the D4PG paper where that says nothing."""
-    paper = config.PRESETS["paper"]
+    paper = catalog.make_config("d4pg", "paper", {})
 
-    assert (101, -150.0, 150.0) == (
-        paper.num_atoms,
-        paper.lowest_return,
-        paper.highest_return,
-    )
-    assert ((300, 200), (400, 300)) == (paper.policy_layers, paper.critic_layers)
-    assert (5, 0.99, 100) == (
-        paper.num_return_steps,
-        paper.discount,
-        paper.target_update_period,
-    )
-    assert (32, 1 / 32, 1.0) == (paper.num_actors, paper.noise_low, paper.noise_high)
-    assert ("prioritized", 0.6, 10**6) == (
-        paper.replay,
-        paper.priority_exponent,
-        paper.replay_capacity,
-    )
-    assert (1e-4, 1e-4) == (paper.policy_learning_rate, paper.critic_learning_rate)
+    assert {
+        "num_atoms": 101,
+        "lowest_return": -150.0,
+        "highest_return": 150.0,
+        "policy_layers": (300, 200),
+        "critic_layers": (400, 300),
+        "num_return_steps": 5,
+        "discount": 0.99,
+        "target_update_period": 100,
+        "num_actors": 32,
+        "noise_low": 1 / 32,
+        "noise_high": 1.0,
+        "replay": "prioritized",
+        "priority_exponent": 0.6,
+        "replay_capacity": 10**6,
+        "policy_learning_rate": 1e-4,
+        "critic_learning_rate": 1e-4,
+    }.items() <= {name: getattr(paper, name) for name in dir(paper)}.items()
 
 
 def figures(*reads, pauses=(), num_pipelines=1, num_processes=1):
@@ -274,21 +341,7 @@ def test_differences_are_counted_and_processes_added_up():
         "refused_environment_steps": 2.0,
         "replaced_actors": 4.0,
     } == pytest.approx(found)
-
-
-def test_without_actors_there_is_the_learner_alone():
-    """As with synthetic data."""
-    none = Counters()
-
-    assert {
-        "learner_steps_per_sec": 2.0,
-        "transitions_per_sec": 512.0,
-        "clipped_target_share": 0.25,
-    } == figures((0.0, 0, none), (4.0, 8, none), num_pipelines=0)
-
-
-def test_a_window_without_learner_steps_says_nothing():
-    """There would be nothing to divide by."""
+    # A window without learner steps has nothing to divide by.
     assert {} == figures((1.0, 5, Counters()), (1.0, 5, Counters()))
 
 
