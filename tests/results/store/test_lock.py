@@ -16,11 +16,35 @@ from results.store import atomic, lock
 
 OWNER = """
 import pathlib, sys, time
+from results import errors
 from results.store import lock
-with lock.lock_study(pathlib.Path(sys.argv[1])):
-    print("held", flush=True)
-    time.sleep(60)
+root, name, start = pathlib.Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+take = lock.lock_study
+if name:  # as on another machine, whose kernel sees no lock of this one
+    lock.kernel_id, take = lambda: name, lock.hold_heartbeat
+while time.time() < start:
+    pass
+try:
+    with take(root):
+        print("held", flush=True)
+        sys.stdin.read()
+except errors.StudyInUseElsewhereError:
+    print("refused", flush=True)
 """
+
+
+def start_owner(root, machine="", start=0.0):
+    return subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(root), machine, str(start)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+def left_in(root):
+    return sorted(path.name for path in root.glob(f"{lock.HEARTBEAT_NAME}*"))
 
 
 def refused(root, error, message=None, take=lock.lock_study):
@@ -33,12 +57,7 @@ def refused(root, error, message=None, take=lock.lock_study):
 @pytest.mark.processes
 def test_second_process_is_refused_with_the_pid_and_a_kill_frees(tmp_path):
     """Kill -9 leaves nothing stale: the kernel drops the lock."""
-    with subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    ) as owner:
+    with start_owner(tmp_path) as owner:
         assert owner.stdout.readline() == "held\n"
         message = rf"is in use by process {owner.pid}: wait until it ends"
         refusal = refused(tmp_path, errors.StudyLockedError, message)
@@ -84,37 +103,6 @@ def test_a_writer_removes_what_another_could_not(tmp_path):
 NUM_RACES = 2
 NUM_MACHINES = 4
 
-# As on another machine whose kernel sees no lock of this one.
-MACHINE = """
-import contextlib, pathlib, sys, time
-from results import errors
-from results.store import lock
-root, name, start = pathlib.Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-lock.kernel_id = lambda: name
-while time.time() < start:
-    pass
-try:
-    with lock.hold_heartbeat(root):
-        print("held", flush=True)
-        sys.stdin.read()
-except errors.StudyInUseElsewhereError:
-    print("refused", flush=True)
-"""
-
-
-def start_machine(root, name, start=0.0):
-    return subprocess.Popen(
-        [sys.executable, "-c", MACHINE, str(root), name, str(start)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-
-
-def left_in(root):
-    return sorted(path.name for path in root.glob(f"{lock.HEARTBEAT_NAME}*"))
-
 
 def test_a_file_that_cannot_be_removed_fails_nothing(tmp_path, monkeypatch):
     """What was done under it is done."""
@@ -144,7 +132,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
 
 def test_another_machine_is_refused_while_the_owner_lives(tmp_path, monkeypatch):
     """Whatever its own kernel says of locks; and not for long after a kill."""
-    with start_machine(tmp_path, "other") as other:
+    with start_owner(tmp_path, "other") as other:
         assert other.stdout is not None
         assert "held\n" == other.stdout.readline()
         refused(
@@ -173,7 +161,7 @@ def test_of_machines_that_start_together_one_owns_the_study(tmp_path):
             dead.write_text("dead 1\n")
             os.utime(dead, (1.0, 1.0))
         start = time.time() + 0.5
-        machines = [start_machine(root, f"m{i}", start) for i in range(NUM_MACHINES)]
+        machines = [start_owner(root, f"m{i}", start) for i in range(NUM_MACHINES)]
         answers = [machine.stdout.readline() for machine in machines]
         for machine in machines:
             machine.communicate(timeout=60)

@@ -112,11 +112,9 @@ def result(spec, mode, trial_id, shape):
     if spec.budget is not None:
         curve = _curve(generator, spec, step, shape)
         (quality,) = curve[-1].quality
-    return TrialResult(
-        trial_id=trial_id,
-        example_unit="images",
-        num_parameters=23_528_522,
-        global_batch_size=spec.global_batch_size,
+    return _trial_result(
+        spec,
+        trial_id,
         num_measured_steps=num_steps,
         window_sec=window,
         turns=_turns(spec, times, generator, shape) if shape.num_rounds else (),
@@ -132,11 +130,21 @@ def result(spec, mode, trial_id, shape):
                 peak_memory_bytes=int((1.1 + 0.55 * spec.num_replicas) * 2**30),
             ),
         ),
-        sanity=SANE,
         quality=(quality,) if spec.is_evaluated else (),
         curve=curve,
         window_metrics=_counts(generator) if shape.has_actors else (),
         collectives="214 all_mean in 3 buckets over 2 owners",
+    )
+
+
+def _trial_result(spec, trial_id, **fields):
+    return TrialResult(
+        trial_id=trial_id,
+        example_unit="images",
+        num_parameters=23_528_522,
+        global_batch_size=spec.global_batch_size,
+        sanity=SANE,
+        **fields,
     )
 
 
@@ -237,12 +245,10 @@ def known_result(spec, trial_id, shape):
                 )
             )
             now_ns = end_ns + 1_000_000
-    return TrialResult(
-        trial_id=trial_id,
-        example_unit="images",
-        num_parameters=23_528_522,
+    return _trial_result(
+        spec,
+        trial_id,
         flops_per_example=1_000_000,
-        global_batch_size=spec.global_batch_size,
         num_measured_steps=steps_per_turn * len(turns),
         window_sec=sum(turn.time_sec for turn in turns),
         turns=tuple(turns),
@@ -260,7 +266,6 @@ def known_result(spec, trial_id, shape):
             )
             for rank in range(num_ranks)
         ),
-        sanity=SANE,
     )
 
 
