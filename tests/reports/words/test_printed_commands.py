@@ -48,7 +48,7 @@ def _run(command, runs_dir, monkeypatch):
 
 @pytest.mark.parametrize("page", PUBLISHED, ids=lambda path: path.parent.name)
 def test_commands_of_published_pages_run(page, tmp_path, monkeypatch):
-    """``Next``, ``Reproduce this point`` and ``Reproduce``, with each set of options."""
+    """Those to reproduce a page or a point, and the next, by their options."""
     study = published_studies.study(page.parent.name)
     shutil.copytree(study, tmp_path / study.name)
     text = page.read_text(encoding="utf-8")
