@@ -25,6 +25,7 @@ from results.records.models import Budget, BudgetUnit
 BUILD = """
 import pathlib, sys
 from reports.page import build
+from results import Store
 sys.stdout.write(build.build_report(Store.open(pathlib.Path(sys.argv[1]))))
 """
 SCRIPTS = [
