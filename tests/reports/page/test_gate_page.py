@@ -1,5 +1,6 @@
 """The page of a gate, of GPUs, and of quality runs."""
 
+import functools
 import re
 
 import pytest
@@ -17,11 +18,12 @@ from results.records.machine_record import GpuUse
 from results.statistics import run_scores
 
 
-@pytest.fixture
-def judged(tmp_path, synthetic):
-    """Returns a function that makes the study of a gate with a known slowdown."""
+@pytest.fixture(scope="module")
+def judged(make, synthetic):
+    """Returns a function that records a gate with a known slowdown, or none."""
 
-    def make(*, slower, code, is_recorded=True, **update):
+    @functools.cache
+    def measured(slower):
         shape = synthetic.Shape(
             backends=("in_graph",),
             modes=(synthetic.WEAK,),
@@ -32,18 +34,20 @@ def judged(tmp_path, synthetic):
             revisions={"1234567890ab": 1 / slower},
             is_evaluated=False,
         )
-        store = synthetic.make_store(tmp_path / f"{slower}", shape)
+        store = make(shape)
+        rule = gate_metrics.Rule(metric=gate_metrics.THROUGHPUT, delta=0.05, alpha=0.05)
+        return store, gate.of_revisions(load_study(store), rule, baseline="main")
+
+    def record(*, slower, code, is_recorded=True, **update):
+        store, found = measured(slower)
+        (store.root / gate_logs.GATE_NAME).unlink(missing_ok=True)
         if is_recorded:
-            rule = gate_metrics.Rule(
-                metric=gate_metrics.THROUGHPUT, delta=0.05, alpha=0.05
-            )
-            found = gate.of_revisions(load_study(store), rule, baseline="main")
             headline = judgement.headline(found)
             record = gate_logs.record_of(found, headline=headline, exit_code=code)
             gate_logs.write_gate(store, record.model_copy(update=update))
         return store
 
-    return make
+    return record
 
 
 def test_the_page_of_a_regression_says_regress_and_nothing_is_reliable(judged):
