@@ -1,8 +1,4 @@
-"""What all tests share: their processes, which cases run, the conformance table.
-
-The table is here and not beside its tests: where tests run in several processes, the
-one that prints loads this file only.
-"""
+"""What all tests share: their processes, and which cases run."""
 
 from __future__ import annotations
 
@@ -17,11 +13,8 @@ from typing import Any
 import pytest
 
 FOLDER = pathlib.Path(__file__).parent
-CONFORMANCE = FOLDER / "conformance"
 QUICK_START = FOLDER / "quick_start"
 SUPPORT = FOLDER / "support"
-_OUTCOMES: dict[tuple[str, str], str] = {}
-_STATES = {"passed": "pass", "failed": "FAIL"}
 
 _SERVED = "tests/replicator/backends/multi_worker_in_graph"
 # Files whose tests share what is slow to make: one process runs all of a group.
@@ -142,16 +135,6 @@ def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
     return ByGroup(config, log)
 
 
-def pytest_runtest_logreport(report: Any) -> None:
-    """Collects what came of each conformance case; the test says which it was."""
-    if report.when == "call":
-        for name, value in report.user_properties:
-            if name == "conformance":
-                _OUTCOMES[tuple(value)] = _STATES.get(report.outcome) or (
-                    "-" if "not run here" in str(report.longrepr) else "lacks"
-                )
-
-
 def pytest_sessionfinish(session: Any) -> None:
     """Tells the process that prints how many tests were left out."""
     if hasattr(session.config, "workeroutput"):
@@ -165,21 +148,12 @@ def pytest_testnodedown(node: Any) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Prints what was left out, and the table of backends and cases."""
+    """Prints what was left out."""
     if _NUM_LEFT.get("here"):
         terminalreporter.write_line(
             f"{_NUM_LEFT['here']} cases beyond the covering ones were left out: make "
             f"test-full, or {covering.VARIABLE}=1, runs them"
         )
-    if not _OUTCOMES:
-        return
-    if str(CONFORMANCE) not in sys.path:
-        sys.path.insert(0, str(CONFORMANCE))
-    from conformance_cases import matrix
-
-    terminalreporter.section(matrix.TITLE)
-    for line in matrix.render_run(_OUTCOMES):
-        terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -26,7 +26,7 @@ PAIRS = [
     )
     for target in TARGETS.values()
     for case in CASES.values()
-    if target.is_meant(case)
+    if target.runs(case)
 ]
 
 
@@ -37,13 +37,12 @@ def cluster_outcomes(request, tmp_path_factory):
 
     def outcome(target, case_name):
         if target.name not in found:
-            asked = [
+            names = [
                 item.callspec.params["case_name"]
                 for item in request.session.items
                 if "cluster_outcomes" in getattr(item, "fixturenames", ())
                 and item.callspec.params["target_name"] == target.name
             ]
-            names = [name for name in asked if target.why_not(CASES[name]) is None]
             folder = tmp_path_factory.mktemp(target.name)
             found[target.name] = clusters.run(target, names, folder)
         return found[target.name][case_name]
@@ -69,14 +68,9 @@ def _of_single_device(case):
 @pytest.mark.parametrize(
     ("target_name", "case_name"), PAIRS, ids=lambda name: name.replace("-", "_")
 )
-def test_a_backend_conforms(target_name, case_name, record_property, cluster_outcomes):
+def test_a_backend_conforms(target_name, case_name, cluster_outcomes):
     """It gives what NumPy or one device gives, or the error that teaches."""
-    record_property("conformance", (target_name, case_name))
     target, case = TARGETS[target_name], CASES[case_name]
-    reason = target.why_not(case)
-    if reason is not None:
-        pytest.skip(reason)
-
     if target.is_cluster:
         outcome = cluster_outcomes(target, case_name)
     elif target_name == "single-1":
@@ -88,20 +82,18 @@ def test_a_backend_conforms(target_name, case_name, record_property, cluster_out
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_a_backend_promises_is_asked_of_it_without_the_full_run(backend):
-    """Each capability for which there is a case."""
-    can_run = [
-        (target, case)
-        for target in TARGETS.values()
+def test_every_promise_of_a_backend_is_asked_of_it_without_the_full_run(backend):
+    """Except where no target can show it here; the document says why."""
+    promised = BACKENDS[backend].capabilities
+    hidden = {c for c in promised if matrix.why_not_shown(backend, c) is not None}
+    asked = [
+        case.needs
         for case in CASES.values()
-        if target.backend == backend
-        and target.is_meant(case)
-        and target.why_not(case) is None
+        if any(TARGETS[name].backend == backend for name in COVERING[case.name])
     ]
-    asked = [c.needs for t, c in can_run if t.name in COVERING[c.name]]
 
-    assert asked
-    assert set().union(*(c.needs for _, c in can_run)) == set().union(*asked)
+    assert set(promised) == set().union(*asked) | hidden
+    assert not hidden or backend in ("single", "tpu")
 
 
 @pytest.mark.parametrize("heir", HEIRS)
@@ -155,19 +147,6 @@ def _fails(target, case):
     return False
 
 
-@pytest.mark.parametrize(
-    "backend", ["in_graph", "multi_worker", "multi_worker_in_graph"]
-)
-def test_every_promise_of_a_backend_is_asked_of_a_target(backend):
-    """A capability that none of its targets runs a case for would be claimed only."""
-    reasons = {
-        capability: matrix.why_not_shown(backend, capability)
-        for capability in BACKENDS[backend].capabilities
-    }
-
-    assert set() == {name for name, reason in reasons.items() if reason}
-
-
 def test_the_document_shows_the_present_matrix():
     """``docs/conformance.md`` is generated; the message says how."""
     written = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
@@ -175,13 +154,3 @@ def test_the_document_shows_the_present_matrix():
     assert matrix.render_document() == written, (
         "stale: run python tests/conformance/write_document.py"
     )
-
-
-def test_an_unknown_capability_in_the_catalogue_is_refused():
-    """A typing error would be a promise that nobody checks."""
-    with pytest.raises(
-        ValueError, match=r"'x' lacks 'colectives', which is not a capab"
-    ):
-        type(BACKENDS["single"])(
-            name="x", target="", description="", kind="ours", lacks={"colectives": ""}
-        )

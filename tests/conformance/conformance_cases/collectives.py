@@ -21,7 +21,11 @@ def _dtype(name):
     return ml_dtypes.bfloat16 if name == "bfloat16" else np.dtype(name)
 
 
-def _typed(num_replicas, names):
+def _types_of(op):
+    return FLOATS if op == "mean" else (*FLOATS, *INTEGERS)
+
+
+def _typed(num_replicas):
     """Small integers, so that every type adds them exactly."""
     rng = np.random.default_rng(1)
     return {
@@ -29,48 +33,35 @@ def _typed(num_replicas, names):
             rng.integers(0, 9, size=(3,)).astype(_dtype(name))
             for _ in range(num_replicas)
         ]
-        for name in names
+        for name in (*FLOATS, *INTEGERS)
     }
 
 
-def _reduced(topology, names, ops):
+def _reduced(topology):
+    values = _typed(topology.num_replicas)
     return {
         op: {
             name: on_every(
                 topology,
-                getattr(np, op)(np.stack(xs).astype(np.float64), axis=0).astype(
-                    _dtype(name)
-                ),
+                getattr(np, op)(np.float64(values[name]), axis=0).astype(_dtype(name)),
             )
-            for name, xs in _typed(topology.num_replicas, names).items()
+            for name in _types_of(op)
         }
-        for op in ops
+        for op in OPS
     }
 
 
-@case("collectives", reference=lambda t: _reduced(t, FLOATS, OPS), rtol=1e-2)
-def all_reduce_floats(repl):
-    """Sum, mean, minimum and maximum of every floating type are NumPy's."""
-    values = _typed(repl.num_replicas, FLOATS)
-
-    def step(x):
-        return {op: replicator.all_reduce(x, op) for op in OPS}
-
-    return repl.run(step, {name: share(repl, xs) for name, xs in values.items()})
-
-
-@case("collectives", reference=lambda t: _reduced(t, INTEGERS, ("sum", "min", "max")))
-def all_reduce_integers(repl):
-    """Integers of every width are reduced in their own type."""
-    values = _typed(repl.num_replicas, INTEGERS)
+@case("collectives", reference=_reduced)
+def all_reduce_of_every_type(repl):
+    """Floats and integers of every width are reduced in their own type, as in NumPy."""
 
     def step(x):
         return {
-            "sum": replicator.all_sum(x),
-            "min": replicator.all_min(x),
-            "max": replicator.all_max(x),
+            op: replicator.all_reduce({name: x[name] for name in _types_of(op)}, op)
+            for op in OPS
         }
 
+    values = _typed(repl.num_replicas)
     return repl.run(step, {name: share(repl, xs) for name, xs in values.items()})
 
 
@@ -96,12 +87,15 @@ def _nest_results(topology):
         "max": combine(lambda xs: np.max(xs, axis=0)),
         "gather": combine(np.stack),
         "broadcast": combine(lambda xs: np.asarray(xs[-1])),
+        "empty": on_every(topology, np.int32(0)),
+        "ids": replicator.PerReplica(list(np.arange(len(trees), dtype=np.int32))),
+        "num_replicas": on_every(topology, np.int32([len(trees)] * 2)),
     }
 
 
 @case("collectives", reference=_nest_results)
 def nests_of_mixed_ranks(repl):
-    """The worked example of the public design document, at any number of replicas."""
+    """The worked example of the public design document; ids count from 0."""
     n = repl.num_replicas
     trees = _nest(n)
     values = {
@@ -110,41 +104,19 @@ def nests_of_mixed_ranks(repl):
     }
 
     def step(x):
+        context = replicator.get_replica_context()
         return {
             "sum": replicator.all_sum(x),
             "min": replicator.all_min(x),
             "max": replicator.all_max(x),
             "gather": replicator.all_gather(x),
             "broadcast": replicator.broadcast(x, source_replica_id=n - 1),
+            "empty": len(replicator.all_sum([])) + len(replicator.all_gather({})),
+            "ids": context.replica_id,
+            "num_replicas": [context.num_replicas, context.num_replicas_in_sync],
         }
 
     return repl.run(step, values)
-
-
-@case(
-    "collectives",
-    reference=lambda t: {
-        "empty": on_every(t, np.int32(0)),
-        "id": replicator.PerReplica([np.int32(r) for r in range(t.num_replicas)]),
-        "gathered": on_every(t, np.arange(t.num_replicas, dtype=np.int32)),
-        "num_replicas": on_every(t, np.int32(t.num_replicas)),
-        "num_replicas_in_sync": on_every(t, np.int32(t.num_replicas)),
-    },
-)
-def replica_ids(repl):
-    """Ids count from 0, a gather is in their order, and an empty nest passes."""
-
-    def step():
-        context = replicator.get_replica_context()
-        return {
-            "empty": len(replicator.all_sum([])) + len(replicator.all_gather({})),
-            "id": context.replica_id,
-            "gathered": replicator.all_gather(context.replica_id),
-            "num_replicas": context.num_replicas,
-            "num_replicas_in_sync": context.num_replicas_in_sync,
-        }
-
-    return repl.run(step)
 
 
 def _slices(num_replicas):
@@ -153,44 +125,38 @@ def _slices(num_replicas):
     return values, indices
 
 
-def _dense_slices(topology):
+def _sums_of_slices(topology):
     n = topology.num_replicas
+    values, indices = _slices(n)
     dense = np.zeros((n, 5, 3), np.float32)
-    for r, (value, index) in enumerate(zip(*_slices(n), strict=True)):
-        np.add.at(dense[r], index, value)
-    return {op: on_every(topology, getattr(dense, op)(axis=0)) for op in OPS[:2]}
+    for r in range(n):
+        np.add.at(dense[r], indices[r], values[r])
+    by_position = (np.sum(values, axis=0) ** 2).sum(axis=0)
+    return {
+        **{op: on_every(topology, getattr(dense, op)(axis=0)) for op in OPS[:2]},
+        "of the same rows": on_every(topology, by_position),
+    }
 
 
-@case("sparse_gradients", reference=_dense_slices)
+@case("sparse_gradients", reference=_sums_of_slices)
 def all_reduce_sparse(repl):
-    """IndexedSlices are concatenated; densified, they equal the dense result."""
-    values, indices = _slices(repl.num_replicas)
+    """IndexedSlices equal the dense result; the same rows are summed one by one."""
 
     def step(pair):
-        slices = tf.IndexedSlices(pair[0], pair[1], dense_shape=tf.constant([5, 3]))
+        rows, indices = pair
+        slices = tf.IndexedSlices(rows, indices, dense_shape=tf.constant([5, 3]))
+        alike = tf.IndexedSlices(rows, tf.range(2))
+        by_position = replicator.all_sum(alike).values
         return {
-            op: tf.convert_to_tensor(replicator.all_reduce(slices, op))
-            for op in OPS[:2]
+            **{
+                op: tf.convert_to_tensor(replicator.all_reduce(slices, op))
+                for op in OPS[:2]
+            },
+            "of the same rows": tf.reduce_sum(by_position**2, axis=0),
         }
 
+    values, indices = _slices(repl.num_replicas)
     return repl.run(step, (share(repl, values), share(repl, indices)))
-
-
-def _squares_of_rows(topology):
-    values, _ = _slices(topology.num_replicas)
-    return on_every(topology, (np.sum(values, axis=0) ** 2).sum(axis=0))
-
-
-@case("sparse_gradients", reference=_squares_of_rows)
-def all_reduce_rows_of_positions(repl):
-    """Rows with the same indices on every replica are summed one by one."""
-    values, _ = _slices(repl.num_replicas)
-
-    def step(rows):
-        slices = tf.IndexedSlices(rows, tf.range(len(values[0])))
-        return tf.reduce_sum(replicator.all_sum(slices).values ** 2, axis=0)
-
-    return repl.run(step, share(repl, values))
 
 
 def _rows(num_replicas):
@@ -286,6 +252,8 @@ def _gradients(topology):
         # Part r is squared on replica r, which weights it.
         "reduce_scatter": [weights[:, None] * rows.sum(axis=0)] * n,
         "all_to_all": [weights[:, None] * x for x in rows],
+        # Of |sum x|^2 times the sum of n threes.
+        "sum with an integer": [6 * n * n * xs.sum(axis=0)] * n,
     }
     return {
         name: replicator.PerReplica([np.float32(g) for g in grads])
@@ -295,7 +263,7 @@ def _gradients(topology):
 
 @case("collectives", reference=_gradients)
 def gradients(repl):
-    """Each collective's gradient with respect to each replica's operand."""
+    """Of each collective by each operand; integers in one call with a float too."""
     n = repl.num_replicas
 
     def step(batch):
@@ -318,7 +286,11 @@ def gradients(repl):
                 tape.watch(source)
                 loss = weight * tf.reduce_sum(collective(source) ** 2)
             results[name] = tape.gradient(loss, source)
-        return results
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = replicator.all_sum({"x": x, "count": tf.constant(3)})
+            loss = tf.reduce_sum(total["x"] ** 2) * tf.cast(total["count"], tf.float32)
+        return {**results, "sum with an integer": tape.gradient(loss, x)}
 
     values = _operands(n), _rows(n), _weights(n)
     return repl.run(step, tuple(share(repl, of_all) for of_all in values))
@@ -326,68 +298,41 @@ def gradients(repl):
 
 @case(
     "collectives",
-    # d/dx of (sum x)^2 * sum 3, over n replicas that all hold 2.
-    reference=lambda t: on_every(
-        t, np.float32(2 * (2 * t.num_replicas) * (3 * t.num_replicas) * t.num_replicas)
-    ),
-)
-def gradient_through_mixed_types(repl):
-    """Integers in one call with a float do not stop the float's gradient."""
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            total = replicator.all_sum({"x": x, "count": tf.constant(3)})
-            loss = total["x"] ** 2 * tf.cast(total["count"], tf.float32)
-        return tape.gradient(loss, x)
-
-    return repl.run(step, share(repl, [np.float32(2)] * repl.num_replicas))
-
-
-@case(
-    "collectives",
     reference=lambda t: {
-        "sum": np.float32(sum(range(2, 2 + t.num_replicas))),
-        "mean": np.float32(np.mean(range(2, 2 + t.num_replicas))),
-        "min": np.float32(2),
-        "max": np.float32(1 + t.num_replicas),
-    },
-)
-def reduce_outside(repl):
-    """reduce() combines what a step returned over all replicas of the job."""
-
-    def step():
-        replica_id = replicator.get_replica_context().replica_id
-        return tf.cast(replica_id, tf.float32) + 2
-
-    out = repl.run(step)
-    return {op: repl.reduce(op, out) for op in OPS}
-
-
-@case(
-    "collectives",
-    reference=lambda t: {
-        "reduced": {"a": "none", "b": np.int32(3 * t.num_replicas), "c": "z"},
+        "numbers": {
+            "sum": np.float32(sum(range(2, 2 + t.num_replicas))),
+            "mean": np.float32(np.mean(range(2, 2 + t.num_replicas))),
+            "min": np.float32(2),
+            "max": np.float32(1 + t.num_replicas),
+        },
+        "flags": {"min": np.bool_(t.num_replicas == 1), "max": np.bool_(True)},
+        "others": {"nothing": "none", "text": "z"},
         "counter": np.float32(t.num_replicas),
     },
 )
-def steps_may_return_nothing(repl):
-    """None stays None on every replica; reduce() returns other leaves unchanged."""
+def reduce_outside(repl):
+    """reduce() combines results of all replicas; None and other leaves stay."""
     with repl.context():
         counter = tf.Variable(0.0, trainable=False)
 
     def count():
         counter.assign_add(replicator.all_sum(1.0))
 
-    def part():
-        return {"a": None, "b": tf.constant(3)}
+    def step():
+        replica_id = replicator.get_replica_context().replica_id
+        number = tf.cast(replica_id, tf.float32) + 2
+        return {"number": number, "flag": tf.equal(replica_id, 0), "nothing": None}
 
-    nothing = repl.run(count)
-    assert [None] * repl.num_local_replicas == list(nothing)
-    out = repl.run(part)
-    reduced = repl.reduce("sum", {**out, "c": "z"})
-    reduced["a"] = "none" if reduced["a"] is None else "something"
-    return {"reduced": reduced, "counter": counter.numpy()}
+    assert [None] * repl.num_local_replicas == list(repl.run(count))
+    out = repl.run(step)
+    others = repl.reduce("max", {"nothing": out["nothing"], "text": "z"})
+    others["nothing"] = "none" if others["nothing"] is None else "something"
+    return {
+        "numbers": {op: repl.reduce(op, out["number"]) for op in OPS},
+        "flags": {op: repl.reduce(op, out["flag"]) for op in ("min", "max")},
+        "others": others,
+        "counter": counter.numpy(),
+    }
 
 
 _NUM_ITEMS = 5
@@ -402,59 +347,42 @@ def _items():
     ]
 
 
-@case(
-    "collectives",
-    reference=lambda t: [on_every(t, np.linalg.inv(item)) for item in _items()],
-    rtol=1e-4,
-    atol=1e-5,
-)
-def map_gather(repl):
-    """Each inverse is computed on one replica, and all replicas get all of them."""
-    items = _items()
-
-    def step():
-        return replicator.map_gather([tf.constant(x) for x in items], tf.linalg.inv)
-
-    return repl.run(step)
-
-
-def _traces():
-    return np.float32([np.trace(item) ** 2 for item in _items()])
-
-
-@case(
-    "collectives",
-    reference=lambda t: {
-        "sum": on_every(t, _traces().sum()),
-        "mean": on_every(t, _traces().mean()),
-        "min": on_every(t, _traces().min()),
-        "max": on_every(t, _traces().max()),
+def _mapped(topology):
+    traces = np.float32([np.trace(item) ** 2 for item in _items()])
+    return {
+        "gather": [on_every(topology, np.linalg.inv(item)) for item in _items()],
+        "sum": on_every(topology, 9 * traces.sum()),
+        "mean": on_every(topology, traces.mean()),
+        "min": on_every(topology, traces.min()),
+        "max": on_every(topology, traces.max()),
         # Replicas share one loss, so their gradients average to that of one device.
-        "gradient": np.float32(2 * 3.0 * _traces().sum()),
-    },
-)
-def map_reduce(repl):
-    """Items are reduced over all replicas, and the gradient reaches a variable."""
+        "gradient": np.float32(2 * 3.0 * traces.sum()),
+    }
+
+
+@case("collectives", reference=_mapped, rtol=1e-4, atol=1e-5)
+def map_gather_and_map_reduce(repl):
+    """Each item is computed on one replica; the gradient reaches a variable."""
     items = _items()
     with repl.context():
         scale = tf.Variable(3.0)
 
     def step():
         tensors = [tf.constant(x) for x in items]
-
-        def plain(x):
-            return tf.linalg.trace(x) ** 2
-
         results = {
-            op: replicator.map_reduce(plain, tensors, op)
-            for op in ("sum", "mean", "min", "max")
+            op: replicator.map_reduce(lambda x: tf.linalg.trace(x) ** 2, tensors, op)
+            for op in ("mean", "min", "max")
         }
         with tf.GradientTape() as tape:
-            loss = replicator.map_reduce(
+            total = replicator.map_reduce(
                 lambda x: tf.linalg.trace(scale * x) ** 2, tensors, "sum"
             )
-        gradient = replicator.all_mean(tape.gradient(loss, scale))
-        return {**results, "gradient": gradient}
+        return {
+            "gather": replicator.map_gather(tensors, tf.linalg.inv),
+            "sum": total,
+            **results,
+            "gradient": replicator.all_mean(tape.gradient(total, scale)),
+        }
 
     out = repl.run(step)
     return {**out, "gradient": repl.reduce("max", out["gradient"])}

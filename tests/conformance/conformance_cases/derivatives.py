@@ -14,19 +14,26 @@ def _operands(num_replicas):
     return np.linspace(-1.0, 1.5, 3 * num_replicas).reshape(num_replicas, 3)
 
 
-def _second_derivative(topology):
+def _derivatives(topology):
     """By hand: t = sum(y^2) with y = all_sum(x); h = |dt/dx|^2 = |2 R y|^2.
 
     Its derivative: 2 * 2 R y, times 2 R, summed over the replicas: 8 R^3 y.
     """
-    n = topology.num_replicas
-    total = _operands(n).sum(axis=0)
-    return on_every(topology, 8 * n**3 * total)
+    n, xs = topology.num_replicas, _operands(topology.num_replicas)
+    return {
+        "second": on_every(topology, 8 * n**3 * xs.sum(axis=0)),
+        "tangents": {
+            "all_mean": on_every(topology, (2 * xs).mean(axis=0)),
+            "all_gather": on_every(topology, 2 * xs),
+            "permute": replicator.PerReplica([0 * xs[0], *(2 * xs[:-1])]),
+        },
+    }
 
 
-@case("collectives", "higher_derivatives", reference=_second_derivative)
-def second_derivatives(repl):
-    """The gradient of a gradient through all_sum includes all replicas."""
+@case("collectives", "higher_derivatives", reference=_derivatives)
+def higher_derivatives(repl):
+    """The gradient of a gradient, and tangents in forward mode, are of all replicas."""
+    pairs = [(r, r + 1) for r in range(repl.num_replicas - 1)]
 
     def step(x):
         with tf.GradientTape() as outer:
@@ -35,33 +42,16 @@ def second_derivatives(repl):
                 inner.watch(x)
                 target = tf.reduce_sum(replicator.all_sum(x) ** 2)
             penalty = tf.reduce_sum(inner.gradient(target, x) ** 2)
-        return outer.gradient(penalty, x)
-
-    return repl.run(step, share(repl, _operands(repl.num_replicas)))
-
-
-def _tangents(topology):
-    xs = _operands(topology.num_replicas)
-    return {
-        "all_mean": on_every(topology, (2 * xs).mean(axis=0)),
-        "all_gather": on_every(topology, 2 * xs),
-        "permute": replicator.PerReplica([0 * xs[0], *(2 * xs[:-1])]),
-    }
-
-
-@case("collectives", "higher_derivatives", reference=_tangents)
-def forward_mode(repl):
-    """Tangents of a result include those of all replicas."""
-    pairs = [(r, r + 1) for r in range(repl.num_replicas - 1)]
-
-    def step(x):
         with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as forward:
             results = {
                 "all_mean": replicator.all_mean(x * x),
                 "all_gather": replicator.all_gather(x * x),
                 "permute": replicator.permute(x * x, pairs),
             }
-        return {name: forward.jvp(result) for name, result in results.items()}
+        return {
+            "second": outer.gradient(penalty, x),
+            "tangents": {name: forward.jvp(y) for name, y in results.items()},
+        }
 
     return repl.run(step, share(repl, _operands(repl.num_replicas)))
 

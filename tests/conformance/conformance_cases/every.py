@@ -3,7 +3,6 @@
 from conformance_cases import (  # noqa: F401 - imported for its cases
     collectives,
     derivatives,
-    habits,
     inputs,
     misuse,
     optimizer_options,

@@ -184,22 +184,56 @@ def a_dispatch_ends_where_the_data_of_one_ends(repl):
     "input_per_worker",
     "batches_outside_steps",
     reference=lambda t: {
-        "x": _expected(t, PER_WORKER, 0),
-        "y": replicator.PerReplica([-x for x in _expected(t, PER_WORKER, 0)]),
-        "next": _expected(t, PER_WORKER, 1),
+        "read": [_expected(t, PER_WORKER, step) for step in range(3)],
+        "negative": replicator.PerReplica([-x for x in _expected(t, PER_WORKER, 1)]),
+        "loop": [_expected(t, PER_WORKER, step) for step in range(3, 5)],
+        "num_steps": np.int64(5),
+        "again": _expected(t, PER_WORKER, 0),
     },
 )
 def batches_can_be_read_without_a_step(repl):
-    """get_next() gives a nest of PerReplica, and run() continues after it."""
+    """next(), get_next(), a loop and run() share one position and the same end."""
+    num_batches = 5 * repl.num_local_replicas
     inputs = repl.make_input_iterator(
-        lambda ctx: _numbered(ctx).map(lambda i: {"x": i, "y": -i})
+        lambda ctx: _numbered(ctx, num_batches).map(lambda i: {"x": i, "y": -i})
     )
-    batch = inputs.get_next()
+
+    def step(batch):
+        return tf.identity(batch["x"])
+
+    first, second = next(inputs), inputs.get_next()
+    third = repl.run(step, inputs)
+    rest = [repl.run(step, batch) for batch in inputs]
+    assert [] == list(inputs), "an iterator of Python stays at its end"
+    num_steps = inputs.num_steps
+    inputs.reinitialize()
+    return {
+        "read": [first["x"], second["x"], third],
+        "negative": second["y"],
+        "loop": rest,
+        "num_steps": np.int64(num_steps),
+        "again": next(inputs)["x"],
+    }
+
+
+@case(
+    "input_per_worker",
+    "batches_outside_steps",
+    "whole_steps",
+    reference=lambda t: [_expected(t, PER_WORKER, step) for step in range(2)],
+)
+def a_loop_ends_together(repl):
+    """If one worker has fewer batches, the loops of all end after the same step."""
+    num_local = repl.num_local_replicas
+    inputs = repl.make_input_iterator(
+        lambda ctx: _numbered(ctx, (2 + ctx.input_pipeline_id) * num_local)
+    )
 
     def step(x):
-        return x["x"]
+        replicator.all_sum(x)
+        return tf.identity(x)
 
-    return {"x": batch["x"], "y": batch["y"], "next": repl.run(step, inputs)}
+    return [repl.run(step, batch) for batch in inputs]
 
 
 def _dealt(topology):
@@ -238,6 +272,35 @@ def ragged_batches(repl):
         return {"sums": tf.reduce_sum(x), "lengths": x.row_lengths()}
 
     return repl.run(step, inputs)
+
+
+_RAGGED = [[[1, 2], [3]], [[4], [5, 6, 7], [8]]]
+_SPARSE = [[[0, 1], [0, 0]], [[2, 0], [0, 3]]]
+
+
+@case(
+    "fixed_inputs",
+    "ragged_inputs",
+    reference=lambda t: {
+        "ragged": replicator.PerReplica(
+            [np.int32([6, 30][r % 2]) for r in range(t.num_replicas)]
+        ),
+        "sparse": replicator.PerReplica(
+            [np.int32([1, 5][r % 2]) for r in range(t.num_replicas)]
+        ),
+    },
+)
+def ragged_and_sparse_values(repl):
+    """Each replica gets its own value, whose number of rows may differ."""
+    count = repl.num_replicas
+    ragged = [tf.ragged.constant(_RAGGED[r % 2]) for r in range(count)]
+    sparse = [tf.sparse.from_dense(_SPARSE[r % 2]) for r in range(count)]
+
+    def step(batch):
+        x, y = batch
+        return {"ragged": tf.reduce_sum(x), "sparse": tf.sparse.reduce_sum(y)}
+
+    return repl.run(step, (share(repl, ragged), share(repl, sparse)))
 
 
 @case(

@@ -1,47 +1,11 @@
-"""The table of backends and cases: as it ran, and as it is promised in the docs."""
+"""The table of backends and capabilities, for the documents."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from conformance_cases.every import CASES
 from conformance_cases.targets import NOT_RUN, TARGETS
 
 from replicator.catalog import BACKENDS, CAPABILITIES
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-TITLE = "conformance: backends x cases"
-# Worst first: a cell shows the worst of the backend's targets.
-_RANKS = ("FAIL", "pass", "lacks", "-")
-
-
-def render_run(results: Mapping[tuple[str, str], str]) -> list[str]:
-    """The table of a test run, as lines."""
-    letters = {name: chr(ord("A") + i) for i, name in enumerate(BACKENDS)}
-    width = max(map(len, CASES))
-    lines = [" " * width + "".join(f" {letter:>5}" for letter in letters.values())]
-    for case in CASES:
-        cells = [_cell(results, backend, case) for backend in BACKENDS]
-        lines.append(f"{case:<{width}}" + "".join(f" {cell:>5}" for cell in cells))
-    for backend, letter in letters.items():
-        ran = sorted({t for t, _ in results if TARGETS[t].backend == backend})
-        lines.append(f"{letter} = {backend}: {', '.join(ran) or 'not run here'}")
-        if backend in NOT_RUN:
-            lines.append(f"    not run here: {NOT_RUN[backend]}")
-        for capability, reason in sorted(BACKENDS[backend].lacks.items()):
-            lines.append(f"    lacks {capability}: {reason}")
-    return lines
-
-
-def _cell(results: Mapping[tuple[str, str], str], backend: str, case: str) -> str:
-    states = {
-        state
-        for (target, name), state in results.items()
-        if name == case and TARGETS[target].backend == backend
-    }
-    return next((rank for rank in _RANKS if rank in states), "-")
 
 
 def render_document() -> str:
@@ -129,7 +93,7 @@ Generated from the catalogue of backends and the suite in `tests/conformance/`; 
 fails if it is stale, and `python tests/conformance/write_document.py` regenerates it.
 
 Every backend must pass every case whose capabilities it has; each capability that it
-lacks has a reason. A test run ends with the table of the cases and their results.
-What a column marked *stand-in only* says was seen on [something in its
-place](#where-each-backend-runs), never on the real thing.
+lacks has a reason. `make test` asks every capability of every backend, `make test-full`
+runs every case on every target. What a column marked *stand-in only* says was seen on
+[something in its place](#where-each-backend-runs), never on the real thing.
 """

@@ -1,4 +1,10 @@
-"""Misuse: each error says what was passed, why it is wrong and what to do."""
+"""Misuse: each error says what was passed, why it is wrong and what to do.
+
+Habits from elsewhere are among it; ``docs/migration.md`` quotes their messages.
+"""
+
+import functools
+import re
 
 import keras
 import numpy as np
@@ -9,7 +15,28 @@ import replicator
 from replicator import errors
 
 
-@case("control_flow_check", reference=lambda _: {})
+def assert_refused(*misuses):
+    """Each is a function, the error that it must raise, a pattern of its message."""
+    answers = {misuse[-1]: _unlike(*misuse) for misuse in misuses}
+    wrong = {pattern: answer for pattern, answer in answers.items() if answer}
+    assert not wrong, wrong
+
+
+def _unlike(misuse, kind, pattern):
+    """What came in place of the right error; empty if that came."""
+    try:
+        misuse()
+    except Exception as error:  # noqa: BLE001 - whatever came is compared
+        is_right = isinstance(error, kind) and re.search(pattern, str(error))
+        return "" if is_right else f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def _numbers(repl):
+    return share(repl, [np.float32([r]) for r in range(repl.num_replicas)])
+
+
+@case("control_flow_check")
 def collectives_in_control_flow(repl):
     """In a branch, a loop or a nested function, each raises an actionable error."""
 
@@ -31,239 +58,252 @@ def collectives_in_control_flow(repl):
     def in_function():
         return inner(tf.constant(1.0))
 
-    complaints = {}
     for step in (in_cond, in_while, in_function):
-        try:
-            repl.run(step)
-        except errors.CollectiveControlFlowError as error:
-            if "move it out" in str(error):
-                continue
-        complaints[step.__name__] = "no error"
-    return complaints
+        assert_refused(
+            (
+                functools.partial(repl.run, step),
+                errors.CollectiveControlFlowError,
+                "move it out",
+            )
+        )
 
 
-@case(
-    "variable_creation_check",
-    raises=(
-        errors.CreateVariableInStepError,
-        r"created a variable \('mine'\).*context",
-    ),
-)
+@case("variable_creation_check")
 def a_variable_made_in_a_step(repl):
     """The message names the variable and says where to create it."""
 
     def step():
         return tf.Variable(1.0, name="mine")
 
-    repl.run(step)
+    assert_refused(
+        (
+            lambda: repl.run(step),
+            errors.CreateVariableInStepError,
+            r"created a variable \('mine'\).*context",
+        )
+    )
 
 
-@case(
-    "unsynchronized_update_check",
-    raises=(
-        errors.UnsynchronisedUpdateError,
-        r"trainable variable 'weight:0' would be updated.*wrap_optimizer",
-    ),
-    min_replicas=2,
-)
-def training_apart_by_accident(repl):
-    """An optimizer that is not wrapped would make replicas diverge."""
-    with repl.context():
-        weight = tf.Variable([1.0], name="weight")
-        optimizer = keras.optimizers.SGD(0.1)
-        optimizer.build([weight])
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(weight * x)
-        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
-        return loss
-
-    repl.run(step, share(repl, [np.float32([r]) for r in range(repl.num_replicas)]))
-
-
-@case(
-    "unsynchronized_update_check",
-    raises=(
-        errors.UnsynchronisedUpdateError,
-        r"variable 'running:0' .* at \S+misuse\.py:\d+: running.*average the v",
-    ),
-    min_replicas=2,
-)
-def training_by_a_state_of_each_replica(repl):
-    """Gradients would be averaged that belong to different losses."""
+@case("unsynchronized_update_check", min_replicas=2)
+def updates_that_are_not_averaged(repl):
+    """By a stock optimizer, a state of each replica, or a metric that is trainable."""
     with repl.context():
         weight = tf.Variable([1.0], name="weight")
         running = tf.Variable([0.0], trainable=False, name="running")
-        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1))
+        total = tf.Variable([0.0], name="total")
+        stock = keras.optimizers.SGD(0.1)
+        stock.build([weight])
+        wrapped = repl.wrap_optimizer(keras.optimizers.SGD(0.1))
 
-    def step(x):
+    def update_alone(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight * x)
+        stock.apply_gradients([(tape.gradient(loss, weight), weight)])
+
+    def update_by_a_state(x):
         running.assign(0.9 * running + 0.1 * x)
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(weight * (x - running))
-        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+        wrapped.apply_gradients([(tape.gradient(loss, weight), weight)])
 
-    repl.run(step, share(repl, [np.float32([r]) for r in range(repl.num_replicas)]))
+    def count(x):
+        total.assign_add(x)
+
+    values, error = _numbers(repl), errors.UnsynchronisedUpdateError
+    assert_refused(
+        (
+            lambda: repl.run(update_alone, values),
+            error,
+            "trainable variable 'weight:0' would be updated.*wrap_optimizer",
+        ),
+        (
+            lambda: repl.run(update_by_a_state, values),
+            error,
+            r"variable 'running:0' .* at \S+misuse\.py:\d+: running.*average the v",
+        ),
+        (
+            lambda: repl.run(count, values),
+            error,
+            "'total:0' would be updated.*a metric.*create it with trainable=False",
+        ),
+    )
 
 
-@case("collectives", raises=(ValueError, r"'mean' of int32 would be rounded"))
-def the_mean_of_integers(repl):
-    """Silent rounding would give a wrong number."""
+@case("collectives")
+def misuse_of_collectives(repl):
+    """Types, sources and results that would be wrong; also outside of a step."""
+    count = repl.num_replicas
 
-    def step():
+    def mean_of_integers():
         return replicator.all_mean(tf.constant(1))
 
-    repl.run(step)
+    def broadcast_from_nowhere():
+        return replicator.broadcast(tf.constant(1.0), count)
 
-
-@case(
-    "collectives",
-    raises=(ValueError, r"source_replica_id \d+ is out of range: there are \d+ repl"),
-)
-def a_broadcast_from_nowhere(repl):
-    """The message gives the range."""
-
-    def step():
-        return replicator.broadcast(tf.constant(1.0), repl.num_replicas)
-
-    repl.run(step)
-
-
-@case("collectives", raises=(TypeError, r"source_replica_id 0.5 must be a Python int"))
-def a_source_that_is_no_int(repl):
-    """The source is fixed when the step is traced."""
-
-    def step():
+    def source_that_is_no_int():
         return replicator.broadcast(tf.constant(1.0), 0.5)
 
-    repl.run(step)
+    def no_tensor():
+        return {"model": object()}
+
+    def text():
+        return tf.constant("a")
+
+    assert_refused(
+        (
+            lambda: repl.run(mean_of_integers),
+            ValueError,
+            "'mean' of int32 would be rounded",
+        ),
+        (
+            lambda: repl.run(broadcast_from_nowhere),
+            ValueError,
+            r"source_replica_id \d+ is out of range: there are \d+ repl",
+        ),
+        (
+            lambda: repl.run(source_that_is_no_int),
+            TypeError,
+            "source_replica_id 0.5 must be a Python int",
+        ),
+        (
+            lambda: repl.run(no_tensor),
+            TypeError,
+            "step returned a 'object'; a step returns a nest of tensors",
+        ),
+        (
+            lambda: repl.reduce("sum", repl.run(text)),
+            ValueError,
+            "reduce 'sum' of string is not defined; reductions take",
+        ),
+        (
+            lambda: replicator.all_sum(tf.constant(1.0)),
+            errors.CollectiveContextError,
+            r"all_reduce\(\) was called in cross-replica context.*inside the step",
+        ),
+    )
 
 
-@case(
-    "collectives",
-    raises=(
-        errors.CollectiveContextError,
-        r"all_reduce\(\) was called in cross-replica context.*inside the step",
-    ),
-)
-def a_collective_outside_a_step(repl):
-    """Also after a step has run, because its context has ended."""
-
-    def step():
-        return replicator.all_sum(tf.constant(1.0))
-
-    repl.run(step)
-    replicator.all_sum(tf.constant(1.0))
-
-
-@case(
-    "synchronous_training",
-    raises=(
-        errors.CollectiveContextError,
-        r"apply_gradients\(\) was called in cross-replica context",
-    ),
-)
-def an_update_outside_a_step(repl):
-    """Outside a step there are no replicas to average over."""
-    repl.wrap_optimizer(keras.optimizers.SGD(0.1)).apply_gradients([])
-
-
-@case(
-    "synchronous_training",
-    raises=(ValueError, r"got no gradient: all of them are None"),
-)
-def an_update_without_gradients(repl):
-    """A loss that does not depend on the variables trains nothing."""
+@case("synchronous_training")
+def misuse_of_optimizers(repl):
+    """Of another kind, wrapped twice, without gradients, outside of a step."""
     with repl.context():
         weight = tf.Variable(1.0)
         optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1))
 
-    def step():
+    def update_by_nothing():
         optimizer.apply_gradients([(None, weight)])
         return tf.constant(0)
 
-    repl.run(step)
+    assert_refused(
+        (
+            lambda: repl.wrap_optimizer("sgd"),
+            TypeError,
+            "needs a Keras 3 optimizer, but 'str' has no 'apply'",
+        ),
+        (
+            lambda: repl.wrap_optimizer(optimizer),
+            TypeError,
+            "already wrapped, <.*Optimizer of SGD>; use it as it is",
+        ),
+        (
+            lambda: repl.run(update_by_nothing),
+            ValueError,
+            "got no gradient: all of them are None",
+        ),
+        (
+            lambda: optimizer.apply_gradients([]),
+            errors.CollectiveContextError,
+            r"apply_gradients\(\) was called in cross-replica context",
+        ),
+    )
 
 
-@case(
-    "synchronous_training",
-    raises=(TypeError, r"needs a Keras 3 optimizer, but 'str' has no 'apply'"),
-)
-def an_optimizer_of_another_kind(repl):
-    """The message says which attribute is missing and gives an example."""
-    repl.wrap_optimizer("sgd")
+@case("fixed_inputs")
+def misuse_of_fixed_inputs(repl):
+    """Values of another kind or number, and steps with other arguments."""
+    values = _numbers(repl)
+
+    def step_of_two(x, y):
+        return x + y
+
+    def step_of_none():
+        return tf.constant(1)
+
+    assert_refused(
+        (
+            lambda: repl.run(step_of_two, (values, values)),
+            TypeError,
+            r"cannot be called with one argument.*x, y = batch.*run\(step_fn",
+        ),
+        (
+            lambda: repl.run(step_of_none, values),
+            TypeError,
+            r"step '.*step_of_none' takes no argument, but run\(\) got inputs",
+        ),
+        (
+            lambda: repl.run(tf.identity, args=(values,)),
+            TypeError,
+            r"run\(\) does not take args=; write repl.run\(step_fn, inputs",
+        ),
+        (
+            lambda: repl.run(tf.identity, [tf.constant(1)]),
+            TypeError,
+            "nest of PerReplica, or None; got 'list'",
+        ),
+        (
+            lambda: repl.run(tf.identity, replicator.PerReplica([*values, 1])),
+            ValueError,
+            r"have \d+ values per leaf, but there are \d+",
+        ),
+    )
 
 
-@case(
-    "collectives",
-    raises=(TypeError, r"step returned a 'object'; a step returns a nest of tensors"),
-)
-def results_that_are_no_tensors(repl):
-    """The message names the step and the type."""
-
-    def step():
-        return {"model": object()}
-
-    repl.run(step)
-
-
-@case("fixed_inputs", raises=(TypeError, r"nest of PerReplica, or None; got 'list'"))
-def inputs_of_another_kind(repl):
-    """A bare tensor does not say for which replica it is."""
-    repl.run(tf.identity, [tf.constant(1)])
+@case("fixed_inputs", "steps_per_execution")
+def misuse_of_num_steps(repl):
+    """No step at all; several steps over one batch, which they would repeat."""
+    assert_refused(
+        (
+            lambda: repl.run(tf.identity, _numbers(repl), num_steps=0),
+            ValueError,
+            "num_steps 0 must be an integer of at least",
+        ),
+        (
+            lambda: repl.run(tf.identity, _numbers(repl), num_steps=2),
+            ValueError,
+            "num_steps 2 needs a new batch.*InputIterator",
+        ),
+    )
 
 
-@case(
-    "fixed_inputs",
-    raises=(ValueError, r"have \d+ values per leaf, but there are \d+"),
-)
-def values_for_another_number_of_replicas(repl):
-    """The message has both numbers."""
-    values = replicator.PerReplica([1] * (repl.num_local_replicas + 1))
-    repl.run(tf.identity, values)
+@case("input_per_worker")
+def misuse_of_input_functions(repl):
+    """A dataset in their place, no argument, no dataset, a mode that is a string."""
+    data = tf.data.Dataset.range(3)
+    assert_refused(
+        (
+            lambda: repl.make_input_iterator(data),
+            TypeError,
+            r"takes a function .* but got a '_RangeDataset'; write def input_fn\(ctx\)",
+        ),
+        (
+            lambda: repl.make_input_iterator(lambda: data),
+            TypeError,
+            "calls '.*<lambda>' with one argument, an InputContext, which",
+        ),
+        (
+            lambda: repl.make_input_iterator(lambda _: [1, 2]),
+            TypeError,
+            "input_fn returned 'list', but it must return a tf.data.",
+        ),
+        (
+            lambda: repl.make_input_iterator(lambda _: data, "SINGLE"),
+            TypeError,
+            "mode 'SINGLE' is not one of .*PER_REPL",
+        ),
+    )
 
 
-@case(
-    "fixed_inputs",
-    "steps_per_execution",
-    raises=(ValueError, r"num_steps 2 needs a new batch.*InputIterator"),
-)
-def steps_per_execution_over_one_batch(repl):
-    """Fixed values would repeat the same batch."""
-    values = share(repl, [tf.constant(1)] * repl.num_replicas)
-    repl.run(tf.identity, values, num_steps=2)
-
-
-@case(
-    "steps_per_execution",
-    raises=(ValueError, r"num_steps 0 must be an integer of at least"),
-)
-def no_step_at_all(repl):
-    """Raises an error before anything is traced."""
-    repl.run(lambda: tf.constant(1), num_steps=0)
-
-
-@case(
-    "input_per_worker",
-    raises=(TypeError, r"input_fn returned 'list', but it must return a tf.data."),
-)
-def an_input_function_without_a_dataset(repl):
-    """The message has the type that was returned."""
-    repl.make_input_iterator(lambda _: [1, 2])
-
-
-@case("input_per_worker", raises=(TypeError, r"mode 'SINGLE' is not one of .*PER_REPL"))
-def a_mode_that_is_a_string(repl):
-    """The message lists the modes."""
-    repl.make_input_iterator(lambda _: tf.data.Dataset.range(1), "SINGLE")
-
-
-@case(
-    "input_per_worker",
-    "synchronous_training",
-    raises=(errors.SplitBatchError, r"is not divisible by num_replicas \d+"),
-    min_replicas=2,
-)
+@case("input_per_worker", "synchronous_training", min_replicas=2)
 def a_global_batch_that_does_not_divide(repl):
     """Both numbers are named; nothing is rounded."""
 
@@ -271,4 +311,10 @@ def a_global_batch_that_does_not_divide(repl):
         size = ctx.get_per_replica_batch_size(2 * repl.num_replicas + 1)
         return tf.data.Dataset.range(8).batch(size)
 
-    repl.make_input_iterator(input_fn)
+    assert_refused(
+        (
+            lambda: repl.make_input_iterator(input_fn),
+            errors.SplitBatchError,
+            r"is not divisible by num_replicas \d+",
+        )
+    )

@@ -1,5 +1,9 @@
 """Variables between and inside steps, random streams, new shapes, explain."""
 
+import re
+import signal
+from pathlib import Path
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -345,3 +349,12 @@ def nested_functions_and_loops_without_collectives(repl):
         InputReplicationMode.PER_REPLICA,
     )
     return repl.run(step, inputs)
+
+
+@case("fixed_inputs", reference=lambda _: np.bool_(False))
+def ends_on_sigterm(repl):
+    """The termination signal does what the program says, or ends the process."""
+    del repl
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    caught = int(re.search(r"^SigCgt:\s*(\w+)$", status, re.MULTILINE)[1], 16)
+    return np.bool_(caught >> (signal.SIGTERM - 1) & 1)

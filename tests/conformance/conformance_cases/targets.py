@@ -87,6 +87,9 @@ class Target:
         """Whether the case says something at this number of replicas."""
         return case.min_replicas <= self.num_replicas <= case.max_replicas
 
+    def runs(self, case: Case) -> bool:
+        return self.is_meant(case) and self.why_not(case) is None
+
 
 class _TpuOnCpus:
     """An initialised TPU whose cores are virtual CPU devices."""
@@ -170,10 +173,6 @@ CLUSTERS = [
 TARGETS = {target.name: target for target in (*IN_PROCESS, *CLUSTERS)}
 
 
-# Backends that run at two and at four replicas.
-_IN_TURN = ("in_graph", "multi_worker")
-# Backends that call a strategy in the same way.
-ALIKE = (("tf_mirrored", "tpu"),)
 # Backends of several processes -> the one whose class they inherit from: each process
 # does what that one does in a single process.
 HEIRS = {
@@ -181,52 +180,37 @@ HEIRS = {
     "multi_worker": "in_graph",
     "tf_multi_worker": "tf_mirrored",
 }
+# Backends that call a strategy in the same way.
+ALIKE = ("tf_mirrored", "tpu")
+# Targets of which the full run alone asks something: another one of their backend does
+# more.
+REST = ("in_graph-1", "multi_worker-2")
 
 
 def covering_targets(cases: Sequence[Case]) -> dict[str, set[str]]:
     """The targets that each case runs on in ``make test``; the full run has them all.
 
-    One target of each backend, in turn from case to case, so that every target has its
-    share of cases. Two backends that call a strategy in the same way share the cases
-    of which an heir has few. An heir has as many as name each of its capabilities, and
-    no training where there is a shorter case, because the backend that it inherits from
-    has all of them in this process. ``in_graph`` runs at two and at four replicas, or
-    at one of them while another backend runs at the other.
+    One target of each backend, in turn from case to case. Two backends that call a
+    strategy in the same way share the cases, and an heir has few: as many as name each
+    of its capabilities, because the backend that it inherits from has all of them.
     """
-    found: dict[str, dict[str, str]] = {}
-    for index, case in enumerate(cases):
-        names = {backend: _of_backend(backend, case, index) for backend in BACKENDS}
-        found[case.name] = {b: name for b, name in names.items() if name is not None}
-
-    def run_by(*backends: str) -> list[Case]:
-        return [
-            case for case in cases if set(backends) <= _runs(case, found[case.name])
+    found: dict[str, set[str]] = {case.name: set() for case in cases}
+    for backend in BACKENDS:
+        own = [
+            target
+            for target in TARGETS.values()
+            if target.backend == backend and target.name not in REST
         ]
-
-    for heir, ancestor in HEIRS.items():
-        mine = run_by(heir)
-        few = [case.name for case in _fewest(mine)]
-        for case in mine:
-            if case.name not in few and ancestor in found[case.name]:
-                del found[case.name][heir]
-    for pair in ALIKE:
-        both = run_by(*pair)
-        few = [case.name for case in _fewest(both)]
-        for turn, case in enumerate(case for case in both if case.name not in few):
-            del found[case.name][pair[turn % len(pair)]]
-    covered = {name: set(targets.values()) for name, targets in found.items()}
-    for index, case in enumerate(cases):
-        targets = found[case.name]
-        counts = {TARGETS[targets[b]].num_replicas for b in _runs(case, targets)}
-        if not {2, 4} <= counts:
-            other = _of_backend("in_graph", case, index ^ 1)
-            covered[case.name] |= {other} - {None}
-    return covered
-
-
-def _runs(case: Case, targets: Mapping[str, str]) -> set[str]:
-    """The backends, of some targets by backend, that do not skip a case."""
-    return {b for b, name in targets.items() if TARGETS[name].why_not(case) is None}
+        possible = [case for case in cases if any(t.runs(case) for t in own)]
+        few = [case.name for case in _fewest(possible)]
+        if backend in ALIKE:
+            few += [case.name for case in possible[ALIKE.index(backend) :: len(ALIKE)]]
+        is_whole = backend not in HEIRS and backend not in ALIKE
+        chosen = [case for case in possible if is_whole or case.name in few]
+        for turn, case in enumerate(chosen):
+            fitting = [target.name for target in own if target.runs(case)]
+            found[case.name].add(fitting[turn % len(fitting)])
+    return found
 
 
 def _fewest(cases: Sequence[Case]) -> list[Case]:
@@ -245,15 +229,6 @@ def _fewest(cases: Sequence[Case]) -> list[Case]:
         kept.append(best)
         left -= best.needs
     return kept
-
-
-def _of_backend(backend: str, case: Case, index: int) -> str | None:
-    """The target of a backend whose turn it is, if one is meant for the case."""
-    meant = [t for t in TARGETS.values() if t.backend == backend and t.is_meant(case)]
-    if backend in _IN_TURN:
-        has_four = (index % 2 == 0) == (backend == "in_graph")
-        meant = [t for t in meant if (t.num_replicas == 4) == has_four] or meant
-    return meant[index // 2 % len(meant)].name if meant else None
 
 
 # Backend -> what no target of it can show on a machine like this one.

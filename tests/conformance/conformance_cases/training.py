@@ -8,29 +8,30 @@ from conformance_cases.state import split_in_order
 
 import replicator
 
-NUM_STEPS = 20
+NUM_STEPS = 10
 GLOBAL_BATCH_SIZE = 8
 NUM_EXAMPLES = 32
 
-# Losses are sums over 8 examples in another order, twenty steps deep.
+# Losses are sums over 8 examples in another order, ten steps deep.
 RTOL_LOSSES = 1e-4
 ATOL_WEIGHTS = 1e-5
 
-OPTIMIZERS = {
-    "sgd": lambda: keras.optimizers.SGD(0.1),
-    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
-    "adam": lambda: keras.optimizers.Adam(0.01),
-}
-OTHER_OPTIMIZERS = {
-    "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
-    "rmsprop": lambda: keras.optimizers.RMSprop(0.01),
-    "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
-    "clipped": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.05),
-    "schedule": lambda: keras.optimizers.SGD(
-        keras.optimizers.schedules.PiecewiseConstantDecay([4, 8], [0.1, 0.05, 0.01]),
-        momentum=0.9,
-    ),
-}
+
+def sgd():
+    return keras.optimizers.SGD(0.1)
+
+
+def momentum():
+    return keras.optimizers.SGD(0.05, momentum=0.9)
+
+
+def adam():
+    return keras.optimizers.Adam(0.01)
+
+
+def _scheduled():
+    rates = keras.optimizers.schedules.PiecewiseConstantDecay([4, 8], [0.1, 0.05, 0.01])
+    return keras.optimizers.SGD(rates, momentum=0.9)
 
 
 def normal_features(*size):
@@ -55,11 +56,7 @@ def dense_net():
 
 
 def one_layer():
-    """A kernel and a bias, for cases about options of the update.
-
-    Each case runs in two dozen processes and is traced in each, which takes as long as
-    its optimizers have variables.
-    """
+    """A kernel and a bias: tracing an update takes as long as it has variables."""
     return keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
 
 
@@ -89,56 +86,47 @@ def _embedding():
     )
 
 
-def train(repl, make_model, optimizers, features, *, num_steps=NUM_STEPS, **options):
-    """Trains a copy of a model per optimizer side by side, so that one trace serves."""
-    training = _Training(repl, make_model, optimizers, options)
+def train(repl, make_model, optimizers, features, **options):
+    """Trains a copy of a model per optimizer side by side, so that one trace serves.
+
+    An optimizer is a function that makes one, or a tuple of it and further options.
+    """
+    models, wrapped = {}, {}
+    with repl.context():
+        for name, of_name in optimizers.items():
+            make, own = of_name if isinstance(of_name, tuple) else (of_name, {})
+            # Workers other than 0 start from other weights, and must not notice.
+            keras.utils.set_random_seed(7 + repl.worker_id)
+            models[name] = make_model()
+            wrapped[name] = repl.wrap_optimizer(make(), **options, **own)
+            # A step that makes slots is traced twice; other cases have such steps.
+            wrapped[name].build(models[name].trainable_variables)
+
+    def step(batch):
+        x, y = batch
+        losses = {}
+        for name, model in models.items():
+            with tf.GradientTape() as tape:
+                losses[name] = tf.reduce_mean(tf.square(model(x, training=True) - y))
+                scaled = wrapped[name].scale_loss(losses[name])
+            weights = model.trainable_variables
+            grads = tape.gradient(scaled, weights)
+            wrapped[name].apply_gradients(zip(grads, weights, strict=True))
+        return losses
+
     inputs = repl.make_input_iterator(
         split_in_order(GLOBAL_BATCH_SIZE, features, _labels())
     )
-    losses = {name: [] for name in optimizers}
-    for _ in range(num_steps):
-        means = repl.reduce("mean", repl.run(training.step, inputs))
-        for name, loss in means.items():
-            losses[name].append(float(loss))
+    means = [repl.reduce("mean", repl.run(step, inputs)) for _ in range(NUM_STEPS)]
     repl.assert_in_sync()
     return {
         name: {
-            "losses": np.float32(losses[name]),
+            "losses": np.float32([losses[name] for losses in means]),
             "weights": [weight.numpy() for weight in model.weights],
-            "num_updates": np.int64(training.optimizers[name].iterations.numpy()),
+            "num_updates": np.int64(wrapped[name].iterations.numpy()),
         }
-        for name, model in training.models.items()
+        for name, model in models.items()
     }
-
-
-class _Training:
-    """Models side by side, and the step that trains all of them."""
-
-    def __init__(self, repl, make_model, optimizers, options):
-        self.models, self.optimizers = {}, {}
-        with repl.context():
-            for name, make_optimizer in optimizers.items():
-                # Workers other than 0 start from other weights, and must not notice.
-                keras.utils.set_random_seed(7 + repl.worker_id)
-                model = self.models[name] = make_model()
-                optimizer = repl.wrap_optimizer(make_optimizer(), **options)
-                # A step that makes slots is traced twice; other cases have such steps.
-                optimizer.build(model.trainable_variables)
-                self.optimizers[name] = optimizer
-
-    def step(self, batch):
-        x, y = batch
-        losses = {}
-        for name, model in self.models.items():
-            optimizer = self.optimizers[name]
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
-                scaled = optimizer.scale_loss(loss)
-            weights = model.trainable_variables
-            grads = tape.gradient(scaled, weights)
-            optimizer.apply_gradients(zip(grads, weights, strict=True))
-            losses[name] = loss
-        return losses
 
 
 LIKE_ONE = {
@@ -151,38 +139,51 @@ LIKE_ONE = {
 
 @case("synchronous_training", **LIKE_ONE)
 def trains_dense(repl):
-    """A dense net with SGD, momentum and Adam: 20 losses, weights, updates."""
-    return train(repl, dense_net, OPTIMIZERS, normal_features(6))
+    """A dense net with SGD, momentum and Adam: losses, weights, updates."""
+    optimizers = {"sgd": sgd, "momentum": momentum, "adam": adam}
+    return train(repl, dense_net, optimizers, normal_features(6))
 
 
 @case("synchronous_training", **LIKE_ONE)
-def trains_dense_with_other_optimizers(repl):
-    """Nesterov, RMSprop, decoupled weight decay, clipping, a schedule."""
-    return train(repl, one_layer, OTHER_OPTIMIZERS, normal_features(6), num_steps=10)
+def trains_with_other_optimizers_and_options(repl):
+    """Nesterov, RMSprop, weight decay, a schedule; clipped, and with a scaled loss."""
+    optimizers = {
+        "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+        "rmsprop": lambda: keras.optimizers.RMSprop(0.01),
+        "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
+        "schedule": _scheduled,
+        "clipped by Keras": lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.05),
+        # Of the averaged gradients, and above the limit.
+        "clipped": (adam, {"global_clipnorm": 0.05}),
+        # By a power of two, which changes no bit of the unscaled gradients.
+        "scaled": (adam, {"loss_scale": 1024.0}),
+    }
+    return train(repl, one_layer, optimizers, normal_features(6))
 
 
 @case("synchronous_training", **LIKE_ONE)
 def trains_convolutional_with_cross_replica_norm(repl):
     """CrossReplicaBatchNormalization: gradients flow through global statistics."""
-    return train(repl, _convolutional, OPTIMIZERS, normal_features(6, 6, 1))
+    optimizers = {"momentum": momentum}
+    return train(repl, _convolutional, optimizers, normal_features(6, 6, 1))
 
 
-def _train_embedding(repl, *names):
+def _train_embedding(repl, optimizer):
     rng = np.random.default_rng(3)
     words = rng.integers(0, 11, size=(NUM_EXAMPLES, 4)).astype(np.int32)
-    return train(repl, _embedding, {name: OPTIMIZERS[name] for name in names}, words)
+    return train(repl, _embedding, {"words": optimizer}, words)
 
 
 @case("synchronous_training", "sparse_gradients", **LIKE_ONE)
 def trains_embedding(repl):
     """Sparse gradients of an embedding follow the single device."""
-    return _train_embedding(repl, "sgd", "momentum")
+    return _train_embedding(repl, momentum)
 
 
 @case("synchronous_training", "shared_rows", **LIKE_ONE)
 def trains_embedding_by_adam(repl):
     """Words that occur several times are summed before they are squared."""
-    return _train_embedding(repl, "adam")
+    return _train_embedding(repl, adam)
 
 
 class _Perceptron(tf.Module):
@@ -206,8 +207,7 @@ class _Perceptron(tf.Module):
 @case("synchronous_training", **LIKE_ONE)
 def trains_a_plain_module(repl):
     """A tf.Module with bare variables, no Keras layer."""
-    optimizers = {"adam": OPTIMIZERS["adam"]}
-    return train(repl, _Perceptron, optimizers, normal_features(6), num_steps=10)
+    return train(repl, _Perceptron, {"adam": adam}, normal_features(6))
 
 
 def _mixed_precision():
@@ -225,8 +225,7 @@ def _mixed_precision():
 @case("synchronous_training", like_single_device=True, rtol=2e-2, atol=2e-3)
 def trains_in_mixed_precision(repl):
     """bfloat16 activations, float32 weights."""
-    optimizers = {"sgd": OPTIMIZERS["sgd"]}
-    return train(repl, _mixed_precision, optimizers, normal_features(6), num_steps=8)
+    return train(repl, _mixed_precision, {"sgd": sgd}, normal_features(6))
 
 
 @case(
@@ -275,7 +274,7 @@ def trains_with_compiled_gradients(repl):
     with repl.context():
         keras.utils.set_random_seed(7 + repl.worker_id)
         model = dense_net()
-        optimizer = repl.wrap_optimizer(OPTIMIZERS["momentum"]())
+        optimizer = repl.wrap_optimizer(momentum())
     inputs = repl.make_input_iterator(
         split_in_order(GLOBAL_BATCH_SIZE, normal_features(6), _labels())
     )
@@ -299,6 +298,29 @@ def trains_with_compiled_gradients(repl):
         "losses": np.float32(losses),
         "weights": [weight.numpy() for weight in model.weights],
     }
+
+
+@case("synchronous_training", like_single_device=True)
+def an_optimizer_of_keras(repl):
+    """compile() takes a wrapped one, and apply(grads, variables) averages, too."""
+    with repl.context():
+        weight = tf.Variable([1.0, 2.0])
+        optimizer = repl.wrap_optimizer(keras.optimizers.Adam(0.1))
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(optimizer=optimizer, loss="mse")
+    assert model.optimizer is optimizer
+    assert isinstance(optimizer, keras.optimizers.Adam)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.linalg.matvec(x, weight) ** 2)
+        optimizer.apply([tape.gradient(loss, weight)], [weight])
+
+    features = np.float32([[1, 2], [3, 4], [5, 6], [7, 8]])
+    parts = share(repl, np.split(features, repl.num_replicas))
+    for _ in range(3):
+        repl.run(step, parts)
+    return weight.numpy()
 
 
 @case("synchronous_training", "fixed_inputs", **LIKE_ONE)
@@ -360,7 +382,7 @@ class _Split(tf.Module):
 @case("synchronous_training", "model_parallelism", num_logical_devices=2, **LIKE_ONE)
 def trains_model_parallel(repl):
     """Replicas that are split over two devices each follow the single device."""
-    return train(repl, _Split, OPTIMIZERS, normal_features(6))
+    return train(repl, _Split, {"adam": adam}, normal_features(6))
 
 
 _CHANNELS = 3
