@@ -28,35 +28,27 @@ def instructions():
     return [(word, rest) for word, _, rest in split]
 
 
-def test_packages_are_those_of_the_locks_checked_by_hash():
+def test_the_image_is_built_from_the_locks_for_a_user_without_rights():
+    """By hash; nothing runs as root once the program is there."""
+    words = [word for word, _ in instructions()]
     *locks, own = [rest for _, rest in instructions() if "pip install" in rest]
+    stages = [rest.split()[-1] for word, rest in instructions() if word == "FROM"]
 
     for rest, name in zip(
         locks, ("requirements.lock", "requirements-gpu.lock"), strict=True
     ):
         assert f"--no-deps --require-hashes --requirement {name}" in rest
     assert own.endswith("--no-deps --no-build-isolation --editable .")
-
-
-def test_each_device_has_a_stage():
-    stages = [
-        rest.rpartition(" ")[2] for word, rest in instructions() if word == "FROM"
-    ]
-
     assert ["tools", "packages-cpu", "packages-gpu", "packages-${DEVICE}"] == stages
-
-
-def test_the_program_runs_as_a_user_without_rights():
-    words = [word for word, _ in instructions()]
-    users = [rest for word, rest in instructions() if word == "USER"]
-
-    assert ["1000:1000"] == users
+    assert ["1000:1000"] == [rest for word, rest in instructions() if word == "USER"]
     assert words.index("USER") < words.index("ENTRYPOINT")
     assert max(i for i, word in enumerate(words) if word == "RUN") < words.index("USER")
 
 
 def test_what_an_image_copies_is_there_and_not_ignored():
+    """And has no secret and no address in it."""
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").lower()
     sources = [
         source
         for word, rest in instructions()
@@ -69,11 +61,6 @@ def test_what_an_image_copies_is_there_and_not_ignored():
     assert set(sources) <= {line[1:] for line in ignored if line.startswith("!")}
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     assert packages - {"benchmarks"} <= set(sources)
-
-
-def test_an_image_has_no_secret_and_no_address():
-    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").lower()
-
     assert not re.search(r"://|password|token|secret|index-url", text)
 
 
@@ -89,47 +76,47 @@ def test_the_dev_container_is_a_stage_of_the_image():
     assert "make setup" == container["postCreateCommand"]
 
 
-STAND_IN = f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n"
 WITH_VALUE = ("--tag", "--build-arg", "--volume", "--gpus", "--shm-size")
-FLAGS = ("--rm",)
 IMAGES = {"replicator-harness": None, "replicator-harness-gpu": "DEVICE=gpu"}
 RUNS = "/srv/harness/runs"
 
 
+def commands_of(text):
+    return re.findall(r"^ {4}(docker .*)$", text, re.MULTILINE)
+
+
 def documented():
-    page = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
-    found = re.findall(r"^ {4}(docker .*)$", page, re.MULTILINE)
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     comments = "\n".join(re.findall(r"^# ?(.*)$", text, re.MULTILINE))
-    joined = comments.replace("\\\n", "")
-    return found + re.findall(r"^ {4}(docker .*)$", joined, re.MULTILINE)
+    page = (ROOT / "docs" / "ci.md").read_text(encoding="utf-8")
+    return commands_of(page) + commands_of(comments.replace("\\\n", ""))
 
 
-def called(command, folder):
+def run_with(docker, command, folder):
+    """What a command prints where ``docker`` is a program of ours."""
     program = folder / "docker"
-    program.write_text(STAND_IN)
+    program.write_text(docker)
     program.chmod(0o755)
-    done = subprocess.run(
+    return subprocess.run(
         ["sh", "-c", command],
         cwd=folder,
         env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         check=True,
-    )
-    verb, *words = json.loads(done.stdout)
-    options = {}
-    while words and words[0].startswith("-"):
-        name = words.pop(0)
-        assert name in (*WITH_VALUE, *FLAGS), f"nobody says what {name!r} is"
-        options[name] = words.pop(0) if name in WITH_VALUE else ""
-    return verb, options, words
+    ).stdout
 
 
 @pytest.mark.parametrize("command", documented())
 def test_a_documented_command_for_an_image_is_right(command, tmp_path):
     """What is built exists, what is run was built, and its sweep can be planned."""
-    verb, options, words = called(command, tmp_path)
+    shown = f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n"
+    verb, *words = json.loads(run_with(shown, command, tmp_path))
+    options = {}
+    while words and words[0].startswith("-"):
+        name = words.pop(0)
+        assert name in (*WITH_VALUE, "--rm"), f"nobody says what {name!r} is"
+        options[name] = words.pop(0) if name in WITH_VALUE else ""
     if verb == "build":
         assert ["."] == words
         assert IMAGES[options["--tag"]] == options.get("--build-arg")
@@ -151,24 +138,16 @@ def test_a_documented_command_for_an_image_is_right(command, tmp_path):
 def test_a_program_in_an_image_is_told_of_which(tmp_path):
     """The command of ``docs/command.md``; its variable is the one that is recorded."""
     page = (ROOT / "docs" / "command.md").read_text(encoding="utf-8")
-    (command,) = re.findall(r"^ {4}(docker .*)$", page, re.MULTILINE)
-    program = tmp_path / "docker"
-    program.write_text(
+    (command,) = commands_of(page)
+    printed = run_with(
         '#!/bin/sh\nif [ "$1" = image ]; then echo "$@" > asked; echo sha256:0123;'
-        ' else printf "%s\\n" "$@"; fi\n'
-    )
-    program.chmod(0o755)
-    done = subprocess.run(
-        ["sh", "-c", command.replace("IMAGE)", "mine)").removesuffix("IMAGE") + "mine"],
-        cwd=tmp_path,
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=True,
+        ' else printf "%s\\n" "$@"; fi\n',
+        command.replace("IMAGE)", "mine)").removesuffix("IMAGE") + "mine",
+        tmp_path,
     )
 
     asked = (tmp_path / "asked").read_text().strip()
     assert "image inspect --format {{.Id}} mine" == asked
     assert ["run", "--env", f"{environment.VARIABLE}=sha256:0123", "mine"] == (
-        done.stdout.split()
+        printed.split()
     )

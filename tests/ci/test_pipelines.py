@@ -1,9 +1,10 @@
-"""The pipelines that users copy: what they may do, and that what they run exists."""
+"""The pipelines that users copy: what they may do, and that what they run exists.
+
+``make lint`` audits them with zizmor, and checks them against the schemas of their
+hosts: pinned actions, dangerous triggers, expressions in scripts.
+"""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -27,46 +28,23 @@ WRITES = {
     ("pull_request.yml", "comment"): {"pull-requests"},
     ("weekly.yml", "publish"): {"pages", "id-token"},
 }
-ACTION = ROOT / ".github" / "actions" / "gate" / "action.yml"
 SAME_REPOSITORY = "github.event.pull_request.head.repo.full_name == github.repository"
 SAME_PROJECT = "$CI_MERGE_REQUEST_SOURCE_PROJECT_ID == $CI_PROJECT_ID"
-# These run with rights that a fork must not have.
-PRIVILEGED_TRIGGERS = {"pull_request_target", "workflow_run", "issue_comment"}
 
 _USES = re.compile(
-    r"^\s*(?:- )?uses: (?P<target>\S+)(?: # (?P<version>\S+))?$", re.MULTILINE
+    r"^\s*(?:- )?uses: (?P<name>\S+)@(?P<commit>\S+) # (?P<version>\S+)$", re.MULTILINE
 )
-_PIN = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}")
+
+of_each_workflow = pytest.mark.parametrize(
+    "path", WORKFLOWS, ids=lambda path: path.name
+)
+of_each_pipeline = pytest.mark.parametrize(
+    "path", PIPELINES, ids=lambda path: path.name
+)
 
 
-def jobs_of(pipeline):
-    return pipeline["jobs"]
-
-
-def too_many_permissions(name, pipeline):
-    """Returns the jobs that may do more than they need, or do not say what."""
-    wrong = [] if pipeline.get("permissions") == {} else ["the workflow itself"]
-    for job, content in jobs_of(pipeline).items():
-        rights = content.get("permissions")
-        if not isinstance(rights, dict):
-            wrong.append(job)
-            continue
-        writes = {right for right, level in rights.items() if level != "read"}
-        if writes != WRITES.get((name, job), set()):
-            wrong.append(job)
-    return wrong
-
-
-def own_machines_open_to_forks(pipeline):
-    """Returns the jobs by which a fork could run its code on a machine of one's own."""
-    by_pull_requests = "pull_request" in pipeline["on"]
-    return [
-        job
-        for job, content in jobs_of(pipeline).items()
-        if "self-hosted" in content["runs-on"]
-        and by_pull_requests
-        and not is_closed_to_forks(content.get("if", ""))
-    ]
+def jobs_of(path):
+    return read(path)["jobs"]
 
 
 def is_closed_to_forks(condition):
@@ -78,76 +56,46 @@ def is_closed_to_forks(condition):
     )
 
 
-def unpinned(text):
-    """Returns the actions without a whole commit and its version beside it."""
-    return [
-        match["target"]
-        for match in _USES.finditer(text)
-        if not _PIN.fullmatch(match["target"])
-        or not re.fullmatch(r"v\d+\.\d+\.\d+", match["version"] or "")
-    ]
-
-
-def run_check(program, *arguments):
-    """Runs a checker of the environment; returns what it prints, or nothing if fine."""
-    done = subprocess.run(
-        [str(Path(sys.executable).parent / program), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
-    return "" if done.returncode == 0 else done.stdout + done.stderr
-
-
-def test_the_audit_of_workflows_finds_nothing():
-    """With zizmor, and without a network: ``make lint`` runs the same."""
-    audited = (".github/workflows", str(ACTION))
-    assert "" == run_check("zizmor", "--offline", "--quiet", *audited)
-
-
-@pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.name)
-def test_pipelines_match_the_schemas_of_their_hosts(path):
-    """As the hosts publish them; misspelt keys are found here and not there."""
-    schema = ["--builtin-schema", "vendor.github-workflows"]
-    if path == GITLAB:
-        schema = ["--builtin-schema", "vendor.gitlab-ci", "--data-transform"]
-        schema.append("gitlab-ci")
-
-    assert "" == run_check("check-jsonschema", *schema, str(path))
-
-
-def test_the_action_matches_the_schema_of_its_host():
-    """Its scripts run in ``tests/release/``."""
-    schema = ("--builtin-schema", "vendor.github-actions")
-
-    assert "" == run_check("check-jsonschema", *schema, str(ACTION))
-
-
 def test_there_is_a_pipeline_for_each_purpose():
     assert ["gpu.yml", "pull_request.yml", "weekly.yml"] == [p.name for p in WORKFLOWS]
     jobs = {"check", "test", "advisory", "gpu-gate", "a-a", "pages"}
     assert jobs <= set(read(GITLAB))
 
 
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_jobs_may_do_what_they_need(path):
-    """Nothing by default; what writes is listed above."""
-    assert [] == too_many_permissions(path.name, read(path))
-
-
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_code_of_forks_runs_without_rights_and_not_on_own_machines(path):
-    """No trigger that has rights, and no job on a machine of one's own."""
+@of_each_workflow
+def test_jobs_may_do_what_they_need_and_end(path):
+    """Nothing by default; what writes is listed above. No token in the checkout."""
     pipeline = read(path)
 
-    assert set() == PRIVILEGED_TRIGGERS & set(pipeline["on"])
-    assert [] == own_machines_open_to_forks(pipeline)
+    assert {} == pipeline["permissions"]
+    assert "bash" == pipeline["defaults"]["run"]["shell"]
+    for name, job in pipeline["jobs"].items():
+        rights = job["permissions"].items()
+        writes = {right for right, level in rights if level != "read"}
+        assert writes == WRITES.get((path.name, name), set()), name
+        assert int(job["timeout-minutes"]) <= 300, name
+        for step in job["steps"]:
+            if "actions/checkout@" in step.get("uses", ""):
+                assert "false" == step["with"]["persist-credentials"], name
+
+
+@of_each_workflow
+def test_code_of_forks_does_not_run_on_own_machines(path):
+    pipeline = read(path)
+    open_to_forks = [
+        name
+        for name, job in pipeline["jobs"].items()
+        if "self-hosted" in job["runs-on"]
+        and "pull_request" in pipeline["on"]
+        and not is_closed_to_forks(job.get("if", ""))
+    ]
+
+    assert [] == open_to_forks
 
 
 def test_the_job_that_writes_runs_no_code_of_the_change():
     """It has no checkout, and runs for branches of the repository only."""
-    job = read(ROOT / ".github/workflows/pull_request.yml")["jobs"]["comment"]
+    job = jobs_of(ROOT / ".github/workflows/pull_request.yml")["comment"]
 
     assert SAME_REPOSITORY in job["if"]
     assert not any("checkout" in step.get("uses", "") for step in job["steps"])
@@ -155,27 +103,17 @@ def test_the_job_that_writes_runs_no_code_of_the_change():
     assert command.startswith("gh pr comment ")
 
 
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_actions_are_pinned(path):
-    """By a whole commit, with its version for readers."""
-    text = path.read_text(encoding="utf-8")
-
-    assert [] == unpinned(text)
-    assert text.count("uses:") == len(_USES.findall(text))
-
-
 def test_one_version_of_an_action_is_one_commit():
-    found = {}
-    for path in WORKFLOWS:
-        for match in _USES.finditer(path.read_text(encoding="utf-8")):
-            name, _, commit = match["target"].partition("@")
-            found.setdefault((name, match["version"]), set()).add(commit)
+    used = {
+        (match["name"], match["version"], match["commit"])
+        for path in WORKFLOWS
+        for match in _USES.finditer(path.read_text(encoding="utf-8"))
+    }
 
-    assert len({name for name, _ in found}) == len(found)
-    assert {1} == {len(commits) for commits in found.values()}
+    assert len({name for name, _, _ in used}) == len(used)
 
 
-@pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.name)
+@of_each_pipeline
 def test_no_pipeline_has_a_secret(path):
     """The token of the job is enough."""
     text = path.read_text(encoding="utf-8").lower()
@@ -183,41 +121,27 @@ def test_no_pipeline_has_a_secret(path):
     assert not re.search(r"secrets\.|password|private_key", text)
 
 
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_scripts_take_expressions_as_variables(path):
-    """What a branch or title contains is never part of a script."""
-    pipeline = read(path)
-
-    assert [] == [script for script in scripts_in(pipeline) if "${{" in script]
-    assert "bash" == pipeline["defaults"]["run"]["shell"]
-
-
-@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
-def test_every_job_ends(path):
-    """A limit of its own, and no token in the checkout."""
-    for name, job in jobs_of(read(path)).items():
-        assert int(job["timeout-minutes"]) <= 300, name
-        for step in job["steps"]:
-            if "actions/checkout@" in step.get("uses", ""):
-                assert "false" == step["with"]["persist-credentials"], name
-
-
-def test_one_job_at_a_time_has_the_gpus():
-    for name, job in jobs_of(read(ROOT / ".github/workflows/gpu.yml")).items():
-        assert "self-hosted" in job["runs-on"], name
+def test_one_job_at_a_time_has_the_gpus_and_keeps_its_report():
+    """A failed gate is the one whose report is read."""
+    for name, job in jobs_of(ROOT / ".github/workflows/gpu.yml").items():
+        (upload,) = (s for s in job["steps"] if "upload-artifact" in s.get("uses", ""))
         expected = {"group": "gpu-runner", "cancel-in-progress": "false"}
+
+        assert "self-hosted" in job["runs-on"], name
         assert expected == job["concurrency"], name
+        assert "always()" == upload["if"]
+        assert "published/" in upload["with"]["path"].split()
     template = read(GITLAB)[".gpu"]
     assert "gpu-runner" == template["resource_group"]
     assert "false" == template["interruptible"]
+    assert "always" == template["artifacts"]["when"]
 
 
 def test_merge_requests_of_forks_do_not_reach_the_gpus():
     """Every rule of a job with the tag is a schedule or of this project."""
-    pipeline = read(GITLAB)
     jobs = {
         name: job
-        for name, job in pipeline.items()
+        for name, job in read(GITLAB).items()
         if isinstance(job, dict) and job.get("extends") == ".gpu"
     }
 
@@ -226,15 +150,6 @@ def test_merge_requests_of_forks_do_not_reach_the_gpus():
         for rule in job["rules"]:
             condition = rule["if"]
             assert SAME_PROJECT in condition or '"schedule"' in condition, name
-
-
-def test_reports_are_kept_whatever_the_verdict():
-    """A failed gate is the one whose report is read."""
-    for job in jobs_of(read(ROOT / ".github/workflows/gpu.yml")).values():
-        (upload,) = (s for s in job["steps"] if "upload-artifact" in s.get("uses", ""))
-        assert "always()" == upload["if"]
-        assert "published/" in upload["with"]["path"].split()
-    assert "always" == read(GITLAB)[".gpu"]["artifacts"]["when"]
 
 
 ALLOWED_UPLOADS = {
@@ -248,8 +163,8 @@ ALLOWED_UPLOADS = {
 def test_studies_are_uploaded_as_published_only():
     """Logs, tracebacks and secrets stay on the machine that measured."""
     uploaded = set()
-    for path in sorted((ROOT / ".github/workflows").glob("*.yml")):
-        for job in jobs_of(read(path)).values():
+    for path in WORKFLOWS:
+        for job in jobs_of(path).values():
             for step in job.get("steps", []):
                 if "/upload-" in step.get("uses", ""):
                     uploaded |= set(step["with"]["path"].split())
@@ -262,41 +177,24 @@ def test_studies_are_uploaded_as_published_only():
     assert {"published/", "build/site", "public"} <= uploaded
 
 
-HARNESS = [
-    pytest.param(arguments, id=f"{path.name}: {' '.join(arguments[:4])} {i}")
-    for path in PIPELINES
-    for i, arguments in enumerate(harness_commands(path))
-]
+@of_each_pipeline
+def test_the_commands_of_the_pipelines_exist(path, tmp_path):
+    """Verbs, options and values; sweeps can be planned; targets and scripts are there.
 
-
-@pytest.mark.parametrize("arguments", HARNESS)
-def test_the_commands_of_the_harness_parse(arguments):
-    """Verb, options and values are known; nothing is run."""
-    verb, *rest = arguments
-    # The names of the studies of `xargs report` come from its input.
-    rest = ["WORD", *rest] if rest[:1] == ["-o"] else rest
-
-    assert cli.commands[verb].make_context(verb, rest).params
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [param for param in HARNESS if param.values[0][0] == "sweep"],
-)
-def test_the_sweeps_can_be_planned_here(arguments, tmp_path):
-    """Values are allowed together, which parsing does not see; here on CPUs."""
-    here = ["cpu" if word == "gpu" else word for word in arguments[1:]]
-    done = CliRunner().invoke(
-        cli, ["sweep", "--dry-run", *here, "--runs-dir", str(tmp_path)]
-    )
-
-    assert not done.exception, done.output
-    assert re.search(r"\d+ trials of \d+ cases", done.output)
-
-
-@pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.name)
-def test_the_targets_and_programs_of_the_pipelines_exist(path):
-    """Targets of the Makefile, and scripts of this tree."""
+    Values are allowed together, which parsing does not see; here on CPUs.
+    """
+    for verb, *rest in harness_commands(path):
+        # The names of the studies of `xargs report` come from its input.
+        words = ["WORD", *rest] if rest[:1] == ["-o"] else rest
+        assert cli.commands[verb].make_context(verb, words).params
+        if verb != "sweep":
+            continue
+        here = ["cpu" if word == "gpu" else word for word in rest]
+        done = CliRunner().invoke(
+            cli, ["sweep", "--dry-run", *here, "--runs-dir", str(tmp_path)]
+        )
+        assert not done.exception, done.output
+        assert re.search(r"\d+ trials of \d+ cases", done.output)
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     for script in scripts_in(read(path)):
