@@ -56,8 +56,8 @@ def test_no_text_overlaps_in_any_view_of_the_switch(open_page, measure, name):
             assert [] == page.evaluate(measure)["found"], (quantity, scale)
 
 
-def test_panels_of_one_quantity_share_their_axis(open_page):
-    """Weak and strong scaling are compared by eye."""
+def test_panels_share_their_axis_and_a_default_sweep_prints_on_few_pages(open_page):
+    """Weak and strong scaling are compared by eye. A4."""
     page = open_page("default")
     labels = page.evaluate(
         """() => [...document.querySelectorAll('.shown-efficiency.shown-linear svg')]
@@ -68,22 +68,7 @@ def test_panels_of_one_quantity_share_their_axis(open_page):
     assert 2 == len(labels)
     assert labels[0] == labels[1]
     assert re.match(r"0\s%", labels[0][0])
-
-
-def test_a_study_of_many_trials_is_at_most_15_screens(open_page):
-    """With details closed, on a desktop."""
-    page = open_page("large")
-    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = false)")
-    height = page.evaluate("document.documentElement.scrollHeight")
-
-    assert height <= MOST_SCREENS * 900
-
-
-def test_a_default_sweep_prints_on_at_most_8_pages(open_page):
-    """A4."""
-    page = open_page("default")
     pdf = page.pdf(**A4, margin=dict.fromkeys(("top", "bottom"), "12mm"))
-
     assert len(re.findall(rb"/Type\s*/Page\b", pdf)) <= MOST_PAGES
 
 
@@ -116,6 +101,7 @@ def test_five_facts_are_within_the_first_screen(open_page, name):
     page = open_page(name, DESKTOP[0])
     verdict = f"{_text(page, '.measured')} {_text(page, '.brief')}"
 
+    assert page.evaluate(LOWEST, ".hero") <= DESKTOP[1]
     for fact, pattern in FACTS.items():
         assert re.search(pattern, verdict), (fact, verdict)
     assert re.search(HOW_SURE, _text(page, ".brief > b"))
@@ -128,11 +114,16 @@ def test_five_facts_are_within_the_first_screen(open_page, name):
             assert page.evaluate(LOWEST, selector) <= height, selector
 
 
-@pytest.mark.parametrize("name", ["default", "controls", "large", "broken"])
-def test_the_figure_is_within_the_first_screen_of_a_desktop(open_page, name):
+@pytest.mark.parametrize("name", ["large", "broken"])
+def test_a_large_study_is_short_and_its_figure_comes_first(open_page, name):
+    """With details closed, on a desktop: at most 15 screens."""
     page = open_page(name, DESKTOP[0])
+    lowest = page.evaluate(LOWEST, ".hero")
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = false)")
 
-    assert page.evaluate(LOWEST, ".hero") <= DESKTOP[1]
+    assert lowest <= DESKTOP[1]
+    height = page.evaluate("document.documentElement.scrollHeight")
+    assert height <= MOST_SCREENS * DESKTOP[1]
 
 
 def test_if_all_failed_the_first_screen_says_why_and_what_to_do(open_page):

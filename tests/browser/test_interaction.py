@@ -20,50 +20,27 @@ def _download(page, press):
     return pathlib.Path(waiting.value.path()).read_bytes()
 
 
-@pytest.mark.parametrize(
-    "is_scripted", [pytest.param(True, marks=pytest.mark.full), False]
-)
-def test_the_switch_shows_one_quantity_at_a_time(open_page, *, is_scripted):
-    """It is made of style sheets only; the full run has scripts as well."""
-    page = open_page("default", is_scripted=is_scripted)
-    page.locator("label[for=show-throughput]").click()
-    page.locator("label[for=show-log]").click()
-
-    assert page.locator(".shown-throughput.shown-log").is_visible()
-    assert 1 == page.locator(".switch > .panels:visible").count()
-
-
-@pytest.mark.parametrize(
-    "is_scripted", [True, pytest.param(False, marks=pytest.mark.full)]
-)
-def test_the_downloaded_data_are_those_of_the_frame(open_page, stores, *, is_scripted):
-    """Every row of the figure, with all digits."""
-    page = open_page("default", is_scripted=is_scripted)
+def test_data_and_figures_are_saved(open_page, stores):
+    """Every row with all digits; a figure stands alone, without variables of a page."""
+    page = open_page("default", scheme="dark")
     link = page.locator("a[download='scaling.csv']")
     found = pd.read_csv(io.BytesIO(_download(page, link.click)))
     points = frame.points_frame(stores("default"))
     expected = points[points.figure == "scaling"]
-
-    assert expected["value"].tolist() == found["value"].tolist()
-    assert expected["backend"].tolist() == found["backend"].tolist()
-    assert expected["kind"].tolist() == found["kind"].tolist()
-
-
-def test_a_figure_is_saved_as_svg_and_png(open_page):
-    """The file stands alone: no variable of the page is left in it."""
-    page = open_page("default", scheme="dark")
     figure = page.locator("figure[data-name=backends]")
     drawing = _download(page, figure.get_by_text("Save as SVG").click).decode()
     picture = _download(page, figure.get_by_text("Save as PNG").click)
 
+    for column in ("value", "backend", "kind"):
+        assert expected[column].tolist() == found[column].tolist()
     assert drawing.startswith("<svg")
     assert "var(" not in drawing
     assert "www.w3.org/2000/svg" in drawing
     assert picture.startswith(b"\x89PNG")
 
 
-def test_a_column_is_sorted_by_number(open_page):
-    """Ascending, then descending; the heading says which."""
+def test_a_table_is_sorted_by_number_and_copied_as_tsv(open_page):
+    """Ascending, then descending: the heading says which. Headings are copied first."""
     page = open_page("default")
     table = page.locator("#summary table")
     heading = table.locator("thead th", has_text="Throughput")
@@ -75,60 +52,39 @@ def test_a_column_is_sorted_by_number(open_page):
         return [float(value) for value in values]
 
     before = column()
-    heading.get_by_role("button").click()
-    assert sorted(before) == column()
-    assert "ascending" == heading.get_attribute("aria-sort")
-    heading.get_by_role("button").click()
-    assert sorted(before, reverse=True) == column()
-    assert "descending" == heading.get_attribute("aria-sort")
-
-
-def test_a_table_is_copied_as_tsv(open_page):
-    """As many columns in every line, headings first."""
-    page = open_page("default")
+    for direction, is_down in (("ascending", False), ("descending", True)):
+        heading.get_by_role("button").click()
+        assert sorted(before, reverse=is_down) == column()
+        assert direction == heading.get_attribute("aria-sort")
     text = page.evaluate("tsvOf(document.querySelector('#summary table'))")
     lines = text.strip().split("\n")
-
     assert lines[0].startswith("Backend\tMode\tReplicas")
     assert 1 == len({line.count("\t") for line in lines})
     assert 1 + 8 == len(lines)
 
 
-@pytest.mark.parametrize(
-    ("text", "copied"),
-    [
-        ("=1+1", "'=1+1"),
-        (" @SUM(A1)", "'@SUM(A1)"),
-        ("-2+3", "'-2+3"),
-        ("+cmd|' /C calc'!A0", "'+cmd|' /C calc'!A0"),
-        ("-5.1 % [-7.0, -3.2]", "-5.1 % [-7.0, -3.2]"),
-        ("+3 ms", "+3 ms"),
-        ("-", "-"),
-        ("in_graph", "in_graph"),
-    ],
-)
-def test_a_copied_cell_is_no_formula(open_page, text, copied):
+def test_a_copied_cell_is_no_formula(open_page):
     """As in the files; figures with a sign stay figures."""
-    found = open_page("default").evaluate(
-        """text => {
-          const table = document.createElement("table");
-          table.insertRow().insertCell().textContent = text;
-          return tsvOf(table);
-        }""",
-        text,
-    )
-
-    assert f"{copied}\n" == found
-
-
-def test_without_scripts_everything_is_readable(open_page):
-    """No button that does nothing; every table and figure is there."""
-    scripted = open_page("default")
-    plain = open_page("default", is_scripted=False)
-
-    assert 0 == plain.locator("button").count()
-    for selector in ("table", "figure svg[role=img]", "section"):
-        assert scripted.locator(selector).count() == plain.locator(selector).count()
+    page = open_page("default")
+    for text, copied in {
+        "=1+1": "'=1+1",
+        " @SUM(A1)": "'@SUM(A1)",
+        "-2+3": "'-2+3",
+        "+cmd|' /C calc'!A0": "'+cmd|' /C calc'!A0",
+        "-5.1 % [-7.0, -3.2]": "-5.1 % [-7.0, -3.2]",
+        "+3 ms": "+3 ms",
+        "-": "-",
+        "in_graph": "in_graph",
+    }.items():
+        found = page.evaluate(
+            """text => {
+              const table = document.createElement("table");
+              table.insertRow().insertCell().textContent = text;
+              return tsvOf(table);
+            }""",
+            text,
+        )
+        assert f"{copied}\n" == found
 
 
 def test_hostile_text_is_shown_and_never_run(open_page, tmp_path, synthetic):
@@ -230,29 +186,30 @@ def test_arrow_keys_say_the_same_as_the_pointer(open_page, efficiencies):
     _check(texts, efficiencies)
 
 
-def test_without_scripts_points_have_titles(open_page, efficiencies):
-    """The browser shows them by itself."""
-    page = open_page("default", is_scripted=False)
-    titles = page.locator(f"{PANELS} .tip > title").all_text_contents()
+def test_without_scripts_everything_is_there(open_page, efficiencies):
+    """Points have titles, the switch is a style sheet, no button does nothing."""
+    scripted = open_page("default")
+    plain = open_page("default", is_scripted=False)
 
-    _check(titles, efficiencies)
-
-
-def test_every_marker_of_an_estimate_says_its_n(open_page):
-    """In every figure with estimates; a baseline of efficiency is fixed instead."""
-    page = open_page("default", is_scripted=False)
-    least = {
+    assert 0 == plain.locator("button").count()
+    for selector in ("table", "figure svg[role=img]", "section"):
+        assert scripted.locator(selector).count() == plain.locator(selector).count()
+    _check(plain.locator(f"{PANELS} .tip > title").all_text_contents(), efficiencies)
+    # A baseline of efficiency is fixed; every other estimate says its n.
+    for figure, least in {
         ".hero": 8,
         "figure[data-name=scaling]": 6 * 8,
         "figure[data-name=backends]": 3,
         "#startup": 4,
-    }
-    for figure, number in least.items():
-        titles = page.locator(f"{figure} .tip > title").all_text_contents()
-
-        assert len(titles) >= number, figure
+    }.items():
+        titles = plain.locator(f"{figure} .tip > title").all_text_contents()
+        assert len(titles) >= least, figure
         for title in titles:
             assert re.search(r", (n = \d+|by definition)$", title), title
+    plain.locator("label[for=show-throughput]").click()
+    plain.locator("label[for=show-log]").click()
+    assert plain.locator(".shown-throughput.shown-log").is_visible()
+    assert 1 == plain.locator(".switch > .panels:visible").count()
 
 
 def test_bars_of_a_waterfall_say_part_interval_and_n(open_page):

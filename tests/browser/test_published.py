@@ -66,11 +66,6 @@ SMALLEST = min(PAGES[1:], key=lambda path: path.stat().st_size, default=None)
 IN_SHORT = {(PAGES[0], 360, "light"), (SMALLEST, 1280, "dark")}
 
 
-def test_there_are_pages_of_studies():
-    """Beside the index; without them, the tests below would show nothing."""
-    assert len(PAGES) > 1
-
-
 @pytest.mark.parametrize(
     ("path", "width", "scheme"),
     [
@@ -108,6 +103,7 @@ def test_the_first_screen_of_a_phone_is_whole(open_page, path):
 
 def test_nothing_overlaps_and_no_page_scrolls_sideways(open_page, measure):
     """On every page; the texts of figures, which differ by study."""
+    assert len(PAGES) > 1
     measured = WIDTHS if covering.is_full() else (WIDTHS[0], WIDTHS[-1])
     for path in PAGES:
         page = open_page(path, WIDTHS[0])

@@ -2,9 +2,8 @@
 
     python document_blocks.py FILE
 
-It has the name of the document, the folder in which it runs, whether processes are
-forked, and per block the lines before it and its code. A traceback has the document's
-own line numbers.
+It has the name of the document, the folder in which it runs, and per block the lines
+before it and its code. A traceback has the document's own line numbers.
 """
 
 import json
@@ -29,8 +28,7 @@ def main():
     os.chdir(document["folder"])
     # Not the folder of this file, but that of the project, as of whoever reads it.
     sys.path[0] = document["root"]
-    if document["is_forked"]:
-        _fork_clusters(Path(document["root"]) / "tests" / "support")
+    _fork_clusters(Path(document["root"]) / "tests" / "support")
     namespace = {"__name__": "__main__"}
     for number, code in document["blocks"]:
         exec(compile("\n" * number + code, document["name"], "exec"), namespace)

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import case_cluster
-import covering
 import fork_server
 import pytest
 
@@ -42,33 +41,24 @@ def documents_with_code():
     ]
 
 
-def run_document(name, text, folder, *, is_forked=True):
+def run_document(name, text, folder):
     """Runs the blocks of a document in a process of its own, in a folder."""
-    task, log = folder / "document.json", folder / "document.log"
+    task = folder / "document.json"
     document = {
         "root": str(ROOT),
         "name": name,
         "blocks": python_blocks(text),
         "folder": str(folder),
-        "is_forked": is_forked,
     }
     task.write_text(json.dumps(document))
-    argv = [str(PROGRAM), str(task)]
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     env = {**os.environ, **case_cluster.ENV, "PYTHONPATH": os.pathsep.join(paths)}
-    if is_forked:
-        server = fork_server.server(**case_cluster.ENV)
-        return server.run(argv, env=env, log=log, timeout_sec=TIMEOUT_SEC)
-    with log.open("wb") as output:
-        code = subprocess.run(
-            [sys.executable, *argv],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            check=False,
-            env=env,
-            timeout=TIMEOUT_SEC,
-        ).returncode
-    return code, log.read_text(encoding="utf-8")
+    return fork_server.server(**case_cluster.ENV).run(
+        [str(PROGRAM), str(task)],
+        env=env,
+        log=folder / "document.log",
+        timeout_sec=TIMEOUT_SEC,
+    )
 
 
 @pytest.fixture
@@ -83,9 +73,7 @@ def folder_with_study(tmp_path, synthetic):
 def test_the_code_of_a_document_runs(path, folder_with_study):
     """A failing line is reported with the document's own line number."""
     text = (ROOT / path).read_text(encoding="utf-8")
-    code, output = run_document(
-        path, text, folder_with_study, is_forked=not covering.is_full()
-    )
+    code, output = run_document(path, text, folder_with_study)
 
     assert 0 == code, output
 
@@ -102,50 +90,28 @@ for number, code in enumerate(json.load(sys.stdin)):
 """
 
 
-def cells_of(path):
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+def test_a_notebook_runs(path):
+    """In its folder, with what the package requires; kept without output.
+
+    That would become old, and could show what is private.
+    """
     notebook = json.loads(path.read_text(encoding="utf-8"))
-    return [
-        "".join(cell["source"])
-        for cell in notebook["cells"]
-        if cell["cell_type"] == "code"
-    ]
-
-
-def run_cells(cells, folder):
-    return subprocess.run(
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
         [sys.executable, "-c", _RUNNER],
-        input=json.dumps(cells),
+        input=json.dumps(["".join(cell["source"]) for cell in code]),
         capture_output=True,
         text=True,
         check=False,
-        cwd=folder,
-        env={
-            **os.environ,
-            "MPLBACKEND": "Agg",
-            "PYTHONPATH": os.pathsep.join(
-                [str(ROOT), os.environ.get("PYTHONPATH", "")]
-            ),
-        },
+        cwd=path.parent,
+        env={**os.environ, "MPLBACKEND": "Agg", "PYTHONPATH": os.pathsep.join(paths)},
         timeout=300,
     )
 
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_a_notebook_runs(path):
-    """In its folder, with what the package requires and nothing else."""
-    cells = cells_of(path)
-    done = run_cells(cells, path.parent)
-
     assert 0 == done.returncode, done.stderr
     assert done.stdout.strip()
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_a_notebook_is_kept_without_output(path):
-    """Output would become old, and could show what is private."""
-    notebook = json.loads(path.read_text(encoding="utf-8"))
-    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-
     assert 4 == notebook["nbformat"]
     assert all(cell["outputs"] == [] for cell in code)
     assert all(cell["execution_count"] is None for cell in code)

@@ -11,9 +11,9 @@ LENGTHS = {
     "requirements.lock": 100,
     "requirements-gpu.lock": 10,
     "tests/programs/communities.lock": 15,
+    ".ci/release/twine.lock": 15,
+    "tests/harness/client/callbacks.lock": 25,
 }
-LENGTHS[".ci/release/twine.lock"] = 15
-LENGTHS["tests/harness/client/callbacks.lock"] = 25
 ELSEWHERE = {"pytest", "torch", "jax", "flax", "optax", "mpi4py"}
 """Of programs, plugins and peers, each in an environment of its own."""
 _HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import html.parser
-import importlib.util
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote
 
 import pytest
+
+import replicator
 
 ROOT = Path(__file__).resolve().parents[2]
 # What a browser loads by itself; a link that a reader follows is no such attribute.
@@ -31,6 +34,7 @@ class Page(html.parser.HTMLParser):
 
     def __init__(self, text):
         super().__init__()
+        self.text = text
         self.ids: set[str] = set()
         self.loaded: list[str] = []
         self.links: list[str] = []
@@ -46,12 +50,17 @@ class Page(html.parser.HTMLParser):
                 self.links.append(value)
 
 
-def build(folder, *arguments):
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "mkdocs", "build", "--strict"),
-            *("--site-dir", str(folder), *arguments),
-        ],
+@pytest.fixture(scope="module")
+def hooks():
+    return SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "site" / "hooks.py")))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site, as ``make docs`` writes it."""
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
         capture_output=True,
         text=True,
         check=False,
@@ -59,25 +68,6 @@ def build(folder, *arguments):
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         timeout=240,
     )
-
-
-@pytest.fixture(scope="module")
-def hooks():
-    spec = importlib.util.spec_from_file_location(
-        "site_hooks", ROOT / "docs" / "site" / "hooks.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The site, as ``make docs`` writes it."""
-    folder = tmp_path_factory.mktemp("site")
-    done = build(folder)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
     return folder
@@ -118,26 +108,19 @@ def test_every_link_leads_somewhere(site, pages):
     assert [] == dead
 
 
-def test_no_page_loads_anything_from_elsewhere(pages):
-    """Fonts, scripts and images are in the site."""
+def test_nothing_is_loaded_from_elsewhere(site, pages):
+    """Fonts, scripts and images are in the site; a style sheet could load a font."""
     loaded = {link for page in pages.values() for link in page.loaded}
+    sheets = [path.read_text(encoding="utf-8") for path in site.rglob("*.css")]
 
     assert len(loaded) > 1
     assert [] == [link for link in loaded if re.match(r"([a-z]+:)?//", link)]
-
-
-def test_the_style_sheets_load_nothing_from_elsewhere(site):
-    """A font would be requested by a style sheet."""
-    sheets = [path.read_text(encoding="utf-8") for path in site.rglob("*.css")]
-
     assert sheets
     assert [] == [s for s in sheets if re.search(r"url\([\"']?(https?:)?//", s)]
 
 
 def test_the_reference_has_every_public_name(site, hooks):
     """With its docstring, read from the source."""
-    import replicator
-
     page = (site / "reference" / "replicator.html").read_text(encoding="utf-8")
     names = {path.rpartition(".")[2] for path in hooks.public_names()}
 
@@ -147,20 +130,14 @@ def test_the_reference_has_every_public_name(site, hooks):
     assert "Runs a single-device step function on many replicas." in page
 
 
-def test_lists_of_documents_are_lists_on_the_site(pages):
+def test_pages_have_lists_and_no_path_of_this_machine(pages):
     """Code hosts begin a list without a blank line; MkDocs would write it as text."""
-    wrong = [
-        f"{path.name}: {paragraph[:80]!r}"
-        for path in pages
-        for paragraph in re.findall(r"<p>(.*?)</p>", path.read_text(), re.DOTALL)
-        if re.search(r"^(?:- |\d+\. |\| )", paragraph, re.MULTILINE)
-    ]
+    for path, page in pages.items():
+        wrong = [
+            paragraph[:80]
+            for paragraph in re.findall(r"<p>(.*?)</p>", page.text, re.DOTALL)
+            if re.search(r"^(?:- |\d+\. |\| )", paragraph, re.MULTILINE)
+        ]
 
-    assert [] == wrong
-
-
-def test_the_site_shows_no_path_of_this_machine(pages):
-    """Neither of the documents nor of the source."""
-    found = [p.name for p in pages if str(ROOT) in p.read_text(encoding="utf-8")]
-
-    assert [] == found
+        assert [] == wrong, path.name
+        assert str(ROOT) not in page.text, path.name
