@@ -4,6 +4,7 @@ The blocks of a guide with a title are files, its diffs are changes: both are ap
 a copy of the project. Then the guide's own tests and commands run there.
 """
 
+import functools
 import json
 import os
 import re
@@ -117,13 +118,14 @@ def harness(tree, *lines, code=0, extra=""):
     return [err if code else out for _, out, err in answers]
 
 
-@pytest.fixture
-def followed(tmp_path):
-    """Makes a copy of the project in which a guide was followed."""
+@pytest.fixture(scope="module")
+def followed(tmp_path_factory):
+    """Makes a copy of the project in which a guide was followed, once."""
 
+    @functools.cache
     def follow(name):
         guide = (GUIDES / f"{name}.md").read_text(encoding="utf-8")
-        tree = tmp_path / "project"
+        tree = tmp_path_factory.mktemp(name) / "project"
         ignored = shutil.ignore_patterns(*NOT_COPIED)
         shutil.copytree(ROOT, tree, ignore=ignored, symlinks=True)
         apply(guide, tree)
@@ -155,7 +157,6 @@ def test_a_collective_is_added(followed):
     product = {path for path in changed if path.startswith("replicator/")}
     fuzz, conformance = commands_of(guide)[:2]
     own = ["tests/replicator/collectives/test_shift.py", INVENTORIES]
-    own += ["tests/architecture/test_kinds.py"]
 
     assert 2 == len(product - {"replicator/README.md"})
     if covering.is_full():
@@ -338,11 +339,11 @@ def test_no_option_of_an_added_launcher_is_ignored(followed, lsf):
     words = commands_of(guide)[0]
     plain = words[words.index("--workload") :]
 
-    lines = [("sweep", *plain, *options) for options, _ in REFUSED]
+    lines = [("sweep", "--study=refused", *plain, *more) for more, _ in REFUSED]
     answers = harness(tree, *lines, code=2)
     for said, (_, message) in zip(answers, REFUSED, strict=True):
         assert message in said
-    assert not (tree / "runs").exists()
+    assert not (tree / "runs" / "refused").exists()
 
 
 def test_the_file_of_an_added_launcher_starts_a_gang(followed, lsf):
@@ -363,43 +364,37 @@ def test_the_file_of_an_added_launcher_starts_a_gang(followed, lsf):
     assert workers[0]["addresses"] == workers[1]["addresses"]
 
 
-@pytest.mark.parametrize("path", sorted(GUIDES.glob("*.md")), ids=lambda p: p.stem)
-def test_the_code_of_a_guide_passes_the_linter(path):
-    """Whoever copies it can propose it."""
+def test_the_code_of_every_guide_passes_the_linter():
+    """Whoever copies it can propose it; a test of this file follows each guide."""
     ruff = str(Path(sys.executable).with_name("ruff"))
-    for name, text in files_of(path.read_text(encoding="utf-8")).items():
-        if not name.endswith(".py"):
-            continue
+    source = Path(__file__).read_text(encoding="utf-8")
+    # Those of programs from outside of the tree are followed in an empty folder.
+    followed = set(re.findall(r'(?:followed\("|GUIDES / ")(\w+)', source))
+    for path in sorted(GUIDES.glob("*.md")):
+        files = files_of(path.read_text(encoding="utf-8"))
         # A program from outside of the tree has rules of its own.
         is_outside = path.stem in {"loop", "plugin"}
         own = ["--isolated"] if is_outside else ["--extend-ignore", "INP001"]
-        for command in (
-            # Its package is made by the guide.
-            ["check", "--no-cache", *own],
-            ["format", "--no-cache", "--check"],
-        ):
-            done = subprocess.run(
-                [ruff, *command, "--stdin-filename", name, "-"],
-                input=text,
-                capture_output=True,
-                text=True,
-                check=False,
-                cwd=ROOT,
-            )
-            assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
 
-
-def test_every_guide_is_followed_by_a_test():
-    """And each has files or changes to apply."""
-    names = {path.stem for path in GUIDES.glob("*.md")}
-    source = Path(__file__).read_text(encoding="utf-8")
-
-    # Those of programs from outside of the tree are followed in an empty folder.
-    followed = re.findall(r'(?:followed\("|GUIDES / ")(\w+)', source)
-    assert names == set(followed)
-    for name in names:
-        guide = (GUIDES / f"{name}.md").read_text(encoding="utf-8")
-        assert files_of(guide), name
+        assert files
+        assert path.stem in followed
+        for name, text in files.items():
+            if not name.endswith(".py"):
+                continue
+            for command in (
+                # Its package is made by the guide.
+                ["check", "--no-cache", *own],
+                ["format", "--no-cache", "--check"],
+            ):
+                done = subprocess.run(
+                    [ruff, *command, "--stdin-filename", name, "-"],
+                    input=text,
+                    capture_output=True,
+                    text=True,
+                    check=False,
+                    cwd=ROOT,
+                )
+                assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
 
 
 _WITHOUT_NOISE = """
