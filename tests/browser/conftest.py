@@ -7,16 +7,10 @@ import functools
 import os
 import pathlib
 import shutil
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from reports.page import build
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from results.store.study_store import Store
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 HERE = pathlib.Path(__file__).parent
@@ -26,7 +20,7 @@ REPEATS_OF_MANY = int(os.environ.get("GOLDEN_REPEATS", "12"))
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
+def browser():
     """A running browser; tests are skipped where there is none."""
     pytest.importorskip(
         "playwright", reason="Playwright is not installed: make setup installs it"
@@ -48,7 +42,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def shapes(synthetic: Any) -> dict[str, Any]:
+def shapes(synthetic):
     """Every shape of study, by name."""
     shape = synthetic.Shape
     every_failure = synthetic.every(synthetic.TrialStatus.FAILED)
@@ -80,13 +74,11 @@ def shapes(synthetic: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def stores(
-    tmp_path_factory: pytest.TempPathFactory, synthetic: Any, shapes: dict[str, Any]
-) -> Callable[[str], Store]:
+def stores(tmp_path_factory, synthetic, shapes):
     """Makes the store of a shape, once."""
 
     @functools.cache
-    def store_of(name: str) -> Store:
+    def store_of(name):
         if name == "controls":
             shape = synthetic.relay_shape(
                 lost={"in_graph": synthetic.Lost(contention=0.002)}
@@ -98,13 +90,11 @@ def stores(
 
 
 @pytest.fixture(scope="session")
-def reports(
-    tmp_path_factory: pytest.TempPathFactory, stores: Callable[[str], Store]
-) -> Callable[[str], pathlib.Path]:
+def reports(tmp_path_factory, stores):
     """Builds the report of a shape, once."""
 
     @functools.cache
-    def report_of(name: str) -> pathlib.Path:
+    def report_of(name):
         path = tmp_path_factory.mktemp("report") / "index.html"
         return build.write_report(stores(name), path)
 
@@ -112,18 +102,12 @@ def reports(
 
 
 @pytest.fixture
-def open_page(browser: Any, reports: Callable[[str], pathlib.Path]) -> Iterator[Any]:
+def open_page(browser, reports):
     """Opens the report of a shape; fails on anything the page says or loads."""
     contexts = []
-    said: list[str] = []
+    said = []
 
-    def opened(
-        name: str | pathlib.Path,
-        width: int = 1280,
-        *,
-        scheme: str = "light",
-        is_scripted: bool = True,
-    ) -> Any:
+    def opened(name, width=1280, *, scheme="light", is_scripted=True):
         context = browser.new_context(
             viewport={"width": width, "height": 900},
             color_scheme=scheme,
@@ -154,12 +138,12 @@ def open_page(browser: Any, reports: Callable[[str], pathlib.Path]) -> Iterator[
 
 
 @pytest.fixture(scope="session")
-def measure() -> str:
+def measure():
     """What measures the texts of the visible figures, in the page."""
     return (HERE / "measure.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="session")
-def axe() -> str:
+def axe():
     """The accessibility checks."""
     return (HERE / "axe" / "axe.min.js").read_text(encoding="utf-8")

@@ -7,16 +7,10 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import known_digests
 import pytest
 import slurm_cluster
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from slurm_cluster import SlurmCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 # With what makes the import of TensorFlow quick in processes of tests.
@@ -25,7 +19,7 @@ DRIVER = Path(__file__).with_name("driver.py")
 
 
 @pytest.fixture(scope="session")
-def slurm() -> Iterator[SlurmCluster]:
+def slurm():
     """Runs Slurm with two nodes; skips with the reason where that is impossible."""
     if reason := slurm_cluster.missing():
         pytest.skip(f"a cluster of Slurm {reason}")
@@ -38,7 +32,7 @@ def slurm() -> Iterator[SlurmCluster]:
 
 
 @pytest.fixture
-def shared(tmp_path: Path, slurm: SlurmCluster) -> Iterator[Path]:
+def shared(tmp_path, slurm):
     """Returns a folder that all nodes see; cancels what a test leaves in the queue."""
     yield tmp_path
     slurm.run("scancel", "--user=root", "--full")
@@ -48,10 +42,10 @@ def shared(tmp_path: Path, slurm: SlurmCluster) -> Iterator[Path]:
 
 
 @pytest.fixture
-def harness(slurm: SlurmCluster, shared: Path) -> Any:
+def harness(slurm, shared):
     """Returns a function that runs the command line on the controller."""
 
-    def run(*args: object, **variables: str) -> Any:
+    def run(*args, **variables):
         return slurm.run(
             sys.executable,
             DRIVER,
@@ -64,12 +58,10 @@ def harness(slurm: SlurmCluster, shared: Path) -> Any:
 
 
 @pytest.fixture
-def in_job(slurm: SlurmCluster, shared: Path) -> Any:
+def in_job(slurm, shared):
     """A function that runs the command line in a job of two nodes, to its end."""
 
-    def run(
-        *args: object, nodes: int = 2, timeout_sec: float = 90.0, **variables: str
-    ) -> tuple[str, str]:
+    def run(*args, nodes=2, timeout_sec=90.0, **variables):
         job = submit(slurm, shared, *args, nodes=nodes, **variables)
         slurm.wait_for(
             lambda: slurm.job_state(job) in ("COMPLETED", "FAILED", "CANCELLED"),
@@ -82,19 +74,12 @@ def in_job(slurm: SlurmCluster, shared: Path) -> Any:
 
 
 @pytest.fixture
-def start_job(slurm: SlurmCluster, shared: Path) -> Any:
+def start_job(slurm, shared):
     """Returns a function that submits the command line; it returns the job's id."""
     return lambda *args, **options: submit(slurm, shared, *args, **options)
 
 
-def submit(
-    slurm: SlurmCluster,
-    folder: Path,
-    *args: object,
-    nodes: int = 2,
-    options: tuple[str, ...] = (),
-    **variables: str,
-) -> str:
+def submit(slurm, folder, *args, nodes=2, options=(), **variables):
     """Submits the command line as a job of so many nodes; returns its id."""
     batch = folder / "job.sh"
     words = " ".join(f"'{word}'" for word in (sys.executable, DRIVER, *args))

@@ -23,7 +23,7 @@ if __name__ == "__main__":
     known_digests.use()
     # The report of a study has tests of its own, and takes longer than these trials.
     running._conclude = lambda _store, *, is_json: None
-    overrides: dict[str, object] = {"canary": lambda _core: 0.2}
+    overrides = {"canary": lambda _core: 0.2}
     if not os.environ.get("HARNESS_REAL_WORKER"):
         overrides["worker_command"] = (sys.executable, str(FAKE_WORKER))
     sys.exit(main(run_overrides=overrides))

@@ -8,5 +8,5 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def root() -> Path:
+def root():
     return Path(__file__).resolve().parents[2]

@@ -35,9 +35,9 @@ class Page(html.parser.HTMLParser):
     def __init__(self, text):
         super().__init__()
         self.text = text
-        self.ids: set[str] = set()
-        self.loaded: list[str] = []
-        self.links: list[str] = []
+        self.ids = set()
+        self.loaded = []
+        self.links = []
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):

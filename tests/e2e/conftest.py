@@ -6,21 +6,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def sweep(tmp_path):
     """Returns a function that runs ``sweep``; its study is ``runs/s``."""
 
-    def run(
-        *options: str, timeout_sec: float = 900, as_users: bool = False
-    ) -> subprocess.CompletedProcess[str]:
+    def run(*options, timeout_sec=900, as_users=False):
         paths = [str(Path(__file__).resolve().parents[2])]
         if not as_users:
             paths.append(os.environ.get("PYTHONPATH", ""))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import case_cluster
 
@@ -14,7 +13,7 @@ RUNNERS = {
 }
 
 
-def run(backend: str, folder: Path, seed: int, num_programs: int) -> list[Any]:
+def run(backend, folder, seed, num_programs):
     """By process that draws, how many programs ended how, and the differences."""
     ran = case_cluster.ran(
         "cluster_programs",

@@ -24,15 +24,15 @@ PER_SEED = 100
 TRAININGS_PER_SEED = 15  # of these; each takes as long as four steps
 
 
-def main() -> int:
+def main():
     """Starts processes until all programs were drawn; prints a line for each."""
     if sys.argv[1:2] == ["--child"]:
         return run_child(int(sys.argv[2]), int(sys.argv[3]))
     num_programs, first_seed = map(int, sys.argv[1:3])
     if len(sys.argv) > 3:
         return run_on_clusters(num_programs, first_seed, sys.argv[3])
-    totals: Counter[str] = Counter()
-    placements: Counter[str] = Counter()
+    totals = Counter()
+    placements = Counter()
     num_differences = 0
     for start in range(0, num_programs, PER_PROCESS):
         count = min(PER_PROCESS, num_programs - start)
@@ -65,7 +65,7 @@ def main() -> int:
     return int(num_differences > 0)
 
 
-def run_on_clusters(num_programs: int, first_seed: int, backend: str) -> int:
+def run_on_clusters(num_programs, first_seed, backend):
     """Starts a cluster for each seed; prints a line for each."""
     sys.path.insert(0, str(FOLDER.parent / "support"))
     sys.path.insert(0, str(FOLDER))
@@ -84,7 +84,7 @@ def run_on_clusters(num_programs: int, first_seed: int, backend: str) -> int:
     return int(num_differences > 0)
 
 
-def run_child(num_programs: int, first_seed: int) -> int:
+def run_child(num_programs, first_seed):
     """Runs series of one seed each; the last line of the output is the result."""
     runpy.run_path(str(FOLDER.parent / "quick_start" / "sitecustomize.py"))
     import tensorflow as tf

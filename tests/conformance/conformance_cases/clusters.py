@@ -7,26 +7,18 @@ after which its processes may disagree; those behind it say which one that was.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import case_cluster
 from conformance_cases import in_cluster, runner
 
 from replicator import catalog
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from case_results import CaseResult
-    from conformance_cases.runner import Outcome
-    from conformance_cases.targets import Target
-
 FOLDER = Path(__file__).resolve().parents[1]
 START_TIMEOUT_SEC = 120.0
 TIMEOUT_PER_CASE_SEC = 20.0
 
 
-def program_members(target: Target) -> list[tuple[str, int]]:
+def program_members(target):
     """Kind and index of the processes that run the user's program; others serve."""
     return {
         catalog.SERVED_WORKERS: [("worker", 0)],
@@ -37,7 +29,7 @@ def program_members(target: Target) -> list[tuple[str, int]]:
     )
 
 
-def run(target: Target, case_names: Sequence[str], folder: Path) -> dict[str, Outcome]:
+def run(target, case_names, folder):
     members = program_members(target)
     has_chief = ("chief", 0) in members
     with case_cluster.started(
@@ -55,7 +47,7 @@ def run(target: Target, case_names: Sequence[str], folder: Path) -> dict[str, Ou
     ) as running:
         running.ends_well(START_TIMEOUT_SEC + TIMEOUT_PER_CASE_SEC * len(case_names))
         output, results = running.last_output(), running.results
-    found: dict[str, Outcome] = {}
+    found = {}
     last = "its start"
     for name in case_names:
         if results.has_all(name):
@@ -69,7 +61,7 @@ def run(target: Target, case_names: Sequence[str], folder: Path) -> dict[str, Ou
     return found
 
 
-def _outcome(result: CaseResult) -> Outcome:
+def _outcome(result):
     """What came of a case in one process, if it could be written."""
     if not result.error:
         return result.value

@@ -8,9 +8,9 @@ from conformance_cases.targets import NOT_RUN, TARGETS
 from replicator.catalog import BACKENDS, CAPABILITIES
 
 
-def render_document() -> str:
+def render_document():
     names = list(BACKENDS)
-    notes: list[str] = []  # each reason once
+    notes = []  # each reason once
     rows = []
     for capability in CAPABILITIES:
         cells = []
@@ -60,12 +60,12 @@ def render_document() -> str:
     return "\n".join(parts)
 
 
-def _heading(backend: str) -> str:
+def _heading(backend):
     """A backend's column, marked if all that was run is something in its place."""
     return f"`{backend}`" + (" (stand-in only)" if backend in NOT_RUN else "")
 
 
-def why_not_shown(backend: str, capability: str) -> str | None:
+def why_not_shown(backend, capability):
     """Why no target runs a case that needs a capability, or None where one does."""
     reasons = []
     for target in TARGETS.values():
@@ -81,7 +81,7 @@ def why_not_shown(backend: str, capability: str) -> str | None:
     return reasons[0] if reasons else "its cases are not run here"
 
 
-def _targets_of(backend: str) -> str:
+def _targets_of(backend):
     ran = [f"`{t.name}`" for t in TARGETS.values() if t.backend == backend]
     note = NOT_RUN.get(backend)
     return ", ".join(ran) + (f"{'; ' if ran else ''}{note}" if note else "")

@@ -15,7 +15,7 @@ import replicator
 from replicator.catalog import CAPABILITIES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 DEFAULT_RTOL = 1e-5
 DEFAULT_ATOL = 1e-6
@@ -29,7 +29,7 @@ class Topology:
     num_workers: int = 1
 
     @property
-    def num_local_replicas(self) -> int:
+    def num_local_replicas(self):
         """Replicas of one worker."""
         return self.num_replicas // self.num_workers
 
@@ -54,14 +54,14 @@ class Case:
     atol: float = DEFAULT_ATOL  # Absolute tolerance of floats.
 
     @property
-    def summary(self) -> str:
+    def summary(self):
         return str(self.run.__doc__).partition("\n")[0]
 
 
-CASES: dict[str, Case] = {}
+CASES = {}
 
 
-def case(*needs: str, **options: Any) -> Callable[[Callable[[Any], Any]], Any]:
+def case(*needs, **options):
     """Makes the decorated function a case; see ``Case`` for the options."""
     unknown = set(needs) - set(CAPABILITIES)
     if unknown or not needs:
@@ -69,7 +69,7 @@ def case(*needs: str, **options: Any) -> Callable[[Callable[[Any], Any]], Any]:
     if not {"reference", "check", "like_single_device"} & set(options):
         options["reference"] = lambda _: None
 
-    def register(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def register(function):
         name = function.__name__
         if name in CASES or not function.__doc__:
             raise ValueError(f"case {name!r} exists already, or has no docstring")
@@ -79,12 +79,12 @@ def case(*needs: str, **options: Any) -> Callable[[Callable[[Any], Any]], Any]:
     return register
 
 
-def share(repl: Any, values: Sequence[Any]) -> replicator.PerReplica[Any]:
+def share(repl, values):
     """The values of this process' replicas, out of one value per replica of the job."""
     first = repl.first_replica_id
     num_local = repl.num_local_replicas
     return replicator.PerReplica(values[first : first + num_local])
 
 
-def on_every(topology: Topology, value: Any) -> replicator.PerReplica[Any]:
+def on_every(topology, value):
     return replicator.PerReplica([value] * topology.num_replicas)

@@ -7,7 +7,7 @@ import dataclasses
 import faulthandler
 import time
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
@@ -15,15 +15,10 @@ import tensorflow as tf
 
 import replicator
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from conformance_cases.registry import Case, Topology
-
 CASE_TIMEOUT_SEC = 1200.0
 
 # Where a hang prints its stacks; a test run sets it to what is not captured.
-WATCHDOG: dict[str, int] = {"file": 2}
+WATCHDOG = {"file": 2}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +33,7 @@ class Outcome:
     duration_sec: float = 0.0  # Time the case took.
 
 
-def evaluate(case: Case, make: Callable[[Case], Any]) -> Outcome:
+def evaluate(case, make):
     """Runs a case; an error is an outcome, too. A hang ends the process."""
     keras.utils.set_random_seed(1)
     start = time.perf_counter()
@@ -58,7 +53,7 @@ def evaluate(case: Case, make: Callable[[Case], Any]) -> Outcome:
 
 
 @contextlib.contextmanager
-def _bounded(limit_sec: float) -> Iterator[None]:
+def _bounded(limit_sec):
     """Prints all stacks and ends the process if the block takes longer."""
     faulthandler.dump_traceback_later(limit_sec, exit=True, file=WATCHDOG["file"])
     try:
@@ -67,7 +62,7 @@ def _bounded(limit_sec: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def _plain(value: Any) -> Any:
+def _plain(value):
     if isinstance(value, replicator.PerReplica):
         return replicator.PerReplica([_plain(leaf) for leaf in value])
     if isinstance(value, dict):
@@ -79,7 +74,7 @@ def _plain(value: Any) -> Any:
     return np.asarray(value.numpy() if tf.is_tensor(value) else value)
 
 
-def join(outcomes: Sequence[Outcome]) -> Outcome:
+def join(outcomes):
     """Joins the outcomes of all workers, in the order of their ids."""
     failed = [outcome for outcome in outcomes if outcome.error_kinds]
     if failed and len(failed) < len(outcomes):
@@ -98,7 +93,7 @@ def join(outcomes: Sequence[Outcome]) -> Outcome:
     return dataclasses.replace(outcomes[0], value=value)
 
 
-def _join(values: Sequence[Any]) -> Any:
+def _join(values):
     first = values[0]
     if isinstance(first, replicator.PerReplica):
         return replicator.PerReplica([leaf for value in values for leaf in value])
@@ -111,7 +106,7 @@ def _join(values: Sequence[Any]) -> Any:
     return first
 
 
-def judge(case: Case, topology: Topology, outcome: Outcome, single: Any) -> None:
+def judge(case, topology, outcome, single):
     """Asserts that an outcome is what the case demands."""
     assert not outcome.error_kinds, f"{outcome.message}\n{outcome.trace}"
     if case.check is not None:
@@ -121,7 +116,7 @@ def judge(case: Case, topology: Topology, outcome: Outcome, single: Any) -> None
     _compare(case, expected, outcome.value, case.name)
 
 
-def _compare(case: Case, expected: Any, got: Any, place: str) -> None:
+def _compare(case, expected, got, place):
     if isinstance(expected, replicator.PerReplica):
         expected, got = list(expected), list(got)
     if isinstance(expected, dict):
@@ -138,7 +133,7 @@ def _compare(case: Case, expected: Any, got: Any, place: str) -> None:
         _compare_arrays(case, np.asarray(expected), got, place)
 
 
-def _compare_arrays(case: Case, expected: Any, got: Any, place: str) -> None:
+def _compare_arrays(case, expected, got, place):
     assert expected.dtype == got.dtype, f"{place}: {expected.dtype} != {got.dtype}"
     assert expected.shape == got.shape, f"{place}: {expected.shape} != {got.shape}"
     if np.issubdtype(expected.dtype, np.integer):

@@ -17,9 +17,7 @@ from replicator.catalog import BACKENDS
 from replicator.cluster import tpu_system
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from conformance_cases.registry import Case
+    from collections.abc import Callable, Mapping
 
 
 NUM_VIRTUAL_DEVICES = 4
@@ -42,26 +40,26 @@ class Target:
     patch: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
     @property
-    def name(self) -> str:
+    def name(self):
         parts = [self.backend, self.variant, str(self.num_replicas)]
         return "-".join(part for part in parts if part)
 
     @property
-    def topology(self) -> Topology:
+    def topology(self):
         return Topology(self.num_replicas, self.num_workers)
 
     @property
-    def num_devices_per_worker(self) -> int:
+    def num_devices_per_worker(self):
         return 2 * self.topology.num_local_replicas
 
     @property
-    def is_cluster(self) -> bool:
+    def is_cluster(self):
         return self.num_workers > 1
 
-    def make(self, case: Case) -> Any:
+    def make(self, case):
         return self.make_for(case.num_logical_devices)
 
-    def make_for(self, count: int) -> Any:
+    def make_for(self, count):
         options = {
             name: value(self.num_replicas, count) if callable(value) else value
             for name, value in self.options.items()
@@ -73,7 +71,7 @@ class Target:
                 self.backend, num_replicas=self.num_replicas, **options
             )
 
-    def why_not(self, case: Case) -> str | None:
+    def why_not(self, case):
         """The reason why the backend skips a case, or None."""
         lacks = BACKENDS[self.backend].lacks
         for capability in sorted(case.needs):
@@ -83,11 +81,11 @@ class Target:
                 return f"not run here: {self.not_here[capability]}"
         return None
 
-    def is_meant(self, case: Case) -> bool:
+    def is_meant(self, case):
         """Whether the case says something at this number of replicas."""
         return case.min_replicas <= self.num_replicas <= case.max_replicas
 
-    def runs(self, case: Case) -> bool:
+    def runs(self, case):
         return self.is_meant(case) and self.why_not(case) is None
 
 
@@ -112,7 +110,7 @@ def tpu_on_cpus():
         yield
 
 
-def _cpus(num_replicas: int, num_logical_devices: int) -> list[Any]:
+def _cpus(num_replicas, num_logical_devices):
     """Virtual devices in turn; a replica that is split gets different ones."""
     names = [f"CPU:{index}" for index in range(NUM_VIRTUAL_DEVICES)]
     if num_logical_devices == 1:
@@ -123,16 +121,14 @@ def _cpus(num_replicas: int, num_logical_devices: int) -> list[Any]:
     ]
 
 
-def _split_only(num_replicas: int, num_logical_devices: int) -> list[Any] | None:
+def _split_only(num_replicas, num_logical_devices):
     """Names devices only where replicas are split; else the backend chooses."""
     if num_logical_devices == 1:
         return None
     return _cpus(num_replicas, num_logical_devices)
 
 
-def _in_process(
-    backend: str, counts: tuple[int, ...], variant: str = "", **options: Any
-) -> list[Target]:
+def _in_process(backend, counts, variant="", **options):
     return [
         Target(backend=backend, num_replicas=count, variant=variant, options=options)
         for count in counts
@@ -187,14 +183,14 @@ ALIKE = ("tf_mirrored", "tpu")
 REST = ("in_graph-1", "multi_worker-2")
 
 
-def covering_targets(cases: Sequence[Case]) -> dict[str, set[str]]:
+def covering_targets(cases):
     """The targets that each case runs on in ``make test``; the full run has them all.
 
     One target of each backend, in turn from case to case. Two backends that call a
     strategy in the same way share the cases, and an heir has few: as many as name each
     of its capabilities, because the backend that it inherits from has all of them.
     """
-    found: dict[str, set[str]] = {case.name: set() for case in cases}
+    found = {case.name: set() for case in cases}
     for backend in BACKENDS:
         own = [
             target
@@ -213,7 +209,7 @@ def covering_targets(cases: Sequence[Case]) -> dict[str, set[str]]:
     return found
 
 
-def _fewest(cases: Sequence[Case]) -> list[Case]:
+def _fewest(cases):
     """Cases that name every capability that all of them name; trainings at last."""
     left = set().union(*(case.needs for case in cases))
     kept = []
@@ -232,7 +228,7 @@ def _fewest(cases: Sequence[Case]) -> list[Case]:
 
 
 # Backend -> what no target of it can show on a machine like this one.
-NOT_RUN: dict[str, str] = {
+NOT_RUN = {
     "tpu": (
         "without a TPU: `MirroredStrategy` on virtual CPU devices replaces "
         "`TPUStrategy`, with all code but the start of the TPU system and the "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
@@ -22,9 +21,6 @@ from fuzzing.comparing import (
 from fuzzing.lockstep import Lockstep
 from replicator import errors
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 class Verdict(enum.Enum):
     """What came of a program."""
@@ -34,7 +30,7 @@ class Verdict(enum.Enum):
     NOT_JUDGED = "too large, or too sensitive to rounding"
 
 
-def check(program: syntax.Program, repl: Any = None) -> Verdict:
+def check(program, repl=None):
     seen, error = Seen(), None
     try:
         seen = engine.run(program, repl)
@@ -66,7 +62,7 @@ def check(program: syntax.Program, repl: Any = None) -> Verdict:
     return Verdict.SAME
 
 
-def _seen_by(repl: Any, expected: Seen) -> Seen:
+def _seen_by(repl, expected):
     if repl is None:
         return expected
     own = engine.local_replicas(repl)
@@ -74,7 +70,7 @@ def _seen_by(repl: Any, expected: Seen) -> Seen:
     return dataclasses.replace(expected, outputs=outputs)
 
 
-def _uneven(program: syntax.Program) -> Verdict:
+def _uneven(program):
     """A join that nothing needs is not carried out, and nobody looks at it.
 
     Of a call that fails, the drawn failure may come first.
@@ -90,13 +86,13 @@ def _uneven(program: syntax.Program) -> Verdict:
     return Verdict.NOT_JUDGED
 
 
-def _names_shapes(error: Exception) -> bool:
+def _names_shapes(error):
     """Whether an error is about shapes that differ between replicas."""
     known = (errors.ReplicatorError, tf.errors.InvalidArgumentError)
     return isinstance(error, known) and "shape" in str(error)
 
 
-def _is_of_tensorflow(program: syntax.Program, error: Exception) -> bool:
+def _is_of_tensorflow(program, error):
     """Whether TensorFlow refuses the step on one device as well.
 
     It adds the gradients of what a loop in a loop captures where two tapes record it,
@@ -109,15 +105,13 @@ def _is_of_tensorflow(program: syntax.Program, error: Exception) -> bool:
     )
 
 
-def interpret(
-    program: syntax.Program, dtype: tf.DType, failed: Mapping[str, Any] | None = None
-) -> tuple[Seen, set[str]]:
+def interpret(program, dtype, failed=None):
     """Runs a program in lock step; also names variables whose copies came to differ."""
     setting = program.setting
     initial = {v.name: values.initial_value(v) for v in program.variables}
     lockstep = Lockstep(program, initial, dtype)
     seen = Seen()
-    drifting: set[str] = set()
+    drifting = set()
     written = set()
     for call in values.schedule(program):
         for write in setting.outside:
@@ -141,15 +135,13 @@ def interpret(
     return seen, drifting
 
 
-def _write(program: syntax.Program, lockstep: Lockstep, write: syntax.Outside) -> None:
+def _write(program, lockstep, write):
     now = lockstep.outside(write.variable)
     value = values.outside_value(program, write, now)
     lockstep.assign(write.variable, now + value if write.kind == "add" else value)
 
 
-def _go_on(
-    program: syntax.Program, lockstep: Lockstep, failed: Mapping[str, Any]
-) -> None:
+def _go_on(program, lockstep, failed):
     """Takes the state after a failed call over; what may differ begins anew."""
     reset = variance.may_differ(program)
     for variable in program.variables:
@@ -168,17 +160,17 @@ def _go_on(
             lockstep.assign(name, failed[name])
 
 
-def _floats(outputs: list[list[Any]]) -> list[list[Any]]:
+def _floats(outputs):
     columns = [list(column) for column in zip(*outputs, strict=True)]
     return [column for column in columns if np.asarray(column[0]).dtype.kind == "f"]
 
 
-def mean(column: list[Any]) -> Any:
+def mean(column):
     wide = np.mean([np.asarray(value, np.float64) for value in column], axis=0)
     return np.asarray(wide, np.asarray(column[0]).dtype)
 
 
-def _is_same(copies: list[Any], dtype: tf.DType) -> bool:
+def _is_same(copies, dtype):
     """Whether copies agree but for rounding."""
     first = np.asarray(copies[0])
     if first.dtype != dtype.as_numpy_dtype:
@@ -186,7 +178,7 @@ def _is_same(copies: list[Any], dtype: tf.DType) -> bool:
     return all(np.allclose(first, other, RTOL, ATOL) for other in copies)
 
 
-def _refusals(program: syntax.Program, drifting: set[str]) -> tuple[set[str], set[str]]:
+def _refusals(program, drifting):
     """Variables for which the library may, and must, refuse the step."""
     if program.setting.num_replicas == 1:
         return set(), set()

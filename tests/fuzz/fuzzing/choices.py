@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
@@ -12,9 +11,6 @@ from fuzzing import syntax
 from fuzzing.collectives import COLLECTIVES
 from fuzzing.operations import HALVES, OPERATIONS, PLAIN_OPERATIONS
 from fuzzing.syntax import Block, Type
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
 
 MAX_INNER = 3
 # What a series may be drawn without, to look behind a known difference.
@@ -33,7 +29,7 @@ class Scope:
     watched: tuple[tuple[str, Type], ...] = ()  # Values that the tapes around it watch.
     depth: int = 0  # Blocks around it.
 
-    def inner(self, **changes: Any) -> Scope:
+    def inner(self, **changes):
         """The scope of a block: what it defines is not seen outside."""
         return dataclasses.replace(
             self, values=list(self.values), depth=self.depth + 1, **changes
@@ -43,42 +39,36 @@ class Scope:
 class Choices(abc.ABC):
     num_replicas: int
 
-    def __init__(
-        self, draw: Callable[..., Any], features: Collection[str] = FEATURES
-    ) -> None:
+    def __init__(self, draw, features=FEATURES):
         self._draw = draw
         self.features = features
         self._num_names = 0
-        self.variables: list[syntax.Variable] = []
+        self.variables = []
 
-    def choose(self, options: Sequence[Any]) -> Any:
+    def choose(self, options):
         """One of some options; shrinks to the first."""
         return self._draw(st.sampled_from(options))
 
-    def also(self, feature: str, *options: Any) -> list[Any]:
+    def also(self, feature, *options):
         """Options that are there with a feature."""
         return list(options) if feature in self.features else []
 
-    def number(self, low: int, high: int) -> int:
+    def number(self, low, high):
         """An integer; shrinks to the lowest."""
         return self._draw(st.integers(low, high))
 
-    def name(self) -> str:
+    def name(self):
         self._num_names += 1
         return f"v{self._num_names}"
 
-    def pick(
-        self, scope: Scope, fits: Callable[[Type], bool]
-    ) -> tuple[str, Type] | None:
+    def pick(self, scope, fits):
         """A value that fits; those that were made last more often than others."""
         found = [value for value in scope.values if fits(value[1])]
         if not found:
             return None
         return self.choose([*found, *found[-3:], found[-1]])
 
-    def block(
-        self, scope: Scope, result: Callable[[Type], bool], least: int = 0
-    ) -> Block | None:
+    def block(self, scope, result, least=0):
         """Statements that end in a value that fits, the last one mostly."""
         statements = self.statements(scope, self.number(least, MAX_INNER))
         found = self.pick(scope, result)
@@ -86,9 +76,9 @@ class Choices(abc.ABC):
             found = next((v for v in reversed(scope.values) if result(v[1])), None)
         return found and Block(statements=statements, result=found[0])
 
-    def statements(self, scope: Scope, count: int) -> tuple[syntax.Statement, ...]:
+    def statements(self, scope, count):
         """Up to so many statements; what they define is in the scope afterwards."""
-        drawn: list[syntax.Statement] = []
+        drawn = []
         for _ in range(count):
             kind = self.choose(self.kinds(scope))
             statement = kind(scope)
@@ -96,7 +86,7 @@ class Choices(abc.ABC):
                 drawn += statement if isinstance(statement, list) else [statement]
         return tuple(drawn)
 
-    def compute(self, scope: Scope) -> syntax.Statement | None:
+    def compute(self, scope):
         operations = PLAIN_OPERATIONS if scope.is_plain else OPERATIONS
         if "halves" in self.features and not scope.is_plain:
             operations = (*operations, *HALVES)
@@ -117,9 +107,7 @@ class Choices(abc.ABC):
             scope, operation.template, arguments, operation.gives(first[1].shape)
         )
 
-    def operate(
-        self, scope: Scope, template: str, arguments: Sequence[str], type_: Type
-    ) -> syntax.Compute:
+    def operate(self, scope, template, arguments, type_):
         """An operation of named arguments, as many as its template has places for."""
         num_used = 1 + max(i for i in range(len(arguments)) if f"{{{i}}}" in template)
         return syntax.Compute(
@@ -128,18 +116,12 @@ class Choices(abc.ABC):
             arguments=tuple(arguments[:num_used]),
         )
 
-    def define(self, scope: Scope, type_: Type) -> str:
+    def define(self, scope, type_):
         name = self.name()
         scope.values.append((name, type_))
         return name
 
-    def join(
-        self,
-        scope: Scope,
-        kind: str,
-        parameter: Any,
-        values: Sequence[tuple[str, Type]],
-    ) -> syntax.Communicate:
+    def join(self, scope, kind, parameter, values):
         """A collective of named values."""
         gives, count = COLLECTIVES[kind].gives, self.num_replicas
         return syntax.Communicate(
@@ -149,9 +131,9 @@ class Choices(abc.ABC):
             parameter=parameter,
         )
 
-    def can_join(self, kind: str, parameter: Any) -> Callable[[Type], bool]:
+    def can_join(self, kind, parameter):
         return lambda t: COLLECTIVES[kind].takes(t, parameter, self.num_replicas)
 
     @abc.abstractmethod
-    def kinds(self, scope: Scope) -> list[Callable[[Scope], Any]]:
+    def kinds(self, scope):
         """The kinds of statement that can stand somewhere, those wanted more often."""

@@ -36,7 +36,7 @@ class Collective:
     is_same: bool = True  # Whether all replicas get the same.
 
 
-def reduce_all(op: str, values: Values) -> tf.Tensor:
+def reduce_all(op, values):
     """A reduction over replicas, as the documentation words it."""
     stacked = tf.stack(values)
     if stacked.dtype == tf.bool:
@@ -52,11 +52,11 @@ def reduce_all(op: str, values: Values) -> tf.Tensor:
     }[op](stacked, axis=0)
 
 
-def _for_all(value: tf.Tensor, values: Values) -> Values:
+def _for_all(value, values):
     return [tf.identity(value) for _ in values]
 
 
-def _is_reduced(type_: Type, op: str, _: int) -> bool:
+def _is_reduced(type_, op, _):
     # A sum of halves of any size may be infinite by right.
     takes = {
         "sum": type_.dtype not in (BOOL, HALF),
@@ -65,16 +65,16 @@ def _is_reduced(type_: Type, op: str, _: int) -> bool:
     return takes.get(op, True)
 
 
-def _is_divided(type_: Type, num_replicas: int) -> bool:
+def _is_divided(type_, num_replicas):
     return bool(type_.shape) and type_.shape[0] % num_replicas == 0
 
 
-def _is_stacked(type_: Type, *_: Any) -> bool:
+def _is_stacked(type_, *_):
     is_small = size(type_.shape) * MAX_REPLICAS <= MAX_SIZE
     return len(type_.shape) < MAX_RANK and is_small
 
 
-def _received(values: Values, pairs: Any) -> Values:
+def _received(values, pairs):
     source = {target: sender for sender, target in pairs}
     return [
         tf.identity(values[source[r]]) if r in source else tf.zeros_like(value)
@@ -82,12 +82,12 @@ def _received(values: Values, pairs: Any) -> Values:
     ]
 
 
-def _exchanged(values: Values, _: Any) -> Values:
+def _exchanged(values, _):
     parts = [tf.split(value, len(values)) for value in values]
     return [tf.concat(column, 0) for column in zip(*parts, strict=True)]
 
 
-COLLECTIVES: dict[str, Collective] = {
+COLLECTIVES = {
     "all_reduce": Collective(
         meaning=lambda values, op: _for_all(reduce_all(op, values), values),
         takes=_is_reduced,

@@ -36,7 +36,7 @@ class Seen:
     failed: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-def leaves(seen: Seen) -> list[tuple[str, Any]]:
+def leaves(seen):
     found = []
     for call, (outputs, means, outside) in enumerate(
         zip(seen.outputs, seen.means, seen.outside, strict=True)
@@ -57,7 +57,7 @@ def leaves(seen: Seen) -> list[tuple[str, Any]]:
     return found
 
 
-def compare(expected: Seen, seen: Seen) -> None:
+def compare(expected, seen):
     for (place, want), (_, got) in zip(leaves(expected), leaves(seen), strict=True):
         kind = np.dtype(np.float32) if want.dtype == np.float64 else want.dtype
         if got.dtype != kind or got.shape != want.shape:
@@ -70,7 +70,7 @@ def compare(expected: Seen, seen: Seen) -> None:
             )
 
 
-def is_close(want: Any, got: Any) -> bool:
+def is_close(want, got):
     """Whether a value is what is expected, but for rounding if it is a float."""
     want, got = np.asarray(want), np.asarray(got)
     if want.dtype.kind != "f":
@@ -78,12 +78,12 @@ def is_close(want: Any, got: Any) -> bool:
     return bool(np.all(np.abs(want - got.astype(np.float64)) <= tolerance(want)))
 
 
-def tolerance(expected: Any) -> float:
+def tolerance(expected):
     relative = RTOL_OF_HALVES if expected.dtype == np.float16 else RTOL
     return ATOL + relative * float(np.max(np.abs(expected), initial=0.0))
 
 
-def can_judge(expected: Seen, rounded: Seen) -> bool:
+def can_judge(expected, rounded):
     """Whether values are of moderate size, and rounding moves them little."""
     for (_, one), (_, other) in zip(leaves(expected), leaves(rounded), strict=True):
         if one.dtype == np.float16:

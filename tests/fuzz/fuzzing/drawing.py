@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from hypothesis import strategies as st
 
 from fuzzing import source, structure, syntax
@@ -12,9 +10,6 @@ from fuzzing.collectives import COLLECTIVES
 from fuzzing.drawn_flow import Flow
 from fuzzing.drawn_tapes import MAX_TAPES, Tapes
 from fuzzing.syntax import BOOL, FLOAT, HALF, INT, Type
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
 
 INPUTS = (
     ("a", Type(FLOAT)),
@@ -40,16 +35,11 @@ MAX_STATEMENTS = 12
 
 
 class Drawer(Tapes, Flow):
-    def __init__(
-        self,
-        draw: Callable[..., Any],
-        features: Collection[str],
-        nums_replicas: Sequence[int],
-    ) -> None:
+    def __init__(self, draw, features, nums_replicas):
         super().__init__(draw, features)
         self._nums_replicas = nums_replicas
 
-    def kinds(self, scope: Scope) -> list[Callable[[Scope], Any]]:
+    def kinds(self, scope):
         """The kinds of statement that can stand somewhere, those wanted more often."""
         kinds = [self.compute] * 7
         if scope.may_communicate:
@@ -76,10 +66,10 @@ class Drawer(Tapes, Flow):
             kinds += at_top if scope.may_communicate else []
         return kinds
 
-    def replica_id(self, scope: Scope) -> syntax.Statement:
+    def replica_id(self, scope):
         return syntax.ReplicaId(result=self.define(scope, Type(INT)))
 
-    def communicate(self, scope: Scope) -> syntax.Statement | None:
+    def communicate(self, scope):
         kind = self.choose(["all_reduce"] * len(COLLECTIVES) + list(COLLECTIVES)[1:])
         parameter = self.choose(COLLECTIVES[kind].parameters(self.num_replicas))
         picked = []
@@ -89,7 +79,7 @@ class Drawer(Tapes, Flow):
                 picked.append(value)
         return self.join(scope, kind, parameter, picked) if picked else None
 
-    def fail(self, scope: Scope) -> list[syntax.Statement]:
+    def fail(self, scope):
         """A value that comes only where the step does not fail, and its write mostly.
 
         What replicas have joined is what they would all write, but one of them fails.
@@ -99,7 +89,7 @@ class Drawer(Tapes, Flow):
         if value is None:
             return []
         self._fails = True
-        drawn: list[syntax.Statement] = []
+        drawn = []
         op = "min" if variable.type.dtype == BOOL else self.choose(["mean", "max"])
         if self.can_join("all_reduce", op)(value[1]) and self.number(0, 2):
             drawn.append(self.join(scope, "all_reduce", op, [value]))
@@ -118,7 +108,7 @@ class Drawer(Tapes, Flow):
             )
         return drawn
 
-    def keep(self, scope: Scope) -> list[syntax.Statement]:
+    def keep(self, scope):
         """Reads what a replica keeps for itself, and adds to it, as a metric does."""
         self._kept = syntax.Variable(
             name=f"w{len(self.variables)}",
@@ -137,7 +127,7 @@ class Drawer(Tapes, Flow):
             syntax.Write(variable=name, method="assign_add", argument=value[0]),
         ]
 
-    def uneven(self, scope: Scope) -> syntax.Statement:
+    def uneven(self, scope):
         """A number from values whose lengths may differ."""
         self._is_uneven = True
         return syntax.Uneven(
@@ -145,7 +135,7 @@ class Drawer(Tapes, Flow):
             form=self.choose(["own", "examples", "examples", *syntax.JOINS]),
         )
 
-    def read(self, scope: Scope) -> syntax.Statement:
+    def read(self, scope):
         variable = self.choose(self.variables)
         return syntax.Read(
             result=self.define(scope, variable.type),
@@ -153,7 +143,7 @@ class Drawer(Tapes, Flow):
             is_raw=self.choose([False, False, *self.also("handles", True)]),
         )
 
-    def write(self, scope: Scope) -> syntax.Statement | None:
+    def write(self, scope):
         variable = self.choose(self.variables)
         value = self.pick(scope, lambda t: t == variable.type)
         is_number = variable.type.dtype in (FLOAT, INT)
@@ -165,7 +155,7 @@ class Drawer(Tapes, Flow):
             form=self.choose(["method", *self.also("handles", "unread", "raw")]),
         )
 
-    def variable(self, index: int) -> syntax.Variable:
+    def variable(self, index):
         type_ = self.choose([*VARIABLE_TYPES, *self.also("halves", Type(HALF, (3,)))])
         synchronization = self.choose(["AUTO", "AUTO", "ON_READ"])
         # Where copies are not declared to differ, a prover decides how a sum begins.
@@ -181,7 +171,7 @@ class Drawer(Tapes, Flow):
             aggregation=self.choose(aggregations),
         )
 
-    def setting(self) -> syntax.Setting:
+    def setting(self):
         num_steps = self.number(2 if self._kept else 1, 3)
         feeds = ["iterator", "loop", *self.also("unknown", "unknown")]
         feed = self.choose(feeds if self._is_uneven else ["values", "values", *feeds])
@@ -208,7 +198,7 @@ class Drawer(Tapes, Flow):
             is_even=self.choose([True, False]) if self._is_uneven else True,
         )
 
-    def outside(self, num_steps: int, feed: str) -> syntax.Outside | None:
+    def outside(self, num_steps, feed):
         if not self.variables:
             return None
         variable = self.choose(self.variables)
@@ -220,10 +210,10 @@ class Drawer(Tapes, Flow):
             kind=self.choose(kinds),
         )
 
-    def program(self) -> syntax.Program:
+    def program(self):
         self.num_replicas = self.choose(self._nums_replicas)
         self._fails = self._is_uneven = False
-        self._kept: syntax.Variable | None = None
+        self._kept = None
         self.variables = [self.variable(i) for i in range(self.number(0, 3))]
         inputs = [*INPUTS, *self.also("halves", HALF_INPUT)]
         scope = Scope(values=list(inputs))
@@ -252,10 +242,6 @@ class Drawer(Tapes, Flow):
 
 
 @st.composite
-def programs(
-    draw: Callable[..., Any],
-    features: Collection[str] = FEATURES,
-    nums_replicas: Sequence[int] = (2, 3, 1),
-) -> syntax.Program:
+def programs(draw, features=FEATURES, nums_replicas=(2, 3, 1)):
     """Programs of any kind that the grammar knows, or of some features of it."""
     return Drawer(draw, features, nums_replicas).program()

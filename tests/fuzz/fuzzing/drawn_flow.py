@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 from fuzzing import syntax
-from fuzzing.choices import Choices, Scope
+from fuzzing.choices import Choices
 from fuzzing.operations import MAX_RANK, MAX_SIZE, size
 from fuzzing.syntax import BOOL, FLOAT, INT, Block, Type
 
 
 class Flow(Choices):
-    def branch(self, scope: Scope) -> syntax.Statement | None:
+    def branch(self, scope):
         """A ``tf.cond`` of two blocks that end in values of one type."""
         predicate = self.pick(scope, lambda t: t == Type(BOOL))
         wanted = self.pick(scope, lambda t: t.dtype == FLOAT)
@@ -28,7 +28,7 @@ class Flow(Choices):
             orelse=orelse,
         )
 
-    def loop(self, scope: Scope) -> syntax.Statement | None:
+    def loop(self, scope):
         """A ``tf.while_loop`` of a few rounds."""
         start = self.pick(scope, lambda t: t.dtype == FLOAT)
         times = self.pick(scope, lambda t: t == Type(INT))
@@ -46,7 +46,7 @@ class Flow(Choices):
             body=body,
         )
 
-    def call(self, scope: Scope) -> syntax.Statement | None:
+    def call(self, scope):
         argument = self.pick(scope, lambda t: t.dtype == FLOAT)
         if argument is None:
             return None
@@ -62,7 +62,7 @@ class Flow(Choices):
             body=body,
         )
 
-    def map(self, scope: Scope) -> syntax.Statement | None:
+    def map(self, scope):
         """Work items dealt over replicas."""
         first = self.pick(scope, lambda t: t.dtype == FLOAT)
         if first is None:
@@ -89,11 +89,11 @@ class Flow(Choices):
             op=op,
         )
 
-    def _closed(self, scope: Scope) -> Scope:
+    def _closed(self, scope):
         """The scope of a branch, loop or function: collectives cannot stand there."""
         return scope.inner(may_communicate=False)
 
-    def vectorize(self, scope: Scope) -> syntax.Statement | None:
+    def vectorize(self, scope):
         """A vectorized map over rows, with collectives in it perhaps."""
         argument = self.pick(scope, lambda t: t.dtype == FLOAT and bool(t.shape))
         if argument is None:
@@ -102,7 +102,7 @@ class Flow(Choices):
         inner = scope.inner(is_plain=True, may_write=False)
         parameter = self.define(inner, Type(FLOAT, tuple(shape)))
 
-        def fits(type_: Type) -> bool:
+        def fits(type_):
             is_small = size(type_.shape) * count <= MAX_SIZE
             return type_.dtype == FLOAT and len(type_.shape) < MAX_RANK and is_small
 
@@ -129,11 +129,9 @@ class Flow(Choices):
             num_unknown=self.choose([0, *self.also("unknown", least, 1 + len(shape))]),
         )
 
-    def _joined_once(
-        self, inner: Scope, row: str, operand: tuple[str, Type]
-    ) -> list[syntax.Statement]:
+    def _joined_once(self, inner, row, operand):
         """A join of what does not depend on the row, or at most on how large it is."""
-        drawn: list[syntax.Statement] = []
+        drawn = []
         if self.choose([False, *self.also("unknown", True)]):
             # Known in the step only where no length is: TensorFlow copies the join.
             template = "{0} * tf.cast(tf.size({1}), FLOAT)"

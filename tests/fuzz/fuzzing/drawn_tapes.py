@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 from fuzzing import syntax
-from fuzzing.choices import Choices, Scope
+from fuzzing.choices import Choices
 from fuzzing.collectives import COLLECTIVES
 from fuzzing.operations import size
 from fuzzing.syntax import FLOAT, Block, Type
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 MAX_TAPES = 3  # inside one another: derivatives of third order
 MAX_JACOBIAN = 36  # elements
 
 
 class Tapes(Choices):
-    def differentiate(self, scope: Scope) -> syntax.Statement | None:
+    def differentiate(self, scope):
         # Sources are watched by the tape: whether TensorFlow follows a value that no
         # tape watches (zeros, say) differs between graphs and eager execution.
         watched = self._watched(scope)
@@ -42,7 +38,7 @@ class Tapes(Choices):
             sources=tuple(name for name, _ in sources),
         )
 
-    def _recorded(self, scope: Scope, watched: Sequence[tuple[str, Type]]) -> Scope:
+    def _recorded(self, scope, watched):
         """The scope of what a tape records.
 
         Shares the list of values: what the tape's body defines is seen after it.
@@ -54,7 +50,7 @@ class Tapes(Choices):
             depth=scope.depth + 1,
         )
 
-    def nested_tapes(self, scope: Scope) -> syntax.Statement | None:
+    def nested_tapes(self, scope):
         """Tapes inside one another whose targets do depend on their sources.
 
         A gradient penalty is of this form. Tapes that are drawn freely seldom are: most
@@ -64,11 +60,9 @@ class Tapes(Choices):
         num_tapes = self.number(1, MAX_TAPES - scope.num_tapes)
         return source and self._nested_tapes(scope, source, num_tapes)
 
-    def _nested_tapes(
-        self, scope: Scope, source: tuple[str, Type], num_tapes: int
-    ) -> syntax.Statement:
+    def _nested_tapes(self, scope, source, num_tapes):
         inner = self._recorded(scope, [source])
-        statements: list[syntax.Statement] = []
+        statements = []
         value = source
         if num_tapes > 1:
             statements.append(self._nested_tapes(inner, source, num_tapes - 1))
@@ -87,18 +81,14 @@ class Tapes(Choices):
             sources=(source[0],),
         )
 
-    def _bent(
-        self, scope: Scope, value: tuple[str, Type]
-    ) -> tuple[tuple[str, Type], syntax.Statement]:
+    def _bent(self, scope, value):
         """A nonlinear operation of a value, with another one perhaps."""
         other = self.pick(scope, lambda t: t == value[1]) or value
         template = self.choose(["tf.square({0})", "{0} * {1}", "tf.sin({0})"])
         statement = self.operate(scope, template, [value[0], other[0]], value[1])
         return (statement.result, value[1]), statement
 
-    def _joined(
-        self, scope: Scope, value: tuple[str, Type]
-    ) -> tuple[tuple[str, Type], syntax.Statement]:
+    def _joined(self, scope, value):
         kind = self.choose(["all_reduce"] * 4 + list(COLLECTIVES)[1:])
         parameter = self.choose(COLLECTIVES[kind].parameters(self.num_replicas))
         if not self.can_join(kind, parameter)(value[1]):
@@ -106,7 +96,7 @@ class Tapes(Choices):
         statement = self.join(scope, kind, parameter, [value])
         return scope.values[-1], statement
 
-    def _watched(self, scope: Scope) -> list[tuple[str, Type]]:
+    def _watched(self, scope):
         """What a tape watches: often what the tapes around it watch, too."""
         found = [
             self.choose(scope.watched)
@@ -116,7 +106,7 @@ class Tapes(Choices):
         ]
         return list(dict.fromkeys(value for value in found if value is not None))
 
-    def push(self, scope: Scope) -> syntax.Statement | None:
+    def push(self, scope):
         """A forward accumulator over a few operations and collectives."""
         source = self.pick(scope, lambda t: t.dtype == FLOAT)
         tangent = source and self.pick(scope, lambda t: t == source[1])
@@ -132,7 +122,7 @@ class Tapes(Choices):
             body=body,
         )
 
-    def jacobian(self, scope: Scope) -> syntax.Statement | None:
+    def jacobian(self, scope):
         source = self.pick(scope, lambda t: t.dtype == FLOAT)
         if source is None:
             return None
@@ -150,6 +140,6 @@ class Tapes(Choices):
             body=body,
         )
 
-    def _plain(self, scope: Scope) -> Scope:
+    def _plain(self, scope):
         """The scope of what is transformed as a whole."""
         return scope.inner(is_plain=True, may_write=False)

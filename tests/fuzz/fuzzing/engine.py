@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 import replicator
-from fuzzing import source, syntax, values, variance
+from fuzzing import source, values, variance
 from fuzzing.comparing import DifferenceError, Seen
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
-
-def run(program: syntax.Program, repl: Any = None) -> Seen:
+def run(program, repl=None):
     setting = program.setting
     repl = repl or make_replicator(setting)
     with repl.context():
@@ -52,7 +48,7 @@ def run(program: syntax.Program, repl: Any = None) -> Seen:
     return seen
 
 
-def _fail(done: Iterator[Any]) -> None:
+def _fail(done):
     call = next(done)
     try:
         call()
@@ -63,7 +59,7 @@ def _fail(done: Iterator[Any]) -> None:
     raise DifferenceError("a step in which a replica fails raised nothing")
 
 
-def _write(program: syntax.Program, variable: tf.Variable, write: Any) -> None:
+def _write(program, variable, write):
     value = values.outside_value(program, write, variable.numpy())
     if write.kind == "add":
         variable.assign_add(value)
@@ -71,7 +67,7 @@ def _write(program: syntax.Program, variable: tf.Variable, write: Any) -> None:
         variable.assign(value)
 
 
-def make_replicator(setting: syntax.Setting) -> Any:
+def make_replicator(setting):
     count = setting.num_replicas
     if setting.placement == "shared":
         return replicator.create("in_graph", num_replicas=count)
@@ -87,12 +83,12 @@ def make_replicator(setting: syntax.Setting) -> Any:
     return repl
 
 
-def local_replicas(repl: Any) -> range:
+def local_replicas(repl):
     first = repl.first_replica_id
     return range(first, first + repl.num_local_replicas)
 
 
-def make_variable(variable: syntax.Variable) -> tf.Variable:
+def make_variable(variable):
     return tf.Variable(
         values.initial_value(variable),
         trainable=variable.trainable,
@@ -102,9 +98,7 @@ def make_variable(variable: syntax.Variable) -> tf.Variable:
     )
 
 
-def _feed(
-    repl: Any, step: Any, program: syntax.Program, calls: list[values.Call]
-) -> Iterator[Any]:
+def _feed(repl, step, program, calls):
     names = [name for name, _ in program.inputs]
     feeds = [values.batches_of(program, call) for call in calls]
     if not names:
@@ -124,18 +118,18 @@ def _feed(
             yield lambda c=call: repl.run(step, inputs, num_steps=len(c.steps))
 
 
-def _iterator(repl: Any, program: syntax.Program, steps: list[Any]) -> Any:
+def _iterator(repl, program, steps):
     """A pipeline per replica that gives its batches of these steps."""
     names = [name for name, _ in program.inputs]
 
-    def input_fn(ctx: Any) -> tf.data.Dataset:
+    def input_fn(ctx):
         own = [batches[ctx.input_pipeline_id] for batches in steps]
         counts = np.array([len(batch.get(source.UNEVEN, ())) for batch in own])
         columns = [np.stack([_padded(batch, name) for batch in own]) for name in names]
         data = tf.data.Dataset.from_tensor_slices((counts, *columns))
         return data.map(given)
 
-    def given(count: tf.Tensor, *batch: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def given(count, *batch):
         found = []
         for name, value in zip(names, batch, strict=True):
             if name == source.UNEVEN:
@@ -152,7 +146,7 @@ def _iterator(repl: Any, program: syntax.Program, steps: list[Any]) -> Any:
     )
 
 
-def _padded(batch: dict[str, Any], name: str) -> Any:
+def _padded(batch, name):
     """A value, with rows to cut off again where replicas have different numbers."""
     value = batch[name]
     if name != source.UNEVEN:

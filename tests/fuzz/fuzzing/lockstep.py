@@ -31,7 +31,7 @@ Control flow is one operation of a graph: a tape follows whatever any part of it
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -41,8 +41,6 @@ from fuzzing.collectives import COLLECTIVES, reduce_all
 from fuzzing.transformations import Transformations
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     Values = list[tf.Tensor]  # one per replica
     Environment = dict[str, Values]
 
@@ -52,14 +50,12 @@ _NUMPY_TYPES = {syntax.INT: tf.int32, syntax.BOOL: tf.bool, syntax.HALF: tf.floa
 class Lockstep(Transformations):
     """R replicas of a program, in lock step."""
 
-    def __init__(
-        self, program: syntax.Program, initial: Mapping[str, Any], dtype: tf.DType
-    ) -> None:
+    def __init__(self, program, initial, dtype):
         self._program = program
         self._dtype = dtype
         self._num_replicas = program.setting.num_replicas
         # What replica 0 has held of each variable since it was last emptied.
-        self.history: dict[str, list[Any]] = {v.name: [] for v in program.variables}
+        self.history = {v.name: [] for v in program.variables}
         self._declared = {v.name: v for v in program.variables}
         self.variables = {
             name: [
@@ -69,8 +65,8 @@ class Lockstep(Transformations):
             for name in self._declared
         }
 
-    def step(self, batches: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
-        environment: Environment = {
+    def step(self, batches):
+        environment = {
             name: [self._tensor(type_, batch[name]) for batch in batches]
             for name, type_ in self._program.inputs
         }
@@ -78,22 +74,22 @@ class Lockstep(Transformations):
         outputs = [environment[name] for name in self._program.outputs]
         return [[o[r].numpy() for o in outputs] for r in range(self._num_replicas)]
 
-    def assign(self, name: str, value: Any) -> None:
+    def assign(self, name, value):
         """Assigns a variable from outside: every copy starts from the value."""
         values = self._initial(name, value)
         for copy, fresh in zip(self.variables[name], values, strict=True):
             copy.assign(fresh)
 
-    def copies(self, name: str) -> list[Any]:
+    def copies(self, name):
         return [copy.numpy() for copy in self.variables[name]]
 
-    def note(self, name: str) -> None:
+    def note(self, name):
         """Adds what a variable reads as on replica 0 to its history."""
         # By the handle: no tape is to hear of it.
         value = _read_by_handle(self.variables[name][0])
         self.history[name].append(value.numpy())
 
-    def outside(self, name: str) -> Any:
+    def outside(self, name):
         """What the user's variable reads as between steps."""
         variable, copies = self._declared[name], self.copies(name)
         if variable.aggregation == "SUM" and variable.type.dtype != syntax.BOOL:
@@ -104,7 +100,7 @@ class Lockstep(Transformations):
         wide = sum(np.asarray(copy, np.float64) for copy in copies) / len(copies)
         return wide.astype(copies[0].dtype)
 
-    def _initial(self, name: str, value: Any) -> Values:
+    def _initial(self, name, value):
         """Copies of a value; of a variable that reads as a sum, shares of it."""
         variable = self._declared[name]
         tensor = self._tensor(variable.type, value)
@@ -115,25 +111,15 @@ class Lockstep(Transformations):
             copies = [rest] + [share] * (self._num_replicas - 1)
         return copies
 
-    def _tensor(self, type_: syntax.Type, value: Any) -> tf.Tensor:
+    def _tensor(self, type_, value):
         return tf.constant(value, _NUMPY_TYPES.get(type_.dtype, self._dtype))
 
-    def run(
-        self,
-        statements: Sequence[syntax.Statement],
-        environment: Environment,
-        replicas: Sequence[int],
-    ) -> None:
+    def run(self, statements, environment, replicas):
         """Runs statements on some replicas; on all of them outside of branches."""
         for statement in statements:
             self._run_one(statement, environment, replicas)
 
-    def _run_one(
-        self,
-        statement: syntax.Statement,
-        environment: Environment,
-        replicas: Sequence[int],
-    ) -> None:
+    def _run_one(self, statement, environment, replicas):
         handlers = {
             syntax.Compute: self._compute,
             syntax.ReplicaId: self._replica_id,
@@ -148,29 +134,17 @@ class Lockstep(Transformations):
         handler = handlers.get(type(statement), self._control_flow)
         handler(statement, environment, replicas)
 
-    def _compute(
-        self,
-        statement: syntax.Compute,
-        environment: Environment,
-        replicas: Sequence[int],
-    ) -> None:
+    def _compute(self, statement, environment, replicas):
         function = _compiled(statement.template, len(statement.arguments))
         arguments = [environment[name] for name in statement.arguments]
         environment[statement.result] = self.on(
             replicas, lambda r: function(self._dtype, *(a[r] for a in arguments))
         )
 
-    def _replica_id(
-        self,
-        statement: syntax.ReplicaId,
-        environment: Environment,
-        replicas: Sequence[int],
-    ) -> None:
+    def _replica_id(self, statement, environment, replicas):
         environment[statement.result] = self.on(replicas, tf.constant)
 
-    def _read(
-        self, statement: syntax.Read, environment: Environment, replicas: Sequence[int]
-    ) -> None:
+    def _read(self, statement, environment, replicas):
         variables = self.variables[statement.variable]
         environment[statement.result] = self.on(
             replicas,
@@ -181,9 +155,7 @@ class Lockstep(Transformations):
             ),
         )
 
-    def _write(
-        self, statement: syntax.Write, environment: Environment, replicas: Sequence[int]
-    ) -> None:
+    def _write(self, statement, environment, replicas):
         for r in replicas:
             variable = self.variables[statement.variable][r]
             write = getattr(variable, statement.method)
@@ -194,21 +166,14 @@ class Lockstep(Transformations):
             if r == 0:
                 self.note(statement.variable)
 
-    def _fail(
-        self, statement: syntax.Fail, environment: Environment, replicas: Sequence[int]
-    ) -> None:
+    def _fail(self, statement, environment, replicas):
         """Goes on: what a step does before it fails is a part of what it does."""
         argument = environment[statement.argument]
         environment[statement.result] = self.on(
             replicas, lambda r: tf.identity(argument[r])
         )
 
-    def _uneven(
-        self,
-        statement: syntax.Uneven,
-        environment: Environment,
-        replicas: Sequence[int],
-    ) -> None:
+    def _uneven(self, statement, environment, replicas):
         """Joins of different lengths are refused, so what they give is not asked."""
         rows = environment["u"]
         count, form = self._num_replicas, statement.form
@@ -227,25 +192,18 @@ class Lockstep(Transformations):
             replicas, lambda r: tf.identity(totals[r])
         )
 
-    def _control_flow(
-        self,
-        statement: syntax.Statement,
-        environment: Environment,
-        replicas: Sequence[int],
-    ) -> None:
+    def _control_flow(self, statement, environment, replicas):
         environment[statement.result] = self.on(
             replicas, lambda r: self._alone(statement, environment, r)
         )
 
-    def on(self, replicas: Sequence[int], function: Any) -> Values:
+    def on(self, replicas, function):
         """One value per replica; those that do not take part have none."""
         return [
             function(r) if r in replicas else None for r in range(self._num_replicas)
         ]
 
-    def _alone(
-        self, statement: syntax.Statement, environment: Environment, replica: int
-    ) -> tf.Tensor:
+    def _alone(self, statement, environment, replica):
         """The result of control flow, which each replica goes through by itself."""
         for name in structure.followed(statement):
             self.variables[name][replica].read_value()
@@ -268,32 +226,19 @@ class Lockstep(Transformations):
                 return values[replica]
         raise TypeError(f"no meaning of {type(statement).__name__}")
 
-    def _block(
-        self,
-        block: syntax.Block,
-        environment: Environment,
-        replica: int,
-        bound: Environment | None = None,
-    ) -> tf.Tensor:
+    def _block(self, block, environment, replica, bound=None):
         inner = {**environment, **(bound or {})}
         self.run(block.statements, inner, [replica])
         # A value of its own, as the result of a graph's branch or loop is one: a tape
         # tells it from the value that the block ended in.
         return tf.identity(inner[block.result][replica])
 
-    def _communicate(
-        self,
-        statement: syntax.Communicate,
-        environment: Environment,
-        _: Sequence[int],
-    ) -> None:
+    def _communicate(self, statement, environment, _):
         meaning = COLLECTIVES[statement.kind].meaning
         for name, argument in zip(statement.results, statement.arguments, strict=True):
             environment[name] = meaning(environment[argument], statement.parameter)
 
-    def _map(
-        self, statement: syntax.Map, environment: Environment, _: Sequence[int]
-    ) -> None:
+    def _map(self, statement, environment, _):
         """Item i belongs to replica i % R, with all that the work reads there."""
         count = self._num_replicas
         done = [
@@ -323,14 +268,14 @@ class Lockstep(Transformations):
         environment[statement.results[0]] = [tf.identity(reduced) for _ in range(count)]
 
 
-def _read_by_handle(variable: tf.Variable) -> tf.Tensor:
+def _read_by_handle(variable):
     """Has a gradient only where a tape follows the variable for another reason."""
     handle, dtype = variable.handle, variable.dtype
     return tf.identity(tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype))
 
 
 @functools.cache
-def _compiled(template: str, count: int) -> Any:
+def _compiled(template, count):
     names = [f"x{index}" for index in range(count)]
     return eval(
         f"lambda {', '.join(['FLOAT', *names])}: {template.format(*names)}", {"tf": tf}

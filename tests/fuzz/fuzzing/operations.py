@@ -34,31 +34,31 @@ class Operation:
     others: Callable[[Shape], tuple[tuple[Type, ...], ...]] = lambda _: ()
 
 
-def _same(dtype: str) -> Callable[[Shape], Type]:
+def _same(dtype):
     return lambda shape: Type(dtype, shape)
 
 
-def _scalar(dtype: str) -> Callable[[Shape], Type]:
+def _scalar(dtype):
     return lambda _: Type(dtype)
 
 
-def _like(dtype: str) -> Callable[[Shape], tuple[tuple[Type, ...], ...]]:
+def _like(dtype):
     """One more argument: of the same shape, or a scalar."""
     return lambda shape: ((Type(dtype, shape), Type(dtype)),)
 
 
-def _has_rank(*ranks: int) -> Callable[[Shape], bool]:
+def _has_rank(*ranks):
     return lambda shape: len(shape) in ranks and all(shape)
 
 
-def size(shape: Shape) -> int:
+def size(shape):
     count = 1
     for length in shape:
         count *= length
     return count
 
 
-def _ids(_: Shape) -> tuple[tuple[Type, ...], ...]:
+def _ids(_):
     return ((Type(INT, (3,)), Type(INT)),)
 
 
@@ -97,7 +97,7 @@ _BINARY = (
 _REDUCE = ("tf.reduce_sum", "tf.reduce_mean", "tf.reduce_logsumexp", "tf.reduce_prod")
 
 
-def _elementwise() -> list[Operation]:
+def _elementwise():
     found = [Operation(template=t, takes=FLOAT, gives=_same(FLOAT)) for t in _UNARY]
     found += [
         Operation(template=t, takes=FLOAT, gives=_same(FLOAT), fits=_has_rank(1, 2, 3))
@@ -109,7 +109,7 @@ def _elementwise() -> list[Operation]:
     ]
 
 
-def _reductions() -> list[Operation]:
+def _reductions():
     found = []
     for name in (*_REDUCE, "tf.reduce_max"):
         found += [

@@ -58,12 +58,12 @@ class Series:
     # what they disagree about.
     differences: list[str] = dataclasses.field(default_factory=list)
 
-    def add(self, other: Series) -> None:
+    def add(self, other):
         self.verdicts.update(other.verdicts)
         self.placements.update(other.placements)
         self.differences += other.differences
 
-    def __str__(self) -> str:
+    def __str__(self):
         counts = [f"{self.verdicts[v]} {v.value}" for v in checking.Verdict]
         num_drawn = self.verdicts.total() + len(self.differences)
         return (
@@ -73,16 +73,11 @@ class Series:
 
 
 def run_series(
-    first_seed: int,
-    num_programs: int,
-    *,
-    grammar: Grammar = STEPS,
-    is_shrunk: bool = True,
-    features: Collection[str] | None = None,
-) -> Series:
+    first_seed, num_programs, *, grammar=STEPS, is_shrunk=True, features=None
+):
     """Draws programs and compares the library with the interpreter on each."""
     found = Series()
-    last: list[tuple[Any, comparing.DifferenceError]] = []
+    last = []
 
     @seed(first_seed)
     @settings(
@@ -96,7 +91,7 @@ def run_series(
         suppress_health_check=list(HealthCheck),
     )
     @given(grammar.programs(grammar.features if features is None else features))
-    def check(program: Any) -> None:
+    def check(program):
         try:
             verdict = grammar.check(program)
         except comparing.DifferenceError as error:

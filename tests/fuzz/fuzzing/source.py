@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import functools
 import textwrap
-from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 import replicator
 from fuzzing import syntax
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 UNEVEN = "u"  # the input that is of different length on each replica
 FAILS = "f"  # the input that says whether the step fails
 FAILURE = "the drawn failure"
 
 
-def render(program: syntax.Program) -> str:
+def render(program):
     """The step function as Python; variables and the run as comments."""
     setting = program.setting
     head = [f"# {setting}", *(f"# {variable}" for variable in program.variables)]
     return "\n".join([*head, _function(program, "step")])
 
 
-def make_step(program: syntax.Program, variables: dict[str, Any]) -> Any:
+def make_step(program, variables):
     """Compiles the step function, over variables that it closes over.
 
     As a partial: a replicator counts functions whose code is equal, which is that of
     what stands around all of them.
     """
     name = "step"
-    namespace: dict[str, Any] = {
+    namespace = {
         "tf": tf,
         "replicator": replicator,
         "FLOAT": tf.float32,
@@ -43,7 +39,7 @@ def make_step(program: syntax.Program, variables: dict[str, Any]) -> Any:
     return functools.partial(tf.autograph.experimental.do_not_convert(namespace[name]))
 
 
-def _function(program: syntax.Program, name: str) -> str:
+def _function(program, name):
     names = "".join(f"{name}, " for name, _ in program.inputs)
     unpack = [f"{names}= batch"] if names else []
     body = [
@@ -54,22 +50,20 @@ def _function(program: syntax.Program, name: str) -> str:
     return "\n".join([f"def {name}({'batch' if names else ''}):", *_indent(body)])
 
 
-def _indent(lines: Sequence[str]) -> list[str]:
+def _indent(lines):
     return [textwrap.indent(line, "    ") for line in lines]
 
 
-def _define(name: str, parameters: str, block: syntax.Block, result: str) -> list[str]:
+def _define(name, parameters, block, result):
     body = [line for s in block.statements for line in _lines(s)]
     return [f"def {name}({parameters}):", *_indent([*body, f"return {result}"])]
 
 
-def _listed(names: Sequence[str]) -> str:
+def _listed(names):
     return f"[{', '.join(names)}]"
 
 
-def _lines(  # noqa: PLR0911 - a line for each kind of statement
-    statement: syntax.Statement,
-) -> list[str]:
+def _lines(statement):  # noqa: PLR0911 - a line for each kind of statement
     match statement:
         case syntax.Compute(result=result, template=template, arguments=arguments):
             return [f"{result} = {template.format(*arguments)}"]
@@ -105,7 +99,7 @@ _UNEVEN = {
 _JOIN = "tf.reduce_sum(replicator.all_reduce(u, {op!r}))"
 
 
-def _write(statement: syntax.Write) -> str:
+def _write(statement):
     variable, argument = statement.variable, statement.argument
     if statement.form == "raw":
         call = f"resource={variable}.handle, value={argument}"
@@ -114,7 +108,7 @@ def _write(statement: syntax.Write) -> str:
     return f"{variable}.{statement.method}({argument}{more})"
 
 
-def _fail(statement: syntax.Fail) -> list[str]:
+def _fail(statement):
     result, fails = statement.result, FAILS
     lines = []
     if statement.is_late:
@@ -134,14 +128,14 @@ def _fail(statement: syntax.Fail) -> list[str]:
     ]
 
 
-def _collective(statement: syntax.Communicate) -> str:
+def _collective(statement):
     operands = _listed(statement.arguments)
     more = "" if statement.parameter is None else f", {statement.parameter!r}"
     call = f"{statement.kind}({operands}{more})"
     return f"{_listed(statement.results)} = replicator.{call}"
 
 
-def _tape(statement: syntax.Differentiate) -> list[str]:
+def _tape(statement):
     tape = f"tape_{statement.results[0]}"
     watch = [f"{tape}.watch({_listed(statement.watched)})"] if statement.watched else []
     body = [line for s in statement.body.statements for line in _lines(s)]
@@ -156,7 +150,7 @@ def _tape(statement: syntax.Differentiate) -> list[str]:
     ]
 
 
-def _followed(statement: syntax.Push | syntax.Jacobian) -> list[str]:
+def _followed(statement):
     result, source = statement.result, statement.source
     body = [line for s in statement.body.statements for line in _lines(s)]
     target = statement.body.result
@@ -180,7 +174,7 @@ def _followed(statement: syntax.Push | syntax.Jacobian) -> list[str]:
     ]
 
 
-def _vectorized(statement: syntax.Vectorize) -> list[str]:
+def _vectorized(statement):
     result, argument, body = statement.result, statement.argument, statement.body
     lines = []
     if statement.num_unknown:
@@ -201,9 +195,7 @@ def _vectorized(statement: syntax.Vectorize) -> list[str]:
     ]
 
 
-def _with_functions(  # noqa: PLR0911 - a line for each kind of statement
-    statement: syntax.Statement,
-) -> list[str]:
+def _with_functions(statement):  # noqa: PLR0911 - a line for each kind of statement
     match statement:
         case syntax.Branch(result=result, predicate=predicate):
             then, orelse = statement.then, statement.orelse

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 from fuzzing.syntax import (
     Block,
@@ -18,19 +17,15 @@ from fuzzing.syntax import (
     Map,
     Push,
     Read,
-    Statement,
     Uneven,
     Vectorize,
     Write,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
 _WITH_BODY = (Differentiate, Loop, Call, Map, Push, Jacobian, Vectorize)
 
 
-def blocks(statement: Statement) -> list[Block]:
+def blocks(statement):
     if isinstance(statement, Branch):
         return [statement.then, statement.orelse]
     if isinstance(statement, _WITH_BODY):
@@ -38,31 +33,31 @@ def blocks(statement: Statement) -> list[Block]:
     return []
 
 
-def inside(statement: Statement) -> Iterator[Statement]:
+def inside(statement):
     yield statement
     for block in blocks(statement):
         for inner in block.statements:
             yield from inside(inner)
 
 
-def used(statement: Statement) -> set[str]:
+def used(statement):
     """Names of values that a statement reads, those of its blocks included."""
-    names: set[str] = set()
+    names = set()
     for part in inside(statement):
         names |= {block.result for block in blocks(part)}
         names |= _arguments(part)
     return names
 
 
-def written(statement: Statement) -> set[str]:
+def written(statement):
     return {part.variable for part in inside(statement) if isinstance(part, Write)}
 
 
-def read(statement: Statement) -> set[str]:
+def read(statement):
     return {part.variable for part in inside(statement) if isinstance(part, Read)}
 
 
-def followed(statement: Statement) -> set[str]:
+def followed(statement):
     """Names of variables that a tape around a statement hears of.
 
     It does so where TensorFlow reads them by their names: ``assign`` returns a value.
@@ -75,13 +70,11 @@ def followed(statement: Statement) -> set[str]:
     }
 
 
-def has_effect(statement: Statement) -> bool:
+def has_effect(statement):
     return any(isinstance(part, (Write, Fail)) for part in inside(statement))
 
 
-def has_loops_in_tapes(
-    statements: Sequence[Statement], num_loops: int = 0, num_tapes: int = 0
-) -> bool:
+def has_loops_in_tapes(statements, num_loops=0, num_tapes=0):
     """Whether a loop in a loop stands in a tape in a tape."""
     for statement in statements:
         loops = num_loops + isinstance(statement, Loop)
@@ -94,9 +87,7 @@ def has_loops_in_tapes(
     return False
 
 
-def _arguments(  # noqa: PLR0911 - a line for each kind of statement
-    statement: Statement,
-) -> set[str]:
+def _arguments(statement):  # noqa: PLR0911 - a line for each kind of statement
     match statement:
         case Compute(arguments=arguments) | Communicate(arguments=arguments):
             return set(arguments)
@@ -124,17 +115,15 @@ def _arguments(  # noqa: PLR0911 - a line for each kind of statement
     return set()
 
 
-def results(statement: Statement) -> tuple[str, ...]:
+def results(statement):
     if isinstance(statement, (Communicate, Differentiate, Map)):
         return statement.results
     return () if isinstance(statement, Write) else (statement.result,)
 
 
-def without_dead(
-    statements: Sequence[Statement], wanted: set[str]
-) -> tuple[Statement, ...]:
+def without_dead(statements, wanted):
     """Leaves out what has no effect and nobody uses, inside blocks too."""
-    kept: list[Statement] = []
+    kept = []
     wanted = set(wanted)
     for statement in reversed(statements):
         lean = _with_lean_blocks(statement, wanted)
@@ -146,7 +135,7 @@ def without_dead(
     return tuple(reversed(kept))
 
 
-def _visible(statement: Statement) -> Iterator[Statement]:
+def _visible(statement):
     """A statement, and those in tapes, whose values are seen afterwards."""
     yield statement
     if isinstance(statement, Differentiate):
@@ -154,8 +143,8 @@ def _visible(statement: Statement) -> Iterator[Statement]:
             yield from _visible(inner)
 
 
-def _with_lean_blocks(statement: Statement, wanted: set[str]) -> Statement:
-    def lean(block: Block, *more: str) -> Block:
+def _with_lean_blocks(statement, wanted):
+    def lean(block, *more):
         needed = {block.result, *more}
         return Block(
             statements=without_dead(block.statements, needed), result=block.result

@@ -7,7 +7,7 @@ see the values of the blocks around them.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeAlias
+from typing import Any
 
 FLOAT, INT, BOOL, HALF = "float", "int", "bool", "half"
 
@@ -200,7 +200,7 @@ class Uneven:
     form: str
 
 
-Statement: TypeAlias = (
+Statement = (
     Compute
     | ReplicaId
     | Communicate

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from fuzzing import syntax
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     Values = list[tf.Tensor]  # one per replica
     Environment = dict[str, Values]
 
@@ -22,19 +20,14 @@ class Transformations(abc.ABC):
     variables: dict[str, list[tf.Variable]]  # The copies of each variable, by name.
 
     @abc.abstractmethod
-    def run(
-        self,
-        statements: Sequence[syntax.Statement],
-        environment: Environment,
-        replicas: Sequence[int],
-    ) -> None:
+    def run(self, statements, environment, replicas):
         """Runs statements on some replicas; on all of them outside of branches."""
 
     @abc.abstractmethod
-    def on(self, replicas: Sequence[int], function: Callable[[int], Any]) -> Values:
+    def on(self, replicas, function):
         """One value per replica; those that do not take part have none."""
 
-    def transformations(self) -> dict[type, Callable[..., None]]:
+    def transformations(self):
         return {
             syntax.Differentiate: self._differentiate,
             syntax.Push: self._push,
@@ -42,12 +35,7 @@ class Transformations(abc.ABC):
             syntax.Vectorize: self._vectorize,
         }
 
-    def _differentiate(
-        self,
-        statement: syntax.Differentiate,
-        environment: Environment,
-        replicas: Sequence[int],
-    ) -> None:
+    def _differentiate(self, statement, environment, replicas):
         with tf.GradientTape() as tape:
             for name in statement.watched:
                 tape.watch([environment[name][r] for r in replicas])
@@ -64,12 +52,7 @@ class Transformations(abc.ABC):
                 replicas, lambda _: tf.convert_to_tensor(next(found))
             )
 
-    def _push(
-        self,
-        statement: syntax.Push,
-        environment: Environment,
-        replicas: Sequence[int],
-    ) -> None:
+    def _push(self, statement, environment, replicas):
         """The change of every target when all replicas' sources change at once."""
         primals = [environment[statement.source][r] for r in replicas]
         tangents = [environment[statement.tangent][r] for r in replicas]
@@ -84,12 +67,7 @@ class Transformations(abc.ABC):
             ),
         )
 
-    def _jacobian(
-        self,
-        statement: syntax.Jacobian,
-        environment: Environment,
-        replicas: Sequence[int],
-    ) -> None:
+    def _jacobian(self, statement, environment, replicas):
         """Element by element, the gradient of its sum over replicas."""
         sources = [environment[statement.source][r] for r in replicas]
         inner = dict(environment)
@@ -110,12 +88,7 @@ class Transformations(abc.ABC):
             replicas, lambda r: found[list(replicas).index(r)]
         )
 
-    def _vectorize(
-        self,
-        statement: syntax.Vectorize,
-        environment: Environment,
-        replicas: Sequence[int],
-    ) -> None:
+    def _vectorize(self, statement, environment, replicas):
         """Row by row; collectives join the rows of one place."""
         values = environment[statement.argument]
         rows = []

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fuzzing import structure, syntax
 from fuzzing.source import FAILS, UNEVEN
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 NEW_OFFSET = 100
 LARGEST_HALF = 65504.0
@@ -24,7 +20,7 @@ class Call:
     fails: int | None = None  # The replica that fails the last of them, or None.
 
 
-def schedule(program: syntax.Program) -> list[Call]:
+def schedule(program):
     """The calls of a program; with a failure in a loop, that call is the only one."""
     setting = program.setting
     steps = tuple(range(setting.num_steps))
@@ -40,7 +36,7 @@ def schedule(program: syntax.Program) -> list[Call]:
     return calls
 
 
-def value_of(type_: syntax.Type, rng: np.random.Generator) -> Any:
+def value_of(type_, rng):
     """A value of a type: floats of both signs around 1, small integers, huge halves."""
     if type_.dtype == syntax.FLOAT:
         return rng.uniform(-1.5, 1.5, type_.shape).astype(np.float32)
@@ -51,7 +47,7 @@ def value_of(type_: syntax.Type, rng: np.random.Generator) -> Any:
     return rng.integers(0, 2, type_.shape).astype(np.bool_)
 
 
-def make_batches(program: syntax.Program) -> list[list[dict[str, Any]]]:
+def make_batches(program):
     """Inputs by step and replica; none of them makes a step fail."""
     setting = program.setting
     rng = np.random.default_rng(setting.seed)
@@ -71,7 +67,7 @@ def make_batches(program: syntax.Program) -> list[list[dict[str, Any]]]:
     return batches
 
 
-def batches_of(program: syntax.Program, call: Call) -> list[list[dict[str, Any]]]:
+def batches_of(program, call):
     """Inputs of a call, by step and replica, with the one that fails it."""
     batches = make_batches(program)
     found = [[dict(batch) for batch in batches[step]] for step in call.steps]
@@ -80,20 +76,18 @@ def batches_of(program: syntax.Program, call: Call) -> list[list[dict[str, Any]]
     return found
 
 
-def initial_value(variable: syntax.Variable) -> Any:
+def initial_value(variable):
     return value_of(variable.type, np.random.default_rng([1, variable.seed]))
 
 
-def recovered_value(
-    program: syntax.Program, variable: syntax.Variable, failed: Mapping[str, Any]
-) -> Any:
+def recovered_value(program, variable, failed):
     """What a variable of each replica is assigned after a call that failed."""
     if program.setting.recovers == "same" and variable.name in failed:
         return failed[variable.name]
     return initial_value(variable)
 
 
-def outside_value(program: syntax.Program, write: syntax.Outside, now: Any) -> Any:
+def outside_value(program, write, now):
     """What a write from outside assigns, or adds; the variable reads as ``now``."""
     variable = {v.name: v for v in program.variables}[write.variable]
     if write.kind == "reset":
@@ -108,7 +102,7 @@ def outside_value(program: syntax.Program, write: syntax.Outside, now: Any) -> A
     return value + value.dtype.type(offset) if offset else value
 
 
-def has_uneven_join(program: syntax.Program) -> bool:
+def has_uneven_join(program):
     """Whether a step joins values whose shapes differ between replicas."""
     joins = any(
         isinstance(part, syntax.Uneven) and part.form in syntax.JOINS

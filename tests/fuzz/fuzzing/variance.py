@@ -9,16 +9,11 @@ show to differ must not be. Between the two a prover may do better or worse.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fuzzing import structure, syntax
 from fuzzing.collectives import COLLECTIVES
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
-
-def may_differ(program: syntax.Program) -> set[str]:
+def may_differ(program):
     """Names of variables whose copies may come to differ, or are declared to."""
     local = {v.name for v in program.variables if v.synchronization == "ON_READ"}
     while True:
@@ -33,11 +28,11 @@ def may_differ(program: syntax.Program) -> set[str]:
 class _Pass:
     """One walk: finds values that vary, and variables that they reach."""
 
-    def __init__(self, local: set[str]) -> None:
+    def __init__(self, local):
         self.local = set(local)
-        self.varying: set[str] = set()
+        self.varying = set()
 
-    def run(self, statements: Sequence[syntax.Statement], *, outer: bool) -> None:
+    def run(self, statements, *, outer):
         """Walks statements; ``outer``: whether the control flow around them varies."""
         for statement in statements:
             if isinstance(statement, syntax.Differentiate):
@@ -57,20 +52,20 @@ class _Pass:
             if varies and not isinstance(statement, syntax.Map):
                 self.varying |= set(structure.results(statement))
 
-    def _varies(self, statement: syntax.Statement) -> bool:
+    def _varies(self, statement):
         asks_who = any(
             isinstance(part, syntax.ReplicaId) for part in structure.inside(statement)
         )
         reads = structure.read(statement) & self.local
         return bool(asks_who or reads or structure.used(statement) & self.varying)
 
-    def _bind(self, statement: syntax.Statement) -> None:
+    def _bind(self, statement):
         if isinstance(statement, syntax.Loop):
             self.varying.add(statement.carried)
         elif isinstance(statement, (syntax.Call, syntax.Map, syntax.Vectorize)):
             self.varying.add(statement.parameter)
 
-    def _differentiate(self, statement: syntax.Differentiate, *, outer: bool) -> None:
+    def _differentiate(self, statement, *, outer):
         varies = outer or self._varies(statement)
         self.run(statement.body.statements, outer=outer)
         # Its body may define more that varies, even from a replica id.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ TOLERANCE_OF_RATES = 1e-4
 ILL_CONDITIONED = 0.1
 
 
-def check(training: syntax.Training) -> Verdict:
+def check(training):
     if _must_refuse(training, math.inf):
         return _check_refused(training)
     judge = _Judge(training)
@@ -32,10 +31,10 @@ def check(training: syntax.Training) -> Verdict:
     return Verdict.SAME
 
 
-def _must_refuse(training: syntax.Training, num_replicas: float) -> set[type]:
+def _must_refuse(training, num_replicas):
     """Errors of which one must refuse the first step on so many replicas."""
     kinds = {type(layer) for layer in training.layers}
-    found: set[type] = set()
+    found = set()
     if num_replicas > 1 and (syntax.Queue in kinds or training.optimizer.clips_before):
         # State of each replica in a gradient; gradients clipped by each on its own.
         found.add(errors.UnsynchronisedUpdateError)
@@ -44,7 +43,7 @@ def _must_refuse(training: syntax.Training, num_replicas: float) -> set[type]:
     return found
 
 
-def _check_refused(training: syntax.Training) -> Verdict:
+def _check_refused(training):
     num_replicas = training.target.num_replicas
     for event in engine.events(training):
         if isinstance(event.action, syntax.Restore) and event.error is None:
@@ -65,7 +64,7 @@ def _check_refused(training: syntax.Training) -> Verdict:
 class _Judge:
     """Does in NumPy what the library has done."""
 
-    def __init__(self, training: syntax.Training) -> None:
+    def __init__(self, training):
         self._training = training
         # The second one says how much rounding matters.
         self._models = [
@@ -81,7 +80,7 @@ class _Judge:
         if training.optimizer.name != "sgd" or has_norm:
             self._tolerance = max(self._tolerance, TOLERANCE_OF_RATES)
 
-    def follow(self, place: str, event: engine.Event) -> Verdict | None:
+    def follow(self, place, event):
         """Compares one action; a verdict if the training ends with it."""
         action = event.action
         if isinstance(action, syntax.Foreign):
@@ -99,7 +98,7 @@ class _Judge:
             self._single(place, event)
         return self._compare(place, event)
 
-    def _run(self, place: str, action: syntax.Run, event: engine.Event) -> None:
+    def _run(self, place, action, event):
         losses, ended, fails = None, False, False
         for _ in range(action.num_steps):
             parts = parts_of(
@@ -126,11 +125,11 @@ class _Judge:
         if losses is not None and event.loss is not None:
             self._compare_losses(place, event, losses)
 
-    def _step(self, parts: list[Any]) -> list[float]:
+    def _step(self, parts):
         x, t = self._data
         return [m.step([(x[own], t[own]) for own in parts]) for m in self._models]
 
-    def _go_on(self, place: str, event: engine.Event) -> None:
+    def _go_on(self, place, event):
         """A failed step may have been counted, and has done nothing else."""
         done = self._models[0].num_updates
         if event.num_updates not in (done, done + 1):
@@ -141,13 +140,13 @@ class _Judge:
             model.num_updates = event.num_updates
             model.reset_local()
 
-    def _assign(self, action: syntax.Assign) -> None:
+    def _assign(self, action):
         for model in self._models:
             values = model.outside()
             index = action.index % len(values)
             model.assign(index, engine.assigned(action.kind, values[index]))
 
-    def _single(self, place: str, event: engine.Event) -> None:
+    def _single(self, place, event):
         for model in self._models:
             model.spread(1)
         losses = self._step([np.arange(len(self._data[0]))])
@@ -155,7 +154,7 @@ class _Judge:
             model.spread(self._num_replicas)
         self._compare_losses(place, event, losses)
 
-    def _restore(self, place: str, action: syntax.Restore, event: engine.Event) -> bool:
+    def _restore(self, place, action, event):
         """Whether the checkpoint was restored; it may be refused within a step."""
         inputs = self._training.inputs
         is_between = self._position % action.batch != 0
@@ -171,9 +170,7 @@ class _Judge:
             model.spread(self._num_replicas)
         return True
 
-    def _foreign(
-        self, place: str, action: syntax.Foreign, event: engine.Event
-    ) -> Verdict:
+    def _foreign(self, place, action, event):
         if isinstance(event.error, errors.ReplicatorError):
             return Verdict.REFUSED
         if action.what == "optimizer" and self._training.poison is None:
@@ -190,15 +187,13 @@ class _Judge:
             return Verdict.NOT_JUDGED  # its inputs have no whole batch
         raise DifferenceError(f"{place}: accepted, or {event.error!r}")
 
-    def _compare_losses(
-        self, place: str, event: engine.Event, losses: list[float]
-    ) -> None:
+    def _compare_losses(self, place, event, losses):
         if self._is_ill(*losses):
             return
         if not self._is_close(losses[0], event.loss):
             raise DifferenceError(f"{place}: loss {event.loss} in place of {losses[0]}")
 
-    def _compare(self, place: str, event: engine.Event) -> Verdict | None:
+    def _compare(self, place, event):
         wants, rounded = (model.outside() for model in self._models)
         is_judged = True
         for index, (want, other, got) in enumerate(
@@ -213,26 +208,26 @@ class _Judge:
                 )
         return None if is_judged else Verdict.NOT_JUDGED
 
-    def _is_ill(self, want: Any, rounded: Any) -> bool:
+    def _is_ill(self, want, rounded):
         """Whether rounding to float32 moves a value too far."""
         if not np.all(np.isfinite(want)):
             return True
         limit = ILL_CONDITIONED * TOLERANCES["float32"] * (1 + np.max(np.abs(want)))
         return bool(np.any(np.abs(want - rounded) > limit))
 
-    def _is_close(self, want: Any, got: Any) -> bool:
+    def _is_close(self, want, got):
         limit = self._tolerance * (1 + np.max(np.abs(want)))
         return bool(np.all(np.abs(want - np.asarray(got, np.float64)) <= limit))
 
 
-def _check_error(place: str, error: Exception | None) -> None:
+def _check_error(place, error):
     if error is not None:
         raise DifferenceError(
             f"{place}: {type(error).__name__}: {str(error)[:500]}"
         ) from error
 
 
-def render(training: syntax.Training) -> str:
+def render(training):
     """A training as the expression that makes it."""
     lines = [f"  {name}={value!r}," for name, value in vars(training).items()]
     return "\n".join(["Training(", *lines, ")"])

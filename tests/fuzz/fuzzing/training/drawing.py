@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from hypothesis import strategies as st
 
 from fuzzing.training import syntax
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
 
 FEATURES = (
     "clips",
@@ -26,24 +21,22 @@ MAX_ACTIONS = 5
 
 
 @st.composite
-def trainings(
-    draw: Callable[..., Any], features: Collection[str] = FEATURES
-) -> syntax.Training:
+def trainings(draw, features=FEATURES):
     return _Drawer(draw, features).training()
 
 
 class _Drawer:
-    def __init__(self, draw: Callable[..., Any], features: Collection[str]) -> None:
+    def __init__(self, draw, features):
         self._draw = draw
         self._features = features
 
-    def _choose(self, *options: Any) -> Any:
+    def _choose(self, *options):
         return self._draw(st.sampled_from(options))
 
-    def _also(self, feature: str, *options: Any) -> list[Any]:
+    def _also(self, feature, *options):
         return list(options) if feature in self._features else []
 
-    def training(self) -> syntax.Training:
+    def training(self):
         target = self._target()
         inputs = self._inputs(target)
         layers = [self._layer() for _ in range(self._choose(1, 2, 0))]
@@ -65,15 +58,15 @@ class _Drawer:
             seed=self._choose(*range(20)),
         )
 
-    def _target(self) -> syntax.Target:
+    def _target(self):
         return syntax.Target(
             num_replicas=self._choose(2, 3, 1), is_mirrored=self._choose(False, True)
         )
 
-    def _batch(self, target: syntax.Target) -> int:
+    def _batch(self, target):
         return target.num_replicas * self._choose(1, 2, 3)
 
-    def _inputs(self, target: syntax.Target) -> syntax.Inputs:
+    def _inputs(self, target):
         return syntax.Inputs(
             num_examples=self._choose(*range(4, 20)),
             batch=self._batch(target),
@@ -83,7 +76,7 @@ class _Drawer:
             prefetch=self._choose(0, 0, 2),
         )
 
-    def _layer(self) -> syntax.Layer:
+    def _layer(self):
         activation = self._choose("tanh", "sigmoid", "linear")
         return self._choose(
             syntax.Dense(units=2, activation=activation),
@@ -92,7 +85,7 @@ class _Drawer:
             *self._also("queues", syntax.Queue()),
         )
 
-    def _optimizer(self) -> syntax.Optimizer:
+    def _optimizer(self):
         options = "options" in self._features
         clips = self._also("clips", "clip_by_global_norm", "clip_by_norm")
         return syntax.Optimizer(
@@ -102,9 +95,7 @@ class _Drawer:
             clips_before=self._choose(*[None] * 9, *clips),
         )
 
-    def _action(
-        self, inputs: syntax.Inputs, optimizer: syntax.Optimizer
-    ) -> syntax.Action:
+    def _action(self, inputs, optimizer):
         target = self._target()
         batch = self._batch(target)
         restore = syntax.Restore(target=target, batch=batch)

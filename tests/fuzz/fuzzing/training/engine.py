@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
@@ -13,9 +13,6 @@ import tensorflow as tf
 import replicator
 from fuzzing.training import syntax
 from fuzzing.training.numpy_model import RATE, Model, make_data
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FAILURE = "the drawn failure"
 _OPTIMIZERS = {
@@ -29,12 +26,12 @@ _OPTIMIZERS = {
 class QueueLayer(keras.layers.Layer):
     """Adds the mean of the batch before, which every replica keeps for itself."""
 
-    def build(self, shape: Any) -> None:
+    def build(self, shape):
         self.last = self.add_weight(
             shape=(shape[-1],), initializer="zeros", trainable=False
         )
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs):
         outputs = inputs * (1.0 + self.last.value)
         self.last.assign(tf.reduce_mean(inputs, axis=0))
         return outputs
@@ -43,16 +40,16 @@ class QueueLayer(keras.layers.Layer):
 class RecomputedLayer(keras.layers.Layer):
     """Dropout in a function that the backward pass runs again."""
 
-    def __init__(self, by: str, dtype: str) -> None:
+    def __init__(self, by, dtype):
         super().__init__(dtype=dtype)
         again = {"tf": tf.recompute_grad, "keras": keras.remat}[by]
         self._dropped = again(lambda x: tf.nn.dropout(x, 0.5))
 
-    def call(self, inputs: Any) -> Any:
+    def call(self, inputs):
         return self._dropped(inputs)
 
 
-def make_replicator(target: syntax.Target) -> Any:
+def make_replicator(target):
     count = target.num_replicas
     if not target.is_mirrored:
         return replicator.create("in_graph", num_replicas=count)
@@ -67,9 +64,7 @@ def make_replicator(target: syntax.Target) -> Any:
 class Session:
     """A training on one target."""
 
-    def __init__(
-        self, training: syntax.Training, target: syntax.Target, batch: int
-    ) -> None:
+    def __init__(self, training, target, batch):
         self._training = training
         self.repl = make_replicator(target)
         with self.repl.context():
@@ -78,7 +73,7 @@ class Session:
         self.inputs = make_inputs(self.repl, training, batch)
         self.step = make_step(training, self.model, self.optimizer)
 
-    def manager(self, directory: str) -> Any:
+    def manager(self, directory):
         return self.repl.make_checkpoint_manager(
             directory,
             inputs=self.inputs,
@@ -86,16 +81,16 @@ class Session:
             optimizer=self.optimizer,
         )
 
-    def outside(self) -> list[Any]:
+    def outside(self):
         """What the model's variables read as, layer by layer."""
         return [np.asarray(variable) for variable in variables_of(self.model)]
 
 
-def variables_of(model: Any) -> list[Any]:
+def variables_of(model):
     return [variable for layer in model.layers for variable in layer.weights]
 
 
-def _make_model(training: syntax.Training) -> Any:
+def _make_model(training):
     layers = [keras.Input((syntax.NUM_FEATURES,), dtype=training.dtype)]
     dtype = training.dtype
     for layer in (*training.layers, syntax.Dense(units=1)):
@@ -122,7 +117,7 @@ def _make_model(training: syntax.Training) -> Any:
     return model
 
 
-def wrap(repl: Any, optimizer: syntax.Optimizer) -> Any:
+def wrap(repl, optimizer):
     options = {"global_clipnorm": optimizer.clip, "loss_scale": optimizer.loss_scale}
     return repl.wrap_optimizer(
         _OPTIMIZERS[optimizer.name](),
@@ -130,13 +125,13 @@ def wrap(repl: Any, optimizer: syntax.Optimizer) -> Any:
     )
 
 
-def make_inputs(repl: Any, training: syntax.Training, batch: int) -> Any:
+def make_inputs(repl, training, batch):
     """An iterator over epochs of all examples, with a flag at the poisoned one."""
     x, t = make_data(training)
     flags = np.arange(len(x)) == (-1 if training.poison is None else training.poison)
     inputs = training.inputs
 
-    def input_fn(ctx: Any) -> tf.data.Dataset:
+    def input_fn(ctx):
         if inputs.is_generator:
             specs = tuple(
                 tf.TensorSpec(column.shape[1:], column.dtype)
@@ -158,11 +153,11 @@ def make_inputs(repl: Any, training: syntax.Training, batch: int) -> Any:
     return repl.make_input_iterator(input_fn, mode, **more)
 
 
-def make_step(training: syntax.Training, model: Any, optimizer: Any) -> Any:
+def make_step(training, model, optimizer):
     """The step function: the mean over all examples of the squared error."""
     is_scaled = training.optimizer.loss_scale is not None
 
-    def step(batch: Any) -> Any:
+    def step(batch):
         x, t, flags = batch
         check = tf.debugging.Assert(tf.logical_not(tf.reduce_any(flags)), [FAILURE])
         with tf.control_dependencies([check]):
@@ -182,7 +177,7 @@ def make_step(training: syntax.Training, model: Any, optimizer: Any) -> Any:
     return tf.autograph.experimental.do_not_convert(step)
 
 
-def _clipped(grads: list[Any], optimizer: syntax.Optimizer) -> list[Any]:
+def _clipped(grads, optimizer):
     """Gradients that each replica has clipped, if that is drawn."""
     if optimizer.clips_before == "clip_by_global_norm":
         return tf.clip_by_global_norm(grads, 0.5)[0]
@@ -202,7 +197,7 @@ class Event:
     num_updates: int = 0  # Updates that the optimizer has counted.
 
 
-def events(training: syntax.Training) -> Iterator[Event]:
+def events(training):
     session = Session(training, training.target, training.inputs.batch)
     with tempfile.TemporaryDirectory() as directory:
         for number, action in enumerate(training.actions):
@@ -232,7 +227,7 @@ def events(training: syntax.Training) -> Iterator[Event]:
             )
 
 
-def _reset_local(model: Any) -> None:
+def _reset_local(model):
     """What replicas keep for themselves is undefined after a failure: begins anew."""
     for layer in model.layers:
         if type(layer) is keras.layers.BatchNormalization:
@@ -240,7 +235,7 @@ def _reset_local(model: Any) -> None:
             layer.moving_variance.assign(tf.ones_like(layer.moving_variance.value))
 
 
-def _act(session: Session, training: syntax.Training, action: syntax.Action) -> Any:
+def _act(session, training, action):
     """Does one action; returns the loss of the last step."""
     repl = session.repl
     match action:
@@ -269,9 +264,7 @@ def _act(session: Session, training: syntax.Training, action: syntax.Action) -> 
     return None
 
 
-def _foreign(
-    session: Session, training: syntax.Training, what: str, num_replicas: int
-) -> Any:
+def _foreign(session, training, what, num_replicas):
     """A step with something that another replicator made."""
     target = syntax.Target(num_replicas=num_replicas, is_mirrored=False)
     other = make_replicator(target)
@@ -285,11 +278,11 @@ def _foreign(
     return _mean(session.repl, session.repl.run(session.step, source))
 
 
-def assigned(kind: str, now: np.ndarray) -> np.ndarray:
+def assigned(kind, now):
     """What ``Assign`` gives a variable that reads as ``now``."""
     values = {"same": now, "zeros": np.zeros_like(now)}
     return values.get(kind, np.full_like(now, 0.75))
 
 
-def _mean(repl: Any, losses: Any) -> Any:
+def _mean(repl, losses):
     return repl.reduce("mean", losses).numpy()

@@ -7,15 +7,13 @@ Layers that look at one replica's part alone (Keras' own batch norm) get the par
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fuzzing.training import syntax
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     Parts = list[np.ndarray]  # one per replica
 
 EPSILON, MOMENTUM = 1e-3, 0.99  # of Keras' batch norm
@@ -35,20 +33,20 @@ _ACTIVATIONS = {
 class Dense:
     """x W + b, and an activation."""
 
-    def __init__(self, layer: syntax.Dense, num_inputs: int, rng: Any) -> None:
+    def __init__(self, layer, num_inputs, rng):
         self._name = layer.activation
         self.weights = [
             rng.uniform(-1, 1, (num_inputs, layer.units)),
             rng.uniform(-1, 1, (layer.units,)),
         ]
 
-    def forward(self, parts: Parts) -> Parts:
+    def forward(self, parts):
         self._inputs = parts
         kernel, bias = self.weights
         self._outputs = [_ACTIVATIONS[self._name](x @ kernel + bias) for x in parts]
         return self._outputs
 
-    def backward(self, grads: Parts) -> tuple[Parts, list[np.ndarray]]:
+    def backward(self, grads):
         bent = [
             g * _SLOPES[self._name](y)
             for g, y in zip(grads, self._outputs, strict=True)
@@ -61,7 +59,7 @@ class Dense:
 class Norm:
     """Batch norm over all parts, or over each by itself."""
 
-    def __init__(self, layer: syntax.Norm, num_inputs: int, num_replicas: int) -> None:
+    def __init__(self, layer, num_inputs, num_replicas):
         self.is_global = layer.is_global
         self.weights = [np.ones(num_inputs), np.zeros(num_inputs)]
         # Moving mean and variance of each replica.
@@ -69,7 +67,7 @@ class Norm:
             [np.zeros(num_inputs), np.ones(num_inputs)] for _ in range(num_replicas)
         ]
 
-    def forward(self, parts: Parts) -> Parts:
+    def forward(self, parts):
         self._lengths = [len(part) for part in parts]
         groups = [np.concatenate(parts)] if self.is_global else parts
         self._groups = [self._normalize(x) for x in groups]
@@ -85,7 +83,7 @@ class Norm:
         ]
         return self._divided(outputs)
 
-    def _normalize(self, x: np.ndarray) -> Any:
+    def _normalize(self, x):
         if not len(x):
             return None
         mean, variance = x.mean(axis=0), x.var(axis=0)
@@ -96,15 +94,15 @@ class Norm:
         scale = 1 / np.sqrt(variance + EPSILON)
         return (x - mean) * scale, scale, mean, variance
 
-    def _scaled(self, normal: np.ndarray) -> np.ndarray:
+    def _scaled(self, normal):
         return normal * self.weights[0] + self.weights[1]
 
-    def _divided(self, groups: Parts) -> Parts:
+    def _divided(self, groups):
         if not self.is_global:
             return groups
         return np.split(groups[0], np.cumsum(self._lengths)[:-1])
 
-    def backward(self, grads: Parts) -> tuple[Parts, list[np.ndarray]]:
+    def backward(self, grads):
         groups = [np.concatenate(grads)] if self.is_global else grads
         found, gamma, beta = [], 0.0, 0.0
         for grad, group in zip(groups, self._groups, strict=True):
@@ -125,10 +123,8 @@ class Norm:
 class Model:
     """All layers, the optimizer and its state."""
 
-    def __init__(
-        self, training: syntax.Training, rng: Any, dtype: Any = np.float64
-    ) -> None:
-        self.layers: list[Any] = []
+    def __init__(self, training, rng, dtype=np.float64):
+        self.layers = []
         num_inputs = syntax.NUM_FEATURES
         for layer in (*training.layers, syntax.Dense(units=1)):
             if isinstance(layer, syntax.Dense):
@@ -146,11 +142,11 @@ class Model:
             [np.zeros_like(w) for w in self.trained()] for _ in range(2)
         ]  # first and second moments, or the velocity
 
-    def trained(self) -> list[np.ndarray]:
+    def trained(self):
         """What gradients update, in the order of Keras."""
         return [w for layer in self.layers for w in layer.weights]
 
-    def outside(self) -> list[np.ndarray]:
+    def outside(self):
         """What the model's variables read as, in the order of Keras."""
         found = []
         for layer in self.layers:
@@ -159,7 +155,7 @@ class Model:
                 found += list(np.mean(layer.moving, axis=0))
         return found
 
-    def assign(self, index: int, value: np.ndarray) -> None:
+    def assign(self, index, value):
         """Assigns a variable, in the order of ``outside``."""
         for layer in self.layers:
             own = [[w] for w in layer.weights]
@@ -172,21 +168,21 @@ class Model:
             index -= len(own)
         raise IndexError(index)
 
-    def reset_local(self) -> None:
+    def reset_local(self):
         """Statistics that replicas keep for themselves begin anew."""
         for layer in self.layers:
             if isinstance(layer, Norm) and not layer.is_global:
                 for mean, variance in layer.moving:
                     mean[...], variance[...] = 0, 1
 
-    def spread(self, num_replicas: int) -> None:
+    def spread(self, num_replicas):
         """Goes on with another number of replicas: all begin with the mean."""
         for layer in self.layers:
             if isinstance(layer, Norm) and len(layer.moving) != num_replicas:
                 mean = np.mean(layer.moving, axis=0)
                 layer.moving = [[m.copy() for m in mean] for _ in range(num_replicas)]
 
-    def step(self, parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
+    def step(self, parts):
         """One update; returns the mean squared error over all examples."""
         total = max(sum(len(x) for x, _ in parts), 1)
         values = [x.astype(self._dtype) for x, _ in parts]
@@ -194,15 +190,15 @@ class Model:
             values = layer.forward(values)
         errors = [y - t for y, (_, t) in zip(values, parts, strict=True)]
         loss = sum((e**2).sum() for e in errors) / total
-        grads: Any = [2 * e / total for e in errors]
-        by_layer: list[list[np.ndarray]] = []
+        grads = [2 * e / total for e in errors]
+        by_layer = []
         for layer in reversed(self.layers):
             grads, own = layer.backward(grads)
             by_layer.append(own)
         self._update([g for own in reversed(by_layer) for g in own])
         return float(loss)
 
-    def _update(self, grads: list[np.ndarray]) -> None:
+    def _update(self, grads):
         clip, name = self._optimizer.clip, self._optimizer.name
         if clip is not None:
             norm = np.sqrt(sum((g**2).sum() for g in grads))
@@ -222,16 +218,14 @@ class Model:
                 w[...] += 0.9 * m - RATE * g if name == "nesterov" else m
 
 
-def make_data(training: syntax.Training) -> tuple[np.ndarray, np.ndarray]:
+def make_data(training):
     rng = np.random.default_rng([3, training.seed])
     x = rng.uniform(-1.5, 1.5, (training.inputs.num_examples, 2))
     t = rng.uniform(-1.5, 1.5, (training.inputs.num_examples, 1))
     return x.astype(training.dtype), t.astype(training.dtype)
 
 
-def parts_of(
-    inputs: syntax.Inputs, batch: int, num_replicas: int, start: int
-) -> list[np.ndarray] | None:
+def parts_of(inputs, batch, num_replicas, start):
     """Examples of each replica in the step that begins at one; None at the end."""
     stop = min(start + batch, inputs.num_examples)
     own = np.arange(start, stop)

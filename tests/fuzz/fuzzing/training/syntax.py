@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeAlias
 
 NUM_FEATURES = 2
 
@@ -43,7 +42,7 @@ class Recomputed:
     by: str
 
 
-Layer: TypeAlias = Dense | Norm | Dropout | Queue | Recomputed
+Layer = Dense | Norm | Dropout | Queue | Recomputed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,7 +115,7 @@ class Full:
     """Sets the counter of a dynamic loss scale so that the next step doubles it."""
 
 
-Action: TypeAlias = Run | Assign | Restore | Single | Foreign | Full
+Action = Run | Assign | Restore | Single | Foreign | Full
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
