@@ -62,40 +62,38 @@ def wheels(tmp_path_factory):
     return [dist.build(source, of, folder, "1700000000") for of in dist.PROJECTS]
 
 
+def read(wheel):
+    """The names of the files of a wheel, and its metadata."""
+    with zipfile.ZipFile(wheel) as file:
+        names = set(file.namelist())
+        (metadata,) = (name for name in names if name.endswith("/METADATA"))
+        return names, file.read(metadata).decode()
+
+
 def test_the_wheel_has_every_file_that_the_packages_read(wheels):
-    """Templates, styles, scripts and references; and all modules."""
-    with zipfile.ZipFile(wheels[0]) as file:
-        found = set(file.namelist())
+    """Templates, styles, scripts, references, modules; it requires no TensorFlow."""
+    found, metadata = read(wheels[0])
     wanted = {
         path.relative_to(ROOT).as_posix()
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
         if path.suffix in {*DATA, ".py"} and "peers" not in path.parts
     }
+    required = re.findall(r"^Requires-Dist: (.+)$", metadata, re.MULTILINE)
+    extra = {line for line in required if "extra ==" in line}
 
     assert len(wanted) > 300
     assert set() == wanted - found
-
-
-def test_the_wheel_requires_no_tensorflow(wheels):
-    """Only its extras do."""
-    with zipfile.ZipFile(wheels[0]) as file:
-        (name,) = (n for n in file.namelist() if n.endswith("/METADATA"))
-        lines = file.read(name).decode().splitlines()
-    required = [line for line in lines if line.startswith("Requires-Dist: ")]
-    always = [line for line in required if "extra ==" not in line]
-
-    assert any("tensorflow==" in line for line in set(required) - set(always))
-    assert not [of for of in always if re.search("tensorflow|keras|control", of)]
+    assert any("tensorflow==" in line for line in extra)
+    always = set(required) - extra
+    assert not [line for line in always if re.search("tensorflow|keras|control", line)]
 
 
 def test_the_client_is_small_and_needs_nothing(wheels):
     """Two files, under 20 kB, for Python 3.8 and later."""
-    with zipfile.ZipFile(wheels[1]) as file:
-        modules = {name for name in file.namelist() if name.endswith(".py")}
-        (name,) = (n for n in file.namelist() if n.endswith("/METADATA"))
-        metadata = file.read(name).decode()
+    names, metadata = read(wheels[1])
 
+    modules = {name for name in names if name.endswith(".py")}
     assert {"scaling_client.py", "scaling_callbacks.py"} == modules
     assert dist.MOST_OF_CLIENT > wheels[1].stat().st_size
     assert "Requires-Dist" not in metadata
@@ -221,24 +219,31 @@ def inputs_of(declared):
 
 def evaluated(text, inputs):
     """Returns a value of a pipeline with its inputs; other expressions are empty."""
-    text = re.sub(r"\$\[\[ inputs\.([\w-]+) \]\]", lambda of: inputs[of[1]], text)
-    text = re.sub(r"\$\{\{ inputs\.([\w-]+) \}\}", lambda of: inputs[of[1]], text)
+    text = re.sub(
+        r"\$(?:\[\[|\{\{) inputs\.([\w-]+) (?:\]\]|\}\})",
+        lambda of: inputs[of[1]],
+        text,
+    )
     return re.sub(r"\$\{\{.*?\}\}", "", text)
 
 
-def steps_of_action(inputs):
-    """Yields script and variables of each step of the action."""
-    action = yaml.safe_load(ACTION.read_text(encoding="utf-8"))
-    for step in action["runs"]["steps"]:
-        variables = step.get("env", {}).items()
-        yield step["run"], {name: evaluated(of, inputs) for name, of in variables}
+def run(shell, script, folder, environ):
+    return subprocess.run(
+        [*shell, "-c", script],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.mark.processes
 def test_each_step_of_the_action_runs(own, environ, tmp_path):
     """From another repository, with the wheel: +10 % fails the job, with its files."""
-    declared = yaml.safe_load(ACTION.read_text(encoding="utf-8"))["inputs"]
-    inputs = inputs_of(declared)
+    text = ACTION.read_text(encoding="utf-8")
+    action = yaml.safe_load(text)
+    inputs = inputs_of(action["inputs"])
     output, summary = tmp_path / "output", tmp_path / "summary"
     environ |= {
         "RUNNER_TEMP": str(tmp_path / "temp"),
@@ -246,24 +251,15 @@ def test_each_step_of_the_action_runs(own, environ, tmp_path):
         "GITHUB_STEP_SUMMARY": str(summary),
     }
     (tmp_path / "temp").mkdir()
-    (install, installed), (judge, judged) = steps_of_action(inputs)
-    text = ACTION.read_text(encoding="utf-8")
+    shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail"]
+    install, judge = action["runs"]["steps"]
+    variables = {name: evaluated(of, inputs) for name, of in judge["env"].items()}
     assert [] == [name for name in inputs if f"inputs.{name} " not in text]
 
-    def run(script, **variables):
-        return subprocess.run(
-            ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
-            cwd=own,
-            env={**environ, **variables},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    done = run(install, **{**installed, "PACKAGE": environ["PACKAGE"]})
+    done = run(shell, install["run"], own, environ)
     assert 0 == done.returncode, done.stderr
     add_what_pip_would_resolve(tmp_path / "temp" / "gate-environment")
-    done = run(judge, **judged)
+    done = run(shell, judge["run"], own, {**environ, **variables})
     said = dict(line.split("=") for line in output.read_text().splitlines())
     folder = Path(said["folder"])
 
@@ -272,10 +268,27 @@ def test_each_step_of_the_action_runs(own, environ, tmp_path):
     assert tmp_path / "temp" == folder.parent
     assert "REGRESS" in summary.read_text()
     assert "::error" in done.stdout
-    suite = ET.parse(folder / "gate.xml").getroot()
-    assert [*suite.iter("failure")]
+    assert [*ET.parse(folder / "gate.xml").getroot().iter("failure")]
     assert (folder / "published" / "gate.zip").is_file()
     assert not (own / ".prepared").exists()
+
+
+# In place of the harness, whose gate is run above: reads the command line as it does,
+# and writes what was asked for.
+STAND_IN = """
+import pathlib, sys
+sys.path.insert(0, {root!r})
+from harness.cli.main import cli
+verb, *words = sys.argv[1:]
+values = cli.commands[verb].make_context(verb, list(words)).params
+written = ("junit=", "markdown=", "gate/published/")
+for word in ("gate/runs/gate/gate.json", *words):
+    if word.startswith(written) or word.endswith("gate.json"):
+        path = pathlib.Path(word.rpartition("=")[2])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(repr(values))
+sys.exit(verb == "gate")
+"""
 
 
 @pytest.mark.processes
@@ -288,29 +301,24 @@ def test_the_script_of_the_component_runs(own, environ):
     inputs = inputs_of(header["spec"]["inputs"])
     (content,) = job.values()
     for name, of in content["variables"].items():
-        value = of if isinstance(of, str) else of["value"]
-        environ[name] = evaluated(value, inputs) if name != "PACKAGE" else environ[name]
         assert isinstance(of, str) or of["expand"] is False
-    install, judge = content["script"]
+        environ[name] = evaluated(of if isinstance(of, str) else of["value"], inputs)
     environ["ACCEPTED"] = "3 1"
+    install, judge = content["script"]
+    assert install.startswith("python3 -m venv gate/environment\n")
+    assert "gate/environment/bin/python -m pip install" in install
+    programs = own / "gate" / "environment" / "bin"
+    programs.mkdir(parents=True)
+    program = programs / "replicator-harness"
+    program.write_text(f"#!{sys.executable}{STAND_IN.format(root=str(ROOT))}")
+    program.chmod(0o755)
 
-    def run(script):
-        return subprocess.run(
-            ["sh", "-e", "-c", script],
-            cwd=own,
-            env=environ,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-
-    done = run(install)
-    assert 0 == done.returncode, done.stderr
-    add_what_pip_would_resolve(own / "gate" / "environment")
-    done = run(judge)
+    done = run(["sh", "-e"], judge, own, environ)
 
     assert 0 == done.returncode, done.stdout + done.stderr
-    assert "REGRESS" in (own / "gate" / "gate.md").read_text()
+    asked = (own / "gate" / "gate.md").read_text()
+    for value in ("HEAD^", INPUTS["command"], INPUTS["setup"]):
+        assert repr(value) in asked
     assert (own / "gate" / "published" / "gate.zip").is_file()
     for path in content["artifacts"]["paths"]:
         assert (own / path).exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 
 from hypothesis import strategies as st
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from fuzzing import syntax
 from fuzzing.collectives import COLLECTIVES
 from fuzzing.operations import HALVES, OPERATIONS, PLAIN_OPERATIONS
-from fuzzing.syntax import Block, Type
+from fuzzing.syntax import FLOAT, Block, Type
 
 MAX_INNER = 3
 # What a series may be drawn without, to look behind a known difference.
@@ -36,9 +35,7 @@ class Scope:
         )
 
 
-class Choices(abc.ABC):
-    num_replicas: int
-
+class Choices:
     def __init__(self, draw, features=FEATURES):
         self._draw = draw
         self.features = features
@@ -62,11 +59,16 @@ class Choices(abc.ABC):
         return f"v{self._num_names}"
 
     def pick(self, scope, fits):
-        """A value that fits; those that were made last more often than others."""
+        """A value that fits; those that were made last more often than others.
+
+        Inputs are in every scope: a value of each of their types, and so of every type
+        of a variable, is there.
+        """
         found = [value for value in scope.values if fits(value[1])]
-        if not found:
-            return None
-        return self.choose([*found, *found[-3:], found[-1]])
+        return self.choose([*found, *found[-3:], found[-1]]) if found else None
+
+    def pick_float(self, scope):
+        return self.pick(scope, lambda t: t.dtype == FLOAT)
 
     def block(self, scope, result, least=0):
         """Statements that end in a value that fits, the last one mostly."""
@@ -133,7 +135,3 @@ class Choices(abc.ABC):
 
     def can_join(self, kind, parameter):
         return lambda t: COLLECTIVES[kind].takes(t, parameter, self.num_replicas)
-
-    @abc.abstractmethod
-    def kinds(self, scope):
-        """The kinds of statement that can stand somewhere, those wanted more often."""

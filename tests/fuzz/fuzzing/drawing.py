@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from fuzzing import source, structure, syntax
 from fuzzing.choices import FEATURES, Scope
 from fuzzing.collectives import COLLECTIVES
-from fuzzing.drawn_flow import Flow
-from fuzzing.drawn_tapes import MAX_TAPES, Tapes
+from fuzzing.drawn_blocks import MAX_TAPES, Blocks
 from fuzzing.syntax import BOOL, FLOAT, HALF, INT, Type
 
 INPUTS = (
@@ -34,7 +33,7 @@ VARIABLE_TYPES = (
 MAX_STATEMENTS = 12
 
 
-class Drawer(Tapes, Flow):
+class Drawer(Blocks):
     def __init__(self, draw, features, nums_replicas):
         super().__init__(draw, features)
         self._nums_replicas = nums_replicas
@@ -86,8 +85,6 @@ class Drawer(Tapes, Flow):
         """
         variable = self.choose(self.variables)
         value = self.pick(scope, lambda t: t == variable.type)
-        if value is None:
-            return []
         self._fails = True
         drawn = []
         op = "min" if variable.type.dtype == BOOL else self.choose(["mean", "max"])
@@ -121,7 +118,6 @@ class Drawer(Tapes, Flow):
         self.variables.append(self._kept)
         name, type_ = self._kept.name, self._kept.type
         value = self.pick(scope, lambda t: t == type_)
-        assert value, "inputs are of all types of variables"
         return [
             syntax.Read(result=self.define(scope, type_), variable=name),
             syntax.Write(variable=name, method="assign_add", argument=value[0]),
@@ -148,7 +144,7 @@ class Drawer(Tapes, Flow):
         value = self.pick(scope, lambda t: t == variable.type)
         is_number = variable.type.dtype in (FLOAT, INT)
         methods = ["assign_add", "assign", "assign_sub"] if is_number else ["assign"]
-        return value and syntax.Write(
+        return syntax.Write(
             variable=variable.name,
             method=self.choose(methods),
             argument=value[0],

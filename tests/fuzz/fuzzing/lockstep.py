@@ -31,24 +31,21 @@ Control flow is one operation of a graph: a tape follows whatever any part of it
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
 
 from fuzzing import structure, syntax
 from fuzzing.collectives import COLLECTIVES, reduce_all
-from fuzzing.transformations import Transformations
-
-if TYPE_CHECKING:
-    Values = list[tf.Tensor]  # one per replica
-    Environment = dict[str, Values]
 
 _NUMPY_TYPES = {syntax.INT: tf.int32, syntax.BOOL: tf.bool, syntax.HALF: tf.float16}
 
 
-class Lockstep(Transformations):
-    """R replicas of a program, in lock step."""
+class Lockstep:
+    """R replicas of a program, in lock step.
+
+    An environment has a list of R values for each name.
+    """
 
     def __init__(self, program, initial, dtype):
         self._program = program
@@ -129,7 +126,10 @@ class Lockstep(Transformations):
             syntax.Map: self._map,
             syntax.Fail: self._fail,
             syntax.Uneven: self._uneven,
-            **self.transformations(),
+            syntax.Differentiate: self._differentiate,
+            syntax.Push: self._push,
+            syntax.Jacobian: self._jacobian,
+            syntax.Vectorize: self._vectorize,
         }
         handler = handlers.get(type(statement), self._control_flow)
         handler(statement, environment, replicas)
@@ -266,6 +266,74 @@ class Lockstep(Transformations):
         if statement.op == "mean":
             reduced /= tf.cast(len(done), reduced.dtype)
         environment[statement.results[0]] = [tf.identity(reduced) for _ in range(count)]
+
+    def _differentiate(self, statement, environment, replicas):
+        with tf.GradientTape() as tape:
+            for name in statement.watched:
+                tape.watch([environment[name][r] for r in replicas])
+            self.run(statement.body.statements, environment, replicas)
+        flat = [
+            (self.variables.get(name) or environment[name])[r]
+            for name in statement.sources
+            for r in replicas
+        ]
+        targets = [environment[statement.body.result][r] for r in replicas]
+        found = iter(tape.gradient(targets, flat, unconnected_gradients="zero"))
+        for name in statement.results:
+            environment[name] = self.on(
+                replicas, lambda _: tf.convert_to_tensor(next(found))
+            )
+
+    def _push(self, statement, environment, replicas):
+        """The change of every target when all replicas' sources change at once."""
+        primals = [environment[statement.source][r] for r in replicas]
+        tangents = [environment[statement.tangent][r] for r in replicas]
+        inner = dict(environment)
+        with tf.autodiff.ForwardAccumulator(primals, tangents) as accumulator:
+            self.run(statement.body.statements, inner, replicas)
+        targets = inner[statement.body.result]
+        environment[statement.result] = self.on(
+            replicas,
+            lambda r: accumulator.jvp(
+                targets[r], unconnected_gradients=tf.UnconnectedGradients.ZERO
+            ),
+        )
+
+    def _jacobian(self, statement, environment, replicas):
+        """Element by element, the gradient of its sum over replicas."""
+        sources = [environment[statement.source][r] for r in replicas]
+        inner = dict(environment)
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(sources)
+            self.run(statement.body.statements, inner, replicas)
+            targets = [inner[statement.body.result][r] for r in replicas]
+            elements = [tf.unstack(tf.reshape(target, [-1])) for target in targets]
+        rows = [
+            tape.gradient(list(element), sources, unconnected_gradients="zero")
+            for element in zip(*elements, strict=True)
+        ]
+        shape = [*targets[0].shape, *sources[0].shape]
+        found = [
+            tf.reshape(tf.stack(column), shape) for column in zip(*rows, strict=True)
+        ]
+        environment[statement.result] = self.on(
+            replicas, lambda r: found[list(replicas).index(r)]
+        )
+
+    def _vectorize(self, statement, environment, replicas):
+        """Row by row; collectives join the rows of one place."""
+        values = environment[statement.argument]
+        rows = []
+        for place in range(values[replicas[0]].shape[0]):
+            inner = dict(environment)
+            inner[statement.parameter] = self.on(
+                replicas, lambda r, p=place: values[r][p]
+            )
+            self.run(statement.body.statements, inner, replicas)
+            rows.append(inner[statement.body.result])
+        environment[statement.result] = self.on(
+            replicas, lambda r: tf.stack([row[r] for row in rows])
+        )
 
 
 def _read_by_handle(variable):

@@ -21,7 +21,7 @@ MAX_SIZE = 24
 MAX_RANK = 3
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Operation:
     template: str  # Python with ``{0}``, ``{1}`` for the arguments.
     takes: str  # What the first argument must be: its dtype.
@@ -56,10 +56,6 @@ def size(shape):
     for length in shape:
         count *= length
     return count
-
-
-def _ids(_):
-    return ((Type(INT, (3,)), Type(INT)),)
 
 
 _UNARY = (
@@ -98,14 +94,13 @@ _REDUCE = ("tf.reduce_sum", "tf.reduce_mean", "tf.reduce_logsumexp", "tf.reduce_
 
 
 def _elementwise():
-    found = [Operation(template=t, takes=FLOAT, gives=_same(FLOAT)) for t in _UNARY]
+    found = [Operation(t, FLOAT, gives=_same(FLOAT)) for t in _UNARY]
     found += [
-        Operation(template=t, takes=FLOAT, gives=_same(FLOAT), fits=_has_rank(1, 2, 3))
+        Operation(t, FLOAT, gives=_same(FLOAT), fits=_has_rank(1, 2, 3))
         for t in _OF_SEVERAL
     ]
     return found + [
-        Operation(template=t, takes=FLOAT, gives=_same(FLOAT), others=_like(FLOAT))
-        for t in _BINARY
+        Operation(t, FLOAT, gives=_same(FLOAT), others=_like(FLOAT)) for t in _BINARY
     ]
 
 
@@ -113,16 +108,16 @@ def _reductions():
     found = []
     for name in (*_REDUCE, "tf.reduce_max"):
         found += [
-            Operation(template=f"{name}({{0}})", takes=FLOAT, gives=_scalar(FLOAT)),
+            Operation(f"{name}({{0}})", FLOAT, gives=_scalar(FLOAT)),
             Operation(
-                template=f"{name}({{0}}, axis=0)",
-                takes=FLOAT,
+                f"{name}({{0}}, axis=0)",
+                FLOAT,
                 fits=_has_rank(1, 2, 3),
                 gives=lambda shape: Type(FLOAT, shape[1:]),
             ),
             Operation(
-                template=f"{name}({{0}}, axis=-1, keepdims=True)",
-                takes=FLOAT,
+                f"{name}({{0}}, axis=-1, keepdims=True)",
+                FLOAT,
                 fits=_has_rank(1, 2, 3),
                 gives=lambda shape: Type(FLOAT, (*shape[:-1], 1)),
             ),
@@ -132,79 +127,77 @@ def _reductions():
 
 SHAPES = [
     Operation(
-        template="tf.reshape({0}, [-1])",
-        takes=FLOAT,
-        gives=lambda shape: Type(FLOAT, (size(shape),)),
+        "tf.reshape({0}, [-1])", FLOAT, gives=lambda shape: Type(FLOAT, (size(shape),))
     ),
     Operation(
-        template="tf.transpose({0})",
-        takes=FLOAT,
+        "tf.transpose({0})",
+        FLOAT,
         fits=_has_rank(2),
         gives=lambda shape: Type(FLOAT, shape[::-1]),
     ),
     Operation(
-        template="tf.expand_dims({0}, 0)",
-        takes=FLOAT,
+        "tf.expand_dims({0}, 0)",
+        FLOAT,
         fits=_has_rank(0, 1, 2),
         gives=lambda shape: Type(FLOAT, (1, *shape)),
     ),
     Operation(
-        template="{0}[0]",
-        takes=FLOAT,
+        "{0}[0]",
+        FLOAT,
         fits=_has_rank(1, 2, 3),
         gives=lambda shape: Type(FLOAT, shape[1:]),
     ),
     Operation(
-        template="{0}[1:]",
-        takes=FLOAT,
+        "{0}[1:]",
+        FLOAT,
         fits=lambda shape: bool(shape) and shape[0] > 1,
         gives=lambda shape: Type(FLOAT, (shape[0] - 1, *shape[1:])),
     ),
     Operation(
-        template="tf.stack([{0}, {1}])",
-        takes=FLOAT,
+        "tf.stack([{0}, {1}])",
+        FLOAT,
         fits=lambda shape: len(shape) < MAX_RANK and 2 * size(shape) <= MAX_SIZE,
         others=lambda shape: ((Type(FLOAT, shape),),),
         gives=lambda shape: Type(FLOAT, (2, *shape)),
     ),
     Operation(
-        template="tf.concat([{0}, {1}], 0)",
-        takes=FLOAT,
+        "tf.concat([{0}, {1}], 0)",
+        FLOAT,
         fits=lambda shape: bool(shape) and 2 * size(shape) <= MAX_SIZE,
         others=lambda shape: ((Type(FLOAT, shape),),),
         gives=lambda shape: Type(FLOAT, (2 * shape[0], *shape[1:])),
     ),
     Operation(
-        template="tf.matmul({0}, {1}, transpose_b=True)",
-        takes=FLOAT,
+        "tf.matmul({0}, {1}, transpose_b=True)",
+        FLOAT,
         fits=_has_rank(2),
         others=lambda shape: ((Type(FLOAT, shape),),),
         gives=lambda shape: Type(FLOAT, (shape[0], shape[0])),
     ),
     Operation(
-        template="tf.linalg.matvec({0}, {1})",
-        takes=FLOAT,
+        "tf.linalg.matvec({0}, {1})",
+        FLOAT,
         fits=_has_rank(2),
         others=lambda shape: ((Type(FLOAT, (shape[1],)),),),
         gives=lambda shape: Type(FLOAT, shape[:1]),
     ),
     Operation(
-        template="tf.gather({0}, tf.math.floormod({1}, tf.shape({0})[0]))",
-        takes=FLOAT,
+        "tf.gather({0}, tf.math.floormod({1}, tf.shape({0})[0]))",
+        FLOAT,
         fits=_has_rank(1, 2),
         others=lambda _: ((Type(INT, (3,)),),),
         gives=lambda shape: Type(FLOAT, (3, *shape[1:])),
     ),
     Operation(
-        template="tf.math.unsorted_segment_sum({0}, tf.math.floormod({1}, 2), 2)",
-        takes=FLOAT,
+        "tf.math.unsorted_segment_sum({0}, tf.math.floormod({1}, 2), 2)",
+        FLOAT,
         fits=lambda shape: shape[:1] == (3,),
         others=lambda _: ((Type(INT, (3,)),),),
         gives=lambda shape: Type(FLOAT, (2, *shape[1:])),
     ),
     Operation(
-        template="tf.reduce_sum(tf.boolean_mask({0}, {1}), axis=0)",
-        takes=FLOAT,
+        "tf.reduce_sum(tf.boolean_mask({0}, {1}), axis=0)",
+        FLOAT,
         fits=_has_rank(1, 2),
         others=lambda shape: ((Type(BOOL, shape[:1]),),),
         gives=lambda shape: Type(FLOAT, shape[1:]),
@@ -212,30 +205,30 @@ SHAPES = [
 ]
 DISCRETE = [
     *(
-        Operation(template=t, takes=INT, gives=_same(INT), others=_like(INT))
+        Operation(t, INT, gives=_same(INT), others=_like(INT))
         for t in ("{0} + {1}", "{0} * {1}", "tf.maximum({0}, {1})")
     ),
     *(
-        Operation(template=t, takes=INT, gives=_same(INT))
+        Operation(t, INT, gives=_same(INT))
         for t in ("tf.math.floormod({0}, 5)", "3 - {0}", "{0} // 2")
     ),
-    Operation(template="tf.reduce_sum({0})", takes=INT, gives=_scalar(INT)),
-    Operation(template="tf.cast({0}, FLOAT) / 4", takes=INT, gives=_same(FLOAT)),
+    Operation("tf.reduce_sum({0})", INT, gives=_scalar(INT)),
+    Operation("tf.cast({0}, FLOAT) / 4", INT, gives=_same(FLOAT)),
     *(
-        Operation(template=t, takes=INT, gives=_same(BOOL), others=_like(INT))
+        Operation(t, INT, gives=_same(BOOL), others=_like(INT))
         for t in ("{0} < {1}", "tf.equal({0}, {1})", "{0} >= 2 + {1}")
     ),
-    Operation(template="{0} > 0.31721", takes=FLOAT, gives=_same(BOOL)),
-    Operation(template="tf.logical_not({0})", takes=BOOL, gives=_same(BOOL)),
+    Operation("{0} > 0.31721", FLOAT, gives=_same(BOOL)),
+    Operation("tf.logical_not({0})", BOOL, gives=_same(BOOL)),
     *(
-        Operation(template=t, takes=BOOL, gives=_same(BOOL), others=_like(BOOL))
+        Operation(t, BOOL, gives=_same(BOOL), others=_like(BOOL))
         for t in ("tf.logical_and({0}, {1})", "tf.math.logical_xor({0}, {1})")
     ),
-    Operation(template="tf.reduce_any({0})", takes=BOOL, gives=_scalar(BOOL)),
-    Operation(template="tf.cast({0}, tf.int32)", takes=BOOL, gives=_same(INT)),
+    Operation("tf.reduce_any({0})", BOOL, gives=_scalar(BOOL)),
+    Operation("tf.cast({0}, tf.int32)", BOOL, gives=_same(INT)),
     Operation(
-        template="tf.where({0}, {1}, {2})",
-        takes=BOOL,
+        "tf.where({0}, {1}, {2})",
+        BOOL,
         others=lambda shape: ((Type(FLOAT, shape),), (Type(FLOAT, shape),)),
         gives=_same(FLOAT),
     ),
@@ -243,28 +236,17 @@ DISCRETE = [
 # Of any size that float16 has: none of them makes one larger.
 HALVES = [
     *(
-        Operation(template=t, takes=HALF, gives=_same(HALF))
+        Operation(t, HALF, gives=_same(HALF))
         for t in ("-{0}", "{0} * 0.5", "tf.abs({0})")
     ),
-    Operation(
-        template="tf.maximum({0}, {1})",
-        takes=HALF,
-        gives=_same(HALF),
-        others=_like(HALF),
-    ),
-    Operation(template="tf.cast({0}, FLOAT) / 65504.0", takes=HALF, gives=_same(FLOAT)),
-    Operation(
-        template="tf.cast(60000.0 * tf.sin({0}), tf.float16)",
-        takes=FLOAT,
-        gives=_same(HALF),
-    ),
+    Operation("tf.maximum({0}, {1})", HALF, gives=_same(HALF), others=_like(HALF)),
+    Operation("tf.cast({0}, FLOAT) / 65504.0", HALF, gives=_same(FLOAT)),
+    Operation("tf.cast(60000.0 * tf.sin({0}), tf.float16)", FLOAT, gives=_same(HALF)),
 ]
 RANDOM = [
     Operation(
-        template=(
-            f"tf.cast(tf.random.stateless_normal({list(shape)}, [{{0}}, 7]), FLOAT)"
-        ),
-        takes=INT,
+        (f"tf.cast(tf.random.stateless_normal({list(shape)}, [{{0}}, 7]), FLOAT)"),
+        INT,
         fits=_has_rank(0),
         gives=lambda _, shape=shape: Type(FLOAT, shape),
     )

@@ -25,7 +25,6 @@ class Grammar:
     features: tuple[str, ...]  # All that it has.
     check: Callable[[Any], checking.Verdict]  # Runs a program both ways.
     render: Callable[[Any], str]  # Shows a program.
-    placement: Callable[[Any], str]  # Where a program keeps its variables.
 
 
 STEPS = Grammar(
@@ -33,14 +32,12 @@ STEPS = Grammar(
     features=choices.FEATURES,
     check=checking.check,
     render=source.render,
-    placement=lambda program: program.setting.placement,
 )
 TRAININGS = Grammar(
     programs=training_drawing.trainings,
     features=training_drawing.FEATURES,
     check=training_checking.check,
     render=training_checking.render,
-    placement=lambda training: "mirrored" if training.target.is_mirrored else "shared",
 )
 
 
@@ -50,17 +47,12 @@ class Series:
     verdicts: collections.Counter[checking.Verdict] = dataclasses.field(
         default_factory=collections.Counter
     )
-    # How many of these kept their variables where.
-    placements: collections.Counter[str] = dataclasses.field(
-        default_factory=collections.Counter
-    )
     # Small programs on which the library and the interpreter disagree, as Python, with
     # what they disagree about.
     differences: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, other):
         self.verdicts.update(other.verdicts)
-        self.placements.update(other.placements)
         self.differences += other.differences
 
     def __str__(self):
@@ -100,7 +92,6 @@ def run_series(
             raise
         if not last:
             found.verdicts[verdict] += 1
-            found.placements[grammar.placement(program)] += 1
 
     try:
         check()
