@@ -18,16 +18,9 @@ def sweep(tmp_path):
         paths = [str(Path(__file__).resolve().parents[2])]
         if not as_users:
             paths.append(os.environ.get("PYTHONPATH", ""))
+        fixed = ("--study=s", f"--runs-dir={tmp_path / 'runs'}")
         return subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "harness",
-                "sweep",
-                *options,
-                "--study=s",
-                f"--runs-dir={tmp_path / 'runs'}",
-            ],
+            [sys.executable, "-m", "harness", "sweep", *options, *fixed],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             cwd=tmp_path,
             capture_output=True,
