@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from command_words import overridden, smoke_sweep
 
+from replicator.cluster.environment.environments import expand_nodes
 from results.records.models import TrialStatus
 from results.store.study_store import Store
 
@@ -50,22 +51,6 @@ def test_two_tasks_on_two_nodes_know_each_other(tell):
     assert ["n0", "n1"] == [address.split(":")[0] for address in first[2]]
 
 
-def test_tensorflow_sums_over_the_network(slurm):
-    """Its servers find each other by the names of the nodes, as a step is started."""
-    done = slurm.run(
-        "srun",
-        "--nodes=2",
-        "--ntasks=2",
-        sys.executable,
-        SUM,
-        env={"PYTHONPATH": PATHS},
-    )
-
-    assert ["sum 3 on worker 0", "sum 3 on worker 1"] == sorted(
-        done.stdout.splitlines()
-    ), done.stderr
-
-
 @pytest.mark.parametrize("distribution", ["block", "cyclic", "plane=2"])
 def test_ranks_are_on_the_nodes_that_addresses_say(tell, distribution):
     """However tasks are spread, also unevenly; no two have the same address."""
@@ -79,20 +64,25 @@ def test_ranks_are_on_the_nodes_that_addresses_say(tell, distribution):
     assert sorted([0, 1, 0]) == sorted(task[1] for task in tasks)
 
 
-@pytest.mark.parametrize(
-    "text", ["n[0-1,5],gpu-[01-03]", "a[08-11]", "x", "n[0-1],n5", "a[1-2]b[3-4]"]
-)
-def test_a_list_of_nodes_means_what_slurm_says(slurm, text):
-    from replicator.cluster.environment.environments import expand_nodes
+def test_tensorflow_sums_over_the_network(slurm):
+    """Its servers find each other by the names of the nodes, as a step is started."""
+    words = ("srun", "--nodes=2", "--ntasks=2", sys.executable, SUM)
+    done = slurm.run(*words, env={"PYTHONPATH": PATHS})
 
+    said = sorted(done.stdout.splitlines())
+    assert ["sum 3 on worker 0", "sum 3 on worker 1"] == said, done.stderr
+
+
+def test_a_list_of_nodes_means_what_slurm_says(slurm):
+    text = "n[0-1,5],gpu-[01-03],a[08-11],x,n[0-1],n5,a[1-2]b[3-4]"
     done = slurm.run("scontrol", "show", "hostnames", text)
 
     assert tuple(done.stdout.split()) == expand_nodes(text)
 
 
-JOB = smoke_sweep(
-    "--backends=multi_worker --replicas=2 --mode=weak --launcher=slurm --no-match "
-    "--budget=none --study=s"
+SWEEP = smoke_sweep(
+    "--backends=multi_worker --replicas=2 --mode=weak --repeats=1 --launcher=slurm "
+    "--no-match --budget=none --study=s"
 )
 NEAR_THE_LIMIT = ("scancel", "--signal=USR1", "--batch")
 PREEMPTED = ("scontrol", "requeue")
@@ -122,9 +112,8 @@ def test_a_sweep_continues_in_the_next_run(slurm, harness, shared, commands):
     number_of_trials = len(commands) + 1
     counted = shared / "counted"
     done = harness(
-        *JOB,
+        *overridden(SWEEP, f"--repeats={number_of_trials}"),
         "--nodes=2",
-        f"--repeats={number_of_trials}",
         FAKE_STEP_SEC="0.3",
         FAKE_COUNT_FILE=str(counted),
     )
@@ -162,18 +151,12 @@ def test_a_sweep_continues_in_the_next_run(slurm, harness, shared, commands):
 
 def test_a_job_that_records_nothing_is_not_put_back(slurm, harness, shared):
     """It would meet the same limit for ever."""
-    job = harness(*JOB, "--nodes=2", "--repeats=1", FAKE_STEP_SEC="30").stdout.strip()
+    job = harness(*SWEEP, "--nodes=2", FAKE_STEP_SEC="30").stdout.strip()
     slurm.wait_for(lambda: slurm.processes("n1", "fake_worker.py"), "member")
     slurm.run("scancel", "--signal=USR1", "--batch", job)
     slurm.wait_for_job(job, "FAILED", 30)
 
     assert "no trial ended within the time limit: give more" in log_of(shared, job)
-
-
-SWEEP = smoke_sweep(
-    "--backends=multi_worker --replicas=2 --mode=weak --repeats=1 --launcher=slurm "
-    "--no-match --budget=none --study=s"
-)
 
 
 def only_trial(folder):

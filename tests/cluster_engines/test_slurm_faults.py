@@ -142,9 +142,9 @@ UNSEEN = (
     "the daemon of a node starts again",
 )
 """What a sweep may live through; the others put the job back, or fail a trial."""
-MORE_TRIALS = {"the time limit": 14}
-"""A job has to last for the minute that Slurm counts in."""
 QUICK = "a step is cancelled"
+# A job has to last for the minute that Slurm counts in.
+OTHER_NUM_TRIALS = {"the time limit": 14, QUICK: 2}
 NUM_KILLS = int(os.environ.get("SLURM_KILLS", "2"))
 
 
@@ -185,7 +185,7 @@ def num_restarts(slurm, job):
 )
 def test_a_fault_of_the_cluster_loses_nothing(slurm, harness, shared, kind):
     """Of each kind, in the full run; otherwise a step is cancelled."""
-    num_trials = MORE_TRIALS.get(kind, NUM_TRIALS)
+    num_trials = OTHER_NUM_TRIALS.get(kind, NUM_TRIALS)
     words = (*SWEEP, f"--repeats={num_trials}", "--retry=failed")
     step = {"FAKE_STEP_SEC": "0.1" if kind == QUICK else "0.3"}
     job = harness(*words, **step).stdout.strip()
