@@ -186,30 +186,6 @@ def trains_embedding_by_adam(repl):
     return _train_embedding(repl, adam)
 
 
-class _Perceptron(tf.Module):
-    """Two matrices in a plain tf.Module."""
-
-    def __init__(self):
-        super().__init__()
-        rng = np.random.default_rng(1)
-        self.first = tf.Variable(rng.normal(size=(6, 5)).astype(np.float32))
-        self.second = tf.Variable(rng.normal(size=(5, 3)).astype(np.float32))
-
-    @property
-    def weights(self):
-        return list(self.trainable_variables)
-
-    def __call__(self, x, *, training):
-        del training
-        return tf.matmul(tf.tanh(tf.matmul(x, self.first)), self.second)
-
-
-@case("synchronous_training", **LIKE_ONE)
-def trains_a_plain_module(repl):
-    """A tf.Module with bare variables, no Keras layer."""
-    return train(repl, _Perceptron, {"adam": adam}, normal_features(6))
-
-
 def _mixed_precision():
     policy = keras.mixed_precision.Policy("mixed_bfloat16")
     return keras.Sequential(
