@@ -18,7 +18,6 @@ import known_digests
 import pytest
 import slurm_cluster
 
-from harness.launch.launcher import HOSTS_VARIABLE
 from results.records.models import TrialStatus
 from results.store.study_store import Store
 
@@ -34,6 +33,7 @@ SHORT = (
 NUM_TRIALS = 3
 PROGRAMS = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 TOKEN = ".ray/auth_token"
+HOSTS = "REPLICATOR_HARNESS_HOSTS"
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_the_documented_commands_measure_on_two_nodes(place):
 
     assert [1, 2] == sorted(of.spec.num_replicas for of in trials)
     assert {TrialStatus.OK} == {of.status and of.status.status for of in trials}
-    joined = {of.spec.num_replicas: of.spec.variables[HOSTS_VARIABLE] for of in trials}
+    joined = {of.spec.num_replicas: of.spec.variables[HOSTS] for of in trials}
     assert {1: "2", 2: "2"} == joined
 
 

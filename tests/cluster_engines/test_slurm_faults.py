@@ -15,7 +15,6 @@ import pytest
 from command_words import smoke_sweep
 
 from results.records.models import TrialStatus
-from results.store import atomic
 from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes
@@ -267,5 +266,5 @@ def test_kills_of_the_harness_leave_nothing_on_any_node(slurm, harness, shared):
 
     assert {TrialStatus.OK} == {of.status for of in kept.values()}
     assert NUM_KILLS == num_kills
-    assert [] == list((shared / "runs").rglob(f"{atomic.TEMPORARY_PREFIX}*"))
+    assert [] == list((shared / "runs").rglob(".tmp-*"))
     assert not harness("verify", "s").returncode

@@ -9,7 +9,6 @@ import pytest
 
 from harness.cli import documents, exit_codes
 from harness.cli.main import cli
-from harness.cli.verb import DeclaredOption
 
 _OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 
@@ -66,7 +65,7 @@ def test_a_table_names_every_value_of_a_choice(verb, document):
     missing = [
         (option.opts[0], value)
         for option in cli.commands[verb].params
-        if isinstance(option, DeclaredOption)
+        if hasattr(option, "declared")
         for value in option.declared.kind.choices
         if not any(
             row.startswith(f"| `{option.opts[0]}`") and f"`{value}`" in row

@@ -8,7 +8,7 @@ import replicator.catalog
 import workloads.catalog
 from harness.launch.catalog import LAUNCHERS
 from results.records import schema
-from results.records.status_record import Phase, TrialStatus
+from results.records.models import Phase, TrialStatus
 
 
 def read(root, name):

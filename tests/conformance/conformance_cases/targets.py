@@ -12,7 +12,6 @@ from conformance_cases.registry import Topology
 
 import replicator
 from replicator._tf import compat as _tf_compat
-from replicator.backends.tpu import TpuReplicaContext
 from replicator.catalog import BACKENDS
 from replicator.cluster import tpu_system
 
@@ -98,7 +97,7 @@ class _TpuOnCpus:
         """MirroredStrategy has the interface of TPUStrategy that steps see."""
         assert num_logical_devices == 1
         # On CPUs, TensorFlow keeps int32 apart and MirroredStrategy sums int64 only.
-        TpuReplicaContext.wire_integer = tf.int64
+        replicator.TpuReplicator.replica_context_class.wire_integer = tf.int64
         names = [f"/device:CPU:{index}" for index in range(num_replicas)]
         return _tf_compat.mirrored_strategy(names)
 
