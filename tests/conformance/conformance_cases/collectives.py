@@ -89,7 +89,7 @@ def _nest_results(topology):
         "broadcast": combine(lambda xs: np.asarray(xs[-1])),
         "empty": on_every(topology, np.int32(0)),
         "ids": replicator.PerReplica(list(np.arange(len(trees), dtype=np.int32))),
-        "num_replicas": on_every(topology, np.int32([len(trees)] * 2)),
+        "num_replicas": [on_every(topology, np.int32(len(trees)))] * 2,
     }
 
 
