@@ -115,7 +115,7 @@ def misuse_of_collectives(repl):
         repl.run(lambda: replicator.broadcast(tf.constant(1.0), count))
     with refused(TypeError, "source_replica_id 0.5 must be a Python int"):
         repl.run(lambda: replicator.broadcast(tf.constant(1.0), 0.5))
-    with refused(TypeError, "step returned a 'object'; a step returns a nest of tens"):
+    with refused(TypeError, "returned a 'object'; a step returns a nest of tensors"):
         repl.run(lambda: {"model": object()})
     words = repl.run(lambda: tf.constant("a"))
     with refused(ValueError, "reduce 'sum' of string is not defined; reductions take"):
