@@ -175,6 +175,8 @@ HEIRS = {
     "multi_worker": "in_graph",
     "tf_multi_worker": "tf_mirrored",
 }
+# What an heir does by code of its own.
+BETWEEN_WORKERS = ("nests_of_mixed_ranks", "results_of_their_own", "reads_per_replica")
 # Backends that call a strategy in the same way.
 ALIKE = ("tf_mirrored", "tpu")
 # Targets of which the full run alone asks something: another one of their backend does
@@ -187,7 +189,8 @@ def covering_targets(cases):
 
     One target of each backend, in turn from case to case. Two backends that call a
     strategy in the same way share the cases, and an heir has few: as many as name each
-    of its capabilities, because the backend that it inherits from has all of them.
+    of its capabilities, because the backend that it inherits from has all of them, and
+    those of what it does between workers.
     """
     found = {case.name: set() for case in cases}
     for backend in BACKENDS:
@@ -200,8 +203,11 @@ def covering_targets(cases):
         few = [case.name for case in _fewest(possible)]
         if backend in ALIKE:
             few += [case.name for case in possible[ALIKE.index(backend) :: len(ALIKE)]]
-        is_whole = backend not in HEIRS and backend not in ALIKE
-        chosen = [case for case in possible if is_whole or case.name in few]
+        elif backend in HEIRS:
+            few += BETWEEN_WORKERS
+        else:
+            few = list(found)
+        chosen = [case for case in possible if case.name in few]
         for turn, case in enumerate(chosen):
             fitting = [target.name for target in own if target.runs(case)]
             found[case.name].add(fitting[turn % len(fitting)])
