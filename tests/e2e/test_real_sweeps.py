@@ -106,21 +106,18 @@ def test_a_sweep_with_actors_ends_in_learning_curves(sweep, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("workload", "data", "replicas", "controls"),
+    ("workload", "data", "controls"),
     [
         # Without actors, of which each trial would start its own.
-        ("d4pg", "synthetic", "2", "input_only"),
+        ("d4pg", "synthetic", "input_only"),
         pytest.param(
-            *("d4pg", "cartpole:balance", "1,2", "input_only,no_update"),
-            marks=pytest.mark.full,
+            "d4pg", "cartpole:balance", "input_only,no_update", marks=pytest.mark.full
         ),
-        pytest.param(
-            *("sngan", "digits", "1,2", "input_only,no_update"), marks=pytest.mark.full
-        ),
+        pytest.param("sngan", "digits", "input_only,no_update", marks=pytest.mark.full),
     ],
 )
 def test_a_relay_measures_the_pipelines_without_the_step(
-    workload, data, replicas, controls, sweep, tmp_path
+    workload, data, controls, sweep, tmp_path
 ):
     """They take turns with the case; the loss is 0, as there is none.
 
@@ -131,7 +128,7 @@ def test_a_relay_measures_the_pipelines_without_the_step(
         f"--data={data}",
         "--preset=smoke",
         "--backends=in_graph",
-        f"--replicas={replicas}",
+        "--replicas=1,2",
         "--mode=weak",
         "--order=relay",
         "--repeats=1",
@@ -168,8 +165,7 @@ def test_a_relay_measures_the_pipelines_without_the_step(
     named = controls.replace(",", ", ")
     assert f"controls {named}: of in_graph x2, weak sca" in done.stderr
     summary = json.loads(done.stdout)
-    planned = len(replicas.split(",")) + 2 + len(expected)  # with the twin
-    assert summary["coverage"]["planned"] == planned
+    assert summary["coverage"]["planned"] == 4 + len(expected)
     assert ["matches"] == [match["outcome"] for match in summary["matches"]]
 
 
