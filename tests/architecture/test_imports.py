@@ -3,15 +3,18 @@
 The import contracts of ``pyproject.toml`` say which package may import which.
 """
 
+import graphlib
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("harness", "replicator", "reports", "results", "workloads")
 HEAVY = {"tensorflow", "keras", "tensorflow_datasets", "jax", "torch"}
 EXTRACTORS = ("digits", "digits_training", "inception")
 
@@ -70,9 +73,22 @@ def test_nothing_slow_is_imported_by(statement, left_out):
 def test_private_names_of_tensorflow_are_in_one_folder():
     """What a new TensorFlow may break is found in ``replicator/_tf/`` only."""
     private = re.compile(r"^\s*(?:from|import) (tensorflow\.|keras\.src)", re.MULTILINE)
-    packages = ("replicator", "workloads", "harness", "results", "reports")
-    paths = [p for package in packages for p in (ROOT / package).rglob("*.py")]
+    paths = [p for package in PACKAGES for p in (ROOT / package).rglob("*.py")]
     users = {p for p in paths if private.search(p.read_text(encoding="utf-8"))}
 
     assert users
     assert set() == {p for p in users if ROOT / "replicator" / "_tf" not in p.parents}
+
+
+def test_no_import_is_in_a_circle():
+    """Nor is one hidden within a function."""
+    graph = grimp.build_graph(
+        *PACKAGES, exclude_type_checking_imports=True, cache_dir=None
+    )
+    modules = {name for name in graph.modules if not graph.find_children(name)}
+    imported = {
+        name: graph.find_modules_directly_imported_by(name) & modules
+        for name in modules
+    }
+
+    graphlib.TopologicalSorter(imported).prepare()  # raises where there is one
