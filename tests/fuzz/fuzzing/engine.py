@@ -14,7 +14,7 @@ from fuzzing.comparing import DifferenceError, Seen
 
 def run(program, repl=None):
     setting = program.setting
-    repl = repl or make_replicator(setting)
+    repl = repl or make_replicator(setting.placement, setting.num_replicas)
     with repl.context():
         variables = {v.name: make_variable(v) for v in program.variables}
     step = source.make_step(program, variables)
@@ -67,9 +67,8 @@ def _write(program, variable, write):
         variable.assign(value)
 
 
-def make_replicator(setting):
-    count = setting.num_replicas
-    if setting.placement == "shared":
+def make_replicator(placement, count):
+    if placement == "shared":
         return replicator.create("in_graph", num_replicas=count)
     repl = replicator.create(
         "in_graph",
@@ -77,7 +76,7 @@ def make_replicator(setting):
         devices=[f"CPU:{index}" for index in range(count)],
         variable_placement="mirrored",
     )
-    if setting.placement == "separate":
+    if placement == "separate":
         memories = tuple(range(count))
         repl._set_topology(dataclasses.replace(repl.topology, memories=memories))
     return repl

@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 
-from fuzzing.syntax import (
-    Block,
-    Branch,
-    Call,
-    Communicate,
-    Compute,
-    Differentiate,
-    Fail,
-    Jacobian,
-    Loop,
-    Map,
-    Push,
-    Read,
-    Uneven,
-    Vectorize,
-    Write,
+from fuzzing.syntax import Block, Differentiate, Fail, Loop, Read, Uneven, Write
+
+# Fields of statements that name values which they read, one or several.
+_READS = (
+    *("argument", "arguments", "items", "predicate", "source", "sources"),
+    *("start", "tangent", "times", "watched"),
 )
 
-_WITH_BODY = (Differentiate, Loop, Call, Map, Push, Jacobian, Vectorize)
+
+def _named_blocks(statement):
+    return {k: v for k, v in vars(statement).items() if isinstance(v, Block)}
 
 
 def blocks(statement):
-    if isinstance(statement, Branch):
-        return [statement.then, statement.orelse]
-    if isinstance(statement, _WITH_BODY):
-        return [statement.body]
-    return []
+    return list(_named_blocks(statement).values())
 
 
 def inside(statement):
@@ -87,38 +75,18 @@ def has_loops_in_tapes(statements, num_loops=0, num_tapes=0):
     return False
 
 
-def _arguments(statement):  # noqa: PLR0911 - a line for each kind of statement
-    match statement:
-        case Compute(arguments=arguments) | Communicate(arguments=arguments):
-            return set(arguments)
-        case (
-            Write(argument=argument)
-            | Call(argument=argument)
-            | Vectorize(argument=argument)
-            | Fail(argument=argument)
-        ):
-            return {argument}
-        case Push(source=source, tangent=tangent):
-            return {source, tangent}
-        case Jacobian(source=source):
-            return {source}
-        case Differentiate(watched=watched, sources=sources):
-            return {*watched, *sources}
-        case Branch(predicate=predicate):
-            return {predicate}
-        case Loop(start=start, times=times):
-            return {start, times}
-        case Map(items=items):
-            return set(items)
-        case Uneven():
-            return {"u"}
-    return set()
+def _arguments(statement):
+    names = {"u"} if isinstance(statement, Uneven) else set()
+    for field in _READS:
+        value = getattr(statement, field, ())
+        names |= {value} if isinstance(value, str) else set(value)
+    return names
 
 
 def results(statement):
-    if isinstance(statement, (Communicate, Differentiate, Map)):
-        return statement.results
-    return () if isinstance(statement, Write) else (statement.result,)
+    if isinstance(statement, Write):
+        return ()
+    return statement.results if hasattr(statement, "results") else (statement.result,)
 
 
 def without_dead(statements, wanted):
@@ -150,14 +118,8 @@ def _with_lean_blocks(statement, wanted):
             statements=without_dead(block.statements, needed), result=block.result
         )
 
-    if isinstance(statement, Branch):
-        return dataclasses.replace(
-            statement, then=lean(statement.then), orelse=lean(statement.orelse)
-        )
-    if isinstance(statement, Differentiate):
-        return dataclasses.replace(
-            statement, body=lean(statement.body, *wanted, *statement.sources)
-        )
-    if isinstance(statement, _WITH_BODY):
-        return dataclasses.replace(statement, body=lean(statement.body))
-    return statement
+    more = ()
+    if isinstance(statement, Differentiate):  # its values are seen afterwards
+        more = (*wanted, *statement.sources)
+    lean_blocks = {k: lean(v, *more) for k, v in _named_blocks(statement).items()}
+    return dataclasses.replace(statement, **lean_blocks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
+from fuzzing.choices import Choices
 from fuzzing.training import syntax
 
 FEATURES = (
@@ -25,28 +26,21 @@ def trainings(draw, features=FEATURES):
     return _Drawer(draw, features).training()
 
 
-class _Drawer:
-    def __init__(self, draw, features):
-        self._draw = draw
-        self._features = features
-
+class _Drawer(Choices):
     def _choose(self, *options):
-        return self._draw(st.sampled_from(options))
-
-    def _also(self, feature, *options):
-        return list(options) if feature in self._features else []
+        return self.choose(options)
 
     def training(self):
         target = self._target()
         inputs = self._inputs(target)
         layers = [self._layer() for _ in range(self._choose(1, 2, 0))]
-        if self._choose(*[False] * 9, *self._also("recomputed", True)):
+        if self._choose(*[False] * 9, *self.also("recomputed", True)):
             by = self._choose("tf", "keras")
             layers += [syntax.Dense(units=2), syntax.Recomputed(by=by)]
         optimizer = self._optimizer()
         count = self._choose(*range(1, MAX_ACTIONS + 1))
         actions = [self._action(inputs, optimizer) for _ in range(count)]
-        is_poisoned = self._choose(False, *self._also("failures", True))
+        is_poisoned = self._choose(False, *self.also("failures", True))
         return syntax.Training(
             layers=tuple(layers),
             optimizer=optimizer,
@@ -54,7 +48,7 @@ class _Drawer:
             target=target,
             actions=tuple(actions),
             poison=self._choose(*range(inputs.num_examples)) if is_poisoned else None,
-            dtype=self._choose("float32", *self._also("precision", "float64")),
+            dtype=self._choose("float32", *self.also("precision", "float64")),
             seed=self._choose(*range(20)),
         )
 
@@ -71,7 +65,7 @@ class _Drawer:
             num_examples=self._choose(*range(4, 20)),
             batch=self._batch(target),
             is_split=self._choose(True, False),
-            is_generator=self._choose(False, *self._also("failures", True)),
+            is_generator=self._choose(False, *self.also("failures", True)),
             mode=self._choose("PER_WORKER", "PER_REPLICA", "SINGLE"),
             prefetch=self._choose(0, 0, 2),
         )
@@ -81,13 +75,13 @@ class _Drawer:
         return self._choose(
             syntax.Dense(units=2, activation=activation),
             syntax.Dropout(),
-            *self._also("norms", syntax.Norm(), syntax.Norm(is_global=False)),
-            *self._also("queues", syntax.Queue()),
+            *self.also("norms", syntax.Norm(), syntax.Norm(is_global=False)),
+            *self.also("queues", syntax.Queue()),
         )
 
     def _optimizer(self):
-        options = "options" in self._features
-        clips = self._also("clips", "clip_by_global_norm", "clip_by_norm")
+        options = "options" in self.features
+        clips = self.also("clips", "clip_by_global_norm", "clip_by_norm")
         return syntax.Optimizer(
             name=self._choose("sgd", "momentum", "nesterov", "adam"),
             clip=self._choose(None, 0.5) if options else None,
@@ -107,8 +101,8 @@ class _Drawer:
                 index=self._choose(0, 1, 2, 3, 4, 5),
                 kind=self._choose("same", "zeros", "new"),
             ),
-            *self._also("restores", *[restore] * 2),
-            *self._also(
+            *self.also("restores", *[restore] * 2),
+            *self.also(
                 "foreign",
                 syntax.Single(),
                 syntax.Foreign(

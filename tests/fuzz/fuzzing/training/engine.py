@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
+from fuzzing.engine import make_replicator
 from fuzzing.training import syntax
 from fuzzing.training.numpy_model import RATE, Model, make_data
 
@@ -49,24 +50,12 @@ class RecomputedLayer(keras.layers.Layer):
         return self._dropped(inputs)
 
 
-def make_replicator(target):
-    count = target.num_replicas
-    if not target.is_mirrored:
-        return replicator.create("in_graph", num_replicas=count)
-    return replicator.create(
-        "in_graph",
-        num_replicas=count,
-        devices=[f"CPU:{index}" for index in range(count)],
-        variable_placement="mirrored",
-    )
-
-
 class Session:
     """A training on one target."""
 
     def __init__(self, training, target, batch):
         self._training = training
-        self.repl = make_replicator(target)
+        self.repl = make_replicator(target.placement, target.num_replicas)
         with self.repl.context():
             self.model = _make_model(training)
             self.optimizer = wrap(self.repl, training.optimizer)
@@ -267,7 +256,7 @@ def _act(session, training, action):
 def _foreign(session, training, what, num_replicas):
     """A step with something that another replicator made."""
     target = syntax.Target(num_replicas=num_replicas, is_mirrored=False)
-    other = make_replicator(target)
+    other = make_replicator(target.placement, target.num_replicas)
     if what == "optimizer":
         with other.context():
             optimizer = wrap(other, training.optimizer)

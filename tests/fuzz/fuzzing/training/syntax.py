@@ -72,6 +72,10 @@ class Target:
     num_replicas: int
     is_mirrored: bool
 
+    @property
+    def placement(self):
+        return "mirrored" if self.is_mirrored else "shared"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
