@@ -32,11 +32,12 @@ MOST_KILLS = max(2, min(NUM_KILLS // 2, 25))
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 GONE_SEC = 60.0
 SHARED_MEMORY = Path("/dev/shm")
+REPEATS = 2 if NUM_KILLS > 3 else 1
 SWEEP = smoke_sweep(
-    "--backends=in_graph --replicas=1,2 --mode=weak --repeats=2 --study=s"
+    f"--backends=in_graph --replicas=1,2 --mode=weak --repeats={REPEATS} --study=s"
 )
 # By order: trials of the sweep, and those that one kill can hit.
-NUM_TRIALS = {"sequential": 4, "relay": 6}
+NUM_TRIALS = {"sequential": 2 * REPEATS, "relay": 3 * REPEATS}
 HIT_BY_A_KILL = {"sequential": 1, "relay": 3}
 
 
