@@ -13,7 +13,7 @@ from pathlib import Path
 
 import fake_slurm
 import pytest
-from fake_nvml import FakeGpu, make_gpus
+from fake_nvml import make_gpus
 
 from harness.cli import exit_codes
 from harness.doctor import gpu_code
@@ -30,7 +30,6 @@ MACHINES = {"1": (1, 0), "8": (8, 1), "2 x 8": (8, 2)}
 """GPUs of one machine, and the column of minutes."""
 # Four programs of the tests: TensorFlow, a network, and its first steps.
 PROGRAMS_SEC = 4 * 60
-SMALL = ("--preset=smoke", "--repeats=1", "--no-match")
 
 
 def blocks():
@@ -68,151 +67,119 @@ def conftest_of_gpus():
     return module
 
 
-class Machine:
-    def __init__(self, harness, overrides, folder):
-        self.harness, self.overrides, self.folder = harness, overrides, folder
-        self.lines = []
+def probe(ids):
+    return TensorFlowGpus(
+        num_gpus=len(ids), is_built_with_cuda=True, architectures=WHEEL
+    )
 
-    def probe(self, ids):
-        return TensorFlowGpus(
-            num_gpus=len(ids), is_built_with_cuda=True, architectures=WHEEL
-        )
 
-    def compile(self, _name, environ):
-        Path(environ["CUDA_CACHE_PATH"]).mkdir(exist_ok=True)
-        return 0
+def compile_code(_name, environ):
+    Path(environ["CUDA_CACHE_PATH"]).mkdir(exist_ok=True)
+    return 0
 
-    def run(self, words, *more):
+
+@pytest.fixture
+def run(harness, gpu_overrides, doctor_of_gpus, tmp_path, monkeypatch):
+    """Returns a function that runs a command: the code, and all that it says.
+
+    Compiled code is kept in the test's folder; ``doctor`` looks at GPUs only.
+    """
+    monkeypatch.setenv("CUDA_CACHE_PATH", str(tmp_path / "cache"))
+
+    def run_command(words, *more):
+        if words[:2] == ["make", "setup-gpu"]:
+            assert recipe("setup-gpu")[0].endswith("-m harness.doctor.gpu_code")
+            lines = []
+            code = gpu_code.compile_once(
+                probe=probe, run=compile_code, say=lines.append
+            )
+            return code, " ".join(lines)
         if words[0] == "make":
-            (line,) = recipe(words[1])
-            if words[1] == "setup-gpu":
-                assert line.endswith("-m harness.doctor.gpu_code")
-                code = gpu_code.compile_once(
-                    probe=self.probe, run=self.compile, say=self.lines.append
-                )
-                return code, "\n".join(self.lines)
-            words = ["python", "-m", *line.split(" -m ", 1)[1].split()]
+            words = shlex.split(recipe(words[1])[0])
         argv = words[words.index("harness") + 1 :]
         if argv[0] == "doctor":
             assert ["doctor", "--device", "gpu", "--relay", "0"] == argv
-            return 0, ""
-        code, out, err = self.harness(*argv, *more, overrides=self.overrides)
-        return code, out + err
+            code, text = doctor_of_gpus(probe)
+        else:
+            overrides = gpu_overrides | {"probe": probe}
+            code, out, err = harness(*argv, *more, overrides=overrides)
+            text = out + err
+        return code, " ".join(text.split())
 
-    def estimated_sec(self, argv):
-        code, out, err = self.harness("sweep", "--dry-run", "--json", *argv)
-        assert exit_codes.OK == code, err
-        return float(json.loads(out)["estimated_sec"])
-
-
-@pytest.fixture
-def machine(harness, gpu_overrides, tmp_path, monkeypatch):
-    """Returns what runs the commands; compiled code is kept in the test's folder."""
-    monkeypatch.setenv("CUDA_CACHE_PATH", str(tmp_path / "cache"))
-    made = Machine(harness, gpu_overrides, tmp_path)
-    made.overrides = {**gpu_overrides, "probe": made.probe}
-    return made
+    return run_command
 
 
-@pytest.fixture
-def doctor(doctor_of_gpus, machine):
-    def run():
-        code, out = doctor_of_gpus(machine.probe)
-        return code, " ".join(out.split())
-
-    return run
-
-
-@pytest.mark.parametrize("count", [1, 8])
-def test_the_commands_work_in_their_order(
-    install_gpus, machine, doctor, tmp_path, count
-):
+@pytest.mark.parametrize(
+    ("count", "primary"),
+    [
+        (1, "single / in_graph, weak scaling, x1"),
+        (8, "in_graph, weak scaling, x8 / x1"),
+    ],
+)
+def test_the_commands_work_in_their_order(install_gpus, run, tmp_path, count, primary):
     """On H100, for which the wheel has no code: compiled by the first, found later."""
     install_gpus(make_gpus(count))
-    (setup, check, tests, plan, sweep), _ = blocks()
-
-    code, text = doctor()
-    assert (exit_codes.OK, True) == (code, "make setup-gpu compiles once" in text)
-    code, text = machine.run(setup)
-    assert (0, True) == (code, "d4pg: the driver compiles" in text)
-    assert (exit_codes.OK, "") == machine.run(check)
-    code, text = doctor()
-    assert (exit_codes.OK, True) == (code, "compiled once" in text), text
+    (setup, doctor, tests, plan, sweep), _ = blocks()
+    for words, expected in (
+        (doctor, "make setup-gpu compiles once"),
+        (setup, "d4pg: the driver compiles"),
+        (doctor, "compiled once"),
+        (plan, f"x{count}"),
+    ):
+        code, text = run(words)
+        assert (exit_codes.OK, True) == (code, expected in text), text
     assert "REQUIRE_GPU=1 $(BIN)/python -m pytest tests/gpu" == recipe(tests[1])[0]
-    code, text = machine.run(plan)
-    assert (exit_codes.OK, True) == (code, f"x{count}" in text), text
     assert plan[plan.index("--dry-run") + 1 :] == arguments(recipe(sweep[1])[0])[1:]
-    code, text = machine.run(sweep, *SMALL)
+    code, text = run(sweep, "--preset=smoke", "--repeats=1", "--no-match")
 
     assert exit_codes.OK == code, text
     (plan_file,) = (tmp_path / "runs").glob("*/plan.json")
-    primary = json.loads(plan_file.read_text())["measuring"]["primary"]["text"]
-    expected = {
-        1: "single / in_graph, weak scaling, x1",
-        8: "in_graph, weak scaling, x8 / x1",
-    }
-    assert expected[count] == primary
+    assert primary == json.loads(plan_file.read_text())["measuring"]["primary"]["text"]
 
 
 def test_two_machines_are_planned_and_submitted(
-    install_gpus, machine, tmp_path_factory, monkeypatch
+    install_gpus, run, tmp_path_factory, monkeypatch
 ):
+    """From a login node, which has no GPU; the job asks for those of both."""
     install_gpus([], driver=None)
     submitted_to = fake_slurm.install(tmp_path_factory.mktemp("slurm"), monkeypatch)
-    _, (plan, sweep) = blocks()
-
-    code, text = machine.run(plan)
-    assert (exit_codes.OK, True) == (code, "x16" in text), text
+    (_, doctor, *_), (plan, sweep) = blocks()
     monkeypatch.setattr("sys.argv", sweep[2:])
-    code, text = machine.run(sweep)
-    assert (exit_codes.OK, True) == (code, "submitted job 42" in text), text
+    for words, expected, of in (
+        (doctor, exit_codes.UNFIT, "install the NVIDIA driver"),
+        (plan, exit_codes.OK, "x16"),
+        (sweep, exit_codes.OK, "submitted job 42"),
+    ):
+        code, text = run(words)
+        assert (expected, True) == (code, of in text), text
     submitted = submitted_to.read_text()
     assert '#SBATCH --gpus-per-node="8"' in submitted
     assert '#SBATCH --nodes="2"' in submitted
     assert 'export CUDA_CACHE_PATH="${CUDA_CACHE_PATH:-$HOME/' in submitted
 
 
-@pytest.mark.parametrize(
-    ("gpus", "command", "code", "remedy"),
-    [
-        ([], "sweep", exit_codes.USAGE, "--device cpu"),
-        ([], "doctor", exit_codes.UNFIT, "install the NVIDIA driver"),
-        (make_gpus(1), "setup", 1, "unset CUDA_CACHE_DISABLE"),
-        ([*make_gpus(1), FakeGpu(uuid="b", is_lost=True)], "sweep", 2, "--gpu-reset"),
-    ],
-)
-def test_a_command_that_fails_says_what_to_do(
-    install_gpus, machine, doctor, monkeypatch, gpus, command, code, remedy
-):
-    install_gpus(gpus)
-    if command == "setup":
-        monkeypatch.setenv("CUDA_CACHE_DISABLE", "1")
-    (setup, _, _, _, sweep), _ = blocks()
-    run = {
-        "setup": lambda: machine.run(setup),
-        "sweep": lambda: machine.run(sweep, *SMALL),
-        "doctor": doctor,
-    }[command]
-    found, text = run()
-
-    assert (code, True) == (found, remedy in text), text
-
-
 @pytest.mark.parametrize("name", MACHINES)
-def test_the_minutes_are_those_of_the_plan(install_gpus, machine, name):
+def test_the_minutes_are_those_of_the_plan(install_gpus, harness, name):
     """To a factor of 1.3: of the tests on GPUs as well, whose sweeps are planned."""
     num_gpus, column = MACHINES[name]
     install_gpus(make_gpus(num_gpus))
+
+    def seconds(argv):
+        code, out, err = harness("sweep", "--dry-run", "--json", *argv)
+        assert exit_codes.OK == code, err
+        return float(json.loads(out)["estimated_sec"])
+
     _, (plan, _) = blocks()
-    if name == "2 x 8":
-        found = machine.estimated_sec(plan[plan.index("--dry-run") + 1 :])
-    else:
-        found = machine.estimated_sec(arguments(recipe("sweep-gpu")[0])[1:])
+    found = seconds(
+        plan[plan.index("--dry-run") + 1 :]
+        if name == "2 x 8"
+        else arguments(recipe("sweep-gpu")[0])[1:]
+    )
     assert minutes("sweep")[column] * 60 == pytest.approx(found, rel=0.3)
 
     module = conftest_of_gpus()
     sweeps = {k: (*module.COMMON, "--device=gpu", *v) for k, v in module.SWEEPS.items()}
     asked = ["one replica", "compiled", "compiled", "beyond memory"]
     asked += ["eight"] * (num_gpus == 8)
-    total = PROGRAMS_SEC + sum(machine.estimated_sec(sweeps[key]) for key in asked)
+    total = PROGRAMS_SEC + sum(seconds(sweeps[key]) for key in asked)
     assert minutes("test-gpu")[column] * 60 == pytest.approx(total, rel=0.3)

@@ -30,6 +30,7 @@ def seen(num_gpus, *, has_cuda=True, **versions):
 
 VERSIONS = {"cuda_version": "12.5.1", "cudnn_version": "9"}
 EIGHT = make_gpus(8)
+LOST = FakeGpu(uuid="GPU-c", is_lost=True)
 UNUSABLE = [
     ([], "1", None, {}, r"shows 0 GPUs \(NVIDIA driver missing.*; use --device cpu"),
     (make_gpus(2), "1,4", None, {}, r"needs 4 GPUs, .* 2; use at most --replicas 2"),
@@ -37,6 +38,7 @@ UNUSABLE = [
     (make_gpus(2), "1", "GPU-00,GPU-x", {}, r"'GPU-x' is no GPU .*; allowed are 0, 1 "),
     (MIG, "1,2", None, {}, r"in MIG mode, .*; use --replicas 1, or .* -mig 0"),
     (MIXED, "1,3", None, {}, r"GPU 0\+1 are NV.*, GPU 2 is .*DEVICES=0,1(?!,)"),
+    ([*make_gpus(1), LOST], "1", None, {}, r"GPU is lost.*--gpu-reset"),
     # Where somebody else has the GPUs, the machine is unfit.
     (BUSY, "1,3", None, {}, r"GPU 2 .* used by 2 other processes, .* itself; .*=0,1$"),
     (
