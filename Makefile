@@ -118,7 +118,7 @@ lint: setup  ## Check format, lint rules, spelling, import contracts and pipelin
 	$(BIN)/hadolint Dockerfile
 
 fuzz-records: setup  # Read 2,000 damaged studies and 2,000 other damaged files, parse 5,000 hostile command lines, kill 100 sweeps (an hour).
-	HOSTILE_RECORDS=2000 HOSTILE_COMMAND_LINES=5000 DAMAGED_FILES=2000 $(BIN)/python -m pytest tests/harness/run/test_hostile_records.py tests/harness/hostile/test_hostile_command_lines.py tests/harness/hostile/test_damaged_files.py
+	HOSTILE_RECORDS=2000 HOSTILE_COMMAND_LINES=5000 DAMAGED_FILES=2000 $(BIN)/python -m pytest tests/harness/hostile/test_hostile_command_lines.py tests/harness/hostile/test_damaged_files.py
 	HARNESS_KILLS=100 $(BIN)/python -m pytest tests/harness/run/test_kill_and_leave_nothing.py
 
 faults: setup  # Inject faults: FAULTS trials on each of LAUNCHERS, kills of 100 gates, 1,000 failed writes, 9,000 failed reads, 120 power cuts, 14 faults of Slurm (two hours).

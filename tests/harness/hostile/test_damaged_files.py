@@ -1,42 +1,119 @@
 """Any file that is read is damaged in any way: one line, or an answer; never a fault.
 
-Of each file that a verb or the harness reads beside the records of a study, which have
-``tests/harness/run/test_hostile_records.py``. ``DAMAGED_FILES`` sets how many;
-``make fuzz-records`` damages 2,000. ``FAULTS_SEED`` draws others.
+``DAMAGED_FILES`` sets how many files are damaged, ``HOSTILE_RECORDS`` how many studies,
+whose records are damaged as JSON, too; ``make fuzz-records`` damages thousands.
+``FAULTS_SEED`` draws others.
 """
 
+import contextlib
+import io
+import json
+import logging
 import os
+import random
 import re
 import shutil
 import time
 import traceback
+import warnings
 
 import covering
+import damaged
 import drawn
 import pytest
 import read_files
 from command_words import smoke_sweep
-from damaged import damage, put
 from hung import Hung, at_most
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.machine import gpus
+from harness.run import trial_tree
+from reports.charts import svg
 from results.judging import gate_logs
-from results.records.models import GateCase, GateRecord
+from results.records import identity
+from results.records.models import GateCase, GateRecord, TrialSpec
 from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes
 
-DRAWN_HERE = "220" if covering.is_full() else "22"
-NUM_FILES = int(os.environ.get("DAMAGED_FILES", DRAWN_HERE))
-LONGEST_SEC = 30
+NUM_FILES = int(os.environ.get("DAMAGED_FILES", "220" if covering.is_full() else "22"))
+NUM_STUDIES = int(
+    os.environ.get("HOSTILE_RECORDS", "24" if covering.is_full() else "6")
+)
+LONGEST_SEC = 30.0
 CODES = {
     value
     for name, value in vars(exit_codes).items()
     if name.isupper() and name not in ("INTERNAL_FAULT", "INTERRUPTED")
 }
 NOTES = ("error: ", "left out: ", "report: ", "note: ", "study ")
+
+
+class Logged(logging.Handler):
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+DRAWN = {}
+
+
+def once(draw):
+    """Draws figures that are the same in thousands of cases only once."""
+
+    def drawing(*args, **kwargs):
+        # Functions write what is described; what they draw is in a partial.
+        shown = [getattr(arg, "keywords", arg) for arg in args]
+        named = {k: v for k, v in kwargs.items() if not callable(v)}
+        key = f"{draw.__module__} {shown!r} {named!r}"
+        if key not in DRAWN:
+            DRAWN[key] = draw(*args, **kwargs)
+        return DRAWN[key]
+
+    return drawing
+
+
+def run(*words):
+    """Runs a verb and checks what holds of any: no fault, no warning, lines, soon."""
+    out, err, logged = io.StringIO(), io.StringIO(), Logged()
+    fake = trial_tree.TrialExit(
+        exit_code=1, is_timed_out=False, timeout_sec=1, duration_sec=0, num_oom_kills=0
+    )
+    start = time.monotonic()
+    logging.getLogger("matplotlib").addHandler(logged)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        warnings.catch_warnings(record=True) as warned,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        warnings.simplefilter("always")
+        # No process of a trial starts; the code is that of whoever made the study.
+        patch.setattr(trial_tree, "run_tree", lambda *_, **__: fake)
+        patch.setattr("harness.planning.plan.check_code", lambda _: None)
+        patch.setattr(svg, "draw", once(svg.draw))
+        with at_most(2 * LONGEST_SEC):
+            code = cli.main(words, run_overrides={"canary": lambda _: 0.2})
+    logging.getLogger("matplotlib").removeHandler(logged)
+    logged.lines += [str(warning.message) for warning in warned]
+    said = err.getvalue()
+
+    assert "Traceback" not in said, said[-1500:]
+    assert code in CODES, said[-1500:]
+    assert logged.lines == []
+    assert time.monotonic() - start < LONGEST_SEC
+    if code == exit_codes.USAGE:
+        assert said, words
+        assert all(line.startswith(NOTES) for line in said.splitlines()), said
+    return code, out.getvalue(), said
+
+
 SMALL = smoke_sweep("--backends=in_graph --replicas=1,2 --mode=weak --budget=none")
 TOML = """
 workload = "resnet50"
@@ -109,15 +186,6 @@ def replacing(old, new):
     return replace
 
 
-def with_text(old, new):
-    def run(path):
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new))
-
-    return run
-
-
 def all_void(path):
     for other in path.parents[1].glob("*/turns.jsonl"):
         text = other.read_text()
@@ -156,7 +224,7 @@ READERS = {
 
 
 KNOWN = {
-    "numbers from a pipe": ("numbers in JSON", lambda path: put(path, "pipe")),
+    "numbers from a pipe": ("numbers in JSON", lambda path: damaged.put(path, "pipe")),
     "numbers nested deeply": ("numbers in JSON", with_bytes(b"[" * 60_000)),
     "a column of 200 kB": ("numbers in CSV", with_bytes(b"rate\n" + b"9" * 200_000)),
     "a line that is a number": ("what a trial wrote", with_bytes(b"5\n")),
@@ -164,7 +232,10 @@ KNOWN = {
         "what a trial wrote",
         with_bytes(b'{"kind": "gpu_canary", "tflops": [%s]}\n' % (b"9" * 400)),
     ),
-    "observations from a pipe": ("what a trial wrote", lambda path: put(path, "pipe")),
+    "observations from a pipe": (
+        "what a trial wrote",
+        lambda path: damaged.put(path, "pipe"),
+    ),
     "a first exit nested deeply": ("what ended first", with_bytes(b"[" * 60_000)),
     "a first exit of no rank": (
         "what ended first",
@@ -178,14 +249,17 @@ KNOWN = {
         "observations of a match",
         replacing(b'"group": "', b'"group": "x'),
     ),
-    "turns that are a link": ("load within turns", lambda path: put(path, "loop")),
+    "turns that are a link": (
+        "load within turns",
+        lambda path: damaged.put(path, "loop"),
+    ),
     "a turn that is a list": ("load within turns", with_bytes(b"[]\n")),
-    "an owner that is a pipe": ("owner", lambda path: put(path, "pipe")),
-    "an owner without an end": ("owner", lambda path: put(path, "endless")),
+    "an owner that is a pipe": ("owner", lambda path: damaged.put(path, "pipe")),
+    "an owner without an end": ("owner", lambda path: damaged.put(path, "endless")),
     "no turn that counts": ("load of turns", all_void),
     "a count without what it was": (
         "what a gate concluded",
-        with_text('"before": 10.0', '"before": null'),
+        replacing(b'"before": 10.0', b'"before": null'),
     ),
     "a note nested deeply": ("note of compiled code", with_bytes(b"[" * 60_000)),
 }
@@ -193,12 +267,25 @@ KNOWN = {
 
 
 @pytest.fixture
-def read(whole, tmp_path, overrides, capsys, monkeypatch):
+def read(whole, tmp_path, monkeypatch):
     """Returns what damages a file in a copy of all, and says how reading it failed."""
     monkeypatch.setattr("reports.page.build.build_report", lambda *_, **__: "<p>12</p>")
     place = tmp_path / "place"
 
-    def run(name, damaged):
+    def fault_of(reader, path):
+        try:
+            if isinstance(reader, str):
+                run(*reader.split())
+            else:
+                with at_most(LONGEST_SEC):
+                    reader(path)
+        except Hung:
+            return [f"{reader}: it hangs"]
+        except Exception:  # noqa: BLE001 - whatever it is, is a fault
+            return [f"{reader}: {traceback.format_exc()[-1500:]}"]
+        return []
+
+    def read_all(name, damage):
         pattern, readers = READERS[name]
         shutil.copytree(whole, place)
         monkeypatch.chdir(place)
@@ -206,19 +293,13 @@ def read(whole, tmp_path, overrides, capsys, monkeypatch):
             (place / "runs/r/.lock-holder").write_text(f"{os.getpid()}\n")
             for status in place.glob("runs/r/trials/*/status.json"):
                 status.unlink()
-        path = damaged(sorted(place.glob(pattern)))
-        found = []
-        for reader in readers:
-            started = time.monotonic()
-            fault = fault_of(reader, path, overrides, capsys)
-            if not fault and time.monotonic() - started > LONGEST_SEC / 2:
-                fault = "it took long"
-            found += [f"{reader}: {fault}"] * bool(fault)
+        path = damage(sorted(place.glob(pattern)))
+        found = [fault for reader in readers for fault in fault_of(reader, path)]
         monkeypatch.chdir(tmp_path)
         shutil.rmtree(place)
         return found
 
-    return run
+    return read_all
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -228,12 +309,12 @@ def test_a_damaged_file_is_no_fault(name, read):
         chance = drawn.chance(f"{name} {number}")
         how = []
 
-        def damaged(paths, chance=chance, how=how):
+        def damage(paths, chance=chance, how=how):
             path = chance.choice(paths)
-            how.append(damage(path, chance))
+            how.append(damaged.damage(path, chance))
             return path
 
-        if faults := read(name, damaged):
+        if faults := read(name, damage):
             wrong.append((number, how, faults))
 
     assert [] == wrong
@@ -241,29 +322,194 @@ def test_a_damaged_file_is_no_fault(name, read):
 
 @pytest.mark.parametrize("what", KNOWN)
 def test_what_was_a_fault_is_none_any_more(what, read):
-    name, damaged = KNOWN[what]
+    name, damage = KNOWN[what]
 
-    def first(paths):
-        damaged(paths[0])
+    def damage_first(paths):
+        damage(paths[0])
         return paths[0]
 
-    assert [] == read(name, first)
+    assert [] == read(name, damage_first)
 
 
-def fault_of(reader, path, overrides, capsys):
-    """Runs a reader; returns what is wrong with how it ended, or ""."""
+OTHERS = (
+    ("verify", "damaged"),
+    ("list", "studies"),
+    ("report", "damaged", "--format", "zip", "-o", "written.zip"),
+)
+"""Other readers of a study, of which each case has one."""
+MANY_DIGITS = int("9" * 4000)
+
+NUMBERS = (
+    *(0, -0.0, -1, 1, 2, 3, 0.5, 1e-9, 1e-300, 5e-324, 1e300, 1.7e308, 1e100, -1e100),
+    *(float("nan"), float("inf"), float("-inf"), True, False, 2**31, 2**53 + 1, 2**63),
+    *(-(2**63), 10**18, 10**19, MANY_DIGITS, -MANY_DIGITS, 65536, 65537, 10**6, 10**9),
+)
+TEXTS = (
+    *("", " ", "\0", "a\0b", "\ud800", "x\udfffy", "a\nb", "\x1b[31mred", "\u2028"),
+    *("\N{RIGHT-TO-LEFT OVERRIDE}abc", "\N{PILE OF POO}" * 9, "\u4e2d\u6587"),
+    *("a" * 200, "a" * 201, "a" * 10_000, "$\\frac{1}{", "$x$ and $y$", "[/red]"),
+    *("<script>", "&lt;", "../../x", "/etc/passwd", "..", ".", "#010203"),
+    *("{{ 7 * 7 }}", "%s", "nan", "1e999", "ok", "failed", "weak", "in_graph"),
+    *("0" * 20, "f" * 20, "\u0627\u0644", "a; b; c"),
+)
+NESTED = (None, [], {}, [[]], [{}], {"": None}, [None], [0] * 5000, {"a": {"b": []}})
+values = st.sampled_from((*NUMBERS, *TEXTS, *NESTED)) | st.text(max_size=8)
+chances = st.integers(0, 2**40)
+
+
+def pick(value, chance):
+    """Returns the path of a part of a JSON value, a list as likely as a number."""
+    path = []
+    while value and isinstance(value, dict | list):
+        chance, place = divmod(chance, len(value))
+        path.append(sorted(value)[place] if isinstance(value, dict) else place)
+        value = value[path[-1]]
+        chance, is_end = divmod(chance, 3)
+        if not is_end:
+            break
+    return tuple(path)
+
+
+def like(value, path, chance, new):
+    for key in path:
+        value = value[key]
+    if chance % 4 == 0:
+        return new
+    if isinstance(value, int | float):
+        return NUMBERS[chance // 4 % len(NUMBERS)]
+    return TEXTS[chance // 4 % len(TEXTS)] if isinstance(value, str) else new
+
+
+def change(value, path, how, new):
+    """Returns a JSON value with one node set, removed, doubled, renamed or emptied."""
+    if not path:
+        return new
+    parent = value
+    for key in path[:-1]:
+        parent = parent[key]
+    key = path[-1]
+    if how == "set":
+        parent[key] = new
+    elif how == "remove":
+        del parent[key]
+    elif how == "double" and isinstance(parent, list):
+        parent.append(parent[key])
+    elif how == "rename" and isinstance(parent, dict):
+        parent[str(new)] = parent.pop(key)
+    elif isinstance(parent[key], list):
+        parent[key] = []
+    return value
+
+
+def load(path):
+    """Returns what a plain file of a usual size holds; a pipe would not end."""
+    if not path.is_file() or path.stat().st_size > 2**24:
+        raise OSError(f"{path} was damaged before")
+    return json.loads(path.read_text())
+
+
+def rename(root, name, spec):
+    """Gives the trial ``name`` another spec, and the ids that follow, everywhere."""
     try:
-        with at_most(LONGEST_SEC):
-            if not isinstance(reader, str):
-                reader(path)
-                return ""
-            code = cli.main(reader.split(), run_overrides=overrides)
-    except Hung:
-        return "it hangs"
-    except Exception:  # noqa: BLE001 - whatever it is, is a fault
-        return traceback.format_exc()[-1500:]
-    _, err = capsys.readouterr()
-    if code not in CODES or "Traceback" in err:
-        return f"code {code}: {err[-1500:]}"
-    is_in_lines = err and all(line.startswith(NOTES) for line in err.splitlines())
-    return f"no line: {err}" if code == exit_codes.USAGE and not is_in_lines else ""
+        ids = identity.ids(TrialSpec.model_validate(spec))
+    except ValueError:
+        ids = name, name
+    plan = load(root / "plan.json")
+    for trial in plan["trials"]:
+        if trial["trial_id"] == name:
+            trial |= {"trial_id": ids[0], "case_id": ids[1], "spec": spec}
+    (root / "plan.json").write_text(json.dumps(plan))
+    folder = root / "trials" / name
+    (folder / "spec.json").write_text(json.dumps(spec))
+    for path in (folder / "status.json", folder / "result.json"):
+        if path.exists():
+            fields = load(path)
+            path.write_text(json.dumps({**fields, "trial_id": ids[0]}))
+    if ids[0] != name:
+        folder.rename(root / "trials" / ids[0])
+
+
+KINDS = (
+    *("set", "set", "set", "set", "remove", "double", "rename", "empty"),
+    *("spec", "spec", "bytes", "bytes", "place", "version"),
+)
+damages = st.lists(
+    st.tuples(st.sampled_from(KINDS), chances, chances, values), min_size=1, max_size=3
+)
+"""What is damaged in a study directory, in one to three places."""
+
+
+def damage(root, kind, first, second, new):
+    files = sorted(
+        p for p in root.rglob("*.json") if p.is_file() and p.stat().st_size < 2**24
+    )
+    if not files:
+        return
+    # Half of them to results and the plan, which most is computed from.
+    rich = [p for p in files if p.name in ("result.json", "plan.json")]
+    path = (rich if first % 2 and rich else files)[first // 2 % len(rich or files)]
+    if kind == "place":
+        others = [path, path.parent, root / "report", root / ".lock", root / "trials"]
+        what = damaged.PLACES[first % len(damaged.PLACES)]
+        damaged.put(others[max(0, second % 9 - 4)], what)
+        return
+    if kind == "bytes":
+        damaged.damage(path, random.Random(first))
+        return
+    with contextlib.suppress(
+        ValueError, LookupError, TypeError, OSError, RecursionError
+    ):
+        value = load(path)
+        if kind == "version":
+            value["schema_version"] = (1, 2, 7, 0, True, MANY_DIGITS)[second % 6]
+        elif kind == "spec":
+            folder = sorted((root / "trials").iterdir())[first % 2]
+            spec = load(folder / "spec.json")
+            place = pick(spec, second)
+            new = like(spec, place, first, new)
+            rename(root, folder.name, change(spec, place, "set", new))
+            return
+        else:
+            place = pick(value, second)
+            new = like(value, place, first // 7, new)
+            value = change(value, place, kind, new)
+        path.write_text(json.dumps(value))
+
+
+def check(root, reader):
+    """Runs verbs over a study, and checks that what is wrong is named."""
+    verbs = (("status",), ("status", "--json"), ("report", "--json"))
+    for words in (reader, *((*verb, root.name) for verb in verbs)):
+        code, out, err = run(*words, "--runs-dir=.")
+        if code == exit_codes.USAGE:
+            # A report names the damaged record, and shows the others.
+            is_shown = words[0] == "report" and "error: corrupt record " in err
+            assert is_shown or not root.with_name("written.zip").exists(), words
+        elif "--json" in words:
+            json.loads(out, parse_constant=pytest.fail)
+    with pytest.MonkeyPatch.context() as patch:
+        # Just built, and of what is resumed nothing ends well.
+        patch.setattr("reports.page.build.write_report", lambda *_, **__: None)
+        run("sweep", "--study", root.name, "--runs-dir=.", "--retry=failed")
+
+
+@drawn.series
+@settings(
+    max_examples=NUM_STUDIES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(version=st.sampled_from((5, 4)), places=damages, reader=st.sampled_from(OTHERS))
+def test_damaged_studies_are_reported_in_lines(
+    old_and_new_studies, version, places, reader
+):
+    """Bytes, keys, types, values and files, of all versions, by each reading verb."""
+    root = old_and_new_studies[version].with_name("damaged")
+    shutil.rmtree(root, ignore_errors=True)
+    root.with_name("written.zip").unlink(missing_ok=True)
+    shutil.copytree(old_and_new_studies[version], root)
+    for kind, *what in places:
+        damage(root, kind, *what)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root.parent)
+        check(root, reader)
