@@ -18,8 +18,6 @@ from replicator.cluster.port_filter import PRIVATE
 
 
 def test_an_error_of_a_step_names_its_operation(repl_once):
-    """As tf.function does; what is raised is TensorFlow's own error."""
-
     def step(x):
         tf.debugging.assert_less(x, 1.0, message="too large")
         return x

@@ -1,17 +1,14 @@
 """Every way to write a variable from Python is noticed, and it stays a variable.
 
-Who else can write one is seen in ``tests/replicator/variables``.
+Who else can write one is seen in ``tests/replicator/variables``, and how one moves to
+another device in ``tests/replicator/optimizer/test_sharded_parameters.py``.
 """
 
 import copy
 
-import keras
-import numpy as np
-import pytest
 import tensorflow as tf
 
 import replicator
-from replicator._tf import compat, handles
 
 SLICES = tf.IndexedSlices(tf.constant([7.0]), tf.constant([0]))
 KINDS = ("assign", "scatter", "batch_scatter")
@@ -83,24 +80,3 @@ def test_a_watched_variable_is_still_a_variable(tmp_path):
     assert [1.0, 1.0] == copy.deepcopy(variable).numpy().tolist()
     assert [1.0, 1.0] == tape.gradient(total, variable).numpy().tolist()
     assert 1.0 == float(tf.function(lambda v: v[0])(variable))
-
-
-@pytest.mark.parametrize("dtype", [tf.float32, tf.bool])
-def test_a_variable_moves_with_its_value(dtype):
-    """Name, value, reads, writes and checkpoints are those of any variable."""
-    values = np.array([[1, 0], [1, 1]], dtype.as_numpy_dtype)
-    variable = tf.Variable(values, name="moving")
-    keras_variable = keras.Variable(np.ones([2, 2]), dtype=dtype.name)
-    before = tf.function(variable.read_value)
-    before()
-
-    for one in (variable, compat.unwrap(keras_variable)):
-        handles.move(one, "CPU:1")
-
-        assert one.device.endswith("CPU:1")
-    assert "moving:0" == variable.name
-    np.testing.assert_array_equal(values, variable)
-    variable.assign(values.T)
-    np.testing.assert_array_equal(values.T, tf.function(variable.read_value)())
-    np.testing.assert_array_equal(np.ones([2, 2]), keras_variable.numpy())
-    assert [0] == before().shape.as_list()  # and not what the variable was

@@ -154,36 +154,6 @@ def test_the_gradient_of_an_extreme_is_split_over_those_that_have_it(in_graph):
     assert [3.0, 3.0] == [float(value) for value in _run(in_graph, step, [2.0, 2.0])]
 
 
-def test_a_gradient_penalty_through_a_shared_norm_trains_as_one_device(in_graph):
-    """WGAN-GP's term through batch statistics of all replicas: no replica is alone."""
-    batch = np.random.default_rng(1).normal(size=(8, 3))
-    weight = tf.constant(np.random.default_rng(2).normal(size=(3, 1)))
-
-    def penalty(x, mean_of):
-        with tf.GradientTape() as tape:
-            tape.watch(weight)
-            with tf.GradientTape() as inner:
-                inner.watch(x)
-                mean = mean_of(tf.reduce_mean(x, axis=0))
-                spread = mean_of(tf.reduce_mean((x - mean) ** 2, axis=0))
-                score = tf.tanh((x - mean) * tf.math.rsqrt(spread + 0.1)) @ weight
-                total = tf.reduce_sum(score)
-            slopes = inner.gradient(total, x)
-            norms = tf.sqrt(tf.reduce_sum(slopes**2, axis=1))
-            loss = tf.reduce_mean((norms - 1.0) ** 2)
-        return loss, tape.gradient(loss, weight)
-
-    def step(x):
-        loss, grad = penalty(x, replicator.all_mean)
-        return replicator.all_mean(loss), replicator.all_mean(grad)
-
-    loss, grad = _run(in_graph, step, np.split(batch, 2))
-    want_loss, want_grad = penalty(tf.constant(batch), tf.identity)
-
-    np.testing.assert_allclose(loss[0], want_loss, **EXACT)
-    np.testing.assert_allclose(grad[0], want_grad, **EXACT)
-
-
 @pytest.mark.parametrize("name", JOINT)
 def test_forward_mode_sees_the_other_replicas(in_graph, name):
     """The tangent of a result has the tangents of all replicas in it."""

@@ -1,6 +1,7 @@
-"""Kinds of collectives: a new one is never another, and each answers everything."""
+"""Collectives that move values: every type, what is refused, and what is sent.
 
-import dataclasses
+A new kind is made, and never taken for another, in ``docs/howto/collective.md``.
+"""
 
 import numpy as np
 import pytest
@@ -8,11 +9,9 @@ import tensorflow as tf
 from collective_calls import make_call
 
 import replicator
-from replicator import PerReplica, errors
-from replicator.collectives import differentiable
+from replicator import PerReplica
 from replicator.collectives.kind import BetweenWorkers
 from replicator.collectives.kinds import AllReduce, AllToAll, Permute, ReduceScatter
-from replicator.core import context as context_lib
 from replicator.core.topology import make_topology
 from replicator.engine.analysis import plan
 
@@ -20,47 +19,6 @@ CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 REMOTE = [f"/job:worker/replica:0/task:{i // 2}/device:CPU:{i % 2}" for i in range(4)]
 SLICES = tf.IndexedSlices(tf.ones([2]), tf.constant([0, 1]))
 RING = Permute(pairs=((0, 1), (1, 2), (2, 3), (3, 0)))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Shift(Permute):
-    """Replica r gets the value of r + 1: a kind that the library does not know."""
-
-    name = "shift"
-
-
-def _shift(value):
-    context = context_lib.require("shift")
-    count = context.num_replicas_in_sync
-    kind = Shift(pairs=tuple(((r + 1) % count, r) for r in range(count)))
-    return differentiable.communicate(context, kind, [value])[0]
-
-
-def test_a_new_kind_is_not_silently_another_one(in_graph, per_replica):
-    """It gave [11, 11] for [11, 10], and copies of variables that differ."""
-    with in_graph.context():
-        seen = tf.Variable(0.0, trainable=False)
-
-    def step(x):
-        y = _shift(x)
-        seen.assign(y)
-        return y
-
-    found = in_graph.run(step, per_replica([10.0, 11.0]))
-
-    assert [11.0, 10.0] == [float(value) for value in found]
-    # Each replica keeps its own, and the user reads their mean.
-    assert 10.5 == float(seen)
-    assert "#0 shift(" in in_graph.explain()
-
-
-def test_a_weight_that_gets_the_result_of_such_a_kind_is_refused(in_graph, per_replica):
-    """Its copies would drift apart, and assert_in_sync would say that they are."""
-    with in_graph.context():
-        weight = tf.Variable(0.0)
-
-    with pytest.raises(errors.UnsynchronisedUpdateError, match="would be updated with"):
-        in_graph.run(lambda x: weight.assign(_shift(x)), per_replica([1.0, 2.0]))
 
 
 VALUES = np.arange(32, dtype=np.float32).reshape(4, 4, 2)
@@ -109,17 +67,6 @@ def repl_of_four(request):
     return replicator.create(
         "in_graph", num_replicas=4, devices=devices, variable_placement=request.param
     )
-
-
-def test_rows_that_are_known_only_at_run_time_are_divided(repl_of_four):
-    def step(x):
-        rows = tf.boolean_mask(x, x[:, 0] >= 0.0)
-        return replicator.reduce_scatter(rows), replicator.all_to_all(rows)
-
-    found = repl_of_four.run(step, PerReplica([tf.constant(v) for v in VALUES]))
-
-    for name, results in zip(("reduce_scatter", "all_to_all"), found, strict=True):
-        np.testing.assert_array_equal(np.stack(RESULTS[name](VALUES)), results)
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ import tensorflow as tf
 
 import replicator
 from replicator import errors
-from replicator.collectives import differentiable
 
 NUM_ELEMENTS = 100_000
 # Twice half the distance between the smallest numbers of float16.
 TINY = 2.0**-24
-NAMES = ["bfloat16", "float16"]
+# The largest relative error of rounding to a type.
+UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
 def _operands(num_replicas):
@@ -30,7 +30,7 @@ def _mean(repl, xs, name):
     return repl.run(step, values), repl.explain()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", UNIT_ROUNDOFF)
 def test_between_memories_errors_are_bounded_unbiased_and_the_same(separate, name):
     """Element by element, against float64; and it is an error, so bits were dropped.
 
@@ -42,7 +42,7 @@ def test_between_memories_errors_are_bounded_unbiased_and_the_same(separate, nam
 
     exact = xs.astype(np.float64).mean(axis=0)
     error = out[0].numpy() - exact
-    u = differentiable.UNIT_ROUNDOFF[name]
+    u = UNIT_ROUNDOFF[name]
     bound = u * np.abs(xs).mean(axis=0) * (1 + u) + u * np.abs(exact)
     float32_part = 1e-6 * np.abs(xs).sum(axis=0) + TINY
     assert tf.float32 == out[0].dtype
@@ -53,21 +53,6 @@ def test_between_memories_errors_are_bounded_unbiased_and_the_same(separate, nam
     assert 1 == len({value.numpy().tobytes() for value in out})
     assert f"1 tensors, {2 * NUM_ELEMENTS} bytes per replica, algorithm add_n" in plan
     assert f"{name} between memories" in plan
-
-
-def test_all_replicas_get_the_same_bits_of_small_tensors(separate):
-    """They are sent together."""
-    xs = _operands(4)[:, :1000]
-
-    def step(x):
-        return replicator.all_reduce([x[:10], x[10:]], "sum", compression="bfloat16")
-
-    out = separate(4).run(step, replicator.PerReplica([tf.constant(x) for x in xs]))
-
-    for leaf in out:
-        assert 1 == len({value.numpy().tobytes() for value in leaf})
-    exact = xs.astype(np.float64).sum(axis=0)
-    np.testing.assert_allclose(exact[:10], out[0][3], atol=0.1 * np.abs(xs).max())
 
 
 def test_in_one_memory_nothing_is_rounded(in_graph):
@@ -81,7 +66,7 @@ def test_in_one_memory_nothing_is_rounded(in_graph):
 
 
 @pytest.mark.covering(strength=1)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", UNIT_ROUNDOFF)
 def test_no_backend_is_worse_than_a_sum_in_16_bits(repl_once, name):
     """Stock strategies sum like that; the others stay well within it."""
     repl = repl_once
@@ -89,7 +74,7 @@ def test_no_backend_is_worse_than_a_sum_in_16_bits(repl_once, name):
 
     out, _ = _mean(repl, xs, name)
 
-    u = differentiable.UNIT_ROUNDOFF[name]
+    u = UNIT_ROUNDOFF[name]
     bound = (repl.num_replicas + 1) * u * np.abs(xs).mean(axis=0)
     assert tf.float32 == out[0].dtype
     assert np.all(np.abs(out[0] - xs.mean(axis=0)) <= bound * (1 + 2 * u) + TINY)

@@ -145,22 +145,6 @@ def test_a_jacobian_is_that_of_the_rows_one_by_one(in_graph):
         np.testing.assert_allclose(got, want, **EXACT)
 
 
-def test_a_batch_jacobian_communicates(in_graph):
-    """Per example: the derivative of the examples' sum over replicas."""
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = replicator.all_sum(x**2)
-        return tape.batch_jacobian(y, x)
-
-    found = _run(in_graph, step)
-
-    for got, own in zip(found, ROWS, strict=True):
-        want = np.stack([np.diag(2 * 2 * row) for row in own])
-        np.testing.assert_allclose(got, want, **EXACT)
-
-
 def test_a_jacobian_in_a_while_loop_is_refused(in_graph):
     """Without vectorization the gradient is in a loop, which the error names."""
 

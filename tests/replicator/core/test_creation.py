@@ -179,7 +179,6 @@ def _train(repl, num_functions=3):
 
 
 def test_ordinary_steps_make_tensorflow_say_nothing(repl_once, warnings_of_tensorflow):
-    """Three functions of two numbers of steps were six programs, each traced once."""
     _train(repl_once)
 
     assert [] == [text for text in warnings_of_tensorflow if "retracing" in text]

@@ -43,7 +43,6 @@ def test_every_way_to_write_a_device_gives_its_full_name(name):
 
 
 def test_replicas_take_gpus_first_then_share_the_cpu(gpus):
-    """Backends that need distinct devices split the CPU."""
     cpus = [f"{HOST}/device:CPU:{i}" for i in range(3)]
     assert cpus[:1] * 3 == _devices(num_replicas=3)
     mirrored = replicator.create("tf_mirrored", num_replicas=3)
@@ -215,7 +214,6 @@ def test_parts_of_one_gpu_are_known_from_the_configuration(
     ("arguments", "expected"), [((4, 2), 2), ((2, 2), 1), ((1, 2, 2), 1), ((3, 1), 3)]
 )
 def test_every_worker_gets_the_same_number(arguments, expected):
-    """Parts of a split replica may be on different workers."""
     assert topology.per_worker(*arguments) == expected
 
 

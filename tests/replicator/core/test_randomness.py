@@ -12,7 +12,6 @@ import replicator
 
 
 def test_resetting_a_generator_resets_every_replica(in_graph):
-    """Setting the user's own generator back repeats all streams."""
     with in_graph.context():
         generator = tf.random.Generator.from_seed(5)
 
@@ -28,7 +27,6 @@ def test_resetting_a_generator_resets_every_replica(in_graph):
 
 
 def _drawn(backend, num_replicas):
-    """What replicas draw in three steps, from seeded sources and from Keras' own."""
     keras.utils.set_random_seed(7)
     repl = replicator.create(backend, num_replicas=num_replicas)
     with repl.context():
@@ -62,8 +60,6 @@ def test_replica_0_draws_what_one_device_draws():
 
 
 def test_steps_and_programs_share_the_generator_of_keras(in_graph):
-    """Two step functions and Keras outside do not draw the same numbers."""
-
     def one():
         return keras.random.normal([8])
 
@@ -79,8 +75,6 @@ def test_steps_and_programs_share_the_generator_of_keras(in_graph):
 
 
 def test_a_step_keeps_its_generator_when_keras_forgets_it(repl_once):
-    """Setting a seed makes Keras drop it; the traced step continues."""
-
     def step():
         return keras.random.normal([8])
 

@@ -16,7 +16,6 @@ NUM_MODELS = MOST + 2
 
 
 def _counted():
-    """A step, and the arguments with which it was traced."""
     traced = []
 
     def step(*args, **options):
@@ -105,8 +104,6 @@ def test_a_partial_of_a_method_is_known_by_its_object():
 
 @pytest.mark.parametrize("part", ["step", "model"])
 def test_programs_of_a_partial_go_with_its_parts(in_graph, part):
-    """The cache holds neither the function nor its arguments."""
-
     def step(model):
         return model.step(2.0)
 
@@ -182,7 +179,6 @@ def _check_said_once(repl, loop, name):
     [(_partial, "step"), (_partial_of_a_method, "step"), (_lambda, "<lambda>")],
 )
 def test_a_new_function_in_every_call_is_said_once(repl_once, loop, name):
-    """It names the function and the remedy, at the line of the user."""
     _check_said_once(repl_once, loop, name)
 
 
@@ -248,7 +244,6 @@ def _objects_at_the_address_of_others(repl):
     ],
 )
 def test_steps_that_are_not_traced_in_every_call_say_nothing(loop):
-    """Many functions are no mistake where each is run again."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         loop(replicator.create("single"))

@@ -98,8 +98,6 @@ class Linked:
 
 @pytest.fixture
 def link(execute, workers):
-    """Plans a call, links it on CPUs of this process, and runs it."""
-
     def run(kind, arrays, *, memories=None, num_workers=1, shapes=None, needed=None):
         count = len(arrays)
         local = count // num_workers

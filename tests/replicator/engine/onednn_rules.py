@@ -23,7 +23,6 @@ DEVICES = {
 
 
 def block(x):
-    """Batch norm in training, and ReLU."""
     ones = tf.fill([4], tf.reduce_max(x))  # no constant, which would be folded
     normalized = tf.compat.v1.nn.fused_batch_norm(
         x, ones, ones, is_training=True, data_format="NHWC"

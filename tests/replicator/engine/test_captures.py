@@ -45,7 +45,6 @@ WRITES = {
 
 
 def test_a_write_that_nothing_reads_happens_once(in_graph):
-    """Two steps of two replicas are two writes."""
     counters = {how: tf.Variable(0, trainable=False) for how in WRITES}
 
     def step():
@@ -73,7 +72,6 @@ def test_a_write_that_nothing_reads_happens_once(in_graph):
     ids=["adam", "momentum", "rmsprop", "ftrl"],
 )
 def test_slots_of_an_old_optimizer_are_mirrored(in_graph, make):
-    """With averaged gradients it trains as on one device, and its state is in sync."""
     weight, alone = tf.Variable([1.0, 2.0]), tf.Variable([1.0, 2.0])
     optimizer, single = make(), make()
     optimizer._create_slots([weight])  # or a first update outside the step
@@ -96,7 +94,6 @@ def test_slots_of_an_old_optimizer_are_mirrored(in_graph, make):
 
 
 def test_an_old_optimizer_without_averaging_is_refused(in_graph):
-    """The message is about the weight, and true."""
     weight = tf.Variable(1.0, name="weight")
     optimizer = V1.GradientDescentOptimizer(0.1)
 
@@ -108,7 +105,6 @@ def test_an_old_optimizer_without_averaging_is_refused(in_graph):
 
 
 def test_tables_iterators_and_datasets_may_be_read(in_graph):
-    """They exist once for all replicas, on whatever device these are."""
     table = tf.lookup.StaticHashTable(
         tf.lookup.KeyValueTensorInitializer([1, 3], [10.0, 20.0]), 0.0
     )
@@ -166,7 +162,6 @@ def _raw_handle(x):
     ],
 )
 def test_a_change_of_what_exists_once_is_refused(make, op):
-    """The message has the operation, the line, and what to do; one replica may."""
     change = make(tf.constant(1.0))
 
     def step():
@@ -191,8 +186,6 @@ def _import_in_a_function(graph_def, total):
 
 @pytest.mark.parametrize("copy", [_import, _import_in_a_function])
 def test_a_copy_of_a_collective_is_refused(copy):
-    """Silently it would be each replica's own value."""
-
     def step(x):
         total = replicator.all_sum(x)
         graph_def = tf.compat.v1.get_default_graph().as_graph_def()

@@ -6,7 +6,6 @@ import tensorflow as tf
 from replicator.core.topology import FlatGroup, Group
 from replicator.engine.graph.body import Emitter, Ref
 from replicator.engine.link.chain import Chain
-from replicator.engine.link.fragments import NUM_LENGTHS
 
 CPU = "/job:worker/replica:0/task:0/device:CPU:0"
 GPU = CPU.replace("CPU", "GPU")
@@ -123,7 +122,8 @@ def test_no_two_collectives_have_one_instance_key():
     emitted.add("c")
 
     keys = [emitted.number(f"{name}/instance_key") for name in "abc"]
-    assert [1, 1 + NUM_LENGTHS] == [after - keys[0] for after in keys[1:]]
+    assert 1 == keys[1] - keys[0]
+    assert 31 <= keys[2] - keys[1]  # powers of two that are an int32
     assert "b/own_key:z:0" in emitted.node("b").input
 
 

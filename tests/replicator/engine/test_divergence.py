@@ -23,7 +23,6 @@ def _run(repl, make):
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("name", variants.REFUSED)
 def test_state_by_which_replicas_train_apart_is_refused(in_graph, name):
-    """The message names the variable, shows the line, and says what to write."""
     state = name.partition(" ")[0]
 
     with pytest.raises(
@@ -63,7 +62,6 @@ def _probability_by_two_steps(repl):
 
 @pytest.mark.parametrize("trains_first", [True, False])
 def test_state_that_another_step_lets_diverge_is_refused(trains_first):
-    """Whichever of the steps was traced first."""
     repl = replicator.create("in_graph", num_replicas=2)
     update, train = _probability_by_two_steps(repl)
     if trains_first:
@@ -86,7 +84,6 @@ def test_one_replica_trains_by_any_state():
 
 
 def test_statistics_of_batch_norm_that_feed_a_gradient_are_refused(in_graph):
-    """Those of each replica; another layer has those of all."""
     with pytest.raises(
         UnsynchronisedUpdateError,
         match=r"^variable 'norm/moving_\w+:0' and 1 more is .*: trained = layer\(.* "
@@ -96,7 +93,6 @@ def test_statistics_of_batch_norm_that_feed_a_gradient_are_refused(in_graph):
 
 
 def test_state_as_published_is_told_to_be_averaged(in_graph):
-    """A tf.Variable is trainable by default; the advice is the same."""
     with in_graph.context():
         step = variants.ada_probability(in_graph, trainable=True)
 

@@ -20,7 +20,6 @@ PROGRAM_SEC = 400.0
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What the program saw, on eight devices and one thread for ops."""
     code, text = fork_server.server(**case_cluster.ENV).run(
         [str(PROGRAM), str(NUM_STEPS)],
         env={**os.environ, **case_cluster.ENV},
@@ -46,7 +45,6 @@ def test_replicas_meet_many_times_with_one_thread(found, num_replicas):
 def test_publishing_statistics_crosses_devices_once_per_replica_and_type(
     found, num_replicas
 ):
-    """However many statistics there are: here 16 of float32 and 4 of float64."""
     published = found["edges"][str(num_replicas)]
 
     least = num_replicas - 1
@@ -61,7 +59,6 @@ def test_collectives_that_wait_for_skipped_ones_run(found):
 
 
 def test_a_replica_that_fails_ends_all_others_with_its_error(found):
-    """They do not wait for it, and the next run meets again."""
     failed = found["fail"]
 
     assert "replica 1 has no memory" in failed["error"]
@@ -70,7 +67,6 @@ def test_a_replica_that_fails_ends_all_others_with_its_error(found):
 
 
 def test_a_replica_that_never_comes_ends_the_step_in_time(found):
-    """The message says what to do; later runs fail at once."""
     waited = found["wait"]
 
     for name, message in waited["errors"]:

@@ -23,7 +23,6 @@ _BATCHES = ("batch_0", "batch_1")
 
 
 def link(places, *, kind=None, shapes=None, dtypes=None, workers=None):
-    """Plans and links a reduction; returns the plan, nodes, and results by marker."""
     call = make_call(
         shapes or [[size] for size in SIZES],
         kind or AllReduce(op="sum"),

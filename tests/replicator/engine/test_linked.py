@@ -79,7 +79,6 @@ def check(linked, kind, arrays):
 @pytest.mark.parametrize("are_known", [True, False], ids=["static", "unknown"])
 @pytest.mark.parametrize("kind", MEANINGS, ids=str)
 def test_results_are_those_of_numpy(link, kind, are_known, place):
-    """In every placement, over workers too, and whatever is known of the shapes."""
     memories, num_workers = PLACES[place]
     arrays = values()
     shapes = [[None, *array.shape[1:]] for array in arrays[0]]
@@ -121,7 +120,6 @@ def test_workers_meet_as_often_as_there_are_transfers(link, kind, expected):
 
 
 def test_a_broadcast_is_sent_by_one_worker_and_received_by_the_others(link):
-    """One op per tensor and worker; the source sends."""
     linked = link(
         Broadcast(source_replica_id=3), values(), num_workers=4, memories=(0,)
     )
@@ -141,7 +139,6 @@ def test_a_broadcast_is_sent_by_one_worker_and_received_by_the_others(link):
     ids=str,
 )
 def test_replicas_of_one_memory_cost_one_node_per_tensor(link, kind, op, num_nodes):
-    """One node does all, on one device; what is only read costs nothing."""
     linked = link(kind, values())
 
     assert num_nodes == len(linked.nodes) == linked.count(op)
@@ -255,7 +252,6 @@ def test_a_bucket_crosses_between_processes_once_there_and_once_back(
 
 
 def test_owners_and_traffic_of_three_gpus_in_each_of_two_processes():
-    """Owners take turns, and so do the links of GPUs in each process."""
     six = [
         f"/job:worker/replica:0/task:{task}/device:GPU:{gpu}"
         for task in (0, 1)
@@ -275,10 +271,9 @@ def test_owners_and_traffic_of_three_gpus_in_each_of_two_processes():
 
 @pytest.mark.parametrize("source", [0, 1, 2])
 def test_every_program_has_the_values_of_the_source(execute, workers, source):
-    """In their shapes, in one transfer, whoever updates."""
     shapes = [(3,), (), (2, 2)]
     shares = [
-        plan.Share(
+        plan.UpdatedVariable(
             node=f"update_{i}",
             handle=f"v_{i}",
             source=source,
@@ -331,7 +326,6 @@ def test_a_tensor_is_padded_to_the_next_power_of_two(execute, size, length, offs
     "counts", [(2, 3), (3, 2), (0, 2), (0, 0), (4, 4), (1, 0, 5)], ids=str
 )
 def test_rows_are_joined_by_worker_without_padding(link, counts):
-    """Any worker may have most rows, and any may have none; they count once."""
     arrays = [
         [
             np.arange(n, dtype="f4") + 100 * w,

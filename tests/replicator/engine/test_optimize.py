@@ -14,7 +14,6 @@ from replicator._tf import dispatch
 
 
 def test_the_linked_function_is_not_optimized_again():
-    """A program starts with the graph optimizer off; other functions as before."""
     context = dispatch.eager_context.context()
     before = context.function_call_options
     repl = replicator.create("in_graph", num_replicas=2)

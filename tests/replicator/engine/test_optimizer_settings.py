@@ -73,7 +73,6 @@ def test_a_change_holds_from_the_next_run_on(in_graph, per_replica):
 
 
 def test_16_bits_that_the_user_asks_for_end_at_collectives():
-    """The linker sends what the step gave it, in the type that it had."""
     weight = tf.Variable(tf.ones([8, 8]))
 
     def step(x):
@@ -100,7 +99,6 @@ def test_16_bits_that_the_user_asks_for_end_at_collectives():
     [(True, "ON_1"), (False, "OFF"), (None, "DEFAULT")],
 )
 def test_the_compiler_is_on_where_the_user_turned_it_on(in_graph, is_on, level):
-    """In the configuration with which a linked program starts."""
     if is_on is not None:
         tf.config.optimizer.set_jit(is_on)
     with dispatch.recorded() as started:
@@ -117,7 +115,6 @@ def test_the_compiler_is_on_where_the_user_turned_it_on(in_graph, is_on, level):
 
 @pytest.mark.processes
 def test_a_step_is_compiled_and_computes_the_same():
-    """With TensorFlow's switch for CPUs; losses agree to rounding."""
     paths = [str(JIT_SCRIPT.parents[3]), os.environ.get("PYTHONPATH", "")]
     variables = {
         "TF_XLA_FLAGS": "--tf_xla_cpu_global_jit --tf_xla_min_cluster_size=1",

@@ -75,7 +75,6 @@ def test_no_owner_combines_more_than_its_share_and_one_tensor(calls, n):
 def test_every_tensor_travels_once_in_buckets_of_one_type_within_the_limit(
     sizes, is_double
 ):
-    """Buckets partition the call; fused ones hold one type and at most the limit."""
     dtypes = [tf.float64 if d else tf.float32 for d in is_double[: len(sizes)]]
     call = _collective([[size] for size in sizes], dtypes=dtypes)
 
@@ -181,23 +180,6 @@ def test_a_bucket_holds_what_one_part_of_a_replica_computes():
     assert [((0, 1, 2, 3), 0)] == [(b.positions, b.logical_device) for b in one.buckets]
 
 
-@pytest.mark.parametrize("kind", [AllGather(), FIRST, PARTS, AllToAll()], ids=str)
-def test_only_reductions_fuse(kind):
-    """A gather of a bucket would interleave tensors."""
-    (one,) = plan.make_plan([_collective([[8], [8]], kind)], _on(GPU[:2]))
-
-    assert [(0,), (1,)] == [bucket.positions for bucket in one.buckets]
-
-
-def test_tensors_of_unknown_shape_go_alone():
-    """Their size cannot be known, so they are never packed and count nothing."""
-    (one,) = plan.make_plan([_collective([[None], [8], None, [4]])], _on(GPU[:2]))
-
-    assert {((0,), 0), ((2,), 0), ((1, 3), 48)} == {
-        (bucket.positions, bucket.num_bytes) for bucket in one.buckets
-    }
-
-
 @pytest.mark.parametrize(
     ("kind", "dtype", "devices", "algorithm"),
     [
@@ -258,7 +240,6 @@ def test_what_nccl_does_not_take_is_summed_in_another_way(
 
 
 def test_types_that_nccl_is_planned_for_are_types_of_its_op():
-    """The lists agree with the op's own definition in this TensorFlow."""
     op = _tf_compat.op_def("CollectiveReduceV2")
     (attr,) = [a for a in op.attr if a.name == "T"]
     allowed = {tf.as_dtype(t) for t in attr.allowed_values.list.type}

@@ -1,5 +1,7 @@
 """Shares: when updated variables are sent to other programs, together with which."""
 
+import types
+
 import pytest
 import tensorflow as tf
 from collective_calls import make_call
@@ -7,14 +9,12 @@ from collective_calls import make_call
 from replicator._tf import compat as _tf_compat
 from replicator.engine.analysis import plan
 from replicator.engine.graph import body as body_lib
-from replicator.engine.graph.liveness import REMOTE, Liveness
 from replicator.errors import OptimizerOptionError
 
-LIMIT = plan.WORKER_BUCKET_BYTES
+REMOTE, LIMIT = plan.REMOTE, plan.WORKER_BUCKET_BYTES
 
 
 def share(node, *, size=4, source=0, dtype=tf.float32):
-    """The new value of the variable ``v_<node>``, of so many bytes."""
     shape = tf.TensorShape([size // dtype.size])
     return plan.UpdatedVariable(
         node=node, handle=f"v_{node}", source=source, dtype=dtype, shape=shape
@@ -27,7 +27,6 @@ def make_body(*nodes):
 
 @pytest.fixture
 def body(node):
-    """Two updates, of which the second reads the first."""
     return make_body(
         node("free", "Const"),
         node("u", "Neg", "free"),
@@ -123,7 +122,6 @@ def test_a_bucket_takes_as_much_as_its_limit_and_no_more(sizes, expected):
     ids=["elsewhere", "here", "both, kept here", "both, kept there", "varies", "v 2"],
 )
 def test_state_that_others_use_is_refused(node, facts, program_of_slot):
-    """Of one node that updates a slot with its variable."""
     update = make_body(
         node("v", "Placeholder"),
         node("slot", "Placeholder"),
@@ -138,7 +136,7 @@ def test_state_that_others_use_is_refused(node, facts, program_of_slot):
     with pytest.raises(OptimizerOptionError, match=message):
         plan.check_shares(
             update,
-            Liveness(**unknown | facts, written={}, earlier={}, results={}),
+            types.SimpleNamespace(**unknown | facts),
             {"slot": program_of_slot},
             0,
             {"slot": "kernel/momentum"},

@@ -60,15 +60,12 @@ def test_a_pipeline_outside_of_a_step():
         pipeline.loss_and_gradients(BATCH, mean_squared)
 
 
-def test_more_stages_than_logical_devices():
+def test_pipelines_that_do_not_fit():
     refused(
         "3 stages needs as many logical devices, but a replica here has 2; create the "
         "replicator with logical_devices_per_replica=3",
         [tf.identity] * 3,
     )
-
-
-def test_a_batch_that_does_not_divide():
     refused(
         "a batch of 8 examples cannot be cut into 3 micro-batches of one size; use a "
         "per-replica batch size that num_microbatches divides, and drop_remainder=True",
@@ -77,46 +74,20 @@ def test_a_batch_that_does_not_divide():
     )
     refused("a batch without examples cannot be cut", [tf.identity], (1.0, BATCH[1]))
     refused("got a .*; pass a pair of inputs and targets", [tf.identity], BATCH[0])
-
-
-def test_stages_that_do_not_chain():
     with_weights = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4)])
     refused(
         r"stage 1 does not take what stage 0 returns \(float32\[4, 3\]\): Input 0 .* "
         "of layer .* is incompatible .*; make the outputs of a stage the inputs",
         [tf.identity, with_weights],
     )
-
-
-def test_a_loss_that_is_no_scalar():
-    """One per example is not a mean."""
-    refused(
+    refused(  # one per example is not a mean
         "but the loss of a micro-batch is a floating-point scalar; return the mean",
         [tf.identity, tf.identity],
         loss_fn=lambda outputs, targets: tf.reduce_sum(outputs - targets, axis=1),
     )
 
 
-def test_a_collective_in_a_stage():
-    """It would join replicas at other times."""
-    refused(
-        "stage 1 calls all_reduce, or an optimizer that does, but a stage works on one",
-        [tf.identity, replicator.all_mean],
-    )
-
-
-def test_a_variable_of_two_stages():
-    """It is on one device."""
-    shared = tf.Variable(2.0, name="shared")
-    refused(
-        r"variable 'shared:0' is used by stages 0 and 1 .*, but it is on one device",
-        [times(shared), times(shared)],
-    )
-
-
 class Counting(keras.layers.Layer):
-    """Keeps the sum of what it has seen, and trains nothing."""
-
     def build(self, _):
         self.seen = self.add_weight(
             name="seen", initializer="zeros", trainable=False, aggregation="sum"
@@ -127,38 +98,24 @@ class Counting(keras.layers.Layer):
         return values
 
 
-def test_what_two_stages_update():
-    """The last one would win, without a word."""
-    shared = Counting()
-    shared.build([8, 3])
+def test_a_variable_of_two_stages():
+    """It is on one device; of two that update it, the last one would win."""
+    trained = tf.Variable(2.0, name="shared")
+    updated = Counting()
+    updated.build([8, 3])
+    refused(
+        r"variable 'shared:0' is used by stages 0 and 1 .*, but it is on one device",
+        [times(trained), times(trained)],
+    )
     refused(
         r"variable '.*seen.*' is used by stages 0 and 1 \(counting\w*, counting\w*\), "
         "but it is on one device",
-        [shared, shared],
+        [updated, updated],
     )
 
 
-def test_a_layer_without_variables():
-    """They would be made in the trace of a micro-batch, on no device of the stage."""
-    refused(
-        r"stage 1 \(dense\w*\) has no variables yet; make them outside of the step, "
-        r"with logical_device\(1\): stage.build\(input_shape\)",
-        [tf.identity, keras.layers.Dense(3)],
-    )
-
-
-def test_a_variable_that_a_stage_creates():
-    """It would be another one in each trace, and on no device of a stage."""
-    refused(
-        r"stage 0 creates a variable, which would be on no device of the stage; create "
-        r"it outside of the step, with logical_device\(0\)",
-        [lambda x: x * tf.Variable(2.0)],
-    )
-    refused("stage 0 creates a variable", [lambda x: x * keras.Variable(2.0)])
-
-
-def test_a_layer_whose_inner_layer_has_no_variables():
-    """build() of a layer that has none of its own makes nothing inside it."""
+def test_what_stages_would_create():
+    """In the trace of a micro-batch, and on no device of the stage."""
 
     class Own(keras.layers.Layer):
         def __init__(self):
@@ -168,8 +125,19 @@ def test_a_layer_whose_inner_layer_has_no_variables():
         def call(self, x):
             return self.dense(x)
 
+    refused(
+        r"stage 1 \(dense\w*\) has no variables yet; make them outside of the step, "
+        r"with logical_device\(1\): stage.build\(input_shape\)",
+        [tf.identity, keras.layers.Dense(3)],
+    )
+    refused(
+        r"stage 0 creates a variable, which would be on no device of the stage; create "
+        r"it outside of the step, with logical_device\(0\)",
+        [lambda x: x * tf.Variable(2.0)],
+    )
+    refused("stage 0 creates a variable", [lambda x: x * keras.Variable(2.0)])
     own = Own()
-    own.build((None, 3))
+    own.build((None, 3))  # makes nothing inside
     refused(
         r"stage 0 creates a variable, .* with logical_device\(0\): call the layer "
         r"once, such as stage\(tf.zeros\(shape\)\)",
@@ -177,8 +145,8 @@ def test_a_layer_whose_inner_layer_has_no_variables():
     )
 
 
-def test_an_optimizer_in_a_stage():
-    """It would update once per micro-batch, and each would communicate."""
+def test_communication_in_a_stage():
+    """It would join replicas at other times, and once per micro-batch."""
     repl = replicator.create("in_graph", num_replicas=1, devices=["CPU:0"])
     with repl.context():
         weight = tf.Variable(2.0)
@@ -190,6 +158,10 @@ def test_an_optimizer_in_a_stage():
         return x
 
     refused(
+        "stage 1 calls all_reduce, or an optimizer that does, but a stage works on one",
+        [tf.identity, replicator.all_mean],
+    )
+    refused(
         "stage 0 calls all_reduce, or an optimizer that does, .*; communicate, and "
         "apply gradients, before or after the pipeline",
         [updates],
@@ -197,7 +169,6 @@ def test_an_optimizer_in_a_stage():
 
 
 def test_effects_in_a_stage_name_the_line():
-    """They would put all tasks into one order, or happen once per micro-batch."""
     counter = tf.Variable(0.0, trainable=False)
 
     def prints(x):

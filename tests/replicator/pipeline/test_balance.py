@@ -1,7 +1,5 @@
 """The cut of a chain into stages, their schedule, and the activations that it keeps."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import random
@@ -14,8 +12,6 @@ from staged_model import Model, mean_squared
 
 import replicator
 from replicator.errors import PipelineError
-from replicator.pipeline import pipeline as pipeline_lib
-from replicator.pipeline.pipeline import Task
 
 
 def test_no_other_cut_has_a_smaller_largest_stage():
@@ -93,7 +89,6 @@ def test_layers_are_cut_by_the_products_in_their_graphs():
 
 
 def test_explain_prints_the_balance():
-    """Above the schedule; the stages train."""
     stages, repl = made(balance=[1, 4])
     pipeline = replicator.Pipeline(
         [functools.partial(stage, training=True) for stage in stages],
@@ -148,71 +143,62 @@ def test_chains_that_cannot_be_cut(arguments, message):
         replicator.make_stages(**given)
 
 
-SIZES = [(k, m) for k in range(1, 9) for m in range(1, 33)]
+SCHEDULES = ("fill_drain", "one_forward_one_backward")
+SIZES = [(k, m) for k in range(1, 9) for m in (1, 2, 3, 5, 8, 13, 32)]
 
 
-@pytest.mark.parametrize("name", pipeline_lib.SCHEDULES)
+def drawn(name, num_stages, num_microbatches):
+    """The rows of a drawn schedule: by stage, a task or nothing per unit of time."""
+    pipeline = replicator.Pipeline(
+        [abs] * num_stages, num_microbatches=num_microbatches, schedule=name
+    )
+    width = len(f"F{num_microbatches - 1} ")
+    rows = [row.partition("  ")[2] for row in pipeline.describe().splitlines()]
+    return [
+        [row[at : at + width].strip() for at in range(0, len(row), width)]
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_every_stage_does_every_task_once_and_in_an_order_that_ends(name):
-    """All K up to 8 and M up to 32; what a task needs has ended before it."""
-    for num_stages, num_microbatches in SIZES:
-        made = pipeline_lib.make_schedule(name, num_stages, num_microbatches)
-        every = {Task(f, m) for f in (True, False) for m in range(num_microbatches)}
-        assert all(len(own) == len(every) and set(own) == every for own in made)
+    """What a task needs has ended before it; bubble and activations as in the papers.
 
-        before: set[tuple[int, Task]] = set()
-        for unit in pipeline_lib.in_time(made):
-            for stage, task in unit:
-                # Not in the same unit: two devices cannot hand over within a task.
-                forward = task.is_forward
-                neighbour = stage - 1 if forward else stage + 1
+    (K - 1) / (M + K - 1) of the time of every device, with tasks of one length. M
+    micro-batches are kept at each stage (GPipe), or min(M, K - k) at stage k
+    (PipeDream-Flush).
+    """
+    for num_stages, num_microbatches in SIZES:
+        rows = drawn(name, num_stages, num_microbatches)
+        tasks = {f"{way}{m}" for way in "FB" for m in range(num_microbatches)}
+        ends = [{task: at for at, task in enumerate(row) if task} for row in rows]
+        assert num_stages == len(rows)
+        assert 2 * (num_microbatches + num_stages - 1) == max(map(len, rows))
+        for stage, (row, own) in enumerate(zip(rows, ends, strict=True)):
+            assert tasks == set(own)
+            assert len(tasks) == len([task for task in row if task])
+            for task, at in own.items():
+                neighbour = stage + (-1 if task[0] == "F" else 1)
                 if 0 <= neighbour < num_stages:
-                    assert (neighbour, task) in before
-                assert forward or (stage, Task(True, task.microbatch)) in before
-            before |= set(unit)
-        order = [
-            [t for u in pipeline_lib.in_time(made) for s, t in u if s == k]
-            for k in range(num_stages)
-        ]
-        assert order == made
-
-
-def test_activations_that_are_kept_are_those_of_the_papers():
-    """M at each stage (GPipe); min(M, K - k) at stage k (PipeDream-Flush)."""
-    for k, m in SIZES:
-        kept = [pipeline_lib.most_kept(own) for own in pipeline_lib.fill_drain(k, m)]
-        assert kept == [m] * k
-        kept = [
-            pipeline_lib.most_kept(own)
-            for own in pipeline_lib.one_forward_one_backward(k, m)
-        ]
-        assert kept == [min(m, k - stage) for stage in range(k)]
-
-
-@pytest.mark.parametrize("name", pipeline_lib.SCHEDULES)
-def test_the_bubble_is_that_of_the_paper(name):
-    """(K - 1) / (M + K - 1) of the time of every device, with tasks of one length."""
-    for num_stages, num_microbatches in SIZES:
-        units = pipeline_lib.in_time(
-            pipeline_lib.make_schedule(name, num_stages, num_microbatches)
-        )
-        assert len(units) == 2 * (num_microbatches + num_stages - 1)
-
-
-def test_a_schedule_that_never_ends_names_who_waits():
-    """Stage 0 waits for a gradient of what it has not computed."""
-    backward_first = [[Task(False, 0), Task(True, 0)], [Task(True, 0), Task(False, 0)]]
-    with pytest.raises(PipelineError, match="stage 0 for B0, stage 1 for F0 wait"):
-        pipeline_lib.in_time(backward_first)
+                    assert ends[neighbour][task] < at
+                assert task[0] == "F" or own[f"F{task[1:]}"] < at
+            kept = itertools.accumulate(
+                (task[:1] == "F") - (task[:1] == "B") for task in row
+            )
+            ahead = num_microbatches if name == "fill_drain" else num_stages - stage
+            assert min(num_microbatches, ahead) == max(kept)
 
 
 def test_a_schedule_is_drawn_with_a_row_per_stage():
-    """As figure 2 of GPipe."""
-    assert pipeline_lib.draw_schedule(pipeline_lib.one_forward_one_backward(2, 4)) == (
+    pipeline = replicator.Pipeline([abs] * 2, num_microbatches=4)
+
+    assert pipeline.describe() == (
         "stage 0  F0 F1    B0 F2 B1 F3 B2    B3\nstage 1     F0 B0 F1 B1 F2 B2 F3 B3"
     )
-    assert pipeline_lib.draw_schedule(pipeline_lib.fill_drain(2, 2)) == (
-        "stage 0  F0 F1       B1 B0\nstage 1     F0 F1 B1 B0"
-    )
+    assert drawn("fill_drain", 2, 2) == [
+        ["F0", "F1", "", "", "B1", "B0"],
+        ["", "F0", "F1", "B1", "B0"],
+    ]
 
 
 PARTS = 16
@@ -230,9 +216,8 @@ def kept(repl):
 
 
 def test_the_first_stage_keeps_two_micro_batches_instead_of_all():
-    """By liveness over the schedule."""
     found = {}
-    for name in pipeline_lib.SCHEDULES:
+    for name in SCHEDULES:
         model = Model(1, 2)
         pipeline = model.pipeline(num_microbatches=PARTS, schedule=name)
         model.train(pipeline, num_steps=1)
@@ -245,7 +230,7 @@ def test_the_first_stage_keeps_two_micro_batches_instead_of_all():
 def test_the_allocator_agrees():
     """Above what was there before the step, where fill-drain takes half a gigabyte."""
     peaks, alive = {}, {}
-    for name in pipeline_lib.SCHEDULES:
+    for name in SCHEDULES:
         repl, run = wide(name)
         run()
         before = tf.config.experimental.get_memory_info("CPU:0")["current"]
@@ -258,7 +243,7 @@ def test_the_allocator_agrees():
     assert peaks["fill_drain"] >= LEAST_BYTES
     assert peaks["one_forward_one_backward"] <= MOST * peaks["fill_drain"], peaks
     of_two = 2 * alive["fill_drain"] / PARTS
-    for name in pipeline_lib.SCHEDULES:
+    for name in SCHEDULES:
         assert abs(peaks[name] - alive[name]) <= of_two, (peaks, alive)
 
 

@@ -21,8 +21,6 @@ TOKENS = np.random.default_rng(1).integers(0, 5, (ROWS, STEPS)) * (
 
 @keras.saving.register_keras_serializable()
 class Shorter(keras.layers.Layer):
-    """Leaves out the first step, and so changes the mask."""
-
     supports_masking = True
 
     def call(self, x):
@@ -47,8 +45,6 @@ class Skip(keras.layers.Layer):
 
 
 class Through(keras.layers.Layer):
-    """Works on one of two tensors, and passes the other one on."""
-
     def __init__(self, kind):
         super().__init__()
         self.inner = kind(WIDTH, return_sequences=True)
@@ -61,8 +57,6 @@ class Through(keras.layers.Layer):
 
 
 class Join(keras.layers.Layer):
-    """Means over the steps that each mask leaves."""
-
     def __init__(self):
         super().__init__()
         self.supports_masking = True
@@ -103,8 +97,6 @@ BODIES = {
 
 
 class Attention(keras.layers.Layer):
-    """Takes its mask implicitly."""
-
     def __init__(self):
         super().__init__()
         self.supports_masking = True
@@ -243,7 +235,6 @@ class Chain(keras.layers.Layer):
     recompute=st.booleans(),
 )
 def test_drawn_models_and_cuts(bodies, cuts, frozen, loss, as_functions, recompute):
-    """Loss, gradients, what is trained, and what layers keep."""
     if "skip" in bodies:  # ends with a row per example
         bodies = [body for body in bodies if body != "skip"] + ["skip"]
     one, cut = (
@@ -298,7 +289,6 @@ def squared(outputs, targets):
 
 
 def test_flags_decide_whenever_they_are_set():
-    """After the pipeline was made, of a parent, and of a network in the loss."""
     first, second, critic = (built(dense(name=name)) for name in "abc")
     parent = keras.Sequential([keras.Input((WIDTH,)), second])
     stages = [first, functools.partial(chained, [second])]
@@ -319,7 +309,6 @@ def test_flags_decide_whenever_they_are_set():
 
 @pytest.mark.parametrize("is_scaled", [False, True])
 def test_a_regularizer_is_scaled_as_the_loss(is_scaled):
-    """Gradients of both are divided by the scale afterwards."""
     first = built(dense(kernel_regularizer=penalty(0.1), name="first"))
     second = built(dense(name="second"))
 
@@ -337,7 +326,6 @@ def test_a_regularizer_is_scaled_as_the_loss(is_scaled):
 
 
 def test_the_mask_of_a_batch_is_cut_with_it():
-    """It was made before the pipeline."""
     x = np.random.default_rng(3).standard_normal((ROWS, STEPS, WIDTH))
     x = np.float32(x * (TOKENS > 0)[..., None])
     pool, masking = keras.layers.GlobalAveragePooling1D(), keras.layers.Masking()
@@ -357,8 +345,6 @@ def refused(message, stages, loss_fn=squared, batch=(X, X)):
 
 
 class Adds(keras.layers.Layer):
-    """Adds a loss, or keeps a sum without saying that it is one."""
-
     def __init__(self, *, is_loss):
         super().__init__(name="adds")
         self.is_loss = is_loss

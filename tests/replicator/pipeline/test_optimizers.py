@@ -12,7 +12,6 @@ from replicator import errors
 
 @functools.cache
 def in_one_piece_after_four():
-    """The same of two replicas of two stages, after four steps."""
     return Model(2, 2).train(num_steps=4)
 
 
@@ -53,7 +52,6 @@ def test_options_of_the_optimizer_combine(of_optimizer, placement):
 
 
 def test_owners_keep_the_sums_of_a_stage_on_its_devices():
-    """The second stage of ZeRO within each stage of a pipeline: nothing crosses."""
     model = Model(
         2,
         2,
@@ -116,7 +114,6 @@ def test_summary_has_the_bytes_of_the_fullest_device_with_activations():
 
 
 def test_parameters_of_stages_are_not_sharded():
-    """They are on the device of their stage: one line says which level there is."""
     with pytest.raises(
         errors.OptimizerOptionError,
         match=r"'parameters' does not work with InGraphReplicator: a replica has .*; "

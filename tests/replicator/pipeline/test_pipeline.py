@@ -117,7 +117,6 @@ def test_gradients_of_low_precision_are_summed_in_float32():
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_mixed_precision_casts_weights_once_per_step(recompute):
-    """Kernel and offsets of each stage, not once per task; what is trained is equal."""
     layers = [
         lambda: keras.layers.Dense(WIDTH, dtype="mixed_bfloat16"),
         lambda: keras.layers.Activation("linear", dtype="float32"),
@@ -142,7 +141,6 @@ def test_mixed_precision_casts_weights_once_per_step(recompute):
 
 
 def reads_a_variable(graph, node):
-    """Whether a node has a variable's value as its input."""
     by_name = {other.name: other for other in graph.node}
     source = by_name.get(node.input[0].partition(":")[0])
     while source is not None and source.op == "Identity":

@@ -8,7 +8,6 @@ import replicator
 
 
 def write_raw(handle, value):
-    """Writes as no method of a variable does."""
     tf.raw_ops.AssignVariableOp(resource=handle, value=tf.convert_to_tensor(value))
 
 
@@ -107,7 +106,6 @@ WAYS = {
     + [(name, False) for name, (prepare, _) in WAYS.items() if prepare],
 )
 def test_what_others_write_reaches_all_replicas(mirrored, name, is_early):
-    """Whether they could before or after the first step."""
     prepare, write = WAYS[name]
     case = Case(mirrored())
     if prepare and is_early:
@@ -208,9 +206,10 @@ def test_without_others_nothing_is_checked(mirrored, tmp_path):
     case.statistic.assign(5.0)
     assert ([6.0, 6.0], [6.0, 8.0]) == case.run()
     manager = case.repl.make_checkpoint_manager(
-        tmp_path, weight=case.weight, statistic=case.statistic
+        tmp_path / "own", weight=case.weight, statistic=case.statistic
     )
     manager.save(step=1)
+    tf.train.Checkpoint(statistic=case.statistic).save(str(tmp_path / "all"))
     case.run()
     manager.restore()
     assert ([7.0, 7.0], [7.0, 11.0]) == case.run()
@@ -219,7 +218,6 @@ def test_without_others_nothing_is_checked(mirrored, tmp_path):
 
 
 def test_a_keras_model_trains_unchecked(mirrored, per_replica, tmp_path):
-    """Weights, slots, statistics and random states; Keras and checkpoints read."""
     repl = mirrored()
     with repl.context():
         model = keras.Sequential(
@@ -252,7 +250,7 @@ def test_a_keras_model_trains_unchecked(mirrored, per_replica, tmp_path):
     checkpoint = tf.train.Checkpoint(model=model)
     checkpoint.restore(checkpoint.save(str(tmp_path / "c")))
     table = repl._table
-    entries = [entry for entry in table.entries() if entry.seen is not None]
+    entries = [entry for entry in table.entries() if entry.last_synced is not None]
 
     assert len(entries) >= 9
     assert [] == [e.variable.name for e in entries if table.is_checked(e)]
@@ -270,7 +268,7 @@ def test_fit_trains_unchecked_until_somebody_writes(mirrored):
     model.fit(x, y, batch_size=4, verbose=0)
     model.evaluate(x, y, verbose=0)
     table, weight = repl._table, model.trainable_variables[0].value
-    copied = [entry for entry in table.entries() if entry.seen is not None]
+    copied = [entry for entry in table.entries() if entry.last_synced is not None]
     assert len(copied) >= 4
     assert not any(map(table.is_checked, copied))
 
@@ -282,7 +280,6 @@ def test_fit_trains_unchecked_until_somebody_writes(mirrored):
 
 
 def test_a_variable_of_elsewhere_is_always_checked(mirrored):
-    """Others may have had its handle before this library saw it."""
     case = Case(mirrored(), is_outside=True)
     write = tf.function(lambda: case.weight.assign(10.0))
     write.get_concrete_function()
@@ -294,7 +291,6 @@ def test_a_variable_of_elsewhere_is_always_checked(mirrored):
 
 
 def test_a_step_that_is_a_function_can_be_called_by_others(mirrored):
-    """Its writes are found, then."""
     case = Case(mirrored())
     inner = tf.function(lambda: case.weight.assign_add(0.5))
     plain = case.step
@@ -341,7 +337,6 @@ def test_a_step_in_somebody_elses_function_is_checked_when_it_must(mirrored):
 
 
 def test_a_dispatch_that_fails_between_keeps_what_is_noted(mirrored):
-    """The repair follows what is checked."""
     case = Case(mirrored())
     case.run()
     plain = case.step

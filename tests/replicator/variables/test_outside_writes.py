@@ -62,6 +62,9 @@ CHANGES = [
     (np.int64([3, 0]), np.int64([0, 1])),
     (np.int32([3, 0]), np.int32([0, 1])),
     (np.int32([1, 2]), np.int32([2, 1])),
+    # One round of scrambling would take these for each other.
+    (np.int32([1, 8, 1]), np.int32([4, 2, 4])),
+    (np.int64([0, 6, 0]), np.int64([3, 0, 3])),
     (np.uint8([255, 0]), np.uint8([0, 85])),
     (np.complex128([1, 2j]), np.complex128([1, 3j])),
     (np.array([True, False]), np.array([False, True])),
@@ -137,7 +140,6 @@ def test_the_compiled_check_takes_no_training_for_a_change(as_gpus, per_replica)
 
 @pytest.fixture
 def promised(mirrored):
-    """Two replicas with copies, whose user promises to write nothing outside."""
     repl = mirrored(external_writes="never")
     with repl.context():
         weight = tf.Variable(1.0, name="weight")
@@ -165,7 +167,6 @@ def test_a_promise_saves_the_check_and_not_the_statistics(promised):
 
 
 def test_what_is_assigned_or_announced_reaches_all_replicas(promised):
-    """The methods of a variable note their writes; others are announced."""
     repl, weight, statistic, run = promised
     weight.assign(5.0)
     statistic.assign(7.0)
@@ -203,7 +204,6 @@ def test_a_broken_promise_is_reported_by_the_next_checkpoint(promised, tmp_path,
 
 
 def test_a_restored_checkpoint_is_no_broken_promise(promised, tmp_path):
-    """This library wrote the variables, and gives them to all replicas itself."""
     repl, weight, statistic, run = promised
     manager = repl.make_checkpoint_manager(tmp_path, weight=weight, statistic=statistic)
     weight.assign(4.0)

@@ -15,7 +15,6 @@ def make(num_local=2, **programs):
 
 
 def owners_of(owned, *calls):
-    """The owners of variables of some numbers of float32, after each call."""
     given = []
     for sizes in calls:
         given += [tf.Variable(tf.zeros([size])) for size in sizes]
@@ -40,7 +39,6 @@ def test_each_variable_goes_to_the_owner_with_fewest_bytes(calls, expected):
 
 
 def test_bytes_count_and_not_elements():
-    """Four numbers of eight bytes are more than five of four."""
     owned = make()
     given = [tf.zeros(5), tf.zeros(4, tf.float64), tf.zeros(1)]
     given = [tf.Variable(value) for value in given]

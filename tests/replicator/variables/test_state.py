@@ -32,7 +32,6 @@ def test_drift_is_detected(mirrored, per_replica):
 
 
 def test_a_variable_that_becomes_local_is_local_in_earlier_steps_too(in_graph):
-    """A step traced before the writer sees each replica's own copy afterwards."""
     with in_graph.context():
         counter = tf.Variable(0.0, trainable=False, name="counter")
 
@@ -55,7 +54,6 @@ def test_a_variable_that_becomes_local_is_local_in_earlier_steps_too(in_graph):
     "name", [pytest.param("single", marks=pytest.mark.full), "in_graph"]
 )
 def test_memory_does_not_grow_over_thousands_of_steps(name):
-    """Not even by a kilobyte in each of 1,500 steps."""
     num_steps = 3000 if covering.is_full() else 1500
     repl = replicator.create(name, num_replicas=1 if name == "single" else 2)
     with repl.context():
@@ -103,6 +101,7 @@ def test_a_value_set_before_a_dispatch_that_ends_early_counts_once(in_graph):
         local.assign(100.0 + first)
         with pytest.raises(tf.errors.OutOfRangeError):
             in_graph.run(step, inputs, num_steps=4)
+        assert 3 == in_graph.num_steps_run
         assert 100.0 + first + after == float(local)
     inputs.reinitialize()
 
@@ -127,3 +126,26 @@ def test_a_replica_local_variable_of_unknown_shape_grows(in_graph):
     assert [0.0, 2.0, 2.0] == outside
     assert [[1.0, 1.0, 1.0], [1.0, 1.0, 3.0]] == [x.numpy().tolist() for x in reset]
     assert "replica-local 48" in in_graph.summary() or "72" in in_graph.summary()
+
+
+def test_copies_of_a_stock_strategy_are_equal_after_a_failure(per_replica):
+    """Those of generators differ by right, and stay."""
+    repl = replicator.create("tf_mirrored", num_replicas=2, devices=["CPU:0", "CPU:1"])
+    with repl.context():
+        weight = tf.Variable(1.0)
+        generator = tf.random.Generator.from_seed(1, alg="philox")
+    first, second = repl.strategy.experimental_local_results(weight)
+    states = repl.strategy.experimental_local_results(generator.state)
+    states[1].assign([9, 9, 9])
+    before = [state.numpy().tolist() for state in states]
+    second.assign(5.0)
+
+    def step(x):
+        tf.debugging.assert_less(x, 1.0)
+        return x
+
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        repl.run(step, per_replica([1.0, 1.0]))
+
+    assert [1.0, 1.0] == [float(copy) for copy in (first, second)]
+    assert before == [state.numpy().tolist() for state in states]

@@ -33,7 +33,6 @@ IN_A_RING = WORKER_CPU, "ring", CPU_GROUP_KEY
 def test_statistics_stay_on_gpus_where_nccl_takes_them(
     dtype, device, has_virtual_gpus, expected
 ):
-    """They went through the CPUs and gRPC."""
     topology = make_topology([[device]], num_programs=2, num_replicas=2)
     topology = dataclasses.replace(topology, has_virtual_gpus=has_virtual_gpus)
     group = Group(num_workers=2, worker_id=1, order=(0, 1))

@@ -172,7 +172,6 @@ def test_locality_spreads_from_variable_to_variable(in_graph):
 
 
 def test_effects_that_are_seen_outside_are_never_merged(in_graph):
-    """A Python side effect of an invariant value happens once on every replica."""
     seen = []
 
     def note(value):

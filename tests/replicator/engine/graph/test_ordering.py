@@ -39,12 +39,12 @@ def test_a_loop_that_writes_ends_before_a_later_write(in_graph):
         assert [[-1.0, -1.0]] * 2 == [value.numpy().tolist() for value in found]
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("is_nested", [False, True])
 @pytest.mark.parametrize("uses_result", [False, True])
 def test_a_branch_that_writes_starts_after_an_earlier_write(
     in_graph, is_nested, uses_result
 ):
-    """The write before it is not among the inputs of the branch."""
     with in_graph.context():
         weight = tf.Variable(0, trainable=False)
 
@@ -109,7 +109,6 @@ def test_a_branch_whose_argument_nobody_uses_keeps_its_place(in_graph):
 
 
 def test_a_value_that_a_call_is_given_is_read_before_the_call_writes(in_graph):
-    """The optimizer puts the function's nodes in place of the call."""
     with in_graph.context():
         weight = tf.Variable(1, trainable=False)
 
@@ -168,14 +167,12 @@ def test_the_gradient_of_a_python_function_is_that_of_the_own_call(in_graph):
 
 
 def test_so_it_is_in_a_nested_function(in_graph):
-    """The function is copied for each replica with the call in it."""
     _, gradients = _gradients(in_graph, tf.function(_call))
 
     assert [16.0, 144.0] == gradients
 
 
 def test_a_numpy_function_runs_once_per_replica(in_graph):
-    """It has no gradient, and the same function serves all replicas."""
     seen = []
 
     def note(x):

@@ -109,8 +109,6 @@ def _after(drawn, image):
 
 
 def _step(drawn):
-    """Its value and gradients, and perhaps the gradients of these."""
-
     def function(image, kernel, bias):
         image = _convolved(drawn, _before(drawn, image), kernel)
         return _after(drawn, _biased(drawn, image, bias))
@@ -171,7 +169,6 @@ def _expected(step, inputs, dtype):
 @hypothesis.example({**PLAIN, "before": "repeat", "is_twice": True})
 @hypothesis.given(PROGRAMS)
 def test_values_and_gradients_are_those_of_one_device(drawn):
-    """Of images, kernels, biases and what is around a convolution."""
     step = _step(drawn)
     repl = replicator.create("in_graph", num_replicas=2)
     inputs = _inputs(drawn, repl.num_replicas)
@@ -208,8 +205,6 @@ def test_values_and_gradients_are_those_of_one_device(drawn):
     ids=lambda given: getattr(given, "__name__", given),
 )
 def test_a_rewriter_that_fails_is_left_out(monkeypatch, module, name):
-    """After it has begun; explain() says so, and the step runs."""
-
     def fail(*given, **options):
         original(*given, **options)
         raise IndexError("list index out of range")

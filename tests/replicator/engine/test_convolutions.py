@@ -1,0 +1,320 @@
+"""Convolutions become products, or are of the smaller image, with their values."""
+
+import functools
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator.core.topology import make_topology
+from replicator.engine.graph import optimize
+from replicator.engine.graph.trace import trace
+
+LOCAL = "/job:localhost/replica:0/task:0/device:"
+CPUS = make_topology([[f"{LOCAL}CPU:0"]] * 2)
+GPUS = make_topology([[f"{LOCAL}GPU:{index}"] for index in range(2)])
+NUM_REPLICAS = 2
+CONVOLUTIONS = {"Conv2D", "Conv2DBackpropInput", "Conv2DBackpropFilter"}
+
+
+def step_of(function):
+    """Its result, and its two gradients."""
+
+    def step(image, kernel):
+        with tf.GradientTape() as tape:
+            tape.watch([image, kernel])
+            result = function(image, kernel)
+        weights = tf.reshape(tf.range(tf.size(result)) % 7, tf.shape(result))
+        above = tf.cast(weights, result.dtype)
+        gradients = tape.gradient(result, [image, kernel], output_gradients=above)
+        return result, *gradients
+
+    return step
+
+
+def optimized(function, image, kernel, *, topology=CPUS, dtype=tf.float32):
+    specs = [tf.TensorSpec(image, dtype), tf.TensorSpec(kernel, dtype)]
+    traced = trace(step_of(function), specs, NUM_REPLICAS)
+    return optimize.optimize(traced, topology).node
+
+
+def check(function, image, kernel, dtype=tf.float32):
+    """To the last bit, of whole numbers; images of replicas differ."""
+    random = np.random.default_rng(7)
+    images = [random.integers(-4, 5, image) for _ in range(NUM_REPLICAS)]
+    images, weights = tf.cast(images, dtype), random.integers(-4, 5, kernel)
+    weights, step = tf.cast(weights, dtype), step_of(function)
+    repl = replicator.create("in_graph", num_replicas=NUM_REPLICAS)
+
+    results = repl.run(
+        lambda image: step(image, weights), replicator.PerReplica(list(images))
+    )
+    for index in range(NUM_REPLICAS):
+        for found, expected in zip(results, step(images[index], weights), strict=True):
+            np.testing.assert_array_equal(
+                tf.cast(found[index], tf.float64), tf.cast(expected, tf.float64)
+            )
+
+
+def convolution(strides=(1, 1), padding="SAME", dilations=1):
+    return functools.partial(
+        tf.nn.conv2d, strides=strides, padding=padding, dilations=dilations
+    )
+
+
+PLAIN = convolution()
+POINTS, PATCHES = ((3, 5, 7, 4), (1, 1, 4, 6)), ((1, 2, 2, 3), (3, 3, 3, 16))
+PRODUCTS = {
+    "points": (PLAIN, *POINTS),
+    "points, valid": (convolution(padding="VALID"), *POINTS),
+    "points, 2x2": (convolution((2, 2)), (2, 8, 6, 4), (1, 1, 4, 6)),
+    "points, 2x3": (convolution((2, 3)), (2, 7, 5, 4), (1, 1, 4, 6)),
+    "points, 3x2": (convolution((3, 2), "VALID"), (2, 7, 5, 4), (1, 1, 4, 6)),
+    "points of 16 bits": (PLAIN, (2, 4, 4, 8), (1, 1, 8, 4), tf.bfloat16),
+    "patches": (PLAIN, *PATCHES),
+    "patches, 2x2": (convolution((2, 2)), (1, 4, 4, 3), (3, 3, 3, 16)),
+    "patches, 2x3": (convolution((2, 3)), (1, 4, 5, 3), (3, 2, 3, 32)),
+    "patches, valid": (convolution(padding="VALID"), (1, 4, 4, 3), (3, 3, 3, 16)),
+    "patches, uneven": (convolution((2, 2), "VALID"), (1, 7, 6, 2), (3, 4, 2, 32)),
+    "patches, larger": (PLAIN, (1, 2, 2, 3), (5, 4, 3, 16)),
+}
+NO_PRODUCTS = {
+    "a quarter of the kernel": (PLAIN, (1, 2, 2, 3), (3, 3, 3, 15), {}),
+    "large patches": (PLAIN, (4, 8, 8, 3), (3, 3, 3, 16), {}),
+    "holes": (convolution(dilations=2), (1, 4, 4, 3), (2, 2, 3, 64), {}),
+    "two groups": (PLAIN, (2, 4, 4, 8), (1, 1, 4, 6), {}),
+    # Types that were not measured.
+    "64 bits": (PLAIN, (2, 4, 4, 8), (1, 1, 8, 4), {"dtype": tf.float64}),
+    "patches of 16 bits": (PLAIN, *PATCHES, {"dtype": tf.bfloat16}),
+    # Their kernels are not rearranged.
+    "GPUs": (PLAIN, *POINTS, {"topology": GPUS}),
+}
+
+
+@pytest.mark.parametrize("what", PRODUCTS)
+def test_products_are_the_convolution_and_its_gradients(what):
+    function, image, kernel, *dtype = PRODUCTS[what]
+    given = {"dtype": dtype[0]} if dtype else {}
+    found = [node.op for node in optimized(function, image, kernel, **given)]
+
+    assert not CONVOLUTIONS & set(found)
+    assert 3 == found.count("MatMul")
+    check(function, image, kernel, *dtype)
+
+
+@pytest.mark.parametrize("what", NO_PRODUCTS)
+def test_other_convolutions_stay(what):
+    function, image, kernel, options = NO_PRODUCTS[what]
+    found = {node.op for node in optimized(function, image, kernel, **options)}
+
+    assert CONVOLUTIONS <= found
+    assert "MatMul" not in found
+
+
+@pytest.mark.parametrize("batch", [1, None])
+def test_patches_of_an_unknown_batch_may_be_many(batch):
+    """A product is made where they are known to be few, or under one pixel."""
+
+    def operations(image, kernel):
+        return {node.op for node in optimized(PLAIN, [batch, *image[1:]], kernel)}
+
+    assert (batch is None) == ("Conv2D" in operations(*PATCHES))
+    assert "Conv2D" not in operations(*POINTS)
+
+
+def test_patches_and_kernels_are_made_once():
+    """The convolution and its gradients share them, and no shape is left over."""
+    found = [node.op for node in optimized(*PRODUCTS["patches, 2x2"])]
+
+    assert found.count("GatherV2") == len(["patches", "sum of uses"])
+    assert found.count("Pad") == len(["image", "gradients of patches"])
+    assert "ShapeN" not in found
+
+
+BATCH, CHANNELS, LAST = 16, 2, 5
+HEIGHT, WIDTH = 16, 18  # the least, times BATCH, is 4096
+KERNELS = [(3, 3), (1, 3), (5, 3)]
+
+
+def tiled(image):
+    batch, height, width, channels = image.shape
+    tiles = tf.tile(image[:, :, None, :, None], [1, 1, 2, 1, 2, 1])
+    shape = [-1 if batch is None else batch, 2 * height, 2 * width, channels]
+    return tf.reshape(tiles, shape)
+
+
+def columns_first(image):
+    return tf.repeat(tf.repeat(image, 2, axis=2), 2, axis=1)
+
+
+def resized(image):
+    height, width = image.shape[1:3]
+    return tf.image.resize(image, [2 * height, 2 * width], "nearest")
+
+
+def bias_added(image):
+    return tf.nn.bias_add(image, tf.range(LAST, dtype=image.dtype))
+
+
+def added_to(image):
+    return tf.range(LAST, dtype=image.dtype)[None, None] + image
+
+
+REPEATS = {
+    "tile": tiled,
+    "repeat": columns_first,
+    "resize": resized,
+    "keras": keras.layers.UpSampling2D(),
+    "v1": lambda image: tf.compat.v1.image.resize_nearest_neighbor(
+        image, [2 * HEIGHT, 2 * WIDTH]
+    ),
+}
+BIASES = {"none": tf.identity, "bias_add": bias_added, "add": added_to}
+AVERAGES = {
+    "tf": lambda image: tf.nn.avg_pool2d(image, 2, 2, "VALID"),
+    "keras": keras.layers.AveragePooling2D(2, padding="same"),
+}
+
+
+def convolved(image, kernel):
+    return tf.nn.conv2d(image, kernel, 1, "SAME")
+
+
+def repeats(way):
+    return lambda image, kernel: convolved(REPEATS[way](image), kernel)
+
+
+def averages(way, bias="none"):
+    add = BIASES[bias] if bias != "none" else lambda image: image
+    return lambda image, kernel: AVERAGES[way](add(convolved(image, kernel)))
+
+
+FUSED = {
+    **{f"repeat {way}": repeats(way) for way in REPEATS},
+    **{
+        f"average {way} {bias}": averages(way, bias)
+        for way, bias in itertools.product(AVERAGES, BIASES)
+    },
+}
+OTHERS = {
+    "activation": lambda image, kernel: AVERAGES["tf"](
+        tf.nn.relu(convolved(image, kernel))
+    ),
+    "overlap": lambda image, kernel: tf.nn.avg_pool2d(
+        convolved(image, kernel), 2, 1, "VALID"
+    ),
+    "larger blocks": lambda image, kernel: tf.nn.avg_pool2d(
+        convolved(image, kernel), 4, 4, "VALID"
+    ),
+    "largest": lambda image, kernel: tf.nn.max_pool2d(
+        convolved(image, kernel), 2, 2, "VALID"
+    ),
+    "no padding": lambda image, kernel: AVERAGES["tf"](
+        tf.nn.conv2d(image, kernel, 1, "VALID")
+    ),
+    "stride": lambda image, kernel: tf.nn.conv2d(tiled(image), kernel, 3, "SAME"),
+    "holes": lambda image, kernel: tf.nn.conv2d(
+        tiled(image), kernel, 1, "SAME", dilations=2
+    ),
+    "other repeats": lambda image, kernel: convolved(
+        tf.tile(image, [1, 2, 2, 1]), kernel
+    ),
+    "more repeats": lambda image, kernel: convolved(
+        tf.repeat(tf.repeat(image, 4, 1), 2, 2), kernel
+    ),
+}
+
+
+def resampled(function, kernel=(3, 3), size=(HEIGHT, WIDTH), batch=BATCH, **options):
+    """Convolutions between two resolutions, and their gradients; and all nodes."""
+    shapes = [batch, *size, CHANNELS], [*kernel, CHANNELS, LAST]
+    nodes = optimized(function, *shapes, **options)
+    found = [
+        node
+        for node in nodes
+        if "Conv2D" in node.op and list(node.attr["strides"].list.i) == [1, 2, 2, 1]
+    ]
+    return found, nodes
+
+
+@pytest.mark.covering(strength=1)
+@pytest.mark.parametrize("kernel", KERNELS, ids=str)
+@pytest.mark.parametrize("way", FUSED)
+def test_they_are_computed_from_the_smaller_image(way, kernel):
+    """The result and both gradients, and nothing of the larger image is left."""
+    found, nodes = resampled(FUSED[way], kernel)
+
+    assert len(found) == len(["result", "image", "kernel"])
+    assert sum("Conv2D" in node.op for node in nodes) == len(found)
+    assert not {"Tile", "AvgPool", "AvgPoolGrad"} & {node.op for node in nodes}
+    check(FUSED[way], [BATCH, HEIGHT, WIDTH, CHANNELS], [*kernel, CHANNELS, LAST])
+
+
+STAY = {
+    # What is not a convolution between two resolutions, or not one of averages.
+    **{way: (function, {}) for way, function in OTHERS.items()},
+    # Kernels without a middle, of one pixel, other types, and GPUs; or pixels that are
+    # few, or may be, where the batch is not known.
+    **{
+        f"{way}, {options}": (FUSED[way], options)
+        for way in ("repeat tile", "average tf bias_add")
+        for options in (
+            {"kernel": (2, 3)},
+            {"kernel": (1, 1)},
+            {"dtype": tf.float64},
+            {"topology": GPUS},
+            {"batch": None},
+            {"batch": 3},
+        )
+    },
+    # The last row belongs to no block, and is left out.
+    "odd rows": (averages("tf"), {"size": (HEIGHT + 1, WIDTH)}),
+}
+
+
+@pytest.mark.parametrize("what", STAY)
+def test_others_are_of_the_larger_image(what):
+    function, options = STAY[what]
+
+    assert not resampled(function, **options)[0]
+
+
+@pytest.mark.usefixtures("optimizer_settings")
+def test_all_stay_where_the_user_turned_the_optimizer_off():
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
+    assert CONVOLUTIONS <= {node.op for node in optimized(PLAIN, *POINTS)}
+    assert not resampled(repeats("tile"))[0]
+
+
+USED_ELSEWHERE = {
+    "sum": lambda image: AVERAGES["tf"](image) + tf.reduce_sum(image),
+    "bias": lambda image: AVERAGES["tf"](
+        image + tf.reshape(tf.range(16.0 * 18.0), [1, HEIGHT, WIDTH, 1])
+    ),
+}
+
+
+@pytest.mark.parametrize("way", USED_ELSEWHERE)
+def test_a_convolution_whose_pixels_matter_stays(way):
+    """Something else needs it, or it gets another bias at each pixel."""
+    _, nodes = resampled(lambda *given: USED_ELSEWHERE[way](convolved(*given)))
+
+    assert [node.op for node in nodes].count("AvgPool") == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(tiled, tf.identity), (tf.identity, AVERAGES["tf"])]
+)
+def test_a_convolution_that_waits_for_something_stays(before, after):
+    def waits(image, kernel):
+        image = before(image)
+        with tf.control_dependencies([tf.debugging.assert_all_finite(image, "")]):
+            result = convolved(image, kernel)
+        return after(result)
+
+    nodes = [node for node in resampled(waits)[1] if node.op == "Conv2D"]
+    assert [1, 1, 1, 1] in [list(node.attr["strides"].list.i) for node in nodes]
