@@ -47,52 +47,59 @@ def test_an_entry_point_is_found_and_its_package_known(install, of, value):
     assert "metric 'own_sec' of mine_pack 1.2" == plugin.what
 
 
+CODE = METRIC.format(of="1")
+
+
 @pytest.mark.parametrize(
-    ("text", "entries", "message"),
+    ("text", "name", "entry", "message"),
     [
-        ("1 / 0", {"own_sec": "mine:OWN"}, r"metric 'own_sec' of mine_pack 1\.2"),
-        ("raise SystemExit('no')", {"own_sec": "mine:OWN"}, "SystemExit: no"),
+        (
+            "1 / 0",
+            "own_sec",
+            "mine:OWN",
+            (
+                r"metric 'own_sec' of mine_pack 1\.2 raises an error when it is"
+                r" imported: ZeroDivisionError: division by zero \(mine\.py, line 1\);"
+                r" repair mine, or uninstall its package$"
+            ),
+        ),
+        ("raise SystemExit('no')", "own_sec", "mine:OWN", "SystemExit: no"),
         (
             "import nosuch_library",
-            {"own_sec": "mine:OWN"},
+            "own_sec",
+            "mine:OWN",
             "needs the module 'nosuch_library', which is not installed; install it in",
         ),
-        (METRIC.format(of="1"), {"own_sec": "mine:OWNN"}, "module 'mine' has no 'OWNN"),
-        (METRIC.format(of="1"), {"own_sec": "gone:OWN"}, "there is no module 'gone':"),
+        (CODE, "own_sec", "mine:OWNN", "module 'mine' has no 'OWNN'; it has OWN; chec"),
+        (CODE, "own_sec", "gone:OWN", "there is no module 'gone': its package is dama"),
+        (CODE, "own_sec", "results.gone:OWN", "'results' is a package of the harness"),
+        ("OWN = 7", "own_sec", "mine:OWN", r"mine:OWN is of type int, and has to be a"),
         (
-            METRIC.format(of="1"),
-            {"own_sec": "results.gone:OWN"},
-            "'results' is a package of the harness; give yours another name",
+            CODE.replace("own_sec", "Own time"),
+            "Own time",
+            "mine:OWN",
+            "is called 'Own time', but a column has small letters, digits and _",
         ),
-        ("OWN = 7", {"own_sec": "mine:OWN"}, r"mine:OWN is of type int, and has to"),
+        (CODE, "trial_id", "mine:OWN", "has the name of a metric of this project, whi"),
         (
-            METRIC.format(of="1").replace("own_sec", "Own time"),
-            {"Own time": "mine:OWN"},
-            "is called 'Own time', but a column has small letters, digits",
+            CODE.replace("own_sec", "trial_id"),
+            "own_sec",
+            "mine:OWN",
+            "calls itself 'trial_id', which is a metric of this project; choose",
         ),
-        (METRIC.format(of="1"), {"trial_id": "mine:OWN"}, "has the name of a metric o"),
+        (CODE, "other_sec", "mine:OWN", "calls itself 'own_sec'; give its entry point"),
         (
-            METRIC.format(of="1").replace("own_sec", "trial_id"),
-            {"own_sec": "mine:OWN"},
-            "calls itself 'trial_id', which is a metric of this project;",
-        ),
-        (
-            METRIC.format(of="1"),
-            {"other_sec": "mine:OWN"},
-            "calls itself 'own_sec'; give its entry point the same name",
-        ),
-        (
-            METRIC.format(of="1") + "HARNESS_API = 9",
-            {"own_sec": "mine:OWN"},
-            (
-                r"was written for version 9 of the interfaces \(HARNESS_API in mine\),"
-                " and this is version 1; install the release of that package, or of the"
-            ),
+            f"{CODE}HARNESS_API = 9",
+            "own_sec",
+            "mine:OWN",
+            r"was written for version 9 of the interfaces \(HARNESS_API in mine\)",
         ),
     ],
 )
-def test_one_that_cannot_be_used_is_said_in_one_line(install, text, entries, message):
-    install("mine", text, metrics=entries)
+def test_one_that_cannot_be_used_is_said_in_one_line(
+    install, text, name, entry, message
+):
+    install("mine", text, metrics={name: entry})
 
     with pytest.raises(plugins.PluginError, match=message) as caught:
         found_of()

@@ -114,29 +114,16 @@ def test_what_matches_one_replica_counts(store):
     )
 
 
+OF_LOSSES = "does not match one replica: their losses of the first 3 steps differ by"
+OF_CHANGES = "does not match one replica: what 2 steps change in adam differs by"
 WRONG = {
-    "losses": (
-        {"losses": (2.5, 2.26, 2.0)},
-        (
-            r"does not match one replica: their losses of the first 3 steps differ by "
-            r"4\.4e-03 \(at most 0\.001, relative\)"
-        ),
-    ),
+    "losses": ({"losses": (2.5, 2.26, 2.0)}, rf"{OF_LOSSES} 4\.4e-03 \(at most 0\.001"),
     "sum in place of mean": (
         {"sketch": (6.0, -8.0)},
-        (
-            r"does not match one replica: what 2 steps change in adam differs by 50% "
-            r"\(at most \d+%\)"
-        ),
+        rf"{OF_CHANGES} 50% \(at m",
     ),
-    "too few losses": (
-        {"losses": LOSSES[:2]},
-        r"does not match one replica: their losses of the first 3 steps differ by inf",
-    ),
-    "another size": (
-        {"sketch": (1.0, 2.0, 3.0)},
-        r"does not match one replica: what 2 steps change in adam differs by inf%",
-    ),
+    "too few losses": ({"losses": LOSSES[:2]}, f"{OF_LOSSES} inf"),
+    "another size": ({"sketch": (1.0, 2.0, 3.0)}, f"{OF_CHANGES} inf%"),
 }
 
 
@@ -159,11 +146,7 @@ def test_what_does_not_match_is_crossed_out_and_never_fitted(store, name):
     assert all(re.match(reason, entry.reason) for entry in wrong)
     crossed = points["in_graph", 2]
     assert crossed.is_crossed_out
-    assert (None, None, None) == (
-        crossed.throughput,
-        crossed.speedup,
-        crossed.efficiency,
-    )
+    assert {None} == {crossed.throughput, crossed.speedup, crossed.efficiency}
     assert re.match(reason, crossed.missing_reason)
     assert points["tf_mirrored", 2].speedup is not None
     assert points["in_graph", 1].throughput is not None
