@@ -49,6 +49,7 @@ def beyond(share):
     return share + 3 * (share * (1 - share) / NUM_GATES) ** 0.5
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("num_cases", CASES)
 @pytest.mark.parametrize("name", TRUTHS)
 def test_gates_seldom_err(name, num_cases):
