@@ -26,7 +26,7 @@ def numbers(_):
 
 
 class Job:
-    """Two servers with a weight each, the first of which is updated twice a step."""
+    """Two servers with a weight each; the first updates twice a step, and counts."""
 
     def __init__(self, make_async, *, num_replicas=1):
         self.repl = make_async(1, 2, num_replicas=num_replicas, recovery_timeout_sec=60)
@@ -80,6 +80,7 @@ def test_what_a_lost_worker_left_half_done_is_completed(make_async):
     assert [8.0, 9.0] == job.run(4)
 
     assert (applied - 2 * 8.5, (applied - 2 * 8.5) / 2) == job.values()
+    assert [10, 5] == [int(each.iterations) for each in job.optimizers]
     assert 1 == job.repl.num_redone
     assert 5 == job.inputs.num_steps
     assert [10.0, 11.0] == job.run(1)

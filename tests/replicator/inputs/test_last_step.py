@@ -53,15 +53,15 @@ def _counts(repl, inputs):
 def test_every_kind_of_batch_is_divided(kind):
     """Into parts that differ by one, in order; a pipeline at its end gives none."""
     repl = replicator.create("in_graph", num_replicas=4)
-    inputs = repl.make_input_iterator(_batches(KINDS[kind], 2))
     alone = repl.make_input_iterator(_batches(KINDS[kind], 2), PER_REPLICA)
     rows = _dense(KINDS[kind])
-
-    steps = [[_dense(part) for part in batch] for batch in inputs]
     apart = [[_dense(part) for part in batch] for batch in alone]
 
-    assert rows == [row for step in steps for part in step for row in part]
-    assert [[2, 2, 2, 1]] == [list(map(len, step)) for step in steps]
+    for size, lengths in ((2, [[2, 2, 2, 1]]), (1, [[1, 1, 1, 1], [0, 1, 1, 1]])):
+        inputs = repl.make_input_iterator(_batches(KINDS[kind], size))
+        steps = [[_dense(part) for part in batch] for batch in inputs]
+        assert rows == [row for step in steps for part in step for row in part]
+        assert lengths == [list(map(len, step)) for step in steps]
     assert sorted(map(str, rows)) == sorted(
         str(row) for step in apart for part in step for row in part
     )
