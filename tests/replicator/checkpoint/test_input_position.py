@@ -4,6 +4,7 @@ import functools
 import itertools
 import tempfile
 
+import covering
 import pytest
 import tensorflow as tf
 from hypothesis import example, given, settings
@@ -104,7 +105,9 @@ SIZES = st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 4))
     after=SIZES,
     num_steps=st.integers(0, 9),
 )
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(
+    max_examples=200 if covering.is_full() else 12, deadline=None, derandomize=True
+)
 # Two steps of 8 have read all 16, which are no whole steps of 12.
 @example(InputReplicationMode.PER_REPLICA, "partial", (4, 2), (4, 3), 2)
 def test_every_restore_reads_each_example_once_or_is_refused(

@@ -65,34 +65,47 @@ def test_another_cluster_place_or_role_is_refused(role, other):
         membership.join_once(role, other, refuse)
 
 
-def choose(num_visible, rank, num_workers, *, num_needed=1, is_limited=False):
-    return list(
-        membership.choose_gpus(
-            num_visible,
-            num_needed=num_needed,
-            local_worker_id=rank,
-            num_workers_on_host=num_workers,
-            is_limited=is_limited,
+def claimed(num_visible, index, num_needed, addresses, *, is_limited=False):
+    """The GPUs that TensorFlow is shown, of those that it sees."""
+    shown, gpus = [], [f"gpu{number}" for number in range(num_visible)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if is_limited:
+            patch.setenv("CUDA_VISIBLE_DEVICES", "0")
+        patch.setattr(membership._tf_workers, "has_started", lambda: False)
+        patch.setattr(tf.config, "get_visible_devices", lambda _: gpus)
+        patch.setattr(
+            tf.config, "set_visible_devices", lambda mine, _: shown.extend(mine)
         )
-    )
+        membership.claim_gpus(config(index, {"worker": addresses}), num_needed)
+    return shown
 
 
 @given(
-    num_workers=st.integers(1, 8),
+    num_workers=st.integers(2, 8),
     num_needed=st.integers(1, 8),
     num_more=st.integers(0, 3),
 )
 def test_workers_of_a_host_never_share_a_gpu(num_workers, num_needed, num_more):
-    """A launcher may show each its own only, as number 0."""
+    """By the local rank: the first workers are on another host."""
+    addresses = ["a:1", "a:2", *(f"b:{port + 1}" for port in range(num_workers))]
     num_visible = num_workers * num_needed + num_more
     taken = [
         gpu
-        for rank in range(num_workers)
-        for gpu in choose(num_visible, rank, num_workers, num_needed=num_needed)
+        for worker in range(num_workers)
+        for gpu in claimed(num_visible, 2 + worker, num_needed, addresses)
     ]
 
-    assert list(range(num_workers * num_needed)) == taken
-    assert [[0], [0]] == [choose(1, rank, 2, is_limited=True) for rank in (0, 1)]
+    assert [f"gpu{number}" for number in range(num_workers * num_needed)] == taken
+
+
+TWO = ["a:1", "a:2"]
+
+
+def test_gpus_are_divided_where_nobody_says_how_many_or_a_launcher_did():
+    """It shows each worker its own, as number 0."""
+    assert ["gpu2", "gpu3"] == claimed(4, 1, None, TWO)
+    assert ["gpu0"] == claimed(1, 1, 1, TWO, is_limited=True)
 
 
 @pytest.mark.parametrize(
@@ -106,29 +119,7 @@ def test_too_few_gpus_are_an_error(num_visible, num_needed, is_limited):
         match=rf"2 workers of one host need {num_needed} GPUs each, but worker 1 there"
         rf" sees {num_visible}; start fewer .*CUDA_VISIBLE_DEVICES",
     ):
-        choose(num_visible, 1, 2, num_needed=num_needed, is_limited=is_limited)
-
-
-@pytest.mark.parametrize(
-    ("index", "num_needed", "expected"),
-    [(0, 2, ["gpu0", "gpu1"]), (1, 2, ["gpu2", "gpu3"]), (1, None, ["gpu2", "gpu3"])],
-)
-def test_tensorflow_is_shown_the_own_ones_only(
-    monkeypatch, index, num_needed, expected
-):
-    """By the local rank: worker 3 of the job is worker 1 of its host."""
-    shown = []
-    monkeypatch.setattr(membership._tf_workers, "has_started", lambda: False)
-    monkeypatch.setattr(
-        tf.config, "get_visible_devices", lambda _: [f"gpu{i}" for i in range(4)]
-    )
-    monkeypatch.setattr(
-        tf.config, "set_visible_devices", lambda gpus, _: shown.extend(gpus)
-    )
-    cluster = config(2 + index, {"worker": ["a:1", "a:2", "b:1", "b:2"]})
-    membership.claim_gpus(cluster, num_needed)
-
-    assert expected == shown
+        claimed(num_visible, 1, num_needed, TWO, is_limited=is_limited)
 
 
 def unstarted(*kinds, index=0):
@@ -142,7 +133,8 @@ def unstarted(*kinds, index=0):
 
 
 def create(backend, **options):
-    return lambda: replicator.create(backend, connect_timeout_sec=0.3, **options)
+    limit = "timeout_sec" if backend == "multi_worker" else "connect_timeout_sec"
+    return lambda: replicator.create(backend, **{limit: 0.3}, **options)
 
 
 @pytest.mark.parametrize(
@@ -157,6 +149,13 @@ def create(backend, **options):
                 r"no response from 1 of 1 processes within 0.3 s: worker 1 at {1};.*"
                 r"every worker except 0 runs `python -m replicator.server`"
             ),
+        ),
+        (
+            create("multi_worker"),
+            ("worker", "worker"),
+            0,
+            errors.UnreachableError,
+            r"no response from 1 of 2 processes within 0.3 s: worker 1 at {1}",
         ),
         (
             create("async"),
@@ -186,13 +185,20 @@ def create(backend, **options):
             ),
         ),
     ],
-    ids=["no worker", "no server", "no client", "a client that serves"],
+    ids=[
+        "no worker",
+        "no other worker",
+        "no server",
+        "no client",
+        "a client that serves",
+    ],
 )
 def test_processes_that_are_missing_or_in_another_place_are_named(
     monkeypatch, call, kinds, index, kind, message
 ):
     """The wait is bounded, and the message has the command."""
     monkeypatch.setattr(membership._tf_compat, "live_variables", list)
+    monkeypatch.setattr(membership._tf_workers, "has_started", lambda: False)
     text, addresses = unstarted(*kinds, index=index)
     monkeypatch.setenv("TF_CONFIG", text)
 
@@ -215,11 +221,13 @@ def test_what_is_in_the_way_of_a_client_is_reported_before_tensorflow_starts(
     assert 1.0 == kept.numpy()
     monkeypatch.setattr(membership._tf_compat, "live_variables", list)
     port = int(address.rpartition(":")[2])
-    with (
-        socket.create_server(("", port)),
-        pytest.raises(errors.PortInUseError, match=rf"port {port} .* is in use"),
-    ):
-        create("multi_worker_in_graph")()
+    monkeypatch.setattr(membership._tf_workers, "has_started", lambda: False)
+    for backend in ("multi_worker_in_graph", "multi_worker"):
+        with (
+            socket.create_server(("", port)),
+            pytest.raises(errors.PortInUseError, match=rf"port {port} .* is in use"),
+        ):
+            create(backend)()
 
 
 WORKERS = [f"/job:worker/replica:0/task:{i}" for i in range(2)]

@@ -1,15 +1,14 @@
 """Failure detection: one watch per process, a timeout per replicator or block."""
 
+import json
 import threading
 import time
 
 import pytest
 import tensorflow as tf
 
-from replicator._tf import workers
-from replicator.cluster import liveness
+from replicator.cluster import environment, liveness
 from replicator.cluster import workers as workers_lib
-from replicator.cluster.configuration import ClusterConfig
 from replicator.cluster.liveness import Deadline, FailureDetector, WorkerWatch
 from replicator.errors import WorkerLostError
 
@@ -137,17 +136,16 @@ def test_blocks_in_time_do_not_expire() -> None:
 
 
 ME = "worker 0 (localhost:1000)"
-DERIVED = {workers.DERIVED: b""}
+DERIVED = {workers_lib._tf_workers.DERIVED: b""}
 
 
 class FakeState:
     """Worker 0 of three, with a choice of what is wrong with the others."""
 
     def __init__(self, faults, *, has_leader=True):
-        addresses = tuple(f"localhost:{1000 + i}" for i in range(3))
-        self.config = ClusterConfig(
-            addresses={"worker": addresses}, kind="worker", index=0
-        )
+        cluster = {"worker": [f"localhost:{1000 + i}" for i in range(3)]}
+        text = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
+        self.config = environment.detect({"TF_CONFIG": text}).config()
         self.others = [1, 2]
         self.doing = "step 'train'"
         self._faults = faults
@@ -254,4 +252,4 @@ def test_the_reason_of_a_failure_in_a_graph_is_what_failed(said):
     )
     error = tf.errors.InvalidArgumentError(None, None, message + said)
 
-    assert "assertion failed: [no memory]" == workers.reason_of(error)
+    assert "assertion failed: [no memory]" == workers_lib.reason_of(error)

@@ -74,16 +74,12 @@ def set_up(folder, *, mode, victim, num_workers):
 
 
 def end(folder, mode, victim, num_workers):
-    try:
-        repl = replicator.create(
-            "multi_worker",
-            num_replicas=num_workers,
-            timeout_sec=FAULT_TIMEOUT_SEC if mode == "none" else TIMEOUT_SEC,
-            heartbeat_timeout_sec=5.0 if mode == "stopped" else TIMEOUT_SEC,
-        )
-    except replicator.ReplicatorError as error:
-        messages.send(error=type(error).__name__, message=str(error))
-        return
+    repl = replicator.create(
+        "multi_worker",
+        num_replicas=num_workers,
+        timeout_sec=TIMEOUT_SEC,
+        heartbeat_timeout_sec=5.0 if mode == "stopped" else TIMEOUT_SEC,
+    )
     try:
         train(repl, folder, mode, victim)
     except replicator.ReplicatorError as error:

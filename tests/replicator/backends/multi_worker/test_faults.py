@@ -3,8 +3,6 @@
 import contextlib
 import re
 import signal
-import socket
-import time
 from pathlib import Path
 
 import case_cluster
@@ -141,32 +139,3 @@ def test_a_killed_job_ends_and_continues_from_its_last_checkpoint(tmp_path):
         assert undisturbed() == pytest.approx(restarted, rel=1e-5)
         # A limit per collective would leave a thread for each of them, for its length.
         assert all(field(cluster, worker, "num_threads") <= 4 for worker in range(3))
-
-
-def test_a_worker_that_never_starts_is_named(tmp_path):
-    with cluster_of(tmp_path, "none", num_workers=2) as cluster:
-        start = time.monotonic()
-        cluster.kill("worker", 1)
-        wait_until(lambda: field(cluster, 0, "error"), cluster, START_SEC)
-        waited_sec = time.monotonic() - start
-        message = field(cluster, 0, "message")
-
-        assert "UnreachableError" == field(cluster, 0, "error")
-        assert re.search(
-            r"no response from 1 of 2 processes within 1 s: worker 1 at localhost",
-            message,
-        ), message
-        assert waited_sec < START_SEC
-
-
-def test_a_port_in_use_is_reported(tmp_path):
-    """Before TensorFlow's server fails in its own words."""
-    with cluster_of(tmp_path, "none", num_workers=1) as cluster:
-        cluster.kill("worker", 0)
-        port = port_of(cluster, 0)
-        with socket.create_server(("", port)):
-            cluster.restart("worker", 0)
-            wait_until(lambda: field(cluster, 0, "error"), cluster, START_SEC)
-
-            assert "PortInUseError" == field(cluster, 0, "error")
-            assert re.search(rf"port {port} .* is in use", field(cluster, 0, "message"))
