@@ -9,7 +9,6 @@ import pytest
 from plugin_packages import install
 
 from harness.cli import exit_codes
-from results import plugins
 from results.store.study_store import Store
 
 __all__ = ["install"]
@@ -268,11 +267,10 @@ def test_list_shows_where_each_came_from(install, harness):
 def test_a_built_in_name_is_not_shadowed(install, harness):
     install("near", WORKLOAD, workloads={"resnet50": "near:WORKLOAD"})
 
-    code, _, err = harness(
-        "sweep", "--dry-run", "--workload=resnet50", "--preset=smoke"
-    )
+    plan = ("sweep", "--dry-run", "--json", "--workload=resnet50", "--preset=smoke")
+    code, out_of_plan, err = harness(*plan)
     assert exit_codes.OK == code, err
     code, _, err = harness("list", "plugins")
     assert exit_codes.USAGE == code
     assert "has the name of a workload of this project, which stays what it is" in err
-    assert plugins.used("workloads", "resnet50") is None
+    assert {} == json.loads(out_of_plan)["plugins"]

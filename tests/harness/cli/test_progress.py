@@ -18,11 +18,11 @@ from harness.planning import estimate
 from harness.run import resident, sweep
 from harness.run.trial_runner import RunSettings
 from results.records import identity
-from results.records.measuring import GateDesign, Measuring
 from results.records.models import (
     Budget,
     BudgetUnit,
     Failure,
+    Measuring,
     Order,
     Phase,
     StatusRecord,
@@ -214,10 +214,10 @@ def test_a_terminal_gets_a_live_bar(small_plan, monkeypatch, no_color):
     assert no_color == (not colors)
 
 
-GATE = GateDesign(metric="throughput", baseline="main", delta=0.05, alpha=0.05)
 FIXED = Measuring(order=Order.RELAY, minutes=2.0, generation_sec=60.0, max_rounds=23)
-LOOKS = FIXED.model_copy(
-    update={"minutes": 30.0, "gate": GATE.model_copy(update={"looks": (2, 3, 12)})}
+GATE = {"metric": "throughput", "baseline": "main", "delta": 0.05, "alpha": 0.05}
+LOOKS = Measuring.model_validate(
+    dict(FIXED) | {"minutes": 30.0, "gate": GATE | {"looks": (2, 3, 12)}}
 )
 TARGET = FIXED.model_copy(update={"minutes": 30.0, "target": 0.03})
 

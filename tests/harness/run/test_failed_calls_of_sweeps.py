@@ -30,7 +30,6 @@ from harness.run import rounds
 from results.errors import WriteStoreError
 from results.records.models import TrialStatus
 from results.store import lock, manifest
-from results.store.atomic import TEMPORARY_PREFIX
 from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes
@@ -114,7 +113,7 @@ def test_a_failed_call_loses_nothing_of_what_was_measured(
             "a finished trial changed": is_changed
             or not before.items() <= finished_in(root).items(),
             "observations are gone": is_lost or not observed <= observed_in(root),
-            "half a file is left": any(root.rglob(f"{TEMPORARY_PREFIX}*")),
+            "half a file is left": any(root.rglob(".tmp-*")),
         }
         found = [text for text, is_wrong in problems.items() if is_wrong]
         if found:
@@ -138,11 +137,11 @@ def test_what_a_killed_writer_left_is_removed(
     root = tmp_path / "runs" / "s"
     folders = [root, next((root / "trials").iterdir())]
     for folder in folders:
-        (folder / f"{TEMPORARY_PREFIX}x-env.json").write_text("{")
+        (folder / ".tmp-x-env.json").write_text("{")
     before = finished_in(root)
 
     assert exit_codes.OK == harness(*arguments, overrides=overrides)[0]
-    assert [] == list(root.rglob(f"{TEMPORARY_PREFIX}*"))
+    assert [] == list(root.rglob(".tmp-*"))
     assert before == finished_in(root)
 
 
