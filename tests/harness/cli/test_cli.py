@@ -1,19 +1,22 @@
-"""The command line: what it prints, where, with which exit code; and bad input."""
+"""The command line: what it prints, where, with which exit code; help and progress."""
 
+import contextlib
 import errno
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-import click.testing
 import pytest
-from command_words import overridden
+from click.shell_completion import BashComplete
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
+from results.store import lock
 
 
 def test_plan_lists_trials_on_stdout_and_notes_on_stderr(harness, written):
@@ -41,51 +44,6 @@ def test_list_prints_names_as_text_and_json(harness):
         assert all(row["name"] in text and row["name"] in everything for row in rows)
 
 
-BAD_INPUT = [
-    (("--workload=vgg",), r"unknown workload 'vgg'; known are resnet50"),
-    (("--backends=nccl",), r"unknown backend 'nccl'; known are single, in_graph"),
-    (("--preset=huge",), r"unknown preset of resnet50 'huge'; known are smoke"),
-    (("--data=mnst",), r"'mnst'"),
-    (("--replicas=0",), r"--replicas: '0' is not positive"),
-    (("--replicas=1,3", "--mode=strong"), r"global batch 4 is not divisible by 3"),
-    (("--mode=medium",), r"--mode: unknown scaling mode 'medium'; allowed are weak"),
-    (("--repeats=0",), r"--repeats: '0' is not an integer from 1 to \d+"),
-    (("--timeout=0s",), r"--timeout: '0s' is not a duration; allowed are numbers"),
-    (("--study=",), r"--study '' is not a study name"),
-    (("--study=a/b",), r"--study 'a/b' is not a study name"),
-    (("--study=..",), r"--study '..' is not a study name; allowed are up to 100"),
-    ((f"--study={'a' * 101}",), r"--study 'a+' is not a study name"),
-    (("--option=depth",), r"--option: 'depth' is not KEY=VALUE"),
-    (("--option=a=1", "--option=a=2"), r"--option: 'a' is given twice"),
-    (("--option=no_such_option=1",), r"no_such_option"),
-    (
-        ("--option=jit=step", "--backends=in_graph", "--replicas=1"),
-        r"option jit='step' must be one of 'off', 'compute'",
-    ),
-    (("--device=tpu",), r"--device: 'tpu' is not one of 'cpu', 'gpu'"),
-    (("--repeat=3",), r"No such option.*--repeat"),
-    (("--runs-dir=file",), r"--runs-dir 'file': 'file' is a file, but a directory"),
-    (("--runs-dir=file/x",), r"'.*file' is a file, but a directory is needed"),
-    (("--runs-dir=/proc/runs",), r"cannot write study directory '/proc/runs/"),
-    (("--runs-dir=taken", "--study=f"), r"'taken/f' is a file, but a study is a dir"),
-    (("--runs-dir=taken", "--study=d"), r"'taken/d' is not a study: it has 'x'"),
-]
-
-
-@pytest.mark.parametrize(("args", "message"), BAD_INPUT)
-def test_bad_input_is_one_line_exit_2_and_nothing_written(
-    refuse, tmp_path, args, message
-):
-    (tmp_path / "file").write_text("")
-    (tmp_path / "taken" / "d").mkdir(parents=True)
-    (tmp_path / "taken" / "d" / "x").write_text("")
-    (tmp_path / "taken" / "f").write_text("")
-    defaults = ("--workload=resnet50", "--preset=smoke")
-    err = refuse("sweep", *overridden(defaults, *args))
-
-    assert re.search(message, err)
-
-
 @pytest.mark.parametrize("verb", ["status", "sweep --study", "report"])
 def test_what_is_no_study_is_one_line(refuse, tmp_path, verb):
     """Each reading verb says the same; a directory is not a study yet.
@@ -100,15 +58,6 @@ def test_what_is_no_study_is_one_line(refuse, tmp_path, verb):
     ):
         if name or "--study" not in verb:
             assert re.search(f"^error: {message}", refuse(*verb.split(), name))
-
-
-def test_every_verb_has_help():
-    runner = click.testing.CliRunner()
-    for name in cli.cli.commands:
-        result = runner.invoke(cli.cli, [name, "--help"])
-
-        assert result.exit_code == 0
-        assert cli.cli.commands[name].help
 
 
 @pytest.mark.parametrize(
@@ -136,6 +85,186 @@ def test_a_fault_of_ours_has_an_exit_code_of_its_own(monkeypatch, capsys, error)
         "error: internal error; finished trials are kept, "
         "run the same command to resume" in message
     )
+
+
+def test_without_a_verb_the_help_is_shown(harness):
+    """Exit code 2: 0 would tell a script that something was done."""
+    code, out, err = harness()
+
+    assert (exit_codes.USAGE, "") == (code, err)
+    assert out.startswith("Usage: python -m harness [OPTIONS] COMMAND")
+    assert all(
+        re.search(rf"^  {verb} ", out, re.MULTILINE) for verb in cli.cli.commands
+    )
+    assert (exit_codes.OK, out, "") == harness("--help")
+    for verb, command in cli.cli.commands.items():
+        assert command.help
+        assert exit_codes.OK == harness(verb, "--help")[0]
+
+
+def test_the_version_is_that_of_the_package(harness, monkeypatch):
+    """It is unknown where the sources were only copied."""
+    code, out, err = harness("--version")
+
+    assert (exit_codes.OK, "") == (code, err)
+    assert re.fullmatch(r"replicator-harness \d+\.\d+\.\d+\S*\n", out)
+    monkeypatch.setattr(cli, "SCRIPT", "no-such-package")
+    code, out, _ = harness("--version")
+    assert exit_codes.OK == code
+    assert out.startswith("no-such-package unknown: the package is not installed; run")
+
+
+@pytest.fixture
+def two_studies(tmp_path, synthetic):
+    shape = {
+        "modes": (synthetic.WEAK,),
+        "repeats": 1,
+        "num_measured_steps": 2,
+        "is_evaluated": False,
+    }
+    failed = {("in_graph", synthetic.WEAK, 2, 0): synthetic.TrialStatus.FAILED}
+    for name, statuses in (("whole", {}), ("part", failed)):
+        made = synthetic.Shape(name=name, statuses=statuses, **shape)
+        synthetic.make_store(tmp_path / "runs" / name, made)
+    (tmp_path / "runs" / "no-study").mkdir()
+
+
+@pytest.mark.usefixtures("two_studies")
+def test_studies_are_listed_with_their_progress(harness):
+    code, out, err = harness("list", "studies")
+    rows = json.loads(harness("list", "studies", "--json")[1])["studies"]
+
+    assert (exit_codes.OK, "") == (code, err)
+    assert [
+        "part   2025-01-01 00:00  3/4 ok  resnet50 laptop, x1,2, in_graph,tf_mirrored",
+        "whole  2025-01-01 00:00  4/4 ok  resnet50 laptop, x1,2, in_graph,tf_mirrored",
+    ] == out.splitlines()
+    assert [("part", 3, 4), ("whole", 4, 4)] == [
+        (row["name"], row["num_ok"], row["num_trials"]) for row in rows
+    ]
+
+
+@pytest.mark.usefixtures("two_studies")
+def test_an_unreadable_study_is_named_and_the_others_are_listed(harness, tmp_path):
+    (tmp_path / "runs" / "part" / "plan.json").write_text("{")
+    code, out, err = harness("list", "studies")
+
+    assert exit_codes.USAGE == code
+    assert out.startswith("whole  ")
+    assert re.match(r"error: corrupt record '.*part/plan.json'", err)
+
+
+def test_a_directory_without_studies_is_no_error(harness):
+    code, out, err = harness("list", "studies")
+
+    assert (exit_codes.OK, "", "no study in 'runs'\n") == (code, out, err)
+
+
+def complete(arguments, incomplete):
+    shell = BashComplete(cli.cli, {}, cli.SCRIPT, "")
+    return [item.value for item in shell.get_completions(arguments, incomplete)]
+
+
+@pytest.mark.usefixtures("two_studies")
+def test_a_shell_completes_verbs_options_and_studies(harness, monkeypatch, tmp_path):
+    del harness  # which changes to the directory
+    (tmp_path / "runs").rename(tmp_path / "others")
+
+    assert ["report"] == complete([], "rep")
+    assert "--format" in complete(["report"], "--f")
+    assert "mlperf" in complete(["report", "--format"], "")
+    assert [] == complete(["report"], "")
+    assert ["part", "whole"] == complete(["report", "--runs-dir", "others"], "")
+    assert ["whole"] == complete(["report", "--runs-dir", "others", "part"], "w")
+
+
+def test_the_documented_line_makes_a_shell_complete(monkeypatch, capsys):
+    monkeypatch.setenv(cli.COMPLETION, "bash_source")
+    with pytest.raises(SystemExit) as ended:
+        cli.main([])
+    out = capsys.readouterr().out
+
+    assert 0 == ended.value.code
+    assert "replicator-harness" in out
+    assert f"{cli.COMPLETION}=bash_complete" in out
+    assert "complete -o nosort -F" in out
+
+
+@pytest.fixture
+def relay(tmp_path, synthetic):
+    """A relay of which one trial has begun: it has taken two turns and half a line."""
+    shape = synthetic.Shape(num_rounds=4, repeats=2, backends=("in_graph",))
+    store = synthetic.make_store(tmp_path / "s", shape)
+    begun = store.read_plan().trials[-1].trial_id
+    (store.trial_dir(begun) / "status.json").unlink()
+    lines = "".join(json.dumps({"round_index": r}) + "\n" for r in (0, 1))
+    (store.trial_dir(begun) / "turns.jsonl").write_text(f'{lines}{{"rou')
+    return store
+
+
+@pytest.fixture
+def status(harness, relay):
+    def run(*more):
+        code, out, err = harness("status", str(relay.root), *more)
+        assert exit_codes.OK == code, err
+        return out.rstrip()
+
+    return run
+
+
+def test_what_runs_now_or_waits_is_not_missing(relay, status):
+    """It says where the relay is; of one that has just started, nothing is missing."""
+    begun = relay.trial_dir(relay.read_plan().trials[-1].trial_id) / "turns.jsonl"
+    with lock.lock_study(relay.root):
+        texts = [status()]
+        begun.write_text('{"round_index": 23, "is_sustained": true}\n')
+        texts.append(status())
+        begun.unlink()
+        texts.append(status())
+        for trial in relay.read_plan().trials:
+            if trial.spec.repetition_index == 1:
+                shutil.rmtree(relay.trial_dir(trial.trial_id), ignore_errors=True)
+        waiting = status()
+
+    for text, place in zip(
+        texts, ("round 2", "sustained stretches", "starting"), strict=True
+    ):
+        assert "1 running" in text
+        assert "missing" not in text
+        assert text.endswith(f"; generation 2 of 2, {place}")
+    assert re.search(r"\d+ waiting", waiting)
+    assert "missing" not in waiting
+
+
+def test_watching_prints_what_changes_and_ends_with_the_sweep(
+    relay, status, refuse, monkeypatch
+):
+    begun = relay.trial_dir(relay.read_plan().trials[-1].trial_id) / "turns.jsonl"
+    held = contextlib.ExitStack()
+    held.enter_context(lock.lock_study(relay.root))
+    steps = iter(
+        (lambda: None, lambda: begun.write_text('{"round_index": 2}\n'), held.close)
+    )
+    monkeypatch.setattr(time, "sleep", lambda _: next(steps)())
+    lines = status("--watch").splitlines()
+
+    assert [
+        ("running", "generation 2 of 2, round 2"),
+        ("running", "generation 2 of 2, round 3"),
+        ("missing", ""),
+    ] == [
+        ("running" if "1 running" in line else "missing", line.partition("; ")[2])
+        for line in lines
+    ]
+    err = refuse("status", str(relay.root), "--watch", "--json")
+    assert "--watch prints lines for a reader, and --json one object" in err
+
+
+def test_what_a_killed_sweep_left_is_missing(relay, status):
+    """Its process is gone, although the file that names it is still there."""
+    (relay.root / lock.HOLDER_NAME).write_text("4194304999\n")
+
+    assert "1 missing" in status()
 
 
 ROOT = Path(__file__).resolve().parents[3]
