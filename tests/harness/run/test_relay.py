@@ -169,13 +169,13 @@ def test_failures_do_not_end_the_generation(run):
 
 @forked
 def test_a_turn_without_an_end_is_a_timeout(run):
-    options = ("--replicas=2", "--timeout=2s")
+    options = ("--replicas=2", "--timeout=4s")
     trials, _ = run(*options, behavior="tf_mirrored:2:hang")
     hung = trials.pop(("tf_mirrored", 2, "none"))
 
     assert TrialStatus.TIMEOUT is hung.status.status
     assert hung.status.failure.reason.startswith(
-        "killed after 2 s (timeout): rank 0 was in phase measure"
+        "killed after 4 s (timeout): rank 0 was in phase measure"
     )
     assert {TrialStatus.OK} == {trial.status.status for trial in trials.values()}
 
