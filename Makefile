@@ -125,7 +125,7 @@ faults: setup  # Inject faults: FAULTS trials on each of LAUNCHERS, kills of 100
 	for launcher in $(LAUNCHERS); do $(BIN)/python tests/faults/run_series.py $$launcher $(FAULTS) --faults || exit 1; done
 	GATE_KILLS=100 $(BIN)/python -m pytest tests/harness/judging/test_killed_gates.py
 	WRITE_FAULTS=1000 READ_FAULTS=400 POWER_CUTS=120 $(BIN)/python -m pytest tests/harness/run/test_failed_calls_of_sweeps.py
-	FULL_TESTS=1 $(BIN)/python -m pytest tests/harness/hostile/test_failed_calls.py tests/harness/cli/test_little_memory.py
+	FULL_TESTS=1 $(BIN)/python -m pytest tests/harness/hostile/test_failed_calls.py
 	FULL_TESTS=1 SLURM_KILLS=20 $(BIN)/python -m pytest tests/cluster_engines/test_slurm_faults.py
 
 failures: setup  # Make FAILURES steps fail on all backends, and compare with undisturbed runs (half an hour).
