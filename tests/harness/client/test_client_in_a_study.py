@@ -2,9 +2,12 @@
 
 import json
 import re
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
+from command_words import overridden
 from repositories import commit, git
 
 from harness.cli import exit_codes
@@ -17,6 +20,43 @@ from results.store.study_store import Store
 from results.verify import trials
 
 pytestmark = pytest.mark.processes
+CLIENT = Path(scaling_client.__file__).parent
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+@pytest.fixture
+def client(monkeypatch, forked_trials):
+    """Programs find the client; turns take 20 ms, which nobody looks at."""
+    monkeypatch.setenv("PYTHONPATH", str(CLIENT))
+    monkeypatch.setattr(rounds, "MIN_TURN_SEC", 0.02)
+    monkeypatch.setattr(rounds, "SUSTAINED_SEC", 0.1)
+
+
+@pytest.fixture
+def sweep(client, harness, overrides, tmp_path, monkeypatch):
+    """Returns a function that sweeps a program; it returns a trial and its folder."""
+    shutil.copytree(PROGRAMS, tmp_path, dirs_exist_ok=True)
+    command = f"{sys.executable} start.py {{replicas}}"
+
+    def run(*words, command=command, replicas=1, control=Control.NONE, **variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, str(value))
+        usual = (
+            *("--unit=images", "--per-replica-batch-size=4", "--mode=weak"),
+            *("--repeats=1", "--study=s", f"--replicas={replicas}"),
+        )
+        turns = () if "--order=sequential" in words else ("--rounds=2",)
+        _, _, err = harness(
+            *("sweep", f"--command={command}", "--metric=client"),
+            *overridden((*usual, *turns), *words),
+            overrides=overrides,
+        )
+        assert (tmp_path / "runs" / "s").exists(), err
+        store = Store.open(tmp_path / "runs" / "s")
+        trial = next(of for of in store.trials() if of.spec.control is control)
+        return trial, store.trial_dir(trial.trial_id)
+
+    return run
 
 
 def kinds_of(folder, rank=0):
