@@ -1,6 +1,7 @@
 """What a revision runs: its own code, with the packages of its own lock."""
 
 import base64
+import contextlib
 import hashlib
 import json
 import subprocess
@@ -207,37 +208,30 @@ def test_a_package_of_the_working_tree_is_refused(
     program_revisions.check_imports(command, tree, tree, "tree", [base])
 
 
-@pytest.mark.processes
-def test_a_path_to_the_working_tree_is_refused(trees, monkeypatch):
-    """Unless the revision has its own there, and finds that first."""
-    tree, base = trees
-    monkeypatch.setenv("PYTHONPATH", str(tree / "src"))
-
-    with pytest.raises(
-        RevisionError, match=r"Python of base imports from '.*/tree/src'"
-    ):
-        program_revisions.check_imports("python3 train.py", base, base, "base", [tree])
-    program_revisions.check_imports(
-        "python3 -m own", base / "src", base, "base", [tree]
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tree))
-    program_revisions.check_imports("python3 train.py", base, base, "base", [tree])
+MARK_OF_A_HOOK = "__editable__.own-1.0.finder.__path_hook__"
+PATHS = [
+    ("src", "python3 train.py", "", r"Python of base imports from '.*/tree/src'"),
+    # The revision has its own there, and finds that first.
+    ("src", "python3 -m own", "src", ""),
+    ("", "python3 train.py", "", ""),
+    # As an editable installation leaves it in sys.path.
+    (MARK_OF_A_HOOK, "python3 train.py", "", ""),
+    # Another program is not asked.
+    ("src", "sh -c true", "", ""),
+    ("src", "no-such-program", "", ""),
+]
 
 
 @pytest.mark.processes
-def test_the_mark_of_an_import_hook_is_no_path(trees, monkeypatch):
-    """As an editable installation leaves it in ``sys.path``."""
+@pytest.mark.parametrize(("path", "command", "folder", "message"), PATHS)
+def test_a_path_to_the_working_tree_is_refused(
+    trees, monkeypatch, path, command, folder, message
+):
     tree, base = trees
-    mark = "__editable__.own-1.0.finder.__path_hook__"
-    monkeypatch.setenv("PYTHONPATH", str(tree / mark))
-
-    program_revisions.check_imports("python3 train.py", base, base, "base", [tree])
-
-
-def test_another_program_is_not_asked(trees):
-    tree, base = trees
-    for command in ("sh -c true", "no-such-program"):
-        program_revisions.check_imports(command, base, base, "base", [tree])
+    monkeypatch.setenv("PYTHONPATH", str(tree / path))
+    refused = pytest.raises(RevisionError, match=message or None)
+    with refused if message else contextlib.nullcontext():
+        program_revisions.check_imports(command, base / folder, base, "base", [tree])
 
 
 def test_what_starts_the_program_has_to_be_there(tmp_path):

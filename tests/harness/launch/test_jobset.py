@@ -133,6 +133,7 @@ def test_any_number_of_gpus_is_valid(gpus):
     assert "affinity" not in pod
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     command=st.lists(
         st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1),
