@@ -1,30 +1,36 @@
-"""Environments of the control suite as actors see them."""
+"""Environments of the control suite: as actors see them, and as they are evaluated."""
 
+import io
+import itertools
 import os
 import pathlib
+import re
+import signal
 import subprocess
 import sys
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image  # comes with matplotlib
 
+from workloads import catalog
+from workloads.d4pg import actor as actor_lib
 from workloads.d4pg import control as control_lib
+from workloads.d4pg import evaluator
 from workloads.d4pg.control import BrokenEpisodeError, Environment, FrameStack
+from workloads.d4pg.evaluator import EvaluatorClient
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
-def python(code, **variables):
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
-    )
+@pytest.fixture(autouse=True)
+def without_opengl(monkeypatch, request):
+    """This process has TensorFlow, which does not bear OpenGL's compiler beside it."""
+    if "processes" not in request.keywords:
+        monkeypatch.setenv("MUJOCO_GL", "disable")
 
 
 def test_every_task_of_the_suite_is_known_and_no_other():
@@ -37,43 +43,16 @@ def test_every_task_of_the_suite_is_known_and_no_other():
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("options", "message"),
     [
-        ("cartpole", r"^data 'cartpole' must be a domain and a task .*cartpole:"),
-        ("cartpole-swingup", r"with a colon .* did you mean 'cartpole:swingup'"),
-        (
-            "cartpole:swing",
-            (
-                r"^data 'cartpole:swing' is unknown: 'cartpole' has the tasks "
-                r"'cartpole:balance', .*; did you mean 'cartpole:swingup'"
-            ),
-        ),
-        (
-            "cartpoole:balance",
-            (
-                r"is unknown: the domains of the control suite are 'acrobot', .*"
-                r"; did you mean 'cartpole:balance'"
-            ),
-        ),
-        ("x:y", r"are 'acrobot', .*'walker'$"),
+        ({"observations": "depth"}, r"observations='depth' must be one of 'st"),
+        # Zero repeats would never end an episode.
+        ({"action_repeat": 0}, "action_repeat=0 must be at least 1"),
     ],
 )
-def test_an_unknown_name_is_answered_with_the_nearest(name, message):
-    with pytest.raises(ValueError, match=message) as raised:
-        Environment(name)
-
-    assert "\n" not in str(raised.value)
-
-
-def test_a_kind_of_observations_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match=r"observations='depth' must be one of 'st"):
-        Environment("cartpole:swingup", observations="depth")
-
-
-def test_an_action_is_taken_at_least_once():
-    """Zero repeats would never end an episode."""
-    with pytest.raises(ValueError, match="action_repeat=0 must be at least 1"):
-        Environment("cartpole:swingup", action_repeat=0)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        Environment("cartpole:swingup", **options)
 
 
 def test_a_state_is_what_dm_control_observes():
@@ -93,17 +72,18 @@ def test_a_state_is_what_dm_control_observes():
         observation = step.observation
 
         assert (expected.reward, 1.0, False) == step[1:]
-
-    assert (6,) == environment.spec.observation_shape
-    assert 2 == environment.spec.action_size
+    assert ((6,), 2) == (
+        environment.spec.observation_shape,
+        environment.spec.action_size,
+    )
 
 
 def test_an_episode_has_a_thousand_control_steps():
     """At its end only time has run out, so the discount stays 1."""
     environment = Environment("cartpole:balance", action_repeat=3)
     environment.reset()
-    steps = []
-    while not steps or not steps[-1].is_last:
+    steps = [environment.step(np.zeros(1))]
+    while not steps[-1].is_last:
         steps.append(environment.step(np.zeros(1)))
 
     # 333 times three control steps, and the last one.
@@ -112,19 +92,15 @@ def test_an_episode_has_a_thousand_control_steps():
     assert steps[-1].reward <= 1 < steps[0].reward <= 3
     with pytest.raises(RuntimeError, match=r"no episode is running: call reset\(\)"):
         environment.step(np.zeros(1))
-
-
-def test_an_endless_task_is_cut():
-    """The suite gives lqr no time limit, and its actions no bounds."""
-    environment = Environment("lqr:lqr_2_1", action_repeat=250)
-    environment.reset()
-    ends = [environment.step(np.full(1, 0.5)).is_last for _ in range(4)]
-
+    # The suite gives lqr no time limit, and its actions no bounds.
+    endless = Environment("lqr:lqr_2_1", action_repeat=250)
+    endless.reset()
+    ends = [endless.step(np.full(1, 0.5)).is_last for _ in range(4)]
     assert [False, False, False, True] == ends
 
 
 def test_canonical_actions_cover_the_range_of_the_actuators():
-    """-1 and 1 are the bounds, and what has none is left as it is."""
+    """-1 and 1 are the bounds, and an action without bounds is left as it is."""
     environment = Environment("cartpole:swingup")
     environment._is_canonical = False
     environment._low, environment._half_range = np.array([-4.0]), np.array([3.0])
@@ -160,42 +136,6 @@ def test_what_is_not_finite_breaks_the_episode(broken, monkeypatch):
     assert not environment.step(np.zeros(1)).is_last
 
 
-@pytest.mark.processes
-def test_frames_show_the_episode():
-    """84 x 84 RGB that changes with the state; films are larger."""
-    done = python(
-        "from workloads.d4pg.control import Environment\n"
-        "import numpy as np\n"
-        "e = Environment('cartpole:swingup', observations='pixels', seed=1)\n"
-        "first = e.reset().copy()\n"
-        "for _ in range(20): step = e.step(np.ones(1))\n"
-        "assert first.shape == e.spec.observation_shape == (84, 84, 3)\n"
-        "assert str(first.dtype) == e.spec.observation_dtype == 'uint8'\n"
-        "assert first.std() > 5\n"
-        "assert np.abs(step.observation.astype(int) - first).max() > 50\n"
-        "e.close()\n"
-        "e = Environment('walker:walk', can_render=True)\n"
-        "assert e.reset().shape == (24,)\n"
-        "film = e.render(60, 80)\n"
-        "assert film.shape == (60, 80, 3) and film.std() > 5\n"
-        "print('sound')"
-    )
-
-    assert (0, "sound\n") == (done.returncode, done.stdout), done.stderr
-
-
-@pytest.mark.processes
-def test_an_environment_that_was_made_without_rendering_has_no_frames():
-    """What dm_control renders with is decided once in a process."""
-    done = python(
-        "from workloads.d4pg.control import Environment\n"
-        "try: Environment('cartpole:swingup').render()\n"
-        "except ValueError as error: print(error)"
-    )
-
-    assert "does not work here (dm_control was first used without can_" in done.stdout
-
-
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 255)), max_size=12))
 def test_a_stack_holds_the_last_frames(frames):
     """The oldest first; the first of an episode stands in for those before it."""
@@ -209,77 +149,241 @@ def test_a_stack_holds_the_last_frames(frames):
     assert (84, 84, 9) == seen.shape
 
 
-@pytest.mark.processes
-def test_without_opengl_states_work_and_pixels_say_what_to_install():
-    """A real process whose EGL finds no driver."""
-    done = python(
-        "from workloads.d4pg.control import Environment\n"
-        "import numpy as np, os\n"
-        "e = Environment('cartpole:swingup', can_render=True)\n"
-        "e.reset(); e.step(np.zeros(1))\n"
-        "print('state works', os.environ.get('MUJOCO_GL'))\n"
-        "for make in (lambda: Environment('cartpole:swingup', observations='pixels'),\n"
-        "             e.render):\n"
-        "    try: make()\n"
-        "    except ValueError as error: print(error)\n",
-        __EGL_VENDOR_LIBRARY_FILENAMES="/nonexistent",
-        MUJOCO_GL="",
-    )
-    state, *errors = done.stdout.splitlines()
-    expected = (
-        "option observations='pixels' needs OpenGL, which does not work here "
-        "(MUJOCO_GL=egl: ImportError: Cannot initialize a headless EGL display.): "
-        "install it (Debian: apt-get install libegl1 libgl1-mesa-dri), or use "
-        "observations='state'"
-    )
-
-    assert "state works" == state.strip(), done.stderr
-    assert [expected, expected] == errors
-
-
-@pytest.mark.processes
-def test_opengl_that_is_turned_off_is_reported():
-    """And the names of tasks need no dm_control at all."""
-    done = python(
-        "import sys, workloads.d4pg.control\n"
-        "from workloads.d4pg import control as e\n"
-        "print('dm_control' in sys.modules)\n"
-        "try: e.Environment('walker:walk', observations='pixels')\n"
-        "except ValueError as error: print(error)\n"
-        "print('tensorflow' in sys.modules)",
-        MUJOCO_GL="off",
-    )
-    before, error, tensorflow = done.stdout.splitlines()
-
-    assert ("False", "False") == (before, tensorflow)
-    assert "does not work here (MUJOCO_GL turns it off)" in error
+# Programs of processes of their own: what renders is decided once in a process.
+FILM = """
+from workloads.d4pg.control import Environment
+import numpy as np
+e = Environment('cartpole:swingup', observations='pixels', seed=1)
+first = e.reset().copy()
+for _ in range(20): step = e.step(np.ones(1))
+assert first.shape == e.spec.observation_shape == (84, 84, 3)
+assert str(first.dtype) == e.spec.observation_dtype == 'uint8'
+assert first.std() > 5
+assert np.abs(step.observation.astype(int) - first).max() > 50
+e.close()
+e = Environment('walker:walk', can_render=True)
+assert e.reset().shape == (24,)
+film = e.render(60, 80)
+assert film.shape == (60, 80, 3) and film.std() > 5
+"""
+# An actor imports no TensorFlow: it would cost seconds and hundreds of megabytes.
+PIXELS = """
+import sys, workloads.d4pg.actor, workloads.d4pg.pool, workloads.d4pg.replay
+import workloads.d4pg.control as e
+assert not {'tensorflow', 'dm_control', 'jax'} & set(sys.modules)
+try: e.Environment('walker:walk', observations='pixels')
+except ValueError as error: print(error)
+state = e.Environment('cartpole:swingup', can_render=True)
+state.reset(); state.step(np.zeros(1))
+try: state.render()
+except ValueError as error: print(error)
+assert 'tensorflow' not in sys.modules
+"""
+LATER = """
+from workloads.d4pg.control import Environment
+try: Environment('cartpole:swingup').render()
+except ValueError as error: print(error)
+"""
+MISSING = """
+import ctypes.util
+ctypes.util.find_library = lambda name: None
+import ctypes
+class Missing(ctypes.CDLL):
+    def __init__(self, name, *args, **kwargs):
+        if any(part in str(name) for part in ('EGL', 'GL', 'OSMesa')):
+            raise OSError(f'{name} is not there')
+        super().__init__(name, *args, **kwargs)
+ctypes.CDLL = ctypes.cdll._dlltype = Missing
+"""
+NEEDS = (
+    "option observations='pixels' needs OpenGL, which does not work here ({}): install "
+    "it (Debian: apt-get install libegl1 libgl1-mesa-dri), or use observations='state'"
+)
+NO_DISPLAY = "MUJOCO_GL=egl: ImportError: Cannot initialize a headless EGL display."
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "renderer", ["egl", pytest.param("osmesa", marks=pytest.mark.full)]
+    ("code", "variables", "lines"),
+    [
+        (FILM, {}, []),
+        (LATER, {}, ["does not work here (dm_control was first used without can_"]),
+        # EGL finds no driver: states work.
+        (
+            PIXELS,
+            {"__EGL_VENDOR_LIBRARY_FILENAMES": "/nonexistent", "MUJOCO_GL": ""},
+            [NEEDS.format(NO_DISPLAY)] * 2,
+        ),
+        (PIXELS, {"MUJOCO_GL": "off"}, ["does not work here (MUJOCO_GL turns it"] * 2),
+        (MISSING + PIXELS, {"MUJOCO_GL": "egl"}, ["(MUJOCO_GL=egl: AttributeErr"] * 2),
+        pytest.param(
+            MISSING + PIXELS,
+            {"MUJOCO_GL": "osmesa"},
+            ["(MUJOCO_GL=osmesa: AttributeErr"] * 2,
+            marks=pytest.mark.full,
+        ),
+    ],
+    ids=["frames", "later", "no driver", "off", "no EGL", "no OSMesa"],
 )
-def test_a_renderer_that_is_asked_for_and_missing_is_said(renderer):
-    """MuJoCo reads the variable too; states need no renderer at all."""
-    done = python(
-        "import ctypes.util\n"
-        "ctypes.util.find_library = lambda name: None\n"
-        "import ctypes\n"
-        "class Missing(ctypes.CDLL):\n"
-        "    def __init__(self, name, *args, **kwargs):\n"
-        "        if any(part in str(name) for part in ('EGL', 'GL', 'OSMesa')):\n"
-        "            raise OSError(f'{name} is not there')\n"
-        "        super().__init__(name, *args, **kwargs)\n"
-        "ctypes.CDLL = ctypes.cdll._dlltype = Missing\n"
-        "from workloads.d4pg.control import Environment\n"
-        "try: Environment('cartpole:swingup', observations='pixels')\n"
-        "except ValueError as error: print(error)\n"
-        "print(Environment('cartpole:swingup').reset().shape)\n",
-        MUJOCO_GL=renderer,
+def test_frames_show_the_episode_or_one_line_says_what_to_install(
+    code, variables, lines
+):
+    done = subprocess.run(
+        [sys.executable, "-c", f"import numpy as np{code}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
     )
-    error, state = done.stdout.splitlines()
+    printed = done.stdout.splitlines()
 
-    assert f"(MUJOCO_GL={renderer}: AttributeError: " in error
-    assert error.startswith("option observations='pixels' needs OpenGL, which does not")
-    assert error.endswith("libegl1 libgl1-mesa-dri), or use observations='state'")
-    assert "(5,)" == state
+    assert 0 == done.returncode, done.stderr
+    assert len(lines) == len(printed)
+    for expected, line in zip(lines, printed, strict=True):
+        assert expected in line
+        assert re.fullmatch(re.escape(NEEDS).replace(r"\{\}", ".*"), line)
+
+
+NAME = "cartpole:balance"
+
+
+def make_config(**options):
+    return catalog.make_config("d4pg", "smoke", options)
+
+
+def make_policy(observation_shape=(5,)):
+    """A policy that acts in some way, and its weights."""
+    spec = actor_lib.PolicySpec(
+        observation_shape=observation_shape,
+        action_size=1,
+        hidden_sizes=(16, 8),
+        kind="mlp",
+    )
+    made = actor_lib.Policy(spec)
+    rng = np.random.default_rng(0)
+    weights = rng.normal(scale=0.2, size=spec.num_floats).astype(np.float32)
+    made.load(weights)
+    return made, weights
+
+
+def test_returns_are_those_of_episodes_played_one_by_one():
+    """Environments that are stepped together do not disturb each other."""
+    player = evaluator.Evaluator(NAME, make_config(action_repeat=20), seed=5)
+    actor, _ = make_policy()
+    found = player.play(actor, 3)
+    expected = []
+    for index in range(3):
+        player = Environment(NAME, action_repeat=20, seed=5 + 10_000_019 + index)
+        player.reset()  # an evaluator's environments begin with an episode
+        observation, total, is_last = player.reset(), 0.0, False
+        while not is_last:
+            step = player.step(actor(observation[None])[0])
+            observation, is_last = step.observation, step.is_last
+            total += step.reward
+        expected.append(total)
+
+    np.testing.assert_allclose(expected, found, rtol=1e-4)
+    assert len(set(found)) == 3
+
+
+def test_an_episode_that_breaks_begins_again(monkeypatch):
+    """And if that continues, it is an error that says why."""
+    real_step, count = Environment.step, itertools.count()
+    broken = [3, 5]
+
+    def step(self, action):
+        if not broken or next(count) in broken:
+            raise BrokenEpisodeError("the state is not finite")
+        return real_step(self, action)
+
+    player = evaluator.Evaluator(NAME, make_config(action_repeat=50), seed=0)
+    monkeypatch.setattr(Environment, "step", step)
+    policy, _ = make_policy()
+    assert 2 == len(player.play(policy, 2))
+    broken.clear()
+    with pytest.raises(RuntimeError, match=r"11 episodes .* the state is not finite"):
+        player.play(policy, 2)
+
+
+def make_client(**options):
+    options = {"action_repeat": 50, "num_evaluation_episodes": 4, **options}
+    client = EvaluatorClient(NAME, make_config(**options), seed=5)
+    policy, weights = make_policy(client.spec.observation_shape)
+    client.load(policy.spec)
+    return client, weights
+
+
+@pytest.mark.processes
+def test_the_score_is_the_mean_return_with_its_interval(monkeypatch):
+    """Of episodes that another process plays, as this one would; the next differ."""
+    client, weights = make_client()
+    (first,), (second,) = (client.score(weights) for _ in range(2))
+    with monkeypatch.context() as context:
+        context.setenv("MUJOCO_GL", "disable")
+        player = evaluator.Evaluator(NAME, make_config(action_repeat=50), seed=5)
+        returns = player.play(make_policy()[0], 4)
+    film = client.film(weights)
+    client.close()
+
+    assert ((5,), 1) == (client.spec.observation_shape, client.spec.action_size)
+    assert ("episode_return", "return", 4) == (
+        first.name,
+        first.unit,
+        first.num_examples,
+    )
+    assert np.mean(returns) == pytest.approx(first.value, rel=1e-4)
+    assert 0.0 < first.low < first.value < first.high < 1000.0
+    assert first.value != second.value
+    assert film is None or film.startswith(b"\x89PNG")
+    assert 0 == client._process.returncode
+
+
+@pytest.mark.processes
+def test_without_opengl_there_is_no_film_and_one_warning(monkeypatch):
+    """The return needs no pictures; frames as observations do."""
+    monkeypatch.setenv("MUJOCO_GL", "disable")
+    client, weights = make_client(num_evaluation_episodes=2)
+    with pytest.warns(UserWarning, match=r"episodes are not filmed: .* libegl1"):
+        assert client.film(weights) is None
+    assert client.film(weights) is None
+    assert client.score(weights)
+    client._process.send_signal(signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="evaluation episodes ended with exit code"):
+        client.score(weights)
+    client.close()
+    before = psutil.Process().children()
+    with pytest.raises(ValueError, match=r"needs OpenGL, which does not work here"):
+        make_client(observations="pixels")
+    assert before == psutil.Process().children()
+
+
+@pytest.mark.processes
+def test_an_evaluator_that_does_not_end_is_ended(monkeypatch):
+    """As one that stands still, or is in the middle of an episode."""
+    monkeypatch.setattr(evaluator, "_END_SEC", 0.2)
+    client, _ = make_client()
+    client._process.send_signal(signal.SIGSTOP)
+    client.close()
+
+    assert -signal.SIGKILL == client._process.returncode
+
+
+def test_every_frame_of_a_film_is_seen_as_it_was():
+    """Though later ones hold what changed only, and colours have five bits."""
+    rng = np.random.default_rng(0)
+    frames = np.repeat(rng.integers(0, 256, (1, 12, 16, 3)).astype(np.uint8), 4, axis=0)
+    for index in range(1, 4):
+        frames[index, :, 4 * index : 4 * index + 3] = rng.integers(0, 256, 3)
+    picture = Image.open(io.BytesIO(evaluator.encode(frames, frame_time_sec=0.25)))
+    seen = []
+    for index in range(picture.n_frames):
+        picture.seek(index)
+        seen.append(np.asarray(picture.convert("RGB")))
+
+    np.testing.assert_array_equal(frames & 0xF8, np.stack(seen))
+    assert 250 == picture.info["duration"]
+    # Forty equal frames are little more than one.
+    frame = rng.integers(0, 256, (1, 40, 40, 3)).astype(np.uint8)
+    one = len(evaluator.encode(frame, frame_time_sec=0.1))
+    assert len(evaluator.encode(frame.repeat(40, axis=0), frame_time_sec=0.1)) < 2 * one

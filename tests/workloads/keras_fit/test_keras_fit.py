@@ -16,17 +16,14 @@ from small_programs import build
 
 import replicator
 from harness import catalog as harness_catalog
+from harness.cli.main import main as run_harness
 from harness.errors import PlanError
-from harness.planning import design
-from harness.planning.estimate import PlannedCase
-from harness.planning.request import SweepRequest
-from results.records.models import Control, Order, ScalingMode
 from results.records.record_base import Change
 from results.study import matching as verdict
 from workloads import catalog, matching
 from workloads.keras_fit import config, models
 from workloads.keras_fit.loop_program import FitLoop, KerasProgram
-from workloads.keras_fit.own_model import keras_workload, make_config
+from workloads.keras_fit.own_model import keras_workload
 from workloads.resnet50 import model as model_lib
 
 FILE = small_fit.__file__
@@ -78,11 +75,12 @@ def made_own(repl, **options):
     )
 
 
+MAKERS = {"keras": made, "own": made_own}
+
+
 def _matched(repl, of, loop):
-    make, info = {
-        "keras": (made, catalog.WORKLOADS["keras_fit"]),
-        "own": (made_own, INFO),
-    }[of]
+    make = MAKERS[of]
+    info = {"keras": catalog.WORKLOADS["keras_fit"], "own": INFO}[of]
     changes = []
     program = matching.MatchedProgram(
         make(matching.MatchingReplicator(repl), loop=loop, **info.matching.options),
@@ -208,51 +206,37 @@ def test_an_error_in_fit_is_raised_where_the_step_is_waited_for():
         loop.start()()
 
 
-def test_nothing_is_trained_by_reading():
-    """The control that reads batches only uses the pipelines of the program."""
-    program = made(replicator.create("in_graph", num_replicas=2))
-    program.read(2)
-
-    assert 0 == int(program.training.optimizer.iterations)
-    assert 2 == program._inputs.num_steps
-
-
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("make", "options", "message"),
     [
-        ({"model": "ResNet5"}, r"model='ResNet5' must be one of 'ConvNeXtTiny', "),
         (
-            {"model": "no.py:make"},
-            r"cannot read 'no.py': No such file or directory; write FILE.py:FUNCTION",
-        ),
-        (
+            "keras",
             {"model": f"{FILE}:tiny"},
-            r"defines no function 'tiny'; it has small, not_compiled, of_larger_images",
+            r"no function 'tiny'; it has small, not_co",
         ),
-        ({"model": "Xception"}, r"option image_size=32 must be at least 71"),
-        ({"loop": "train"}, r"loop='train' must be one of 'fit', 'run'"),
-        ({"input_dtype": "uint8"}, r"input_dtype='uint8' must be one of 'float32'"),
-        ({"jit": "compute"}, r"compile\(\) of Keras takes a whole step or nothing"),
-    ],
-)
-def test_wrong_options_are_named_before_anything_runs(options, message):
-    with pytest.raises(ValueError, match=message):
-        config.make_config("smoke", options)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("not_compiled", r"returned Sequential, which is not a compiled model; call"),
         (
-            "of_larger_images",
+            "keras",
+            {"model": f"{FILE}:not_compiled"},
+            r"Sequential, which is not a comp",
+        ),
+        (
+            "keras",
+            {"model": f"{FILE}:of_larger_images"},
             r"takes \(None, 64, 64, 3\), but images are \(32, 32, 3\); set option",
         ),
+        ("own", {"model": "own_keras:bare"}, r"not a compiled model; call model\.comp"),
+        (
+            "own",
+            {"data": "own_keras:bare"},
+            r"Sequential, which is not a tf\.data\.Data",
+        ),
+        ("own", {"data": "own_keras:inputs_only"}, r"its elements have to be pairs"),
+        ("own", {"jit": "compute"}, r"takes a whole step or nothing; use jit 'off'"),
     ],
 )
-def test_a_function_that_makes_something_else_is_refused(name, message):
+def test_functions_that_make_something_else_are_refused(make, options, message):
     with pytest.raises(ValueError, match=message):
-        made(replicator.create("single"), model=f"{FILE}:{name}")
+        MAKERS[make](replicator.create("single"), **options)
 
 
 def test_backends_without_fit_are_refused_with_those_that_have_it():
@@ -271,18 +255,23 @@ def test_backends_without_fit_are_refused_with_those_that_have_it():
         r"be part of .*; use --backends single,in_graph,.*, or leave the workload out$",
     ):
         harness_catalog.check_backends(info, {}, [harness_catalog.backend("async")])
-
-
-def test_the_control_without_update_is_left_out_with_a_note():
-    """Keras updates inside fit."""
-    request = SweepRequest(
-        workload="keras_fit", controls=(Control.NOSYNC, Control.NO_UPDATE)
+    with pytest.raises(PlanError, match="option loop='fit' does not work on backend"):
+        harness_catalog.check_backends(
+            INFO, {"loop": "fit"}, [harness_catalog.backend("async")]
+        )
+    harness_catalog.check_backends(
+        INFO, {"loop": "run"}, [harness_catalog.backend("async")]
     )
-    cases = [PlannedCase("in_graph", n, 4, (ScalingMode.WEAK,)) for n in (1, 2)]
-    added, notes = design.choose_controls(request, cases, 2, Order.RELAY)
 
-    assert [Control.NOSYNC] == [case.control for case in added]
-    assert "no control no_update of backend in_graph: Keras updates inside fit" in notes
+
+def test_the_control_without_update_is_left_out_with_a_note(tmp_path, capsys):
+    words = "sweep --dry-run --workload keras_fit --preset smoke --backends in_graph"
+    words += f" --replicas 1,2 --controls nosync,no_update --runs-dir {tmp_path}"
+
+    assert 0 == run_harness(words.split())
+    printed = " ".join("".join(capsys.readouterr()).split())
+    assert "no control no_update of backend in_graph: Keras updates inside" in printed
+    assert "no control nosync" not in printed
 
 
 def test_a_model_learns_as_it_is_written():
@@ -297,46 +286,7 @@ def test_a_model_learns_as_it_is_written():
     assert () == program.evaluate()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"model": "own_keras:bare"},
-            (
-                "own_keras:bare returned Sequential, which is not a compiled model;"
-                r" call model\.compile\(\.\.\.\) in it, and return the model"
-            ),
-        ),
-        (
-            {"data": "own_keras:bare"},
-            "own_keras:bare returned Sequential, which is not a tf.data.Dataset of",
-        ),
-        (
-            {"data": "own_keras:inputs_only"},
-            r"returned a dataset of TensorSpec.*; its elements have to be pairs",
-        ),
-    ],
-)
-def test_functions_that_return_something_else_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        made_own(replicator.create("single"), **options)
-
-
 def test_functions_that_a_trial_cannot_find_are_refused():
     """Such as those of a function, or without a name."""
     with pytest.raises(ValueError, match="cannot be found by the process of a trial"):
         keras_workload("own", lambda: None, own_keras.data)
-
-
-def test_options_that_contradict_are_refused():
-    with pytest.raises(
-        ValueError, match="takes a whole step or nothing; use jit 'off'"
-    ):
-        make_config("own", {"jit": "compute"})
-    with pytest.raises(PlanError, match="option loop='fit' does not work on backend"):
-        harness_catalog.check_backends(
-            INFO, {"loop": "fit"}, [harness_catalog.backend("async")]
-        )
-    harness_catalog.check_backends(
-        INFO, {"loop": "run"}, [harness_catalog.backend("async")]
-    )

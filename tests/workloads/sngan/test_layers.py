@@ -1,9 +1,5 @@
 """The parts of SN-GAN on one replica and on two: norms and losses, against NumPy."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import keras
 import numpy as np
 import pytest
@@ -18,6 +14,7 @@ from workloads.common.normalization import (
     SpectralEmbedding,
     power_step,
 )
+from workloads.common.training import dtype_policy
 from workloads.sngan import networks
 
 CPUS = ["CPU:0", "CPU:1"]
@@ -33,13 +30,13 @@ MAKERS = {
 
 
 @pytest.fixture(params=sorted(MAKERS))
-def two_replicas(request: Any) -> Any:
+def two_replicas(request):
     """Two replicas, in each placement of variables, and on the stock strategy."""
     return MAKERS[request.param]()
 
 
 @pytest.fixture
-def one_replica() -> Any:
+def one_replica():
     """One device, the truth."""
     return replicator.create("single", num_replicas=1)
 
@@ -194,49 +191,22 @@ def test_replicas_with_different_examples_keep_one_u(of_one_replica, two_replica
     """Both replicas hold the same bits, and train like one on all examples."""
     found, per_replica = train(two_replicas, x)
 
+    # The engine proves that u is the same; a replica would keep its own otherwise.
+    assert [] == two_replicas.local_state()
     for u in per_replica:
         np.testing.assert_array_equal(u[0], u[1])
     for want, have in zip(of_one_replica, found, strict=True):
         np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-5)
 
 
-def test_the_engine_proves_that_u_is_mirrored():
-    """Neither u nor anything else of the training is replica-local."""
-    repl = replicator.create("in_graph", num_replicas=2)
-
-    train(repl, np.ones((1, 4, 4, 4, 2), np.float32))
-
-    held = repl.summary().partition("\nvariables:")[2]
-    assert "mirrored" in held
-    assert "local" not in held
-
-
-@pytest.fixture
-def mixed_bfloat16():
-    """Layers compute in bfloat16 and keep their variables in float32."""
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    yield
-    keras.config.set_dtype_policy(before)
-
-
-@pytest.mark.usefixtures("mixed_bfloat16")
 def test_mixed_precision_takes_the_norm_in_float32():
-    layer = SpectralDense(6, 4, seed=1)
-    expected = numpys_step(matrix_of(layer.kernel.numpy()), layer.u.numpy())[1]
-
-    outputs = layer(np.ones((2, 6), np.float32), training=True)
+    with dtype_policy("mixed_bfloat16"):
+        layer = SpectralDense(6, 4, seed=1)
+        expected = numpys_step(matrix_of(layer.kernel.numpy()), layer.u.numpy())[1]
+        outputs = layer(np.ones((2, 6), np.float32), training=True)
 
     assert tf.bfloat16 == outputs.dtype
     np.testing.assert_allclose(layer.u.numpy(), expected, rtol=1e-4, atol=1e-6)
-
-
-def test_wrong_input_of_a_power_step_is_refused():
-    """Shapes and types are checked before anything is computed."""
-    with pytest.raises(ValueError, match=r"as long as its rows, but got .*\(2, 3\)"):
-        power_step(tf.zeros([2, 3]), tf.zeros([3]))
-    with pytest.raises(ValueError, match="'bfloat16' and 'bfloat16': the iteration"):
-        power_step(tf.zeros([2, 3], tf.bfloat16), tf.zeros([2], tf.bfloat16))
 
 
 SHAPE = (4, 3, 3, 2)
@@ -320,16 +290,6 @@ def test_locally_each_replica_normalizes_its_own(two_replicas):
     assert np.abs(outputs - numpys(layer, x, LABELS)).max() > 0.5
 
 
-def test_wrong_input_of_batch_norm_is_refused():
-    layer = make_layer("local")
-    with pytest.raises(ValueError, match="'global' are unknown: use 'local'"):
-        make_layer("global")
-    with pytest.raises(ValueError, match=r"but got \(4, 2\) and \(4,\)"):
-        layer(tf.zeros([4, 2]), tf.zeros([4], tf.int32))
-    with pytest.raises(ValueError, match="integer labels, but got 'float32'"):
-        layer(tf.zeros(SHAPE), tf.zeros([4]))
-
-
 def test_losses_are_the_papers():
     """Equations 16 and 17 of Miyato et al. 2018, as losses; counts may differ."""
     real = np.array([2.0, 0.5, -1.0], np.float32)
@@ -353,14 +313,3 @@ def test_logits_beyond_the_margin_have_no_gradient():
     gradients = [g.numpy().tolist() for g in tape.gradient(loss, [real, fake])]
 
     assert [[0.0, -0.5], [0.0, 0.5]] == gradients
-
-
-@pytest.mark.parametrize("wrong", [tf.zeros([2, 1]), tf.zeros([2], tf.bfloat16)])
-def test_wrong_rank_and_type_are_refused(wrong):
-    right = tf.zeros([2])
-    with pytest.raises(ValueError, match="discriminator_loss needs real_logits of"):
-        networks.discriminator_loss(wrong, right)
-    with pytest.raises(ValueError, match="discriminator_loss needs fake_logits of"):
-        networks.discriminator_loss(right, wrong)
-    with pytest.raises(ValueError, match="generator_loss needs fake_logits of"):
-        networks.generator_loss(wrong)
