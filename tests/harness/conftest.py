@@ -92,7 +92,7 @@ def _spec(**fields: Any) -> TrialSpec:
     return TrialSpec(**(defaults | fields))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_spec() -> Any:
     return _spec
 

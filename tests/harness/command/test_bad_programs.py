@@ -14,7 +14,6 @@ from harness.trial import process_tree
 from results.records.models import (
     Evidence,
     Program,
-    TrialSpec,
     TrialStatus,
 )
 from results.store.study_store import Store
@@ -115,8 +114,22 @@ SLEEPS = ("987", "988")
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory):
+def ran(tmp_path_factory, make_spec):
     """Runs all programs, two at a time; returns the records of each by its name."""
+
+    def planned(command, num_measured=None, metric="throughput=rate (\\S+)"):
+        return synthetic_trial.planned(
+            make_spec(
+                backend="own",
+                num_replicas=1,
+                global_batch_size=4,
+                num_warmup_steps=3,
+                num_measured_steps=num_measured,
+                program=Program(command=command, metric=metric, unit="runs"),
+                is_evaluated=False,
+            )
+        )
+
     root = tmp_path_factory.mktemp("programs")
     store = Store.create(root / "study")
     trials = {}
@@ -147,28 +160,6 @@ def ran(tmp_path_factory):
         for future in running.values():
             future.result()
     return {name: store.read_trial(trial.trial_id) for name, trial in trials.items()}
-
-
-def planned(command, num_measured=None, metric="throughput=rate (\\S+)"):
-    spec = TrialSpec(
-        workload="own",
-        workload_version="1",
-        code_digest="00",
-        preset="command",
-        data="its own",
-        backend="own",
-        num_replicas=1,
-        per_replica_batch_size=4,
-        global_batch_size=4,
-        cores_per_replica=1,
-        num_warmup_steps=3,
-        num_measured_steps=num_measured,
-        program=Program(command=command, metric=metric, unit="runs"),
-        is_evaluated=False,
-        repetition_index=0,
-        seed=7,
-    )
-    return synthetic_trial.planned(spec)
 
 
 @pytest.mark.parametrize("name", [*PROGRAMS, *COMMANDS])
