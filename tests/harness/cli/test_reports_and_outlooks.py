@@ -44,6 +44,11 @@ def make_study(made, tmp_path, synthetic):
     return make
 
 
+@pytest.fixture(autouse=True)
+def few_gates(monkeypatch):
+    monkeypatch.setattr("results.judging.power.NUM_GATES", 300)
+
+
 @pytest.fixture
 def abc(make_study):
     for name in "abc":
