@@ -375,8 +375,9 @@ def test_a_full_disk_is_one_line_and_loses_no_trial(
 
 
 def test_a_study_that_cannot_be_written_can_be_read(
-    small_disk, harness, template, overrides, tmp_path
+    small_disk, harness, template, overrides, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr("reports.page.build.build_report", lambda *_: "a page\n")
     mount(small_disk, "remount", f"size={LARGE_KIB}k")
     runs = f"--runs-dir={small_disk / 'runs'}"
     shutil.copytree(template / "runs", small_disk / "runs")
