@@ -331,11 +331,7 @@ def quick_sweeps() -> Any:
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: Any, overrides: Any) -> Any:
     root = tmp_path_factory.mktemp("template")
-    with (
-        forked_trials.installed(FAKE_WORKER),
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.chdir(root)
+    with _quick_sweeps(root):
         code = cli.main(("sweep", *SMALL, "--study=s"), run_overrides=overrides)
     assert exit_codes.OK == code
     return root
