@@ -6,12 +6,11 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 from plain_text import plain
 from synthetic import Lost, relay_shape
 
 from reports import plot
-from reports.charts import learning, over_replicas, rows, style
+from reports.charts import over_replicas, rows, style
 from reports.words import cells, formats
 from results.figures import frame
 from results.statistics import estimates
@@ -85,28 +84,18 @@ def test_the_drawn_values_are_in_the_frame(points):
     assert math.prod(ratios.get_xlim()) == pytest.approx(1)
 
 
-def test_a_dash_is_a_mode_and_no_number_of_replicas():
-    """Lines of one colour that differ in something else have widths."""
-    run = pd.DataFrame({"trial_id": "a", "value": [1, 2], "low": [0, 1], "high": 3})
-    sizes = [
-        learning.Curve(label=f"N = {n}", backend="in_graph", rows=run) for n in (1, 2)
-    ]
-    axes = Figure().add_subplot()
-    options = {"spent": "value", "x_label": "s", "write": str, "look": style.PAGE}
-    learning.draw_on(axes, sizes, **options)
-
-    thin, thick = axes.get_lines()[:2]  # the others lead to their names
-    assert "-" == thin.get_linestyle() == thick.get_linestyle()
-    assert thin.get_linewidth() < thick.get_linewidth()
-
-
 def test_several_seeds_are_a_median_and_a_band(points):
-    cases = learning.curves_of(points, "top_1")
+    """A line per case; a dash is a mode, and numbers of replicas have widths."""
     axes = plot.learning(points)
+    lines = [line for line in axes.lines if line.get_marker() != "None"]
+    widths = {}
+    for line in lines:  # the others lead to their names
+        widths.setdefault(line.get_color(), []).append(line.get_linewidth())
 
-    assert [3] * 6 == [case.by_run("value").shape[1] for case in cases]
-    assert 6 == sum(line.get_marker() != "None" for line in axes.lines)
-    assert 6 == len(axes.collections)
+    assert 6 == len(lines) == len(axes.collections)
+    assert {"-"} == {line.get_linestyle() for line in lines}
+    assert [3, 3] == [len(set(of)) for of in widths.values()]
+    assert all(of == sorted(of) for of in widths.values())
 
 
 @pytest.mark.parametrize(
