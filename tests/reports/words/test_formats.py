@@ -16,8 +16,7 @@ from reports.page.sections import learning
 from reports.view.view import view_store
 from reports.words import cells, formats, judgement, names, ratio_table
 from results import Estimate
-from results.records import quality_records
-from results.records.models import MetricFacts, QualityMetric
+from results.records.models import QualityMetric
 
 
 @pytest.mark.parametrize(
@@ -97,10 +96,6 @@ def test_a_direction_in_words_has_no_sign_of_its_own(log, below, above):
     assert first <= float(value.split(formats.THIN_SPACE)[0]) <= last
 
 
-METRICS = {
-    facts["name"]: MetricFacts(**facts)
-    for facts in quality_records.of_workload("sngan")
-}
 PROTOCOL = "all pairs; extractor digits aaaa; reference digits/test, n = 359, bbbb"
 OTHER = PROTOCOL.replace("aaaa", "cccc")
 
@@ -137,10 +132,10 @@ def score(**changes):
         ),
     ],
 )
-def test_another_protocol_is_another_axis(first, second, difference):
+def test_another_protocol_is_another_axis(sequence, first, second, difference):
     """Titles are numbered, and the sentence has both sides of the difference."""
     both = [ratio_table.axis_of(score(**fields)) for fields in (first, second)]
-    titles = list(ratio_table.titles(both, METRICS).values())
+    titles = list(ratio_table.titles(both, sequence.study.metrics).values())
     sentence = ratio_table.explain(both[0], both)
 
     assert (both[0] != both[1]) == bool(difference)

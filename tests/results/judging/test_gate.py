@@ -12,8 +12,6 @@ from reports.words import judgement
 from results import load_study
 from results.errors import ResultsError
 from results.judging import gate, gate_metrics, judged_case, paired_gate, quality_gate
-from results.records import quality_records
-from results.records.models import MetricFacts
 from results.statistics import group_sequential
 from results.statistics.group_sequential import Verdict
 
@@ -294,12 +292,8 @@ def test_two_studies_are_two_groups(relay, repeats):
         assert ratio.low < 1 < ratio.high
 
 
-def test_metrics_are_named_in_the_message():
-    declared = [
-        MetricFacts(**facts)
-        for workload in ("sngan", "d4pg")
-        for facts in quality_records.of_workload(workload)
-    ]
+def test_metrics_are_named_in_the_message(relay):
+    declared = relay("a").plan.metrics
     for call, message in (
         (
             lambda: gate_metrics.metric_of("fid"),
@@ -307,7 +301,7 @@ def test_metrics_are_named_in_the_message():
         ),
         (
             lambda: gate_metrics.metric_of_gate("policy_lag", declared),
-            r"metric 'policy_lag'; allowed are thr.* learns fid, kid, ",
+            r"metric 'policy_lag'; allowed are thr.* learns .*fid, kid",
         ),
         (
             lambda: gate_metrics.metric_of_gate("fid", []),

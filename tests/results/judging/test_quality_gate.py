@@ -11,17 +11,9 @@ from results.errors import ResultsError
 from results.figures import learning_gains
 from results.judging import gate, gate_metrics, quality_gate
 from results.judging.gate_metrics import Rule
-from results.records import quality_records
-from results.records.models import MetricFacts
 from results.statistics.group_sequential import Verdict
 
 BASE = "1234567890ab"
-LEARNED = {
-    facts["name"]: gate_metrics.of_quality(MetricFacts(**facts))
-    for workload in ("resnet50", "sngan")
-    for facts in quality_records.of_workload(workload)
-}
-TOP_1, FID = LEARNED["top_1"], LEARNED["fid"]
 NUM_SEEDS = 6
 
 
@@ -44,14 +36,17 @@ def learned(tmp_path, synthetic):
     return make
 
 
-def of_revisions(study, metric=TOP_1):
-    rule = Rule(metric=metric, delta=0.05, alpha=0.05)
-    return gate.of_revisions(study, rule, baseline="main")
+def rule_of(study, name="top_1"):
+    metric = gate_metrics.of_quality(study.metrics[name])
+    return Rule(metric=metric, delta=0.05, alpha=0.05)
+
+
+def of_revisions(study, name="top_1"):
+    return gate.of_revisions(study, rule_of(study, name), baseline="main")
 
 
 def of_studies(study, stored):
-    rule = Rule(metric=TOP_1, delta=0.05, alpha=0.05)
-    return gate.of_studies(study, stored, rule, baseline="study b")
+    return gate.of_studies(study, stored, rule_of(study), baseline="study b")
 
 
 def with_finals(study, here, there, **fields):
@@ -93,15 +88,15 @@ def test_learning_with_more_replicas_leaves_the_other_revision_out(learned):
 @pytest.mark.parametrize(
     ("metric", "here", "there", "worse"),
     [
-        (TOP_1, [0.80, 0.81] * 3, [0.90, 0.91] * 3, 0.10 / 0.905),
+        ("top_1", [0.80, 0.81] * 3, [0.90, 0.91] * 3, 0.10 / 0.905),
         # Less is better of FID: 30 against 20 is worse by half.
-        (FID, [30.0] * NUM_SEEDS, [20.0] * NUM_SEEDS, 0.5),
+        ("fid", [30.0] * NUM_SEEDS, [20.0] * NUM_SEEDS, 0.5),
     ],
 )
 def test_learning_less_than_the_baseline_is_a_regression(
     learned, metric, here, there, worse
 ):
-    found = of_revisions(with_finals(learned(), here, there, name=metric.name), metric)
+    found = of_revisions(with_finals(learned(), here, there, name=metric), metric)
 
     assert Verdict.REGRESS is found.verdict
     assert pytest.approx(1 + worse) == found.cases[0].judgement.slowdown.value
@@ -126,7 +121,7 @@ def test_the_interval_is_of_the_median_of_pairs(learned):
 def _shares(failing, loss, n):
     """Verdicts of 1,000 gates whose sides fail so often."""
     rng = np.random.default_rng(n)
-    rule = Rule(metric=TOP_1, delta=0.05, alpha=0.05)
+    rule = Rule(metric=gate_metrics.THROUGHPUT, delta=0.05, alpha=0.05)
     found = {verdict.value: 0.0 for verdict in Verdict}
     for _ in range(1000):
         ours, theirs = (
@@ -178,7 +173,7 @@ def test_a_trial_that_failed_is_a_run_that_learned_nothing(learned, synthetic):
     there = [entry for entry in ok.entries if entry.spec.revision]
     study = dataclasses.replace(failed, entries=(*here, *there))
     study = with_finals(study, [20.0] * NUM_SEEDS, [20.0] * NUM_SEEDS, name="fid")
-    found = of_revisions(study, FID)
+    found = of_revisions(study, "fid")
 
     assert not found.verdict.is_pass
     assert "4 of 6 runs of the change fail" in found.cases[0].reason
@@ -212,7 +207,7 @@ def test_a_metric_that_the_runs_lack_is_refused(learned):
     with pytest.raises(
         ResultsError, match=r"resnet50 measure top_1, not 'fid'; choose"
     ):
-        of_revisions(learned(), FID)
+        of_revisions(learned(), "fid")
 
 
 def test_a_stored_study_is_compared_in_the_order_of_seeds(learned, synthetic):
