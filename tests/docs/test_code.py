@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import case_cluster
@@ -41,22 +39,27 @@ def documents_with_code():
     ]
 
 
-def run_document(name, text, folder):
-    """Runs the blocks of a document in a process of its own, in a folder."""
-    task = folder / "document.json"
+def run_blocks(name, blocks, folder, scratch):
+    """Runs code in a process of its own, in a folder; its exit code and output."""
+    task = scratch / "document.json"
     document = {
         "root": str(ROOT),
         "name": name,
-        "blocks": python_blocks(text),
+        "blocks": blocks,
         "folder": str(folder),
     }
     task.write_text(json.dumps(document))
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    env = {**os.environ, **case_cluster.ENV, "PYTHONPATH": os.pathsep.join(paths)}
+    env = {
+        **os.environ,
+        **case_cluster.ENV,
+        "MPLBACKEND": "Agg",
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
     return fork_server.server(**case_cluster.ENV).run(
         [str(PROGRAM), str(task)],
         env=env,
-        log=folder / "document.log",
+        log=scratch / "document.log",
         timeout_sec=TIMEOUT_SEC,
     )
 
@@ -72,46 +75,24 @@ def folder_with_study(tmp_path, synthetic):
 @pytest.mark.parametrize("path", documents_with_code())
 def test_the_code_of_a_document_runs(path, folder_with_study):
     """A failing line is reported with the document's own line number."""
-    text = (ROOT / path).read_text(encoding="utf-8")
-    code, output = run_document(path, text, folder_with_study)
+    blocks = python_blocks((ROOT / path).read_text(encoding="utf-8"))
+    code, output = run_blocks(path, blocks, folder_with_study, folder_with_study)
 
     assert 0 == code, output
 
 
-NOTEBOOKS = sorted((ROOT / "docs").rglob("*.ipynb"))
-
-# One interpreter per notebook; the code of a cell is compiled under its number, so
-# that a traceback says which one it was.
-_RUNNER = """
-import json, sys
-namespace = {"__name__": "__main__"}
-for number, code in enumerate(json.load(sys.stdin)):
-    exec(compile(code, f"cell {number}", "exec"), namespace)
-"""
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
-def test_a_notebook_runs(path):
-    """In its folder, with what the package requires; kept without output.
-
-    That would become old, and could show what is private.
-    """
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "docs").rglob("*.ipynb")), ids=lambda path: path.name
+)
+def test_a_notebook_runs(path, tmp_path):
+    """In its folder; kept without output, which would become old or show secrets."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
-    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, "-c", _RUNNER],
-        input=json.dumps(["".join(cell["source"]) for cell in code]),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=path.parent,
-        env={**os.environ, "MPLBACKEND": "Agg", "PYTHONPATH": os.pathsep.join(paths)},
-        timeout=300,
-    )
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    blocks = [(0, "".join(cell["source"])) for cell in cells]
+    code, output = run_blocks(path.name, blocks, path.parent, tmp_path)
 
-    assert 0 == done.returncode, done.stderr
-    assert done.stdout.strip()
+    assert 0 == code, output
+    assert output.strip()
     assert 4 == notebook["nbformat"]
-    assert all(cell["outputs"] == [] for cell in code)
-    assert all(cell["execution_count"] is None for cell in code)
+    assert all(cell["outputs"] == [] for cell in cells)
+    assert all(cell["execution_count"] is None for cell in cells)
