@@ -254,7 +254,7 @@ def test_processes_that_do_not_fit_into_memory_run_in_sequence(
     assert exit_codes.OK == code
     assert re.search(
         r"5 processes do not fit into memory at once: the first \d occupy \d\.\d GiB"
-        r", 0\.0 GiB are free, and the next may need \d\.\d GiB: the trials run in sequ",
+        r", 0\.0 GiB are free, and the next may need \d\.\d GiB: the trials run in seq",
         err,
     )
     store = Store.open(tmp_path / "runs" / "s")
