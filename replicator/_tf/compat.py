@@ -49,7 +49,7 @@ _CONTROL_FLOW_GRAPHS = (CondBranchFuncGraph, WhileBodyFuncGraph, WhileCondFuncGr
 def constant_of(tensor: tf.Tensor) -> Any:
     """The value of a tensor that the graph alone determines, or None.
 
-    TensorFlow folds more than ``tf.get_static_value`` does (test_fit_metrics).
+    TensorFlow folds more than ``tf.get_static_value`` does (test_fit).
     """
     found = tf.get_static_value(tensor)
     return tensor_util.try_evaluate_constant(tensor) if found is None else found

@@ -60,7 +60,7 @@ def ignore_empty_batches(is_in_step: Callable[[], bool]) -> None:
 
 
 def layers_of(model: Any) -> list[Any]:
-    """A model of Keras or tf_keras and all layers within it (test_fit_losses)."""
+    """A model of Keras or tf_keras and all layers within it (test_fit_refusals)."""
     return list(model._flatten_layers())  # noqa: SLF001
 
 
@@ -73,7 +73,7 @@ _TF_KERAS_METRICS = "tf_keras.src.metrics.base_metric"
 
 
 def numeric_metrics() -> list[Any]:
-    """The classes of metrics that take numbers (test_fit_metrics, test_tf_keras)."""
+    """The classes of metrics that take numbers (test_fit, test_tf_keras)."""
     module = sys.modules.get(_TF_KERAS_METRICS)
     others = [] if module is None else [module.Reduce]
     return [keras.metrics.Mean, keras.metrics.Sum, *others]

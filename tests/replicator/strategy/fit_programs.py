@@ -1,0 +1,462 @@
+"""Programs that end in ``fit``, one per group of features, and what they are asked."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import replicator
+
+NUM_EXAMPLES = 37  # a last batch of 5 examples, which two replicas cannot share equally
+SIZES = (8, 5, 1, 8)  # of batches: even, uneven, none for a replica, and more
+
+
+def _data():
+    numbers = np.random.RandomState(0)
+    x = numbers.randn(NUM_EXAMPLES, 4).astype(np.float32)
+    return x, x.sum(axis=1, keepdims=True)
+
+
+X, Y = _data()
+LABELS = (Y[:, 0] > 0).astype(np.int32)
+WEIGHTS = np.linspace(0, 1, NUM_EXAMPLES, dtype=np.float32)
+
+
+def batches():
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(16)
+
+
+def _uneven(x=X, y=Y):
+    data = tf.data.Dataset.from_tensor_slices((x, y))
+    starts = np.cumsum([0, *SIZES])
+    parts = [
+        data.skip(start).take(size).batch(size)
+        for start, size in zip(starts, SIZES, strict=False)
+    ]
+    return functools.reduce(tf.data.Dataset.concatenate, parts)
+
+
+class Pieces(keras.utils.PyDataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return X[index * 16 : index * 16 + 16], Y[index * 16 : index * 16 + 16]
+
+
+class OfKeras(keras.Sequential):
+    """The step of Keras' guide, with a penalty."""
+
+    def compute_loss(self, *args, **kwargs):
+        return 2.0 * super().compute_loss(*args, **kwargs)
+
+    def train_step(self, data):
+        x, y = data[:2]  # weights of examples may follow
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x=x, y=y, y_pred=y_pred)
+        grads = tape.gradient(loss, self.trainable_variables)
+        pairs = zip(grads, self.trainable_variables, strict=True)
+        self.optimizer.apply_gradients(pairs)
+        return self.compute_metrics(x, y, y_pred)
+
+
+class OfOneDevice(keras.Sequential):
+    """A step that knows nothing of replicas, as published programs have it."""
+
+    def train_step(self, data):
+        """A mean of its own, and one of Keras, which would divide by replicas."""
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            error = tf.reduce_mean(tf.square(y_pred - y))
+            loss = error + keras.losses.MeanAbsoluteError()(y, y_pred)
+        grads = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(grads, self.trainable_variables)
+        return {"loss": loss, "error": error}
+
+
+class Counting(keras.Sequential):
+    """Metrics are given numbers of a batch, and logs are such numbers."""
+
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.total = keras.metrics.Sum(name="total")
+        self.mean = keras.metrics.Mean(name="mean")
+
+    def train_step(self, data):
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(x=x, y=y, y_pred=y_pred)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        self.total.update_state(loss)
+        self.mean.update_state(loss)
+        self.mean.update_state(tf.reduce_mean(y_pred))
+        logs = self.compute_metrics(x, y, y_pred)
+        return {**logs, "own loss": loss, "output": tf.reduce_mean(y_pred)}
+
+
+class Clipping(keras.Sequential):
+    """Clips by the norm of all, says what it was, and divides by norms."""
+
+    def train_step(self, data):
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x, training=True) - y))
+        weights = self.trainable_variables
+        grads, norm = tf.clip_by_global_norm(tape.gradient(loss, weights), 1.0)
+        # The last gradient stays as it is.
+        grads = [*(g / (tf.norm(g) + 1e-6) for g in grads[:-1]), grads[-1]]
+        self.optimizer.apply(grads, weights)
+        return {"loss": loss, "norm": norm, "size": tf.norm(grads[-1])}
+
+
+class Penalizing(keras.Sequential):
+    """A gradient within a gradient, through statistics of all replicas."""
+
+    def train_step(self, data):
+        x = data[0]
+        weights = self.trainable_variables
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                scores = self(x, training=True)
+            slopes = inner.gradient(scores, x)
+            norms = tf.sqrt(tf.reduce_sum(slopes**2, axis=1) + 1e-6)
+            loss = tf.reduce_mean((norms - 1.0) ** 2) + tf.reduce_mean(scores**2)
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+class OfWords(keras.Sequential):
+    """Clips by the norm of the rows of all examples, or of the dense gradient."""
+
+    is_dense = False
+
+    def train_step(self, data):
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x) - y))
+        grads = tape.gradient(loss, self.trainable_variables)
+        if self.is_dense:
+            grads = [tf.convert_to_tensor(g) for g in grads]
+        grads, _ = tf.clip_by_global_norm(grads, 0.1)
+        self.optimizer.apply(grads, self.trainable_variables)
+        return {"loss": loss}
+
+
+class OfDenseWords(OfWords):
+    is_dense = True
+
+
+def recall(y, y_pred):
+    """A ratio of sums, as it is often written."""
+    hits = tf.reduce_sum(tf.cast((y > 0) & (y_pred > 0), tf.float32))
+    return hits / (tf.reduce_sum(tf.cast(y > 0, tf.float32)) + 1.0)
+
+
+def counted(y, y_pred):
+    """The same in integers."""
+    hits = tf.math.count_nonzero((y > 0) & (y_pred > 0))
+    number = tf.reduce_sum(tf.cast(y > 0, tf.int32)) + 1
+    return tf.cast(hits, tf.float32) / tf.cast(number, tf.float32)
+
+
+class PlainSum(keras.metrics.Metric):
+    def __init__(self, name="plain"):
+        super().__init__(name=name)
+        self.total = tf.Variable(0.0, trainable=False)
+
+    def update_state(self, y, y_pred, sample_weight=None):
+        self.total.assign_add(tf.reduce_sum(tf.abs(y - y_pred)))
+
+    def result(self):
+        return self.total
+
+    def reset_state(self):
+        self.total.assign(0.0)
+
+
+class Largest(keras.metrics.Metric):
+    """The largest error of all replicas so far, which is no sum."""
+
+    def __init__(self, name="largest"):
+        super().__init__(name=name)
+        options = {"aggregation": "only_first_replica"}
+        self.value = self.add_variable((), "zeros", name="value", **options)
+
+    def update_state(self, y, y_pred, sample_weight=None):
+        errors = tf.abs(y - y_pred)
+        replica = tf.distribute.get_replica_context()
+        errors = replica.all_gather(errors, axis=0) if replica else errors
+        self.value.assign(tf.maximum(self.value, tf.reduce_max(errors)))
+
+    def result(self):
+        return self.value
+
+
+def _metrics():
+    return [recall, counted, "mae", "AUC", PlainSum(), Largest()]
+
+
+def _mean(value):
+    """The mean over all replicas, or that of one device."""
+    replica = tf.distribute.get_replica_context()
+    return replica.all_reduce("mean", value) if replica else value
+
+
+def functions_of_means(y, y_pred):
+    """Of means of all replicas; and a mean by column, multiplied and added."""
+    root = tf.sqrt(_mean(tf.reduce_mean(tf.square(y - y_pred))))
+    by_column = _mean(tf.reduce_mean(tf.square(y - y_pred), axis=0))
+    errors = tf.reduce_mean(tf.abs(y - y_pred), axis=0)
+    return root + tf.reduce_mean(tf.sqrt(by_column)) + tf.reduce_sum(0.5 * errors)
+
+
+def sums_of_means(y, y_pred):
+    """By example; what is linear in means is a mean."""
+    per_example = tf.abs(y - y_pred)[:, 0]
+    penalty = 0.1 * tf.reduce_mean(tf.square(y_pred))
+    return per_example + penalty - tf.reduce_mean(y_pred) / 8.0
+
+
+def layers(outputs=1, activation=None):
+    return [
+        keras.Input((4,)),
+        keras.layers.Dense(6, activation="relu", kernel_regularizer="l2"),
+        keras.layers.Dense(outputs, activation=activation),
+    ]
+
+
+def _normed():
+    """Gradients through statistics had the weights of the wrong replica."""
+    double = {"dtype": "float64"}
+    norms = keras.layers.BatchNormalization, replicator.CrossReplicaBatchNormalization
+    return keras.Sequential(
+        [
+            keras.Input((4,), **double),
+            keras.layers.Dense(3, use_bias=False, **double),
+            norms[0](synchronized=True, **double),
+            keras.layers.Dense(3, use_bias=False, **double),
+            norms[1](**double),
+            keras.layers.Dense(1, **double),
+        ]
+    )
+
+
+def _of_words(kind):
+    return kind(
+        [
+            keras.Input((4,), dtype="int32"),
+            keras.layers.Embedding(10, 4),
+            keras.layers.GlobalAveragePooling1D(),
+            keras.layers.Dense(1),
+        ]
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Program:
+    model: Any = lambda: keras.Sequential(layers())
+    optimizer: Any = lambda: keras.optimizers.SGD(0.05, momentum=0.9)
+    # What replicas wrap the optimizer with; None to leave it as it is.
+    wrapped: Any = None
+    compiled: Any = lambda: {"loss": "mse", "metrics": ["mae"]}
+    fit: Any = lambda: {"x": X, "y": Y, "batch_size": 16}
+    asked: tuple[str, ...] = ()  # What is asked afterwards.
+    rtol: float = 1e-5  # Of sums of float32 in another order.
+
+
+WORDS = np.arange(4 * NUM_EXAMPLES).reshape(NUM_EXAMPLES, 4) % 7
+PROGRAMS = {
+    "arrays, validation data, callbacks": Program(
+        asked=("predictions", "scores", "on batches"),
+        optimizer=lambda: keras.optimizers.AdamW(0.01, use_ema=True),
+        fit=lambda: {
+            "x": X,
+            "y": Y,
+            "batch_size": 16,
+            "epochs": 4,
+            "validation_data": (X[:21], Y[:21]),
+        },
+    ),
+    "a dataset, steps per execution": Program(
+        asked=("predictions", "scores"),
+        compiled=lambda: {"loss": "mse", "metrics": ["mae"], "steps_per_execution": 2},
+        fit=lambda: {"x": batches(), "validation_data": batches()},
+    ),
+    "a split, sample weights, weighted metrics": Program(
+        optimizer=lambda: keras.optimizers.Adam(0.01),
+        compiled=lambda: {"loss": "mse", "weighted_metrics": ["mae"]},
+        fit=lambda: {
+            "x": X,
+            "y": Y,
+            "batch_size": 16,
+            "sample_weight": WEIGHTS,
+            "validation_split": 0.3,
+        },
+    ),
+    "class weights, counting metrics": Program(
+        asked=("scores", "on batches"),
+        model=lambda: keras.Sequential(layers(1, "sigmoid")),
+        compiled=lambda: {
+            "loss": keras.losses.BinaryCrossentropy(),
+            "metrics": ["AUC", "accuracy", keras.metrics.TruePositives()],
+        },
+        fit=lambda: {
+            "x": X,
+            "y": LABELS,
+            "batch_size": 16,
+            "class_weight": {0: 1, 1: 3},
+        },
+    ),
+    "an endless dataset, XLA": Program(
+        asked=("predictions", "scores", "on batches"),
+        compiled=lambda: {"loss": "mse", "jit_compile": True},
+        fit=lambda: {"x": batches().repeat(), "steps_per_epoch": 4},
+    ),
+    "pieces in Python, own steps and loss": Program(
+        model=lambda: OfKeras(layers()), fit=lambda: {"x": Pieces()}
+    ),
+    "a step of one device": Program(
+        compiled=dict, model=lambda: OfOneDevice(layers()), fit=lambda: {"x": _uneven()}
+    ),
+    "a step of one device, wrapped": Program(
+        compiled=dict,
+        model=lambda: OfOneDevice(layers()),
+        wrapped={},
+        fit=lambda: {"x": _uneven()},
+    ),
+    "accumulation, wrapped": Program(
+        optimizer=lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+        wrapped={},
+    ),
+    "functions of means": Program(
+        compiled=lambda: {"loss": functions_of_means},
+        fit=lambda: {"x": X[:16], "y": Y[:16], "batch_size": 8},
+    ),
+    "sums of means": Program(
+        compiled=lambda: {"loss": sums_of_means}, fit=lambda: {"x": _uneven()}
+    ),
+    "metrics of a batch": Program(
+        asked=("scores",),
+        compiled=lambda: {"loss": "mse", "metrics": _metrics()},
+        fit=lambda: {"x": _uneven()},
+    ),
+    "metrics and logs of a batch": Program(
+        model=lambda: Counting(layers()),
+        compiled=lambda: {"loss": "mse", "metrics": _metrics()},
+        fit=lambda: {"x": _uneven()},
+    ),
+    "metrics and logs of batches of a known size": Program(
+        asked=("scores",),
+        model=lambda: Counting(layers()),
+        compiled=lambda: {"loss": "mse", "metrics": _metrics()},
+        fit=lambda: {"x": tf.data.Dataset.from_tensor_slices((X, Y)).batch(8, True)},
+    ),
+    "a step that clips": Program(
+        compiled=dict, model=lambda: Clipping(layers()), fit=lambda: {"x": _uneven()}
+    ),
+    "a step that penalizes gradients": Program(
+        rtol=1e-3,  # of second derivatives of a variance
+        compiled=dict,
+        model=lambda: Penalizing(
+            [
+                keras.Input((4,)),
+                keras.layers.Dense(6, use_bias=False),
+                replicator.CrossReplicaBatchNormalization(variance_form="two_pass"),
+                keras.layers.Activation("tanh"),
+                keras.layers.Dense(1),
+            ]
+        ),
+        fit=lambda: {"x": X[:32], "y": Y[:32], "batch_size": 16},
+    ),
+    "an optimizer that clips": Program(
+        optimizer=lambda: keras.optimizers.SGD(0.1, 0.9, global_clipnorm=1.0),
+        fit=lambda: {"x": _uneven()},
+    ),
+    "rows that are clipped": Program(
+        compiled=dict,
+        model=lambda: _of_words(OfWords),
+        fit=lambda: {"x": _uneven(WORDS, Y)},
+    ),
+    "rows that are clipped as dense gradients": Program(
+        compiled=dict,
+        model=lambda: _of_words(OfDenseWords),
+        fit=lambda: {"x": _uneven(WORDS, Y)},
+    ),
+    "synchronized batch norm": Program(model=_normed, fit=lambda: {"x": _uneven()}),
+}
+
+
+def _callbacks(folder):
+    made = keras.callbacks
+    return [
+        made.ModelCheckpoint(folder / "best.weights.h5", save_weights_only=True),
+        made.BackupAndRestore(folder / "backup"),
+        made.EarlyStopping(patience=2),
+        made.ReduceLROnPlateau(patience=1, min_delta=10.0),
+        made.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+        made.CSVLogger(folder / "log.csv"),
+        made.TerminateOnNaN(),
+        made.SwapEMAWeights(swap_on_epoch=True),
+    ]
+
+
+def trained(program, repl, folder, scope):
+    """Logs, history, weights, state of the optimizer, predictions and scores."""
+    with scope:
+        model, optimizer = program.model(), program.optimizer()
+        if program.wrapped is not None and not isinstance(
+            scope, contextlib.nullcontext
+        ):
+            optimizer = repl.wrap_optimizer(optimizer, **program.wrapped)
+        model.compile(optimizer, **program.compiled())
+    found = []
+    callbacks = [
+        keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: found.append(dict(logs))
+        )
+    ]
+    if folder is not None:
+        place = folder / type(scope).__name__
+        place.mkdir()
+        callbacks += _callbacks(place)
+    arguments = {"epochs": 2, "shuffle": False, "verbose": 0, **program.fit()}
+    history = model.fit(callbacks=callbacks, **arguments).history
+    outcome = {
+        "logs": found,
+        "history": history,
+        "weights": model.get_weights(),
+        "slots": [variable.numpy() for variable in optimizer.variables],
+    }
+    return outcome | {name: ASKED[name](model, arguments) for name in program.asked}
+
+
+def _on_batches(model, _):
+    """Of a fresh epoch: batches one by one."""
+    y = LABELS[:, None].astype(np.float32)
+    return {
+        "tested": model.test_on_batch(X[:16], y[:16], return_dict=True),
+        "predicted": model.predict_on_batch(X[:5]),
+        "trained": model.train_on_batch(X[:5], y[:5], return_dict=True),
+    }
+
+
+def _evaluated(model, arguments):
+    return model.evaluate(X, arguments.get("y", Y), verbose=0, return_dict=True)
+
+
+ASKED = {
+    "predictions": lambda model, _: model.predict(X, batch_size=16, verbose=0),
+    "scores": _evaluated,
+    "on batches": _on_batches,
+}
