@@ -343,7 +343,9 @@ class _Comparison:
             if not np.all(np.isfinite(first)):
                 continue  # such as a loss that moved weights have no number for
             scale = max(_size(first), _size(other), floors.get(kind, _FLOOR))
-            by = _size(other - first) / (scale or 1.0)
+            # A log by example has the rows of one replica.
+            is_of_one_shape = other.shape == first.shape
+            by = _size(other - first) / (scale or 1.0) if is_of_one_shape else np.inf
             by = by if np.isfinite(by) else float("inf")
             rows.append(FitRow(kind, name, by, equal=by <= tolerance))
             if kind == "gradient" and by > tolerance:

@@ -1,5 +1,6 @@
-"""Programs in the shape of published tutorials, a function of a strategy each.
+"""Programs as published tutorials and guides have them, a function of a strategy each.
 
-Those that end in ``fit`` have one line for it, ``with strategy.scope():``. Those that
-were written for ``tf.distribute`` have none. ``catalog.py`` lists them.
+Data and networks are small, and what a program draws at random follows from the
+example. Those that end in ``fit`` have one line for replicas, ``with
+strategy.scope():``. Those that were written for ``tf.distribute`` have none.
 """

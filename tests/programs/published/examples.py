@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
-from keras import layers
 
 NUM_EXAMPLES = 16
 BATCH = 8
@@ -32,16 +30,18 @@ def images(size: int = 8, channels: int = 1, seed: int = 0) -> Any:
     return np.random.default_rng(seed).uniform(size=shape).astype(np.float32)
 
 
-def labels(num_classes: int = 3, *shape: int) -> Any:
-    """A class for each of 16 examples, or for each of their parts."""
+def labels(num_classes: int = 3) -> Any:
+    """A class for each of 16 examples."""
     generator = np.random.default_rng(1)
-    return generator.integers(0, num_classes, (NUM_EXAMPLES, *shape)).astype(np.int32)
+    return generator.integers(0, num_classes, NUM_EXAMPLES).astype(np.int32)
 
 
 def tokens(seed: int = 0) -> Any:
-    """16 rows of word numbers from 1."""
+    """16 rows of word numbers from 1; in every third, 0 fills up what is missing."""
     generator = np.random.default_rng(seed)
-    return generator.integers(1, WORDS, (NUM_EXAMPLES, LENGTH)).astype(np.int32)
+    words = generator.integers(1, WORDS, (NUM_EXAMPLES, LENGTH)).astype(np.int32)
+    words[seed::3, 3:] = 0
+    return words
 
 
 def noise_of(values: Any, width: int) -> tf.Tensor:
@@ -68,10 +68,3 @@ def batches(*arrays: Any) -> tf.data.Dataset:
     """Global batches of arrays, all of the same size."""
     data = tf.data.Dataset.from_tensor_slices(arrays if len(arrays) > 1 else arrays[0])
     return data.batch(BATCH, drop_remainder=True)
-
-
-def small(width: int) -> Any:
-    """A classifier of images with a hidden layer."""
-    return keras.Sequential(
-        [layers.Flatten(), layers.Dense(width, activation="relu"), layers.Dense(3)]
-    )
