@@ -7,6 +7,7 @@ import keras
 import moved_bytes
 import numpy as np
 import pytest
+import tensorflow as tf
 from tiny_models import Training, copies, dense
 
 import replicator
@@ -109,6 +110,18 @@ def test_state_takes_a_share_of_the_memory():
     for index in range(4):
         assert re.search(rf"device:CPU:{index} updates \d+ variables ", text)
     assert "bytes of optimizer state" in text
+
+
+def test_owners_are_balanced_by_bytes():
+    """Whatever the sizes of variables are."""
+    repl = copies()
+    with repl.context():
+        weights = [tf.Variable(tf.ones([size])) for size in range(30, 110, 10)]
+        optimizer = repl.wrap_optimizer(ADAM(), sharded_update=True)
+    optimizer.build(weights)
+
+    held = repl._table.bytes_by_device(optimizer.variables[2:])
+    assert [2 * 4 * 130] * 4 == list(held.values())
 
 
 def test_each_device_has_a_share_of_the_weights_and_of_their_state():

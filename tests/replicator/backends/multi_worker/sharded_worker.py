@@ -157,6 +157,10 @@ def refused(repl, folder):
         slot = optimizer.wrapped.momentums[0].value
         repl.run(lambda: slot + 1.0)
 
+    def saved_by_keras(repl):
+        training = Training(repl, "deep", sharded_update=True)
+        training.optimizer.save_own_variables({})
+
     return {
         "accumulation": said(
             lambda: Training(repl, "deep", sharded_update=True, accumulation_steps=2)
@@ -173,6 +177,7 @@ def refused(repl, folder):
         "parameters": said(lambda: Training(repl, "deep", sharded_update="parameters")),
         "branch": said(in_a_branch),
         "read": said(read_in_the_step),
+        "files of Keras": said(lambda: saved_by_keras(repl)),
     }
 
 

@@ -131,6 +131,7 @@ REFUSED = {
     ),
     "branch": r"OptimizerOptionError: .*one \w*If node of the step uses the",
     "read": r"OptimizerOptionError: .* on worker 0 only, but the step uses it",
+    "files of Keras": r"OptimizerOptionError: .*sharded_update=True keeps .*_manager",
 }
 
 
