@@ -13,111 +13,108 @@ import tensorflow as tf
 import replicator
 from replicator import catalog, errors
 
-
-def single(**options):
-    return replicator.create("single", **options)
-
-
-# What a user wrote -> the error, and what its message says.
-CREATING = {
-    "an unknown backend": (
-        lambda: replicator.create("multi_gpu"),
-        errors.UnknownBackendError,
-        "unknown backend 'multi_gpu'; use one of "
-        + ", ".join(sorted(replicator.backend_names())),
-    ),
-    "an option of another backend": (
-        lambda: replicator.create("tf_mirrored", logical_devices_per_replica=2),
-        TypeError,
-        r"'tf_mirrored' has no option 'logical_devices_per_replica'; it has 'dev",
-    ),
-    "an option of another backend of workers": (
-        lambda: replicator.create("multi_worker", worker_timeout_sec=3),
-        TypeError,
-        r"'multi_worker' has no option 'worker_timeout_sec'; it has",
-    ),
-    "several replicas on a single device": (
-        lambda: replicator.SingleDeviceReplicator(num_replicas=2),
-        errors.DeviceError,
-        r"but got num_replicas=2, devices=None; use InGra",
-    ),
-    "a placement of variables that there is not": (
-        lambda: replicator.create("in_graph", variable_placement="host"),
-        ValueError,
-        r"'host' is not one of 'auto', 'shared', 'mirrored'",
-    ),
-    "a placement that is a tensor": (
-        lambda: replicator.create("in_graph", variable_placement=tf.zeros([2])),
-        ValueError,
-        r"variable_placement a '.*' .* is not one of 'au",
-    ),
-    "a strategy that is a name": (
-        lambda: replicator.StrategyReplicator("tf_mirrored"),
-        TypeError,
-        r"takes a tf.distribute.Strategy, but got 'tf_mirrored'; pass",
-    ),
-    "values of replicas that have no end": (
-        lambda: replicator.PerReplica(keras.Variable([1.0, 2.0])),
-        TypeError,
-        r"PerReplica takes a sequence .* a 'Variable'",
-    ),
-    "accumulation by Keras on a stock strategy": (
-        lambda: replicator.create(
-            "tf_mirrored", num_replicas=1, devices=["CPU:0"]
-        ).wrap_optimizer(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)),
-        ValueError,
-        r"gradient_accumulation_steps=2 does not work with Mirrored",
-    ),
-    **{
-        f"the backend {value!r}": (
-            lambda value=value: replicator.create(value),
-            errors.UnknownBackendError,
-            r"unknown backend .*; use one",
+COUNT = errors.DeviceError
+CREATED = [
+    *(
+        (backend, {}, errors.UnknownBackendError, message)
+        for backend, message in (
+            ("multi_gpu", "unknown backend 'multi_gpu'; use one of async, in_graph"),
+            (None, r"unknown backend .*; use one"),
+            ([], r"unknown backend .*; use one"),
+            (("in_graph", "single"), r"unknown backend .*; use one"),
         )
-        for value in (None, [], ("in_graph", "single"))
-    },
-    **{
-        f"num_replicas={value!r} of {backend}": (
-            lambda backend=backend, value=value: replicator.create(
-                backend, num_replicas=value
-            ),
-            errors.DeviceError,
-            message,
+    ),
+    *(
+        (
+            backend,
+            {option: 2},
+            TypeError,
+            rf"'{backend}' has no option '{option}'; it ha",
         )
-        for backend, value, message in (
-            ("single", 2, r"'single' cannot run num_replicas=2; it runs 1$"),
-            ("in_graph", 0, r"'in_graph' cannot run num_replicas=0; it runs 1 to 6553"),
-            ("in_graph", -1, r"cannot run num_replicas=-1"),
-            ("in_graph", 2.0, r"num_replicas 2.0 must be an integer"),
-            ("in_graph", True, r"num_replicas True must be an integer"),
-            ("in_graph", "2", r"num_replicas '2' must be an integer"),
-            ("in_graph", 10**30, r"cannot run num_replicas=10+; it runs 1 to 65536"),
+        for backend, option in (
+            ("tf_mirrored", "logical_devices_per_replica"),
+            ("multi_worker", "worker_timeout_sec"),
         )
-    },
-    **{
-        f"timeout_sec={value!r}": (
-            lambda value=value: replicator.create(
-                "in_graph", num_replicas=2, timeout_sec=value
-            ),
+    ),
+    *(
+        ("in_graph", {"variable_placement": value}, ValueError, message)
+        for value, message in (
+            ("host", r"'host' is not one of 'auto', 'shared', 'mirrored'"),
+            (tf.zeros([2]), r"variable_placement a '.*' .* is not one of 'au"),
+        )
+    ),
+    (
+        "single",
+        {"num_replicas": 2},
+        COUNT,
+        r"'single' cannot run num_replicas=2; it ru",
+    ),
+    *(
+        ("in_graph", {"num_replicas": value}, COUNT, message)
+        for value, message in (
+            (0, r"'in_graph' cannot run num_replicas=0; it runs 1 to 65536"),
+            (-1, r"cannot run num_replicas=-1"),
+            (2.0, r"num_replicas 2.0 must be an integer"),
+            (True, r"num_replicas True must be an integer"),
+            ("2", r"num_replicas '2' must be an integer"),
+            (10**30, r"cannot run num_replicas=10+; it runs 1 to 65536"),
+        )
+    ),
+    *(
+        (
+            "in_graph",
+            {"num_replicas": 2, "timeout_sec": value},
             ValueError,
             rf"timeout_sec {re.escape(repr(value))} must be a positive number of sec",
         )
         for value in (0, -1.0, float("inf"), float("nan"), True, "10")
-    },
+    ),
+]
+
+
+@pytest.mark.parametrize(("backend", "options", "kind", "message"), CREATED)
+def test_options_are_refused_before_anything_is_made(backend, options, kind, message):
+    with pytest.raises(kind, match=message):
+        replicator.create(backend, **options)
+
+
+def _accumulates():
+    stock = replicator.create("tf_mirrored", num_replicas=1, devices=["CPU:0"])
+    stock.wrap_optimizer(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2))
+
+
+CALLED = {
+    r"but got num_replicas=2, devices=None; use InGra": (
+        errors.DeviceError,
+        lambda: replicator.SingleDeviceReplicator(num_replicas=2),
+    ),
+    r"takes a tf.distribute.Strategy, but got 'tf_mirrored'; pass": (
+        TypeError,
+        lambda: replicator.StrategyReplicator("tf_mirrored"),
+    ),
+    r"PerReplica takes a sequence .* a 'Variable'": (
+        TypeError,
+        lambda: replicator.PerReplica(keras.Variable([1.0, 2.0])),
+    ),
+    r"gradient_accumulation_steps=2 does not work with Mirrored": (
+        ValueError,
+        _accumulates,
+    ),
     **{
-        f"num_steps={value!r}": (
-            lambda value=value: single().run(lambda: None, num_steps=value),
+        rf"num_steps {value!r} must be an integer of at leas": (
             ValueError,
-            r"num_steps .* must be an integer of at leas",
+            lambda value=value: replicator.create("single").run(
+                lambda: None, num_steps=value
+            ),
         )
         for value in (0, -1, 1.0, True, "2", 10**30)
     },
 }
 
 
-@pytest.mark.parametrize("what", CREATING)
-def test_misuse_is_refused_before_anything_is_made(what):
-    call, kind, message = CREATING[what]
+@pytest.mark.parametrize("message", CALLED)
+def test_misuse_is_refused_before_anything_is_made(message):
+    kind, call = CALLED[message]
 
     with pytest.raises(kind, match=message):
         call()
@@ -129,7 +126,7 @@ def test_a_limited_backend_gives_its_range(monkeypatch):
     monkeypatch.setitem(catalog.BACKENDS, "single", limited)
 
     with pytest.raises(errors.DeviceError, match=r"num_replicas=4; it runs 1 to 3"):
-        single(num_replicas=4)
+        replicator.create("single", num_replicas=4)
 
 
 def test_a_reduction_is_a_name(in_graph):
@@ -224,7 +221,7 @@ def test_run_in_a_function_of_the_user_or_a_step_is_refused(repl_once):
 
 def test_a_distribution_of_keras_is_refused_where_a_step_is_traced():
     """On TensorFlow it does nothing, and nobody would know."""
-    repl = single()
+    repl = replicator.create("single")
     keras.distribution.set_distribution(types.SimpleNamespace())
     try:
         with pytest.raises(

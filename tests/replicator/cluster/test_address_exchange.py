@@ -118,9 +118,9 @@ def test_strangers_and_idle_connections_do_not_stop_it(port):
     [
         (
             [(0, 4), (1, 4)],
-            0.5,
+            1.5,
             errors.UnreachableError,
-            "no response from 2 of 4 processes within 0.5 s: ranks 2, 3;",
+            "no response from 2 of 4 processes within 1.5 s: ranks 2, 3;",
             "no response from 2 of 4 processes",
         ),
         (

@@ -118,10 +118,10 @@ def test_a_client_that_does_not_start_is_named(at, how, what):
 
     with pytest.raises(
         errors.UnreachableError,
-        match=r"the client, worker 0 \(somewhere\), did not start within 0.3 s"
+        match=r"the client, worker 0 \(somewhere\), did not start within 0.5 s"
         rf"{what}; start the training",
     ):
-        watched.wait_for(0.3)
+        watched.wait_for(0.5)
 
 
 def test_hanging_up_closes_the_connections_to_one_address(at):
