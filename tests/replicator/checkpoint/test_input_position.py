@@ -106,7 +106,7 @@ SIZES = st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 4))
     num_steps=st.integers(0, 9),
 )
 @settings(
-    max_examples=200 if covering.is_full() else 12, deadline=None, derandomize=True
+    max_examples=100 if covering.is_full() else 12, deadline=None, derandomize=True
 )
 # Two steps of 8 have read all 16, which are no whole steps of 12.
 @example(InputReplicationMode.PER_REPLICA, "partial", (4, 2), (4, 3), 2)
