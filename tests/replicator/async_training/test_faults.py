@@ -84,7 +84,7 @@ def story(tmp_path_factory):
         for worker in (1, 0):
             cluster.kill("worker", worker)
             cluster.restart("worker", worker)
-            job.wait_for_calls(2)
+            job.wait_for_calls(1)
         seen["lost workers"] = job.last()
         # Long before the next save, which would end after it was looked for.
         job.wait_until(lambda: job.reported("call") == (job.reported("saved") or 0) + 1)
