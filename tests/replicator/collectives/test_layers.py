@@ -34,7 +34,7 @@ def _pass(layer, x, weights):
     return [wide, *tape.gradient(loss, sources)]
 
 
-def _check_like_keras(repl, dtype, tolerance, form, num_steps=2, offset=0.5):
+def _check_like_keras(repl, dtype, tolerance, form, offset, num_steps=2):
     n = repl.num_replicas
     x, weights = _inputs(offset)
     whole = _layer(keras.layers.BatchNormalization, dtype=dtype)
@@ -67,25 +67,26 @@ def _check_like_keras(repl, dtype, tolerance, form, num_steps=2, offset=0.5):
 
 
 @pytest.mark.covering(strength=1)
-@pytest.mark.parametrize("form", ["shifted", "two_pass"])
-def test_replicas_normalize_as_one_with_the_whole_batch(in_graph, form):
-    """Outputs, gradients of inputs and weights, and moving statistics, in float32.
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "form", "offset"),
+    [
+        ("float32", 2e-4, "shifted", 0.5),
+        ("float32", 2e-4, "two_pass", 0.5),
+        # Outputs have the compute type; statistics are those of float32.
+        ("mixed_bfloat16", 2e-2, "shifted", 0.5),
+        ("mixed_bfloat16", 2e-2, "two_pass", 0.5),
+        # With variances from 1, E[x^2] - E[x]^2 would be off by percents.
+        ("float32", 2e-3, "two_pass", 1000.0),
+    ],
+)
+def test_replicas_normalize_as_one_with_the_whole_batch(
+    in_graph, dtype, tolerance, form, offset
+):
+    """Outputs, gradients of inputs and weights, and moving statistics.
 
     On every backend: ``normalizes_over_all_replicas`` in ``tests/conformance``.
     """
-    _check_like_keras(in_graph, "float32", 2e-4, form)
-
-
-@pytest.mark.covering(strength=1)
-@pytest.mark.parametrize("form", ["shifted", "two_pass"])
-def test_mixed_bfloat16_keeps_statistics_in_float32(in_graph, form):
-    """Outputs have the compute type; statistics are those of float32."""
-    _check_like_keras(in_graph, "mixed_bfloat16", 2e-2, form)
-
-
-def test_two_passes_lose_nothing_far_from_zero(in_graph):
-    """With mean 1000 and variances from 1, E[x^2] - E[x]^2 would be off by percents."""
-    _check_like_keras(in_graph, "float32", 2e-3, "two_pass", offset=1000.0)
+    _check_like_keras(in_graph, dtype, tolerance, form, offset)
 
 
 def test_inference_uses_the_moving_statistics(in_graph):
