@@ -43,7 +43,11 @@ def _drawn(backend, num_replicas):
             "sum": keras.ops.sum(keras.random.uniform([8])),
         }
 
-    return [repl.run(step) for _ in range(3)]
+    found = []
+    for _ in range(3):
+        found.append(repl.run(step))
+        generator.uniform([1])  # outside, which all replicas notice
+    return found
 
 
 def test_replica_0_draws_what_one_device_draws():

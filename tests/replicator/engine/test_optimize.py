@@ -11,6 +11,9 @@ import tensorflow as tf
 
 import replicator
 from replicator._tf import dispatch
+from replicator.core.topology import make_topology
+from replicator.engine.graph import optimize
+from replicator.engine.graph.trace import trace
 
 
 def test_the_linked_function_is_not_optimized_again():
@@ -60,6 +63,24 @@ def test_steps_that_call_one_function_with_other_constants_stay_apart(
         assert [pytest.approx(want) for want in wanted] == [
             [float(value) for value in of] for of in found
         ]
+
+
+def test_loops_and_branches_are_one_node_each_until_they_run():
+    """One node is renamed like any other; a lowered loop would be a cycle."""
+
+    def step(x):
+        turns = (tf.constant(0), x)
+        y = tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y * x), turns)[1]
+        return tf.cond(replicator.all_sum(y) > 0, lambda: y, lambda: x)
+
+    traced = trace(step, [tf.TensorSpec([], tf.float32)], 2)
+    topology = make_topology([["/job:localhost/replica:0/task:0/device:CPU:0"]] * 2)
+    nodes = optimize.optimize(traced, topology).node
+
+    found = {n.op: n.attr["_lower_using_switch_merge"].b for n in nodes}
+    assert found["StatelessWhile"]
+    assert found["StatelessIf"]
+    assert {"Enter", "Switch", "Merge"}.isdisjoint(found)
 
 
 @pytest.mark.processes
