@@ -37,6 +37,7 @@ def test_each_write_of_python_reaches_every_replica():
         "in_graph",
         num_replicas=2,
         devices=["CPU:0", "CPU:1"],
+        variable_placement="mirrored",
         external_writes="never",
     )
     with repl.context():
@@ -62,7 +63,12 @@ def test_each_write_of_python_reaches_every_replica():
 
 def test_a_watched_variable_is_still_a_variable(tmp_path):
     """To saved models, copies, tapes and functions that take variables."""
-    repl = replicator.create("in_graph", num_replicas=2, devices=["CPU:0", "CPU:1"])
+    repl = replicator.create(
+        "in_graph",
+        num_replicas=2,
+        devices=["CPU:0", "CPU:1"],
+        variable_placement="mirrored",
+    )
     with repl.context():
         variable = tf.Variable([0.0, 0.0])
     repl.run(lambda: variable.assign_add([1.0, 1.0]))

@@ -90,6 +90,7 @@ def test_any_change_outside_reaches_every_copy(as_gpus, mirrored, is_compiled):
     repl = as_gpus() if is_compiled else mirrored()
     with repl.context():
         variables = [tf.Variable(before, trainable=False) for before, _ in CHANGES]
+    handles = [variable.handle for variable in variables]
 
     def step():
         replica_id = replicator.get_replica_context().replica_id
@@ -107,7 +108,7 @@ def test_any_change_outside_reaches_every_copy(as_gpus, mirrored, is_compiled):
     check(expected)
     # One at a time, so that no change is found with the help of another.
     for index, (_, after) in enumerate(CHANGES):
-        variables[index].assign(after)
+        tf.raw_ops.AssignVariableOp(resource=handles[index], value=tf.constant(after))
         expected[index] = after
         check(expected)
     repl.assert_in_sync()

@@ -11,7 +11,9 @@ from replicator.core.topology import (
     Group,
     make_topology,
 )
-from replicator.variables import values
+from replicator.variables import coherence, values
+from replicator.variables.kinds import Kind
+from replicator.variables.table import VariableTable
 
 WORKER_GPU = "/job:worker/replica:0/task:1/device:GPU:0"
 WORKER_CPU = WORKER_GPU.replace("GPU", "CPU")
@@ -45,3 +47,35 @@ def test_statistics_stay_on_gpus_where_nccl_takes_them(
 
     hint = node.attr["communication_hint"].s.decode()
     assert expected == (node.device, hint, key)
+
+
+def test_a_checkpoint_has_the_mean_of_partial_variables_over_all_programs():
+    """Two replicas here with a sum of 2, and two elsewhere with 10; others stay."""
+    cpus = [[f"/job:localhost/replica:0/task:0/device:CPU:{i}"] for i in (0, 1)]
+    topology = make_topology(cpus, is_mirrored=True, num_replicas=4)
+    table = VariableTable(topology)
+    entries = [
+        table.require(tf.Variable([0.0, 0.0]), kind)
+        for kind in (Kind.MIRRORED, Kind.PARTIAL, Kind.LOCAL)
+    ]
+    for entry in entries:
+        for replica, copy in enumerate(entry.copies):
+            copy.assign([2.0 * replica, 5.0])
+    here = []
+
+    def add_up(sums):
+        here.extend(each.numpy().tolist() for each in sums)
+        return [each + tf.constant([10.0, 10.0]) for each in sums]
+
+    coherence.consolidate(entries, topology, add_up)
+
+    mirrored, partial, local = (
+        [copy.numpy().tolist() for copy in entry.copies] for entry in entries
+    )
+    assert [[2.0, 10.0]] == here
+    assert [[3.0, 5.0]] * 2 == partial
+    assert [3.0, 5.0] == entries[1].variable.numpy().tolist()
+    assert [[0.0, 5.0], [2.0, 5.0]] == mirrored == local
+    here.clear()
+    coherence.consolidate([entries[0], entries[2]], topology, add_up)
+    assert [] == here  # nobody communicates

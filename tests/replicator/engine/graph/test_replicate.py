@@ -72,8 +72,9 @@ def test_replicas_draw_apart_wherever_they_draw():
             shape=[4], dtype=tf.float32, seed=seed[0], seed2=seed[1]
         )
 
-    inner = tf.function(lambda: draw((7, 3)))
-    outer = tf.function(lambda: inner() + 1.0)
+    own = {"experimental_attributes": {"_noinline": True}}
+    inner = tf.function(lambda: draw((7, 3)), **own)
+    outer = tf.function(lambda: inner() + 1.0, **own)
 
     def step():
         return draw((7, 3)), draw((0, UNLUCKY)), outer(), draw((0, 0))
