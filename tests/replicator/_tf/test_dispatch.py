@@ -56,21 +56,6 @@ def test_a_tape_around_run_records_nothing(repl_once):
     assert tape.gradient(loss, weight) is None
 
 
-def test_nests_with_gaps_come_back_as_they_were(repl_once):
-    def step():
-        one = replicator.get_replica_context().replica_id + 1
-        return {"a": one, "b": (None, [one * 2]), "c": None}
-
-    found = repl_once.run(step)
-
-    count = repl_once.num_replicas
-    assert list(range(1, count + 1)) == [int(v) for v in found["a"]]
-    assert [None] * count == list(found["b"][0]) == list(found["c"])
-    np.testing.assert_array_equal(
-        [int(v) for v in found["b"][1][0]], 2 * np.arange(1, count + 1)
-    )
-
-
 def test_a_stock_strategy_takes_rows_of_other_numbers_in_every_step():
     """Its collectives refuse another shape under the number that they had."""
     repl = replicator.create("tf_mirrored", num_replicas=2, devices=["CPU:0", "CPU:1"])
@@ -147,7 +132,6 @@ def dual():
     ],
 )
 def test_only_allowed_networks_come_through(dual, allowed, expected):
-    """Of those for private networks, this machine."""
     program = port_filter.filter_program(list(map(ipaddress.ip_network, allowed)))
     port_filter.attach(dual, program)
 

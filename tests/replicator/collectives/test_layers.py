@@ -90,7 +90,6 @@ def test_replicas_normalize_as_one_with_the_whole_batch(
 
 
 def test_inference_uses_the_moving_statistics(in_graph):
-    """And does not communicate: it is Keras' layer."""
     x, _ = _inputs()
     layer = _layer(replicator.CrossReplicaBatchNormalization)
     batch = replicator.PerReplica([tf.constant(part) for part in np.split(x, 2)])
@@ -111,10 +110,6 @@ def test_inference_uses_the_moving_statistics(in_graph):
         (
             {"variance_form": "naive"},
             r"variance_form 'naive' is unknown; use 'shifted'",
-        ),
-        (
-            {"variance_form": tf.zeros([2])},
-            r"variance_form a '.*' of float32 and shape \(2,\) is unknown; use 'shif",
         ),
         ({"synchronized": True}, r"synchronized=True makes Keras communicate too"),
         ({"renorm": True}, r"renorm=True corrects the statistics of small batches"),
@@ -184,20 +179,9 @@ def test_training_on_replicas_is_that_of_one_table(repl_once, per_replica, optim
     np.testing.assert_allclose(layer.table(), table.numpy(), rtol=1e-5, atol=1e-6)
 
 
-SIZES = {"num_rows": 4, "num_columns": 2, "num_parts": 2}
-REFUSED = {
-    "num_parts 5 must be .* is 4": {"num_parts": 5},
-    **{
-        rf"{name} .* must be an integer of at least 1": {name: size}
-        for name, size in zip(SIZES, (None, 2.0, 0), strict=True)
-    },
-}
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_sizes_are_positive_and_every_part_holds_a_row(message):
-    with pytest.raises(ValueError, match=message):
-        replicator.ShardedEmbedding(**SIZES | REFUSED[message])
+def test_every_part_holds_a_row():
+    with pytest.raises(ValueError, match=r"num_parts 12 must be .* is 11"):
+        replicator.ShardedEmbedding(NUM_ROWS, NUM_COLUMNS, num_parts=12)
 
 
 def test_ids_must_be_integers_of_rows_that_exist():

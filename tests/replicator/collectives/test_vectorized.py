@@ -81,8 +81,6 @@ def test_a_vectorized_map_communicates_as_a_python_loop_does(in_graph):
 
 
 def test_a_vectorized_map_communicates_once_and_has_a_gradient(in_graph):
-    """Also where nothing in the loop depends on the row."""
-
     def step(x):
         with tf.GradientTape(persistent=True) as tape:
             tape.watch(x)

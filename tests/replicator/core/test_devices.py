@@ -211,13 +211,6 @@ def test_parts_of_one_gpu_are_known_from_the_configuration(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"), [((4, 2), 2), ((2, 2), 1), ((1, 2, 2), 1), ((3, 1), 3)]
-)
-def test_every_worker_gets_the_same_number(arguments, expected):
-    assert topology.per_worker(*arguments) == expected
-
-
-@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (

@@ -93,7 +93,6 @@ def test_a_partial_of_a_list_is_only_itself():
 
 
 def test_a_partial_of_a_method_is_known_by_its_object():
-    """The method is made anew at each access."""
     repl, model = replicator.create("single"), _Model()
 
     for _ in range(10):
@@ -118,7 +117,6 @@ def test_programs_of_a_partial_go_with_its_parts(in_graph, part):
 
 
 def test_programs_of_many_partials_of_numbers_do_not_pile_up():
-    """Beyond the limit they live as long as the partial."""
     repl = replicator.create("in_graph", num_replicas=1)
     step, _ = _counted()
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import PerReplica
-from replicator.errors import CaptureError, UnsynchronisedUpdateError
+from replicator.errors import CaptureError
 
 V1 = tf.compat.v1.train
 INPUTS = PerReplica([tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0])])
@@ -91,17 +91,6 @@ def test_slots_of_an_old_optimizer_are_mirrored(in_graph, make):
 
     in_graph.assert_in_sync()
     np.testing.assert_allclose(weight, alone, rtol=1e-6)
-
-
-def test_an_old_optimizer_without_averaging_is_refused(in_graph):
-    weight = tf.Variable(1.0, name="weight")
-    optimizer = V1.GradientDescentOptimizer(0.1)
-
-    def step(x):
-        optimizer.apply_gradients([(x[0], weight)])
-
-    with pytest.raises(UnsynchronisedUpdateError, match=r"'weight:0'.*wrap_optimizer"):
-        in_graph.run(step, INPUTS)
 
 
 def test_tables_iterators_and_datasets_may_be_read(in_graph):

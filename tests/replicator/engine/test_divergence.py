@@ -38,7 +38,6 @@ def test_state_by_which_replicas_train_apart_is_refused(in_graph, name):
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("name", variants.RIGHT)
 def test_state_that_all_agree_on_or_none_trains_by_is_not_refused(in_graph, name):
-    """Nor is what is declared to be each replica's own."""
     _run(in_graph, variants.RIGHT[name])
     in_graph.assert_in_sync()
 
@@ -75,14 +74,6 @@ def test_state_that_another_step_lets_diverge_is_refused(trains_first):
         repl.run(train, _batches())
 
 
-def test_one_replica_trains_by_any_state():
-    repl = replicator.create("in_graph", num_replicas=1)
-    with repl.context():
-        step = variants.ada_probability(repl)
-
-    repl.run(step, replicator.PerReplica(list(_batches())[:1]))
-
-
 def test_statistics_of_batch_norm_that_feed_a_gradient_are_refused(in_graph):
     with pytest.raises(
         UnsynchronisedUpdateError,
@@ -90,18 +81,6 @@ def test_statistics_of_batch_norm_that_feed_a_gradient_are_refused(in_graph):
         r"for batch norm, use replicator.CrossReplicaBatchNormalization; if each rep",
     ):
         _run(in_graph, variants.batch_norm_in_both_modes)
-
-
-def test_state_as_published_is_told_to_be_averaged(in_graph):
-    with in_graph.context():
-        step = variants.ada_probability(in_graph, trainable=True)
-
-    with pytest.raises(
-        UnsynchronisedUpdateError,
-        match=r"^trainable variable 'probability:0' would be .* at \S+:\d+: "
-        r"probability\.assign.*, so the copies.*average the value that you assign",
-    ):
-        in_graph.run(step, _batches())
 
 
 def test_gradients_reach_weights_through_the_state_of_an_optimizer():

@@ -48,7 +48,6 @@ def _optimized(step, topology=TWO_CPUS):
 @pytest.mark.parametrize("topology", [TWO_CPUS, TWO_GPUS], ids=["CPUs", "GPUs"])
 @pytest.mark.covering(strength=1)
 def test_a_rule_that_the_user_turns_off_does_not_run(options, is_folded, topology):
-    """The product of two constants stays one."""
     tf.config.optimizer.set_experimental_options(options)
 
     traced, graph_def = _optimized(_folded, topology)

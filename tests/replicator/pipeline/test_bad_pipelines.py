@@ -35,25 +35,6 @@ def refused(message, *args, **kwargs):
         run(*args, **kwargs)
 
 
-@pytest.mark.parametrize(
-    ("stages", "options", "message"),
-    [
-        ([], {}, r"Pipeline\(stages\) got .*; pass a list of at least one function"),
-        ([3], {}, r"Pipeline\(stages\) got .*; pass a list of at least one function"),
-        (
-            [abs],
-            {"num_microbatches": 0},
-            "num_microbatches=0 is no number of parts",
-        ),
-        ([abs], {"num_microbatches": 1.5}, "num_microbatches=1.5 is no number of part"),
-        ([abs], {"schedule": "zigzag"}, "schedule='zigzag' is unknown; use one of fil"),
-    ],
-)
-def test_what_is_no_pipeline(stages, options, message):
-    with pytest.raises(PipelineError, match=message):
-        replicator.Pipeline(stages, **({"num_microbatches": 2} | options))
-
-
 def test_a_pipeline_outside_of_a_step():
     pipeline = replicator.Pipeline([tf.identity], num_microbatches=2)
     with pytest.raises(PipelineError, match="called outside a step; call it in"):

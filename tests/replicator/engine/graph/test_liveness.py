@@ -161,7 +161,6 @@ def test_a_later_gather_comes_before_the_write(node):
 
 
 def test_no_value_from_before_a_write_is_gathered_after_it(node):
-    """What is used later than the write keeps its gather."""
     nodes, last = _layers(node, 4), "use0"
     nodes.append(node("use0", "Mul", "batch", "read0"))
     nodes.append(node("write0", "AssignVariableOp", "v0", "use0", "^read0"))
