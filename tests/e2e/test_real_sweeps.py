@@ -1,6 +1,10 @@
 """Real sweeps with TensorFlow, from the command to the report."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +25,28 @@ ALLOWED = (
 )
 
 
+@pytest.fixture
+def sweep(tmp_path):
+    """Runs ``sweep`` in a process of its own, as a user; its study is ``runs/s``."""
+
+    def run(options, *, timeout_sec=900, as_users=False):
+        paths = [str(Path(__file__).resolve().parents[2])]
+        if not as_users:
+            paths.append(os.environ.get("PYTHONPATH", ""))
+        fixed = ("--study=s", f"--runs-dir={tmp_path / 'runs'}")
+        return subprocess.run(
+            [sys.executable, "-m", "harness", "sweep", *options.split(), *fixed],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_sec,
+        )
+
+    return run
+
+
 @pytest.mark.full
 def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(sweep, tmp_path):
     """Real data, real network, two replica counts in a relay: numbers that are sane.
@@ -28,15 +54,9 @@ def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(sweep, tmp_path):
     Other tests run meanwhile, so turns may be void, all of a trial or too many of them.
     """
     done = sweep(
-        "--workload=resnet50",
-        "--preset=smoke",
-        "--backends=in_graph",
-        "--replicas=1,2",
-        "--mode=weak,strong",
-        "--repeats=1",
-        "--rounds=2",
-        "--budget=window",
-        "--json",
+        "--workload=resnet50 --preset=smoke --backends=in_graph "
+        "--replicas=1,2 --mode=weak,strong --repeats=1 --rounds=2 "
+        "--budget=window --json",
     )
     assert done.returncode in ALLOWED, done.stderr
     summary = json.loads(done.stdout)
@@ -70,18 +90,11 @@ def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(sweep, tmp_path):
 @pytest.mark.full
 def test_a_sweep_with_actors_ends_in_learning_curves(sweep, tmp_path):
     """Two seeds of D4PG: environment steps, counts of the window, returns, profile."""
+    # With so few samples an insert, actors must act within a window of 20 steps.
     done = sweep(
-        "--workload=d4pg",
-        "--preset=smoke",
-        "--data=cartpole:balance",
-        "--backends=in_graph",
-        "--replicas=1",
-        "--mode=strong",
-        "--repeats=1",
-        "--order=sequential",
-        # So few that actors must act within a window of 20 steps.
-        "--option=samples_per_insert=4",
-        "--budget=60steps",
+        "--workload=d4pg --preset=smoke --data=cartpole:balance "
+        "--backends=in_graph --replicas=1 --mode=strong --repeats=1 "
+        "--order=sequential --option=samples_per_insert=4 --budget=60steps "
         "--quality-repeats=2",
         as_users=True,
     )
@@ -124,18 +137,9 @@ def test_a_relay_measures_the_pipelines_without_the_step(
     Other tests run meanwhile, so turns may be void.
     """
     done = sweep(
-        f"--workload={workload}",
-        f"--data={data}",
-        "--preset=smoke",
-        "--backends=in_graph",
-        "--replicas=1,2",
-        "--mode=weak",
-        "--order=relay",
-        "--repeats=1",
-        "--rounds=1",
-        "--budget=none",
-        f"--controls={controls}",
-        "--json",
+        f"--workload={workload} --data={data} --preset=smoke "
+        "--backends=in_graph --replicas=1,2 --mode=weak --order=relay "
+        f"--repeats=1 --rounds=1 --budget=none --controls={controls} --json",
     )
     assert done.returncode in ALLOWED, done.stderr
     store = Store.open(tmp_path / "runs" / "s")
@@ -184,18 +188,9 @@ def test_two_workers_of_two_replicas_train_as_one_replica(
 ):
     """Four replicas match one before a number counts, as with a worker for each."""
     done = sweep(
-        "--workload=d4pg",
-        f"--data={data}",
-        "--preset=smoke",
-        f"--backends={backend}",
-        "--replicas=4",
-        "--replicas-per-worker=2",
-        "--mode=weak",
-        "--order=sequential",
-        "--repeats=1",
-        "--controls=none",
-        "--budget=none",
-        "--json",
+        f"--workload=d4pg --data={data} --preset=smoke --backends={backend} "
+        "--replicas=4 --replicas-per-worker=2 --mode=weak --order=sequential "
+        "--repeats=1 --controls=none --budget=none --json",
         timeout_sec=600,
     )
     assert 0 == done.returncode, done.stderr
