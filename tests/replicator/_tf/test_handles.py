@@ -1,7 +1,7 @@
 """Every way to write a variable from Python is noticed, and it stays a variable.
 
 Who else can write one is seen in ``tests/replicator/variables``, and how one moves to
-another device in ``tests/replicator/optimizer/test_sharded_parameters.py``.
+another device in ``tests/replicator/optimizer/test_sharded_update.py``.
 """
 
 import copy
