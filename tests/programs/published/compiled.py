@@ -181,9 +181,11 @@ def translation_with_padding(strategy):
         before = keras.Input((LENGTH - 1,), dtype="int32")
         words = layers.Embedding(WORDS, 4)
         hidden, memory = words(before), words(context)
-        own = layers.MultiHeadAttention(2, 2)(hidden, hidden, use_causal_mask=True)
-        hidden = layers.LayerNormalization()(hidden + own)
-        hidden = hidden + layers.MultiHeadAttention(2, 2)(hidden, memory)
+        # Without biases: that of keys has no gradient but rounding.
+        own, cross = (layers.MultiHeadAttention(2, 2, use_bias=False) for _ in "12")
+        hidden = hidden + own(hidden, hidden, use_causal_mask=True)
+        hidden = layers.LayerNormalization()(hidden)
+        hidden = hidden + cross(hidden, memory)
         model = keras.Model((context, before), layers.Dense(WORDS)(hidden))
         optimizer = keras.optimizers.Adam(
             WarmUp(), beta_1=0.9, beta_2=0.98, epsilon=1e-9

@@ -269,6 +269,19 @@ def test_summary_says_which_level_fits():
     assert sizes[3] <= 0.3 * sizes[0]
 
 
+def test_the_table_of_levels_is_of_the_fullest_device():
+    repl = copies()
+    with repl.context():
+        weights = [tf.Variable(tf.ones([size])) for size in (100, 10, 10, 10)]
+        optimizer = repl.wrap_optimizer(ADAM(), sharded_update=True)
+    optimizer.build(weights)
+
+    text = repl.summary(device_memory=1_000)
+
+    # Weights, gradients and twice as much state, of 4 bytes each.
+    assert re.search(r"^  parameters .* 1,600  does not fit ", text, re.MULTILINE)
+
+
 @pytest.mark.parametrize("backend", ["in_graph", "single", "tf_mirrored"])
 def test_where_nothing_has_an_owner_no_level_is_marked(backend):
     """The line says so, and how to get a table; what is no memory is refused."""

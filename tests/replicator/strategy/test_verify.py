@@ -115,6 +115,13 @@ WRONG = {
     "contrastive": (mlp, contrastive, "compared"),
     "boolean_mask": (mlp, masked, "compared"),
     "unit normalization": (lambda: mlp(L.UnitNormalization(axis=0)), "mse", "compared"),
+    "behind zeros": (
+        lambda: mlp(
+            L.UnitNormalization(axis=0), L.Dense(3, kernel_initializer="zeros")
+        ),
+        "mse",
+        "compared",
+    ),
     "load balance": (lambda: mlp(Extra(load_balance)), "mse", "compared"),
     "root": (own_step(root), None, "compared"),
     "correlated": (mlp, correlated, "a sum over"),
