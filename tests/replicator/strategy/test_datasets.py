@@ -18,7 +18,6 @@ def _lists(strategy, dataset):
 
 
 def test_every_example_of_a_global_batch_goes_to_one_replica(strategy):
-    """Parts differ by at most one example, in order; the last batch counts."""
     dataset = tf.data.Dataset.range(7).batch(4)
 
     distributed = strategy.experimental_distribute_dataset(dataset)
@@ -29,7 +28,6 @@ def test_every_example_of_a_global_batch_goes_to_one_replica(strategy):
 
 
 def test_parts_have_static_shapes_where_batches_have(strategy):
-    """So a step is compiled for them."""
     dataset = tf.data.Dataset.range(8).batch(4, drop_remainder=True)
 
     batch = next(iter(strategy.experimental_distribute_dataset(dataset)))
@@ -39,7 +37,6 @@ def test_parts_have_static_shapes_where_batches_have(strategy):
 
 @pytest.mark.parametrize("is_in_turn", [False, True])
 def test_a_tuple_of_one_component_stays_one(strategy, is_in_turn):
-    """Keras reads ``((anchor, positive),)`` as inputs without labels."""
     dataset = tf.data.Dataset.range(4).batch(2).map(lambda x: ((x, -x),))
     if is_in_turn:
         distributed = strategy.distribute_datasets_from_function(lambda ctx: dataset)
@@ -72,8 +69,6 @@ def test_ragged_and_sparse_batches_are_split(strategy):
     [(False, [[[0, 1], [2, 3]], [[4], []]]), (True, [[[0, 1], [2, 3]]])],
 )
 def test_pipelines_of_replicas_take_turns(strategy, drop_remainder, expected):
-    """A replica without a batch at the end gets one without examples, if it can be."""
-
     def dataset_fn(ctx):
         assert (1, 0) == (ctx.num_input_pipelines, ctx.input_pipeline_id)
         size = ctx.get_per_replica_batch_size(4)
@@ -85,7 +80,6 @@ def test_pipelines_of_replicas_take_turns(strategy, drop_remainder, expected):
 
 
 def test_an_iterator_is_read_as_an_optional_in_a_function(strategy):
-    """The end of the data without an exception."""
     dataset = tf.data.Dataset.range(6).batch(4)
     iterator = iter(strategy.experimental_distribute_dataset(dataset))
 

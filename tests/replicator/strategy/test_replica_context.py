@@ -24,8 +24,6 @@ def _numbers(per_replica):
 
 
 def test_a_step_asks_tf_distribute_for_its_replica(repl):
-    """Ids, their number and the collectives; nobody asked for a strategy."""
-
     def step(x):
         replica = tf.distribute.get_replica_context()
         rows = tf.fill([replica.replica_id_in_sync_group + 1], x)
@@ -49,7 +47,6 @@ def test_a_step_asks_tf_distribute_for_its_replica(repl):
 
 
 def test_contexts_are_those_of_a_replica_and_end_with_the_step(repl):
-    """``get_strategy``, ``has_strategy``, ``in_cross_replica_context``."""
     seen = []
 
     def step():
@@ -63,8 +60,6 @@ def test_contexts_are_those_of_a_replica_and_end_with_the_step(repl):
 
 
 def test_gradients_flow_through_the_sum_and_the_gather(repl):
-    """The gradient of a sum is the sum of gradients, of a gather the own part of it."""
-
     def step(x):
         replica = tf.distribute.get_replica_context()
         with tf.GradientTape(persistent=True) as tape:
@@ -81,7 +76,6 @@ def test_gradients_flow_through_the_sum_and_the_gather(repl):
 
 
 def test_merge_call_reduces_what_the_replicas_pass(repl):
-    """Its function is in cross-replica context and may update variables."""
     with repl.context():
         total = tf.Variable(0.0, trainable=False)
     seen = []
@@ -104,7 +98,6 @@ def test_merge_call_reduces_what_the_replicas_pass(repl):
 
 
 def test_an_average_of_tensorflow_follows_what_all_replicas_update(repl):
-    """``ExponentialMovingAverage`` merges replicas; ``use_ema`` of Keras does not."""
     with repl.context():
         weight = tf.Variable(0.0)
         optimizer = repl.wrap_optimizer(
@@ -130,7 +123,6 @@ def test_an_average_of_tensorflow_follows_what_all_replicas_update(repl):
 
 
 def test_losses_of_a_step_of_run_are_not_divided(repl):
-    """``wrap_optimizer`` averages: Keras and TensorFlow shall not divide before it."""
     with repl.context():
         weight = tf.Variable(0.0)
         optimizer = repl.wrap_optimizer(keras.optimizers.SGD(1.0))

@@ -31,7 +31,6 @@ def _numbers(strategy, value):
 
 
 def test_a_replicator_has_one_strategy():
-    """Code that compares strategies finds them equal."""
     repl = replicator.create("in_graph", num_replicas=2)
 
     assert repl.as_strategy() is repl.as_strategy()
@@ -46,8 +45,6 @@ def test_a_replicator_has_one_strategy():
 def test_run_takes_and_returns_what_tf_distribute_does(
     strategy, one_and_three, is_in_function
 ):
-    """Values per replica, for all replicas, Python objects, nests, ragged results."""
-
     def step(x, factor, kind, more):
         replica = tf.distribute.get_replica_context()
         rows = tf.RaggedTensor.from_row_lengths([x, x], [0, 2])
@@ -89,7 +86,6 @@ def test_a_step_uses_tensors_of_the_function_around_it(strategy):
 
 
 def test_wrapped_optimizers_sum_what_keras_has_divided(strategy):
-    """A program that has a strategy may take options of ``wrap_optimizer``."""
     repl = strategy.extended.replicator
     with strategy.scope():
         weight = tf.Variable(0.0)
@@ -111,7 +107,6 @@ def test_wrapped_optimizers_sum_what_keras_has_divided(strategy):
 
 
 def test_reductions_over_replicas_and_axes(strategy, one_and_three):
-    """SUM and MEAN, with and without an axis, of equal and of unequal sizes."""
     rows = strategy.run(
         lambda: tf.range(
             1.0, 3.0 + tf.cast(_replica().replica_id_in_sync_group, tf.float32)
@@ -131,7 +126,6 @@ def _replica():
 
 
 def test_the_step_of_a_function_lives_as_long_as_it():
-    """Or as a graph that calls it."""
     strategy = replicator.create("in_graph", num_replicas=2).as_strategy()
 
     def make():
@@ -190,8 +184,6 @@ def test_misuse_says_what_to_write(strategy, one_and_three, misuse, message):
 
 
 def test_a_gradient_through_a_step_is_refused(strategy):
-    """TensorFlow looked for the gradient of a call that it does not know."""
-
     @tf.function
     def slope(x):
         with tf.GradientTape() as tape:
@@ -206,7 +198,6 @@ def test_a_gradient_through_a_step_is_refused(strategy):
 
 
 def test_an_update_outside_of_steps_is_refused_in_the_scope(strategy):
-    """Keras asked for the replica, which is None there."""
     with (
         pytest.raises(StrategyError, match=r"in scope\(\) but in no step, .*run\(step"),
         strategy.scope(),
@@ -215,7 +206,6 @@ def test_an_update_outside_of_steps_is_refused_in_the_scope(strategy):
 
 
 def test_which_backend_has_a_strategy():
-    """A peer its own; asynchronous training is written with ``repl.run``."""
     stock = tf.distribute.OneDeviceStrategy("CPU:0")
     repl = object.__new__(replicator.MultiWorkerAsyncReplicator)  # needs no cluster
 
@@ -228,7 +218,6 @@ def test_which_backend_has_a_strategy():
 
 @pytest.mark.parametrize("placement", ["shared", "mirrored"])
 def test_a_failure_in_a_function_ends_with_an_assignment(placement):
-    """Nothing repairs copies there; what is assigned outside is the state of all."""
     repl = replicator.create("in_graph", num_replicas=2, variable_placement=placement)
     strategy = repl.as_strategy()
     with strategy.scope():
