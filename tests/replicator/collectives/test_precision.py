@@ -100,7 +100,6 @@ def test_gradients_and_integers_keep_their_width(separate):
 
 
 def test_sparse_slices_travel_in_16_bits(separate):
-    """Values are rounded once; indices are whole."""
     values = [np.full((2, 3), 1.001, np.float32)] * 2
 
     def step(rows):

@@ -42,10 +42,6 @@ def test_a_message_calls_every_value_by_one_short_line(what):
     assert len(message) <= 200
 
 
-def test_a_bound_is_allowed_itself():
-    assert [1, 2] == [len(replicator.balance_stages([1.0, 2.0], n)) for n in (1, 2)]
-
-
 def _save_to(path):
     repl = replicator.create("single")
     return repl.make_checkpoint_manager(path, weight=tf.Variable(1.0))

@@ -18,7 +18,6 @@ SCHEDULES = ("fill_drain", "one_forward_one_backward")
 
 
 def test_each_micro_batch_and_step_draws_its_own_mask():
-    """One mask for all would correlate their errors."""
     repl = replicator.create("in_graph", num_replicas=1, devices=["CPU:0"])
     dropout = keras.layers.Dropout(0.5, seed=3)
     pipeline = replicator.Pipeline(
@@ -57,7 +56,6 @@ def test_batch_norm_has_statistics_of_micro_batches_and_one_update(recompute):
 
 
 def test_tokens_and_masks_pass_through_stages():
-    """Integers have no gradient; an embedding's is dense."""
     repl = replicator.create(
         "in_graph", num_replicas=1, devices=["CPU:0", "CPU:1"],
         logical_devices_per_replica=2,

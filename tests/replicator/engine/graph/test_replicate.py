@@ -131,19 +131,3 @@ def test_every_output_of_every_kind_of_op_is_found():
             found,
             step(value),
         )
-
-
-def test_waiting_for_a_collective_is_waiting_for_its_result():
-    """What follows a reduction of all may fail where the reduction came first."""
-    repl = replicator.create("in_graph", num_replicas=2)
-    count = tf.Variable(0.0, trainable=False)
-
-    def step(x):
-        total = replicator.all_sum(x)
-        with tf.control_dependencies([total]):
-            count.assign_add(1.0)
-        return count.read_value()
-
-    assert [1.0, 1.0] == [
-        float(value) for value in repl.run(step, PerReplica([1.0, 2.0]))
-    ]
