@@ -69,24 +69,6 @@ def break_cartpole(folder, monkeypatch, code):
     monkeypatch.setenv("PYTHONPATH", str(folder))
 
 
-def test_an_actor_imports_no_tensorflow():
-    """It would cost each of them seconds and hundreds of megabytes."""
-    code = (
-        "import sys, workloads.d4pg.actor, workloads.d4pg.pool\n"
-        "import workloads.d4pg.replay\n"
-        "print({'tensorflow', 'dm_control', 'jax'} & set(sys.modules))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-
-    assert "set()\n" == done.stdout
-
-
 @pytest.mark.processes
 def test_actors_write_episodes_and_follow_the_policy():
     """At random first; then each action is the policy's at the recorded observation."""
@@ -218,27 +200,25 @@ def test_what_is_not_finite_is_refused_and_counted(tmp_path, monkeypatch):
             assert np.isfinite(batch[name]).all()
 
 
+NEVER_REWARDED = """
+def get_reward(self, physics):
+    raise RuntimeError("no reward today")
+cartpole.Balance.get_reward = get_reward
+"""
+NEVER_IMPORTED = """
+import sys
+sys.modules["workloads.d4pg.actor"] = None
+"""
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        (
-            """
-            def get_reward(self, physics):
-                raise RuntimeError("no reward today")
-            cartpole.Balance.get_reward = get_reward
-            """,
-            "RuntimeError: no reward today",
-        ),
+        (NEVER_REWARDED, "RuntimeError: no reward today"),
         pytest.param(
-            """
-            import sys
-            sys.modules["workloads.d4pg.actor"] = None
-            """,
-            (
-                "ModuleNotFoundError: import of workloads.d4pg.actor halted; "
-                "None in sys.modules"
-            ),
+            NEVER_IMPORTED,
+            "ModuleNotFoundError: import of workloads.d4pg.actor halted; None in .*",
             marks=pytest.mark.full,
         ),
     ],
@@ -250,11 +230,11 @@ def test_actors_that_always_die_end_the_run_with_their_log(
     """After as many replacements as are allowed."""
     break_cartpole(tmp_path, monkeypatch, code)
     settings = ActorSettings(name=NAME, max_restarts=1)
+    message = (
+        r"^actor 0 ended \(exit code 1\) after 1 replacements of actors, the most "
+        rf"allowed: fix what its last message says: {expected}$"
+    )
     with make_streams(settings) as streams, ActorPool(settings, streams) as pool:
-        message = (
-            r"^actor 0 ended \(exit code 1\) after 1 replacements of actors, the most "
-            rf"allowed: fix what its last message says: {expected}$"
-        )
         with pytest.raises(ActorError, match=message):
             wait_until(lambda: False, pool)
 
@@ -280,34 +260,6 @@ def test_an_actor_that_cannot_render_is_not_tried_again(monkeypatch):
 
 
 @pytest.mark.processes
-def test_actors_with_frames_wait_for_the_learner():
-    settings = ActorSettings(name=NAME, observations="pixels")
-    frames = {"observation_shape": (84, 84, 3), "observation_dtype": "uint8"}
-    with make_streams(settings, steps_per_stream=500, **frames) as streams:
-        replay = make_replay(
-            streams,
-            ReplaySettings(
-                min_size_to_sample=50, samples_per_insert=4, num_stacked_frames=3
-            ),
-        )
-        with ActorPool(settings, streams) as pool:
-            wait_until(streams.must_wait, pool)
-            written = streams.num_inserted()
-            wait_until(lambda: pool.counters().idle_sec > 0.2, pool)
-
-            # A tenth of 50 * 4 transitions is the buffer.
-            assert 50 + 20 / 4 <= written <= 57
-            assert written == streams.num_inserted()
-            batch = replay.sample(16)
-            wait_until(lambda: streams.num_inserted() > written, pool)
-
-            assert (16, 84, 84, 9) == batch["observation"].shape
-            assert batch["observation"].std() > 5
-            found = pool.counters()
-            assert found.idle_sec <= found.elapsed_sec
-
-
-@pytest.mark.processes
 def test_paused_actors_stand_still_and_their_pause_is_not_counted():
     """Stopped by the kernel, not replaced, and continued as if nothing had been.
 
@@ -323,12 +275,14 @@ def test_paused_actors_stand_still_and_their_pause_is_not_counted():
         )
         written, before = streams.num_written.copy(), pool.counters()
         busy = [sum(process.cpu_times()[:2]) for process in processes]
+        paused = time.monotonic()
         time.sleep(1.5 * settings.stuck_sec)
         stood_still = (written == streams.num_written).all()
         busy_after = [sum(process.cpu_times()[:2]) for process in processes]
+        resumed = time.monotonic()
         pool.resume()
         wait_until(lambda: (streams.num_written - written).min() > 50, pool)
-        after = pool.counters()
+        after, waited_sec = pool.counters(), time.monotonic() - resumed
         pool.pause()
         pids = pool.process_ids()
 
@@ -336,7 +290,9 @@ def test_paused_actors_stand_still_and_their_pause_is_not_counted():
     assert stood_still
     assert busy == busy_after
     assert 0 == after.num_restarts
-    assert after.elapsed_sec >= before.elapsed_sec
+    # An actor may have stopped a little before, or noted its time a little later.
+    acted_sec = after.elapsed_sec - before.elapsed_sec
+    assert 0 <= acted_sec < 2 * waited_sec + (resumed - paused) / 2
 
 
 def has_ended(process):
@@ -394,28 +350,13 @@ def test_noise_is_spread_over_environments(num_actors, expected):
     np.testing.assert_allclose(expected, sigmas, rtol=1e-5)
 
 
-def test_weights_are_read_once_and_whole():
-    """Nothing where there is nothing newer, or where they are being written."""
-    weights = SharedWeights(4)
-    other = SharedWeights(4, os.dup(weights.descriptor))
-
-    assert other.read() is None
-    weights.publish(np.arange(4, dtype=np.float32), 0)
-    found, version = other.read()
-    assert ([0, 1, 2, 3], 0) == (found.tolist(), version)
-    assert other.read(newer_than=0) is None
-    weights.publish(np.ones(4, np.float32), 7)
-    assert 7 == other.read(newer_than=0)[1]
-    weights._sequence[0] += 1
-    assert other.read(newer_than=0) is None
-    with pytest.raises(ValueError, match=r"shape \(3,\) cannot be published: a vec"):
-        weights.publish(np.ones(3, np.float32), 8)
-
-
 @pytest.mark.processes
 def test_no_reader_sees_a_mixture_of_weights():
     """While another process publishes as fast as it can."""
     weights = SharedWeights(200_000)
+    with pytest.raises(ValueError, match=r"shape \(3,\) cannot be published: a vec"):
+        weights.publish(np.ones(3, np.float32), 8)
+    assert weights.read() is None
     code = (
         "import sys, time, numpy as np\n"
         "from workloads.d4pg.streams import SharedWeights\n"
@@ -443,6 +384,12 @@ def test_no_reader_sees_a_mixture_of_weights():
         writer.wait()
 
     assert 100 == num_read
+    weights._sequence[0] += (
+        weights._sequence[0] % 2
+    )  # the writer's end may have left it
+    weights.publish(np.ones(200_000, np.float32), last + 10**6)
+    assert last + 10**6 == weights.read(newer_than=last)[1]
+    assert weights.read(newer_than=last + 10**6) is None
 
 
 INSTALLED = importlib.util.find_spec("ray")

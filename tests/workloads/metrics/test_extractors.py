@@ -42,6 +42,9 @@ def test_the_classifier_knows_held_out_digits(extractor):
 
     assert found.features.shape == (359, extractor.num_features)
     assert 0.98 <= (found.logits.argmax(axis=1) == labels).mean()
+    # So the scale of the kernel distance does not depend on the training.
+    features = extractor.extract(load_digits("train")[0]).features
+    assert pytest.approx(1.0, rel=1e-3) == np.square(features).mean()
 
 
 _TRAIN = """
@@ -125,13 +128,6 @@ def test_random_halves_of_one_set_cannot_be_distinguished(extractor):
     assert kid.low < 0.0 < kid.high
 
 
-def test_features_have_mean_square_one(extractor):
-    """So the scale of the kernel distance does not depend on the training."""
-    features = extractor.extract(load_digits("train")[0]).features
-
-    assert pytest.approx(1.0, rel=1e-3) == np.square(features).mean()
-
-
 def test_resized_digits_are_another_protocol(extractor):
     """Sizes that 8 divides are averaged over areas; the preparation says so."""
     images, _ = load_digits("test")
@@ -146,25 +142,37 @@ def test_resized_digits_are_another_protocol(extractor):
     )
 
 
-def test_images_of_another_size_than_the_reference_are_refused(evaluator):
-    """Resizing changes scores, so it is never done silently."""
-    with pytest.raises(
-        ValueError, match=r"images of \(16, 16, 1\) .* with the same code"
-    ):
-        evaluator.score(np.zeros((5, 16, 16, 1), np.uint8))
-
-
-def test_unknown_scores_are_refused(extractor):
-    images = np.zeros((5, 8, 8, 1), np.uint8)
-    with pytest.raises(ValueError, match=r"\['fod'\] are unknown: choose from \['fid'"):
-        Evaluator(extractor, images, reference_name="x", metrics=["fod"])
-
-
-def test_images_must_be_pixels(extractor):
-    with pytest.raises(ValueError, match=r"type float32 must be uint8 .* use to_uint8"):
-        extractor.extract(np.zeros((1, 8, 8, 1), np.float32))
-    with pytest.raises(ValueError, match=r"shape \(8, 8, 1\) must be \[examples"):
-        extractor.extract(np.zeros((8, 8, 1), np.uint8))
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        # Resizing changes scores, so it is never done silently.
+        (
+            lambda judge: judge.score(np.zeros((5, 16, 16, 1), np.uint8)),
+            r"images of \(16, 16, 1\) .* with the same code",
+        ),
+        (
+            lambda judge: Evaluator(
+                judge.extractor,
+                np.zeros((5, 8, 8, 1), np.uint8),
+                reference_name="x",
+                metrics=["fod"],
+            ),
+            r"\['fod'\] are unknown: choose from \['fid'",
+        ),
+        (
+            lambda judge: judge.extractor.extract(np.zeros((1, 8, 8, 1), np.float32)),
+            r"type float32 must be uint8 .* use to_uint8",
+        ),
+        (
+            lambda judge: judge.extractor.extract(np.zeros((8, 8, 1), np.uint8)),
+            r"shape \(8, 8, 1\) must be \[examples",
+        ),
+        (lambda _: disjoint_halves(np.arange(1)), "got 1 images: it needs at least 2"),
+    ],
+)
+def test_wrong_images_are_refused(evaluator, call, message):
+    with pytest.raises(ValueError, match=message):
+        call(evaluator)
 
 
 def test_floats_become_pixels_as_a_viewer_stores_them():
@@ -178,54 +186,46 @@ def test_floats_become_pixels_as_a_viewer_stores_them():
         to_uint8(np.array([np.nan]), low=-1.0, high=1.0)
 
 
-def test_halves_are_disjoint():
-    first, second = disjoint_halves(np.arange(9))
-
-    assert 8 == len({*first.tolist(), *second.tolist()})
-    with pytest.raises(ValueError, match="got 1 images: it needs at least 2"):
-        disjoint_halves(np.arange(1))
-
-
-def test_weights_that_are_damaged_say_how_to_fix_them(extractor, monkeypatch, tmp_path):
-    whole = digits.cache_path().read_bytes()
+def test_weights_that_cannot_be_read_or_written_say_what_to_do(
+    extractor, monkeypatch, tmp_path
+):
+    whole = digits.cache_path()
     monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
     path = digits.cache_path()
     path.parent.mkdir()
-    path.write_bytes(whole[: len(whole) // 2])
+    path.write_bytes(whole.read_bytes()[:1000])
 
     with pytest.raises(ValueError, match=r"digits-.*delete it to train again"):
         digits.open_digits()
-
-
-def test_a_place_that_cannot_be_written_is_named(extractor, monkeypatch, tmp_path):
-    blocked = digits.cache_path()  # a file, where a folder is needed
-    monkeypatch.setenv("REPLICATOR_DATA_DIR", str(blocked))
-
+    monkeypatch.setenv("REPLICATOR_DATA_DIR", str(path))  # where a folder is needed
     with pytest.raises(ValueError, match="set REPLICATOR_DATA_DIR to a directory"):
         digits.open_digits()
 
 
 @pytest.mark.processes
-def test_a_training_that_hangs_is_ended(monkeypatch, tmp_path):
-    """After the most time that it may take, with an error and no process left."""
+@pytest.mark.parametrize(
+    ("owner", "name", "value", "message"),
+    [
+        (digits, "_MOST_SEC", 0.05, r"took more than 0\.05 s, where about 10"),
+        (
+            digits.digits_training,
+            "__name__",
+            "no_such_module",
+            r"exit code 1 \(.*No module named",
+        ),
+    ],
+    ids=["hangs", "fails"],
+)
+def test_a_training_that_hangs_or_fails_leaves_no_weights(
+    extractor, monkeypatch, tmp_path, owner, name, value, message
+):
     monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
-    monkeypatch.setattr(digits, "_MOST_SEC", 0.05)
+    monkeypatch.setattr(owner, name, value)
 
-    with pytest.raises(ValueError, match=r"took more than 0\.05 s, where about 10"):
+    with pytest.raises(ValueError, match=message):
         digits.open_digits()
-
-
-@pytest.mark.processes
-def test_a_training_that_fails_says_why(extractor, monkeypatch, tmp_path):
-    monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
-    monkeypatch.setattr(digits.digits_training, "__name__", "no_such_module")
-
-    with pytest.raises(ValueError, match=r"exit code 1 \(.*No module named"):
-        digits.open_digits()
-
-    assert [] == [
-        p for p in digits.cache_path().parent.iterdir() if p.suffix != ".lock"
-    ]
+    left = digits.cache_path().parent.iterdir()
+    assert [] == [path for path in left if path.suffix != ".lock"]
 
 
 NUM_FEATURES, NUM_CLASSES = 2048, 1008
@@ -301,27 +301,22 @@ def test_images_are_resized_as_in_2015():
     np.testing.assert_allclose(prepared[0, :, :, 1], (square - 128) / 128, atol=1e-4)
 
 
-def test_a_network_of_another_size_is_refused(tmp_path, kernels):
-    """2,048 features and at least 1,000 classes, or it is not Inception v3."""
-    path = tmp_path / "small.pb"
-    small = kernels[0][:, :64], kernels[1][:64, :10]
-    write_graph(path, small, logits_name="logits")
-
-    with pytest.raises(ValueError, match="gives 64 features and 10 logits"):
-        open_inception(path)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (None, "are no file: use classify_image_graph_def.pb or TF-GAN's"),
         (b"no graph", "is not a frozen graph .* point to classify_image"),
         (b"", r"no nodes \['Mul', 'pool_3', 'softmax/logits/MatMul'\]"),
+        # 2,048 features and at least 1,000 classes, or it is not Inception v3.
+        ("small", "gives 64 features and 10 logits"),
     ],
 )
-def test_other_files_are_refused(tmp_path, content, message):
+def test_other_files_are_refused(tmp_path, kernels, content, message):
     path = tmp_path / "weights.pb"
-    if content is not None:
+    if content == "small":
+        small = kernels[0][:, :64], kernels[1][:64, :10]
+        write_graph(path, small, logits_name="logits")
+    elif content is not None:
         path.write_bytes(content)
 
     with pytest.raises(ValueError, match=message) as info:

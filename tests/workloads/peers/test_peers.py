@@ -1,6 +1,7 @@
 """What peers begin with and read, bit by bit; what they lack is refused by name."""
 
 import dataclasses
+import itertools
 import json
 import re
 from types import SimpleNamespace
@@ -14,10 +15,10 @@ from harness.command import peers
 from harness.errors import PlanError
 from harness.trial.rank_file import rank_path, read_rank
 from results.records.models import Control
+from workloads import catalog as workloads
 from workloads.data import pipeline
 from workloads.peers import exported, inputs
 from workloads.peers.catalog import PEERS, unsupported
-from workloads.resnet50.config import PRESETS
 from workloads.resnet50.train import GoyalSchedule
 from workloads.sngan.networks import LinearDecay
 
@@ -60,39 +61,27 @@ def test_an_export_is_read_bit_by_bit(tmp_path):
         assert value.dtype == found.arrays[name].dtype
         assert value.tobytes() == found.arrays[name].tobytes()
     assert [tmp_path / "a" / "b"] == [*(tmp_path / "a").iterdir()]
+    assert 72 + 3 == exported.num_parameters(found)  # moving statistics are not trained
 
 
-def test_only_what_is_trained_is_counted():
-    """Moving statistics are not."""
-    assert 72 == exported.num_parameters(make_export())
-
-
-def test_each_process_has_its_replicas_of_the_first_batches():
+def test_each_process_has_its_replicas_of_the_first_batches_and_draws():
     """One process has those of both, one after the other; two have one each."""
-    export = make_export()
-    whole = inputs.first_batches(export, 0, 1)
-    halves = [inputs.first_batches(export, process, 2) for process in (0, 1)]
-
-    assert 3 == len(whole)
-    for index, (image, label) in enumerate(whole):
-        parts = [half[index] for half in halves]
-        np.testing.assert_array_equal(image, np.concatenate([p[0] for p in parts]))
-        np.testing.assert_array_equal(label, np.concatenate([p[1] for p in parts]))
-        np.testing.assert_array_equal(
-            label, export.arrays["batches/label"][index].ravel()
-        )
-
-
-def test_each_process_has_its_replicas_of_what_first_steps_draw():
-    """As the batches: rows of a replica after one another."""
     export = make_export()
     rows = np.arange(12.0).reshape(2, 3, 2)
     export.arrays["draws/latents"] = rows
 
-    whole = inputs.first_draws(export, 0, 1)["latents"]
-    halves = [inputs.first_draws(export, process, 2)["latents"] for process in (0, 1)]
-    np.testing.assert_array_equal(rows.reshape(6, 2), whole)
-    np.testing.assert_array_equal(whole, np.concatenate(halves))
+    def parts_of(process, num_processes):
+        batches = inputs.first_batches(export, process, num_processes)
+        draws = inputs.first_draws(export, process, num_processes)
+        assert 3 == len(batches)
+        return [*(part for batch in batches for part in batch), draws["latents"]]
+
+    whole, one, other = parts_of(0, 1), parts_of(0, 2), parts_of(1, 2)
+    for values, *halves in zip(whole, one, other, strict=True):
+        np.testing.assert_array_equal(values, np.concatenate(halves))
+    np.testing.assert_array_equal(rows.reshape(6, 2), whole[-1])
+    labels = export.arrays["batches/label"]
+    np.testing.assert_array_equal(labels[0].ravel(), whole[1])
 
 
 def test_later_draws_are_own_and_of_the_same_kind():
@@ -152,15 +141,9 @@ def test_later_batches_are_of_the_shard_and_shuffled():
     assert [*range(5, 10)] == sorted(labels(1, 0)[5:10])
     assert labels(0, 1).tolist() == labels(0, 1).tolist()
     assert labels(0, 1).tolist() != labels(0, 2).tolist()
-
-
-def test_the_control_repeats_the_first_batch():
-    """As ours does."""
-    export = make_export()
-    made = inputs.batches(export, process=0, num_processes=2, seed=0, is_repeated=True)
-    taken = [next(made) for _ in range(5)]
-
-    for image, _ in taken:
+    # The control repeats the first batch, as ours does.
+    again = inputs.batches(export, process=0, num_processes=2, seed=0, is_repeated=True)
+    for image, _ in itertools.islice(again, 5):
         np.testing.assert_array_equal(export.arrays["batches/image"][0, 0], image)
 
 
@@ -195,7 +178,7 @@ def test_boxes_keep_the_ranges_of_the_augmentation():
 @pytest.mark.parametrize("num_replicas", [1, 64])
 def test_the_learning_rate_of_resnet50_is_ours(num_replicas):
     """Before, within and after the ramp, and after each fall."""
-    config = dataclasses.asdict(PRESETS["laptop"])
+    config = dataclasses.asdict(workloads.make_config("resnet50", "laptop", {}))
     export = make_export(
         config=config,
         num_replicas=num_replicas,
@@ -230,10 +213,9 @@ def test_tuning_is_said_on_the_command_line():
 def test_the_paths_of_variables_are_those_of_attributes():
     """Lists and layers inside layers; layers of Keras have the names of variables."""
     from workloads.peers import export
-    from workloads.sngan.config import PRESETS as OF_SNGAN
     from workloads.sngan.networks import Discriminator, Generator
 
-    config = OF_SNGAN["smoke"]
+    config = workloads.make_config("sngan", "smoke", {})
     models = {
         "generator": Generator(config, seed=0),
         "discriminator": Discriminator(config, seed=0),
@@ -285,8 +267,6 @@ def test_what_a_peer_does_not_implement_is_known(
     peer, workload, options, data, message
 ):
     """Every setting of a step that could have another value, and the data."""
-    from workloads import catalog as workloads
-
     config = workloads.make_config(workload, "laptop", options)
     step = PEERS[peer].programs[workload]
     assert message == unsupported(step, config, data)
