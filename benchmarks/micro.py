@@ -92,7 +92,7 @@ def run(chosen: Sequence[str], output: Path, num_generations: int) -> int:
             documents.append(
                 runner.measure(measure, arguments={"name": name}, cores=cores)
             )
-            print(f"generation {number} {name}", file=sys.stderr, flush=True)
+            print(f"run {number} {name}", file=sys.stderr, flush=True)
         generations.append(documents)
     text = json.dumps(merge(generations), indent=1)
     output.parent.mkdir(parents=True, exist_ok=True)

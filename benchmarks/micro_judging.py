@@ -130,7 +130,7 @@ def _judged(
     fewest = min(len(here), len(there))
     if fewest < group_sequential.FEWEST_GENERATIONS:
         reason = (
-            f"{fewest} generation(s), a verdict needs"
+            f"{fewest} run(s), a verdict needs"
             f" {group_sequential.FEWEST_GENERATIONS} or more:"
             f" processes differ, and one says nothing about by how much"
         )

@@ -148,7 +148,7 @@ def check_ready(chosen: Sequence[Gpu], probe: Probe | None) -> None:
         if state.fault:
             raise UnfitMachineError(
                 f"GPU {state.index} ({state.name}) cannot be read ({state.fault}), so"
-                " nobody knows who uses it; reset it (sudo nvidia-smi --gpu-reset), or"
+                " it is unknown who uses it; reset it (sudo nvidia-smi --gpu-reset), or"
                 " hide it with CUDA_VISIBLE_DEVICES"
             )
         if state.is_busy:
@@ -192,8 +192,8 @@ def _checked(
     if launcher.num_hosts > 1:
         if request.order is Order.RELAY:
             raise PlanError(
-                f"--order relay on {launcher.num_hosts} hosts: turns are judged by the"
-                " load of one machine; use --order sequential, or --nodes 1"
+                f"--order interleaved on {launcher.num_hosts} hosts: blocks are judged "
+                "by the load of one machine; use --order sequential, or --nodes 1"
             )
         request = request.model_copy(update={"order": Order.SEQUENTIAL})
     cpus = machine_state.read_topology()

@@ -114,7 +114,7 @@ VERBS = (
 
         Looks for neighbours, throttling, swap and settings, measures what a core does
         when all are busy, and what interval a default sweep could give. Takes about 15
-        s and the relay. Exit code 6 if timings would be unusable.
+        s and the interleaved measurement. Exit code 6 if timings would be unusable.
         """,
     ),
     Verb(

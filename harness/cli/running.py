@@ -54,9 +54,9 @@ def describe_trial(trial: PlannedTrial) -> str:
     spec = trial.spec
     modes = "+".join(mode.value for mode in trial.modes)
     budget = "" if spec.budget is None else f", quality run of {spec.budget}"
-    control = "" if spec.control is Control.NONE else f", control {spec.control.value}"
+    control = "" if spec.control is Control.NONE else f", control {spec.control.label}"
     revision = f", revision {spec.revision}" if spec.revision else ""
-    repeat = "generation" if spec.order is Order.RELAY else "repetition"
+    repeat = "run" if spec.order is Order.RELAY else "repetition"
     return (
         f"{spec.backend} x{spec.num_replicas} {modes}, batch"
         f" {spec.num_replicas}x{spec.per_replica_batch_size}, {repeat}"
@@ -73,9 +73,9 @@ def describe_end(status: StatusRecord, result: TrialResult | None) -> str:
         if result.turns:
             num_void = sum(not turn.is_valid for turn in result.turns)
             void = f" ({num_void} void)" if num_void else ""
-            turns = f" in {len(result.turns)} turns{void}"
+            turns = f" in {len(result.turns)} blocks{void}"
         return f"ok, {rate}{turns}, took {duration}"
-    text = f"{status.status.value}, took {duration}"
+    text = f"{status.status.label}, took {duration}"
     if status.failure is not None:
         text += f" - {status.failure.phase.value}: {status.failure.reason}"
     return text
@@ -353,7 +353,7 @@ def conclude_sweep(
     if num_disturbed:
         note(
             f"{num_disturbed} trials were measured beside load only, which is no"
-            " evidence; --retry failed measures their generations again"
+            " evidence; --retry failed measures their runs again"
         )
     code = exit_code(statuses)
     if code == exit_codes.OK and any(match.has_failed for match in study.matches):
@@ -378,13 +378,13 @@ def _is_done(study: Study) -> bool:
     is_time_over = used_sec + generation_sec > measuring.minutes * 60
     if is_time_over and looks:
         note(
-            f"no clear verdict after {study.plan.repeats} generations and"
+            f"no clear verdict after {study.plan.repeats} runs and"
             f" {used_sec / 60:.1f} min: give more --time-budget to continue"
         )
     elif is_time_over:
         note(
             f"the target of {measuring.target:.2%} is not reached after"
-            f" {study.plan.repeats} generations and {used_sec / 60:.1f} min: give more"
+            f" {study.plan.repeats} runs and {used_sec / 60:.1f} min: give more"
             " --time-budget to continue"
         )
     return is_time_over

@@ -92,7 +92,7 @@ def _existing(root: Path, axis: study_module.Axis) -> Varied | None:
     known = varied.read(root) if root.is_dir() else None
     if known is None:
         raise StudyError(
-            f"{str(root)!r} exists and is no varied study; choose another --study"
+            f"{str(root)!r} exists and is no parameter sweep; choose another --study"
         )
     if known.key != axis.key:
         raise DifferentStudyError(

@@ -148,7 +148,7 @@ def judge(
     if 2 * num_bunched > num_left:
         why = (
             f"{num_bunched} of {num_left} numbers came in one piece with the one"
-            " before, so nobody knows when they came; let the program flush its output"
+            " before, so it is unknown when they came; let the program flush its output"
             " after each line"
         )
         return num_warmup, Evidence.ROWS, (why,)

@@ -282,7 +282,7 @@ def _check_files(staged: Staged, num_measured_steps: int, num_turns: int) -> str
     found = {
         "global_batch_size": (facts["global_batch_size"], ASKED["global_batch_size"]),
         "example_unit": (facts["example_unit"], ASKED["unit"]),
-        "number of turns": (len(facts["turns"]), num_turns),
+        "number of blocks": (len(facts["turns"]), num_turns),
     }
     for times in facts["ranks"]:
         name = f"rank {times['rank']}: number of"

@@ -267,7 +267,7 @@ def check_neighbours(load: CurrentLoad, num_cores: int) -> Finding:
         return caution(
             "neighbours",
             "the kernel hides the CPU time of cores (/proc/stat)",
-            "turns disturbed by others cannot be recognized here: keep it quiet",
+            "blocks disturbed by others cannot be recognized here: keep it quiet",
         )
     share = f"{fraction:.1%}".replace("%", " %")
     found = f"others use {share} of {num_cores} cores"
@@ -275,7 +275,9 @@ def check_neighbours(load: CurrentLoad, num_cores: int) -> Finding:
     if disturbance.foreign_reason(load.disturbance):
         if not names:
             by_name = f"{found}, by processes that are not visible from here"
-        return bad("neighbours", by_name, "end them or wait: turns above 3 % are void")
+        return bad(
+            "neighbours", by_name, "end them or wait: blocks above 3 % are discarded"
+        )
     if names:
         return caution("neighbours", by_name, "end them if they can become busy")
     return ok("neighbours", found)
@@ -299,7 +301,7 @@ def check_steal(load: CurrentLoad) -> Finding:
     found = f"{fraction:.1%} of the cores".replace("%", " %")
     limit = disturbance.MAX_STOLEN_FRACTION + load.disturbance.stolen_resolution
     if fraction > limit:
-        advice = "use a host without other guests: turns above 1 % are void"
+        advice = "use a host without other guests: blocks above 1 % are discarded"
         return bad("steal", found, advice)
     if fraction > _NOTABLE_STOLEN_FRACTION + load.disturbance.stolen_resolution:
         return caution("steal", found, "prefer a host without other guests")
@@ -313,7 +315,7 @@ def check_throttling(load: CurrentLoad) -> Finding:
         return bad(
             "throttling",
             f"{now} times within {SPAN_SEC:g} s",
-            "raise the CPU quota, or cool the machine: throttled turns are void",
+            "raise the CPU quota, or cool the machine: throttled blocks are discarded",
         )
     if load.num_thermal:
         return caution(
@@ -331,5 +333,5 @@ def check_accounting(load: CurrentLoad) -> Finding:
     return caution(
         "accounting",
         "no /proc/<pid>/task/<tid>/schedstat: run times in ticks, no run delay",
-        "use longer turns, or a kernel with CONFIG_SCHED_INFO",
+        "use longer blocks, or a kernel with CONFIG_SCHED_INFO",
     )

@@ -127,7 +127,7 @@ def check_pair(
         try:
             run_generation(store, generation, settings, notice)
         except DoesNotFitError as error:
-            advice = "free memory: a relay needs all its processes at once"
+            advice = "free memory: both processes are needed at once"
             return [caution(CHECK, f"not measured: {error}", advice)]
         start_sec = (first_round[0] - started) if first_round else math.nan
         study = load_study(store)
@@ -140,20 +140,20 @@ def judge(study: Study, start_sec: float) -> Finding:
     if counts.is_unfit:
         return bad(
             CHECK,
-            f"{counts.num_void} of {counts.num_turns} turns are void: in"
+            f"{counts.num_void} of {counts.num_turns} blocks are discarded: in"
             f" {counts.reasons[0][1]} of them {counts.reasons[0][0]}",
             "find what disturbs the cores: nothing would be judged",
         )
     failed = [entry for entry in study.planned if not entry.is_ok]
     twin = relay.twin_of(study)
     if failed or twin is None:
-        reason = failed[0].reason if failed else "no round has a valid turn of both"
+        reason = failed[0].reason if failed else "no round has a valid block of both"
         advice = "run 'sweep --workload resnet50 --preset smoke' to see more"
         return caution(CHECK, f"not measured: {reason}", advice)
     (logs,) = scaling.turn_logs(study.controls[0], twin.case)
     if len(logs) < 2:  # noqa: PLR2004 - a deviation needs two
         return caution(
-            CHECK, "not measured: only one round has valid turns of both", _ADVICE
+            CHECK, "not measured: only one round has valid blocks of both", _ADVICE
         )
     deviation = statistics.stdev(logs)
     found = predict(deviation, _turn_sec(study), start_sec)
@@ -164,9 +164,9 @@ def judge(study: Study, start_sec: float) -> Finding:
     width = math.expm1(found.half_width)
     text = (
         f"ratio {ratio.value:.3f}{interval} in {len(logs)} rounds, which vary by"
-        f" {deviation:.1%}; {counts.num_void} of {counts.num_turns} turns void; in"
-        f" {defaults.MINUTES:g} min a ratio of {NUM_CASES} such cases would be known to"
-        f" +-{width:.1%} ({defaults.GENERATIONS} generations of {found.num_rounds}"
+        f" {deviation:.1%}; {counts.num_void} of {counts.num_turns} blocks discarded; "
+        f"in {defaults.MINUTES:g} min a ratio of {NUM_CASES} such cases would be known "
+        f"to +-{width:.1%} ({defaults.GENERATIONS} runs of {found.num_rounds}"
         f" rounds, {PROCESS_SPREAD:.0%} between processes assumed)"
     ).replace("%", " %")
     if width > WIDEST_GOOD:

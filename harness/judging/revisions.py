@@ -206,7 +206,7 @@ def check_runs(revision: str, tree: SourceTree, spec: TrialSpec) -> None:
         raise RevisionError(
             f"revision {revision!r} cannot run the trials of this tree:"
             f" {last_line(done.stderr)}; the two must agree on the records and on how"
-            " turns are taken: choose a later revision, or use a stored study as"
+            " blocks are taken: choose a later revision, or use a stored study as"
             " baseline"
         )
 

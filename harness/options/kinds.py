@@ -31,7 +31,7 @@ from results.records import limits
 from results.records.limits import MAX_REPLICAS, MAX_SEC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from results.records.models import OptionValue
 
@@ -114,21 +114,22 @@ def integer(low: int | None, high: int | None) -> Kind:
     return Kind(read=read, annotation=annotation, must_be=must_be, metavar="N")
 
 
-def choice(values: Sequence[str], make: Callable[[str], Any] = str) -> Kind:
-    """Returns the kind of a few names."""
+def choice(values: Sequence[str], members: Mapping[str, Any] | None = None) -> Kind:
+    """Returns the kind of a few names, of themselves or of members."""
     must_be = f"one of {', '.join(map(repr, values))}"
+    known = dict(zip(values, values, strict=True)) if members is None else members
 
     def read(value: object, what: str) -> Any:
-        if value not in values:
+        if value not in known:
             raise ParseError(f"{what}: {shown(value)} is not {must_be}")
-        return make(str(value))
+        return known[str(value)]
 
     return Kind(
         read=read,
         annotation=Literal.__getitem__(tuple(values)),
         must_be=must_be,
         metavar=f"[{'|'.join(values)}]",
-        write=lambda value: str(getattr(value, "value", value)),
+        write=label_of,
         choices=tuple(values),
     )
 
@@ -150,6 +151,11 @@ def parsed(
     )
 
 
+def label_of(value: Any) -> str:
+    """What users say and read for a value; records may store another name of it."""
+    return str(getattr(value, "label", getattr(value, "value", value)))
+
+
 def kind_of(annotation: Any, metadata: Iterable[Any] = ()) -> Kind:
     """Returns the kind of a type; an optional value is of the kind of the value."""
     found, bounds = _bare(annotation)
@@ -164,7 +170,9 @@ def kind_of(annotation: Any, metadata: Iterable[Any] = ()) -> Kind:
     if get_origin(found) is Literal:
         return choice(get_args(found))
     if isinstance(found, type) and issubclass(found, enum.Enum):
-        return choice([member.value for member in found], found)
+        # Commands of older studies have the names that records store.
+        members = {of.value: of for of in found} | {label_of(of): of for of in found}
+        return choice([label_of(of) for of in found], members)
     raise TypeError(f"{annotation!r} is of no kind; name one in its Option")
 
 
@@ -282,7 +290,7 @@ def _listed(parse: Callable[..., Any]) -> Callable[[Any, str], Any]:
 
 
 def _write_list(values: Sequence[Any]) -> str:
-    return ",".join(str(getattr(value, "value", value)) for value in values)
+    return ",".join(map(label_of, values))
 
 
 COUNTS: Final = Kind(
@@ -309,14 +317,15 @@ PERCENTAGE: Final = parsed(
 def some_of(of: Sequence[enum.Enum], *, noun: str, all_and_none: bool = False) -> Kind:
     """Returns the kind of several of a few values, in their order."""
     by_name: dict[str, tuple[enum.Enum, ...]]
-    by_name = {str(member.value): (member,) for member in of}
+    by_name = {label_of(member): (member,) for member in of}
+    stored = {str(member.value): member for member in of}  # in older commands
     alone = {"all": tuple(of), "none": ()} if all_and_none else {}
     by_name |= alone
 
     def parse(text: str, *, what: str) -> tuple[enum.Enum, ...]:
         names = parse_names(text, what=what)
         for name in names:
-            if name not in by_name:
+            if name not in by_name and name not in stored:
                 raise ParseError(
                     f"{what}: unknown {noun} {name!r}; allowed are"
                     f" {', '.join(by_name)}, several separated by commas"
@@ -326,9 +335,10 @@ def some_of(of: Sequence[enum.Enum], *, noun: str, all_and_none: bool = False) -
                     f"{what}: {name!r} stands beside other names in {text!r}; give it"
                     " alone"
                 )
-        return tuple(
-            member for member in of if any(member in by_name[name] for name in names)
-        )
+        chosen = [
+            by_name[name] if name in by_name else (stored[name],) for name in names
+        ]
+        return tuple(member for member in of if any(member in one for one in chosen))
 
     return Kind(
         read=_listed(parse),

@@ -1,14 +1,9 @@
 """Chooses the design of the measurement: order, repetitions, twin, primary contrast.
 
-- A *relay* is the default on CPUs: all cases are alive at once and take turns. GPUs are
-  exclusive, so there trials run in sequence.
-- Every relay has a *twin* of one case: the same program again. Their ratio shows what
-  the design resolves; its interval must include 1.
-- The *primary contrast* is what the study is planned for; it is named before anything
-  is measured. With two backends or more: the first over the second. With one, and
-  where the two meet at the baseline only: the largest number of replicas over the
-  baseline, of the first backend that has both. Both in the first mode that has them, at
-  the most replicas that are not oversubscribed.
+Cases are interleaved on CPUs, with a twin of one case whose ratio to it must include 1;
+GPUs are exclusive, so there trials run in sequence. The primary contrast is named
+first: of two backends or more, the first over the second; of one, its most replicas
+that are not oversubscribed over its baseline.
 """
 
 from __future__ import annotations
@@ -53,8 +48,8 @@ def choose_order(request: SweepRequest) -> Order:
     if order is Order.RELAY:
         if request.device != "cpu":
             raise PlanError(
-                f"--order relay with --device {request.device}: a device belongs to one"
-                " trial at a time; use --order sequential"
+                f"--order interleaved with --device {request.device}: a device belongs "
+                "to one trial at a time; use --order sequential"
             )
         return order
     for name, value in _of_relay(request):
@@ -62,7 +57,7 @@ def choose_order(request: SweepRequest) -> Order:
             raise PlanError(
                 f"{name} {value:g} has no effect with order sequential, whose trials"
                 " have a fixed number of steps; use --repeats and"
-                " --steps, or --order relay"
+                " --steps, or --order interleaved"
             )
     return order
 
@@ -92,9 +87,9 @@ def choose_repeats(request: SweepRequest, order: Order) -> int:
     repeats = default if request.repeats is None else request.repeats
     if request.target is not None and repeats < FEWEST_TO_STOP:
         raise PlanError(
-            f"--repeats {repeats} with --target {request.target:.2%}: a relay ends on"
-            f" its width from {FEWEST_TO_STOP} generations on; use at least that many,"
-            " or leave --target out"
+            f"--repeats {repeats} with --target {request.target:.2%}: an interleaved "
+            f"measurement ends on its width from {FEWEST_TO_STOP} runs on; use at "
+            "least that many, or leave --target out"
         )
     return repeats
 
@@ -260,8 +255,8 @@ def notes(measuring: Measuring, repeats: int) -> list[str]:
         looks = () if measuring.gate is None else measuring.gate.looks
         number = f"{looks[0]} to {looks[-1]}" if looks else f"{repeats}"
         found.append(
-            f"relay: {number} generations of at most {measuring.max_rounds} rounds;"
-            " the twin shows what it resolves"
+            f"interleaved measurement: {number} runs of at most {measuring.max_rounds} "
+            "rounds; the A/A control shows what it resolves"
         )
     if measuring.primary is not None:
         found.append(f"primary contrast: {measuring.primary.text}")
@@ -290,11 +285,11 @@ def choose_controls(
     """Returns the controls that were requested, and a note on each that is missing."""
     if not request.controls:
         return [], []
-    names = ",".join(control.value for control in request.controls)
+    names = ",".join(control.label for control in request.controls)
     if order is not Order.RELAY:
         raise PlanError(
-            f"--controls {names} with order {order.value}: a control explains a case"
-            " that it takes turns with; use --order relay, or --controls none"
+            f"--controls {names} with order {order.label}: a control explains a case"
+            " that it takes turns with; use --order interleaved, or --controls none"
         )
     if ScalingMode.WEAK not in request.modes:
         raise PlanError(
@@ -315,7 +310,7 @@ def choose_controls(
     for control in request.controls:
         if reason := missing.get(control):
             notes.append(
-                f"no control {control.value} of backend {backend.name}: {reason}"
+                f"no control {control.label} of backend {backend.name}: {reason}"
             )
         elif control is Control.NOSYNC:
             added.append(PlannedCase(case.backend, *size, weak, control))
@@ -329,7 +324,7 @@ def choose_controls(
                 for c in (case, alone)
             ]
     if added:
-        kinds = ", ".join(dict.fromkeys(item.control.value for item in added))
+        kinds = ", ".join(dict.fromkeys(item.control.label for item in added))
         notes.append(
             f"controls {kinds}: of {case.backend} x{case.num_replicas}, weak scaling"
         )
@@ -359,8 +354,8 @@ def with_order(request: SweepRequest, order: Order) -> tuple[SweepRequest, list[
     """Returns a request in an order that was not requested, and what it leaves out."""
     if order is Order.RELAY or not request.controls:
         return request.model_copy(update={"order": order}), []
-    names = ", ".join(control.value for control in request.controls)
-    note = f"no controls ({names}): they need a relay"
+    names = ", ".join(control.label for control in request.controls)
+    note = f"no controls ({names}): they need an interleaved measurement"
     return request.model_copy(update={"order": order, "controls": ()}), [note]
 
 

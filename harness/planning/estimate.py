@@ -240,7 +240,7 @@ def _of_relay(
     elif measuring.target is not None and not looks:
         numbers, most_sec = f"{number} or more", measuring.minutes * 60
     each = format_duration(measuring.generation_sec)
-    basis = f"{numbers} generations of {each}"
+    basis = f"{numbers} runs of {each}"
     basis += (
         " at most; from earlier trials like these"
         if is_shorter

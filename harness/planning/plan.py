@@ -136,7 +136,7 @@ def arrange(checked: CheckedSweep, order: Order | None = None) -> PlannedSweep:
             *checked.notes,
             *control_notes,
             *(
-                f"backend {name} is not matched with one replica: {reason}"
+                f"backend {name} is not checked against one replica: {reason}"
                 for name, reason in matched.not_checked.items()
             ),
             *design.notes(measuring, repeats),
@@ -368,12 +368,12 @@ def _check_same_cases(existing: Plan, new: Plan) -> None:
             control = spec.control
             name = spec.backend
             if control is not Control.NONE:
-                name = f"control {control.value!r} of {name}"
+                name = f"control {control.label!r} of {name}"
             raise DifferentStudyError(
-                f"study {existing.study!r} is a relay without {name}"
+                f"study {existing.study!r} is an interleaved measurement without {name}"
                 f" x{spec.num_replicas} at batch {spec.per_replica_batch_size} per"
-                " replica, so it has no turns beside the others; a relay is extended by"
-                " --repeats only: choose another --study"
+                " replica, so it has no blocks beside the others; an interleaved "
+                "measurement is extended by --repeats only: choose another --study"
             )
 
 
@@ -387,7 +387,7 @@ def _settings(plan: Plan) -> dict[str, Any]:
     if False in by_kind:
         settings["is_evaluated"] = by_kind[False].is_evaluated
         settings["num_measured_steps"] = by_kind[False].num_measured_steps
-        settings["order"] = by_kind[False].order.value
+        settings["order"] = by_kind[False].order.label
     if True in by_kind:
         settings["budget"] = str(by_kind[True].budget)
     settings["baseline_num_replicas"] = plan.baseline_num_replicas

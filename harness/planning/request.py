@@ -34,7 +34,7 @@ from results.records.record_base import BatchSize, Seed, Steps
 
 _Request = TypeVar("_Request", bound="SweepRequest")
 
-OWN: Final = "A program of yours, in any framework"
+OWN: Final = "Your program, in any framework"
 _OF_WORKLOADS: Final[Mapping[str, object]] = {
     "workload": "",
     "backends": defaults.BACKENDS,
@@ -131,7 +131,7 @@ def resolved(request: _Request, folder: Path) -> _Request:
     _check(request, _OF_WORKLOADS if is_client else {**_OF_WORKLOADS, **_OF_CLIENTS})
     if request.metric in _OF_TRIALS:
         raise PlanError(
-            f"--metric {request.metric} with --command: of a program of yours only its"
+            f"--metric {request.metric} with --command: of your program only its"
             " throughput is judged; say where it prints that, such as --metric"
             " 'throughput=samples/s: ([0-9.]+)', or --metric client if it connects by"
             " scaling_client; 'report' shows its efficiency"
@@ -209,7 +209,7 @@ def _check_workload(request: SweepRequest) -> None:
             )
     if not request.workload:
         raise PlanError(
-            "nothing to measure: give --command with a program of yours, or"
+            "nothing to measure: give --command with your program, or"
             " --workload with one that 'list workloads' shows"
         )
 
@@ -263,8 +263,8 @@ def _check(request: SweepRequest, excluded: Mapping[str, object]) -> None:
             )
     if request.order is Order.RELAY and request.metric != CLIENT:
         raise PlanError(
-            "--order relay with --command: a command cannot take turns, so whole trials"
-            " alternate; leave --order out, or let the program connect by"
+            "--order interleaved with --command: a command cannot take turns, so whole "
+            "trials alternate; leave --order out, or let the program connect by"
             " scaling_client and give --metric client"
         )
     if is_client and request.counts:
@@ -275,9 +275,9 @@ def _check(request: SweepRequest, excluded: Mapping[str, object]) -> None:
         )
     if Control.SOLO in request.controls:
         raise PlanError(
-            "--controls solo with --command: only workloads of this project can run as"
-            " programs that know nothing of each other; use nosync, which leaves out"
-            " the communication"
+            "--controls independent with --command: only workloads of this project can "
+            "run as programs that know nothing of each other; use nosync, which leaves "
+            "out the communication"
         )
     if request.steps_per_sync not in (None, 1):
         raise PlanError(
@@ -395,19 +395,17 @@ class SweepRequest(ProgramRequest):
         Order | None,
         Option(
             group=DESIGN,
-            help="`relay`: all cases are alive at once and take turns; `sequential`:"
-            " one trial after the other.",
-            default="`relay` on CPUs, if all cases fit into memory",
+            help="`interleaved`: all cases are alive at once and take turns;"
+            " `sequential`: one trial after the other.",
+            default="`interleaved` on CPUs, if all cases fit into memory",
         ),
     ] = None
     repeats: Annotated[
         Count | None,
         Option(
             group=DESIGN,
-            help="Repetitions of each case, in separate processes; the generations of a"
-            " relay.",
-            default=f"{defaults.GENERATIONS} in a relay, {defaults.REPEATS} in"
-            " sequence",
+            help="Runs of each case, in fresh processes.",
+            default=f"{defaults.GENERATIONS}; {defaults.REPEATS} in sequence",
         ),
     ] = None
     minutes: Annotated[
@@ -416,7 +414,7 @@ class SweepRequest(ProgramRequest):
             group=DESIGN,
             name="time-budget",
             kind=duration("min"),
-            help="Time for a relay, start-up included.",
+            help="Time for an interleaved measurement, start-up included.",
             default=f"`{defaults.MINUTES:g}min`; `{defaults.MINUTES_TO_TARGET:g}min`"
             " with `--target`",
         ),
@@ -426,7 +424,7 @@ class SweepRequest(ProgramRequest):
         Option(
             group=DESIGN,
             name="rounds",
-            help="The most rounds of each generation of a relay.",
+            help="The most rounds of each interleaved run.",
             default=f"{defaults.MAX_ROUNDS}",
         ),
     ] = None
@@ -436,7 +434,7 @@ class SweepRequest(ProgramRequest):
             group=DESIGN,
             kind=PERCENTAGE,
             help="Continue until the interval of the primary contrast is at most this"
-            " wide to either side, such as `3%`; at least 5 generations.",
+            " wide to either side, such as `3%`; at least 5 runs.",
         ),
     ] = None
     efficiency_target: Annotated[
@@ -461,7 +459,7 @@ class SweepRequest(ProgramRequest):
         Option(
             group=DESIGN,
             kind=some_of(CONTROLS, noun="control", all_and_none=True),
-            help="Cases of the relay that show where time is lost: `nosync`, `solo`,"
+            help="More cases, which show where time is lost: `nosync`, `independent`,"
             " `synthetic`, `input_only`, `no_update`, or `all`, or `none`.",
         ),
     ] = ()

@@ -118,7 +118,7 @@ def _died(log: RankLog, trial_exit: TrialExit, trial_dir: Path) -> Conclusion:
     code = trial_exit.exit_code
     if code == -signal.SIGKILL:
         count = trial_exit.num_oom_kills
-        how = "cause unknown: nobody counted out-of-memory kills of its control group"
+        how = "cause unknown: its control group does not count out-of-memory kills"
         if count is not None:
             unknown = "" if count else "cause unknown: "
             how = f"{unknown}the kernel counted {count or 'no'} out-of-memory kills"
@@ -375,7 +375,7 @@ def _complete(
         failure = Failure(
             phase=Phase.MEASURE,
             reason=one_line(
-                f"all {len(turns)} turns are void; the last one:"
+                f"all {len(turns)} blocks are discarded; the last one:"
                 f" {turns[-1].void_reason}"
             ),
         )

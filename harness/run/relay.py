@@ -166,7 +166,7 @@ def _residents(
 
 def _name(resident: Resident) -> str:
     spec = resident.prepared.trial.spec
-    control = "" if spec.control is Control.NONE else f" ({spec.control.value})"
+    control = "" if spec.control is Control.NONE else f" ({spec.control.label})"
     revision = f" of {spec.revision}" if spec.revision else ""
     return f"{spec.backend} x{spec.num_replicas}{control}{revision}"
 

@@ -269,11 +269,9 @@ def stop_later() -> Iterator[None]:
 def missing_trials(
     store: Store, trials: Sequence[PlannedTrial], *, is_failed_retried: bool
 ) -> list[PlannedTrial]:
-    """Returns the trials that are to run, in order.
+    """Returns the trials that are to run, in order; failures if they are retried.
 
-    A trial is finished when its status is recorded; a failure is finished too, unless
-    failures are retried. A generation of a relay is finished when all its trials are:
-    it is repeated as a whole, since its trials are compared turn by turn.
+    A generation of a relay is repeated as a whole: its trials are compared by turns.
     """
     finished = {
         trial.trial_id
@@ -391,14 +389,14 @@ def _why_over(
     if _is_all_void(store, together, statuses):
         assert statuses[0].failure is not None
         return (
-            f"stopped: no turn of generation {together[0].spec.repetition_index + 1}"
+            f"stopped: no block of run {together[0].spec.repetition_index + 1}"
             f" counts ({statuses[0].failure.reason}); end what else runs on these"
             " cores ('doctor' names it), then run the same command with"
             " --retry failed"
         )
     if side := _failed_side(store, together, statuses):
         return (
-            f"stopped: all trials of {side} in generation"
+            f"stopped: all trials of {side} in run"
             f" {together[0].spec.repetition_index + 1} failed, so nothing can be"
             " compared; see why above, and run the same command with --retry failed"
             " when it is fixed"
@@ -544,7 +542,7 @@ def _run_generation(
         is_measured=durations.generation_sec is not None,
     )
     alone = [trial.spec for trial in later if not _is_in_relay(trial)]
-    label = f"generation {generation.index + 1} of {plan.repeats}"
+    label = f"run {generation.index + 1} of {plan.repeats}"
     started = time.monotonic()
 
     def stage(text: str, left_sec: float | None) -> None:

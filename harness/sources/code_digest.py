@@ -128,7 +128,7 @@ def _installed(name: str, workload: str) -> str:
     except importlib.metadata.PackageNotFoundError as error:
         raise PlanError(
             f"workload {workload} needs {name}, which is not installed; install"
-            " 'replicator-harness[tensorflow]', or measure a program of yours by"
+            " 'replicator-harness[tensorflow]', or measure your program by"
             " --command"
         ) from error
 

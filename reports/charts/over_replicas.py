@@ -303,7 +303,7 @@ def describe_panel(panel: Panel) -> str:
             for row in curve.of_kind("estimate")
         ]
         values += [
-            f"crossed out at {_replicas(row)}, since it {row.method}"
+            f"no figure at {_replicas(row)}: it {row.method}"
             for row in curve.of_kind("crossed_out")
         ]
         if values:

@@ -64,7 +64,7 @@ def _cells(point: Point) -> dict[str, str]:
     if figures["speedup"].fixed is not None:
         cells["speedup"] = "baseline"
     if point.is_crossed_out:
-        cells["rate"] = "crossed out"
+        cells["rate"] = "not equivalent"
     return cells
 
 

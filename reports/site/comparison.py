@@ -240,7 +240,7 @@ def _rows(table: RatioTable, reach: float) -> Iterator[dict[str, object]]:
 
 def _conclusion(row: Row) -> str:
     if row.difference.p_value is None:
-        return "no test: one side has a single generation"
+        return "no test: one side has a single run"
     return f"advice: {'not ' * (not row.difference.ratio.excludes(1.0))}apart"
 
 

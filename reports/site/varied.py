@@ -77,7 +77,7 @@ def build(root: pathlib.Path) -> str:
     """Returns the page as HTML; the same records give the same bytes."""
     found = varied.read(root)
     if found is None:
-        raise errors.ResultsError(f"{str(root)!r} is no varied study")
+        raise errors.ResultsError(f"{str(root)!r} is no parameter sweep")
     studies = [_loaded(store, found.key) for store in varied.stores(root, found)]
     quality = [row for name, value, of in studies for row in _quality(of, value, name)]
     speed = [row for name, value, of in studies for row in _speed(of, value, name)]

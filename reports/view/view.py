@@ -95,7 +95,7 @@ class View:
     def repetition(self) -> str:
         """What a repetition is called: a relay has generations."""
         is_relay = self.study.plan.measuring.order is Order.RELAY
-        return "generation" if is_relay else "repetition"
+        return "run" if is_relay else "repetition"
 
     @property
     def repetitions(self) -> str:

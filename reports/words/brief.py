@@ -1,9 +1,9 @@
 """The first screen in words: a table of what was measured, and one sentence.
 
 A row per backend and scaling mode, at its most replicas: rate, parallel efficiency, and
-how sure that is. The sentence says what most of the time is lost to and which backend
-is faster. Every figure that has an interval is written with it; there is no limit that
-an interval could be dropped for. ``reports/words/verdict.py`` has all findings in full.
+over how many runs. The sentences say how well the fastest backend scales, which backend
+is faster, and what most of the time is lost to. Every figure that has an interval is
+written with it. ``reports/words/verdict.py`` has all findings in full.
 """
 
 from __future__ import annotations
@@ -213,10 +213,11 @@ class MeasuredRow:
 class Brief:
     """The verdict of the first screen."""
 
-    trust: str  # ``Reliable``, or what limits it; empty if nothing was measured.
     level: Level  # The worst of the marks.
-    sentences: tuple[str, ...]  # What else was found.
-    scaling: str = ""  # How well the fastest backend scales, which ``rows`` have too.
+    # What was found; of a study that scales, first how well the fastest backend does.
+    sentences: tuple[str, ...]
+    verdict: str = ""  # Of a gate: its first word.
+    trust: str = ""  # ``Reliable``, or what limits it; empty if nothing was measured.
     rows: tuple[MeasuredRow, ...] = ()  # The table; empty if nothing was measured.
     # What would settle the rest in parts, and whether each is typed as a command.
     next_parts: tuple[tuple[str, bool], ...] = ()
@@ -232,7 +233,8 @@ class Brief:
     @property
     def text(self) -> str:
         """All of it but the table, for readers who have no other."""
-        parts = [f"{self.trust}:" if self.trust else "", self.scaling, *self.sentences]
+        parts = [f"{self.verdict}:" if self.verdict else "", *self.sentences]
+        parts.append(f"{self.trust}." if self.trust else "")
         parts.append(f"Next: {self.next_step}." if self.next_step else "")
         return " ".join(part for part in parts if part)
 
@@ -242,7 +244,7 @@ def judge(view: View) -> Brief:
     gate = of_view(view)
     if gate is not None:
         return Brief(
-            trust=gate.verdict.upper(), level=gate.level, sentences=(gate.sentence,)
+            verdict=gate.verdict.upper(), level=gate.level, sentences=(gate.sentence,)
         )
     found = marks.of_view(view)
     level = marks.worst(found)
@@ -258,7 +260,7 @@ def judge(view: View) -> Brief:
     )
     doubts = tuple(text for text in reasons if text)
     if not points:
-        alone = "Throughput was measured; there is nothing to compare it with."
+        alone = "Throughput was measured, of one case: there is no ratio."
         return dataclasses.replace(
             _only(alone, level, following=next_step.with_a_baseline(view)),
             sentences=(alone, *doubts),
@@ -266,14 +268,14 @@ def judge(view: View) -> Brief:
             note=_when(view),
         )
     sentences = (
-        *doubts,
-        utilisation.sentence(view, points),
+        _scaling(points),
         _comparison(view, points, compared),
+        utilisation.sentence(view, points),
+        *doubts,
     )
     return Brief(
         trust=trust_words(found),
         level=level,
-        scaling=_scaling(points),
         sentences=tuple(text for text in sentences if text),
         rows=rows_of(view),
         next_parts=_parts_of(next_step.choose(view, level, points, compared)),
@@ -283,7 +285,7 @@ def judge(view: View) -> Brief:
 
 def _only(text: str, level: Level, following: str = "") -> Brief:
     parts = _parts_of(following)
-    return Brief(trust="", level=level, sentences=(text,), next_parts=parts)
+    return Brief(level=level, sentences=(text,), next_parts=parts)
 
 
 def _parts_of(text: str) -> tuple[tuple[str, bool], ...]:
@@ -295,7 +297,7 @@ def _parts_of(text: str) -> tuple[tuple[str, bool], ...]:
 
 def columns(view: View) -> tuple[str, ...]:
     """Returns the names of the columns of the table, with the unit of the rate."""
-    return "backend", "mode", "replicas", view.rate_unit, "efficiency", "how sure"
+    return "backend", "mode", "replicas", view.rate_unit, "efficiency", "interval over"
 
 
 def rows_of(view: View) -> tuple[MeasuredRow, ...]:
@@ -328,8 +330,7 @@ def _how_sure(view: View, estimate: Estimate) -> str:
         return "beside load: no evidence"
     if not estimate.is_conclusive:
         return "these processes only"
-    covered = f"{100 * estimate.confidence:.0f}{formats.HARD_SPACE}%"
-    return f"{covered}, n = {estimate.n} {view.repetitions}"
+    return f"{estimate.n} {view.repetitions}"
 
 
 def _note(view: View, points: Sequence[Point]) -> str:
@@ -371,9 +372,9 @@ def trust_words(found: Sequence[Mark]) -> str:
     level = marks.worst(tuple(found))
     if level is Level.OK:
         return "Reliable"
-    words = "Not reliable" if level is Level.BAD else "With caution"
+    words = "Not reliable" if level is Level.BAD else "Caution"
     names = ", ".join(mark.name.lower() for mark in found if mark.level is level)
-    return f"{words} ({names})"
+    return f"{words}: {names}"
 
 
 def nothing_measured(view: View) -> str:

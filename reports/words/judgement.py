@@ -131,7 +131,7 @@ def rule_text(
         return f"{rule}, and passes with probability {alpha:.1%} at most"
     return (
         f"{rule}, and passes with probability {rates.passes:.1%} at most"
-        f" ({rates.passes_dependent:.1%} where generations depend on each other); equal"
+        f" ({rates.passes_dependent:.1%} where runs depend on each other); equal"
         f" programs regress with {rates.regresses:.1%} at most"
         f" ({rates.regresses_dependent:.1%})"
     )
@@ -166,13 +166,13 @@ def _notes_of_looks(gate: Gate) -> Iterator[str]:
         return
     if paired.num_generations < paired.fewest:
         yield (
-            f"{paired.num_generations} generations cannot pass, since they may miss"
+            f"{paired.num_generations} runs cannot pass, since they may miss"
             f" what slows one in five; give --repeats {paired.fewest}, or more"
             " --time-budget"
         )
     yield (
         f"intervals are {paired.widening:.2f} times as wide as Student's, for"
-        " generations that may depend on each other; they hold at least what they state"
+        " runs that may depend on each other; they hold at least what they state"
     )
     if len(paired.looks) > 1 or paired.most > paired.looks[-1]:
         listed = ", ".join(map(str, paired.looks))
@@ -182,12 +182,12 @@ def _notes_of_looks(gate: Gate) -> Iterator[str]:
             else "not decided"
         )
         yield (
-            f"looked after {listed} generations (at most {paired.most}): {end}; each"
-            " interval is that of the look which decided its case"
+            f"looked after {listed} runs (at most {paired.most}): {end}; each"
+            " interval is that of the interim analysis which decided its case"
         )
     if gate.sustained is not None:
         yield (
-            f"a check of the turns: steps in a row take"
+            f"a check of the blocks: steps in a row take"
             f" {change_text(gate.sustained.value)} {_interval(gate.sustained)} longer"
             f" (n = {gate.sustained.n}), over all cases of both sides"
         )
@@ -196,7 +196,7 @@ def _notes_of_looks(gate: Gate) -> Iterator[str]:
     if paired.has_slow_processes and not is_slower:
         yield (
             f"single processes are {gate.metric.worse}: in {paired.num_slower}"
-            " generations those of this tree stand out by more than"
+            " runs those of this tree stand out by more than"
             f" {change_text(paired.stands_out)}, and in {paired.num_faster} those of"
             f" the baseline (sign test, p = {paired.p_value:.2g})"
         )
@@ -232,13 +232,15 @@ def _notes(gate: Gate) -> list[str]:
         ratio = gate.twin.strict or gate.twin.ratio
         if ratio.low is not None and ratio.high is not None:
             notes.append(
-                f"twin (one case measured twice): {ratio.value:.3f}"
+                f"A/A control (one case measured twice): {ratio.value:.3f}"
                 f" [{ratio.low:.3f}, {ratio.high:.3f}] ({ratio.confidence:.0%}), must"
                 " include 1"
             )
     notes += notes_of(gate)
     if gate.turns.num_turns:
-        notes.append(f"void turns: {gate.turns.num_void} of {gate.turns.num_turns}")
+        notes.append(
+            f"discarded blocks: {gate.turns.num_void} of {gate.turns.num_turns}"
+        )
     notes += _notes_of_load(gate)
     notes += [f"failed: {failure}" for failure in gate.failures]
     return notes
@@ -450,11 +452,11 @@ def power_text(found: Power) -> str:
     """Writes it for a terminal."""
     minutes = found.num_generations * found.minutes_per_generation
     cases = formats.count(found.num_cases, "case")
-    when = f"one look after {found.num_generations} generations"
+    when = f"one interim analysis after {found.num_generations} runs"
     if len(found.looks) > 1:
-        when = f"looks after {', '.join(map(str, found.looks))} generations"
+        when = f"looks after {', '.join(map(str, found.looks))} runs"
     lines = [
-        f"spread between generations: {found.spread:.2%} ({found.source})",
+        f"spread between runs: {found.spread:.2%} ({found.source})",
         (
             f"a slowdown of {found.delta:.1%} of one case matters, and passes with"
             f" probability {found.alpha:.1%} at most"
@@ -464,7 +466,7 @@ def power_text(found: Power) -> str:
             f"share of verdicts of gates of {cases}, simulated {found.num_gates} times;"
             f" {when}, at most {minutes:.1f} min:"
         ),
-        "true change   pass  regress  inconclusive  generations",
+        "true change   pass  regress  inconclusive  runs",
     ]
     lines += [
         f"{point.effect:+10.1%}  {point.passes:5.3f}  {point.regresses:7.3f}"
@@ -477,7 +479,7 @@ def power_text(found: Power) -> str:
             f"for the correct verdict in {power.DEFAULT_POWER:.0%} of gates with one"
             " look (--repeats):"
         ),
-        "true change  verdict  generations   minutes",
+        "true change  verdict  runs   minutes",
     ]
     lines += [_need_line(need) for need in found.needs]
     smallest = "none"
@@ -486,7 +488,7 @@ def power_text(found: Power) -> str:
     lines += [
         "",
         (
-            f"in {minutes:.1f} min ({found.num_generations} generations): half"
+            f"in {minutes:.1f} min ({found.num_generations} runs): half"
             f" of all 95 % intervals are within +-{found.half_width:.1%}; the smallest"
             f" slowdown found in {power.DEFAULT_POWER:.0%} of gates: {smallest}"
         ),

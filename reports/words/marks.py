@@ -98,7 +98,7 @@ def _design(view: View) -> Mark:
         )
     twin = relay.twin_of(view.study)
     if twin is None:
-        return Mark(name, Level.CAUTION, "in turns, without a twin")
+        return Mark(name, Level.CAUTION, "in turns, without an A/A control")
     ratio = formats.estimate(twin.ratio, formats.times)
     if twin.differs or twin.ratio.excludes(1.0):
         # Of twenty twins, one is outside its 95 % interval by chance.
@@ -110,7 +110,7 @@ def _design(view: View) -> Mark:
 def _repetitions(view: View) -> Mark:
     counts = [len(c.shown_entries) for c in view.study.cases if c.shown_entries]
     is_relay = view.study.plan.measuring.order is Order.RELAY
-    what = "generation" if is_relay else "repetition"
+    what = "run" if is_relay else "repetition"
     fewest, most = min(counts, default=0), max(counts, default=0)
     reason = formats.count(fewest, what)
     if fewest < most:
@@ -153,7 +153,7 @@ def _resolution(view: View) -> tuple[Mark, ...]:
     hidden = max(map(_hidden, points), default=0.0)
     if hidden > SLOW_TURNS:
         reason += (
-            f"; of total time {formats.percent(hidden)} lower: some turns are much"
+            f"; of total time {formats.percent(hidden)} lower: some blocks are much"
             " slower"
         )
         level = Level.CAUTION if level is Level.OK else level

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 HARNESS: Final = "python -m harness"
 _OF_THE_FOLDER: Final = ("--runs-dir",)
-"""Where the study was kept, which is nobody's business."""
+"""Where the study was kept, which is private."""
 _OF_THE_STUDY: Final = ("--study", *_OF_THE_FOLDER)
 """A study is only continued by the code that began it."""
 _OF_ANOTHER_STUDY: Final = ("--repeats", *_OF_THE_STUDY)
@@ -179,7 +179,7 @@ def _narrower(view: View, open_figures: Sequence[Estimate]) -> str:
         return ""
     before, after = (power.median_half_width(1.0, number) for number in (n, 2 * n))
     command = with_repetitions(view.study.plan, 2 * n)
-    does = f"makes intervals about {after / before:.1f} times as wide"
+    does = f"narrows the intervals by {1 - after / before:.0%}"
     return _typed(command, does)
 
 
@@ -255,7 +255,7 @@ def _controls(view: View, points: Sequence[Point]) -> str:
     """Returns the command that measures what is lost; nothing where nothing is."""
     if view.explained or not any(utilisation.is_lost(p.efficiency) for p in points):
         return ""
-    options = {"--order": "relay", "--controls": "all"}
+    options = {"--order": "interleaved", "--controls": "all"}
     command = other_study(view.study.plan, options)
     return _typed(command, "measures what the time is lost to")
 

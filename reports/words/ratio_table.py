@@ -88,7 +88,7 @@ def comparison_notes(comparison: RatioTable) -> list[str]:
     notes += [f"setting compared: {setting}" for setting in comparison.settings]
     if comparison.without_test:
         names = "; ".join(row.name for row in comparison.without_test)
-        notes.append(f"one generation, which tests nothing: {names}")
+        notes.append(f"one run, which tests nothing: {names}")
     tested = len(comparison.rows) - len(comparison.without_test)
     claim = f"; 'differs' holds for all {tested} together (Holm, 5 %)"
     notes.append(

@@ -60,10 +60,10 @@ def why_unfit(view: View) -> str:
     if not counts.is_unfit or view.study.plan.measuring.gate is None:
         return ""
     return (
-        f"No verdict: {formats.percent(counts.void_fraction)} of the turns are void "
-        f"({counts.num_void} of {counts.num_turns}; {_main_reason(counts)}); at most "
-        f"{formats.percent(relay.MOST_VOID)} may be. Repeat the gate on a quiet "
-        "machine."
+        f"No verdict: {formats.percent(counts.void_fraction)} of the blocks are "
+        f"discarded ({counts.num_void} of {counts.num_turns}; {_main_reason(counts)}); "
+        f"at most {formats.percent(relay.MOST_VOID)} may be. Repeat the gate on a "
+        "quiet machine."
     )
 
 
@@ -89,22 +89,22 @@ def sentences(view: View) -> Iterator[str]:
         )
     twin = relay.twin_of(view.study)
     if twin is None:
-        yield "The twin, one case measured twice, has no result."
+        yield "The A/A control, one case measured twice, has no result."
     else:
         low, high = twin.ratio.low, twin.ratio.high
         figures = formats.times(twin.ratio.value)
         if low is not None and high is not None:
             figures += f" {formats.interval(low, high, formats.ratio)}"
-        verdict = "must include 1, and does"
+        verdict = "consistent with 1"
         if twin.ratio.excludes(1.0):
             verdict = (
-                "must include 1, and does not: small differences between backends here "
+                "not consistent with 1: small differences between backends here "
                 "may be chance"
             )
         elif twin.ratio.is_disturbed:
             verdict = "measured beside load, which decides nothing"
         elif not twin.ratio.is_conclusive or not twin.ratio.has_interval:
-            verdict = "one generation decides nothing"
+            verdict = "one run decides nothing"
         yield (
             f"{twin.case.label} was measured twice to check the design: the ratio "
             f"of the two is {figures} (n = {twin.ratio.n}; {verdict})."
@@ -118,10 +118,10 @@ def sentences(view: View) -> Iterator[str]:
 def void_turns(counts: relay.TurnCounts) -> str:
     """Says how many turns are void, why, and how many had no valid attempt."""
     verb = "is" if counts.num_void == 1 else "are"
-    left = f"{formats.count(counts.num_lost, 'turn')} had no valid attempt"
+    left = f"{formats.count(counts.num_lost, 'block')} had no valid attempt"
     return (
-        f"{counts.num_void} of {counts.num_turns} turns {verb} void: "
-        f"{_main_reason(counts)}. Such a turn is repeated up to twice; "
+        f"{counts.num_void} of {counts.num_turns} blocks {verb} discarded: "
+        f"{_main_reason(counts)}. Such a block is repeated up to twice; "
         f"{left if counts.num_lost else 'each then had a valid one'}."
     )
 
@@ -139,24 +139,24 @@ def _first_steps(view: View) -> Iterator[str]:
         assert of.ratio is not None
         steps = f"{of.fewest}" if of.fewest == of.most else f"{of.fewest} to {of.most}"
         yield (
-            f"{of.case.label}: the first step of a turn is "
+            f"{of.case.label}: the first step of a block is "
             f"{formats.longer(of.ratio)} than its others (n = {of.ratio.n}), "
-            f"{formats.signed_percent(of.part)} of a turn of {steps} steps."
+            f"{formats.signed_percent(of.part)} of a block of {steps} steps."
         )
     single = [of for of in found if of.fewest == 1]
     if single and (several or len(single) < len(found)):
-        some = "Some turns" if any(of.most > 1 for of in single) else "Turns"
+        some = "Some blocks" if any(of.most > 1 for of in single) else "Blocks"
         yield (
-            f"{some} of {len(single)} of {len(found)} cases are one step, the first: "
-            "efficiencies that compare them with longer turns include what it takes "
-            "more."
+            f"{some} of {len(single)} of {len(found)} cases have one-step blocks, "
+            "whose step is the slower first one: efficiencies that compare them with "
+            "longer blocks include what it takes more."
         )
     unlike = [of for of in found if of.fewest < of.most]
     if unlike:
         fewest, most = min(of.fewest for of in unlike), max(of.most for of in unlike)
         yield (
-            f"In {len(unlike)} of {len(found)} cases the number of steps per turn "
-            f"differs between generations ({fewest} to {most}): this study was "
+            f"In {len(unlike)} of {len(found)} cases the number of steps per block "
+            f"differs between runs ({fewest} to {most}): this study was "
             "measured before it was one for each case."
         )
 
@@ -186,10 +186,11 @@ def matches(view: View) -> Iterator[str]:
             if match.remark:
                 remarks.setdefault(match.remark, []).append(match.label)
         for remark, labels in remarks.items():
-            yield f"To match {' and '.join(labels)}, this was changed: {remark}."
+            alike = " and ".join(labels)
+            yield f"For the equivalence check only, of {alike}: {remark}."
     for match in found:
         if match.outcome is Outcome.DIFFERS:
-            yield f"{match.label} is crossed out: it {match.reason}."
+            yield f"{match.label} failed the equivalence check: it {match.reason}."
     reasons: dict[str, list[str]] = {}
     for match in found:
         if match.outcome is Outcome.NOT_CHECKED:
@@ -218,7 +219,7 @@ def same_work(view: View) -> Iterator[str]:
         differ = f"differ by at most {largest:.1g}, relatively"
         number = sum(pair.num_pairs for pair in found.pairs)
         yield (
-            f"Backends {'begin alike' if is_amplified else 'do the same work'}: with "
+            f"Backends {'begin alike' if is_amplified else 'compute the same'}: with "
             "the same replicas, batch and seed their losses of the first "
             f"{_steps(found)} {differ if largest else 'are equal'} "
             f"(n = {number} pairs of trials)."
@@ -252,8 +253,8 @@ def _what_else_shows(view: View) -> str:
     """What shows that backends do the same work, where losses do not."""
     matched = view.study.plan.matching
     if matched is None or not matched.trials:
-        return "nor does anything else, since replicas were not matched with one"
-    return "matching with one replica, on equal numbers, shows it"
+        return "nor does anything else: there was no equivalence check"
+    return "the equivalence check, on equal numbers, shows it"
 
 
 def _main_reason(counts: relay.TurnCounts) -> str:
@@ -294,7 +295,7 @@ def of_entries(view: View, entries: Iterable[Entry]) -> Drift | None:
     return Drift(
         of_medians=max(medians) / min(medians) - 1,
         of_readings=max(readings) / min(readings) - 1,
-        unit="generation" if is_relay else "trial",
+        unit="run" if is_relay else "trial",
     )
 
 

@@ -154,7 +154,7 @@ def sentence(view: View, points: Sequence[Point]) -> str:
     mode = f" in {point.mode.value} scaling" if len(points) > 1 else ""
     share = lost.lost.share
     if share is None or share.low is None:
-        return "One generation tells no cause of lost time."
+        return "One run tells no cause of lost time."
     whole = formats.estimate(share, formats.percent)
     if not lost.main_loss:
         return (
@@ -201,7 +201,7 @@ def sharing(environments: Sequence[Environment]) -> str:
     if shared:
         return (
             f"other processes used the GPUs of {len(shared)} of "
-            f"{formats.count(len(watched), 'trial')}, which are void"
+            f"{formats.count(len(watched), 'trial')}, which are discarded"
         )
     unknown = [
         uses for uses in watched if any(u.num_foreign_processes is None for u in uses)

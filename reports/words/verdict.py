@@ -150,7 +150,7 @@ def _reason(estimate: Estimate, includes: str) -> str:
         return includes
     if estimate.is_disturbed:
         return "was measured beside load"
-    return "holds for these processes only (one generation)"
+    return "holds for these processes only (one run)"
 
 
 def _target_text(efficiency: Estimate, target: float | None) -> str:
@@ -219,7 +219,7 @@ def compare_text(comparison: Comparison) -> str:
     if not (comparison.holds or is_alone):
         reason = _reason(ratio, "includes 1")
         if ratio.excludes(1.0):
-            reason = f"does not hold {among(comparison)}"
+            reason = f"does not hold when {among(comparison)}"
         return (
             f"The comparison of {first} and {second} {where} is inconclusive: the "
             f"ratio {figures} {reason}."
@@ -229,7 +229,7 @@ def compare_text(comparison: Comparison) -> str:
 
 def among(comparison: Comparison) -> str:
     """Says with how many ratios a difference was tested."""
-    return f"among all {comparison.num_compared} ratios together (Holm)"
+    return f"corrected for {comparison.num_compared} comparisons (Holm)"
 
 
 def _comparison_finding(comparison: Comparison) -> Finding:
@@ -353,7 +353,7 @@ def _unknowns(view: View) -> Iterator[str]:
     is_relay = view.study.plan.measuring.order is Order.RELAY
     if counts:
         number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        what = "generations" if is_relay else "repetitions"
+        what = "runs" if is_relay else "repetitions"
         yield (
             f"Intervals are 95 % over n = {number} {what} per case, each in a "
             "separate process; each covers 95 % by itself, not all of them jointly."
@@ -438,7 +438,7 @@ def judge(view: View) -> Verdict:
         planned = formats.count(len(view.study.planned), "planned trial")
         headline = f"Nothing was measured: none of {planned} is ok."
     elif not findings:
-        headline = "Throughput was measured; there is nothing to compare it with."
+        headline = "Throughput was measured, of one case: there is no ratio."
     elif not points:
         headline = findings[0].sentence
     else:

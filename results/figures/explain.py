@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 NO_COMMON_ROUND = (
-    "no round of any generation has a valid turn of the case and of all its controls"
+    "no round of any run has a valid block of the case and of all its controls"
 )
 
 _REPETITION = {"repetition_index", "seed"}
@@ -210,9 +210,9 @@ def _one(name: str, of_processes: Sequence[float]) -> float:
 # not what the step costs.
 
 PARTS = ("ideal", "computing", "core_wait", "idle", "unexplained")
-NO_CPU_TIME = "turns of this case or of its baseline have no duration or CPU time"
+NO_CPU_TIME = "blocks of this case or of its baseline have no duration or CPU time"
 NOT_RECORDED = "the kernel does not record it here: part of unexplained"
-NO_COMMON_TURN = "no round of any generation has a valid turn of case and baseline"
+NO_COMMON_TURN = "no round of any run has a valid block of case and baseline"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -99,7 +99,7 @@ def points_frame(source: Store | Study) -> pd.DataFrame:
 
     An estimate has ``low`` and ``high``, the ends of its 95 % interval, where there is
     one. A ceiling is the throughput of as many programs that never communicate. A case
-    that does not match one replica is crossed out: it has a reason and no value.
+    that differs from one replica is crossed out: it has a reason and no value.
 
     Args:
       source: A store, or the study that was read from it.

@@ -72,8 +72,8 @@ if TYPE_CHECKING:
 # It explains a loss where T(input_only) is above T(one replica) as well: the pipelines
 # alone take longer than the step that N replicas are compared with.
 
-METHOD = "Student's t of differences of step times over generations"
-ONE_GENERATION = "no interval: one generation tells nothing about other processes"
+METHOD = "Student's t of differences of step times over runs"
+ONE_GENERATION = "no interval: one run tells nothing about other processes"
 FRACTION = 0.9
 """Least fraction of a step that the pipelines of an input-bound step take alone."""
 
@@ -272,9 +272,8 @@ def decompose(observed: Observed) -> LostTime:
     ]
     if not generations:
         raise errors.ResultsError(
-            f"no generation has all of {', '.join(given)}; a part is the difference of "
-            "two step times of one generation: run the case and its controls in one "
-            "relay"
+            f"no run has all of {', '.join(given)}; a part is the difference of "
+            "two step times of one run: measure the case and its controls together"
         )
     times = {
         name: np.array([found[g] for g in generations]) for name, found in given.items()
@@ -377,7 +376,7 @@ def _checked(name: str, times: StepTimes) -> StepTimes:
         is_right = value >= 0 if name == "imbalance" else value > 0
         if not (math.isfinite(value) and is_right):
             raise errors.ResultsError(
-                f"{name} has {value!r} seconds per step in generation {generation!r}, "
+                f"{name} has {value!r} seconds per step in run {generation!r}, "
                 f"must be finite and {least}; leave out trials that are not ok"
             )
     return times

@@ -193,7 +193,7 @@ def load_of_study(study: Study) -> Load:
     known = [share for share in shares if share is not None]
     busy = [share for share in known if share > QUIET_FRACTION]
     return Load(
-        unit="turn" if is_relay else "trial",
+        unit="block" if is_relay else "trial",
         num_all=len(shares),
         num_unknown=len(shares) - len(known),
         num_busy=0 if is_relay else len(busy),

@@ -161,7 +161,7 @@ def _beside_load(found: Estimate) -> Estimate:
     """Returns an estimate from turns of which each was disturbed: it shows nothing."""
     return dataclasses.replace(
         found,
-        method=f"{found.method}; every turn was disturbed",
+        method=f"{found.method}; every block was disturbed",
         is_conclusive=False,
         is_disturbed=True,
     )
@@ -341,7 +341,7 @@ def _point(
         cases.check_mode(case, baseline, mode)
         relative = throughput_ratio(case, baseline)
         if relative is None:
-            reason = "no round has a valid turn of this case and of its baseline"
+            reason = "no round has a valid block of this case and of its baseline"
         else:
             speedup = relative.scaled(baseline_n)
             efficiency = relative.scaled(baseline_n / case.spec.num_replicas)

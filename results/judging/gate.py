@@ -107,14 +107,14 @@ class Gate:
         """Why the measurement gives no verdict; empty if it does."""
         if self.turns.is_unfit:
             return (
-                f"{self.turns.num_void} of {self.turns.num_turns} turns are void"
+                f"{self.turns.num_void} of {self.turns.num_turns} blocks are discarded"
                 f" ({self.turns.reasons[0][0]}), more than {relay.MOST_VOID:.0%}"
             )
         if self.twin is not None and self.twin.differs:
             ratio = self.twin.strict
             assert ratio is not None
             return (
-                f"the twin of {name_of(self.twin.case)} differs from it: ratio"
+                f"the A/A control of {name_of(self.twin.case)} differs from it: ratio"
                 f" {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
                 f" ({ratio.confidence:.0%}) of equal programs"
             )
@@ -212,7 +212,7 @@ def check_stored(rule: Rule, baseline: str) -> None:
     if rule.metric is gate_metrics.EFFICIENCY:
         raise errors.ResultsError(
             f"efficiency against {baseline} cannot be judged: both sides must take"
-            " turns in the same rounds; use gate --baseline with a revision of git"
+            " blocks in the same rounds; use gate --baseline with a revision of git"
         )
 
 
@@ -279,7 +279,7 @@ def _judged(
     fewest = min(map(len, costs))
     if fewest < group_sequential.FEWEST_GENERATIONS:
         return None, (
-            f"{fewest} generation(s) have both, a verdict needs"
+            f"{fewest} run(s) have both, a verdict needs"
             f" {group_sequential.FEWEST_GENERATIONS} or more"
         )
     factor = max(

@@ -125,7 +125,7 @@ def metric_of(name: str) -> Metric:
         )
     raise errors.ResultsError(
         f"unknown metric {name!r}; allowed are {_known()}. What quality runs"
-        " learn differs by seed, not by generation, and has no such ratio: see"
+        " learn differs by seed, not by run, and has no such ratio: see"
         " 'Learning' in the report of a sweep with --budget, or use gate --metric"
     )
 

@@ -82,9 +82,9 @@ def error_rate_rows() -> list[dict[str, Any]]:
 
 
 METHOD = (
-    "Student's t over generations of the log slowdown, at the level that is left for"
-    " this look (Kim and DeMets 1987), widened for generations that may depend on each"
-    " other; the lower end holds for all cases together (Holm)"
+    "Student's t over runs of the log slowdown, at the level that is left for"
+    " this interim analysis (Kim and DeMets 1987), widened for runs that may depend on "
+    "each other; the lower end holds for all cases together (Holm)"
 )
 VERDICTS = {
     group_sequential.UNDECIDED: Verdict.INCONCLUSIVE,
@@ -166,7 +166,7 @@ def judge(
         fewest = group_sequential.FEWEST_TO_JUDGE
         reason = ""
         if n < fewest:
-            reason = f"{n} generation(s) have both, a verdict needs {fewest} or more"
+            reason = f"{n} run(s) have both, a verdict needs {fewest} or more"
         cases.append(
             JudgedCase(
                 name=name_of(case),

@@ -68,7 +68,7 @@ def _check_spread(spread: float) -> None:
     if not (math.isfinite(spread) and spread > 0):
         raise errors.ResultsError(
             f"spread is {spread!r}, must be positive and finite: the standard "
-            "deviation of the log ratio over generations, such as 0.03"
+            "deviation of the log ratio over runs, such as 0.03"
         )
 
 

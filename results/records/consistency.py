@@ -117,13 +117,13 @@ def _check_turns(path: pathlib.Path, spec: TrialSpec, result: TrialResult) -> No
     is_relay = spec.order is Order.RELAY
     if is_relay != bool(result.turns):
         raise errors.CorruptRecordError(
-            path, f"has {len(result.turns)} turns, the order is {spec.order.value!r}"
+            path, f"has {len(result.turns)} blocks, the order is {spec.order.label!r}"
         )
     seen: set[tuple[int, int]] = set()
     for turn in result.turns:
         if turn.end_ns < turn.start_ns:
             raise errors.CorruptRecordError(
-                path, f"the turn of round {turn.round_index} ends before it starts"
+                path, f"the block of round {turn.round_index} ends before it starts"
             )
         name = turn.round_index, turn.attempt
         if name in seen:
@@ -133,7 +133,7 @@ def _check_turns(path: pathlib.Path, spec: TrialSpec, result: TrialResult) -> No
         seen.add(name)
     rounds = [turn.round_index for turn in result.turns if turn.is_valid]
     if len(set(rounds)) < len(rounds):
-        raise errors.CorruptRecordError(path, "a round has two valid turns")
+        raise errors.CorruptRecordError(path, "a round has two valid blocks")
 
 
 def _check_curve(path: pathlib.Path, spec: TrialSpec, result: TrialResult) -> None:

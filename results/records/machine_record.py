@@ -90,7 +90,7 @@ class GpuUse(Record):
 
 def unread_text(index: int, said: str) -> str:
     """Says that the driver could not read a GPU."""
-    return f"GPU {index} could not be read ({said}): nobody knows who used it"
+    return f"GPU {index} could not be read ({said}): unknown who used it"
 
 
 def memory_text(count: int, index: int) -> str:

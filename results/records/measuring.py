@@ -39,6 +39,11 @@ class Order(str, Enum):
     SEQUENTIAL = "sequential"
     RELAY = "relay"
 
+    @property
+    def label(self) -> str:
+        """The name that users say and read; records store the value."""
+        return "interleaved" if self is Order.RELAY else self.value
+
 
 class Control(str, Enum):
     """What a trial leaves out, to explain what the case itself costs.
@@ -57,6 +62,12 @@ class Control(str, Enum):
     INPUT_ONLY = "input_only"
     NO_UPDATE = "no_update"
     MATCH = "match"
+
+    @property
+    def label(self) -> str:
+        """The name that users say and read; records store the value."""
+        labels = {Control.TWIN: "A/A control", Control.SOLO: "independent"}
+        return labels.get(self, self.value)
 
 
 class Allocator(str, Enum):
@@ -90,8 +101,8 @@ class Turn(Record):
     involuntary_switches: Total = 0
     num_throttled: Total | None = None
     num_retraces: Total = 0
-    gpus: GpuUses = Field(default=(), description="of the trial, within the turn")
-    void_reason: Line = Field(default="", description="empty if the turn is valid")
+    gpus: GpuUses = Field(default=(), description="of the trial, within the block")
+    void_reason: Line = Field(default="", description="empty if the block is valid")
     is_sustained: bool = Field(
         default=False,
         description="a stretch of a gate: longer, with the garbage collector on if"
@@ -140,10 +151,10 @@ class GateDesign(Record):
     looks: tuple[Repeats, ...] = Field(
         default=(),
         max_length=100,
-        description="generations after which it may end; empty for a fixed number",
+        description="runs after which it may end; empty for a fixed number",
     )
     num_stretches: int = Field(
-        default=0, ge=0, le=100, description="sustained, of each generation"
+        default=0, ge=0, le=100, description="sustained, of each run"
     )
     counts: tuple[Name, ...] = Field(
         default=(),
@@ -157,13 +168,14 @@ class Measuring(Record):
 
     order: Order = Order.SEQUENTIAL
     minutes: Annotated[float, Field(gt=0, le=limits.MAX_SEC)] | None = Field(
-        default=None, description="of a relay: all generations, start-up included"
+        default=None,
+        description="of an interleaved measurement: all runs, start-up included",
     )
     generation_sec: Annotated[float, Field(gt=0, le=limits.MAX_SEC)] | None = Field(
-        default=None, description="of one generation of a relay"
+        default=None, description="of one run of an interleaved measurement"
     )
     max_rounds: Steps | None = Field(
-        default=None, description="of one generation of a relay"
+        default=None, description="of one run of an interleaved measurement"
     )
     target: Annotated[float, Field(gt=0, le=1)] | None = Field(
         default=None, description="half width of the primary contrast to stop at"

@@ -141,8 +141,8 @@ class _Measured(Record):
     cores_per_replica: Cores
     num_warmup_steps: Steps
     num_measured_steps: Steps | None = Field(
-        description="None in a relay: as many as fit into its turns; and of a program"
-        " of the user's that ends by itself"
+        description="None if cases are interleaved (as many as fit into their blocks),"
+        " and of a program of the user's that ends by itself"
     )
 
 
@@ -324,7 +324,7 @@ class TrialResult(Record):
     num_measured_steps: Steps
     window_sec: Seconds = Field(
         description="latest start to latest end over ranks; on several machines, of"
-        " the slowest rank; in a relay, of all turns"
+        " the slowest rank; in an interleaved measurement, of all blocks"
     )
     turns: Turns = ()
     ranks: tuple[RankTimes, ...] = Field(min_length=1, max_length=limits.MAX_REPLICAS)
@@ -389,7 +389,7 @@ class GateCase(Record):
     slowdown: Real | None = None
     low: Real | None = None
     high: Real | None = None
-    n: Repeats | None = Field(default=None, description="generations, or seeds")
+    n: Repeats | None = Field(default=None, description="runs, or seeds")
     before: Real | None = Field(
         default=None, description="of a count, which is exact: that of the baseline"
     )

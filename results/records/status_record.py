@@ -32,6 +32,12 @@ class TrialStatus(str, Enum):
     SKIPPED = "skipped"
     VOID = "void"
 
+    @property
+    def label(self) -> str:
+        """What users read; records store the value."""
+        labels = {TrialStatus.INSANE: "failed_checks", TrialStatus.VOID: "discarded"}
+        return labels.get(self, self.value)
+
 
 class Phase(str, Enum):
     """The phases of a trial, in order."""

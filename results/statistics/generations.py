@@ -37,20 +37,16 @@ if TYPE_CHECKING:
 
 
 OVER_GENERATIONS = (
-    "Student's t over generations (fresh processes); each counts once, with its mean "
+    "Student's t over runs (fresh processes); each counts once, with its mean "
     "log over rounds"
 )
 OVER_ROUNDS = f"{OVER_GENERATIONS}; not narrower than the rounds imply"
-NO_GENERATIONS = (
-    "no interval: one generation says nothing about the spread between processes"
-)
+NO_GENERATIONS = "no interval: one run says nothing about the spread between processes"
 ONE_GENERATION = (
-    "batch means over rounds, for these processes only: one generation says nothing "
+    "batch means over rounds, for these processes only: one run says nothing "
     "about the spread between processes"
 )
-TOO_FEW_ROUNDS = (
-    "no interval: one generation of too few rounds says nothing about any spread"
-)
+TOO_FEW_ROUNDS = "no interval: one run of too few rounds says nothing about any spread"
 
 STOPPED = "widened by 10 % because measuring stopped on its width"
 
@@ -97,7 +93,7 @@ def log_ratios(
             if not (math.isfinite(value) and value > 0):
                 raise errors.ResultsError(
                     f"{name} has the value {value!r} in round {index}, must be "
-                    "positive and finite; leave turns out that are void"
+                    "positive and finite; leave turns out that are discarded"
                 )
     rounds = sorted(first.keys() & second.keys())
     return tuple(math.log(first[index]) - math.log(second[index]) for index in rounds)

@@ -406,8 +406,7 @@ DEFAULT_DELTA = 0.05
 DEFAULT_ALPHA = 0.05
 FEWEST_GENERATIONS = 2
 OF_TWO_STUDIES = (
-    "Welch's t over the generations of two studies, which were not measured in the "
-    "same rounds"
+    "Welch's t over the runs of two studies, which were not measured in the same rounds"
 )
 
 
@@ -486,7 +485,7 @@ def of_mean(mean: Mean, *, delta: float, alpha: float, method: str) -> Judgement
     found = mean.estimate(method, confidence=1 - 2 * alpha)
     if found.low is None or found.high is None:
         raise errors.ResultsError(
-            f"there is {mean.n} generation, a verdict needs {FEWEST_GENERATIONS} or "
+            f"there is {mean.n} run, a verdict needs {FEWEST_GENERATIONS} or "
             "more of each side: one says nothing about the spread between processes; "
             "measure longer"
         )

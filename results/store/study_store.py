@@ -177,8 +177,8 @@ class Store:
             )
         if untrusted.is_there(root / VARIED_NAME):
             raise errors.OpenStoreError(
-                f"{str(root)!r} is a varied study, whose folders are studies; name one"
-                " of them ('list studies' has them)"
+                f"{str(root)!r} is a parameter sweep, whose folders are studies; name "
+                "one of them ('list studies' has them)"
             )
         if not _looks_like_study(root):
             raise errors.OpenStoreError(

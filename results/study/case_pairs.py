@@ -197,7 +197,7 @@ def settings(first: Case, second: Case) -> tuple[str, ...]:
 
 
 def _text(value: object) -> str:
-    return str(getattr(value, "value", value))
+    return str(getattr(value, "label", getattr(value, "value", value)))
 
 
 # Only trials that are ok count, and only those of cases that both studies have: what

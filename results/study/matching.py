@@ -244,7 +244,7 @@ def _why_unusable(trial: Trial | None) -> str:
         return ""
     failure = trial.status.failure
     reason = "no reason was recorded" if failure is None else failure.reason
-    return f"ended as {trial.status.status.value}: {reason}"
+    return f"ended as {trial.status.status.label}: {reason}"
 
 
 def _why_different(
@@ -264,7 +264,7 @@ def _why_different(
         )
     else:
         return ""
-    return f"does not match one replica: {how}"
+    return f"differs from one replica: {how}"
 
 
 def loss_difference(first: Sequence[float], second: Sequence[float]) -> float:

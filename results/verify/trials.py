@@ -99,7 +99,7 @@ def _compare_records(
     for index, (turn, own) in enumerate(zip(turns, raw_turns, strict=False)):
         reason = turn.pop("void_reason", "")
         if own["is_void"] is None:
-            check.lack(_RECORDS, f"{label} turn {index}: no turns.jsonl")
+            check.lack(_RECORDS, f"{label} block {index}: no turns.jsonl")
             own["is_void"] = turn["is_void"] = bool(reason)  # nothing else says so
             for name in (*_LOADS, "gpus"):
                 turn.pop(name, None)
@@ -266,11 +266,11 @@ def _rank_times(rank: int, of: Rank, num_warmup_steps: int) -> Fields:
             and turn["end_ns"] == own[-1]["end_ns"]
         ):
             raise RawError(
-                f"the turn of round {turn['round_index']} of rank {rank} does not have "
-                "the times of its steps"
+                f"the block of round {turn['round_index']} of rank {rank} does not "
+                "have the times of its steps"
             )
     if of["turn"] and left:
-        raise RawError(f"rank {rank} has measured steps outside of turns")
+        raise RawError(f"rank {rank} has measured steps outside of blocks")
     losses = [float(step["loss"]) for step in steps if step["loss"] is not None]
     first, peaks = of["first_step_done"][0], of["peak"]
     is_alone = first.get("is_alone", True)
@@ -297,12 +297,12 @@ def _turns(folder: pathlib.Path, ranks: Sequence[Rank]) -> list[Fields]:
         for turns in (of_ranks[0], loads or (), *of_ranks[1:])
     )
     if any(of != names for of in others):
-        raise RawError("ranks have different turns")
+        raise RawError("ranks have different blocks")
     if loads is not None and of_loads != names:
-        raise RawError("turns.jsonl and the rank files have different turns")
+        raise RawError("turns.jsonl and the rank files have different blocks")
     if len(cores := {load.get("num_cores") for load in loads or ()}) > 1:
         what = " and ".join(map(str, cores))
-        raise RawError(f"turns.jsonl has turns of {what} cores")
+        raise RawError(f"turns.jsonl has blocks of {what} cores")
     found = []
     for index, parts in enumerate(zip(*of_ranks, strict=True)):
         turn = {name: sum(of.get(name, 0) for of in parts) for name in _SUMS}

@@ -140,7 +140,7 @@ INTEL = {**benchmark_json.MACHINE, "cpu": {"brand_raw": "Intel", "count": 2}}
             {"test_a": QUIET},
             {},
             exit_codes.INCONCLUSIVE,
-            r"test_a: 1 generation\(s\), a verdict needs 2 or more",
+            r"test_a: 1 run\(s\), a verdict needs 2 or more",
         ),
         (
             {"test_a": QUIET},

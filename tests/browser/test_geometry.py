@@ -86,7 +86,7 @@ FACTS = {
         r"Faster than \d|others, \d|No comparison with"
     ),
 }
-HOW_SURE = r"^(Reliable|With caution \([\w ,]+\)|Not reliable \([\w ,]+\)):$"
+HOW_SURE = r"^(Reliable|Caution: [\w ,]+|Not reliable: [\w ,]+)\.$"
 LOWEST = """(selector) => Math.max(...[...document.querySelectorAll(selector)]
     .map((element) => element.getBoundingClientRect().bottom))"""
 

@@ -279,15 +279,15 @@ STAND_IN = """
 import pathlib, sys
 sys.path.insert(0, {root!r})
 from harness.cli.main import cli
-verb, *words = sys.argv[1:]
-values = cli.commands[verb].make_context(verb, list(words)).params
+subcommand, *words = sys.argv[1:]
+values = cli.commands[subcommand].make_context(subcommand, list(words)).params
 written = ("junit=", "markdown=", "gate/published/")
 for word in ("gate/runs/gate/gate.json", *words):
     if word.startswith(written) or word.endswith("gate.json"):
         path = pathlib.Path(word.rpartition("=")[2])
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(repr(values))
-sys.exit(verb == "gate")
+sys.exit(subcommand == "gate")
 """
 
 

@@ -38,10 +38,9 @@ class DoctorRequest(Options):
     relay_sec: Annotated[
         float,
         Option(
-            name="relay",
+            name="aa-pair",
             kind=duration(is_zero_allowed=True),
-            help="Time for a relay of two equal cases, `30s` to `1h`; `0` leaves it"
-            " out.",
+            help="Time to measure two equal cases, `30s` to `1h`; `0` leaves it out.",
         ),
     ] = 60.0
     device: Annotated[
@@ -71,13 +70,13 @@ def doctor(
     """Checks the machine; returns UNFIT where timings would be unusable."""
     if 0 < relay_sec < pair.LEAST_SEC:
         raise ParseError(
-            f"--relay {relay_sec:g}s is too short, must be at least"
+            f"--aa-pair {relay_sec:g}s is too short, must be at least"
             f" {pair.LEAST_SEC:g}s since starting its processes takes 15 s or more; 0"
             " leaves it out"
         )
     if relay_sec > MAX_RELAY_SEC:
         raise ParseError(
-            f"--relay {relay_sec:g}s is too long, must be at most {MAX_RELAY_SEC:g}s"
+            f"--aa-pair {relay_sec:g}s is too long, must be at most {MAX_RELAY_SEC:g}s"
         )
     measures: list[Measure] = [diagnose.check_canaries]
     if relay_sec:

@@ -88,9 +88,9 @@ class GateRequest(RunRequest):
         Count | None,
         Option(
             group=DESIGN,
-            help="Exactly so many generations, and one look at the end; a pass needs"
+            help="Exactly so many runs, and one analysis at the end; a pass needs"
             f" {_FEWEST}, at another `--alpha` others.",
-            default=f"a relay looks after {_LOOKS}, and ends at the first clear"
+            default=f"interleaved: analysed after {_LOOKS}; ends at the first clear"
             f" verdict; {_FEWEST} in sequence",
         ),
     ] = None
@@ -100,7 +100,7 @@ class GateRequest(RunRequest):
             group=DESIGN,
             name="time-budget",
             kind=duration("min"),
-            help="The most time for a relay, start-up included.",
+            help="The most time, start-up included.",
             default=f"`{defaults.MINUTES_OF_GATE:g}min`; `{defaults.MINUTES:g}min` with"
             " `--repeats`",
         ),

@@ -72,7 +72,7 @@ def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
         and request.repeats < group_sequential.FEWEST_GENERATIONS
     ):
         raise PlanError(
-            f"--repeats {request.repeats} gives no verdict: one generation says nothing"
+            f"--repeats {request.repeats} gives no verdict: one run says nothing"
             " about the spread between processes; use"
             f" {group_sequential.FEWEST_GENERATIONS} or more"
         )
@@ -85,9 +85,9 @@ def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
     # These exist once per process, and are measured best where it is alone.
     if request.order is Order.RELAY and rule.metric.name == gate_metrics.FIRST_STEP:
         raise PlanError(
-            f"--order relay with --metric {rule.metric.name}: the processes of a relay"
-            " start side by side, so none has the machine to itself until its first"
-            " step; leave --order out"
+            f"--order interleaved with --metric {rule.metric.name}: the processes of "
+            "an interleaved measurement start side by side, so none has the machine to "
+            "itself until its first step; leave --order out"
         )
     order = request.order or Order.SEQUENTIAL
     repeats = request.repeats or group_sequential.fewest_to_pass(rule.alpha)
@@ -103,8 +103,8 @@ def _check_efficiency(request: GateRequest) -> None:
         )
     if design.choose_order(request) is not Order.RELAY:
         raise PlanError(
-            "--metric efficiency needs cases that take turns (--order relay), and these"
-            " run one after another; leave --order and --device out"
+            "--metric efficiency needs cases that take turns (--order interleaved), "
+            "and these run one after another; leave --order and --device out"
         )
 
 
@@ -141,7 +141,7 @@ def _of_quality_gate(request: GateRequest, rule: Rule) -> GateRequest:
         option, value = (
             ("--repeats", request.repeats)
             if request.repeats is not None
-            else ("--order", request.order.value if request.order else "")
+            else ("--order", request.order.label if request.order else "")
         )
         raise PlanError(
             f"{option} {value} has no effect with --metric {name}: quality runs are not"
@@ -281,7 +281,7 @@ def show_outlook(
     if number < group_sequential.FEWEST_GENERATIONS:
         needed = group_sequential.FEWEST_GENERATIONS * each
         raise PlanError(
-            f"--time-budget {minutes_in_all:g}min is time for {number} generation(s) of"
+            f"--time-budget {minutes_in_all:g}min is time for {number} run(s) of"
             f" {each:.1f} min, but a verdict needs"
             f" {group_sequential.FEWEST_GENERATIONS} or more;"
             f" use --time-budget {math.ceil(needed)}min or more"
@@ -320,7 +320,7 @@ def _spread_of(study: Study) -> tuple[float, str]:
     if primary is None:
         raise PlanError(
             f"study {name!r} has no primary contrast, so it has no spread between"
-            " generations; measure two backends or replica counts"
+            " runs; measure two backends or replica counts"
         )
     cases = {case.case_id: case for case in (*study.cases, *study.other_revisions)}
     ids = (primary.first_case_id, primary.second_case_id)
@@ -334,11 +334,11 @@ def _spread_of(study: Study) -> tuple[float, str]:
     logs = gate_metrics.log_ratios(first, second, gate_metrics.THROUGHPUT)
     if len(logs) < group_sequential.FEWEST_GENERATIONS:
         raise PlanError(
-            f"study {name!r} has {len(logs)} generation(s) of {primary.text}, but a"
+            f"study {name!r} has {len(logs)} run(s) of {primary.text}, but a"
             f" spread needs {group_sequential.FEWEST_GENERATIONS} or more; measure more"
             " --repeats"
         )
-    return statistics.stdev(logs), f"{primary.text}; {len(logs)} generations of {name}"
+    return statistics.stdev(logs), f"{primary.text}; {len(logs)} runs of {name}"
 
 
 _WRITE_GATE: dict[str, Callable[[Gate], str]] = {

@@ -125,7 +125,7 @@ def _read(store: Store) -> _State:
             shown += [
                 (
                     f"  {planned.trial_id[:8]}  {running.describe_trial(planned)}:"
-                    f" {record.status.value} in {record.failure.phase.value}:"
+                    f" {record.status.label} in {record.failure.phase.value}:"
                     f" {record.failure.reason}"
                 ),
                 *(f"    {printable(tokens(line))}" for line in record.failure.place),
@@ -169,7 +169,7 @@ def _is_held(store: Store) -> bool:
 def _state(record: StatusRecord | None, *, is_running: bool, has_begun: bool) -> str:
     """Returns the state of a trial: as it ended, or whether it runs or will run."""
     if record is not None:
-        return record.status.value
+        return record.status.label
     if not is_running:
         return "missing"
     return "running" if has_begun else "waiting"
@@ -192,7 +192,7 @@ def _now(
         return "; matching replicas with one" * (is_matching and not alive)
     number = max(planned.spec.repetition_index for planned in relayed) + 1
     most = max(planned.spec.repetition_index for planned in trials) + 1
-    place = f"; generation {number} of {most}, "
+    place = f"; run {number} of {most}, "
     if not turns:
         return f"{place}starting"
     round_index, is_sustained = max(turns)

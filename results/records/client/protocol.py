@@ -53,7 +53,7 @@ class TrialFile(Record):
     seed: Seed
     num_warmup_steps: Steps = Field(description="the first step included")
     num_measured_steps: Steps | None = Field(
-        description="null where the harness gives turns"
+        description="null where the harness gives blocks"
     )
     control: Control = Control.NONE
     is_evaluated: bool = Field(description="whether the study wants quality")
@@ -68,7 +68,7 @@ class Imported(Record):
     protocol: int = Field(default=2, description="2 did not say it")
     has_sustained: bool = Field(
         default=False,
-        description="whether it lets its garbage collector work in sustained turns",
+        description="whether it lets its garbage collector work in sustained blocks",
     )
 
 
@@ -101,7 +101,7 @@ class TurnFacts(Record):
     major_faults: Total = 0
     involuntary_switches: Total = 0
     num_retraces: Total = Field(
-        default=0, description="compilations within the turn, which make it void"
+        default=0, description="compilations within the block, which make it discarded"
     )
 
 
@@ -219,7 +219,9 @@ class FirstStepLine(Record):
 
     kind: Literal["first_step_done"]
     time_to_first_step_sec: Seconds
-    is_alone: bool = Field(description="as ``build`` said; true without a relay")
+    is_alone: bool = Field(
+        description="as ``build`` said; true without an interleaved measurement"
+    )
 
 
 class TurnLine(TurnFacts):

@@ -21,7 +21,7 @@ SWEEP = smoke_sweep(
     "--backends=in_graph --replicas=1,2 --mode=weak --repeats=2 --budget=none "
     "--no-match --study=s"
 )
-RELAY = ("--order=relay", "--rounds=3")
+RELAY = ("--order=interleaved", "--rounds=3")
 
 
 @pytest.fixture

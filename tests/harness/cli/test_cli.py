@@ -26,8 +26,8 @@ def test_plan_lists_trials_on_stdout_and_notes_on_stderr(harness, written):
     )
 
     assert exit_codes.OK == code
-    assert "in_graph x1 weak+strong, batch 1x4, generation 0" in out
-    assert "5 generations of 2 min 24 s, or less after 23 rounds" in out
+    assert "in_graph x1 weak+strong, batch 1x4, run 0" in out
+    assert "5 runs of 2 min 24 s, or less after 23 rounds" in out
     assert "default for" in err
     assert [] == written()
 
@@ -231,7 +231,7 @@ def test_what_runs_now_or_waits_is_not_missing(relay, status):
     ):
         assert "1 running" in text
         assert "missing" not in text
-        assert text.endswith(f"; generation 2 of 2, {place}")
+        assert text.endswith(f"; run 2 of 2, {place}")
     assert re.search(r"\d+ waiting", waiting)
     assert "missing" not in waiting
 
@@ -249,8 +249,8 @@ def test_watching_prints_what_changes_and_ends_with_the_sweep(
     lines = status("--watch").splitlines()
 
     assert [
-        ("running", "generation 2 of 2, round 2"),
-        ("running", "generation 2 of 2, round 3"),
+        ("running", "run 2 of 2, round 2"),
+        ("running", "run 2 of 2, round 3"),
         ("missing", ""),
     ] == [
         ("running" if "1 running" in line else "missing", line.partition("; ")[2])

@@ -197,7 +197,7 @@ def test_figures_beyond_the_most_are_said_to_be_left_out(
     "order",
     [
         ("--order=sequential", "--repeats=1"),
-        ("--order=relay", "--repeats=2", "--rounds=3", "--budget=none"),
+        ("--order=interleaved", "--repeats=2", "--rounds=3", "--budget=none"),
     ],
     ids=["sequential", "relay"],
 )

@@ -306,7 +306,7 @@ def run(harness, gpu_overrides, doctor_of_gpus, tmp_path, monkeypatch):
             words = shlex.split(recipe(words[1])[0])
         argv = words[words.index("harness") + 1 :]
         if argv[0] == "doctor":
-            assert ["doctor", "--device", "gpu", "--relay", "0"] == argv
+            assert ["doctor", "--device", "gpu", "--aa-pair", "0"] == argv
             code, text = doctor_of_gpus(probe)
         else:
             overrides = gpu_overrides | {"probe": probe}

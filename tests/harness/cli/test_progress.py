@@ -237,13 +237,13 @@ def relayed(small_plan):
     ("measuring", "each_sec", "expected"),
     [
         # ``--time-budget 2min`` is two minutes, not 30 s for each of eight trials.
-        (FIXED, None, "2 min 00 s (2 generations of 1 min 00 s, or less after 23 r"),
+        (FIXED, None, "2 min 00 s (2 runs of 1 min 00 s, or less after 23 r"),
         # Earlier trials make a relay shorter, and never longer.
-        (FIXED, 5.0, "40 s (2 generations of 1 min 00 s at most; from earlier trials"),
-        (FIXED, 100.0, "2 min 00 s (2 generations of 1 min 00 s, or"),
+        (FIXED, 5.0, "40 s (2 runs of 1 min 00 s at most; from earlier trials"),
+        (FIXED, 100.0, "2 min 00 s (2 runs of 1 min 00 s, or"),
         # One that may go on says until when.
-        (LOOKS, None, "2 min 00 s to 12 min 00 s (2 to 12 generations of 1 min 00 s, "),
-        (TARGET, None, "2 min 00 s to 30 min 00 s (2 or more generations of 1 min 00 "),
+        (LOOKS, None, "2 min 00 s to 12 min 00 s (2 to 12 runs of 1 min 00 s, "),
+        (TARGET, None, "2 min 00 s to 30 min 00 s (2 or more runs of 1 min 00 "),
     ],
 )
 def test_a_plan_says_the_time_of_its_relay(relayed, measuring, each_sec, expected):
@@ -325,7 +325,7 @@ def test_the_time_left_goes_on_where_a_generation_ended(
 
 def test_a_relay_stops_where_no_turn_counts(relayed, store, settings, monkeypatch):
     store.write_plan(relayed)
-    reason = "all 3 turns are void; the last one: busy"
+    reason = "all 3 blocks are discarded; the last one: busy"
     failure = Failure(phase=Phase.MEASURE, reason=reason)
     generations = []
 
@@ -345,7 +345,7 @@ def test_a_relay_stops_where_no_turn_counts(relayed, store, settings, monkeypatc
 
     assert 1 == len(generations)
     assert stream.getvalue().splitlines()[-1] == (
-        f"stopped: no turn of generation 1 counts ({reason}); end what else runs on"
+        f"stopped: no block of run 1 counts ({reason}); end what else runs on"
         " these cores ('doctor' names it), then run the same command with --retry"
         " failed"
     )

@@ -63,7 +63,7 @@ def quick_page(monkeypatch):
 
 
 FORMATS = [
-    ("a", "text", r"\A[\w ]+(\([\w ,]+\))?: in_graph keeps .* reaches 1.*N: rep.*; \["),
+    ("a", "text", r"\Ain_graph keeps .* reaches 1.*N: rep.*; \["),
     ("a", "markdown", r"\A### a\n\n`weak scaling efficiency: \d+ % \[\d+, \d+\] at 2 "),
     ("a", "json", r'\A\{\n  "report_version": 1,\n  "verdict": \{\n    "headline"'),
     ("a", "csv", r"\Astudy,figure,quantity,kind,"),
@@ -157,7 +157,7 @@ BAD = [
     # Also with --allow-different: there is no ratio to show.
     ("report ours theirs --allow-different", r"no case is in both 'ours' .* and 'thei"),
     (GATE, r"a gate needs a baseline: give --baseline with a git revision or a st"),
-    (f"{GATE} --baseline=one", r"study 'one' has 1 generation\(s\) .* a spread"),
+    (f"{GATE} --baseline=one", r"study 'one' has 1 run\(s\) .* a spread"),
     (f"{GATE} --baseline=alone", r"study 'alone' has no primary contrast, so it"),
     (
         f"{GATE} --baseline=HEAD --time-budget=3min",
@@ -235,8 +235,8 @@ def test_the_outlook_of_a_gate_is_that_of_its_baseline(harness, make_study, writ
     code, out, _ = harness(*GATE.split(), "--baseline=relay", "--repeats=4")
 
     assert exit_codes.OK == code
-    assert re.search(r"spread between generations: [0-4]\.\d+% \(in_graph", out)
-    assert "one look after 4 generations" in out
+    assert re.search(r"spread between runs: [0-4]\.\d+% \(in_graph", out)
+    assert "one interim analysis after 4 runs" in out
     assert before == written()
 
 

@@ -188,7 +188,12 @@ def test_an_option_of_an_earlier_version_says_what_to_use(refuse):
 @pytest.mark.parametrize("words", [("--minutes", "16"), ("--minutes=16min",)])
 def test_a_recorded_command_of_an_earlier_version_runs(plan, words):
     """``--minutes`` was the time of a relay, and its number says its unit."""
-    relay = ("--workload=resnet50", "--preset=smoke", "--replicas=1,2", "--order=relay")
+    relay = (
+        "--workload=resnet50",
+        "--preset=smoke",
+        "--replicas=1,2",
+        "--order=interleaved",
+    )
 
     assert 16 == plan(*relay, *words)["measuring"]["minutes"]
 

@@ -220,4 +220,4 @@ def test_a_folder_of_something_else_is_not_used(
     (made / "t").mkdir()
     code, _, err = harness(*(w.replace("--study=s", "--study=t") for w in BATCHES))
     assert exit_codes.USAGE == code
-    assert "exists and is no varied study; choose another --study" in err
+    assert "exists and is no parameter sweep; choose another --study" in err

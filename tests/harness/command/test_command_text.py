@@ -126,7 +126,7 @@ def test_a_wrong_request_is_refused_in_one_line(refuse, changes, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), r"nothing to measure: give --command with a program of yours, or"),
+        ((), r"nothing to measure: give --command with your program, or"),
         (("--workload=resnet50", "--unit=cells"), r"--unit 'cells' has no effect wi"),
         (("--workload=resnet50", "--metric=a=b"), r"--metric 'a=b' has no effect wi"),
         (("--workload=resnet50", "--count=a=(x)"), r"'a=\(x\)' has no effect without"),

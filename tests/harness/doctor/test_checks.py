@@ -77,7 +77,7 @@ def doctor(harness, fake_root, monkeypatch):
         monkeypatch.setattr(diagnose, "check_canaries", lambda _cores: [])
         own = functools.partial(diagnose.diagnose, fake_root.path)
         monkeypatch.setattr(diagnose, "diagnose", own)
-        code, out, _ = harness("doctor", "--relay=0", "--json")
+        code, out, _ = harness("doctor", "--aa-pair=0", "--json")
         report = json.loads(out)
         assert (code == exit_codes.OK) == report["is_fit"]
         return {finding.pop("check"): finding for finding in report["findings"]}

@@ -156,9 +156,9 @@ def test_a_quiet_pair_says_what_a_default_sweep_gives(settings, monkeypatch):
 
     assert ("A/A pair", "ok") == (finding.check, finding.level)
     assert re.fullmatch(
-        r"ratio [01]\.\d{3} \[.*\] in 5 rounds, which vary by 0\.\d %; 0 of 10 turns"
-        r" void; in 12 min a ratio of 6 such cases would be known to \+-[345]\.\d %"
-        r" \(5 generations of \d+ rounds, 2 % between processes assumed\)",
+        r"ratio [01]\.\d{3} \[.*\] in 5 rounds, which vary by 0\.\d %; 0 of 10 blocks"
+        r" discarded; in 12 min a ratio of 6 such cases would be known to \+-[345]\.\d "
+        r"% \(5 runs of \d+ rounds, 2 % between processes assumed\)",
         finding.found,
     )
     wide = pair.Prediction(num_rounds=9, half_width=0.2)
@@ -180,7 +180,8 @@ def test_a_disturbed_pair_is_bad(settings):
 
     assert "bad" == finding.level
     assert re.fullmatch(
-        r"\d+ of \d+ turns are void: in \d+ of them others were busy", finding.found
+        r"\d+ of \d+ blocks are discarded: in \d+ of them others were busy",
+        finding.found,
     )
     assert diagnose.is_unfit([finding])
 
@@ -229,15 +230,15 @@ def test_the_relay_can_be_left_out_and_is_not_too_short(harness, monkeypatch):
     monkeypatch.setattr(
         diagnose, "diagnose", lambda measures: given.append(len(measures)) or []
     )
-    for arguments in ((), ("--relay=0",), ("--relay=45s",)):
+    for arguments in ((), ("--aa-pair=0",), ("--aa-pair=45s",)):
         assert exit_codes.OK == harness("doctor", *arguments)[0]
     assert [2, 1, 2] == given
 
-    code, out, err = harness("doctor", "--relay", "20s")
+    code, out, err = harness("doctor", "--aa-pair", "20s")
 
     assert (exit_codes.USAGE, "") == (code, out)
     assert re.fullmatch(
-        r"error: --relay 20s is too short, must be at least 30s since starting its"
+        r"error: --aa-pair 20s is too short, must be at least 30s since starting its"
         r" processes takes 15 s or more; 0 leaves it out\n",
         err,
     )

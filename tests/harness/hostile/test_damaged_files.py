@@ -131,7 +131,7 @@ image_size = 32
 GATE = GateRecord(
     verdict="regress", is_pass=False, headline="REGRESS: it is slower",
     metric="throughput", worse="slower", baseline="main", delta=0.05, alpha=0.05,
-    exit_code=1, notes=("looked after 3 generations",), failures=("in_graph x2: lost",),
+    exit_code=1, notes=("looked after 3 runs",), failures=("in_graph x2: lost",),
     cases=(
         GateCase(name="in_graph x1", backend="in_graph", verdict="regress",
                  slowdown=0.1, low=0.08, high=0.12, n=3),
@@ -149,7 +149,7 @@ def whole(tmp_path_factory, overrides, quick_sweeps):
     root.mkdir()
     with quick_sweeps(root):
         for more in (
-            ("--study=r", "--repeats=2", "--order=relay", "--rounds=3"),
+            ("--study=r", "--repeats=2", "--order=interleaved", "--rounds=3"),
             ("--study=v", "--repeats=1", "--order=sequential", "--no-match",
              "--vary=data=digits,synthetic"),
         ):  # fmt: skip
@@ -198,8 +198,8 @@ READERS = {
         "runs/r/trials/*/rank_0.jsonl",
         ("verify r", "report r --format zip -o r.zip", "status r"),
     ),
-    "load within turns": ("runs/r/trials/*/turns.jsonl", ("status r",)),
-    "load of turns": (
+    "load within blocks": ("runs/r/trials/*/turns.jsonl", ("status r",)),
+    "load of blocks": (
         "runs/r/trials/*/turns.jsonl",
         ("verify r", "report r --format zip -o r.zip"),
     ),
@@ -211,7 +211,7 @@ READERS = {
     "page": ("runs/r/report/index.html", ("verify r", "report r -o page.html")),
     "holder": ("runs/r/.lock-holder", ("status r", "status r --json")),
     "owner": ("runs/r/.lock-heartbeat", ("sweep --study r",)),
-    "varied study": ("runs/v/vary.json", ("status v", "verify v", "list studies")),
+    "parameter sweep": ("runs/v/vary.json", ("status v", "verify v", "list studies")),
     "records of a page": ("records.zip", ("verify records.zip",)),
     "what a gate concluded": ("runs/r/gate.json", (read_files.of_gate, "status r")),
     "study file": ("study.toml", ("sweep --dry-run study.toml",)),
@@ -249,14 +249,14 @@ KNOWN = {
         "observations of a match",
         replacing(b'"group": "', b'"group": "x'),
     ),
-    "turns that are a link": (
-        "load within turns",
+    "blocks that are a link": (
+        "load within blocks",
         lambda path: damaged.put(path, "loop"),
     ),
-    "a turn that is a list": ("load within turns", with_bytes(b"[]\n")),
+    "a block that is a list": ("load within blocks", with_bytes(b"[]\n")),
     "an owner that is a pipe": ("owner", lambda path: damaged.put(path, "pipe")),
     "an owner without an end": ("owner", lambda path: damaged.put(path, "endless")),
-    "no turn that counts": ("load of turns", all_void),
+    "no block that counts": ("load of blocks", all_void),
     "a count without what it was": (
         "what a gate concluded",
         replacing(b'"before": 10.0', b'"before": null'),
@@ -289,7 +289,7 @@ def read(whole, tmp_path, monkeypatch):
         pattern, readers = READERS[name]
         shutil.copytree(whole, place)
         monkeypatch.chdir(place)
-        if name == "load within turns":  # which are read while they are written
+        if name == "load within blocks":  # which are read while they are written
             (place / "runs/r/.lock-holder").write_text(f"{os.getpid()}\n")
             for status in place.glob("runs/r/trials/*/status.json"):
                 status.unlink()

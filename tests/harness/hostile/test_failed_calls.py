@@ -31,8 +31,8 @@ pytestmark = pytest.mark.processes
 
 SWEEP = "--workload=resnet50 --preset=smoke --replicas=1,2 --mode=weak --no-match"
 ORDERS = {
-    "a": "--order=relay --rounds=3",
-    "b": "--order=relay --rounds=4",
+    "a": "--order=interleaved --rounds=3",
+    "b": "--order=interleaved --rounds=4",
     "c": "--order=sequential",
 }
 GATE = f"gate {SWEEP} --backends=in_graph --repeats=2 --rounds=3 --baseline=a --study=g"
@@ -47,9 +47,9 @@ VERBS = {
     "report as CSV": "report a --format csv",
     "site as text": "report a b --format text",
     "verify": "verify c",
-    "verify a relay": "verify a",
+    "verify an interleaved measurement": "verify a",
     "report as a zip": f"report c --format zip -o {OUTPUT}/c.zip",
-    "resume a relay": "sweep --study a",
+    "resume an interleaved measurement": "sweep --study a",
     "resume a sequence": "sweep --study c",
     "sweep again": f"sweep {SWEEP} --repeats=2 --budget=none {ORDERS['c']} --study=c",
     "plan": f"sweep --dry-run {SWEEP} --repeats=2 --budget=none {ORDERS['a']}"

@@ -23,7 +23,7 @@ OPTIONS = (
     *("--workload=resnet50", "--preset=smoke", "--replicas=1,2", "--mode=weak"),
     "--no-match",
 )
-RELAY = (*OPTIONS, "--order=relay", "--budget=none")
+RELAY = (*OPTIONS, "--order=interleaved", "--budget=none")
 SWEEPS = {
     "sequential": (*OPTIONS, "--order=sequential", "--repeats=2", "--budget=8steps"),
     "relay": (*RELAY, "--repeats=2", "--rounds=3"),
@@ -325,7 +325,7 @@ TAMPERINGS = {
     "a trial is removed": lambda root: drop_from_plan(
         root, lambda trial: trial["trial_id"] == timed(root)[0].name
     ),
-    "a generation is removed": lambda root: drop_from_plan(
+    "a run is removed": lambda root: drop_from_plan(
         root, lambda trial: trial["spec"]["repetition_index"] == 1
     ),
     "two backends: results exchanged": lambda root: swap(root, ("result.json",)),

@@ -65,13 +65,18 @@ def test_a_baseline_that_is_slower_shows_an_improvement(gate):
 @pytest.mark.parametrize(
     ("reasons", "options", "stopped", "message"),
     [
-        (["", "noise", "noise"], (), "", r"^UNFIT: .* turns are void \(noise\), more"),
+        (
+            ["", "noise", "noise"],
+            (),
+            "",
+            r"^UNFIT: .* blocks are discarded \(noise\), more",
+        ),
         # Then it stops after its first generation.
         (
             ["noise"],
             ("--measure-equal", "--rounds=1"),
-            "stopped: no turn of generation 1 counts",
-            r"^UNFIT: .* because (\d+) of \1 turns are void",
+            "stopped: no block of run 1 counts",
+            r"^UNFIT: .* because (\d+) of \1 blocks are discarded",
         ),
     ],
 )
@@ -121,7 +126,7 @@ def test_a_baseline_whose_trials_fail_is_no_verdict(gate):
 
     assert exit_codes.SOME_TRIALS_FAILED == code
     assert re.search(
-        r"stopped: all trials of revision \w+ in generation 1 failed, so nothing can be"
+        r"stopped: all trials of revision \w+ in run 1 failed, so nothing can be"
         r" compared; see why above, and run the same command with --retry failed",
         err,
     )
@@ -159,8 +164,8 @@ EFFICIENCY = ("--baseline=same", "--metric=efficiency")
             r"--replicas 1 has no baseline to scale from; give two numbers or more",
         ),
         (
-            ("--baseline=same", "--metric=time_to_first_step", "--order=relay"),
-            r"--order relay with --metric time_to_first_step: the proc",
+            ("--baseline=same", "--metric=time_to_first_step", "--order=interleaved"),
+            r"--order interleaved with --metric time_to_first_step: the proc",
         ),
         (
             ("--baseline=same", "--write=gate.xml"),
@@ -252,7 +257,7 @@ def test_a_clear_slowdown_ends_at_the_first_look(gate, repository, temporary, tm
     assert 8 == len(first)  # not the twins
     assert {4} == {sum(turn.is_sustained for turn in of.turns) for of in first}
     notes = gate_logs.read_gate(store).notes
-    (check,) = (note for note in notes if note.startswith("a check of the turns:"))
+    (check,) = (note for note in notes if note.startswith("a check of the blocks:"))
     assert re.search(r"take [+-]\d+\.\d % \[.+\] longer \(n = 4\), over all", check)
 
 

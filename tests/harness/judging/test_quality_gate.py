@@ -104,7 +104,10 @@ REFUSED = [
         ("--repeats=4",),
         r"--repeats 4 has no effect with --metric top_1: .*--quality",
     ),
-    (("--order=relay",), r"--order relay has no effect with --metric top_1: "),
+    (
+        ("--order=interleaved",),
+        r"--order interleaved has no effect with --metric top_1: ",
+    ),
     (("--time-budget=3min",), r"--time-budget 3 has no effect with order sequential"),
     (
         ("--budget=none",),
@@ -112,7 +115,7 @@ REFUSED = [
     ),
     (("--metric=throughput",), r"--budget 20steps has no effect with --metric thr"),
     (
-        ("--metric=time_to_first_step", "--order=relay", "--budget=none"),
+        ("--metric=time_to_first_step", "--order=interleaved", "--budget=none"),
         r"--budget none has no effect with --metric time_to_first_step",
     ),
     (("--metric=joy",), r"unknown metric 'joy'; allowed are throughput, .*top_1"),

@@ -83,7 +83,7 @@ def test_outside_of_an_allocation_a_job_is_submitted(harness, slurm, monkeypatch
 
 NOT_SUBMITTED = [
     ("", "--nodes=3", r"--nodes 3: partition 'main' has 2; use at most --nodes 2"),
-    ("", "--order=relay", r"--order relay on 2 hosts: turns are judged"),
+    ("", "--order=interleaved", r"--order interleaved on 2 hosts: blocks are judged"),
     ("mains", "--nodes=9", r"PARTITION: unknown partition 'mains'; known are main, bi"),
     # Of several, the largest has to have the nodes.
     ("big,main", "--nodes=9", r"partition 'big' has 8; use at most --nodes 8, or se"),
@@ -133,7 +133,11 @@ REFUSED_OPTIONS = [
     ("local", ("--workers=3",), r"--workers is no longer an option: leave it out"),
     ("ray", ("--nodes=2",), r"--nodes 2 has no effect with --launcher ray; add -"),
     ("slurm", ("--time-limit=9",), r"no longer an option: set SBATCH_TIMELIMIT"),
-    ("ray", ("--order=relay",), r"--order relay on 2 hosts: turns are judged by"),
+    (
+        "ray",
+        ("--order=interleaved",),
+        r"--order interleaved on 2 hosts: blocks are judged by",
+    ),
     ("jobset", (), r"--launcher jobset starts no trials, it only writes files: use"),
     ("jobset", ("--nodes=2",), r"--nodes 2 has no effect with --launcher jobset"),
 ]

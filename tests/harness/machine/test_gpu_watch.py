@@ -192,7 +192,7 @@ def test_a_gpu_that_is_lost_voids_what_follows(install_gpus):
 
     assert () == first.faults
     assert second.num_samples
-    said = "GPU 1 could not be read (GPU is lost): nobody knows who used it"
+    said = "GPU 1 could not be read (GPU is lost): unknown who used it"
     assert (said,) == second.faults
     assert said == void_reason(watch.uses())
     assert "" == void_reason(watch.uses(before_ns - 10_000_000, before_ns))
@@ -203,7 +203,7 @@ def test_a_gpu_that_was_never_read_is_neither_quiet_nor_free(install_gpus):
     install_gpus(machine)
     chosen = gpus.read_gpus()
     machine[0].is_lost = True
-    said = "GPU 0 could not be read (GPU is lost): nobody knows who used it"
+    said = "GPU 0 could not be read (GPU is lost): unknown who used it"
     with GpuWatch(chosen) as watch:
         pass
     (use,) = watch.uses()

@@ -244,7 +244,7 @@ def controls(planned):
     ]
 
 
-THREE = "--controls=synthetic,nosync,solo"
+THREE = "--controls=synthetic,nosync,independent"
 CONTROLLED = [
     # One replica with the same batch is needed for the input and the update.
     (
@@ -258,7 +258,7 @@ CONTROLLED = [
             ("no_update", "in_graph", 4, 8),
             ("no_update", "in_graph", 1, 8),
         ],
-        "controls nosync, solo, synthetic, input_only, no_update: of in_graph x4, weak",
+        "controls nosync, independent, synthetic, input_only, no_update: of in_graph",
     ),
     # The first backend with several replicas; one replica has nothing to explain.
     (
@@ -269,7 +269,7 @@ CONTROLLED = [
             ("synthetic", "tf_mirrored", 2, 4),
             ("synthetic", "tf_mirrored", 1, 4),
         ],
-        "controls nosync, solo, synthetic: of tf_mirrored x2, weak scaling",
+        "controls nosync, independent, synthetic: of tf_mirrored x2, weak scaling",
     ),
     (
         *(f"{THREE} --backends=async --replicas=1,2", 2),
@@ -370,9 +370,9 @@ def test_every_backend_and_size_is_compared_with_one_replica_once(
         )
         for spec in trials
     }
-    said = [line for line in notes(options) if "is not matched" in line]
+    said = [line for line in notes(options) if "is not checked" in line]
     assert [
-        f"backend {name} is not matched with one replica: {reason}"
+        f"backend {name} is not checked against one replica: {reason}"
         for name, reason in not_checked.items()
     ] == said
 
@@ -448,15 +448,18 @@ REFUSED = [
     # A control needs turns beside one replica with the same batch.
     (
         f"{THREE} --order=sequential",
-        r"^--controls n.* with order .*use --order relay, ",
+        r"^--controls n.* with order .*use --order interleaved, ",
     ),
     (f"{THREE} --mode=strong", r"^--controls .* without weak scaling: .*add weak to "),
     (f"{THREE} --replicas=1", r"^--controls .* explain a case of 2 replicas or more, "),
     (f"{THREE} --mode=weak --replicas=1,16", r"^--controls .* on at most 8 cores"),
     (f"{THREE} --replicas=2", r"^--controls .* against 1 replica of the same backend"),
-    ("--controls=twin", r"^--controls: unknown control 'twin'; allowed are nosync, so"),
-    ("--controls=all,solo", r"^--controls: 'all' stands beside other names in 'all,"),
-    ("--controls=solo,", r"^--controls: 'solo,' has an empty name; "),
+    ("--controls=twin", r"^--controls: unknown control 'twin'; allowed are nosync, in"),
+    (
+        "--controls=all,independent",
+        r"^--controls: 'all' stands beside other names in 'all,",
+    ),
+    ("--controls=independent,", r"^--controls: 'independent,' has an empty name; "),
     # The nearest batches that are whole sequences.
     (
         f"{TOKENS} --per-replica-batch-size=100",

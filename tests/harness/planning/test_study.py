@@ -80,7 +80,7 @@ def test_more_of_the_same_extends(sweep, first, more):
 
 
 STRONG = ("--mode=strong",)
-RELAY = ("--order=relay",)
+RELAY = ("--order=interleaved",)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ RELAY = ("--order=relay",)
         # A control would have no turns beside the others.
         (
             *(RELAY, (*RELAY, "--controls=nosync")),
-            r"'s' is a relay without control 'nosync' of in_graph x2 at .* another",
+            r"'s' is an interleaved measurement without control 'nosync' of .* another",
         ),
     ],
 )
@@ -118,9 +118,12 @@ def test_a_study_in_sequence_has_no_controls_and_says_so(sweep, harness):
     """As where the processes of a relay do not fit into memory."""
     sweep()
     words = [word for word in BASE if not word.startswith("--order")]
-    _, _, err = harness("sweep", *words, "--controls=nosync,solo")
+    _, _, err = harness("sweep", *words, "--controls=nosync,independent")
 
-    assert "no controls (nosync, solo): they need a relay\n" in err
+    assert (
+        "no controls (nosync, independent): they need an interleaved measurement\n"
+        in err
+    )
 
 
 def test_where_data_is_belongs_to_the_plan_but_not_to_its_trials(

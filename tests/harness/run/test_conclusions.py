@@ -226,7 +226,7 @@ def test_a_failed_allocation_is_out_of_memory(exception_type, message, is_memory
             "failed",
             "unknown: the kernel counted no out-of-memory ki",
         ),
-        (signal.SIGKILL, None, "failed", "unknown: nobody counted out-of-memory kills"),
+        (signal.SIGKILL, None, "failed", "unknown: its control group does not count"),
         # Some libraries abort where they cannot allocate; the log has their last words.
         (signal.SIGABRT, 0, "out_of_memory", "SIGABRT"),
     ],

@@ -202,7 +202,7 @@ def test_resume_runs_what_is_missing_and_only_that(
     assert "study s: extended by 4 trials to 12" in err
 
 
-ORDERS = {"sequential": (), "relay": ("--order=relay", "--rounds=2")}
+ORDERS = {"sequential": (), "relay": ("--order=interleaved", "--rounds=2")}
 STOPPED_SEC = 0.5
 
 

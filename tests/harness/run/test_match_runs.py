@@ -57,12 +57,12 @@ def test_replicas_that_do_not_match_are_not_sane(sweep, harness, monkeypatch):
     assert exit_codes.SOME_TRIALS_FAILED == code
     assert {("in_graph", 2)} == missing
     assert re.search(
-        r"in_graph x2 does not match one replica: what 2 steps change in network"
+        r"in_graph x2 differs from one replica: what 2 steps change in network"
         r" differs by \d+% .*; none of its numbers is used",
         err,
     )
     assert "1 of 4 trials are not ok" in err
-    assert "\nin_graph x2 does not match one replica: " in harness("status", "s")[1]
+    assert "\nin_graph x2 differs from one replica: " in harness("status", "s")[1]
     assert exit_codes.OK == harness("verify", "s")[0]
 
 

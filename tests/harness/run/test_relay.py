@@ -32,7 +32,7 @@ ROUNDS = 3
 ENDS = exit_codes.OK, exit_codes.SOME_TRIALS_FAILED, exit_codes.NOTHING_MEASURED
 SWEEP = smoke_sweep(
     "--backends=in_graph,tf_mirrored --replicas=1,2 --mode=weak --repeats=1 --rounds=3 "
-    "--order=relay --budget=none --no-match --study=s"
+    "--order=interleaved --budget=none --no-match --study=s"
 )
 
 
@@ -117,7 +117,7 @@ SOLO = ("single", 2, "solo")
 
 @forked
 def test_the_programs_of_solo_take_each_turn_together(run):
-    trials, _ = run("--backends=in_graph", "--controls=solo")
+    trials, _ = run("--backends=in_graph", "--controls=independent")
     solo = trials[SOLO]
 
     assert {TrialStatus.OK} == {trial.status.status for trial in trials.values()}
@@ -131,7 +131,7 @@ def test_the_programs_of_solo_take_each_turn_together(run):
 
 def test_a_program_of_solo_that_is_killed_fails_the_control_only(run):
     killed = "single:2:rank1_sigkill"
-    trials, _ = run("--backends=in_graph", "--controls=solo", behavior=killed)
+    trials, _ = run("--backends=in_graph", "--controls=independent", behavior=killed)
     failed = [key for key, of in trials.items() if of.status.status != TrialStatus.OK]
 
     assert [SOLO] == failed
@@ -218,7 +218,7 @@ def test_a_trial_whose_turns_are_all_void_gives_no_number(run):
     for trial in trials.values():
         assert TrialStatus.VOID is trial.status.status
         assert trial.status.failure.reason == (
-            "all 3 turns are void; the last one: others were busy"
+            "all 3 blocks are discarded; the last one: others were busy"
         )
         assert 3 == len(trial.result.turns)
 
@@ -248,7 +248,7 @@ def test_processes_that_do_not_fit_into_memory_run_in_sequence(
     harness, overrides, tmp_path
 ):
     """And a note says why, with numbers, where nothing of the command needs a relay."""
-    words = [word for word in with_order() if word != "--order=relay"]
+    words = [word for word in with_order() if word != "--order=interleaved"]
     code, _, err = harness(*words, overrides=overrides)
 
     assert exit_codes.OK == code
@@ -273,12 +273,12 @@ def test_processes_that_do_not_fit_into_memory_run_in_sequence(
         ),
         ("--time-budget=3min", "fewer --mode,"),
         ("--rounds=4", "fewer --mode,"),
-        ("--order=relay", "fewer --mode,"),
+        ("--order=interleaved", "fewer --mode,"),
     ],
 )
 def test_what_needs_a_relay_is_an_error(harness, overrides, tmp_path, option, fewer):
     """The trials in sequence could not give what was requested; no process is left."""
-    words = [word for word in with_order() if word != "--order=relay"]
+    words = [word for word in with_order() if word != "--order=interleaved"]
     code, _, err = harness(*words, option, overrides=overrides)
 
     assert exit_codes.USAGE == code

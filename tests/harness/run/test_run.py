@@ -142,14 +142,14 @@ def test_a_timeout_kills_grandchildren_that_left_the_session(
 
 TWO = ("--replicas=1,2",)
 AGAIN = (*TWO, "--repeats=2")
-IN_TURN = ("--repeats=2", "--order=relay", "--budget=none", "--rounds=1")
+IN_TURN = ("--repeats=2", "--order=interleaved", "--budget=none", "--rounds=1")
 
 
 @forked
 @pytest.mark.parametrize(
     ("options", "num_same"),
     [(AGAIN, 2), (AGAIN, 3), (IN_TURN, 1)],
-    ids=["between two", "while one runs", "while a generation runs"],
+    ids=["between two", "while one runs", "while a run runs"],
 )
 def test_a_sweep_stops_when_its_code_is_edited(
     harness, overrides, study, monkeypatch, options, num_same

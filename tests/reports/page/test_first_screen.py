@@ -35,14 +35,14 @@ def test_the_verdict_says_how_well_at_which_number_weak_and_strong(relay):
     (command,) = [text for text, is_typed in judged.next_parts if is_typed]
 
     assert re.match(
-        rf"[^:]*: in_graph keeps {PERCENT} efficiency on 2 replicas in weak and "
+        rf"in_graph keeps {PERCENT} efficiency on 2 replicas in weak and "
         rf"{PERCENT} in strong scaling\. ",
         text,
     )
     assert re.search(rf"{RATIO} as fast as tf_mirrored", text)
     assert "Next: " in text
     assert plain(judged.note).startswith(
-        "In brackets: 95 % intervals, n = 4 generations of fresh processes; ratios hold"
+        "In brackets: 95 % intervals, n = 4 runs of fresh processes; ratios hold"
     )
     # Noise that lasts ten minutes is in a rate, and in no interval of it.
     assert re.search(
@@ -52,7 +52,7 @@ def test_the_verdict_says_how_well_at_which_number_weak_and_strong(relay):
     )
     # What is typed is in code letters as a whole.
     assert command.startswith("python -m harness sweep ")
-    assert command.endswith("--order relay --controls all")
+    assert command.endswith("--order interleaved --controls all")
     assert f"<code>{command}</code> measures what" in screen
     assert "repetitions" not in screen
 
@@ -71,7 +71,7 @@ def test_the_table_has_every_backend_and_mode_with_intervals(relay):
     for row in rows:
         assert re.fullmatch(number, plain(row.rate))
         assert re.fullmatch(PERCENT, plain(row.efficiency))
-        assert plain(row.how_sure) == "95 %, n = 4 generations"
+        assert plain(row.how_sure) == "4 runs"
         assert all(cell in shown for cell in row.cells)
 
 
@@ -236,8 +236,7 @@ def test_what_is_open_can_be_narrowed_and_nothing_is_promised(make):
     item = next(c for c in view.comparisons if c.ratio and not c.holds)
 
     assert re.fullmatch(
-        r"`python -m harness sweep .*--repeats 8.*` makes intervals about 0\.6 times"
-        r" as wide",
+        r"`python -m harness sweep .*--repeats 8.*` narrows the intervals by 44%",
         plain(next_step._narrower(view, [item.ratio])),
     )
 

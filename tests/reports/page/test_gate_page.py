@@ -84,7 +84,7 @@ def test_the_page_of_a_regression_says_regress_and_nothing_is_reliable(judged):
     ],
 )
 def test_an_equal_tree_passes_in_green(judged, code, is_advice, verdict, level):
-    notes = ("looked after 3, 5 generations",)
+    notes = ("looked after 3, 5 runs",)
     store = judged(slower=1.0, code=code, is_advice=is_advice, notes=notes)
     found = brief.of_view(view_store(store))
 
@@ -92,7 +92,7 @@ def test_an_equal_tree_passes_in_green(judged, code, is_advice, verdict, level):
     if is_advice:
         page = build.build_report(store)
         assert "what varies between days is in no interval" in page
-        assert "looked after 3, 5 generations" in page
+        assert "looked after 3, 5 runs" in page
 
 
 def test_a_gate_that_has_not_concluded_has_no_verdict(judged):

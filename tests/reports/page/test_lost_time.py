@@ -80,7 +80,7 @@ def test_cases_that_cannot_be_compared_say_so(make):
     shape = relay_shape(is_without_common_round=True, repeats=2)
     shown = lost_time.render(view_store(make(shape)))
 
-    assert "Not compared: no round of any generation has a valid turn of" in shown
+    assert "Not compared: no round of any run has a valid block of" in shown
 
 
 def test_the_terminal_has_at_most_six_lines_of_it(store):
@@ -142,7 +142,7 @@ NUMBER = r"\d+\s% \[\d+,\s\d+\]"
             ("inconclusive", False),
         ),
     ],
-    ids=["bound", "not bound", "one generation"],
+    ids=["bound", "not bound", "one run"],
 )
 def test_what_the_pipelines_take_alone_is_judged(
     make, pipelines, repeats, line, headline, judged

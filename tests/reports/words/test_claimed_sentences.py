@@ -25,7 +25,7 @@ def _rows(store):
     view = view_store(store)
     judged = brief.judge(view)
     findings = (finding.sentence for finding in verdict.judge(view).findings)
-    sentences = (judged.scaling, *judged.sentences, *findings)
+    sentences = (*judged.sentences, *findings)
     return {page_claims.row_of(plain(text)) for text in sentences if text}
 
 

@@ -53,10 +53,10 @@ def test_the_text_ends_with_the_verdict(slower):
     assert re.search(
         r"in_graph x2, weak +\+\d+\.\d % +\[\+\d+.* %\] +4 +regress", lines[3]
     )
-    assert lines[-5].startswith("twin (one case measured twice): ")
-    assert lines[-4].startswith("4 generations cannot pass, ")
+    assert lines[-5].startswith("A/A control (one case measured twice): ")
+    assert lines[-4].startswith("4 runs cannot pass, ")
     assert lines[-3].startswith("intervals are ")
-    assert "void turns: 0 of 360" == lines[-2]
+    assert "discarded blocks: 0 of 360" == lines[-2]
     assert re.match(
         r"REGRESS: throughput against main: 4 regress \(slower by 5.0% matters",
         lines[-1],

@@ -94,7 +94,7 @@ def test_commands_for_more_generations_run(planned, tmp_path, monkeypatch):
     output = _run(command, tmp_path, monkeypatch)
 
     assert "--study" not in command
-    assert "6 generations" in output
+    assert "6 runs" in output
     assert plan.measuring.minutes is not None
     assert command.endswith(f"--time-budget {plan.measuring.minutes * 6 / 4:g}min")
 

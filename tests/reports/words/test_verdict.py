@@ -149,7 +149,7 @@ def test_one_generation_is_shown_and_not_judged(complete):
     assert len(judged.findings) > 1
     for finding in judged.findings:
         assert finding.figure == "inconclusive"
-        assert "holds for these processes only (one generation)." in finding.sentence
+        assert "holds for these processes only (one run)." in finding.sentence
         assert "includes" not in finding.sentence
 
 

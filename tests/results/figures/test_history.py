@@ -135,12 +135,14 @@ def test_a_turn_that_stayed_void_is_counted(tmp_path, synthetic):
     num_void, num_turns = repeated.num_void, repeated.num_turns
     assert (num_turns - num_void, 0) == (2 * 4 * 6, repeated.num_lost)
     said = trust.void_turns(repeated)
-    assert said.startswith(f"{num_void} of {num_turns} turns are void: in {num_void}")
+    assert said.startswith(
+        f"{num_void} of {num_turns} blocks are discarded: in {num_void}"
+    )
     assert said.endswith(
-        "Such a turn is repeated up to twice; each then had a valid one."
+        "Such a block is repeated up to twice; each then had a valid one."
     )
     assert (48, 24, 24) == (lost.num_turns, lost.num_void, lost.num_lost)
-    assert trust.void_turns(lost).endswith("; 24 turns had no valid attempt.")
+    assert trust.void_turns(lost).endswith("; 24 blocks had no valid attempt.")
 
 
 @pytest.mark.parametrize(
@@ -149,9 +151,9 @@ def test_a_turn_that_stayed_void_is_counted(tmp_path, synthetic):
         (
             (3,),
             [
-                r"in_graph, 1 replica x 8: the first step of a turn is 8.0 % \[8.0",
+                r"in_graph, 1 replica x 8: the first step of a block is 8.0 % \[8.0",
                 r"\] longer than its others",
-                r"\+2.7 % of a turn of 3 steps\.",
+                r"\+2.7 % of a block of 3 steps\.",
             ],
         ),
         # Nothing is claimed where nothing can be seen.
@@ -160,9 +162,9 @@ def test_a_turn_that_stayed_void_is_counted(tmp_path, synthetic):
         (
             (1, 2),
             [
-                r"of a turn of 1 to 2 steps\.",
-                r"Some turns of 2 of 2 cases are one step, the first: ",
-                r"In 2 of 2 cases the number of steps per turn differs.*\(1 to 2\)",
+                r"of a block of 1 to 2 steps\.",
+                r"Some blocks of 2 of 2 cases have one-step blocks, whose step is ",
+                r"In 2 of 2 cases the number of steps per block differs.*\(1 to 2\)",
             ],
         ),
     ],

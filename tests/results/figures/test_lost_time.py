@@ -75,16 +75,14 @@ def test_one_generation_has_no_interval():
     found = decompose(Observed(case={0: 0.1}, baseline={0: 0.05}, nosync={0: 0.08}))
 
     assert (found.step.value_sec, found.step.low_sec) == (0.1, None)
-    assert found.method == (
-        "no interval: one generation tells nothing about other processes"
-    )
+    assert found.method == ("no interval: one run tells nothing about other processes")
 
 
 def test_generations_that_never_met_are_an_error():
     with pytest.raises(
         errors.ResultsError,
-        match=r"^no generation has all of case, baseline, nosync; a part is the "
-        r"difference .*: run the case and its controls in one relay$",
+        match=r"^no run has all of case, baseline, nosync; a part is the "
+        r"difference .*: measure the case and its controls together$",
     ):
         decompose(Observed(case={0: 0.1}, baseline={0: 0.05}, nosync={1: 0.08}))
 

@@ -137,7 +137,7 @@ def test_too_few_generations_regress_and_never_pass(relay, factor, repeats):
     text = judgement.gate_text(judged)
 
     assert expected is judged.verdict
-    assert f"{repeats} generations cannot pass" in text
+    assert f"{repeats} runs cannot pass" in text
     assert f"give --repeats {FEWEST}" in text
     assert "and passes with probability 0.0% at most" in judgement.headline(judged)
 
@@ -155,7 +155,7 @@ def test_load_that_was_not_recorded_is_not_quiet(relay, share):
         assert verdict is judged.verdict
         for write in WRITERS:
             assert re.search(
-                r"caution: .*load was not recorded in \d+ of \d+ turns", write(judged)
+                r"caution: .*load was not recorded in \d+ of \d+ blocks", write(judged)
             )
 
 
@@ -175,7 +175,7 @@ def test_the_first_line_has_the_error_rates_of_such_a_gate(relay):
     text = judgement.headline(of_revisions(relay(revisions={BASE: 1.0})))
 
     assert f"and passes with probability {rates.passes:.1%} at most" in text
-    assert f"({rates.passes_dependent:.1%} where generations depend on each" in text
+    assert f"({rates.passes_dependent:.1%} where runs depend on each" in text
 
 
 def test_the_worst_case_decides():
@@ -189,11 +189,14 @@ def test_the_worst_case_decides():
     ("fields", "reason"),
     [
         # A design that finds a difference between equal programs can find any.
-        ({"revisions": {BASE: 1.0}, "twin_factor": 1.3}, r"twin of in_graph x2, weak"),
+        (
+            {"revisions": {BASE: 1.0}, "twin_factor": 1.3},
+            r"A/A control of in_graph x2, weak",
+        ),
         # Whatever the valid turns say.
         (
             {"revisions": {BASE: 1 / 1.5}, "void_share": 0.5},
-            r"\d+ of \d+ turns are void \(other processes .*, more than 30%",
+            r"\d+ of \d+ blocks are discarded \(other processes .*, more than 30%",
         ),
     ],
 )
@@ -208,9 +211,7 @@ def test_a_case_with_one_generation_makes_the_whole_inconclusive(relay):
     judged = of_revisions(relay(revisions={BASE: 1.0}, repeats=1))
 
     assert Verdict.INCONCLUSIVE is judged.verdict
-    assert re.search(
-        r"1 generation\(s\) have both, a verdict needs 3", judged.cases[0].reason
-    )
+    assert re.search(r"1 run\(s\) have both, a verdict needs 3", judged.cases[0].reason)
 
 
 def test_failed_trials_are_named(relay, synthetic):
@@ -254,7 +255,7 @@ def test_a_stored_study_is_a_weaker_baseline(relay):
     [
         ({"fingerprints": ("00" * 10,)}, "machine fingerprint: 5f0c3a.* / 0000"),
         ({"workload_version": "2"}, "workload version: '1' / '2'"),
-        ({"num_rounds": 0}, "order: relay / sequential"),
+        ({"num_rounds": 0}, "order: interleaved / sequential"),
     ],
 )
 def test_a_study_that_is_not_comparable_never_passes(relay, fields, message):
@@ -281,7 +282,7 @@ def test_two_studies_are_two_groups(relay, repeats):
     other = quality_gate.of_studies(
         relay("x", repeats=4, **pair), in_sequence, gate_metrics.THROUGHPUT
     )
-    assert "order: relay / sequential" in other.settings
+    assert "order: interleaved / sequential" in other.settings
     if repeats == 1:
         assert found.rows == found.without_test
         return

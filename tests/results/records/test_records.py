@@ -246,8 +246,12 @@ def _with_two_valid_turns(result):
     ("order", "change", "reason"),
     [
         (Order.SEQUENTIAL, _without_last_step, r"measured steps of rank 0 is 15, the"),
-        (Order.SEQUENTIAL, _with_two_valid_turns, "has 2 turns, the order is 'sequent"),
-        (Order.RELAY, _with_two_valid_turns, "a round has two valid turns"),
+        (
+            Order.SEQUENTIAL,
+            _with_two_valid_turns,
+            "has 2 blocks, the order is 'sequent",
+        ),
+        (Order.RELAY, _with_two_valid_turns, "a round has two valid blocks"),
     ],
 )
 def test_a_result_that_contradicts_itself_or_its_spec_is_named(

@@ -49,7 +49,7 @@ def test_intervals_say_what_they_are_over():
         generations_only.unit,
         generations_only.is_conclusive,
     )
-    assert "over generations" in generations_only.method
+    assert "over runs" in generations_only.method
     assert generations_only.excludes(1.0)
     assert "not narrower than the rounds imply" in rounds.method
     assert generations.over_rounds([[of] for of in LOGS]) == (
@@ -70,7 +70,7 @@ def test_one_generation_has_no_interval_over_generations():
     estimate = generations.over_generations([0.5])
 
     assert (None, None, 1) == (estimate.low, estimate.high, estimate.n)
-    assert "one generation says nothing about the spread" in estimate.method
+    assert "one run says nothing about the spread" in estimate.method
 
 
 def test_an_interval_that_decided_when_to_stop_is_wider():
@@ -114,7 +114,7 @@ def test_one_generation_excludes_nothing():
     assert (1, False) == (estimate.n, estimate.is_conclusive)
     assert not estimate.excludes(1.0)
     assert not estimate.scaled(0.5, "x").excludes(1.0)
-    assert "these processes only: one generation says nothing" in estimate.method
+    assert "these processes only: one run says nothing" in estimate.method
 
 
 def test_noise_that_lasts_for_rounds_widens_the_interval_of_one_generation():

@@ -78,7 +78,7 @@ def test_verdict_of_generations(logs, expected):
 @pytest.mark.parametrize(
     ("logs", "options", "message"),
     [
-        ([0.1], {}, "there is 1 generation, a verdict needs 2 or more of each side"),
+        ([0.1], {}, "there is 1 run, a verdict needs 2 or more of each side"),
         ([0, 0], {"delta": 5}, "delta is 5, must be more than 0 and at most 1"),
         ([0, 0], {"alpha": 0.5}, "alpha is 0.5, must be more than 0 and less than"),
     ],

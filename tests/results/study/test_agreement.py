@@ -58,7 +58,7 @@ def test_backends_with_equal_losses_do_the_same_work(view, rounding):
     assert [1, 2] == [pair.first.spec.num_replicas for pair in found.pairs]
     assert {2} == {pair.num_pairs for pair in found.pairs}
     assert not found.broken
-    assert "Backends do the same work: " in text
+    assert "Backends compute the same: " in text
     if rounding == 1.0:
         assert "losses of the first 3 steps are equal (n = 4 pairs of trials)." in text
 
@@ -124,11 +124,9 @@ def test_losses_are_not_compared_where_steps_draw_random_numbers(view):
     assert not found.broken
     assert found.twin is not None
     assert re.search(
-        "each backend its own, .* nor does anything else, since replicas were not", text
+        "each backend its own, .* nor does anything else: there was no equiv", text
     )
-    assert matching_text.endswith(
-        "matching with one replica, on equal numbers, shows it."
-    )
+    assert matching_text.endswith("the equivalence check, on equal numbers, shows it.")
 
 
 def test_only_the_first_losses_of_models_that_amplify_rounding_are_compared(view):

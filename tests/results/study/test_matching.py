@@ -114,8 +114,8 @@ def test_what_matches_one_replica_counts(store):
     )
 
 
-OF_LOSSES = "does not match one replica: their losses of the first 3 steps differ by"
-OF_CHANGES = "does not match one replica: what 2 steps change in adam differs by"
+OF_LOSSES = "differs from one replica: their losses of the first 3 steps differ by"
+OF_CHANGES = "differs from one replica: what 2 steps change in adam differs by"
 WRONG = {
     "losses": ({"losses": (2.5, 2.26, 2.0)}, rf"{OF_LOSSES} 4\.4e-03 \(at most 0\.001"),
     "sum in place of mean": (
@@ -167,10 +167,12 @@ def test_the_report_crosses_it_out(store):
     matches = summary.summarize(view.study)["matches"]
     (found,) = (match for match in matches if match["backend"] == "in_graph")
 
-    assert re.search(r'<s title="does not match one replica: .*?">2</s>', page)
-    assert "crossed out at 2 replicas, since it does not match one replica" in page
-    assert "in_graph x2 is crossed out: it does not match one replica" in page
-    assert any("crossed out" in str(cell) for cell in table.columns[3].cells)
+    assert re.search(r'<s title="differs from one replica: .*?">2</s>', page)
+    assert "no figure at 2 replicas: it differs from one replica" in page
+    assert (
+        "in_graph x2 failed the equivalence check: it differs from one replica" in page
+    )
+    assert any("not equivalent" in str(cell) for cell in table.columns[3].cells)
     assert ("differs", 0.5) == (found["outcome"], found["change_difference"])
     json.dumps(matches, allow_nan=False)
 

@@ -183,8 +183,11 @@ def change(line, **fields):
         (change(5, index=7), "the steps of rank 0 are not numbered from 0 on"),
         (change(8, start_ns=105 * MS), "step 3 of rank 0 overlaps another, or lies"),
         (change(7, phase="train"), "step 2 of rank 0 overlaps another, or lies"),
-        (change(9, end_ns=121 * MS), "the turn of round 0 of rank 0 does not have the"),
-        (drop(12), "rank 0 has measured steps outside of turns"),
+        (
+            change(9, end_ns=121 * MS),
+            "the block of round 0 of rank 0 does not have the",
+        ),
+        (drop(12), "rank 0 has measured steps outside of blocks"),
         (drop(1), "a line is malformed: ValueError: not enough values to unpack"),
         (drop(3), "a line is malformed: IndexError: "),
     ],
@@ -202,7 +205,7 @@ def test_files_that_do_not_match_are_refused(read, tmp_path):
     """Turns of ranks, the load within turns, numbers of ranks; what is no record."""
     other = [line for line in rank_lines() if line["kind"] != "turn"]
     two = (rank_lines(), rank_lines())
-    with pytest.raises(RawError, match=r"^ranks have different turns"):
+    with pytest.raises(RawError, match=r"^ranks have different blocks"):
         read(rank_lines(), other)
     with pytest.raises(RawError, match=r"^turns\.jsonl and the rank files have differ"):
         read(rank_lines(), loads=[load(0)])

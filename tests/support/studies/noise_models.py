@@ -72,9 +72,9 @@ CHOSEN = {
     "heavy tails": Noise(tail_degrees=3.0),
     "two states of a core": Noise(states=(0.06, 0.3)),
     "one slow process in five": Noise(slow_process=0.10),
-    "one spoilt generation in ten": Noise(spoilt=0.15),
+    "one contaminated run in ten": Noise(spoilt=0.15),
     "a neighbour on one core": Noise(neighbour=0.3),
-    "drift within a turn": Noise(drift=0.10, drift_of_turn=0.06),
+    "drift within a block": Noise(drift=0.10, drift_of_turn=0.06),
     UNEQUAL: Noise(),
 }
 JUDGED = {
@@ -83,7 +83,7 @@ JUDGED = {
     "three states of a core": Noise(states=(0.03, 0.5), slow_process=0.04),
     "bursts of load": Noise(bursts=0.25),
     "a service every 20 s": Noise(beat=0.3),
-    "generations of unlike noise": Noise(unlike=0.4),
+    "runs of unlike noise": Noise(unlike=0.4),
     "processes that settle": Noise(settling=0.03),
 }
 MODELS = {**CHOSEN, **JUDGED}

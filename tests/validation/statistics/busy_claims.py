@@ -188,7 +188,7 @@ def rows(num, seed):
         name=BUSY,
         claimed="holds the ratio of the quiet machine in 93 % or more",
         simulated=f"equal programs on one and two cores; {load}, on {ON_BOTH} or"
-        f" {ON_SECOND}; {lengths}; 10 to 93 % of the turns are discarded",
+        f" {ON_SECOND}; {lengths}; 10 to 93 % of the blocks are discarded",
         shares=(min(evidence), max(evidence)),
         least=0.93,
         n=num,
@@ -196,7 +196,7 @@ def rows(num, seed):
     yield Row(
         name=BESIDE,
         claimed="nothing: it is the ratio beside this load",
-        simulated=f"the same, where every turn of a case is disturbed; {load}",
+        simulated=f"the same, where every block of a case is disturbed; {load}",
         shares=(min(others), max(others)),
         n=num,
         is_claimed=False,

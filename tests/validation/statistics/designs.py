@@ -189,7 +189,7 @@ def one_generation(num_sweeps, seed, *, is_truth_of_processes):
     if is_truth_of_processes:
         truths += measured.of_processes[0] - measured.of_processes[1]
         words = "its processes"
-    design = f"one generation, of {words}"
+    design = f"one run, of {words}"
     return _coverage(design, estimates, sweeps.clock_sec, [1], truths)
 
 
@@ -201,7 +201,7 @@ def fixed(num_sweeps, seed, *, num_generations):
         generations.over_rounds([one.log_ratios(sweep) for one in measured])
         for sweep in range(num_sweeps)
     ]
-    design = f"{num_generations} generations"
+    design = f"{num_generations} runs"
     return _coverage(design, estimates, sweeps.clock_sec, [num_generations])
 
 

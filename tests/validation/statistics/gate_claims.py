@@ -55,7 +55,7 @@ class Claim:
     exempt: tuple[str, ...] = ()
 
 
-NOISY = ("one spoilt generation in ten",)
+NOISY = ("one contaminated run in ten",)
 CLAIMS = (
     Claim(
         sentence="PASS: equal programs pass (6 cases, spread 0.03)",
@@ -172,7 +172,7 @@ def claims_table(found):
         f"{f'at most {claim.most}' if claim.most else ''})"
         for claim in CLAIMS
     ]
-    heads = ["simulated noise", *targets, "generations: equal", "one case +5 %"]
+    heads = ["simulated noise", *targets, "runs: equal", "one case +5 %"]
     rows = []
     for of_model in found:
         by_change = {row.claim.change: row.generations for row in of_model}
@@ -278,9 +278,9 @@ TRUTHS = {
     "one-sided skew that cases share": _one_sided(
         lambda generator, shape: _skewed(generator, (*shape[:2], 1)) + np.zeros(shape)
     ),
-    "slow in one generation of five": _slow(_fifth, share=0.2),
+    "slow in one run of five": _slow(_fifth, share=0.2),
     "slow in one process of five": _slow(_fifth_of_processes, share=0.2),
-    "slow in half of the generations": _slow(_half, share=0.5),
+    "slow in half of the runs": _slow(_half, share=0.5),
     "slow in a state of the machine that lasts": _slow(_state, share=0.5),
     "AR(1), 0.6": _noisy(_dependent),
     "AR(1), 0.6, that cases share": _shared(_dependent),

@@ -63,7 +63,7 @@ SENTENCES = (
     ),
     (rf"\S+ is {_FIGURE} as fast as \S+( (at|in) .*)?\.", FASTER),
     (
-        r"\S+ is the fastest of \d+ backends, among all \d+ ratios together \(Holm\)\.",
+        r"\S+ is the fastest of \d+ backends, corrected for \d+ comparisons \(Holm\)\.",
         FASTER,
     ),
     (
@@ -87,8 +87,8 @@ SENTENCES = (
     (r"(Only \S+ was measured|No comparison with .*|Causes were not recorded)\.", None),
     (r"The harness's clock (contradicts|does not confirm) the rates: .*", None),
     (r"An efficiency above \d+ % is not plausible\. .*", None),
-    (r"One generation tells no cause of lost time\.", None),
-    (r"Throughput was measured; there is nothing to compare it with\.", None),
+    (r"One run tells no cause of lost time\.", None),
+    (r"Throughput was measured, of one case: there is no ratio\.", None),
     (r"(Nothing was measured|No verdict): .*\.", None),
     (r".* cannot be compared .*: one of them has no ok trial\.", None),
 )
@@ -159,7 +159,7 @@ def _of_a_relay(num, seed):
         if not noise_models.MODELS[model].neighbour:
             # Backends run on the same cores; in that model, every other case does not.
             false.append(float(np.mean([_any_faster(of) for of in logs.rates])))
-    noises = f"{len(covered)} kinds of noise, {NUM_GENERATIONS} generations"
+    noises = f"{len(covered)} kinds of noise, {NUM_GENERATIONS} runs"
     yield Row(
         name=INTERVAL,
         claimed="holds the truth in 95 %",
@@ -180,13 +180,13 @@ def _of_a_relay(num, seed):
         name=FASTER,
         claimed="any false one in at most 5 % of studies",
         simulated=f"{NUM_CASES} equal backends on the same cores, 15 ratios (Holm);"
-        f" {len(false)} kinds of noise, {NUM_GENERATIONS} generations",
+        f" {len(false)} kinds of noise, {NUM_GENERATIONS} runs",
         shares=(min(false), max(false)),
         most=0.05,
         n=num,
     )
     yield Row(
-        name="No verdict: the twin differs",
+        name="No verdict: the A/A control differs",
         claimed="false in 1 %",
         simulated=f"a case measured twice; {noises}",
         shares=(min(differs), max(differs)),
@@ -214,7 +214,7 @@ def _causes():
     return Row(
         name=LOSS,
         claimed="no other cause than the true one, and none where nothing is lost",
-        simulated="one known loss of 12 of 57 ms, or none; 3 % between generations",
+        simulated="one known loss of 12 of 57 ms, or none; 3 % between runs",
         shares=(
             float(np.mean([found not in ("", wanted) for wanted, found in studies])),
         ),
@@ -341,8 +341,8 @@ def _parts(num, seed):
     return Row(
         name=PART,
         claimed="holds the truth in 95 %; an imbalance, where there is one",
-        simulated="10 of 60 ms in one part, or in none; 3 % between generations and 2 %"
-        " between processes, 5 generations, all controls",
+        simulated="10 of 60 ms in one part, or in none; 3 % between runs and 2 %"
+        " between processes, 5 runs, all controls",
         shares=tuple(shares),
         **BOUNDS,
         n=num,
@@ -364,8 +364,8 @@ def _parts_of_turns(num, seed):
     return Row(
         name=OF_TURNS,
         claimed="holds the truth in 95 % or more",
-        simulated="12 of 69 ms in one part, or in none; 3 % between generations and 1 %"
-        " between processes, 5 generations",
+        simulated="12 of 69 ms in one part, or in none; 3 % between runs and 1 %"
+        " between processes, 5 runs",
         shares=tuple(shares),
         least=BOUNDS["least"],
         n=num,
@@ -391,7 +391,7 @@ def _input_bound(num, seed):
         name=ALONE,
         claimed="false in at most 5 %",
         simulated="pipelines that take exactly 90 % of a step; 1 % between processes;"
-        " 3, 5 and 10 generations",
+        " 3, 5 and 10 runs",
         shares=tuple(shares),
         most=0.05,
         n=num,

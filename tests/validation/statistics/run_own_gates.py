@@ -126,7 +126,7 @@ def main():
     """Runs the gates that have no verdict yet."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--repeats", type=int, default=15, help="generations of each")
+    parser.add_argument("--repeats", type=int, default=15, help="runs of each")
     given = parser.parse_args()
     root = given.folder.absolute()
     make_repository(root)

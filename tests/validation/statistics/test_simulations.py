@@ -82,9 +82,7 @@ def test_pages_have_the_rates_of_their_own_configuration():
 
 def test_the_rates_that_ship_are_those_of_the_simulation():
     """A small part, again: rates of the slow fifth, which all pages state."""
-    passes, _ = shares(
-        "slow in one generation of five", 0.08, 3, num_gates=2000, seed=SEED
-    )
+    passes, _ = shares("slow in one run of five", 0.08, 3, num_gates=2000, seed=SEED)
     stated = 0.8 ** planned_looks(0.05)[-2]
 
     assert passes == pytest.approx(stated, abs=3 * (0.04 / 2000) ** 0.5)
