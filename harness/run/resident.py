@@ -430,11 +430,6 @@ class PhaseWatch:
         self._is_over.set()
         self._thread.join()
 
-    @property
-    def is_watching(self) -> bool:
-        """Whether the thread still looks."""
-        return self._thread.is_alive()
-
     def _watch(self) -> None:
         while not self._is_over.wait(self._period_sec):
             self._show(self._reader.look())

@@ -315,7 +315,6 @@ def reduced_on_read(repl):
 
 
 def shape_of_state(repl):
-    """Of the state only its shape is used."""
     _, train = _training(repl)
     last = _state(tf.zeros([NUM_ROWS, WIDTH]), "last", shape=[None, WIDTH])
 

@@ -9,7 +9,6 @@ from tensorflow.python.framework import function_def_to_graph
 
 
 def only_program(repl):
-    """The program of the only step of a replicator."""
     ((_, program),) = repl._programs.items()
     return program
 

@@ -81,7 +81,6 @@ def called(*arguments):
 
 
 def test_what_is_not_given_has_the_default_of_its_field():
-    """And what is given is of the declared type."""
     plain, given = called("x"), called("x", "--count=5", "-c", "blue")
 
     assert "TryRequest(name='x', count=2, colour=None, engine='none'," in plain

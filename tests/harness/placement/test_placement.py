@@ -158,7 +158,6 @@ def test_processes_have_cores_near_their_gpus_and_threads_that_fit(
 
 
 def test_each_gpu_has_the_cores_of_its_own_node():
-    """Four GPUs on each of two nodes; cores are numbered across the nodes."""
     nodes = [0, 0, 0, 0, 1, 1, 1, 1]
     cpus = allocation.near_gpus(machine(48, num_nodes=2).cpus, 8, nodes)
 

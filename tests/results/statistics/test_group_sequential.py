@@ -47,7 +47,6 @@ def test_verdict_of_an_interval(low, high, expected):
 
 @pytest.mark.parametrize("alpha", [0.05, 0.01])
 def test_the_interval_has_confidence_of_one_minus_twice_alpha(alpha):
-    """Two one-sided tests at level alpha."""
     logs = [0.01, 0.03, -0.01, 0.02]
     found = judged(logs, alpha=alpha)
     low, high = stats.t.interval(1 - 2 * alpha, 3, np.mean(logs), stats.sem(logs))

@@ -64,7 +64,6 @@ class Verdicts(NamedTuple):
 
 
 def judge(logs: Logs, planned: Sequence[int]) -> Verdicts:
-    """Judges one gate."""
     number = len(logs[TURNS][0])
     looks = (*(look for look in planned if look < number), number)
     most = max(number, *planned)

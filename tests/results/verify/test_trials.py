@@ -128,7 +128,6 @@ def test_clocks_of_two_machines_are_not_compared(read, hosts, window_sec):
 
 @pytest.mark.parametrize(("is_solo", "size"), [(True, 16), (False, 8)])
 def test_programs_that_never_communicate_have_a_batch_each(read, is_solo, size):
-    """Ranks of one program share a batch."""
     found = read(rank_lines(), rank_lines(), is_solo=is_solo)
 
     assert size == found.result["global_batch_size"]

@@ -28,7 +28,6 @@ class FaultyFile:
         self._file, self._faults = file, faults
 
     def write(self, content):
-        """Writes it, or half of it."""
         if self._faults.is_due():
             self._file.write(content[: len(content) // 2])
             self._file.flush()

@@ -236,7 +236,6 @@ class SlurmCluster:
         return ",".join(sorted(set(done.stdout.split())))
 
     def wait_for_job(self, job, state, timeout_sec=60.0):
-        """Waits until a job is in a state."""
         self.wait_for(
             lambda: self.job_state(job) == state, f"{state} of job {job}", timeout_sec
         )

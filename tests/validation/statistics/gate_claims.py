@@ -352,6 +352,5 @@ def truths_table(num_gates, seed):
 
 
 def write_rates(rows):
-    """Writes the rates that pages print."""
     listed = ",\n".join(json.dumps(row) for row in rows)
     paired_gate.PATH.write_text(f"[\n{listed}\n]\n", encoding="utf-8")

@@ -131,7 +131,6 @@ def quick_rows(num, seed):
 
 
 def rows(num, seed):
-    """Every row."""
     yield from quick_rows(num, seed)
     yield _parts(num, seed)
     yield _parts_of_turns(num, seed)

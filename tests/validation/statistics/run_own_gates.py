@@ -49,7 +49,6 @@ def git(root, *arguments):
 
 
 def make_repository(root):
-    """Makes the repository, with a tag for each commit."""
     if (root / ".git").exists():
         return
     root.mkdir(parents=True, exist_ok=True)
