@@ -123,7 +123,7 @@ def test_a_trial_that_runs_alone_shows_its_phase_until_it_ends(tmp_path):
     with resident.PhaseWatch(tmp_path, shown.put, period_sec=0.001) as watch:
         assert "starting" == shown.get(timeout=10)
 
-    assert not watch.is_watching
+    assert not watch._thread.is_alive()
 
 
 def test_unreadable_studies_are_no_basis(tmp_path, make_spec):
