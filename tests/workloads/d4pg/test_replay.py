@@ -217,7 +217,7 @@ def test_a_new_transition_has_the_largest_priority():
         replay = replay_of(streams, is_prioritized=True, priority_exponent=1.0)
         old = replay.sample(256)["index"]
         replay.update_priorities(old, np.full(256, 8.0))
-        replay.update_priorities(old, np.full(256, 1e-3))
+        replay.update_priorities(old, np.full(256, 0.5))
         write_episodes(streams, 0, [60])
         batch = replay.sample(512)
         low, high = replay._reader.bounds()
