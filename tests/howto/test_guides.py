@@ -227,7 +227,7 @@ def test_a_metric_is_added(followed):
     page = (tree / "runs/new/report/index.html").read_text(encoding="utf-8")
     report = ("report", "new", "--format")
     rule = (
-        "from harness.cli.subcommands import gate_request as of\n"
+        "from harness.cli.verbs import gate_request as of\n"
         "assert 0.02 == of.make_rule(workload='resnet50', metric='reciprocal_rank',"
         " delta=None, alpha=0.05).delta\n"
     )
