@@ -80,6 +80,16 @@ def test_private_names_of_tensorflow_are_in_one_folder():
     assert set() == {p for p in users if ROOT / "replicator" / "_tf" not in p.parents}
 
 
+def test_what_notices_a_private_name_that_breaks_exists():
+    """The test that a function of ``replicator/_tf/`` names in brackets."""
+    folder = ROOT / "replicator" / "_tf"
+    text = "".join(path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
+    named = set(re.findall(r"\((test_\w+)\)", text))
+
+    assert named
+    assert set() == named - {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+
+
 def test_no_import_is_in_a_circle():
     """Nor is one hidden within a function."""
     graph = grimp.build_graph(
