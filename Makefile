@@ -71,7 +71,7 @@ test: setup  ## Run the tests; of large products, cases that cover all values.
 test-changed: setup  ## Run the tests that your change is most likely to break.
 	$(BIN)/python .ci/changed_tests.py $(BASE) | xargs --no-run-if-empty $(BIN)/python -m pytest $(TEST_FLAGS)
 
-mutate: setup  # Plant defects in the product and print which test catches each (30 minutes).
+mutate: setup  # Plant defects in the product and print which test catches each (90 minutes; ROOMS="engine sweep" for some).
 	$(BIN)/python .ci/mutants.py $(ROOMS)
 
 test-full: setup  # Run every test with the whole of its products (40 minutes on 2 cores).

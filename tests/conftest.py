@@ -7,6 +7,7 @@ import importlib
 import os
 import pathlib
 import runpy
+import shutil
 import sys
 from typing import Any
 
@@ -174,3 +175,28 @@ def _ports_of_its_own() -> None:
 def synthetic() -> Any:
     """The module that makes stores of studies that nobody measured."""
     return importlib.import_module("synthetic")
+
+
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A running browser; tests are skipped where there is none."""
+    pytest.importorskip(
+        "playwright", reason="Playwright is not installed: make setup installs it"
+    )
+    path = os.environ.get("CHROMIUM") or next(
+        filter(None, map(shutil.which, CHROMIUMS)), ""
+    )
+    if not path:
+        pytest.skip(
+            "no Chromium: apt-get install chromium, or set CHROMIUM to its path"
+        )
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        # As root, as in containers, Chromium runs without its sandbox only.
+        found = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield found
+        found.close()

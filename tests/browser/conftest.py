@@ -6,39 +6,15 @@ import dataclasses
 import functools
 import os
 import pathlib
-import shutil
 
 import pytest
 
 from reports.page import build
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
 HERE = pathlib.Path(__file__).parent
 LARGE_SIZES = (1, 2, 4, 8, 16, 32, 64)
 REPEATS_OF_MANY = int(os.environ.get("GOLDEN_REPEATS", "12"))
 """With 12, single repetitions are too many to be drawn; 240 make 10,000 trials."""
-
-
-@pytest.fixture(scope="session")
-def browser():
-    """A running browser; tests are skipped where there is none."""
-    pytest.importorskip(
-        "playwright", reason="Playwright is not installed: make setup installs it"
-    )
-    path = os.environ.get("CHROMIUM") or next(
-        filter(None, map(shutil.which, NAMES)), ""
-    )
-    if not path:
-        pytest.skip(
-            "no Chromium: apt-get install chromium, or set CHROMIUM to its path"
-        )
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as driver:
-        # As root, as in containers, Chromium runs without its sandbox only.
-        found = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,5 @@
 """The site in a real Chromium: filter, sort, widths, text that overlaps nothing."""
 
-import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -10,17 +8,10 @@ from reports.site import build, comparison
 from results import load_study
 from results.judging import gate_metrics
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = os.environ.get("CHROMIUM") or next(
-    filter(None, map(shutil.which, NAMES)), ""
-)
 METRIC = gate_metrics.THROUGHPUT
 MEASURE = Path(__file__).resolve().parents[2] / "browser" / "measure.js"
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.skipif(not CHROMIUM, reason="no Chromium is installed here"),
-]
+pytestmark = pytest.mark.processes
 
 STEPS = """
 const shown = () => [...document.querySelectorAll("ol.studies > li")]
@@ -38,23 +29,17 @@ return [shown(), choose("machine", "2 cores of an Other X9"), choose("machine", 
 
 
 @pytest.fixture(scope="module")
-def evaluate():
+def evaluate(browser):
     """Returns a function that loads a page and evaluates the body of a function."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    # As root, as in containers, Chromium runs without its sandbox only.
-    options = {"executable_path": CHROMIUM, "args": ["--no-sandbox"]}
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(**options)
 
-        def run(page, body, *, width=1280):
-            tab = browser.new_page(viewport={"width": width, "height": 900})
-            tab.set_content(page)
-            found = tab.evaluate(f"() => {{ {body} }}")
-            tab.close()
-            return found
+    def run(page, body, *, width=1280):
+        tab = browser.new_page(viewport={"width": width, "height": 900})
+        tab.set_content(page)
+        found = tab.evaluate(f"() => {{ {body} }}")
+        tab.close()
+        return found
 
-        yield run
-        browser.close()
+    return run
 
 
 @pytest.fixture(scope="module")
