@@ -70,7 +70,7 @@ CODE = METRIC.format(of="1")
             "mine:OWN",
             "needs the module 'nosuch_library', which is not installed; install it in",
         ),
-        (CODE, "own_sec", "mine:OWNN", "module 'mine' has no 'OWNN'; it has OWN; chec"),
+        (CODE, "own_sec", "mine:OWNN", "module 'mine' has no 'OWNN'; it has OWN; "),
         (CODE, "own_sec", "gone:OWN", "there is no module 'gone': its package is dama"),
         (CODE, "own_sec", "results.gone:OWN", "'results' is a package of the harness"),
         ("OWN = 7", "own_sec", "mine:OWN", r"mine:OWN is of type int, and has to be a"),

@@ -97,7 +97,7 @@ def updates_that_are_not_averaged(repl):
         (update_alone, "trainable variable 'weight:0' would be upd.*wrap_optimizer"),
         (
             update_by_a_state,
-            r"'running:0' .* at \S+misuse\.py:\d+: runn.*average the v",
+            r"'running:0' .* at \S+misuse\.py:\d+: .*average the v",
         ),
         (count, "'total:0' would be updated.*a metric.*create it with trainable=False"),
     ):

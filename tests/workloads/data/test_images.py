@@ -487,7 +487,7 @@ def test_pipelines_of_different_contexts_read_different_examples(
 
     assert len(seen[0] | seen[1]) == 1438
     assert audit.check_shards(of_folder, contexts(5)).is_passed
-    with pytest.raises(ValueError, match=r"12 training examples for 13 input pipelin"):
+    with pytest.raises(ValueError, match=r"12 training examples for 13 input pipe"):
         pipeline.shard(photos, contexts(13)[12])
 
 
