@@ -72,7 +72,7 @@ def describe_end(status: StatusRecord, result: TrialResult | None) -> str:
         turns = ""
         if result.turns:
             num_void = sum(not turn.is_valid for turn in result.turns)
-            void = f" ({num_void} void)" if num_void else ""
+            void = f" ({num_void} discarded)" if num_void else ""
             turns = f" in {len(result.turns)} blocks{void}"
         return f"ok, {rate}{turns}, took {duration}"
     text = f"{status.status.label}, took {duration}"

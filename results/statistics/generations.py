@@ -93,7 +93,7 @@ def log_ratios(
             if not (math.isfinite(value) and value > 0):
                 raise errors.ResultsError(
                     f"{name} has the value {value!r} in round {index}, must be "
-                    "positive and finite; leave turns out that are discarded"
+                    "positive and finite; leave out blocks that are discarded"
                 )
     rounds = sorted(first.keys() & second.keys())
     return tuple(math.log(first[index]) - math.log(second[index]) for index in rounds)

@@ -72,8 +72,8 @@ def value_of(plan: Plan, key: str) -> str:
     if len(found) != 1:
         raise errors.ResultsError(
             f"study {plan.study!r} has {len(found)} values of {key!r}"
-            f" ({', '.join(found[:3])}), and a study of a varied one has one; remove it"
-            f" from {VARIED_NAME}, or run the sweep again with another --study"
+            f" ({', '.join(found[:3])}), and a study of a parameter sweep has one; "
+            f"remove it from {VARIED_NAME}, or run the sweep again with another --study"
         )
     return found[0]
 
