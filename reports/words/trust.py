@@ -145,11 +145,11 @@ def _first_steps(view: View) -> Iterator[str]:
         )
     single = [of for of in found if of.fewest == 1]
     if single and (several or len(single) < len(found)):
-        some = "Some blocks" if any(of.most > 1 for of in single) else "Blocks"
+        some = "some " * any(of.most > 1 for of in single)
         yield (
-            f"{some} of {len(single)} of {len(found)} cases have one-step blocks, "
-            "whose step is the slower first one: efficiencies that compare them with "
-            "longer blocks include what it takes more."
+            f"{len(single)} of {len(found)} cases have {some}one-step blocks: such a "
+            "step is a first one, which is slower, so efficiencies that compare them "
+            "with longer blocks are a little off."
         )
     unlike = [of for of in found if of.fewest < of.most]
     if unlike:

@@ -163,7 +163,7 @@ def test_a_turn_that_stayed_void_is_counted(tmp_path, synthetic):
             (1, 2),
             [
                 r"of a block of 1 to 2 steps\.",
-                r"Some blocks of 2 of 2 cases have one-step blocks, whose step is ",
+                r"2 of 2 cases have some one-step blocks: such a step is a first one, ",
                 r"In 2 of 2 cases the number of steps per block differs.*\(1 to 2\)",
             ],
         ),
