@@ -466,7 +466,7 @@ def power_text(found: Power) -> str:
             f"share of verdicts of gates of {cases}, simulated {found.num_gates} times;"
             f" {when}, at most {minutes:.1f} min:"
         ),
-        "true change   pass  regress  inconclusive  runs",
+        "true change   pass  regress  inconclusive         runs",
     ]
     lines += [
         f"{point.effect:+10.1%}  {point.passes:5.3f}  {point.regresses:7.3f}"
@@ -479,7 +479,7 @@ def power_text(found: Power) -> str:
             f"for the correct verdict in {power.DEFAULT_POWER:.0%} of gates with one"
             " look (--repeats):"
         ),
-        "true change  verdict  runs   minutes",
+        "true change  verdict         runs   minutes",
     ]
     lines += [_need_line(need) for need in found.needs]
     smallest = "none"
