@@ -34,12 +34,12 @@ _DEFAULT: Final = re.compile(r"  \[default: (?P<text>.*)\]$")
 
 def table(verb: click.Command) -> str:
     """Returns the options of a verb as a table; those of ``sweep`` by name only."""
-    known = set() if verb.name == "sweep" else {r for _, r in _rows(SWEEP)}
+    known = set() if verb.name == "sweep" else {row for *_, row in _rows(SWEEP)}
     rows: dict[str, list[str]] = {}
     shared = []
-    for group, row in _rows(verb):
+    for group, name, row in _rows(verb):
         if row in known:
-            shared.append(row.split("|")[1].strip().split(" ")[0].rstrip(","))
+            shared.append(f"`{name}`")
         else:
             rows.setdefault(group, []).append(row)
     lines = []
@@ -52,14 +52,14 @@ def table(verb: click.Command) -> str:
     return "\n".join(lines[1:]) + "\n"
 
 
-def _rows(verb: click.Command) -> Iterator[tuple[str, str]]:
-    """Yields each option of a verb as a row, with the title of its table."""
+def _rows(verb: click.Command) -> Iterator[tuple[str, str, str]]:
+    """Yields each option of a verb: the title of its table, its name, its row."""
     for param in verb.params:
         if isinstance(param, DeclaredOption):
             for group, own in param.shown.items():
-                yield group, _declared_row(own)
+                yield group, own.opts[0], _declared_row(own)
         elif isinstance(param, click.Option):
-            yield "", _row(param)
+            yield "", param.opts[0], _row(param)
 
 
 def _names(option: click.Option, metavar: str) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from harness.errors import PlanError
 from harness.lookup import look_up
-from results.records.program import CLIENT, WALL
+from results.records.program import WALL, WITHOUT_PATTERN
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -458,7 +458,7 @@ class Metric:
 
 def parse_metric(text: str) -> Metric:
     """Returns the metric that ``--metric`` names."""
-    if text in (CLIENT, WALL):
+    if text in WITHOUT_PATTERN:
         return Metric(name=text)
     left, equals, where = text.partition("=")
     if not equals or not where:

@@ -127,6 +127,11 @@ def parse_params(texts: Iterable[str], command: str) -> dict[str, dict[str, str]
     return {_name_of_variant(one): one for one in chosen if one}
 
 
+def params_of(variants: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
+    """Returns the names of the values that variants have."""
+    return tuple(next(iter(variants.values()), ()))
+
+
 def _name_of_variant(values: Mapping[str, str]) -> str:
     words = " ".join(f"{name}={value}" for name, value in values.items())
     if len(words) > MAX_NAME // 2 or not words.isprintable():
@@ -250,11 +255,11 @@ def make(
     folder: Path,
     left_out: Sequence[Path] = (),
     count_texts: Sequence[str] = (),
-    param_texts: Sequence[str] = (),
+    variants: Mapping[str, Mapping[str, str]] | None = None,
 ) -> ForeignProgram:
     """Returns the program that a command starts, identified as it is now."""
-    variants = parse_params(param_texts, command)
-    params = next(iter(variants.values()), {})
+    variants = variants or {}
+    params = params_of(variants)
     check_command(command, replicas, params)
     of = numbers.parse_metric(metric_text)
     names_in(of.path, params)

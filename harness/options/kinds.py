@@ -29,6 +29,7 @@ import pydantic
 from harness.errors import ParseError
 from results.records import limits
 from results.records.limits import MAX_REPLICAS, MAX_SEC
+from results.records.texts import label_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -149,11 +150,6 @@ def parsed(
     return Kind(
         read=read, annotation=str, must_be=must_be, metavar=metavar, write=write
     )
-
-
-def label_of(value: Any) -> str:
-    """What users say and read for a value; records may store another name of it."""
-    return str(getattr(value, "label", getattr(value, "value", value)))
 
 
 def kind_of(annotation: Any, metadata: Iterable[Any] = ()) -> Kind:

@@ -29,7 +29,7 @@ from results.judging import gate_metrics
 from results.records.limits import MAX_SEED
 from results.records.measuring import GateDesign
 from results.records.models import Allocator, Control, OptionValue, Order, ScalingMode
-from results.records.program import CLIENT, WALL
+from results.records.program import CLIENT, WALL, WITHOUT_PATTERN
 from results.records.record_base import BatchSize, Seed, Steps
 
 _Request = TypeVar("_Request", bound="SweepRequest")
@@ -123,7 +123,7 @@ def resolved(request: _Request, folder: Path) -> _Request:
         return request
     is_client = request.metric == CLIENT
     variants = program_lib.parse_params(request.params, request.command)
-    params = next(iter(variants.values()), {})
+    params = program_lib.params_of(variants)
     has_batch = is_client or _has_batch(request.command, params)
     if not has_batch:
         request = _with_batch(request)
@@ -137,7 +137,7 @@ def resolved(request: _Request, folder: Path) -> _Request:
             " scaling_client; 'report' shows its efficiency"
         )
     if request.metric is None or not (
-        request.metric in (CLIENT, WALL) or "=" in request.metric
+        request.metric in WITHOUT_PATTERN or "=" in request.metric
     ):
         raise PlanError(
             f"--command {request.command!r} without --metric NAME=PATTERN: say where it"
@@ -170,7 +170,7 @@ def resolved(request: _Request, folder: Path) -> _Request:
         metric_text=request.metric,
         unit=request.unit or UNIT,
         count_texts=request.counts,
-        param_texts=request.params,
+        variants=variants,
         setup=getattr(request, "setup", None) or "",
         replicas=request.replicas,
         folder=folder,
@@ -288,8 +288,7 @@ def _check(request: SweepRequest, excluded: Mapping[str, object]) -> None:
 
 def judged_metric(metric: str, command: str | None) -> str:
     """Returns what a gate judges: of a program of the user's always its throughput."""
-    names = (CLIENT, WALL)
-    is_of_program = "=" in metric or (metric in names and command is not None)
+    is_of_program = "=" in metric or (metric in WITHOUT_PATTERN and command is not None)
     return THROUGHPUT if is_of_program else metric
 
 

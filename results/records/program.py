@@ -27,6 +27,7 @@ Identity = Annotated[dict[Name, Line], Field(max_length=1_000)]
 
 CLIENT: Final = "client"
 WALL: Final = "wall"
+WITHOUT_PATTERN: Final = (CLIENT, WALL)
 FEWEST_OF_WINDOW: Final = 3
 """Readings after warm-up that make a window; with fewer, the last one alone counts."""
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Moves a cursor, ends a line, or is not a character."""
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 """Terminates strings in other programs, or cannot be encoded in UTF-8."""
+
+
+def label_of(value: Any) -> str:
+    """What users say and read for a value; records may store another name of it."""
+    return str(getattr(value, "label", getattr(value, "value", value)))
 
 
 def printable(text: str) -> str:

@@ -104,10 +104,7 @@ class Store:
     ) -> None:
         """Wraps a directory without looking at it; prefer ``create`` and ``open``.
 
-        Args:
-          root: The directory.
-          listed_in: The study whose manifest has these trials, if not this directory.
-          is_public: As the attribute.
+        ``listed_in`` is the study whose manifest has these trials, if it is another.
         """
         self.root = pathlib.Path(root)
         self.is_public = is_public

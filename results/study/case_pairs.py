@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from results import errors
 from results.records import program
 from results.records.measuring import StepSettings
+from results.records.texts import label_of
 from results.study.cases import MISSING, Entry, Study
 
 if TYPE_CHECKING:
@@ -192,12 +193,8 @@ def settings(first: Case, second: Case) -> tuple[str, ...]:
     for name in SETTINGS:
         here, there = getattr(first.spec, name), getattr(second.spec, name)
         if here != there:
-            found.append(f"{name}: {_text(here)} / {_text(there)}")
+            found.append(f"{name}: {label_of(here)} / {label_of(there)}")
     return tuple(found)
-
-
-def _text(value: object) -> str:
-    return str(getattr(value, "label", getattr(value, "value", value)))
 
 
 # Only trials that are ok count, and only those of cases that both studies have: what

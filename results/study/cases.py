@@ -65,6 +65,14 @@ class Entry:
         return self.state == TrialStatus.OK.value
 
     @property
+    def label(self) -> str:
+        """Its state in words."""
+        if self.state == UNMATCHED:
+            return "not equivalent"
+        known = {status.value: status.label for status in TrialStatus}
+        return known.get(self.state, self.state).replace("_", " ")
+
+    @property
     def is_measured(self) -> bool:
         """Whether it has numbers, be they evidence or not."""
         return self.is_ok or self.is_disturbed
@@ -159,18 +167,13 @@ class Case:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Study:
-    """All data of a report.
-
-    Attributes:
-      plan: The plan.
-      entries: All planned trials in planned order, then those not planned, by id.
-      problems: Records that cannot be read.
-      matches: Whether N replicas match one, by backend and size, in planned order.
-    """
+    """All data of a report."""
 
     plan: Plan
+    # All planned trials in planned order, then those not planned, by id.
     entries: tuple[Entry, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[Problem, ...]  # Records that cannot be read.
+    # Whether N replicas match one, by backend and size, in planned order.
     matches: tuple[Match, ...] = ()
 
     @property
