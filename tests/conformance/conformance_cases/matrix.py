@@ -47,15 +47,6 @@ def render_document():
         "",
         "A target is a backend, a variant of its options, and a number of replicas.",
         "",
-        "## Cases",
-        "",
-        "| case | needs | checked property |",
-        "| --- | --- | --- |",
-        *(
-            f"| `{case.name}` | {', '.join(sorted(case.needs))} | {case.summary} |"
-            for case in CASES.values()
-        ),
-        "",
     ]
     return "\n".join(parts)
 
@@ -93,7 +84,8 @@ Generated from the catalogue of backends and the suite in `tests/conformance/`; 
 fails if it is stale, and `python tests/conformance/write_document.py` regenerates it.
 
 Every backend must pass every case whose capabilities it has; each capability that it
-lacks has a reason. `make test` asks every capability of every backend, `make test-full`
-runs every case on every target. What a column marked *stand-in only* says was seen on
+lacks has a reason. Cases are functions of `tests/conformance/conformance_cases/`.
+`make test` asks every capability of every backend, `make test-full` runs every case on
+every target. What a column marked *stand-in only* says was seen on
 [something in its place](#where-each-backend-runs), never on the real thing.
 """

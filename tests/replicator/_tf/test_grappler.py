@@ -185,6 +185,7 @@ def test_the_collector_is_paused_while_a_step_is_traced(is_on, fails):
 def has_frozen(request):
     was_frozen = gc.get_freeze_count() > 0
     gc.unfreeze()
+    gc.collect()
     if request.param:
         gc.freeze()
     yield request.param
