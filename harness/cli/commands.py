@@ -144,7 +144,7 @@ def check_ready(chosen: Sequence[Gpu], probe: Probe | None) -> None:
     """Checks that nobody else uses the GPUs, and that TensorFlow can use them."""
     if not chosen:
         return
-    for state in gpu_lib.read_gpu_states(os.getpid(), chosen):
+    for state in gpu_lib.read_gpu_states(chosen):
         if state.fault:
             raise UnfitMachineError(
                 f"GPU {state.index} ({state.name}) cannot be read ({state.fault}), so"

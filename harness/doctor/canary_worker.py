@@ -11,21 +11,23 @@ line of JSON: matrix products per second of each device alone, and of all at onc
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
-import threading
 import time
+from concurrent import futures
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from harness.machine import disturbance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 COMPUTE = "compute"
 MEMORY = "memory"
-_SIZE = 96
 _TRIAD_PASSES = 5
 """Arrays read or written by ``a = s * c`` and ``a = a + b``."""
 _BLOCK = 4
@@ -34,15 +36,13 @@ _FLOAT_BYTES = 8
 
 def make_kernels(array_bytes: int) -> dict[str, tuple[Callable[[], object], float]]:
     """Returns each canary with the work that a call does."""
-    matrix = np.linspace(0.0, 1.0, _SIZE * _SIZE, dtype=np.float32)
-    matrix = matrix.reshape(_SIZE, _SIZE)
+    multiply = disturbance.make_product()
     length = array_bytes // _FLOAT_BYTES
     first, second, third = (np.full(length, x) for x in (1.0, 2.0, 3.0))
 
     def compute() -> None:
         for _ in range(_BLOCK):
-            # optimize=False makes numpy use its own loop: no BLAS, no threads.
-            np.einsum("ij,jk->ik", matrix, matrix, optimize=False)
+            multiply()
 
     def triad() -> None:
         np.multiply(third, 0.5, out=first)
@@ -88,17 +88,9 @@ def measure(
     for multiply in kernels:
         matrix_product_rate(multiply, duration_sec / 4)  # raises the clock, compiles
     alone = [matrix_product_rate(multiply, duration_sec) for multiply in kernels]
-    together = [0.0] * len(kernels)
-
-    def run(place: int) -> None:
-        together[place] = matrix_product_rate(kernels[place], duration_sec)
-
-    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(kernels))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return {"alone": alone, "together": together}
+    with futures.ThreadPoolExecutor(len(kernels)) as pool:
+        run = functools.partial(matrix_product_rate, duration_sec=duration_sec)
+        return {"alone": alone, "together": list(pool.map(run, kernels))}
 
 
 def print_gpus(duration_sec: float, size: int, devices: Sequence[str]) -> None:

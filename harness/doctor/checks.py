@@ -6,23 +6,24 @@ import dataclasses
 import math
 import os
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from harness.machine import disturbance, machine_state
 from results.records.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from harness.machine.disturbance import Disturbance
-    from harness.machine.machine_state import CoreClock, CpuTopology
+    from harness.machine.machine_state import CpuTopology
 
 
 Level = Literal["ok", "caution", "bad"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
     """The result of one check."""
 
@@ -32,158 +33,36 @@ class Finding:
     advice: str = ""  # One line: what to do; empty if it is ok.
 
 
-def ok(check: str, found: str) -> Finding:
-    """Returns a finding that needs no action."""
-    return Finding(check=check, level="ok", found=found)
+def judged(
+    check: str,
+    found: str,
+    *,
+    bad: Mapping[str, object] = MappingProxyType({}),
+    caution: Mapping[str, object] = MappingProxyType({}),
+) -> Finding:
+    """Returns the finding of the first problem that there is; they are named by advice.
 
-
-def caution(check: str, found: str, advice: str) -> Finding:
-    """Returns a finding that can make timings worse."""
-    return Finding(check=check, level="caution", found=found, advice=advice)
-
-
-def bad(check: str, found: str, advice: str) -> Finding:
-    """Returns a finding that makes timings unusable."""
-    return Finding(check=check, level="bad", found=found, advice=advice)
+    A problem is there if its value is true.
+    """
+    problems: dict[Level, Mapping[str, object]] = {"bad": bad, "caution": caution}
+    for level, by_advice in problems.items():
+        for advice, is_there in by_advice.items():
+            if is_there:
+                return Finding(check, level, found, advice)
+    return Finding(check, "ok", found)
 
 
 _KIB = 1024
 _GIB = 2**30
-LOW_MEMORY_BYTES = 4 * _GIB
+_LOW_MEMORY_BYTES = 4 * _GIB
 """Room for a few resident processes with TensorFlow, of about 1 GiB each."""
-TOO_LITTLE_MEMORY_BYTES = _GIB
-
-
-def check_quota(cpus: CpuTopology) -> Finding:
-    """A quota stops all threads of a process group for the rest of a period."""
-    quota = cpus.quota_cores
-    num_cpus = len(cpus.cpus)
-    if quota is None or quota >= num_cpus:
-        return ok("CPU quota", "none" if quota is None else f"{quota:g} cores")
-    usable = max(1, math.floor(quota))
-    chosen = ",".join(str(cpu.cpu) for cpu in cpus.cpus[:usable])
-    return caution(
-        "CPU quota",
-        f"{quota:g} cores for {num_cpus} CPUs: busy processes are stopped in turns",
-        f"raise the quota, or use no more CPUs than it grants: taskset -c {chosen} ...",
-    )
-
-
-def check_smt(cpus: CpuTopology) -> Finding:
-    """Two threads of one core share its units."""
-    num_cpus, num_cores = len(cpus.cpus), cpus.num_physical_cores
-    if num_cpus == num_cores:
-        return ok("SMT", f"each of {num_cpus} CPUs is a core of its own")
-    first = {(cpu.package, cpu.core): cpu.cpu for cpu in reversed(cpus.cpus)}
-    chosen = ",".join(map(str, sorted(first.values())))
-    return caution(
-        "SMT",
-        f"{num_cpus} CPUs are {num_cores} cores: two threads share a core",
-        f"use one CPU of each core: taskset -c {chosen} ...",
-    )
-
-
-def check_governor(cpus: CpuTopology, root: Path) -> Finding:
-    """Governors other than performance lower the clock between steps."""
-    governors = machine_state.read_governors([cpu.cpu for cpu in cpus.cpus], root)
-    found = ", ".join(governors)
-    if governors in ([], ["performance"]):
-        return ok("governor", found or "not visible from here")
-    return caution(
-        "governor",
-        f"{found}: the clock depends on the load before",
-        "sudo cpupower frequency-set -g performance",
-    )
-
-
-def check_boost(root: Path) -> Finding:
-    """With boost, one busy core has a higher clock than all of them."""
-    is_enabled = machine_state.read_boost(root)
-    if not is_enabled:
-        return ok("boost", "not visible from here" if is_enabled is None else "off")
-    return caution(
-        "boost",
-        "on: one busy core has a higher clock than many, so efficiency looks lower",
-        "compare with the compute ceiling below, or switch boost off in the firmware",
-    )
-
-
-def check_huge_pages(root: Path) -> Finding:
-    """With ``always``, the kernel merges pages while a trial runs."""
-    setting = machine_state.read_huge_pages(root)
-    if setting != "always":
-        return ok("huge pages", setting or "not visible from here")
-    return caution(
-        "huge pages",
-        "always: the kernel merges pages of memory while a trial runs",
-        "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
-    )
-
-
-def read_memory(root: Path) -> dict[str, int]:
-    """Returns the entries of ``/proc/meminfo`` in bytes; empty if it is hidden."""
-    entries = {}
-    for line in (machine_state.read_line(root / "proc/meminfo") or "").splitlines():
-        name, _, value = line.partition(":")
-        fields = value.split()
-        if fields and fields[0].isdigit():
-            entries[name] = int(fields[0]) * _KIB
-    return entries
-
-
-def check_memory(root: Path) -> Finding:
-    """All cases of a relay are in memory at once."""
-    memory = read_memory(root)
-    free = memory.get("MemAvailable")
-    if free is None:
-        return ok("memory", "not visible from here")
-    found = f"{free / _GIB:.1f} GiB of {memory.get('MemTotal', 0) / _GIB:.1f} available"
-    if free < TOO_LITTLE_MEMORY_BYTES:
-        return bad("memory", found, "end other programs: a single trial needs 1 GiB")
-    if free < LOW_MEMORY_BYTES:
-        advice = "end other programs, or sweep fewer cases: each needs about 1 GiB"
-        return caution("memory", found, advice)
-    return ok("memory", found)
-
-
-def check_swap(root: Path, num_swapped_pages: int | None) -> Finding:
-    """Memory in swap is read back while a trial runs."""
-    memory = read_memory(root)
-    used = memory.get("SwapTotal", 0) - memory.get("SwapFree", 0)
-    found = f"{used / _GIB:.1f} GiB in use"
-    advice = "end other programs, then: sudo swapoff -a && sudo swapon -a"
-    if num_swapped_pages:
-        return bad("swap", f"{found}, {num_swapped_pages} pages moved just now", advice)
-    if used:
-        return caution("swap", found, advice)
-    return ok("swap", "none in use")
-
-
-def read_swapped_pages(root: Path) -> int | None:
-    """Returns the pages moved to or from swap since boot; None if not counted."""
-    text = machine_state.read_line(root / "proc/vmstat") or ""
-    counts = [
-        int(value)
-        for name, _, value in (line.partition(" ") for line in text.splitlines())
-        if name in ("pswpin", "pswpout") and value.isdigit()
-    ]
-    return sum(counts) if counts else None
-
-
+_HIDDEN = "not visible from here"
 SPAN_SEC = 3.0
 _MOST_NEIGHBOURS = 5
 _NEIGHBOUR_FRACTION = 0.01
 """Of one core: less is not worth a name."""
-_NOTABLE_STOLEN_FRACTION = 0.001
+_NOTABLE_STOLEN = 0.001
 _MOST_LOAD_PER_CORE = 0.5
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Neighbour:
-    """Another process, and the CPU time that it used as a fraction of one core."""
-
-    name: str
-    fraction: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,8 +70,8 @@ class CurrentLoad:
     """What ran in a short span in which this process slept."""
 
     disturbance: Disturbance  # Of all cores that this process may use.
-    # The busiest other processes, the busiest first; names only.
-    neighbours: tuple[Neighbour, ...]
+    # The busiest other processes, the busiest first: names, and fractions of one core.
+    neighbours: tuple[tuple[str, float], ...]
     load_average: float | None  # Over the last minute; None where it is hidden.
     # Moved to or from swap within the span; None if not counted.
     num_swapped_pages: int | None
@@ -202,21 +81,24 @@ class CurrentLoad:
 
 
 def read_load(
-    cores: Sequence[int],
-    root: Path,
-    *,
-    sleep: Callable[[float], None] = time.sleep,
+    cores: Sequence[int], root: Path, *, sleep: Callable[[float], None] = time.sleep
 ) -> CurrentLoad:
     """Watches the cores for ``SPAN_SEC``."""
-    start, pages = _read(cores, root), read_swapped_pages(root)
-    processes = _read_processes(root)
+    start = machine_state.read_core_clock(cores, (os.getpid(),), root)
+    pages, before = _read_swapped_pages(root), _read_processes(root)
     sleep(SPAN_SEC)
-    end, pages_after = _read(cores, root), read_swapped_pages(root)
+    end = machine_state.read_core_clock(cores, (os.getpid(),), root)
+    pages_after = _read_swapped_pages(root)
     span_sec = max(end.wall_sec - start.wall_sec, 1e-9)
+    used: dict[str, float] = {}
+    for pid, (name, total_sec) in _read_processes(root).items():
+        grown_sec = max(total_sec - before.get(pid, ("", 0.0))[1], 0.0)
+        used[name] = used.get(name, 0.0) + grown_sec / span_sec
+    busy = [one for one in used.items() if one[1] >= _NEIGHBOUR_FRACTION]
     text = machine_state.read_line(root / "proc/loadavg")
     return CurrentLoad(
         disturbance=disturbance.between(start, end),
-        neighbours=_neighbours(processes, _read_processes(root), span_sec),
+        neighbours=tuple(sorted(busy, key=lambda one: -one[1])[:_MOST_NEIGHBOURS]),
         load_average=float(text.split()[0]) if text else None,
         num_swapped_pages=None
         if pages is None or pages_after is None
@@ -226,8 +108,23 @@ def read_load(
     )
 
 
-def _read(cores: Sequence[int], root: Path) -> CoreClock:
-    return machine_state.read_core_clock(cores, (os.getpid(),), root)
+def _read_counts(path: Path) -> dict[str, int]:
+    """Returns the numbers of a table of the kernel, by name; empty if it is hidden."""
+    rows = map(str.split, (machine_state.read_line(path) or "").splitlines())
+    known = (row for row in rows if len(row) > 1 and row[1].isdigit())
+    return {row[0].rstrip(":"): int(row[1]) for row in known}
+
+
+def read_memory(root: Path) -> dict[str, int]:
+    """Returns the entries of ``/proc/meminfo`` in bytes; empty if it is hidden."""
+    entries = _read_counts(root / "proc/meminfo")
+    return {name: size * _KIB for name, size in entries.items()}
+
+
+def _read_swapped_pages(root: Path) -> int | None:
+    counts = _read_counts(root / "proc/vmstat")
+    known = [counts[name] for name in ("pswpin", "pswpout") if name in counts]
+    return sum(known) if known else None
 
 
 def _read_processes(root: Path) -> dict[int, tuple[str, float]]:
@@ -235,103 +132,163 @@ def _read_processes(root: Path) -> dict[int, tuple[str, float]]:
     found = {}
     for folder in (root / "proc").glob("[0-9]*"):
         text = machine_state.read_line(folder / "stat") or ""
-        before, _, after = text.rpartition(")")
-        fields = after.split()
-        if len(fields) > machine_state.STIME and int(folder.name) != os.getpid():
-            ticks = int(fields[machine_state.UTIME]) + int(fields[machine_state.STIME])
-            name = printable(before.partition("(")[2])
-            found[int(folder.name)] = (name, ticks * machine_state.TICK_SEC)
+        total_sec = machine_state.process_sec(text)
+        if total_sec is not None and int(folder.name) != os.getpid():
+            name = printable(text.rpartition(")")[0].partition("(")[2])
+            found[int(folder.name)] = (name, total_sec)
     return found
 
 
-def _neighbours(
-    start: dict[int, tuple[str, float]],
-    end: dict[int, tuple[str, float]],
-    span_sec: float,
-) -> tuple[Neighbour, ...]:
-    used: dict[str, float] = {}
-    for pid, (name, total_sec) in end.items():
-        before_sec = start.get(pid, ("", 0.0))[1]
-        used[name] = used.get(name, 0.0) + max(total_sec - before_sec, 0.0)
-    found = [Neighbour(name=n, fraction=sec / span_sec) for n, sec in used.items()]
-    busy = [n for n in found if n.fraction >= _NEIGHBOUR_FRACTION]
-    return tuple(sorted(busy, key=lambda n: -n.fraction)[:_MOST_NEIGHBOURS])
+def check_machine(cpus: CpuTopology, load: CurrentLoad, root: Path) -> list[Finding]:
+    """Returns the findings, in the order in which they are shown."""
+    num_cores = len(cpus.cpus)
+    return [
+        _check_neighbours(load, num_cores),
+        _check_load_average(load, num_cores),
+        *_check_span(load),
+        *_check_cpus(cpus, root),
+        *_check_memory(load, root),
+        Finding("accounting", "ok", "run time of threads in nanoseconds")
+        if load.has_thread_times
+        else Finding(
+            "accounting",
+            "caution",
+            "no /proc/<pid>/task/<tid>/schedstat: run times in ticks, no run delay",
+            "use longer blocks, or a kernel with CONFIG_SCHED_INFO",
+        ),
+    ]
 
 
-def check_neighbours(load: CurrentLoad, num_cores: int) -> Finding:
-    """Processes that use the cores would make turns void."""
+def _check_neighbours(load: CurrentLoad, num_cores: int) -> Finding:
     fraction = load.disturbance.foreign_cpu_fraction
-    names = ", ".join(f"{n.name} {n.fraction:.0%}" for n in load.neighbours)
-    names = names.replace("%", " %")
     if fraction is None:
-        return caution(
+        return Finding(
             "neighbours",
+            "caution",
             "the kernel hides the CPU time of cores (/proc/stat)",
             "blocks disturbed by others cannot be recognized here: keep it quiet",
         )
-    share = f"{fraction:.1%}".replace("%", " %")
-    found = f"others use {share} of {num_cores} cores"
-    by_name = f"{found}: {names} of one core" if names else found
-    if disturbance.foreign_reason(load.disturbance):
-        if not names:
-            by_name = f"{found}, by processes that are not visible from here"
-        return bad(
-            "neighbours", by_name, "end them or wait: blocks above 3 % are discarded"
-        )
+    names = ", ".join(f"{name} {part:.0%}" for name, part in load.neighbours)
+    is_bad = disturbance.foreign_reason(load.disturbance)
+    found = f"others use {fraction:.1%} of {num_cores} cores"
     if names:
-        return caution("neighbours", by_name, "end them if they can become busy")
-    return ok("neighbours", found)
-
-
-def check_load_average(load: CurrentLoad, num_cores: int) -> Finding:
-    """The machine was busy a minute ago, and may be again."""
-    if load.load_average is None:
-        return ok("load", "not visible from here")
-    found = f"{load.load_average:.2f} over the last minute"
-    if load.load_average <= _MOST_LOAD_PER_CORE * num_cores:
-        return ok("load", found)
-    return caution("load", found, "wait until it is low, or find what runs: top")
-
-
-def check_steal(load: CurrentLoad) -> Finding:
-    """A hypervisor that serves other guests stops this one."""
-    fraction = load.disturbance.stolen_cpu_fraction
-    if fraction is None:
-        return ok("steal", "not counted here")
-    found = f"{fraction:.1%} of the cores".replace("%", " %")
-    limit = disturbance.MAX_STOLEN_FRACTION + load.disturbance.stolen_resolution
-    if fraction > limit:
-        advice = "use a host without other guests: blocks above 1 % are discarded"
-        return bad("steal", found, advice)
-    if fraction > _NOTABLE_STOLEN_FRACTION + load.disturbance.stolen_resolution:
-        return caution("steal", found, "prefer a host without other guests")
-    return ok("steal", found)
-
-
-def check_throttling(load: CurrentLoad) -> Finding:
-    """A quota or heat stopped or slowed the cores, just now or since boot."""
-    now = load.disturbance.num_throttled
-    if now:
-        return bad(
-            "throttling",
-            f"{now} times within {SPAN_SEC:g} s",
-            "raise the CPU quota, or cool the machine: throttled blocks are discarded",
-        )
-    if load.num_thermal:
-        return caution(
-            "throttling",
-            f"none now, {load.num_thermal} times by heat since boot",
-            "check the cooling before a long sweep",
-        )
-    return ok("throttling", "not counted here" if now is None else "none")
-
-
-def check_accounting(load: CurrentLoad) -> Finding:
-    """The void rule needs the run time of threads."""
-    if load.has_thread_times:
-        return ok("accounting", "run time of threads in nanoseconds")
-    return caution(
-        "accounting",
-        "no /proc/<pid>/task/<tid>/schedstat: run times in ticks, no run delay",
-        "use longer blocks, or a kernel with CONFIG_SCHED_INFO",
+        found += f": {names} of one core"
+    elif is_bad:
+        found += ", by processes that are not visible from here"
+    return judged(
+        "neighbours",
+        found.replace("%", " %"),
+        bad={"end them or wait: blocks above 3 % are discarded": is_bad},
+        caution={"end them if they can become busy": names},
     )
+
+
+def _check_load_average(load: CurrentLoad, num_cores: int) -> Finding:
+    """The machine was busy a minute ago, and may be again."""
+    average = load.load_average
+    is_high = (average or 0.0) > _MOST_LOAD_PER_CORE * num_cores
+    return judged(
+        "load",
+        _HIDDEN if average is None else f"{average:.2f} over the last minute",
+        caution={"wait until it is low, or find what runs: top": is_high},
+    )
+
+
+def _check_span(load: CurrentLoad) -> Iterator[Finding]:
+    """What stopped or slowed the cores, just now or since boot."""
+    stolen = load.disturbance.stolen_cpu_fraction
+    above = (stolen or 0.0) - load.disturbance.stolen_resolution
+    is_bad = above > disturbance.MAX_STOLEN_FRACTION
+    yield judged(
+        "steal",
+        "not counted here" if stolen is None else f"{100 * stolen:.1f} % of the cores",
+        bad={"use a host without other guests: blocks above 1 % are discarded": is_bad},
+        caution={"prefer a host without other guests": above > _NOTABLE_STOLEN},
+    )
+    now = load.disturbance.num_throttled
+    found = "not counted here" if now is None else "none"
+    if now:
+        found = f"{now} times within {SPAN_SEC:g} s"
+    elif load.num_thermal:
+        found = f"none now, {load.num_thermal} times by heat since boot"
+    advice = "raise the CPU quota, or cool the machine: throttled blocks are discarded"
+    yield judged(
+        "throttling",
+        found,
+        bad={advice: now},
+        caution={"check the cooling before a long sweep": load.num_thermal},
+    )
+
+
+def _check_cpus(cpus: CpuTopology, root: Path) -> Iterator[Finding]:
+    quota, num_cpus = cpus.quota_cores, len(cpus.cpus)
+    is_less = quota is not None and quota < num_cpus
+    usable = max(1, math.floor(quota)) if quota is not None else num_cpus
+    chosen = ",".join(str(cpu.cpu) for cpu in cpus.cpus[:usable])
+    advice = "raise the quota, or use no more CPUs than it grants: taskset"
+    yield judged(
+        "CPU quota",
+        ("none" if quota is None else f"{quota:g} cores")
+        + f" for {num_cpus} CPUs: busy processes are stopped in turns" * is_less,
+        caution={f"{advice} -c {chosen} ...": is_less},
+    )
+    first = {(cpu.package, cpu.core): cpu.cpu for cpu in reversed(cpus.cpus)}
+    chosen = ",".join(map(str, sorted(first.values())))
+    is_shared = len(first) < num_cpus
+    yield judged(
+        "SMT",
+        f"{num_cpus} CPUs are {len(first)} cores: two threads share a core"
+        if is_shared
+        else f"each of {num_cpus} CPUs is a core of its own",
+        caution={f"use one CPU of each core: taskset -c {chosen} ...": is_shared},
+    )
+    governors = machine_state.read_governors([cpu.cpu for cpu in cpus.cpus], root)
+    is_fixed = governors in ([], ["performance"])
+    yield judged(
+        "governor",
+        (", ".join(governors) or _HIDDEN)
+        + ": the clock depends on the load before" * (not is_fixed),
+        caution={"sudo cpupower frequency-set -g performance": not is_fixed},
+    )
+    is_boosted = machine_state.read_boost(root)
+    found = _HIDDEN if is_boosted is None else "off"
+    if is_boosted:
+        found = (
+            "on: one busy core has a higher clock than many, so efficiency looks lower"
+        )
+    advice = (
+        "compare with the compute ceiling below, or switch boost off in the firmware"
+    )
+    yield judged("boost", found, caution={advice: is_boosted})
+
+
+def _check_memory(load: CurrentLoad, root: Path) -> Iterator[Finding]:
+    memory = read_memory(root)
+    free, total = memory.get("MemAvailable"), memory.get("MemTotal", 0)
+    known = math.inf if free is None else free
+    # All cases of an interleaved sweep are in memory at once.
+    advice = "end other programs, or sweep fewer cases: each needs about 1 GiB"
+    yield judged(
+        "memory",
+        _HIDDEN
+        if free is None
+        else f"{free / _GIB:.1f} GiB of {total / _GIB:.1f} available",
+        bad={"end other programs: a single trial needs 1 GiB": known < _GIB},
+        caution={advice: known < _LOW_MEMORY_BYTES},
+    )
+    used, moved = memory.get("SwapTotal", 0) - memory.get("SwapFree", 0), ""
+    if load.num_swapped_pages:
+        moved = f", {load.num_swapped_pages} pages moved just now"
+    advice = "end other programs, then: sudo swapoff -a && sudo swapon -a"
+    yield judged(
+        "swap",
+        f"{used / _GIB:.1f} GiB in use{moved}" if used or moved else "none in use",
+        bad={advice: moved},
+        caution={advice: used},
+    )
+    setting = machine_state.read_huge_pages(root)
+    found, is_always = setting or _HIDDEN, setting == "always"
+    if is_always:
+        found += ": the kernel merges pages of memory while a trial runs"
+    advice = "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
+    yield judged("huge pages", found, caution={advice: is_always})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import os
 import statistics as standard
 import subprocess
 import sys
@@ -16,8 +15,7 @@ from typing import TYPE_CHECKING
 from harness import SOURCE_ROOT
 from harness.doctor import checks, gpu
 from harness.doctor.canary_worker import COMPUTE, MEMORY
-from harness.doctor.checks import Finding, caution, ok
-from harness.doctor.gpu import read_gpu_states
+from harness.doctor.checks import Finding, judged
 from harness.errors import DoctorError
 from harness.machine import machine_state
 from harness.machine.machine_state import read_topology
@@ -43,11 +41,12 @@ _CACHES = 4
 _NUM_ARRAYS = 3
 _LEAST_ARRAY_BYTES = 32 * 2**20
 _MOST_OF_MEMORY = 0.25
-_GOOD_CEILING = {COMPUTE: 0.9, MEMORY: 0.5}
 _MOST_SPREAD = 0.1
-_ADVICE = {
-    COMPUTE: "cores share units or clock: compare efficiency with a solo run, not 1",
-    MEMORY: "cores share bandwidth: compare efficiency with a solo run, not 1",
+_DISTURBED = "find what disturbs it (neighbours, steal, clock), and run doctor again"
+# By kind: the unit of its rate, the ceiling that is good, and what a low one says.
+_KINDS = {
+    COMPUTE: ("products/s", 0.9, "units or clock"),
+    MEMORY: ("bytes/s", 0.5, "bandwidth"),
 }
 
 
@@ -68,22 +67,13 @@ Ask = Callable[[Sequence[int], str], list[float]]
 
 def array_bytes(cores: Sequence[int], root: Path) -> int | None:
     """Returns the size of an array of the triad; None if memory is too small for it."""
-    wanted = max(
-        _LEAST_ARRAY_BYTES, _CACHES * _largest_cache_bytes(root) // _NUM_ARRAYS
-    )
-    free = checks.read_memory(root).get("MemAvailable")
-    if free is not None and wanted * _NUM_ARRAYS * len(cores) > _MOST_OF_MEMORY * free:
-        return None
-    return wanted
-
-
-def _largest_cache_bytes(root: Path) -> int:
-    sizes = [0]
-    for path in (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index*/size"):
-        text = machine_state.read_line(path) or ""
-        if text.endswith("K") and text[:-1].isdigit():
-            sizes.append(int(text[:-1]) * 1024)
-    return max(sizes)
+    caches = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index*/size")
+    sizes = [(machine_state.read_line(path) or "").partition("K")[0] for path in caches]
+    largest = max((int(size) * 1024 for size in sizes if size.isdigit()), default=0)
+    wanted = max(_LEAST_ARRAY_BYTES, _CACHES * largest // _NUM_ARRAYS)
+    free = checks.read_memory(root).get("MemAvailable", math.inf)
+    fits = wanted * _NUM_ARRAYS * len(cores) <= _MOST_OF_MEMORY * free
+    return wanted if fits else None
 
 
 @contextlib.contextmanager
@@ -102,7 +92,8 @@ def canary_processes(cores: Sequence[int], num_bytes: int) -> Iterator[Ask]:
                 # Ctrl-C reaches this process only; theirs end with their stdin.
                 start_new_session=True,
             )
-            stack.callback(_end, process)
+            stack.callback(process.communicate)
+            stack.callback(process.kill)
             processes[core] = process
         for process in processes.values():
             _answer(process)
@@ -129,75 +120,66 @@ def _answer(process: subprocess.Popen[str]) -> str:
     return line
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.communicate()
-
-
 def measure_ceilings(
     cores: Sequence[int], ask: Ask, num_rounds: int = NUM_ROUNDS
 ) -> list[Ceiling]:
     """Runs both canaries in rounds."""
-    alone: dict[str, list[float]] = {COMPUTE: [], MEMORY: []}
-    ratios: dict[str, list[float]] = {COMPUTE: [], MEMORY: []}
+    alone: dict[str, list[float]] = {kind: [] for kind in _KINDS}
+    ratios: dict[str, list[float]] = {kind: [] for kind in _KINDS}
     for round_index in range(num_rounds):
         place = round_index % len(cores)
-        for kind in (COMPUTE, MEMORY):
+        turns = [[cores[place]], cores]
+        for kind in _KINDS:
             # Both orders, since a core can be warmer after a turn of all.
-            if round_index % 2:
-                together = ask(cores, kind)
-                (single,) = ask([cores[place]], kind)
-            else:
-                (single,) = ask([cores[place]], kind)
-                together = ask(cores, kind)
-            alone[kind].append(single)
-            ratios[kind].append(together[place] / single)
+            order = turns[::-1] if round_index % 2 else turns
+            rates = {len(chosen): ask(chosen, kind) for chosen in order}
+            alone[kind].append(rates[1][0])
+            ratios[kind].append(rates[len(cores)][place] / rates[1][0])
     return [
         Ceiling(
             kind=kind,
             num_cores=len(cores),
-            alone=estimates.geometric_mean(alone[kind], unit=_UNITS[kind]),
+            alone=estimates.geometric_mean(alone[kind], unit=unit),
             ratio=estimates.geometric_mean(ratios[kind], unit=""),
             spread=standard.stdev(math.log(value) for value in alone[kind]),
         )
-        for kind in (COMPUTE, MEMORY)
+        for kind, (unit, _, _) in _KINDS.items()
     ]
-
-
-_UNITS = {COMPUTE: "products/s", MEMORY: "bytes/s"}
 
 
 def check_ceiling(ceiling: Ceiling) -> Finding:
     """Says what a core does when all are busy, and how steady one is alone."""
-    check = f"{ceiling.kind} ceiling"
     ratio = ceiling.ratio
+    _, good, shared = _KINDS[ceiling.kind]
     found = (
         f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] of the rate alone on"
         f" {ceiling.num_cores} cores at once, n = {ratio.n}"
     )
     if ceiling.kind == MEMORY:
         found += f"; {ceiling.alone.value / 1e9:.1f} GB/s alone"
-    if ceiling.spread > _MOST_SPREAD:
-        varied = f"{ceiling.spread:.0%}".replace("%", " %")
-        return caution(
-            check,
-            f"{found}; the rate alone varied by {varied}",
-            "find what disturbs it (neighbours, steal, clock), and run doctor again",
-        )
-    if ratio.high is not None and ratio.high < _GOOD_CEILING[ceiling.kind]:
-        return caution(check, found, _ADVICE[ceiling.kind])
-    return ok(check, found)
+    varies, is_low = ceiling.spread > _MOST_SPREAD, (ratio.high or good) < good
+    if varies:
+        found += f"; the rate alone varied by {100 * ceiling.spread:.0f} %"
+    return judged(
+        f"{ceiling.kind} ceiling",
+        found,
+        caution={
+            _DISTURBED: varies,
+            f"cores share {shared}: compare efficiency with a solo run, not 1": is_low,
+        },
+    )
 
 
 def check_canaries(cores: Sequence[int], root: Path = Path("/")) -> list[Finding]:
     """Measures both ceilings on some cores."""
     if len(cores) == 1:
-        return [ok("ceilings", "one core only: nothing to share")]
+        return [Finding("ceilings", "ok", "one core only: nothing to share")]
     num_bytes = array_bytes(cores, root)
     if num_bytes is None:
         return [
-            caution(
+            Finding(
                 "ceilings",
+                "caution",
                 "not measured: arrays larger than the caches need more memory",
                 "free memory, or give doctor fewer cores with taskset",
             )
@@ -222,19 +204,8 @@ def diagnose(
     # Before anything of ours runs.
     now = checks.read_load(cores, root)
     findings = [
-        checks.check_neighbours(now, len(cores)),
-        checks.check_load_average(now, len(cores)),
-        checks.check_steal(now),
-        checks.check_throttling(now),
-        checks.check_quota(cpus),
-        checks.check_smt(cpus),
-        checks.check_governor(cpus, root),
-        checks.check_boost(root),
-        checks.check_memory(root),
-        checks.check_swap(root, now.num_swapped_pages),
-        checks.check_huge_pages(root),
-        checks.check_accounting(now),
-        *gpu.check_gpus(read_gpu_states(os.getpid())),
+        *checks.check_machine(cpus, now, root),
+        *gpu.check_gpus(gpu.read_gpu_states()),
     ]
     for measure in measures:
         findings += measure(cores)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from harness import catalog
-from harness.doctor.checks import Finding, bad, caution, ok
+from harness.doctor.checks import Finding, judged
 from harness.errors import PlanError
 from harness.machine import environment, gpus
 from harness.trial import gpu_probe
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 CHECK: Final = "machine code"
 COMMAND: Final = "python -m harness.doctor.gpu_code"
 _PERIOD_SEC = 10.0
+_OTHER = "an older or newer TensorFlow, or TensorFlow built for them"
+_EACH = "every process compiles for minutes"
 
 
 def check_code(
@@ -40,48 +42,44 @@ def check_code(
     environ: Mapping[str, str] = os.environ,
 ) -> list[Finding]:
     """A finding for each compute capability; none where TensorFlow is silent."""
-    if not architectures:
-        return []
-    return [
-        _check(capability, architectures, driver, environ)
-        for capability in _capabilities(visible)
-    ]
+    folder = Path(gpus.cache_variables(environ)[gpus.CACHE_PATH])
+    built = ", ".join(architectures)
+    findings = []
+    for capability in _capabilities(visible) if architectures else ():
+        version = "{}.{}".format(*capability)
+        code = gpus.code_for(capability, architectures)
+        is_kept = _key(capability, driver) in gpus.noted_code(folder)
+        is_disabled = gpus.is_cache_disabled(environ)
+        found = f"TensorFlow ({built}) has none for GPUs with {version}"
+        if code == "native":
+            found = f"TensorFlow ({built}) has that of GPUs with {version}"
+        needs = code == "compiled"
+        if needs and is_kept and not is_disabled:
+            kept = gpus.cache_bytes(folder) / 2**20
+            found += f"; compiled once, {kept:.0f} MiB in {folder}"
+        finding = judged(
+            CHECK,
+            found,
+            bad={_OTHER: code == "none"},
+            caution={
+                f"unset {gpus.CACHE_DISABLE}: {_EACH}": needs and is_disabled,
+                f"make setup-gpu compiles once, for minutes, into {folder}": needs
+                and not is_kept,
+            },
+        )
+        findings.append(finding)
+    return findings
 
 
 def _capabilities(visible: Sequence[Gpu]) -> list[tuple[int, int]]:
     return sorted({gpu.capability for gpu in visible if gpu.capability is not None})
 
 
-def _check(
-    capability: tuple[int, int],
-    architectures: Sequence[str],
-    driver: str | None,
-    environ: Mapping[str, str],
-) -> Finding:
-    version = "{}.{}".format(*capability)
-    built = ", ".join(architectures)
-    code = gpus.code_for(capability, architectures)
-    if code == "native":
-        return ok(CHECK, f"TensorFlow ({built}) has that of GPUs with {version}")
-    found = f"TensorFlow ({built}) has none for GPUs with {version}"
-    if code == "none":
-        return bad(
-            CHECK, found, "an older or newer TensorFlow, or TensorFlow built for them"
-        )
-    if gpus.is_cache_disabled(environ):
-        advice = f"unset {gpus.CACHE_DISABLE}: every process compiles for minutes"
-        return caution(CHECK, found, advice)
-    folder = Path(gpus.cache_variables(environ)[gpus.CACHE_PATH])
-    if _key(capability, driver) in gpus.noted_code(folder):
-        kept = gpus.cache_bytes(folder) / 2**20
-        return ok(CHECK, f"{found}; compiled once, {kept:.0f} MiB in {folder}")
-    advice = f"make setup-gpu compiles once, for minutes, into {folder}"
-    return caution(CHECK, found, advice)
-
-
 def _key(capability: tuple[int, int], driver: str | None) -> str:
+    """Names what compiled code depends on."""
     tensorflow = environment.read_packages().get("tensorflow", "")
-    return gpus.cache_key(capability, driver, tensorflow)
+    version = "{}.{}".format(*capability)
+    return f"{version}, driver {driver}, TensorFlow {tensorflow}"
 
 
 def compile_once(
@@ -144,7 +142,9 @@ def _compile(
     run: Callable[[str, Mapping[str, str]], int],
     say: Callable[[str], object],
 ) -> bool:
-    for name in _workloads():
+    for name, info in catalog.WORKLOADS.items():
+        if all(preset.name != "gpu" for preset in info.presets):
+            continue
         say(f"{name}: the driver compiles into {folder} ...")
         start = time.monotonic()
         code = run(name, environ)
@@ -156,15 +156,6 @@ def _compile(
     return True
 
 
-def _workloads() -> list[str]:
-    """Those that have a preset for GPUs."""
-    return [
-        name
-        for name, info in catalog.WORKLOADS.items()
-        if any(preset.name == "gpu" for preset in info.presets)
-    ]
-
-
 def _run(name: str, environ: Mapping[str, str]) -> int:
     """Runs a workload, and shows that it goes on; there is no limit to its time."""
     process = subprocess.Popen(
@@ -174,17 +165,15 @@ def _run(name: str, environ: Mapping[str, str]) -> int:
     folder = Path(environ[gpus.CACHE_PATH])
     start = time.monotonic()
     try:
-        while process.poll() is None:
+        while True:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_PERIOD_SEC)
-                break
+                return process.wait(_PERIOD_SEC)
             size = gpus.cache_bytes(folder) / 2**20
             sys.stdout.write(f"  {time.monotonic() - start:.0f} s, {size:.0f} MiB\n")
             sys.stdout.flush()
     finally:
         if process.poll() is None:
             process.terminate()
-    return process.wait()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import statistics
 import time
 from typing import TYPE_CHECKING, Final
 
-from harness.doctor.checks import Finding, bad, caution, ok
+from harness.doctor.checks import Finding, judged
 from harness.errors import DoesNotFitError
 from harness.machine import owned_folders
 from harness.machine.machine_state import now_text
@@ -128,7 +128,7 @@ def check_pair(
             run_generation(store, generation, settings, notice)
         except DoesNotFitError as error:
             advice = "free memory: both processes are needed at once"
-            return [caution(CHECK, f"not measured: {error}", advice)]
+            return [Finding(CHECK, "caution", f"not measured: {error}", advice)]
         start_sec = (first_round[0] - started) if first_round else math.nan
         study = load_study(store)
         return [judge(study, start_sec / len(generation.trials))]
@@ -138,8 +138,9 @@ def judge(study: Study, start_sec: float) -> Finding:
     """Says what the turns of a pair show."""
     counts = relay.count_turns(study)
     if counts.is_unfit:
-        return bad(
+        return Finding(
             CHECK,
+            "bad",
             f"{counts.num_void} of {counts.num_turns} blocks are discarded: in"
             f" {counts.reasons[0][1]} of them {counts.reasons[0][0]}",
             "find what disturbs the cores: nothing would be judged",
@@ -149,14 +150,21 @@ def judge(study: Study, start_sec: float) -> Finding:
     if failed or twin is None:
         reason = failed[0].reason if failed else "no round has a valid block of both"
         advice = "run 'sweep --workload resnet50 --preset smoke' to see more"
-        return caution(CHECK, f"not measured: {reason}", advice)
+        return Finding(CHECK, "caution", f"not measured: {reason}", advice)
     (logs,) = scaling.turn_logs(study.controls[0], twin.case)
     if len(logs) < 2:  # noqa: PLR2004 - a deviation needs two
-        return caution(
-            CHECK, "not measured: only one round has valid blocks of both", _ADVICE
-        )
+        reason = "not measured: only one round has valid blocks of both"
+        return Finding(CHECK, "caution", reason, _ADVICE)
     deviation = statistics.stdev(logs)
-    found = predict(deviation, _turn_sec(study), start_sec)
+    starts = sorted(
+        turn.start_ns
+        for entry in study.planned
+        if entry.trial is not None and entry.trial.result is not None
+        for turn in entry.trial.result.turns
+    )
+    gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
+    turn_sec = statistics.median(gaps) / 1e9  # from one to the next
+    found = predict(deviation, turn_sec, start_sec)
     ratio = twin.ratio
     interval = ""
     if ratio.low is not None and ratio.high is not None:
@@ -169,19 +177,4 @@ def judge(study: Study, start_sec: float) -> Finding:
         f"to +-{width:.1%} ({defaults.GENERATIONS} runs of {found.num_rounds}"
         f" rounds, {PROCESS_SPREAD:.0%} between processes assumed)"
     ).replace("%", " %")
-    if width > WIDEST_GOOD:
-        return caution(CHECK, text, _ADVICE)
-    return ok(CHECK, text)
-
-
-def _turn_sec(study: Study) -> float:
-    """Returns the time from one turn to the next, over all turns."""
-    turns = sorted(
-        (turn.start_ns, turn.end_ns)
-        for entry in study.planned
-        if entry.trial is not None and entry.trial.result is not None
-        for turn in entry.trial.result.turns
-    )
-    starts = [start for start, _ in turns]
-    gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
-    return statistics.median(gaps) / 1e9
+    return judged(CHECK, text, caution={_ADVICE: width > WIDEST_GOOD})

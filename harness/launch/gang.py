@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import hmac
 import json
+import math
 import secrets
 import signal
 import socket
@@ -35,33 +36,54 @@ if TYPE_CHECKING:
     from harness.placement.allocation import Member
 
 
+_NAME = "gang.json"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Gang:
-    """The members that an engine has to start at the same time."""
+    """The members that an engine has to start at the same time.
+
+    A file beside the records of a trial tells its members what they are: the records
+    say the same, but reading them imports a library that takes longer than all else
+    that these processes do until the worker starts.
+    """
 
     trial_dir: Path  # That of the trial, which all hosts see; also the current one.
     members: tuple[Member, ...]  # Kind and index of each.
     members_per_host: int  # The first so many are on the first host, and so on.
+    cpusets: tuple[tuple[int, ...], ...] = ()  # The cores of each, on its host.
+    num_ranks: int = 0  # How many of them are measured: the first ones.
     # What each of them runs; it learns from the engine which one it is.
-    command: tuple[str, ...]
-    variables: Mapping[str, str]  # Its environment variables.
+    command: tuple[str, ...] = ()
+    # Its environment variables; in the file those that say to members what they are,
+    # where their engine only numbers them.
+    variables: Mapping[str, str]
 
-    def to_json(self) -> bytes:
-        """Returns a line of JSON, for a client that is a process of its own."""
+    def to_json(self) -> str:
+        """Returns one line."""
         fields = {**dataclasses.asdict(self), "trial_dir": str(self.trial_dir)}
-        return json.dumps(fields).encode("ascii") + b"\n"
+        return json.dumps(fields) + "\n"
 
     @classmethod
-    def from_json(cls, line: bytes) -> Gang:
+    def from_json(cls, text: str | bytes) -> Gang:
         """Returns what ``to_json`` has written."""
-        fields = json.loads(line)
+        fields = json.loads(text)
         return cls(
-            trial_dir=Path(fields["trial_dir"]),
-            members=tuple((kind, index) for kind, index in fields["members"]),
-            members_per_host=fields["members_per_host"],
-            command=tuple(fields["command"]),
-            variables=fields["variables"],
+            trial_dir=Path(fields.pop("trial_dir")),
+            members=tuple((kind, index) for kind, index in fields.pop("members")),
+            cpusets=tuple(map(tuple, fields.pop("cpusets"))),
+            command=tuple(fields.pop("command")),
+            **fields,
         )
+
+    def write(self) -> None:
+        """Writes the file."""
+        atomic.write_text(self.trial_dir / _NAME, self.to_json())
+
+    @classmethod
+    def read(cls, trial_dir: Path) -> Gang:
+        """Reads the file."""
+        return cls.from_json((trial_dir / _NAME).read_bytes())
 
     @property
     def num_members(self) -> int:
@@ -105,7 +127,7 @@ class ClientEngine(Engine):
         log: str,
         hint: str,
         end_by_itself_sec: float,
-        message: bytes | None = None,
+        message: str | None = None,
     ) -> None:
         folder = trial_dir / LOGS
         folder.mkdir(exist_ok=True)
@@ -130,7 +152,7 @@ class ClientEngine(Engine):
         if message is not None:
             assert self._process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # its exit code says why
-                self._process.stdin.write(message)
+                self._process.stdin.write(message.encode())
                 self._process.stdin.flush()
 
     def poll(self) -> int | None:
@@ -149,11 +171,9 @@ class ClientEngine(Engine):
         for end in (None, self._process.terminate, self._process.kill):
             if end is not None:
                 end()
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 measure.wait_for_turn(self._process, self._end_by_itself_sec)
-            except subprocess.TimeoutExpired:
-                continue
-            return
+                return
 
 
 # Lines of JSON over TCP, after a secret that only processes of the trial know. Members
@@ -178,13 +198,13 @@ MAX_LINE_BYTES: Final = 65536
 def keep_alive(connection: socket.socket) -> None:
     """Makes the kernel notice within ``LOST_AFTER_SEC`` that the other host is gone."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_SEC)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SEC)
-    probes = LOST_AFTER_SEC // _PROBE_SEC - 1
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
-    connection.setsockopt(
-        socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_AFTER_SEC * 1000
-    )
+    for option, value in (
+        (socket.TCP_KEEPIDLE, _PROBE_SEC),
+        (socket.TCP_KEEPINTVL, _PROBE_SEC),
+        (socket.TCP_KEEPCNT, LOST_AFTER_SEC // _PROBE_SEC - 1),
+        (socket.TCP_USER_TIMEOUT, LOST_AFTER_SEC * 1000),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def own_address(environ: Mapping[str, str]) -> str:
@@ -224,15 +244,17 @@ class MemberExits:
         self.lost: dict[int, str] = {}  # Why a connection counts as the end, by place.
         self._tails: dict[int, str] = {}
         self._hosts: dict[int, str] = {}
-        listener, self._port = _listen()
+        listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
+        self.address = f"{socket.gethostname()}:{listener.getsockname()[1]}"
+        # Where this host has a public address, so have its members: then the secret
+        # alone keeps strangers out, as on systems without such filters.
+        own = [str(address) for address in port_filter.resolve(self.address)]
+        if all(port_filter.allows(port_filter.PRIVATE, address) for address in own):
+            with contextlib.suppress(OSError):
+                port_filter.restrict(listener, port_filter.Reach.PRIVATE)
         self._listener = LineListener(listener, max_line_bytes=MAX_LINE_BYTES)
         self._places: dict[socket.socket, int] = {}
         self._members: set[socket.socket] = set()
-
-    @property
-    def address(self) -> str:
-        """Name of this host, and the port."""
-        return f"{socket.gethostname()}:{self._port}"
 
     def texts(self) -> list[str]:
         """What members said, for the record of a failure."""
@@ -299,56 +321,6 @@ class MemberExits:
         self._listener.close()
 
 
-def _listen() -> tuple[socket.socket, int]:
-    """Opens a port for the hosts of a gang.
-
-    Where this host has a public address, so have its members: then the secret alone
-    keeps strangers out, as on systems without such filters.
-    """
-    listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
-    port = int(listener.getsockname()[1])
-    own = port_filter.resolve(f"{socket.gethostname()}:{port}")
-    if all(port_filter.allows(port_filter.PRIVATE, str(address)) for address in own):
-        with contextlib.suppress(OSError):
-            port_filter.restrict(listener, port_filter.Reach.PRIVATE)
-    return listener, port
-
-
-# The records say the same, but reading them imports a library that takes longer than
-# all else that these processes do until the worker starts.
-
-_NAME = "gang.json"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class GangPlan:
-    """The members of a gang and their places."""
-
-    members: tuple[Member, ...]  # Kind and index of each.
-    cpusets: tuple[tuple[int, ...], ...]  # The cores of each, on its host.
-    num_ranks: int  # How many of them are measured: the first ones.
-    members_per_host: int  # The first so many are on the first host, and so on.
-    # Environment variables that say to members what they are, where their engine only
-    # numbers them.
-    variables: dict[str, str]
-
-    def write(self, trial_dir: Path) -> None:
-        """Writes the file."""
-        atomic.write_text(trial_dir / _NAME, json.dumps(dataclasses.asdict(self)))
-
-    @classmethod
-    def read(cls, trial_dir: Path) -> GangPlan:
-        """Reads the file."""
-        fields = json.loads((trial_dir / _NAME).read_bytes())
-        return cls(
-            members=tuple((kind, index) for kind, index in fields["members"]),
-            cpusets=tuple(map(tuple, fields["cpusets"])),
-            num_ranks=fields["num_ranks"],
-            members_per_host=fields["members_per_host"],
-            variables=fields["variables"],
-        )
-
-
 _POLL_SEC = 0.1
 _SETTLE_SEC = 2.0
 """For reports on their way when the engine's own client has ended."""
@@ -377,18 +349,17 @@ class RunningGang:
         self._exits: MemberExits | None = None
         self._engine: Engine | None = None
         self._num_ranks = 0
-        self._deadline: float | None = None
-        self._engine_ended: float | None = None
+        self._deadline = math.inf  # of the other ranks, once one has failed
+        self._settled = math.inf  # of reports, once the engine's own client has ended
 
     def start(self) -> None:
         """Lets the engine start the members; it may refuse, which ends the gang."""
-        plan = GangPlan.read(self._trial_dir)
+        plan = Gang.read(self._trial_dir)
         self._num_ranks = plan.num_ranks
         self._exits = exits = MemberExits()
-        gang = Gang(
+        gang = dataclasses.replace(
+            plan,
             trial_dir=self._trial_dir,
-            members=plan.members,
-            members_per_host=plan.members_per_host,
             command=self._command,
             variables={
                 **self._variables,
@@ -435,30 +406,25 @@ class RunningGang:
         codes = {rank: c for rank, c in exits.codes.items() if rank < self._num_ranks}
         bad = {rank: code for rank, code in codes.items() if code}
         now = time.monotonic()
-        if bad and self._deadline is None:
-            self._deadline = now + GRACE_SEC
+        if bad:
+            self._deadline = min(self._deadline, now + GRACE_SEC)
         if len(codes) < self._num_ranks:
-            if self._engine_ended is None and engine.poll() is not None:
-                self._engine_ended = now
-            is_lost = (
-                self._engine_ended is not None
-                and now > self._engine_ended + _SETTLE_SEC
-            )
-            if is_lost and not bad:
+            if engine.poll() is not None:
+                self._settled = min(self._settled, now + _SETTLE_SEC)
+            if now > self._settled and not bad:
                 return self._refuse(_why_ended(engine))
-            is_late = self._deadline is not None and now > self._deadline
-            if not (is_lost or is_late):
+            if now <= min(self._settled, self._deadline):
                 return None
         if not bad:
             return 0
         rank = cause_of(bad)
         self.num_oom_kills = exits.oom_kills.get(rank)
-        reason = exits.lost.get(rank, "")
-        if reason and (code := engine.poll()) is not None and code < 0:
-            # Tasks that are killed end with it.
-            reason += (
-                f"; the engine's own client ended with signal {signal_name(-code)}"
-            )
+        reason, code = exits.lost.get(rank, ""), engine.poll()
+        if (
+            reason and code is not None and code < 0
+        ):  # tasks that are killed end with it
+            name = signal_name(-code)
+            reason += f"; the engine's own client ended with signal {name}"
         rank_file.write_first_exit(self._trial_dir, FirstExit(rank=rank, reason=reason))
         return bad[rank]
 

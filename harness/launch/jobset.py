@@ -1,8 +1,7 @@
 """Pods of Kubernetes, and the launcher ``jobset``: a JobSet with a pod per worker.
 
 Kubernetes numbers the pods, and the service of the JobSet gives them names;
-``KubernetesEnvironment`` reads both in every pod. Each pod has a machine of its own. If
-one fails, all are ended: the others could only wait for it.
+``KubernetesEnvironment`` reads both in every pod. Each pod has a machine of its own.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from harness.errors import ParseError, PlanError
-from harness.launch.launcher import LauncherInfo, render_template
+from harness.launch.launcher import LauncherInfo
 from harness.machine.gpus import CACHE_PATH, CACHE_SIZE, LARGEST_CACHE
 from harness.options import kinds
 from harness.options.option import Option, Options
 from results.store import untrusted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from harness.launch.launcher import Job
 
@@ -41,7 +40,7 @@ DEADLINE: Final = "activeDeadlineSeconds"
 """The key of a template by which its Job ends."""
 A_DAY: Final = 24 * 3600
 """Its default, in seconds."""
-GROUP: Final = 1000
+_GROUP: Final = 1000
 """May write to the studies: that of the user of this project's images."""
 _VERBS_THAT_WRITE = {"sweep", "gate"}
 # [registry[:port]/]path[:tag][@digest]
@@ -77,7 +76,7 @@ def parse_template(text: str, *, what: str) -> dict[str, Any]:
     return dict(found)
 
 
-def _problems(found: Any) -> Iterator[str]:
+def _problems(found: Any) -> Iterator[str]:  # noqa: C901 (one rule after another)
     """Yields why something is no PodTemplateSpec."""
     if not isinstance(found, dict) or not found or found.keys() - {"metadata", "spec"}:
         yield "the keys at its top are 'metadata' and 'spec'"
@@ -98,22 +97,18 @@ def _problems(found: Any) -> Iterator[str]:
             f"its containers are {names}, and there is one, {CONTAINER!r}: a trial"
             " would wait for others; let initContainers do what comes before it"
         )
-    for container in spec.get("containers", []):
-        yield from _problems_of_container(container)
-    deadline = spec.get(DEADLINE, A_DAY)
-    if isinstance(deadline, bool) or not isinstance(deadline, int) or deadline < 1:
-        yield f"spec.{DEADLINE} {deadline!r} is not a whole number of seconds above 0"
-
-
-def _problems_of_container(container: Mapping[str, Any]) -> Iterator[str]:
+    container = {"image": _EXAMPLE, **(spec.get("containers") or [{}])[0]}
     if "args" in container:
         yield f"{CONTAINER!r} has args, and its command is what is measured"
-    image = container.get("image", _EXAMPLE)
+    image = container["image"]
     if not isinstance(image, str) or not _IMAGE.fullmatch(image):
         yield (
             f"its image {image!r} is not the name of an image; write"
             f" [registry/]path[:tag], in lower case, such as {_EXAMPLE}"
         )
+    deadline = spec.get(DEADLINE, A_DAY)
+    if isinstance(deadline, bool) or not isinstance(deadline, int) or deadline < 1:
+        yield f"spec.{DEADLINE} {deadline!r} is not a whole number of seconds above 0"
 
 
 def with_template(
@@ -121,8 +116,7 @@ def with_template(
 ) -> dict[str, Any]:
     """Returns a PodTemplateSpec: the user's, with what the harness sets over it."""
     own = copy.deepcopy(dict(template or {}))
-    if "metadata" in own:
-        own["metadata"].pop("namespace", None)
+    own.get("metadata", {}).pop("namespace", None)
     own.get("spec", {}).pop(DEADLINE, None)  # of the Job: a pod would be replaced
     for container in own.get("spec", {}).get("containers", []):
         container["name"] = made["spec"]["containers"][0]["name"]
@@ -211,7 +205,12 @@ def check(job: Job, options: PodOptions, launcher: str) -> None:
             f" a container; give the container {CONTAINER!r} in it an image that has"
             f" this package, such as {_EXAMPLE}"
         )
-    if options.studies is None and _is_measuring(job.command):
+    is_measuring = any(  # python -m harness sweep ...
+        program.rpartition("/")[2] in {"harness", "replicator-harness"}
+        and verb in _VERBS_THAT_WRITE
+        for program, verb in itertools.pairwise(job.command)
+    )
+    if options.studies is None and is_measuring:
         raise PlanError(
             f"--launcher {launcher} requires --pod-template with a volume {RUNS!r} for"
             " a sweep, whose records would end with its pod; name a"
@@ -225,29 +224,10 @@ def check(job: Job, options: PodOptions, launcher: str) -> None:
         )
 
 
-def _is_measuring(command: Sequence[str]) -> bool:
-    """Whether a command writes studies: ``python -m harness sweep ...``."""
-    return any(
-        program.rpartition("/")[2] in {"harness", "replicator-harness"}
-        and verb in _VERBS_THAT_WRITE
-        for program, verb in itertools.pairwise(command)
-    )
-
-
 def runs_folder(directory: str, runs_dir: str = RUNS) -> str:
     """Returns where the studies are mounted: the folder of the runs, absolute."""
     start = FOLDER if directory == "." else directory
     return posixpath.normpath(posixpath.join(start, runs_dir))
-
-
-def kept_code(runs: str, gpus: int) -> dict[str, str]:
-    """Returns the variables that keep what a driver compiles beside the studies."""
-    if not gpus:
-        return {}
-    return {
-        CACHE_PATH: f"{runs}/.cuda-cache",
-        CACHE_SIZE: str(LARGEST_CACHE),
-    }
 
 
 def literal(words: Iterable[str]) -> list[str]:
@@ -258,20 +238,57 @@ def literal(words: Iterable[str]) -> list[str]:
     return [word.replace("$", "$$") for word in words]
 
 
-def limits(job: Job, *, gpus: int | None = None) -> dict[str, int]:
-    """The resources of a container; GPUs are never shared, so all are limits."""
-    wanted = {
-        "nvidia.com/gpu": job.gpus_per_worker if gpus is None else gpus,
-        "cpu": job.cores_per_worker,
-    }
-    return {name: amount for name, amount in wanted.items() if amount}
+def pod(
+    job: Job,
+    options: PodOptions,
+    container: dict[str, Any],
+    *,
+    runs: str,
+    gpus: int,
+    **more: Any,
+) -> dict[str, Any]:
+    """Returns the PodTemplateSpec of a worker or of a sweep, with that of the user.
+
+    ``container`` has its name, its command and its variables, ``more`` are other
+    fields of the pod's specification.
+    """
+    # GPUs are never shared, so all are limits.
+    wanted = {"nvidia.com/gpu": gpus, "cpu": job.cores_per_worker}
+    limits = {name: str(amount) for name, amount in wanted.items() if amount}
+    variables, mounts = dict(container["env"]), []
+    spec: dict[str, Any] = {"restartPolicy": "Never", **more}
+    if options.studies is not None:
+        spec["securityContext"] = {"fsGroup": _GROUP}
+        mounts.append({"name": RUNS, "mountPath": runs})
+        if gpus:  # keeps what a driver compiles beside the studies
+            variables[CACHE_PATH] = f"{runs}/.cuda-cache"
+            variables[CACHE_SIZE] = str(LARGEST_CACHE)
+    if gpus > 1:
+        # NCCL exchanges data of GPUs of one machine through it; the default of 64 MiB
+        # is too small.
+        spec["volumes"] = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
+        mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})  # noqa: S108
+    env = [
+        {"name": name, **({"value": of} if isinstance(of, str) else {"valueFrom": of})}
+        for name, of in variables.items()
+    ]
+    spec["containers"] = [
+        {
+            "image": options.image,
+            **container,
+            "command": literal(container["command"]),
+            "env": env,
+            **({"resources": {"limits": limits}} if limits else {}),
+            **({"volumeMounts": mounts} if mounts else {}),
+        }
+    ]
+    return with_template(options.pod_template, {"spec": spec})
 
 
 WORKERS = "worker"
 """The name of the replicated job."""
 PORT = 2222
 _LONGEST_HOST_NAME = 63
-_TEMPLATE = Path(__file__).with_name("jobset.yaml.j2")
 
 
 class JobSet(LauncherInfo):
@@ -286,40 +303,71 @@ class JobSet(LauncherInfo):
         check(job, options, self.name)
         import yaml
 
-        made, comments = manifest(job, options, runs_folder(job.directory))
-        text = comments + str(yaml.safe_dump(made, sort_keys=False))
+        made = manifest(job, options, runs_folder(job.directory))
+        text = (
+            f"# {job.workers} workers with {job.gpus_per_worker} GPUs each, one pod per"
+            " machine.\n# kubectl apply -f FILE submits it, kubectl delete jobset"
+            f" {job.name} ends it.\n{yaml.safe_dump(made, sort_keys=False)}"
+        )
         return {f"{job.name}.jobset.yaml": text}
 
 
 def manifest(
     job: Job, options: PodOptions, runs: str, *, secret: str = ""
-) -> tuple[dict[str, Any], str]:
-    """Returns a JobSet, and what is said above it."""
-    import yaml
-
+) -> dict[str, Any]:
+    """Returns a JobSet, whose pods have the variables of a secret, if there is one."""
     _check_name(job)
-    has_runs = options.studies is not None
-    text = render_template(
-        _TEMPLATE,
-        job=job,
-        options=options,
-        secret=secret,
-        has_runs=has_runs,
-        runs=runs,
-        kept_code=kept_code(runs, job.gpus_per_worker) if has_runs else {},
-        group=GROUP,
-        limits=limits(job),
-        workers=WORKERS,
-        port=PORT,
-        command=literal(job.command),
-    )
-    assert options.pod_template is not None
-    made: dict[str, Any] = yaml.safe_load(text)
-    if options.namespace:
-        made["metadata"]["namespace"] = options.namespace
-    spec = made["spec"]["replicatedJobs"][0]["template"]["spec"]
-    spec["template"] = with_template(options.pod_template, spec["template"])
-    return made, "".join(text.splitlines(keepends=True)[:2])
+    container: dict[str, Any] = {
+        "name": WORKERS,
+        "command": job.command,
+        "ports": [{"containerPort": PORT}],
+        "env": {
+            "REPLICATOR_NUM_WORKERS": str(job.workers),
+            "REPLICATOR_SERVICE": job.name,
+            "REPLICATOR_PORT": str(PORT),
+        },
+    }
+    if job.directory != ".":
+        container["workingDir"] = job.directory
+    if secret:
+        container["envFrom"] = [{"secretRef": {"name": secret}}]
+    apart = {
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {
+            "matchLabels": {"jobset.sigs.k8s.io/jobset-name": job.name},
+        },
+    }
+    needed = {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
+    affinity = {"affinity": {"podAntiAffinity": needed}} if job.workers > 1 else {}
+    workers = {
+        "completionMode": "Indexed",
+        "completions": job.workers,
+        "parallelism": job.workers,
+        "backoffLimit": 0,
+        DEADLINE: options.deadline_sec,
+        "template": pod(
+            job, options, container, runs=runs, gpus=job.gpus_per_worker, **affinity
+        ),
+    }
+    namespace = {"namespace": options.namespace} if options.namespace else {}
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": job.name, **namespace},
+        "spec": {
+            "network": {
+                "enableDNSHostnames": True,
+                # Workers look each other up before any of them is ready.
+                "publishNotReadyAddresses": True,
+                "subdomain": job.name,
+            },
+            # A worker that fails ends the others: they could only wait for it.
+            "failurePolicy": {"maxRestarts": 0},
+            "replicatedJobs": [
+                {"name": WORKERS, "replicas": 1, "template": {"spec": workers}}
+            ],
+        },
+    }
 
 
 def _check_name(job: Job) -> None:

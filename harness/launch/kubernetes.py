@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -86,20 +87,13 @@ def create(path: str, made: dict[str, Any], *queries: str) -> dict[str, Any]:
 
 def get(path: str) -> dict[str, Any]:
     """Returns an object or a list."""
-    return _parsed(get_text(path))
-
-
-def get_text(path: str) -> str:
-    """Returns what the server has at a path, such as a log."""
-    return _run(["get", "--raw", path])
+    return _parsed(_run(["get", "--raw", path]))
 
 
 def delete(path: str) -> None:
     """Deletes an object, and in the background what it owns; harmless without it."""
-    try:
+    with contextlib.suppress(NotFoundError):
         _run(["delete", "--raw", f"{path}?propagationPolicy=Background"])
-    except NotFoundError:
-        return
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -136,82 +130,61 @@ _MOST_INTERRUPTIONS = 6
 def of_sweep(job: Job, options: KubernetesOptions, runs_dir: str) -> dict[str, Any]:
     """Returns the Job of a sweep."""
     runs = jobset.runs_folder(".", runs_dir)
-    on_one = -(-job.workers // (options.nodes or 1))
-    gpus = on_one * job.gpus_per_worker
-    volumes = []
-    mounts = [{"name": jobset.RUNS, "mountPath": runs}]
-    if gpus > 1:  # as in the template of a JobSet
-        volumes = [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
-        mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})  # noqa: S108
-    container: dict[str, Any] = {
-        "name": CONTAINER,
-        "image": options.image,
-        "command": jobset.literal(_in_image(job.command)),
-        "workingDir": jobset.FOLDER,
-        "env": [
-            _of_pod(POD_VARIABLE, "metadata.name"),
-            _of_pod(UID_VARIABLE, "metadata.uid"),
-            _of_pod(NAMESPACE_VARIABLE, "metadata.namespace"),
-            _of_pod(ADDRESS_VARIABLE, "status.podIP"),
-            {"name": RUNS_VARIABLE, "value": runs},
-            {"name": GPUS_VARIABLE, "value": str(job.gpus_per_worker)},
-            # The file is not in the pod, whose command names it; JSON is YAML.
-            {
-                "name": jobset.TEMPLATE_VARIABLE,
-                "value": jobset.literal([json.dumps(options.pod_template)])[0],
+    of_pod = {
+        POD_VARIABLE: "metadata.name",
+        UID_VARIABLE: "metadata.uid",
+        NAMESPACE_VARIABLE: "metadata.namespace",
+        ADDRESS_VARIABLE: "status.podIP",
+    }
+    command = job.command
+    if command[0] == sys.executable:  # the interpreter of the image, not of this host
+        command = ("python", *command[1:])
+    template = jobset.pod(
+        job,
+        options,
+        {
+            "name": CONTAINER,
+            "command": command,
+            "workingDir": jobset.FOLDER,
+            "env": {
+                **{
+                    name: {"fieldRef": {"fieldPath": of}} for name, of in of_pod.items()
+                },
+                RUNS_VARIABLE: runs,
+                GPUS_VARIABLE: str(job.gpus_per_worker),
+                # The file is not in the pod, whose command names it; JSON is YAML.
+                jobset.TEMPLATE_VARIABLE: jobset.literal(
+                    [json.dumps(options.pod_template)]
+                )[0],
             },
-            *({"name": n, "value": v} for n, v in jobset.kept_code(runs, gpus).items()),
-        ],
-        "volumeMounts": mounts,
+        },
+        runs=runs,
+        gpus=-(-job.workers // (options.nodes or 1)) * job.gpus_per_worker,
+        terminationGracePeriodSeconds=GRACE_SEC,
+    )
+    evicted = [{"type": "DisruptionTarget", "status": "True"}]
+    ended = {
+        "containerName": CONTAINER,
+        "operator": "NotIn",
+        "values": [_INTERRUPTED],
     }
-    if limits := jobset.limits(job, gpus=gpus):
-        container["resources"] = {"limits": {n: str(a) for n, a in limits.items()}}
-    pod: dict[str, Any] = {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": GRACE_SEC,
-        "securityContext": {"fsGroup": jobset.GROUP},
-        "containers": [container],
-        "volumes": volumes,
-    }
+    rules = [
+        {"action": "Ignore", "onPodConditions": evicted},
+        {"action": "FailJob", "onExitCodes": ended},
+    ]
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {"generateName": f"{job.name}-"},
         "spec": {
-            "activeDeadlineSeconds": options.deadline_sec,
+            jobset.DEADLINE: options.deadline_sec,
             "backoffLimit": _MOST_INTERRUPTIONS,
             # The next pod begins when the last one has ended: both write to one study.
             "podReplacementPolicy": "Failed",
-            "podFailurePolicy": {
-                "rules": [
-                    {
-                        "action": "Ignore",
-                        "onPodConditions": [
-                            {"type": "DisruptionTarget", "status": "True"}
-                        ],
-                    },
-                    {
-                        "action": "FailJob",
-                        "onExitCodes": {
-                            "containerName": CONTAINER,
-                            "operator": "NotIn",
-                            "values": [_INTERRUPTED],
-                        },
-                    },
-                ]
-            },
-            "template": jobset.with_template(options.pod_template, {"spec": pod}),
+            "podFailurePolicy": {"rules": rules},
+            "template": template,
         },
     }
-
-
-def _of_pod(name: str, field: str) -> dict[str, Any]:
-    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}
-
-
-def _in_image(command: tuple[str, ...]) -> tuple[str, ...]:
-    """The interpreter of the image, not that of the host of the command line."""
-    return ("python", *command[1:]) if command[0] == sys.executable else command
 
 
 _POLL_SEC = 2.0
@@ -260,7 +233,20 @@ class GangSet(Engine):
         self._name = f"gang-{secrets.token_hex(5)}"
         self._namespace = environ[NAMESPACE_VARIABLE]
         self._polled = (0.0, None)  # type: tuple[float, int | None]
-        made = _jobset(self._name, gang, options, environ)
+        job = Job(
+            name=self._name,
+            command=gang.command,
+            workers=gang.num_members,
+            gpus_per_worker=int(environ.get(GPUS_VARIABLE, "0")),
+            directory=str(gang.trial_dir),
+        )
+        # The variables stand in a secret: whoever may read pods would see them.
+        made = jobset.manifest(job, options, environ[RUNS_VARIABLE], secret=self._name)
+        # Ends with the pod of the sweep, however that ends.
+        owner = {"name": environ[POD_VARIABLE], "uid": environ[UID_VARIABLE]}
+        made["metadata"]["ownerReferences"] = [
+            {"apiVersion": "v1", "kind": "Pod", **owner}
+        ]
         secret = {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -319,7 +305,7 @@ class GangSet(Engine):
         if reasons:
             return reasons
         try:
-            log = get_text(f"{path}/{name}/log?tailLines={_TAIL_LINES}")
+            log = _run(["get", "--raw", f"{path}/{name}/log?tailLines={_TAIL_LINES}"])
         except LaunchError as error:
             log = str(error)
         return [f"-- pod {name}:\n{log}"] if log.strip() else []
@@ -342,38 +328,12 @@ def _waiting(status: Mapping[str, Any]) -> list[dict[str, str]]:
 def _variables(gang: Gang, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables of a gang, with the address at which pods reach this one."""
     port = gang.variables[gang_lib.ADDRESS_VARIABLE].rpartition(":")[2]
-    address = f"{environ[ADDRESS_VARIABLE]}:{port}"
-    variables = {**gang.variables, gang_lib.ADDRESS_VARIABLE: address}
+    address = {gang_lib.ADDRESS_VARIABLE: f"{environ[ADDRESS_VARIABLE]}:{port}"}
     return {
         name: value
-        for name, value in variables.items()
+        for name, value in {**gang.variables, **address}.items()
         if name.isidentifier() and name.isascii() and name not in _OWN
     }
-
-
-def _jobset(
-    name: str, gang: Gang, options: KubernetesOptions, environ: Mapping[str, str]
-) -> dict[str, Any]:
-    """Returns the manifest of ``launch render``, owned by the pod of the sweep."""
-    job = Job(
-        name=name,
-        command=gang.command,
-        workers=gang.num_members,
-        gpus_per_worker=int(environ.get(GPUS_VARIABLE, "0")),
-        directory=str(gang.trial_dir),
-    )
-    # The variables stand in a secret: whoever may read pods would see them.
-    made, _ = jobset.manifest(job, options, environ[RUNS_VARIABLE], secret=name)
-    # Ends with the pod of the sweep, however that ends.
-    made["metadata"]["ownerReferences"] = [
-        {
-            "apiVersion": "v1",
-            "kind": "Pod",
-            "name": environ[POD_VARIABLE],
-            "uid": environ[UID_VARIABLE],
-        }
-    ]
-    return made
 
 
 class KubernetesOptions(jobset.PodOptions):
@@ -407,9 +367,7 @@ class Kubernetes(LauncherInfo):
             check_installed()
         return KubernetesLauncher(options)
 
-    def plan(self, options: KubernetesOptions) -> Launcher:
-        """Returns what will start gangs from the pod of a sweep."""
-        return KubernetesLauncher(options)
+    plan = staticmethod(KubernetesLauncher)
 
     def submit(self, job: Job, options: KubernetesOptions, runs_dir: Path) -> Submitted:
         """Submits a Job whose pod is replaced until the sweep is complete."""

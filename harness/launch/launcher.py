@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 from pydantic import Field
 
 from harness.errors import LaunchError, PlanError
-from harness.launch.gang import GangPlan, RunningGang
+from harness.launch.gang import Gang, RunningGang
 from harness.options.option import Option, Options
 from harness.placement.allocation import members_per_host
 from harness.trial import rank_file
@@ -34,7 +34,7 @@ from results.records import limits
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from harness.launch.gang import Engine, Gang
+    from harness.launch.gang import Engine
     from harness.placement.allocation import Member, Processes
     from results.records.models import Placement, TrialSpec
 
@@ -232,7 +232,8 @@ class RemoteLauncher(Launcher):
         paths = [str(_ROOT), *(os.path.abspath(p) for p in inherited if p)]  # noqa: PTH100
         with tempfile.TemporaryDirectory(dir=existing, prefix=".tmp-seen-") as name:
             place = Path(name)
-            _plan(members, [()] * len(members), len(members), 1).write(place)
+            cpusets = ((),) * self.num_hosts
+            _write_gang(place, members, cpusets, num_ranks=self.num_hosts, per_host=1)
             # Members make folders in that for temporary files, and leave them to us.
             variables = {
                 **os.environ,
@@ -262,9 +263,13 @@ class RemoteLauncher(Launcher):
     ) -> None:
         """Writes what the processes of the gang read."""
         members = processes.members or (("worker", 0),)
-        per_host = members_per_host(len(members), self.num_hosts)
-        plan = _plan(members, placement.cpusets, processes.num_ranks, per_host)
-        plan.write(trial_dir)
+        _write_gang(
+            trial_dir,
+            members,
+            placement.cpusets,
+            num_ranks=processes.num_ranks,
+            per_host=members_per_host(len(members), self.num_hosts),
+        )
 
     def command(
         self, processes: Processes, worker_command: Sequence[str]
@@ -280,19 +285,22 @@ class RemoteLauncher(Launcher):
         return RunningGang(self.start, trial_dir, variables, command)
 
 
-def _plan(
+def _write_gang(
+    trial_dir: Path,
     members: tuple[Member, ...],
-    cpusets: Sequence[tuple[int, ...]],
+    cpusets: tuple[tuple[int, ...], ...],
+    *,
     num_ranks: int,
-    members_per_host: int,
-) -> GangPlan:
-    return GangPlan(
+    per_host: int,
+) -> None:
+    Gang(
+        trial_dir=trial_dir,
         members=members,
-        cpusets=tuple(cpusets),
+        cpusets=cpusets,
         num_ranks=num_ranks,
-        members_per_host=members_per_host,
+        members_per_host=per_host,
         variables={environments.ROLES: environments.roles_text(members)},
-    )
+    ).write()
 
 
 def ask(
@@ -322,9 +330,9 @@ def ask(
 
 
 def render_template(path: Path, **values: Any) -> str:
-    """Returns a template with its values filled in; a missing one is an error.
+    """Returns a shell script with its values filled in, as words; none may be missing.
 
-    Values are never pasted: in YAML they are quoted strings, in shell scripts words.
+    Values are never pasted.
     """
     import jinja2
 
@@ -336,15 +344,6 @@ def render_template(path: Path, **values: Any) -> str:
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701 - no HTML; the filters below quote
     )
-    environment.filters["quoted"] = _quoted
     environment.filters["word"] = lambda value: shlex.quote(str(value))
     environment.filters["words"] = shlex.join
     return environment.get_template(path.name).render(**values)
-
-
-def _quoted(value: str) -> str:
-    """A string in YAML, in one line and in ASCII, whatever is in it."""
-    import yaml
-
-    text = yaml.safe_dump(value, default_style='"', width=float("inf"))
-    return text.strip()

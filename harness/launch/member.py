@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from harness.errors import LaunchError
 from harness.launch import gang
-from harness.launch.gang import GangPlan
+from harness.launch.gang import Gang
 from harness.machine.gpu_watch import read_oom_kills
 from harness.trial.rank_file import LOGS
 from replicator.cluster import environment
@@ -43,18 +43,18 @@ def main(argv: Sequence[str]) -> int:
     connection = gang.connect(
         gang.own_address(os.environ), os.environ[gang.SECRET_VARIABLE]
     )
+    host = socket.gethostname()
     try:
         place, cores = _own(trial_dir, member)
     except LaunchError as error:
-        gang.send(
-            connection, member=member, host=socket.gethostname(), refused=str(error)
-        )
+        gang.send(connection, member=member, host=host, refused=str(error))
         return gang.REFUSED
-    gang.send(connection, member=member, place=place, host=socket.gethostname())
-    log_path = trial_dir / LOGS / f"{config.kind}_{config.index}.log"
+    gang.send(connection, member=member, place=place, host=host)
+    name = f"{config.kind}_{config.index}"
+    log_path = trial_dir / LOGS / f"{name}.log"
     log_path.parent.mkdir(exist_ok=True)
     kills_before = read_oom_kills()
-    with _temporary_folder(f"{config.kind}_{config.index}") as temporary:
+    with _temporary_folder(name) as temporary:
         code = _run(argv, cores, log_path, temporary, connection)
     kills = None if kills_before is None else (read_oom_kills() or 0) - kills_before
     with contextlib.suppress(OSError):
@@ -140,7 +140,7 @@ def _temporary_folder(name: str) -> Iterator[Path]:
 def _own(trial_dir: Path, member: Member) -> tuple[int, Sequence[int]]:
     """Returns the place of this member and its cores, after checking this host."""
     try:
-        plan = GangPlan.read(trial_dir)
+        plan = Gang.read(trial_dir)
     except OSError as error:
         raise LaunchError(
             f"host {socket.gethostname()!r} cannot read the trial in"

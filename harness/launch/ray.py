@@ -1,19 +1,41 @@
 """The launcher ``ray``: gangs on a Ray cluster, and a script that makes the cluster.
 
-For machines without a scheduler: the same script runs on every host, and says with its
-first argument what that host does. Ray itself is imported by the client of a gang.
+    python -m harness.launch.ray [HOSTS]
+
+prints the hosts of the cluster as JSON, and fails if they are fewer. With ``gang`` it
+is the client of a gang, which it reads from its standard input, and ends when that is
+closed. Both are processes of their own: Ray starts threads and changes the handling of
+signals in every process that connects to it.
+
+A placement group with the strategy STRICT_SPREAD reserves all hosts of a gang at once,
+each as a whole, so that two gangs never share one: the second waits until the first has
+ended. On each host an actor starts the members.
+
+For machines without a scheduler, the same script runs on every host, and says with its
+first argument what that host does.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import dataclasses
 import functools
+import json
 import math
+import os
+import select
+import signal
+import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from harness.launch import ray_cluster
-from harness.launch.gang import ClientEngine
+from harness.errors import LaunchError, causes
+from harness.launch import gang as gang_lib
+from harness.launch.gang import ClientEngine, Gang
 from harness.launch.launcher import (
     LauncherInfo,
     Nodes,
@@ -23,17 +45,439 @@ from harness.launch.launcher import (
 from harness.machine.gpus import CACHE_FOLDER, LARGEST_CACHE
 from harness.options.kinds import duration
 from harness.options.option import Option, Options
+from harness.trial.process_tree import request_death_signal
+from harness.trial.rank_file import one_line
+from replicator.cluster.environment import RayEnvironment, RayMember
 
 if TYPE_CHECKING:
-    from harness.launch.gang import Engine, Gang
+    from collections.abc import Mapping, Sequence
+
+    from harness.launch.gang import Engine
     from harness.launch.launcher import Job, Launcher
-    from harness.launch.ray_cluster import RayHost
+
 
 PORT = 6379
-CLIENT_COMMAND = (sys.executable, "-m", "harness.launch.ray_cluster", "gang")
+_COMMAND = (sys.executable, "-m", "harness.launch.ray")
 _END_BY_ITSELF_SEC = 10.0
 """Ray stops the members, gives their hosts back, and disconnects."""
 _TEMPLATE = Path(__file__).with_name("ray.sh.j2")
+ADDRESS_VARIABLE = "RAY_ADDRESS"
+_MODE = "RAY_AUTH_MODE"
+_TOKEN, _TOKEN_PATH = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+_REFUSED = ("authenticationerror", "invalidauthtoken", "token authentication is enab")
+NAMESPACE = "replicator-harness"
+_TIMEOUT_SEC = 60.0
+_HOW = (
+    "start one with 'ray start --head' and 'ray start --address=HOST:PORT' on the other"
+    f" hosts, and set {ADDRESS_VARIABLE} to its address"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RayHost:
+    """One host of the cluster."""
+
+    node_id: str  # Ray's id of it.
+    address: str  # Its address.
+    num_cores: int  # CPUs that Ray may give away there.
+    num_gpus: int  # GPUs that it may give away.
+
+
+def read_hosts() -> tuple[RayHost, ...]:
+    """Returns the hosts of the cluster, without a connection of this process."""
+    try:
+        done = subprocess.run(
+            _COMMAND,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_SEC,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise LaunchError(
+            f"--launcher ray: no response from the Ray cluster at {_named()} within"
+            f" {_TIMEOUT_SEC:g} s; {_HOW}"
+        ) from None
+    line = (done.stdout.splitlines() or [""])[-1]
+    answer: dict[str, Any] = json.loads(line) if line.startswith("{") else {}
+    if "hosts" not in answer:
+        last = (done.stderr.splitlines() or ["no message"])[-1]
+        raise LaunchError(answer.get("error") or f"--launcher ray: Ray failed: {last}")
+    return tuple(RayHost(**host) for host in answer["hosts"])
+
+
+def connect() -> Any:
+    """Connects this process, and returns the module of Ray."""
+    # Ray would tell its makers how often it is used.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if has_token(os.environ):
+        # Since Ray 2.60 a head node that finds a token asks for it; but whoever joins
+        # it at an address shows none unless told to.
+        os.environ.setdefault(_MODE, "token")
+    try:
+        import ray
+    except ImportError as error:
+        raise LaunchError(
+            f"--launcher ray: Ray cannot be imported ({error}); install it on every"
+            " host: pip install 'replicator-harness[distributed]'"
+        ) from error
+    handlers = {
+        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        ray.init(
+            address=os.environ.get(ADDRESS_VARIABLE, "auto"),
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+    except (*(OSError, RuntimeError, ValueError), ray.exceptions.RayError) as error:
+        # Ray raises that nothing responds, for the reason that it was not authorized.
+        said = " ".join(f"{type(of).__name__} {of}" for of in causes(error)).lower()
+        if any(word in said for word in _REFUSED):
+            mode, has = os.environ.get(_MODE, ""), "it asks for a token, and"
+            shown = "its token is another one than that of this process"
+            if not has_token(os.environ):
+                shown = f"{has} there is none here"
+            elif mode != "token":
+                shown = f"{has} {_MODE} is {mode!r} here"
+            raise LaunchError(
+                f"--launcher ray: not authorized by the Ray cluster at {_named()}:"
+                f" {shown}; copy ~/.ray/auth_token of its first host here, or set"
+                f" {_TOKEN} or {_TOKEN_PATH}, and export {_MODE}=token"
+            ) from error
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise LaunchError(
+            f"--launcher ray: cannot connect to a Ray cluster at {_named()}: {why};"
+            f" {_HOW}"
+        ) from error
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return ray
+
+
+def has_token(environ: Mapping[str, str]) -> bool:
+    """Whether Ray would find a token for its clusters."""
+    if environ.get(_TOKEN):
+        return True
+    path = environ.get(_TOKEN_PATH)
+    return (Path(path) if path else Path.home() / ".ray" / "auth_token").is_file()
+
+
+def hosts_of(nodes: Sequence[dict[str, Any]]) -> tuple[RayHost, ...]:
+    """Returns the living hosts of ``ray.nodes()``, in the order of their addresses."""
+    found = [
+        RayHost(
+            node_id=str(node["NodeID"]),
+            address=str(node["NodeManagerAddress"]),
+            num_cores=int(node["Resources"].get("CPU", 0)),
+            num_gpus=int(node["Resources"].get("GPU", 0)),
+        )
+        for node in nodes
+        if node["Alive"]
+    ]
+    return tuple(sorted(found, key=lambda host: (host.address, host.node_id)))
+
+
+def _named() -> str:
+    return repr(os.environ.get(ADDRESS_VARIABLE, "auto"))
+
+
+def check_number(hosts: Sequence[RayHost], num_expected: int) -> None:
+    """Checks that all hosts have joined."""
+    if len(hosts) < num_expected:
+        addresses = ", ".join(host.address for host in hosts)
+        raise LaunchError(
+            f"the Ray cluster at {_named()} has {len(hosts)} of {num_expected} hosts"
+            f" ({addresses}); join the others with 'ray start --address=HOST:PORT'"
+        )
+
+
+def print_hosts(argv: Sequence[str]) -> int:
+    """Prints hosts, or the error."""
+    try:
+        ray = connect()
+        hosts = hosts_of(ray.nodes())
+        ray.shutdown()
+        if argv:
+            check_number(hosts, int(argv[0]))
+        answer: dict[str, Any] = {"hosts": [dataclasses.asdict(one) for one in hosts]}
+    except LaunchError as error:
+        answer = {"error": str(error)}
+    sys.stdout.write(f"{json.dumps(answer)}\n")
+    return int("error" in answer)
+
+
+_PR_SET_PDEATHSIG = 1
+_TERMINATE_GRACE_SEC = 3.0
+_KILL_GRACE_SEC = 10.0
+_STOP_POLL_SEC = 0.05
+
+
+class HostMembers:
+    """The members of a gang on one host; lives in an actor of Ray.
+
+    Ray sends it to the hosts by value, so it uses the standard library only. The
+    members end with the actor, and the actor with the program that made it, however
+    either exits.
+    """
+
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def free_ports(self, count: int) -> list[int]:
+        """Ports that are free on this host."""
+        with contextlib.ExitStack() as reserved:
+            sockets = [
+                reserved.enter_context(socket.socket(socket.AF_INET))
+                for _ in range(count)
+            ]
+            for one in sockets:
+                one.bind(("", 0))
+            return [int(one.getsockname()[1]) for one in sockets]
+
+    def start(
+        self,
+        command: Sequence[str],
+        variables: Sequence[Mapping[str, str]],
+        folder: str,
+    ) -> str:
+        """Starts the members."""
+        own = os.getpid()
+        libc = ctypes.CDLL(None)
+
+        def die_with_the_actor() -> None:
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != own:
+                os._exit(1)
+
+        try:
+            for own_variables in variables:
+                self._processes.append(
+                    subprocess.Popen(
+                        list(command),
+                        env=dict(own_variables),
+                        cwd=folder,
+                        stdin=subprocess.DEVNULL,
+                        start_new_session=True,
+                        preexec_fn=die_with_the_actor,  # noqa: PLW1509 - of libc only
+                    )
+                )
+        except OSError as error:
+            return f"host {socket.gethostname()!r}: {error}"
+        return ""
+
+    def poll(self) -> list[int | None]:
+        """The exit code of each member, negative for a signal; None while it runs."""
+        return [process.poll() for process in self._processes]
+
+    def stop(self) -> bool:
+        """Ends the members; returns whether all are gone."""
+        for number, grace_sec in (
+            (signal.SIGTERM, _TERMINATE_GRACE_SEC),
+            (signal.SIGKILL, _KILL_GRACE_SEC),
+        ):
+            for process in self._processes:
+                if process.poll() is None:
+                    with contextlib.suppress(OSError):
+                        os.killpg(process.pid, number)
+            deadline = time.monotonic() + grace_sec
+            while time.monotonic() < deadline:
+                if None not in self.poll():
+                    return True
+                time.sleep(_STOP_POLL_SEC)
+        return None not in self.poll()
+
+
+_START_SEC = 60.0
+_STOP_SEC = 20.0
+_POLL_SEC = 0.1
+_LOST = 1
+"""Exit code of a gang of which Ray lost a host."""
+
+
+def run_gang() -> int:
+    """Runs a gang; returns its exit code."""
+    request_death_signal()
+    gang = Gang.from_json(sys.stdin.buffer.readline())
+    try:
+        running = RayGang(gang)
+    except LaunchError as error:
+        sys.stderr.write(f"{error}\n")
+        return gang_lib.REFUSED
+    try:
+        while (code := running.poll()) is None:
+            if select.select([sys.stdin], [], [], _POLL_SEC)[0]:
+                return 0  # closed by the harness, or since it has gone
+    finally:
+        running.cancel()
+    sys.stderr.write(f"{running.output}\n")
+    return code
+
+
+class RayGang:
+    """A gang on a Ray cluster: reserved, then started, then ended."""
+
+    def __init__(self, gang: Gang) -> None:
+        """Reserves the hosts of a gang."""
+        from ray.util.placement_group import placement_group
+
+        self.output = ""  # Why Ray could not start or keep the gang.
+        self._gang = gang
+        self._actors: list[Any] = []
+        self._pending: list[Any] = []
+        self._ray = connect()
+        try:
+            self._bundle = bundle_of(hosts_of(self._ray.nodes()), gang.num_hosts)
+            self._group = placement_group(
+                [self._bundle] * gang.num_hosts,
+                strategy="STRICT_SPREAD",
+                name=gang.trial_dir.name,
+            )
+            self._ready = self._group.ready()
+        except BaseException:
+            self._ray.shutdown()
+            raise
+
+    def poll(self) -> int | None:
+        """Exit code of the gang; None while it waits for hosts or runs.
+
+        Starts the members as soon as all hosts are reserved.
+        """
+        ray = self._ray
+        if not self._actors:
+            found, _ = ray.wait([self._ready], timeout=0)
+            if not found:
+                return None
+            try:
+                self._start_members()
+            except (ray.exceptions.RayError, LaunchError) as error:
+                self.output = _first_line(error)
+                # A process that shows a token asks for one: hosts without are not
+                # reached, and actors die as soon as they are made.
+                is_dead = type(error).__name__ in ("RayActorError", "ActorDiedError")
+                if is_dead and os.environ.get(_MODE) == "token":
+                    self.output += (
+                        f"; if the cluster was started without a token, set"
+                        f" {_MODE}=disabled here, or start its hosts with {_MODE}=token"
+                    )
+                return _LOST
+        self._pending = self._pending or [a.poll.remote() for a in self._actors]
+        found, waiting = ray.wait(
+            self._pending, num_returns=len(self._pending), timeout=0
+        )
+        try:
+            # Those of a host that was lost are ready at once, and raise.
+            codes = [code for codes in ray.get(found) for code in codes]
+        except ray.exceptions.RayError as error:
+            self.output = f"a host of the gang was lost: {_first_line(error)}"
+            return _LOST
+        if waiting:
+            return None
+        self._pending = []
+        return None if None in codes else next((code for code in codes if code), 0)
+
+    def _start_members(self) -> None:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        ray, gang = self._ray, self._gang
+        ray.cloudpickle.register_pickle_by_value(sys.modules[HostMembers.__module__])
+        kind = ray.remote(HostMembers)
+        bundles = ray.util.placement_group_table(self._group)["bundles_to_node_id"]
+        nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+        block = gang.members_per_host
+        self._actors = [
+            kind.options(
+                num_cpus=self._bundle["CPU"],
+                max_restarts=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    self._group, placement_group_bundle_index=index
+                ),
+            ).remote()
+            for index in range(gang.num_hosts)
+        ]
+        asked = [actor.free_ports.remote(block) for actor in self._actors]
+        ports = ray.get(asked, timeout=_START_SEC)
+        # This host's own name may mean its loopback address on others.
+        port = gang.variables[gang_lib.ADDRESS_VARIABLE].rpartition(":")[2]
+        address = f"{ray.util.get_node_ip_address()}:{port}"
+        everyone = [
+            RayMember(
+                node_id=bundles[place // block],
+                host=nodes[bundles[place // block]],
+                port=ports[place // block][place % block],
+                kind=kind_of,
+            )
+            for place, (kind_of, _) in enumerate(gang.members)
+        ]
+        variables = []
+        for place, member in enumerate(everyone):
+            environment = RayEnvironment(everyone, place)
+            own, index = environment.own()
+            config = {
+                "cluster": environment.addresses(),
+                "task": {"type": own, "index": index},
+            }
+            variables.append(
+                {
+                    **gang.variables,
+                    gang_lib.ADDRESS_VARIABLE: address,
+                    "RAY_NODE_ID": member.node_id,  # for whoever reads a log
+                    "TF_CONFIG": json.dumps(config),
+                }
+            )
+        starting = [
+            actor.start.remote(
+                gang.command,
+                variables[index * block : (index + 1) * block],
+                str(gang.trial_dir),
+            )
+            for index, actor in enumerate(self._actors)
+        ]
+        refusals = ray.get(starting, timeout=_START_SEC)
+        if any(refusals):
+            raise LaunchError(
+                f"Ray could not start the members: {'; '.join(filter(None, refusals))};"
+                " install this package on every host in the same place, and choose a"
+                " --runs-dir on a file system that all hosts share"
+            )
+
+    def cancel(self) -> None:
+        """Ends all members, and gives the hosts back."""
+        from ray.util.placement_group import remove_placement_group
+
+        ray = self._ray
+        if not ray.is_initialized():
+            return
+        try:
+            stopping = [actor.stop.remote() for actor in self._actors]
+            if stopping:
+                ray.wait(stopping, num_returns=len(stopping), timeout=_STOP_SEC)
+            for actor in self._actors:
+                ray.kill(actor)
+            remove_placement_group(self._group)
+        finally:
+            ray.shutdown()
+
+
+def _first_line(error: BaseException) -> str:
+    return one_line(str(error)) or type(error).__name__
+
+
+def bundle_of(hosts: Sequence[RayHost], num_hosts: int) -> dict[str, int]:
+    """What is reserved on each host of a gang: the whole of the smallest one."""
+    largest = sorted(hosts, key=lambda host: (host.num_cores, host.num_gpus))
+    chosen = largest[len(largest) - num_hosts :] if len(largest) >= num_hosts else []
+    if not chosen or min(host.num_cores for host in chosen) < 1:
+        raise LaunchError(
+            f"a gang on {num_hosts} hosts needs as many, but the Ray cluster has"
+            f" {sum(host.num_cores > 0 for host in hosts)} with CPUs; add hosts with"
+            " 'ray start --address=HOST:PORT', or plan fewer replicas"
+        )
+    bundle = {"CPU": min(host.num_cores for host in chosen)}
+    num_gpus = min(host.num_gpus for host in chosen)
+    return bundle | ({"GPU": num_gpus} if num_gpus else {})
 
 
 class RayLauncher(RemoteLauncher):
@@ -44,7 +488,7 @@ class RayLauncher(RemoteLauncher):
     @functools.cached_property
     def hosts(self) -> tuple[RayHost, ...]:
         """The hosts of the cluster; asked once."""
-        return ray_cluster.read_hosts()
+        return read_hosts()
 
     @property
     def num_hosts(self) -> int:
@@ -54,7 +498,7 @@ class RayLauncher(RemoteLauncher):
     def start(self, gang: Gang) -> Engine:
         """Starts the client, which starts the members when all hosts are free."""
         return ClientEngine(
-            CLIENT_COMMAND,
+            (*_COMMAND, "gang"),
             trial_dir=gang.trial_dir,
             variables=gang.variables,
             log="ray.log",
@@ -105,3 +549,8 @@ class Ray(LauncherInfo):
 
 
 LAUNCHER = Ray()
+
+
+if __name__ == "__main__":
+    words = sys.argv[1:]
+    sys.exit(run_gang() if words == ["gang"] else print_hosts(words))

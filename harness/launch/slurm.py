@@ -59,11 +59,8 @@ def check_installed(names: Sequence[str] = ("srun", "squeue", "scancel")) -> Non
 
 def without_options(environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables without those that ``srun`` takes as options."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if not _OPTIONS_OF_THE_BATCH.fullmatch(name)
-    }
+    is_option = _OPTIONS_OF_THE_BATCH.fullmatch
+    return {name: of for name, of in environ.items() if not is_option(name)}
 
 
 def run(command: Sequence[str], text: str = "") -> str:
@@ -117,27 +114,8 @@ export CUDA_CACHE_MAXSIZE="${{CUDA_CACHE_MAXSIZE:-{LARGEST_CACHE}}}"
 """
 
 
-def of_gang(job: Job, nodes: int | None) -> str:
-    """Returns the batch file of a gang."""
-    command = shlex.join(job.command)
-    gpus = f"--gpus-per-task={job.gpus_per_worker} " * bool(job.gpus_per_worker)
-    body = f"srun --kill-on-bad-exit=1 {gpus}{command}\n"
-    keeps = _KEEPS_COMPILED * bool(job.gpus_per_worker)
-    return f"{_header(job, nodes)}\n{keeps}{body}"
-
-
-def of_sweep(job: Job, nodes: int, runs_dir: str) -> str:
-    """Returns the batch file of a sweep that continues after its time limit."""
-    command = shlex.join(job.command)
-    continues = ["requeue", "open-mode=append", f"signal=B:USR1@{GRACE_SEC}"]
-    body = _CONTINUES.format(command=command, runs=shlex.quote(runs_dir))
-    keeps = f"\n{_KEEPS_COMPILED}" * bool(job.gpus_per_worker)
-    return _header(job, nodes, continues) + keeps + body
-
-
-def log_of(job: Job, number: str = "%j") -> str:
-    """Returns the file that gets what a job prints."""
-    return f"{job.name}-{number}.log"
+_LOG: Final = "{}-{}.log"
+"""The file that gets what a job prints, by its name and number."""
 
 
 def _header(job: Job, nodes: int | None, more: Sequence[str] = ()) -> str:
@@ -153,7 +131,7 @@ def _header(job: Job, nodes: int | None, more: Sequence[str] = ()) -> str:
         "cpus-per-task": job.cores_per_worker,
         "gpus-per-task": gpus if per_node is None else None,
         "gpus-per-node": None if per_node is None else per_node * gpus,
-        "output": log_of(job),
+        "output": _LOG.format(job.name, "%j"),
     }
     options = [f"{name}={value}" for name, value in wanted.items() if value]
     options += ["exclusive", *more]  # a neighbour would be measured too
@@ -203,15 +181,17 @@ def check_partitions(partitions: str | None, nodes: int) -> None:
         )
 
 
-def submit(batch_file: str) -> str:
-    """Submits a batch file; returns the id of the job."""
-    return run(["sbatch", "--parsable"], batch_file).strip().partition(";")[0]
-
-
 _ADDRESS_VARIABLE: Final = "SLURM_LAUNCH_NODE_IPADDR"
 """In each task: the address of the host of ``srun``, which is that of the harness."""
 _END_BY_ITSELF_SEC = 3.0
 _POLL_SEC = 0.05
+
+
+def _srun(nodes: int, tasks: int) -> tuple[str, ...]:
+    # The cores of a step are chosen and set by the harness, as without Slurm.
+    free = ("--overlap", "--overcommit", "--cpu-bind=none", "--mpi=none")
+    hosts = (f"--nodes={nodes}", f"--ntasks={tasks}")
+    return ("srun", *hosts, *free, "--input=none", "--wait=0")
 
 
 class SlurmLauncher(RemoteLauncher):
@@ -230,7 +210,17 @@ class SlurmLauncher(RemoteLauncher):
     def start(self, gang: Gang) -> Engine:
         """Starts a step; its tasks are the members."""
         return ClientEngine(
-            srun_command(gang),
+            (
+                *_srun(gang.num_hosts, gang.num_members),
+                f"--job-name={gang.trial_dir.name}",
+                f"--distribution=plane={gang.members_per_host}",
+                f"--chdir={gang.trial_dir}",
+                "--relative=0",
+                # The gang decides how long the others may record what they observed.
+                "--kill-on-bad-exit=0",
+                "--unbuffered",
+                *gang.command,
+            ),
             trial_dir=gang.trial_dir,
             variables={
                 **without_options(gang.variables),
@@ -249,63 +239,23 @@ class SlurmLauncher(RemoteLauncher):
         """
         start = time.monotonic()
         is_cancelled = False
-        while steps := steps_named(os.environ[JOB_VARIABLE], trial_dir.name):
+        job = f"--jobs={os.environ[JOB_VARIABLE]}"
+        ask_steps = ["squeue", "--steps", "--noheader", job, "--format=%i %j"]
+        while True:
+            rows = [line.split() for line in run(ask_steps).splitlines()]
+            steps = [row[0] for row in rows if row[1:] == [trial_dir.name]]
+            if not steps:
+                return
             passed = time.monotonic() - start
             if passed > _END_BY_ITSELF_SEC and not is_cancelled:
                 run(["scancel", *steps])
                 is_cancelled = True
             if passed > 2 * _END_BY_ITSELF_SEC:
                 end = (*process_tree.END_COMMAND, str(trial_dir))
-                run([*on_every_node(self._num_nodes), *end])
+                nodes = self._num_nodes
+                run([*_srun(nodes, nodes), "--ntasks-per-node=1", *end])
                 return
             time.sleep(_POLL_SEC)
-
-
-def srun_command(gang: Gang) -> tuple[str, ...]:
-    """Returns the command that starts the members of a gang, block by block."""
-    return (
-        "srun",
-        f"--job-name={gang.trial_dir.name}",
-        f"--nodes={gang.num_hosts}",
-        f"--ntasks={gang.num_members}",
-        f"--distribution=plane={gang.members_per_host}",
-        f"--chdir={gang.trial_dir}",
-        "--relative=0",
-        # The cores of a step are chosen and set by the harness, as without Slurm.
-        "--overlap",
-        "--overcommit",
-        "--cpu-bind=none",
-        # The gang decides how long the others may still record what they observed.
-        "--kill-on-bad-exit=0",
-        "--wait=0",
-        "--mpi=none",
-        "--input=none",
-        "--unbuffered",
-        *gang.command,
-    )
-
-
-def on_every_node(num_nodes: int) -> tuple[str, ...]:
-    """Returns what runs a command once on each node of this allocation."""
-    return (
-        "srun",
-        f"--nodes={num_nodes}",
-        f"--ntasks={num_nodes}",
-        "--ntasks-per-node=1",
-        "--overlap",
-        "--overcommit",
-        "--cpu-bind=none",
-        "--mpi=none",
-        "--input=none",
-        "--wait=0",
-    )
-
-
-def steps_named(job: str, name: str) -> list[str]:
-    """Returns the ids of the steps of a job that have a name."""
-    lines = run(["squeue", "--steps", "--noheader", f"--jobs={job}", "--format=%i %j"])
-    rows = [line.split() for line in lines.splitlines()]
-    return [row[0] for row in rows if row[1:] == [name]]
 
 
 class SlurmOptions(Options):
@@ -351,8 +301,14 @@ class Slurm(LauncherInfo):
         """Submits a job that requeues itself until the sweep is complete."""
         nodes = options.nodes or 1
         check_partitions(os.environ.get(PARTITION_VARIABLE), nodes)
-        number = submit(of_sweep(job, nodes, str(runs_dir)))
-        log = log_of(job, number)
+        continues = ["requeue", "open-mode=append", f"signal=B:USR1@{GRACE_SEC}"]
+        keeps = f"\n{_KEEPS_COMPILED}" * bool(job.gpus_per_worker)
+        body = _CONTINUES.format(
+            command=shlex.join(job.command), runs=shlex.quote(str(runs_dir))
+        )
+        text = _header(job, nodes, continues) + keeps + body
+        number = run(["sbatch", "--parsable"], text).strip().partition(";")[0]
+        log = _LOG.format(job.name, number)
         return Submitted(
             number=number,
             follow=f"'squeue --jobs={number}' and 'tail -F {log}'",
@@ -363,7 +319,13 @@ class Slurm(LauncherInfo):
         """Returns the batch file of a gang."""
         if options.nodes is not None:
             job.check_nodes(options.nodes)
-        return {f"{job.name}.sbatch": of_gang(job, options.nodes)}
+        gpus = job.gpus_per_worker
+        own = f"--gpus-per-task={gpus} " * bool(gpus) + shlex.join(job.command)
+        keeps = _KEEPS_COMPILED * bool(gpus)
+        text = (
+            f"{_header(job, options.nodes)}\n{keeps}srun --kill-on-bad-exit=1 {own}\n"
+        )
+        return {f"{job.name}.sbatch": text}
 
 
 LAUNCHER = Slurm()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import os
 import resource
@@ -31,6 +32,8 @@ from harness.machine.machine_state import TICK_SEC
 from results.records import machine_record
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from harness.machine.machine_state import CoreClock, CoreTimes
     from results.records.machine_record import GpuUse
 
@@ -240,23 +243,29 @@ _SIZE = 96
 _NUM_PRODUCTS = 900
 
 
-def run_canary(core: int | None = None) -> float:
-    """Returns the seconds the fixed computation takes on ``core``."""
+def make_product() -> Callable[[], object]:
+    """Returns a function that multiplies small matrices; they stay in the cache."""
     import numpy as np
 
+    matrix = np.linspace(0.0, 1.0, _SIZE * _SIZE, dtype=np.float32)
+    matrix = matrix.reshape(_SIZE, _SIZE)
+    # optimize=False makes numpy use its own loop: no BLAS, no threads.
+    return functools.partial(np.einsum, "ij,jk->ik", matrix, matrix, optimize=False)
+
+
+def run_canary(core: int | None = None) -> float:
+    """Returns the seconds the fixed computation takes on ``core``."""
     before = os.sched_getaffinity(0)
     if core is not None:
         # The core was taken away since planning: run unpinned rather than fail.
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, {core})
     try:
-        matrix = np.linspace(0.0, 1.0, _SIZE * _SIZE, dtype=np.float32)
-        matrix = matrix.reshape(_SIZE, _SIZE)
-        np.einsum("ij,jk->ik", matrix, matrix, optimize=False)
+        multiply = make_product()
+        multiply()
         start = time.perf_counter()
         for _ in range(_NUM_PRODUCTS):
-            # optimize=False makes numpy use its own loop: no BLAS, no threads.
-            np.einsum("ij,jk->ik", matrix, matrix, optimize=False)
+            multiply()
         return time.perf_counter() - start
     finally:
         os.sched_setaffinity(0, before)

@@ -222,9 +222,7 @@ def summarize(index: int, readings: Sequence[GpuReading]) -> GpuUse:
         memory_clock_mhz=_mean(_known(readings, "memory_clock_mhz")),
         power_watts=_mean(_known(readings, "power_watts")),
         temperature_celsius=max(_known(readings, "temperature_celsius"), default=None),
-        slowed_by=tuple(
-            reason for bit, reason in gpus.THROTTLE_REASONS.items() if bits & bit
-        ),
+        slowed_by=gpus.throttle_reasons(bits),
         energy_joules=energy_joules,
         watched_sec=(last.ns - first.ns) / 1e9,
         num_foreign_processes=max(_known(readings, "num_foreign"), default=None),

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 NO_GPU = "-1"
 """The value of ``CUDA_VISIBLE_DEVICES`` that hides all of them."""
 
-THROTTLE_REASONS = {
+_THROTTLE_REASONS = {
     0x4: "power limit",
     0x8: "hardware slowdown",
     0x20: "heat",
@@ -31,6 +31,11 @@ THROTTLE_REASONS = {
     0x80: "power brake",
 }
 """Bits of NVML's reasons for a lower clock; idle and settings by the user are none."""
+
+
+def throttle_reasons(bits: int) -> tuple[str, ...]:
+    """Returns why a clock is lowered; empty if it is not."""
+    return tuple(text for bit, text in _THROTTLE_REASONS.items() if bits & bit)
 
 
 _DOES_NOT_SAY = (
@@ -441,11 +446,6 @@ def code_for(capability: tuple[int, int], architectures: Sequence[str]) -> Code:
         elif of <= capability and not match[4]:
             found = "compiled"
     return found
-
-
-def cache_key(capability: tuple[int, int], driver: str | None, tensorflow: str) -> str:
-    """Names what compiled code depends on."""
-    return f"{capability[0]}.{capability[1]}, driver {driver}, TensorFlow {tensorflow}"
 
 
 def noted_code(folder: Path) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ PARSED = {
     "harness/judging/revisions.py": OUTPUT,
     "harness/launch/gang.py": LINES,
     "harness/launch/kubernetes.py": OUTPUT,
-    "harness/launch/ray_cluster.py": OUTPUT,
+    "harness/launch/ray.py": OUTPUT,
     "harness/machine/environment.py": OUTPUT,
     "reports/site/comparison.py": "what was written a line before",
     "results/judging/paired_gate.py": "a table of this tree",

@@ -25,7 +25,7 @@ PHASES = (Phase.LAUNCH, Phase.BUILD, Phase.FIRST_STEP, Phase.WARMUP, Phase.MEASU
 SIGNALS = (*[signal.SIGKILL] * 4, *[signal.SIGSEGV] * 3, signal.SIGTERM, signal.SIGSTOP)
 """Hanging trials take their whole time limit, so they are few."""
 WORKER, FIRST, MEMBER = "harness.trial.worker", "first process", "harness.launch.member"
-_FIRST = ("harness.trial.ranks", "harness.launch.ray_cluster")
+_FIRST = ("harness.trial.ranks", "harness.launch.ray")
 _POLL_SEC = 0.02
 
 

@@ -10,12 +10,12 @@ from loads import QUIET
 
 from harness.cli import exit_codes
 from harness.doctor import checks, diagnose
-from harness.doctor.checks import CurrentLoad, Neighbour, bad, caution, ok
+from harness.doctor.checks import CurrentLoad, Finding
 from harness.machine.machine_state import TICK_SEC, CpuTopology, LogicalCpu
 
-FINE = ok("steal", "0.0 % of the cores")
-CAUTION = caution("boost", "on: [bold]x", "switch it off")
-BAD = bad("swap", "1.0 GiB in use", "end other programs")
+FINE = Finding("steal", "ok", "0.0 % of the cores")
+CAUTION = Finding("boost", "caution", "on: [bold]x", "switch it off")
+BAD = Finding("swap", "bad", "1.0 GiB in use", "end other programs")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,9 @@ def test_the_table_and_the_exit_code(harness, monkeypatch, findings, code, last_
 
 def test_every_check_has_its_row(monkeypatch):
     monkeypatch.setattr(checks, "SPAN_SEC", 0.1)
-    findings = diagnose.diagnose(measures=(lambda cores: [ok("x", str(len(cores)))],))
+    findings = diagnose.diagnose(
+        measures=(lambda cores: [Finding("x", "ok", str(len(cores)))],)
+    )
     names = [finding.check for finding in findings]
 
     assert len(names) == len(set(names))
@@ -91,7 +93,7 @@ HUGE = "sys/kernel/mm/transparent_hugepage/enabled"
 GIB = 2**20  # of /proc/meminfo, which counts in KiB
 HIDDEN = "not visible from here"
 UNCOUNTED = {"num_throttled": None, "num_thermal": None}
-BUSY = (Neighbour(name="cc1", fraction=0.5), Neighbour(name="sshd", fraction=0.02))
+BUSY = (("cc1", 0.5), ("sshd", 0.02))
 OTHERS = "others use 26.0 % of 2 cores"
 
 
@@ -199,8 +201,8 @@ def test_the_load_is_read_over_a_span(fake_root):
     )
 
     # The wall clock is real, and no time passes.
-    assert ["make", "cc1 \\x1b[31m"] == [n.name for n in found.neighbours]
-    most, least = (neighbour.fraction for neighbour in found.neighbours)
+    assert ["make", "cc1 \\x1b[31m"] == [name for name, _ in found.neighbours]
+    most, least = (fraction for _, fraction in found.neighbours)
     assert 4 == pytest.approx(most / least)
     assert 0.25 == found.load_average
     assert 2 * ticks == found.num_swapped_pages

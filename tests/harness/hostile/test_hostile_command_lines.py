@@ -191,7 +191,7 @@ def place(template, tmp_path_factory):
         patch.setattr("harness.doctor.diagnose.diagnose", lambda **_: [])
         patch.setattr("harness.launch.slurm.run", no_engine)
         patch.setattr("harness.launch.kubernetes._run", no_engine)
-        patch.setattr("harness.launch.ray_cluster.read_hosts", no_engine)
+        patch.setattr("harness.launch.ray.read_hosts", no_engine)
         patch.setattr("reports.site.build.pages", lambda *_: iter([("a", "a page")]))
         patch.setattr("workloads.d4pg.requirements._make_environment", refuse)
         patch.setattr("reports.page.build.build_report", lambda *_: "a page\n")

@@ -22,7 +22,7 @@ from hung import until
 from harness.cli import exit_codes
 from harness.errors import LaunchError
 from harness.launch import gang, member
-from harness.launch.gang import ClientEngine, Engine, GangPlan, RunningGang
+from harness.launch.gang import ClientEngine, Engine, Gang, RunningGang
 from harness.trial import rank_file
 from results.records.models import TrialStatus
 from results.store.study_store import Store
@@ -123,13 +123,14 @@ class Launcher:
 def start(tmp_path):
     """Returns a function that starts two ranks and a server; writes their plan."""
     core = min(os.sched_getaffinity(0))
-    GangPlan(
+    Gang(
+        trial_dir=tmp_path,
         members=(("worker", 0), ("worker", 1), ("ps", 0)),
         cpusets=((core,), (4095,), (core,)),
         num_ranks=2,
         members_per_host=1,
         variables={"ROLES": "workers"},
-    ).write(tmp_path)
+    ).write()
 
     def run(launcher):
         made = RunningGang(launcher, tmp_path, {"A": "b"}, ("python",))
@@ -347,7 +348,7 @@ STAYS = (
 @pytest.mark.parametrize(
     ("program", "options", "code"),
     [
-        (READS, {"message": b"gang\n"}, 0),
+        (READS, {"message": "gang\n"}, 0),
         (STAYS.format("SIG_DFL"), {"end_by_itself_sec": 0.2}, -signal.SIGTERM),
         (STAYS.format("SIG_IGN"), {"end_by_itself_sec": 0.2}, -signal.SIGKILL),
     ],

@@ -19,9 +19,10 @@ from hung import until
 
 from harness.cli import exit_codes
 from harness.errors import LaunchError
-from harness.launch import catalog, ray_cluster
+from harness.launch import catalog
+from harness.launch import ray as ray_launcher
 from harness.launch.launcher import HOSTS_VARIABLE
-from harness.launch.ray_cluster import RayHost, bundle_of
+from harness.launch.ray import RayHost, bundle_of
 from harness.run import aggregate
 from harness.run.trial_runner import run_trial
 from harness.trial import process_tree
@@ -42,7 +43,7 @@ def test_without_ray_the_message_says_what_to_install(monkeypatch):
     with pytest.raises(
         LaunchError, match=r"Ray cannot be imported .*pip install 'replicator-harness\["
     ):
-        ray_cluster.connect()
+        ray_launcher.connect()
 
 
 @pytest.mark.parametrize(
@@ -59,10 +60,12 @@ def test_a_token_is_where_ray_looks_for_it(tmp_path, monkeypatch, given, expecte
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "other").write_text("x")
 
-    assert expected == ray_cluster.has_token(given)
+    assert expected == ray_launcher.has_token(given)
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text("x")
-    assert (given != {"RAY_AUTH_TOKEN_PATH": "missing"}) == ray_cluster.has_token(given)
+    assert (given != {"RAY_AUTH_TOKEN_PATH": "missing"}) == ray_launcher.has_token(
+        given
+    )
 
 
 def test_a_bundle_is_a_whole_host():
@@ -85,7 +88,7 @@ def test_hosts_that_have_not_joined_are_an_error():
     with pytest.raises(
         LaunchError, match=r"has 1 of 2 hosts \(10\.0\.0\.1\); join the others with"
     ):
-        ray_cluster.check_number(hosts_of_sizes((8, 0)), 2)
+        ray_launcher.check_number(hosts_of_sizes((8, 0)), 2)
 
 
 def test_only_living_nodes_count():
@@ -102,7 +105,7 @@ def test_only_living_nodes_count():
             ("a", "10.0.0.1", True),
         )
     ]
-    found = ray_cluster.hosts_of(nodes)
+    found = ray_launcher.hosts_of(nodes)
 
     assert ["a", "b"] == [host.node_id for host in found]
     assert {(2, 1)} == {(host.num_cores, host.num_gpus) for host in found}
@@ -137,7 +140,7 @@ def cluster(request):
             initialize_head=True,
             head_node_args={"num_cpus": 1, "include_dashboard": False},
         )
-        patch.setenv(ray_cluster.ADDRESS_VARIABLE, made.address)
+        patch.setenv(ray_launcher.ADDRESS_VARIABLE, made.address)
         made.add_node(num_cpus=1, include_dashboard=False)
         try:
             yield made
@@ -200,7 +203,7 @@ def test_who_has_not_the_token_of_a_cluster_is_told_so(request, tmp_path, token,
         "RAY_gcs_server_port_wait_time_s": "1",  # tries once
     }
     done = subprocess.run(
-        [sys.executable, "-m", "harness.launch.ray_cluster"],
+        [sys.executable, "-m", "harness.launch.ray"],
         env={**os.environ, **environ},
         cwd=PROBE.parents[3],
         capture_output=True,
@@ -316,9 +319,9 @@ def test_a_sweep_that_ends_early_continues(
 @needs_ray
 @pytest.mark.usefixtures("cluster")
 def test_a_cluster_that_does_not_respond_is_named(monkeypatch):
-    monkeypatch.setenv(ray_cluster.ADDRESS_VARIABLE, "127.0.0.1:1")
+    monkeypatch.setenv(ray_launcher.ADDRESS_VARIABLE, "127.0.0.1:1")
     # Longer than the import of Ray.
-    monkeypatch.setattr(ray_cluster, "_TIMEOUT_SEC", 3.0)
+    monkeypatch.setattr(ray_launcher, "_TIMEOUT_SEC", 3.0)
 
     with pytest.raises(
         LaunchError,

@@ -11,7 +11,7 @@ from kubernetes_rules import template
 
 PROGRAM = ("python", "train.py", "--text", "a b")
 IMAGE = "--pod-template=../image.yaml"
-CHECK = "python -m harness.launch.ray_cluster 2"
+CHECK = "python -m harness.launch.ray 2"
 SIZE = "--num-cpus=16 --num-gpus=4"
 
 

@@ -9,10 +9,11 @@ from command_words import overridden, smoke_sweep
 
 from harness.cli import exit_codes
 from harness.errors import LaunchError, PlanError
-from harness.launch import catalog, ray_cluster
+from harness.launch import catalog
+from harness.launch import ray as ray_launcher
 from harness.launch import slurm as slurm_lib
 from harness.launch.launcher import HOSTS_VARIABLE
-from harness.launch.ray_cluster import RayHost
+from harness.launch.ray import RayHost
 
 
 def test_trials_of_several_hosts_do_not_run_on_one(make_spec):
@@ -45,7 +46,7 @@ def set_hosts(monkeypatch):
             RayHost(node_id=str(i), address=f"10.0.0.{i}", num_cores=2, num_gpus=0)
             for i in range(count)
         )
-        monkeypatch.setattr(ray_cluster, "read_hosts", lambda: found)
+        monkeypatch.setattr(ray_launcher, "read_hosts", lambda: found)
 
     return install
 
@@ -198,7 +199,7 @@ def test_without_a_cluster_of_ray_the_message_says_what_to_start(
     def refuse():
         raise LaunchError("--launcher ray: no response; start one with 'ray start'")
 
-    monkeypatch.setattr(ray_cluster, "read_hosts", refuse)
+    monkeypatch.setattr(ray_launcher, "read_hosts", refuse)
     code, out, err = harness(*ON_RAY)
 
     assert (2, "") == (code, out)

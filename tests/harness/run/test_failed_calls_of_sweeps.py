@@ -150,13 +150,14 @@ def write_losses(trial_dir, spec):
 
 
 def write_gang(trial_dir, _spec):
-    gang.GangPlan(
+    gang.Gang(
+        trial_dir=trial_dir,
         members=(("worker", 0),),
         cpusets=((0,),),
         num_ranks=1,
         members_per_host=1,
         variables={},
-    ).write(trial_dir)
+    ).write()
 
 
 @pytest.mark.parametrize("write", [write_losses, write_gang])
