@@ -15,6 +15,7 @@ harness's own worker uses the same classes.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import hashlib
@@ -135,11 +136,6 @@ class Channel:
     """The program's end of the connection to the harness, for a trial of a relay."""
 
     def __init__(self, address: str, rank: int, num_ranks: int = 1) -> None:
-        """Connects.
-
-        Raises:
-          OSError: The harness does not listen there.
-        """
         self._num_ranks = num_ranks
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(native_address(address))
@@ -153,25 +149,12 @@ class Channel:
         return None if address is None else cls(address, rank, num_ranks)
 
     def enter(self) -> bool:
-        """Says who this is, and waits until it may build; whether it starts alone.
-
-        Raises:
-          LostHarnessError: The harness has exited, or does not accept this process.
-        """
-        command = self.ask(
-            "imported",
-            num_ranks=self._num_ranks,
-            protocol=PROTOCOL,
-            has_sustained=True,
-        )
-        return bool(command["is_alone"])
+        """Says who this is, and waits until it may build; whether it starts alone."""
+        own = {"num_ranks": self._num_ranks, "protocol": PROTOCOL}
+        return bool(self.ask("imported", **own, has_sustained=True)["is_alone"])
 
     def ask(self, state: str, **facts: Any) -> dict[str, Any]:
-        """Says what was reached, and waits for the next command.
-
-        Raises:
-          LostHarnessError: There will be none.
-        """
+        """Says what was reached, and waits for the next command."""
         message = {"state": state, "rank": self._rank, **facts}
         try:
             self._socket.sendall(json.dumps(message).encode("ascii") + b"\n")
@@ -202,52 +185,80 @@ def set_collector(command: Mapping[str, Any]) -> None:
         gc.collect()
 
 
-class Turn:
-    """A turn that has begun: what this process uses until it ends.
+@contextlib.contextmanager
+def quiet_collector() -> Iterator[bool]:
+    """Collects garbage, then keeps the collector off; yields whether it was on."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield was_enabled
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
 
-    Args:
-      command: That began it.
-      clock: Nanoseconds, monotonic.
+
+class Turn:
+    """A turn that the harness has given, and what this process uses in it.
+
+    Attributes:
+      num_steps: How many there are to run, between ``begin`` and ``end``.
+      facts: For the record, and the answer to the harness.
     """
 
     def __init__(self, command: Mapping[str, Any], clock: Callable[[], int]) -> None:
         import resource  # not on Windows, where there are no studies
 
         self._usage = functools.partial(resource.getrusage, resource.RUSAGE_SELF)
-        self._command = command
+        self._clock = clock
+        self.num_steps = command["num_steps"]
+        names = ("round_index", "attempt", "num_steps")
+        self.facts: dict[str, Any] = {name: command[name] for name in names}
+
+    def begin(self) -> None:
+        """Begins the first step."""
         self._before = self._usage()
-        self._start_ns = clock()
+        self.facts["start_ns"] = self._clock()
 
-    def end(self, end_ns: int) -> dict[str, Any]:
-        """Returns the facts of the turn; ``end_ns`` is the end of its last step."""
+    def end(self, end_ns: int, num_retraces: int = 0) -> None:
+        """Adds the facts; ``end_ns`` is the end of the last step."""
         before, after = self._before, self._usage()
-        return {
-            "round_index": self._command["round_index"],
-            "attempt": self._command["attempt"],
-            "start_ns": self._start_ns,
-            "end_ns": end_ns,
-            "num_steps": self._command["num_steps"],
-            "user_sec": after.ru_utime - before.ru_utime,
-            "system_sec": after.ru_stime - before.ru_stime,
-            "minor_faults": after.ru_minflt - before.ru_minflt,
-            "major_faults": after.ru_majflt - before.ru_majflt,
-            "involuntary_switches": after.ru_nivcsw - before.ru_nivcsw,
-            "num_retraces": 0,
-        }
+        self.facts.update(
+            end_ns=end_ns,
+            user_sec=after.ru_utime - before.ru_utime,
+            system_sec=after.ru_stime - before.ru_stime,
+            minor_faults=after.ru_minflt - before.ru_minflt,
+            major_faults=after.ru_majflt - before.ru_majflt,
+            involuntary_switches=after.ru_nivcsw - before.ru_nivcsw,
+            num_retraces=num_retraces,
+        )
 
 
-def _step_line(
-    phase: str, index: int, start_ns: int, end_ns: int, loss: float | None
-) -> str:
-    fields = {
-        "kind": "step",
-        "phase": phase,
-        "index": index,
-        "start_ns": start_ns,
-        "end_ns": end_ns,
-        "loss": loss if loss is None or math.isfinite(loss) else repr(loss),
-    }
-    return json.dumps(fields, allow_nan=False) + "\n"
+def turns(
+    channel: Channel,
+    file: RankFile,
+    memory: Any,
+    clock: Callable[[], int],
+    warm_step_sec: float,
+    *,
+    is_collecting: bool = True,
+) -> Iterator[Turn]:
+    """Yields turns until the harness says that there are no more.
+
+    The garbage collector, which is off, runs between turns, and within those that are
+    sustained, if the program lets it.
+    """
+    command = channel.ask("ready", step_time_sec=warm_step_sec)
+    while command["command"] == "turn":
+        set_collector(command if is_collecting else {})
+        turn = Turn(command, clock)
+        yield turn
+        gc.disable()
+        memory.sample()
+        file.write("turn", **turn.facts)
+        command = channel.ask("turn", **turn.facts)
 
 
 def shortened(line: str) -> str:
@@ -268,7 +279,7 @@ class RankFile:
         self._file = path.open("x", buffering=1, encoding="utf-8")
         self._lock = threading.Lock()
         self._clock = clock
-        self._measured_steps: list[tuple[int, int, int, float | None]] = []
+        self._held: list[tuple[str, int, int, int, float | None]] = []
         self.has_failed = False
         self.phase = "launch"
         self.write("trial", trial_id=path.parent.name, nonce=os.urandom(16).hex())
@@ -283,16 +294,21 @@ class RankFile:
         """Appends one line."""
         line = json.dumps({"kind": kind, **fields}, allow_nan=False)
         with self._lock:
-            self._write_measured_steps()
-            if not self._file.closed:
-                self._file.write(line + "\n")
+            self._flush(line + "\n")
 
-    def _write_measured_steps(self) -> None:
-        """Writes the steps that were held back; needs the lock."""
-        steps, self._measured_steps = self._measured_steps, []
-        if steps and not self._file.closed:
-            lines = [_step_line("measure", *step) for step in steps]
-            self._file.write("".join(lines))
+    def _flush(self, line: str = "") -> None:
+        """Writes the steps that were held back, and a line; needs the lock."""
+        names = ("phase", "index", "start_ns", "end_ns", "loss")
+        lines = []
+        for step in self._held:
+            fields = {"kind": "step", **dict(zip(names, step))}  # noqa: B905 (3.8)
+            loss = step[-1]
+            if loss is not None and not math.isfinite(loss):
+                fields["loss"] = repr(loss)
+            lines.append(json.dumps(fields, allow_nan=False) + "\n")
+        self._held = []
+        if not self._file.closed:
+            self._file.write("".join((*lines, line)))
 
     def enter(self, phase: str) -> None:
         """Ends the current phase, synced to disk, and starts the next."""
@@ -301,16 +317,11 @@ class RankFile:
         self.write("phase", phase=phase, ns=self._clock())
 
     def step(self, index: int, start_ns: int, end_ns: int, loss: float | None) -> None:
-        """Appends one step of the current phase."""
-        if self.phase == "measure":
-            with self._lock:
-                self._measured_steps.append((index, start_ns, end_ns, loss))
-            return
-        line = _step_line(self.phase, index, start_ns, end_ns, loss)
+        """Appends one step of the current phase; those that are measured are held."""
         with self._lock:
-            self._write_measured_steps()
-            if not self._file.closed:
-                self._file.write(line)
+            self._held.append((self.phase, index, start_ns, end_ns, loss))
+            if self.phase != "measure":
+                self._flush()
 
     def fail(self, error: BaseException) -> None:
         """Appends why this process failed, with phase and traceback."""
@@ -334,7 +345,7 @@ class RankFile:
     def sync(self) -> None:
         """Syncs all lines so far to disk, to survive a power failure."""
         with self._lock:
-            self._write_measured_steps()
+            self._flush()
             self._file.flush()
             os.fsync(self._file.fileno())
 
@@ -593,6 +604,7 @@ class ClientRun:
         raise NotImplementedError
 
     def _steps(self) -> Iterator[None]:
+        """Yields once per step, which is done when this continues."""
         raise NotImplementedError
 
     def _record(
@@ -647,7 +659,6 @@ class StudyRun(ClientRun):
         self._beat_ns = 0
         self._is_done = False
         self._is_alone = True
-        self._was_collecting = True
         file.write("client", protocol=PROTOCOL, rank=rank, num_ranks=num_ranks)
         if num_ranks > 1:
             file.write("clock", host=clock_host())
@@ -657,7 +668,6 @@ class StudyRun(ClientRun):
         self._build_ns = clock()
 
     def _steps(self) -> Iterator[None]:
-        """Yields once per step, which is done when this continues."""
         num_warmup_steps = self._trial["num_warmup_steps"]
         self._file.write(
             "facts",
@@ -685,19 +695,11 @@ class StudyRun(ClientRun):
             start_ns = self._build_ns
         self.controls.check()
         self._file.enter("measure")
-        gc.collect()
-        gc.freeze()
-        self._was_collecting = gc.isenabled()
-        gc.disable()
-        try:
+        with quiet_collector() as was_collecting:
             self._memory.start()
-            for _ in self._window((self._end_ns - start_ns) / 1e9):
+            for _ in self._window((self._end_ns - start_ns) / 1e9, was_collecting):
                 yield
             peak_bytes = self._memory.peak_bytes()
-        finally:
-            gc.unfreeze()
-            if self._was_collecting:
-                gc.enable()
         self._file.write(
             "memory", peak_memory_bytes=peak_bytes, method=self._memory.method
         )
@@ -713,24 +715,25 @@ class StudyRun(ClientRun):
         self._file.write("done", ns=self._clock())
         self._file.sync()
 
-    def _window(self, warm_step_sec: float) -> Iterator[None]:
+    def _window(self, warm_step_sec: float, is_collecting: bool) -> Iterator[None]:
         """Yields once per measured step: all in a row, or in turns."""
         if self._channel is None:
             for _ in range(self._trial["num_measured_steps"]):
                 yield
                 self._memory.sample()
             return
-        command = self._channel.ask("ready", step_time_sec=warm_step_sec)
-        while command["command"] == "turn":
-            set_collector(command if self._was_collecting else {})
-            turn = Turn(command, self._clock)
-            for _ in range(command["num_steps"]):
+        for turn in turns(
+            self._channel,
+            self._file,
+            self._memory,
+            self._clock,
+            warm_step_sec,
+            is_collecting=is_collecting,
+        ):
+            turn.begin()
+            for _ in range(turn.num_steps):
                 yield
-            facts = turn.end(self._end_ns)
-            gc.disable()
-            self._memory.sample()
-            self._file.write("turn", **facts)
-            command = self._channel.ask("turn", **facts)
+            turn.end(self._end_ns)
 
     def _record(
         self,

@@ -15,7 +15,6 @@ import functools
 import json
 import os
 import sys
-import time
 from concurrent import futures
 from typing import TYPE_CHECKING
 
@@ -51,17 +50,6 @@ def make_kernels(array_bytes: int) -> dict[str, tuple[Callable[[], object], floa
     return {COMPUTE: (compute, _BLOCK), MEMORY: (triad, _TRIAD_PASSES * array_bytes)}
 
 
-def rate(kernel: Callable[[], object], work: float, duration_sec: float) -> float:
-    """Runs a kernel for at least ``duration_sec`` and returns work per second."""
-    num_calls = 0
-    start = now = time.perf_counter()
-    while now - start < duration_sec:
-        kernel()
-        num_calls += 1
-        now = time.perf_counter()
-    return num_calls * work / (now - start)
-
-
 def serve(core: int, array_bytes: int) -> None:
     """Answers lines until stdin ends."""
     os.sched_setaffinity(0, {core})
@@ -73,7 +61,7 @@ def serve(core: int, array_bytes: int) -> None:
     for line in sys.stdin:
         kind, duration_sec = line.split()
         kernel, work = kernels[kind]
-        sys.stdout.write(f"{rate(kernel, work, float(duration_sec))!r}\n")
+        sys.stdout.write(f"{disturbance.rate(kernel, work, float(duration_sec))!r}\n")
         sys.stdout.flush()
 
 

@@ -110,7 +110,7 @@ def read_load(
 
 def _read_counts(path: Path) -> dict[str, int]:
     """Returns the numbers of a table of the kernel, by name; empty if it is hidden."""
-    rows = map(str.split, (machine_state.read_line(path) or "").splitlines())
+    rows = map(str.split, machine_state.read_line(path).splitlines())
     known = (row for row in rows if len(row) > 1 and row[1].isdigit())
     return {row[0].rstrip(":"): int(row[1]) for row in known}
 
@@ -131,7 +131,7 @@ def _read_processes(root: Path) -> dict[int, tuple[str, float]]:
     """Returns name and CPU time in seconds of all visible processes but this one."""
     found = {}
     for folder in (root / "proc").glob("[0-9]*"):
-        text = machine_state.read_line(folder / "stat") or ""
+        text = machine_state.read_line(folder / "stat")
         total_sec = machine_state.process_sec(text)
         if total_sec is not None and int(folder.name) != os.getpid():
             name = printable(text.rpartition(")")[0].partition("(")[2])

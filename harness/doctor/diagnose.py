@@ -68,7 +68,7 @@ Ask = Callable[[Sequence[int], str], list[float]]
 def array_bytes(cores: Sequence[int], root: Path) -> int | None:
     """Returns the size of an array of the triad; None if memory is too small for it."""
     caches = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cache/index*/size")
-    sizes = [(machine_state.read_line(path) or "").partition("K")[0] for path in caches]
+    sizes = [machine_state.read_line(path).partition("K")[0] for path in caches]
     largest = max((int(size) * 1024 for size in sizes if size.isdigit()), default=0)
     wanted = max(_LEAST_ARRAY_BYTES, _CACHES * largest // _NUM_ARRAYS)
     free = checks.read_memory(root).get("MemAvailable", math.inf)

@@ -62,14 +62,8 @@ class GpuState:
 
 def read_gpu_states(chosen: Sequence[Gpu] | None = None) -> tuple[GpuState, ...]:
     """Returns the state of some GPUs; none without a driver."""
-    import pynvml
-
     wanted = gpus.listed_gpus() if chosen is None else chosen
-    try:
-        with gpus.driver() as nvml:
-            return tuple(_read(nvml, gpu) for gpu in wanted)
-    except pynvml.NVMLError:
-        return ()
+    return gpus.from_driver((), lambda nvml: tuple(_read(nvml, gpu) for gpu in wanted))
 
 
 def _read(nvml: Any, gpu: Gpu) -> GpuState:

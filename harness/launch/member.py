@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NoReturn
 from harness.errors import LaunchError
 from harness.launch import gang
 from harness.launch.gang import Gang
-from harness.machine.gpu_watch import read_oom_kills
+from harness.machine.machine_state import read_oom_kills
 from harness.trial.rank_file import LOGS
 from replicator.cluster import environment
 from replicator.cluster.die_with_parent import request_death_signal

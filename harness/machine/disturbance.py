@@ -34,7 +34,7 @@ from results.records import machine_record
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from harness.machine.machine_state import CoreClock, CoreTimes
+    from harness.machine.machine_state import CoreClock
     from results.records.machine_record import GpuUse
 
 
@@ -47,9 +47,8 @@ BACKGROUND_FRACTION = 0.002
 MAX_STOLEN_FRACTION = 0.01
 NUM_ROUNDING_TICKS = 1
 """Ticks per core by which a difference of two rounded-down totals can be too large."""
-_TICK_DEVIATION = 6**-0.5
-"""Standard deviation in ticks of such a difference, whose phase is any."""
-_NUM_DEVIATIONS = 4
+_ONE_CORE_SEC = 4 * 6**-0.5 * TICK_SEC
+"""Four standard deviations of such a difference, whose phase is any."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +68,6 @@ class Disturbance:
     run_delay_sec: float | None
     # Times that the CPU quota or heat slowed the trial's cores.
     num_throttled: int | None
-    throttled_sec: float | None  # Time for which the CPU quota stopped processes.
     num_cores: int = 1  # The trial's cores.
     # What can be rounding of the sum over them, of one core. Their phases differ, so it
     # grows with the root of their number.
@@ -90,65 +88,57 @@ def between(start: CoreClock, end: CoreClock) -> Disturbance:
     delay_sec = None
     if end.process_source == "schedstat":
         delay_sec = _thread_growth(start, end, "delay_sec")
+    growths = [
+        _growth(start.throttling.num_quota, end.throttling.num_quota),
+        _growth(start.throttling.num_thermal, end.throttling.num_thermal),
+    ]
+    throttled = [growth for growth in growths if growth is not None]
     return Disturbance(
         foreign_cpu_fraction=foreign,
         foreign_resolution=foreign_resolution,
         num_cores=end.num_cores,
-        one_core_resolution=_of_one_core(foreign_resolution, wall_sec, end.num_cores),
+        one_core_resolution=min(
+            math.sqrt(end.num_cores) * _ONE_CORE_SEC / wall_sec,
+            foreign_resolution * end.num_cores,
+        ),
         stolen_cpu_fraction=stolen,
         stolen_resolution=tick_fraction,
         run_delay_sec=delay_sec,
-        num_throttled=_num_throttled(start, end),
-        throttled_sec=_growth(start.throttling.quota_sec, end.throttling.quota_sec),
+        num_throttled=int(sum(throttled)) if throttled else None,
     )
-
-
-def _of_one_core(foreign_resolution: float, wall_sec: float, num_cores: int) -> float:
-    """Returns what can be rounding of a sum over cores, as a fraction of one."""
-    ticks = TICK_SEC * math.sqrt(num_cores) * _NUM_DEVIATIONS * _TICK_DEVIATION
-    return min(ticks / wall_sec, foreign_resolution * num_cores)
-
-
-def limit_of_one_core(num_cores: int) -> float:
-    """Returns how much of one core others may have had, if they were all on it."""
-    return MAX_OF_ONE_CORE + BACKGROUND_FRACTION * num_cores
 
 
 def foreign_reason(disturbance: Disturbance) -> str:
     """Returns how others had too much of the cores; empty if they had not."""
-    foreign = disturbance.foreign_cpu_fraction or 0.0
+    foreign, num_cores = disturbance.foreign_cpu_fraction or 0.0, disturbance.num_cores
     if foreign > MAX_FOREIGN_FRACTION + disturbance.foreign_resolution:
         return (
             f"other processes used {foreign:.0%} of its cores"
             f" (limit {MAX_FOREIGN_FRACTION:.0%})"
         ).replace("%", " %")
-    of_one, limit = (
-        foreign * disturbance.num_cores,
-        limit_of_one_core(disturbance.num_cores),
-    )
-    if of_one > limit + disturbance.one_core_resolution:
+    # How much of one core others may have had, if they were all on it.
+    limit = MAX_OF_ONE_CORE + BACKGROUND_FRACTION * num_cores
+    if foreign * num_cores > limit + disturbance.one_core_resolution:
         return (
-            f"other processes used {of_one:.0%} of one core of its"
-            f" {disturbance.num_cores}, if all on one (limit {limit:.0%})"
+            f"other processes used {foreign * num_cores:.0%} of one core of its"
+            f" {num_cores}, if all on one (limit {limit:.0%})"
         ).replace("%", " %")
     return ""
 
 
 def void_reason(disturbance: Disturbance, num_retraces: int) -> str:
     """Returns why a turn does not count, as one phrase; empty if it does."""
-    reason = foreign_reason(disturbance)
-    if reason:
+    if reason := foreign_reason(disturbance):
         return reason
-    limit = MAX_STOLEN_FRACTION + disturbance.stolen_resolution
-    if (disturbance.stolen_cpu_fraction or 0.0) > limit:
+    stolen = disturbance.stolen_cpu_fraction or 0.0
+    if stolen > MAX_STOLEN_FRACTION + disturbance.stolen_resolution:
         return (
-            f"the hypervisor gave {disturbance.stolen_cpu_fraction:.0%} of its cores"
-            f" to other guests (limit {MAX_STOLEN_FRACTION:.0%})"
+            f"the hypervisor gave {stolen:.0%} of its cores to other guests (limit"
+            f" {MAX_STOLEN_FRACTION:.0%})"
         ).replace("%", " %")
     if disturbance.num_throttled:
         return f"its cores were throttled {_times(disturbance.num_throttled)}"
-    reason = machine_record.void_reason(disturbance.gpus)
-    if reason:
+    if reason := machine_record.void_reason(disturbance.gpus):
         return reason
     if num_retraces:
         return f"its step function was retraced {_times(num_retraces)}"
@@ -166,7 +156,13 @@ def _foreign_fraction(
     if start.cores is None or end.cores is None or not end.process_sec:
         return None, 0.0
     own_sec, own_rounding_sec = _own_sec(start, end)
-    not_idle_sec = _not_idle_sec(start.cores, end.cores, available_sec)
+    before, after = start.cores, end.cores
+    not_idle_sec = (
+        available_sec
+        - (after.idle_sec - before.idle_sec)
+        - (after.stolen_sec - before.stolen_sec)
+        - (after.interrupt_sec - before.interrupt_sec)
+    )
     rounding_sec = NUM_ROUNDING_TICKS * TICK_SEC * end.num_cores
     used_sec = not_idle_sec
     run_sec = _growth(start.run_sec, end.run_sec)
@@ -177,15 +173,6 @@ def _foreign_fraction(
     foreign_sec = used_sec - own_sec - start.reading_sec
     resolution = (rounding_sec + own_rounding_sec) / available_sec
     return _fraction(foreign_sec, available_sec), resolution
-
-
-def _not_idle_sec(start: CoreTimes, end: CoreTimes, available_sec: float) -> float:
-    return (
-        available_sec
-        - (end.idle_sec - start.idle_sec)
-        - (end.stolen_sec - start.stolen_sec)
-        - (end.interrupt_sec - start.interrupt_sec)
-    )
 
 
 def _own_sec(start: CoreClock, end: CoreClock) -> tuple[float, float]:
@@ -216,15 +203,6 @@ def _thread_growth(start: CoreClock, end: CoreClock, name: str) -> float:
     return total_sec
 
 
-def _num_throttled(start: CoreClock, end: CoreClock) -> int | None:
-    counts = [
-        _growth(start.throttling.num_quota, end.throttling.num_quota),
-        _growth(start.throttling.num_thermal, end.throttling.num_thermal),
-    ]
-    known = [count for count in counts if count is not None]
-    return int(sum(known)) if known else None
-
-
 def _growth(start: float | None, end: float | None) -> float | None:
     if start is None or end is None:
         return None
@@ -251,6 +229,17 @@ def make_product() -> Callable[[], object]:
     matrix = matrix.reshape(_SIZE, _SIZE)
     # optimize=False makes numpy use its own loop: no BLAS, no threads.
     return functools.partial(np.einsum, "ij,jk->ik", matrix, matrix, optimize=False)
+
+
+def rate(kernel: Callable[[], object], work: float, duration_sec: float) -> float:
+    """Runs a kernel for at least ``duration_sec`` and returns work per second."""
+    num_calls = 0
+    start = now = time.perf_counter()
+    while now - start < duration_sec:
+        kernel()
+        num_calls += 1
+        now = time.perf_counter()
+    return num_calls * work / (now - start)
 
 
 def run_canary(core: int | None = None) -> float:
@@ -287,44 +276,31 @@ class CpuClock:
     own_sec: float  # This process and the children that it has waited for.
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Load:
-    """Shares, 0 to 1, of the CPU time of all logical CPUs over a span."""
-
-    foreign_fraction: float  # Used by other processes.
-    stolen_fraction: float  # Given to other guests of the hypervisor.
-
-
 def read_clock() -> CpuClock:
     """Reads the totals now."""
     times = psutil.cpu_times()
-    usages = [resource.getrusage(who) for who in _OWN]
+    who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    usages = [resource.getrusage(one) for one in who]
+    # guest time is part of user time on Linux.
+    busy = ("user", "nice", "system", "irq", "softirq")
     return CpuClock(
         wall_sec=time.monotonic(),
-        # guest time is part of user time on Linux.
-        busy_sec=times.user
-        + times.nice
-        + times.system
-        + getattr(times, "irq", 0.0)
-        + getattr(times, "softirq", 0.0),
+        busy_sec=sum(getattr(times, name, 0.0) for name in busy),
         stolen_sec=getattr(times, "steal", 0.0),
         own_sec=sum(usage.ru_utime + usage.ru_stime for usage in usages),
     )
 
 
-def foreign_between(start: CpuClock, end: CpuClock, num_cpus: int) -> Load:
-    """Returns the shares over a span."""
+def foreign_between(start: CpuClock, end: CpuClock, num_cpus: int) -> dict[str, float]:
+    """Returns the shares of all CPU time that others had, as a record names them.
+
+    The kernel counts in ticks, so on a quiet machine it can seem slightly below 0.
+    """
     available_sec = max((end.wall_sec - start.wall_sec) * num_cpus, 1e-9)
-    busy_sec = end.busy_sec - start.busy_sec
-    own_sec = end.own_sec - start.own_sec
-    # The kernel counts in ticks, so the result on a quiet machine can be slightly < 0.
-    foreign_sec = max(busy_sec - own_sec, 0.0)
-    return Load(
-        foreign_fraction=min(foreign_sec / available_sec, 1.0),
-        stolen_fraction=min(
-            max(end.stolen_sec - start.stolen_sec, 0.0) / available_sec, 1.0
+    busy_sec, own_sec = end.busy_sec - start.busy_sec, end.own_sec - start.own_sec
+    return {
+        "foreign_cpu_fraction": _fraction(busy_sec - own_sec, available_sec),
+        "stolen_cpu_fraction": _fraction(
+            end.stolen_sec - start.stolen_sec, available_sec
         ),
-    )
-
-
-_OWN = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    }

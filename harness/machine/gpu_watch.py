@@ -23,7 +23,6 @@ import psutil
 
 from harness.errors import UnfitMachineError
 from harness.machine import gpus
-from replicator.core import cgroups
 from results.records import machine_record
 from results.records.machine_record import GpuUse, others_text, unread_text
 from results.records.texts import printable
@@ -337,24 +336,3 @@ def _users(chosen: Sequence[Gpu]) -> str:
             if count:
                 return others_text(count, index)
     return ""
-
-
-_FILES = {1: "memory.oom_control", 2: "memory.events"}
-
-
-def read_oom_kills(root: Path = Path("/")) -> int | None:
-    """Returns how many processes of this control group the killer ended, or None.
-
-    That of the whole machine counts the processes of others, too, so without control
-    groups nothing is claimed.
-    """
-    for folder, version in cgroups.folders("memory", root):
-        try:
-            text = (folder / _FILES[version]).read_text(encoding="ascii")
-        except OSError:
-            continue
-        for line in text.splitlines():
-            name, _, value = line.partition(" ")
-            if name == "oom_kill" and value.isdigit():
-                return int(value)
-    return None

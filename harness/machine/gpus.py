@@ -7,8 +7,9 @@ import dataclasses
 import json
 import os
 import re
+import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from harness.errors import PlanError
 from results.errors import UnavailableRecordError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
+T = TypeVar("T")
 NO_GPU = "-1"
 """The value of ``CUDA_VISIBLE_DEVICES`` that hides all of them."""
 
@@ -58,8 +60,6 @@ class Gpu:
     index: int  # Its number for the driver, in the order of PCI addresses.
     uuid: str  # Its name for the driver.
     name: str  # Product name.
-    # Size of its memory; None if the driver does not say.
-    memory_bytes: int | None = None
     # NUMA node that it is attached to; None if the kernel does not say.
     node: int | None = None
     is_mig: bool = False  # Whether it is an instance of a GPU in MIG mode.
@@ -109,62 +109,57 @@ def fault_text(error: Exception) -> str:
     return " ".join(printable(str(error)).split())[:_MOST_SAID]
 
 
-def read_gpus(root: Path = Path("/")) -> tuple[Gpu, ...]:
-    """All GPUs, with the instances of those in MIG mode; none without a driver."""
+def from_driver(default: T, read: Callable[[Any], T]) -> T:
+    """Returns what is read of the driver's library, or a default without a driver."""
     import pynvml
 
     try:
         with driver() as nvml:
-            found = [
-                gpu
-                for index in range(nvml.nvmlDeviceGetCount())
-                for gpu in _read(nvml, index, root)
-            ]
+            return read(nvml)
     except pynvml.NVMLError:
-        return ()
+        return default
+
+
+def read_gpus(root: Path = Path("/")) -> tuple[Gpu, ...]:
+    """All GPUs, with the instances of those in MIG mode; none without a driver."""
+
+    def read(nvml: Any) -> tuple[Gpu, ...]:
+        indices = range(nvml.nvmlDeviceGetCount())
+        return tuple(gpu for index in indices for gpu in _read(nvml, index, root))
+
+    found: tuple[Gpu, ...] = from_driver((), read)
     if any(gpu.is_mig for gpu in found):
-        found = [dataclasses.replace(gpu, has_number=False) for gpu in found]
-    return tuple(found)
+        return tuple(dataclasses.replace(gpu, has_number=False) for gpu in found)
+    return found
 
 
 def _read(nvml: Any, index: int, root: Path) -> Iterator[Gpu]:
     try:
-        yield from _described(nvml, index, root)
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        inquire = asker(nvml, handle)
+        pci = inquire("nvmlDeviceGetPciInfo")
+        version = inquire("nvmlDeviceGetCudaComputeCapability")
+        mode = inquire("nvmlDeviceGetMigMode")
+        is_mig, handles = bool(mode and mode[0]), [handle]
+        if is_mig:
+            places = range(inquire("nvmlDeviceGetMaxMigDeviceCount") or 0)
+            name = "nvmlDeviceGetMigDeviceHandleByIndex"
+            handles = [inquire(name, place) for place in places]
+        for instance in handles:
+            if instance is not None:
+                yield Gpu(
+                    index=index,
+                    uuid=_text(nvml.nvmlDeviceGetUUID(instance)),
+                    name=printable(_text(nvml.nvmlDeviceGetName(instance))),
+                    node=None if pci is None else read_node(_text(pci.busId), root),
+                    is_mig=is_mig,
+                    capability=None
+                    if version is None
+                    else (int(version[0]), int(version[1])),
+                )
     except nvml.NVMLError as error:  # of this GPU: the driver itself has answered
         fault = fault_text(error)
         yield Gpu(index=index, uuid=f"GPU-{index}", name="unknown GPU", fault=fault)
-
-
-def _described(nvml: Any, index: int, root: Path) -> Iterator[Gpu]:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    pci = ask(nvml, "nvmlDeviceGetPciInfo", handle)
-    node = None if pci is None else read_node(_text(pci.busId), root)
-    version = ask(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
-    capability = None if version is None else (int(version[0]), int(version[1]))
-    mode = ask(nvml, "nvmlDeviceGetMigMode", handle)
-    if not mode or not mode[0]:
-        gpu = _describe(nvml, handle, index, node, is_mig=False)
-        yield dataclasses.replace(gpu, capability=capability)
-        return
-    for place in range(ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
-        instance = ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, place)
-        if instance is not None:
-            gpu = _describe(nvml, instance, index, node, is_mig=True)
-            yield dataclasses.replace(gpu, capability=capability)
-
-
-def _describe(
-    nvml: Any, handle: Any, index: int, node: int | None, *, is_mig: bool
-) -> Gpu:
-    memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
-    return Gpu(
-        index=index,
-        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        name=printable(_text(nvml.nvmlDeviceGetName(handle))),
-        memory_bytes=None if memory is None else int(memory.total),
-        node=node,
-        is_mig=is_mig,
-    )
 
 
 def _text(value: Any) -> str:
@@ -185,25 +180,13 @@ def read_node(bus_id: str, root: Path = Path("/")) -> int | None:
 
 def driver_version() -> str | None:
     """Returns the version of the NVIDIA driver; None without one."""
-    import pynvml
-
-    try:
-        with driver() as nvml:
-            return _text(nvml.nvmlSystemGetDriverVersion())
-    except pynvml.NVMLError:
-        return None
+    return from_driver(None, lambda nvml: _text(nvml.nvmlSystemGetDriverVersion()))
 
 
 def cuda_version() -> str | None:
     """Returns the newest CUDA that the driver supports; None without a driver."""
-    import pynvml
-
-    try:
-        with driver() as nvml:
-            number = int(nvml.nvmlSystemGetCudaDriverVersion_v2())
-    except pynvml.NVMLError:
-        return None
-    return f"{number // 1000}.{number % 1000 // 10}"
+    number = from_driver(0, lambda nvml: int(nvml.nvmlSystemGetCudaDriverVersion_v2()))
+    return f"{number // 1000}.{number % 1000 // 10}" if number else None
 
 
 # CUDA itself is silent about mistakes: an id that does not exist hides all after it,
@@ -215,11 +198,10 @@ _MOST_SHOWN = 120
 
 def visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
     """Returns the GPUs this process can use, in the order of CUDA_VISIBLE_DEVICES."""
-    known = read_gpus()
-    chosen = _listed(known, environment)
+    chosen = listed_gpus(environment)
     for gpu in chosen:
         if gpu.fault:
-            others = ",".join(of.cuda_id for of in known if not of.fault)
+            others = ",".join(of.cuda_id for of in read_gpus() if not of.fault)
             raise PlanError(
                 f"GPU {gpu.cuda_id} cannot be read ({gpu.fault}), so it may be in use"
                 " or broken; reset it (sudo nvidia-smi --gpu-reset), or hide it:"
@@ -230,53 +212,45 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]
 
 def listed_gpus(environment: Mapping[str, str] = os.environ) -> tuple[Gpu, ...]:
     """Returns the GPUs this process may use, also those that cannot be read."""
-    return _listed(read_gpus(), environment)
-
-
-def _listed(known: tuple[Gpu, ...], environment: Mapping[str, str]) -> tuple[Gpu, ...]:
-    limit = environment.get("CUDA_VISIBLE_DEVICES")
+    known, limit = read_gpus(), environment.get("CUDA_VISIBLE_DEVICES")
     if limit is None or not known:
         return known
     chosen: list[Gpu] = []
+    shown = f"CUDA_VISIBLE_DEVICES={_cut(limit)}"
     for text in limit.split(",") if limit.strip() else []:
         name = text.strip()
         if name == NO_GPU:  # hides itself and the rest, as it is meant to
             break
-        gpu = _find(name, known, limit)
+        gpu = _find(name, known, shown)
         if gpu in chosen:
             raise PlanError(
-                f"{_shown(limit)} names GPU {gpu.cuda_id} twice, so CUDA would show"
-                " none; name each GPU once"
+                f"{shown} names GPU {gpu.cuda_id} twice, so CUDA would show none; name"
+                " each GPU once"
             )
         chosen.append(gpu)
     return tuple(chosen)
 
 
-def _find(name: str, known: Sequence[Gpu], limit: str) -> Gpu:
+def _find(name: str, known: Sequence[Gpu], shown: str) -> Gpu:
+    found = []
     if name.isdecimal():
         found = [gpu for gpu in known if gpu.index == int(name)][:1]
     elif name.startswith(("GPU-", "MIG-")):  # CUDA takes a unique beginning as well
         found = [gpu for gpu in known if gpu.uuid.startswith(name)]
-    else:
-        found = []
     if len(found) == 1:
         return found[0]
     ids = ", ".join(gpu.cuda_id for gpu in known)
     if found:
         uuids = ", ".join(gpu.uuid for gpu in found)
         raise PlanError(
-            f"{_shown(limit)}: '{_cut(name)}' is the beginning of {len(found)} ids"
+            f"{shown}: '{_cut(name)}' is the beginning of {len(found)} ids"
             f" ({uuids}); give one of them in full"
         )
     raise PlanError(
-        f"{_shown(limit)}: '{_cut(name)}' is no GPU of this machine, so CUDA would"
+        f"{shown}: '{_cut(name)}' is no GPU of this machine, so CUDA would"
         f" hide it and all after it; allowed are {ids} and the UUIDs that"
         " 'nvidia-smi -L' lists"
     )
-
-
-def _shown(limit: str) -> str:
-    return f"CUDA_VISIBLE_DEVICES={_cut(limit)}"
 
 
 def _cut(text: str) -> str:
@@ -298,10 +272,12 @@ def choose(visible: Sequence[Gpu], num_replicas: int) -> tuple[Gpu, ...]:
             " --replicas 1, or switch MIG off: sudo nvidia-smi -mig 0"
         )
     if len({gpu.name for gpu in chosen}) > 1:
+        most = statistics.mode(gpu.name for gpu in visible)
+        equal = ",".join(gpu.cuda_id for gpu in visible if gpu.name == most)
         raise PlanError(
             f"{num_replicas} replicas need {num_replicas} GPUs of one model, but"
             f" {models(chosen)}; choose equal ones with CUDA_VISIBLE_DEVICES, such as"
-            f" CUDA_VISIBLE_DEVICES={','.join(_most_common(visible))}"
+            f" CUDA_VISIBLE_DEVICES={equal}"
         )
     return chosen
 
@@ -315,12 +291,6 @@ def models(chosen: Sequence[Gpu]) -> str:
         f"GPU {'+'.join(ids)} {'is' if len(ids) == 1 else 'are'} {name}"
         for name, ids in by_name.items()
     )
-
-
-def _most_common(visible: Sequence[Gpu]) -> list[str]:
-    names = [gpu.name for gpu in visible]
-    most = max(names, key=names.count)
-    return [gpu.cuda_id for gpu in visible if gpu.name == most]
 
 
 _MOST_LINKS: Final = 36
@@ -337,17 +307,15 @@ _LEVELS: Final = (
 
 def read_settings(chosen: Sequence[Gpu]) -> tuple[GpuSettings, ...]:
     """The settings of some GPUs; none without a driver, or where one is lost."""
-    import pynvml
 
-    try:
-        with driver() as nvml:
-            handles = [nvml.nvmlDeviceGetHandleByIndex(gpu.index) for gpu in chosen]
-            return tuple(
-                _read_settings(nvml, gpu.index, handle, handles)
-                for gpu, handle in zip(chosen, handles, strict=True)
-            )
-    except pynvml.NVMLError:
-        return ()
+    def read(nvml: Any) -> tuple[GpuSettings, ...]:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(gpu.index) for gpu in chosen]
+        return tuple(
+            _read_settings(nvml, gpu.index, handle, handles)
+            for gpu, handle in zip(chosen, handles, strict=True)
+        )
+
+    return from_driver((), read)
 
 
 def _read_settings(
@@ -365,8 +333,20 @@ def _read_settings(
         )
     ]
     links = [inquire("nvmlDeviceGetNvLinkState", link) for link in range(_MOST_LINKS)]
-    known = [link for link in links if link is not None]
-    num_links = sum(1 for link in known if link == nvml.NVML_FEATURE_ENABLED)
+    num_links = links.count(nvml.NVML_FEATURE_ENABLED)
+
+    def path(other: Any) -> str:
+        if other is handle:
+            return "X"
+        asked = other, nvml.NVML_P2P_CAPS_INDEX_NVLINK
+        if num_links and inquire("nvmlDeviceGetP2PStatus", *asked) == (
+            nvml.NVML_P2P_STATUS_OK
+        ):
+            return f"NV{num_links}"
+        level = inquire("nvmlDeviceGetTopologyCommonAncestor", other)
+        names = {getattr(nvml, constant): name for constant, name in _LEVELS}
+        return names.get(level, "?")
+
     return GpuSettings(
         index=index,
         power_limit_watts=None if limit is None else limit / 1000,
@@ -376,22 +356,9 @@ def _read_settings(
         num_uncorrected_errors=errors[1],
         pcie_generation=inquire("nvmlDeviceGetMaxPcieLinkGeneration"),
         pcie_width=inquire("nvmlDeviceGetCurrPcieLinkWidth"),
-        num_nvlinks=num_links if known else None,
-        paths=tuple(
-            "X" if other is handle else _path(nvml, handle, other, num_links)
-            for other in others
-        ),
+        num_nvlinks=None if set(links) == {None} else num_links,
+        paths=tuple(map(path, others)),
     )
-
-
-def _path(nvml: Any, handle: Any, other: Any, num_links: int) -> str:
-    inquire = asker(nvml, handle)
-    status = inquire("nvmlDeviceGetP2PStatus", other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
-    if num_links and status == nvml.NVML_P2P_STATUS_OK:
-        return f"NV{num_links}"
-    level = inquire("nvmlDeviceGetTopologyCommonAncestor", other)
-    names = {getattr(nvml, constant): name for constant, name in _LEVELS}
-    return names.get(level, "?")
 
 
 # TensorFlow's wheel has machine code for some GPUs, and for newer ones PTX, which the

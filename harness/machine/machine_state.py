@@ -11,7 +11,7 @@ import re
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import psutil
 
@@ -29,6 +29,7 @@ OWN_FILE = "harness/__init__.py"
 _GIT_TIMEOUT_SEC = 10.0
 _COMMIT = "# branch.oid "
 _CPU_FOLDER = "sys/devices/system/cpu"
+_NODE_FOLDER = "sys/devices/system/node"
 
 
 def read_machine_state(
@@ -46,7 +47,7 @@ def read_machine_state(
         cpu_governor="+".join(read_governors(cores, root)) or None,
         is_boost_enabled=read_boost(root),
         is_smt_active=read_flag(root / _CPU_FOLDER / "smt/active"),
-        num_numa_nodes=_count_numa_nodes(root),
+        num_numa_nodes=len([*(root / _NODE_FOLDER).glob("node[0-9]*")]) or None,
         gpu_driver=gpus.driver_version(),
         container=environment.read_container(root),
         git_commit=commit,
@@ -66,7 +67,7 @@ def read_glibc_version() -> str | None:
 def read_huge_pages(root: Path = Path("/")) -> str | None:
     """Returns the chosen setting of transparent huge pages."""
     text = read_line(root / "sys/kernel/mm/transparent_hugepage/enabled")
-    found = re.search(r"\[(\w+)\]", text or "")
+    found = re.search(r"\[(\w+)\]", text)
     return found[1] if found else None
 
 
@@ -86,20 +87,12 @@ def read_boost(root: Path = Path("/")) -> bool | None:
 
 def read_flag(path: Path) -> bool | None:
     """Returns a setting that is 0 or 1."""
-    return {"0": False, "1": True}.get(read_line(path) or "")
+    return {"0": False, "1": True}.get(read_line(path))
 
 
-def read_line(path: Path) -> str | None:
-    """Returns the text of a file of one line, or None if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return None
-
-
-def _count_numa_nodes(root: Path) -> int | None:
-    nodes = [*(root / "sys/devices/system/node").glob("node[0-9]*")]
-    return len(nodes) or None
+def read_line(path: Path) -> str:
+    """Returns the text of a small file of the kernel; empty if it cannot be read."""
+    return _read_text(path).strip()
 
 
 def read_source_state(
@@ -174,75 +167,69 @@ def read_topology(
 
 
 def _read_cpu(root: Path, cpu: int) -> LogicalCpu:
-    folder = root / f"sys/devices/system/cpu/cpu{cpu}"
-    package = _read_int(folder / "topology/physical_package_id")
-    core = _read_int(folder / "topology/core_id")
-    try:
-        names = [path.name for path in folder.iterdir()]
-    except OSError:
-        names = []
-    nodes = [int(n[4:]) for n in names if n.startswith("node") and n[4:].isdigit()]
+    folder = root / _CPU_FOLDER / f"cpu{cpu}"
+    package = read_line(folder / "topology/physical_package_id")
+    core = read_line(folder / "topology/core_id")
+    names = [path.name.removeprefix("node") for path in folder.glob("node*")]
     return LogicalCpu(
         cpu=cpu,
-        node=min(nodes, default=0),
-        package=0 if package is None else package,
-        core=cpu if core is None else core,
+        node=min((int(name) for name in names if name.isdigit()), default=0),
+        package=int(package) if _is_number(package) else 0,
+        core=int(core) if _is_number(core) else cpu,
     )
 
 
-def _read_int(path: Path) -> int | None:
-    try:
-        return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
+def _is_number(text: str) -> bool:
+    return text.removeprefix("-").isdigit()
+
+
+# Files of control groups, by the name that they have here and by version.
+_GROUP_FILES: Final[Mapping[str, Mapping[int, tuple[str, ...]]]] = {
+    "quota": {1: ("cpu.cfs_quota_us", "cpu.cfs_period_us"), 2: ("cpu.max",)},
+    # Limit and usage.
+    "memory": {
+        1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        2: ("memory.max", "memory.current"),
+    },
+    "killer": {1: ("memory.oom_control",), 2: ("memory.events",)},
+}
+
+
+def _read_groups(kind: str, controller: str, root: Path) -> Iterator[list[str]]:
+    """Yields the words that the control groups of this process say, the own first."""
+    for folder, version in cgroups.folders(controller, root):
+        names = _GROUP_FILES[kind][version]
+        yield [word for name in names for word in _read_text(folder / name).split()]
 
 
 def read_quota_cores(root: Path = Path("/")) -> float | None:
-    """Returns the smallest CPU quota over this process's cgroups, or None.
-
-    Version 2 has ``cpu.max``; version 1 ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us``.
-    """
-    read = {1: _read_v1, 2: _read_v2}
-    quotas = [read[version](path) for path, version in cgroups.folders("cpu", root)]
-    return min((quota for quota in quotas if quota is not None), default=None)
-
-
-def _read_v2(folder: Path) -> float | None:
-    try:
-        quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        return None
-
-
-def _read_v1(folder: Path) -> float | None:
-    quota = _read_int(folder / "cpu.cfs_quota_us")
-    period = _read_int(folder / "cpu.cfs_period_us")
-    if quota is None or period is None or quota <= 0 or period <= 0:
-        return None
-    return quota / period
-
-
-# (limit, usage) by version of the control groups.
-_FILES = {
-    1: ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-    2: ("memory.max", "memory.current"),
-}
+    """Returns the smallest CPU quota over this process's cgroups, or None."""
+    said = _read_groups("quota", "cpu", root)  # none is "max", or -1
+    quotas = [[int(w) for w in words] for words in said if all(map(str.isdigit, words))]
+    granted = [pair[0] / pair[1] for pair in quotas if len(pair) > 1 and all(pair)]
+    return min(granted, default=None)
 
 
 def read_free_memory(root: Path = Path("/")) -> int:
     """Returns the bytes that are available before anything is killed or swapped."""
     free = int(psutil.virtual_memory().available)
-    for folder, version in cgroups.folders("memory", root):
-        limit_name, usage_name = _FILES[version]
-        try:
-            limit = (folder / limit_name).read_text(encoding="ascii").strip()
-            usage = (folder / usage_name).read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        if limit.isdigit() and usage.isdigit():
-            free = min(free, max(int(limit) - int(usage), 0))
+    for words in _read_groups("memory", "memory", root):
+        if len(words) > 1 and all(map(str.isdigit, words)):
+            free = min(free, max(int(words[0]) - int(words[1]), 0))
     return free
+
+
+def read_oom_kills(root: Path = Path("/")) -> int | None:
+    """Returns how many processes of this control group the killer ended, or None.
+
+    The count of the whole machine has the processes of others, too, so without control
+    groups nothing is claimed.
+    """
+    for words in _read_groups("killer", "memory", root):
+        counts = dict(zip(words[::2], words[1::2], strict=False))
+        if counts.get("oom_kill", "").isdigit():
+            return int(counts["oom_kill"])
+    return None
 
 
 # Two readings around a turn give its disturbance (``harness/machine/disturbance.py``).
@@ -289,7 +276,6 @@ class Throttling:
 
     # Periods in which the CPU quota of a control group stopped processes.
     num_quota: int | None
-    quota_sec: float | None  # The time they were stopped.
     # Times that a core, or its package, lowered its clock because of heat.
     num_thermal: int | None
 
@@ -326,20 +312,20 @@ def read_core_clock(
     run_sec = _read_run_sec(cores, root)
     start_sec = time.thread_time()
     threads: dict[tuple[int, int], ThreadTimes] = {}
-    process_sec: dict[int, float] = {}
+    totals_sec: dict[int, float] = {}
     for pid in pids:
         threads.update(_read_threads(pid, root))
-        total_sec = _read_process_sec(pid, root)
+        total_sec = process_sec(_read_text(root / f"proc/{pid}/stat"))
         if total_sec is not None:
-            process_sec[pid] = total_sec
+            totals_sec[pid] = total_sec
     return CoreClock(
         wall_sec=wall_sec,
         num_cores=len(cores),
         cores=core_times,
         run_sec=run_sec,
         threads=threads,
-        process_sec=process_sec,
-        process_source="schedstat" if threads or not process_sec else "stat",
+        process_sec=totals_sec,
+        process_source="schedstat" if threads or not totals_sec else "stat",
         throttling=_read_throttling(cores, root),
         reading_sec=time.thread_time() - start_sec,
     )
@@ -394,46 +380,38 @@ def _read_threads(
                 yield (pid, int(task.name)), times
 
 
-def _read_process_sec(pid: int, root: Path) -> float | None:
+def process_sec(stat: str) -> float | None:
+    """Returns the CPU time in ``/proc/<pid>/stat``; None if it is not all there."""
     # The name, in parentheses, can contain anything.
-    _, _, text = _read_text(root / f"proc/{pid}/stat").rpartition(")")
-    fields = text.split()
-    if len(fields) <= STIME:
+    fields = stat.rpartition(")")[2].split()
+    if len(fields) <= _STIME:
         return None
-    return (int(fields[UTIME]) + int(fields[STIME])) * TICK_SEC
+    return (int(fields[_UTIME]) + int(fields[_STIME])) * TICK_SEC
 
 
 # Fields of /proc/<pid>/stat after the name.
-UTIME, STIME = 11, 12
+_UTIME, _STIME = 11, 12
 
 
 def _read_throttling(cores: Iterable[int], root: Path) -> Throttling:
     quotas = {}
-    for folder, version in cgroups.folders("cpu", root):
+    for folder, _ in cgroups.folders("cpu", root):
         words = _read_text(folder / "cpu.stat").split()
         fields = dict(zip(words[::2], words[1::2], strict=False))
         if "nr_throttled" in fields:
-            # Version 1 counts in nanoseconds, version 2 in microseconds.
-            name, unit = _THROTTLED[version]
-            stopped_sec = int(fields.get(name, 0)) * unit
-            quotas[folder.resolve()] = (int(fields["nr_throttled"]), stopped_sec)
+            quotas[folder.resolve()] = int(fields["nr_throttled"])
     counts = [
         int(text)
         for cpu in cores
         for kind in ("core", "package")
         for text in _read_text(
-            root / f"sys/devices/system/cpu/cpu{cpu}/thermal_throttle"
-            f"/{kind}_throttle_count"
+            root / _CPU_FOLDER / f"cpu{cpu}/thermal_throttle/{kind}_throttle_count"
         ).split()
     ]
     return Throttling(
-        num_quota=sum(n for n, _ in quotas.values()) if quotas else None,
-        quota_sec=sum(sec for _, sec in quotas.values()) if quotas else None,
+        num_quota=sum(quotas.values()) if quotas else None,
         num_thermal=sum(counts) if counts else None,
     )
-
-
-_THROTTLED = {1: ("throttled_time", 1e-9), 2: ("throttled_usec", 1e-6)}
 
 
 def _read_text(path: Path | str) -> str:
@@ -447,15 +425,12 @@ def _read_text(path: Path | str) -> str:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             parts = []
-            while part := os.read(descriptor, _READ_SIZE):
+            while part := os.read(descriptor, 1 << 16):
                 parts.append(part)
             return b"".join(parts).decode(errors="replace")
         finally:
             os.close(descriptor)
     return ""
-
-
-_READ_SIZE = 1 << 16
 
 
 def now_text() -> str:

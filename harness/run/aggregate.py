@@ -7,7 +7,7 @@ import itertools
 import math
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.command import worker
 from harness.run.trial_tree import is_out_of_memory
@@ -49,223 +49,43 @@ if TYPE_CHECKING:
 
 
 _STDERR_TAIL_BYTES = 8_000
+LATE_SEC = 70.0
+"""On a network file system, a file that another host wrote can be missing for as long:
+NFS believes for up to 60 s what it knew of a directory."""
+_LATE_PERIOD_SEC = 0.5
+CONSEQUENCE_TYPES = ("WorkerLostError",)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Conclusion:
     """The status and result of a trial."""
 
-    status: TrialStatus  # How it ended.
-    failure: Failure | None  # Why it is not ok, or None.
-    result: TrialResult | None  # The observations, if the trial completed.
+    status: TrialStatus = TrialStatus.OK  # How it ended.
+    failure: Failure | None = None  # Why it is not ok, or None.
+    result: TrialResult | None = None  # The observations, if the trial completed.
     # Rates of a matrix product on its GPUs, in their order; empty if a process did not
     # record them.
     gpu_tflops: tuple[float, ...] = ()
     # That its processes had loaded; None where none was.
     nccl_version: str | None = None
 
-
-def without_record(
-    logs: Sequence[RankLog],
-    trial_exit: TrialExit,
-    first: FirstExit,
-    trial_dir: Path,
-) -> Conclusion:
-    """Concludes a trial of which a process ended without a record of the reason."""
-    if first.reason:
-        log = None if first.rank is None else logs[first.rank]
-        return as_failed(
-            Phase.LAUNCH if log is None else log.phase,
-            first.reason if log is None else f"{first.reason}: {_where(log)}",
-            exception_type="LaunchError",
-            traceback=_stderr_tail(trial_dir),
-        )
-    silent = [log for log in logs if log.failure is None] or logs
-    named = [log for log in silent if log.rank == first.rank]
-    return _died((named or [_furthest_behind(silent)])[0], trial_exit, trial_dir)
-
-
-def _furthest_behind(logs: Sequence[RankLog]) -> RankLog:
-    phases = list(Phase)
-    return min(logs, key=lambda log: (phases.index(log.phase), len(log.steps)))
-
-
-def _where(log: RankLog) -> str:
-    if "metric" in log.last("facts"):  # of a program of the user's
-        return f"the command had printed {len(log.all('reading')) or 'no'} numbers"
-    steps = f" after {len(log.steps)} steps" if log.steps else ""
-    return f"rank {log.rank} was in phase {log.phase.value}{steps}"
-
-
-def timed_out(logs: Sequence[RankLog], trial_exit: TrialExit) -> Conclusion:
-    """Concludes a trial that the harness ended: the rank that is furthest behind."""
-    behind = _furthest_behind(logs)
-    reason = f"killed after {trial_exit.timeout_sec:g} s (timeout): {_where(behind)}"
-    if "metric" in behind.last("facts"):
-        reason += "; look at what it waits for, or raise --timeout"
-        if behind.all("reading"):
-            reason += ", or end it after enough numbers by --steps +N"
-    failure = Failure(
-        phase=behind.phase,
-        reason=reason,
-        exception_type="TimeoutError",
-    )
-    return Conclusion(status=TrialStatus.TIMEOUT, failure=failure, result=None)
-
-
-def _died(log: RankLog, trial_exit: TrialExit, trial_dir: Path) -> Conclusion:
-    tail = _stderr_tail(trial_dir)
-    code = trial_exit.exit_code
-    if code == -signal.SIGKILL:
-        count = trial_exit.num_oom_kills
-        how = "cause unknown: its control group does not count out-of-memory kills"
-        if count is not None:
-            unknown = "" if count else "cause unknown: "
-            how = f"{unknown}the kernel counted {count or 'no'} out-of-memory kills"
+    def but(
+        self,
+        phase: Phase,
+        reason: str,
+        *,
+        status: TrialStatus = TrialStatus.FAILED,
+        exception_type: str | None = None,
+        traceback: str | None = None,
+    ) -> Conclusion:
+        """Returns it with a reason why the trial is not ok."""
         failure = Failure(
-            phase=log.phase,
-            reason=f"SIGKILL that the harness did not send; {how}: {_where(log)}",
-            traceback=tail,
-        )
-        status = TrialStatus.OUT_OF_MEMORY if count else TrialStatus.FAILED
-        return Conclusion(status=status, failure=failure, result=None)
-    how = f"signal {signal_name(-code)}" if code < 0 else f"exit code {code}"
-    reason = f"the process exited before it completed, with {how}: {_where(log)}"
-    conclusion = as_failed(log.phase, reason, traceback=tail)
-    # Libraries of CUDA end the process where they cannot allocate.
-    if conclusion.failure is not None and is_out_of_memory(conclusion.failure):
-        return dataclasses.replace(conclusion, status=TrialStatus.OUT_OF_MEMORY)
-    return conclusion
-
-
-def as_failed(
-    phase: Phase,
-    reason: str,
-    *,
-    exception_type: str | None = None,
-    traceback: str | None = None,
-) -> Conclusion:
-    """Returns the conclusion of a trial that has failed."""
-    return Conclusion(
-        status=TrialStatus.FAILED,
-        failure=Failure(
             phase=phase,
             reason=one_line(reason),
             exception_type=exception_type,
             traceback=None if traceback is None else storable(traceback, MAX_TEXT),
-        ),
-        result=None,
-    )
-
-
-def _stderr_tail(trial_dir: Path) -> str | None:
-    text = untrusted.tail(trial_dir / "stderr.log", _STDERR_TAIL_BYTES)
-    return storable(text, MAX_TEXT) or None
-
-
-def make_result(
-    trial_id: str,
-    spec: TrialSpec,
-    logs: Sequence[RankLog],
-    turns: Sequence[Turn] = (),
-) -> TrialResult:
-    """Returns the result record of complete rank files."""
-    if spec.has_readings:
-        return worker.make_result(trial_id, spec, logs[0])
-    num_measured_steps = spec.num_measured_steps
-    if num_measured_steps is None:
-        num_measured_steps = sum(turn.num_steps for turn in turns)
-    ranks = tuple(_rank_times(spec, log, num_measured_steps) for log in logs)
-    # From the latest start on, all ranks were measuring.
-    start_ns = max(rank.window_start_ns for rank in ranks)
-    end_ns = max(rank.window_end_ns for rank in ranks)
-    window_sec = (end_ns - start_ns) / 1e9
-    if len({log.last("clock").get("host", "") for log in logs}) > 1:
-        # Clocks of two machines differ; ranks that wait for each other measure alike.
-        window_sec = (
-            max(rank.window_end_ns - rank.window_start_ns for rank in ranks) / 1e9
         )
-    if turns:
-        window_sec = sum(turn.time_sec for turn in turns)
-    facts = logs[0].last("facts")
-    global_batch_size = facts["global_batch_size"]
-    if spec.control is Control.SOLO:  # every process has a batch of its own
-        global_batch_size = sum(log.last("facts")["global_batch_size"] for log in logs)
-    return TrialResult(
-        trial_id=trial_id,
-        example_unit=facts["example_unit"],
-        num_parameters=facts["num_parameters"],
-        flops_per_example=facts.get("flops_per_example"),
-        global_batch_size=global_batch_size,
-        num_measured_steps=num_measured_steps,
-        window_sec=window_sec,
-        turns=tuple(turns),
-        ranks=ranks,
-        sanity=tuple(
-            SanityCheck.model_validate(check)
-            for log in logs
-            for check in log.all("sanity")
-        ),
-        quality=tuple(
-            QualityMetric.model_validate(metric) for metric in logs[0].all("quality")
-        ),
-        window_metrics=tuple(
-            QualityMetric.model_validate(metric)
-            for metric in logs[0].all("window_metric")
-        ),
-        curve=tuple(
-            QualityPoint.model_validate(point) for point in logs[0].all("point")
-        ),
-        changes=tuple(
-            Change.model_validate(change) for change in logs[0].all("change")
-        ),
-        collectives=logs[0].last("explain").get("collectives", ""),
-    )
-
-
-def _rank_times(spec: TrialSpec, log: RankLog, num_measured_steps: int) -> RankTimes:
-    indices = [step.index for step in log.steps]
-    num_steps = spec.num_warmup_steps + num_measured_steps
-    if spec.budget is not None:
-        num_steps = max(num_steps, len(indices))
-    if indices != list(range(num_steps)):
-        raise ValueError(
-            f"rank {log.rank} has steps {indices}, expected 0 to {num_steps - 1}"
-        )
-    measured = [step for step in log.steps if step.phase is Phase.MEASURE]
-    if len(measured) != num_measured_steps or not measured:
-        raise ValueError(
-            f"rank {log.rank} measured {len(measured)} steps, expected"
-            f" {num_measured_steps or 'at least 1'}"
-        )
-    first_step = log.last("first_step_done")
-    if not first_step:
-        raise ValueError(f"rank {log.rank} has no time to first step")
-    warmup = log.steps[: spec.num_warmup_steps]
-    losses = [step.loss for step in log.steps if step.loss is not None]
-    return RankTimes(
-        rank=log.rank,
-        time_to_first_step_sec=(
-            first_step["time_to_first_step_sec"]
-            if first_step.get("is_alone", True)
-            else 0.0
-        ),
-        warmup_step_time_sec=tuple(step.time_sec for step in warmup),
-        step_time_sec=tuple(step.time_sec for step in measured),
-        window_start_ns=measured[0].start_ns,
-        window_end_ns=measured[-1].end_ns,
-        # Records store finite numbers only; the raw ones stay in the rank file.
-        losses=tuple(itertools.takewhile(math.isfinite, losses)),
-        peak_memory_bytes=log.last("memory")["peak_memory_bytes"],
-        peak_flops_per_sec=log.last("peak").get("flops_per_sec"),
-    )
-
-
-LATE_SEC = 70.0
-"""On a network file system, a file that another host wrote can be missing for as long:
-NFS believes for up to 60 s what it knew of a directory."""
-_LATE_PERIOD_SEC = 0.5
-CONSEQUENCE_TYPES = ("WorkerLostError",)
+        return dataclasses.replace(self, status=status, failure=failure)
 
 
 def conclude(
@@ -293,9 +113,11 @@ def conclude(
             time.sleep(_LATE_PERIOD_SEC)
             logs = _read(trial_dir, num_ranks)
     except RankFileError as error:
-        return as_failed(Phase.REPORT, str(error), exception_type="RankFileError")
+        return Conclusion().but(
+            Phase.REPORT, str(error), exception_type="RankFileError"
+        )
     if trial_exit.is_timed_out:
-        return timed_out(logs, trial_exit)
+        return _timed_out(logs, trial_exit)
     first = rank_file.read_first_exit(trial_dir)
     if first.rank is not None and not 0 <= first.rank < len(logs):
         first = dataclasses.replace(first, rank=None)
@@ -303,29 +125,21 @@ def conclude(
     if failed is not None:
         return _recorded_failure(failed)
     if trial_exit.exit_code != 0 or not all(log.is_done for log in logs):
-        return without_record(logs, trial_exit, first, trial_dir)
+        return _without_record(logs, trial_exit, first, trial_dir)
     versions = {log.last("nccl").get("version", "") for log in logs} - {""}
-    tflops = tuple(
-        itertools.chain.from_iterable(
-            log.last("gpu_canary").get("tflops", ()) for log in logs
-        )
-    )
+    tflops = [log.last("gpu_canary").get("tflops", ()) for log in logs]
     return dataclasses.replace(
         _complete(trial_id, spec, logs, turns),
-        gpu_tflops=tflops,
+        gpu_tflops=tuple(itertools.chain.from_iterable(tflops)),
         nccl_version="+".join(sorted(versions)) or None,
     )
 
 
 def _read(trial_dir: Path, num_ranks: int) -> list[RankLog]:
     first = read_rank(trial_dir, 0)
-    number = _number(first.num_ranks, num_ranks)
+    stated = first.num_ranks  # by a program with a client
+    number = num_ranks if stated is None else min(max(stated, 1), MAX_REPLICAS)
     return [first, *(read_rank(trial_dir, rank) for rank in range(1, number))]
-
-
-def _number(stated: int | None, planned: int) -> int:
-    """Returns how many ranks there are; a program with a client states it itself."""
-    return planned if stated is None else min(max(stated, 1), MAX_REPLICAS)
 
 
 def _first_cause(
@@ -336,20 +150,108 @@ def _first_cause(
     When a rank is killed or exits by itself, or its host is lost, the others record
     that they lost it; that is the cause.
     """
-    failed = [log for log in logs if log.failure is not None]
-    causes = [
-        log
-        for log in failed
-        if (log.failure or {}).get("exception_type") not in CONSEQUENCE_TYPES
-    ]
-    if causes:
-        return causes[0]
+    failed = [(log, log.failure) for log in logs if log.failure is not None]
+    for log, failure in failed:
+        if failure.get("exception_type") not in CONSEQUENCE_TYPES:
+            return log
     is_seen = (
         trial_exit.exit_code < 0
         or bool(first.reason)
         or (first.rank is not None and logs[first.rank].failure is None)
     )
-    return None if is_seen or not failed else failed[0]
+    return None if is_seen or not failed else failed[0][0]
+
+
+def _recorded_failure(log: RankLog) -> Conclusion:
+    assert log.failure is not None
+    fields = {
+        name: storable(text, MAX_TEXT) if isinstance(text, str) else text
+        for name, text in log.failure.items()
+    }
+    fields["reason"] = one_line(printed(str(fields.get("reason"))))
+    try:
+        failure = Failure.model_validate(fields)
+    except ValueError as error:
+        return Conclusion().but(
+            Phase.REPORT,
+            f"rank {log.rank} recorded a malformed failure: {error}",
+            exception_type="RankFileError",
+            traceback=str(error),
+        )
+    return _failed(failure)
+
+
+def _failed(failure: Failure) -> Conclusion:
+    is_memory = is_out_of_memory(failure)
+    status = TrialStatus.OUT_OF_MEMORY if is_memory else TrialStatus.FAILED
+    return Conclusion(status=status, failure=failure)
+
+
+def _furthest_behind(logs: Sequence[RankLog]) -> RankLog:
+    phases = list(Phase)
+    return min(logs, key=lambda log: (phases.index(log.phase), len(log.steps)))
+
+
+def _where(log: RankLog) -> str:
+    if "metric" in log.last("facts"):  # of a program of the user's
+        return f"the command had printed {len(log.all('reading')) or 'no'} numbers"
+    steps = f" after {len(log.steps)} steps" if log.steps else ""
+    return f"rank {log.rank} was in phase {log.phase.value}{steps}"
+
+
+def _timed_out(logs: Sequence[RankLog], trial_exit: TrialExit) -> Conclusion:
+    """Concludes a trial that the harness ended: the rank that is furthest behind."""
+    behind = _furthest_behind(logs)
+    reason = f"killed after {trial_exit.timeout_sec:g} s (timeout): {_where(behind)}"
+    if "metric" in behind.last("facts"):
+        reason += "; look at what it waits for, or raise --timeout"
+        if behind.all("reading"):
+            reason += ", or end it after enough numbers by --steps +N"
+    return Conclusion().but(
+        behind.phase,
+        reason,
+        status=TrialStatus.TIMEOUT,
+        exception_type="TimeoutError",
+    )
+
+
+def _without_record(
+    logs: Sequence[RankLog],
+    trial_exit: TrialExit,
+    first: FirstExit,
+    trial_dir: Path,
+) -> Conclusion:
+    """Concludes a trial of which a process ended without a record of the reason."""
+    tail = untrusted.tail(trial_dir / "stderr.log", _STDERR_TAIL_BYTES) or None
+    if first.reason:
+        log = None if first.rank is None else logs[first.rank]
+        return Conclusion().but(
+            Phase.LAUNCH if log is None else log.phase,
+            first.reason if log is None else f"{first.reason}: {_where(log)}",
+            exception_type="LaunchError",
+            traceback=tail,
+        )
+    silent = [log for log in logs if log.failure is None] or logs
+    named = [log for log in silent if log.rank == first.rank]
+    log, code = (named or [_furthest_behind(silent)])[0], trial_exit.exit_code
+    if code == -signal.SIGKILL:
+        count = trial_exit.num_oom_kills
+        how = "cause unknown: its control group does not count out-of-memory kills"
+        if count is not None:
+            unknown = "" if count else "cause unknown: "
+            how = f"{unknown}the kernel counted {count or 'no'} out-of-memory kills"
+        return Conclusion().but(
+            log.phase,
+            f"SIGKILL that the harness did not send; {how}: {_where(log)}",
+            status=TrialStatus.OUT_OF_MEMORY if count else TrialStatus.FAILED,
+            traceback=tail,
+        )
+    how = f"signal {signal_name(-code)}" if code < 0 else f"exit code {code}"
+    reason = f"the process exited before it completed, with {how}: {_where(log)}"
+    failure = Conclusion().but(log.phase, reason, traceback=tail).failure
+    assert failure is not None
+    # Libraries of CUDA end the process where they cannot allocate.
+    return _failed(failure)
 
 
 def _complete(
@@ -358,40 +260,126 @@ def _complete(
     try:
         result = make_result(trial_id, spec, logs, turns)
     except MALFORMED as error:
-        return as_failed(
+        return Conclusion().but(
             Phase.REPORT,
             f"the observations are not a valid result: {one_line(str(error))}",
             exception_type=type(error).__name__,
             traceback=str(error),
         )
-    failed_checks = [check for check in result.sanity if not check.is_passed]
-    if failed_checks:
-        check = failed_checks[0]
-        failure = Failure(
-            phase=Phase.SANITY, reason=one_line(f"{check.name}: {check.detail}")
-        )
-        return Conclusion(status=TrialStatus.INSANE, failure=failure, result=result)
+    made = Conclusion(result=result)
+    for check in result.sanity:
+        if not check.is_passed:
+            reason = f"{check.name}: {check.detail}"
+            return made.but(Phase.SANITY, reason, status=TrialStatus.INSANE)
     if turns and not result.rates:
-        failure = Failure(
-            phase=Phase.MEASURE,
-            reason=one_line(
-                f"all {len(turns)} blocks are discarded; the last one:"
-                f" {turns[-1].void_reason}"
-            ),
+        return made.but(
+            Phase.MEASURE,
+            f"all {len(turns)} blocks are discarded; the last one:"
+            f" {turns[-1].void_reason}",
+            status=TrialStatus.VOID,
         )
-        return Conclusion(status=TrialStatus.VOID, failure=failure, result=result)
-    return Conclusion(status=TrialStatus.OK, failure=None, result=result)
+    return made
+
+
+def make_result(
+    trial_id: str,
+    spec: TrialSpec,
+    logs: Sequence[RankLog],
+    turns: Sequence[Turn] = (),
+) -> TrialResult:
+    """Returns the result record of complete rank files."""
+    if spec.has_readings:
+        return worker.make_result(trial_id, spec, logs[0])
+    num_measured_steps = spec.num_measured_steps
+    if num_measured_steps is None:
+        num_measured_steps = sum(turn.num_steps for turn in turns)
+    ranks = tuple(_rank_times(spec, log, num_measured_steps) for log in logs)
+    # From the latest start on, all ranks were measuring.
+    start_ns, end_ns = _window_ns(ranks)
+    window_sec = (end_ns - start_ns) / 1e9
+    if len({log.last("clock").get("host", "") for log in logs}) > 1:
+        # Clocks of two machines differ; ranks that wait for each other measure alike.
+        spans_ns = [rank.window_end_ns - rank.window_start_ns for rank in ranks]
+        window_sec = max(spans_ns) / 1e9
+    if turns:
+        window_sec = sum(turn.time_sec for turn in turns)
+    facts = logs[0].last("facts")
+    global_batch_size = facts["global_batch_size"]
+    if spec.control is Control.SOLO:  # every process has a batch of its own
+        global_batch_size = sum(log.last("facts")["global_batch_size"] for log in logs)
+
+    def records(model: Any, kind: str) -> tuple[Any, ...]:
+        return tuple(map(model.model_validate, logs[0].all(kind)))
+
+    return TrialResult(
+        trial_id=trial_id,
+        example_unit=facts["example_unit"],
+        num_parameters=facts["num_parameters"],
+        flops_per_example=facts.get("flops_per_example"),
+        global_batch_size=global_batch_size,
+        num_measured_steps=num_measured_steps,
+        window_sec=window_sec,
+        turns=tuple(turns),
+        ranks=ranks,
+        sanity=tuple(
+            SanityCheck.model_validate(check)
+            for log in logs
+            for check in log.all("sanity")
+        ),
+        quality=records(QualityMetric, "quality"),
+        window_metrics=records(QualityMetric, "window_metric"),
+        curve=records(QualityPoint, "point"),
+        changes=records(Change, "change"),
+        collectives=logs[0].last("explain").get("collectives", ""),
+    )
+
+
+def _rank_times(spec: TrialSpec, log: RankLog, num_measured_steps: int) -> RankTimes:
+    indices = [step.index for step in log.steps]
+    num_steps = spec.num_warmup_steps + num_measured_steps
+    if spec.budget is not None:
+        num_steps = max(num_steps, len(indices))
+    if indices != list(range(num_steps)):
+        raise ValueError(
+            f"rank {log.rank} has steps {indices}, expected 0 to {num_steps - 1}"
+        )
+    measured = [step for step in log.steps if step.phase is Phase.MEASURE]
+    if len(measured) != num_measured_steps or not measured:
+        raise ValueError(
+            f"rank {log.rank} measured {len(measured)} steps, expected"
+            f" {num_measured_steps or 'at least 1'}"
+        )
+    first_step = log.last("first_step_done")
+    if not first_step:
+        raise ValueError(f"rank {log.rank} has no time to first step")
+    is_alone = first_step.get("is_alone", True)
+    warmup = log.steps[: spec.num_warmup_steps]
+    losses = [step.loss for step in log.steps if step.loss is not None]
+    return RankTimes(
+        rank=log.rank,
+        time_to_first_step_sec=first_step["time_to_first_step_sec"]
+        if is_alone
+        else 0.0,
+        warmup_step_time_sec=tuple(step.time_sec for step in warmup),
+        step_time_sec=tuple(step.time_sec for step in measured),
+        window_start_ns=measured[0].start_ns,
+        window_end_ns=measured[-1].end_ns,
+        # Records store finite numbers only; the raw ones stay in the rank file.
+        losses=tuple(itertools.takewhile(math.isfinite, losses)),
+        peak_memory_bytes=log.last("memory")["peak_memory_bytes"],
+        peak_flops_per_sec=log.last("peak").get("flops_per_sec"),
+    )
+
+
+def _window_ns(ranks: Sequence[RankTimes]) -> tuple[int, int]:
+    start_ns = max(rank.window_start_ns for rank in ranks)
+    return start_ns, max(rank.window_end_ns for rank in ranks)
 
 
 def window_ns(conclusion: Conclusion) -> tuple[int | None, int | None]:
     """Returns start and end of the window of a trial; None where it has no result."""
-    if conclusion.result is None:
-        return None, None
-    ranks = conclusion.result.ranks
-    return (
-        max(rank.window_start_ns for rank in ranks),
-        max(rank.window_end_ns for rank in ranks),
-    )
+    result = conclusion.result
+    return (None, None) if result is None else _window_ns(result.ranks)
 
 
 def judge_gpus(conclusion: Conclusion, uses: Sequence[GpuUse]) -> Conclusion:
@@ -399,35 +387,9 @@ def judge_gpus(conclusion: Conclusion, uses: Sequence[GpuUse]) -> Conclusion:
     reason = machine_record.void_reason(uses)
     if conclusion.status is not TrialStatus.OK or not reason:
         return conclusion
-    failure = Failure(
-        phase=Phase.MEASURE,
-        reason=one_line(
-            f"{reason} while it was measured; run 'python -m harness doctor --device"
-            " gpu', then repeat the sweep with --retry failed"
-        ),
-    )
-    return dataclasses.replace(conclusion, status=TrialStatus.VOID, failure=failure)
-
-
-def _recorded_failure(log: RankLog) -> Conclusion:
-    assert log.failure is not None
-    fields = dict(log.failure)
-    for name, text in log.failure.items():
-        if isinstance(text, str):
-            fields[name] = storable(text, MAX_TEXT)
-    fields["reason"] = one_line(printed(str(fields.get("reason"))))
-    try:
-        failure = Failure.model_validate(fields)
-    except ValueError as error:
-        return as_failed(
-            Phase.REPORT,
-            f"rank {log.rank} recorded a malformed failure: {error}",
-            exception_type="RankFileError",
-            traceback=str(error),
-        )
-    is_memory = is_out_of_memory(failure)
-    return Conclusion(
-        status=TrialStatus.OUT_OF_MEMORY if is_memory else TrialStatus.FAILED,
-        failure=failure,
-        result=None,
+    return conclusion.but(
+        Phase.MEASURE,
+        f"{reason} while it was measured; run 'python -m harness doctor --device gpu',"
+        " then repeat the sweep with --retry failed",
+        status=TrialStatus.VOID,
     )

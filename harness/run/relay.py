@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from harness.errors import DoesNotFitError
 from harness.machine.machine_state import read_free_memory
 from harness.run import rounds, trial_runner
-from harness.run.resident import Resident, ResidentEndedError
+from harness.run.resident import Resident, ResidentEndedError, busy
 from harness.trial import steps
 from results.records.measuring import Control
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from harness.run.rounds import Generation, Stage
     from harness.run.trial_runner import RunSettings
-    from results.records.measuring import Turn
     from results.records.models import StatusRecord
     from results.store.study_store import Store
 
@@ -41,9 +40,7 @@ _HEADROOM: Final = 1.2
 
 
 def start_side_by_side(
-    residents: Sequence[Resident],
-    announce: Callable[[Resident, int], None],
-    free_memory: Callable[[], int],
+    residents: Sequence[Resident], stage: Stage, free_memory: Callable[[], int]
 ) -> None:
     """Starts all processes, and returns when each has built its program or ended."""
     num_cores = len({core for resident in residents for core in resident.cores})
@@ -57,18 +54,23 @@ def start_side_by_side(
             needed = _size(waiting[0], sizes) + sum(max(0, more) for more in growth)
             _check_memory(len(residents), started, needed, free_memory())
             starting.append(waiting.popleft())
-            announce(starting[-1], len(started) + 1)
+            spec = starting[-1].prepared.trial.spec
+            control = spec.control is not Control.NONE
+            name = (
+                f"{spec.backend} x{spec.num_replicas}"
+                + f" ({spec.control.label})" * control
+                + f" of {spec.revision}" * bool(spec.revision)
+            )
+            stage(f"starting {name} ({len(started) + 1} of {len(residents)})", None)
             starting[-1].start()
             starting[-1].expect("imported")
-        began, busy = time.monotonic(), tuple(starting)
-        for resident in busy:
-            if _advance(resident, is_alone=num_cores == 1):
-                starting.remove(resident)
-                backend = resident.prepared.trial.spec.backend
-                size = resident.resident_bytes()
-                sizes[backend] = max(sizes.get(backend, 0), size)
-        for resident in busy:
-            resident.busy_sec += (time.monotonic() - began) / len(busy)
+        with busy(*starting):
+            for resident in tuple(starting):
+                if _advance(resident, is_alone=num_cores == 1):
+                    starting.remove(resident)
+                    backend = resident.prepared.trial.spec.backend
+                    size = resident.resident_bytes()
+                    sizes[backend] = max(sizes.get(backend, 0), size)
 
 
 def _size(resident: Resident, sizes: Mapping[str, int]) -> int:
@@ -83,8 +85,7 @@ def _size(resident: Resident, sizes: Mapping[str, int]) -> int:
 def _advance(resident: Resident, *, is_alone: bool) -> bool:
     """Whether a process has built its program, or has ended, after a moment more."""
     try:
-        answers = resident.poll()
-        if answers is None:
+        if resident.poll() is None:
             return False
         if resident.awaited == "built":
             return True
@@ -126,13 +127,7 @@ def run_generation(
     if generation.duration_sec is not None:
         deadline = start_sec + generation.duration_sec
     with _residents(store, generation, settings) as residents:
-        start_side_by_side(
-            residents,
-            lambda resident, number: stage(
-                f"starting {_name(resident)} ({number} of {len(residents)})", None
-            ),
-            free_memory,
-        )
+        start_side_by_side(residents, stage, free_memory)
         _warm_up(residents, stage, free_memory)
         generation.on_warm(residents)
         rounds.take_all(residents, generation, deadline, stage, settings.void_reason)
@@ -148,15 +143,12 @@ def _residents(
 ) -> Iterator[list[Resident]]:
     """Prepares all trials; kills every process at the end, however the block ends."""
     residents: list[Resident] = []
+    end, timeout_sec = settings.launcher.end, settings.timeout_sec
     try:
         for trial in generation.trials:
             prepared = trial_runner.prepare(store, trial, settings)
             residents.append(
-                Resident(
-                    prepared,
-                    timeout_sec=settings.timeout_sec,
-                    end_elsewhere=settings.launcher.end,
-                )
+                Resident(prepared, timeout_sec=timeout_sec, end_elsewhere=end)
             )
         yield residents
     finally:
@@ -164,18 +156,13 @@ def _residents(
             resident.kill()
 
 
-def _name(resident: Resident) -> str:
-    spec = resident.prepared.trial.spec
-    control = "" if spec.control is Control.NONE else f" ({spec.control.label})"
-    revision = f" of {spec.revision}" if spec.revision else ""
-    return f"{spec.backend} x{spec.num_replicas}{control}{revision}"
-
-
 def _warm_up(
     residents: Sequence[Resident], stage: Stage, free_memory: Callable[[], int]
 ) -> None:
     """Lets one after the other run its last warm-up step, alone."""
-    fraction = _heap_fraction(residents, free_memory())
+    # How much each process adds to its heap: the same for all, and it fits.
+    used = sum(resident.resident_bytes() for resident in residents)
+    fraction = min(steps.FRACTION, _OF_FREE_MEMORY * free_memory() / max(used, 1))
     less = (
         f"; heaps grow by {fraction:.0%}, not {steps.FRACTION:.0%}: little memory left"
     )
@@ -183,57 +170,41 @@ def _warm_up(
     for resident in residents:
         if not resident.is_alive:
             continue
-        started = time.monotonic()
-        resident.send("warm_up", heap_fraction=fraction)
-        with contextlib.suppress(ResidentEndedError):
+        with busy(resident), contextlib.suppress(ResidentEndedError):
+            resident.send("warm_up", heap_fraction=fraction)
             answers = resident.receive("ready")
             resident.step_time_sec = max(a["step_time_sec"] for a in answers)
             rounds.check_resolution(resident, resident.step_time_sec)
-        resident.busy_sec += time.monotonic() - started
-
-
-def _heap_fraction(residents: Sequence[Resident], free: int) -> float:
-    """Returns how much each process adds to its heap: the same for all, and it fits."""
-    used = sum(resident.resident_bytes() for resident in residents)
-    return min(steps.FRACTION, _OF_FREE_MEMORY * free / max(used, 1))
 
 
 def _finish(residents: Sequence[Resident]) -> None:
     """Lets all check and record side by side; nothing is timed any more."""
     alive = [resident for resident in residents if resident.is_alive]
-    started = time.monotonic()
-    for resident in alive:
-        resident.send("finish")
-    for resident in alive:
-        resident.wait()
-    for resident in alive:
-        resident.busy_sec += (time.monotonic() - started) / len(alive)
+    with busy(*alive):
+        for resident in alive:
+            resident.send("finish")
+        for resident in alive:
+            resident.wait()
 
 
 def _record(
     store: Store, resident: Resident, settings: RunSettings, changed_code: str
 ) -> StatusRecord:
     assert resident.exit is not None
-    valid = [turn for turn in resident.turns if turn.is_valid]
+    turns = [turn for turn in resident.turns if turn.is_valid] or resident.turns
+    means: dict[str, float | None] = {}
+    for name in ("foreign_cpu_fraction", "stolen_cpu_fraction"):  # of the time of all
+        known = [turn for turn in turns if getattr(turn, name) is not None]
+        spent = sum(getattr(turn, name) * turn.time_sec for turn in known)
+        total_sec = sum(turn.time_sec for turn in known)
+        means[name] = spent / total_sec if known else None
     return trial_runner.record(
         store,
         resident.prepared,
         resident.exit,
         settings,
-        disturbance={
-            name: _mean_over_time(valid or resident.turns, name)
-            for name in ("foreign_cpu_fraction", "stolen_cpu_fraction")
-        },
+        disturbance=means,
         turns=resident.turns,
         duration_sec=resident.busy_sec,
         changed_code=changed_code,
     )
-
-
-def _mean_over_time(turns: Sequence[Turn], name: str) -> float | None:
-    """Returns a fraction of the time of all turns; None where it was not read."""
-    known = [turn for turn in turns if getattr(turn, name) is not None]
-    if not known:
-        return None
-    duration_sec = sum(turn.time_sec for turn in known)
-    return float(sum(getattr(t, name) * t.time_sec for t in known) / duration_sec)

@@ -32,7 +32,7 @@ from results.records.models import Phase
 from results.store import atomic, untrusted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from harness.run.trial_runner import Prepared
@@ -67,7 +67,6 @@ class Resident:
         timeout_sec: float,
         end_elsewhere: EndElsewhere = lambda _: None,
     ) -> None:
-        """Plans the trial; ``start`` starts it."""
         self.prepared = prepared
         self.turns: list[Turn] = []  # void ones included
         self.exit: TrialExit | None = None  # None while its processes run
@@ -81,8 +80,7 @@ class Resident:
         self._deadline = 0.0
         self._answers: dict[int, dict[str, Any]] = {}
         self._timeout_sec = timeout_sec
-        name = f"replicator-harness-{os.getpid()}-{secrets.token_hex(8)}"
-        self._address = f"@{name}"
+        self._address = f"@replicator-harness-{os.getpid()}-{secrets.token_hex(8)}"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener = LineListener(
             self._socket,
@@ -133,10 +131,10 @@ class Resident:
 
     def send(self, command: str, **fields: Any) -> None:
         """Gives a command to all ranks; ``receive`` notices one that has ended."""
-        line = json.dumps({"command": command, **fields}).encode("ascii") + b"\n"
+        line = json.dumps({"command": command, **fields}) + "\n"
         for connection in self._ranks:
             with contextlib.suppress(OSError):
-                connection.sendall(line)
+                connection.sendall(line.encode())
 
     def receive(self, state: str) -> list[dict[str, Any]]:
         """Waits until every rank has reached a state; returns their messages."""
@@ -153,10 +151,9 @@ class Resident:
 
     def poll(self) -> list[dict[str, Any]] | None:
         """Waits a moment for the state; returns the messages once all ranks have it."""
-        if self._tree.process.poll() is not None:
-            self._end(is_timed_out=False)
-        if time.monotonic() > self._deadline:
-            self._end(is_timed_out=True)
+        is_over = self._tree.process.poll() is not None
+        if is_over or time.monotonic() > self._deadline:
+            self._end(is_timed_out=not is_over)
         for connection, line in self._listener.read(_POLL_SEC):
             if line is None:
                 self._follow(connection)
@@ -238,7 +235,7 @@ class Resident:
                 " mpirun do",
                 rank,
             )
-        self._end(is_timed_out=False)
+        self._end()
 
     def _blame(self, first: FirstExit) -> None:
         """Records what explains the end, unless a process of the trial has done so."""
@@ -250,32 +247,22 @@ class Resident:
     def fail(self, reason: str, rank: int | None = None) -> NoReturn:
         """Ends a trial whose program does not fit the study."""
         self._blame(FirstExit(rank=rank, reason=reason))
-        self._end(is_timed_out=False)
+        self._end()
 
     def wait(self, timeout_sec: float | None = None) -> TrialExit:
         """Waits until its processes have exited by themselves, then ends the rest."""
-        limit = self._timeout_sec if timeout_sec is None else timeout_sec
-        is_timed_out = False
         if self.exit is None:
-            try:
-                self._tree.process.wait(limit)
-            except subprocess.TimeoutExpired:
-                is_timed_out = True
-            self.end(is_timed_out=is_timed_out)
-        assert self.exit is not None
+            limit = self._timeout_sec if timeout_sec is None else timeout_sec
+            self.exit = self._tree.finish(limit, limit_sec=self._timeout_sec)
+            self.close()
         return self.exit
 
-    def _end(self, *, is_timed_out: bool) -> NoReturn:
-        self.end(is_timed_out=is_timed_out)
-        raise ResidentEndedError
-
-    def end(self, *, is_timed_out: bool = False) -> None:
-        """Ends its processes; harmless if they have ended."""
-        if self.exit is None:
-            self.exit = self._tree.end(
-                timeout_sec=self._timeout_sec, is_timed_out=is_timed_out
-            )
+    def _end(self, *, is_timed_out: bool = False) -> NoReturn:
+        self.exit = self._tree.end(
+            timeout_sec=self._timeout_sec, is_timed_out=is_timed_out
+        )
         self.close()
+        raise ResidentEndedError
 
     def kill(self) -> None:
         """Kills its processes, whatever state they are in; records nothing."""
@@ -288,47 +275,37 @@ class Resident:
         self._ranks.clear()
 
 
-def latest(answers: Sequence[dict[str, Any]], name: str) -> int:
-    """Returns the largest value over ranks."""
-    return max(int(answer[name]) for answer in answers)
-
-
-def total(answers: Sequence[dict[str, Any]], name: str) -> float:
-    """Returns the sum over ranks."""
-    return float(sum(answer[name] for answer in answers))
-
-
 class Progress(Protocol):
-    """Receives the events of a sweep."""
+    """Receives the events of a sweep; ``eta_sec`` is the time to its end.
 
-    def begin(self, num_trials: int, num_finished: int) -> None:
-        """The sweep starts; ``num_finished`` of ``num_trials`` are already done."""
+    The time is negative where the sweep takes longer than was estimated, and the
+    longest with ``is_most``: the sweep may end earlier.
+    """
 
-    def trial_started(self, trial: PlannedTrial, eta_sec: float | None) -> None:
-        """A trial starts; ``eta_sec`` is the time to the end of the sweep.
-
-        It is negative where the sweep takes longer than was estimated.
-        """
-
-    def stage(self, text: str, eta_sec: float | None, *, is_most: bool = False) -> None:
-        """A relay does something else now; ``eta_sec`` as in ``trial_started``.
-
-        With ``is_most`` it is the longest time: the sweep may end earlier.
-        """
-
-    def phase(self, text: str, eta_sec: float | None) -> None:
-        """A trial that runs alone does something else; ``eta_sec`` as above."""
-
+    def begin(self, num_trials: int, num_finished: int) -> None: ...
+    def trial_started(self, trial: PlannedTrial, eta_sec: float | None) -> None: ...
+    def stage(
+        self, text: str, eta_sec: float | None, *, is_most: bool = False
+    ) -> None: ...  # a relay does something else now
+    def phase(
+        self, text: str, eta_sec: float | None
+    ) -> None: ...  # one that runs alone
     def trial_ended(
         self, trial: PlannedTrial, status: StatusRecord, result: TrialResult | None
-    ) -> None:
-        """A trial is recorded."""
+    ) -> None: ...
+    def note(self, text: str) -> None: ...  # one line that the user should know
+    def end(self) -> None: ...  # or the sweep was interrupted; restores the terminal
 
-    def note(self, text: str) -> None:
-        """Something the user should know, one line."""
 
-    def end(self) -> None:
-        """The sweep has ended or was interrupted; the terminal is restored."""
+@contextlib.contextmanager
+def busy(*residents: Resident) -> Iterator[None]:
+    """Counts the time of the block as time in which they had the machine."""
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        for resident in residents:
+            resident.busy_sec += (time.monotonic() - started) / len(residents)
 
 
 # ``docs/client_protocol.md`` describes it; ``scaling_client`` reads it.
@@ -366,14 +343,26 @@ WORDS: Final = {
 }
 
 
-class PhaseReader:
-    """Reads only what was added to a rank file since the last look."""
+class PhaseWatch:
+    """Calls ``show`` with what the trial does, every few seconds, in a ``with`` block.
 
-    def __init__(self, trial_dir: Path) -> None:
+    The thread belongs to the harness and only reads what was added to a rank file.
+    """
+
+    def __init__(
+        self,
+        trial_dir: Path,
+        show: Callable[[str], None] = lambda _: None,
+        period_sec: float = PERIOD_SEC,
+    ) -> None:
         self._path = rank_path(trial_dir, 0)
         self._offset = 0
-        self.phase = Phase.LAUNCH
-        self.num_evaluations = 0
+        self._phase = Phase.LAUNCH
+        self._num_evaluations = 0
+        self._show = show
+        self._period_sec = period_sec
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def look(self) -> str:
         """Returns what the trial does, in words.
@@ -389,38 +378,13 @@ class PhaseReader:
         for line in complete.splitlines():
             # Most lines are steps; they are not worth parsing.
             if line.startswith(b'{"kind": "phase"'):
-                self._enter(line)
-            elif line.startswith(b'{"kind": "point"'):
-                self.num_evaluations += 1
-        text = WORDS[self.phase]
-        if self.phase is Phase.TRAIN and self.num_evaluations:
-            text += f", {self.num_evaluations} evaluated"
+                with contextlib.suppress(ValueError, LookupError, TypeError):
+                    self._phase = Phase(untrusted.parsed(line)["phase"])
+            self._num_evaluations += line.startswith(b'{"kind": "point"')
+        text = WORDS[self._phase]
+        if self._phase is Phase.TRAIN and self._num_evaluations:
+            text += f", {self._num_evaluations} evaluated"
         return text
-
-    def _enter(self, line: bytes) -> None:
-        try:
-            self.phase = Phase(untrusted.parsed(line)["phase"])
-        except (ValueError, LookupError, TypeError):
-            return
-
-
-class PhaseWatch:
-    """Calls ``show`` with what the trial does, every few seconds, in a ``with`` block.
-
-    The thread belongs to the harness and only reads a file.
-    """
-
-    def __init__(
-        self,
-        trial_dir: Path,
-        show: Callable[[str], None],
-        period_sec: float = PERIOD_SEC,
-    ) -> None:
-        self._reader = PhaseReader(trial_dir)
-        self._show = show
-        self._period_sec = period_sec
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> PhaseWatch:  # noqa: PYI034 (Self needs Python 3.11)
         self._thread.start()
@@ -432,4 +396,4 @@ class PhaseWatch:
 
     def _watch(self) -> None:
         while not self._is_over.wait(self._period_sec):
-            self._show(self._reader.look())
+            self._show(self.look())

@@ -6,6 +6,7 @@ is divided should lie close together. In a gate, sustained stretches follow the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from harness.machine import disturbance, machine_state
 from harness.machine.gpu_watch import GpuWatch
-from harness.run.resident import Resident, ResidentEndedError, latest, total
+from harness.run.resident import Resident, ResidentEndedError, busy
 from harness.trial import rank_file
 from harness.trial.steps import whole_blocks
 from results.errors import WriteStoreError
@@ -23,12 +24,11 @@ from results.records.measuring import MAX_ATTEMPTS, Control, Order, Turn
 from results.store import atomic, untrusted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from harness.machine.disturbance import Disturbance
     from harness.run.trial_runner import VoidReason
-    from results.records.measuring import Measuring
     from results.records.models import PlannedTrial, TrialSpec
     from results.store.study_store import Trial
 
@@ -46,6 +46,13 @@ _LOAD: Final = (
 )
 
 
+_USED: Final = (
+    *("user_sec", "system_sec", "minor_faults", "major_faults"),
+    *("involuntary_switches", "num_retraces"),
+)
+"""What every process says that it used; the sum is recorded."""
+
+
 def last_turn(trial_dir: Path) -> tuple[int, bool] | None:
     """Returns round and kind of the last whole turn, to show where a relay is.
 
@@ -59,21 +66,14 @@ def last_turn(trial_dir: Path) -> tuple[int, bool] | None:
         return None
 
 
-def append(
-    trial_dir: Path,
-    round_index: int,
-    attempt: int,
-    load: Disturbance,
-    *,
-    is_sustained: bool = False,
-) -> None:
+def append(trial_dir: Path, turn: Turn, load: Disturbance) -> None:
     """Appends one turn."""
     line: dict[str, object] = {
-        "round_index": round_index,
-        "attempt": attempt,
+        "round_index": turn.round_index,
+        "attempt": turn.attempt,
         **{name: getattr(load, name) for name in _LOAD},
     }
-    if is_sustained:
+    if turn.is_sustained:
         line["is_sustained"] = True
     if load.gpus:
         line["gpus"] = [use.model_dump(mode="json") for use in load.gpus]
@@ -151,11 +151,21 @@ def take_all(
     """Takes all rounds, and then all sustained stretches."""
     # One that has ended had no warm step: its 0 s would ask for 300,000 steps a turn.
     waiting = [resident for resident in residents if resident.is_alive]
-    stretches = _stretches(waiting, generation)
+    stretches = _stretches(waiting) if generation.num_stretches else []
+    stretches_sec = sum(of.sec for of in stretches)
     if deadline is not None:
-        deadline -= generation.num_stretches * sum(of.sec for of in stretches)
+        deadline -= generation.num_stretches * stretches_sec
     _take_rounds(waiting, generation, deadline, stage, void_reason)
-    _take_stretches(stretches, generation, stage, void_reason)
+    seed = f"{generation.seed}/{generation.index}/sustained"
+    generator = random.Random(seed)  # noqa: S311
+    for index in range(generation.num_stretches):
+        left_sec = (generation.num_stretches - index) * stretches_sec
+        stage(f"sustained {index + 1} of {generation.num_stretches}", left_sec)
+        number = generation.max_rounds + index  # their rounds follow all others
+        for stretch in generator.sample(stretches, len(stretches)):
+            both = [resident for resident in stretch.residents if resident.is_alive]
+            for resident in generator.sample(both, len(both)):
+                _take_turn(resident, number, stretch.num_steps, void_reason, stretch)
 
 
 def _take_rounds(
@@ -168,42 +178,28 @@ def _take_rounds(
     generator = random.Random(f"{generation.seed}/{generation.index}")  # noqa: S311
     longest_round_sec = 0.0
     numbers = _steps_of_turns(residents, generation.steps_of_turn)
+    revisions = {trial.spec.revision for trial in generation.trials}
     for round_index in range(generation.max_rounds):
         alive = [resident for resident in residents if resident.is_alive]
         now = time.monotonic()
-        left = None if deadline is None else deadline - now
-        if not alive:
-            return
-        if round_index >= MIN_ROUNDS and (
-            _is_one_sided(alive, generation)
-            or (left is not None and left < longest_round_sec)
+        left = math.inf if deadline is None else deadline - now
+        # Where all of one of two revisions have ended, nothing is left to compare.
+        is_one_sided = {of.prepared.trial.spec.revision for of in alive} != revisions
+        if not alive or (
+            round_index >= MIN_ROUNDS and (is_one_sided or left < longest_round_sec)
         ):
             return
         expected = (generation.max_rounds - round_index) * longest_round_sec
-        if left is not None:
+        if deadline is not None:
             expected = min(expected, left) if longest_round_sec else left
         stage(f"round {round_index + 1}", max(expected, 0.0))
-        for resident in _in_order(alive, generator):
-            number = numbers[_case_of(resident)]
-            _take_turn(resident, round_index, number, void_reason)
+        groups = list(_by_case(alive).items())
+        generator.shuffle(groups)
+        for case, group in groups:  # those of one case one after another
+            generator.shuffle(group)
+            for resident in group:
+                _take_turn(resident, round_index, numbers[case], void_reason)
         longest_round_sec = max(longest_round_sec, time.monotonic() - now)
-
-
-def _is_one_sided(alive: Sequence[Resident], generation: Generation) -> bool:
-    """Whether all of one of two revisions have ended: nothing is left to compare."""
-    left = {resident.prepared.trial.spec.revision for resident in alive}
-    return left != {trial.spec.revision for trial in generation.trials}
-
-
-def _in_order(
-    residents: Sequence[Resident], generator: random.Random
-) -> Iterator[Resident]:
-    """Yields residents in random order, those of one case after one another."""
-    shuffled = list(_by_case(residents).values())
-    generator.shuffle(shuffled)
-    for group in shuffled:
-        generator.shuffle(group)
-        yield from group
 
 
 def case_of(spec: TrialSpec) -> str:
@@ -211,10 +207,6 @@ def case_of(spec: TrialSpec) -> str:
     control = Control.NONE if spec.control is Control.TWIN else spec.control
     apart = {"revision", "code_digest", "control", "repetition_index", "seed"}
     return f"{control.value} {spec.model_dump_json(exclude=apart)}"
-
-
-def _case_of(resident: Resident) -> str:
-    return case_of(resident.prepared.trial.spec)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -230,9 +222,7 @@ class _Stretch:
     is_collecting: bool
 
 
-def _stretches(residents: Sequence[Resident], generation: Generation) -> list[_Stretch]:
-    if not generation.num_stretches:
-        return []
+def _stretches(residents: Sequence[Resident]) -> list[_Stretch]:
     groups = _by_case(
         resident
         for resident in residents
@@ -241,9 +231,8 @@ def _stretches(residents: Sequence[Resident], generation: Generation) -> list[_S
     found = []
     for group in groups.values():
         step_sec = max(1e-6, *(of.step_time_sec for of in group))
-        spec = group[0].prepared.trial.spec
         number = max(SUSTAINED_STEPS, math.ceil(SUSTAINED_SEC / step_sec))
-        number = whole_blocks(number, spec)
+        number = whole_blocks(number, group[0].prepared.trial.spec)
         found.append(
             _Stretch(
                 residents=tuple(group),
@@ -253,30 +242,6 @@ def _stretches(residents: Sequence[Resident], generation: Generation) -> list[_S
             )
         )
     return found
-
-
-def _take_stretches(
-    stretches: Sequence[_Stretch],
-    generation: Generation,
-    stage: Stage,
-    void_reason: VoidReason,
-) -> None:
-    """Gives every case its sustained stretches; their rounds follow all others."""
-    seed = f"{generation.seed}/{generation.index}/sustained"
-    generator = random.Random(seed)  # noqa: S311
-    for index in range(generation.num_stretches):
-        left_sec = (generation.num_stretches - index) * sum(of.sec for of in stretches)
-        stage(f"sustained {index + 1} of {generation.num_stretches}", left_sec)
-        for stretch in generator.sample(list(stretches), len(stretches)):
-            both = [resident for resident in stretch.residents if resident.is_alive]
-            for resident in generator.sample(both, len(both)):
-                _take_turn(
-                    resident,
-                    generation.max_rounds + index,
-                    stretch.num_steps,
-                    void_reason,
-                    stretch,
-                )
 
 
 def _steps_of_turns(
@@ -299,7 +264,7 @@ def _steps_of_turns(
 def _by_case(residents: Iterable[Resident]) -> dict[str, list[Resident]]:
     groups: dict[str, list[Resident]] = {}
     for resident in residents:
-        groups.setdefault(_case_of(resident), []).append(resident)
+        groups.setdefault(case_of(resident.prepared.trial.spec), []).append(resident)
     return groups
 
 
@@ -311,73 +276,54 @@ def _take_turn(
     stretch: _Stretch | None = None,
 ) -> None:
     """Gives one turn, and repeats it while it is void."""
-    started = time.monotonic()
-    try:
-        _attempt_turn(resident, round_index, num_steps, void_reason, stretch)
-    finally:
-        resident.busy_sec += time.monotonic() - started
+    with busy(resident), contextlib.suppress(ResidentEndedError):
+        for attempt in range(MAX_ATTEMPTS):
+            asked = {"round_index": round_index, "attempt": attempt}
+            _attempt_turn(
+                resident, asked | {"num_steps": num_steps}, void_reason, stretch
+            )
+            if resident.turns[-1].is_valid:
+                return
 
 
 def _attempt_turn(
     resident: Resident,
-    round_index: int,
-    num_steps: int,
+    asked: Mapping[str, int],
     void_reason: VoidReason,
-    stretch: _Stretch | None = None,
+    stretch: _Stretch | None,
 ) -> None:
     # A program that does not offer it never sees the field.
     more = {"is_sustained": True} if stretch and stretch.is_collecting else {}
-    for attempt in range(MAX_ATTEMPTS):
-        pids = [process.pid for process in resident.processes()]
-        with GpuWatch(resident.prepared.gpus) as watch:
-            before = machine_state.read_core_clock(resident.cores, pids)
-            resident.send(
-                "turn",
-                round_index=round_index,
-                attempt=attempt,
-                num_steps=num_steps,
-                **more,
-            )
-            try:
-                answers = resident.receive("turn")
-                turn_ns = latest(answers, "end_ns") - latest(answers, "start_ns")
-                check_resolution(resident, turn_ns / num_steps / 1e9)
-            except ResidentEndedError:
-                return
-            after = machine_state.read_core_clock(resident.cores, pids)
-        load = disturbance.between(before, after)
-        load = dataclasses.replace(load, gpus=watch.uses())
-        append(
-            resident.prepared.trial_dir,
-            round_index,
-            attempt,
-            load,
-            is_sustained=stretch is not None,
-        )
-        num_retraces = int(total(answers, "num_retraces"))
-        turn = Turn(
-            round_index=round_index,
-            attempt=attempt,
-            start_ns=latest(answers, "start_ns"),
-            end_ns=latest(answers, "end_ns"),
-            num_steps=num_steps,
-            foreign_cpu_fraction=load.foreign_cpu_fraction,
-            stolen_cpu_fraction=load.stolen_cpu_fraction,
-            run_delay_sec=load.run_delay_sec,
-            user_sec=total(answers, "user_sec"),
-            system_sec=total(answers, "system_sec"),
-            minor_faults=int(total(answers, "minor_faults")),
-            major_faults=int(total(answers, "major_faults")),
-            involuntary_switches=int(total(answers, "involuntary_switches")),
-            num_throttled=load.num_throttled,
-            num_retraces=num_retraces,
-            gpus=load.gpus,
-            void_reason=void_reason(load, num_retraces),
-            is_sustained=stretch is not None,
-        )
-        resident.turns.append(turn)
-        if turn.is_valid:
-            return
+    pids = [process.pid for process in resident.processes()]
+    with GpuWatch(resident.prepared.gpus) as watch:
+        before = machine_state.read_core_clock(resident.cores, pids)
+        resident.send("turn", **asked, **more)
+        answers = resident.receive("turn")
+        # From the latest start on, all ranks were measuring.
+        span = {
+            name: max(answer[name] for answer in answers)
+            for name in ("start_ns", "end_ns")
+        }
+        turn_ns = span["end_ns"] - span["start_ns"]
+        check_resolution(resident, turn_ns / asked["num_steps"] / 1e9)
+        after = machine_state.read_core_clock(resident.cores, pids)
+    load = disturbance.between(before, after)
+    load = dataclasses.replace(load, gpus=watch.uses())
+    used = {name: sum(answer[name] for answer in answers) for name in _USED}
+    turn = Turn(
+        **asked,
+        **span,
+        **used,
+        foreign_cpu_fraction=load.foreign_cpu_fraction,
+        stolen_cpu_fraction=load.stolen_cpu_fraction,
+        run_delay_sec=load.run_delay_sec,
+        num_throttled=load.num_throttled,
+        gpus=load.gpus,
+        void_reason=void_reason(load, used["num_retraces"]),
+        is_sustained=stretch is not None,
+    )
+    append(resident.prepared.trial_dir, turn, load)
+    resident.turns.append(turn)
 
 
 def relay_sec(trials: Iterable[Trial]) -> float:
@@ -387,42 +333,3 @@ def relay_sec(trials: Iterable[Trial]) -> float:
         for trial in trials
         if trial.spec.order is Order.RELAY and trial.status is not None
     )
-
-
-class RelayTimeLeft:
-    """The time to the end of a relay, while one of its generations runs."""
-
-    def __init__(
-        self,
-        measuring: Measuring,
-        index: int,
-        *,
-        num_later: int,
-        used_sec: float,
-        whole_sec: float,
-        is_measured: bool,
-    ) -> None:
-        """Creates it."""
-        looks = () if measuring.gate is None else measuring.gate.looks
-        self.is_most = bool(looks) or measuring.target is not None
-        self._limit_sec: float | None = None
-        if self.is_most and measuring.minutes is not None:
-            self._limit_sec = measuring.minutes * 60 - used_sec
-        if looks:
-            num_later = max(num_later, looks[-1] - index - 1)
-        elif self.is_most:
-            num_later = -1  # until the limit
-        self._num_later = num_later
-        self._whole_sec = whole_sec
-        self._is_measured = is_measured
-
-    def update(self, passed_sec: float, left_sec: float | None) -> float:
-        """Returns the time to the end."""
-        if left_sec is not None and not self._is_measured:
-            self._whole_sec = passed_sec + left_sec
-        found = max(self._whole_sec - passed_sec, 0.0)
-        found += max(self._num_later, 0) * self._whole_sec
-        if self._limit_sec is None:
-            return found
-        limit_sec = max(self._limit_sec - passed_sec, 0.0)
-        return limit_sec if self._num_later < 0 else min(found, limit_sec)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import math
 import os
 import shutil
 import signal
@@ -19,9 +20,9 @@ from harness.command.reader import OWN_ERRORS
 from harness.errors import Interrupted, StudyError
 from harness.machine import environment
 from harness.planning import defaults
-from harness.run import resident, trial_runner, trial_tree
+from harness.run import resident, trial_runner
 from harness.run.relay import run_generation
-from harness.run.rounds import Generation, RelayTimeLeft, relay_sec, steps_of_turns
+from harness.run.rounds import Generation, relay_sec, steps_of_turns
 from harness.run.trial_runner import run_trial
 from harness.sources import code_digest
 from harness.trial import rank_file
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from harness.planning.estimate import Durations
     from harness.run.resident import Progress, Resident
     from harness.run.trial_runner import RunSettings
-    from results.records.models import Plan, PlannedTrial, StatusRecord, TrialSpec
+    from results.records.models import Plan, PlannedTrial, StatusRecord
     from results.store.study_store import Store
 
 
@@ -49,46 +50,29 @@ if TYPE_CHECKING:
 
 def differences(residents: Iterable[Resident]) -> Iterator[str]:
     """Yields what differs in a step of a case, one line each; nothing of a sweep."""
-    alive = [
-        one
-        for one in residents
-        if one.is_alive and one.prepared.trial.spec.control is Control.NONE
-    ]
-    stored = {
-        _key_of_case(one.prepared.trial.spec): one
-        for one in alive
-        if one.prepared.trial.spec.revision
-    }
-    for one in alive:
+    counted: dict[tuple[str, int, int], dict[bool, dict[str, float]]] = {}
+    for one in residents:
         spec = one.prepared.trial.spec
-        other = None if spec.revision else stored.get(_key_of_case(spec))
-        if other is None:
+        if one.is_alive and spec.control is Control.NONE:
+            # By the first process of a trial.
+            log = rank_file.read_rank(one.prepared.trial_dir, 0)
+            case = spec.backend, spec.num_replicas, spec.per_replica_batch_size
+            counted.setdefault(case, {})[bool(spec.revision)] = {
+                metric["name"]: metric["value"]
+                for metric in log.all("window_metric")
+                if metric["name"] in measuring.UNITS
+            }
+    for (backend, num_replicas, _), sides in counted.items():
+        if len(sides) == 1:
             continue
-        before = _counted(other)
-        for name, after in _counted(one).items():
-            sides = before.get(name, after), after
-            if sides[0] != after:
-                exact = judged_case.exact_text(*sides)
+        for name, after in sides[False].items():
+            before = sides[True].get(name, after)
+            if before != after:
                 yield (
-                    f"{spec.backend} x{spec.num_replicas}:"
-                    f" {measuring.step_count_words(name)}"
-                    f" {judged_case.share_text(*sides)} ({exact})"
+                    f"{backend} x{num_replicas}: {measuring.step_count_words(name)}"
+                    f" {judged_case.share_text(before, after)}"
+                    f" ({judged_case.exact_text(before, after)})"
                 )
-
-
-def _key_of_case(spec: TrialSpec) -> tuple[str, int, int]:
-    """What a case is, whatever its revision."""
-    return spec.backend, spec.num_replicas, spec.per_replica_batch_size
-
-
-def _counted(resident: Resident) -> dict[str, float]:
-    """Returns what the first process of a trial has counted of a step."""
-    log = rank_file.read_rank(resident.prepared.trial_dir, 0)
-    return {
-        metric["name"]: metric["value"]
-        for metric in log.all("window_metric")
-        if metric["name"] in measuring.UNITS
-    }
 
 
 # Our step runs a few times, untimed, in a process with TensorFlow. What it began with,
@@ -107,35 +91,35 @@ def export_missing(
     """Exports what is missing; returns the folder of each trial of a peer, by id."""
     found: dict[str, Path] = {}
     for trial in trials:
-        peer = catalog.peer(trial.spec.backend)
+        spec, peer = trial.spec, catalog.peer(trial.spec.backend)
         if peer is None:
             continue
-        request = _request(trial.spec)
-        code = code_digest.of_trial(trial.spec.workload, catalog.EXPORTED_BACKEND)
+        request = {
+            "workload": spec.workload,
+            "preset": spec.preset,
+            "options": dict(spec.options),
+            "data": spec.data,
+            "per_replica_batch_size": spec.per_replica_batch_size,
+            "num_replicas": spec.num_replicas,
+        }
+        code = code_digest.of_trial(spec.workload, catalog.EXPORTED_BACKEND)
         folder = catalog.exports_dir() / identity.digest({**request, "code": code})
         if not folder.is_dir():
             stage(
-                f"exporting weights and first batches of {trial.spec.workload}"
-                f" x{trial.spec.num_replicas} for other frameworks, untimed",
+                f"exporting weights and first batches of {spec.workload}"
+                f" x{spec.num_replicas} for other frameworks, untimed",
                 None,
             )
             _export(peer.exporter, folder, request, timeout_sec)
         os.utime(folder)
         found[trial.trial_id] = folder
     if found:
-        _remove_oldest({*found.values()})
+        folders = [path for path in catalog.exports_dir().iterdir() if path.is_dir()]
+        folders.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+        for folder in folders[_MOST:]:  # those that were not used for longest
+            if folder not in found.values():
+                shutil.rmtree(folder, ignore_errors=True)
     return found
-
-
-def _request(spec: TrialSpec) -> dict[str, Any]:
-    return {
-        "workload": spec.workload,
-        "preset": spec.preset,
-        "options": dict(spec.options),
-        "data": spec.data,
-        "per_replica_batch_size": spec.per_replica_batch_size,
-        "num_replicas": spec.num_replicas,
-    }
 
 
 def _export(
@@ -165,18 +149,6 @@ def _export(
         )
 
 
-def _remove_oldest(used: set[Path]) -> None:
-    """Removes the exports that were not used for longest, beyond the most."""
-    folders = sorted(
-        (path for path in catalog.exports_dir().iterdir() if path.is_dir()),
-        key=lambda path: path.stat().st_mtime,
-        reverse=True,
-    )
-    for folder in folders[_MOST:]:
-        if folder not in used:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 def match_missing(
     store: Store,
     plan: Plan,
@@ -189,8 +161,10 @@ def match_missing(
     """
     if plan.matching is None:
         return
-    missing = _missing(
-        store, plan.matching.trials, is_failed_retried=settings.is_failed_retried
+    missing = missing_trials(
+        store.matching,
+        plan.matching.trials,
+        is_failed_retried=settings.is_failed_retried,
     )
     if not missing:
         return
@@ -207,39 +181,19 @@ def match_missing(
             f" ({first + len(batch)} of {len(missing)})",
             None,
         )
-        _run_together(store.matching, batch, settings)
-
-
-def _missing(
-    store: Store, trials: Sequence[PlannedTrial], *, is_failed_retried: bool
-) -> list[PlannedTrial]:
-    finished = {
-        trial.trial_id
-        for trial in store.matching.trials()
-        if trial.status is not None
-        and (trial.status.status is TrialStatus.OK or not is_failed_retried)
-    }
-    return [trial for trial in trials if trial.trial_id not in finished]
-
-
-def _run_together(
-    store: Store, trials: Sequence[PlannedTrial], settings: RunSettings
-) -> None:
-    """Starts trials at once, waits for each, and records it."""
-    with contextlib.ExitStack() as stack:
-        started = []
-        for trial in trials:
-            prepared = trial_runner.prepare(store, trial, settings)
-            tree = trial_runner.tree_of(prepared, settings.launcher)
-            started.append((prepared, stack.enter_context(tree)))
-        deadline = time.monotonic() + settings.timeout_sec
-        for prepared, tree in started:
-            trial_exit = trial_tree.finish(
-                tree,
-                timeout_sec=max(deadline - time.monotonic(), 0.0),
-                limit_sec=settings.timeout_sec,
-            )
-            trial_runner.record(store, prepared, trial_exit, settings, disturbance={})
+        with contextlib.ExitStack() as stack:
+            started = []
+            for trial in batch:
+                prepared = trial_runner.prepare(store.matching, trial, settings)
+                tree = trial_runner.tree_of(prepared, settings.launcher)
+                started.append((prepared, stack.enter_context(tree)))
+            deadline = time.monotonic() + settings.timeout_sec
+            for prepared, tree in started:
+                left_sec = max(deadline - time.monotonic(), 0.0)
+                ended = tree.finish(left_sec, limit_sec=settings.timeout_sec)
+                trial_runner.record(
+                    store.matching, prepared, ended, settings, disturbance={}
+                )
 
 
 @contextlib.contextmanager
@@ -280,19 +234,18 @@ def missing_trials(
         and (trial.status.status is TrialStatus.OK or not is_failed_retried)
     }
     missing = [trial for trial in trials if trial.trial_id not in finished]
-    generations = {
-        trial.spec.repetition_index for trial in missing if _is_in_relay(trial)
-    }
+    generations = {_generation_of(trial) for trial in missing} - {None}
     return [
         trial
         for trial in trials
-        if trial.trial_id not in finished
-        or (_is_in_relay(trial) and trial.spec.repetition_index in generations)
+        if trial.trial_id not in finished or _generation_of(trial) in generations
     ]
 
 
-def _is_in_relay(trial: PlannedTrial) -> bool:
-    return trial.spec.order is Order.RELAY
+def _generation_of(trial: PlannedTrial) -> int | None:
+    """Returns the index of a generation of a relay; None for what runs alone."""
+    spec = trial.spec
+    return spec.repetition_index if spec.order is Order.RELAY else None
 
 
 def run_trials(
@@ -308,15 +261,6 @@ def run_trials(
         store, trials, is_failed_retried=settings.is_failed_retried
     )
     progress.begin(len(trials), len(trials) - len(missing))
-
-    def end(trial: PlannedTrial, status: StatusRecord) -> None:
-        result = store.read_trial(trial.trial_id).result
-        rate = None
-        if result is not None and status.status is TrialStatus.OK:
-            rate = result.examples_per_sec  # others have none: all turns may be void
-        durations.add(trial.spec, status.duration_sec, rate)
-        progress.trial_ended(trial, status, result)
-
     try:
         match_missing(store, store.read_plan(), settings, progress.stage)
         exports = export_missing(
@@ -327,45 +271,42 @@ def run_trials(
             if reason := _why_not(store, settings, missing):
                 progress.note(reason)
                 break
-            together = _next_together(missing)
-            later = missing[len(together) :]
-            if _is_in_relay(together[0]):
-                statuses = _run_generation(
-                    store, together, later, settings, progress, durations
-                )
-            else:
-                statuses = [
-                    _run_alone(store, together[0], later, settings, progress, durations)
-                ]
+            # All of a generation, or one that runs alone.
+            first = missing[0].spec
+            index, group = next(itertools.groupby(missing, key=_generation_of))
+            together = missing[:1] if index is None else list(group)
+            run = _run_alone if index is None else _run_generation
+            missing = missing[len(together) :]
+            statuses = run(store, together, missing, settings, progress, durations)
             for trial, status in zip(together, statuses, strict=True):
-                end(trial, status)
-            missing = later
-            if missing and (reason := _why_over(store, together, statuses, missing)):
+                result = store.read_trial(trial.trial_id).result
+                rate = None
+                if result is not None and status.status is TrialStatus.OK:
+                    rate = result.examples_per_sec  # others: all turns may be void
+                durations.add(trial.spec, status.duration_sec, rate)
+                progress.trial_ended(trial, status, result)
+            if not missing:
+                break
+            if reason := _why_over(store, together, statuses, missing):
                 progress.note(reason)
                 break
-            is_over = _is_repetition_over(together, missing)
+            # Where no trial of the repetition that has just run follows.
+            repetition = first.repetition_index, first.budget
+            following = missing[0].spec.repetition_index, missing[0].spec.budget
+            is_over = following != repetition
             if renew_report is not None and is_over and (reason := renew_report()):
                 progress.note(reason)
     finally:
         progress.end()
 
 
-def _is_repetition_over(
-    together: Sequence[PlannedTrial], missing: Sequence[PlannedTrial]
-) -> bool:
-    """Whether other trials follow, none of the repetition that has just run."""
-    last = together[-1].spec
-    return bool(missing) and (
-        (missing[0].spec.repetition_index, missing[0].spec.budget)
-        != (last.repetition_index, last.budget)
-    )
-
-
 def _why_not(
     store: Store, settings: RunSettings, missing: Sequence[PlannedTrial]
 ) -> str:
     """Returns why nothing else is started, whatever ran before; empty if it is."""
-    if _is_known_to_regress(store):
+    design = store.read_plan().measuring.gate
+    # A gate that ends at the first clear verdict.
+    if design and design.looks and gate.has_risen(load_study(store)):
         return (
             "stopped: a count rose, which makes it a regression, so the other"
             f" {len(missing)} trials are not started; --repeats measures all"
@@ -386,22 +327,43 @@ def _why_over(
     missing: Sequence[PlannedTrial],
 ) -> str:
     """Returns why nothing else is started after some trials; empty if it is."""
-    if _is_all_void(store, together, statuses):
-        assert statuses[0].failure is not None
+    number, failure = together[0].spec.repetition_index + 1, statuses[0].failure
+    is_void = {status.status for status in statuses} == {TrialStatus.VOID}
+    # A sweep goes on beside load, whose turns are shown for what they are.
+    if (
+        is_void
+        and failure is not None
+        and _generation_of(together[0]) is not None
+        and not any(entry.is_measured for entry in load_study(store).planned)
+    ):
         return (
-            f"stopped: no block of run {together[0].spec.repetition_index + 1}"
-            f" counts ({statuses[0].failure.reason}); end what else runs on these"
-            " cores ('doctor' names it), then run the same command with"
-            " --retry failed"
+            f"stopped: no block of run {number} counts ({failure.reason}); end what"
+            " else runs on these cores ('doctor' names it), then run the same command"
+            " with --retry failed"
         )
-    if side := _failed_side(store, together, statuses):
+    both = {trial.spec.revision for trial in together}
+    failed = both if len(both) > 1 else set()
+    failed -= {
+        trial.spec.revision
+        for trial, status in zip(together, statuses, strict=True)
+        if status.status is TrialStatus.VOID
+    }
+    for revision in sorted(failed and failed - _ok_revisions(store)):
+        side = f"revision {revision}" if revision else "this tree"
         return (
-            f"stopped: all trials of {side} in run"
-            f" {together[0].spec.repetition_index + 1} failed, so nothing can be"
+            f"stopped: all trials of {side} in run {number} failed, so nothing can be"
             " compared; see why above, and run the same command with --retry failed"
             " when it is fixed"
         )
-    if _is_hopeless(store, together[-1], statuses[-1]):
+    spec, failure = together[-1].spec, statuses[-1].failure
+    # A command failed by itself, and no trial of the study is ok.
+    if (
+        spec.program is not None
+        and catalog.peer(spec.backend) is None
+        and failure is not None
+        and failure.exception_type in OWN_ERRORS
+        and not _ok_revisions(store)
+    ):
         return (
             f"the other {len(missing)} trials are not started, since they would fail"
             " like this one: change the command or --metric"
@@ -409,45 +371,8 @@ def _why_over(
     return ""
 
 
-def _is_known_to_regress(store: Store) -> bool:
-    """Whether a count rose in a gate that ends at the first clear verdict."""
-    design = store.read_plan().measuring.gate
-    return bool(design and design.looks) and gate.has_risen(load_study(store))
-
-
-def _is_all_void(
-    store: Store, together: Sequence[PlannedTrial], statuses: Sequence[StatusRecord]
-) -> bool:
-    """Whether no turn of a generation counts, and no trial before it was ok.
-
-    A sweep goes on beside load, whose turns are shown for what they are.
-    """
-    if not _is_in_relay(together[0]):
-        return False
-    if any(of.status is not TrialStatus.VOID for of in statuses):
-        return False
-    return not any(entry.is_measured for entry in load_study(store).planned)
-
-
-def _failed_side(
-    store: Store, together: Sequence[PlannedTrial], statuses: Sequence[StatusRecord]
-) -> str:
-    """Names the tree of a gate none of whose trials was ever ok, or returns ""."""
-    both = {trial.spec.revision for trial in together}
-    if len(both) == 1:
-        return ""
-    may_be_ok = _revisions_with_an_ok_trial(store) | {
-        trial.spec.revision
-        for trial, status in zip(together, statuses, strict=True)
-        if status.status is TrialStatus.VOID
-    }
-    for revision in sorted(both - may_be_ok):
-        return f"revision {revision}" if revision else "this tree"
-    return ""
-
-
-def _revisions_with_an_ok_trial(store: Store) -> set[str]:
-    """Returns those of all trials that have ended so far."""
+def _ok_revisions(store: Store) -> set[str]:
+    """Returns the revisions with a trial that is ok, of all that have ended so far."""
     return {
         trial.spec.revision
         for trial in store.trials()
@@ -455,25 +380,15 @@ def _revisions_with_an_ok_trial(store: Store) -> set[str]:
     }
 
 
-def _is_hopeless(store: Store, trial: PlannedTrial, status: StatusRecord) -> bool:
-    """Whether a command failed by itself, and no trial of the study is ok."""
-    if trial.spec.program is None or status.failure is None:
-        return False
-    if catalog.peer(trial.spec.backend) is not None:
-        return False
-    if status.failure.exception_type not in OWN_ERRORS:
-        return False
-    return not _revisions_with_an_ok_trial(store)
-
-
 def _run_alone(
     store: Store,
-    trial: PlannedTrial,
+    trials: Sequence[PlannedTrial],
     later: Sequence[PlannedTrial],
     settings: RunSettings,
     progress: Progress,
     durations: Durations,
-) -> StatusRecord:
+) -> list[StatusRecord]:
+    (trial,) = trials
     own_sec = durations.remaining_sec([trial.spec])
     later_sec = durations.remaining_sec(other.spec for other in later)
     progress.trial_started(trial, own_sec + later_sec)
@@ -484,22 +399,7 @@ def _run_alone(
         progress.phase(text, own_sec - (time.monotonic() - started) + later_sec)
 
     with resident.PhaseWatch(store.trial_dir(trial.trial_id), show):
-        return run_trial(store, trial, settings)
-
-
-def _next_together(missing: Sequence[PlannedTrial]) -> list[PlannedTrial]:
-    """Returns the first trials: all of a generation, or one that runs alone."""
-    first = missing[0]
-    if not _is_in_relay(first):
-        return [first]
-
-    def is_of_same_generation(trial: PlannedTrial) -> bool:
-        return (
-            _is_in_relay(trial)
-            and trial.spec.repetition_index == first.spec.repetition_index
-        )
-
-    return list(itertools.takewhile(is_of_same_generation, missing))
+        return [run_trial(store, trial, settings)]
 
 
 def _run_generation(
@@ -529,28 +429,38 @@ def _run_generation(
         steps_of_turn=steps_of_turns(before),
         on_warm=on_warm,
     )
-    time_left = RelayTimeLeft(
-        measuring,
-        generation.index,
-        num_later=len(
-            {trial.spec.repetition_index for trial in later if _is_in_relay(trial)}
-        ),
-        used_sec=relay_sec(before),
-        whole_sec=durations.generation_sec
+    gate_looks = () if measuring.gate is None else measuring.gate.looks
+    is_most = bool(gate_looks) or measuring.target is not None
+    limit_sec = math.inf
+    if is_most and measuring.minutes is not None:
+        limit_sec = measuring.minutes * 60 - relay_sec(before)
+    num_later = len({_generation_of(trial) for trial in later} - {None})
+    if gate_looks:
+        num_later = max(num_later, gate_looks[-1] - generation.index - 1)
+    is_until_limit = is_most and not gate_looks
+    whole_sec = (
+        durations.generation_sec
         or measuring.generation_sec
-        or durations.remaining_sec(trial.spec for trial in trials),
-        is_measured=durations.generation_sec is not None,
+        or durations.remaining_sec(trial.spec for trial in trials)
     )
-    alone = [trial.spec for trial in later if not _is_in_relay(trial)]
-    label = f"run {generation.index + 1} of {plan.repeats}"
+    alone = [trial.spec for trial in later if _generation_of(trial) is None]
     started = time.monotonic()
 
     def stage(text: str, left_sec: float | None) -> None:
-        eta_sec = time_left.update(time.monotonic() - started, left_sec)
+        nonlocal whole_sec
+        passed_sec = time.monotonic() - started
+        if left_sec is not None and durations.generation_sec is None:
+            whole_sec = passed_sec + left_sec
+        most_sec = max(limit_sec - passed_sec, 0.0)
+        eta_sec = max(whole_sec - passed_sec, 0.0)
+        if not is_until_limit:
+            eta_sec = min(eta_sec + num_later * whole_sec, most_sec)
+        elif limit_sec < math.inf:
+            eta_sec = most_sec
         progress.stage(
-            f"{label}: {text}",
+            f"run {generation.index + 1} of {plan.repeats}: {text}",
             eta_sec + durations.remaining_sec(alone),
-            is_most=time_left.is_most,
+            is_most=is_most,
         )
 
     statuses = run_generation(store, generation, settings, stage)

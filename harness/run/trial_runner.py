@@ -28,10 +28,11 @@ from harness.machine.machine_state import CpuTopology, now_text, read_topology
 from harness.placement import allocation
 from harness.placement.allocation import processes_of_trial
 from harness.run import aggregate, resident, trial_tree
-from harness.run.trial_tree import GangTree, ProcessTree
+from harness.run.aggregate import Conclusion
+from harness.run.trial_tree import ProcessTree
 from harness.trial import rank_file
 from results.records import machine_record
-from results.records.models import Failure, Measuring, Phase, StatusRecord, TrialStatus
+from results.records.models import Measuring, Phase, StatusRecord, TrialStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -114,22 +115,23 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     started_at, start_sec = now_text(), time.monotonic()
     store.write_spec(trial_id, spec)
     processes = processes_of_trial(spec)
+    launcher = settings.launcher
     chosen: tuple[Gpu, ...] = ()
     if spec.device == "gpu":
         num_here = allocation.num_replicas_on_first(
-            processes, spec.num_replicas, settings.launcher.num_hosts
+            processes, spec.num_replicas, launcher.num_hosts
         )
         chosen = gpus.choose(gpus.visible_gpus(), num_here)
     place = allocation.place_trial(
         settings.topology,
         spec,
         processes,
-        num_hosts=settings.launcher.num_hosts,
+        num_hosts=launcher.num_hosts,
         gpu_nodes=[gpu.node for gpu in chosen],
     )
-    settings.launcher.prepare(trial_dir, processes, place)
+    launcher.prepare(trial_dir, processes, place)
     versions: Mapping[str, str] | None = None
-    command = settings.launcher.command(processes, settings.worker_command)
+    command = launcher.command(processes, settings.worker_command)
     source_root = code_root = SOURCE_ROOT
     of_peer = catalog.peer(spec.backend)
     if spec.program is not None:
@@ -138,7 +140,8 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         command, versions = (*COMMAND_WORKER, str(code_root)), {}
     elif spec.revision:
         tree = settings.trees[spec.revision]
-        command, source_root = trial_tree.with_python(command, tree.python), tree.root
+        command = tuple(tree.python if w == sys.executable else w for w in command)
+        source_root = tree.root
         code_root = source_root
         versions = tree.versions
     variables = trial_tree.trial_variables(
@@ -151,6 +154,8 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     )
     if of_peer is not None:
         variables = peers.variables(source_root, variables, settings.exports[trial_id])
+    is_ours = spec.program is None or of_peer is not None
+    marker = machine_state.OWN_FILE if is_ours else "."
     env = environment.read_environment(
         place,
         variables,
@@ -158,13 +163,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         gpu_settings=gpus.read_settings(chosen) if chosen else (),
         inherited=os.environ,
         state=machine_state.read_machine_state(
-            [*itertools.chain(*place.cpusets)],
-            source_root=code_root,
-            marker=(
-                machine_state.OWN_FILE
-                if spec.program is None or of_peer is not None
-                else "."
-            ),
+            [*itertools.chain(*place.cpusets)], source_root=code_root, marker=marker
         ),
         versions=versions,
     )
@@ -221,7 +220,7 @@ def record(
         late_sec=aggregate.LATE_SEC if settings.launcher.num_hosts > 1 else 0.0,
     )
     if changed_code and conclusion.status is TrialStatus.OK:
-        conclusion = aggregate.as_failed(
+        conclusion = Conclusion().but(
             Phase.REPORT,
             f"the code changed while it ran, so what was measured is unknown:"
             f" {changed_code}",
@@ -238,18 +237,30 @@ def record(
         rank_file.remove_checkpoints(prepared.trial_dir)
     if conclusion.result is not None:
         store.write_result(trial_id, conclusion.result)
+    return _write_status(
+        store, prepared, conclusion, duration_sec, trial_exit.exit_code
+    )
+
+
+def _write_status(
+    store: Store,
+    prepared: Prepared,
+    conclusion: Conclusion,
+    duration_sec: float | None = None,
+    exit_code: int | None = None,
+) -> StatusRecord:
     if duration_sec is None:
         duration_sec = time.monotonic() - prepared.start_sec
     status = StatusRecord(
-        trial_id=trial_id,
+        trial_id=prepared.trial.trial_id,
         status=conclusion.status,
         started_at=prepared.started_at,
         ended_at=now_text(),
         duration_sec=duration_sec,
-        exit_code=trial_exit.exit_code,
+        exit_code=exit_code,
         failure=conclusion.failure,
     )
-    store.write_status(trial_id, status)
+    store.write_status(status.trial_id, status)
     return status
 
 
@@ -257,16 +268,20 @@ def tree_of(prepared: Prepared, launcher: Launcher) -> ProcessTree:
     """Returns the processes of a trial, planned."""
     trial_dir, variables = prepared.trial_dir.resolve(), prepared.variables
     gang = launcher.gang(trial_dir, variables, prepared.command)
-    if gang is not None:
-        return GangTree(gang, trial_dir, variables, launcher.end)
-    return ProcessTree(trial_dir, variables, prepared.command, launcher.end)
+    return ProcessTree(trial_dir, variables, prepared.command, launcher.end, gang)
 
 
 def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> StatusRecord:
     """Runs one trial alone and records it."""
     prepared = prepare(store, trial, settings)
     if others := gpu_watch.wait_until_free(prepared.gpus):
-        return _record_in_use(store, prepared, others)
+        # It is not started: its figures would not count.
+        reason = (
+            f"{others} before it was started; end the others, or reset the GPU"
+            " ('nvidia-smi' says which), then repeat the sweep with --retry failed"
+        )
+        conclusion = Conclusion().but(Phase.LAUNCH, reason, status=TrialStatus.VOID)
+        return _write_status(store, prepared, conclusion)
     clock = disturbance.read_clock()
     with GpuWatch(prepared.gpus) as watch:
         trial_exit = trial_tree.run_tree(
@@ -280,10 +295,7 @@ def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> Statu
         prepared,
         trial_exit,
         settings,
-        disturbance={
-            "foreign_cpu_fraction": load.foreign_fraction,
-            "stolen_cpu_fraction": load.stolen_fraction,
-        },
+        disturbance=load,
         gpu_uses=watch.uses,
         changed_code=changed_code(settings),
     )
@@ -297,23 +309,3 @@ def changed_code(settings: RunSettings) -> str:
     with contextlib.suppress(PlanError):
         return settings.changed_code()
     return ""
-
-
-def _record_in_use(store: Store, prepared: Prepared, others: str) -> StatusRecord:
-    """Records a trial that was not started: its figures would not count."""
-    status = StatusRecord(
-        trial_id=prepared.trial.trial_id,
-        status=TrialStatus.VOID,
-        started_at=prepared.started_at,
-        ended_at=now_text(),
-        duration_sec=time.monotonic() - prepared.start_sec,
-        failure=Failure(
-            phase=Phase.LAUNCH,
-            reason=(
-                f"{others} before it was started; end the others, or reset the GPU"
-                " ('nvidia-smi' says which), then repeat the sweep with --retry failed"
-            ),
-        ),
-    )
-    store.write_status(status.trial_id, status)
-    return status

@@ -1,4 +1,4 @@
-"""Starts a trial's process tree and waits for its exit, a timeout or an interrupt."""
+"""The process tree of a trial: its variables, its start and its end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,8 +18,8 @@ from harness import SOURCE_ROOT
 from harness.client.scaling_client import ADDRESS_VARIABLE
 from harness.errors import StudyError
 from harness.machine import gpus, owned_folders
-from harness.machine.gpu_watch import read_oom_kills
 from harness.machine.gpus import NO_GPU
+from harness.machine.machine_state import read_oom_kills
 from harness.placement import allocation
 from harness.trial import measure, process_tree, rank_file
 from results import plugins
@@ -29,7 +28,6 @@ from results.store import atomic, study_store, untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import IO
 
     from harness.launch.gang import RunningGang
     from results.records.models import Failure, Placement, TrialSpec
@@ -44,7 +42,6 @@ if TYPE_CHECKING:
 # what no trial finds is removed as in ``harness/machine/owned_folders.py``.
 
 VARIABLE: Final = "TMPDIR"
-_held: dict[Path, owned_folders.Owned] = {}
 
 
 def folder_of(trial_dir: os.PathLike[str]) -> Path:
@@ -52,28 +49,6 @@ def folder_of(trial_dir: os.PathLike[str]) -> Path:
     name = os.fsencode(os.path.realpath(trial_dir))
     digest = hashlib.blake2b(name, digest_size=10).hexdigest()
     return Path(tempfile.gettempdir()) / f"{owned_folders.TRIAL}{digest}"
-
-
-def make_scratch(trial_dir: os.PathLike[str]) -> None:
-    """Makes it anew, for this user only."""
-    remove_scratch(trial_dir)
-    folder = folder_of(trial_dir)
-    try:
-        folder.mkdir(mode=0o700)
-        _held[folder] = owned_folders.Owned(folder)
-    except OSError as error:
-        raise StudyError(
-            f"cannot make {str(folder)!r} for temporary files of a trial:"
-            f" {error.strerror}; remove it, or set TMPDIR to another folder"
-        ) from error
-
-
-def remove_scratch(trial_dir: os.PathLike[str]) -> None:
-    """Removes it with all that is in it; harmless if it does not exist."""
-    folder = folder_of(trial_dir)
-    if folder in _held:
-        _held.pop(folder).remove()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 WORKER_COMMAND = (sys.executable, "-m", "harness.trial.worker")
@@ -119,7 +94,6 @@ class TrialExit:
     exit_code: int  # As in ``subprocess``: negative for a signal.
     is_timed_out: bool  # Whether the harness killed it after ``timeout_sec``.
     timeout_sec: float  # Its time limit.
-    duration_sec: float  # From start to end of the process.
     # Kills by the kernel's out-of-memory killer in that time, on the host of the
     # process; None where nobody counted them.
     num_oom_kills: int | None
@@ -176,15 +150,13 @@ def allocator_variables(
     return {**_KEEP, _TUNABLES: ":".join((*given, _HUGE_PAGES))}
 
 
-def with_python(command: Sequence[str], python: str) -> tuple[str, ...]:
-    """Returns a command of this interpreter as one of another interpreter."""
-    return tuple(python if part == sys.executable else part for part in command)
-
-
 class ProcessTree:
-    """A trial's running processes; none remains after a ``with`` block of it."""
+    """A trial's running processes; none remains after a ``with`` block of it.
 
-    process: subprocess.Popen[bytes]  # The first, where it is one of this machine.
+    The first process is one of this machine, or there is a gang, here and elsewhere.
+    """
+
+    process: subprocess.Popen[bytes]
 
     def __init__(
         self,
@@ -192,16 +164,16 @@ class ProcessTree:
         variables: Mapping[str, str],
         command: Sequence[str],
         end_elsewhere: EndElsewhere = lambda _: None,
+        gang: RunningGang | None = None,
     ) -> None:
-        """Plans the tree; ``start`` starts it."""
         self._end_elsewhere = end_elsewhere
+        self._gang = gang
         self._trial_dir = trial_dir.resolve()
         self._variables = dict(variables)
         self._command = (*command, str(self._trial_dir))
-        self._marker = variables[process_tree.MARKER]
+        self._scratch: owned_folders.Owned | None = None
         self._oom_kills_before: int | None = None
         self._is_gone = False
-        self.start_sec = 0.0  # on the monotonic clock
 
     def __enter__(self) -> ProcessTree:  # noqa: PYI034 (Self needs Python 3.11)
         self.start()
@@ -211,140 +183,107 @@ class ProcessTree:
         self.kill()
 
     def start(self) -> None:
-        """Starts the first process."""
+        """Starts the first process, or the gang."""
         atomic.check_fence(self._trial_dir)
         self._is_gone = False
-        make_scratch(self._trial_dir)
+        folder = folder_of(self._trial_dir)  # anew, and for this user only
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            folder.mkdir(mode=0o700)
+            self._scratch = owned_folders.Owned(folder)
+        except OSError as error:
+            raise StudyError(
+                f"cannot make {str(folder)!r} for temporary files of a trial:"
+                f" {error.strerror}; remove it, or set TMPDIR to another folder"
+            ) from error
         self._oom_kills_before = read_oom_kills()
-        self.start_sec = time.monotonic()
         with (
             (self._trial_dir / "stdout.log").open("wb") as stdout,
             (self._trial_dir / "stderr.log").open("wb") as stderr,
         ):
-            self._start_first(stdout, stderr)
-
-    def _start_first(self, stdout: IO[bytes], stderr: IO[bytes]) -> None:
-        self.process = subprocess.Popen(
-            self._command,
-            # Kept open, never written: end-of-file means that the harness has exited.
-            stdin=subprocess.PIPE,
-            stdout=stdout,
-            stderr=stderr,
-            env=self._variables,
-            # "python -m" looks for modules in the current folder first. If that is a
-            # source tree, it must not replace the one in PYTHONPATH.
-            cwd=self._trial_dir,
-            # Ctrl-C in the terminal must reach only the harness.
-            start_new_session=True,
-        )
+            if self._gang is not None:  # each process writes a file of its own
+                self._gang.start()
+                return
+            self.process = subprocess.Popen(
+                self._command,
+                # Kept open, never written: end-of-file means: the harness has exited.
+                stdin=subprocess.PIPE,
+                stdout=stdout,
+                stderr=stderr,
+                env=self._variables,
+                # "python -m" looks for modules in the current folder first. If that is
+                # a source tree, it must not replace the one in PYTHONPATH.
+                cwd=self._trial_dir,
+                # Ctrl-C in the terminal must reach only the harness.
+                start_new_session=True,
+            )
 
     def wait(self, timeout_sec: float) -> None:
-        """Waits for the exit of the trial."""
-        measure.wait_for_turn(self.process, timeout_sec)
+        """Waits for the exit of the trial: all its ranks have ended, or one failed."""
+        if self._gang is not None:
+            self._gang.wait(timeout_sec)
+        else:
+            measure.wait_for_turn(self.process, timeout_sec)
 
     def kill(self) -> None:
         """Ends every process of the tree; harmless if there is none."""
         if self._is_gone:  # looking takes time, and an engine is asked about its hosts
             return
         try:
-            self._end_first()
+            if self._gang is not None:
+                self._gang.end()
         finally:
             # The marker finds the tree even if an interrupt came while it was starting.
             process = getattr(self, "process", None)
-            process_tree.kill_tree(
-                self._marker, None if process is None else process.pid
-            )
+            marker = self._variables[process_tree.MARKER]
+            process_tree.kill_tree(marker, None if process is None else process.pid)
         self._end_elsewhere(self._trial_dir)
-        remove_scratch(self._trial_dir)
+        if self._scratch is not None:
+            self._scratch.remove()
+            self._scratch = None
         self._is_gone = True
-
-    def _end_first(self) -> None:
-        """Ends what is not a process of this machine; harmless if nothing runs."""
-
-    def _exit_code(self) -> int:
-        code = self.process.wait()
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        return code
-
-    def _num_oom_kills(self) -> int | None:
-        after = read_oom_kills()
-        if self._oom_kills_before is None or after is None:
-            return None
-        return after - self._oom_kills_before
 
     def end(self, *, timeout_sec: float, is_timed_out: bool) -> TrialExit:
         """Ends every process of the tree, and returns how the first one ended."""
-        duration_sec = time.monotonic() - self.start_sec
         # Also after success: no helper of one trial may disturb the next.
         self.kill()
-        exit_code = self._exit_code()
+        after = read_oom_kills()
+        num_oom_kills = None
+        if self._gang is not None:  # this host's count says nothing of theirs
+            code, num_oom_kills = self._gang.exit_code, self._gang.num_oom_kills
+            if code:
+                # The harness records the end of this file with the failure.
+                parts = [p.rstrip() for p in self._gang.output if p.strip()]
+                path = self._trial_dir / "stderr.log"
+                with path.open("a", encoding="utf-8") as file:
+                    file.write("\n".join(parts) + "\n")
+        else:
+            code = self.process.wait()
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+            if self._oom_kills_before is not None and after is not None:
+                num_oom_kills = after - self._oom_kills_before
         return TrialExit(
-            exit_code=exit_code,
+            exit_code=-signal.SIGKILL if code is None else code,
             is_timed_out=is_timed_out,
             timeout_sec=timeout_sec,
-            duration_sec=duration_sec,
-            num_oom_kills=self._num_oom_kills(),
+            num_oom_kills=num_oom_kills,
         )
+
+    def finish(self, timeout_sec: float, *, limit_sec: float) -> TrialExit:
+        """Waits for the exit of the trial, and ends the rest."""
+        is_timed_out = False
+        try:
+            self.wait(timeout_sec)
+        except subprocess.TimeoutExpired:
+            is_timed_out = True
+        return self.end(timeout_sec=limit_sec, is_timed_out=is_timed_out)
 
 
 def run_tree(tree: ProcessTree, *, timeout_sec: float) -> TrialExit:
-    """Runs a trial's process tree; no process of it remains afterwards.
-
-    An exception in the harness (also an interrupt) kills the tree and propagates.
-    """
+    """Runs a trial's process tree; no process of it remains, whatever is raised."""
     with tree:
-        return finish(tree, timeout_sec=timeout_sec, limit_sec=timeout_sec)
-
-
-def finish(tree: ProcessTree, *, timeout_sec: float, limit_sec: float) -> TrialExit:
-    """Waits for the exit of a tree that runs, and ends it."""
-    is_timed_out = False
-    try:
-        tree.wait(timeout_sec)
-    except subprocess.TimeoutExpired:
-        is_timed_out = True
-    return tree.end(timeout_sec=limit_sec, is_timed_out=is_timed_out)
-
-
-class GangTree(ProcessTree):
-    """The processes of a gang, here and elsewhere; none remains after the block."""
-
-    def __init__(
-        self,
-        gang: RunningGang,
-        trial_dir: Path,
-        variables: Mapping[str, str],
-        end_elsewhere: EndElsewhere,
-    ) -> None:
-        """Plans the tree; ``start`` starts it."""
-        super().__init__(trial_dir, variables, (), end_elsewhere)
-        self._gang = gang
-
-    def _start_first(self, stdout: IO[bytes], stderr: IO[bytes]) -> None:
-        del stdout, stderr  # each process writes a file of its own
-        self._gang.start()
-
-    def wait(self, timeout_sec: float) -> None:
-        """Waits until the ranks have ended, or one of them has failed."""
-        self._gang.wait(timeout_sec)
-
-    def _end_first(self) -> None:
-        self._gang.end()
-
-    def _num_oom_kills(self) -> int | None:
-        return self._gang.num_oom_kills  # this host's count says nothing of theirs
-
-    def _exit_code(self) -> int:
-        code = self._gang.exit_code
-        if code:
-            # The harness records the end of this file with the failure.
-            text = "\n".join(
-                part.rstrip() for part in self._gang.output if part.strip()
-            )
-            with (self._trial_dir / "stderr.log").open("a", encoding="utf-8") as file:
-                file.write(f"{text}\n")
-        return -signal.SIGKILL if code is None else code
+        return tree.finish(timeout_sec, limit_sec=timeout_sec)
 
 
 def clear_trials(trial_dir: Path, before: Before | None = None) -> None:
@@ -358,15 +297,14 @@ def clear_trials(trial_dir: Path, before: Before | None = None) -> None:
     atomic.check_fence(trial_dir)
     process_tree.kill_tree(os.path.realpath(trial_dir))
     try:
-        remove_scratch(trial_dir)
+        shutil.rmtree(folder_of(trial_dir), ignore_errors=True)
         if trial_dir.is_symlink() or not trial_dir.is_dir():
             # A symbolic link: its target is not ours and stays.
             trial_dir.unlink()
         elif study_store.is_measured(trial_dir):
             if not untrusted.is_there(trial_dir / "status.json"):
-                rank_file.remove_checkpoints(
-                    trial_dir
-                )  # large, and of no use to a failure
+                # Large, and of no use to a failure.
+                rank_file.remove_checkpoints(trial_dir)
             study_store.keep_earlier(trial_dir, before)
         else:
             shutil.rmtree(trial_dir)

@@ -10,15 +10,13 @@ a collection is not part of the measured work, and would delay single steps at r
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import os
 import select
 import time
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
-from harness.client.scaling_client import PROTOCOL, Turn, set_collector
+from harness.client.scaling_client import PROTOCOL, quiet_collector, turns
 from harness.trial import rank_file
 from harness.trial import steps as steps_lib
 from harness.trial.steps import Steps
@@ -26,7 +24,7 @@ from results.records.models import Allocator, Control, Phase
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import TypeAlias
 
     from harness.client.scaling_client import Channel, RankFile
@@ -42,78 +40,10 @@ if TYPE_CHECKING:
 # part in a study: ``docs/client_protocol.md`` describes them, and
 # ``harness/client/scaling_client.py`` sends them.
 
-__all__ = ["COMPATIBLE", "PROTOCOL", "take_turns"]
+__all__ = ["COMPATIBLE", "PROTOCOL"]
 
 COMPATIBLE: Final = (2, PROTOCOL)
 """Versions that both sides of a gate may have: 2 does not say which version it is."""
-
-
-def take_turns(
-    program: StepProgram,
-    run_steps: Callable[[int], int],
-    warm_step_sec: float,
-    channel: Channel,
-    writer: RankFile,
-    memory: MemoryProbe,
-    *,
-    clock: Callable[[], int],
-    count_traces: Callable[[], int],
-) -> None:
-    """Takes turns until the harness says that there are no more.
-
-    The garbage collector, which is off, runs between turns, and within those that are
-    sustained; the program's own background work, such as actors, is paused between.
-    """
-    program.pause()
-    command = channel.ask("ready", step_time_sec=warm_step_sec)
-    while command["command"] == "turn":
-        set_collector(command)
-        program.resume()
-        num_traces = count_traces()
-        turn = Turn(command, clock)
-        facts = turn.end(run_steps(command["num_steps"]))
-        program.pause()
-        gc.disable()
-        memory.sample()
-        facts["num_retraces"] = count_traces() - num_traces
-        writer.write("turn", **facts)
-        command = channel.ask("turn", **facts)
-
-
-class MemoryProbe(Protocol):
-    """Measures the peak memory of the window."""
-
-    method: str
-
-    def start(self) -> None:
-        """Starts the window."""
-
-    def sample(self) -> None:
-        """Samples the current size."""
-
-    def peak_bytes(self) -> int:
-        """Returns the peak since ``start``."""
-
-
-@contextlib.contextmanager
-def quiet_collector() -> Iterator[None]:
-    """Collects garbage, then keeps the collector off until the block ends."""
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if was_enabled:
-            gc.enable()
-
-
-def uncounted(run_step: Callable[[], int]) -> Iterable[Mapping[str, Any]]:
-    """Runs a step of which nothing is counted."""
-    run_step()
-    return ()
 
 
 def measure_trial(
@@ -122,18 +52,19 @@ def measure_trial(
     writer: RankFile,
     *,
     example_unit: str,
-    memory: MemoryProbe,
+    memory: Any,
     clock: Callable[[], int] = time.monotonic_ns,
     channel: Channel | None = None,
     count_traces: Callable[[], int] = lambda: 0,
     measure_peak: Callable[[str], tuple[float, str]] | None = None,
     before_warmup: Callable[[], None] = lambda: None,
-    run_counted: RunCounted = uncounted,
+    run_counted: RunCounted | None = None,
 ) -> None:
-    """Runs one trial in this process and writes all observations."""
-    is_alone = True
-    if channel is not None:
-        is_alone = channel.enter()
+    """Runs one trial in this process and writes all observations.
+
+    ``memory`` measures the peak of the window, as ``ResidentMemory`` does.
+    """
+    is_alone = channel is None or channel.enter()
     writer.enter(Phase.BUILD)
     build_start_ns = clock()
     program = build()
@@ -146,17 +77,6 @@ def measure_trial(
         global_batch_size=program.global_batch_size,
     )
     steps = Steps(program, writer, clock, spec)
-    last_good = rank_file.LastGood(writer.directory)
-
-    def training_step() -> None:
-        steps.run()
-        if steps.bad_loss:
-            # Training on would only waste time.
-            raise FloatingPointError(
-                f"the loss became {steps.bad_loss}, in training: lower the learning "
-                f"rate, or check the data of that step; {last_good}"
-            )
-
     writer.enter(Phase.FIRST_STEP)
     first_end_ns = steps.run()
     writer.write(
@@ -166,13 +86,7 @@ def measure_trial(
     )
     writer.enter(Phase.WARMUP)
     before_warmup()
-    reservation = _warm_up(
-        program,
-        steps,
-        spec,
-        channel,
-        functools.partial(_run_counted, writer, steps, run_counted),
-    )
+    reservation = _warm_up(program, steps, spec, channel, writer, run_counted)
     if measure_peak is not None and program.flops_per_example:
         peak, method = measure_peak(program.compute_dtype)
         writer.write("peak", flops_per_sec=peak, method=method)
@@ -181,33 +95,24 @@ def measure_trial(
         memory.start()
         program.start_window()
         if channel is None:
-            _run_window(steps, spec, memory)
+            assert spec.num_measured_steps is not None
+            for num_steps in steps.blocks(spec.num_measured_steps):
+                steps.run(num_steps)
+                memory.sample()
         else:
-            take_turns(
-                program,
-                steps.run,
-                steps.progress.step_time_sec[-1],
-                channel,
-                writer,
-                memory,
-                clock=clock,
-                count_traces=count_traces,
-            )
+            program.pause()  # background work, such as actors, except in turns
+            warm_sec = steps.progress.step_time_sec[-1]
+            for turn in turns(channel, writer, memory, clock, warm_sec):
+                program.resume()
+                num_traces = count_traces()
+                turn.begin()
+                turn.end(steps.run(turn.num_steps), count_traces() - num_traces)
+                program.pause()
         peak_memory_bytes = memory.peak_bytes() - reservation.unused_bytes()
     writer.write("memory", peak_memory_bytes=peak_memory_bytes, method=memory.method)
-    _write_all(writer, "window_metric", program.window_metrics())
-    quality: list[dict[str, Any]] | None = None
-    if spec.budget is not None:
-        writer.enter(Phase.TRAIN)
-        quality = steps_lib.train(
-            program,
-            spec.budget,
-            steps.progress,
-            training_step,
-            functools.partial(writer.write, "point"),
-            writer.attach,
-            lambda: last_good.save(program, steps.progress.num_steps),
-        )
+    for metric in program.window_metrics():
+        writer.write("window_metric", **steps_lib.fields_of(metric))
+    quality = None if spec.budget is None else _train(program, spec, steps, writer)
     writer.enter(Phase.SANITY)
     is_sane = _check_sanity(program, steps, writer)
     writer.enter(Phase.REPORT)
@@ -220,9 +125,13 @@ def measure_trial(
     writer.write("done", ns=clock())
 
 
-def _run_counted(writer: RankFile, steps: Steps, run_counted: RunCounted) -> None:
-    for count in run_counted(steps.run):
-        writer.write("window_metric", **count)
+def _check_batches(program: StepProgram, spec: TrialSpec) -> None:
+    for name in ("per_replica_batch_size", "global_batch_size"):
+        got, expected = getattr(program, name), getattr(spec, name)
+        if spec.control is Control.SOLO:  # one of several programs with one replica
+            expected = spec.per_replica_batch_size
+        if got != expected:
+            raise ValueError(f"the program has {name} {got}, the trial {expected}")
 
 
 def _warm_up(
@@ -230,7 +139,8 @@ def _warm_up(
     steps: Steps,
     spec: TrialSpec,
     channel: Channel | None,
-    run_last: Callable[[], None],
+    writer: RankFile,
+    run_counted: RunCounted | None,
 ) -> steps_lib.Reservation:
     """Runs warm-up steps, in a relay the last one when the harness says so."""
     reservation = steps_lib.Reservation()
@@ -243,31 +153,40 @@ def _warm_up(
         if spec.allocator is Allocator.KEEP and spec.device == "cpu":
             reservation = steps_lib.reserve(command["heap_fraction"])
         program.resume()
-    if num_steps:
-        run_last()
+    if num_steps and run_counted is not None:
+        for count in run_counted(steps.run):
+            writer.write("window_metric", **count)
+    elif num_steps:
+        steps.run()
     return reservation
 
 
-def _run_window(steps: Steps, spec: TrialSpec, memory: MemoryProbe) -> None:
-    assert spec.num_measured_steps is not None
-    for num_steps in steps.blocks(spec.num_measured_steps):
-        steps.run(num_steps)
-        memory.sample()
+def _train(
+    program: StepProgram, spec: TrialSpec, steps: Steps, writer: RankFile
+) -> list[dict[str, Any]]:
+    """Trains until the budget is used up; returns the quality at its end."""
+    assert spec.budget is not None
+    writer.enter(Phase.TRAIN)
+    last_good = rank_file.LastGood(writer.directory)
 
+    def training_step() -> None:
+        steps.run()
+        if steps.bad_loss:
+            # Training on would only waste time.
+            raise FloatingPointError(
+                f"the loss became {steps.bad_loss}, in training: lower the learning "
+                f"rate, or check the data of that step; {last_good}"
+            )
 
-def _write_all(writer: RankFile, kind: str, records: Iterable[Any]) -> None:
-    for record in records:
-        writer.write(kind, **steps_lib.fields_of(record))
-
-
-def _check_batches(program: StepProgram, spec: TrialSpec) -> None:
-    is_one_of_several = spec.control is Control.SOLO  # of programs with one replica
-    for name in ("per_replica_batch_size", "global_batch_size"):
-        got, expected = getattr(program, name), getattr(spec, name)
-        if is_one_of_several:
-            expected = spec.per_replica_batch_size
-        if got != expected:
-            raise ValueError(f"the program has {name} {got}, the trial {expected}")
+    return steps_lib.train(
+        program,
+        spec.budget,
+        steps.progress,
+        training_step,
+        functools.partial(writer.write, "point"),
+        writer.attach,
+        lambda: last_good.save(program, steps.progress.num_steps),
+    )
 
 
 def _check_sanity(program: StepProgram, steps: Steps, writer: RankFile) -> bool:

@@ -11,11 +11,11 @@ import ctypes
 import dataclasses
 import math
 import re
-import time
 from concurrent import futures
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
+from harness.machine import disturbance
 from results.records import measuring
 from results.records.models import BudgetUnit
 
@@ -59,21 +59,16 @@ class TrainingProgress:
         """Time in steps; the first one is left out, since it traces."""
         return sum(self.step_time_sec[1:])
 
-    def used(self, unit: BudgetUnit) -> float:
-        """Returns the part of a budget that was used."""
-        return {
-            BudgetUnit.SECONDS: self.train_time_sec,
-            BudgetUnit.STEPS: self.num_steps,
-            BudgetUnit.EXAMPLES: self.num_examples,
-        }[unit]
-
-    def per_step(self, unit: BudgetUnit) -> float:
-        """Returns the part of a budget that one more step will use."""
+    def used(self, unit: BudgetUnit) -> tuple[float, float]:
+        """Returns the part of a budget that was used, and that a step will use."""
         recent = self.step_time_sec[1:][-_NUM_RECENT_STEPS:]
         return {
-            BudgetUnit.SECONDS: sum(recent) / len(recent) if recent else math.inf,
-            BudgetUnit.STEPS: 1,
-            BudgetUnit.EXAMPLES: self.global_batch_size,
+            BudgetUnit.SECONDS: (
+                self.train_time_sec,
+                sum(recent) / len(recent) if recent else math.inf,
+            ),
+            BudgetUnit.STEPS: (self.num_steps, 1),
+            BudgetUnit.EXAMPLES: (self.num_examples, self.global_batch_size),
         }[unit]
 
 
@@ -89,9 +84,9 @@ def train(
     """Trains until the budget is used up, and measures quality in between."""
     quality: list[dict[str, Any]] = []
     for number in range(1, budget.num_evaluations + 1):
-        left = budget.amount * number / budget.num_evaluations
-        left -= progress.used(budget.unit)
-        num_steps = math.ceil(left / progress.per_step(budget.unit))
+        used, per_step = progress.used(budget.unit)
+        left = budget.amount * number / budget.num_evaluations - used
+        num_steps = math.ceil(left / per_step)
         # At least one: each point belongs to a different model.
         for _ in range(program.agree(max(num_steps, 1))):
             step()
@@ -152,53 +147,38 @@ class Steps:
         """Runs steps, as many at a time as may be; returns their end in nanoseconds."""
         end_ns = 0
         for block in self.blocks(num_steps):
-            end_ns = self._run_one() if block == 1 else self._run_block(block)
+            start_ns, first = self._clock(), self.progress.num_steps
+            if block == 1:
+                losses = [self._program.run(1)]
+                end_ns = self._clock()
+                self._check(first, losses[0])
+            else:  # all are started before a loss is read, and share the time equally
+                readers = [self._program.dispatch() for _ in range(block)]
+                losses = []
+                for index, read_loss in enumerate(readers, start=first):
+                    losses.append(read_loss())
+                    self._check(index, losses[-1])
+                end_ns = self._clock()
+            span_ns = end_ns - start_ns
+            ends = [start_ns + span_ns * done // block for done in range(block + 1)]
+            for place, loss in enumerate(losses):
+                self._writer.step(first + place, ends[place], ends[place + 1], loss)
+                step_ns = ends[place + 1] - ends[place]
+                self.progress.step_time_sec.append(step_ns / 1e9)
         return end_ns
-
-    def _run_one(self) -> int:
-        start_ns = self._clock()
-        loss = self._program.run(1)
-        end_ns = self._clock()
-        self._check(self.progress.num_steps, loss)
-        self._add(start_ns, end_ns, loss)
-        return end_ns
-
-    def _run_block(self, num_steps: int) -> int:
-        """Starts all steps before it reads a loss; they share the time equally."""
-        first, losses = self.progress.num_steps, []
-        start_ns = self._clock()
-        readers = [self._program.dispatch() for _ in range(num_steps)]
-        for index, read_loss in enumerate(readers, start=first):
-            losses.append(read_loss())
-            self._check(index, losses[-1])
-        end_ns = self._clock()
-        ends = [
-            start_ns + (end_ns - start_ns) * number // num_steps
-            for number in range(num_steps + 1)
-        ]
-        for number, loss in enumerate(losses):
-            self._add(ends[number], ends[number + 1], loss)
-        return end_ns
-
-    def _add(self, start_ns: int, end_ns: int, loss: float) -> None:
-        self._writer.step(self.progress.num_steps, start_ns, end_ns, loss)
-        self.progress.step_time_sec.append((end_ns - start_ns) / 1e9)
 
     def _check(self, index: int, loss: float) -> None:
         if math.isfinite(loss) or self.bad_loss:
             return
+        self.bad_loss = f"{loss} in step {index}"
         # Ask now: the update spreads it to all replicas.
-        where = _replicas_of_bad_losses(self._program.losses_of_replicas())
-        self.bad_loss = f"{loss} in step {index}{where}"
-
-
-def _replicas_of_bad_losses(losses: Sequence[float]) -> str:
-    """Returns which replicas saw a loss that is not finite, for a message."""
-    bad = [str(i) for i, loss in enumerate(losses) if not math.isfinite(loss)]
-    if not bad or len(losses) == 1:
-        return ""
-    replicas = "replica" if len(bad) == 1 else "replicas"
-    return f", seen by {replicas} {', '.join(bad)} of {len(losses)}"
+        losses = self._program.losses_of_replicas()
+        bad = [str(i) for i, loss in enumerate(losses) if not math.isfinite(loss)]
+        if bad and len(losses) > 1:
+            plural = "s" * (len(bad) > 1)
+            self.bad_loss += (
+                f", seen by replica{plural} {', '.join(bad)} of {len(losses)}"
+            )
 
 
 # GPUs of one model that are healthy and cool have nearly the same rate; one that is
@@ -236,13 +216,7 @@ def make_kernel(device: str, size: int, dtype: str = "") -> Callable[[], None]:
 
 def matrix_product_rate(multiply: Callable[[], None], duration_sec: float) -> float:
     """Returns products per second over at least ``duration_sec``."""
-    num_products = 0
-    start = now = time.perf_counter()
-    while now - start < duration_sec:
-        multiply()
-        num_products += CHAIN
-        now = time.perf_counter()
-    return num_products / (now - start)
+    return disturbance.rate(multiply, CHAIN, duration_sec)
 
 
 def tflops(device: str, size: int, duration_sec: float) -> float:
@@ -284,9 +258,7 @@ def write_tflops(
 # no time for a dozen warm-up steps of every process, so the pages are made at once.
 
 FRACTION: Final = 0.25
-"""Of the memory that a process has after its first steps.
-
-"""
+"""Of the memory that a process has after its first steps."""
 _PAGE_BYTES: Final = 4096
 _FIELDS = (
     *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
@@ -393,13 +365,6 @@ def measure_peak(
 _PROTOCOL = "of the last warm-up step"
 
 
-class Started(Protocol):
-    """A function that a step has started."""
-
-    def num_nodes(self) -> int:
-        """Returns how many nodes its graph has."""
-
-
 def exact_metric(
     name: str, value: float, *, unit: str, n: int, protocol: str
 ) -> dict[str, object]:
@@ -424,10 +389,9 @@ class StepCounter:
 
     def __init__(
         self,
-        recorded: Callable[[], AbstractContextManager[Sequence[Started]]],
+        recorded: Callable[[], AbstractContextManager[Sequence[Any]]],
         count_traces: Callable[[], int],
     ) -> None:
-        """Prepares counting."""
         self._recorded = recorded
         self._count_traces = count_traces
         self._num_traces = 0
@@ -457,23 +421,19 @@ _NEW_CODES = 10_000  # from 2.9 on, a number has two digits more for the major v
 
 
 def loaded_version(maps: Path = Path("/proc/self/maps")) -> str | None:
-    """Returns the version of the library in memory; None where there is none."""
+    """Returns the version of the library in memory; None where there is none.
+
+    As people write it: 2.25.1 for 22501, 2.8.4 for 2804.
+    """
+    code = ctypes.c_int()
     try:
         found = _LIBRARY.search(maps.read_text(encoding="utf-8", errors="replace"))
-        if found is None:
-            return None
-        code = ctypes.c_int()
-        if ctypes.CDLL(found[1]).ncclGetVersion(ctypes.byref(code)):
+        if found is None or ctypes.CDLL(found[1]).ncclGetVersion(ctypes.byref(code)):
             return None
     except (OSError, AttributeError):
         return None
-    return version_text(code.value)
-
-
-def version_text(code: int) -> str:
-    """Returns a version as people write it: 2.25.1 for 22501, 2.8.4 for 2804."""
-    scale = _NEW_CODES if code >= _NEW_CODES else 1_000
-    return f"{code // scale}.{code % scale // 100}.{code % 100}"
+    scale = _NEW_CODES if code.value >= _NEW_CODES else 1_000
+    return f"{code.value // scale}.{code.value % scale // 100}.{code.value % 100}"
 
 
 def write_nccl(writer: RankFile) -> None:

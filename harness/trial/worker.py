@@ -210,9 +210,7 @@ def measure_spec(
         if num_replicas_here
         else None,
         before_warmup=functools.partial(_after_first, writer, len(given), counter),
-        run_counted=(
-            counter.run if spec.control is Control.NONE else measure.uncounted
-        ),
+        run_counted=counter.run if spec.control is Control.NONE else None,
     )
 
 

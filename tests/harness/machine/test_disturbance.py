@@ -23,7 +23,7 @@ from harness.machine.machine_state import (
     read_core_clock,
 )
 
-UNKNOWN = Throttling(num_quota=None, quota_sec=None, num_thermal=None)
+UNKNOWN = Throttling(num_quota=None, num_thermal=None)
 
 
 def test_the_totals_of_the_trials_cores_are_summed(fake_root):
@@ -109,7 +109,6 @@ def test_throttling_is_read(fake_root, group, path, text):
     found = read_core_clock((0, 1), (), fake_root.path).throttling
 
     assert (3, 23) == (found.num_quota, found.num_thermal)
-    assert 0.25 == pytest.approx(found.quota_sec)
 
 
 def _clock(wall_sec, **fields):
@@ -128,14 +127,14 @@ def _clock(wall_sec, **fields):
         "threads": threads,
         "process_sec": {7: own_sec},
         "process_source": "schedstat",
-        "throttling": Throttling(num_quota=0, quota_sec=0.0, num_thermal=0),
+        "throttling": Throttling(num_quota=0, num_thermal=0),
         "reading_sec": 0.0,
     }
     return CoreClock(wall_sec=wall_sec, **(defaults | fields))
 
 
-def throttled(num_quota, quota_sec, num_thermal):
-    return Throttling(num_quota=num_quota, quota_sec=quota_sec, num_thermal=num_thermal)
+def throttled(num_quota, num_thermal):
+    return Throttling(num_quota=num_quota, num_thermal=num_thermal)
 
 
 STAT = {"threads": {}, "process_source": "stat"}
@@ -201,18 +200,17 @@ SPANS = {
             "foreign_cpu_fraction": None,
             "stolen_cpu_fraction": None,
             "num_throttled": None,
-            "throttled_sec": None,
         },
     ),
     "throttling by quota and by heat is added": (
-        _clock(0, throttling=throttled(1, 0.5, 5)),
-        _clock(1, throttling=throttled(3, 0.75, 6), idle=2),
-        {"num_throttled": 3, "throttled_sec": 0.25},
+        _clock(0, throttling=throttled(1, 5)),
+        _clock(1, throttling=throttled(3, 6), idle=2),
+        {"num_throttled": 3},
     ),
     "throttling by quota alone": (
-        _clock(0, throttling=throttled(1, 0.5, None)),
-        _clock(1, throttling=throttled(3, 0.75, None), idle=2),
-        {"num_throttled": 2, "throttled_sec": 0.25},
+        _clock(0, throttling=throttled(1, None)),
+        _clock(1, throttling=throttled(3, None), idle=2),
+        {"num_throttled": 2},
     ),
 }
 
@@ -376,8 +374,8 @@ def test_foreign_time_is_what_is_busy_and_not_ours(end, foreign, stolen):
     )
     load = disturbance.foreign_between(first, last, 2)
 
-    assert foreign == pytest.approx(load.foreign_fraction)
-    assert stolen == pytest.approx(load.stolen_fraction)
+    assert foreign == pytest.approx(load["foreign_cpu_fraction"])
+    assert stolen == pytest.approx(load["stolen_cpu_fraction"])
 
 
 def test_a_spinning_neighbour_is_seen_and_an_own_child_is_not():
@@ -395,5 +393,5 @@ def test_a_spinning_neighbour_is_seen_and_an_own_child_is_not():
 
     assert own_sec > 0.9 * SPIN_SEC
     # Load of others only adds to it.
-    assert foreign.foreign_fraction * available_sec > 0.5 * SPIN_SEC
+    assert foreign["foreign_cpu_fraction"] * available_sec > 0.5 * SPIN_SEC
     assert end.own_sec - start.own_sec < 0.5 * SPIN_SEC

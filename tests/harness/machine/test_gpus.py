@@ -2,7 +2,7 @@
 
 import pynvml
 import pytest
-from fake_nvml import GIB, FakeGpu, FakeMig, make_gpus, without
+from fake_nvml import FakeGpu, FakeMig, make_gpus, without
 
 from harness.errors import PlanError
 from harness.machine import gpus, machine_state
@@ -20,7 +20,6 @@ def test_every_gpu_of_the_driver_is_found(install_gpus, count):
     found = gpus.read_gpus()
 
     assert [str(i) for i in range(count)] == [gpu.cuda_id for gpu in found]
-    assert {80 * GIB} >= {gpu.memory_bytes for gpu in found}
     assert 0 == nvml.num_open
 
 
@@ -59,7 +58,6 @@ def test_instances_take_the_place_of_a_gpu_in_mig_mode(install_gpus):
     assert ["MIG-1", "MIG-2", "GPU-b"] == [gpu.cuda_id for gpu in found]
     assert [0, 0, 1] == [gpu.index for gpu in found]
     assert [True, True, False] == [gpu.is_mig for gpu in found]
-    assert 10 * GIB == found[0].memory_bytes
     assert ["MIG-1"] == [gpu.cuda_id for gpu in gpus.choose(found, 1)]
 
 
@@ -137,10 +135,10 @@ def test_what_a_gpu_does_not_have_is_no_fault(
     def fail(*_):
         raise pynvml.NVMLError(number)
 
-    monkeypatch.setattr(install_gpus(make_gpus(1)), "nvmlDeviceGetMemoryInfo", fail)
+    monkeypatch.setattr(install_gpus(make_gpus(1)), "nvmlDeviceGetPciInfo", fail)
     (gpu,) = gpus.read_gpus()
 
-    assert gpu.memory_bytes is None
+    assert gpu.node is None
     assert is_fault == bool(gpu.fault)
 
 
@@ -243,7 +241,7 @@ def test_the_cache_of_the_user_stays(value, is_disabled):
 
 def test_a_note_is_kept_with_earlier_ones(tmp_path):
     folder = tmp_path / "cache"
-    h100, b200 = (gpus.cache_key(of, "570.86.15", "2.21.0") for of in ((9, 0), (10, 0)))
+    h100, b200 = ("9.0, driver 570", "10.0, driver 570")
     assert () == gpus.noted_code(folder)
     gpus.note_code(folder, h100)
     gpus.note_code(folder, b200)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from repositories import commit, git
 
-from harness.machine import disturbance, environment, gpu_watch, machine_state
+from harness.machine import disturbance, environment, machine_state
 from harness.run import trial_tree
 from results.records.machine_record import MachineState
 from results.records.models import Placement
@@ -143,12 +143,12 @@ def test_out_of_memory_kills_are_those_of_the_own_control_group(
     fake_root, group, name, text, expected
 ):
     """Kills of others on the machine are none; without a counter nothing is claimed."""
-    assert gpu_watch.read_oom_kills(fake_root.path) is None
+    assert machine_state.read_oom_kills(fake_root.path) is None
     fake_root.write("proc/vmstat", "oom_kill 9\n")
     fake_root.write("proc/self/cgroup", f"{group}\n")
     fake_root.write(f"sys/fs/cgroup/{name}", text)
 
-    assert expected == gpu_watch.read_oom_kills(fake_root.path)
+    assert expected == machine_state.read_oom_kills(fake_root.path)
 
 
 CPU = "sys/devices/system/cpu"

@@ -48,7 +48,6 @@ def conclude(tmp_path, make_spec):
             exit_code=exit_code,
             is_timed_out=False,
             timeout_sec=60,
-            duration_sec=9,
             num_oom_kills=num_oom_kills,
         )
         return aggregate.conclude(

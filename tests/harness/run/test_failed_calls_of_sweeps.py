@@ -28,7 +28,7 @@ from harness.launch import gang
 from harness.machine import disturbance
 from harness.run import rounds
 from results.errors import WriteStoreError
-from results.records.models import TrialStatus
+from results.records.models import TrialStatus, Turn
 from results.store import lock, manifest
 from results.store.study_store import Store
 
@@ -179,10 +179,11 @@ def test_what_a_trial_is_told_names_its_file_where_it_cannot_be_written(
 
 def test_a_turn_that_cannot_be_written_names_its_file(tmp_path):
     (tmp_path / rounds.TURNS_NAME).symlink_to("/dev/full")
+    turn = Turn(round_index=0, attempt=0, start_ns=0, end_ns=1, num_steps=1)
     with pytest.raises(
         WriteStoreError, match=r"cannot write '.*/turns.jsonl': No space left .*; free"
     ):
-        rounds.append(tmp_path, 0, 0, QUIET)
+        rounds.append(tmp_path, turn, QUIET)
 
 
 # As users have it; and where only what is synced is safe: names may come before data.

@@ -85,8 +85,12 @@ def test_paths_of_the_environment_are_absolute(
 def test_a_folder_for_temporary_files_is_private_and_made_anew(tmp_path):
     """What a killed run left is removed by the next one; other trials keep theirs."""
     mine, other = (trial_tree.folder_of(tmp_path / name) for name in ("trial", "other"))
+    trees = []
     for name in ("trial", "other"):
-        trial_tree.make_scratch(tmp_path / name)
+        (tmp_path / name).mkdir()
+        marked = {process_tree.MARKER: str(tmp_path / name)}
+        trees.append(trial_tree.ProcessTree(tmp_path / name, marked, ("true",)))
+        trees[-1].start()
         (trial_tree.folder_of(tmp_path / name) / "file").touch()
     assert 0o700 == mine.stat().st_mode & 0o777
     trial_tree.clear_trials(tmp_path / "trial")
@@ -99,7 +103,9 @@ def test_a_folder_for_temporary_files_is_private_and_made_anew(tmp_path):
         r" exists; remove it, or set TMPDIR to another folder"
     )
     with pytest.raises(StudyError, match=expected):
-        trial_tree.make_scratch(tmp_path / "trial")
+        trees[0].start()
+    for tree in trees:
+        tree.kill()
 
 
 def test_members_of_one_host_have_a_folder_each(tmp_path, monkeypatch):

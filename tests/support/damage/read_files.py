@@ -51,7 +51,7 @@ def of_trial(path):
     spec = next(Store(place / "runs" / "v" / "data-digits").trials()).spec
     for exit_code in (0, 1, -9):
         ended = TrialExit(
-            exit_code=exit_code, is_timed_out=False, timeout_sec=9, duration_sec=1,
+            exit_code=exit_code, is_timed_out=False, timeout_sec=9,
             num_oom_kills=0,
         )  # fmt: skip
         found = conclude(trial_id, spec, path.parent, ended)

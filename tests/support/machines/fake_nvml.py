@@ -23,7 +23,6 @@ class FakeMig:
 
     uuid: str
     name: str = "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
-    memory_bytes: int = 10 * GIB
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -34,7 +33,6 @@ class FakeGpu:
     name: str = "NVIDIA H100 80GB HBM3"  # Product name.
     # PCI address, by which the kernel knows its NUMA node.
     bus_id: str = "00000000:1B:00.0"
-    memory_bytes: int = 80 * GIB  # Size of its memory.
     # Process ids that have a context on it.
     users: list[int] = dataclasses.field(default_factory=list)
     # More of them, once the driver has been asked ``asked_before`` times.
@@ -134,9 +132,6 @@ class FakeNvml:
 
     def nvmlDeviceGetName(self, handle: FakeGpu | FakeMig) -> str:  # noqa: N802
         return handle.name
-
-    def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu | FakeMig) -> Any:  # noqa: N802
-        return types.SimpleNamespace(total=handle.memory_bytes)
 
     def nvmlDeviceGetPciInfo(self, handle: FakeGpu) -> Any:  # noqa: N802
         """As newer versions of the library return it."""

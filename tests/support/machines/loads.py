@@ -11,7 +11,6 @@ QUIET = Disturbance(
     stolen_resolution=0.031,
     run_delay_sec=0.012345678,
     num_throttled=0,
-    throttled_sec=0.0,
 )
 """The turn counts."""
 BUSY = dataclasses.replace(

@@ -91,7 +91,6 @@ def _turn(bursts, load, work_sec, num_cores, name):
         stolen_resolution=0.0,
         run_delay_sec=None,
         num_throttled=None,
-        throttled_sec=None,
         num_cores=num_cores,
     )
     return Turn.model_construct(
