@@ -19,8 +19,7 @@ from harness.doctor import gpu as gpu_lib
 from harness.errors import DoesNotFitError, PlanError, StudyError, UnfitMachineError
 from harness.launch import catalog as launchers
 from harness.launch.launcher import Job
-from harness.machine import gpu_watch, gpus, machine_state
-from harness.placement import allocation
+from harness.machine import allocation, gpu_watch, gpus, machine_state
 from harness.planning import design, estimate
 from harness.planning import plan as plan_module
 from harness.planning import study as study_module

@@ -37,8 +37,7 @@ from harness.command.reader import (
     check_positive,
 )
 from harness.command.running import Run
-from harness.machine import gpus
-from harness.placement import allocation
+from harness.machine import allocation, gpus
 from harness.trial import process_tree
 from harness.trial.rank_file import end_like, one_line, rank_path, signal_name
 from results.records.limits import MAX_STEPS

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from harness.client.scaling_client import ADDRESS_VARIABLE, TRIAL_FILE
 from harness.command import program
 from harness.command.worker import free_port
-from harness.placement.allocation import Processes
+from harness.machine.allocation import Processes
 from harness.run import trial_tree
 from harness.run.resident import Resident, ResidentEndedError
 from harness.run.trial_tree import ProcessTree

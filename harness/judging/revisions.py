@@ -23,10 +23,9 @@ from typing import TYPE_CHECKING
 
 from harness import SOURCE_ROOT
 from harness.errors import RevisionError
-from harness.machine import environment, gpus, machine_state, owned_folders
+from harness.machine import allocation, environment, gpus, machine_state, owned_folders
+from harness.machine.allocation import processes_of_trial
 from harness.machine.machine_state import read_topology
-from harness.placement import allocation
-from harness.placement.allocation import processes_of_trial
 from harness.sources import code_digest
 from harness.sources.code_digest import SourceTree
 from harness.trial.measure import COMPATIBLE, PROTOCOL

@@ -33,7 +33,7 @@ from results.store import atomic, untrusted
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from harness.placement.allocation import Member
+    from harness.machine.allocation import Member
 
 
 _NAME = "gang.json"

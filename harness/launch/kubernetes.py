@@ -23,7 +23,7 @@ from harness.launch.launcher import (
     Submitted,
     ask,
 )
-from harness.placement import allocation
+from harness.machine import allocation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -25,8 +25,8 @@ from pydantic import Field
 
 from harness.errors import LaunchError, PlanError
 from harness.launch.gang import Gang, RunningGang
+from harness.machine.allocation import members_per_host
 from harness.options.option import Option, Options
-from harness.placement.allocation import members_per_host
 from harness.trial import rank_file
 from replicator.cluster.environment import environments
 from results.records import limits
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from harness.launch.gang import Engine
-    from harness.placement.allocation import Member, Processes
+    from harness.machine.allocation import Member, Processes
     from results.records.models import Placement, TrialSpec
 
 HOSTS_VARIABLE: Final = "REPLICATOR_HARNESS_HOSTS"

@@ -10,8 +10,8 @@ from harness.launch.launcher import Launcher, LauncherInfo
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from harness.machine.allocation import Processes
     from harness.options.option import Options
-    from harness.placement.allocation import Processes
 
 
 CLUSTER_COMMAND = (sys.executable, "-m", "harness.trial.ranks")

@@ -30,7 +30,7 @@ from results.store import untrusted
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from harness.placement.allocation import Member
+    from harness.machine.allocation import Member
 
 _TAIL_BYTES = 4000
 

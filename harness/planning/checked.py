@@ -13,8 +13,8 @@ from harness import catalog
 from harness.catalog import SYNTHETIC
 from harness.command import peers
 from harness.errors import PlanError
+from harness.machine import allocation as placement
 from harness.machine import environment
-from harness.placement import allocation as placement
 from harness.planning import design, estimate, settings
 from harness.planning.estimate import PlannedCase
 from results.records import program

@@ -22,11 +22,17 @@ from harness import SOURCE_ROOT, catalog
 from harness.command import peers
 from harness.errors import PlanError
 from harness.launch.local import LocalLauncher
-from harness.machine import disturbance, environment, gpu_watch, gpus, machine_state
+from harness.machine import (
+    allocation,
+    disturbance,
+    environment,
+    gpu_watch,
+    gpus,
+    machine_state,
+)
+from harness.machine.allocation import processes_of_trial
 from harness.machine.gpu_watch import GpuWatch
 from harness.machine.machine_state import CpuTopology, now_text, read_topology
-from harness.placement import allocation
-from harness.placement.allocation import processes_of_trial
 from harness.run import aggregate, resident, trial_tree
 from harness.run.aggregate import Conclusion
 from harness.run.trial_tree import ProcessTree
@@ -38,9 +44,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from harness.launch.launcher import Launcher
+    from harness.machine.allocation import Processes
     from harness.machine.disturbance import Disturbance
     from harness.machine.gpus import Gpu
-    from harness.placement.allocation import Processes
     from harness.run.trial_tree import TrialExit
     from harness.sources.code_digest import SourceTree
     from results.records.machine_record import GpuUses

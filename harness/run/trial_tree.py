@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Final
 from harness import SOURCE_ROOT
 from harness.client.scaling_client import ADDRESS_VARIABLE
 from harness.errors import StudyError
-from harness.machine import gpus, owned_folders
+from harness.machine import allocation, gpus, owned_folders
 from harness.machine.gpus import NO_GPU
 from harness.machine.machine_state import read_oom_kills
-from harness.placement import allocation
 from harness.trial import measure, process_tree, rank_file
 from results import plugins
 from results.records.models import Allocator

@@ -54,7 +54,6 @@ MEASURED: Final = (
     "harness/lookup.py",
     "harness/machine",
     "harness/options",
-    "harness/placement",
     "harness/run",
     "harness/trial",
 )

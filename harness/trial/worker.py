@@ -27,8 +27,8 @@ from harness.client.scaling_client import (
     clock_host,
     rank_path,
 )
+from harness.machine.allocation import processes_of_trial
 from harness.machine.gpus import NO_GPU
-from harness.placement.allocation import processes_of_trial
 from harness.trial import gpu_probe, measure, process_tree, steps
 from replicator.cluster import environment
 from results.records.models import Control, Environment, TrialSpec

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from harness.client.scaling_client import Channel, RankFile, rank_path
-from harness.placement.allocation import processes_of_trial
+from harness.machine.allocation import processes_of_trial
 from harness.trial import measure, process_tree
 from results.records import identity
 from results.records.models import Control, Environment, TrialSpec

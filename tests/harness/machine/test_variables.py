@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from harness.placement import allocation
+from harness.machine import allocation
 from harness.run import trial_tree
 from results.records import masked, program
 from results.store.study_store import Store

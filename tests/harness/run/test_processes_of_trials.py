@@ -12,8 +12,8 @@ import pytest
 
 from harness.errors import StudyError
 from harness.launch import member
+from harness.machine import allocation
 from harness.machine.machine_state import read_huge_pages
-from harness.placement import allocation
 from harness.run import trial_tree
 from harness.trial import process_tree
 from results.records.models import Allocator

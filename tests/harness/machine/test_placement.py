@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.cli import exit_codes
-from harness.machine import machine_state
+from harness.machine import allocation, machine_state
 from harness.machine.machine_state import CpuTopology, LogicalCpu
-from harness.placement import allocation
 from harness.run import trial_tree
 from results.records.models import Control
 

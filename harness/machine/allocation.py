@@ -8,6 +8,7 @@ replica counts compares replicas with equal resources.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Final, Literal
 
 from harness import catalog
@@ -81,6 +82,9 @@ class Processes:
         return place if place < self.num_ranks else None
 
 
+ONE_PROCESS: Final = Processes(members=(), num_ranks=1)
+
+
 def processes_of(
     backend: BackendInfo,
     num_replicas: int,
@@ -91,24 +95,14 @@ def processes_of(
     if control is Control.SOLO:
         programs = tuple(("worker", index) for index in range(num_replicas))
         return Processes(members=programs, num_ranks=num_replicas, is_separate=True)
+    if backend.processes == catalog.ONE_PROCESS:
+        return ONE_PROCESS
     share = min(replicas_per_worker, num_replicas)
-    num_workers = num_replicas // share
-    workers = tuple(("worker", index) for index in range(num_workers))
-    kinds: Mapping[str, Processes] = {
-        catalog.ONE_PROCESS: Processes(members=(), num_ranks=1),
-        catalog.WORKERS: Processes(
-            members=workers, num_ranks=num_workers, replicas_per_worker=share
-        ),
-        catalog.SERVED_WORKERS: Processes(
-            members=workers, num_ranks=1, replicas_per_worker=share
-        ),
-        catalog.PARAMETER_SERVERS: Processes(
-            members=(("chief", 0), *workers, ("ps", 0)),
-            num_ranks=1,
-            replicas_per_worker=share,
-        ),
-    }
-    return kinds[backend.processes]
+    members = tuple(("worker", index) for index in range(num_replicas // share))
+    num_ranks = len(members) if backend.processes == catalog.WORKERS else 1
+    if backend.processes == catalog.PARAMETER_SERVERS:
+        members = (("chief", 0), *members, ("ps", 0))
+    return Processes(members=members, num_ranks=num_ranks, replicas_per_worker=share)
 
 
 def processes_of_trial(spec: TrialSpec) -> Processes:
@@ -117,7 +111,7 @@ def processes_of_trial(spec: TrialSpec) -> Processes:
     A program of the user's starts its own: one process of ours reads what they print.
     """
     if spec.program is not None:
-        return Processes(members=(), num_ranks=1)
+        return ONE_PROCESS
     catalog.adopt(spec)
     return processes_of(
         catalog.backend(spec.backend),
@@ -204,9 +198,6 @@ def num_pool_threads(num_cores: int, num_gpus: int) -> int:
     return max(1, num_cores - LAUNCH_THREADS_PER_GPU * num_gpus)
 
 
-_ONE_PROCESS = Processes(members=(), num_ranks=1)
-
-
 def cores_per_replica(
     num_available_cores: int, replicas: Iterable[int], devices_per_replica: int = 1
 ) -> int:
@@ -228,7 +219,7 @@ def place(
     num_replicas: int,
     cores_per_replica: int,
     device: Literal["cpu", "gpu"],
-    processes: Processes = _ONE_PROCESS,
+    processes: Processes = ONE_PROCESS,
     gpu_nodes: Sequence[int | None] = (),
     devices_per_replica: int = 1,
 ) -> Placement:
@@ -258,11 +249,15 @@ def place(
         share = processes.replicas_per_worker
         own = share * devices_per_replica
         num_inter_op_threads = own + 1 if processes.is_cluster else devices_per_replica
-        cpusets = [
-            _own_cores(chosen, index, share * cores_per_replica)
-            if processes.runs_replicas((kind, index))
+        num_own = share * cores_per_replica
+        cpusets = [  # with too few, they are assigned round-robin
+            [
+                chosen[(member[1] * num_own + place) % len(chosen)]
+                for place in range(min(num_own, len(chosen)))
+            ]
+            if processes.runs_replicas(member)
             else chosen
-            for kind, index in processes.members
+            for member in processes.members
         ]
     num_intra_op_threads = max(1, cores_per_replica // devices_per_replica)
     if device == "gpu":
@@ -304,14 +299,6 @@ def near_gpus(
     return ordered + left
 
 
-def _own_cores(chosen: list[int], index: int, num_wanted: int) -> list[int]:
-    """The cores of one worker; with too few, they are assigned round-robin."""
-    first = index * num_wanted
-    num_cores = min(num_wanted, len(chosen))
-    places = {(first + i) % len(chosen) for i in range(num_cores)}
-    return [chosen[place] for place in places]
-
-
 def _ordered(topology: CpuTopology, cores_per_replica: int) -> list[LogicalCpu]:
     """Returns the CPUs in the order in which replicas take them.
 
@@ -347,20 +334,31 @@ def place_trial(
     gpu_nodes: Sequence[int | None] = (),
 ) -> Placement:
     """Returns the placement of a trial whose hosts are all the same."""
-    block = members_per_host(len(processes.members), num_hosts)
-    if block >= len(processes.members):
-        return _on_one(topology, spec, processes, spec.num_replicas, gpu_nodes)
+    place_on_one = functools.partial(
+        place,
+        topology,
+        cores_per_replica=spec.cores_per_replica,
+        devices_per_replica=spec.devices_per_replica,
+        device=spec.device,
+        gpu_nodes=gpu_nodes,
+    )
     members = processes.members
-    parts = [
-        _on_one(
-            topology,
-            spec,
-            _numbered(processes, members[first : first + block]),
-            _num_replicas(processes, members[first : first + block]) or 1,
-            gpu_nodes,
+    block = members_per_host(len(members), num_hosts)
+    if block >= len(members):
+        return place_on_one(num_replicas=spec.num_replicas, processes=processes)
+    parts = []
+    for first in range(0, len(members), block):
+        here = members[first : first + block]
+        # Numbered on their own: cores are their host's.
+        kinds = [kind for kind, _ in here]
+        own = [(kind, kinds[:place].count(kind)) for place, kind in enumerate(kinds)]
+        part = dataclasses.replace(
+            processes,
+            members=tuple(own),
+            num_ranks=min(processes.num_ranks, len(own)),
         )
-        for first in range(0, len(members), block)
-    ]
+        num_replicas = _num_replicas(processes, here) or 1
+        parts.append(place_on_one(num_replicas=num_replicas, processes=part))
     return parts[0].model_copy(
         update={
             "cpusets": tuple(cores for part in parts for cores in part.cpusets),
@@ -381,33 +379,3 @@ def num_replicas_on_first(
 
 def _num_replicas(processes: Processes, members: Sequence[Member]) -> int:
     return processes.replicas_per_worker * sum(map(processes.runs_replicas, members))
-
-
-def _on_one(
-    topology: CpuTopology,
-    spec: TrialSpec,
-    processes: Processes,
-    num_replicas: int,
-    gpu_nodes: Sequence[int | None],
-) -> Placement:
-    return place(
-        topology,
-        num_replicas=num_replicas,
-        cores_per_replica=spec.cores_per_replica,
-        devices_per_replica=spec.devices_per_replica,
-        device=spec.device,
-        processes=processes,
-        gpu_nodes=gpu_nodes,
-    )
-
-
-def _numbered(processes: Processes, members: Sequence[Member]) -> Processes:
-    """Returns some of the processes, numbered on their own: cores are their host's."""
-    counts: dict[str, int] = {}
-    own = []
-    for kind, _ in members:
-        own.append((kind, counts.get(kind, 0)))
-        counts[kind] = counts.get(kind, 0) + 1
-    return dataclasses.replace(
-        processes, members=tuple(own), num_ranks=min(processes.num_ranks, len(own))
-    )

@@ -1,1 +1,0 @@
-"""The processes of a trial, and their cores and devices."""
