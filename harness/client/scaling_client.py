@@ -29,6 +29,7 @@ import sys
 import threading
 import time
 import traceback
+import typing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,35 +87,32 @@ def find_rank(environ: Mapping[str, str] = os.environ) -> tuple[int, int]:
     Raises:
       ClientError: A variable of a launcher is not a number.
     """
-    for rank, count in (
+    pairs = [
         ("RANK", "WORLD_SIZE"),  # torchrun, and many others
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
         ("PMI_RANK", "PMI_SIZE"),  # MPICH and its kin
         ("HOROVOD_RANK", "HOROVOD_SIZE"),
         ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),  # of a step, not of the batch job
-    ):
-        if environ.get(rank) and environ.get(count):
-            return _numbers_of(environ, rank, count)
-    if environ.get("LOCAL_RANK") and environ.get("WORLD_SIZE"):  # Lightning's children
-        if environ.get("NODE_RANK", "0") not in ("", "0"):
+        ("LOCAL_RANK", "WORLD_SIZE"),  # Lightning's children
+    ]
+    for rank, count in pairs:
+        if not (environ.get(rank) and environ.get(count)):
+            continue
+        if rank == "LOCAL_RANK" and environ.get("NODE_RANK", "0") not in ("", "0"):
             raise ClientError(
                 "LOCAL_RANK and WORLD_SIZE without RANK, on another node, do not say"
                 " which rank this is; pass rank and num_ranks to connect()"
             )
-        return _numbers_of(environ, "LOCAL_RANK", "WORLD_SIZE")
+        try:
+            return int(environ[rank]), int(environ[count])
+        except ValueError:
+            raise ClientError(
+                f"{rank}={environ[rank]!r} and {count}={environ[count]!r} must be"
+                " numbers; unset them, or pass rank and num_ranks to connect()"
+            ) from None
     if environ.get("TF_CONFIG"):
         return _rank_of_tf_config(environ["TF_CONFIG"])
     return 0, 1
-
-
-def _numbers_of(environ: Mapping[str, str], rank: str, count: str) -> tuple[int, int]:
-    try:
-        return int(environ[rank]), int(environ[count])
-    except ValueError:
-        raise ClientError(
-            f"{rank}={environ[rank]!r} and {count}={environ[count]!r} must be"
-            " numbers; unset them, or pass rank and num_ranks to connect()"
-        ) from None
 
 
 def _rank_of_tf_config(text: str) -> tuple[int, int]:
@@ -434,6 +432,16 @@ class Controls:
             )
 
 
+class EndedStep(typing.NamedTuple):
+    """What is known of a step that has ended."""
+
+    number: int
+    start_ns: int
+    end_ns: int
+    loss: float | None
+    examples: int | None
+
+
 class TimedStep:
     """One step of the program's loop.
 
@@ -544,7 +552,7 @@ class ClientRun:
         self._open = None
         self._num_steps += 1
         self._end_ns = end_ns
-        self._record(step.index, start_ns, end_ns, loss, examples)
+        self._record(EndedStep(step.index, start_ns, end_ns, loss, examples))
 
     def quality(
         self,
@@ -586,17 +594,15 @@ class ClientRun:
                 " a finite number, on one example or more"
             )
         self._record_quality(
-            {
-                "name": name,
-                "value": value,
-                "unit": unit,
-                "num_examples": num_examples,
-                "low": low,
-                "high": high,
-                "confidence": 0.95,
-                "method": method,
-                "protocol": protocol,
-            }
+            name=name,
+            value=value,
+            unit=unit,
+            num_examples=num_examples,
+            low=low,
+            high=high,
+            confidence=0.95,
+            method=method,
+            protocol=protocol,
         )
 
     def check(self, name: str, is_passed: bool, detail: str = "") -> None:
@@ -607,17 +613,10 @@ class ClientRun:
         """Yields once per step, which is done when this continues."""
         raise NotImplementedError
 
-    def _record(
-        self,
-        index: int,
-        start_ns: int,
-        end_ns: int,
-        loss: float | None,
-        examples: int | None,
-    ) -> None:
+    def _record(self, step: EndedStep) -> None:
         raise NotImplementedError
 
-    def _record_quality(self, fields: dict[str, Any]) -> None:
+    def _record_quality(self, **fields: Any) -> None:
         raise NotImplementedError
 
 
@@ -735,15 +734,9 @@ class StudyRun(ClientRun):
                 yield
             turn.end(self._end_ns)
 
-    def _record(
-        self,
-        index: int,
-        start_ns: int,
-        end_ns: int,
-        loss: float | None,
-        examples: int | None,
-    ) -> None:
-        self._file.step(index, start_ns, end_ns, loss)
+    def _record(self, step: EndedStep) -> None:
+        index, _, end_ns, loss, examples = step
+        self._file.step(*step[:4])
         if loss is not None and not math.isfinite(loss) and not self._bad_loss:
             self._bad_loss = f"{loss} in step {index}"
         if examples is not None and examples != self.global_batch_size:
@@ -763,7 +756,7 @@ class StudyRun(ClientRun):
             "sanity", name=name, is_passed=bool(is_passed), detail=str(detail)
         )
 
-    def _record_quality(self, fields: dict[str, Any]) -> None:
+    def _record_quality(self, **fields: Any) -> None:
         self._file.write("quality", **fields)
 
     def close(self) -> None:
@@ -830,16 +823,9 @@ class AloneRun(ClientRun):
         is_short = (self._end_ns - self._start_ns) / 1e9 < self.MIN_SEC
         return count < self.MIN_STEPS or is_short
 
-    def _record(
-        self,
-        index: int,
-        start_ns: int,  # noqa: ARG002 - windows reach from end to end
-        end_ns: int,
-        loss: float | None,  # noqa: ARG002 - nobody reads it here
-        examples: int | None,
-    ) -> None:
-        if index >= self.NUM_WARMUP_STEPS:
-            self._measured.append((end_ns, examples))
+    def _record(self, step: EndedStep) -> None:
+        if step.number >= self.NUM_WARMUP_STEPS:  # windows reach from end to end
+            self._measured.append((step.end_ns, step.examples))
 
     def close(self) -> None:
         """Prints the rate of a loop that was left before its end."""
@@ -865,7 +851,7 @@ class AloneRun(ClientRun):
         if not is_passed:
             self._write(f"scaling_client: {name} failed: {detail}\n")
 
-    def _record_quality(self, fields: dict[str, Any]) -> None:
+    def _record_quality(self, **fields: Any) -> None:
         self._write(
             "scaling_client: {name} {value:.4g} [{low:.4g}, {high:.4g}], n ="
             " {num_examples}\n".format(**fields)

@@ -21,8 +21,7 @@ from harness.machine import owned_folders
 from harness.machine.machine_state import now_text
 from harness.planning import checked, defaults, plan
 from harness.planning.request import SweepRequest
-from harness.run.relay import run_generation
-from harness.run.rounds import Generation
+from harness.run.rounds import Generation, run_generation
 from harness.run.trial_runner import RunSettings
 from results.figures import relay, scaling
 from results.judging import power

@@ -21,8 +21,7 @@ from harness.errors import Interrupted, StudyError
 from harness.machine import environment
 from harness.planning import defaults
 from harness.run import resident, trial_runner
-from harness.run.relay import run_generation
-from harness.run.rounds import Generation, relay_sec, steps_of_turns
+from harness.run.rounds import Generation, relay_sec, run_generation, steps_of_turns
 from harness.run.trial_runner import run_trial
 from harness.sources import code_digest
 from harness.trial import rank_file

@@ -1,6 +1,6 @@
 """Runs one trial: places it, starts its processes, and records the outcome.
 
-A relay (``harness/run/relay.py``) prepares and records its trials with the same code.
+A relay (``harness/run/rounds.py``) prepares and records its trials with the same code.
 
 Whatever this module imports may change a trial's numbers, and is part of the trial's
 code digest (``harness/sources/code_digest.py``); planning, listing and showing are

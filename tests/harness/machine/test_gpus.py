@@ -241,7 +241,7 @@ def test_the_cache_of_the_user_stays(value, is_disabled):
 
 def test_a_note_is_kept_with_earlier_ones(tmp_path):
     folder = tmp_path / "cache"
-    h100, b200 = ("9.0, driver 570", "10.0, driver 570")
+    h100, b200 = ("9.0, TensorFlow 2.21.0", "10.0, TensorFlow 2.21.0")
     assert () == gpus.noted_code(folder)
     gpus.note_code(folder, h100)
     gpus.note_code(folder, b200)

@@ -205,7 +205,7 @@ def ours(modules):
 def test_what_starts_a_trial_is_measured():
     """Every module of ours that is imported with what runs trials and turns."""
     script = (
-        "import sys, harness.run.trial_runner, harness.run.relay;"
+        "import sys, harness.run.trial_runner, harness.run.rounds;"
         "print(*(name for name, of in sys.modules.items() if of is not None))"
     )
     done = subprocess.run(
