@@ -82,7 +82,6 @@ def measure(
 
 
 def print_gpus(duration_sec: float, size: int, devices: Sequence[str]) -> None:
-    """Prints the rates of the devices."""
     import tensorflow as tf
 
     # Otherwise a device that does not exist would be a CPU, without an error.

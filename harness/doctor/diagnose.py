@@ -171,7 +171,6 @@ def check_ceiling(ceiling: Ceiling) -> Finding:
 
 
 def check_canaries(cores: Sequence[int], root: Path = Path("/")) -> list[Finding]:
-    """Measures both ceilings on some cores."""
     if len(cores) == 1:
         return [Finding("ceilings", "ok", "one core only: nothing to share")]
     num_bytes = array_bytes(cores, root)

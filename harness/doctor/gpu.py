@@ -50,7 +50,6 @@ class GpuState:
 
     @property
     def is_busy(self) -> bool:
-        """Whether others use it."""
         return bool(self.num_users) or (self.utilization or 0.0) > _NOTABLE_UTILIZATION
 
     @property

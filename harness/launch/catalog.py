@@ -30,7 +30,6 @@ _FOUND: Final[dict[str, LauncherInfo | None]] = dict.fromkeys(LAUNCHERS)
 
 
 def info(name: str) -> LauncherInfo:
-    """Returns a launcher."""
     found = find("launchers", _FOUND, name, complain)
     if found is not None:
         return found
@@ -39,7 +38,6 @@ def info(name: str) -> LauncherInfo:
 
 
 def complain(found: object) -> str:
-    """Says what is wrong with what a plugin adds, or nothing."""
     from results.plugins import complaint_of
 
     return complaint_of(LauncherInfo)(found)
@@ -56,7 +54,6 @@ def file_options() -> dict[str, type[Options]]:
 
 
 def start(name: str) -> Launcher:
-    """Returns what starts trials on the hosts that are here."""
     own = info(name)
     return by_hosts(own.start(own.options()))
 

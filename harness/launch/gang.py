@@ -60,13 +60,11 @@ class Gang:
     variables: Mapping[str, str]
 
     def to_json(self) -> str:
-        """Returns one line."""
         fields = {**dataclasses.asdict(self), "trial_dir": str(self.trial_dir)}
         return json.dumps(fields) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Gang:
-        """Returns what ``to_json`` has written."""
         fields = json.loads(text)
         return cls(
             trial_dir=Path(fields.pop("trial_dir")),
@@ -77,12 +75,10 @@ class Gang:
         )
 
     def write(self) -> None:
-        """Writes the file."""
         atomic.write_text(self.trial_dir / _NAME, self.to_json())
 
     @classmethod
     def read(cls, trial_dir: Path) -> Gang:
-        """Reads the file."""
         return cls.from_json((trial_dir / _NAME).read_bytes())
 
     @property
@@ -156,11 +152,9 @@ class ClientEngine(Engine):
                 self._process.stdin.flush()
 
     def poll(self) -> int | None:
-        """Exit code of the program."""
         return self._process.poll()
 
     def output(self) -> str:
-        """What the program said."""
         return untrusted.tail(self._log, _TAIL_BYTES)
 
     def cancel(self) -> None:
@@ -217,7 +211,6 @@ def own_address(environ: Mapping[str, str]) -> str:
 
 
 def connect(address: str, secret: str) -> socket.socket:
-    """Connects a member to the harness."""
     host, _, port = address.rpartition(":")
     connection = socket.create_connection((host, int(port)), CONNECT_TIMEOUT_SEC)
     connection.settimeout(None)
@@ -227,7 +220,6 @@ def connect(address: str, secret: str) -> socket.socket:
 
 
 def send(connection: socket.socket, **message: Any) -> None:
-    """Sends one message."""
     connection.sendall(json.dumps(message).encode("ascii") + b"\n")
 
 
@@ -242,8 +234,7 @@ class MemberExits:
         # ran, by place; absent where the member does not know.
         self.oom_kills: dict[int, int] = {}
         self.lost: dict[int, str] = {}  # Why a connection counts as the end, by place.
-        self._tails: dict[int, str] = {}
-        self._hosts: dict[int, str] = {}
+        self._texts: dict[int, str] = {}  # What members said, by place.
         listener = socket.create_server(("", 0), backlog=socket.SOMAXCONN)
         self.address = f"{socket.gethostname()}:{listener.getsockname()[1]}"
         # Where this host has a public address, so have its members: then the secret
@@ -253,19 +244,14 @@ class MemberExits:
             with contextlib.suppress(OSError):
                 port_filter.restrict(listener, port_filter.Reach.PRIVATE)
         self._listener = LineListener(listener, max_line_bytes=MAX_LINE_BYTES)
-        self._places: dict[socket.socket, int] = {}
-        self._members: set[socket.socket] = set()
+        # Place and host of each member that has shown the secret, once it has said it.
+        self._members: dict[socket.socket, tuple[int, str] | None] = {}
 
     def texts(self) -> list[str]:
         """What members said, for the record of a failure."""
-        tails = [
-            f"-- process {place} on {self._hosts[place]}:\n{tail}"
-            for place, tail in sorted(self._tails.items())
-        ]
-        return [*tails, *self.refused]
+        return [*(text for _, text in sorted(self._texts.items())), *self.refused]
 
     def read(self, timeout_sec: float) -> None:
-        """Takes what arrives within some time."""
         for connection, line in self._listener.read(timeout_sec):
             if line is None:
                 self._lose(connection)
@@ -281,39 +267,38 @@ class MemberExits:
         message = json.loads(line)
         if not isinstance(message, dict):
             raise ValueError("not a message")  # noqa: TRY004 (bytes, not a type)
-        if connection in self._members:
-            self._hear(connection, message)
-            return
-        said = str(message.get("secret", ""))
-        if not hmac.compare_digest(said.encode(), self.secret.encode()):
-            raise ValueError("wrong secret")
-        keep_alive(connection)
-        self._listener.admit(connection)
-        self._members.add(connection)
-
-    def _hear(self, connection: socket.socket, message: dict[str, Any]) -> None:
-        if "refused" in message:
+        if connection not in self._members:
+            said = str(message.get("secret", ""))
+            if not hmac.compare_digest(said.encode(), self.secret.encode()):
+                raise ValueError("wrong secret")
+            keep_alive(connection)
+            self._listener.admit(connection)
+            self._members[connection] = None
+        elif "refused" in message:
             self.refused.append(str(message["refused"]))
-        elif "exit_code" in message:
-            place = self._places[connection]
+        elif "exit_code" not in message:
+            who = int(message["place"]), str(message["host"])
+            self._members[connection] = who
+        elif (member := self._members[connection]) is not None:
+            place, host = member
             self.codes[place] = int(message["exit_code"])
             if message.get("oom_kills") is not None:
                 self.oom_kills[place] = int(message["oom_kills"])
             if message["tail"]:
-                self._tails[place] = str(message["tail"])
+                text = f"-- process {place} on {host}:\n{message['tail']}"
+                self._texts[place] = text
         else:
-            self._places[connection] = int(message["place"])
-            self._hosts[int(message["place"])] = str(message["host"])
+            raise ValueError("an end before a beginning")
 
     def _lose(self, connection: socket.socket) -> None:
         """A member that reported no exit was killed, or lost."""
-        self._members.discard(connection)
-        place = self._places.pop(connection, None)
-        if place is not None and place not in self.codes:
+        member = self._members.pop(connection, None)
+        if member is not None and member[0] not in self.codes:
+            place, host = member
             self.codes[place] = -signal.SIGKILL
             self.lost[place] = (
-                f"the connection to process {place} on host {self._hosts[place]!r} was"
-                " lost: it was killed, or its host failed"
+                f"the connection to process {place} on host {host!r} was lost: it was"
+                " killed, or its host failed"
             )
 
     def close(self) -> None:
@@ -420,9 +405,7 @@ class RunningGang:
         rank = cause_of(bad)
         self.num_oom_kills = exits.oom_kills.get(rank)
         reason, code = exits.lost.get(rank, ""), engine.poll()
-        if (
-            reason and code is not None and code < 0
-        ):  # tasks that are killed end with it
+        if reason and code is not None and code < 0:  # its tasks end with it
             name = signal_name(-code)
             reason += f"; the engine's own client ended with signal {name}"
         rank_file.write_first_exit(self._trial_dir, FirstExit(rank=rank, reason=reason))

@@ -77,7 +77,6 @@ def parse_template(text: str, *, what: str) -> dict[str, Any]:
 
 
 def _problems(found: Any) -> Iterator[str]:  # noqa: C901 (one rule after another)
-    """Yields why something is no PodTemplateSpec."""
     if not isinstance(found, dict) or not found or found.keys() - {"metadata", "spec"}:
         yield "the keys at its top are 'metadata' and 'spec'"
     for key, value in found.items():
@@ -156,8 +155,6 @@ def _is_of_mappings(value: Any) -> bool:
 
 
 class PodOptions(Options):
-    """What a pod is made of."""
-
     pod_template: Annotated[
         dict[str, Any] | None,
         Option(
@@ -171,13 +168,11 @@ class PodOptions(Options):
 
     @property
     def image(self) -> str:
-        """The image of the container; empty without one."""
         containers = self._spec.get("containers", ())
         return next((str(one.get("image", "")) for one in containers), "")
 
     @property
     def deadline_sec(self) -> int:
-        """The time after which a Job ends."""
         return int(self._spec.get(DEADLINE, A_DAY))
 
     @property
@@ -198,7 +193,6 @@ class PodOptions(Options):
 
 
 def check(job: Job, options: PodOptions, launcher: str) -> None:
-    """Checks what a pod needs."""
     if not options.image:
         raise PlanError(
             f"--launcher {launcher} requires --pod-template with an image: pods run in"
@@ -299,7 +293,6 @@ class JobSet(LauncherInfo):
     file_options = PodOptions
 
     def render(self, job: Job, options: PodOptions) -> dict[str, str]:
-        """Returns the manifest, in YAML, by its file name."""
         check(job, options, self.name)
         import yaml
 

@@ -62,7 +62,6 @@ class NotFoundError(LaunchError):
 
 
 def check_installed() -> None:
-    """Checks that ``kubectl`` can be found."""
     if shutil.which(PROGRAM) is None:
         raise LaunchError(
             f"--launcher kubernetes: {PROGRAM!r} is not in PATH; run the command where"
@@ -86,7 +85,6 @@ def create(path: str, made: dict[str, Any], *queries: str) -> dict[str, Any]:
 
 
 def get(path: str) -> dict[str, Any]:
-    """Returns an object or a list."""
     return _parsed(_run(["get", "--raw", path]))
 
 
@@ -128,7 +126,6 @@ _MOST_INTERRUPTIONS = 6
 
 
 def of_sweep(job: Job, options: KubernetesOptions, runs_dir: str) -> dict[str, Any]:
-    """Returns the Job of a sweep."""
     runs = jobset.runs_folder(".", runs_dir)
     of_pod = {
         POD_VARIABLE: "metadata.name",
@@ -203,11 +200,9 @@ class KubernetesLauncher(RemoteLauncher):
 
     @property
     def num_hosts(self) -> int:
-        """Pods of a trial, each on a host of its own."""
         return self._options.nodes or 1
 
     def check(self, specs: Iterable[TrialSpec]) -> None:
-        """Checks that every worker has a host."""
         specs = list(specs)
         super().check(specs)
         for spec in specs:
@@ -219,7 +214,6 @@ class KubernetesLauncher(RemoteLauncher):
                 )
 
     def start(self, gang: Gang) -> Engine:
-        """Creates a JobSet, whose pods are the members."""
         return GangSet(gang, self._options, os.environ)
 
 
@@ -229,7 +223,6 @@ class GangSet(Engine):
     def __init__(
         self, gang: Gang, options: KubernetesOptions, environ: Mapping[str, str]
     ) -> None:
-        """Creates both."""
         self._name = f"gang-{secrets.token_hex(5)}"
         self._namespace = environ[NAMESPACE_VARIABLE]
         self._polled = (0.0, None)  # type: tuple[float, int | None]
@@ -261,7 +254,6 @@ class GangSet(Engine):
             raise
 
     def poll(self) -> int | None:
-        """0 or 1 when the JobSet has ended or is gone; None while it runs."""
         asked, code = self._polled
         if code is None and time.monotonic() - asked >= _POLL_SEC:
             self._polled = (time.monotonic(), code := self._ask())
@@ -282,7 +274,6 @@ class GangSet(Engine):
         return 1 if "Failed" in ended else 0 if "Completed" in ended else None
 
     def cancel(self) -> None:
-        """Deletes the JobSet, by which its pods end, and the secret."""
         for path in (JOBSETS, SECRETS):
             delete(self._path(path))
 
@@ -337,8 +328,6 @@ def _variables(gang: Gang, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 class KubernetesOptions(jobset.PodOptions):
-    """What a sweep needs of Kubernetes."""
-
     nodes: Nodes = None
 
 
@@ -352,11 +341,9 @@ class Kubernetes(LauncherInfo):
     options = KubernetesOptions
 
     def is_submitted(self) -> bool:
-        """Whether this process is in no pod of a sweep."""
         return not os.environ.get(POD_VARIABLE)
 
     def start(self, options: KubernetesOptions) -> Launcher:
-        """Returns what starts gangs from the pod of a sweep."""
         if self.is_submitted():
             raise PlanError(
                 f"--launcher {self.name}: this process is in no pod of a sweep"

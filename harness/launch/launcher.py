@@ -67,7 +67,6 @@ class Job:
     directory: str = "."  # Current folder of the workers, which all hosts see.
 
     def __post_init__(self) -> None:
-        """Checks what holds for every engine."""
         if not self.command:
             raise PlanError(
                 "no command to run; write it after '--', for example -- python train.py"
@@ -88,7 +87,6 @@ class Job:
             )
 
     def check_nodes(self, nodes: int) -> None:
-        """Checks that every host has a worker."""
         if nodes > self.workers:
             raise PlanError(
                 f"--nodes {nodes} is more than --workers {self.workers}: a node would"
@@ -261,7 +259,6 @@ class RemoteLauncher(Launcher):
     def prepare(
         self, trial_dir: Path, processes: Processes, placement: Placement
     ) -> None:
-        """Writes what the processes of the gang read."""
         members = processes.members or (("worker", 0),)
         _write_gang(
             trial_dir,
@@ -274,14 +271,12 @@ class RemoteLauncher(Launcher):
     def command(
         self, processes: Processes, worker_command: Sequence[str]
     ) -> tuple[str, ...]:
-        """Returns what each member of the gang runs, the same with all engines."""
         del processes
         return (*MEMBER_COMMAND, *worker_command)
 
     def gang(
         self, trial_dir: Path, variables: Mapping[str, str], command: Sequence[str]
     ) -> RunningGang:
-        """Returns the members of a trial, not yet started."""
         return RunningGang(self.start, trial_dir, variables, command)
 
 

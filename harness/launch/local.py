@@ -19,27 +19,21 @@ CLUSTER_COMMAND = (sys.executable, "-m", "harness.trial.ranks")
 
 
 class LocalLauncher(Launcher):
-    """Starts the processes of a trial on this machine."""
-
     name = "local"
 
     def command(
         self, processes: Processes, worker_command: Sequence[str]
     ) -> tuple[str, ...]:
-        """The worker itself, or the process that starts several of them."""
         if processes.are_several:
             return (*CLUSTER_COMMAND, *worker_command)
         return tuple(worker_command)
 
 
 class Local(LauncherInfo):
-    """Processes of this machine."""
-
     name = "local"
     summary = "processes of this machine"
 
     def start(self, options: Options) -> Launcher:
-        """Returns what starts trials on this machine."""
         del options
         return LocalLauncher()
 

@@ -75,7 +75,6 @@ def _run(
     temporary: Path,
     connection: socket.socket,
 ) -> int:
-    """Runs the process of this member to its end; returns its exit code."""
     own = os.getpid()
     reads, writes = os.pipe()  # closed when this process ends, however it does
     with log_path.open("ab") as log:

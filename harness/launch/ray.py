@@ -75,8 +75,6 @@ _HOW = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RayHost:
-    """One host of the cluster."""
-
     node_id: str  # Ray's id of it.
     address: str  # Its address.
     num_cores: int  # CPUs that Ray may give away there.
@@ -166,7 +164,6 @@ def has_token(environ: Mapping[str, str]) -> bool:
 
 
 def hosts_of(nodes: Sequence[dict[str, Any]]) -> tuple[RayHost, ...]:
-    """Returns the living hosts of ``ray.nodes()``, in the order of their addresses."""
     found = [
         RayHost(
             node_id=str(node["NodeID"]),
@@ -185,7 +182,6 @@ def _named() -> str:
 
 
 def check_number(hosts: Sequence[RayHost], num_expected: int) -> None:
-    """Checks that all hosts have joined."""
     if len(hosts) < num_expected:
         addresses = ", ".join(host.address for host in hosts)
         raise LaunchError(
@@ -195,7 +191,6 @@ def check_number(hosts: Sequence[RayHost], num_expected: int) -> None:
 
 
 def print_hosts(argv: Sequence[str]) -> int:
-    """Prints hosts, or the error."""
     try:
         ray = connect()
         hosts = hosts_of(ray.nodes())
@@ -227,7 +222,6 @@ class HostMembers:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def free_ports(self, count: int) -> list[int]:
-        """Ports that are free on this host."""
         with contextlib.ExitStack() as reserved:
             sockets = [
                 reserved.enter_context(socket.socket(socket.AF_INET))
@@ -243,7 +237,6 @@ class HostMembers:
         variables: Sequence[Mapping[str, str]],
         folder: str,
     ) -> str:
-        """Starts the members."""
         own = os.getpid()
         libc = ctypes.CDLL(None)
 
@@ -298,7 +291,6 @@ _LOST = 1
 
 
 def run_gang() -> int:
-    """Runs a gang; returns its exit code."""
     request_death_signal()
     gang = Gang.from_json(sys.stdin.buffer.readline())
     try:
@@ -320,7 +312,6 @@ class RayGang:
     """A gang on a Ray cluster: reserved, then started, then ended."""
 
     def __init__(self, gang: Gang) -> None:
-        """Reserves the hosts of a gang."""
         from ray.util.placement_group import placement_group
 
         self.output = ""  # Why Ray could not start or keep the gang.
@@ -492,11 +483,9 @@ class RayLauncher(RemoteLauncher):
 
     @property
     def num_hosts(self) -> int:
-        """Hosts of the cluster, over which a trial is spread."""
         return len(self.hosts)
 
     def start(self, gang: Gang) -> Engine:
-        """Starts the client, which starts the members when all hosts are free."""
         return ClientEngine(
             (*_COMMAND, "gang"),
             trial_dir=gang.trial_dir,
@@ -509,8 +498,6 @@ class RayLauncher(RemoteLauncher):
 
 
 class RayFileOptions(Options):
-    """Options of ``launch render --launcher ray``."""
-
     nodes: Nodes = None
     time_limit: Annotated[
         float, Option(help="Time after which the job is ended.", kind=duration())
@@ -525,12 +512,10 @@ class Ray(LauncherInfo):
     file_options = RayFileOptions
 
     def start(self, options: Options) -> Launcher:
-        """Returns what starts gangs on the cluster."""
         del options
         return RayLauncher()
 
     def render(self, job: Job, options: RayFileOptions) -> dict[str, str]:
-        """Returns the script, by its file name."""
         nodes = options.nodes or job.workers
         workers_per_node = job.workers_per_node(nodes)
         cores = job.cores_per_worker

@@ -47,7 +47,6 @@ _OPTIONS_OF_THE_BATCH = re.compile(
 
 
 def check_installed(names: Sequence[str] = ("srun", "squeue", "scancel")) -> None:
-    """Checks that some of the programs can be found."""
     for name in names:
         if shutil.which(name) is None:
             raise PlanError(
@@ -64,7 +63,6 @@ def without_options(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def run(command: Sequence[str], text: str = "") -> str:
-    """Returns what a program prints."""
     environ = without_options(os.environ)
     done = ask(command, text, check="scontrol ping", environ=environ)
     if done.returncode:
@@ -119,7 +117,6 @@ _LOG: Final = "{}-{}.log"
 
 
 def _header(job: Job, nodes: int | None, more: Sequence[str] = ()) -> str:
-    """Returns the lines that ``sbatch`` reads."""
     gpus = job.gpus_per_worker
     per_node = None if nodes is None else -(-job.workers // nodes)
     wanted: dict[str, object] = {
@@ -204,11 +201,9 @@ class SlurmLauncher(RemoteLauncher):
 
     @property
     def num_hosts(self) -> int:
-        """Nodes of the allocation."""
         return self._num_nodes
 
     def start(self, gang: Gang) -> Engine:
-        """Starts a step; its tasks are the members."""
         return ClientEngine(
             (
                 *_srun(gang.num_hosts, gang.num_members),
@@ -272,11 +267,9 @@ class Slurm(LauncherInfo):
     options = file_options = SlurmOptions
 
     def is_submitted(self) -> bool:
-        """Whether this process is in no allocation."""
         return not os.environ.get(JOB_VARIABLE)
 
     def start(self, options: SlurmOptions) -> Launcher:
-        """Returns what starts steps on the nodes of the allocation."""
         if self.is_submitted():
             raise PlanError(
                 "--launcher slurm: this process is in no allocation (SLURM_JOB_ID is"
@@ -294,7 +287,6 @@ class Slurm(LauncherInfo):
         return launcher
 
     def plan(self, options: SlurmOptions) -> Launcher:
-        """Returns what will start steps in a job of so many nodes."""
         return SlurmLauncher(options.nodes or 1)
 
     def submit(self, job: Job, options: SlurmOptions, runs_dir: Path) -> Submitted:
@@ -316,7 +308,6 @@ class Slurm(LauncherInfo):
         )
 
     def render(self, job: Job, options: SlurmOptions) -> dict[str, str]:
-        """Returns the batch file of a gang."""
         if options.nodes is not None:
             job.check_nodes(options.nodes)
         gpus = job.gpus_per_worker

@@ -38,8 +38,6 @@ SHARE_VARIABLE: Final = "REPLICATOR_HARNESS_REPLICAS_PER_WORKER"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Processes:
-    """The processes of one trial."""
-
     # Kind and index of each, in the order of ``LocalCluster.members``; empty for a
     # trial of one process without a cluster.
     members: tuple[Member, ...]
@@ -61,7 +59,6 @@ class Processes:
         return self.are_several and not self.is_separate
 
     def count(self, kind: str) -> int:
-        """Members of one kind."""
         return sum(member_kind == kind for member_kind, _ in self.members)
 
     def runs_replicas(self, member: Member) -> bool:

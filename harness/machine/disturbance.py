@@ -268,8 +268,6 @@ def run_canary(core: int | None = None) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CpuClock:
-    """Running totals of CPU time in seconds."""
-
     wall_sec: float  # Wall clock.
     busy_sec: float  # All logical CPUs, all processes, without idle time and steal.
     stolen_sec: float  # All logical CPUs, given to other guests of the hypervisor.
@@ -277,7 +275,6 @@ class CpuClock:
 
 
 def read_clock() -> CpuClock:
-    """Reads the totals now."""
     times = psutil.cpu_times()
     who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     usages = [resource.getrusage(one) for one in who]

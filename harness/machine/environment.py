@@ -64,7 +64,6 @@ def read_environment(
     versions: Mapping[str, str] | None = None,
     root: Path = Path("/"),
 ) -> Environment:
-    """Returns the record of this machine and of the process that will run on it."""
     import psutil
 
     cpu_model = read_cpu_model(root)
@@ -242,7 +241,6 @@ def run_git(
     timeout_sec: float | None = None,
     holds: Owned | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command of git in a folder, whatever its exit code."""
     # Variables of a hook or an outer command would name another repository.
     variables = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     # Without locks, which an interrupt would leave in the user's repository.

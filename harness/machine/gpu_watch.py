@@ -75,7 +75,6 @@ class OwnProcesses:
     """The processes of the harness, looked up again when an unknown one appears."""
 
     def __init__(self, *, most_on_gpu: int = 1) -> None:
-        """Knows this process."""
         self._pids: set[int] = {os.getpid()}
         self._most_on_gpu = most_on_gpu
 
@@ -122,7 +121,6 @@ class GpuWatch:
     def __init__(
         self, chosen: Sequence[Gpu], *, period_sec: float = PERIOD_SEC
     ) -> None:
-        """Plans the watch; the block starts it."""
         # Instances of one GPU share its clock and its power.
         self._indices = tuple(dict.fromkeys(gpu.index for gpu in chosen))
         self._period_sec = period_sec
@@ -229,7 +227,6 @@ def summarize(index: int, readings: Sequence[GpuReading]) -> GpuUse:
 
 
 def _known(readings: Sequence[GpuReading], name: str) -> list[Any]:
-    """Returns the values of a field that the driver has said."""
     values = [getattr(reading, name) for reading in readings]
     return [value for value in values if value is not None]
 

@@ -179,7 +179,6 @@ def read_node(bus_id: str, root: Path = Path("/")) -> int | None:
 
 
 def driver_version() -> str | None:
-    """Returns the version of the NVIDIA driver; None without one."""
     return from_driver(None, lambda nvml: _text(nvml.nvmlSystemGetDriverVersion()))
 
 
@@ -425,14 +424,12 @@ def noted_code(folder: Path) -> tuple[str, ...]:
 
 
 def note_code(folder: Path, compiled: str) -> None:
-    """Notes that what a key names has been compiled."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(sorted({*noted_code(folder), compiled}), indent=1)
     (folder / _NOTE).write_text(text + "\n", encoding="utf-8")
 
 
 def cache_bytes(folder: Path) -> int:
-    """Returns the size of what is kept."""
     total = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):  # moved by a process that compiles

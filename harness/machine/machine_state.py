@@ -65,20 +65,17 @@ def read_glibc_version() -> str | None:
 
 
 def read_huge_pages(root: Path = Path("/")) -> str | None:
-    """Returns the chosen setting of transparent huge pages."""
     text = read_line(root / "sys/kernel/mm/transparent_hugepage/enabled")
     found = re.search(r"\[(\w+)\]", text)
     return found[1] if found else None
 
 
 def read_governors(cores: Sequence[int], root: Path = Path("/")) -> list[str]:
-    """Returns the distinct governors of the cores; none where there is no scaling."""
     paths = (root / _CPU_FOLDER / f"cpu{cpu}/cpufreq/scaling_governor" for cpu in cores)
     return sorted({text for path in paths if (text := read_line(path))})
 
 
 def read_boost(root: Path = Path("/")) -> bool | None:
-    """Returns whether cores may exceed their base clock."""
     is_off = read_flag(root / _CPU_FOLDER / "intel_pstate/no_turbo")
     if is_off is not None:
         return not is_off
@@ -86,7 +83,6 @@ def read_boost(root: Path = Path("/")) -> bool | None:
 
 
 def read_flag(path: Path) -> bool | None:
-    """Returns a setting that is 0 or 1."""
     return {"0": False, "1": True}.get(read_line(path))
 
 
@@ -150,7 +146,6 @@ class CpuTopology:
 
     @property
     def num_physical_cores(self) -> int:
-        """Physical cores behind the logical CPUs."""
         return len({(cpu.package, cpu.core) for cpu in self.cpus})
 
 

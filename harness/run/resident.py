@@ -103,18 +103,15 @@ class Resident:
 
     @property
     def cores(self) -> tuple[int, ...]:
-        """All cores of its processes."""
         cpusets = self.prepared.env.placement.cpusets
         return tuple(sorted({core for cpuset in cpusets for core in cpuset}))
 
     def start(self) -> None:
-        """Starts its processes."""
         self._socket.bind(native_address(self._address))
         self._socket.listen()
         self._tree.start()
 
     def processes(self) -> list[psutil.Process]:
-        """Returns its processes that run now."""
         try:
             root = psutil.Process(self._tree.process.pid)
             return [root, *root.children(recursive=True)]
@@ -122,7 +119,6 @@ class Resident:
             return []
 
     def resident_bytes(self) -> int:
-        """Returns the memory that its processes occupy now."""
         total = 0
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -270,7 +266,6 @@ class Resident:
         self.close()
 
     def close(self) -> None:
-        """Closes all sockets."""
         self._listener.close()
         self._ranks.clear()
 
@@ -314,17 +309,9 @@ def busy(*residents: Resident) -> Iterator[None]:
 def write_client(trial_dir: Path, spec: TrialSpec) -> None:
     """Writes the file of a trial of such a program into its directory."""
     assert spec.program is not None
-    asked = TrialFile(
-        num_replicas=spec.num_replicas,
-        per_replica_batch_size=spec.per_replica_batch_size,
-        global_batch_size=spec.global_batch_size,
-        unit=spec.program.unit,
-        seed=spec.seed,
-        num_warmup_steps=spec.num_warmup_steps,
-        num_measured_steps=spec.num_measured_steps,
-        control=spec.control,
-        is_evaluated=spec.is_evaluated,
-    )
+    names = TrialFile.model_fields.keys() - {"protocol", "unit"}
+    fields = {name: getattr(spec, name) for name in names}
+    asked = TrialFile(**fields, unit=spec.program.unit)
     atomic.write_text(trial_dir / TRIAL_FILE, asked.model_dump_json() + "\n")
 
 

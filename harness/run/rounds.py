@@ -75,7 +75,6 @@ def last_turn(trial_dir: Path) -> tuple[int, bool] | None:
 
 
 def append(trial_dir: Path, turn: Turn, load: Disturbance) -> None:
-    """Appends one turn."""
     line: dict[str, object] = {
         "round_index": turn.round_index,
         "attempt": turn.attempt,
@@ -111,8 +110,6 @@ SUSTAINED_STEPS: Final = 13
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """One generation of a relay."""
-
     trials: Sequence[PlannedTrial]  # Its trials, one per case.
     index: int  # Its index, from 0.
     duration_sec: float | None  # The time for all of it; None for no limit.
@@ -410,7 +407,6 @@ def _advance(resident: Resident, *, is_alone: bool) -> bool:
 def _check_memory(
     num_residents: int, started: Sequence[Resident], needed: int, free: int
 ) -> None:
-    """Raises if what starts may not fit beside what has started."""
     if needed <= free:
         return
     used = sum(resident.resident_bytes() for resident in started)

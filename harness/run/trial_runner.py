@@ -271,7 +271,6 @@ def _write_status(
 
 
 def tree_of(prepared: Prepared, launcher: Launcher) -> ProcessTree:
-    """Returns the processes of a trial, planned."""
     trial_dir, variables = prepared.trial_dir.resolve(), prepared.variables
     gang = launcher.gang(trial_dir, variables, prepared.command)
     return ProcessTree(trial_dir, variables, prepared.command, launcher.end, gang)

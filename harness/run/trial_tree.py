@@ -108,7 +108,6 @@ def trial_variables(
     source_root: Path = SOURCE_ROOT,
     base: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
-    """Returns the environment variables of a trial's processes."""
     # The processes have another current folder, so all paths are absolute.
     inherited = filter(None, base.get("PYTHONPATH", "").split(os.pathsep))
     paths = [str(source_root), *(str(Path(part).absolute()) for part in inherited)]
@@ -182,7 +181,6 @@ class ProcessTree:
         self.kill()
 
     def start(self) -> None:
-        """Starts the first process, or the gang."""
         atomic.check_fence(self._trial_dir)
         self._is_gone = False
         folder = folder_of(self._trial_dir)  # anew, and for this user only

@@ -32,8 +32,6 @@ _MOST_SHOWN = 120
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TensorFlowGpus:
-    """What TensorFlow says about GPUs in one process."""
-
     num_gpus: int  # How many it sees.
     is_built_with_cuda: bool  # Whether this build can use GPUs at all.
     cuda_version: str = ""  # Of CUDA, that it was built with; "" without.
@@ -112,14 +110,12 @@ def complaint(seen: TensorFlowGpus, given: Sequence[str]) -> str:
 
 
 def check(seen: TensorFlowGpus, given: Sequence[str]) -> None:
-    """Checks that TensorFlow sees all GPUs that this process was given."""
     text = complaint(seen, given)
     if text:
         raise MissingGpuError(text)
 
 
 def main() -> int:
-    """Prints what TensorFlow sees, as one line of JSON."""
     sys.stdout.write(json.dumps(dataclasses.asdict(read_here())) + "\n")
     return 0
 

@@ -10,14 +10,12 @@ a collection is not part of the measured work, and would delay single steps at r
 
 from __future__ import annotations
 
-import functools
 import os
 import select
 import time
 from typing import TYPE_CHECKING, Any, Final
 
 from harness.client.scaling_client import PROTOCOL, quiet_collector, turns
-from harness.trial import rank_file
 from harness.trial import steps as steps_lib
 from harness.trial.steps import Steps
 from results.records.models import Allocator, Control, Phase
@@ -112,7 +110,10 @@ def measure_trial(
     writer.write("memory", peak_memory_bytes=peak_memory_bytes, method=memory.method)
     for metric in program.window_metrics():
         writer.write("window_metric", **steps_lib.fields_of(metric))
-    quality = None if spec.budget is None else _train(program, spec, steps, writer)
+    quality = None
+    if spec.budget is not None:
+        writer.enter(Phase.TRAIN)
+        quality = steps_lib.train(program, spec.budget, steps, writer)
     writer.enter(Phase.SANITY)
     is_sane = _check_sanity(program, steps, writer)
     writer.enter(Phase.REPORT)
@@ -159,34 +160,6 @@ def _warm_up(
     elif num_steps:
         steps.run()
     return reservation
-
-
-def _train(
-    program: StepProgram, spec: TrialSpec, steps: Steps, writer: RankFile
-) -> list[dict[str, Any]]:
-    """Trains until the budget is used up; returns the quality at its end."""
-    assert spec.budget is not None
-    writer.enter(Phase.TRAIN)
-    last_good = rank_file.LastGood(writer.directory)
-
-    def training_step() -> None:
-        steps.run()
-        if steps.bad_loss:
-            # Training on would only waste time.
-            raise FloatingPointError(
-                f"the loss became {steps.bad_loss}, in training: lower the learning "
-                f"rate, or check the data of that step; {last_good}"
-            )
-
-    return steps_lib.train(
-        program,
-        spec.budget,
-        steps.progress,
-        training_step,
-        functools.partial(writer.write, "point"),
-        writer.attach,
-        lambda: last_good.save(program, steps.progress.num_steps),
-    )
 
 
 def _check_sanity(program: StepProgram, steps: Steps, writer: RankFile) -> bool:

@@ -64,8 +64,6 @@ def one_line(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StepTimes:
-    """One step as it was observed."""
-
     phase: Phase  # ``first_step``, ``warmup``, ``measure`` or ``train``.
     index: int  # Counted over all phases from 0.
     start_ns: int  # Before the call.
@@ -75,7 +73,6 @@ class StepTimes:
 
     @property
     def time_sec(self) -> float:
-        """Duration of the step."""
         return (self.end_ns - self.start_ns) / 1e9
 
 
@@ -91,7 +88,6 @@ class RankLog:
     lines: dict[str, list[Fields]] = dataclasses.field(default_factory=dict)
 
     def all(self, kind: str) -> list[Fields]:
-        """Returns the fields of the lines of a kind."""
         return self.lines.get(kind, [])
 
     def last(self, kind: str) -> Fields:
@@ -110,7 +106,6 @@ class RankLog:
 
     @property
     def is_done(self) -> bool:
-        """Whether the process completed."""
         return "done" in self.lines
 
 
@@ -211,8 +206,6 @@ _NAME = "first_exit.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class FirstExit:
-    """What happened first."""
-
     # The first rank that was killed, or else that failed; None if no process was
     # started.
     rank: int | None = None
@@ -220,7 +213,6 @@ class FirstExit:
 
 
 def write_first_exit(trial_dir: Path, first: FirstExit) -> None:
-    """Records it."""
     text = json.dumps(dataclasses.asdict(first))
     (trial_dir / _NAME).write_text(text, encoding="utf-8")
 
@@ -263,10 +255,8 @@ class LastGood:
             )
 
     def __str__(self) -> str:
-        """Says where the checkpoint is, for a message."""
         return self._found or "there is no checkpoint: none was due before this step"
 
 
 def remove_checkpoints(trial_dir: Path) -> None:
-    """Removes what ``LastGood`` wrote."""
     shutil.rmtree(trial_dir / DIRECTORY, ignore_errors=True)

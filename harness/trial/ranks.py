@@ -31,7 +31,6 @@ _POLL_SEC = 0.05
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the processes of a trial; returns the most informative exit code."""
     trial_dir = Path(argv[-1])
     process_tree.request_death_signal()
     process_tree.watch_pipe(sys.stdin.fileno())

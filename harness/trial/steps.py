@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from harness.machine import disturbance
+from harness.trial.rank_file import LastGood, one_line
 from results.records import measuring
 from results.records.models import BudgetUnit
 
@@ -39,14 +40,11 @@ _NUM_RECENT_STEPS = 50
 
 @dataclasses.dataclass(kw_only=True)
 class TrainingProgress:
-    """How far a program has been trained."""
-
     step_time_sec: list[float]  # Durations of all steps, the first one included.
     global_batch_size: int  # Examples per step.
 
     @property
     def num_steps(self) -> int:
-        """Steps so far."""
         return len(self.step_time_sec)
 
     @property
@@ -73,15 +71,10 @@ class TrainingProgress:
 
 
 def train(
-    program: StepProgram,
-    budget: Budget,
-    progress: TrainingProgress,
-    step: Callable[[], None],
-    record: Callable[..., None],
-    attach: Callable[[str, bytes], None],
-    save: Callable[[], None],
+    program: StepProgram, budget: Budget, steps: Steps, writer: RankFile
 ) -> list[dict[str, Any]]:
     """Trains until the budget is used up, and measures quality in between."""
+    progress, last_good = steps.progress, LastGood(writer.directory)
     quality: list[dict[str, Any]] = []
     for number in range(1, budget.num_evaluations + 1):
         used, per_step = progress.used(budget.unit)
@@ -89,15 +82,22 @@ def train(
         num_steps = math.ceil(left / per_step)
         # At least one: each point belongs to a different model.
         for _ in range(program.agree(max(num_steps, 1))):
-            step()
+            steps.run()
+            if steps.bad_loss:
+                # Training on would only waste time.
+                raise FloatingPointError(
+                    f"the loss became {steps.bad_loss}, in training: lower the learning"
+                    f" rate, or check the data of that step; {last_good}"
+                )
         # Before the evaluation, during which actors may continue.
         num_environment_steps = program.num_environment_steps()
         quality = [fields_of(metric) for metric in program.evaluate()]
         samples = program.samples()
         name = f"samples_{progress.num_steps:08}.png" if samples else ""
         if samples:
-            attach(name, samples)
-        record(
+            writer.attach(name, samples)
+        writer.write(
+            "point",
             num_steps=progress.num_steps,
             num_examples=progress.num_examples,
             train_time_sec=progress.train_time_sec,
@@ -105,12 +105,11 @@ def train(
             quality=quality,
             samples=name,
         )
-        save()
+        last_good.save(program, progress.num_steps)
     return quality
 
 
 def fields_of(record: Any) -> dict[str, Any]:
-    """Returns the fields of a dataclass, for a line of a rank file."""
     return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
@@ -245,8 +244,6 @@ def write_tflops(
     try:
         rates = [tflops(device, size, duration_sec) for device in devices]
     except (tf.errors.OpError, RuntimeError, ValueError) as error:
-        from harness.trial.rank_file import one_line
-
         writer.write("gpu_canary", tflops=[], reason=one_line(str(error)))
     else:
         writer.write("gpu_canary", tflops=rates, reason="")
@@ -267,8 +264,6 @@ _FIELDS = (
 
 
 class _MallInfo(ctypes.Structure):
-    """What ``mallinfo2(3)`` returns."""
-
     _fields_ = tuple((name, ctypes.c_size_t) for name in _FIELDS)
 
 

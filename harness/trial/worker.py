@@ -54,7 +54,6 @@ class DeviceMemory:
         self._devices = [f"GPU:{i}" for i in range(num_gpus)]
 
     def start(self) -> None:
-        """Starts the window."""
         import tensorflow as tf
 
         for device in self._devices:
@@ -64,7 +63,6 @@ class DeviceMemory:
         """Does nothing: the allocator keeps the peak."""
 
     def peak_bytes(self) -> int:
-        """Returns the peak since ``start``."""
         import tensorflow as tf
 
         get_info = tf.config.experimental.get_memory_info
@@ -126,7 +124,6 @@ def _choose_gpus(cluster: ClusterConfig, num_each: int) -> None:
 
 
 def _serve(placement: Placement) -> int:
-    """Becomes a TensorFlow server with the threads of the placement."""
     os.environ["TF_NUM_INTRAOP_THREADS"] = str(placement.num_intra_op_threads)
     os.environ["TF_NUM_INTEROP_THREADS"] = str(placement.num_inter_op_threads)
     if given := gpu_probe.given_ids():

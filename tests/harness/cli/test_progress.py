@@ -81,7 +81,7 @@ def test_a_log_says_now_and_then_what_a_long_trial_does(small_plan):
 
 
 def test_the_phase_of_a_running_trial_is_read_from_its_rank_file(tmp_path):
-    reader = resident.PhaseReader(tmp_path)
+    reader = resident.PhaseWatch(tmp_path)
     shown = [reader.look()]
     path = tmp_path / "rank_0.jsonl"
     with path.open("a") as file:
@@ -115,7 +115,7 @@ def test_what_no_process_of_ours_wrote_ends_no_progress(tmp_path, what):
         put(path, "pipe" if what == "a pipe" else "loop")
 
     with at_most(10):
-        assert "starting" == resident.PhaseReader(tmp_path).look()
+        assert "starting" == resident.PhaseWatch(tmp_path).look()
 
 
 def test_a_trial_that_runs_alone_shows_its_phase_until_it_ends(tmp_path):

@@ -46,7 +46,7 @@ def test_a_process_has_the_planned_sources_and_a_folder_of_its_own(
     What the killed process left was in the folder of the trial, which is gone.
     """
     for name in ("here", "planned"):
-        (tmp_path / name).mkdir()
+        (tmp_path / name).mkdir(exist_ok=True)
         (tmp_path / name / "probe.py").write_text(PROBE.format(name=name))
     (tmp_path / "here" / "trial").mkdir()
     monkeypatch.chdir(tmp_path / "here")
@@ -87,7 +87,7 @@ def test_a_folder_for_temporary_files_is_private_and_made_anew(tmp_path):
     mine, other = (trial_tree.folder_of(tmp_path / name) for name in ("trial", "other"))
     trees = []
     for name in ("trial", "other"):
-        (tmp_path / name).mkdir()
+        (tmp_path / name).mkdir(exist_ok=True)
         marked = {process_tree.MARKER: str(tmp_path / name)}
         trees.append(trial_tree.ProcessTree(tmp_path / name, marked, ("true",)))
         trees[-1].start()

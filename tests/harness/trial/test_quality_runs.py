@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from types import SimpleNamespace
 
 import pytest
 from command_words import overridden, smoke_sweep
@@ -59,23 +60,26 @@ class FakeProgram:
     ],
 )
 def test_evaluations_split_the_budget_evenly(
-    unit, amount, num_evaluations, other, expected
+    tmp_path, unit, amount, num_evaluations, other, expected
 ):
     """Steps before the training count too, and the first step's time does not."""
     # The first of three steps traces: ten times as long.
     progress = steps_lib.TrainingProgress(
         step_time_sec=[5.0, 0.5, 0.5], global_batch_size=8
     )
-    points, saved_after = [], []
-    steps_lib.train(
-        FakeProgram(other=other),
-        Budget(amount=amount, unit=unit, num_evaluations=num_evaluations),
-        progress,
-        lambda: progress.step_time_sec.append(0.5),
-        lambda **fields: points.append(fields),
-        lambda name, content: pytest.fail(f"{name} of {content}"),
-        lambda: saved_after.append(progress.num_steps),
+    steps = SimpleNamespace(
+        progress=progress,
+        bad_loss="",
+        run=lambda: progress.step_time_sec.append(0.5),
     )
+    points, program = [], FakeProgram(other=other)
+    program.save = lambda _: saved_after.append(progress.num_steps)
+    saved_after = []
+    writer = SimpleNamespace(
+        directory=tmp_path, write=lambda _, **fields: points.append(fields)
+    )
+    budget = Budget(amount=amount, unit=unit, num_evaluations=num_evaluations)
+    steps_lib.train(program, budget, steps, writer)
 
     assert expected == [point["num_steps"] for point in points] == saved_after
     assert [8 * number for number in expected] == [p["num_examples"] for p in points]
