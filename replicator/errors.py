@@ -1,42 +1,4 @@
-"""Actionable errors: what was passed, why it is wrong, and what to do.
-
-ReplicatorError
-+-- CollectiveContextError     a collective called outside a replica
-+-- RunContextError            run() called inside a tf.function or a step
-+-- StrategyError              a call of tf.distribute that has another spelling here
-+-- CollectiveControlFlowError a collective inside tf.cond, tf.while_loop, tf.function
-+-- CreateVariableInStepError  a variable made while a step is traced
-+-- CaptureError               a step closes over what replicas cannot share
-+-- UnsynchronisedUpdateError  an update that follows from values of one replica
-+-- RecomputationError         a gradient recomputes with other random numbers
-+-- ReplicasOutOfSyncError     copies of a mirrored variable differ
-+-- ReplicaTimeoutError        a step whose replicas wait for one another too long
-+-- OptimizerOptionError       an invalid option of wrap_optimizer
-+-- SplitBatchError            a global batch that is not divisible by the replicas
-+-- InputAuditError            an epoch that misses or repeats examples
-+-- CheckpointError            a checkpoint that cannot be written or read
-|   +-- CheckpointMismatchError  a checkpoint of another model
-+-- RemoteInputError           an input pipeline that cannot run on another worker
-+-- UnknownBackendError        a backend name that is not registered
-+-- DeviceError                devices that do not exist, or too few of them
-+-- PipelineError              stages, micro-batches or a schedule that cannot train
-+-- StaticShapeError           batches of unknown shape for a compiled step
-+-- RetraceLimitError          a new step function object in every call
-+-- InputModeError             an input mode that the backend does not support
-+-- OtherReplicatorError       something that another replicator or strategy made
-+-- MeasuringControlError      training with a replicator that does not communicate
-+-- CollectiveTypeError        a type that cannot be sent between worker processes
-+-- ClusterError               a failure of the processes of a cluster
-    +-- ClusterConfigError     TF_CONFIG is missing, incomplete or wrong
-    +-- PortInUseError         another process listens at this one's address
-    +-- UnreachableError       processes that do not respond
-    +-- LocalClusterError      processes on this machine that fail or do not exit
-    +-- WorkerLostError        a worker exited, or timed out in a step
-    +-- DisagreementError      workers are about to run different programs
-    +-- ServerLostError        a parameter server that does not respond
-
-RetraceWarning                 a new step function object in each of several calls
-"""
+"""Actionable errors: what was passed, why it is wrong, and what to do."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ from replicator.errors import (
 
 if TYPE_CHECKING:
     from replicator.backends.base import Replicator
-    from replicator.catalog import BackendInfo
 
 
 def backend_names() -> tuple[str, ...]:
@@ -59,52 +58,37 @@ def create(
     info = BACKENDS[backend]
     if num_replicas is None and info.processes == ONE_PROCESS:
         num_replicas = 1
-    if num_replicas is not None:
-        _check_num_replicas(info, num_replicas)
-    if without_communication:
-        _check_control(info)
-        options["without_communication"] = True
-    kind = info.load()
-    _check_options(backend, kind, options)
-    # Of a cluster, only the backend's class knows how many workers it has.
-    replicator: Replicator = kind(num_replicas=num_replicas, **options)
-    return replicator
-
-
-def _check_num_replicas(info: BackendInfo, num_replicas: Any) -> None:
-    """Rejects a number of replicas that a backend cannot run."""
-    if not is_integer(num_replicas):
+    if not (num_replicas is None or is_integer(num_replicas)):
         raise DeviceError(
             f"num_replicas {format_value(num_replicas)} must be an integer"
         )
     limit = info.max_replicas or MAX_REPLICAS
-    if not 1 <= num_replicas <= limit:
+    if num_replicas is not None and not 1 <= num_replicas <= limit:
         allowed = "1" if limit == 1 else f"1 to {limit}"
         raise DeviceError(
             f"backend {info.name!r} cannot run "
             f"num_replicas={format_value(num_replicas)}; it runs {allowed}"
         )
-
-
-def _check_control(info: BackendInfo) -> None:
-    """Rejects a measuring control that a backend does not have."""
-    if info.no_control_because:
-        names = [n for n, other in BACKENDS.items() if not other.no_control_because]
-        raise MeasuringControlError(
-            f"backend {info.name!r} has no control without communication: "
-            f"{info.no_control_because}; use one of {', '.join(sorted(names))}"
-        )
-
-
-def _check_options(backend: str, kind: Any, options: dict[str, Any]) -> None:
-    """Rejects options that a backend does not take, before anything is created."""
+    if without_communication:
+        if info.no_control_because:
+            names = [n for n, other in BACKENDS.items() if not other.no_control_because]
+            raise MeasuringControlError(
+                f"backend {info.name!r} has no control without communication: "
+                f"{info.no_control_because}; use one of {', '.join(sorted(names))}"
+            )
+        options["without_communication"] = True
+    kind = info.load()
     parameters = inspect.signature(kind).parameters
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-        return
+    takes_any = any(
+        p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()
+    )
     known = [name for name in parameters if name != "num_replicas"]
     for name in options:
-        if name not in known:
+        if name not in known and not takes_any:
             raise TypeError(
                 f"backend {backend!r} has no option {name!r}; it has "
                 f"{', '.join(map(repr, known)) or 'none'}"
             )
+    # Of a cluster, only the backend's class knows how many workers it has.
+    replicator: Replicator = kind(num_replicas=num_replicas, **options)
+    return replicator

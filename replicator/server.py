@@ -43,8 +43,6 @@ CLIENT_TIMEOUT_SEC = 600.0
 
 
 class ClientWatch:
-    """Watches the client of one server."""
-
     def __init__(self, name: str, address: str) -> None:
         self._name = name
         self._address = address
@@ -62,10 +60,16 @@ class ClientWatch:
             except OSError:  # nobody listens there: the client starts later
                 pass
             else:
-                found_instead = self._is_client(link, left_sec)
-                if not found_instead:
+                what = "does not respond"
+                try:
+                    self._identity = link.wait_for_identity(left_sec)
+                except OSError as error:
+                    what = str(error)
+                if self._identity is not None:
+                    self._link = link
                     return
                 link.close()
+                found_instead = f" (another process listens at its address; it {what})"
             if time.monotonic() > deadline:
                 raise UnreachableError(
                     f"the client, {self._name}, did not start within {timeout_sec:g} "
@@ -74,25 +78,14 @@ class ClientWatch:
                 )
             time.sleep(_POLL_SEC)
 
-    def _is_client(self, link: Link, timeout_sec: float) -> str:
-        """Keeps a link if it leads to a client; otherwise says what listens there."""
-        what = "does not respond"
-        try:
-            self._identity = link.wait_for_identity(timeout_sec)
-        except OSError as error:
-            what = str(error)
-        if self._identity is not None:
-            self._link = link
-            return ""
-        return f" (another process listens at its address; it {what})"
-
     def wait_until_left(self) -> str:
         """Waits until the client has exited; returns the reason, if known."""
         reason = ""
         while not reason:
             assert self._link is not None
-            with contextlib.closing(self._link) as link:
-                _wait_until_lost(link)
+            with contextlib.closing(self._link) as link, contextlib.suppress(OSError):
+                while True:
+                    link.read(_READ_SEC)
             reason = self._find_again()
         return reason
 
@@ -140,12 +133,6 @@ class ClientWatch:
         return link.identity
 
 
-def _wait_until_lost(link: Link) -> None:
-    with contextlib.suppress(OSError):
-        while True:
-            link.read(_READ_SEC)
-
-
 def serve(
     config: ClusterConfig,
     *,
@@ -156,7 +143,18 @@ def serve(
 
     TensorFlow cannot stop a server, so the process should exit then.
     """
-    _check_serves(config)
+    if config.kind not in _SERVED_KINDS:
+        raise ClusterConfigError(
+            f"this process is {config.kind!r} {config.index}, but only "
+            f"{' and '.join(map(repr, _SERVED_KINDS))} run replicator.server; start "
+            "your own program as the chief, and check TF_CONFIG['task'] here"
+        )
+    if config.kind == "worker" and config.is_chief:
+        raise ClusterConfigError(
+            f"this process is {config.name_of(0)}, and without a chief worker 0 is the "
+            "client: start your own program here, and replicator.server on the others; "
+            "TF_CONFIG['task']['index'] says which process this is"
+        )
     port_filter.check(config)
     check_port_is_free(config.address)
     server = _start(config, num_cpu_devices)
@@ -170,21 +168,6 @@ def serve(
     reason = client.wait_until_left()
     del server  # it serves as long as it is referenced
     return reason
-
-
-def _check_serves(config: ClusterConfig) -> None:
-    if config.kind not in _SERVED_KINDS:
-        raise ClusterConfigError(
-            f"this process is {config.kind!r} {config.index}, but only "
-            f"{' and '.join(map(repr, _SERVED_KINDS))} run replicator.server; start "
-            "your own program as the chief, and check TF_CONFIG['task'] here"
-        )
-    if config.kind == "worker" and config.is_chief:
-        raise ClusterConfigError(
-            f"this process is {config.name_of(0)}, and without a chief worker 0 is the "
-            "client: start your own program here, and replicator.server on the others; "
-            "TF_CONFIG['task']['index'] says which process this is"
-        )
 
 
 def _start(config: ClusterConfig, num_cpu_devices: int) -> Any:
@@ -208,7 +191,6 @@ def _start(config: ClusterConfig, num_cpu_devices: int) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> str:
-    """Serves as ``TF_CONFIG`` says; returns how the client exited, once it has."""
     parser = argparse.ArgumentParser(
         prog="python -m replicator.server", description="Serves one client's cluster."
     )
@@ -241,7 +223,6 @@ def main(argv: Sequence[str] | None = None) -> str:
 
 
 def run(argv: Sequence[str] | None = None) -> NoReturn:
-    """The program: serves, prints in one line why it stops, and exits."""
     signal.signal(signal.SIGTERM, lambda *_: _end("stopped by SIGTERM", 0))
     try:
         reason = main(argv)

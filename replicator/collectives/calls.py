@@ -8,12 +8,8 @@ import tensorflow as tf
 
 from replicator.collectives.differentiable import (
     as_written,
-    check_reducible,
-    check_rows,
     communicate,
-    dense,
     over_nest,
-    stand_in,
 )
 from replicator.collectives.kinds import (
     AllGather,
@@ -53,16 +49,9 @@ def reduce_scatter(value: Any, op: str = "sum") -> Any:
       ValueError: Rows that cannot be divided equally, a leaf is ``tf.IndexedSlices``,
         or ``op`` is unknown or not defined for a type.
     """
-    context = context_lib.require("reduce_scatter")
+    context_lib.require("reduce_scatter")
     context_lib.check_reduce_op(op)
-    tensors = dense(value, "reduce_scatter", "divides")
-    for tensor in tensors:
-        check_reducible(tensor, op, "reduce_scatter")
-    check_rows(tensors, "reduce_scatter", context.num_replicas_in_sync)
-    sent = [tf.cast(t, stand_in(t.dtype, op)) for t in tensors]
-    parts = communicate(context, ReduceScatter(op=op), sent)
-    results = [tf.cast(y, x.dtype) for x, y in zip(tensors, parts, strict=True)]
-    return tf.nest.pack_sequence_as(value, results)
+    return over_nest(ReduceScatter(op=op), value, "divides")
 
 
 @as_written
@@ -108,12 +97,7 @@ def permute(value: Any, pairs: Sequence[tuple[int, int]]) -> Any:
       ValueError: A replica that does not exist, or is a source or a target twice; a
         leaf is ``tf.IndexedSlices``.
     """
-    count = context_lib.require("permute").num_replicas_in_sync
-    return over_nest(Permute(pairs=_check_pairs(pairs, count)), value, "sends")
-
-
-def _check_pairs(pairs: Any, num_replicas: int) -> tuple[tuple[int, int], ...]:
-    """Pairs as a tuple, in order."""
+    num_replicas = context_lib.require("permute").num_replicas_in_sync
     is_listed = isinstance(pairs, (list, tuple)) and all(
         isinstance(pair, (list, tuple)) and list(map(is_integer, pair)) == [True, True]
         for pair in pairs
@@ -138,7 +122,8 @@ def _check_pairs(pairs: Any, num_replicas: int) -> tuple[tuple[int, int], ...]:
                     f"{replicas.count(replica)} pairs; a replica sends to at most one "
                     "and receives from at most one: use broadcast to send to several"
                 )
-    return tuple(sorted((source, target) for source, target in pairs))
+    in_order = tuple(sorted((source, target) for source, target in pairs))
+    return over_nest(Permute(pairs=in_order), value, "sends")
 
 
 @as_written
@@ -217,4 +202,4 @@ def all_to_all(value: Any) -> Any:
       ValueError: Rows that cannot be divided equally, or a leaf is
         ``tf.IndexedSlices``.
     """
-    return over_nest(AllToAll(), value, "divides", check_rows)
+    return over_nest(AllToAll(), value, "divides")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import tensorflow as tf
 
 from replicator._tf import distribute as _tf_distribute
+from replicator.collectives.kind import Backward
 from replicator.core import context as context_lib
 from replicator.core.step import tensor_of
 from replicator.core.validation import format_value, is_one_of
@@ -44,7 +45,6 @@ _UNKNOWN_TO_GRAPHS = tf.dtypes.experimental.float8_e5m2
 
 
 def check_reducible(value: tf.Tensor | tf.IndexedSlices, op: str, caller: str) -> None:
-    """Rejects a reduction that is not defined for the type of a value."""
     dtype = tf.as_dtype(value.dtype)
     is_number = dtype.is_floating or dtype.is_integer or dtype.is_complex
     if dtype == tf.bool and op in ("sum", "mean"):
@@ -58,8 +58,11 @@ def check_reducible(value: tf.Tensor | tf.IndexedSlices, op: str, caller: str) -
             f"{caller} {op!r} of {dtype.name} is not defined; reductions take numbers "
             "(and bool with 'min' and 'max'); all_gather and broadcast take any type"
         )
-    if op == "mean":
-        context_lib.check_mean(dtype, caller)
+    if op == "mean" and dtype.is_integer:
+        raise ValueError(
+            f"{caller} 'mean' of {dtype.name} would be rounded; use 'sum', or tf.cast "
+            "the value to a floating type first"
+        )
     if dtype == _UNKNOWN_TO_GRAPHS:
         raise ValueError(
             f"{caller} {op!r} of {dtype.name} does not work: TensorFlow's graph "
@@ -75,9 +78,8 @@ def check_reducible(value: tf.Tensor | tf.IndexedSlices, op: str, caller: str) -
 
 def combine(values: Sequence[tf.Tensor], op: str) -> tf.Tensor:
     """Reduces dense tensors of one shape and type eagerly, as a step does."""
-    dtype = values[0].dtype
-    stacked = tf.stack([tf.cast(value, stand_in(dtype, op)) for value in values])
-    return tf.cast(getattr(tf, f"reduce_{op}")(stacked, axis=0), dtype)
+    stacked = tf.stack([widened(value, op) for value in values])
+    return tf.cast(getattr(tf, f"reduce_{op}")(stacked, axis=0), values[0].dtype)
 
 
 def stand_in(dtype: tf.DType, op: str) -> tf.DType:
@@ -91,9 +93,8 @@ def stand_in(dtype: tf.DType, op: str) -> tf.DType:
     return _STAND_INS.get(dtype, dtype)
 
 
-def is_differentiable(dtype: tf.DType) -> bool:
-    """Whether gradients flow through tensors of a type."""
-    return bool(dtype.is_floating or dtype.is_complex)
+def widened(tensor: tf.Tensor, op: str) -> tf.Tensor:
+    return tf.cast(tensor, stand_in(tensor.dtype, op))
 
 
 def communicate(
@@ -102,7 +103,11 @@ def communicate(
     """Carries out a collective so that its gradient is that of its kind."""
     if not tensors:
         return []
-    places = [i for i, t in enumerate(tensors) if is_differentiable(t.dtype)]
+    places = [
+        place
+        for place, tensor in enumerate(tensors)
+        if tensor.dtype.is_floating or tensor.dtype.is_complex
+    ]
     if context.num_replicas_in_sync == 1 or not places:
         # What one replica does needs no special gradient, and integers have none:
         # leave the graph of the single device unchanged.
@@ -113,15 +118,23 @@ def communicate(
     def gradient(*dys: Any) -> list[tf.Tensor | None]:
         grads: list[tf.Tensor | None] = [None] * len(tensors)
         weight = context_lib.loss_weight()
+
+        def weighed(grad: tf.Tensor, by: Callable[..., tf.Tensor]) -> tf.Tensor:
+            # Of a mean over no examples, no number: it is not counted.
+            return grad if weight is None else by(grad, tf.cast(weight, grad.dtype))
+
+        # The gradient of a tf.gather from a result is tf.IndexedSlices.
+        arriving = [tf.convert_to_tensor(dys[place]) for place in places]
         flowing = kind.gradient(
-            context,
-            [tensors[i] for i in places],
-            [results[i] for i in places],
-            # The gradient of a tf.gather from a result is tf.IndexedSlices.
-            [_times(tf.convert_to_tensor(dys[i]), weight) for i in places],
+            Backward(
+                context,
+                xs=[tensors[place] for place in places],
+                ys=[results[place] for place in places],
+                dys=[weighed(dy, tf.math.multiply_no_nan) for dy in arriving],
+            )
         )
         for place, grad in zip(places, flowing, strict=True):
-            grads[place] = _without(grad, weight)
+            grads[place] = weighed(grad, tf.math.divide_no_nan)
         return grads
 
     @tf.custom_gradient
@@ -130,19 +143,6 @@ def communicate(
         return tuple(results), gradient
 
     return _tf_distribute.call_with_gradient(with_gradient, tensors, gradient)
-
-
-def _times(grad: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:
-    """Weighs a gradient; that of a mean over no examples, no number, is not counted."""
-    if weight is None:
-        return grad
-    return tf.math.multiply_no_nan(grad, tf.cast(weight, grad.dtype))
-
-
-def _without(grad: tf.Tensor, weight: tf.Tensor | None) -> tf.Tensor:
-    if weight is None:
-        return grad
-    return tf.math.divide_no_nan(grad, tf.cast(weight, grad.dtype))
 
 
 # TensorFlow traces the body of such a loop once and then replaces each node by one that
@@ -168,9 +168,13 @@ def _convert(
     if call is None:
         return None
     operand, is_stacked = converted(call.operands[call.markers.index(marker)])
-    if is_stacked:
-        return call.kind.vectorized(current, operand), True
-    return communicate(current, call.kind, [operand])[0], False
+    has_rows, gives_rows = call.kind.has_rows
+    if is_stacked and has_rows:
+        operand = _swap_dimensions(operand)
+    (result,) = communicate(current, call.kind, [operand])
+    if is_stacked and gives_rows:
+        result = _swap_dimensions(result)
+    return result, is_stacked
 
 
 # AutoGraph would convert every call of the library again, which would take most of the
@@ -179,7 +183,6 @@ as_written = tf.autograph.experimental.do_not_convert
 
 
 def dense(value: Any, caller: str, does: str) -> list[tf.Tensor]:
-    """The leaves of a nest."""
     leaves = tf.nest.flatten(value)
     if any(isinstance(leaf, tf.IndexedSlices) for leaf in leaves):
         raise ValueError(
@@ -192,60 +195,38 @@ def dense(value: Any, caller: str, does: str) -> list[tf.Tensor]:
     ]
 
 
-def over_nest(
-    kind: CollectiveKind,
-    value: Any,
-    does: str,
-    check: Callable[[Sequence[tf.Tensor], str, int], None] | None = None,
-) -> Any:
+def over_nest(kind: CollectiveKind, value: Any, does: str) -> Any:
     """Carries out a collective over the leaves of a nest, for users."""
     context = context_lib.require(kind.name)
+    count, op = context.num_replicas_in_sync, getattr(kind, "op", None)
     tensors = dense(value, kind.name, does)
-    if check is not None:
-        check(tensors, kind.name, context.num_replicas_in_sync)
-    return tf.nest.pack_sequence_as(value, communicate(context, kind, tensors))
-
-
-def check_rows(tensors: Sequence[tf.Tensor], caller: str, num_replicas: int) -> None:
-    """Rejects tensors whose rows cannot be divided equally among replicas."""
-    for tensor in tensors:
+    if op is not None:
+        for tensor in tensors:
+            check_reducible(tensor, op, kind.name)
+    for tensor in tensors if kind.has_rows[0] else ():
         rank = tensor.shape.rank
         rows = tensor.shape[0] if rank else None
-        if not rank or (rows is not None and rows % num_replicas):
+        if not rank or (rows is not None and rows % count):
             raise ValueError(
-                f"{caller} divides the rows of a tensor equally among "
-                f"{num_replicas} replicas, but got shape {tensor.shape}; pass a "
-                f"first dimension that is a multiple of {num_replicas}"
+                f"{kind.name} divides the rows of a tensor equally among "
+                f"{count} replicas, but got shape {tensor.shape}; pass a "
+                f"first dimension that is a multiple of {count}"
             )
+    sent = tensors if op is None else [widened(tensor, op) for tensor in tensors]
+    found = zip(tensors, communicate(context, kind, sent), strict=True)
+    results = [tf.cast(y, x.dtype) for x, y in found]
+    return tf.nest.pack_sequence_as(value, results)
 
 
-# Each value is rounded to the nearest number of the narrow type, ties to even, before
-# it leaves its memory. With u = 2^-8 for bfloat16 (8 significant bits) or 2^-11 for
-# float16 (11 bits), and R operands g_r of which none over- or underflows, the error of
-# a mean that is summed in float32 and rounded once more before it is sent back is at
-# most
+# Where tensors leave a memory of one program, the sender rounds them to nearest, an
+# owner adds them in float32, and rounds once before they are sent back. So with unit
+# roundoff u (2^-8 of bfloat16, 2^-11 of float16) the error of a mean is at most
 #
-#     u * (sum_r |g_r| / R) * (1 + u) + u * |mean|,
+#     u * (sum_r |g_r| / R) * (1 + u) + u * |mean|.
 #
-# and rounding to nearest is unbiased if the low bits of the operands are uniform.
-# bfloat16 has the exponent range of float32, so nothing overflows. float16 overflows
-# above 65,504 and underflows below 6e-8: scale the loss (Micikevicius et al. 2018).
-#
-# By route:
-#
-# - replicas that share memory: nothing is sent, so nothing is rounded;
-# - between memories of one program (devices, or remote workers of one client): rounded
-#   by the sender, summed with float32 accumulation on the owner device, and rounded
-#   once before they are sent back, so that all replicas get the same bits;
-# - NCCL: sums float16 in float16; TensorFlow's does not take bfloat16, which is reduced
-#   on owner devices;
-# - ``tf.IndexedSlices`` are gathered, not summed: values are rounded on every route;
-# - stock strategies of ``tf.distribute``: cast first, so summed in 16 bits.
-#
-# Weights and optimizer state stay in their own type everywhere.
+# NCCL and stock strategies add in 16 bits; sparse values are rounded everywhere.
 
 _WIRE_DTYPES = {"bfloat16": tf.bfloat16, "float16": tf.float16}
-UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
 def check_compression(compression: str | None) -> tf.DType | None:
@@ -265,75 +246,53 @@ def check_compression(compression: str | None) -> tf.DType | None:
 # a type of the same width; sums use a wider integer or pairs of floats. Results have
 # the same bits as with the type itself.
 
-_REDUCED = (tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
-_MOVED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
-# Type that no collective op takes -> how it is added: by which op, as what.
-_ADDED_AS = {
-    tf.int8: ("Cast", tf.int32),
-    tf.uint8: ("Cast", tf.int32),
-    tf.int16: ("Cast", tf.int32),
-    tf.uint16: ("Cast", tf.int32),
-    tf.uint32: ("Cast", tf.int64),
-    tf.uint64: ("Bitcast", tf.int64),
-    tf.complex64: ("Bitcast", tf.float32),
-    tf.complex128: ("Bitcast", tf.float64),
-}
-# The same for types that are moved only.
-_MOVED_AS = {
-    tf.bool: ("Cast", tf.int32),
-    tf.int8: ("Cast", tf.int32),
-    tf.uint8: ("Cast", tf.int32),
-    tf.int16: ("Bitcast", tf.float16),
-    tf.uint16: ("Bitcast", tf.float16),
-    tf.bfloat16: ("Bitcast", tf.float16),
-    tf.uint32: ("Bitcast", tf.int32),
-    tf.uint64: ("Bitcast", tf.int64),
-    tf.complex64: ("Bitcast", tf.int64),
-    tf.complex128: ("Bitcast", tf.float64),
-    tf.dtypes.experimental.float8_e4m3fn: ("Cast", tf.float32),
-    tf.dtypes.experimental.float8_e5m2: ("Cast", tf.float32),
-}
-
 
 class Wire(NamedTuple):
-    """As what tensors of one type are sent."""
-
     op: str  # ``Cast`` or ``Bitcast``, by which they are converted; empty for neither.
     dtype: tf.DType  # The type that is sent.
 
-    def convert(self, tensor: tf.Tensor) -> tf.Tensor:
-        """To the type that is sent."""
-        return _CONVERSIONS[self.op](tensor, self.dtype)
-
-    def restore(self, tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-        """Back to the tensor's own type."""
-        return _CONVERSIONS[self.op](tensor, dtype)
+    def convert(self, tensor: tf.Tensor, dtype: tf.DType | None = None) -> tf.Tensor:
+        """To the type that is sent, or from there to the tensor's own."""
+        by = {"": lambda same, _: same, "Cast": tf.cast, "Bitcast": tf.bitcast}
+        return by[self.op](tensor, dtype or self.dtype)
 
 
-_CONVERSIONS: dict[str, Callable[[tf.Tensor, tf.DType], tf.Tensor]] = {
-    "": lambda tensor, _: tensor,
-    "Cast": tf.cast,
-    "Bitcast": tf.bitcast,
+_AS_IT_IS = {
+    dtype: Wire("", dtype)
+    for dtype in (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+}
+# How values of a type are added over workers.
+_ADDED = _AS_IT_IS | {
+    tf.bfloat16: Wire("", tf.bfloat16),
+    tf.int8: Wire("Cast", tf.int32),
+    tf.uint8: Wire("Cast", tf.int32),
+    tf.int16: Wire("Cast", tf.int32),
+    tf.uint16: Wire("Cast", tf.int32),
+    tf.uint32: Wire("Cast", tf.int64),
+    tf.uint64: Wire("Bitcast", tf.int64),
+    tf.complex64: Wire("Bitcast", tf.float32),
+    tf.complex128: Wire("Bitcast", tf.float64),
+}
+# How they are gathered or broadcast.
+_MOVED = _AS_IT_IS | {
+    tf.bool: Wire("Cast", tf.int32),
+    tf.int8: Wire("Cast", tf.int32),
+    tf.uint8: Wire("Cast", tf.int32),
+    tf.int16: Wire("Bitcast", tf.float16),
+    tf.uint16: Wire("Bitcast", tf.float16),
+    tf.bfloat16: Wire("Bitcast", tf.float16),
+    tf.uint32: Wire("Bitcast", tf.int32),
+    tf.uint64: Wire("Bitcast", tf.int64),
+    tf.complex64: Wire("Bitcast", tf.int64),
+    tf.complex128: Wire("Bitcast", tf.float64),
+    tf.dtypes.experimental.float8_e4m3fn: Wire("Cast", tf.float32),
+    tf.dtypes.experimental.float8_e5m2: Wire("Cast", tf.float32),
 }
 
 
-def wire_of_sum(dtype: tf.DType) -> Wire:
-    """How a type is reduced over workers."""
-    if dtype in _REDUCED:
-        return Wire("", dtype)
-    return _look_up(_ADDED_AS, dtype, "all_reduce")
-
-
-def wire_of_move(dtype: tf.DType, kind: str) -> Wire:
-    """How a type is gathered or broadcast over workers."""
-    if dtype in _MOVED:
-        return Wire("", dtype)
-    return _look_up(_MOVED_AS, dtype, kind)
-
-
-def _look_up(
-    table: dict[tf.DType, tuple[str, tf.DType]], dtype: tf.DType, kind: str
-) -> Wire:
+def wire_over_workers(dtype: tf.DType, kind: str) -> Wire:
+    """How a type is sent between workers by a collective of a kind."""
+    table = _ADDED if kind == "all_reduce" else _MOVED
     if dtype not in table:
         raise CollectiveTypeError(
             f"{kind} of {dtype.name} cannot be sent between worker processes: "
@@ -341,11 +300,10 @@ def _look_up(
             "as numbers first (such as tf.io.decode_raw of a string), or use the "
             "in_graph backend"
         )
-    return Wire(*table[dtype])
+    return table[dtype]
 
 
-def swap_dimensions(tensor: tf.Tensor) -> tf.Tensor:
-    """Swaps the first two dimensions."""
+def _swap_dimensions(tensor: tf.Tensor) -> tf.Tensor:
     rest = tf.range(2, tf.rank(tensor))
     return tf.transpose(tensor, tf.concat([[1, 0], rest], axis=0))
 

@@ -1,8 +1,8 @@
 """Kinds: all that the library knows of a collective, asked in one place.
 
 The engine, the plan, traffic, vectorized loops and backends never compare the names of
-collectives: they ask the kind. So an answer that is missing is an error when the class
-is made, and never the answer of another kind.
+collectives: they ask the kind. An answer that is missing is an error when the class is
+made, and never the answer of another kind.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from replicator.core.topology import Topology
 
     Tensors: TypeAlias = Sequence[tf.Tensor]
+    Transfers: TypeAlias = Iterator["Transfer"]
 
 
 NOTHING, REDUCE, GATHER, BROADCAST = "", "reduce", "gather", "broadcast"
@@ -36,13 +37,15 @@ class Transfer(NamedTuple):
 class BetweenWorkers(NamedTuple):
     """What one tensor or bucket costs between worker processes."""
 
-    # ``REDUCE``, ``GATHER`` or ``BROADCAST``: the operation of TensorFlow, or
-    # ``NOTHING`` if nothing is sent.
-    op: str
+    op: str  # TensorFlow's ``REDUCE``, ``GATHER`` or ``BROADCAST``, or ``NOTHING``.
     num_bytes: float  # Sent by all workers together.
 
 
-_NO_ANSWER = abc.abstractmethod(lambda: None)
+class Backward(NamedTuple):
+    context: ReplicaContext
+    xs: Tensors  # Operands.
+    ys: Tensors  # Results.
+    dys: Tensors  # Gradients of the results.
 
 
 class CollectiveKind(abc.ABC):
@@ -60,16 +63,23 @@ class CollectiveKind(abc.ABC):
     is_invariant: ClassVar[bool]
     # Whether small tensors of one call are sent in one bucket. ``Links.operands`` are
     # those of one tensor otherwise.
-    is_fused: ClassVar[bool]
+    is_fused: ClassVar[bool] = False
+    # Whether the first dimension of the operand, and of the result, has a meaning. One
+    # collective does all iterations of a vectorized loop, whose dimension comes second
+    # then.
+    has_rows: ClassVar[tuple[bool, bool]] = (False, False)
+    # How R > 1 replicas carry out a call: in one program, over workers; see ``plan``.
+    algorithms: ClassVar[tuple[str, str]]
 
     def __init_subclass__(cls, *, is_pattern: bool = False, **options: Any) -> None:
         """Checks that a subclass answers everything, unless it is a pattern."""
         super().__init_subclass__(**options)
-        missing = [
+        said = {name: getattr(cls, name, None) for name in dir(cls)}
+        missing = sorted(
             name
-            for name in questions(cls)
-            if getattr(getattr(cls, name, _NO_ANSWER), "__isabstractmethod__", False)
-        ]
+            for name in {"name", "is_invariant", "algorithms", *said}
+            if name not in said or getattr(said[name], "__isabstractmethod__", False)
+        )
         if missing and not is_pattern:
             raise TypeError(
                 f"collective {cls.__name__} does not say {', '.join(missing)}: "
@@ -88,13 +98,11 @@ class CollectiveKind(abc.ABC):
         return ", ".join(str(getattr(self, name)) for name in shown)
 
     @abc.abstractmethod
-    def result_shape(self, shape: tf.TensorShape, num_replicas: int) -> tf.TensorShape:
-        """Static shape of the result, which has the type of the operand."""
+    def result_shape(self, shape: tf.TensorShape, count: int) -> tf.TensorShape:
+        """Static shape of the result on R = ``count`` replicas."""
 
     @abc.abstractmethod
-    def gradient(
-        self, context: ReplicaContext, xs: Tensors, ys: Tensors, dys: Tensors
-    ) -> Tensors:
+    def gradient(self, of: Backward) -> Tensors:
         """The gradients of the operands: d(sum over replicas s of t_s) / d(x_r).
 
         It calls ``differentiable.communicate``, so it can be differentiated again, and
@@ -102,17 +110,7 @@ class CollectiveKind(abc.ABC):
         """
 
     @abc.abstractmethod
-    def vectorized(self, context: ReplicaContext, stacked: tf.Tensor) -> tf.Tensor:
-        """One collective for all iterations of a vectorized loop.
-
-        It takes ``[iterations] + shape`` of the operand, and returns ``[iterations] +
-        shape`` of the result.
-        """
-
-    @abc.abstractmethod
-    def local_result(
-        self, ops: Ops, operand: Any, replica: Any, num_replicas: int
-    ) -> Any:
+    def local_result(self, ops: Ops, operand: Any, replica: Any, count: int) -> Any:
         """The result where every replica holds the operand of this one.
 
         With R = 1 that is the collective; otherwise it is what a measuring control has
@@ -123,51 +121,26 @@ class CollectiveKind(abc.ABC):
     def by_sums(self, sums: Sums, tensors: Tensors) -> list[tf.Tensor]:
         """The collective made of sums, which is all that some backends have."""
 
-    @abc.abstractmethod
     def sent_dtype(self, dtype: tf.DType) -> tf.DType:
         """The type in which tensors leave a memory: their own unless compressed."""
+        return dtype
 
-    @abc.abstractmethod
     def algorithm(self, operands: Operands, topology: Topology) -> str:
         """Names the way in which R > 1 replicas carry out a call; see ``plan``."""
+        del operands
+        return self.algorithms[topology.num_programs > 1]
 
     @abc.abstractmethod
     def link(self, at: Links) -> list[tuple[Node, ...]]:
         """Emits the collective into the graph of a program."""
 
     @abc.abstractmethod
-    def transfers(
-        self, num_bytes: int, owner: int, topology: Topology
-    ) -> Iterator[Transfer]:
+    def transfers(self, num_bytes: int, owner: int, topology: Topology) -> Transfers:
         """What goes from memory to memory where one program has all replicas."""
 
     @abc.abstractmethod
     def between_workers(self, num_bytes: int, topology: Topology) -> BetweenWorkers:
         """What goes over the wire where every worker has a program of its own."""
-
-
-def questions(kind: type) -> list[str]:
-    """What a kind has to answer: methods without a body, and values without one."""
-    found = {
-        name
-        for base in kind.__mro__
-        for name, value in vars(base).items()
-        if getattr(value, "__isabstractmethod__", False)
-    }
-    return sorted({"name", "is_invariant", "is_fused", *found})
-
-
-def gathered_bytes(num_bytes: int, topology: Topology) -> float:
-    """Bytes that a ring of W workers sends to gather R operands: (W - 1) R b."""
-    return (topology.num_programs - 1) * topology.num_replicas * float(num_bytes)
-
-
-def reduced_bytes(num_bytes: int, topology: Topology) -> float:
-    """Bytes that a ring of W workers sends to reduce and distribute: 2 (W - 1) b.
-
-    Replicas of one worker are reduced before, so their number does not matter.
-    """
-    return 2.0 * (topology.num_programs - 1) * num_bytes
 
 
 # ``Ops`` are few enough to exist twice: as tensors of TensorFlow, and as nodes of a
@@ -250,8 +223,6 @@ def by_replica(at: Links, result: Callable[[int], Node]) -> list[tuple[Node, ...
 
 
 class TensorOps:
-    """``Ops`` as tensors."""
-
     def stack(self, values: Tensors) -> tf.Tensor:
         return tf.stack(values)
 
@@ -286,8 +257,6 @@ TENSORS = TensorOps()
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Operands:
-    """What is known of the operands of a call."""
-
     dtypes: tuple[tf.DType, ...]  # Type of each operand.
     shapes: tuple[tf.TensorShape, ...]  # Static shape of each operand.
 
@@ -329,8 +298,6 @@ class Collective(Operands):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Sums:
-    """Sums over the replicas of a backend."""
-
     num_replicas: int  # R, at least 2.
     replica_id: tf.Tensor  # Of this replica, a scalar int32.
     # Takes tensors and ``sum`` or ``mean``; reduces each over replicas.

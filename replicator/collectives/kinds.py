@@ -15,32 +15,33 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.collectives.differentiable import (
-    communicate,
-    join_rows,
-    swap_dimensions,
-)
+from replicator.collectives.differentiable import communicate, join_rows
 from replicator.collectives.kind import (
     BROADCAST,
     GATHER,
     NOTHING,
     REDUCE,
     TENSORS,
+    Backward,
     BetweenWorkers,
     CollectiveKind,
     Transfer,
     by_replica,
-    gathered_bytes,
-    reduced_bytes,
 )
 from replicator.core.context import wire_of
 from replicator.core.devices import NCCL_DTYPES, RING_DTYPES
 from replicator.errors import StaticShapeError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from replicator.collectives.kind import Links, Node, Operands, Ops, Sums, Tensors
+    from replicator.collectives.kind import (
+        Links,
+        Node,
+        Operands,
+        Ops,
+        Sums,
+        Tensors,
+        Transfers,
+    )
     from replicator.core.context import ReplicaContext
     from replicator.core.topology import Topology
 
@@ -50,41 +51,21 @@ def all_sum(context: ReplicaContext, tensors: Tensors) -> list[tf.Tensor]:
     return communicate(context, AllReduce(op="sum"), tensors)
 
 
-def _at_once(
-    kind: CollectiveKind, context: ReplicaContext, stacked: tf.Tensor
-) -> tf.Tensor:
-    """The collective of the operands of all iterations, element by element."""
-    return communicate(context, kind, [stacked])[0]
-
-
-def _by_rows(
-    kind: CollectiveKind, context: ReplicaContext, stacked: tf.Tensor
-) -> tf.Tensor:
-    """The same where rows count: iterations become a further dimension of a row."""
-    return swap_dimensions(communicate(context, kind, [swap_dimensions(stacked)])[0])
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reduce(CollectiveKind, is_pattern=True):
-    """A reduction over replicas."""
-
     op: str  # ``sum``, ``mean``, ``min`` or ``max``.
 
-    def sent_dtype(self, dtype: tf.DType) -> tf.DType:
-        return dtype
-
     def between_workers(self, num_bytes: int, topology: Topology) -> BetweenWorkers:
-        # One whole tensor per worker: TensorFlow's rings have no reduce-scatter.
-        return BetweenWorkers(REDUCE, reduced_bytes(num_bytes, topology))
+        # TensorFlow's rings have no reduce-scatter: one whole tensor per worker, whose
+        # replicas are reduced before, is reduced and distributed.
+        return BetweenWorkers(REDUCE, 2.0 * (topology.num_programs - 1) * num_bytes)
 
 
-def _shared_by_holders(
-    context: ReplicaContext, xs: Tensors, extremes: Tensors, totals: Tensors
-) -> Tensors:
+def _shared_by_holders(of: Backward, extremes: Tensors, totals: Tensors) -> Tensors:
     """Gradients, split equally over the replicas that have the extreme value."""
-    both = zip(xs, extremes, strict=True)
+    both = zip(of.xs, extremes, strict=True)
     holds = [tf.cast(tf.equal(x, extreme), x.dtype) for x, extreme in both]
-    counts = all_sum(context, holds)
+    counts = all_sum(of.context, holds)
     return [h * t / c for h, t, c in zip(holds, totals, counts, strict=True)]
 
 
@@ -99,26 +80,19 @@ class AllReduce(Reduce):
     name = "all_reduce"
     is_invariant = True
     is_fused = True
-    vectorized = _at_once
+    algorithms = "add_n", "add_n"
 
-    def result_shape(self, shape: tf.TensorShape, num_replicas: int) -> tf.TensorShape:
-        del num_replicas
+    def result_shape(self, shape: tf.TensorShape, count: int) -> tf.TensorShape:
         return shape
 
-    def gradient(
-        self, context: ReplicaContext, xs: Tensors, ys: Tensors, dys: Tensors
-    ) -> Tensors:
+    def gradient(self, of: Backward) -> Tensors:
         if self.op in ("sum", "mean"):
-            return communicate(context, AllReduce(op=self.op), dys)
-        return _shared_by_holders(context, xs, ys, all_sum(context, dys))
+            return communicate(of.context, AllReduce(op=self.op), of.dys)
+        return _shared_by_holders(of, of.ys, all_sum(of.context, of.dys))
 
-    def local_result(
-        self, ops: Ops, operand: Any, replica: Any, num_replicas: int
-    ) -> Any:
-        del replica
-        if self.op != "sum" or num_replicas == 1:
-            return operand
-        return ops.scale(operand, num_replicas)
+    def local_result(self, ops: Ops, operand: Any, replica: Any, count: int) -> Any:
+        is_added = self.op == "sum" and count > 1
+        return ops.scale(operand, count) if is_added else operand
 
     def by_sums(self, sums: Sums, tensors: Tensors) -> list[tf.Tensor]:
         # In the type that is sent; minimum and maximum of the stacks.
@@ -138,19 +112,16 @@ class AllReduce(Reduce):
         if self.op in ("min", "max"):
             return "pairwise"
         if not topology.has_own_gpus or not operands.have_static_shapes:
-            return "add_n"
+            return super().algorithm(operands, topology)
         flat = "ring" if topology.has_virtual_gpus else "nccl"
         allowed = RING_DTYPES if flat == "ring" else NCCL_DTYPES
         sent = {self.sent_dtype(dtype) for dtype in operands.dtypes}
         return flat if sent <= allowed else "add_n"
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:
-        # Within memories, between them, and between workers.
         return at.reduced(self.op, self.wire_dtype)
 
-    def transfers(
-        self, num_bytes: int, owner: int, topology: Topology
-    ) -> Iterator[Transfer]:
+    def transfers(self, num_bytes: int, owner: int, topology: Topology) -> Transfers:
         # Each memory sends one tensor to the owner, and gets one back. Where they are
         # in several processes, it is one of each.
         for memory in dict.fromkeys(topology.leaders(owner)):
@@ -164,41 +135,33 @@ class ReduceScatter(Reduce):
 
     name = "reduce_scatter"
     is_invariant = False
-    is_fused = False
-    vectorized = _by_rows
+    has_rows = True, True
+    # Each part on the device of its replica; over workers all of them there.
+    algorithms = "parts", "add_n"
 
-    def result_shape(self, shape: tf.TensorShape, num_replicas: int) -> tf.TensorShape:
-        rows = None if shape[0] is None else shape[0] // num_replicas
+    def result_shape(self, shape: tf.TensorShape, count: int) -> tf.TensorShape:
+        rows = None if shape[0] is None else shape[0] // count
         return tf.TensorShape([rows]).concatenate(shape[1:])
 
-    def gradient(
-        self, context: ReplicaContext, xs: Tensors, ys: Tensors, dys: Tensors
-    ) -> Tensors:
+    def gradient(self, of: Backward) -> Tensors:
         def all_rows(parts: Tensors) -> Tensors:
-            return list(map(join_rows, communicate(context, AllGather(), parts)))
+            return list(map(join_rows, communicate(of.context, AllGather(), parts)))
 
-        whole = all_rows(dys)
+        whole = all_rows(of.dys)
         if self.op == "sum":
             return whole
         if self.op == "mean":
-            count = context.num_replicas_in_sync
+            count = of.context.num_replicas_in_sync
             return [dy / tf.cast(count, dy.dtype) for dy in whole]
-        return _shared_by_holders(context, xs, all_rows(ys), whole)
+        return _shared_by_holders(of, all_rows(of.ys), whole)
 
-    def local_result(
-        self, ops: Ops, operand: Any, replica: Any, num_replicas: int
-    ) -> Any:
-        whole = AllReduce(op=self.op).local_result(ops, operand, replica, num_replicas)
-        return whole if num_replicas == 1 else ops.part(whole, replica, num_replicas)
+    def local_result(self, ops: Ops, operand: Any, replica: Any, count: int) -> Any:
+        whole = AllReduce(op=self.op).local_result(ops, operand, replica, count)
+        return whole if count == 1 else ops.part(whole, replica, count)
 
     def by_sums(self, sums: Sums, tensors: Tensors) -> list[tf.Tensor]:
         whole = AllReduce(op=self.op).by_sums(sums, tensors)
         return [TENSORS.part(t, sums.replica_id, sums.num_replicas) for t in whole]
-
-    def algorithm(self, operands: Operands, topology: Topology) -> str:
-        # Each part on the device of its replica; over workers all of them there.
-        del operands
-        return "parts" if topology.num_programs == 1 else "add_n"
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:
         # Splits where the tensors are, so that only parts leave a memory.
@@ -215,28 +178,26 @@ class ReduceScatter(Reduce):
 
         return by_replica(at, own_part)
 
-    def transfers(
-        self, num_bytes: int, owner: int, topology: Topology
-    ) -> Iterator[Transfer]:
-        del owner  # each memory sends every replica its part
+    def transfers(self, num_bytes: int, owner: int, topology: Topology) -> Transfers:
+        # Each memory sends every replica its part.
         count = topology.num_local_replicas
         for memory in dict.fromkeys(topology.memories):
             for replica in range(count):
                 yield Transfer(memory, replica, num_bytes / count)
 
 
+def _gathered(num_bytes: int, topology: Topology) -> BetweenWorkers:
+    """What a ring of W workers sends to gather R operands: (W - 1) R b."""
+    others = topology.num_programs - 1
+    return BetweenWorkers(GATHER, others * topology.num_replicas * float(num_bytes))
+
+
 class Gather(CollectiveKind, is_pattern=True):
     """The values of all replicas, which every replica gets."""
 
     is_invariant = True
-    is_fused = False
 
-    def sent_dtype(self, dtype: tf.DType) -> tf.DType:
-        return dtype
-
-    def transfers(
-        self, num_bytes: int, owner: int, topology: Topology
-    ) -> Iterator[Transfer]:
+    def transfers(self, num_bytes: int, owner: int, topology: Topology) -> Transfers:
         # All operands go to the owner, and all of them come back.
         replicas = range(topology.num_local_replicas)
         yield from (Transfer(replica, owner, num_bytes) for replica in replicas)
@@ -245,7 +206,7 @@ class Gather(CollectiveKind, is_pattern=True):
 
     def between_workers(self, num_bytes: int, topology: Topology) -> BetweenWorkers:
         # Rows are padded to the most that one worker has.
-        return BetweenWorkers(GATHER, gathered_bytes(num_bytes, topology))
+        return _gathered(num_bytes, topology)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -253,34 +214,23 @@ class AllGather(Gather):
     """A stack of the values of all replicas."""
 
     name = "all_gather"
+    has_rows = False, True
+    algorithms = "pack", "pack"  # on the device of an owner
 
-    def result_shape(self, shape: tf.TensorShape, num_replicas: int) -> tf.TensorShape:
-        return tf.TensorShape([num_replicas]).concatenate(shape)
+    def result_shape(self, shape: tf.TensorShape, count: int) -> tf.TensorShape:
+        return tf.TensorShape([count]).concatenate(shape)
 
-    def gradient(
-        self, context: ReplicaContext, xs: Tensors, ys: Tensors, dys: Tensors
-    ) -> Tensors:
-        del xs, ys  # the own slice of the sum
-        mine = context.replica_id_in_sync_group
-        return [dy[mine] for dy in all_sum(context, dys)]
+    def gradient(self, of: Backward) -> Tensors:
+        mine = of.context.replica_id_in_sync_group
+        return [dy[mine] for dy in all_sum(of.context, of.dys)]
 
-    def vectorized(self, context: ReplicaContext, stacked: tf.Tensor) -> tf.Tensor:
-        return swap_dimensions(communicate(context, self, [stacked])[0])
-
-    def local_result(
-        self, ops: Ops, operand: Any, replica: Any, num_replicas: int
-    ) -> Any:
-        del replica
-        return ops.stack([operand] * num_replicas)
+    def local_result(self, ops: Ops, operand: Any, replica: Any, count: int) -> Any:
+        return ops.stack([operand] * count)
 
     def by_sums(self, sums: Sums, tensors: Tensors) -> list[tf.Tensor]:
         # The stock gather fails on virtual CPU devices: it needs more devices than the
         # strategy has.
         return sums.stack(tensors)
-
-    def algorithm(self, operands: Operands, topology: Topology) -> str:
-        del operands, topology  # on the device of an owner
-        return "pack"
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:
         return [at.stacked()]
@@ -294,29 +244,24 @@ class AllConcat(Gather):
     """
 
     name = "all_concat"
-    vectorized = _by_rows
+    has_rows = True, True
+    algorithms = "concat", "concat"  # on the device of an owner
 
-    def result_shape(self, shape: tf.TensorShape, num_replicas: int) -> tf.TensorShape:
+    def result_shape(self, shape: tf.TensorShape, count: int) -> tf.TensorShape:
         if shape.rank is None:
             return shape
-        rows = None if shape[0] is None else shape[0] * num_replicas
+        rows = None if shape[0] is None else shape[0] * count
         return tf.TensorShape([rows]).concatenate(shape[1:])
 
-    def gradient(
-        self, context: ReplicaContext, xs: Tensors, ys: Tensors, dys: Tensors
-    ) -> Tensors:
-        del ys  # the own rows of the sum
-        (counts,) = context.communicate(AllGather(), [tf.shape(xs[0])[0]])
-        mine = context.replica_id_in_sync_group
+    def gradient(self, of: Backward) -> Tensors:
+        (counts,) = of.context.communicate(AllGather(), [tf.shape(of.xs[0])[0]])
+        mine = of.context.replica_id_in_sync_group
         begin = tf.reduce_sum(counts[:mine])
         end = begin + counts[mine]
-        return [dy[begin:end] for dy in all_sum(context, dys)]
+        return [dy[begin:end] for dy in all_sum(of.context, of.dys)]
 
-    def local_result(
-        self, ops: Ops, operand: Any, replica: Any, num_replicas: int
-    ) -> Any:
-        del replica
-        return operand if num_replicas == 1 else ops.concat([operand] * num_replicas)
+    def local_result(self, ops: Ops, operand: Any, replica: Any, count: int) -> Any:
+        return operand if count == 1 else ops.concat([operand] * count)
 
     def by_sums(self, sums: Sums, tensors: Tensors) -> list[tf.Tensor]:
         if sums.has_static_shapes:
@@ -339,10 +284,6 @@ class AllConcat(Gather):
         ]
         return [rows[:-1] for rows in sums.reduce(placed, "sum")]
 
-    def algorithm(self, operands: Operands, topology: Topology) -> str:
-        del operands, topology  # on the device of an owner
-        return "concat"
-
     def link(self, at: Links) -> list[tuple[Node, ...]]:
         return [at.joined()]
 
@@ -351,18 +292,13 @@ class Exchange(CollectiveKind, is_pattern=True):
     """A result of the shape of the operand, made of what other replicas hold."""
 
     is_invariant = False
-    is_fused = False
 
-    def result_shape(self, shape: tf.TensorShape, num_replicas: int) -> tf.TensorShape:
-        del num_replicas
+    def result_shape(self, shape: tf.TensorShape, count: int) -> tf.TensorShape:
         return shape
-
-    def sent_dtype(self, dtype: tf.DType) -> tf.DType:
-        return dtype
 
     def between_workers(self, num_bytes: int, topology: Topology) -> BetweenWorkers:
         # All tensors: R times what they need.
-        return BetweenWorkers(GATHER, gathered_bytes(num_bytes, topology))
+        return _gathered(num_bytes, topology)
 
 
 class Route(Exchange, is_pattern=True):
@@ -372,43 +308,35 @@ class Route(Exchange, is_pattern=True):
     a replica reads one of another worker. The gradient is sent back to the source.
     """
 
-    vectorized = _at_once
+    algorithms = "wire", "pack"
 
     @abc.abstractmethod
     def source(self, replica: int, num_replicas: int) -> int:
         """The replica whose value a replica gets; -1 for zeros."""
 
-    def gradient(
-        self, context: ReplicaContext, xs: Tensors, ys: Tensors, dys: Tensors
-    ) -> Tensors:
-        del xs, ys
-        count = context.num_replicas_in_sync
+    def gradient(self, of: Backward) -> Tensors:
+        count = of.context.num_replicas_in_sync
         back = [
             (r, source) for r in range(count) if (source := self.source(r, count)) >= 0
         ]
-        return communicate(context, Permute(pairs=tuple(back)), dys)
+        return communicate(of.context, Permute(pairs=tuple(back)), of.dys)
 
-    def local_result(
-        self, ops: Ops, operand: Any, replica: Any, num_replicas: int
-    ) -> Any:
+    def local_result(self, ops: Ops, operand: Any, replica: Any, count: int) -> Any:
         # Of several replicas, a control keeps the operand on those that get zeros, too.
-        del replica
-        is_kept = num_replicas > 1 or self.source(0, 1) >= 0
+        is_kept = count > 1 or self.source(0, 1) >= 0
         return operand if is_kept else ops.zeros_like(operand)
 
     def by_sums(self, sums: Sums, tensors: Tensors) -> list[tf.Tensor]:
         count = sums.num_replicas
-        source = tf.constant([self.source(r, count) for r in range(count)])[
-            sums.replica_id
-        ]
+        sources = [self.source(r, count) for r in range(count)]
+        source = tf.constant(sources)[sums.replica_id]
         return [
             tf.where(source < 0, tf.zeros_like(rows[0]), rows[tf.maximum(source, 0)])
             for rows in sums.stack(tensors)
         ]
 
     def algorithm(self, operands: Operands, topology: Topology) -> str:
-        del operands
-        return "pack" if self._joins_workers(topology) else "wire"
+        return self.algorithms[self._joins_workers(topology)]
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:
         count, first = at.num_replicas, at.first_replica_id
@@ -428,10 +356,7 @@ class Route(Exchange, is_pattern=True):
 
         return by_replica(at, received)
 
-    def transfers(
-        self, num_bytes: int, owner: int, topology: Topology
-    ) -> Iterator[Transfer]:
-        del owner
+    def transfers(self, num_bytes: int, owner: int, topology: Topology) -> Transfers:
         count = topology.num_replicas
         for replica in range(count):
             source = self.source(replica, count)
@@ -468,7 +393,6 @@ class Permute(Route):
         return ", ".join(f"{source}->{target}" for source, target in self.pairs)
 
     def source(self, replica: int, num_replicas: int) -> int:
-        del num_replicas
         return next((s for s, target in self.pairs if target == replica), -1)
 
 
@@ -480,38 +404,27 @@ class Broadcast(Route):
 
     name = "broadcast"
     is_invariant = True
+    algorithms = "wire", "wire"  # workers receive it, and gather nothing
 
     def source(self, replica: int, num_replicas: int) -> int:
-        del replica, num_replicas
         return self.source_replica_id
 
-    def gradient(
-        self, context: ReplicaContext, xs: Tensors, ys: Tensors, dys: Tensors
-    ) -> Tensors:
-        del xs, ys  # the sum, on the source
-        is_source = tf.equal(context.replica_id_in_sync_group, self.source_replica_id)
-        return [
-            tf.where(is_source, dy, tf.zeros_like(dy)) for dy in all_sum(context, dys)
-        ]
+    def _only_of_source(self, replica_id: tf.Tensor, tensors: Tensors) -> Tensors:
+        is_source = tf.equal(replica_id, self.source_replica_id)
+        return [tf.where(is_source, t, tf.zeros_like(t)) for t in tensors]
+
+    def gradient(self, of: Backward) -> Tensors:
+        mine = of.context.replica_id_in_sync_group
+        return self._only_of_source(mine, all_sum(of.context, of.dys))
 
     def by_sums(self, sums: Sums, tensors: Tensors) -> list[tf.Tensor]:
         # Sums zeros with the value of the source: ``tf.distribute`` has no broadcast.
-        is_source = tf.equal(sums.replica_id, self.source_replica_id)
-        return sums.reduce(
-            [tf.where(is_source, t, tf.zeros_like(t)) for t in tensors], "sum"
-        )
-
-    def algorithm(self, operands: Operands, topology: Topology) -> str:
-        del operands, topology  # workers receive it, and gather nothing
-        return "wire"
+        return sums.reduce(self._only_of_source(sums.replica_id, tensors), "sum")
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:
         return [at.received_from(self.source_replica_id)]
 
-    def transfers(
-        self, num_bytes: int, owner: int, topology: Topology
-    ) -> Iterator[Transfer]:
-        del owner
+    def transfers(self, num_bytes: int, owner: int, topology: Topology) -> Transfers:
         for memory in dict.fromkeys(topology.memories):
             yield Transfer(self.source_replica_id, memory, num_bytes)
 
@@ -525,32 +438,23 @@ class AllToAll(Exchange):
     """The parts of all replicas that are for this one; it is its own transpose."""
 
     name = "all_to_all"
-    vectorized = _by_rows
+    has_rows = True, True
+    # Each part to the device of its replica; over workers all of them.
+    algorithms = "parts", "pack"
 
-    def gradient(
-        self, context: ReplicaContext, xs: Tensors, ys: Tensors, dys: Tensors
-    ) -> Tensors:
-        del xs, ys
-        return communicate(context, self, dys)
+    def gradient(self, of: Backward) -> Tensors:
+        return communicate(of.context, self, of.dys)
 
-    def local_result(
-        self, ops: Ops, operand: Any, replica: Any, num_replicas: int
-    ) -> Any:
-        if num_replicas == 1:
+    def local_result(self, ops: Ops, operand: Any, replica: Any, count: int) -> Any:
+        if count == 1:
             return operand
-        part = ops.part(operand, replica, num_replicas)
-        return ops.concat([part] * num_replicas)
+        return ops.concat([ops.part(operand, replica, count)] * count)
 
     def by_sums(self, sums: Sums, tensors: Tensors) -> list[tf.Tensor]:
         return [
             _parts_of(TENSORS, rows, sums.replica_id, sums.num_replicas)
             for rows in sums.stack(tensors)
         ]
-
-    def algorithm(self, operands: Operands, topology: Topology) -> str:
-        # Each part to the device of its replica; over workers all of them.
-        del operands
-        return "parts" if topology.num_programs == 1 else "pack"
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:
         # Splits where the tensors are, so that only parts leave a memory.
@@ -568,10 +472,8 @@ class AllToAll(Exchange):
             ),
         )
 
-    def transfers(
-        self, num_bytes: int, owner: int, topology: Topology
-    ) -> Iterator[Transfer]:
-        del owner  # every replica sends every other one a part
+    def transfers(self, num_bytes: int, owner: int, topology: Topology) -> Transfers:
+        # Every replica sends every other one a part.
         count = topology.num_local_replicas
         for source, target in itertools.product(range(count), repeat=2):
             yield Transfer(source, target, num_bytes / count)

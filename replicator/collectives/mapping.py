@@ -55,14 +55,12 @@ def map_reduce(fn: Callable[[Any], Any], items: Sequence[Any], op: str = "sum") 
     """
     context = context_lib.require("map_reduce")
     context_lib.check_reduce_op(op)
-    _check_items("map_reduce", items)
-    validation.check_takes_one(fn, "map_reduce", "fn", "an item")
+    results = _Results("map_reduce", fn, items)
     if not items:
         raise ValueError(
             "map_reduce got no items, so the shape of the result is unknown; pass at "
             "least one item"
         )
-    results = _Results("map_reduce", fn, items)
 
     def branch(replica_id: int) -> Callable[[], list[tf.Tensor]]:
         own = range(replica_id, len(items), context.num_replicas)
@@ -109,14 +107,11 @@ def map_gather(items: Sequence[Any], fn: Callable[[Any], Any]) -> list[Any]:
       ValueError: A result's shape is not known when the step is traced.
     """
     context = context_lib.require("map_gather")
-    _check_items("map_gather", items)
-    validation.check_takes_one(fn, "map_gather", "fn", "an item")
     results = _Results("map_gather", fn, items)
     gathered: list[Any] = [None] * len(items)
     for owner in range(min(context.num_replicas, len(items))):
         own = range(owner, len(items), context.num_replicas)
-        flat = _compute_on(context, owner, own, results)
-        flat = broadcast(flat, owner)
+        flat = broadcast(_compute_on(context, owner, own, results), owner)
         for index in own:
             count = len(results.specs[index])
             gathered[index] = results.pack(index, flat[:count])
@@ -153,6 +148,12 @@ class _Results:
     def __init__(
         self, caller: str, fn: Callable[[Any], Any], items: Sequence[Any]
     ) -> None:
+        if not isinstance(items, (list, tuple)):
+            raise TypeError(
+                f"{caller} got items of type {type(items).__name__!r}; pass a list or "
+                "a tuple (tf.unstack turns a tensor into a list)"
+            )
+        validation.check_takes_one(fn, caller, "fn", "an item")
         self._caller = caller
         self._fn = fn
         self._items = items
@@ -161,7 +162,6 @@ class _Results:
         self.specs: dict[int, list[tf.TensorSpec]] = {}
 
     def compute(self, index: int) -> list[tf.Tensor]:
-        """Emits one item's work."""
         value = self._fn(self._items[index])
         leaves = tf.nest.flatten(value)
         if any(leaf is None for leaf in leaves):
@@ -175,8 +175,9 @@ class _Results:
         self.specs[index] = [tf.TensorSpec(t.shape, t.dtype) for t in flat]
         return flat
 
-    def check_consistent(self, index: int) -> None:
-        """Rejects results that cannot be reduced with those of item 0."""
+    def reducible(self, index: int) -> list[tf.Tensor]:
+        """Emits one item's work, whose results can be reduced with those of item 0."""
+        flat = self.compute(index)
         is_consistent = self._structures[0] == self._structures[index] and all(
             mine.dtype == first.dtype and mine.shape.is_compatible_with(first.shape)
             for mine, first in zip(self.specs[index], self.specs[0], strict=True)
@@ -187,6 +188,7 @@ class _Results:
                 f"fn(items[0]) is {self._describe(0)}; all results of a reduction must "
                 "have the same structure, type and shape (map_gather takes any)"
             )
+        return flat
 
     def static_specs(self, index: int) -> list[tf.TensorSpec]:
         """Types and shapes of an item's results, for replicas without the item."""
@@ -199,7 +201,7 @@ class _Results:
                 )
         return self.specs[index]
 
-    def pack(self, index: int, flat: Sequence[tf.Tensor]) -> Any:
+    def pack(self, index: int, flat: Sequence[Any]) -> Any:
         """Gives flat tensors the structure of an item's result."""
         return tf.nest.pack_sequence_as(self._structures[index], list(flat))
 
@@ -209,29 +211,14 @@ class _Results:
 
 
 def _reduce_own(results: _Results, indices: Sequence[int], op: str) -> list[tf.Tensor]:
-    """Emits the work of one replica's items and the reduction of their results."""
-    rows = []
-    for index in indices:
-        rows.append(results.compute(index))
-        results.check_consistent(index)
-    columns = [list(column) for column in zip(*rows, strict=True)]
+    columns = list(zip(*map(results.reducible, indices), strict=True))
     for column in columns:
         differentiable.check_reducible(column[0], op, "map_reduce")
-    return [_reduce(column, op) for column in columns]
-
-
-def _reduce(tensors: list[tf.Tensor], op: str) -> tf.Tensor:
-    dtype = tensors[0].dtype
-    stand_in = differentiable.stand_in(dtype, op)
     if op == "mean":  # divided, and narrowed again, when all of them are added up
-        return tf.add_n([tf.cast(tensor, stand_in) for tensor in tensors])
-    if len(tensors) == 1:
-        return tensors[0]
-    if op == "sum":
-        return tf.add_n(tensors)
-    stacked = tf.stack([tf.cast(tensor, stand_in) for tensor in tensors])
-    reduce = tf.reduce_min if op == "min" else tf.reduce_max
-    return tf.cast(reduce(stacked, axis=0), dtype)
+        columns = [[differentiable.widened(x, op) for x in of] for of in columns]
+    if op in ("sum", "mean"):
+        return [tf.add_n(column) for column in columns]
+    return [differentiable.combine(column, op) for column in columns]
 
 
 def _neutral(spec: tf.TensorSpec, op: str) -> tf.Tensor:
@@ -240,16 +227,5 @@ def _neutral(spec: tf.TensorSpec, op: str) -> tf.Tensor:
     if op in ("sum", "mean"):
         wide = differentiable.stand_in(dtype, op) if op == "mean" else dtype
         return tf.zeros(spec.shape, wide)
-    if dtype.is_floating:
-        value = tf.constant(np.inf if op == "min" else -np.inf, dtype)
-    else:
-        value = tf.constant(dtype.max if op == "min" else dtype.min, dtype)
-    return tf.fill(spec.shape, value)
-
-
-def _check_items(caller: str, items: Any) -> None:
-    if not isinstance(items, (list, tuple)):
-        raise TypeError(
-            f"{caller} got items of type {type(items).__name__!r}; pass a list or a "
-            "tuple (tf.unstack turns a tensor into a list)"
-        )
+    least, most = (-np.inf, np.inf) if dtype.is_floating else (dtype.min, dtype.max)
+    return tf.fill(spec.shape, tf.constant(most if op == "min" else least, dtype))

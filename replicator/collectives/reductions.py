@@ -129,7 +129,7 @@ def all_reduce_if(
 def _all_reduce_dense(
     context: ReplicaContext, tensors: Sequence[tf.Tensor], kind: AllReduce
 ) -> list[tf.Tensor]:
-    sent = [tf.cast(t, differentiable.stand_in(t.dtype, kind.op)) for t in tensors]
+    sent = [differentiable.widened(tensor, kind.op) for tensor in tensors]
     # float16 has 16 bits already; what averages it in float32 is not narrowed again.
     whole = dataclasses.replace(kind, wire_dtype=None)
     kinds = [whole if tensor.dtype == tf.float16 else kind for tensor in tensors]
@@ -184,8 +184,6 @@ def _concat(
 
 
 class GlobalBatches(NamedTuple):
-    """What ``split_global_batches`` divides."""
-
     dataset: tf.data.Dataset  # The examples.
     share: int  # Those of one replica in a whole global batch.
 
@@ -304,9 +302,7 @@ def mean_over_examples(values: Any) -> tf.Tensor:
     weight = tf.math.divide_no_nan(
         tf.cast(replica.num_replicas_in_sync, total.dtype), total
     )
-    summed = tf.reduce_sum(
-        tf.cast(values, differentiable.stand_in(values.dtype, "mean"))
-    )
+    summed = tf.reduce_sum(differentiable.widened(values, "mean"))
     return tf.cast(summed * tf.cast(weight, summed.dtype), values.dtype)
 
 

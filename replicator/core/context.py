@@ -6,7 +6,7 @@ import abc
 import contextlib
 import re
 import threading
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import tensorflow as tf
 
@@ -135,7 +135,7 @@ class _Stack(threading.local):
     def __init__(self) -> None:
         self.contexts: list[ReplicaContext] = []
         self.replicators: list[Any] = []
-        self.undo: list[Callable[[list[Any]], list[Any]] | None] = []
+        self.undo: list[Undo | None] = []
         self.weights: list[Callable[[], tf.Tensor | None]] = []
 
 
@@ -143,28 +143,21 @@ _STACK = _Stack()
 
 
 @contextlib.contextmanager
-def enter(context: ReplicaContext) -> Iterator[ReplicaContext]:
-    """Makes ``context`` the current one in this thread; used by backends."""
-    _STACK.contexts.append(context)
-    try:
-        yield context
-    finally:
-        _STACK.contexts.pop()
-
-
-@contextlib.contextmanager
-def enter_replicator(replicator: Any) -> Iterator[None]:
-    """Makes ``replicator`` the one whose ``context()`` is open in this thread."""
-    _STACK.replicators.append(replicator)
+def _pushed(stack: list[Any], item: Any) -> Iterator[None]:
+    stack.append(item)
     try:
         yield
     finally:
-        _STACK.replicators.pop()
+        stack.pop()
 
 
-def current_replicator() -> Any:
-    """The replicator whose ``context()`` is open in this thread, or None."""
-    return _STACK.replicators[-1] if _STACK.replicators else None
+def enter(context: ReplicaContext) -> contextlib.AbstractContextManager[None]:
+    """Makes ``context`` the current one in this thread; used by backends."""
+    return _pushed(_STACK.contexts, context)
+
+
+def enter_replicator(replicator: Any) -> contextlib.AbstractContextManager[None]:
+    return _pushed(_STACK.replicators, replicator)
 
 
 def get_replica_context() -> ReplicaContext:
@@ -177,36 +170,26 @@ def get_replica_context() -> ReplicaContext:
 
 
 def in_replica_context() -> bool:
-    """Tells whether a step function is running or being traced in this thread."""
     return bool(_STACK.contexts)
 
 
-@contextlib.contextmanager
-def gradients_divided(undo: Callable[[list[Any]], list[Any]]) -> Iterator[None]:
+Undo: TypeAlias = "Callable[[list[Any]], list[Any]]"
+
+
+def gradients_divided(undo: Undo | None) -> contextlib.AbstractContextManager[None]:
     """Says that losses in a step are divided by the number of replicas.
 
     So are their gradients, which optimizers then sum instead of averaging them, as
-    ``tf.distribute`` has it.
+    ``tf.distribute`` has it. With None, the gradients at hand are averages already.
     """
-    with _gradients(undo):
-        yield
+    return _pushed(_STACK.undo, undo)
 
 
-@contextlib.contextmanager
-def gradients_averaged() -> Iterator[None]:
-    """Says that the gradients at hand are averages already."""
-    with _gradients(None):
-        yield
-
-
-@contextlib.contextmanager
-def losses_weighed(weight: Callable[[], tf.Tensor | None]) -> Iterator[None]:
+def losses_weighed(
+    weight: Callable[[], tf.Tensor | None],
+) -> contextlib.AbstractContextManager[None]:
     """Says that the loss of a replica counts by the examples of its batch."""
-    _STACK.weights.append(weight)
-    try:
-        yield
-    finally:
-        _STACK.weights.pop()
+    return _pushed(_STACK.weights, weight)
 
 
 def loss_weight() -> tf.Tensor | None:
@@ -225,17 +208,7 @@ def are_gradients_divided() -> bool:
     return bool(_STACK.undo) and _STACK.undo[-1] is not None
 
 
-@contextlib.contextmanager
-def _gradients(undo: Callable[[list[Any]], list[Any]] | None) -> Iterator[None]:
-    _STACK.undo.append(undo)
-    try:
-        yield
-    finally:
-        _STACK.undo.pop()
-
-
 def require(caller: str) -> ReplicaContext:
-    """Returns the current context or explains that ``caller`` needs one."""
     if not _STACK.contexts:
         raise CollectiveContextError(
             f"{caller}() was called in cross-replica context, but it needs a replica: "
@@ -246,7 +219,6 @@ def require(caller: str) -> ReplicaContext:
 
 
 def check_reads_outside() -> None:
-    """Rejects reading an input iterator inside a step."""
     if in_replica_context():
         raise RunContextError(
             "next(inputs) was called inside a step, which is the code of one replica; "
@@ -256,22 +228,12 @@ def check_reads_outside() -> None:
 
 
 def check_reduce_op(op: Any) -> str:
-    """Returns ``op`` if it is a known reduction."""
     if not is_one_of(op, REDUCE_OPS):
         raise ValueError(
             f"unknown reduction {format_value(op)}; use one of "
             f"{', '.join(map(repr, REDUCE_OPS))}"
         )
     return op
-
-
-def check_mean(dtype: tf.DType, caller: str) -> None:
-    """Rejects the mean of integers."""
-    if not (dtype.is_floating or dtype.is_complex):
-        raise ValueError(
-            f"{caller} 'mean' of {dtype.name} would be rounded; use 'sum', or tf.cast "
-            "the value to a floating type first"
-        )
 
 
 def wire_of(dtype: tf.DType, wire_dtype: tf.DType | None) -> tf.DType:
@@ -318,18 +280,17 @@ def logical_device(index: int) -> contextlib.AbstractContextManager[Any]:
     """
     if in_replica_context():
         return get_replica_context().logical_device(index)
-    replicator = current_replicator()
-    if replicator is None:
+    if not _STACK.replicators:
         raise DeviceError(
             f"logical_device({index!r}) was called outside a replica; use it inside "
             "`with repl.context():` for variables, or inside the step function for ops"
         )
-    scope: contextlib.AbstractContextManager[Any] = replicator.logical_device(index)
+    scope: contextlib.AbstractContextManager[Any]
+    scope = _STACK.replicators[-1].logical_device(index)
     return scope
 
 
 def check_logical_index(index: Any, num_logical_devices: int) -> int:
-    """Returns the index of a logical device, if it exists."""
     if not is_integer(index, least=0) or index >= num_logical_devices:
         raise DeviceError(
             f"logical_device({format_value(index)}) does not exist: a replica here has "
@@ -351,7 +312,6 @@ def logical_index(device: str) -> int | None:
 
 
 def logical_scope(index: Any, num_logical_devices: int) -> Any:
-    """The scope of a logical device while a step is traced."""
     return tf.device(logical_name(check_logical_index(index, num_logical_devices)))
 
 
@@ -407,7 +367,6 @@ def created_in(
     scope: Callable[[], contextlib.AbstractContextManager[Any]],
     made: Callable[[Any], None] = _ignore,
 ) -> Iterator[None]:
-    """Makes what a step creates in a scope of variables."""
     before = _STATE.place, _STATE.made
     _STATE.place, _STATE.made = scope, made
     try:
@@ -417,7 +376,6 @@ def created_in(
 
 
 def place() -> contextlib.AbstractContextManager[Any]:
-    """The scope in which what a step creates is made."""
     return _STATE.place()
 
 
@@ -535,7 +493,6 @@ class _LazyGenerator:
 
 
 def check_in_replica(caller: str) -> None:
-    """Rejects an update outside a step."""
     try:
         require(caller)
     except CollectiveContextError as error:

@@ -26,7 +26,6 @@ RING_DTYPES = NCCL_DTYPES | {tf.bfloat16}
 def resolve(
     num_replicas: int, devices: Sequence[str] | None, *, distinct: bool
 ) -> list[str]:
-    """Returns the full name of each replica's device."""
     _check_count(num_replicas)
     if devices is not None:
         return _explicit(num_replicas, devices, distinct=distinct)
@@ -72,7 +71,6 @@ def resolve_logical(
 
 
 def check_num_logical(count: Any) -> int:
-    """Returns a valid number of logical devices of a replica."""
     if not is_integer(count, least=1, most=MAX_REPLICAS):
         raise DeviceError(
             f"logical_devices_per_replica {format_value(count)} must be an integer of "
@@ -117,22 +115,18 @@ def memory(device: str) -> str:
 
 
 def process(device: str) -> str:
-    """The process of a device, such as ``/job:worker/replica:0/task:1``."""
     return device.rpartition("/device:")[0]
 
 
 def device_type(device: str) -> str:
-    """The type of a device, such as ``GPU``."""
     return str(tf.DeviceSpec.from_string(device).device_type)
 
 
 def is_cpu(device: str) -> bool:
-    """Whether a device is a CPU."""
     return device_type(device) == "CPU"
 
 
 def is_gpu(device: str) -> bool:
-    """Whether a device is a GPU."""
     return device_type(device) == "GPU"
 
 
@@ -147,35 +141,22 @@ def cpu_of(device: str) -> str:
     return device if is_cpu(device) else first_cpu(device)
 
 
-def physical_gpus(num_logical: Sequence[int]) -> tuple[int, ...]:
-    """The physical GPU of each logical one."""
-    return tuple(gpu for gpu, count in enumerate(num_logical) for _ in range(count))
-
-
-def share_a_gpu(devices: Sequence[str], physical: Sequence[int]) -> bool:
+def have_virtual_gpus(devices: Sequence[str]) -> bool:
     """Whether two different GPUs of this process are parts of one physical GPU."""
-    logical = {
-        int(tf.DeviceSpec.from_string(name).device_index or 0)
-        for name in devices
-        if is_gpu(name)
-    }
+    names = filter(is_gpu, devices)
+    logical = {int(tf.DeviceSpec.from_string(name).device_index or 0) for name in names}
+    if not logical:
+        return False
+    physical = [
+        place
+        for place, gpu in enumerate(tf.config.get_visible_devices("GPU"))
+        for _ in tf.config.get_logical_device_configuration(gpu) or [None]
+    ]
     used = [physical[index] for index in logical if index < len(physical)]
     return len(set(used)) < len(used)
 
 
-def have_virtual_gpus(devices: Sequence[str]) -> bool:
-    """The same by the configuration of this process."""
-    if not any(map(is_gpu, devices)):
-        return False
-    configured = [
-        tf.config.get_logical_device_configuration(gpu)
-        for gpu in tf.config.get_visible_devices("GPU")
-    ]
-    return share_a_gpu(devices, physical_gpus([len(c or [None]) for c in configured]))
-
-
 def _check_count(num_replicas: Any) -> None:
-    """Rejects numbers that are too large for a list of devices."""
     if not is_integer(num_replicas, least=1, most=MAX_REPLICAS):
         raise DeviceError(
             f"num_replicas {format_value(num_replicas)} must be an integer from 1 to "

@@ -107,7 +107,6 @@ _NEVER_DENSE = (tf.RaggedTensor, tf.SparseTensor, PerReplica)
 
 
 def tensor_of(value: Any, said: str) -> tf.Tensor:
-    """Returns a value as a dense tensor."""
     if isinstance(value, tf.Tensor):
         return value
     cause: Exception | None = None
@@ -130,8 +129,6 @@ def _advice(value: Any) -> str:
 
 
 def check_outputs(outputs: Any, step_fn: Callable[..., Any]) -> Any:
-    """Turns a step's return value into a nest of tensors."""
-
     def convert(leaf: Any) -> tf.Tensor:
         try:
             return tf.convert_to_tensor(leaf)

@@ -51,12 +51,10 @@ class Topology:
 
     @property
     def num_local_replicas(self) -> int:
-        """Replicas of this program."""
         return len(self.devices)
 
     @property
     def num_logical_devices(self) -> int:
-        """Devices that one replica is split over."""
         return len(self.devices[0])
 
     @property
@@ -118,7 +116,6 @@ class Topology:
         return dataclasses.replace(self, devices=devices)
 
     def replica_id(self, local: int) -> int:
-        """Id in the job of a replica of this program."""
         return self.first_replica_id + local
 
     def logical_device_of(self, device: str) -> int:
@@ -127,7 +124,6 @@ class Topology:
         return mine.index(device) if device in mine else 0
 
     def members(self, memory: int) -> tuple[int, ...]:
-        """Replicas that read the same memory as replica ``memory``."""
         return tuple(r for r, m in enumerate(self.memories) if m == memory)
 
 

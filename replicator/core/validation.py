@@ -70,7 +70,6 @@ def is_positive(value: Any) -> TypeGuard[float]:
 
 
 def path_of(value: Any, argument: str) -> str:
-    """Returns a path as a string."""
     if not isinstance(value, (str, bytes, os.PathLike)):
         raise TypeError(
             f"{argument} must be a path, but got {format_value(value)}; pass a string "
@@ -87,7 +86,6 @@ def path_of(value: Any, argument: str) -> str:
 
 
 def listed(value: Any, said: str) -> list[Any]:
-    """Returns the items of an iterable, in order."""
     is_data = hasattr(value, "element_spec")  # endless where a step is traced
     if hasattr(type(value), "__iter__") and not is_data:
         try:
@@ -169,7 +167,6 @@ def check_owner(
     *,
     is_portable: bool = False,
 ) -> None:
-    """Rejects what another replicator made."""
     owner = thing.owner
     if owner is None or user is None or owner is user:
         return
@@ -181,13 +178,11 @@ def check_owner(
 
 
 def name_of(function: Any) -> str:
-    """The name of a function in messages."""
     inner = getattr(function, "func", function)  # of a functools.partial
     return str(getattr(inner, "__qualname__", type(inner).__name__))
 
 
 def check_input_fn(input_fn: Any, caller: str) -> None:
-    """Rejects an object that cannot be called with an ``InputContext``."""
     if not callable(input_fn):
         raise TypeError(
             f"{caller}() takes a function that returns a dataset, but got a "
@@ -204,7 +199,6 @@ def check_input_fn(input_fn: Any, caller: str) -> None:
 
 
 def check_takes_one(function: Any, caller: str, argument: str, what: str) -> None:
-    """Rejects an object that cannot be called with one argument."""
     if not callable(function):
         raise TypeError(
             f"{caller}() calls {argument} with {what}, but got "
@@ -232,7 +226,6 @@ def check_not_distributed() -> None:
 
 
 def check_step_fn(step_fn: Any, *, takes_batch: bool) -> None:
-    """Rejects an object that cannot be called as a step."""
     if not callable(step_fn):
         raise TypeError(
             f"run() takes a step function, but got a {type(step_fn).__name__!r}; pass "
@@ -260,7 +253,6 @@ def check_step_fn(step_fn: Any, *, takes_batch: bool) -> None:
 
 
 def check_no_more(caller: str, more: tuple[Any, ...], others: dict[str, Any]) -> None:
-    """Rejects arguments in the style of ``tf.distribute``."""
     if more or others:
         got = [f"{name}=" for name in others] or [f"{len(more)} extra arguments"]
         raise TypeError(

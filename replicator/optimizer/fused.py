@@ -26,6 +26,8 @@ from replicator.core import devices
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    Scalars = dict[str, tf.Tensor]
+
 _PLAIN_OPTIONS = (
     "weight_decay",
     "clipnorm",
@@ -54,7 +56,6 @@ class FusedUpdate:
     def apply(
         self, grads: Sequence[tf.Tensor], variables: Sequence[Any], num_summed: int
     ) -> None:
-        """Updates the variables and the iteration counter."""
         self.update(grads, variables, self.prepare(num_summed))
         self.count()
 
@@ -65,7 +66,7 @@ class FusedUpdate:
 
     def prepare(
         self, num_summed: int, *, counter: Any = None, rate: Any = None
-    ) -> dict[str, tf.Tensor]:
+    ) -> Scalars:
         """What the update of every variable needs."""
         # Divided in float64, from which the quotient of any narrower type is rounded.
         rate = tf.cast(self._rate(counter) if rate is None else rate, tf.float64)
@@ -78,28 +79,19 @@ class FusedUpdate:
         return schedule(tf.convert_to_tensor(counter))
 
     def update(
-        self,
-        grads: Sequence[Any],
-        variables: Sequence[Any],
-        prepared: dict[str, tf.Tensor],
+        self, grads: Sequence[Any], variables: Sequence[Any], prepared: Scalars
     ) -> None:
-        """Updates variables by their gradients and what was prepared."""
         # Once for each type: a model has hundreds of variables of few types.
-        of_type: dict[tf.DType, dict[str, tf.Tensor]] = {}
+        of_type: dict[tf.DType, Scalars] = {}
         for grad, variable in zip(grads, variables, strict=True):
             if grad.dtype not in of_type:
                 of_type[grad.dtype] = self._of_type(prepared, grad.dtype)
             self._update_one(grad, variable, of_type[grad.dtype])
 
-    def _of_type(
-        self, prepared: dict[str, tf.Tensor], dtype: tf.DType
-    ) -> dict[str, tf.Tensor]:
-        """The scalars of the kernel for variables of a type."""
+    def _of_type(self, prepared: Scalars, dtype: tf.DType) -> Scalars:
         return {"rate": tf.cast(prepared["rate"], dtype)}
 
-    def _update_one(
-        self, grad: Any, variable: Any, scalars: dict[str, tf.Tensor]
-    ) -> None:
+    def _update_one(self, grad: Any, variable: Any, scalars: Scalars) -> None:
         raise NotImplementedError
 
     def count(self, counter: Any = None) -> None:
@@ -138,16 +130,11 @@ def find(
         return None
     for grad, variable in zip(grads, variables, strict=True):
         is_rows = rule is _Sgd and isinstance(grad, tf.IndexedSlices)
-        if not _has_kernel(_SGD_OF_ROWS if is_rows else rule.kernel, variable):
+        kernel = _SGD_OF_ROWS if is_rows else rule.kernel
+        where = devices.device_type(_tf_compat.unwrap(variable).device)
+        if not _tf_dispatch.has_kernel(kernel, where, tf.as_dtype(variable.dtype)):
             return None
     return rule(optimizer, is_linear=all(grad.dtype != tf.float16 for grad in grads))
-
-
-def _has_kernel(op: str, variable: Any) -> bool:
-    """Whether an update can run where a variable is."""
-    device = _tf_compat.unwrap(variable).device
-    dtype = tf.as_dtype(variable.dtype)
-    return _tf_dispatch.has_kernel(op, devices.device_type(device), dtype)
 
 
 def _is_plain(grad: Any, variable: Any) -> bool:
@@ -164,9 +151,7 @@ def _is_plain(grad: Any, variable: Any) -> bool:
 class _Sgd(FusedUpdate):
     kernel = "ResourceApplyGradientDescent"
 
-    def _update_one(
-        self, grad: Any, variable: Any, scalars: dict[str, tf.Tensor]
-    ) -> None:
+    def _update_one(self, grad: Any, variable: Any, scalars: Scalars) -> None:
         if isinstance(grad, tf.IndexedSlices):
             tf.raw_ops.ResourceScatterSub(
                 resource=_tf_compat.handle(variable),
@@ -187,15 +172,11 @@ class _Momentum(FusedUpdate):
     # the variable adds the slot; with Nesterov, the same step again from the new slot.
     kernel = "ResourceApplyKerasMomentum"
 
-    def _of_type(
-        self, prepared: dict[str, tf.Tensor], dtype: tf.DType
-    ) -> dict[str, tf.Tensor]:
+    def _of_type(self, prepared: Scalars, dtype: tf.DType) -> Scalars:
         momentum = keras.ops.cast(self.optimizer.momentum, dtype.name)
         return {**super()._of_type(prepared, dtype), "momentum": momentum}
 
-    def _update_one(
-        self, grad: Any, variable: Any, scalars: dict[str, tf.Tensor]
-    ) -> None:
+    def _update_one(self, grad: Any, variable: Any, scalars: Scalars) -> None:
         # The momentum of rows without a gradient decays too, so the update is dense.
         grad = tf.convert_to_tensor(grad)
         optimizer = self.optimizer
@@ -219,7 +200,7 @@ class _Adam(FusedUpdate):
 
     def prepare(
         self, num_summed: int, *, counter: Any = None, rate: Any = None
-    ) -> dict[str, tf.Tensor]:
+    ) -> Scalars:
         del num_summed  # always 1
         rate = self._rate(counter) if rate is None else rate
         counter = self.optimizer.iterations.value if counter is None else counter
@@ -228,9 +209,7 @@ class _Adam(FusedUpdate):
             "step": tf.convert_to_tensor(counter) + 1,
         }
 
-    def _of_type(
-        self, prepared: dict[str, tf.Tensor], dtype: tf.DType
-    ) -> dict[str, tf.Tensor]:
+    def _of_type(self, prepared: Scalars, dtype: tf.DType) -> Scalars:
         optimizer, step = self.optimizer, tf.cast(prepared["step"], dtype)
         return {
             **super()._of_type(prepared, dtype),
@@ -242,9 +221,7 @@ class _Adam(FusedUpdate):
             "epsilon": tf.constant(optimizer.epsilon, dtype),
         }
 
-    def _update_one(
-        self, grad: Any, variable: Any, scalars: dict[str, tf.Tensor]
-    ) -> None:
+    def _update_one(self, grad: Any, variable: Any, scalars: Scalars) -> None:
         index = _tf_compat.slot_index(self.optimizer, variable)
         momentums, velocities = _tf_compat.adam_slots(self.optimizer)
         tf.raw_ops.ResourceApplyAdam(

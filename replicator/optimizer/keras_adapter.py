@@ -8,8 +8,7 @@ first, or raise an error that says why it does not.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -31,10 +30,7 @@ if TYPE_CHECKING:
 # an unfinished accumulation) is in a group beside it, which Keras skips if nobody asks.
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OptionVariable:
-    """A variable of an option."""
-
+class OptionVariable(NamedTuple):
     variable: Any  # A Keras variable.
     initial: float = 0.0  # What all its elements are at first.
 
@@ -50,7 +46,6 @@ class OptionsState(SidecarState):
         self.count: Any = None
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes all, by name."""
         count = 0 if self.count is None else int(self.count)
         if count:
             raise OptimizerOptionError(
@@ -68,17 +63,6 @@ class OptionsState(SidecarState):
             shape, dtype = entry.variable.shape, entry.variable.dtype
             start = np.full(shape, entry.initial, dtype)
             entry.variable.assign(store[name] if name in saved else start)
-
-
-def check_is_here(variables: Iterable[Any], ownership: Ownership | None) -> None:
-    """Rejects state that ``sharded_update`` keeps in other processes."""
-    if ownership is not None and any(
-        ownership.is_elsewhere(_tf_compat.unwrap(variable)) for variable in variables
-    ):
-        raise OptimizerOptionError(
-            "Keras cannot save or load an optimizer whose state sharded_update=True "
-            "keeps in several processes; use repl.make_checkpoint_manager()"
-        )
 
 
 class KerasAdapter(OptimizerProxy):
@@ -117,7 +101,16 @@ class KerasAdapter(OptimizerProxy):
 
     def _plain_variables(self) -> list[Any]:
         """The state that the optimizer inside would have by itself."""
-        check_is_here(self.wrapped.variables, self._ownership)
+        ownership = self._ownership
+        if ownership is not None and any(
+            ownership.is_elsewhere(_tf_compat.unwrap(variable))
+            for variable in self.wrapped.variables
+        ):
+            raise OptimizerOptionError(
+                "Keras cannot save or load an optimizer whose state "
+                "sharded_update=True keeps in several processes; use "
+                "repl.make_checkpoint_manager()"
+            )
         own = {id(entry.variable) for entry in self.options_state.entries.values()}
         return [v for v in self.wrapped.variables if id(v) not in own]
 
@@ -184,7 +177,6 @@ class KerasAdapter(OptimizerProxy):
 
 
 def check_can_be_wrapped(optimizer: Any) -> None:
-    """Rejects what is no Keras optimizer, or is wrapped already."""
     if isinstance(optimizer, KerasAdapter):
         raise TypeError(
             f"wrap_optimizer got an optimizer that is already wrapped, {optimizer!r}; "

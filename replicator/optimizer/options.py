@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from replicator.catalog import BACKENDS, GRADIENTS, LEVELS, PARAMETERS, STATE
 from replicator.collectives import differentiable
@@ -17,23 +17,50 @@ from replicator.core.validation import (
 from replicator.errors import OptimizerOptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
 DYNAMIC = "dynamic"
-# Option -> the capability of the catalogue that a backend needs for it.
-_CAPABILITIES = {
-    "accumulation_steps": "gradient_accumulation",
-    "loss_scale": "dynamic_loss_scale",
-    "sharded_update": "sharded_update",
+
+
+class _Rule(NamedTuple):
+    is_valid: Callable[[Any], bool]
+    must: str  # What the message says of another value.
+    # Attributes by which the Keras optimizer itself does the same.
+    conflicts: tuple[str, ...] = ()
+    capability: str = ""  # Of the catalogue, which a backend needs for it.
+
+
+_RULES = {
+    "accumulation_steps": _Rule(
+        lambda steps: is_integer(steps, least=1, most=INT32_MAX),
+        "must be an integer of at least 1 (the number of apply_gradients() calls per "
+        "update)",
+        ("gradient_accumulation_steps",),
+        "gradient_accumulation",
+    ),
+    "global_clipnorm": _Rule(
+        lambda limit: limit is None or is_positive(limit),
+        "must be a positive number, or None for no clipping",
+        ("clipnorm", "clipvalue", "global_clipnorm"),
+    ),
+    "sharded_update": _Rule(
+        lambda level: isinstance(level, bool) or is_one_of(level, LEVELS),
+        "is not a level: use 'state' (or True), 'gradients' (and state), 'parameters' "
+        "(and both), or False",
+        capability="sharded_update",
+    ),
+    "loss_scale": _Rule(
+        lambda by: by is None or is_one_of(by, (DYNAMIC,)) or is_positive(by),
+        "must be a positive number, 'dynamic', or None",
+        ("loss_scale_factor", "dynamic_scale", "inner_optimizer"),
+        "dynamic_loss_scale",
+    ),
 }
-# And for a level of it.
 _OF_LEVELS = {GRADIENTS: "sharded_gradients", PARAMETERS: "sharded_parameters"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerOptions:
-    """The options of ``wrap_optimizer``."""
-
     # ``bfloat16`` or ``float16``: gradients are sent in 16 bits; see
     # ``replicator.collectives.differentiable``.
     compression: str | None = None
@@ -75,62 +102,40 @@ class OptimizerOptions:
         """Whether some calls do not update."""
         return self.accumulation_steps > 1 or self.loss_scale == DYNAMIC
 
-    def check(self, optimizer: Any) -> OptimizerOptions:
-        """Returns the options if they are valid for an optimizer."""
-        differentiable.check_compression(self.compression)
-        steps = self.accumulation_steps
-        if not is_integer(steps, least=1, most=INT32_MAX):
-            raise OptimizerOptionError(
-                f"accumulation_steps={format_value(steps)} must be an integer of at "
-                "least 1 (the number of apply_gradients() calls per update)"
-            )
-        if self.global_clipnorm is not None and not is_positive(self.global_clipnorm):
-            raise OptimizerOptionError(
-                f"global_clipnorm={format_value(self.global_clipnorm)} must be a "
-                "positive number, or None for no clipping"
-            )
-        sharded = self.sharded_update
-        if not (isinstance(sharded, bool) or is_one_of(sharded, LEVELS)):
-            raise OptimizerOptionError(
-                f"sharded_update={format_value(sharded)} is not a level: use 'state' "
-                "(or True), 'gradients' (and state), 'parameters' (and both), or False"
-            )
-        scale = self.loss_scale
-        if not (scale is None or is_one_of(scale, (DYNAMIC,)) or is_positive(scale)):
-            raise OptimizerOptionError(
-                f"loss_scale={format_value(scale)} must be a positive number, "
-                "'dynamic', or None"
-            )
-        self._check_with(optimizer)
-        return self
+    def is_set(self, name: str) -> bool:
+        """Whether an option has another value than by default."""
+        return bool(getattr(self, name) != getattr(OptimizerOptions(), name))
 
-    def _check_with(self, optimizer: Any) -> None:
-        """Rejects options that the Keras optimizer has set as well."""
-        if self.accumulation_steps > 1:
-            _reject_conflict(
-                optimizer, ("gradient_accumulation_steps",), self, "accumulation_steps"
-            )
-        if self.global_clipnorm is not None:
-            clips = ("clipnorm", "clipvalue", "global_clipnorm")
-            _reject_conflict(optimizer, clips, self, "global_clipnorm")
-        if self.loss_scale is not None:
-            scales = ("loss_scale_factor", "dynamic_scale", "inner_optimizer")
-            _reject_conflict(optimizer, scales, self, "loss_scale")
+    def check(self, optimizer: Any) -> OptimizerOptions:
+        differentiable.check_compression(self.compression)
+        for name, rule in _RULES.items():
+            value = getattr(self, name)
+            if not rule.is_valid(value):
+                raise OptimizerOptionError(f"{name}={format_value(value)} {rule.must}")
+        for name, rule in _RULES.items():
+            for attribute in rule.conflicts if self.is_set(name) else ():
+                value = getattr(optimizer, attribute, None)
+                if value is not None:
+                    raise OptimizerOptionError(
+                        f"{name}={getattr(self, name)!r} was passed to wrap_optimizer, "
+                        f"but {type(optimizer).__name__} itself has "
+                        f"{attribute}={value!r}, so it would be applied twice; set "
+                        "only one of them"
+                    )
+        return self
 
     def refuse(
         self, backend: str, label: str, *, refuses_fixed_loss_scale: bool = False
     ) -> None:
         """Rejects options that a backend lacks, for the reason that its entry has."""
-        default = OptimizerOptions()
-        for name, capability in self._needs():
+        needs = [(name, rule.capability) for name, rule in _RULES.items()]
+        needs.append(("sharded_update", _OF_LEVELS.get(self.level or "", "")))
+        for name, capability in needs:
             reason = BACKENDS[backend].lacks.get(capability)
-            value = getattr(self, name)
-            if reason is None or value == getattr(default, name):
-                continue
-            is_fixed_scale = name == "loss_scale" and value != DYNAMIC
-            if is_fixed_scale and not refuses_fixed_loss_scale:
-                continue
-            self.refuse_option(name, reason, label)
+            is_fixed_scale = name == "loss_scale" and self.loss_scale != DYNAMIC
+            is_allowed = is_fixed_scale and not refuses_fixed_loss_scale
+            if reason is not None and self.is_set(name) and not is_allowed:
+                self.refuse_option(name, reason, label)
 
     def refuse_over_workers(self, label: str) -> None:
         """Rejects what a sharded update over worker processes cannot do."""
@@ -144,26 +149,9 @@ class OptimizerOptions:
             reason = "no worker has all of the sums whose norm limits the update"
             self.refuse_option("global_clipnorm", reason, label)
 
-    def refuse_branch(self, optimizer: Any) -> NoReturn:
-        """Rejects an optimizer that cannot skip the update of one owner by itself."""
-        raise OptimizerOptionError(
-            f"sharded_update={self.sharded_update!r} with updates that are skipped "
-            "(accumulation_steps, loss_scale='dynamic') needs an update by kernels "
-            "(keras.optimizers.SGD or Adam without options such as weight_decay), "
-            f"which {type(optimizer).__name__} here has not; use "
-            "sharded_update='state', or update in every call"
-        )
-
-    def _needs(self) -> Iterator[tuple[str, str]]:
-        """Options, with the capabilities that a backend needs for them."""
-        yield from _CAPABILITIES.items()
-        if isinstance(self.level, str) and self.level in _OF_LEVELS:
-            yield "sharded_update", _OF_LEVELS[self.level]
-
     def refuse_option(
         self, name: str, reason: str, label: str, instead: str = ""
     ) -> NoReturn:
-        """Raises the error of one option that does not work."""
         default = getattr(OptimizerOptions(), name)
         use = (
             f"{name}={instead!r}"
@@ -174,16 +162,3 @@ class OptimizerOptions:
             f"{name}={getattr(self, name)!r} does not work with {label}: {reason}; "
             f"use {use}"
         )
-
-
-def _reject_conflict(
-    optimizer: Any, attributes: tuple[str, ...], options: OptimizerOptions, name: str
-) -> None:
-    for attribute in attributes:
-        value = getattr(optimizer, attribute, None)
-        if value is not None:
-            raise OptimizerOptionError(
-                f"{name}={getattr(options, name)!r} was passed to wrap_optimizer, but "
-                f"{type(optimizer).__name__} itself has {attribute}={value!r}, so it "
-                "would be applied twice; set only one of them"
-            )

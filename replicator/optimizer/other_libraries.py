@@ -109,7 +109,7 @@ class AveragingOptimizer(OptimizerProxy):
         if self.options.global_clipnorm is not None:
             averaged = clip_by_global_norm(averaged, self.options.global_clipnorm)
         variables = [variable for _, variable in given]
-        with context.gradients_averaged():  # summed no more
+        with context.gradients_divided(None):  # summed no more
             pairs = list(zip(averaged, variables, strict=True))
             return self._update(self.wrapped, pairs)
 

@@ -24,13 +24,8 @@ from replicator.variables.kinds import declare_partial
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from replicator.optimizer.fused import FusedUpdate
     from replicator.optimizer.options import OptimizerOptions
     from replicator.variables.ownership import Ownership
-
-    Combine = Callable[
-        [list[tf.Tensor], tf.Tensor], tuple[list[tf.Tensor], tf.Tensor | None]
-    ]
 
 
 # Sparse gradients have the rows of a table that a batch has touched, with their
@@ -64,13 +59,16 @@ def values_of(grad: Any) -> tf.Tensor:
     return grad.values if isinstance(grad, tf.IndexedSlices) else grad
 
 
+def with_values(grad: Any, change: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+    """A dense or sparse gradient with other numbers."""
+    if not isinstance(grad, tf.IndexedSlices):
+        return change(grad)
+    return tf.IndexedSlices(change(grad.values), grad.indices, grad.dense_shape)
+
+
 def scaled_gradient(grad: Any, factor: Any) -> Any:
     """Multiplies a dense or sparse gradient by a scalar, in its own type."""
-    if isinstance(grad, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            scaled_gradient(grad.values, factor), grad.indices, grad.dense_shape
-        )
-    return grad * cast_number(factor, grad.dtype)
+    return with_values(grad, lambda values: values * cast_number(factor, values.dtype))
 
 
 def cast_number(number: Any, dtype: tf.DType) -> tf.Tensor:
@@ -80,20 +78,12 @@ def cast_number(number: Any, dtype: tf.DType) -> tf.Tensor:
     return tf.constant(number, dtype)
 
 
-# Gradient accumulation: one update per k calls of ``apply_gradients``.
-#
-# The result is that of one batch k times as large. If replicas have separate memories
-# (GPUs, other machines), each sums its own gradients, and only the call that updates
-# averages the sums over replicas: 1/k of the communication. The other calls communicate
-# nothing, except for one boolean with a dynamic loss scale, which says on all replicas
-# whether the call counts. If all replicas share one memory, nothing is sent anyway;
-# gradients are then averaged in every call, and there is one sum instead of one per
-# replica.
-#
-# The sums are state of the Keras optimizer. Of per-replica sums only the mean counts:
-# ``CheckpointManager.save`` replaces all of them by the mean, so its checkpoints have
-# an unfinished accumulation, for any number of replicas. Outside a step, and in a plain
-# ``tf.train.Checkpoint``, they read as those of one replica.
+# Gradient accumulation: one update per k calls of ``apply_gradients``, with the result
+# of one batch k times as large. Replicas with separate memories each sum their own
+# gradients, and only the call that updates averages the sums: 1/k of the communication.
+# Of such sums, state of the Keras optimizer, only the mean counts, by which
+# ``CheckpointManager.save`` replaces them. Where replicas share one memory, gradients
+# are averaged in every call, and there is one sum.
 
 
 class Accumulation:
@@ -106,7 +96,6 @@ class Accumulation:
         self._sums: dict[int, Any] = {}
 
     def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Makes one accumulator per variable, and the counter."""
         self.count = optimizer.add_variable(
             (), dtype="int64", name="num_accumulated_steps"
         )
@@ -122,25 +111,29 @@ class Accumulation:
         """The counter and the sums, for files of Keras."""
         sums = {f"sum_{i}": total for i, total in enumerate(self._sums.values())}
         both = {"num_accumulated_steps": self.count} | sums
-        return {
-            name: OptionVariable(variable=variable) for name, variable in both.items()
-        }
+        return {name: OptionVariable(variable) for name, variable in both.items()}
 
     def add(
         self,
         grads: Sequence[Any],
         variables: Sequence[Any],
         is_counted: tf.Tensor | None,
-        *,
-        combine: Combine,
-        update: Callable[[tf.Tensor, Callable[[], list[tf.Tensor]]], None],
         groups: Sequence[Sequence[int]],
-    ) -> None:
-        """Adds the gradients of one call; one that is due updates and starts over."""
-        sums = [_tf_compat.unwrap(self._sums[id(variable)]) for variable in variables]
+    ) -> tuple[list[tf.Tensor], tf.Tensor, tf.Tensor]:
+        """Adds the gradients of one call, those of a group of places in one branch.
+
+        Returns the sums, the calls that are in them, and whether an update is due.
+        """
+        sums = self._sums_of(variables)
+
+        def add(places: Sequence[int]) -> None:
+            for place in places:
+                is_sparse = isinstance(grads[place], tf.IndexedSlices)
+                total = sums[place]
+                (total.scatter_add if is_sparse else total.assign_add)(grads[place])
+
         for group in groups:
-            added = [(sums[place], grads[place]) for place in group]
-            when(is_counted, functools.partial(_add, added))
+            when(is_counted, functools.partial(add, group))
         counter = _tf_compat.unwrap(self.count)
         one = tf.ones((), counter.dtype)
         if is_counted is not None:
@@ -149,33 +142,29 @@ class Accumulation:
         is_due = count >= self.num_steps
         if is_counted is not None:
             is_due = tf.logical_and(is_due, is_counted)
-        totals, is_usable = combine([tf.convert_to_tensor(s) for s in sums], is_due)
-        if is_usable is not None:
-            is_due = tf.logical_and(is_due, is_usable)
+        return [tf.convert_to_tensor(total) for total in sums], count, is_due
 
-        def averages() -> list[tf.Tensor]:
-            share = 1.0 / tf.cast(count, tf.float64)
-            return [total * tf.cast(share, total.dtype) for total in totals]
+    def start_over(
+        self,
+        is_due: tf.Tensor,
+        count: tf.Tensor,
+        variables: Sequence[Any],
+        groups: Sequence[Sequence[int]],
+    ) -> None:
+        """Sets the sums and the counter to zero, if there was an update."""
+        sums = self._sums_of(variables)
 
-        # Two branches, because sums may differ between replicas, but the update not.
-        update(is_due, averages)
+        def start_over(places: Sequence[int]) -> None:
+            for place in places:
+                sums[place].assign(tf.zeros_like(sums[place]))
+
         for group in groups:
-            when(is_due, functools.partial(_start_over, [sums[p] for p in group]))
+            when(is_due, functools.partial(start_over, group))
+        counter = _tf_compat.unwrap(self.count)
         counter.assign(tf.where(is_due, tf.zeros_like(count), count))
 
-
-def _add(pairs: Sequence[tuple[Any, Any]]) -> None:
-    """Adds to each accumulator its gradient."""
-    for accumulator, grad in pairs:
-        if isinstance(grad, tf.IndexedSlices):
-            accumulator.scatter_add(grad)
-        else:
-            accumulator.assign_add(grad)
-
-
-def _start_over(accumulators: Sequence[Any]) -> None:
-    for accumulator in accumulators:
-        accumulator.assign(tf.zeros_like(accumulator))
+    def _sums_of(self, variables: Sequence[Any]) -> list[Any]:
+        return [_tf_compat.unwrap(self._sums[id(variable)]) for variable in variables]
 
 
 def average_sums(
@@ -245,6 +234,12 @@ def placed(
 INITIAL_SCALE = 2.0**15
 GROWTH_STEPS = 2000
 _LARGEST_SCALE = 2.0**100
+# Variables of a dynamic scale: name, first value, type.
+_COUNTERS = (
+    ("loss_scale", INITIAL_SCALE, "float32"),
+    ("num_finite_steps", 0, "int64"),
+    ("num_skipped_steps", 0, "int64"),
+)
 _SCALES: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar(
     "replicator_loss_scales", default=None
 )
@@ -262,15 +257,11 @@ def noted_scales() -> Iterator[list[Any]]:
 
 
 def note_scale(scale: Callable[[Any], Any]) -> None:
-    """Notes that a loss is scaled."""
-    found = _SCALES.get()
-    if found is not None:
+    if (found := _SCALES.get()) is not None:
         found.append(scale)
 
 
 class LossScale:
-    """The loss scale of one optimizer and its counters."""
-
     def __init__(self, setting: float | str) -> None:
         self.is_dynamic = setting == DYNAMIC  # Whether it adapts.
         # The factor: a Python float, or a Keras variable of float32.
@@ -287,19 +278,24 @@ class LossScale:
             # that get gradients are known.
             stateful = _tf_distribute.outside_stateless_scopes()
             with tf.init_scope(), context_lib.allowed(), stateful:
-                self.scale = _scalar(INITIAL_SCALE, "float32", "loss_scale")
-                self.num_finite_steps = _scalar(0, "int64", "num_finite_steps")
-                self.num_skipped_steps = _scalar(0, "int64", "num_skipped_steps")
+                self.scale, self.num_finite_steps, self.num_skipped_steps = (
+                    keras.Variable(
+                        tf.constant(value, dtype),
+                        dtype=dtype,
+                        trainable=False,
+                        name=name,
+                    )
+                    for name, value, dtype in _COUNTERS
+                )
         if not self.is_dynamic:
             return []
         return [self.scale, self.num_finite_steps, self.num_skipped_steps]
 
     def entries(self) -> dict[str, OptionVariable]:
         """The variables of a dynamic scale, for files of Keras."""
-        initial = (INITIAL_SCALE, 0.0, 0.0)
         return {
-            variable.name: OptionVariable(variable=variable, initial=start)
-            for variable, start in zip(self.build(), initial, strict=False)
+            name: OptionVariable(variable, value)
+            for variable, (name, value, _) in zip(self.build(), _COUNTERS, strict=False)
         }
 
     def scaled(self, loss: tf.Tensor) -> tf.Tensor:
@@ -309,7 +305,6 @@ class LossScale:
         return scaled_gradient(loss, self.value)
 
     def unscaled(self, grads: Sequence[Any]) -> list[Any]:
-        """Divides gradients by the scale."""
         factor = 1.0 / cast_number(self.value, tf.float64)
         return [scaled_gradient(grad, factor) for grad in grads]
 
@@ -339,12 +334,6 @@ class LossScale:
             tf.where(starts_over, tf.zeros_like(count), count + 1)
         )
         self.num_skipped_steps.assign_add(tf.cast(tf.logical_not(is_finite), tf.int64))
-
-
-def _scalar(value: float, dtype: str, name: str) -> Any:
-    return keras.Variable(
-        tf.constant(value, dtype), dtype=dtype, trainable=False, name=name
-    )
 
 
 # The norm of an average is not the average of norms, so a clip before the average
@@ -381,39 +370,26 @@ def check_not_clipped(grads: list[Any]) -> None:
             )
 
 
-# These are the stages of ZeRO (Rajbhandari et al. 2020). The update is traced as for
-# one device, and each node is emitted only where its result is needed; this module only
-# says where state is, and what owners keep. Every variable gets an owner among the
-# replicas that keep copies, balanced by bytes.
+# The stages of ZeRO (Rajbhandari et al. 2020). The update is traced as for one device,
+# and each node is emitted only where its result is needed; here is said where state
+# is, and what owners keep. Every variable gets an owner among the replicas that keep
+# copies, balanced by bytes. Where replicas share one copy, nothing changes.
 #
 # - ``state``: the optimizer state of a variable exists once, on its owner's device; the
-#   owner's new value is copied to the others. If replicas share one copy of the
-#   variables (the CPUs of one machine), there is one update and one copy of its state
-#   anyway, and nothing changes, at any level.
-# - ``gradients``: the averaged gradient is on the owner's device alone, and what
-#   follows from it alone, such as its norm, is computed there.
+#   owner's new value is copied to the others.
+# - ``gradients``: the averaged gradient, and what follows from it alone, is there too.
 # - ``parameters``: so is the variable itself; others gather it when they need it.
 #
-# Between worker processes (``multi_worker``) owners are the replicas of all workers.
-# The averaged gradients reach every worker, because TensorFlow's rings all-reduce but
-# do not reduce-scatter; each worker updates its part and broadcasts the new values to
-# the others, in buckets. So 1.5 times as many bytes are sent as without sharding, and
-# each process has the optimizer state of its part only: on other workers that state
-# reads as empty. ``make_checkpoint_manager`` gathers it on the chief while it saves,
-# and distributes it again after restoring, on any number of workers; a plain
-# ``tf.train.Checkpoint`` cannot. With ``state`` a step must update in every call,
-# without ``accumulation_steps`` or a dynamic loss scale, and nothing else in it may use
-# the state. With ``gradients``, buckets have one owner each, and others drop them.
+# Between worker processes owners are the replicas of all workers. TensorFlow's rings do
+# not reduce-scatter, so averages reach every worker; each updates its part and
+# broadcasts the new values, in buckets: 1.5 times the bytes. The state of other parts
+# reads as empty, ``make_checkpoint_manager`` gathers it, and a plain
+# ``tf.train.Checkpoint`` cannot.
 #
-# State that Keras optimizers keep per variable through ``add_variable_from_reference``
-# is sharded: that of all of them, except the small factors of Adafactor. With
-# ``state``, an update in a branch (``accumulation_steps``, a dynamic loss scale, Keras'
-# own accumulation) is one node of the graph, which one owner computes for all; its
-# state is sharded nevertheless, but not over processes. With more, each owner has a
-# branch.
-#
-# The Keras optimizer keeps the state, under the same names: a checkpoint of a sharded
-# optimizer restores into an unsharded one and vice versa.
+# State that Keras makes by ``add_variable_from_reference`` is sharded: all but small
+# factors of Adafactor. An update in a branch is one node, which one owner computes for
+# all with ``state``; with more, each owner has a branch. The state has the same names
+# as without sharding, so checkpoints restore into each other.
 
 
 def kept_by_owners(grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -421,44 +397,16 @@ def kept_by_owners(grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
     context = context_lib.require("apply_gradients")
 
     def kept(grad: Any, variable: Any) -> Any:
+        found = with_values(grad, lambda values: context.owned(values, variable))
         if not isinstance(grad, tf.IndexedSlices):
-            return context.owned(grad, variable)
-        values, indices = (
-            context.owned(t, variable) for t in (grad.values, grad.indices)
-        )
-        return tf.IndexedSlices(values, indices, grad.dense_shape)
+            return found
+        indices = context.owned(grad.indices, variable)
+        return tf.IndexedSlices(found.values, indices, grad.dense_shape)
 
     return [
         kept(grad, _tf_compat.unwrap(variable))
         for grad, variable in zip(grads, variables, strict=True)
     ]
-
-
-def by_owner(ownership: Ownership, variables: Sequence[Any]) -> list[list[int]]:
-    """Positions of the variables of each owner."""
-    groups: dict[Any, list[int]] = {}
-    for place, variable in enumerate(map(_tf_compat.unwrap, variables)):
-        groups.setdefault(ownership.owner(variable), []).append(place)
-    return list(groups.values())
-
-
-def update_if(
-    condition: tf.Tensor,
-    fused_update: FusedUpdate,
-    averaged: Sequence[Any],
-    variables: Sequence[Any],
-    groups: Sequence[Sequence[int]],
-) -> None:
-    """Updates where a condition holds, each owner its variables.
-
-    A branch is one node of the graph, which one owner runs: so there is one for each.
-    """
-    prepared = fused_update.prepare(1)
-    for group in groups:
-        grads, mine = ([every[p] for p in group] for every in (averaged, variables))
-        update = functools.partial(fused_update.update, grads, mine, prepared)
-        when(condition, update)
-    when(condition, fused_update.count)
 
 
 @contextlib.contextmanager
@@ -480,17 +428,14 @@ def building(
     def scope(variable: Any) -> contextlib.AbstractContextManager[Any] | None:
         if ownership.owner(variable) is None:
             return None
-        return tf.variable_creator_scope(_on(ownership.device(variable)))
+        device = ownership.device(variable)
+
+        # Keras would colocate state with its variable.
+        def creator(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+            with tf.device(device):
+                return next_creator(**kwargs)
+
+        return tf.variable_creator_scope(creator)
 
     with placed(optimizer, scope, ownership.own_slot):
         yield
-
-
-def _on(device: str) -> Callable[..., Any]:
-    """A creator that places variables; Keras colocates state with its variable."""
-
-    def creator(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        with tf.device(device):
-            return next_creator(**kwargs)
-
-    return creator

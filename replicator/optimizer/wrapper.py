@@ -15,6 +15,7 @@ Gradients go through these stages, in this order, for all options:
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -28,10 +29,7 @@ from replicator.core.step import tensor_of
 from replicator.core.validation import format_value, listed
 from replicator.errors import OptimizerOptionError
 from replicator.optimizer import fused, stages
-from replicator.optimizer.keras_adapter import (
-    KerasAdapter,
-    check_can_be_wrapped,
-)
+from replicator.optimizer.keras_adapter import KerasAdapter, check_can_be_wrapped
 from replicator.optimizer.options import OptimizerOptions
 from replicator.optimizer.stages import (
     Accumulation,
@@ -52,7 +50,6 @@ if TYPE_CHECKING:
 
 
 def pairs_of(grads_and_vars: Any) -> list[tuple[Any, Any]]:
-    """Returns the pairs that are passed to ``apply_gradients``."""
     said = (
         "apply_gradients() takes pairs of gradient and variable; write "
         "optimizer.apply_gradients(zip(grads, variables)), or "
@@ -69,7 +66,6 @@ def pairs_of(grads_and_vars: Any) -> list[tuple[Any, Any]]:
 
 
 def with_gradient(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Returns the pairs that have a gradient."""
     given = [pair for pair in pairs if pair[0] is not None]
     if not given:
         raise ValueError(
@@ -80,18 +76,7 @@ def with_gradient(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     return given
 
 
-def variables_of(variables: Any, caller: str) -> list[Any]:
-    """Returns the variables that an optimizer updates."""
-    said = f"{caller}() takes a list of variables, such as model.trainable_variables"
-    found = listed(variables, said)
-    for variable in found:
-        if not _tf_compat.is_variable(variable):
-            raise TypeError(f"{said}, but got {format_value(variable)} among them")
-    return found
-
-
 def check_are_optimized(optimizer: Any, variables: list[Any]) -> None:
-    """Rejects variables for which a Keras optimizer has no state."""
     for variable in variables:
         if not _tf_compat.is_optimized(optimizer, variable):
             raise ValueError(
@@ -111,7 +96,16 @@ def _gradient_of(grad: Any, variable: Any) -> Any:
         )
     if not isinstance(grad, tf.IndexedSlices):
         grad = tensor_of(grad, f"the gradient of {variable.name!r} must be a tensor")
-    shape, expected = _shape_of(grad), tf.TensorShape(variable.shape)
+    shape, expected = grad.shape, tf.TensorShape(variable.shape)
+    if isinstance(grad, tf.IndexedSlices):
+        shape = tf.convert_to_tensor(grad.values).shape
+        if shape.rank is not None:
+            shape = tf.TensorShape([None]).concatenate(shape[1:])
+        if isinstance(grad.dense_shape, tf.Tensor):
+            dense = tf.get_static_value(grad.dense_shape)
+            whole = tf.TensorShape(None if dense is None else list(dense))
+            fits = shape.is_compatible_with(whole)
+            shape = shape.merge_with(whole) if fits else whole
     if not shape.is_compatible_with(expected):
         raise ValueError(
             f"the gradient of {variable.name!r} has shape {shape}, but the "
@@ -119,20 +113,6 @@ def _gradient_of(grad: Any, variable: Any) -> Any:
             "same order, such as zip(tape.gradient(loss, variables), variables)"
         )
     return grad
-
-
-def _shape_of(grad: tf.Tensor | tf.IndexedSlices) -> tf.TensorShape:
-    """The shape of a gradient, as far as it is known."""
-    if not isinstance(grad, tf.IndexedSlices):
-        return grad.shape
-    rows = tf.convert_to_tensor(grad.values).shape
-    if rows.rank is not None:
-        rows = tf.TensorShape([None]).concatenate(rows[1:])
-    if isinstance(grad.dense_shape, tf.Tensor):
-        dense = tf.get_static_value(grad.dense_shape)
-        whole = tf.TensorShape(None if dense is None else list(dense))
-        rows = whole if not rows.is_compatible_with(whole) else rows.merge_with(whole)
-    return rows
 
 
 class ReplicatedOptimizer(KerasAdapter):
@@ -187,7 +167,11 @@ class ReplicatedOptimizer(KerasAdapter):
         Raises:
           TypeError: Some are not variables.
         """
-        variables = variables_of(variables, "build")
+        said = "build() takes a list of variables, such as model.trainable_variables"
+        variables = listed(variables, said)
+        for variable in variables:
+            if not _tf_compat.is_variable(variable):
+                raise TypeError(f"{said}, but got {format_value(variable)} among them")
         placing = (
             contextlib.nullcontext()
             if self._ownership is None
@@ -260,7 +244,13 @@ class ReplicatedOptimizer(KerasAdapter):
         """
         context.check_in_replica("apply_gradients")
         self.check_owner(validation.current_maker())
-        self._check_loss_scaled()
+        if self.loss_scale is not None and not self._is_loss_scaled:
+            raise OptimizerOptionError(
+                f"loss_scale={self.options.loss_scale!r} divides the gradients, but "
+                "the loss was not multiplied by it; compute the gradients of "
+                "optimizer.scale_loss(loss) in every step, before apply_gradients()"
+            )
+        self._is_loss_scaled = False
         pairs = pairs_of(grads_and_vars)
         given = with_gradient(pairs)
         if not self._is_built:  # for all: any may get its first gradient later
@@ -269,7 +259,7 @@ class ReplicatedOptimizer(KerasAdapter):
         check_not_clipped(grads)
         grads = context.unscale(grads)
         own_strategy = _tf_distribute.strategy_of(self.wrapped)
-        with context.gradients_averaged(), own_strategy:  # summed no more
+        with context.gradients_divided(None), own_strategy:  # summed no more
             self._update(grads, [variable for _, variable in given])
         return self.wrapped.iterations
 
@@ -284,24 +274,12 @@ class ReplicatedOptimizer(KerasAdapter):
             is_portable=self._ownership is None,
         )
 
-    def _check_loss_scaled(self) -> None:
-        """Rejects gradients of a loss that was not scaled in this trace."""
-        if self.loss_scale is not None and not self._is_loss_scaled:
-            raise OptimizerOptionError(
-                f"loss_scale={self.options.loss_scale!r} divides the gradients, but "
-                "the loss was not multiplied by it; compute the gradients of "
-                "optimizer.scale_loss(loss) in every step, before apply_gradients()"
-            )
-        self._is_loss_scaled = False
-
     def _update(self, grads: list[Any], variables: list[Any]) -> None:
-        """Averages gradients over replicas and updates; see the top of this file."""
         if self.options.is_plain:
             self._reduce_and_apply(grads, variables)
             return
-
         if self.accumulation is not None:
-            self._accumulate(grads, variables)
+            self._accumulate(self.accumulation, grads, variables)
             return
         averaged = self._all_reduce(grads, "mean", variables)
         is_finite = None
@@ -319,19 +297,33 @@ class ReplicatedOptimizer(KerasAdapter):
         averages: Callable[[], list[Any]],
         variables: list[Any],
     ) -> None:
-        """Clips averaged gradients and updates, where a condition holds."""
+        limit = self.options.global_clipnorm
+
+        def clipped(averaged: list[Any]) -> list[Any]:
+            return averaged if limit is None else clip_by_global_norm(averaged, limit)
+
         if condition is None or not self._shards_gradients:
-            when(condition, lambda: self._apply(self._clipped(averages()), variables))
+            when(condition, lambda: self._apply(clipped(averages()), variables))
             return
         averaged = stages.kept_by_owners(averages(), variables)
-        averaged = list(map(sum_duplicates, self._clipped(averaged)))
+        averaged = list(map(sum_duplicates, clipped(averaged)))
         fused_update = fused.find(self.wrapped, averaged, variables)
         if fused_update is None:
-            self.options.refuse_branch(self.wrapped)
+            raise OptimizerOptionError(
+                f"sharded_update={self.options.sharded_update!r} with updates that are "
+                "skipped (accumulation_steps, loss_scale='dynamic') needs an update by "
+                "kernels (keras.optimizers.SGD or Adam without options such as "
+                f"weight_decay), which {type(self.wrapped).__name__} here has not; use "
+                "sharded_update='state', or update in every call"
+            )
         check_are_optimized(self.wrapped, variables)
         self.uses_fused_update = True
-        groups = self._groups(variables)
-        stages.update_if(condition, fused_update, averaged, variables, groups)
+        prepared = fused_update.prepare(1)
+        # A branch is one node of the graph, which one owner runs: one for each.
+        for group in self._groups(variables):
+            mine = ([every[p] for p in group] for every in (averaged, variables))
+            when(condition, functools.partial(fused_update.update, *mine, prepared))
+        when(condition, fused_update.count)
 
     @property
     def _shards_gradients(self) -> bool:
@@ -339,19 +331,19 @@ class ReplicatedOptimizer(KerasAdapter):
 
     def _groups(self, variables: list[Any]) -> list[list[int]]:
         """Positions of variables that one branch may change: those of one owner."""
-        if self._ownership is None or not self._shards_gradients:
-            return [list(range(len(variables)))]
-        return stages.by_owner(self._ownership, variables)
+        groups: dict[Any, list[int]] = {}
+        for place, variable in enumerate(map(_tf_compat.unwrap, variables)):
+            ownership = self._ownership if self._shards_gradients else None
+            owner = None if ownership is None else ownership.owner(variable)
+            groups.setdefault(owner, []).append(place)
+        return list(groups.values())
 
-    def _clipped(self, averaged: list[Any]) -> list[Any]:
-        limit = self.options.global_clipnorm
-        return averaged if limit is None else clip_by_global_norm(averaged, limit)
-
-    def _accumulate(self, grads: list[Any], variables: list[Any]) -> None:
+    def _accumulate(
+        self, accumulation: Accumulation, grads: list[Any], variables: list[Any]
+    ) -> None:
         """Adds gradients up, and averages over replicas before or after."""
-        assert self.accumulation is not None
         check_are_optimized(self.wrapped, variables)
-        scale, is_per_replica = self.loss_scale, self.accumulation.is_per_replica
+        scale, is_per_replica = self.loss_scale, accumulation.is_per_replica
         if not is_per_replica:
             grads = self._all_reduce(grads, "mean", variables)
         is_counted = None
@@ -361,40 +353,30 @@ class ReplicatedOptimizer(KerasAdapter):
                 is_counted = reductions.all_min(is_counted)
             grads = scale.unscaled(grads)
 
-        def combine(
-            totals: list[tf.Tensor], is_due: tf.Tensor
-        ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
-            if is_per_replica:
-                totals = average_sums(
-                    totals,
-                    is_due,
-                    options=self.options,
-                    factor=1.0 if scale is None else scale.value,
-                )
-            if scale is None or is_counted is None:
-                return totals, None
+        groups = self._groups(variables)
+        sums, count, is_due = accumulation.add(grads, variables, is_counted, groups)
+        if is_per_replica:
+            factor = 1.0 if scale is None else scale.value
+            sums = average_sums(sums, is_due, options=self.options, factor=factor)
+        if scale is not None and is_counted is not None:
             # Values that were sent in 16 bits may have overflowed to infinity.
-            is_usable = scale.are_finite(totals) if is_per_replica else is_counted
+            is_usable = scale.are_finite(sums) if is_per_replica else is_counted
             scale.observe(tf.logical_and(is_usable, is_counted))
-            return totals, is_usable
+            is_due = tf.logical_and(is_due, is_usable)
 
-        self.accumulation.add(
-            grads,
-            variables,
-            is_counted,
-            combine=combine,
-            update=lambda is_due, averages: self._update_if(
-                is_due, averages, variables
-            ),
-            groups=self._groups(variables),
-        )
+        def averages() -> list[tf.Tensor]:
+            share = 1.0 / tf.cast(count, tf.float64)
+            return [total * tf.cast(share, total.dtype) for total in sums]
+
+        # Two branches, because sums may differ between replicas, but the update not.
+        self._update_if(is_due, averages, variables)
+        accumulation.start_over(is_due, count, variables, groups)
 
     def _all_reduce(self, grads: list[Any], op: str, variables: list[Any]) -> list[Any]:
         compression = self.options.compression
         reduced = list(reductions.all_reduce(grads, op, compression=compression))
-        if not self._shards_gradients:
-            return reduced
-        return stages.kept_by_owners(reduced, variables)
+        is_kept = self._shards_gradients
+        return stages.kept_by_owners(reduced, variables) if is_kept else reduced
 
     def _reduce_and_apply(self, grads: list[Any], variables: list[Any]) -> None:
         """The fast path without options: kernels that are linear take the sum."""
@@ -407,7 +389,6 @@ class ReplicatedOptimizer(KerasAdapter):
         self._apply_fused(fused_update, summed, variables, num_replicas())
 
     def _apply(self, averaged: list[Any], variables: list[Any]) -> None:
-        """Updates by averaged gradients."""
         averaged = list(map(sum_duplicates, averaged))
         fused_update = self._find_fused(averaged, variables)
         self.uses_fused_update = fused_update is not None
@@ -435,7 +416,6 @@ class ReplicatedOptimizer(KerasAdapter):
         fused_update.apply(grads, variables, num_summed)
 
     def _apply_keras(self, averaged: list[Any], variables: list[Any]) -> None:
-        """Updates by the Keras optimizer itself."""
         self.wrapped.apply(averaged, variables)
 
 

@@ -46,12 +46,13 @@ def balance_stages(costs: Sequence[float], num_stages: int) -> list[range]:
             f"num_stages={format_value(num_stages)} for {len(costs)} layers; use an "
             f"integer from 1 to {len(costs)}: every stage has a layer at least"
         )
-    bad = [x for x in costs if not _is_cost(x)]
-    if bad:
-        raise PipelineError(
-            f"costs has {format_value(bad[0])}; use FLOPs or seconds, finite and not "
-            "below 0"
-        )
+    for cost in costs:
+        is_number = isinstance(cost, numbers.Real) and not isinstance(cost, bool)
+        if not (is_number and 0 <= cost < math.inf):
+            raise PipelineError(
+                f"costs has {format_value(cost)}; use FLOPs or seconds, finite and not "
+                "below 0"
+            )
     until = [0.0, *itertools.accumulate(costs)]
     # least[k][n]: the largest stage when the first n layers are cut into k stages.
     least = [[math.inf] * (len(costs) + 1) for _ in range(num_stages + 1)]
@@ -70,43 +71,28 @@ def balance_stages(costs: Sequence[float], num_stages: int) -> list[range]:
     return stages[::-1]
 
 
-def _is_cost(value: Any) -> bool:
-    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return is_number and 0 <= value < math.inf
+# Product -> its attribute for a transposed first operand.
+_PRODUCTS = {"MatMul": "transpose_a"} | {
+    f"BatchMatMul{version}": "adj_x" for version in ("", "V2", "V3")
+}
+# Convolution -> the dimensions of its filter of which each result is a sum.
+_CONVOLUTIONS = {"Conv2D": -1, "Conv3D": -1, "DepthwiseConv2dNative": 2}
 
 
-_CONVOLUTIONS = ("Conv2D", "Conv3D")
-
-
-def flops_of(graph: Any) -> int:
-    """Returns the operations of all products and convolutions of a graph.
-
-    Those inside functions that it calls are not counted, nor those whose shapes are not
-    known before they run.
-    """
-    return sum(map(_of_operation, graph.get_operations()))
-
-
-def _of_operation(operation: Any) -> int:
+def _flops_of(operation: Any) -> int:
+    """The operations of a product or convolution whose shapes are known, or 0."""
     kind = operation.type
     if kind == "Einsum":
         return 2 * _of_labels(operation)
-    if kind == "MatMul":
-        inner = -2 if operation.get_attr("transpose_a") else -1
-        return _times(operation, operation.inputs[0].shape[inner])
-    if kind.startswith("BatchMatMul"):
-        inner = -2 if operation.get_attr("adj_x") else -1
-        return _times(operation, operation.inputs[0].shape[inner])
-    if kind in _CONVOLUTIONS:
-        return _times(operation, operation.inputs[1].shape[:-1].num_elements())
-    if kind == "DepthwiseConv2dNative":
-        return _times(operation, operation.inputs[1].shape[:2].num_elements())
-    return 0
-
-
-def _times(operation: Any, num_terms: int | None) -> int:
-    num_results = operation.outputs[0].shape.num_elements()
-    return 2 * (num_results or 0) * (num_terms or 0)
+    if kind in _PRODUCTS:
+        inner = -2 if operation.get_attr(_PRODUCTS[kind]) else -1
+        num_terms = operation.inputs[0].shape[inner]
+    elif kind in _CONVOLUTIONS:
+        summed = operation.inputs[1].shape[: _CONVOLUTIONS[kind]]
+        num_terms = summed.num_elements()
+    else:
+        return 0
+    return 2 * (operation.outputs[0].shape.num_elements() or 0) * (num_terms or 0)
 
 
 def _of_labels(operation: Any) -> int:
@@ -173,40 +159,45 @@ def make_stages(
             f"make_stages(example) got {format_value(example)}; pass the tf.TensorSpec "
             "of a micro-batch, with its number of examples"
         )
-    by_hand, way = None, "flops"
-    if isinstance(balance, str) and balance != "flops":
+    is_by_hand, num_layers = not isinstance(balance, str), len(makers)
+    if not is_by_hand and balance != "flops":
         raise PipelineError(
             f"balance={format_value(balance)} is unknown; use 'flops', or a list with "
             "the number of layers of each stage"
         )
-    if not isinstance(balance, str):
-        by_hand, way = _by_hand(balance, len(makers), num_stages), "hand"
+    if is_by_hand:
+        is_list = isinstance(balance, (list, tuple)) and all(
+            is_integer(count, least=1) for count in balance
+        )
+        if not is_list or len(balance) != num_stages or sum(balance) != num_layers:
+            raise PipelineError(
+                f"balance={format_value(balance)} does not cut {num_layers} layers "
+                f"into {num_stages} stages; use 'flops', or the number of layers of "
+                f"each stage, {num_layers} in all"
+            )
     costs, outputs = _costs(makers, example)
-    parts = balance_stages(costs, num_stages) if by_hand is None else by_hand
+    if is_by_hand:
+        ends = [0, *itertools.accumulate(balance)]
+        parts = [range(a, b) for a, b in itertools.pairwise(ends)]
+    else:
+        parts = balance_stages(costs, num_stages)
     stages = Stages()
     for index, part in enumerate(parts):
         spec = outputs[part.start]
         with logical_device(index):
             inputs = keras.Input(spec.shape[1:], dtype=spec.dtype.name)
             stages.append(keras.Sequential([inputs, *(makers[i]() for i in part)]))
-    stages.balance = _described(way, parts, costs)
+    way = "hand" if is_by_hand else "flops"
+    by_stage = [sum(costs[i] for i in part) for part in parts]
+    found = ", ".join(f"{cost:,.0f} FLOPs forward" for cost in by_stage)
+    layers = ", ".join(
+        f"{part.start}" if len(part) == 1 else f"{part.start} to {part.stop - 1}"
+        for part in parts
+    )
+    stages.balance = f"balance by {way}: layers {layers}; {found}"
     # A list of functools.partial(stage, training=True) has none of its own.
     stages[0].balance_of_stages = stages.balance
     return stages
-
-
-def _by_hand(balance: Any, num_layers: int, num_stages: int) -> list[range]:
-    is_list = isinstance(balance, (list, tuple)) and all(
-        is_integer(count, least=1) for count in balance
-    )
-    if not is_list or len(balance) != num_stages or sum(balance) != num_layers:
-        raise PipelineError(
-            f"balance={format_value(balance)} does not cut {num_layers} layers into "
-            f"{num_stages} stages; use 'flops', or the number of layers of each stage, "
-            f"{num_layers} in all"
-        )
-    ends = [0, *itertools.accumulate(balance)]
-    return [range(a, b) for a, b in itertools.pairwise(ends)]
 
 
 def _costs(
@@ -227,7 +218,8 @@ def _costs(
                 "of the first"
             ) from error
         inputs.append(tf.TensorSpec.from_tensor(concrete.outputs[0]))
-        costs.append(float(flops_of(concrete.graph)))
+        # Those inside functions that the layer calls are not counted.
+        costs.append(float(sum(map(_flops_of, concrete.graph.get_operations()))))
     return costs, inputs
 
 
@@ -238,13 +230,3 @@ def _traced(maker: Callable[[], Any]) -> Any:
             return maker()(values)
 
     return tf.function(run, autograph=False)
-
-
-def _described(way: str, parts: Sequence[range], costs: Sequence[float]) -> str:
-    by_stage = [sum(costs[i] for i in part) for part in parts]
-    found = ", ".join(f"{cost:,.0f} FLOPs forward" for cost in by_stage)
-    layers = ", ".join(
-        f"{part.start}" if len(part) == 1 else f"{part.start} to {part.stop - 1}"
-        for part in parts
-    )
-    return f"balance by {way}: layers {layers}; {found}"

@@ -10,6 +10,7 @@ proves, places and links a pipeline as any other step.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Task:
-    """A pass of one micro-batch through one stage."""
-
     is_forward: bool  # Whether it is the forward pass.
     microbatch: int  # In [0, number of micro-batches).
 
@@ -73,18 +72,6 @@ SCHEDULES: Mapping[str, Callable[[int, int], list[list[Task]]]] = {
 }
 
 
-def make_schedule(
-    name: str, num_stages: int, num_microbatches: int
-) -> list[list[Task]]:
-    """Returns the tasks of each stage under a schedule, in order."""
-    if not is_one_of(name, SCHEDULES):
-        raise PipelineError(
-            f"schedule={format_value(name)} is unknown; use one of "
-            f"{', '.join(SCHEDULES)}"
-        )
-    return SCHEDULES[name](num_stages, num_microbatches)
-
-
 def in_time(schedule: Sequence[Sequence[Task]]) -> list[list[tuple[int, Task]]]:
     """Runs a schedule in which every task takes one unit of time."""
     num_stages = len(schedule)
@@ -117,33 +104,6 @@ def needed(stage: int, task: Task, num_stages: int) -> set[tuple[int, Task]]:
         return {(stage - 1, task)} if stage else set()
     own = {(stage, Task(True, task.microbatch))}
     return own | ({(stage + 1, task)} if stage + 1 < num_stages else set())
-
-
-def most_kept(tasks: Sequence[Task]) -> int:
-    """How many micro-batches a stage keeps activations of, at most."""
-    kept = most = 0
-    for task in tasks:
-        kept += 1 if task.is_forward else -1
-        most = max(most, kept)
-    return most
-
-
-def draw_schedule(schedule: Sequence[Sequence[Task]]) -> str:
-    """Returns a schedule as text: a row per stage, a column per unit of time.
-
-    The share of empty columns is the bubble, (K - 1) / (M + K - 1) of the time if all
-    tasks take equally long (Huang et al. 2019, section 2.3).
-    """
-    units = in_time(schedule)
-    width = max(len(str(task)) for own in schedule for task in own)
-    rows = []
-    for stage in range(len(schedule)):
-        cells = [
-            next((str(task) for s, task in unit if s == stage), "") for unit in units
-        ]
-        line = " ".join(cell.ljust(width) for cell in cells).rstrip()
-        rows.append(f"stage {stage}  {line}")
-    return "\n".join(rows)
 
 
 MOST_MICROBATCHES = 1024
@@ -195,9 +155,12 @@ class Pipeline:
                 f"parts; use an integer from 1 to {MOST_MICROBATCHES}"
             )
         self.num_microbatches = int(num_microbatches)
-        self.schedule = make_schedule(
-            schedule, len(self._stages), self.num_microbatches
-        )
+        if not is_one_of(schedule, SCHEDULES):
+            raise PipelineError(
+                f"schedule={format_value(schedule)} is unknown; use one of "
+                f"{', '.join(SCHEDULES)}"
+            )
+        self.schedule = SCHEDULES[schedule](len(self._stages), self.num_microbatches)
         self._recompute = bool(recompute)
 
     @property
@@ -207,8 +170,19 @@ class Pipeline:
         return [v for x in layers for v in getattr(x, "trainable_variables", ())]
 
     def describe(self) -> str:
-        """The schedule as text: a row per stage, F and B with the micro-batch."""
-        return draw_schedule(self.schedule)
+        """The schedule as text: a row per stage, F and B with the micro-batch.
+
+        There is a column per unit of time. The share of empty ones is the bubble,
+        (K - 1) / (M + K - 1) of the time if all tasks take equally long (Huang et al.
+        2019, section 2.3).
+        """
+        units = [dict(unit) for unit in in_time(self.schedule)]
+        width = max(len(str(task)) for own in self.schedule for task in own)
+        rows = []
+        for stage in range(len(self.schedule)):
+            cells = [str(unit.get(stage, "")).ljust(width) for unit in units]
+            rows.append(f"stage {stage}  {' '.join(cells).rstrip()}")
+        return "\n".join(rows)
 
     # Of the library's own code AutoGraph would convert every function, which takes ten
     # times as long as all else. Stages are converted, as other functions of the user's.
@@ -248,10 +222,19 @@ class Pipeline:
                 f"devices, but a replica here has {available}; create the replicator "
                 f"with logical_devices_per_replica={len(self._stages)}"
             )
-        for index, stage in enumerate(self._stages):
-            stage_lib.check_built(index, layer_of(stage))
-        inputs, targets = _pair(batch)
-        parts = self._cut((inputs, targets))
+        for index, stage in enumerate(map(layer_of, self._stages)):
+            if getattr(stage, "built", True) is False:
+                raise PipelineError(
+                    f"stage {index} ({stage.name}) has no variables yet; make them "
+                    f"outside of the step, with logical_device({index}): "
+                    "stage.build(input_shape)"
+                )
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:  # noqa: PLR2004
+            raise PipelineError(
+                f"loss_and_gradients(batch) got {format_value(batch)}; pass a pair of "
+                "inputs and targets"
+            )
+        parts = self._cut(tuple(batch))
         emitted = _Emitted(self._stages, loss_fn, parts, recompute=self._recompute)
         for unit in in_time(self.schedule):
             for index, task in unit:
@@ -265,13 +248,13 @@ class Pipeline:
 
     def _explained(self, kept: Sequence[int]) -> str:
         """The schedule, and what each stage keeps of activations at most."""
-        lines = [
-            f"stage {stage} keeps activations of at most"
-            f" {most_kept(own)} micro-batches, {num_bytes:,} bytes"
-            for stage, (own, num_bytes) in enumerate(
-                zip(self.schedule, kept, strict=True)
+        lines = []
+        for stage, own in enumerate(self.schedule):
+            steps = itertools.accumulate(1 if task.is_forward else -1 for task in own)
+            lines.append(
+                f"stage {stage} keeps activations of at most {max(steps)} "
+                f"micro-batches, {kept[stage]:,} bytes"
             )
-        ]
         return "\n".join(filter(None, [self._balance, self.describe(), *lines]))
 
     def _cut(self, batch: Any) -> list[Any]:
@@ -301,15 +284,19 @@ class Pipeline:
     def _pairs(self, emitted: _Emitted) -> list[tuple[Any, Any]]:
         pairs = []
         names = [getattr(stage, "name", type(stage).__name__) for stage in self._stages]
-        stages = emitted.stages
-        stage_lib.check_owners(
-            names,
-            [
-                [*stage.variables, *map(_tf_compat.unwrap, stage.updated)]
-                for stage in stages
-            ],
-        )
-        for stage in stages:
+        owners: dict[int, int] = {}
+        for stage in emitted.stages:
+            own = [*stage.variables, *map(_tf_compat.unwrap, stage.updated)]
+            for variable in own:
+                one, other = owners.setdefault(id(variable), stage.index), stage.index
+                if one != other:
+                    raise PipelineError(
+                        f"variable {variable.name!r} is used by stages {one} and "
+                        f"{other} ({names[one]}, {names[other]}), but it is on one "
+                        "device: give each stage its own, or put the layers that share "
+                        "it into one stage"
+                    )
+        for stage in emitted.stages:
             with logical_device(stage.index):
                 gradients = zip(stage.variables, emitted.mean(stage.index), strict=True)
                 found = {id(stage.named(v)): (g, stage.named(v)) for v, g in gradients}
@@ -353,7 +340,6 @@ class _Emitted:
             self._one = tf.ones([])
 
     def emit(self, index: int, task: Task) -> None:
-        """Adds one task; those that it needs have been added."""
         m = task.microbatch
         arguments = self._arguments(index, m) if task.is_forward else []
         with logical_device(index):
@@ -374,7 +360,6 @@ class _Emitted:
                 self._emit_backward(index, m)
 
     def loss(self) -> tf.Tensor:
-        """The mean over micro-batches."""
         with logical_device(len(self._functions) - 1):
             losses = [_widened(self._losses[m][0]) for m in range(len(self._parts))]
             mean = self._mean(tf.add_n(losses))
@@ -486,15 +471,6 @@ class _Emitted:
                 if sums is None
                 else [_sum(a, b) for a, b in zip(sums, new, strict=True)]
             )
-
-
-def _pair(batch: Any) -> tuple[Any, Any]:
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:  # noqa: PLR2004
-        raise PipelineError(
-            f"loss_and_gradients(batch) got {format_value(batch)}; pass a pair of "
-            "inputs and targets"
-        )
-    return batch[0], batch[1]
 
 
 def _sum(one: Any, other: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
@@ -69,32 +69,6 @@ def check_stage(index: int, concrete: Any) -> None:
                 raise _with_effects(index, node.op, "")
 
 
-def check_owners(names: Sequence[str], owners: Sequence[Sequence[Any]]) -> None:
-    """Rejects a variable that two stages train, or update."""
-    found: dict[int, int] = {}
-    for stage, variables in enumerate(owners):
-        for variable in variables:
-            other = found.setdefault(id(variable), stage)
-            if other != stage:
-                raise PipelineError(
-                    f"variable {variable.name!r} is used by stages {other} and {stage} "
-                    f"({names[other]}, {names[stage]}), but it is on one device: give "
-                    "each stage its own, or put the layers that share it into one stage"
-                )
-
-
-def rejected(index: int, values: Any, error: Exception) -> PipelineError:
-    """The error of a stage that does not take what the one before it returns."""
-    text = ", ".join(
-        f"{spec.dtype.name}{list(spec.shape)}" for spec in tf.nest.flatten(values)
-    )
-    before = f"stage {index - 1} returns" if index else "the micro-batch is"
-    return PipelineError(
-        f"stage {index} does not take what {before} ({text}): "
-        f"{trace_reason_of(error)}; make the outputs of a stage the inputs of the next"
-    )
-
-
 def creates_variable(index: int) -> PipelineError:
     """The error of a stage that makes a variable while it is traced."""
     return PipelineError(
@@ -102,15 +76,6 @@ def creates_variable(index: int) -> PipelineError:
         f"create it outside of the step, with logical_device({index}): call the layer "
         "once, such as stage(tf.zeros(shape)), which also makes those of layers in it"
     )
-
-
-def check_built(index: int, stage: Any) -> None:
-    """Rejects a layer that would make its variables in the trace of a micro-batch."""
-    if getattr(stage, "built", True) is False:
-        raise PipelineError(
-            f"stage {index} ({stage.name}) has no variables yet; make them outside of "
-            f"the step, with logical_device({index}): stage.build(input_shape)"
-        )
 
 
 def _has_effects(node: Any) -> bool:
@@ -164,7 +129,6 @@ class Stage:
         recompute: bool,
         loss_fn: Callable[..., Any] | None = None,
     ) -> None:
-        """Traces the stage."""
         self.index = index
         self.updated: list[Any] = []
         self.casts: dict[tuple[int, str], Any] = {}
@@ -197,7 +161,6 @@ class Stage:
         return [generator.next() for generator in self.generators]
 
     def forward(self, arguments: Sequence[Any], seeds: Sequence[Any]) -> Pass:
-        """Emits the forward pass of one micro-batch."""
         flat = floating(arguments)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             if not self._recompute:
@@ -210,7 +173,6 @@ class Stage:
     def backward(
         self, made: Pass, gradients: Sequence[Any] | None
     ) -> tuple[list[Any], list[Any]]:
-        """Emits the backward pass of one micro-batch."""
         if self._recompute:
             return self._recomputed(made, gradients)
         outputs = floating(made.outputs)
@@ -269,7 +231,15 @@ class Stage:
         except (TypeError, ValueError, tf.errors.InvalidArgumentError) as error:
             if _KERAS_CREATES in str(error):
                 raise creates_variable(self.index) from None
-            raise rejected(self.index, self._specs[0][0], error) from error
+            specs = tf.nest.flatten(self._specs[0][0])
+            text = ", ".join(f"{spec.dtype.name}{list(spec.shape)}" for spec in specs)
+            before = f"stage {self.index - 1} returns"
+            raise PipelineError(
+                f"stage {self.index} does not take what "
+                f"{before if self.index else 'the micro-batch is'} ({text}): "
+                f"{trace_reason_of(error)}; make the outputs of a stage the inputs of "
+                "the next"
+            ) from error
         self.casts = self.casts or first_casts
         return made
 
@@ -357,24 +327,13 @@ class Stage:
         )
 
 
-class Pass:
-    """A forward pass, kept until its backward pass has been emitted."""
-
-    def __init__(
-        self,
-        tape: Any,
-        sources: Any,
-        outputs: Any,
-        updates: Any,
-        arguments: Any,
-        seeds: Any,
-    ) -> None:
-        self.tape = tape
-        self.sources = sources
-        self.outputs = outputs
-        self.updates = updates
-        self.arguments = arguments
-        self.seeds = seeds
+class Pass(NamedTuple):
+    tape: Any
+    sources: list[tf.Tensor]
+    outputs: Any
+    updates: Any
+    arguments: Sequence[Any]
+    seeds: Sequence[Any]
 
 
 def _to_function(run: Callable[..., Any], *specs: Any) -> Any:

@@ -52,7 +52,6 @@ class Updates:
 
     @property
     def values(self) -> list[Any]:
-        """The last value of each."""
         return [self._values[id(variable)] for variable in self.variables]
 
     def reads(self, variable: Any) -> Any:
@@ -74,7 +73,6 @@ class Updates:
         return self._given.get(key)
 
     def add(self, variable: Any, value: Any) -> None:
-        """Notes one assignment."""
         if id(variable) not in self._values:
             self.variables.append(variable)
         self._values[id(variable)] = value
@@ -93,7 +91,6 @@ class Updates:
             )
 
     def add_loss(self, layer: Any) -> None:
-        """Notes a loss of a layer."""
         self.refused.append(
             f"has a loss of its own in layer {_name(layer)} (add_loss, or an "
             "activity_regularizer), which would be of one micro-batch at a time; "

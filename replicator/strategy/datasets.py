@@ -46,11 +46,6 @@ def batch_of(values: Sequence[Any], num_replicas: int) -> Any:
 _IS_DISTRIBUTED = "_replicator_is_distributed"
 
 
-def is_distributed(dataset: Any) -> bool:
-    """Whether the elements of a dataset have parts already."""
-    return getattr(dataset, _IS_DISTRIBUTED, False)
-
-
 def split(
     dataset: Any, num_replicas: int, first_replica: int, num_local: int
 ) -> tf.data.Dataset:
@@ -58,7 +53,7 @@ def split(
 
     The parts of a batch differ by at most one example, in the order of replicas.
     """
-    if is_distributed(dataset):
+    if getattr(dataset, _IS_DISTRIBUTED, False):
         return dataset
     if not isinstance(dataset, tf.data.Dataset):
         raise StrategyError(

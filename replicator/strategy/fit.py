@@ -58,16 +58,27 @@ def step(
         stack.enter_context(replaced(*_tf_keras_parts.REDUCTION, part.reduced))
         for owner, name in _tf_keras_parts.DIVISIONS:
             stack.enter_context(replaced(owner, name, part.quotient))
-        if not any(
-            isinstance(one, ReplicatedOptimizer) for one in optimizers_of(model)
-        ):
+        optimizers = optimizers_of(model)
+        if not any(isinstance(one, ReplicatedOptimizer) for one in optimizers):
             stack.enter_context(replaced(*_tf_keras_parts.GRADIENT, gradients.of_tape))
         for metric in metrics:
-            _declare(metric)
+            for held in _plain(metric).values():  # sums, as those of ``add_variable``
+                is_declared = held.synchronization != tf.VariableSynchronization.AUTO
+                if held.dtype.is_floating and not (held.trainable or is_declared):
+                    declare_summed(held)
             stack.enter_context(joined.results(metric))
         result = called()
     if gradients.has_updated:
-        _warn_of_own_statistics(model)
+        own = own_statistics(model)
+        if own:
+            more = f" and {len(own) - 1} more" if len(own) > 1 else ""
+            warnings.warn(
+                f"{own[0]!r}{more} of {type(model).__name__} normalizes each replica's "
+                "examples by their own statistics; for those of the whole batch, as "
+                "one device has, write keras.layers.BatchNormalization("
+                "synchronized=True)",
+                stacklevel=1,
+            )
     leaves = [_value(leaf) for leaf in tf.nest.flatten(result)]
     places = [
         place
@@ -163,14 +174,11 @@ def _is_sum(value: Any) -> bool:
         return True  # of Python, as 1 in 1 / tf.reduce_sum(mask)
     op = value.op
     if op.type == "Mul":
-        return sorted(map(_is_constant, op.inputs))[1] and all(map(_is_sum, op.inputs))
+        constants = [_tf_compat.constant_of(one) is not None for one in op.inputs]
+        return any(constants) and all(map(_is_sum, op.inputs))
     if op.type in (*_PASSED_ON, "Neg"):
         return _is_sum(op.inputs[0])
     return op.type in _OF_SHAPE or (op.type == "Sum" and _is_of_all(op))
-
-
-def _is_constant(tensor: tf.Tensor) -> bool:
-    return _tf_compat.constant_of(tensor) is not None
 
 
 class _Joined:
@@ -224,14 +232,6 @@ class _Joined:
             vars(metric).update(own)
 
 
-def _declare(metric: Any) -> None:
-    """Makes variables that a metric keeps without ``add_variable`` sums as well."""
-    for held in _plain(metric).values():
-        is_declared = held.synchronization != tf.VariableSynchronization.AUTO
-        if held.dtype.is_floating and not (held.trainable or is_declared):
-            declare_summed(held)
-
-
 def _plain(metric: Any) -> dict[str, Any]:
     return {n: v for n, v in vars(metric).items() if isinstance(v, tf.Variable)}
 
@@ -279,18 +279,6 @@ def own_statistics(model: Any) -> list[str]:
         if getattr(layer, "synchronized", None) is False and layer.trainable
         if not isinstance(layer, CrossReplicaBatchNormalization)
     ]
-
-
-def _warn_of_own_statistics(model: Any) -> None:
-    own = own_statistics(model)
-    if own:
-        more = f" and {len(own) - 1} more" if len(own) > 1 else ""
-        warnings.warn(
-            f"{own[0]!r}{more} of {type(model).__name__} normalizes each replica's "
-            "examples by their own statistics; for those of the whole batch, as one "
-            "device has, write keras.layers.BatchNormalization(synchronized=True)",
-            stacklevel=2,
-        )
 
 
 def _leaves(held: Any) -> Iterator[Any]:

@@ -21,7 +21,7 @@ from replicator.collectives import reductions
 from replicator.core import context as context_lib
 from replicator.core.step import at_lines, line_of
 from replicator.errors import StrategyError
-from replicator.optimizer.stages import scaled_gradient, values_of
+from replicator.optimizer.stages import scaled_gradient, values_of, with_values
 from replicator.optimizer.wrapper import ReplicatedOptimizer
 
 if TYPE_CHECKING:
@@ -45,7 +45,6 @@ class GradientSum:
         is_of_model: bool = False,
         num_examples: tf.Tensor | None = None,
     ) -> None:
-        """Prepares."""
         self._num_replicas = num_replicas
         self._is_of_model = is_of_model
         self._num_examples = num_examples
@@ -55,19 +54,17 @@ class GradientSum:
 
     @property
     def divisor(self) -> int:
-        """By what losses are to be divided."""
         return 1 if self._is_of_model else self._num_replicas
 
     def of(self, grads: Any, optimizer: Any = None) -> Any:
         """Joins gradients over replicas, for an optimizer."""
         if not context_lib.are_gradients_divided() or self._num_replicas == 1:
             return grads
-        _check_does_not_accumulate(optimizer)
+        _check(optimizer, may_clip=self._is_of_model)
         self.has_updated = True
         if self._is_of_model:
-            leaves = tf.nest.flatten(grads)
-            return tf.nest.pack_sequence_as(grads, self._of_model(leaves))
-        _check_does_not_clip(optimizer)
+            leaves = self._of_model(tf.nest.flatten(grads))
+            return tf.nest.pack_sequence_as(grads, leaves)
         return reductions.all_sum(grads)
 
     def of_tape(
@@ -98,18 +95,21 @@ class GradientSum:
 
     def _of_model(self, grads: Sequence[Any]) -> list[Any]:
         """Gradients of the whole batch: those that no tape returned are averaged."""
-        own = [grad for grad in grads if not self._is_of_means(grad)]
+        before = self._means
+        own = [
+            grad
+            for grad in grads
+            if not (before and _tf_compat.depends_on(values_of(grad), before))
+        ]
         means = dict(zip(map(id, own), self._averaged(own) if own else (), strict=True))
         for grad in grads:
             op = values_of(grad).op
             if id(grad) not in means and op not in self._means:
-                context = context_lib.require("apply_gradients")
-                context.require_same(values_of(grad), _at(op, _NOT_OF_MEANS))
+                where = at_lines([line_of(op.traceback)])
+                context_lib.require("apply_gradients").require_same(
+                    values_of(grad), f"a step of fit(){where} {_NOT_OF_MEANS}"
+                )
         return [means.get(id(grad), grad) for grad in grads]
-
-    def _is_of_means(self, grad: Any) -> bool:
-        means = self._means
-        return bool(means) and _tf_compat.depends_on(values_of(grad), means)
 
     def mean(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The means over all examples of what are some over those of each replica."""
@@ -132,11 +132,8 @@ class GradientSum:
     def unscale(self, grads: list[Any]) -> list[Any]:
         """Multiplies gradients, so that their mean is the sum; see ``of``."""
         self.has_updated = True
-        grads = self._weighted(grads)
-        factor = self.divisor
-        return (
-            grads if factor == 1 else [scaled_gradient(grad, factor) for grad in grads]
-        )
+        grads, factor = self._weighted(grads), self.divisor
+        return [scaled_gradient(x, factor) for x in grads] if factor != 1 else grads
 
     def of_merge(self, merge_fn: Callable[..., Any]) -> Callable[[Any], Any]:
         """How a function that ``merge_call`` runs sums over replicas."""
@@ -173,40 +170,31 @@ class GradientSum:
         Of a replica that has none, a mean is not a number, and counts nothing.
         """
         weight = self.weight()
-        if weight is None:
-            return grads
-        return [_counted(grad, weight) for grad in grads]
+
+        def counted(grad: tf.Tensor) -> tf.Tensor:
+            return tf.math.multiply_no_nan(grad, tf.cast(weight, grad.dtype))
+
+        return grads if weight is None else [with_values(x, counted) for x in grads]
 
 
-def _counted(grad: Any, weight: tf.Tensor) -> Any:
-    """A gradient times a weight; a mean over no examples, no number, is not counted."""
-    if isinstance(grad, tf.IndexedSlices):
-        values = _counted(grad.values, weight)
-        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
-    return tf.math.multiply_no_nan(grad, tf.cast(weight, grad.dtype))
-
-
-def _check_does_not_clip(optimizer: Any) -> None:
-    clips = [name for name in _CLIPPING if getattr(optimizer, name, None)]
-    if clips:
-        kind = type(optimizer).__name__
-        raise StrategyError(
-            f"{kind}({clips[0]}={getattr(optimizer, clips[0])!r}) clips the "
-            "gradient of each replica before they are joined, so an update is not "
-            f"that of one device; write repl.wrap_optimizer({kind}(...)), which "
-            "averages first"
-        )
-
-
-def _check_does_not_accumulate(optimizer: Any) -> None:
+def _check(optimizer: Any, *, may_clip: bool) -> None:
+    """Rejects what an optimizer does before gradients are joined."""
+    kind = type(optimizer).__name__
     steps = getattr(optimizer, "gradient_accumulation_steps", None)
     if steps and _tf_compat.is_control_flow_graph(_tf_compat.current_graph()):
-        kind = type(optimizer).__name__
         raise StrategyError(
             f"{kind}(gradient_accumulation_steps={steps!r}) joins the gradients of "
             "replicas in a branch of Keras, where replicas cannot communicate; write "
             f"repl.wrap_optimizer({kind}(...), accumulation_steps={steps!r}), which "
             "updates alike, or gradient_accumulation_steps=None"
+        )
+    clips = [name for name in _CLIPPING if getattr(optimizer, name, None)]
+    if clips and not may_clip:
+        raise StrategyError(
+            f"{kind}({clips[0]}={getattr(optimizer, clips[0])!r}) clips the "
+            "gradient of each replica before they are joined, so an update is not "
+            f"that of one device; write repl.wrap_optimizer({kind}(...)), which "
+            "averages first"
         )
 
 
@@ -216,7 +204,3 @@ _NOT_OF_MEANS = (
     'write gradients = tf.distribute.get_replica_context().all_reduce("mean", '
     "gradients) before it, and make the rest the same on all replicas"
 )
-
-
-def _at(op: Any, message: str) -> str:
-    return f"a step of fit(){at_lines([line_of(op.traceback)])} {message}"

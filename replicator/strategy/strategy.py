@@ -2,263 +2,61 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import sys
-import weakref
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator._tf import dispatch as _tf_dispatch
 from replicator._tf import distribute as _tf_distribute
 from replicator.collectives import reductions
 from replicator.core import context as context_lib
-from replicator.core import step as step_lib
-from replicator.core.validation import format_value, name_of
+from replicator.core.validation import format_value
 from replicator.errors import StrategyError
-from replicator.inputs.context import num_rows
-from replicator.strategy import datasets, fit, replica_context, verify
+from replicator.strategy import datasets, fit, verify
 from replicator.strategy.datasets import grouped, is_per_replica, local_values
-from replicator.strategy.extended import StepExtended
-from replicator.strategy.gradients import GradientSum
 from replicator.strategy.replica_context import (
-    Arguments,
-    Outputs,
+    StepExtended,
     StepReplicaContext,
     StepStrategy,
+    reduce_op_of,
+)
+from replicator.strategy.steps import (
+    Steps,
     arguments_of,
-    entered_by,
+    trainer_of,
     without_gradients,
 )
 
 if TYPE_CHECKING:
     import types
-    from collections.abc import Callable, Hashable, Sequence
-
-
-# Attribute of a function graph: the steps that it calls, which live as long.
-_STEPS = "_replicator_steps"
-
-
-class StepProgram(Protocol):
-    """A step that a backend has built."""
-
-    def emit(self, batches: Sequence[Any]) -> list[Sequence[Any]]:
-        """Emits the step in the current graph; returns the tensors by replica."""
-
-    def is_stale(self) -> bool:
-        """Whether it has to be built again."""
-
-
-class StepBackend(Protocol):
-    """What builds and runs steps: a replicator."""
-
-    def build_step(self, step_fn: Callable[..., Any], specs: list[Any]) -> Any:
-        """Builds the program of a step."""
-
-    def run_step(self, program: Any, name: str, batches: Sequence[Any]) -> Any:
-        """Runs it once."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Step:
-    """A function of the user's, built for arguments of one type."""
-
-    name: str  # The function's.
-    program: Any  # What the backend has built.
-    outputs: Outputs  # The nest that it returns.
-
-
-class Steps:
-    """The steps of one strategy.
-
-    A step is forgotten with its function; graphs that call it keep it.
-    """
-
-    def __init__(
-        self,
-        strategy: tf.distribute.Strategy,
-        num_replicas: int,
-        *,
-        is_over_programs: bool = False,
-    ) -> None:
-        """Prepares."""
-        self._strategy = weakref.ref(strategy)
-        self._num_replicas = num_replicas
-        self._is_over_programs = is_over_programs
-        self._steps: dict[Hashable, Step] = {}
-        self._held: dict[Hashable, list[Any]] = {}
-
-    def items(self) -> list[tuple[str, Any]]:
-        """Names and programs, in the order of building."""
-        return [(step.name, step.program) for step in self._steps.values()]
-
-    def of(
-        self, backend: StepBackend, fn: Callable[..., Any], arguments: Arguments
-    ) -> Step:
-        """Returns the step of a function; builds it on first use."""
-        fn = _plain(fn)
-        function = step_lib.identity(fn)
-        key = (
-            function,
-            _compilation(fn),
-            arguments.key,
-            _tf_dispatch.optimizer_settings(),
-        )
-        step = self._steps.get(key)
-        if step is None or step.program.is_stale():
-            # Not by what converts the caller: that may be another one next time.
-            called = (
-                _tf_distribute.converted(fn)
-                if tf.executing_eagerly()
-                else _tf_distribute.converted_as_caller(fn)
-            )
-            with _tf_distribute.outside_graphs():
-                step = self._build(backend, fn, called, arguments)
-            self._steps[key] = step
-            self._hold(function, fn)
-        if not tf.executing_eagerly():
-            graph = _tf_distribute.outermost_graph()
-            kept = getattr(graph, _STEPS, [])
-            setattr(graph, _STEPS, [*kept, step])
-        return step
-
-    def _build(
-        self,
-        backend: StepBackend,
-        fn: Callable[..., Any],
-        called: Callable[..., Any],
-        arguments: Arguments,
-    ) -> Step:
-        outputs = Outputs()
-        strategy = self._strategy()
-        num_replicas, is_over_programs = self._num_replicas, self._is_over_programs
-
-        @tf.autograph.experimental.do_not_convert
-        def replica_step(tensors: Sequence[Any] = ()) -> list[tf.Tensor]:
-            args, kwargs = arguments.packed(tensors)
-            sums = GradientSum(
-                num_replicas,
-                is_of_model=is_trainer_step(fn),
-                num_examples=_num_examples(fn, tensors),
-            )
-            model = trainer_of(fn) if num_replicas > 1 else None
-            with entered_by(strategy, sums):
-                if model is None:
-                    result = called(*args, **kwargs)
-                else:
-                    step = functools.partial(called, *args, **kwargs)
-                    result = fit.step(model, step, tensors, sums)
-                if (
-                    model is None
-                    and is_over_programs
-                    and _tf_distribute.is_of_keras_trainer(fn)
-                ):
-                    outputs.are_whole = True
-                    result = tf.nest.map_structure(_whole, result)
-                return outputs.flat(result, fn)
-
-        replica_step.__qualname__ = name_of(fn)
-        specs = [list(arguments.specs)] if arguments.specs else []
-        program = backend.build_step(replica_step, specs)
-        return Step(name=name_of(fn), program=program, outputs=outputs)
-
-    def _hold(self, function: Hashable, fn: Callable[..., Any]) -> None:
-        if function in self._held:
-            return
-        self._held[function] = [
-            step_lib.hold(part, self, Steps._forget, function)
-            for part in step_lib.parts_of(fn)
-        ]
-
-    def _forget(self, function: Hashable) -> None:
-        self._held.pop(function, None)
-        for key in [k for k in self._steps if k[0] == function]:  # type: ignore[index]
-            del self._steps[key]
-
-
-def trainer_of(fn: Callable[..., Any]) -> Any:
-    """The model of Keras or tf_keras whose ``fit`` or ``evaluate`` runs ``fn``."""
-    keras = sys.modules.get("keras")
-    owner = getattr(fn, "__self__", None)
-    if keras is not None and isinstance(owner, keras.Model):
-        return owner
-    return _tf_distribute.tf_keras_trainer(fn)
-
-
-def is_trainer_step(fn: Callable[..., Any]) -> bool:
-    """Whether a function is a step of ``fit`` or ``evaluate`` of a Keras model."""
-    return trainer_of(fn) is not None
-
-
-def _whole(value: Any) -> Any:
-    is_scalar = isinstance(value, tf.Tensor) and value.shape.rank == 0
-    if is_scalar:
-        return reductions.all_concat(value[tf.newaxis])
-    return reductions.all_concat(value)
-
-
-def _num_examples(fn: Callable[..., Any], tensors: Sequence[Any]) -> Any:
-    """Those of a replica in a step of a Keras model, if they may differ."""
-    if not is_trainer_step(fn) or not tensors:
-        return None
-    first = tensors[0]
-    if first.shape.rank is None or first.shape.rank == 0:
-        return None
-    return num_rows(first) if first.shape[0] is None else None
-
-
-def _compilation(fn: Callable[..., Any]) -> Any:
-    """What each ``compile`` of a Keras model makes anew; None of other functions.
-
-    Keras writes the same step after it, but for another optimizer and other variables
-    that are trainable.
-    """
-    model = trainer_of(fn)
-    made = getattr(model, "_loss_tracker", None)  # of Keras 3
-    return getattr(model, "compiled_loss", None) if made is None else made
-
-
-def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function inside a ``tf.function``, in which nothing could communicate."""
-    inner = getattr(fn, "python_function", None)
-    return fn if inner is None else inner
+    from collections.abc import Callable
 
 
 class ReplicatorExtended(StepExtended):
-    """The extended of a replicator's strategy."""
-
     def __init__(self, container_strategy: Any, replicator: Any) -> None:
         super().__init__(container_strategy)
         self.replicator = replicator
 
-    @property
+    @property  # type: ignore[override]
     def _num_replicas_in_sync(self) -> int:
         replica = tf.distribute.get_replica_context()
         if isinstance(replica, StepReplicaContext):
             return replica.gradient_sum.divisor
         return int(self.replicator.num_replicas_in_sync)
 
-    @property
+    @property  # type: ignore[override]
     def worker_devices(self) -> tuple[str, ...]:
-        """The device of each local replica."""
         found = getattr(self.replicator, "devices", None)
-        return tuple(found or super().worker_devices)
+        return tuple(found or StepExtended.worker_devices)
 
-    @property
+    @property  # type: ignore[override]
     def should_checkpoint(self) -> bool:
-        """Whether this process writes checkpoints."""
         return bool(self.replicator.is_chief)
 
     should_save_summary = should_checkpoint
 
-    @property
+    @property  # type: ignore[override]
     def experimental_between_graph(self) -> bool:
-        """Whether several processes run the program."""
-        return self._in_multi_worker_mode()
-
-    def _in_multi_worker_mode(self) -> bool:
         return bool(self.replicator.num_programs > 1)
 
     def _default_device_scope(self) -> Any:
@@ -281,7 +79,6 @@ class ReplicatorExtended(StepExtended):
     def call_for_each_replica(
         self, fn: Callable[..., Any], args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Calls a function as each replica."""
         if context_lib.in_replica_context():
             return super().call_for_each_replica(fn, args, kwargs)
         return self._container_strategy().run(fn, args, kwargs)
@@ -314,7 +111,6 @@ class ReplicatorStrategy(StepStrategy):
             replicator.num_replicas_in_sync,
             is_over_programs=replicator.num_programs > 1,
         )
-        self._reductions = replica_context.Reductions()
 
     def programs(self) -> list[tuple[str, Any]]:
         """Names and programs of the steps that were traced, for ``explain``."""
@@ -334,7 +130,6 @@ class ReplicatorStrategy(StepStrategy):
         options: Any = None,
     ) -> Any:
         """Runs a function once per replica; also within a ``tf.function``."""
-        del options
         if context_lib.in_replica_context():
             return super().run(fn, args, kwargs)
         if not callable(fn):
@@ -342,10 +137,14 @@ class ReplicatorStrategy(StepStrategy):
                 f"strategy.run() takes the function of one replica, but got "
                 f"{format_value(fn)}; write strategy.run(fn, args=(x, y))"
             )
-        is_of_model = is_trainer_step(fn)
-        if is_of_model:
-            _check_is_traced(fn)
-        is_of_model = is_of_model or _tf_distribute.is_of_keras_trainer(fn)
+        model = trainer_of(fn)
+        if model is not None and model.run_eagerly:
+            raise StrategyError(
+                f"{type(model).__name__} was compiled with run_eagerly=True, but a "
+                "step on replicas is traced; remove run_eagerly, or debug the program "
+                "without a strategy"
+            )
+        is_of_model = model is not None or _tf_distribute.is_of_keras_trainer(fn)
         if is_of_model:
             args = self._split(args)
         arguments = arguments_of(
@@ -387,19 +186,38 @@ class ReplicatorStrategy(StepStrategy):
         if context_lib.in_replica_context():
             return super().reduce(reduce_op, value, axis)
         return tf.nest.map_structure(
-            lambda leaf: self._reductions.reduce(
-                self, self._repl, reduce_op, leaf, axis
-            ),
-            value,
+            lambda leaf: self._reduced(reduce_op_of(reduce_op), leaf, axis), value
         )
+
+    def _reduced(self, op: str, value: Any, axis: Any) -> Any:
+        repl, own = self._repl, local_values(value, 1)
+        if not is_per_replica(value) and repl.num_local_replicas > 1:
+            if op == "sum" and axis is None:
+                raise StrategyError(
+                    f"strategy.reduce(SUM) of {format_value(value)}, which is not a "
+                    "value per replica; reduce what strategy.run() returns, or "
+                    "multiply by strategy.num_replicas_in_sync"
+                )
+            own = own * repl.num_local_replicas
+        if repl.num_programs > 1:
+            step = _reduction(op, tuple(axis) if isinstance(axis, list) else axis)
+            return local_values(self.run(step, args=(value,)), 1)[0]
+        values = [v if tf.is_tensor(v) else tf.convert_to_tensor(v) for v in own]
+        return _combined(op, values) if axis is None else _over_axis(op, values, axis)
 
     def gather(self, value: Any, axis: int) -> Any:
         """Joins values per replica along an axis, whose size may differ."""
         if context_lib.in_replica_context():
             return super().gather(value, axis)
-        return tf.nest.map_structure(
-            lambda leaf: self._reductions.gather(self, self._repl, leaf, axis), value
-        )
+        return tf.nest.map_structure(lambda leaf: self._gathered(leaf, axis), value)
+
+    def _gathered(self, value: Any, axis: int) -> Any:
+        repl, own = self._repl, local_values(value, 1)
+        if repl.num_programs > 1:
+            return local_values(self.run(_joining(axis), args=(value,)), 1)[0]
+        if len(own) == 1:
+            own = own * repl.num_local_replicas
+        return tf.concat(own, axis=axis)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """The values of the replicas of this process."""
@@ -413,7 +231,6 @@ class ReplicatorStrategy(StepStrategy):
         With several worker processes, each reads the whole dataset and takes its part,
         so the order has to be the same on all: seed it.
         """
-        del options
         repl = self._repl
         if self._verifies:
             verify.before_training(self)
@@ -437,7 +254,6 @@ class ReplicatorStrategy(StepStrategy):
         self, dataset_fn: Callable[..., Any], options: Any = None
     ) -> tf.data.Dataset:
         """Makes one pipeline per process, of batches of one replica."""
-        del options
         repl = self._repl
         context = tf.distribute.InputContext(
             num_input_pipelines=repl.num_programs,
@@ -461,6 +277,65 @@ class ReplicatorStrategy(StepStrategy):
         return tf.nest.map_structure(
             lambda *values: grouped(list(map(tf.convert_to_tensor, values))), *nests
         )
+
+
+def _combined(op: str, values: list[Any]) -> Any:
+    shapes = {str(v.shape) for v in values}
+    if len(shapes) > 1:
+        raise StrategyError(
+            f"strategy.reduce({op.upper()}, value, axis=None) of values of different "
+            f"shapes, {', '.join(sorted(shapes))}; write axis=0, which reduces over "
+            "examples as well, or strategy.gather(value, axis=0)"
+        )
+    total = tf.add_n(values) if len(values) > 1 else tf.identity(values[0])
+    if op == "sum" or len(values) == 1:
+        return total
+    count = tf.cast(len(values), total.dtype)
+    return total // count if total.dtype.is_integer else total / count
+
+
+def _over_axis(op: str, values: list[Any], axis: Any) -> Any:
+    total = tf.add_n([tf.reduce_sum(value, axis=axis) for value in values])
+    if op == "sum":
+        return total
+    count = tf.add_n([_size(value, axis) for value in values])
+    return tf.math.truediv(total, tf.cast(count, total.dtype))
+
+
+def _size(value: Any, axis: Any) -> tf.Tensor:
+    axes = [axis] if isinstance(axis, int) else list(axis)
+    return tf.reduce_prod(
+        tf.gather(tf.shape(value), [a % len(value.shape) for a in axes])
+    )
+
+
+# Over workers a reduction is a step, traced once.
+
+
+@functools.cache
+def _reduction(op: str, axis: Any) -> Callable[[Any], Any]:
+    def reduce(value: Any) -> Any:
+        if axis is None:
+            if op == "mean" and value.dtype.is_integer:
+                total = reductions.all_sum(value)
+                return total // tf.distribute.get_replica_context().num_replicas_in_sync
+            return reductions.all_reduce(value, op)
+        total = reductions.all_sum(tf.reduce_sum(value, axis=axis))
+        if op == "sum":
+            return total
+        count = reductions.all_sum(_size(value, axis))
+        return tf.math.truediv(total, tf.cast(count, total.dtype))
+
+    reduce.__qualname__ = f"reduce({op!r})"
+    return reduce
+
+
+@functools.cache
+def _joining(axis: int) -> Callable[[Any], Any]:
+    def gather(value: Any) -> Any:
+        return reductions.all_concat(value, axis)
+
+    return gather
 
 
 class _Scope:
@@ -503,14 +378,3 @@ def _check_is_no_mixture(error: BaseException | None) -> None:
             "`with repl.scope():` around keras.optimizers.Adam(...) too, or pass "
             'compile("adam", ...)'
         ) from error
-
-
-def _check_is_traced(fn: Any) -> None:
-    """Rejects the step of a Keras model that is to run eagerly."""
-    model = trainer_of(fn)
-    if model.run_eagerly:
-        raise StrategyError(
-            f"{type(model).__name__} was compiled with run_eagerly=True, but a "
-            "step on replicas is traced; remove run_eagerly, or debug the program "
-            "without a strategy"
-        )

@@ -235,14 +235,12 @@ class _Restored:
         ]
 
     def add(self, variables: Iterable[Any]) -> None:
-        """Notes the values of variables that are new."""
         with tf.init_scope():
             for variable in map(_tf_compat.unwrap, variables):
                 if id(variable) not in self._values:
                     self._values[id(variable)] = variable, variable.numpy()
 
     def restore(self) -> None:
-        """Sets everything to what it was."""
         for variable, value in self._values.values():
             variable.assign(value)
         self._repl.restore_local_state(self._local)
@@ -266,8 +264,6 @@ class _Restored:
 
 
 class _Comparison:
-    """Runs steps with all replicas and with one."""
-
     def __init__(self, strategy: Any, model: Any) -> None:
         self._model, self.state = model, _Restored(strategy, model)
         self._num_replicas = strategy.num_replicas_in_sync

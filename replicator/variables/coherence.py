@@ -13,6 +13,7 @@ the copies: that is what makes ``tf.Variable``, Keras and checkpoints work uncha
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -37,14 +38,11 @@ if TYPE_CHECKING:
 
 
 # What the methods of a variable write reaches the copies at once (``VariableTable``).
-# What raw ops and graphs write leaves nothing behind but the value: TensorFlow's
-# variables have no version number. So a variable that has copies, and that others can
-# write (``VariableTable.is_checked``), has a state with which the copies agree
-# (``Entry.last_synced``), compared before a dispatch and recorded after it. The copies
-# themselves do not tell: a mean of statistics equals none of them. On GPUs this is one
-# compiled function per device, whatever the number of variables: as single ops it was
-# 12 kernels for each of them, twice. CPUs hash each variable by one op, and XLA would
-# be slower there.
+# What raw ops and graphs write leaves nothing behind but the value. So a variable that
+# has copies, and that others can write (``VariableTable.is_checked``), has a state with
+# which the copies agree (``Entry.last_synced``), compared before a dispatch and
+# recorded after it. On GPUs this is one compiled function per device, and not 12
+# kernels for each variable; CPUs hash each by one op, and XLA would be slower there.
 
 _POLICIES = ("detect", "never")
 # Odd multipliers of splitmix64 (Steele et al. 2014), less their sign bits.
@@ -66,7 +64,6 @@ def are_detected(policy: Any) -> bool:
 
 
 def was_written(entry: Entry) -> bool:
-    """Whether the user's variable differs from what its copies were made of; waits."""
     if entry.kind is Kind.MIRRORED:
         own = entry.variable.numpy().tobytes()
         others = [copy for copy in entry.copies if copy is not entry.variable]
@@ -78,82 +75,70 @@ def was_written(entry: Entry) -> bool:
 
 
 class WriteCheck:
-    """The check of some variables, as ops of the graph that is being built."""
-
     def __init__(self, entries: Sequence[Entry]) -> None:
         """Takes entries that have a ``last_synced``."""
         self._entries = tuple(entries)
-        self._plain = [e for e in entries if not is_compiled(e.variable)]
-        self._compiled: dict[str, list[Entry]] = {}
+        # By the device that checks them in one compiled function; None for single ops.
+        self._groups: dict[str | None, list[Entry]] = {}
         for entry in entries:
-            if is_compiled(entry.variable):
-                device = entry.variable.device
-                self._compiled.setdefault(device, []).append(entry)
+            variable = entry.variable
+            device = variable.device if is_compiled(variable) else None
+            self._groups.setdefault(device, []).append(entry)
 
     def is_changed(self) -> tf.Tensor:
-        """Whether any variable differs from what was recorded of it."""
-        differs = [
-            _compile(_differ_compiled, entries, device)
-            for device, entries in self._compiled.items()
-        ]
-        return _any([*differs, *_differ(self._plain, _plain_state)])
+        return _any(
+            [
+                _on(device, functools.partial(_differ, entries, device))
+                for device, entries in self._groups.items()
+            ]
+        )
 
     def record(self, values: Sequence[tf.Tensor | None]) -> None:
-        """Records the states of all variables."""
-        for entry, value in zip(self._entries, values, strict=True):
-            if not is_compiled(entry.variable):
-                is_whole = entry.variable.shape.is_fully_defined()
-                is_known = entry.kind.is_per_replica and is_whole and value is not None
-                now = value if is_known else _plain_state(entry)
-                entry.last_synced.assign(now, read_value=False)
-        for device, entries in self._compiled.items():
-            _compile(_record_compiled, entries, device)
+        known = dict(zip(map(id, self._entries), values, strict=True))
+        for device, entries in self._groups.items():
+            _on(device, functools.partial(_record, entries, device, known))
 
 
-def _compile(
-    function: Callable[[Sequence[Entry]], Any], entries: Sequence[Entry], device: str
-) -> Any:
-    def compiled() -> Any:
-        return function(entries)
-
+def _on(device: str | None, function: Callable[[], Any]) -> Any:
+    if device is None:
+        return function()
     with tf.device(device):
-        return traced_once(compiled, jit_compile=True)()
+        return traced_once(lambda: function(), jit_compile=True)()  # noqa: PLW0108
 
 
-def _differ_compiled(entries: Sequence[Entry]) -> tf.Tensor:
-    return _any(_differ(entries, _compiled_state))
-
-
-def _differ(
-    entries: Sequence[Entry], now_of: Callable[[Entry], tf.Tensor]
-) -> list[tf.Tensor]:
+def _differ(entries: Sequence[Entry], device: str | None) -> tf.Tensor:
     """Compares each type as one vector, which is one op instead of one per variable."""
     found = []
     for places in positions_by_dtype(entry.last_synced for entry in entries).values():
         of_type = [entries[place] for place in places]
-        now = bits(pack(list(map(now_of, of_type))))
+        now = bits(pack([_now(entry, device) for entry in of_type]))
         seen = bits(pack([entry.last_synced.value() for entry in of_type]))
         found.append(tf.reduce_any(now != seen))
-    return found
+    return _any(found)
+
+
+def _record(
+    entries: Sequence[Entry], device: str | None, known: dict[int, tf.Tensor | None]
+) -> None:
+    for entry in entries:
+        is_whole = entry.variable.shape.is_fully_defined()
+        value = known[id(entry)]
+        if not (device is None and entry.kind.is_per_replica and is_whole):
+            value = None
+        now = _now(entry, device) if value is None else value
+        entry.last_synced.assign(now, read_value=False)
+
+
+def _now(entry: Entry, device: str | None) -> tf.Tensor:
+    if device is None:
+        return state(entry.variable, entry.kind)
+    # XLA has the device from the function; a scope of its own would be another one.
+    variable = entry.variable
+    return state_of(variable.value(), entry.kind, device, variable.shape)
 
 
 def _any(flags: Sequence[tf.Tensor]) -> tf.Tensor:
     return flags[0] if len(flags) == 1 else tf.reduce_any(tf.stack(flags))
-
-
-def _plain_state(entry: Entry) -> tf.Tensor:
-    return state(entry.variable, entry.kind)
-
-
-def _compiled_state(entry: Entry) -> tf.Tensor:
-    # XLA has the device from the function; a scope of its own would be another one.
-    variable = entry.variable
-    return state_of(variable.value(), entry.kind, variable.device, variable.shape)
-
-
-def _record_compiled(entries: Sequence[Entry]) -> None:
-    for entry in entries:
-        entry.last_synced.assign(_compiled_state(entry), read_value=False)
 
 
 class CopyRefresher:
@@ -171,49 +156,39 @@ class CopyRefresher:
 
         Of all that were written for certain; otherwise of those that differ.
         """
+        primaries = self._topology.primaries
         for entry in entries:
-            replicas = {
+            variable, is_mirrored = entry.variable, entry.kind is Kind.MIRRORED
+            copies = {
                 replica: copy
                 for replica, copy in enumerate(entry.copies)
-                if copy is not entry.variable and not self._is_held(entry, replica)
+                if copy is not variable
+                # Of mirrored variables, it may use the copy of another one.
+                and not (is_mirrored and primaries[replica] != replica)
             }
-            # Copies of mirrored variables are equal anyway.
-            is_mirrored = entry.kind is Kind.MIRRORED
-            reset = self._function(entry, tuple(replicas), is_certain or is_mirrored)
-            variables = entry.variable, entry.last_synced, *replicas.values()
-            reset(*map(_tf_handles.of, variables))
-
-    def _is_held(self, entry: Entry, replica: int) -> bool:
-        """Whether a replica uses the copy of another one."""
-        is_mirrored = entry.kind is Kind.MIRRORED
-        return is_mirrored and self._topology.primaries[replica] != replica
-
-    def _function(
-        self, entry: Entry, replicas: tuple[int, ...], is_certain: bool
-    ) -> Callable[..., None]:
-        variable, kind = entry.variable, entry.kind
-        key = (
-            kind,
-            variable.dtype,
-            variable.device,
-            is_summed(variable),
-            replicas,
-            variable.shape,
-            is_certain,
-        )
-        if key not in self._functions:
-            self._functions[key] = traced_once(
-                self._make(entry, replicas, is_certain),
-                input_signature=[tf.TensorSpec([], tf.resource)] * (2 + len(replicas)),
+            key = (
+                entry.kind,
+                variable.dtype,
+                variable.device,
+                is_summed(variable),
+                (*copies,),
+                variable.shape,
+                is_certain or is_mirrored,  # copies of mirrored ones are equal anyway
             )
-        return self._functions[key]
+            if key not in self._functions:
+                self._functions[key] = self._made(entry, *key[4:])
+            handled = variable, entry.last_synced, *copies.values()
+            self._functions[key](*map(_tf_handles.of, handled))
 
-    def _make(
-        self, entry: Entry, replicas: Sequence[int], is_certain: bool
+    def _made(
+        self,
+        entry: Entry,
+        replicas: Sequence[int],
+        shape: tf.TensorShape,
+        is_certain: bool,
     ) -> Callable[..., None]:
         """Returns a function of handles that resets a variable like this one."""
         kind, dtype, device = entry.kind, entry.variable.dtype, entry.variable.device
-        shape = entry.variable.shape
         is_sum = is_summed(entry.variable)
         topology, seen_dtype = self._topology, entry.last_synced.dtype
 
@@ -243,7 +218,8 @@ class CopyRefresher:
             with tf.control_dependencies(resets):
                 _assign(seen, now)
 
-        return reset
+        handles = [tf.TensorSpec([], tf.resource)] * (2 + len(replicas))
+        return traced_once(reset, input_signature=handles)  # type: ignore[no-any-return]
 
 
 def _read(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -324,8 +300,6 @@ _MOST_NAMED = 5
 
 
 class Coherence:
-    """Keeps the variables of one program coherent around its runs."""
-
     def __init__(
         self,
         entries: Sequence[Entry],
@@ -343,7 +317,11 @@ class Coherence:
         self._is_checked = is_checked
         self._resets = resets
         self._branches: list[Branch] = []
-        self._published = [entry for entry in self.entries if _is_published(entry)]
+        self._published = [  # no replica uses the user's own variable
+            entry
+            for entry in self.entries
+            if not any(copy is entry.variable for copy in entry.copies)
+        ]
         self._values = OutsideValues(self._published, topology, group)
 
     @property
@@ -408,22 +386,19 @@ class Coherence:
         the user's variable reads as if the run had ended there.
         """
         with _tf_handles.own():
-            self._repair()
-
-    def _repair(self) -> None:
-        # It is unknown whether that run came to its refresh; if it did, this is the
-        # identity. Of partial variables, replica 0's is the user's own.
-        own = (e for e in self.entries if e.kind.is_per_replica and self._is_checked(e))
-        self._resets.apply(own, is_certain=False)
-        for entry, value in zip(self._published, self._values.read(), strict=True):
-            entry.variable.assign(value, read_value=False)
-        for entry in self.entries:
-            if entry.kind is not Kind.MIRRORED:
-                entry.last_synced.assign(
-                    state(entry.variable, entry.kind), read_value=False
-                )
-        alike = (e for e in self.entries if e.kind in (Kind.MIRRORED, Kind.RANDOM))
-        self._resets.apply(alike, is_certain=True)
+            # It is unknown whether that run came to its refresh; if it did, this is the
+            # identity. Of partial variables, replica 0's is the user's own.
+            of_own = (entry for entry in self.entries if entry.kind.is_per_replica)
+            checked = filter(self._is_checked, of_own)
+            self._resets.apply(checked, is_certain=False)
+            for entry, value in zip(self._published, self._values.read(), strict=True):
+                entry.variable.assign(value, read_value=False)
+            for entry in self.entries:
+                if entry.kind is not Kind.MIRRORED:
+                    now = state(entry.variable, entry.kind)
+                    entry.last_synced.assign(now, read_value=False)
+            alike = [e for e in self.entries if e.kind in (Kind.MIRRORED, Kind.RANDOM)]
+            self._resets.apply(alike, is_certain=True)
 
     def _only_if(self, switch: Any, emit: Callable[[], None]) -> None:
         """Emits ops, which run only where a switch is on when they are to."""
@@ -447,11 +422,6 @@ class Coherence:
         branch = Branch(traced, [of.dtype for of in captured], device)
         branch.call(condition, captured)
         self._branches.append(branch)
-
-
-def _is_published(entry: Entry) -> bool:
-    """Whether no replica uses the user's own variable."""
-    return not any(copy is entry.variable for copy in entry.copies)
 
 
 def consolidate(
@@ -479,9 +449,7 @@ def consolidate(
             mean = tf.cast(mean, entry.variable.dtype)
         for copy in entry.copies:
             copy.assign(mean)
-        if (
-            entry.last_synced is not None
-        ):  # not the only replica of one of several workers
+        if entry.last_synced is not None:  # of one replica on each worker, it is
             entry.last_synced.assign(state(entry.variable, entry.kind))
 
 

@@ -35,8 +35,6 @@ _FOLD_63 = 0x1E3779B97F4A7C15
 
 
 class Kind(enum.Enum):
-    """How the copies of a variable relate."""
-
     MIRRORED = "mirrored"
     LOCAL = "local"
     RANDOM = "random"
@@ -63,12 +61,10 @@ def declared_kind(variable: Any) -> Kind:
 
 
 def declare_partial(variable: Any) -> None:
-    """Marks a variable as partial: only the mean of its copies has a meaning."""
     setattr(variable, _IS_PARTIAL, True)
 
 
 def declare_summed(variable: Any) -> None:
-    """Marks a variable as a sum, of which each replica has a part."""
     setattr(variable, _IS_SUM, True)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -119,7 +119,7 @@ class VariableTable:
                 variable=variable,
                 kind=kind,
                 copies=copies,
-                last_synced=self._last_synced(variable, kind) if has_copies else None,
+                last_synced=self._state(variable, kind) if has_copies else None,
             )
         self._entries[id(variable)] = entry
         if not hasattr(variable, _ENTRIES):
@@ -184,7 +184,6 @@ class VariableTable:
         return self._switch
 
     def entries(self) -> list[Entry]:
-        """All entries, in the order of first use."""
         return list(self._entries.values())
 
     def entries_of(self, variables: Sequence[Any]) -> list[Entry]:
@@ -240,13 +239,12 @@ class VariableTable:
             if entry.last_synced is not None:  # a partial one, with one replica here
                 entry.last_synced.assign(state(entry.variable, entry.kind))
 
-    def _last_synced(self, variable: Any, kind: Kind) -> tf.Variable:
+    def _state(self, variable: Any, kind: Kind) -> tf.Variable:
         """Makes what the state of a variable is recorded in, where it is compared."""
         with tf.device(variable.device) if is_compiled(variable) else _ANYWHERE:
             return context.own_variable(state(variable, kind))
 
     def _initial_values(self, variable: Any, kind: Kind) -> list[Any]:
-        """Initial values of the copies of this program's replicas."""
         topology = self._topology
         replica_ids = [topology.replica_id(r) for r in range(len(topology.devices))]
         value, restored = self._restored.pop(id(variable), (b"", None))
@@ -310,26 +308,12 @@ def _reset_copies(variable: Any) -> None:
             table.resets.apply([entry], is_certain=True)
 
 
-class KindTable(Protocol):
-    """The kinds of all variables of one replicator."""
-
-    @property
-    def version(self) -> int:
-        """Grows when a variable changes kind."""
-
-    def kind(self, variable: Any) -> Kind:
-        """What is known of a variable."""
-
-    def is_current(self, entry: Entry) -> bool:
-        """Whether a variable still has the copies of an entry."""
-
-
 class UsedVariables:
     """The variables of one program, of the kinds for which it was built."""
 
-    def __init__(self, entries: Mapping[str, Entry], table: KindTable) -> None:
+    def __init__(self, entries: Mapping[str, Entry], table: Any) -> None:
         self.entries = entries  # By handle placeholder.
-        self._table = table
+        self._table = table  # A ``VariableTable``, or what one worker sees of it.
         self._version = table.version
 
     def is_stale(self) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import handles as _tf_handles
-from replicator.collectives import differentiable
+from replicator.collectives.differentiable import wire_over_workers
 from replicator.collectives.kind import (
     Transfer,
     num_bytes,
@@ -33,7 +33,6 @@ from replicator.variables.kinds import Kind, is_averaged, is_summed, replica_val
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from replicator.collectives.differentiable import Wire
     from replicator.core.topology import Group, Topology
     from replicator.variables.table import Entry
 
@@ -54,86 +53,86 @@ class OutsideValues:
         self._entries = tuple(entries)
         self._topology = topology
         self._group = group
+        # Places of those that are reduced over workers.
+        self._sent = [
+            place
+            for place, entry in enumerate(self._entries)
+            if group is not None
+            and entry.kind is Kind.LOCAL
+            and entry.variable.dtype != tf.string
+        ]
         self._keys: dict[tf.DType, int] = {}
-        for entry in self._entries:
-            if group is not None and _is_transferred(entry):
-                wire = differentiable.wire_of_sum(_number(entry.variable.dtype)).dtype
-                # Drawn once: a function that is traced again uses the same.
-                self._keys.setdefault(wire, next(group.keys))
+        for place in self._sent:
+            number = _number(self._entries[place].variable.dtype)
+            wire = wire_over_workers(number, "all_reduce").dtype
+            # Drawn once: a function that is traced again uses the same.
+            self._keys.setdefault(wire, next(group.keys))  # type: ignore[union-attr]
 
     @property
     def are_sent(self) -> bool:
         """Whether reading them is communication with other workers."""
-        return bool(self._keys)
+        return bool(self._sent)
 
     @property
     def transfers(self) -> list[Transfer]:
         """What is sent between memories where one program has all replicas."""
-        return [
-            Transfer(
-                source=replicas[0],
-                target=0,
-                num_bytes=sum(
-                    num_bytes(self._entries[place].variable.shape, first.variable.dtype)
-                    for place in places
-                ),
-            )
-            for places in _alike(self._entries)
-            for first in [self._entries[places[0]]]
-            for replicas in _near(first)
-            if 0 not in replicas
-        ]
+        found = []
+        for entries in map(self._at, _alike(self._entries)):
+            dtype = entries[0].variable.dtype
+            size = sum(num_bytes(entry.variable.shape, dtype) for entry in entries)
+            found += [
+                Transfer(replicas[0], 0, size)
+                for replicas in _near(entries[0])
+                if 0 not in replicas
+            ]
+        return found
+
+    def _at(self, places: Sequence[int]) -> list[Entry]:
+        return [self._entries[place] for place in places]
 
     def read(self) -> list[tf.Tensor]:
-        """Emits the value of each entry."""
         # Here sums, where they are sent to be added to those of other workers.
-        found = _combined(self._entries, is_sent=self._group is not None)
+        found: dict[int, tf.Tensor] = {}
+        for places in _alike(self._entries):
+            values = _combine_alike(self._at(places), is_sent=self._group is not None)
+            found.update(zip(places, values, strict=True))
         if self._group is not None:
-            found = self._over_workers(found, self._group)
+            found |= self._over_workers(found, self._group)
         return [
-            self._of_first(entry) if value is None else value
-            for entry, value in zip(self._entries, found, strict=True)
+            found[place] if place in found else self._of_first(entry)
+            for place, entry in enumerate(self._entries)
         ]
 
     def _over_workers(
-        self, totals: Sequence[tf.Tensor | None], group: Group
-    ) -> list[tf.Tensor | None]:
-        """Emits one reduction per type; None where a worker knows the value."""
-        is_sent = list(map(_is_transferred, self._entries))
-        shares = [
-            self._share_of_first(entry) if total is None else total
-            for entry, total, sends in zip(self._entries, totals, is_sent, strict=True)
-            if sends
-        ]
-        received = iter(
-            _packed(
-                [to_number(share) for share in shares],
-                lambda value: reduce(
-                    value,
-                    self._topology,
-                    group,
-                    self._keys[value.dtype],
-                    device=reduction_device(self._topology, value.dtype),
-                ),
-                differentiable.wire_of_sum,
+        self, totals: dict[int, tf.Tensor], group: Group
+    ) -> dict[int, tf.Tensor]:
+        shares = []
+        for place, entry in zip(self._sent, self._at(self._sent), strict=True):
+            share = totals.get(place)
+            if share is None:  # only the value of replica 0 of the job counts
+                share = entry.copies[0].value()
+                is_first = self._topology.program_id == 0
+                share = share if is_first else tf.zeros_like(share)
+            shares.append(to_number(share))
+
+        def transfer(value: tf.Tensor) -> tf.Tensor:
+            device = reduction_device(self._topology, value.dtype)
+            key = self._keys[value.dtype]
+            return reduce(value, self._topology, group, key, device=device)
+
+        received = _packed(shares, transfer, "all_reduce")
+        return {
+            place: self._of_job(entry, value)
+            for place, entry, value in zip(
+                self._sent, self._at(self._sent), received, strict=True
             )
-        )
-        return [
-            self._of_job(entry, next(received)) if sends else None
-            for entry, sends in zip(self._entries, is_sent, strict=True)
-        ]
+        }
 
     def _of_job(self, entry: Entry, received: tf.Tensor) -> tf.Tensor:
-        """The value of a variable, from the sum over all workers."""
         if not _is_from_all(entry.variable, entry.kind):
             return tf.cast(received, entry.variable.dtype)
-        with tf.device(_sum_device(entry)):
+        with tf.device(_kernel_device(entry)):
             return _of_total(entry.variable, received, self._topology.num_replicas)
-
-    def _share_of_first(self, entry: Entry) -> tf.Tensor:
-        """What this worker adds where only the value of replica 0 of the job counts."""
-        value = entry.copies[0].value()
-        return value if self._topology.program_id == 0 else tf.zeros_like(value)
 
     def _of_first(self, entry: Entry) -> tf.Tensor:
         value = entry.copies[0].value()
@@ -161,16 +160,11 @@ def _is_from_all(variable: Any, kind: Kind) -> bool:
     return kind is Kind.LOCAL and (is_averaged(variable) or is_summed(variable))
 
 
-def _is_transferred(entry: Entry) -> bool:
-    return entry.kind is Kind.LOCAL and entry.variable.dtype != tf.string
-
-
 def _of_total(variable: Any, total: tf.Tensor, num_replicas: int) -> tf.Tensor:
     """The sum over replicas, or their mean."""
-    if is_summed(variable):
-        return tf.cast(total, variable.dtype)
-    mean = total / tf.constant(num_replicas, total.dtype)
-    return tf.cast(mean, variable.dtype)
+    if not is_summed(variable):
+        total = total / tf.constant(num_replicas, total.dtype)
+    return tf.cast(total, variable.dtype)
 
 
 def _number(dtype: tf.DType) -> tf.DType:
@@ -183,27 +177,15 @@ def to_number(value: tf.Tensor) -> tf.Tensor:
     return tf.cast(value, _number(value.dtype))
 
 
-def _combined(entries: Sequence[Entry], *, is_sent: bool) -> list[tf.Tensor | None]:
-    """Emits what the copies of each variable amount to."""
-    found: list[tf.Tensor | None] = [None] * len(entries)
-    for places in _alike(entries):
-        members = [entries[place] for place in places]
-        values = _combine_alike(members, is_sent=is_sent)
-        for place, value in zip(places, values, strict=True):
-            found[place] = value
-    return found
-
-
 def _alike(entries: Sequence[Entry]) -> list[list[int]]:
     """Which variables are combined as one vector."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for place, entry in enumerate(entries):
         if _is_from_all(entry.variable, entry.kind):
-            is_static = entry.variable.shape.is_fully_defined()
+            alone = -1 if entry.variable.shape.is_fully_defined() else place
             devices = tuple(copy.device for copy in entry.copies)
-            alone = -1 if is_static else place
             what = entry.variable.dtype, is_summed(entry.variable)
-            key = what, _sum_device(entry), devices, alone
+            key = what, _kernel_device(entry), devices, alone
             groups.setdefault(key, []).append(place)
     return list(groups.values())
 
@@ -211,10 +193,21 @@ def _alike(entries: Sequence[Entry]) -> list[list[int]]:
 def _combine_alike(entries: Sequence[Entry], *, is_sent: bool) -> list[tf.Tensor]:
     """Combines the copies of variables of one type that lie on the same devices."""
     first = entries[0]
-    vectors = []
+
+    def read_all(*handles: tf.Tensor) -> tf.Tensor:
+        values = []
+        for handle, entry in zip(handles, entries, strict=True):
+            dtype, shape = entry.variable.dtype, entry.variable.shape
+            value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+            value.set_shape(shape)
+            values.append(value)
+        return to_number(pack(values))
+
     # Calls: the end of each is one node here, where the end of each read would be one
     # for which the caller's device waits. Of replicas on one device, one function.
-    read = functools.cache(lambda _: _make_read(entries))
+    signature = [tf.TensorSpec([], tf.resource)] * len(entries)
+    read = functools.cache(lambda _: traced_once(read_all, input_signature=signature))
+    vectors = []
     for replica, copy in enumerate(first.copies):
         with tf.device(copy.device):
             if len(entries) == 1:
@@ -227,7 +220,7 @@ def _combine_alike(entries: Sequence[Entry], *, is_sent: bool) -> list[tf.Tensor
         with tf.device(_kernel_device(first, first.copies[replicas[0]].device)):
             of_process = [vectors[replica] for replica in replicas]
             added.append(tf.add_n(of_process) if len(replicas) > 1 else of_process[0])
-    with tf.device(_sum_device(first)):
+    with tf.device(_kernel_device(first)):
         total = tf.add_n(added)
         if not is_sent:
             total = _of_total(first.variable, total, len(first.copies))
@@ -236,50 +229,31 @@ def _combine_alike(entries: Sequence[Entry], *, is_sent: bool) -> list[tf.Tensor
         return unpack(total, [entry.variable.shape for entry in entries])
 
 
-def _make_read(entries: Sequence[Entry]) -> Callable[..., tf.Tensor]:
-    """A function of the handles of one replica's copies, which reads them as one."""
-    variables = [entry.variable for entry in entries]
-
-    def read(*handles: tf.Tensor) -> tf.Tensor:
-        values = []
-        for handle, variable in zip(handles, variables, strict=True):
-            value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
-            value.set_shape(variable.shape)
-            values.append(value)
-        return to_number(pack(values))
-
-    signature = [tf.TensorSpec([], tf.resource)] * len(variables)
-    return traced_once(read, input_signature=signature)
-
-
 def _near(entry: Entry) -> list[list[int]]:
     """Replicas whose copies are added before they are sent: of another process."""
     near: dict[str, list[int]] = {}
     for replica, copy in enumerate(entry.copies):
         near.setdefault(devices_lib.process(copy.device), []).append(replica)
-    own = near.pop(devices_lib.process(_sum_device(entry)), [])
+    own = near.pop(devices_lib.process(_kernel_device(entry)), [])
     return [[replica] for replica in own] + list(near.values())
 
 
-def _sum_device(entry: Entry) -> str:
-    """Where copies are added: with the user's variable."""
-    return _kernel_device(entry, entry.variable.device)
+def _kernel_device(entry: Entry, device: str | None = None) -> str:
+    """Where copies are added: on a device or the CPU beside it, which has the kernels.
 
-
-def _kernel_device(entry: Entry, device: str) -> str:
-    """A device, if it has the kernels that add copies, or else the CPU beside it."""
-    is_kernel_there = entry.variable.dtype.is_floating
-    return device if is_kernel_there else devices_lib.cpu_of(device)
+    By default with the user's variable.
+    """
+    device = device or entry.variable.device
+    return device if entry.variable.dtype.is_floating else devices_lib.cpu_of(device)
 
 
 def add_up(
     values: Sequence[tf.Tensor], topology: Topology, group: Group
 ) -> list[tf.Tensor]:
-    """Sums values over all workers, eagerly."""
     return _packed(
         values,
         lambda value: reduce(value, topology, group, next(group.keys)),
-        differentiable.wire_of_sum,
+        "all_reduce",
     )
 
 
@@ -290,45 +264,37 @@ def broadcast_initial_values(
     movable = [v for v in variables if v.dtype != tf.string]
     values = list(map(tf.convert_to_tensor, movable))
     received = _broadcast(values, 0, topology, group)
-    if group.worker_id:
-        for variable, value in zip(movable, received, strict=True):
-            # Not where it is equal: that would reset what a checkpoint has restored.
-            if variable.numpy().tobytes() != value.numpy().tobytes():
-                variable.assign(value)
+    for variable, value in zip(movable, received, strict=True):
+        # Not where it is equal: that would reset what a checkpoint has restored.
+        if group.worker_id and variable.numpy().tobytes() != value.numpy().tobytes():
+            variable.assign(value)
 
 
 def move(variable: Any, source: int, topology: Topology, group: Group) -> tf.Tensor:
-    """Sends the value of a variable from one worker to all others, eagerly."""
     value = tf.zeros(variable.shape, variable.dtype)
     if source == group.worker_id:
         value = tf.convert_to_tensor(variable)
-    (received,) = _broadcast([value], source, topology, group)
-    return received
+    return _broadcast([value], source, topology, group)[0]
 
 
 def _broadcast(
     values: Sequence[tf.Tensor], source: int, topology: Topology, group: Group
 ) -> list[tf.Tensor]:
-    return _packed(
-        values,
-        lambda value: _send(value, source, topology, group),
-        lambda dtype: differentiable.wire_of_move(dtype, "broadcast"),
-    )
+    def send(value: tf.Tensor) -> tf.Tensor:
+        common = {
+            "group_size": group.num_workers,
+            "group_key": CPU_GROUP_KEY,
+            "instance_key": next(group.keys),
+            "communication_hint": "ring",
+        }
+        with tf.device(cpu(topology)):
+            if group.worker_id == source:
+                return tf.raw_ops.CollectiveBcastSendV2(input=value, **common)
+            return tf.raw_ops.CollectiveBcastRecvV2(
+                T=value.dtype, shape=tf.shape(value), **common
+            )
 
-
-def _send(value: tf.Tensor, source: int, topology: Topology, group: Group) -> tf.Tensor:
-    common = {
-        "group_size": group.num_workers,
-        "group_key": CPU_GROUP_KEY,
-        "instance_key": next(group.keys),
-        "communication_hint": "ring",
-    }
-    with tf.device(cpu(topology)):
-        if group.worker_id == source:
-            return tf.raw_ops.CollectiveBcastSendV2(input=value, **common)
-        return tf.raw_ops.CollectiveBcastRecvV2(
-            T=value.dtype, shape=tf.shape(value), **common
-        )
+    return _packed(values, send, "broadcast")
 
 
 def reduce(
@@ -357,10 +323,10 @@ def reduce(
 def _packed(
     values: Sequence[tf.Tensor],
     transfer: Callable[[tf.Tensor], tf.Tensor],
-    wire_of: Callable[[tf.DType], Wire],
+    kind: str,
 ) -> list[tf.Tensor]:
     """Transfers values as one vector per type that is sent."""
-    wires = [wire_of(value.dtype) for value in values]
+    wires = [wire_over_workers(value.dtype, kind) for value in values]
     wide = [wire.convert(value) for wire, value in zip(wires, values, strict=True)]
     results: dict[int, tf.Tensor] = {}
     for places in positions_by_dtype(wide).values():
@@ -371,7 +337,7 @@ def _packed(
         parts = tf.split(received, [tf.size(part) for part in flat])[:-1]
         for place, part in zip(places, parts, strict=True):
             shaped = tf.reshape(part, tf.shape(wide[place]))
-            results[place] = wires[place].restore(shaped, values[place].dtype)
+            results[place] = wires[place].convert(shaped, values[place].dtype)
     return [results[place] for place in range(len(values))]
 
 

@@ -85,7 +85,7 @@ class CrossWorker:
 
         # A sum has to keep the bits of the type itself, so it goes as a wider type;
         # what is only moved goes as any type of the same width.
-        wire = differentiable.wire_of_sum(dtype)
+        wire = differentiable.wire_over_workers(dtype, "all_reduce")
         return self._transfer(name, ref, dtype, wire, shape, device, transfer)
 
     def broadcast(
@@ -115,7 +115,7 @@ class CrossWorker:
                 **place,
             )
 
-        wire = differentiable.wire_of_move(dtype, "broadcast")
+        wire = differentiable.wire_over_workers(dtype, "broadcast")
         return self._transfer(name, ref, dtype, wire, shape, device, transfer)
 
     def move(
@@ -151,7 +151,7 @@ class CrossWorker:
 
         ``[replicas of this worker] + dims`` becomes ``[replicas of the job] + dims``.
         """
-        how, wire = differentiable.wire_of_move(dtype, "all_gather")
+        how, wire = differentiable.wire_over_workers(dtype, "all_gather")
         if _is_empty(shape):
             dims = [shape[0] * self.group.num_workers, *shape.as_list()[1:]]
             return self.emit.const(name, np.zeros(dims, dtype.as_numpy_dtype), device)
