@@ -101,7 +101,8 @@ class CrossReplicaBatchNormalization(keras.layers.BatchNormalization):
                 "count different numbers of values; normalize without a mask"
             )
         inputs = tf.convert_to_tensor(inputs)
-        values = tf.cast(inputs, _statistics_dtype(inputs.dtype))
+        is_narrow = inputs.dtype in (tf.float16, tf.bfloat16)
+        values = tf.cast(inputs, tf.float32) if is_narrow else inputs
         mean, variance = self._global_moments(values)
         for moving, new in (
             (self.moving_mean, mean),
@@ -198,10 +199,6 @@ class _GlobalMeans:
         return tf.where(self._total > 0, statistic, kept)
 
 
-def _statistics_dtype(dtype: tf.DType) -> tf.DType:
-    return tf.float32 if dtype in (tf.float16, tf.bfloat16) else tf.as_dtype(dtype)
-
-
 class ShardedEmbedding(keras.layers.Layer):
     """An embedding table that is too large for a single parameter server.
 
@@ -241,12 +238,11 @@ class ShardedEmbedding(keras.layers.Layer):
           ValueError: A size that is not a positive integer; a part without a row.
         """
         super().__init__(name=name)
-        sizes = {
-            "num_rows": num_rows,
-            "num_columns": num_columns,
-            "num_parts": num_parts,
-        }
-        for argument, size in sizes.items():
+        for argument, size in (
+            ("num_rows", num_rows),
+            ("num_columns", num_columns),
+            ("num_parts", num_parts),
+        ):
             if not is_integer(size, least=1, most=INT32_MAX):
                 raise ValueError(
                     f"{argument} {format_value(size)} must be an integer of at least 1 "

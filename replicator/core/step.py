@@ -102,6 +102,7 @@ _ADVICE: tuple[tuple[Any, str], ...] = (
         "pass it to run(step_fn, inputs), and use the argument of the step",
     ),
     (int, "pass an integer that fits into 64 bits, or a float"),
+    (object, "pass tensors, NumPy arrays or numbers"),
 )
 _NEVER_DENSE = (tf.RaggedTensor, tf.SparseTensor, PerReplica)
 
@@ -116,16 +117,10 @@ def tensor_of(value: Any, said: str) -> tf.Tensor:
             return tf.convert_to_tensor(value)
         except (TypeError, ValueError, tf.errors.OpError) as error:
             cause = error
-    raise TypeError(
-        f"{said}, but got {format_value(value)}; {_advice(value)}"
-    ) from cause
-
-
-def _advice(value: Any) -> str:
-    for kind, text in _ADVICE:
+    for kind, advice in _ADVICE:  # noqa: B007 - the last is of any type
         if isinstance(value, kind):
-            return text
-    return "pass tensors, NumPy arrays or numbers"
+            break
+    raise TypeError(f"{said}, but got {format_value(value)}; {advice}") from cause
 
 
 def check_outputs(outputs: Any, step_fn: Callable[..., Any]) -> Any:

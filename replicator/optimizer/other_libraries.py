@@ -26,38 +26,30 @@ from replicator.optimizer.wrapper import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    Pairs = list[tuple[Any, Any]]
+    from collections.abc import Callable, Iterable
 
 
-def _keras_2(optimizer: Any, pairs: Pairs) -> Any:
-    # The name that optimizers and legacy optimizers of tf_keras both know.
-    return optimizer.apply_gradients(pairs, experimental_aggregate_gradients=False)
-
-
-def _sonnet(optimizer: Any, pairs: Pairs) -> Any:
-    grads, variables = zip(*pairs, strict=True)
-    return optimizer.apply(list(grads), list(variables))
-
-
-def _session(optimizer: Any, pairs: Pairs) -> Any:
-    return optimizer.apply_gradients(pairs)
-
-
-# By the class of which an optimizer is.
-_UPDATES: dict[str, Callable[[Any, Pairs], Any]] = {
-    "tf_keras.src.optimizers.optimizer.Optimizer": _keras_2,
-    "tf_keras.src.optimizers.legacy.optimizer_v2.OptimizerV2": _keras_2,
-    "sonnet.src.base.Optimizer": _sonnet,
-    "tensorflow.python.training.optimizer.Optimizer": _session,
+# How an optimizer applies averages, by the class of which it is.
+_UPDATES: dict[str, Callable[[Any, list[Any], list[Any]], Any]] = {
+    # The name of the option that optimizers and legacy optimizers both know.
+    **dict.fromkeys(
+        (
+            "tf_keras.src.optimizers.optimizer.Optimizer",
+            "tf_keras.src.optimizers.legacy.optimizer_v2.OptimizerV2",
+        ),
+        lambda optimizer, grads, variables: optimizer.apply_gradients(
+            zip(grads, variables, strict=True), experimental_aggregate_gradients=False
+        ),
+    ),
+    "sonnet.src.base.Optimizer": lambda optimizer, grads, variables: optimizer.apply(
+        grads, variables
+    ),
+    "tensorflow.python.training.optimizer.Optimizer": (
+        lambda optimizer, grads, variables: optimizer.apply_gradients(
+            zip(grads, variables, strict=True)
+        )
+    ),
 }
-
-
-def update_of(optimizer: Any) -> Callable[[Any, Pairs], Any] | None:
-    """How an optimizer of another library applies averages; None for Keras 3."""
-    kinds = (f"{kind.__module__}.{kind.__name__}" for kind in type(optimizer).__mro__)
-    return next((_UPDATES[kind] for kind in kinds if kind in _UPDATES), None)
 
 
 class AveragingOptimizer(OptimizerProxy):
@@ -67,18 +59,17 @@ class AveragingOptimizer(OptimizerProxy):
     and is saved as that one.
     """
 
-    def __init__(self, optimizer: Any, options: OptimizerOptions) -> None:
-        update = update_of(optimizer)
-        assert update is not None
+    def __init__(
+        self, optimizer: Any, options: OptimizerOptions, update: Callable[..., Any]
+    ) -> None:
         options.check(optimizer)
-        default = OptimizerOptions()
         for name in ("accumulation_steps", "sharded_update", "loss_scale"):
-            if getattr(options, name) != getattr(default, name):
+            if options.is_set(name):
                 raise OptimizerOptionError(
                     f"{name}={getattr(options, name)!r} works with optimizers of Keras "
                     f"3, but got a {type(optimizer).__name__!r} of "
                     f"{type(optimizer).__module__.partition('.')[0]}; use "
-                    f"keras.optimizers, or {name}={getattr(default, name)!r}"
+                    f"keras.optimizers, or {name}={getattr(OptimizerOptions(), name)!r}"
                 )
         self.options = options  # ``compression`` and ``global_clipnorm``.
         self.owner: validation.ReplicatorId | None = None
@@ -100,18 +91,15 @@ class AveragingOptimizer(OptimizerProxy):
             is_portable=True,
         )
         given = with_gradient(pairs_of(grads_and_vars))
-        grads = [grad for grad, _ in given]
+        grads, variables = map(list, zip(*given, strict=True))
         check_not_clipped(grads)
-        grads = context.unscale(grads)
         averaged = reductions.all_reduce(
-            grads, "mean", compression=self.options.compression
+            context.unscale(grads), "mean", compression=self.options.compression
         )
         if self.options.global_clipnorm is not None:
             averaged = clip_by_global_norm(averaged, self.options.global_clipnorm)
-        variables = [variable for _, variable in given]
         with context.gradients_divided(None):  # summed no more
-            pairs = list(zip(averaged, variables, strict=True))
-            return self._update(self.wrapped, pairs)
+            return self._update(self.wrapped, list(averaged), variables)
 
     def apply(self, updates: Iterable[Any], parameters: Iterable[Any]) -> Any:
         """Does what ``apply_gradients`` does, in the spelling of Sonnet."""
@@ -144,8 +132,9 @@ def wrapped(optimizer: Any, options: OptimizerOptions) -> Any:
             f"wrap_optimizer got an optimizer that is already wrapped, {optimizer!r}; "
             "use it as it is"
         )
-    is_known = update_of(optimizer) is not None
-    return AveragingOptimizer(optimizer, options) if is_known else None
+    kinds = (f"{kind.__module__}.{kind.__name__}" for kind in type(optimizer).__mro__)
+    update = next((_UPDATES[kind] for kind in kinds if kind in _UPDATES), None)
+    return update and AveragingOptimizer(optimizer, options, update)
 
 
 # Options by which a Keras optimizer clips, by name.
@@ -172,14 +161,21 @@ class StrategyOptimizer(ReplicatedOptimizer):
     def _update(self, grads: list[Any], variables: list[Any]) -> None:
         # Replicas are traced in threads that take turns at collectives. This is read
         # before the first one, because _apply of another thread unsets the options.
-        _CLIPS.found = _clips_of(self.wrapped)
+        found = {name: getattr(self.wrapped, name, None) for name in _CLIPPING}
+        _CLIPS.found = {name: value for name, value in found.items() if value}
         super()._update(grads, variables)
 
     def _apply(self, averaged: list[Any], variables: list[Any]) -> None:
         optimizer = self.wrapped
         check_are_optimized(optimizer, variables)
         clips = _CLIPS.found
-        averaged = _clip(averaged, clips)
+        if "clipnorm" in clips:
+            averaged = [tf.clip_by_norm(grad, clips["clipnorm"]) for grad in averaged]
+        elif "global_clipnorm" in clips:
+            averaged, _ = tf.clip_by_global_norm(averaged, clips["global_clipnorm"])
+        elif "clipvalue" in clips:
+            limit = clips["clipvalue"]
+            averaged = [tf.clip_by_value(grad, -limit, limit) for grad in averaged]
         scaled = [scaled_gradient(grad, 1.0 / num_replicas()) for grad in averaged]
         try:
             for name in clips:
@@ -196,21 +192,3 @@ class StrategyOptimizer(ReplicatedOptimizer):
         check_are_optimized(self.wrapped, variables)
         scale = 1.0 / num_replicas()
         self.wrapped.apply([scaled_gradient(grad, scale) for grad in grads], variables)
-
-
-def _clips_of(optimizer: Any) -> dict[str, float]:
-    """The clipping options that a Keras optimizer has set, by name."""
-    found = {name: getattr(optimizer, name, None) for name in _CLIPPING}
-    return {name: value for name, value in found.items() if value}
-
-
-def _clip(grads: Sequence[Any], clips: dict[str, float]) -> list[Any]:
-    """Clips as a Keras optimizer with these options would."""
-    if "clipnorm" in clips:
-        return [tf.clip_by_norm(grad, clips["clipnorm"]) for grad in grads]
-    if "global_clipnorm" in clips:
-        return list(tf.clip_by_global_norm(list(grads), clips["global_clipnorm"])[0])
-    if "clipvalue" in clips:
-        limit = clips["clipvalue"]
-        return [tf.clip_by_value(grad, -limit, limit) for grad in grads]
-    return list(grads)

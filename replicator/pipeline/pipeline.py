@@ -298,11 +298,13 @@ class Pipeline:
                     )
         for stage in emitted.stages:
             with logical_device(stage.index):
-                gradients = zip(stage.variables, emitted.mean(stage.index), strict=True)
+                gradients = zip(stage.variables, emitted.mean(stage), strict=True)
                 found = {id(stage.named(v)): (g, stage.named(v)) for v, g in gradients}
             held = stage.held()
             unused = [
-                (emitted.penalty(stage.index, v), v) for v in held if id(v) not in found
+                (stage.penalties.get(id(_tf_compat.unwrap(v))), v)
+                for v in held
+                if id(v) not in found
             ]
             in_order = [found.pop(id(v)) for v in held if id(v) in found]
             pairs += [*in_order, *found.values(), *unused]
@@ -329,42 +331,53 @@ class _Emitted:
         self._losses: dict[int, tf.Tensor] = {}
         self._outputs: dict[tuple[int, int], Any] = {}
         self._upstream: dict[tuple[int, int], Any] = {}
-        self._sums: dict[int, list[Any]] = {}
-        self._updates: dict[int, list[Any]] = {}
-        self._last: dict[int, list[Any]] = {}
-        self._seeds: dict[int, list[Any]] = {}
-        self._penalties: dict[int, tuple[Any, dict[int, Any]]] = {}
         with logical_device(len(functions) - 1):
             # One node for all micro-batches: the optimizer would make a function for
             # each constant that it is called with.
             self._one = tf.ones([])
 
     def emit(self, index: int, task: Task) -> None:
-        m = task.microbatch
-        arguments = self._arguments(index, m) if task.is_forward else []
+        m, is_last = task.microbatch, index + 1 == len(self._functions)
+        inputs, targets = self._parts[m]
+        arguments: list[Any] = [targets] if is_last else []
+        if task.is_forward:
+            is_first = index == 0
+            before = None if is_first else self._outputs.pop((index - 1, m))
+            arguments.insert(0, updates_lib.with_masks(inputs) if is_first else before)
         with logical_device(index):
-            # Outside of the tasks: drawing has an effect, and so an order.
-            stage, seeds = self._stage(index, arguments)
+            if index == len(self.stages):
+                stage = Stage(
+                    index,
+                    self._functions[index],
+                    arguments,
+                    recompute=self._recompute,
+                    loss_fn=self._loss_fn if is_last else None,
+                )
+                # Outside of the tasks: drawing has an effect, and so an order.
+                stage.prepare(len(self._parts))
+                self.stages.append(stage)
+        stage = self.stages[index]
         with logical_device(index), tf.name_scope(task_name(index, task)):
-            if task.is_forward:
-                with tf.control_dependencies(self._last.get(index, [])):
-                    made = stage.forward(arguments, seeds[m])
-                self._passes[index, m] = made
-                self._updates.setdefault(index, []).append(made.updates)
-                self._last[index] = operations(made.outputs)
-                if index + 1 == len(self._functions):
-                    self._losses[m] = made.outputs
-                else:
-                    self._outputs[index, m] = made.outputs
+            if not task.is_forward:
+                self._emit_backward(stage, m, is_last=is_last)
+                return
+            with tf.control_dependencies(stage.last):
+                made = stage.forward(arguments, m)
+            self._passes[index, m] = made
+            stage.assigned.append(made.updates)
+            stage.last = operations(made.outputs)
+            if is_last:
+                self._losses[m] = made.outputs
             else:
-                self._emit_backward(index, m)
+                self._outputs[index, m] = made.outputs
 
     def loss(self) -> tf.Tensor:
         with logical_device(len(self._functions) - 1):
             losses = [_widened(self._losses[m][0]) for m in range(len(self._parts))]
             mean = self._mean(tf.add_n(losses))
-            for penalty, _ in self._penalties.values():
-                mean += tf.cast(penalty, mean.dtype)
+            for stage in self.stages:
+                if stage.penalties:
+                    mean += tf.cast(stage.penalty, mean.dtype)
             return tf.cast(mean, self._losses[0][0].dtype)
 
     def _mean(self, total: Any) -> Any:
@@ -377,7 +390,7 @@ class _Emitted:
     def finish(self) -> None:
         """Assigns what stages keep beside weights, and regularizes weights once."""
         for stage in self.stages:
-            values = zip(*self._updates[stage.index], strict=True)
+            values = zip(*stage.assigned, strict=True)
             with logical_device(stage.index):
                 self._regularize(stage)
                 for variable, of_parts in zip(stage.updated, values, strict=True):
@@ -398,12 +411,14 @@ class _Emitted:
             for scale in self.stages[-1].scales[-1:]:  # as loss_fn has scaled its loss
                 penalty = scale(penalty)
         gradients = tape.gradient(penalty, inner)
-        by_id = {id(v): dense(g) for v, g in zip(inner, gradients, strict=True)}
-        self._penalties[stage.index] = penalty, by_id
+        stage.penalty = penalty
+        stage.penalties = {
+            id(v): dense(g) for v, g in zip(inner, gradients, strict=True)
+        }
 
-    def mean(self, index: int) -> list[Any]:
+    def mean(self, stage: Stage) -> list[Any]:
         """The gradients of a stage's variables, means over micro-batches."""
-        stage, sums = self.stages[index], self._sums[index]
+        sums = stage.sums or []
         count = len(stage.variables)
         found = {id(v): one for v, one in zip(stage.variables, sums, strict=False)}
         for variable, one in zip(stage.casts.values(), sums[count:], strict=True):
@@ -413,64 +428,31 @@ class _Emitted:
         means = []
         for variable, one in zip(stage.variables, found.values(), strict=True):
             mean = None if one is None else self._mean(one)
-            mean = _sum(mean, _widened(self.penalty(index, variable)))
+            mean = _sum(mean, _widened(stage.penalties.get(id(variable))))
             means.append(None if mean is None else tf.cast(mean, variable.dtype))
         return means
 
-    def penalty(self, index: int, variable: Any) -> Any:
-        """The gradient of what regularizes a variable of a stage, or None."""
-        _, found = self._penalties.get(index, (None, {}))
-        return found.get(id(_tf_compat.unwrap(variable)))
-
-    def _arguments(self, index: int, m: int) -> list[Any]:
-        inputs, targets = self._parts[m]
-        values = (
-            self._outputs.pop((index - 1, m))
-            if index
-            else updates_lib.with_masks(inputs)
-        )
-        return [values, targets] if index + 1 == len(self._functions) else [values]
-
-    def _stage(self, index: int, arguments: Sequence[Any]) -> tuple[Stage, Any]:
-        if index == len(self.stages):
-            is_last = index + 1 == len(self._functions)
-            stage = Stage(
-                index,
-                self._functions[index],
-                arguments,
-                recompute=self._recompute,
-                loss_fn=self._loss_fn if is_last else None,
-            )
-            self.stages.append(stage)
-            self._seeds[index] = [stage.draw_seeds() for _ in self._parts]
-            stage.cast_weights()
-        return self.stages[index], self._seeds[index]
-
-    def _emit_backward(self, index: int, m: int) -> None:
-        stage, made = self.stages[index], self._passes.pop((index, m))
-        is_last = index + 1 == len(self._functions)
+    def _emit_backward(self, stage: Stage, m: int, *, is_last: bool) -> None:
+        index = stage.index
+        made = self._passes.pop((index, m))
         given = (
             [tf.cast(self._one, made.outputs[0].dtype), *[None] * len(made.outputs[1:])]
             if is_last
             else self._upstream.pop((index + 1, m))
         )
-        with tf.control_dependencies(self._last[index]):
+        with tf.control_dependencies(stage.last):
             of_inputs, of_variables = stage.backward(made, given)
-        self._last[index] = operations([of_inputs, of_variables]) or self._last[index]
+        stage.last = operations([of_inputs, of_variables]) or stage.last
         # Targets are arguments of the last stage too, and of no other one.
         taken = len(made.sources)
         if is_last and index:
             taken = len(floating(made.arguments[0]))
         self._upstream[index, m] = of_inputs[:taken]
         new = [_widened(dense(gradient)) for gradient in of_variables]
-        sums = self._sums.get(index)
         # A running sum: at the end there would be M gradients of the whole model.
         with tf.name_scope("sum"):
-            self._sums[index] = (
-                new
-                if sums is None
-                else [_sum(a, b) for a, b in zip(sums, new, strict=True)]
-            )
+            before = stage.sums or [None] * len(new)
+            stage.sums = [_sum(a, b) for a, b in zip(before, new, strict=True)]
 
 
 def _sum(one: Any, other: Any) -> Any:

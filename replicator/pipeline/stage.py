@@ -118,6 +118,11 @@ class Stage:
       casts: Variables that it reads in another type, as mixed precision does.
       updated: Variables of Keras that it assigns, such as averages of batch norm.
       scales: Functions that have scaled the loss.
+      last: The operations at the end of its last task so far.
+      assigned: By micro-batch, the values that are to be assigned.
+      sums: Over micro-batches, gradients of ``variables`` and then of ``casts``.
+      penalty: What regularizers add to the loss.
+      penalties: Its gradients, by the id of the ``tf.Variable``.
     """
 
     def __init__(
@@ -133,6 +138,11 @@ class Stage:
         self.updated: list[Any] = []
         self.casts: dict[tuple[int, str], Any] = {}
         self.scales: list[Any] = []
+        self.last: list[Any] = []
+        self.assigned: list[Any] = []
+        self.sums: list[Any] | None = None
+        self.penalty: Any = None
+        self.penalties: dict[int, Any] = {}
         self._read: dict[int, Any] = {}
         self._layer = layer_of(function)
         self._function = _tf_distribute.converted_inside(function)
@@ -148,26 +158,25 @@ class Stage:
         check_stage(index, self._forward)
         self._backward: Any = None
         self._weights: list[tf.Tensor] = []
+        self._seeds: list[list[tf.Tensor]] = []  # By micro-batch.
 
-    def cast_weights(self) -> None:
-        """Casts what is read in another type, once for all micro-batches of a step."""
+    def prepare(self, num_microbatches: int) -> None:
+        """Casts weights and draws seeds, once for all micro-batches of a step."""
+        self._seeds = [
+            [generator.next() for generator in self.generators]
+            for _ in range(num_microbatches)
+        ]
         self._weights = [
             tf.cast(_tf_compat.unwrap(variable), wanted)
             for (_, wanted), variable in self.casts.items()
         ]
 
-    def draw_seeds(self) -> list[tf.Tensor]:
-        """Draws what one micro-batch needs, in the step and not in the stage."""
-        return [generator.next() for generator in self.generators]
-
-    def forward(self, arguments: Sequence[Any], seeds: Sequence[Any]) -> Pass:
-        flat = floating(arguments)
+    def forward(self, arguments: Sequence[Any], microbatch: int) -> Pass:
+        flat, seeds = floating(arguments), self._seeds[microbatch]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             if not self._recompute:
                 tape.watch([*flat, *self._weights, *self.variables])
-            outputs, updates = self._forward(
-                list(arguments), list(seeds), self._weights
-            )
+            outputs, updates = self._forward(list(arguments), seeds, self._weights)
         return Pass(tape, flat, outputs, updates, arguments, seeds)
 
     def backward(
