@@ -343,13 +343,18 @@ _STATE = _State()
 
 
 @contextlib.contextmanager
-def allowed() -> Iterator[None]:
-    """Lets the library itself create variables (optimizer slots) during a trace."""
-    before, _STATE.is_allowed = _STATE.is_allowed, True
+def _set(**values: Any) -> Iterator[None]:
+    before = {name: getattr(_STATE, name) for name in values}
+    vars(_STATE).update(values)
     try:
         yield
     finally:
-        _STATE.is_allowed = before
+        vars(_STATE).update(before)
+
+
+def allowed() -> contextlib.AbstractContextManager[None]:
+    """Lets the library itself create variables (optimizer slots) during a trace."""
+    return _set(is_allowed=True)
 
 
 def own_variable(value: Any, **how: Any) -> tf.Variable:
@@ -362,51 +367,35 @@ def own_variable(value: Any, **how: Any) -> tf.Variable:
     )
 
 
-@contextlib.contextmanager
 def created_in(
     scope: Callable[[], contextlib.AbstractContextManager[Any]],
     made: Callable[[Any], None] = _ignore,
-) -> Iterator[None]:
-    before = _STATE.place, _STATE.made
-    _STATE.place, _STATE.made = scope, made
-    try:
-        yield
-    finally:
-        _STATE.place, _STATE.made = before
+) -> contextlib.AbstractContextManager[None]:
+    return _set(place=scope, made=made)
 
 
-def place() -> contextlib.AbstractContextManager[Any]:
-    return _STATE.place()
-
-
-@contextlib.contextmanager
 def made_outside(
-    note: Callable[[Any], None] | None = None, device: str | None = None
-) -> Iterator[None]:
+    note: Callable[[Any], None] = _ignore, device: str | None = None
+) -> contextlib.AbstractContextManager[None]:
     """Makes variables that a step creates inside it outside of the step."""
 
     def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         initial_value = kwargs.get("initial_value")
         if not tf.executing_eagerly():  # not yet outside, as libraries may be
             initial_value = _tf_compat.outside_of_step(initial_value)
-            next_creator = (
-                _tf_compat.make_variable
-            )  # not as tf.function would, in its graph
+            # Not as tf.function would, in its graph.
+            next_creator = _tf_compat.make_variable
         if initial_value is None:
             raise _refused(kwargs)
-        with (
-            tf.init_scope(),
-            allowed(),
-            place() if device is None else tf.device(device),
-        ):
-            variable = next_creator(**{**kwargs, "initial_value": initial_value})
+        kwargs["initial_value"] = initial_value
+        with tf.init_scope(), allowed():  # a device of a graph would be another one
+            with _STATE.place() if device is None else tf.device(device):
+                variable = next_creator(**kwargs)
         _STATE.made(variable)
-        if note is not None:
-            note(variable)
+        note(variable)
         return variable
 
-    with _creating(create):
-        yield
+    return _creating(create)
 
 
 def in_first_trace(trace: Callable[[], _Traced]) -> _Traced:
@@ -420,31 +409,27 @@ def in_first_trace(trace: Callable[[], _Traced]) -> _Traced:
         return trace()
 
 
-@contextlib.contextmanager
-def forbidden_in_steps() -> Iterator[None]:
+def forbidden_in_steps() -> contextlib.AbstractContextManager[None]:
     """Makes the creation of variables inside it raise an actionable error."""
 
-    def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        del next_creator
+    def create(_next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         raise _refused(kwargs)
 
-    with _creating(create):
-        yield
+    return _creating(create)
 
 
-@contextlib.contextmanager
-def _creating(create: Callable[..., Any]) -> Iterator[None]:
+def _creating(create: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
     """Lets a function make variables, but for those of the library itself."""
 
     def creator(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
-        if _STATE.is_allowed:
-            variable = next_creator(**kwargs)
-            _STATE.made(variable)
-            return variable
-        return create(next_creator, **kwargs)
+        if not _STATE.is_allowed:
+            return create(next_creator, **kwargs)
+        variable = next_creator(**kwargs)
+        _STATE.made(variable)
+        return variable
 
-    with tf.variable_creator_scope(creator):
-        yield
+    scope: contextlib.AbstractContextManager[None] = tf.variable_creator_scope(creator)
+    return scope
 
 
 def _refused(kwargs: dict[str, Any]) -> CreateVariableInStepError:
@@ -459,7 +444,10 @@ def _refused(kwargs: dict[str, Any]) -> CreateVariableInStepError:
 
 
 class StepGenerator:
-    """Keras' generator that a step draws from; keep it as long as its program."""
+    """Keras' generator that a step draws from; keep it as long as its program.
+
+    Until there is one, this stands for it.
+    """
 
     def __init__(self) -> None:
         self.made = _tf_compat.global_seed_generator()  # None until one is needed
@@ -468,28 +456,18 @@ class StepGenerator:
     def installed(self) -> Iterator[StepGenerator]:
         """Makes it this thread's global generator while a step is traced inside."""
         before = _tf_compat.global_seed_generator()
-        _tf_compat.set_global_seed_generator(self.made or _LazyGenerator(self))
+        _tf_compat.set_global_seed_generator(self.made or self)
         try:
             yield self
         finally:
             _tf_compat.set_global_seed_generator(before or self.made)
 
-    def make(self) -> Any:
-        """Returns Keras' generator, created outside the step if necessary."""
-        if self.made is None:
-            with tf.init_scope(), allowed(), place():
-                self.made = _tf_compat.make_global_seed_generator()
-        return self.made
-
-
-class _LazyGenerator:
-    """A placeholder for a generator that is created on first use."""
-
-    def __init__(self, generator: StepGenerator) -> None:
-        self._generator = generator
-
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._generator.make(), name)
+        # Created outside the step, on first use.
+        if self.made is None:
+            with tf.init_scope(), allowed(), _STATE.place():
+                self.made = _tf_compat.make_global_seed_generator()
+        return getattr(self.made, name)
 
 
 def check_in_replica(caller: str) -> None:
