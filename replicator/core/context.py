@@ -388,9 +388,12 @@ def made_outside(
         if initial_value is None:
             raise _refused(kwargs)
         kwargs["initial_value"] = initial_value
-        with tf.init_scope(), allowed():  # a device of a graph would be another one
-            with _STATE.place() if device is None else tf.device(device):
-                variable = next_creator(**kwargs)
+        with (
+            tf.init_scope(),
+            allowed(),
+            _STATE.place() if device is None else tf.device(device),
+        ):
+            variable = next_creator(**kwargs)
         _STATE.made(variable)
         note(variable)
         return variable
