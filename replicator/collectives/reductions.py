@@ -118,10 +118,7 @@ def all_max(value: Any) -> Any:
 def all_reduce_if(
     predicate: tf.Tensor, tensors: Sequence[tf.Tensor], kind: AllReduce
 ) -> list[tf.Tensor]:
-    """An ``all_reduce`` of tensors whose results are used only if a predicate is true.
-
-    It has no gradient.
-    """
+    """An ``all_reduce`` whose results count where a predicate is true; no gradient."""
     context = context_lib.require("all_reduce")
     return context.communicate(kind, tensors, needed_if=predicate)
 
@@ -158,10 +155,7 @@ def _lookups_of(
 def _all_reduce_sparse(
     context: ReplicaContext, slices: tf.IndexedSlices, kind: AllReduce, ids: Ids
 ) -> tf.IndexedSlices:
-    """Concatenates the slices of all replicas: the sum of sparse tensors.
-
-    The number of slices may differ between replicas, as with batches of mixed lengths.
-    """
+    """Joins slices, whose numbers may differ: the sum of sparse tensors."""
     dtype = slices.values.dtype
     narrow = tf.cast(slices.values, kind.sent_dtype(dtype))
     values, indices = differentiable.communicate(

@@ -237,10 +237,7 @@ def check_reduce_op(op: Any) -> str:
 
 
 def wire_of(dtype: tf.DType, wire_dtype: tf.DType | None) -> tf.DType:
-    """The type in which tensors of ``dtype`` are sent if ``wire_dtype`` is requested.
-
-    Only wider real floating types are compressed.
-    """
+    """The type in which wider real floating tensors are sent, if one is requested."""
     is_wider = dtype in (tf.float32, tf.float64)
     return wire_dtype if is_wider and wire_dtype is not None else dtype
 

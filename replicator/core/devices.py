@@ -106,10 +106,7 @@ def split_cpu_without_gpus(num_devices: int) -> None:
 
 
 def memory(device: str) -> str:
-    """The name of the memory of a device.
-
-    All CPU devices of one process share memory; every other device has its own.
-    """
+    """The memory of a device; all CPU devices of one process share one."""
     spec = tf.DeviceSpec.from_string(device)
     return str(spec.replace(device_index=0).to_string()) if is_cpu(device) else device
 

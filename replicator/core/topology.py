@@ -106,10 +106,7 @@ class Topology:
         return tuple(found[name][place % len(found[name])] for name in names)
 
     def at(self, logical_device: int) -> Topology:
-        """The same replicas on one of their logical devices, as if they had no other.
-
-        Each still has the memory of its first device: copies are a replica's.
-        """
+        """The same replicas, with their memories, on one of their logical devices."""
         if self.num_logical_devices == 1:
             return self
         devices = tuple((names[logical_device],) for names in self.devices)
@@ -176,10 +173,7 @@ class Keys:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-    """The workers that take part in a program's collectives.
-
-    Collectives have no timeout of their own; their caller sets one (``Deadline``).
-    """
+    """The workers of a program's collectives, which have no timeout of their own."""
 
     num_workers: int  # Worker processes.
     worker_id: int  # Index of this process.

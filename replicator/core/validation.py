@@ -53,10 +53,7 @@ def is_one_of(value: Any, names: Container[str]) -> TypeGuard[str]:
 def is_integer(
     value: Any, *, least: int | None = None, most: int | None = None
 ) -> TypeGuard[int]:
-    """Whether a value is an integer, not less than ``least`` nor more than ``most``.
-
-    ``True`` and ``False`` do not count, although they are instances of ``int``.
-    """
+    """Whether a value is an integer within limits; ``True`` does not count."""
     is_int = isinstance(value, int) and not isinstance(value, bool)
     return (
         is_int and (least is None or value >= least) and (most is None or value <= most)

@@ -162,11 +162,7 @@ class KerasAdapter(OptimizerProxy):
         return self.apply_gradients(zip(grads, variables, strict=True))
 
     def stateless_apply(self, *_arguments: Any, **_options: Any) -> Any:
-        """Always raises: Keras would update without the gradients of other replicas.
-
-        Raises:
-          OptimizerOptionError: Always.
-        """
+        """Always raises: Keras would update without the gradients of other replicas."""
         raise OptimizerOptionError(
             "stateless_apply() of a wrapped optimizer would skip the average over "
             "replicas; write optimizer.apply(grads, variables) in the step function"

@@ -45,11 +45,7 @@ def sum_duplicates(grad: Any) -> Any:
 
 
 def clip_by_global_norm(grads: Sequence[Any], limit: float) -> list[Any]:
-    """Scales all gradients so that their global norm is at most ``limit``.
-
-    Pascanu et al. 2013. The norm is computed in float32. Slices of a sparse gradient
-    that have the same index are summed first, as in the dense gradient.
-    """
+    """Scales gradients to a global norm of at most ``limit`` (Pascanu et al. 2013)."""
     unique = list(map(sum_duplicates, grads))
     return list(tf.clip_by_global_norm(unique, limit)[0])
 
@@ -201,10 +197,7 @@ def placed(
     place: Callable[[Any], contextlib.AbstractContextManager[Any] | None],
     made: Callable[[Any, Any], None] | None = None,
 ) -> Iterator[None]:
-    """Lets somebody choose the place of the slots that are made inside the block.
-
-    Keras offers no hook for it, so the method that makes slots is replaced meanwhile.
-    """
+    """Places slots that are made inside: Keras has no hook but the method itself."""
     make = optimizer.add_variable_from_reference
 
     def make_placed(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:

@@ -425,11 +425,7 @@ def num_replicas() -> int:
 
 
 class LocalOptimizer(ReplicatedOptimizer):
-    """The same update without communication, for measuring controls.
-
-    The fast path would multiply each own gradient by R, as the sum, and divide by R in
-    the kernel; the mean is the own gradient without an operation.
-    """
+    """For measuring controls: the mean is the own gradient, without an operation."""
 
     def _reduce_and_apply(self, grads: list[Any], variables: list[Any]) -> None:
         self._apply(self._all_reduce(grads, "mean", variables), variables)

@@ -403,10 +403,7 @@ _FORWARD = re.compile(r"stage_\d+_F\d+$")
 
 
 def activation_peaks(graph: Any, schedule: Sequence[Sequence[Task]]) -> list[int]:
-    """Returns the most bytes of activations that each stage keeps at one time.
-
-    What a task needs only while it runs is not counted, nor what has no static shape.
-    """
+    """The most bytes that each stage keeps at one time, of those of static shape."""
     places = {
         task_name(stage, task): (stage, index)
         for stage, own in enumerate(schedule)

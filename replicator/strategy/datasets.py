@@ -49,10 +49,7 @@ _IS_DISTRIBUTED = "_replicator_is_distributed"
 def split(
     dataset: Any, num_replicas: int, first_replica: int, num_local: int
 ) -> tf.data.Dataset:
-    """Splits every batch over all replicas, and keeps the parts of those of a process.
-
-    The parts of a batch differ by at most one example, in the order of replicas.
-    """
+    """Splits batches over all replicas, and keeps the parts of those of a process."""
     if getattr(dataset, _IS_DISTRIBUTED, False):
         return dataset
     if not isinstance(dataset, tf.data.Dataset):
@@ -86,10 +83,7 @@ def split(
 
 @tf.autograph.experimental.do_not_convert  # which would rewrite its loops
 def parts_of(batch: Any, num_replicas: int, first_replica: int, num_local: int) -> Any:
-    """The parts of a global batch, a nest of tensors with the same number of rows.
-
-    What else is in the nest is nothing, for all replicas.
-    """
+    """The parts of a global batch: tensors with the same number of rows, or None."""
     leaves = [leaf for leaf in tf.nest.flatten(batch) if hasattr(leaf, "shape")]
     parts = [
         part_of_batch(leaves, replica, num_replicas)

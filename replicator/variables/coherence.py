@@ -142,20 +142,14 @@ def _any(flags: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 class CopyRefresher:
-    """The functions that reset the copies of variables: one per type and shape.
-
-    They take handles, so that all variables and programs of one replicator share them.
-    """
+    """Functions of handles that reset copies: one per type and shape."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
         self._functions: dict[tuple[Any, ...], Any] = {}
 
     def apply(self, entries: Iterable[Entry], *, is_certain: bool) -> None:
-        """Resets the copies of variables, in graphs and eagerly.
-
-        Of all that were written for certain; otherwise of those that differ.
-        """
+        """Resets copies: of all that were written for certain, or those that differ."""
         primaries = self._topology.primaries
         for entry in entries:
             variable, is_mirrored = entry.variable, entry.kind is Kind.MIRRORED
@@ -240,10 +234,7 @@ def _choose(
 
 
 def is_compiled(variable: Any) -> bool:
-    """Whether a variable is checked by the compiled function of its device.
-
-    TensorFlow keeps int32 of GPUs in host memory, where XLA does not take it.
-    """
+    """Whether a function of its device checks a variable; int32 is in host memory."""
     dtype = variable.dtype
     has_type = dtype.is_floating or dtype == tf.int64
     return has_type and not devices.is_cpu(variable.device)
@@ -429,12 +420,7 @@ def consolidate(
     topology: Topology,
     add_up: Callable[[list[tf.Tensor]], list[tf.Tensor]] = list,
 ) -> None:
-    """Makes all copies of each partial variable their mean, before it is saved.
-
-    They are not averaged between steps, because avoiding that communication is their
-    purpose. This changes no result, and the user's own variable then holds the whole
-    state, which can be restored with any number of replicas.
-    """
+    """Makes all copies of each partial variable their mean, before it is saved."""
     partial = [entry for entry in entries if entry.kind is Kind.PARTIAL]
     sums = []
     for entry in partial:
@@ -454,10 +440,7 @@ def consolidate(
 
 
 def check_in_sync(table: VariableTable) -> None:
-    """Compares the copies of all mirrored variables, bit by bit.
-
-    They are equal unless something that the library does not see has written one.
-    """
+    """Compares the copies of all mirrored variables, bit by bit."""
     differing = [
         entry.variable.name
         for entry in table.entries()

@@ -30,11 +30,7 @@ class Owner(NamedTuple):
 
 
 class Ownership:
-    """Owners of the variables of one replicator; empty without sharded updates.
-
-    All programs of a job assign the same owners, because they have the same variables
-    in the same order.
-    """
+    """Owners, assigned alike in all programs; empty without sharded updates."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -51,10 +47,7 @@ class Ownership:
         ]
 
     def assign(self, variables: Sequence[Any]) -> None:
-        """Gives each variable to the owner with the fewest bytes, largest first.
-
-        Those on its device, where a replica has several: a stage of a pipeline.
-        """
+        """Gives each variable to the owner on its device with the fewest bytes."""
         # Programs do not talk about it, so ties must fall the same way in all of them:
         # to the first owner, among variables of one size in the order that was given.
         loads: dict[int, dict[Owner, int]] = {}
@@ -68,10 +61,7 @@ class Ownership:
             load[owner] += num_bytes(variable)
 
     def store(self, variables: Iterable[Any]) -> None:
-        """Makes variables exist once, on their owners' devices, after ``settle``.
-
-        Those that all replicas of one program share are there already.
-        """
+        """Makes variables exist once, on their owners' devices, after ``settle``."""
         if self._topology.is_shared:
             return
         for variable in variables:
@@ -132,10 +122,7 @@ class Ownership:
                 release(variable)
 
     def held(self) -> list[tuple[int, int, int]]:
-        """By owner and logical device: bytes of its variables, of their state, place.
-
-        The state is the optimizer's; the place is the index of the logical device.
-        """
+        """By owner and logical device: bytes of variables and of state, the device."""
         places = {
             device: place
             for devices in self._topology.devices
@@ -204,10 +191,7 @@ def fill(variable: Any, value: tf.Tensor) -> None:
 
 
 def release(variable: Any) -> None:
-    """Frees the memory of a variable, which has no elements until it is set again.
-
-    The variable itself stays: Keras and checkpoints hold it under its name.
-    """
+    """Frees the memory of a variable, which has no elements until it is set again."""
     fill(variable, tf.constant(np.zeros([0], variable.dtype.as_numpy_dtype)))
 
 

@@ -130,10 +130,7 @@ class VariableTable:
         return entry
 
     def watch(self, variable: Any) -> None:
-        """Lets a new variable be checked only once others can write it.
-
-        Those that are made elsewhere are checked always: others may have their handles.
-        """
+        """Lets a new variable be checked only once others can have its handle."""
         if self.detects_writes and self._topology.num_local_replicas > 1:
             _tf_handles.watch(variable, _expose)
 
@@ -297,10 +294,7 @@ def _expose(variable: Any) -> None:
 
 
 def _reset_copies(variable: Any) -> None:
-    """Gives what the user has written to the copies of every table, at once.
-
-    Not before the next run: steps that fail, and runs of other graphs, come in between.
-    """
+    """Gives what the user has written to all copies at once; the next run may fail."""
     # Functions of other processes do not wait for what was sent there before.
     _tf_compat.wait_for_remote_ops()
     for table, entry in list(getattr(variable, _ENTRIES).items()):

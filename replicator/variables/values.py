@@ -239,10 +239,7 @@ def _near(entry: Entry) -> list[list[int]]:
 
 
 def _kernel_device(entry: Entry, device: str | None = None) -> str:
-    """Where copies are added: on a device or the CPU beside it, which has the kernels.
-
-    By default with the user's variable.
-    """
+    """The device of a variable, or the CPU beside it, which has the kernels to add."""
     device = device or entry.variable.device
     return device if entry.variable.dtype.is_floating else devices_lib.cpu_of(device)
 
