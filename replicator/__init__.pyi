@@ -27,14 +27,14 @@ from .checkpoint.manager import RestoredCheckpoint as RestoredCheckpoint
 from .collectives.calls import all_gather as all_gather
 from .collectives.calls import all_to_all as all_to_all
 from .collectives.calls import broadcast as broadcast
+from .collectives.calls import map_gather as map_gather
+from .collectives.calls import map_reduce as map_reduce
 from .collectives.calls import permute as permute
 from .collectives.calls import reduce_scatter as reduce_scatter
 from .collectives.layers import (
     CrossReplicaBatchNormalization as CrossReplicaBatchNormalization,
 )
 from .collectives.layers import ShardedEmbedding as ShardedEmbedding
-from .collectives.mapping import map_gather as map_gather
-from .collectives.mapping import map_reduce as map_reduce
 from .collectives.reductions import all_max as all_max
 from .collectives.reductions import all_mean as all_mean
 from .collectives.reductions import all_min as all_min
