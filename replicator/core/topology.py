@@ -125,14 +125,7 @@ class Topology:
 
 
 def make_topology(
-    devices: Sequence[Sequence[str]],
-    *,
-    is_mirrored: bool = False,
-    num_replicas: int | None = None,
-    first_replica_id: int = 0,
-    num_programs: int = 1,
-    program_id: int = 0,
-    has_virtual_gpus: bool = False,
+    devices: Sequence[Sequence[str]], *, is_mirrored: bool = False, **facts: Any
 ) -> Topology:
     """Finds out which replicas share memory; if mirrored, each has its own copies."""
     places = [tuple(map(devices_lib.memory, names)) for names in devices]
@@ -141,11 +134,7 @@ def make_topology(
         devices=tuple(tuple(names) for names in devices),
         memories=memories,
         primaries=tuple(range(len(places))) if is_mirrored else memories,
-        num_replicas=len(places) if num_replicas is None else num_replicas,
-        first_replica_id=first_replica_id,
-        num_programs=num_programs,
-        program_id=program_id,
-        has_virtual_gpus=has_virtual_gpus,
+        **{"num_replicas": len(places), **facts},
     )
 
 
