@@ -156,12 +156,8 @@ class StepExtended(_tf_distribute.Extended):
 
     def _create_variable(self, next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         neighbour = kwargs.pop("colocate_with", None)
-        place = (
-            tf.device(neighbour.device)
-            if neighbour is not None
-            else contextlib.nullcontext()
-        )
-        with place:
+        scope = contextlib.nullcontext()
+        with scope if neighbour is None else tf.device(neighbour.device):
             variable = next_creator(**kwargs)
         setattr(variable, _IS_IN_SCOPE, True)
         return variable

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 
 _TENSORS = (tf.Tensor, tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices, np.ndarray)
-
-
 _ARRAYS = (np.ndarray, np.generic, bool, int, float, str)
 
 
@@ -219,16 +217,8 @@ class Steps:
     A step is forgotten with its function; graphs that call it keep it.
     """
 
-    def __init__(
-        self,
-        strategy: tf.distribute.Strategy,
-        num_replicas: int,
-        *,
-        is_over_programs: bool = False,
-    ) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self._strategy = weakref.ref(strategy)
-        self._num_replicas = num_replicas
-        self._is_over_programs = is_over_programs
         self._steps: dict[Hashable, Step] = {}
         self._held: dict[Hashable, list[Any]] = {}
 
@@ -257,7 +247,11 @@ class Steps:
             with _tf_distribute.outside_graphs():
                 step = self._build(repl, fn, called, arguments)
             self._steps[key] = step
-            self._hold(function, fn)
+            if function not in self._held:
+                self._held[function] = [
+                    step_lib.hold(part, self, Steps._forget, function)
+                    for part in step_lib.parts_of(fn)
+                ]
         if not tf.executing_eagerly():
             graph = _tf_distribute.outermost_graph()
             kept = getattr(graph, _STEPS, [])
@@ -271,9 +265,9 @@ class Steps:
         called: Callable[..., Any],
         arguments: Arguments,
     ) -> Step:
-        outputs = Outputs()
-        strategy = self._strategy()
-        num_replicas, is_over_programs = self._num_replicas, self._is_over_programs
+        outputs, strategy = Outputs(), self._strategy()
+        num_replicas = repl.num_replicas_in_sync
+        is_over_programs = repl.num_programs > 1
 
         @tf.autograph.experimental.do_not_convert
         def replica_step(tensors: Sequence[Any] = ()) -> list[tf.Tensor]:
@@ -303,14 +297,6 @@ class Steps:
         specs = [list(arguments.specs)] if arguments.specs else []
         program = repl.build_step(replica_step, specs)
         return Step(name=name_of(fn), program=program, outputs=outputs)
-
-    def _hold(self, function: Hashable, fn: Callable[..., Any]) -> None:
-        if function in self._held:
-            return
-        self._held[function] = [
-            step_lib.hold(part, self, Steps._forget, function)
-            for part in step_lib.parts_of(fn)
-        ]
 
     def _forget(self, function: Hashable) -> None:
         self._held.pop(function, None)

@@ -106,11 +106,7 @@ class ReplicatorStrategy(StepStrategy):
         self._repl = self.replicator = replicator
         self.one_replica = one_replica
         self._verifies = False
-        self._steps = Steps(
-            self,
-            replicator.num_replicas_in_sync,
-            is_over_programs=replicator.num_programs > 1,
-        )
+        self._steps = Steps(self)
 
     def programs(self) -> list[tuple[str, Any]]:
         """Names and programs of the steps that were traced, for ``explain``."""
