@@ -6,18 +6,20 @@ import contextlib
 import contextvars
 import functools
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
+from replicator._tf.keras_parts import SidecarState
 from replicator.collectives import differentiable, reductions
 from replicator.collectives.kinds import AllReduce
 from replicator.core import context as context_lib
 from replicator.core.step import at_lines, line_of, tensor_of
-from replicator.optimizer.keras_adapter import OptionVariable
+from replicator.errors import OptimizerOptionError
 from replicator.optimizer.options import DYNAMIC
 from replicator.variables.kinds import declare_partial
 
@@ -72,6 +74,46 @@ def cast_number(number: Any, dtype: tf.DType) -> tf.Tensor:
     if tf.is_tensor(number) or hasattr(number, "dtype"):
         return tf.cast(number, dtype)
     return tf.constant(number, dtype)
+
+
+# The file is that of the optimizer inside, number by number, so that it can be loaded
+# without this library, and the other way round. State of options (a dynamic loss scale,
+# an unfinished accumulation) is in a group beside it, which Keras skips if nobody asks.
+
+
+class OptionVariable(NamedTuple):
+    variable: Any  # A Keras variable.
+    initial: float = 0.0  # What all its elements are at first.
+
+
+class OptionsState(SidecarState):
+    """The state that options of ``wrap_optimizer`` add to a Keras optimizer."""
+
+    def __init__(self) -> None:
+        # By name. Keras' own names would differ between processes.
+        self.entries: dict[str, OptionVariable] = {}
+        # Calls since the last update if each replica has sums of its own, which a file
+        # of Keras cannot hold; else None.
+        self.count: Any = None
+
+    def save_own_variables(self, store: Any) -> None:
+        count = 0 if self.count is None else int(self.count)
+        if count:
+            raise OptimizerOptionError(
+                f"Keras cannot save the gradients of {count} calls that each replica "
+                "has accumulated since the last update; save after a call that "
+                "updates, or by repl.make_checkpoint_manager()"
+            )
+        for name, entry in self.entries.items():
+            store[name] = entry.variable.numpy()
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads what there is; the rest starts anew, as without the option before."""
+        saved = set(store.keys())
+        for name, entry in self.entries.items():
+            shape, dtype = entry.variable.shape, entry.variable.dtype
+            start = np.full(shape, entry.initial, dtype)
+            entry.variable.assign(store[name] if name in saved else start)
 
 
 # Gradient accumulation: one update per k calls of ``apply_gradients``, with the result

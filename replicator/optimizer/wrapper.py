@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
+from replicator._tf.keras_parts import OptimizerProxy
 from replicator.catalog import PARAMETERS
 from replicator.collectives import reductions
 from replicator.core import context, validation
@@ -29,11 +30,11 @@ from replicator.core.step import tensor_of
 from replicator.core.validation import format_value, listed
 from replicator.errors import OptimizerOptionError
 from replicator.optimizer import fused, stages
-from replicator.optimizer.keras_adapter import KerasAdapter, check_can_be_wrapped
 from replicator.optimizer.options import OptimizerOptions
 from replicator.optimizer.stages import (
     Accumulation,
     LossScale,
+    OptionsState,
     average_sums,
     check_not_clipped,
     clip_by_global_norm,
@@ -115,9 +116,10 @@ def _gradient_of(grad: Any, variable: Any) -> Any:
     return grad
 
 
-class ReplicatedOptimizer(KerasAdapter):
+class ReplicatedOptimizer(OptimizerProxy):
     """A Keras optimizer whose ``apply_gradients`` is replicated.
 
+    Every method that updates averages over replicas first, or raises an error.
     Gradients are averaged over replicas exactly once (sum / R), before the wrapped
     optimizer clips or scales them. Everything else (its class, ``learning_rate``,
     ``iterations``, ``variables``...) is that of the wrapped optimizer. Keras' files and
@@ -141,8 +143,20 @@ class ReplicatedOptimizer(KerasAdapter):
         ownership: Ownership | None = None,
         accumulates_per_replica: bool = False,
     ) -> None:
-        super().__init__()
-        check_can_be_wrapped(optimizer)
+        if isinstance(optimizer, ReplicatedOptimizer):
+            raise TypeError(
+                "wrap_optimizer got an optimizer that is already wrapped, "
+                f"{optimizer!r}; use it as it is, or wrap a new Keras optimizer"
+            )
+        for needed in ("apply", "build", "iterations"):
+            if not hasattr(optimizer, needed):
+                raise TypeError(
+                    f"wrap_optimizer needs a Keras 3 optimizer, but "
+                    f"{type(optimizer).__name__!r} has no {needed!r}; pass for "
+                    "example keras.optimizers.SGD(0.1, momentum=0.9), or keep "
+                    "an optimizer of another kind unwrapped and pass averages to it: "
+                    "apply_gradients(zip(replicator.all_mean(grads), variables))"
+                )
         self.uses_fused_update: bool | None = None
         self.options = (options or OptimizerOptions()).check(optimizer)
         scale, steps = self.options.loss_scale, self.options.accumulation_steps
@@ -152,11 +166,52 @@ class ReplicatedOptimizer(KerasAdapter):
             if steps > 1
             else None
         )
+        # The state that options add to that of the Keras optimizer.
+        self.options_state = OptionsState()
         self._ownership = ownership  # who updates what; None without sharded_update
         self._is_built = False
         self.owner: validation.ReplicatorId | None = None
         self._is_loss_scaled = False
         self.wrapped = optimizer  # the last: from here on, see __setattr__
+
+    def __dir__(self) -> Iterable[str]:
+        # Keras saves what it finds here, and would save `wrapped` a second time.
+        names = {*vars(self), *dir(type(self)), *dir(self.wrapped)}
+        return sorted(names - {"wrapped"})
+
+    @property
+    def built(self) -> bool:
+        """Whether all state exists, that of options included; Keras asks."""
+        return self._is_built and self.wrapped.built
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the state of the optimizer inside, as Keras without replicas."""
+        for index, variable in enumerate(self._plain_variables()):
+            store[str(index)] = variable.numpy()
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads what Keras has saved, with or without replicas."""
+        variables = self._plain_variables()
+        if len(store.keys()) != len(variables):
+            self.wrapped.load_own_variables(store)  # which says that it cannot
+            return
+        for index, variable in enumerate(variables):
+            variable.assign(store[str(index)])
+
+    def _plain_variables(self) -> list[Any]:
+        """The state that the optimizer inside would have by itself."""
+        ownership = self._ownership
+        if ownership is not None and any(
+            ownership.is_elsewhere(_tf_compat.unwrap(variable))
+            for variable in self.wrapped.variables
+        ):
+            raise OptimizerOptionError(
+                "Keras cannot save or load an optimizer whose state "
+                "sharded_update=True keeps in several processes; use "
+                "repl.make_checkpoint_manager()"
+            )
+        own = {id(entry.variable) for entry in self.options_state.entries.values()}
+        return [v for v in self.wrapped.variables if id(v) not in own]
 
     def build(self, variables: Iterable[Any]) -> None:
         """Creates the optimizer's state for ``variables``; optional, ``run`` does it.
@@ -262,6 +317,58 @@ class ReplicatedOptimizer(KerasAdapter):
         with context.gradients_divided(None), own_strategy:  # summed no more
             self._update(grads, [variable for _, variable in given])
         return self.wrapped.iterations
+
+    @tf.autograph.experimental.do_not_convert  # as Keras' own updates
+    def apply(self, grads: Iterable[Any], trainable_variables: Any = None) -> Any:
+        """Does what ``apply_gradients`` does, with the interface of Keras 3.
+
+        Args:
+          grads: One gradient per variable.
+          trainable_variables: The variables; by default those that the optimizer was
+            built with.
+
+        Returns:
+          The wrapped optimizer's iteration counter.
+
+        Raises:
+          CollectiveContextError: Called outside a step function.
+          OptimizerOptionError: ``loss_scale`` is set, but the loss was not scaled.
+          TypeError: Pairs, as ``apply_gradients`` takes them.
+          ValueError: There is no gradient, or not one per variable.
+        """
+        context.check_in_replica("apply")
+        if trainable_variables is None:
+            trainable_variables = _tf_compat.optimized_variables(self.wrapped)
+        if trainable_variables is None:
+            raise ValueError(
+                "apply() got gradients but no variables, and the optimizer was not "
+                "built with any; write optimizer.apply(grads, variables)"
+            )
+        said = "apply() takes a list of gradients and a list of variables"
+        grads, variables = listed(grads, said), listed(trainable_variables, said)
+        if any(isinstance(grad, tuple) for grad in grads):
+            raise TypeError(
+                "apply() got pairs of gradient and variable; write "
+                "optimizer.apply(grads, variables), or "
+                "optimizer.apply_gradients(zip(grads, variables))"
+            )
+        if len(grads) != len(variables):
+            raise ValueError(
+                f"apply() got {len(grads)} gradients for {len(variables)} variables; "
+                "pass one per variable, in the same order, such as "
+                "tape.gradient(loss, variables)"
+            )
+        return self.apply_gradients(zip(grads, variables, strict=True))
+
+    def stateless_apply(self, *_arguments: Any, **_options: Any) -> Any:
+        """Always raises: Keras would update without the gradients of other replicas."""
+        raise OptimizerOptionError(
+            "stateless_apply() of a wrapped optimizer would skip the average over "
+            "replicas; write optimizer.apply(grads, variables) in the step function"
+        )
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {type(self.wrapped).__name__}>"
 
     def check_owner(self, user: validation.ReplicatorId | None) -> None:
         """Rejects a replicator whose wrapped optimizers update in another way."""
