@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import linecache
@@ -234,15 +235,12 @@ def identity(step_fn: Callable[..., Any]) -> tuple[Hashable, ...]:
         return (id(step_fn),)
     if isinstance(step_fn, types.MethodType):
         return id(step_fn.__self__), id(step_fn.__func__)
-    return tuple(
-        part.token if isinstance(part, _Plain) else id(part)
-        for part in _all_parts(step_fn)
-    )
+    return tuple(key for key, _ in _parts(step_fn))
 
 
 def parts_of(step_fn: Callable[..., Any]) -> list[Any]:
     """The objects that make up a step function; it lives as long as all of them."""
-    return [part for part in _all_parts(step_fn) if not isinstance(part, _Plain)]
+    return [part for _, part in _parts(step_fn) if part is not None]
 
 
 def origin_of(step_fn: Callable[..., Any]) -> tuple[Any, Any] | None:
@@ -259,46 +257,38 @@ def origin_of(step_fn: Callable[..., Any]) -> tuple[Any, Any] | None:
     return (type(step_fn), step_fn) if is_partial else None
 
 
-class _Plain:
-    """A part that is compared by its token."""
-
-    def __init__(self, *token: Any) -> None:
-        self.token = token
-
-
-def _all_parts(step_fn: Any) -> list[Any]:
+def _parts(step_fn: Any) -> list[tuple[Hashable, Any]]:
+    """By part its key, and the object whose identity that is; None for a value."""
     if isinstance(step_fn, types.MethodType):
-        return [step_fn.__self__, step_fn.__func__]
+        return [(id(part), part) for part in (step_fn.__self__, step_fn.__func__)]
     if isinstance(step_fn, functools.partial):
-        try:
+        with contextlib.suppress(_Opaque):
             return list(_of_partial(step_fn))
-        except _Opaque:
-            pass
-    return [step_fn]
+    return [(id(step_fn), step_fn)]
 
 
-def _of_partial(partial: functools.partial[Any]) -> Iterator[Any]:
-    yield from _all_parts(partial.func)
-    yield _Plain("partial", len(partial.args), *partial.keywords)
+def _of_partial(partial: functools.partial[Any]) -> Iterator[tuple[Hashable, Any]]:
+    yield from _parts(partial.func)
+    yield ("partial", len(partial.args), *partial.keywords), None
     for value in (*partial.args, *partial.keywords.values()):
         yield from _of_argument(value)
 
 
-def _of_argument(value: Any) -> Iterator[Any]:
+def _of_argument(value: Any) -> Iterator[tuple[Hashable, Any]]:
     kind = type(value)
     if kind in _PLAIN_TYPES:
-        yield _Plain(kind, value)
+        yield (kind, value), None
     elif kind is float:
-        yield _Plain(kind, value.hex())  # 0.0 and -0.0 are equal
+        yield (kind, value.hex()), None  # 0.0 and -0.0 are equal
     elif kind is tuple:
-        yield _Plain(kind, len(value))
+        yield (kind, len(value)), None
         for item in value:
             yield from _of_argument(item)
     elif kind in (types.MethodType, functools.partial):
-        yield _Plain(kind)
-        yield from _all_parts(value)
+        yield kind, None
+        yield from _parts(value)
     elif _is_weakly_held(value):
-        yield value
+        yield id(value), value
     else:
         raise _Opaque
 
