@@ -398,7 +398,8 @@ class _Results:
 
 
 def _reduce_own(results: _Results, indices: Sequence[int], op: str) -> list[tf.Tensor]:
-    columns = list(zip(*map(results.reducible, indices), strict=True))
+    rows = map(results.reducible, indices)
+    columns = [list(column) for column in zip(*rows, strict=True)]
     for column in columns:
         differentiable.check_reducible(column[0], op, "map_reduce")
     if op == "mean":  # divided, and narrowed again, when all of them are added up

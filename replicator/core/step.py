@@ -285,7 +285,7 @@ def _of_argument(value: Any) -> Iterator[tuple[Hashable, Any]]:
         for item in value:
             yield from _of_argument(item)
     elif kind in (types.MethodType, functools.partial):
-        yield kind, None
+        yield (kind,), None
         yield from _parts(value)
     elif _is_weakly_held(value):
         yield id(value), value

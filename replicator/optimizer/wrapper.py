@@ -428,8 +428,9 @@ class ReplicatedOptimizer(OptimizerProxy):
         prepared = fused_update.prepare(1)
         # A branch is one node of the graph, which one owner runs: one for each.
         for group in self._groups(variables):
-            mine = ([every[p] for p in group] for every in (averaged, variables))
-            when(condition, functools.partial(fused_update.update, *mine, prepared))
+            grads, mine = ([every[p] for p in group] for every in (averaged, variables))
+            update = functools.partial(fused_update.update, grads, mine, prepared)
+            when(condition, update)
         when(condition, fused_update.count)
 
     @property

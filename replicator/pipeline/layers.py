@@ -159,25 +159,26 @@ def make_stages(
             f"make_stages(example) got {format_value(example)}; pass the tf.TensorSpec "
             "of a micro-batch, with its number of examples"
         )
-    is_by_hand, num_layers = not isinstance(balance, str), len(makers)
-    if not is_by_hand and balance != "flops":
+    num_layers = len(makers)
+    counts: Any = None if isinstance(balance, str) else balance
+    if counts is None and balance != "flops":
         raise PipelineError(
             f"balance={format_value(balance)} is unknown; use 'flops', or a list with "
             "the number of layers of each stage"
         )
-    if is_by_hand:
-        is_list = isinstance(balance, (list, tuple)) and all(
-            is_integer(count, least=1) for count in balance
+    if counts is not None:
+        is_list = isinstance(counts, (list, tuple)) and all(
+            is_integer(count, least=1) for count in counts
         )
-        if not is_list or len(balance) != num_stages or sum(balance) != num_layers:
+        if not is_list or len(counts) != num_stages or sum(counts) != num_layers:
             raise PipelineError(
                 f"balance={format_value(balance)} does not cut {num_layers} layers "
                 f"into {num_stages} stages; use 'flops', or the number of layers of "
                 f"each stage, {num_layers} in all"
             )
     costs, outputs = _costs(makers, example)
-    if is_by_hand:
-        ends = [0, *itertools.accumulate(balance)]
+    if counts is not None:
+        ends = [0, *itertools.accumulate(counts)]
         parts = [range(a, b) for a, b in itertools.pairwise(ends)]
     else:
         parts = balance_stages(costs, num_stages)
@@ -187,7 +188,7 @@ def make_stages(
         with logical_device(index):
             inputs = keras.Input(spec.shape[1:], dtype=spec.dtype.name)
             stages.append(keras.Sequential([inputs, *(makers[i]() for i in part)]))
-    way = "hand" if is_by_hand else "flops"
+    way = "flops" if counts is None else "hand"
     by_stage = [sum(costs[i] for i in part) for part in parts]
     found = ", ".join(f"{cost:,.0f} FLOPs forward" for cost in by_stage)
     layers = ", ".join(

@@ -37,25 +37,25 @@ class ReplicatorExtended(StepExtended):
         super().__init__(container_strategy)
         self.replicator = replicator
 
-    @property  # type: ignore[override]
+    @property
     def _num_replicas_in_sync(self) -> int:
         replica = tf.distribute.get_replica_context()
         if isinstance(replica, StepReplicaContext):
             return replica.gradient_sum.divisor
         return int(self.replicator.num_replicas_in_sync)
 
-    @property  # type: ignore[override]
+    @property
     def worker_devices(self) -> tuple[str, ...]:
         found = getattr(self.replicator, "devices", None)
         return tuple(found or StepExtended.worker_devices)
 
-    @property  # type: ignore[override]
+    @property
     def should_checkpoint(self) -> bool:
         return bool(self.replicator.is_chief)
 
     should_save_summary = should_checkpoint
 
-    @property  # type: ignore[override]
+    @property
     def experimental_between_graph(self) -> bool:
         return bool(self.replicator.num_programs > 1)
 

@@ -213,7 +213,7 @@ class CopyRefresher:
                 _assign(seen, now)
 
         handles = [tf.TensorSpec([], tf.resource)] * (2 + len(replicas))
-        return traced_once(reset, input_signature=handles)  # type: ignore[no-any-return]
+        return traced_once(reset, input_signature=handles)
 
 
 def _read(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
