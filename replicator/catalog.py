@@ -182,23 +182,12 @@ _STOCK_LACKS = {
 # it can be split over cores.
 _TPU_HAS = ("model_parallelism", "whole_steps")
 
-_WHOLE_COPIES = "every worker keeps the weights, so far"
-
-
 _OWN_PROGRAMS = "each worker runs its own program, and none feeds the others"
-
 _ONE_ON_CPUS = "the stock strategy has one replica per worker without GPUs"
-
 _SERVED_VARIABLES = (
     "workers read and update the variables of parameter servers: without communication "
     "they have no model"
 )
-
-_REMOTE_VARIABLES = (
-    "XLA reads variables of its own device only, and these are on parameter servers"
-)
-
-_ON_SERVERS = "each variable, and the update of its gradients, is on one server anyway"
 
 # What asynchronous workers cannot do.
 _ASYNC_LACKS = {
@@ -214,8 +203,10 @@ _ASYNC_LACKS = {
     "model_parallelism": "a replica has one device, so far",
     "pipelines": "a replica has one device, so far",
     "input_single": "asynchronous workers cannot take turns on one pipeline",
-    "sharded_gradients": _ON_SERVERS,
-    "sharded_parameters": _ON_SERVERS,
+    **dict.fromkeys(
+        ("sharded_gradients", "sharded_parameters"),
+        "each variable, and the update of its gradients, is on one server anyway",
+    ),
     "sparse_gradients": "they are averaged over the replicas of one worker only",
     "synchronous_training": "every worker updates from the values that it has read",
     "whole_steps": "a worker that has no batch does not stop the others",
@@ -259,7 +250,7 @@ BACKENDS: dict[str, BackendInfo] = {
             processes=WORKERS,
             lacks={
                 "input_single": _OWN_PROGRAMS,
-                "sharded_parameters": _WHOLE_COPIES,
+                "sharded_parameters": "every worker keeps the weights, so far",
             },
         ),
         BackendInfo(
@@ -328,9 +319,10 @@ BACKENDS: dict[str, BackendInfo] = {
             lacks={
                 **{k: v for k, v in _STOCK_LACKS.items() if k not in _TPU_HAS},
                 "pipelines": "a step is one compiled program; not tried",
-                "ragged_inputs": "steps are compiled, so shapes must be static",
-                "whole_epochs": "steps are compiled, so shapes must be static",
-                "uneven_rows": "steps are compiled, so shapes must be static",
+                **dict.fromkeys(
+                    ("ragged_inputs", "whole_epochs", "uneven_rows"),
+                    "steps are compiled, so shapes must be static",
+                ),
             },
             not_swept_because="it needs a TPU, which the harness does not look for",
         ),
@@ -345,15 +337,13 @@ BACKENDS: dict[str, BackendInfo] = {
             lacks={
                 **_STOCK_LACKS,
                 **_ASYNC_LACKS,
-                "compiled_functions": _REMOTE_VARIABLES,
-                "input_per_worker": (
-                    "the coordinator runs the same pipeline on every worker"
+                "compiled_functions": (
+                    "XLA reads variables of its own device only, and these are on "
+                    "parameter servers"
                 ),
-                "input_per_replica": (
-                    "the coordinator runs the same pipeline on every worker"
-                ),
-                "ragged_inputs": (
-                    "the coordinator runs the same pipeline on every worker"
+                **dict.fromkeys(
+                    ("input_per_worker", "input_per_replica", "ragged_inputs"),
+                    "the coordinator runs the same pipeline on every worker",
                 ),
             },
             processes=PARAMETER_SERVERS,

@@ -32,7 +32,6 @@ from replicator.variables.values import OutsideValues, to_number
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from replicator.collectives.kind import Transfer
     from replicator.core.topology import Group, Topology
     from replicator.variables.table import Entry, VariableTable
 
@@ -313,17 +312,8 @@ class Coherence:
             for entry in self.entries
             if not any(copy is entry.variable for copy in entry.copies)
         ]
-        self._values = OutsideValues(self._published, topology, group)
-
-    @property
-    def communicates(self) -> bool:
-        """Whether ``publish`` asks other workers."""
-        return self._values.are_sent
-
-    @property
-    def transfers(self) -> list[Transfer]:
-        """What ``publish`` sends between memories of this program."""
-        return self._values.transfers
+        # Which ``publish`` reads.
+        self.values = OutsideValues(self._published, topology, group)
 
     def refresh(self, switch: Any = None) -> None:
         """Emits the check for outside writes, and the reset of changed variables."""
@@ -355,7 +345,7 @@ class Coherence:
         """Emits the update of the user's variables and records their state."""
         published = self._published
         with _tf_handles.own():
-            values = self._values.read()
+            values = self.values.read()
             for entry, value in zip(published, values, strict=True):
                 entry.variable.assign(value, read_value=False)
             known = {id(e): value for e, value in zip(published, values, strict=True)}
@@ -382,7 +372,7 @@ class Coherence:
             of_own = (entry for entry in self.entries if entry.kind.is_per_replica)
             checked = filter(self._is_checked, of_own)
             self._resets.apply(checked, is_certain=False)
-            for entry, value in zip(self._published, self._values.read(), strict=True):
+            for entry, value in zip(self._published, self.values.read(), strict=True):
                 entry.variable.assign(value, read_value=False)
             for entry in self.entries:
                 if entry.kind is not Kind.MIRRORED:

@@ -206,7 +206,7 @@ class Program:
     @property
     def returned(self) -> tuple[Transfer, ...]:
         """What the caller gets, who is where replica 0 is: outputs, and statistics."""
-        return (*self._assembly.outputs.transfers, *self._coherence.transfers)
+        return (*self._assembly.outputs.transfers, *self._coherence.values.transfers)
 
     @property
     def entries(self) -> Mapping[str, Entry]:
@@ -308,7 +308,7 @@ class Program:
         return None if is_inlined else first
 
     def _in_turn(self) -> contextlib.AbstractContextManager[None]:
-        if not (self._assembly.has_collectives or self._coherence.communicates):
+        if not (self._assembly.has_collectives or self._coherence.values.are_sent):
             return contextlib.nullcontext()
         return take_turn(devices.cpu_of(self._topology.replica_devices[0]))
 
