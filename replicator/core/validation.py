@@ -97,13 +97,9 @@ def listed(value: Any, said: str) -> list[Any]:
 def _is_plain(value: Any) -> bool:
     """Whether the ``repr`` of a value is short and has one line."""
     if isinstance(value, (list, tuple)):
-        few = value[:_MOST_CHARACTERS]
-        return all(_is_plain(item) and not _is_huge(item) for item in few)
-    return isinstance(value, _PLAIN)
-
-
-def _is_huge(value: Any) -> bool:
-    return isinstance(value, int) and value.bit_length() > _MOST_BITS
+        return all(map(_is_plain, value[:_MOST_CHARACTERS]))
+    is_huge = isinstance(value, int) and value.bit_length() > _MOST_BITS
+    return isinstance(value, _PLAIN) and not is_huge
 
 
 # Optimizers, inputs and ``PerReplica`` values carry the ``ReplicatorId`` of the
