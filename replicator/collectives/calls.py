@@ -362,9 +362,8 @@ class _Results:
         self.specs[index] = [tf.TensorSpec(t.shape, t.dtype) for t in flat]
         return flat
 
-    def reducible(self, index: int) -> list[tf.Tensor]:
-        """Emits one item's work, whose results can be reduced with those of item 0."""
-        flat = self.compute(index)
+    def check_consistent(self, index: int) -> None:
+        """Rejects results that cannot be reduced with those of item 0."""
         is_consistent = self._structures[0] == self._structures[index] and all(
             mine.dtype == first.dtype and mine.shape.is_compatible_with(first.shape)
             for mine, first in zip(self.specs[index], self.specs[0], strict=True)
@@ -375,7 +374,6 @@ class _Results:
                 f"fn(items[0]) is {self._describe(0)}; all results of a reduction must "
                 "have the same structure, type and shape (map_gather takes any)"
             )
-        return flat
 
     def static_specs(self, index: int) -> list[tf.TensorSpec]:
         """Types and shapes of an item's results, for replicas without the item."""
@@ -398,7 +396,10 @@ class _Results:
 
 
 def _reduce_own(results: _Results, indices: Sequence[int], op: str) -> list[tf.Tensor]:
-    rows = map(results.reducible, indices)
+    rows = []
+    for index in indices:
+        rows.append(results.compute(index))
+        results.check_consistent(index)
     columns = [list(column) for column in zip(*rows, strict=True)]
     for column in columns:
         differentiable.check_reducible(column[0], op, "map_reduce")
