@@ -182,26 +182,20 @@ class Stage:
     def backward(
         self, made: Pass, gradients: Sequence[Any] | None
     ) -> tuple[list[Any], list[Any]]:
+        outputs = floating(made.outputs)
         if self._recompute:
-            return self._recomputed(made, gradients)
-        outputs = floating(made.outputs)
-        sources = [*made.sources, *self.variables, *self._weights]
-        found = _gradients(made.tape, outputs, sources, gradients)
-        return found[: len(made.sources)], found[len(made.sources) :]
-
-    def _recomputed(
-        self, made: Pass, gradients: Sequence[Any] | None
-    ) -> tuple[list[Any], list[Any]]:
-        outputs = floating(made.outputs)
-        given = [
-            tf.zeros_like(output) if one is None else one
-            for output, one in zip(outputs, gradients or [], strict=True)
-        ]
-        if self._backward is None:
-            self._backward = self._trace_backward(given)
-        found = self._backward(
-            list(made.arguments), list(made.seeds), self._weights, given
-        )
+            given = [
+                tf.zeros_like(output) if one is None else one
+                for output, one in zip(outputs, gradients or [], strict=True)
+            ]
+            if self._backward is None:
+                self._backward = self._trace_backward(given)
+            found = self._backward(
+                list(made.arguments), list(made.seeds), self._weights, given
+            )
+        else:
+            sources = [*made.sources, *self.variables, *self._weights]
+            found = _gradients(made.tape, outputs, sources, gradients)
         return found[: len(made.sources)], found[len(made.sources) :]
 
     def _trace(self, seeds: Any) -> Any:

@@ -107,6 +107,7 @@ def arguments_of(
     fixed: list[Any] = []
     places: list[int] = []
     values: list[tuple[Any, ...]] = []
+    specs: list[tf.TypeSpec] = []
     for place, leaf in enumerate(tf.nest.flatten(structure)):
         is_tensor = isinstance(leaf, _TENSORS) or is_per_replica(leaf)
         fixed.append(None if is_tensor else leaf)
@@ -126,12 +127,20 @@ def arguments_of(
                 for value in own
             )
         )
+        first, *others = (_spec(value, any_size=any_size) for value in values[-1])
+        common = first.most_specific_common_supertype(others) if others else first
+        if common is None:
+            raise StrategyError(
+                f"an argument of strategy.run() has another type on each replica: "
+                f"{[first, *others]}; give all replicas the same type and rank"
+            )
+        specs.append(common)
     return Arguments(
         structure=structure,
         fixed=tuple(fixed),
         places=tuple(places),
         batches=tuple(tuple(v[r] for v in values) for r in range(num_local)),
-        specs=tuple(_common_spec(v, any_size=any_size) for v in values),
+        specs=tuple(specs),
         are_any_size=any_size,
     )
 
@@ -141,17 +150,6 @@ def _spec(value: Any, *, any_size: bool) -> tf.TypeSpec:
     if any_size and isinstance(spec, tf.TensorSpec) and spec.shape.rank:
         return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
     return spec
-
-
-def _common_spec(values: Sequence[Any], *, any_size: bool) -> tf.TypeSpec:
-    first, *others = (_spec(value, any_size=any_size) for value in values)
-    common = first.most_specific_common_supertype(others) if others else first
-    if common is None:
-        raise StrategyError(
-            f"an argument of strategy.run() has another type on each replica: "
-            f"{[first, *others]}; give all replicas the same type and rank"
-        )
-    return common
 
 
 class Outputs:
