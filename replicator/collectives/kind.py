@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, cast
 
 import tensorflow as tf
 
@@ -125,9 +125,9 @@ class CollectiveKind(abc.ABC):
         """The type in which tensors leave a memory: their own unless compressed."""
         return dtype
 
-    def algorithm(self, operands: Operands, topology: Topology) -> str:
+    def algorithm(self, call: Collective, topology: Topology) -> str:
         """Names the way in which R > 1 replicas carry out a call; see ``plan``."""
-        del operands
+        del call
         return self.algorithms[topology.num_programs > 1]
 
     @abc.abstractmethod
@@ -143,78 +143,10 @@ class CollectiveKind(abc.ABC):
         """What goes over the wire where every worker has a program of its own."""
 
 
-# ``Ops`` are few enough to exist twice: as tensors of TensorFlow, and as nodes of a
-# graph that is linked without Python graph objects (``engine/link/reduction.py``).
-# ``Links`` is what the linker offers for one transfer (``engine/link/linker.py``).
-
 # A tensor, or a node's output, or the name of a function's argument.
 Node: TypeAlias = Any
-
-
-class Ops(Protocol):
-    """Operations on values of one type on one device."""
-
-    def stack(self, values: Sequence[Node]) -> Node:
-        """Joins along a new first dimension."""
-
-    def unstack(self, value: Node, count: int) -> list[Node]:
-        """Undoes ``stack``."""
-
-    def concat(self, values: Sequence[Node]) -> Node:
-        """Joins the rows: along the first dimension."""
-
-    def part(self, value: Node, index: Any, count: int, *, axis: int = 0) -> Node:
-        """One of ``count`` equal parts along an axis."""
-
-    def scale(self, value: Node, factor: float) -> Node:
-        """The product with a number."""
-
-    def zeros_like(self, value: Node) -> Node:
-        """Zeros of the same shape and type."""
-
-    def reduce(self, op: str, values: Sequence[Node]) -> Node:
-        """The sum (of a mean too), minimum or maximum of some values."""
-
-
-class Links(Protocol):
-    """One transfer of a collective in the graph of one program."""
-
-    num_replicas: int  # Replicas of the job.
-    first_replica_id: int  # Id in the job of this program's first replica.
-    num_workers: int  # Programs that run side by side; 1 if this one has all replicas.
-
-    @property
-    def operands(self) -> Sequence[Node]:
-        """By replica of this program, the operand, if it is a single tensor."""
-
-    def ops(self, replica: int) -> Ops:
-        """Emits nodes on the device of a replica of this program."""
-
-    def reduced(self, op: str, wire_dtype: tf.DType | None) -> list[tuple[Node, ...]]:
-        """Reduces each tensor of the bucket over all replicas of the job.
-
-        By tensor, the result by replica of this program.
-        """
-
-    def partials(self, op: str) -> list[tuple[int, Node]]:
-        """Reduces among replicas that share memory, where others are elsewhere.
-
-        A replica and a tensor on its device, for each memory; if nothing leaves the
-        only memory, for each replica.
-        """
-
-    def stacked(self) -> tuple[Node, ...]:
-        """Stacks the operands of all replicas of the job; by replica of this program.
-
-        Every program must use it, for any of its replicas: what nobody uses is not run,
-        and the other programs would wait for this one forever.
-        """
-
-    def joined(self) -> tuple[Node, ...]:
-        """Joins the rows of all replicas of the job; by replica of this program."""
-
-    def received_from(self, replica_id: int) -> tuple[Node, ...]:
-        """The operand of one replica of the job; by replica of this program."""
+# One transfer in the graph of a program: ``BucketLinks`` of ``engine/link/linker.py``.
+Links: TypeAlias = Any
 
 
 def by_replica(at: Links, result: Callable[[int], Node]) -> list[tuple[Node, ...]]:
@@ -222,57 +154,47 @@ def by_replica(at: Links, result: Callable[[int], Node]) -> list[tuple[Node, ...
     return [tuple(result(replica) for replica in range(len(at.operands)))]
 
 
-class TensorOps:
-    def stack(self, values: Tensors) -> tf.Tensor:
+class Ops:
+    """Operations on tensors of one type; ``NodeOps`` of the linker emits nodes."""
+
+    def stack(self, values: Sequence[Node]) -> Node:
         return tf.stack(values)
 
-    def unstack(self, value: tf.Tensor, count: int) -> list[tf.Tensor]:
+    def unstack(self, value: Node, count: int) -> list[Node]:
         return list(tf.unstack(value, count))
 
-    def concat(self, values: Tensors) -> tf.Tensor:
+    def concat(self, values: Sequence[Node]) -> Node:
+        """Joins the rows."""
         return tf.concat(values, axis=0)
 
-    def part(
-        self, value: tf.Tensor, index: Any, count: int, *, axis: int = 0
-    ) -> tf.Tensor:
+    def part(self, value: Node, index: Any, count: int, *, axis: int = 0) -> Node:
+        """One of ``count`` equal parts along an axis; the index may be a tensor."""
         parts = tf.split(value, count, axis=axis)
-        # The index may be a tensor.
         return parts[index] if isinstance(index, int) else tf.gather(parts, index)
 
-    def scale(self, value: tf.Tensor, factor: float) -> tf.Tensor:
+    def scale(self, value: Node, factor: float) -> Node:
         return value * tf.cast(factor, value.dtype)
 
-    def zeros_like(self, value: tf.Tensor) -> tf.Tensor:
+    def zeros_like(self, value: Node) -> Node:
         # Gradients are zeros too, and not None as of a constant.
         nothing = tf.zeros_like(value)
         return tf.where(tf.zeros_like(value, tf.bool), value, nothing)
 
-    def reduce(self, op: str, values: Tensors) -> tf.Tensor:
+    def reduce(self, op: str, values: Sequence[Node]) -> Node:
+        """The sum (of a mean too), minimum or maximum of some values."""
         name = "sum" if op == "mean" else op
         return getattr(tf, f"reduce_{name}")(tf.stack(values), axis=0)
 
 
-TENSORS = TensorOps()
+TENSORS = Ops()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Operands:
-    dtypes: tuple[tf.DType, ...]  # Type of each operand.
-    shapes: tuple[tf.TensorShape, ...]  # Static shape of each operand.
-
-    @property
-    def have_static_shapes(self) -> bool:
-        """Whether TensorFlow's collective ops take the tensors as they are."""
-        return all(
-            shape.is_fully_defined() and shape.num_elements() > 0
-            for shape in self.shapes
-        )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Collective(Operands):
+class Collective:
     """One collective call of a step."""
 
+    dtypes: tuple[tf.DType, ...]  # Type of each operand.
+    shapes: tuple[tf.TensorShape, ...]  # Static shape of each operand.
     index: int  # Its place in the order of calls.
     kind: CollectiveKind  # What it does.
     num_replicas: int  # Replicas that take part.

@@ -34,9 +34,9 @@ from replicator.errors import StaticShapeError
 
 if TYPE_CHECKING:
     from replicator.collectives.kind import (
+        Collective,
         Links,
         Node,
-        Operands,
         Ops,
         Sums,
         Tensors,
@@ -107,15 +107,17 @@ class AllReduce(Reduce):
     def sent_dtype(self, dtype: tf.DType) -> tf.DType:
         return wire_of(dtype, self.wire_dtype)
 
-    def algorithm(self, operands: Operands, topology: Topology) -> str:
+    def algorithm(self, call: Collective, topology: Topology) -> str:
         # On every device at once, or on that of an owner.
         if self.op in ("min", "max"):
             return "pairwise"
-        if not topology.has_own_gpus or not operands.have_static_shapes:
-            return super().algorithm(operands, topology)
+        # TensorFlow's collective ops take tensors of known and some size.
+        are_static = all(s.is_fully_defined() and s.num_elements() for s in call.shapes)
+        if not topology.has_own_gpus or not are_static:
+            return super().algorithm(call, topology)
         flat = "ring" if topology.has_virtual_gpus else "nccl"
         allowed = RING_DTYPES if flat == "ring" else NCCL_DTYPES
-        sent = {self.sent_dtype(dtype) for dtype in operands.dtypes}
+        sent = {self.sent_dtype(dtype) for dtype in call.dtypes}
         return flat if sent <= allowed else "add_n"
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:
@@ -335,7 +337,7 @@ class Route(Exchange, is_pattern=True):
             for rows in sums.stack(tensors)
         ]
 
-    def algorithm(self, operands: Operands, topology: Topology) -> str:
+    def algorithm(self, call: Collective, topology: Topology) -> str:
         return self.algorithms[self._joins_workers(topology)]
 
     def link(self, at: Links) -> list[tuple[Node, ...]]:

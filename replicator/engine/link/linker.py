@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(kw_only=True)
 class BucketLinks:
-    """``collectives.kind.Links`` of one bucket of a plan."""
+    """What a kind makes its collective of: one bucket of a plan.
+
+    Results are by replica of this program. Every program must use what it gathers, for
+    any of its replicas: what nobody uses is not run, and others would wait forever.
+    """
 
     plan: CollectivePlan
     bucket: Bucket

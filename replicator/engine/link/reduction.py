@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
+from replicator.collectives.kind import Ops
 from replicator.core import devices
 from replicator.core.context import wire_of
 from replicator.core.topology import flat_group
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 PAIRWISE = {"min": "Minimum", "max": "Maximum"}
 
 
-class NodeOps:
-    """``collectives.linking.Ops`` of values of one type on one device."""
+class NodeOps(Ops):
+    """The same on values of one type on one device, without Python graph objects."""
 
     def __init__(self, emit: Emitter, name: str, dtype: tf.DType, device: str) -> None:
         self._emit = emit
@@ -44,36 +45,29 @@ class NodeOps:
         self._count = 0
 
     def stack(self, values: Sequence[Tensor]) -> Tensor:
-        """Joins along a new first dimension."""
         return self._add("Pack", values, "output:0", N=len(values), axis=0)
 
     def unstack(self, value: Tensor, count: int) -> list[Tensor]:
-        """Undoes ``stack``."""
         first = self._add("Unpack", [value], "output:0", num=count, axis=0)
         return [Ref(node=first.node, port=f"output:{i}") for i in range(count)]
 
     def concat(self, values: Sequence[Tensor]) -> Tensor:
-        """Joins the rows."""
         if len(values) == 1:
             return values[0]
         return self._emit.concat(self._new(), values, self._dtype, self._device)
 
     def part(self, value: Tensor, index: int, count: int, *, axis: int = 0) -> Tensor:
-        """One of ``count`` equal parts along an axis."""
         dim = self._emit.const(f"{self._new()}/axis", np.int32(axis), self._device)
         first = self._add("Split", [dim, value], "output:0", num_split=count)
         return Ref(node=first.node, port=f"output:{index}")
 
     def scale(self, value: Tensor, factor: float) -> Tensor:
-        """The product with a number."""
         return self._emit.scale(self._new(), value, factor, self._dtype, self._device)
 
     def zeros_like(self, value: Tensor) -> Tensor:
-        """Zeros of the same shape and type."""
         return self._add("ZerosLike", [value], "y:0")
 
     def reduce(self, op: str, values: Sequence[Tensor]) -> Tensor:
-        """The sum (of a mean too), minimum or maximum of some values."""
         if len(values) == 1:
             return values[0]
         if op not in PAIRWISE:
