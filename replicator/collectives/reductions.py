@@ -124,14 +124,6 @@ def all_max(value: Any) -> Any:
     return all_reduce(value, "max")
 
 
-def all_reduce_if(
-    predicate: tf.Tensor, tensors: Sequence[tf.Tensor], kind: AllReduce
-) -> list[tf.Tensor]:
-    """An ``all_reduce`` whose results count where a predicate is true; no gradient."""
-    context = context_lib.require("all_reduce")
-    return context.communicate(kind, tensors, needed_if=predicate)
-
-
 def _all_reduce_dense(
     context: ReplicaContext, tensors: Sequence[tf.Tensor], kind: AllReduce
 ) -> list[tf.Tensor]:

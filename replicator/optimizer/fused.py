@@ -53,12 +53,6 @@ class FusedUpdate:
         self.optimizer = optimizer  # The Keras optimizer.
         self.is_linear = self.is_linear and is_linear
 
-    def apply(
-        self, grads: Sequence[tf.Tensor], variables: Sequence[Any], num_summed: int
-    ) -> None:
-        self.update(grads, variables, self.prepare(num_summed))
-        self.count()
-
     @property
     def uses_count(self) -> bool:
         """Whether an update depends on the number of updates before it."""

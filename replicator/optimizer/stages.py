@@ -15,7 +15,7 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf import distribute as _tf_distribute
 from replicator._tf.keras_parts import SidecarState
-from replicator.collectives import differentiable, reductions
+from replicator.collectives import differentiable
 from replicator.collectives.kinds import AllReduce
 from replicator.core import context as context_lib
 from replicator.core.step import at_lines, line_of, tensor_of
@@ -211,12 +211,13 @@ def average_sums(
     """Averages accumulated gradients over replicas, in calls that update."""
     wire_dtype = differentiable.check_compression(options.compression)
     kind = AllReduce(op="mean", wire_dtype=wire_dtype)
+    context = context_lib.require("apply_gradients")
     if wire_dtype != tf.float16:  # the others have the exponent range of float32
-        return reductions.all_reduce_if(is_due, sums, kind)
+        return context.communicate(kind, sums, needed_if=is_due)
     # Scaled to the magnitude of one call's gradients, with the loss scale.
     factor = factor * (1.0 / options.accumulation_steps)
     sent = [scaled_gradient(total, factor) for total in sums]
-    averaged = reductions.all_reduce_if(is_due, sent, kind)
+    averaged = context.communicate(kind, sent, needed_if=is_due)
     return [scaled_gradient(total, 1.0 / factor) for total in averaged]
 
 

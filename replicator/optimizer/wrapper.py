@@ -521,7 +521,8 @@ class ReplicatedOptimizer(OptimizerProxy):
         num_summed: int,
     ) -> None:
         """Updates by kernels, which take averages or sums of so many gradients."""
-        fused_update.apply(grads, variables, num_summed)
+        fused_update.update(grads, variables, fused_update.prepare(num_summed))
+        fused_update.count()
 
     def _apply_keras(self, averaged: list[Any], variables: list[Any]) -> None:
         self.wrapped.apply(averaged, variables)
