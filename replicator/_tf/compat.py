@@ -402,6 +402,19 @@ _OF_THREAD = threading.local()
 
 
 @contextlib.contextmanager
+def with_methods(owner: Any, **methods: Callable[..., Any]) -> Iterator[None]:
+    """Gives one object methods of its own meanwhile."""
+    before = {name: own for name, own in vars(owner).items() if name in methods}
+    vars(owner).update(methods)
+    try:
+        yield
+    finally:
+        for name in methods:
+            del vars(owner)[name]
+        vars(owner).update(before)
+
+
+@contextlib.contextmanager
 def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
     """Has calls go elsewhere, in this thread and the current graph (test_verify).
 

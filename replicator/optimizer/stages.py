@@ -234,12 +234,11 @@ def when(condition: tf.Tensor | None, action: Callable[[], Any]) -> None:
     tf.cond(condition, branch, lambda: tf.constant(0))
 
 
-@contextlib.contextmanager
 def placed(
     optimizer: Any,
     place: Callable[[Any], contextlib.AbstractContextManager[Any] | None],
     made: Callable[[Any, Any], None] | None = None,
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Places slots that are made inside: Keras has no hook but the method itself."""
     make = optimizer.add_variable_from_reference
 
@@ -254,11 +253,7 @@ def placed(
             made(_tf_compat.unwrap(slot), variable)
         return slot
 
-    optimizer.add_variable_from_reference = make_placed
-    try:
-        yield
-    finally:
-        del optimizer.add_variable_from_reference
+    return _tf_compat.with_methods(optimizer, add_variable_from_reference=make_placed)
 
 
 # The loss is multiplied by a scale before the gradients are computed, and the gradients

@@ -192,8 +192,7 @@ class _Joined:
         self.values: set[Any] = set()
         self._is_joining = False
 
-    @contextlib.contextmanager
-    def results(self, metric: Any) -> Iterator[None]:
+    def results(self, metric: Any) -> contextlib.AbstractContextManager[None]:
         """Has a metric ask for the sums of all replicas when it is asked."""
         graph, ask = _tf_compat.current_graph(), metric.result
 
@@ -223,13 +222,7 @@ class _Joined:
             self.values |= {x.ref() for x in leaves if isinstance(x, tf.Tensor)}
             return found
 
-        own = {k: v for k, v in vars(metric).items() if k == "result"}  # of tf_keras
-        vars(metric)["result"] = result
-        try:
-            yield
-        finally:
-            del vars(metric)["result"]
-            vars(metric).update(own)
+        return _tf_compat.with_methods(metric, result=result)
 
 
 def _plain(metric: Any) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from replicator.strategy.datasets import grouped, local_values
 from replicator.strategy.fit import optimizers_of, own_statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     Values = dict[tuple[str, str], Any]
 
@@ -362,8 +362,9 @@ class _Comparison:
         return _with(row, reason=_COMPARES if is_compared else _NO_MEAN)
 
 
-@contextlib.contextmanager
-def _recorded(optimizer: Any, graph: Any, gradients: dict[str, Any]) -> Iterator[None]:
+def _recorded(
+    optimizer: Any, graph: Any, gradients: dict[str, Any]
+) -> contextlib.AbstractContextManager[None]:
     """Notes the gradients of an optimizer by path of the variable, in place of updates.
 
     Later gradients of a step would depend on updates that Adam makes of rounding.
@@ -384,12 +385,7 @@ def _recorded(optimizer: Any, graph: Any, gradients: dict[str, Any]) -> Iterator
                 gradients[key] = tf.convert_to_tensor(grad)
 
     methods = {"apply": apply, "apply_gradients": apply_gradients}
-    vars(optimizer).update(methods)
-    try:
-        yield
-    finally:
-        for name in methods:
-            del vars(optimizer)[name]
+    return _tf_compat.with_methods(optimizer, **methods)
 
 
 def _is_share(pairs: list[tuple[Any, Any]], num_replicas: int) -> bool:
