@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import abc
+import collections
 import contextlib
 import re
 import threading
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tensorflow as tf
 
@@ -131,19 +132,18 @@ class ReplicaContext(abc.ABC):
         """Places ops on one of this replica's devices; see ``logical_device``."""
 
 
-class _Stack(threading.local):
+class _Stacks(threading.local):
     def __init__(self) -> None:
-        self.contexts: list[ReplicaContext] = []
-        self.replicators: list[Any] = []
-        self.undo: list[Undo | None] = []
-        self.weights: list[Callable[[], tf.Tensor | None]] = []
+        self.by_name: dict[str, list[Any]] = collections.defaultdict(list)
 
 
-_STACK = _Stack()
+_STACKS = _Stacks()
 
 
 @contextlib.contextmanager
-def _pushed(stack: list[Any], item: Any) -> Iterator[None]:
+def holding(name: str, item: Any) -> Iterator[None]:
+    """Has something hold in this thread, and ``held`` return it."""
+    stack = _STACKS.by_name[name]
     stack.append(item)
     try:
         yield
@@ -151,13 +151,19 @@ def _pushed(stack: list[Any], item: Any) -> Iterator[None]:
         stack.pop()
 
 
+def held(name: str) -> Any:
+    """The innermost of what holds by a name; None if nothing does."""
+    stack = _STACKS.by_name[name]
+    return stack[-1] if stack else None
+
+
 def enter(context: ReplicaContext) -> contextlib.AbstractContextManager[None]:
     """Makes ``context`` the current one in this thread; used by backends."""
-    return _pushed(_STACK.contexts, context)
+    return holding("replica", context)
 
 
 def enter_replicator(replicator: Any) -> contextlib.AbstractContextManager[None]:
-    return _pushed(_STACK.replicators, replicator)
+    return holding("replicator", replicator)
 
 
 def get_replica_context() -> ReplicaContext:
@@ -170,52 +176,53 @@ def get_replica_context() -> ReplicaContext:
 
 
 def in_replica_context() -> bool:
-    return bool(_STACK.contexts)
+    return held("replica") is not None
 
 
-Undo: TypeAlias = "Callable[[list[Any]], list[Any]]"
-
-
-def gradients_divided(undo: Undo | None) -> contextlib.AbstractContextManager[None]:
+def gradients_divided(
+    undo: Callable[[list[Any]], list[Any]] | None,
+) -> contextlib.AbstractContextManager[None]:
     """Says that losses in a step are divided by the number of replicas.
 
     So are their gradients, which optimizers then sum instead of averaging them, as
     ``tf.distribute`` has it. With None, the gradients at hand are averages already.
     """
-    return _pushed(_STACK.undo, undo)
+    return holding("undo", undo)
 
 
 def losses_weighed(
     weight: Callable[[], tf.Tensor | None],
 ) -> contextlib.AbstractContextManager[None]:
     """Says that the loss of a replica counts by the examples of its batch."""
-    return _pushed(_STACK.weights, weight)
+    return holding("weight", weight)
 
 
 def loss_weight() -> tf.Tensor | None:
     """By what the gradient of this replica's loss will be multiplied; None: by 1."""
-    return _STACK.weights[-1]() if _STACK.weights else None
+    weight = held("weight")
+    return None if weight is None else weight()
 
 
 def unscale(grads: list[Any]) -> list[Any]:
     """Returns gradients whose mean over replicas is what an optimizer applies."""
-    undo = _STACK.undo[-1] if _STACK.undo else None
+    undo = held("undo")
     return grads if undo is None else undo(grads)
 
 
 def are_gradients_divided() -> bool:
     """Whether an optimizer's sum over replicas is still to be made."""
-    return bool(_STACK.undo) and _STACK.undo[-1] is not None
+    return held("undo") is not None
 
 
 def require(caller: str) -> ReplicaContext:
-    if not _STACK.contexts:
+    context: ReplicaContext | None = held("replica")
+    if context is None:
         raise CollectiveContextError(
             f"{caller}() was called in cross-replica context, but it needs a replica: "
             "call it inside the step function that you pass to run(); outside, use "
             "repl.reduce(op, per_replica_value) on what run() returns"
         )
-    return _STACK.contexts[-1]
+    return context
 
 
 def check_reads_outside() -> None:
@@ -277,13 +284,13 @@ def logical_device(index: int) -> contextlib.AbstractContextManager[Any]:
     """
     if in_replica_context():
         return get_replica_context().logical_device(index)
-    if not _STACK.replicators:
+    replicator = held("replicator")
+    if replicator is None:
         raise DeviceError(
             f"logical_device({index!r}) was called outside a replica; use it inside "
             "`with repl.context():` for variables, or inside the step function for ops"
         )
-    scope: contextlib.AbstractContextManager[Any]
-    scope = _STACK.replicators[-1].logical_device(index)
+    scope: contextlib.AbstractContextManager[Any] = replicator.logical_device(index)
     return scope
 
 

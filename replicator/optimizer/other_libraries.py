@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -141,14 +140,6 @@ def wrapped(optimizer: Any, options: OptimizerOptions) -> Any:
 _CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
-class _Clips(threading.local):
-    def __init__(self) -> None:
-        self.found: dict[str, float] = {}
-
-
-_CLIPS = _Clips()
-
-
 class StrategyOptimizer(ReplicatedOptimizer):
     """The same contract on the stock path of Keras under ``tf.distribute``.
 
@@ -162,13 +153,14 @@ class StrategyOptimizer(ReplicatedOptimizer):
         # Replicas are traced in threads that take turns at collectives. This is read
         # before the first one, because _apply of another thread unsets the options.
         found = {name: getattr(self.wrapped, name, None) for name in _CLIPPING}
-        _CLIPS.found = {name: value for name, value in found.items() if value}
-        super()._update(grads, variables)
+        clips = {name: value for name, value in found.items() if value}
+        with context.holding("clips", clips):
+            super()._update(grads, variables)
 
     def _apply(self, averaged: list[Any], variables: list[Any]) -> None:
         optimizer = self.wrapped
         check_are_optimized(optimizer, variables)
-        clips = _CLIPS.found
+        clips = context.held("clips")
         if "clipnorm" in clips:
             averaged = [tf.clip_by_norm(grad, clips["clipnorm"]) for grad in averaged]
         elif "global_clipnorm" in clips:
@@ -186,7 +178,7 @@ class StrategyOptimizer(ReplicatedOptimizer):
                 setattr(optimizer, name, value)
 
     def _reduce_and_apply(self, grads: list[Any], variables: list[Any]) -> None:
-        if _CLIPS.found or self.options.compression is not None:
+        if context.held("clips") or self.options.compression is not None:
             self._apply(self._all_reduce(grads, "mean", variables), variables)
             return
         check_are_optimized(self.wrapped, variables)

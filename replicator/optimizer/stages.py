@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -271,25 +270,14 @@ _COUNTERS = (
     ("num_finite_steps", 0, "int64"),
     ("num_skipped_steps", 0, "int64"),
 )
-_SCALES: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar(
-    "replicator_loss_scales", default=None
-)
 
 
 @contextlib.contextmanager
 def noted_scales() -> Iterator[list[Any]]:
     """Notes what scales a loss inside, each a function of a loss."""
     found: list[Any] = []
-    token = _SCALES.set(found)
-    try:
+    with context_lib.holding("scales", found):
         yield found
-    finally:
-        _SCALES.reset(token)
-
-
-def note_scale(scale: Callable[[Any], Any]) -> None:
-    if (found := _SCALES.get()) is not None:
-        found.append(scale)
 
 
 class LossScale:

@@ -38,7 +38,6 @@ from replicator.optimizer.stages import (
     average_sums,
     check_not_clipped,
     clip_by_global_norm,
-    note_scale,
     sum_duplicates,
     when,
 )
@@ -274,7 +273,8 @@ class ReplicatedOptimizer(OptimizerProxy):
         scale = self.wrapped.scale_loss
         if self.loss_scale is not None:
             self._is_loss_scaled, scale = True, self.loss_scale.scaled
-        note_scale(scale)
+        if (noted := context.held("scales")) is not None:
+            noted.append(scale)
         return scale(loss)
 
     @tf.autograph.experimental.do_not_convert  # as Keras' own updates

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -40,15 +39,6 @@ def reduce_op_of(reduce_op: Any) -> str:
         f"reduce_op {format_value(reduce_op)} is not one of tf.distribute.ReduceOp.SUM "
         "and MEAN; in a step, write replicator.all_min(value) or all_max(value)"
     )
-
-
-class _Merges(threading.local):
-    def __init__(self) -> None:
-        # The replica of each running ``merge_call``, and how values are summed in it.
-        self.running: list[tuple[Any, Callable[[Any], Any]]] = []
-
-
-_MERGES = _Merges()
 
 
 class StepReplicaContext(tf.distribute.ReplicaContext):
@@ -103,12 +93,10 @@ class StepReplicaContext(tf.distribute.ReplicaContext):
             if scaler is None
             else context.gradients_divided(None)
         )
-        _MERGES.running.append((self, self.gradient_sum.of_merge(merge_fn)))
-        try:
-            with averaged, _tf_distribute.cross_replica_mode(self._strategy):
-                return merge_fn(self._strategy, *args, **(kwargs or {}))
-        finally:
-            _MERGES.running.pop()
+        # By whom, and how values are summed in it.
+        merge = context.holding("merge", (self, self.gradient_sum.of_merge(merge_fn)))
+        with averaged, merge, _tf_distribute.cross_replica_mode(self._strategy):
+            return merge_fn(self._strategy, *args, **(kwargs or {}))
 
     def _update(
         self,
@@ -242,13 +230,14 @@ class StepExtended(_tf_distribute.Extended):
 
 def _merge(caller: str) -> tuple[Any, Callable[[Any], Any]]:
     context.require(f"strategy.extended.{caller}")
-    if not _MERGES.running:
+    merge: tuple[Any, Callable[[Any], Any]] | None = context.held("merge")
+    if merge is None:
         raise StrategyError(
             f"strategy.extended.{caller}() was called in a step but outside "
             "merge_call(); write tf.distribute.get_replica_context().all_reduce("
             "tf.distribute.ReduceOp.SUM, value)"
         )
-    return _MERGES.running[-1]
+    return merge
 
 
 def _updated(result: Any, *, group: bool) -> Any:
@@ -279,7 +268,7 @@ class StepStrategy(tf.distribute.Strategy):
 
         Inside ``merge_call`` optimizers of ``tf.compat.v1`` enter it for new slots.
         """
-        if _MERGES.running:
+        if context.held("merge") is not None:
             return contextlib.nullcontext(self)
         raise StrategyError(
             "scope() of the strategy of a step: variables are made before the step; "
