@@ -22,6 +22,7 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch
 from replicator.core import devices
+from replicator.optimizer.options import CLIPS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,10 +30,8 @@ if TYPE_CHECKING:
     Scalars = dict[str, tf.Tensor]
 
 _PLAIN_OPTIONS = (
+    *CLIPS,
     "weight_decay",
-    "clipnorm",
-    "clipvalue",
-    "global_clipnorm",
     "loss_scale_factor",
     "gradient_accumulation_steps",
 )

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 DYNAMIC = "dynamic"
+# Options by which a Keras optimizer itself clips.
+CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
 class _Rule(NamedTuple):
@@ -41,7 +43,7 @@ _RULES = {
     "global_clipnorm": _Rule(
         lambda limit: limit is None or is_positive(limit),
         "must be a positive number, or None for no clipping",
-        ("clipnorm", "clipvalue", "global_clipnorm"),
+        CLIPS,
     ),
     "sharded_update": _Rule(
         lambda level: isinstance(level, bool) or is_one_of(level, LEVELS),

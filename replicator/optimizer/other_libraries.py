@@ -10,7 +10,7 @@ from replicator._tf.keras_parts import OptimizerProxy
 from replicator.collectives import reductions
 from replicator.core import context, validation
 from replicator.errors import OptimizerOptionError
-from replicator.optimizer.options import OptimizerOptions
+from replicator.optimizer.options import CLIPS, OptimizerOptions
 from replicator.optimizer.stages import (
     check_not_clipped,
     clip_by_global_norm,
@@ -136,10 +136,6 @@ def wrapped(optimizer: Any, options: OptimizerOptions) -> Any:
     return update and AveragingOptimizer(optimizer, options, update)
 
 
-# Options by which a Keras optimizer clips, by name.
-_CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
-
-
 class StrategyOptimizer(ReplicatedOptimizer):
     """The same contract on the stock path of Keras under ``tf.distribute``.
 
@@ -152,7 +148,7 @@ class StrategyOptimizer(ReplicatedOptimizer):
     def _update(self, grads: list[Any], variables: list[Any]) -> None:
         # Replicas are traced in threads that take turns at collectives. This is read
         # before the first one, because _apply of another thread unsets the options.
-        found = {name: getattr(self.wrapped, name, None) for name in _CLIPPING}
+        found = {name: getattr(self.wrapped, name, None) for name in CLIPS}
         clips = {name: value for name, value in found.items() if value}
         with context.holding("clips", clips):
             super()._update(grads, variables)

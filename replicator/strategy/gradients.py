@@ -21,13 +21,13 @@ from replicator.collectives import reductions
 from replicator.core import context as context_lib
 from replicator.core.step import at_lines, line_of
 from replicator.errors import StrategyError
+from replicator.optimizer.options import CLIPS
 from replicator.optimizer.stages import scaled_gradient, values_of, with_values
 from replicator.optimizer.wrapper import ReplicatedOptimizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_CLIPPING = ("clipnorm", "global_clipnorm", "clipvalue")
 _LIBRARIES = ("keras", "tf_keras")
 
 
@@ -188,7 +188,7 @@ def _check(optimizer: Any, *, may_clip: bool) -> None:
             f"repl.wrap_optimizer({kind}(...), accumulation_steps={steps!r}), which "
             "updates alike, or gradient_accumulation_steps=None"
         )
-    clips = [name for name in _CLIPPING if getattr(optimizer, name, None)]
+    clips = [name for name in CLIPS if getattr(optimizer, name, None)]
     if clips and not may_clip:
         raise StrategyError(
             f"{kind}({clips[0]}={getattr(optimizer, clips[0])!r}) clips the "
