@@ -1,4 +1,6 @@
-"""The launchers by name; each is one file, and nothing of its engine is imported.
+"""The launchers by name, and the one of this machine.
+
+Each other one is one file, and nothing of its engine is imported.
 
 A plugin adds one by an entry point of ``replicator_harness.launchers``; its options are
 known once it was named.
@@ -7,13 +9,16 @@ known once it was named.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Final, cast
 
-from harness.launch.launcher import LauncherInfo
+from harness.launch.launcher import Launcher, LauncherInfo
 from harness.lookup import find
 
 if TYPE_CHECKING:
-    from harness.launch.launcher import Launcher
+    from collections.abc import Sequence
+
+    from harness.machine.allocation import Processes
     from harness.options.option import Options
 
 DEFAULT: Final = "local"
@@ -24,8 +29,39 @@ LAUNCHERS: Final = (
     "jobset",
     "kubernetes",
 )
-"""Names of files, each of which has a ``LAUNCHER``."""
-_FOUND: Final[dict[str, LauncherInfo | None]] = dict.fromkeys(LAUNCHERS)
+"""Names of files, each of which has a ``LAUNCHER``; but for the first."""
+CLUSTER_COMMAND: Final = (sys.executable, "-m", "harness.trial.ranks")
+"""Starts the processes of a cluster; the worker command and directory are appended."""
+
+
+class LocalLauncher(Launcher):
+    """Starts the processes of a trial on this machine."""
+
+    name = DEFAULT
+
+    def command(
+        self, processes: Processes, worker_command: Sequence[str]
+    ) -> tuple[str, ...]:
+        if processes.are_several:
+            return (*CLUSTER_COMMAND, *worker_command)
+        return tuple(worker_command)
+
+
+class Local(LauncherInfo):
+    """Processes of this machine."""
+
+    name = DEFAULT
+    summary = "processes of this machine"
+
+    def start(self, options: Options) -> Launcher:
+        del options
+        return LocalLauncher()
+
+
+_FOUND: Final[dict[str, LauncherInfo | None]] = {
+    **dict.fromkeys(LAUNCHERS),
+    DEFAULT: Local(),
+}
 """With those of plugins that were named; None for one that is not imported yet."""
 
 
@@ -64,5 +100,4 @@ def by_hosts(launcher: Launcher) -> Launcher:
     Processes are then started as anywhere else, so that the cases of a relay can take
     turns.
     """
-    here = info(DEFAULT)
-    return launcher if launcher.num_hosts > 1 else here.start(here.options())
+    return launcher if launcher.num_hosts > 1 else LocalLauncher()

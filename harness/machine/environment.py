@@ -31,25 +31,15 @@ if TYPE_CHECKING:
 
 
 PACKAGES = (
-    "dm-control",
-    "keras",
-    "mujoco",
-    "numpy",
-    "nvidia-cublas-cu12",
-    "nvidia-cuda-cupti-cu12",
-    "nvidia-cuda-nvcc-cu12",
-    "nvidia-cuda-nvrtc-cu12",
-    "nvidia-cuda-runtime-cu12",
-    "nvidia-cudnn-cu12",
-    "nvidia-cufft-cu12",
-    "nvidia-curand-cu12",
-    "nvidia-cusolver-cu12",
-    "nvidia-cusparse-cu12",
-    "nvidia-nccl-cu12",
-    "nvidia-nvjitlink-cu12",
-    "replicator-harness",
-    "tensorflow",
-    "tensorflow-datasets",
+    *("dm-control", "keras", "mujoco", "numpy"),
+    *(
+        f"nvidia-{part}-cu12"
+        for part in (
+            *("cublas", "cuda-cupti", "cuda-nvcc", "cuda-nvrtc", "cuda-runtime"),
+            *("cudnn", "cufft", "curand", "cusolver", "cusparse", "nccl", "nvjitlink"),
+        )
+    ),
+    *("replicator-harness", "tensorflow", "tensorflow-datasets"),
 )
 
 

@@ -266,6 +266,9 @@ def run_trials(
             missing, progress.stage, timeout_sec=settings.timeout_sec
         )
         settings = dataclasses.replace(settings, exports=exports)
+        loop = _Loop(
+            store=store, settings=settings, progress=progress, durations=durations
+        )
         while missing:
             if reason := _why_not(store, settings, missing):
                 progress.note(reason)
@@ -274,9 +277,9 @@ def run_trials(
             first = missing[0].spec
             index, group = next(itertools.groupby(missing, key=_generation_of))
             together = missing[:1] if index is None else list(group)
-            run = _run_alone if index is None else _run_generation
+            run = loop.run_alone if index is None else loop.run_generation
             missing = missing[len(together) :]
-            statuses = run(store, together, missing, settings, progress, durations)
+            statuses = run(together, missing)
             for trial, status in zip(together, statuses, strict=True):
                 result = store.read_trial(trial.trial_id).result
                 rate = None
@@ -379,89 +382,89 @@ def _ok_revisions(store: Store) -> set[str]:
     }
 
 
-def _run_alone(
-    store: Store,
-    trials: Sequence[PlannedTrial],
-    later: Sequence[PlannedTrial],
-    settings: RunSettings,
-    progress: Progress,
-    durations: Durations,
-) -> list[StatusRecord]:
-    (trial,) = trials
-    own_sec = durations.remaining_sec([trial.spec])
-    later_sec = durations.remaining_sec(other.spec for other in later)
-    progress.trial_started(trial, own_sec + later_sec)
-    started = time.monotonic()
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Loop:
+    """Runs the next trials, and shows how much time is left with ``later`` ones."""
 
-    def show(text: str) -> None:
-        # Below 0, the estimate was too short; it is shown, and does not stand still.
-        progress.phase(text, own_sec - (time.monotonic() - started) + later_sec)
+    store: Store
+    settings: RunSettings
+    progress: Progress
+    durations: Durations
 
-    with resident.PhaseWatch(store.trial_dir(trial.trial_id), show):
-        return [run_trial(store, trial, settings)]
+    def run_alone(
+        self, trials: Sequence[PlannedTrial], later: Sequence[PlannedTrial]
+    ) -> list[StatusRecord]:
+        (trial,) = trials
+        own_sec = self.durations.remaining_sec([trial.spec])
+        later_sec = self.durations.remaining_sec(other.spec for other in later)
+        self.progress.trial_started(trial, own_sec + later_sec)
+        started = time.monotonic()
 
+        def show(text: str) -> None:
+            # Below 0, the estimate was too short; it is shown, and does not stand
+            # still.
+            left_sec = own_sec - (time.monotonic() - started) + later_sec
+            self.progress.phase(text, left_sec)
 
-def _run_generation(
-    store: Store,
-    trials: Sequence[PlannedTrial],
-    later: Sequence[PlannedTrial],
-    settings: RunSettings,
-    progress: Progress,
-    durations: Durations,
-) -> list[StatusRecord]:
-    plan = store.read_plan()
-    measuring = settings.measuring
-    before = store.trials()
+        with resident.PhaseWatch(self.store.trial_dir(trial.trial_id), show):
+            return [run_trial(self.store, trial, self.settings)]
 
-    def on_warm(residents: Sequence[Resident]) -> None:
-        if measuring.gate is not None and generation.index == 0:
-            for line in differences(residents):
-                progress.note(f"counted in a step: {line}")
+    def run_generation(
+        self, trials: Sequence[PlannedTrial], later: Sequence[PlannedTrial]
+    ) -> list[StatusRecord]:
+        plan = self.store.read_plan()
+        measuring = self.settings.measuring
+        before = self.store.trials()
 
-    generation = Generation(
-        trials=trials,
-        index=trials[0].spec.repetition_index,
-        duration_sec=measuring.generation_sec,
-        max_rounds=measuring.max_rounds or defaults.MAX_ROUNDS,
-        seed=plan.seed,
-        num_stretches=0 if measuring.gate is None else measuring.gate.num_stretches,
-        steps_of_turn=steps_of_turns(before),
-        on_warm=on_warm,
-    )
-    gate_looks = () if measuring.gate is None else measuring.gate.looks
-    is_most = bool(gate_looks) or measuring.target is not None
-    limit_sec = math.inf
-    if is_most and measuring.minutes is not None:
-        limit_sec = measuring.minutes * 60 - relay_sec(before)
-    num_later = len({_generation_of(trial) for trial in later} - {None})
-    if gate_looks:
-        num_later = max(num_later, gate_looks[-1] - generation.index - 1)
-    is_until_limit = is_most and not gate_looks
-    whole_sec = (
-        durations.generation_sec
-        or measuring.generation_sec
-        or durations.remaining_sec(trial.spec for trial in trials)
-    )
-    alone = [trial.spec for trial in later if _generation_of(trial) is None]
-    started = time.monotonic()
+        def on_warm(residents: Sequence[Resident]) -> None:
+            if measuring.gate is not None and generation.index == 0:
+                for line in differences(residents):
+                    self.progress.note(f"counted in a step: {line}")
 
-    def stage(text: str, left_sec: float | None) -> None:
-        nonlocal whole_sec
-        passed_sec = time.monotonic() - started
-        if left_sec is not None and durations.generation_sec is None:
-            whole_sec = passed_sec + left_sec
-        most_sec = max(limit_sec - passed_sec, 0.0)
-        eta_sec = max(whole_sec - passed_sec, 0.0)
-        if not is_until_limit:
-            eta_sec = min(eta_sec + num_later * whole_sec, most_sec)
-        elif limit_sec < math.inf:
-            eta_sec = most_sec
-        progress.stage(
-            f"run {generation.index + 1} of {plan.repeats}: {text}",
-            eta_sec + durations.remaining_sec(alone),
-            is_most=is_most,
+        generation = Generation(
+            trials=trials,
+            index=trials[0].spec.repetition_index,
+            duration_sec=measuring.generation_sec,
+            max_rounds=measuring.max_rounds or defaults.MAX_ROUNDS,
+            seed=plan.seed,
+            num_stretches=0 if measuring.gate is None else measuring.gate.num_stretches,
+            steps_of_turn=steps_of_turns(before),
+            on_warm=on_warm,
         )
+        gate_looks = () if measuring.gate is None else measuring.gate.looks
+        is_most = bool(gate_looks) or measuring.target is not None
+        limit_sec = math.inf
+        if is_most and measuring.minutes is not None:
+            limit_sec = measuring.minutes * 60 - relay_sec(before)
+        num_later = len({_generation_of(trial) for trial in later} - {None})
+        if gate_looks:
+            num_later = max(num_later, gate_looks[-1] - generation.index - 1)
+        is_until_limit = is_most and not gate_looks
+        whole_sec = (
+            self.durations.generation_sec
+            or measuring.generation_sec
+            or self.durations.remaining_sec(trial.spec for trial in trials)
+        )
+        alone = [trial.spec for trial in later if _generation_of(trial) is None]
+        started = time.monotonic()
 
-    statuses = run_generation(store, generation, settings, stage)
-    durations.generation_sec = time.monotonic() - started
-    return statuses
+        def stage(text: str, left_sec: float | None) -> None:
+            nonlocal whole_sec
+            passed_sec = time.monotonic() - started
+            if left_sec is not None and self.durations.generation_sec is None:
+                whole_sec = passed_sec + left_sec
+            most_sec = max(limit_sec - passed_sec, 0.0)
+            eta_sec = max(whole_sec - passed_sec, 0.0)
+            if not is_until_limit:
+                eta_sec = min(eta_sec + num_later * whole_sec, most_sec)
+            elif limit_sec < math.inf:
+                eta_sec = most_sec
+            self.progress.stage(
+                f"run {generation.index + 1} of {plan.repeats}: {text}",
+                eta_sec + self.durations.remaining_sec(alone),
+                is_most=is_most,
+            )
+
+        statuses = run_generation(self.store, generation, self.settings, stage)
+        self.durations.generation_sec = time.monotonic() - started
+        return statuses

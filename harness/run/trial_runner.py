@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from harness import SOURCE_ROOT, catalog
 from harness.command import peers
 from harness.errors import PlanError
-from harness.launch.local import LocalLauncher
+from harness.launch.catalog import LocalLauncher
 from harness.machine import (
     allocation,
     disturbance,

@@ -99,7 +99,7 @@ def measure_trial(
                 memory.sample()
         else:
             program.pause()  # background work, such as actors, except in turns
-            warm_sec = steps.progress.step_time_sec[-1]
+            warm_sec = steps.step_time_sec[-1]
             for turn in turns(channel, writer, memory, clock, warm_sec):
                 program.resume()
                 num_traces = count_traces()
@@ -168,7 +168,7 @@ def _check_sanity(program: StepProgram, steps: Steps, writer: RankFile) -> bool:
         "sanity",
         name="every_loss_is_finite",
         is_passed=not bad_loss,
-        detail=bad_loss or f"{steps.progress.num_steps} losses, all steps",
+        detail=bad_loss or f"{steps.num_steps} losses, all steps",
     )
     is_sane = not bad_loss
     for check in program.sanity():

@@ -38,46 +38,14 @@ if TYPE_CHECKING:
 _NUM_RECENT_STEPS = 50
 
 
-@dataclasses.dataclass(kw_only=True)
-class TrainingProgress:
-    step_time_sec: list[float]  # Durations of all steps, the first one included.
-    global_batch_size: int  # Examples per step.
-
-    @property
-    def num_steps(self) -> int:
-        return len(self.step_time_sec)
-
-    @property
-    def num_examples(self) -> int:
-        """Examples of the global batch so far; repeated ones count again."""
-        return self.num_steps * self.global_batch_size
-
-    @property
-    def train_time_sec(self) -> float:
-        """Time in steps; the first one is left out, since it traces."""
-        return sum(self.step_time_sec[1:])
-
-    def used(self, unit: BudgetUnit) -> tuple[float, float]:
-        """Returns the part of a budget that was used, and that a step will use."""
-        recent = self.step_time_sec[1:][-_NUM_RECENT_STEPS:]
-        return {
-            BudgetUnit.SECONDS: (
-                self.train_time_sec,
-                sum(recent) / len(recent) if recent else math.inf,
-            ),
-            BudgetUnit.STEPS: (self.num_steps, 1),
-            BudgetUnit.EXAMPLES: (self.num_examples, self.global_batch_size),
-        }[unit]
-
-
 def train(
     program: StepProgram, budget: Budget, steps: Steps, writer: RankFile
 ) -> list[dict[str, Any]]:
     """Trains until the budget is used up, and measures quality in between."""
-    progress, last_good = steps.progress, LastGood(writer.directory)
+    last_good = LastGood(writer.directory)
     quality: list[dict[str, Any]] = []
     for number in range(1, budget.num_evaluations + 1):
-        used, per_step = progress.used(budget.unit)
+        used, per_step = steps.used(budget.unit)
         left = budget.amount * number / budget.num_evaluations - used
         num_steps = math.ceil(left / per_step)
         # At least one: each point belongs to a different model.
@@ -93,19 +61,19 @@ def train(
         num_environment_steps = program.num_environment_steps()
         quality = [fields_of(metric) for metric in program.evaluate()]
         samples = program.samples()
-        name = f"samples_{progress.num_steps:08}.png" if samples else ""
+        name = f"samples_{steps.num_steps:08}.png" if samples else ""
         if samples:
             writer.attach(name, samples)
         writer.write(
             "point",
-            num_steps=progress.num_steps,
-            num_examples=progress.num_examples,
-            train_time_sec=progress.train_time_sec,
+            num_steps=steps.num_steps,
+            num_examples=steps.num_examples,
+            train_time_sec=steps.train_time_sec,
             num_environment_steps=num_environment_steps,
             quality=quality,
             samples=name,
         )
-        last_good.save(program, progress.num_steps)
+        last_good.save(program, steps.num_steps)
     return quality
 
 
@@ -132,10 +100,38 @@ class Steps:
         self._program = program
         self._writer = writer
         self._clock = clock
-        self.progress = TrainingProgress(
-            step_time_sec=[], global_batch_size=program.global_batch_size
-        )
+        self.step_time_sec: list[float] = []  # of all steps, the first one included
         self.bad_loss = ""  # the first that is not finite, with step and replicas
+
+    @property
+    def num_steps(self) -> int:
+        """Steps so far."""
+        return len(self.step_time_sec)
+
+    @property
+    def num_examples(self) -> int:
+        """Examples of the global batch so far; repeated ones count again."""
+        return self.num_steps * self._program.global_batch_size
+
+    @property
+    def train_time_sec(self) -> float:
+        """Time in steps; the first one is left out, since it traces."""
+        return sum(self.step_time_sec[1:])
+
+    def used(self, unit: BudgetUnit) -> tuple[float, float]:
+        """Returns the part of a budget that was used, and that a step will use."""
+        recent = self.step_time_sec[1:][-_NUM_RECENT_STEPS:]
+        return {
+            BudgetUnit.SECONDS: (
+                self.train_time_sec,
+                sum(recent) / len(recent) if recent else math.inf,
+            ),
+            BudgetUnit.STEPS: (self.num_steps, 1),
+            BudgetUnit.EXAMPLES: (
+                self.num_examples,
+                self._program.global_batch_size,
+            ),
+        }[unit]
 
     def blocks(self, num_steps: int) -> list[int]:
         """Returns the sizes of the blocks in which steps are started together."""
@@ -146,7 +142,7 @@ class Steps:
         """Runs steps, as many at a time as may be; returns their end in nanoseconds."""
         end_ns = 0
         for block in self.blocks(num_steps):
-            start_ns, first = self._clock(), self.progress.num_steps
+            start_ns, first = self._clock(), self.num_steps
             if block == 1:
                 losses = [self._program.run(1)]
                 end_ns = self._clock()
@@ -163,7 +159,7 @@ class Steps:
             for place, loss in enumerate(losses):
                 self._writer.step(first + place, ends[place], ends[place + 1], loss)
                 step_ns = ends[place + 1] - ends[place]
-                self.progress.step_time_sec.append(step_ns / 1e9)
+                self.step_time_sec.append(step_ns / 1e9)
         return end_ns
 
     def _check(self, index: int, loss: float) -> None:

@@ -36,7 +36,7 @@ class Boat(LauncherInfo):
     options = BoatOptions
 
     def start(self, options):
-        from harness.launch.local import LocalLauncher
+        from harness.launch.catalog import LocalLauncher
         assert "far" == options.harbour, options
         return LocalLauncher()
 

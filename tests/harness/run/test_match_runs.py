@@ -151,7 +151,7 @@ def test_comparisons_are_started_where_trials_are(sweep, store, monkeypatch):
     """They were started as processes of this machine, which has not all of them."""
     gangs = {}
     monkeypatch.setattr(
-        "harness.launch.local.LocalLauncher.gang",
+        "harness.launch.catalog.LocalLauncher.gang",
         lambda _launcher, trial_dir, *_: gangs.setdefault(trial_dir, Gang()),
     )
     code, _, err = sweep(ONE_BACKEND)

@@ -60,24 +60,19 @@ class FakeProgram:
     ],
 )
 def test_evaluations_split_the_budget_evenly(
-    tmp_path, unit, amount, num_evaluations, other, expected
+    tmp_path, make_spec, unit, amount, num_evaluations, other, expected
 ):
     """Steps before the training count too, and the first step's time does not."""
-    # The first of three steps traces: ten times as long.
-    progress = steps_lib.TrainingProgress(
-        step_time_sec=[5.0, 0.5, 0.5], global_batch_size=8
-    )
-    steps = SimpleNamespace(
-        progress=progress,
-        bad_loss="",
-        run=lambda: progress.step_time_sec.append(0.5),
-    )
-    points, program = [], FakeProgram(other=other)
-    program.save = lambda _: saved_after.append(progress.num_steps)
-    saved_after = []
+    points, saved_after = [], []
     writer = SimpleNamespace(
         directory=tmp_path, write=lambda _, **fields: points.append(fields)
     )
+    program = FakeProgram(other=other)
+    program.save = lambda _: saved_after.append(steps.num_steps)
+    steps = steps_lib.Steps(program, writer, None, make_spec())
+    # The first of three steps traces: ten times as long.
+    steps.step_time_sec += [5.0, 0.5, 0.5]
+    steps.run = lambda: steps.step_time_sec.append(0.5)
     budget = Budget(amount=amount, unit=unit, num_evaluations=num_evaluations)
     steps_lib.train(program, budget, steps, writer)
 
