@@ -103,7 +103,7 @@ def read_load(
         num_swapped_pages=None
         if pages is None or pages_after is None
         else max(pages_after - pages, 0),
-        num_thermal=end.throttling.num_thermal,
+        num_thermal=end.num_thermal,
         has_thread_times=bool(end.threads),
     )
 

@@ -82,15 +82,14 @@ def between(start: CoreClock, end: CoreClock) -> Disturbance:
     tick_fraction = NUM_ROUNDING_TICKS * TICK_SEC / wall_sec
     foreign, foreign_resolution = _foreign_fraction(start, end, available_sec)
     stolen = None
-    if start.cores is not None and end.cores is not None:
-        stolen_sec = end.cores.stolen_sec - start.cores.stolen_sec
-        stolen = _fraction(stolen_sec, available_sec)
+    if start.idle_sec is not None and end.idle_sec is not None:
+        stolen = _fraction(end.stolen_sec - start.stolen_sec, available_sec)
     delay_sec = None
     if end.process_source == "schedstat":
-        delay_sec = _thread_growth(start, end, "delay_sec")
+        delay_sec = _thread_growth(start, end, _DELAY)
     growths = [
-        _growth(start.throttling.num_quota, end.throttling.num_quota),
-        _growth(start.throttling.num_thermal, end.throttling.num_thermal),
+        _growth(start.num_quota, end.num_quota),
+        _growth(start.num_thermal, end.num_thermal),
     ]
     throttled = [growth for growth in growths if growth is not None]
     return Disturbance(
@@ -153,15 +152,14 @@ def _foreign_fraction(
     start: CoreClock, end: CoreClock, available_sec: float
 ) -> tuple[float | None, float]:
     """Returns the fraction of others, and how much of it can be rounding."""
-    if start.cores is None or end.cores is None or not end.process_sec:
+    if start.idle_sec is None or end.idle_sec is None or not end.process_sec:
         return None, 0.0
     own_sec, own_rounding_sec = _own_sec(start, end)
-    before, after = start.cores, end.cores
     not_idle_sec = (
         available_sec
-        - (after.idle_sec - before.idle_sec)
-        - (after.stolen_sec - before.stolen_sec)
-        - (after.interrupt_sec - before.interrupt_sec)
+        - (end.idle_sec - start.idle_sec)
+        - (end.stolen_sec - start.stolen_sec)
+        - (end.interrupt_sec - start.interrupt_sec)
     )
     rounding_sec = NUM_ROUNDING_TICKS * TICK_SEC * end.num_cores
     used_sec = not_idle_sec
@@ -185,19 +183,22 @@ def _own_sec(start: CoreClock, end: CoreClock) -> tuple[float, float]:
     if end.process_source == "stat":
         return process_sec, rounding_sec
     # Threads that ended in the span are only in the totals of their process.
-    return max(_thread_growth(start, end, "run_sec"), process_sec - rounding_sec), 0.0
+    return max(_thread_growth(start, end, _RUN), process_sec - rounding_sec), 0.0
 
 
 # User and system time are rounded down separately.
 _TICKS_PER_PROCESS = 2 * NUM_ROUNDING_TICKS
 
 
-def _thread_growth(start: CoreClock, end: CoreClock, name: str) -> float:
+_RUN, _DELAY = 0, 1
+"""Of the times of a thread."""
+
+
+def _thread_growth(start: CoreClock, end: CoreClock, which: int) -> float:
     total_sec = 0.0
     for key, times in end.threads.items():
-        now_sec: float = getattr(times, name)
-        earlier = start.threads.get(key)
-        before_sec: float = 0.0 if earlier is None else getattr(earlier, name)
+        now_sec = times[which]
+        before_sec = start.threads.get(key, (0.0, 0.0))[which]
         # A smaller total is of another thread, which got the id of one that ended.
         total_sec += now_sec - before_sec if now_sec >= before_sec else now_sec
     return total_sec

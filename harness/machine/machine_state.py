@@ -11,7 +11,7 @@ import re
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import psutil
 
@@ -248,50 +248,30 @@ ProcessSource = Literal["schedstat", "stat"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class CoreTimes:
-    """Running totals of some cores, in seconds, summed over them."""
-
-    idle_sec: float  # With nothing to run, or waiting for a disk.
-    stolen_sec: float  # Given to other guests of the hypervisor.
-    # In interrupts, where the kernel counts them apart from processes.
-    interrupt_sec: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ThreadTimes:
-    """Running totals of one thread, in seconds: on a core, and ready but waiting."""
-
-    run_sec: float
-    delay_sec: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Throttling:
-    """Running totals of throttling; None where the kernel does not count it."""
-
-    # Periods in which the CPU quota of a control group stopped processes.
-    num_quota: int | None
-    # Times that a core, or its package, lowered its clock because of heat.
-    num_thermal: int | None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CoreClock:
-    """One reading."""
+    """One reading: running totals, in seconds."""
 
     wall_sec: float  # Monotonic clock.
     num_cores: int  # The cores of the trial.
-    # Their totals; None where the kernel does not show all of them.
-    cores: CoreTimes | None
+    # Summed over them, with nothing to run, or waiting for a disk; None where the
+    # kernel does not show all of them.
+    idle_sec: float | None
+    stolen_sec: float = 0.0  # Given to other guests of the hypervisor.
+    # In interrupts, where the kernel counts them apart from processes.
+    interrupt_sec: float = 0.0
     # Time for which they ran processes, exact; None where it is not counted.
     run_sec: float | None
-    # Totals of the trial's threads, by process id and thread id.
-    threads: Mapping[tuple[int, int], ThreadTimes]
+    # The trial's threads, by ids of process and thread: on a core, ready but waiting.
+    threads: Mapping[tuple[int, int], tuple[float, float]]
     # CPU time of each of its processes, in ticks, with ended threads.
     process_sec: Mapping[int, float]
     process_source: ProcessSource  # What the CPU time of its processes is taken from.
-    throttling: Throttling  # Totals of throttling.
-    # CPU time that this reading itself took after ``cores`` was read.
+    # Periods in which the CPU quota of a control group stopped processes, and times
+    # that a core, or its package, lowered its clock because of heat; None where the
+    # kernel does not count it.
+    num_quota: int | None
+    num_thermal: int | None
+    # CPU time that this reading itself took after the cores were read.
     reading_sec: float
 
 
@@ -303,10 +283,10 @@ def read_core_clock(
     Processes and threads that end meanwhile are left out.
     """
     wall_sec = time.monotonic()
-    core_times = _read_cores(cores, root)
+    of_cores = _read_cores(cores, root)
     run_sec = _read_run_sec(cores, root)
     start_sec = time.thread_time()
-    threads: dict[tuple[int, int], ThreadTimes] = {}
+    threads: dict[tuple[int, int], tuple[float, float]] = {}
     totals_sec: dict[int, float] = {}
     for pid in pids:
         threads.update(_read_threads(pid, root))
@@ -316,17 +296,17 @@ def read_core_clock(
     return CoreClock(
         wall_sec=wall_sec,
         num_cores=len(cores),
-        cores=core_times,
+        **of_cores,
         run_sec=run_sec,
         threads=threads,
         process_sec=totals_sec,
         process_source="schedstat" if threads or not totals_sec else "stat",
-        throttling=_read_throttling(cores, root),
+        **_read_throttling(cores, root),
         reading_sec=time.thread_time() - start_sec,
     )
 
 
-def _read_cores(cores: Sequence[int], root: Path) -> CoreTimes | None:
+def _read_cores(cores: Sequence[int], root: Path) -> dict[str, Any]:
     rows = {}
     for line in _read_text(root / "proc/stat").splitlines():
         name, *ticks = line.split()
@@ -335,14 +315,14 @@ def _read_cores(cores: Sequence[int], root: Path) -> CoreTimes | None:
         rows[name] = [int(tick) * TICK_SEC for tick in ticks]
     found = [rows[f"cpu{cpu}"] for cpu in cores if f"cpu{cpu}" in rows]
     if not found or len(found) < len(cores) or len(found[0]) <= _STEAL:
-        return None
-    return CoreTimes(
-        idle_sec=sum(row[_IDLE] + row[_IOWAIT] for row in found),
-        stolen_sec=sum(row[_STEAL] for row in found),
-        interrupt_sec=sum(
+        return {"idle_sec": None}
+    return {
+        "idle_sec": sum(row[_IDLE] + row[_IOWAIT] for row in found),
+        "stolen_sec": sum(row[_STEAL] for row in found),
+        "interrupt_sec": sum(
             row[_IRQ] + row[_SOFTIRQ] if row[_IRQ] else 0.0 for row in found
         ),
-    )
+    }
 
 
 # Columns of /proc/stat after the name: user, nice, system, then these.
@@ -365,13 +345,12 @@ def _read_run_sec(cores: Sequence[int], root: Path) -> float | None:
 
 def _read_threads(
     pid: int, root: Path
-) -> Iterator[tuple[tuple[int, int], ThreadTimes]]:
+) -> Iterator[tuple[tuple[int, int], tuple[float, float]]]:
     with contextlib.suppress(OSError), os.scandir(root / f"proc/{pid}/task") as tasks:
         for task in tasks:
             fields = _read_text(f"{task.path}/schedstat").split()
             if len(fields) >= 2:  # noqa: PLR2004 - run time and delay
-                run_ns, delay_ns = int(fields[0]), int(fields[1])
-                times = ThreadTimes(run_sec=run_ns / 1e9, delay_sec=delay_ns / 1e9)
+                times = int(fields[0]) / 1e9, int(fields[1]) / 1e9
                 yield (pid, int(task.name)), times
 
 
@@ -388,7 +367,7 @@ def process_sec(stat: str) -> float | None:
 _UTIME, _STIME = 11, 12
 
 
-def _read_throttling(cores: Iterable[int], root: Path) -> Throttling:
+def _read_throttling(cores: Iterable[int], root: Path) -> dict[str, Any]:
     quotas = {}
     for folder, _ in cgroups.folders("cpu", root):
         words = _read_text(folder / "cpu.stat").split()
@@ -403,10 +382,10 @@ def _read_throttling(cores: Iterable[int], root: Path) -> Throttling:
             root / _CPU_FOLDER / f"cpu{cpu}/thermal_throttle/{kind}_throttle_count"
         ).split()
     ]
-    return Throttling(
-        num_quota=sum(quotas.values()) if quotas else None,
-        num_thermal=sum(counts) if counts else None,
-    )
+    return {
+        "num_quota": sum(quotas.values()) if quotas else None,
+        "num_thermal": sum(counts) if counts else None,
+    }
 
 
 def _read_text(path: Path | str) -> str:

@@ -14,41 +14,34 @@ from loads import QUIET
 
 from harness.machine import disturbance
 from harness.machine.disturbance import CpuClock
-from harness.machine.machine_state import (
-    TICK_SEC,
-    CoreClock,
-    CoreTimes,
-    ThreadTimes,
-    Throttling,
-    read_core_clock,
-)
+from harness.machine.machine_state import TICK_SEC, CoreClock, read_core_clock
 
-UNKNOWN = Throttling(num_quota=None, num_thermal=None)
+UNKNOWN = {"num_quota": None, "num_thermal": None}
 
 
 def test_the_totals_of_the_trials_cores_are_summed(fake_root):
     fake_root.cores((100, 0, 9, 1), (200, 0, 9, 2), (400, 0, 9, 4))
     clock = read_core_clock((0, 2), (), fake_root.path)
 
-    assert 500 * TICK_SEC == pytest.approx(clock.cores.idle_sec)
-    assert 5 * TICK_SEC == pytest.approx(clock.cores.stolen_sec)
-    assert 0.0 == clock.cores.interrupt_sec
+    assert 500 * TICK_SEC == pytest.approx(clock.idle_sec)
+    assert 5 * TICK_SEC == pytest.approx(clock.stolen_sec)
+    assert 0.0 == clock.interrupt_sec
     assert 2 == clock.num_cores
     # Half of the cores would be too little where one was switched off.
-    assert read_core_clock((0, 5), (), fake_root.path).cores is None
+    assert read_core_clock((0, 5), (), fake_root.path).idle_sec is None
     # Only a kernel that counts interrupts apart has an irq above 0.
     fake_root.cores((0, 3, 9, 0))
     clock = read_core_clock((0,), (), fake_root.path)
-    assert 12 * TICK_SEC == pytest.approx(clock.cores.interrupt_sec)
+    assert 12 * TICK_SEC == pytest.approx(clock.interrupt_sec)
 
 
 def test_a_system_without_these_files_has_no_counters(fake_root):
     clock = read_core_clock((0,), (7,), fake_root.path)
 
-    assert clock.cores is None
+    assert clock.idle_sec is None
     assert clock.run_sec is None
     assert {} == clock.threads == clock.process_sec
-    assert UNKNOWN == clock.throttling
+    assert clock.num_quota is clock.num_thermal is None
 
 
 def test_threads_of_all_processes_are_read(fake_root):
@@ -62,7 +55,7 @@ def test_threads_of_all_processes_are_read(fake_root):
     clock = read_core_clock((0,), (7, 9, 11), fake_root.path)
 
     assert {(7, 7), (7, 8), (9, 9)} == set(clock.threads)
-    assert ThreadTimes(run_sec=1.5, delay_sec=0.25) == clock.threads[7, 7]
+    assert (1.5, 0.25) == clock.threads[7, 7]
     assert {7: pytest.approx(200 * TICK_SEC)} == clock.process_sec
     assert "schedstat" == clock.process_source
 
@@ -106,42 +99,33 @@ def test_throttling_is_read(fake_root, group, path, text):
     fake_root.write(f"sys/fs/cgroup/{path}", text)
     if "cpuacct" in path:  # what is counted once all the same
         (fake_root.path / "sys/fs/cgroup/cpu").symlink_to("cpu,cpuacct")
-    found = read_core_clock((0, 1), (), fake_root.path).throttling
+    found = read_core_clock((0, 1), (), fake_root.path)
 
     assert (3, 23) == (found.num_quota, found.num_thermal)
 
 
 def _clock(wall_sec, **fields):
     """A reading of two cores; ``idle``, ``stolen`` and ``own`` in seconds."""
-    cores = CoreTimes(
-        idle_sec=fields.pop("idle", 0.0),
-        stolen_sec=fields.pop("stolen", 0.0),
-        interrupt_sec=fields.pop("interrupts", 0.0),
-    )
     own_sec = fields.pop("own", 0.0)
-    threads = {(7, 7): ThreadTimes(run_sec=own_sec, delay_sec=fields.pop("delay", 0.0))}
+    threads = {(7, 7): (own_sec, fields.pop("delay", 0.0))}
     defaults = {
         "num_cores": 2,
-        "cores": cores,
+        "idle_sec": fields.pop("idle", 0.0),
+        "stolen_sec": fields.pop("stolen", 0.0),
+        "interrupt_sec": fields.pop("interrupts", 0.0),
         "run_sec": None,
         "threads": threads,
         "process_sec": {7: own_sec},
         "process_source": "schedstat",
-        "throttling": Throttling(num_quota=0, num_thermal=0),
+        "num_quota": 0,
+        "num_thermal": 0,
         "reading_sec": 0.0,
     }
     return CoreClock(wall_sec=wall_sec, **(defaults | fields))
 
 
-def throttled(num_quota, num_thermal):
-    return Throttling(num_quota=num_quota, num_thermal=num_thermal)
-
-
 STAT = {"threads": {}, "process_source": "stat"}
-NEW_THREADS = {
-    (7, tid): ThreadTimes(run_sec=run_sec, delay_sec=0.0)
-    for tid, run_sec in ((7, 0.5), (8, 0.25))
-}
+NEW_THREADS = {(7, 7): (0.5, 0.0), (7, 8): (0.25, 0.0)}
 SPANS = {
     "10 s on 2 cores: 4 s idle, 1 s stolen, 12 s ours": (
         _clock(100, idle=50, own=7),
@@ -194,8 +178,8 @@ SPANS = {
         },
     ),
     "what the kernel does not count is None": (
-        _clock(0, cores=None, throttling=UNKNOWN),
-        _clock(1, cores=None, throttling=UNKNOWN),
+        _clock(0, idle=None, **UNKNOWN),
+        _clock(1, idle=None, **UNKNOWN),
         {
             "foreign_cpu_fraction": None,
             "stolen_cpu_fraction": None,
@@ -203,13 +187,13 @@ SPANS = {
         },
     ),
     "throttling by quota and by heat is added": (
-        _clock(0, throttling=throttled(1, 5)),
-        _clock(1, throttling=throttled(3, 6), idle=2),
+        _clock(0, num_quota=1, num_thermal=5),
+        _clock(1, num_quota=3, num_thermal=6, idle=2),
         {"num_throttled": 3},
     ),
     "throttling by quota alone": (
-        _clock(0, throttling=throttled(1, None)),
-        _clock(1, throttling=throttled(3, None), idle=2),
+        _clock(0, num_quota=1, num_thermal=None),
+        _clock(1, num_quota=3, num_thermal=None, idle=2),
         {"num_throttled": 2},
     ),
 }
@@ -345,7 +329,7 @@ def test_a_hog_on_the_core_is_seen_within_three_percentage_points():
     )
     span_sec = end[1].wall_sec - start[1].wall_sec
     key = (hog.pid, hog.pid)
-    used_sec = end[1].threads[key].run_sec - start[1].threads[key].run_sec
+    used_sec = end[1].threads[key][0] - start[1].threads[key][0]
 
     assert used_sec / span_sec > 0.05
     assert used_sec / span_sec == pytest.approx(with_hog - without, abs=0.03)
