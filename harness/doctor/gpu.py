@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.doctor import gpu_code
@@ -14,9 +13,11 @@ from harness.machine import environment, gpu_watch, gpus
 from harness.trial import gpu_probe
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from harness.machine.gpu_watch import GpuReading
     from harness.machine.gpus import Gpu
-    from harness.trial.gpu_probe import Probe, TensorFlowGpus
+    from harness.trial.gpu_probe import TensorFlowGpus
 
 
 _NOTABLE_UTILIZATION = 0.05
@@ -131,7 +132,7 @@ def _check(state: GpuState) -> Finding:
     )
 
 
-def check_set(visible: Sequence[Gpu], *, probe: Probe) -> list[Finding]:
+def check_set(visible: Sequence[Gpu]) -> list[Finding]:
     """Returns the findings about all GPUs together, for a sweep on them."""
     driver = gpus.driver_version()
     if not visible:
@@ -158,7 +159,7 @@ def check_set(visible: Sequence[Gpu], *, probe: Probe) -> list[Finding]:
     ]
     ids = [gpu.cuda_id for gpu in visible]
     try:
-        seen = probe(ids)
+        seen = gpu_probe.probe(ids)
     except gpu_probe.MissingGpuError as error:
         return [*findings, Finding("TensorFlow", "bad", str(error), gpu_probe.INSTALL)]
     found, _, advice = gpu_probe.complaint(seen, ids).partition(": ")
@@ -201,9 +202,6 @@ def _numbers(version: str) -> tuple[int, ...]:
 # for it, and looks like poor scaling.
 
 Rates = dict[str, list[float]]
-Multiply = Callable[[Sequence[str], Sequence[str]], Rates]
-"""Takes ids of GPUs and names of devices; returns rates alone and together."""
-
 TURN_SEC = 1.0
 SIZE = 8192
 """About 1.1e12 operations per product: a few milliseconds on an H100."""
@@ -222,7 +220,7 @@ def multiply(
     size: int = SIZE,
     turn_sec: float = TURN_SEC,
 ) -> Rates:
-    """Times the product in a process of its own."""
+    """Times the product on GPUs, by ids and names of devices, in its own process."""
     try:
         found = environment.ask_on_gpus(
             ids,
@@ -260,16 +258,11 @@ def check_rates(rates: Rates, operations: float = _OPERATIONS) -> list[Finding]:
     return findings
 
 
-def measure_gpus(
-    _cores: Sequence[int],
-    *,
-    probe: Probe = gpu_probe.probe,
-    multiply: Multiply = multiply,
-) -> list[Finding]:
+def measure_gpus(_cores: Sequence[int]) -> list[Finding]:
     """Checks what a sweep on GPUs needs; times them only where it has that."""
     # Of the others, check_gpus says that they cannot be read.
     visible = [of for of in gpus.listed_gpus() if not of.fault]
-    findings = check_set(visible, probe=probe)
+    findings = check_set(visible)
     needed = ("GPUs", "MIG", "TensorFlow")
     if any(one.check in needed and one.level == "bad" for one in findings):
         return findings

@@ -22,10 +22,9 @@ from harness.machine import environment, gpus
 from harness.trial import gpu_probe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from harness.machine.gpus import Gpu
-    from harness.trial.gpu_probe import Probe
 
 CHECK: Final = "machine code"
 COMMAND: Final = "python -m harness.doctor.gpu_code"
@@ -39,17 +38,16 @@ def check_code(
     architectures: Sequence[str],
     *,
     driver: str | None,
-    environ: Mapping[str, str] = os.environ,
 ) -> list[Finding]:
     """A finding for each compute capability; none where TensorFlow is silent."""
-    folder = Path(gpus.cache_variables(environ)[gpus.CACHE_PATH])
+    folder = Path(gpus.cache_variables()[gpus.CACHE_PATH])
     built = ", ".join(architectures)
     findings = []
     for capability in _capabilities(visible) if architectures else ():
         version = "{}.{}".format(*capability)
         code = gpus.code_for(capability, architectures)
         is_kept = _key(capability, driver) in gpus.noted_code(folder)
-        is_disabled = gpus.is_cache_disabled(environ)
+        is_disabled = gpus.is_cache_disabled()
         found = f"TensorFlow ({built}) has none for GPUs with {version}"
         if code == "native":
             found = f"TensorFlow ({built}) has that of GPUs with {version}"
@@ -82,77 +80,73 @@ def _key(capability: tuple[int, int], driver: str | None) -> str:
     return f"{version}, driver {driver}, TensorFlow {tensorflow}"
 
 
-def compile_once(
-    *,
-    probe: Probe = gpu_probe.probe,
-    run: Callable[[str, Mapping[str, str]], int] | None = None,
-    say: Callable[[str], object] = print,
-    environ: Mapping[str, str] = os.environ,
-) -> int:
+def compile_once() -> int:
     """Has the driver compile what TensorFlow's wheel lacks for this machine's GPUs."""
     try:
-        visible = gpus.visible_gpus(environ)
+        visible = gpus.visible_gpus()
         if not visible:
-            say(f"no NVIDIA GPU here: where there is one, {COMMAND} compiles for it")
+            _say(f"no NVIDIA GPU here: where there is one, {COMMAND} compiles for it")
             return 0
-        seen = probe([gpu.cuda_id for gpu in visible])
+        seen = gpu_probe.probe([gpu.cuda_id for gpu in visible])
         gpu_probe.check(seen, [gpu.cuda_id for gpu in visible])
     except (PlanError, gpu_probe.MissingGpuError) as error:
-        say(f"error: {error}")
+        _say(f"error: {error}")
         return 1
     driver = gpus.driver_version()
-    findings = check_code(visible, seen.architectures, driver=driver, environ=environ)
+    findings = check_code(visible, seen.architectures, driver=driver)
     for finding in findings:
-        say(finding.found)
+        _say(finding.found)
     todo = [
         capability
         for capability in _capabilities(visible)
         if gpus.code_for(capability, seen.architectures) == "compiled"
     ]
-    is_kept = not (todo and gpus.is_cache_disabled(environ))
+    is_kept = not (todo and gpus.is_cache_disabled())
     for finding in findings:
         if finding.level == "bad" or not is_kept:
-            say(f"error: {finding.advice}")
+            _say(f"error: {finding.advice}")
             return 1
-    variables = gpus.cache_variables(environ)
+    variables = gpus.cache_variables()
     folder = Path(variables[gpus.CACHE_PATH])
     for capability in todo:
         if (key := _key(capability, driver)) in gpus.noted_code(folder):
             continue
         chosen = next(gpu for gpu in visible if gpu.capability == capability)
         given = {
-            **environ,
+            **os.environ,
             **variables,
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "CUDA_VISIBLE_DEVICES": chosen.cuda_id,
         }
-        if not _compile(given, folder, run or _run, say):
+        if not _compile(given, folder):
             return 1
         gpus.note_code(folder, key)
     if todo:
         names = (gpus.CACHE_PATH, gpus.CACHE_SIZE)
         of_own = " ".join(f"{name}={variables[name]}" for name in names)
-        say(f"programs that the harness does not start need {of_own}")
+        _say(f"programs that the harness does not start need {of_own}")
     return 0
 
 
-def _compile(
-    environ: Mapping[str, str],
-    folder: Path,
-    run: Callable[[str, Mapping[str, str]], int],
-    say: Callable[[str], object],
-) -> bool:
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _compile(environ: Mapping[str, str], folder: Path) -> bool:
     for name, info in catalog.WORKLOADS.items():
         if all(preset.name != "gpu" for preset in info.presets):
             continue
-        say(f"{name}: the driver compiles into {folder} ...")
+        _say(f"{name}: the driver compiles into {folder} ...")
         start = time.monotonic()
-        code = run(name, environ)
+        code = _run(name, environ)
         took = f"{time.monotonic() - start:.0f} s"
         if code:
-            say(f"error: {name} ended with {code} after {took}; its last lines say why")
+            _say(
+                f"error: {name} ended with {code} after {took}; its last lines say why"
+            )
             return False
-        say(f"{name}: {took}, {gpus.cache_bytes(folder) / 2**20:.0f} MiB are kept")
+        _say(f"{name}: {took}, {gpus.cache_bytes(folder) / 2**20:.0f} MiB are kept")
     return True
 
 
@@ -169,8 +163,7 @@ def _run(name: str, environ: Mapping[str, str]) -> int:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 return process.wait(_PERIOD_SEC)
             size = gpus.cache_bytes(folder) / 2**20
-            sys.stdout.write(f"  {time.monotonic() - start:.0f} s, {size:.0f} MiB\n")
-            sys.stdout.flush()
+            _say(f"  {time.monotonic() - start:.0f} s, {size:.0f} MiB")
     finally:
         if process.poll() is None:
             process.terminate()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import shutil
@@ -28,6 +27,7 @@ from harness.machine.machine_state import CpuTopology, LogicalCpu
 from harness.planning import checked, plan
 from harness.planning.request import SweepRequest
 from harness.run.trial_runner import RunSettings
+from harness.trial import gpu_probe
 from harness.trial.gpu_probe import TensorFlowGpus
 from results.records.models import Order, Plan, ScalingMode, TrialSpec
 from results.store.study_store import Store
@@ -176,15 +176,13 @@ def doctor_of_gpus(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
         states = gpu.read_gpu_states()
         return [*gpu.check_gpus(states), *measures[-1]([0])]
 
-    check = functools.partial(gpu.measure_gpus, multiply=multiply)
-    monkeypatch.setattr(gpu, "measure_gpus", check)
+    monkeypatch.setattr(gpu, "multiply", multiply)
     monkeypatch.setattr(diagnose, "diagnose", diagnosed)
 
     def run(probe: Any, *, is_json: bool = False) -> tuple[int, str]:
-        code = doctor_verb.doctor(
-            is_json=is_json, relay_sec=0, device="gpu", probe=probe
-        )
-        return code, capsys.readouterr().out
+        monkeypatch.setattr(gpu_probe, "probe", probe)
+        request = doctor_verb.DoctorRequest(is_json=is_json, relay_sec=0, device="gpu")
+        return doctor_verb.run(request, None), capsys.readouterr().out
 
     return run
 

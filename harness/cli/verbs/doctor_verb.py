@@ -17,14 +17,12 @@ from harness.errors import ParseError
 from harness.options.kinds import duration
 from harness.options.option import Option, Options
 from harness.run.sweep import stop_signals
-from harness.trial import gpu_probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from harness.cli.verb import Call
     from harness.doctor.checks import Finding
-    from harness.trial.gpu_probe import Probe
 
     Measure = Callable[[Sequence[int]], Sequence[Finding]]
 
@@ -54,20 +52,8 @@ class DoctorRequest(Options):
 
 
 def run(request: DoctorRequest, _: Call) -> int:
-    """Checks the machine."""
-    return doctor(
-        is_json=request.is_json, relay_sec=request.relay_sec, device=request.device
-    )
-
-
-def doctor(
-    *,
-    is_json: bool,
-    relay_sec: float,
-    device: str = "cpu",
-    probe: Probe = gpu_probe.probe,
-) -> int:
     """Checks the machine; returns UNFIT where timings would be unusable."""
+    relay_sec = request.relay_sec
     if 0 < relay_sec < pair.LEAST_SEC:
         raise ParseError(
             f"--aa-pair {relay_sec:g}s is too short, must be at least"
@@ -82,14 +68,14 @@ def doctor(
     if relay_sec:
         measures.append(functools.partial(pair.check_pair, duration_sec=relay_sec))
     duration_sec = diagnose.DURATION_SEC + relay_sec
-    if device == "gpu":
-        measures.append(functools.partial(gpu.measure_gpus, probe=probe))
+    if request.device == "gpu":
+        measures.append(gpu.measure_gpus)
         duration_sec += gpu.DURATION_SEC
     click.echo(f"checking for about {duration_sec:.0f} s ...", err=True)
     with stop_signals():
         findings = diagnose.diagnose(measures=measures)
     is_unfit = diagnose.is_unfit(findings)
-    if is_json:
+    if request.is_json:
         rows = [dataclasses.asdict(finding) for finding in findings]
         click.echo(json.dumps({"is_fit": not is_unfit, "findings": rows}, indent=2))
     else:

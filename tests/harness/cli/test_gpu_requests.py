@@ -22,6 +22,7 @@ from fake_nvml import FakeGpu, FakeMig, make_gpus, without
 from harness.cli import exit_codes
 from harness.doctor import gpu_code
 from harness.machine import gpu_watch, gpus
+from harness.trial import gpu_probe
 from harness.trial.gpu_probe import TensorFlowGpus
 
 pytestmark = pytest.mark.usefixtures("forked_trials")
@@ -287,7 +288,7 @@ def compile_code(_name, environ):
 
 
 @pytest.fixture
-def run(harness, gpu_overrides, doctor_of_gpus, tmp_path, monkeypatch):
+def run(harness, gpu_overrides, doctor_of_gpus, tmp_path, monkeypatch, capsys):
     """Returns a function that runs a command: the code, and all that it says.
 
     Compiled code is kept in the test's folder; ``doctor`` looks at GPUs only.
@@ -297,11 +298,11 @@ def run(harness, gpu_overrides, doctor_of_gpus, tmp_path, monkeypatch):
     def run_command(words, *more):
         if words[:2] == ["make", "setup-gpu"]:
             assert recipe("setup-gpu")[0].endswith("-m harness.doctor.gpu_code")
-            lines = []
-            code = gpu_code.compile_once(
-                probe=probe, run=compile_code, say=lines.append
-            )
-            return code, " ".join(lines)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(gpu_probe, "probe", probe)
+                patch.setattr(gpu_code, "_run", compile_code)
+                code = gpu_code.compile_once()
+            return code, " ".join(capsys.readouterr().out.splitlines())
         if words[0] == "make":
             words = shlex.split(recipe(words[1])[0])
         argv = words[words.index("harness") + 1 :]

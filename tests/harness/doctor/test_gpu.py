@@ -13,6 +13,7 @@ from harness.cli import exit_codes
 from harness.doctor import gpu, gpu_code
 from harness.errors import DoctorError
 from harness.machine import environment, gpu_watch, gpus
+from harness.trial import gpu_probe
 from harness.trial.gpu_probe import MissingGpuError, TensorFlowGpus
 
 WHEEL = ("sm_60", "sm_70", "sm_80", "sm_89", "compute_90")
@@ -210,7 +211,9 @@ def test_all_visible_gpus_are_timed(install_gpus, monkeypatch):
     def probe(ids):
         return TensorFlowGpus(num_gpus=len(ids), is_built_with_cuda=True)
 
-    gpu.measure_gpus([0], probe=probe, multiply=multiply)
+    monkeypatch.setattr(gpu_probe, "probe", probe)
+    monkeypatch.setattr(gpu, "multiply", multiply)
+    gpu.measure_gpus([0])
 
     assert [(["1", "3"], ["GPU:0", "GPU:1"])] == calls
 
@@ -248,8 +251,9 @@ def test_a_device_that_does_not_exist_is_one_line():
 class Compiler:
     """Runs the program, with a workload that only notes how it was started."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, monkeypatch, capsys):
         self.folder, self.code = folder, 0
+        self.monkeypatch, self.capsys = monkeypatch, capsys
         self.started, self.lines = [], []
 
     def run(self, name, environ):
@@ -266,17 +270,18 @@ class Compiler:
                 num_gpus=len(ids), is_built_with_cuda=True, architectures=WHEEL
             )
 
-        return gpu_code.compile_once(
-            probe=probe,
-            run=self.run,
-            say=self.lines.append,
-            environ={"CUDA_CACHE_PATH": str(self.folder), **environ},
-        )
+        self.monkeypatch.setattr(gpu_probe, "probe", probe)
+        self.monkeypatch.setattr(gpu_code, "_run", self.run)
+        for name, value in {"CUDA_CACHE_PATH": str(self.folder), **environ}.items():
+            self.monkeypatch.setenv(name, value)
+        code = gpu_code.compile_once()
+        self.lines += self.capsys.readouterr().out.splitlines()
+        return code
 
 
 @pytest.fixture
-def compiler(tmp_path):
-    return Compiler(tmp_path / "cache")
+def compiler(tmp_path, monkeypatch, capsys):
+    return Compiler(tmp_path / "cache", monkeypatch, capsys)
 
 
 def test_the_driver_compiles_once_for_each_model(install_gpus, compiler):
