@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from harness.errors import LaunchError
-from harness.trial import measure, rank_file
+from harness.trial import process_tree, rank_file
 from harness.trial.rank_file import GRACE_SEC, LOGS, FirstExit, cause_of, signal_name
 from replicator.cluster import port_filter
 from replicator.cluster.local_cluster import LineListener
@@ -166,7 +166,7 @@ class ClientEngine(Engine):
             if end is not None:
                 end()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                measure.wait_for_turn(self._process, self._end_by_itself_sec)
+                process_tree.wait_for_turn(self._process, self._end_by_itself_sec)
                 return
 
 

@@ -20,7 +20,7 @@ from harness.errors import StudyError
 from harness.machine import allocation, gpus, owned_folders
 from harness.machine.gpus import NO_GPU
 from harness.machine.machine_state import read_oom_kills
-from harness.trial import measure, process_tree, rank_file
+from harness.trial import process_tree, rank_file
 from results import plugins
 from results.records.models import Allocator
 from results.store import atomic, study_store, untrusted
@@ -220,7 +220,7 @@ class ProcessTree:
         if self._gang is not None:
             self._gang.wait(timeout_sec)
         else:
-            measure.wait_for_turn(self.process, timeout_sec)
+            process_tree.wait_for_turn(self.process, timeout_sec)
 
     def kill(self) -> None:
         """Ends every process of the tree; harmless if there is none."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import threading
@@ -22,10 +23,17 @@ import psutil
 from replicator.cluster.die_with_parent import request_death_signal
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterator
 
 
-__all__ = ["kill_tree", "on_stop_signals", "request_death_signal", "watch_pipe"]
+__all__ = [
+    "kill_tree",
+    "on_stop_signals",
+    "request_death_signal",
+    "wait_for_turn",
+    "watch_pipe",
+]
 
 MARKER = "REPLICATOR_HARNESS_TRIAL"
 """Environment variable that every process of a trial inherits: its directory."""
@@ -119,6 +127,35 @@ def _wait_gone(processes: list[psutil.Process], timeout_sec: float) -> None:
     deadline = time.monotonic() + timeout_sec
     while any(_is_alive(p) for p in processes) and time.monotonic() < deadline:
         time.sleep(0.02)
+
+
+# ``Popen.wait`` with a time limit looks every 50 ms, which a trial would wait in vain.
+
+# Milliseconds have to fit into an int of C.
+_LONGEST_POLL_SEC = 86_400.0
+
+
+def wait_for_turn(process: subprocess.Popen[bytes], timeout_sec: float) -> int:
+    """Returns the exit code of a child process, as soon as it has ended.
+
+    Kernels without descriptors of processes (Linux before 5.3, macOS) are asked as
+    ``Popen.wait`` does.
+    """
+    deadline = time.monotonic() + timeout_sec
+    if (code := process.poll()) is not None:
+        return code
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except (AttributeError, OSError):
+        return process.wait(timeout_sec)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        left_sec = max(0.0, deadline - time.monotonic())
+        poll.poll(min(left_sec, _LONGEST_POLL_SEC) * 1000)
+    finally:
+        os.close(descriptor)
+    return process.wait(max(0.0, deadline - time.monotonic()))
 
 
 # A trial ends with the harness, even if that is killed. Two independent mechanisms,

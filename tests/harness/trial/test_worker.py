@@ -21,7 +21,7 @@ import synthetic_trial
 from harness.machine.environment import read_environment
 from harness.run import trial_tree
 from harness.run.trial_runner import run_trial
-from harness.trial import gpu_probe, measure, worker
+from harness.trial import gpu_probe, process_tree, worker
 from harness.trial.rank_file import cause_of, read_rank
 from replicator.cluster.configuration import ClusterConfig
 from results.records.models import Control, Phase, Placement, TrialStatus
@@ -309,20 +309,20 @@ def test_the_end_of_a_process_is_waited_for(how, monkeypatch):
         process = start(text)
         # The longest is for ever.
         for timeout_sec in (1e9, LONG_SEC):
-            assert code == measure.wait_for_turn(process, timeout_sec)
+            assert code == process_tree.wait_for_turn(process, timeout_sec)
         assert code == process.returncode
     process = start("exec sleep 60")
     begin = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired):
-        measure.wait_for_turn(process, 0.1)
+        process_tree.wait_for_turn(process, 0.1)
     assert time.monotonic() - begin >= 0.1
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         with pytest.raises(KeyboardInterrupt):
-            measure.wait_for_turn(process, LONG_SEC)
+            process_tree.wait_for_turn(process, LONG_SEC)
     finally:
         signal.signal(signal.SIGALRM, before)
     assert process.poll() is None
     process.kill()
-    assert -signal.SIGKILL == measure.wait_for_turn(process, LONG_SEC)
+    assert -signal.SIGKILL == process_tree.wait_for_turn(process, LONG_SEC)
