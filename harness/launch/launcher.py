@@ -25,6 +25,7 @@ from pydantic import Field
 
 from harness.errors import LaunchError, PlanError
 from harness.launch.gang import Gang, RunningGang
+from harness.machine import environment
 from harness.machine.allocation import members_per_host
 from harness.options.option import Option, Options
 from harness.trial import rank_file
@@ -43,7 +44,6 @@ HOSTS_VARIABLE: Final = "REPLICATOR_HARNESS_HOSTS"
 MEMBER_COMMAND: Final = (sys.executable, "-m", "harness.launch.member")
 """The worker command and the directory are appended."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,51}[a-z0-9])?")
-_ROOT = Path(__file__).resolve().parents[2]
 _CHECK_SEC = 60.0
 _ANSWER_SEC = 30.0
 Nodes = Annotated[
@@ -226,18 +226,12 @@ class RemoteLauncher(Launcher):
         """Starts a member on every host, which only looks for a folder in it."""
         existing = next(path for path in (folder, *folder.parents) if path.is_dir())
         members = tuple(("worker", index) for index in range(self.num_hosts))
-        inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        paths = [str(_ROOT), *(os.path.abspath(p) for p in inherited if p)]  # noqa: PTH100
         with tempfile.TemporaryDirectory(dir=existing, prefix=".tmp-seen-") as name:
             place = Path(name)
             cpusets = ((),) * self.num_hosts
             _write_gang(place, members, cpusets, num_ranks=self.num_hosts, per_host=1)
             # Members make folders in that for temporary files, and leave them to us.
-            variables = {
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(paths),
-                "TMPDIR": name,
-            }
+            variables = environment.own_variables(os.environ, TMPDIR=name)
             gang = self.gang(place, variables, (*MEMBER_COMMAND, "true"))
             reason = f"its hosts have not answered within {_CHECK_SEC:g} s"
             gang.start()

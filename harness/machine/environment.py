@@ -191,10 +191,16 @@ class OwnProgramError(RuntimeError):
     """A program of ours has failed; the message is the last line that it printed."""
 
 
-def own_variables(environ: Mapping[str, str], **more: str) -> dict[str, str]:
-    """Returns the variables of a process that imports this tree, and others."""
-    paths = [str(SOURCE_ROOT), *filter(None, [environ.get("PYTHONPATH")])]
-    return {**environ, "PYTHONPATH": os.pathsep.join(paths), **more}
+def own_variables(
+    environ: Mapping[str, str], root: Path | None = None, /, *paths: str, **more: str
+) -> dict[str, str]:
+    """Returns the variables of a process that imports this tree, and others.
+
+    Its current folder may be another one, so all paths are absolute.
+    """
+    inherited = filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))
+    own = [str(root or SOURCE_ROOT), *map(os.path.abspath, inherited), *paths]
+    return {**environ, "PYTHONPATH": os.pathsep.join(own), **more}
 
 
 def ask_on_gpus(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from harness import SOURCE_ROOT
 from harness.client.scaling_client import ADDRESS_VARIABLE
 from harness.errors import StudyError
-from harness.machine import allocation, gpus, owned_folders
+from harness.machine import allocation, environment, gpus, owned_folders
 from harness.machine.gpus import NO_GPU
 from harness.machine.machine_state import read_oom_kills
 from harness.trial import process_tree, rank_file
@@ -108,12 +108,12 @@ def trial_variables(
     source_root: Path = SOURCE_ROOT,
     base: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
-    # The processes have another current folder, so all paths are absolute.
-    inherited = filter(None, base.get("PYTHONPATH", "").split(os.pathsep))
-    paths = [str(source_root), *(str(Path(part).absolute()) for part in inherited)]
-    if spec.plugins:
-        paths += plugins.folders()
-    variables = {k: v for k, v in base.items() if k not in _DROPPED_VARIABLES}
+    # The measured code is the code whose digest is in the spec.
+    variables = environment.own_variables(
+        {k: v for k, v in base.items() if k not in _DROPPED_VARIABLES},
+        source_root,
+        *(plugins.folders() if spec.plugins else ()),
+    )
     if data_dir is None and base.get("TFDS_DATA_DIR"):
         data_dir = str(Path(base["TFDS_DATA_DIR"]).absolute())
     num_threads = str(placement.num_intra_op_threads)
@@ -126,8 +126,6 @@ def trial_variables(
         **(gpus.cache_variables(base) if gpu_ids else {}),
         # Repetitions should also vary the hash order, reproducibly.
         "PYTHONHASHSEED": str(spec.seed),
-        # The measured code is the code whose digest is in the spec.
-        "PYTHONPATH": os.pathsep.join(paths),
         "PYTHONUNBUFFERED": "1",
         "TF_CPP_MIN_LOG_LEVEL": base.get("TF_CPP_MIN_LOG_LEVEL", "1"),
         process_tree.MARKER: str(trial_dir.resolve()),
