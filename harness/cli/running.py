@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from harness.run.resident import Progress
+    from harness.run.session import Progress
     from harness.run.trial_runner import RunSettings
     from results.records.models import PlannedTrial, StatusRecord, TrialResult
     from results.store.study_store import Store

@@ -16,7 +16,7 @@ from harness.command import program
 from harness.command.worker import free_port
 from harness.machine.allocation import Processes
 from harness.run import trial_tree
-from harness.run.resident import Resident, ResidentEndedError
+from harness.run.session import Session, SessionEndedError
 from harness.run.trial_tree import ProcessTree
 from harness.trial import process_tree, rank_file
 from harness.trial.rank_file import rank_path
@@ -56,7 +56,7 @@ os.execvp(sys.argv[2], sys.argv[2:-1])
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Staged:
-    """A trial of a check, in the form that ``Resident`` starts."""
+    """A trial of a check, in the form that ``Session`` starts."""
 
     trial_dir: Path  # Its directory.
     command: tuple[str, ...]  # What starts it.
@@ -131,20 +131,20 @@ def is_alone(folder: Path, command: Sequence[str], timeout_sec: float) -> str:
 def takes_turns(folder: Path, command: Sequence[str], timeout_sec: float) -> str:
     """It waits for its turns, and runs in each as many steps as it is told."""
     staged = stage(folder, command)
-    with _met(staged, timeout_sec) as resident:
+    with _met(staged, timeout_sec) as session:
         for round_index, attempt, num_steps in TURNS:
-            resident.send(
+            session.send(
                 "turn", round_index=round_index, attempt=attempt, num_steps=num_steps
             )
-            for answer in resident.receive("turn"):
+            for answer in session.receive("turn"):
                 said = answer["round_index"], answer["attempt"], answer["num_steps"]
                 if said != (round_index, attempt, num_steps):
                     raise NonconformingError(
                         f"the answer to turn {round_index}, attempt {attempt} of"
                         f" {num_steps} steps repeats {said}"
                     )
-        resident.send("finish")
-        _check_end(staged, resident.wait(timeout_sec))
+        session.send("finish")
+        _check_end(staged, session.wait(timeout_sec))
     return _check_files(staged, sum(turn[-1] for turn in TURNS), len(TURNS))
 
 
@@ -192,9 +192,9 @@ def ends_without_harness(
 ) -> str:
     """It ends by itself when the harness has gone while it waits."""
     staged = stage(folder, command)
-    with _met(staged, timeout_sec) as resident:
-        processes = resident.processes()
-        resident.close()
+    with _met(staged, timeout_sec) as session:
+        processes = session.processes()
+        session.close()
         deadline = time.monotonic() + timeout_sec
         while any(_runs(process) for process in processes):
             if time.monotonic() > deadline:
@@ -218,26 +218,26 @@ CHECKS: Final[dict[str, Check]] = {
 
 
 @contextlib.contextmanager
-def _met(staged: Staged, timeout_sec: float) -> Iterator[Resident]:
+def _met(staged: Staged, timeout_sec: float) -> Iterator[Session]:
     """Yields a program that has connected and is warm; leaves nothing of it behind."""
-    resident = Resident(cast("Prepared", staged), timeout_sec=timeout_sec)
+    session = Session(cast("Prepared", staged), timeout_sec=timeout_sec)
     try:
-        resident.start()
-        resident.receive("imported")
-        resident.send("build", is_alone=True)
-        resident.receive("built")
-        resident.send("warm_up", heap_fraction=0.0)
-        resident.receive("ready")
-        yield resident
-    except ResidentEndedError:
-        assert resident.exit is not None
-        _check_end(staged, resident.exit)
+        session.start()
+        session.receive("imported")
+        session.send("build", is_alone=True)
+        session.receive("built")
+        session.send("warm_up", heap_fraction=0.0)
+        session.receive("ready")
+        yield session
+    except SessionEndedError:
+        assert session.exit is not None
+        _check_end(staged, session.exit)
         raise NonconformingError(
-            f"it ended while {resident.awaited!r} was expected; its last line:"
+            f"it ended while {session.awaited!r} was expected; its last line:"
             f" {_last_line(staged)!r}"
         ) from None
     finally:
-        resident.kill()
+        session.kill()
 
 
 def _runs(process: Any) -> bool:

@@ -1,6 +1,6 @@
 """A relay of an A/A pair: what an interval of this machine would be worth.
 
-The same small case twice, as residents that take turns, for a minute. Their ratio is 1,
+The same small case twice, as sessions that take turns, for a minute. Their ratio is 1,
 so what the rounds show is the noise that is left after pairing. From it follows the
 interval of a default sweep. The spread between processes cannot be seen
 in one generation, and is assumed.

@@ -25,7 +25,7 @@ from harness.errors import DoesNotFitError
 from harness.machine import disturbance, machine_state
 from harness.machine.gpu_watch import GpuWatch
 from harness.run import trial_runner
-from harness.run.resident import Resident, ResidentEndedError, busy
+from harness.run.session import Session, SessionEndedError, busy
 from harness.trial import rank_file, steps
 from results.errors import WriteStoreError
 from results.records.measuring import MAX_ATTEMPTS, Control, Order, Turn
@@ -120,7 +120,7 @@ class Generation:
     # it get theirs from their last warm-up steps.
     steps_of_turn: Mapping[str, int] = dataclasses.field(default_factory=dict)
     # Called before the first turn.
-    on_warm: Callable[[Sequence[Resident]], None] = lambda _: None
+    on_warm: Callable[[Sequence[Session]], None] = lambda _: None
 
 
 def steps_of_turns(trials: Iterable[Trial]) -> dict[str, int]:
@@ -135,10 +135,10 @@ def steps_of_turns(trials: Iterable[Trial]) -> dict[str, int]:
     return found
 
 
-def check_resolution(resident: Resident, step_sec: float) -> None:
+def check_resolution(session: Session, step_sec: float) -> None:
     """Ends a trial whose steps are too short to be timed one by one."""
-    if resident.prepared.is_client and step_sec < MIN_STEP_SEC:
-        resident.fail(
+    if session.prepared.is_client and step_sec < MIN_STEP_SEC:
+        session.fail(
             f"a step took {1e6 * step_sec:.0f} us, less than the {1e6 * MIN_STEP_SEC:g}"
             f" us that can be timed: wait for the device before step.done(), or do more"
             " work per step, and give the examples of all of it",
@@ -147,7 +147,7 @@ def check_resolution(resident: Resident, step_sec: float) -> None:
 
 
 def take_all(
-    residents: Sequence[Resident],
+    sessions: Sequence[Session],
     generation: Generation,
     deadline: float | None,
     stage: Stage,
@@ -155,7 +155,7 @@ def take_all(
 ) -> None:
     """Takes all rounds, and then all sustained stretches."""
     # One that has ended had no warm step: its 0 s would ask for 300,000 steps a turn.
-    waiting = [resident for resident in residents if resident.is_alive]
+    waiting = [session for session in sessions if session.is_alive]
     stretches = _stretches(waiting) if generation.num_stretches else []
     stretches_sec = sum(of.sec for of in stretches)
     if deadline is not None:
@@ -168,13 +168,13 @@ def take_all(
         stage(f"sustained {index + 1} of {generation.num_stretches}", left_sec)
         number = generation.max_rounds + index  # their rounds follow all others
         for stretch in generator.sample(stretches, len(stretches)):
-            both = [resident for resident in stretch.residents if resident.is_alive]
-            for resident in generator.sample(both, len(both)):
-                _take_turn(resident, number, stretch.num_steps, void_reason, stretch)
+            both = [session for session in stretch.sessions if session.is_alive]
+            for session in generator.sample(both, len(both)):
+                _take_turn(session, number, stretch.num_steps, void_reason, stretch)
 
 
 def _take_rounds(
-    residents: Sequence[Resident],
+    sessions: Sequence[Session],
     generation: Generation,
     deadline: float | None,
     stage: Stage,
@@ -182,10 +182,10 @@ def _take_rounds(
 ) -> None:
     generator = random.Random(f"{generation.seed}/{generation.index}")  # noqa: S311
     longest_round_sec = 0.0
-    numbers = _steps_of_turns(residents, generation.steps_of_turn)
+    numbers = _steps_of_turns(sessions, generation.steps_of_turn)
     revisions = {trial.spec.revision for trial in generation.trials}
     for round_index in range(generation.max_rounds):
-        alive = [resident for resident in residents if resident.is_alive]
+        alive = [session for session in sessions if session.is_alive]
         now = time.monotonic()
         left = math.inf if deadline is None else deadline - now
         # Where all of one of two revisions have ended, nothing is left to compare.
@@ -202,8 +202,8 @@ def _take_rounds(
         generator.shuffle(groups)
         for case, group in groups:  # those of one case one after another
             generator.shuffle(group)
-            for resident in group:
-                _take_turn(resident, round_index, numbers[case], void_reason)
+            for session in group:
+                _take_turn(session, round_index, numbers[case], void_reason)
         longest_round_sec = max(longest_round_sec, time.monotonic() - now)
 
 
@@ -221,17 +221,17 @@ class _Stretch:
     The garbage collector works in it if both let it work.
     """
 
-    residents: tuple[Resident, ...]
+    sessions: tuple[Session, ...]
     num_steps: int
     sec: float
     is_collecting: bool
 
 
-def _stretches(residents: Sequence[Resident]) -> list[_Stretch]:
+def _stretches(sessions: Sequence[Session]) -> list[_Stretch]:
     groups = _by_case(
-        resident
-        for resident in residents
-        if resident.prepared.trial.spec.control is Control.NONE
+        session
+        for session in sessions
+        if session.prepared.trial.spec.control is Control.NONE
     )
     found = []
     for group in groups.values():
@@ -240,7 +240,7 @@ def _stretches(residents: Sequence[Resident]) -> list[_Stretch]:
         number = steps.whole_blocks(number, group[0].prepared.trial.spec)
         found.append(
             _Stretch(
-                residents=tuple(group),
+                sessions=tuple(group),
                 num_steps=number,
                 sec=number * step_sec * len(group),
                 is_collecting=all(of.has_sustained for of in group),
@@ -250,15 +250,15 @@ def _stretches(residents: Sequence[Resident]) -> list[_Stretch]:
 
 
 def _steps_of_turns(
-    residents: Sequence[Resident], known: Mapping[str, int]
+    sessions: Sequence[Session], known: Mapping[str, int]
 ) -> dict[str, int]:
-    """Returns the steps of a turn by case; of the fastest of its residents.
+    """Returns the steps of a turn by case; of the fastest of its sessions.
 
     Turns of unlike numbers of steps would not be compared alone for what they measure:
     the first step of a turn can take longer than the others.
     """
     found = dict(known)
-    for name, group in _by_case(residents).items():
+    for name, group in _by_case(sessions).items():
         if name not in known:
             step_sec = min(max(of.step_time_sec, 1e-6) for of in group)
             number = max(1, math.ceil(MIN_TURN_SEC / step_sec))
@@ -266,52 +266,52 @@ def _steps_of_turns(
     return found
 
 
-def _by_case(residents: Iterable[Resident]) -> dict[str, list[Resident]]:
-    groups: dict[str, list[Resident]] = {}
-    for resident in residents:
-        groups.setdefault(case_of(resident.prepared.trial.spec), []).append(resident)
+def _by_case(sessions: Iterable[Session]) -> dict[str, list[Session]]:
+    groups: dict[str, list[Session]] = {}
+    for session in sessions:
+        groups.setdefault(case_of(session.prepared.trial.spec), []).append(session)
     return groups
 
 
 def _take_turn(
-    resident: Resident,
+    session: Session,
     round_index: int,
     num_steps: int,
     void_reason: VoidReason,
     stretch: _Stretch | None = None,
 ) -> None:
     """Gives one turn, and repeats it while it is void."""
-    with busy(resident), contextlib.suppress(ResidentEndedError):
+    with busy(session), contextlib.suppress(SessionEndedError):
         for attempt in range(MAX_ATTEMPTS):
             asked = {"round_index": round_index, "attempt": attempt}
             _attempt_turn(
-                resident, asked | {"num_steps": num_steps}, void_reason, stretch
+                session, asked | {"num_steps": num_steps}, void_reason, stretch
             )
-            if resident.turns[-1].is_valid:
+            if session.turns[-1].is_valid:
                 return
 
 
 def _attempt_turn(
-    resident: Resident,
+    session: Session,
     asked: Mapping[str, int],
     void_reason: VoidReason,
     stretch: _Stretch | None,
 ) -> None:
     # A program that does not offer it never sees the field.
     more = {"is_sustained": True} if stretch and stretch.is_collecting else {}
-    pids = [process.pid for process in resident.processes()]
-    with GpuWatch(resident.prepared.gpus) as watch:
-        before = machine_state.read_core_clock(resident.cores, pids)
-        resident.send("turn", **asked, **more)
-        answers = resident.receive("turn")
+    pids = [process.pid for process in session.processes()]
+    with GpuWatch(session.prepared.gpus) as watch:
+        before = machine_state.read_core_clock(session.cores, pids)
+        session.send("turn", **asked, **more)
+        answers = session.receive("turn")
         # From the latest start on, all ranks were measuring.
         span = {
             name: max(answer[name] for answer in answers)
             for name in ("start_ns", "end_ns")
         }
         turn_ns = span["end_ns"] - span["start_ns"]
-        check_resolution(resident, turn_ns / asked["num_steps"] / 1e9)
-        after = machine_state.read_core_clock(resident.cores, pids)
+        check_resolution(session, turn_ns / asked["num_steps"] / 1e9)
+        after = machine_state.read_core_clock(session.cores, pids)
     load = disturbance.between(before, after)
     load = dataclasses.replace(load, gpus=watch.uses())
     used = {name: sum(answer[name] for answer in answers) for name in _USED}
@@ -327,8 +327,8 @@ def _attempt_turn(
         void_reason=void_reason(load, used["num_retraces"]),
         is_sustained=stretch is not None,
     )
-    append(resident.prepared.trial_dir, turn, load)
-    resident.turns.append(turn)
+    append(session.prepared.trial_dir, turn, load)
+    session.turns.append(turn)
 
 
 def relay_sec(trials: Iterable[Trial]) -> float:
@@ -348,19 +348,19 @@ _HEADROOM: Final = 1.2
 
 
 def start_side_by_side(
-    residents: Sequence[Resident], stage: Stage, free_memory: Callable[[], int]
+    sessions: Sequence[Session], stage: Stage, free_memory: Callable[[], int]
 ) -> None:
     """Starts all processes, and returns when each has built its program or ended."""
-    num_cores = len({core for resident in residents for core in resident.cores})
-    waiting = collections.deque(residents)
-    starting: list[Resident] = []
+    num_cores = len({core for session in sessions for core in session.cores})
+    waiting = collections.deque(sessions)
+    starting: list[Session] = []
     sizes: dict[str, int] = {}
     while waiting or starting:
         while waiting and len(starting) < num_cores:
-            started = residents[: len(residents) - len(waiting)]
+            started = sessions[: len(sessions) - len(waiting)]
             growth = [_size(r, sizes) - r.resident_bytes() for r in starting]
             needed = _size(waiting[0], sizes) + sum(max(0, more) for more in growth)
-            _check_memory(len(residents), started, needed, free_memory())
+            _check_memory(len(sessions), started, needed, free_memory())
             starting.append(waiting.popleft())
             spec = starting[-1].prepared.trial.spec
             control = spec.control is not Control.NONE
@@ -369,49 +369,49 @@ def start_side_by_side(
                 + f" ({spec.control.label})" * control
                 + f" of {spec.revision}" * bool(spec.revision)
             )
-            stage(f"starting {name} ({len(started) + 1} of {len(residents)})", None)
+            stage(f"starting {name} ({len(started) + 1} of {len(sessions)})", None)
             starting[-1].start()
             starting[-1].expect("imported")
         with busy(*starting):
-            for resident in tuple(starting):
-                if _advance(resident, is_alone=num_cores == 1):
-                    starting.remove(resident)
-                    backend = resident.prepared.trial.spec.backend
-                    size = resident.resident_bytes()
+            for session in tuple(starting):
+                if _advance(session, is_alone=num_cores == 1):
+                    starting.remove(session)
+                    backend = session.prepared.trial.spec.backend
+                    size = session.resident_bytes()
                     sizes[backend] = max(sizes.get(backend, 0), size)
 
 
-def _size(resident: Resident, sizes: Mapping[str, int]) -> int:
+def _size(session: Session, sizes: Mapping[str, int]) -> int:
     """Returns the bytes that a process may need.
 
     The most that others of its backend occupy, or of any backend where it is the first.
     """
     largest = max(sizes.values(), default=0)
-    return round(_HEADROOM * sizes.get(resident.prepared.trial.spec.backend, largest))
+    return round(_HEADROOM * sizes.get(session.prepared.trial.spec.backend, largest))
 
 
-def _advance(resident: Resident, *, is_alone: bool) -> bool:
+def _advance(session: Session, *, is_alone: bool) -> bool:
     """Whether a process has built its program, or has ended, after a moment more."""
     try:
-        if resident.poll() is None:
+        if session.poll() is None:
             return False
-        if resident.awaited == "built":
+        if session.awaited == "built":
             return True
-        resident.send("build", is_alone=is_alone)
-        resident.expect("built")
-    except ResidentEndedError:
+        session.send("build", is_alone=is_alone)
+        session.expect("built")
+    except SessionEndedError:
         return True
     return False
 
 
 def _check_memory(
-    num_residents: int, started: Sequence[Resident], needed: int, free: int
+    num_sessions: int, started: Sequence[Session], needed: int, free: int
 ) -> None:
     if needed <= free:
         return
-    used = sum(resident.resident_bytes() for resident in started)
+    used = sum(session.resident_bytes() for session in started)
     raise DoesNotFitError(
-        f"{num_residents} processes do not fit into memory at once: the first"
+        f"{num_sessions} processes do not fit into memory at once: the first"
         f" {len(started)} occupy {used / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are"
         f" free, and the next may need {needed / 2**30:.1f} GiB"
     )
@@ -433,72 +433,72 @@ def run_generation(
     deadline = None
     if generation.duration_sec is not None:
         deadline = start_sec + generation.duration_sec
-    with _residents(store, generation, settings) as residents:
-        start_side_by_side(residents, stage, free_memory)
-        _warm_up(residents, stage, free_memory)
-        generation.on_warm(residents)
-        take_all(residents, generation, deadline, stage, settings.void_reason)
+    with _sessions(store, generation, settings) as sessions:
+        start_side_by_side(sessions, stage, free_memory)
+        _warm_up(sessions, stage, free_memory)
+        generation.on_warm(sessions)
+        take_all(sessions, generation, deadline, stage, settings.void_reason)
         stage("checking and recording", None)
-        _finish(residents)
+        _finish(sessions)
         changed = trial_runner.changed_code(settings)
-        return [_record(store, each, settings, changed) for each in residents]
+        return [_record(store, each, settings, changed) for each in sessions]
 
 
 @contextlib.contextmanager
-def _residents(
+def _sessions(
     store: Store, generation: Generation, settings: RunSettings
-) -> Iterator[list[Resident]]:
+) -> Iterator[list[Session]]:
     """Prepares all trials; kills every process at the end, however the block ends."""
-    residents: list[Resident] = []
+    sessions: list[Session] = []
     end, timeout_sec = settings.launcher.end, settings.timeout_sec
     try:
         for trial in generation.trials:
             prepared = trial_runner.prepare(store, trial, settings)
-            residents.append(
-                Resident(prepared, timeout_sec=timeout_sec, end_elsewhere=end)
+            sessions.append(
+                Session(prepared, timeout_sec=timeout_sec, end_elsewhere=end)
             )
-        yield residents
+        yield sessions
     finally:
-        for resident in residents:
-            resident.kill()
+        for session in sessions:
+            session.kill()
 
 
 def _warm_up(
-    residents: Sequence[Resident], stage: Stage, free_memory: Callable[[], int]
+    sessions: Sequence[Session], stage: Stage, free_memory: Callable[[], int]
 ) -> None:
     """Lets one after the other run its last warm-up step, alone."""
     # How much each process adds to its heap: the same for all, and it fits.
-    used = sum(resident.resident_bytes() for resident in residents)
+    used = sum(session.resident_bytes() for session in sessions)
     fraction = min(steps.FRACTION, _OF_FREE_MEMORY * free_memory() / max(used, 1))
     less = (
         f"; heaps grow by {fraction:.0%}, not {steps.FRACTION:.0%}: little memory left"
     )
     stage("warming up" + less * (fraction < steps.FRACTION), None)
-    for resident in residents:
-        if not resident.is_alive:
+    for session in sessions:
+        if not session.is_alive:
             continue
-        with busy(resident), contextlib.suppress(ResidentEndedError):
-            resident.send("warm_up", heap_fraction=fraction)
-            answers = resident.receive("ready")
-            resident.step_time_sec = max(a["step_time_sec"] for a in answers)
-            check_resolution(resident, resident.step_time_sec)
+        with busy(session), contextlib.suppress(SessionEndedError):
+            session.send("warm_up", heap_fraction=fraction)
+            answers = session.receive("ready")
+            session.step_time_sec = max(a["step_time_sec"] for a in answers)
+            check_resolution(session, session.step_time_sec)
 
 
-def _finish(residents: Sequence[Resident]) -> None:
+def _finish(sessions: Sequence[Session]) -> None:
     """Lets all check and record side by side; nothing is timed any more."""
-    alive = [resident for resident in residents if resident.is_alive]
+    alive = [session for session in sessions if session.is_alive]
     with busy(*alive):
-        for resident in alive:
-            resident.send("finish")
-        for resident in alive:
-            resident.wait()
+        for session in alive:
+            session.send("finish")
+        for session in alive:
+            session.wait()
 
 
 def _record(
-    store: Store, resident: Resident, settings: RunSettings, changed_code: str
+    store: Store, session: Session, settings: RunSettings, changed_code: str
 ) -> StatusRecord:
-    assert resident.exit is not None
-    turns = [turn for turn in resident.turns if turn.is_valid] or resident.turns
+    assert session.exit is not None
+    turns = [turn for turn in session.turns if turn.is_valid] or session.turns
     means: dict[str, float | None] = {}
     for name in ("foreign_cpu_fraction", "stolen_cpu_fraction"):  # of the time of all
         known = [turn for turn in turns if getattr(turn, name) is not None]
@@ -507,11 +507,11 @@ def _record(
         means[name] = spent / total_sec if known else None
     return trial_runner.record(
         store,
-        resident.prepared,
-        resident.exit,
+        session.prepared,
+        session.exit,
         settings,
         disturbance=means,
-        turns=resident.turns,
-        duration_sec=resident.busy_sec,
+        turns=session.turns,
+        duration_sec=session.busy_sec,
         changed_code=changed_code,
     )

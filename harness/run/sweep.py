@@ -20,7 +20,7 @@ from harness.command.reader import OWN_ERRORS
 from harness.errors import Interrupted, StudyError
 from harness.machine import environment
 from harness.planning import defaults
-from harness.run import resident, trial_runner
+from harness.run import session, trial_runner
 from harness.run.rounds import Generation, relay_sec, run_generation, steps_of_turns
 from harness.run.trial_runner import run_trial
 from harness.sources import code_digest
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.planning.estimate import Durations
-    from harness.run.resident import Progress, Resident
+    from harness.run.session import Progress, Session
     from harness.run.trial_runner import RunSettings
     from results.records.models import Plan, PlannedTrial, StatusRecord
     from results.store.study_store import Store
@@ -47,10 +47,10 @@ if TYPE_CHECKING:
 # differs in them is exact, so a reader need not wait for the generations.
 
 
-def differences(residents: Iterable[Resident]) -> Iterator[str]:
+def differences(sessions: Iterable[Session]) -> Iterator[str]:
     """Yields what differs in a step of a case, one line each; nothing of a sweep."""
     counted: dict[tuple[str, int, int], dict[bool, dict[str, float]]] = {}
-    for one in residents:
+    for one in sessions:
         spec = one.prepared.trial.spec
         if one.is_alive and spec.control is Control.NONE:
             # By the first process of a trial.
@@ -406,7 +406,7 @@ class _Loop:
             left_sec = own_sec - (time.monotonic() - started) + later_sec
             self.progress.phase(text, left_sec)
 
-        with resident.PhaseWatch(self.store.trial_dir(trial.trial_id), show):
+        with session.PhaseWatch(self.store.trial_dir(trial.trial_id), show):
             return [run_trial(self.store, trial, self.settings)]
 
     def run_generation(
@@ -416,9 +416,9 @@ class _Loop:
         measuring = self.settings.measuring
         before = self.store.trials()
 
-        def on_warm(residents: Sequence[Resident]) -> None:
+        def on_warm(sessions: Sequence[Session]) -> None:
             if measuring.gate is not None and generation.index == 0:
-                for line in differences(residents):
+                for line in differences(sessions):
                     self.progress.note(f"counted in a step: {line}")
 
         generation = Generation(

@@ -15,7 +15,7 @@ from hung import at_most
 
 from harness.cli import running
 from harness.planning import estimate
-from harness.run import resident, sweep
+from harness.run import session, sweep
 from harness.run.trial_runner import RunSettings
 from results.records import identity
 from results.records.models import (
@@ -81,7 +81,7 @@ def test_a_log_says_now_and_then_what_a_long_trial_does(small_plan):
 
 
 def test_the_phase_of_a_running_trial_is_read_from_its_rank_file(tmp_path):
-    reader = resident.PhaseWatch(tmp_path)
+    reader = session.PhaseWatch(tmp_path)
     shown = [reader.look()]
     path = tmp_path / "rank_0.jsonl"
     with path.open("a") as file:
@@ -102,7 +102,7 @@ def test_the_phase_of_a_running_trial_is_read_from_its_rank_file(tmp_path):
         "training",
         "training, 1 evaluated",
     ]
-    assert set(resident.WORDS) == set(Phase)
+    assert set(session.WORDS) == set(Phase)
 
 
 @pytest.mark.parametrize("what", ["nested", "a pipe", "a link"])
@@ -115,12 +115,12 @@ def test_what_no_process_of_ours_wrote_ends_no_progress(tmp_path, what):
         put(path, "pipe" if what == "a pipe" else "loop")
 
     with at_most(10):
-        assert "starting" == resident.PhaseWatch(tmp_path).look()
+        assert "starting" == session.PhaseWatch(tmp_path).look()
 
 
 def test_a_trial_that_runs_alone_shows_its_phase_until_it_ends(tmp_path):
     shown = queue.Queue[str]()
-    with resident.PhaseWatch(tmp_path, shown.put, period_sec=0.001) as watch:
+    with session.PhaseWatch(tmp_path, shown.put, period_sec=0.001) as watch:
         assert "starting" == shown.get(timeout=10)
 
     assert not watch._thread.is_alive()
@@ -288,14 +288,11 @@ def _generations(monkeypatch, store, plan, alone, measuring):
     store.write_plan(plan)
     for first in (0, 4):
         listener = TimesLeft()
-        sweep._run_generation(
-            store,
-            plan.trials[first : first + 4],
-            [*plan.trials[first + 4 :], *alone],
-            settings,
-            listener,
-            durations,
+        loop = sweep._Loop(
+            store=store, settings=settings, progress=listener, durations=durations
         )
+        later = [*plan.trials[first + 4 :], *alone]
+        loop.run_generation(plan.trials[first : first + 4], later)
         found.append(listener.shown)
     return found
 

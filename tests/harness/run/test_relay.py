@@ -17,7 +17,7 @@ from harness.cli import exit_codes
 from harness.machine import machine_state
 from harness.machine.machine_state import CpuTopology, LogicalCpu
 from harness.run import rounds, sweep
-from harness.run.resident import Resident
+from harness.run.session import Session
 from harness.trial import process_tree, rank_file
 from results.records.models import Control, Order, TrialStatus
 from results.store.study_store import Store
@@ -69,25 +69,25 @@ def test_every_case_takes_one_turn_per_round(run, tmp_path, monkeypatch):
     cpus = tuple(LogicalCpu(cpu=cpu) for cpu in cores)
     monkeypatch.setattr(machine_state, "read_topology", lambda: CpuTopology(cpus=cpus))
     events = []
-    send, start, poll = Resident.send, Resident.start, Resident.poll
+    send, start, poll = Session.send, Session.start, Session.poll
 
-    def note_sent(resident, command, **fields):
+    def note_sent(session, command, **fields):
         events.append(command)
-        send(resident, command, **fields)
+        send(session, command, **fields)
 
-    def note_start(resident):
+    def note_start(session):
         events.append("start")
-        start(resident)
+        start(session)
 
-    def note_built(resident):
-        answers = poll(resident)
-        if answers is not None and resident.awaited == "built":
+    def note_built(session):
+        answers = poll(session)
+        if answers is not None and session.awaited == "built":
             events.append("built")
         return answers
 
-    monkeypatch.setattr(Resident, "send", note_sent)
-    monkeypatch.setattr(Resident, "start", note_start)
-    monkeypatch.setattr(Resident, "poll", note_built)
+    monkeypatch.setattr(Session, "send", note_sent)
+    monkeypatch.setattr(Session, "start", note_start)
+    monkeypatch.setattr(Session, "poll", note_built)
     trials, _ = run()
 
     assert 5 == len(trials)
@@ -314,8 +314,8 @@ def take_turns(monkeypatch, make_spec):
     monkeypatch.setattr(
         rounds,
         "_take_turn",
-        lambda resident, round_index, number, *_: turns.append(
-            (round_index, resident.trial_id, number)
+        lambda session, round_index, number, *_: turns.append(
+            (round_index, session.trial_id, number)
         ),
     )
 
@@ -325,19 +325,19 @@ def take_turns(monkeypatch, make_spec):
 
     def run(*waiting, seed=7, index=0, known=None):
         turns.clear()
-        residents = [
+        sessions = [
             Waiting(name, trial(name, **fields), **times)
             for name, fields, times in waiting
         ]
         generation = rounds.Generation(
-            trials=[resident.prepared.trial for resident in residents],
+            trials=[session.prepared.trial for session in sessions],
             index=index,
             duration_sec=None,
             max_rounds=ROUNDS,
             seed=seed,
             steps_of_turn=known or {},
         )
-        rounds.take_all(residents, generation, None, lambda *_: None, lambda *_: "")
+        rounds.take_all(sessions, generation, None, lambda *_: None, lambda *_: "")
         return list(turns)
 
     return run

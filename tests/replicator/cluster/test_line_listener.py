@@ -15,7 +15,7 @@ import types
 import pytest
 
 from harness.launch import gang
-from harness.run import resident
+from harness.run import session
 from harness.trial import process_tree
 from replicator.cluster import local_cluster
 from replicator.cluster.environment import address_exchange
@@ -71,19 +71,19 @@ class Turns:
             variables={process_tree.MARKER: "/nonexistent"},
             command=(),
         )
-        self.resident = resident.Resident(prepared, timeout_sec=60)
-        self.resident._tree = types.SimpleNamespace(
+        self.session = session.Session(prepared, timeout_sec=60)
+        self.session._tree = types.SimpleNamespace(
             process=types.SimpleNamespace(poll=lambda: None),
             start=lambda: None,
             end=lambda **_: None,
         )
-        self.resident.start()
-        self.resident.expect("imported")
-        self.address = resident.native_address(self.resident._address)
-        self.close = self.resident.close
+        self.session.start()
+        self.session.expect("imported")
+        self.address = session.native_address(self.session._address)
+        self.close = self.session.close
 
     def read(self):
-        assert self.resident.poll() is None
+        assert self.session.poll() is None
 
     def works(self):
         script = (
@@ -98,7 +98,7 @@ class Turns:
             deadline = time.monotonic() + WAIT_SEC
             try:
                 while answers is None and time.monotonic() < deadline:
-                    answers = self.resident.poll()
+                    answers = self.session.poll()
             finally:
                 rank.kill()
         return answers is not None and [0] == [answer["rank"] for answer in answers]
@@ -146,7 +146,7 @@ class Exchange:
 @pytest.mark.parametrize("kind", [Gang, Turns, Exchange])
 def test_hostile_lines_and_a_flood_of_connections_end_nothing(kind, monkeypatch):
     """Connections cost descriptors of their owner; a genuine process is heard."""
-    monkeypatch.setattr(resident, "_POLL_SEC", 0.01)
+    monkeypatch.setattr(session, "_POLL_SEC", 0.01)
     descriptors = pathlib.Path("/proc/self/fd")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))

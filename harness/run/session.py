@@ -53,11 +53,11 @@ _MAX_LINE_BYTES = 65_536
 """Bytes of a message; the longest that a process sends has a few hundred."""
 
 
-class ResidentEndedError(RuntimeError):
+class SessionEndedError(RuntimeError):
     """The processes of a trial have ended, or one did not answer in time."""
 
 
-class Resident:
+class Session:
     """A trial that is alive and waits for its turns."""
 
     def __init__(
@@ -258,7 +258,7 @@ class Resident:
             timeout_sec=self._timeout_sec, is_timed_out=is_timed_out
         )
         self.close()
-        raise ResidentEndedError
+        raise SessionEndedError
 
     def kill(self) -> None:
         """Kills its processes, whatever state they are in; records nothing."""
@@ -293,14 +293,14 @@ class Progress(Protocol):
 
 
 @contextlib.contextmanager
-def busy(*residents: Resident) -> Iterator[None]:
+def busy(*sessions: Session) -> Iterator[None]:
     """Counts the time of the block as time in which they had the machine."""
     started = time.monotonic()
     try:
         yield
     finally:
-        for resident in residents:
-            resident.busy_sec += (time.monotonic() - started) / len(residents)
+        for session in sessions:
+            session.busy_sec += (time.monotonic() - started) / len(sessions)
 
 
 # ``docs/client_protocol.md`` describes it; ``scaling_client`` reads it.
