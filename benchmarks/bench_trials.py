@@ -126,7 +126,9 @@ def _steps_of_slurm(number: int) -> list[float]:
 
     times = [time.perf_counter()]
     for _ in range(number):
-        subprocess.run([*slurm.on_every_node(2), "/bin/true"], check=True)
+        subprocess.run(
+            [*slurm.srun(2, 2), "--ntasks-per-node=1", "/bin/true"], check=True
+        )
         times.append(time.perf_counter())
     return _differences(times)
 

@@ -325,7 +325,7 @@ def render_template(path: Path, **values: Any) -> str:
     """
     import jinja2
 
-    environment = jinja2.Environment(
+    templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(path.parent),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -333,6 +333,6 @@ def render_template(path: Path, **values: Any) -> str:
         keep_trailing_newline=True,
         autoescape=False,  # noqa: S701 - no HTML; the filters below quote
     )
-    environment.filters["word"] = lambda value: shlex.quote(str(value))
-    environment.filters["words"] = shlex.join
-    return environment.get_template(path.name).render(**values)
+    templates.filters["word"] = lambda value: shlex.quote(str(value))
+    templates.filters["words"] = shlex.join
+    return templates.get_template(path.name).render(**values)

@@ -184,7 +184,8 @@ _END_BY_ITSELF_SEC = 3.0
 _POLL_SEC = 0.05
 
 
-def _srun(nodes: int, tasks: int) -> tuple[str, ...]:
+def srun(nodes: int, tasks: int) -> tuple[str, ...]:
+    """Returns what runs tasks on the first nodes of this allocation."""
     # The cores of a step are chosen and set by the harness, as without Slurm.
     free = ("--overlap", "--overcommit", "--cpu-bind=none", "--mpi=none")
     hosts = (f"--nodes={nodes}", f"--ntasks={tasks}")
@@ -206,7 +207,7 @@ class SlurmLauncher(RemoteLauncher):
     def start(self, gang: Gang) -> Engine:
         return ClientEngine(
             (
-                *_srun(gang.num_hosts, gang.num_members),
+                *srun(gang.num_hosts, gang.num_members),
                 f"--job-name={gang.trial_dir.name}",
                 f"--distribution=plane={gang.members_per_host}",
                 f"--chdir={gang.trial_dir}",
@@ -248,7 +249,7 @@ class SlurmLauncher(RemoteLauncher):
             if passed > 2 * _END_BY_ITSELF_SEC:
                 end = (*process_tree.END_COMMAND, str(trial_dir))
                 nodes = self._num_nodes
-                run([*_srun(nodes, nodes), "--ntasks-per-node=1", *end])
+                run([*srun(nodes, nodes), "--ntasks-per-node=1", *end])
                 return
             time.sleep(_POLL_SEC)
 
