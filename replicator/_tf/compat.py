@@ -21,7 +21,7 @@ from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import lift_to_graph
 from tensorflow.python.framework import config as framework_config
 from tensorflow.python.framework import func_graph, op_def_registry, ops, tensor_util
-from tensorflow.python.framework.func_graph import FuncGraph, func_graph_from_py_func
+from tensorflow.python.framework.func_graph import func_graph_from_py_func
 from tensorflow.python.ops import resource_variable_ops, summary_ops_v2
 from tensorflow.python.ops.control_flow_v2_func_graphs import (
     CondBranchFuncGraph,
@@ -37,6 +37,17 @@ if TYPE_CHECKING:
 GraphDef = graph_pb2.GraphDef
 FunctionDef = function_pb2.FunctionDef
 NodeDef = node_def_pb2.NodeDef
+
+# The graph that ops are being added to (test_conformance).
+current_graph = tf.compat.v1.get_default_graph
+# The definition of a built-in op, or None (test_replicate).
+op_def = op_def_registry.get
+# Lets TensorFlow choose faster kernels again (test_failed_inputs).
+disable_op_determinism = framework_config.disable_op_determinism
+# Waits until eager ops on remote devices are done (test_remote_replicas). Ops without
+# outputs, such as an assignment, are sent without waiting, and a function that runs
+# there afterwards would not wait for them either.
+wait_for_remote_ops = eager_context.async_wait
 
 # By name, since a program need not import Keras.
 _KERAS_STATE = "keras.src.backend.common.global_state"
@@ -75,7 +86,7 @@ def handle(variable: Any) -> tf.Tensor:
     """
     inner = unwrap(variable)
     graph = current_graph()
-    if is_function_graph(graph):
+    if graph.building_function:
         graph.watch_variable(inner)
     return inner.handle
 
@@ -163,25 +174,15 @@ def make_global_seed_generator() -> Any:
     return sys.modules[_KERAS_SEEDS].global_seed_generator()
 
 
-def current_graph() -> Any:
-    """The graph that ops are being added to (test_conformance)."""
-    return tf.compat.v1.get_default_graph()
-
-
 def is_control_flow_graph(graph: Any) -> bool:
     """Whether a graph is a branch or loop body (test_conformance)."""
     return isinstance(graph, _CONTROL_FLOW_GRAPHS)
 
 
-def is_function_graph(graph: Any) -> bool:
-    """Whether a graph is that of a function (test_conformance)."""
-    return isinstance(graph, FuncGraph)
-
-
 def captured(placeholder: tf.Tensor) -> Any:
     """What a placeholder of a graph stands for outside; None for an argument."""
     graph = placeholder.graph
-    pairs = graph.captures if isinstance(graph, FuncGraph) else ()
+    pairs = graph.captures if graph.building_function else ()
     return next((outer for outer, inner in pairs if inner is placeholder), None)
 
 
@@ -245,11 +246,6 @@ def mirrored_strategy(devices: Sequence[str]) -> Any:
     return kind(list(devices))
 
 
-def op_def(name: str) -> Any:
-    """The definition of a built-in op, or None (test_replicate)."""
-    return op_def_registry.get(name)
-
-
 def add_function(function_def: Any) -> None:
     """Registers a function with the eager runtime (test_conformance)."""
     eager_context.context().add_function_def(function_def)
@@ -258,33 +254,23 @@ def add_function(function_def: Any) -> None:
 def keep_functions(owner: object, functions: Sequence[Any]) -> None:
     """Registers functions as long as an object lives (test_leaks).
 
-    TensorFlow would keep them, and what it made of them, forever.
+    TensorFlow itself keeps them, and the kernels made for them, as long as the process.
     """
     for function in functions:
         add_function(function)
     names = [function.signature.name for function in functions]
-    weakref.finalize(owner, remove_functions, names).atexit = False
+    weakref.finalize(owner, _remove_functions, names).atexit = False
+
+
+def _remove_functions(names: Sequence[str]) -> None:
+    context = eager_context.context()
+    for name in filter(context.has_function, names):
+        context.remove_function(name)
 
 
 def function_def(name: str) -> Any:
     """A copy of a registered function (test_run)."""
     return eager_context.context().get_function_def(name)
-
-
-def remove_functions(names: Sequence[str]) -> None:
-    """Takes functions from the eager runtime that nothing calls any more (test_leaks).
-
-    TensorFlow itself keeps them, and the kernels made for them, as long as the process.
-    """
-    context = eager_context.context()
-    for name in names:
-        if context.has_function(name):
-            context.remove_function(name)
-
-
-def disable_op_determinism() -> None:
-    """Lets TensorFlow choose faster kernels again (test_failed_inputs)."""
-    framework_config.disable_op_determinism()
 
 
 def run_independently(op: Any) -> None:
@@ -318,15 +304,6 @@ def live_variables() -> list[str]:
     return [thing.name for thing in gc.get_objects() if isinstance(thing, kind)]
 
 
-def wait_for_remote_ops() -> None:
-    """Waits until eager ops on remote devices are done (test_remote_replicas).
-
-    Ops without outputs, such as an assignment, are sent without waiting, and a function
-    that runs there afterwards would not wait for them either.
-    """
-    eager_context.async_wait()
-
-
 def create_on_worker(
     coordinator: Any, worker: int, function: Callable[..., Any], args: Sequence[Any]
 ) -> Any:
@@ -340,13 +317,9 @@ def create_on_worker(
     with target._resource_tracking_lock:  # noqa: SLF001
         kept = target._resource_remote_value_refs  # noqa: SLF001
         kept[:] = [reference for reference in kept if reference() is not None]
-    values = tuple(_of_worker(arg, worker) for arg in args)
-    return target.create_resource(function, args=values)
-
-
-def _of_worker(value: Any, worker: int) -> Any:
-    """What the coordinator takes for a value that only one worker has."""
-    return coordinator_lib.PerWorkerValues((value,) * (worker + 1))
+    # What the coordinator takes for values that only one worker has.
+    values = [coordinator_lib.PerWorkerValues((arg,) * (worker + 1)) for arg in args]
+    return target.create_resource(function, args=tuple(values))
 
 
 def remote_state(value: Any, timeout_sec: float) -> tuple[str, BaseException | None]:
@@ -415,7 +388,9 @@ def with_methods(owner: Any, **methods: Callable[..., Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+def replaced(
+    owner: Any, name: str, function: Callable[..., Any], *, in_all_graphs: bool = False
+) -> Iterator[None]:
     """Has calls go elsewhere, in this thread and the current graph (test_verify).
 
     Branches and bodies of loops belong to the graph; functions that TensorFlow keeps
@@ -424,14 +399,14 @@ def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[No
     _install(owner, name)
     key = f"{id(owner)} {name}"
     before = vars(_OF_THREAD).get(key)
-    vars(_OF_THREAD)[key] = current_graph(), function
+    vars(_OF_THREAD)[key] = None if in_all_graphs else current_graph(), function
     try:
         yield
     finally:
         vars(_OF_THREAD)[key] = before
 
 
-@functools.cache
+@functools.cache  # once per process: what is replaced answers as before elsewhere
 def _install(owner: Any, name: str) -> None:
     original = getattr(owner, name)
 
@@ -444,7 +419,7 @@ def _install(owner: Any, name: str) -> None:
         graph = current_graph()
         while is_control_flow_graph(graph):
             graph = graph.outer_graph
-        if graph is not own:
+        if own is not None and graph is not own:
             return original(*args, **options)
         return function(original, *args, **options)
 

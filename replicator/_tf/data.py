@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
@@ -15,12 +13,14 @@ from tensorflow.python.data.ops import (
 from tensorflow.python.framework import none_tensor
 from tensorflow.python.ops import resource_variable_ops
 
+from replicator._tf.compat import replaced
+
 if TYPE_CHECKING:
+    import contextlib
     from collections.abc import Iterator, Sequence
 
 _SHUFFLES = ("ShuffleDataset", "ShuffleDatasetV2", "ShuffleDatasetV3")
 _PYTHON_OPS = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
-_PATCH_LOCK = threading.Lock()
 
 
 def without_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -64,23 +64,18 @@ def is_read_ahead(dataset: tf.data.Dataset) -> bool:
     return not type(dataset).__name__.startswith(("_Prefetch", "_Parallel"))
 
 
-@contextlib.contextmanager
-def untuned_device_buffers() -> Iterator[None]:
+def untuned_device_buffers() -> contextlib.AbstractContextManager[None]:
     """Keeps buffers on devices from being tuned (test_inputs).
 
     They are pipelines per device, on which the user's options have no effect.
     """
-    with _PATCH_LOCK:
-        make = multi_device_iterator_ops._create_device_dataset  # noqa: SLF001
 
-        def make_untuned(*args: Any, **kwargs: Any) -> tf.data.Dataset:
-            return without_autotune(make(*args, **kwargs))
+    def make(original: Any, *args: Any, **options: Any) -> tf.data.Dataset:
+        return without_autotune(original(*args, **options))
 
-        multi_device_iterator_ops._create_device_dataset = make_untuned  # noqa: SLF001
-        try:
-            yield
-        finally:
-            multi_device_iterator_ops._create_device_dataset = make  # noqa: SLF001
+    return replaced(
+        multi_device_iterator_ops, "_create_device_dataset", make, in_all_graphs=True
+    )
 
 
 def device_iterators(

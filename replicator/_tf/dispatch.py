@@ -93,12 +93,6 @@ def optimizer_settings() -> Hashable:
     )
 
 
-def auto_jit_level() -> int:
-    """How much TensorFlow compiles by itself (test_optimizer_settings)."""
-    options = eager_context.context().config.graph_options.optimizer_options
-    return int(options.global_jit_level)
-
-
 def _config() -> Any:
     """The user's settings, and what the engine needs."""
     config = config_pb2.ConfigProto()
@@ -170,7 +164,9 @@ class Dispatch:
                 self._trace(source)
         if _recorder is not None:
             _recorder.append(self)
-        inputs = _tensors_of(source)
+        inputs: list[Any] = []
+        if source is not None:
+            inputs = tf.nest.flatten(source, expand_composites=True)
         captures = self._captures
         if captures is None:
             captures = self._traced.captured_inputs
@@ -254,13 +250,6 @@ def _num_nodes(name: str, known: dict[str, int]) -> int:
     return known[name]
 
 
-def _tensors_of(source: Any) -> list[Any]:
-    """The tensors of a nest, those of iterators and composite tensors included."""
-    if source is None:
-        return []
-    return list(tf.nest.flatten(source, expand_composites=True))
-
-
 def profiled(name: str, step: int) -> contextlib.AbstractContextManager[Any]:
     """A range of a profile, where a profiler runs (test_leaks)."""
     if profiler_trace.enabled():
@@ -304,7 +293,8 @@ def graph_optimizer_off() -> Iterator[None]:
 
 def unoptimized_config(is_soft: bool) -> Any:
     """How a function runs whose graph was optimized before."""
-    return _make_config(is_soft, auto_jit_level())
+    options = eager_context.context().config.graph_options.optimizer_options
+    return _make_config(is_soft, int(options.global_jit_level))
 
 
 def _unoptimized_call(is_soft: bool) -> Any:
@@ -335,47 +325,19 @@ def count_functions() -> int:
     return len(eager_context.context().list_function_names())
 
 
-# Kernels of this type serve every type of device that has none of its own.
-_DEFAULT = "DEFAULT"
-
-
 @functools.cache
-def kernels_of(op: str) -> tuple[Any, ...]:
-    """All kernels of an op in this build, as ``KernelDef`` (test_grappler)."""
-    return tuple(tf_kernels.get_registered_kernels_for_op(op).kernel)
-
-
-def find_kernel(
-    op: str,
-    device_type: str,
-    types: Mapping[str, frozenset[tf.DType]],
-    label: str = "",
-) -> Any:
-    """The kernel that TensorFlow uses for an op, or None (test_grappler).
-
-    A node asks for a label by its attribute ``_kernel``.
-    """
-    given = {name: {t.as_datatype_enum for t in types[name]} for name in types}
-    fitting = [
-        kernel
-        for kernel in kernels_of(op)
-        if kernel.device_type in (device_type, _DEFAULT)
-        and kernel.label == label
-        # Type attributes without a constraint may be any.
-        and all(
-            given.get(constraint.name, set()) <= {*constraint.allowed_values.list.type}
-            for constraint in kernel.constraint
-        )
-    ]
-    of_device = [kernel for kernel in fitting if kernel.device_type == device_type]
-    return max(of_device or fitting, key=lambda kernel: kernel.priority, default=None)
-
-
 def has_kernel(op: str, device_type: str, dtype: tf.DType) -> bool:
-    """Whether an op of one data type can run on a type of device (test_fused)."""
-    names = {each.name for kernel in kernels_of(op) for each in kernel.constraint}
-    name = "T" if "T" in names else "dtype"
-    return find_kernel(op, device_type, {name: frozenset({dtype})}) is not None
+    """Whether an op of one data type can run on a type of device (test_grappler)."""
+    # The last one serves every type of device that has none of its own.
+    kernels = [
+        {each.name: each.allowed_values.list.type for each in kernel.constraint}
+        for kernel in tf_kernels.get_registered_kernels_for_op(op).kernel
+        if kernel.device_type in (device_type, "DEFAULT") and not kernel.label
+    ]
+    name = "T" if any("T" in allowed for allowed in kernels) else "dtype"
+    wanted = dtype.as_datatype_enum
+    # Type attributes without a constraint may be any.
+    return any(wanted in allowed.get(name, [wanted]) for allowed in kernels)
 
 
 _EVERY_OP = 3  # level 2 has only those that TensorFlow takes for expensive

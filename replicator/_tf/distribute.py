@@ -11,14 +11,17 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from tensorflow.core.framework import function_pb2
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.autograph.core import ag_ctx
 from tensorflow.python.distribute import distribute_lib
 from tensorflow.python.distribute import values as values_lib
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager import record
-from tensorflow.python.eager.polymorphic_function import autograph_util
+from tensorflow.python.eager.polymorphic_function import (
+    atomic_function,
+    autograph_util,
+)
+from tensorflow.python.framework import func_graph
 from tensorflow.python.ops import control_flow_util
 from tensorflow.python.ops.parallel_for import pfor
 
@@ -40,21 +43,17 @@ _TF_KERAS_TRAINER = "tf_keras.src.engine.training"
 _BUILDS_FROM_SPECS = "_replicator_builds_from_specs"
 
 
-@contextlib.contextmanager
-def replica_mode(replica_context: Any) -> Iterator[None]:
+def replica_mode(replica_context: Any) -> contextlib.AbstractContextManager[None]:
     """Makes a replica context the current one of this graph (test_replica_context).
 
     Unlike ``with replica_context``, this leaves alone which replica writes summaries.
     """
-    with _mode(distribute_lib._InReplicaThreadMode(replica_context)):  # noqa: SLF001
-        yield
+    return _mode(distribute_lib._InReplicaThreadMode(replica_context))  # noqa: SLF001
 
 
-@contextlib.contextmanager
-def cross_replica_mode(strategy: Any) -> Iterator[None]:
+def cross_replica_mode(strategy: Any) -> contextlib.AbstractContextManager[None]:
     """Leaves the replica context, as ``merge_call`` does (test_replica_context)."""
-    with _mode(distribute_lib._CrossReplicaThreadMode(strategy)):  # noqa: SLF001
-        yield
+    return _mode(distribute_lib._CrossReplicaThreadMode(strategy))  # noqa: SLF001
 
 
 def strategy_of(optimizer: Any) -> contextlib.AbstractContextManager[None]:
@@ -273,7 +272,7 @@ def outside_graphs() -> Iterator[None]:
 def outermost_graph() -> Any:
     """The function graph that is run as a whole, around the current one (test_run)."""
     graph = compat.current_graph()
-    while compat.is_function_graph(graph.outer_graph):
+    while graph.outer_graph.building_function:
         graph = graph.outer_graph
     return graph
 
@@ -372,55 +371,40 @@ class Branch:
 
     def __init__(self, traced: Any, dtypes: Sequence[tf.DType], device: str) -> None:
         self._traced = traced
+        called = traced._inference_function.name.decode()  # noqa: SLF001
+        ends = []
+
+        def branch(condition: tf.Tensor, *args: tf.Tensor) -> None:
+            with tf.device(device):
+                off, on = tf.raw_ops.Switch(data=condition, pred=condition)
+                # An edge has no side: what follows an identity follows its side only.
+                off, on = tf.identity(off), tf.identity(on)
+            # The call runs on the devices of its arguments.
+            with tf.device(None), tf.control_dependencies([on]):
+                dispatch.call_function(called, args, [])
+                call = compat.current_graph().get_operations()[-1]
+            # Something that exists on one side only, for the merge.
+            with tf.device(device):
+                sides = []
+                for end in (call, off):
+                    with tf.control_dependencies([end]):
+                        sides.append(tf.constant(0))
+                ends.append(tf.raw_ops.Merge(inputs=sides).output.op)
+
+        types = [tf.TensorSpec(None, dtype) for dtype in dtypes]
+        graph = func_graph.func_graph_from_py_func(
+            "branch",
+            branch,
+            (tf.TensorSpec([], tf.bool), *types),
+            {},
+            add_control_dependencies=False,
+        )
+        # What follows must wait for both sides, and run after either.
+        graph.control_outputs.extend(ends)
         self._name = f"replicator_branch_{next(_COUNTER)}"
-        called = self._traced._inference_function.name.decode()  # noqa: SLF001
-        function = _function_def(self._name, called, dtypes, device)
-        compat.keep_functions(self, [function])
+        self._kept = atomic_function.from_func_graph(self._name, graph, {})
+        func_graph.dismantle_func_graph(graph)
 
     def call(self, condition: tf.Tensor, args: Sequence[Any]) -> None:
         """Emits the call in the graph."""
         dispatch.call_function(self._name, [condition, *args], [])
-
-
-def _function_def(
-    name: str, called: str, dtypes: Sequence[tf.DType], device: str
-) -> Any:
-    function = function_pb2.FunctionDef()
-    signature = function.signature
-    signature.name, signature.is_stateful = name, True
-    signature.input_arg.add(name="condition", type=tf.bool.as_datatype_enum)
-    args = [f"arg_{index}" for index in range(len(dtypes))]
-    for arg, dtype in zip(args, dtypes, strict=True):
-        signature.input_arg.add(name=arg, type=dtype.as_datatype_enum)
-
-    def add(node: str, op: str, inputs: Sequence[str], **types: tf.DType) -> Any:
-        added = function.node_def.add(name=node, op=op, input=inputs, device=device)
-        for attr, dtype in types.items():
-            added.attr[attr].type = dtype.as_datatype_enum
-        return added
-
-    def add_end(node: str, after: str) -> None:
-        """Something that exists on one side only, for the merge."""
-        const = add(node, "Const", [f"^{after}"], dtype=tf.int32)
-        const.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(0))
-
-    add("switch", "Switch", ["condition", "condition"], T=tf.bool)
-    add("on", "Identity", ["switch:output_true:0"], T=tf.bool)
-    add("off", "Identity", ["switch:output_false:0"], T=tf.bool)
-    call = add("call", "StatefulPartitionedCall", [*args, "^on"])
-    call.device = ""  # it runs on those of its arguments
-    call.attr["f"].func.name = called
-    call.attr["Tin"].list.type.extend(dtype.as_datatype_enum for dtype in dtypes)
-    call.attr["Tout"].list.SetInParent()
-    is_soft = tf.config.get_soft_device_placement()
-    call.attr["config_proto"].s = dispatch.unoptimized_config(
-        is_soft
-    ).SerializeToString()
-    add_end("called", "call")
-    add_end("skipped", "off")
-    merge = add("merge", "Merge", ["called:output:0", "skipped:output:0"], T=tf.int32)
-    merge.attr["N"].i = 2
-    # What follows must wait for both sides, and run after either.
-    signature.control_output.append("merge")
-    function.control_ret["merge"] = "merge"
-    return function

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
 import re
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from keras.src.random.seed_generator import SeedGenerator
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.ops import gen_random_ops, gen_stateless_random_ops_v2
 
@@ -119,37 +119,16 @@ class StageSeeds:
     @contextlib.contextmanager
     def installed(self) -> Iterator[StageSeeds]:
         """Answers all draws of Keras in this thread (test_pipeline)."""
-        _replace_next()
-        token = _ACTIVE.set(self)
-        try:
+
+        # Inside Keras a layer holds its own generator, so that nothing less than the
+        # method reaches every draw.
+        def draw(_: Any, generator: Any, *_args: Any, **_options: Any) -> tf.Tensor:
+            return self.draw(generator)
+
+        with replaced(SeedGenerator, "next", draw, in_all_graphs=True):
             yield self
-        finally:
-            _ACTIVE.reset(token)
 
 
 def generator_spec(generator: Any) -> tf.TensorSpec:
     """What a generator of Keras returns (test_pipeline)."""
     return tf.TensorSpec(generator.state.shape, generator.state.dtype)
-
-
-_ACTIVE: contextvars.ContextVar[StageSeeds | None] = contextvars.ContextVar(
-    "replicator_stage_seeds", default=None
-)
-
-
-@functools.cache  # once per process: what is replaced answers as before elsewhere
-def _replace_next() -> None:
-    # Inside Keras a layer holds its own generator, so that nothing less than the method
-    # reaches every draw.
-    from keras.src.random.seed_generator import SeedGenerator
-
-    following = SeedGenerator.next
-
-    @functools.wraps(following)
-    def draw(self: Any, *args: Any, **kwargs: Any) -> Any:
-        active = _ACTIVE.get()
-        if active is None:
-            return following(self, *args, **kwargs)
-        return active.draw(self)
-
-    SeedGenerator.next = draw

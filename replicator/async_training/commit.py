@@ -24,8 +24,8 @@ from replicator._tf import compat as _tf_compat
 from replicator.collectives import kind
 from replicator.core import context
 from replicator.engine.analysis.plan import FUSE_BELOW_BYTES
-from replicator.engine.graph.body import Emitter
 from replicator.engine.graph.dataflow import READ_OPS
+from replicator.engine.link.emitter import Emitter
 from replicator.variables.kinds import Kind
 
 if TYPE_CHECKING:
@@ -373,15 +373,14 @@ def emit(
             "ReadVariableOp",
             [handle(placeholder)],
             server_device,
-            "value:0",
-            {"dtype": pull.dtype},
             [clock],
+            dtype=pull.dtype,
         )
         for index, (placeholder, _, _) in enumerate(pull.reads)
     ]
     shapes = [shape for _, _, shape in pull.reads]
-    packed = emitter.pack(f"{name}/packed", reads, shapes, pull.dtype, server_device)
-    values = emitter.unpack(name, packed, shapes, pull.dtype, worker_device)
+    packed = emitter.on(f"{name}/packed", pull.dtype, server_device).pack(reads, shapes)
+    values = emitter.on(name, pull.dtype, worker_device).unpack(packed, shapes)
     replaced = {
         read: value
         for (_, names, _), value in zip(pull.reads, values, strict=True)

@@ -458,20 +458,20 @@ class _ServerAssembly(Assembly):
         if placeholder not in self._pulled:
             for each in self._step.pulls:
                 if any(placeholder in names for _, names, _ in each.reads):
-                    self._emit(each)
+                    self._pull(each)
         if placeholder in self._pulled:
             return self._pulled[placeholder]
         if placeholder == self._step.sequence_numbers_name:
             return self._argument((-1, placeholder), _SEQUENCE_NUMBERS)
         return super()._resolve(replica, placeholder)
 
-    def _emit(self, each: commit.Pull) -> None:
+    def _pull(self, each: commit.Pull) -> None:
         nodes, values = commit.emit(
             each,
             server_device=self._placement.devices[each.server],
             worker_device=self._topology.replica_devices[0],
             handle=lambda name: str(super(_ServerAssembly, self)._resolve(0, name)),
-            clock=self.copies.order.name(0, each.clock),
+            clock=self.copies.name(0, each.clock),
         )
-        self._more_nodes += nodes
+        self._emit.nodes.extend(nodes)
         self._pulled.update(values)

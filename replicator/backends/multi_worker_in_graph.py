@@ -163,12 +163,8 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
             if self.without_communication:
                 lines.append(f"{name} sends nothing but inputs to other workers")
                 continue
-            sent = plan.sent(
-                program.plans,
-                self.topology,
-                workers,
-                [*program.weight_transfers, *program.returned],
-            )
+            others = program.other_transfers
+            sent = plan.sent(program.plans, self.topology, workers, others)
             parts = [
                 f"worker {worker} {of.num_bytes} bytes in {of.num_tensors} tensors"
                 for worker, of in sent.items()

@@ -1,7 +1,7 @@
 """Virtual CPU devices that are taken for parts of GPUs."""
 
 from replicator.core import devices, topology
-from replicator.engine.graph.convolutions import products, resampled
+from replicator.engine.graph import products, resampled
 
 
 def take_cpus_for_gpus(replace=setattr):

@@ -14,9 +14,9 @@ import sys
 import gpu_graphs
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import kernels
 
 from replicator._tf import compat as _tf_compat
-from replicator._tf import dispatch
 
 pytestmark = pytest.mark.processes
 
@@ -31,7 +31,7 @@ CONTROL_FLOW = {"Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", 
 def graphs(tmp_path_factory, data_dirs):
     """The folder of all graphs, written by a process whose host has oneDNN's rules."""
     del data_dirs  # its variables are in the environment
-    if not dispatch.kernels_of("_FusedBatchNormEx") or not tf.test.is_built_with_cuda():
+    if not _kernels("_FusedBatchNormEx") or not tf.test.is_built_with_cuda():
         pytest.skip("this build of TensorFlow has no GPU kernels to compare with")
     folder = tmp_path_factory.mktemp("graphs")
     support = ROOT / "tests/support"
@@ -55,18 +55,29 @@ def _graph(folder, case):
     return _tf_compat.GraphDef.FromString((folder / ".".join(case)).read_bytes())
 
 
+@functools.cache
+def _kernels(op):
+    return list(kernels.get_registered_kernels_for_op(op).kernel)
+
+
 def _kernel(node):
+    """What TensorFlow uses for a node, whose attribute ``_kernel`` asks for a label."""
     label = node.attr["_kernel"].s.decode() if "_kernel" in node.attr else ""
     device = "CPU" if "CPU" in node.device else "GPU"
-    return dispatch.find_kernel(node.op, device, dict(_types(node)), label)
-
-
-def _types(node):
-    for name, attr in node.attr.items():
-        kind = attr.WhichOneof("value")
-        found = [attr.type] if kind == "type" else list(attr.list.type)
-        if found:
-            yield name, frozenset(map(tf.as_dtype, found))
+    types = {name: {attr.type, *attr.list.type} for name, attr in node.attr.items()}
+    fitting = [
+        kernel
+        for kernel in _kernels(node.op)
+        # The last one serves every type of device that has none of its own.
+        if kernel.device_type in (device, "DEFAULT")
+        and kernel.label == label
+        and all(
+            types.get(c.name, set()) - {0} <= {*c.allowed_values.list.type}
+            for c in kernel.constraint
+        )
+    ]
+    of_device = [kernel for kernel in fitting if kernel.device_type == device]
+    return max(of_device or fitting, key=lambda kernel: kernel.priority, default=None)
 
 
 def _is_call(graph_def, node):

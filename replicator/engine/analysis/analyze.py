@@ -8,7 +8,7 @@ carried out, and what owners of variables send to the programs of other workers.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -22,7 +22,7 @@ from replicator.engine.graph.body import reachable
 from replicator.engine.graph.dataflow import READ_OPS, written_variables
 from replicator.engine.graph.liveness import REMOTE, schedule_gathers
 from replicator.engine.graph.optimize import optimize, own_functions
-from replicator.engine.graph.trace import Rewriters, trace
+from replicator.engine.graph.trace import trace
 from replicator.errors import UnsynchronisedUpdateError
 from replicator.variables.kinds import Kind, declared_kind
 from replicator.variables.ownership import num_bytes
@@ -149,53 +149,42 @@ def by_marker(body: Body, found: Mapping[str, Owner]) -> dict[str, Owner]:
     }
 
 
-class Moved(NamedTuple):
-    """Bytes that go between devices in one step, all of them together."""
-
-    reductions: int  # Operands to those who reduce, and results to those who need them.
-    # New values to replicas with copies, or the gathers of stored variables.
-    weights: int
-
-
-def moved_bytes(analysis: Analysis, topology: Topology) -> Moved | None:
-    """Counts what a step with a sharded update moves; None without one.
+def explain_owned(analysis: Analysis, topology: Topology) -> str:
+    """One line with what a step moves; empty without a sharded update.
 
     Between programs that is what goes between processes, by rings; otherwise what goes
     from the device of one replica to that of another.
     """
-    live = analysis.liveness
-    if live is None:
-        return None
+    if analysis.liveness is None:
+        return ""
     if topology.num_programs > 1:
-        costs = (
-            plan.collective.kind.between_workers(bucket.num_bytes, topology).num_bytes
-            for plan in analysis.plans
-            for bucket in plan.buckets
+        between, sums = (
+            "workers",
+            [
+                each.collective.kind.between_workers(
+                    bucket.num_bytes, topology
+                ).num_bytes
+                for each in analysis.plans
+                for bucket in each.buckets
+            ],
         )
         sent = sum(share.num_bytes for share in analysis.shares)
-        return Moved(round(sum(costs)), (topology.num_programs - 1) * sent)
-    # Devices that keep copies count, also where they could read one memory.
-    apart = dataclasses.replace(topology, memories=topology.primaries)
-    reductions = (
-        transfer.num_bytes
-        for transfer in plan.transfers(analysis.plans, apart)
-        if transfer.source != transfer.target
-    )
-    return Moved(
-        round(sum(reductions)),
-        round(sum(transfer.num_bytes for transfer in weights(analysis))),
-    )
-
-
-def explain_owned(analysis: Analysis, topology: Topology) -> str:
-    """One line with what a step moves; empty without a sharded update."""
-    found = moved_bytes(analysis, topology)
-    if found is None:
-        return ""
-    between = "workers" if topology.num_programs > 1 else "devices"
+        moved: float = (topology.num_programs - 1) * sent
+    else:
+        # Devices that keep copies count, also where they could read one memory.
+        apart = dataclasses.replace(topology, memories=topology.primaries)
+        between, sums = (
+            "devices",
+            [
+                transfer.num_bytes
+                for transfer in plan.transfers(analysis.plans, apart)
+                if transfer.source != transfer.target
+            ],
+        )
+        moved = sum(transfer.num_bytes for transfer in weights(analysis))
     text = (
-        f"sharded update: a step moves {found.reductions} bytes by reductions and "
-        f"{found.weights} bytes of weights between {between}"
+        f"sharded update: a step moves {round(sum(sums))} bytes by reductions and "
+        f"{round(moved)} bytes of weights between {between}"
     )
     if analysis.gathers:
         num_layers = len({gather.layer for gather in analysis.gathers})
@@ -232,8 +221,6 @@ def weights(analysis: Analysis) -> Iterator[Transfer]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Analysis:
-    """The facts about a step."""
-
     traced: TracedStep  # The step as it was traced.
     body: Body  # Its optimized graph.
     invariance: Invariance  # What has the same value on every replica.
@@ -287,8 +274,6 @@ def analyze(
     *,
     is_in_group: bool = False,
 ) -> Analysis:
-    """Traces a step and finds out what its program needs."""
-
     def trace_step() -> TracedStep:
         counts = topology.num_replicas, topology.num_logical_devices
         return context.in_first_trace(lambda: trace(step_fn, specs, *counts))
@@ -303,8 +288,15 @@ def analyze(
     found = find_invariance(traced, body, table, results)
     if topology.num_replicas > 1:
         check_invariance(traced, body, found, found.local)
+    variables, ownership = traced.variables, table.ownership
     gathers: tuple[VariableGather, ...] = ()
-    if sizes := _stored(traced, table.ownership, topology):
+    # Variables that some replicas have to gather.
+    sizes = {
+        name: num_bytes(variable)
+        for name, variable in variables.items()
+        if not topology.is_shared and ownership.is_stored(variable)
+    }
+    if sizes:
         # What is sent together waits for all operands of the call.
         joined = _depths(traced, body, are_joined=True)
         varying = {node.name for node in body.nodes} - found.nodes
@@ -312,14 +304,19 @@ def analyze(
         body, gathers = made.body, made.gathers
         nodes = found.nodes.union(made.added)
         found = dataclasses.replace(found, nodes=nodes)
-    entries = _require_variables(traced, found, topology, table)
-    owners = find_owners(traced.variables, table.ownership)
+    entries = {}
+    for handle, variable in variables.items():
+        kind = table.kind(variable)
+        is_local = handle in found.local and topology.num_replicas > 1
+        if is_local and kind is Kind.MIRRORED:
+            kind = Kind.LOCAL
+        entries[handle] = table.require(variable, kind)
+    owners = find_owners(variables, ownership)
     marked = {n: v for n, v in traced.owned.items() if n in found.nodes}
-    kept = find_owners(marked, table.ownership)
+    kept = find_owners(marked, ownership)
     live = _find_live(traced, body, found, owners, kept, topology)
     if live is not None and topology.num_programs > 1:
-        variables = traced.variables
-        slots = [n for n in owners if table.ownership.is_slot(variables[n])]
+        slots = [n for n in owners if ownership.is_slot(variables[n])]
         plan.check_shares(
             body,
             live,
@@ -345,7 +342,7 @@ def analyze(
             {} if live is None else by_marker(body, kept),
         ),
         shares=(
-            _find_shares(traced, body, live, owners, table.ownership)
+            _find_shares(traced, body, live, owners, ownership)
             if live is not None and is_in_group
             else ()
         ),
@@ -355,11 +352,11 @@ def analyze(
 def to_body(traced: TracedStep, name: str, topology: Topology) -> Body:
     """Places and optimizes the graph of a traced step."""
     plan.place(traced, topology)
-    rewriters = Rewriters()
-    optimized = optimize(traced, topology, rewriters)
+    notes: list[str] = []
+    optimized = optimize(traced, topology, notes)
     own_functions(optimized, name)
     body = body_lib.from_graph_def(optimized)
-    return dataclasses.replace(body, notes=tuple(rewriters.notes.values()))
+    return dataclasses.replace(body, notes=tuple(notes))
 
 
 def find_invariance(
@@ -380,34 +377,11 @@ def check_invariance(
     traced: TracedStep, body: Body, found: Invariance, local: Collection[str]
 ) -> None:
     """Rejects steps that let replicas diverge, by what is the same on all of them."""
-    dataflow.check_required(found, traced.required)  # which says more
+    for name, error in traced.required.items():  # which says more
+        if name not in found.nodes:
+            raise UnsynchronisedUpdateError(error)
     dataflow.check_trainable(found, traced.variables, traced.lines)
     check_divergence(traced, body, local)
-
-
-def _require_variables(
-    traced: TracedStep, found: Invariance, topology: Topology, table: VariableTable
-) -> dict[str, Entry]:
-    entries = {}
-    for name, variable in traced.variables.items():
-        kind = table.kind(variable)
-        if name in found.local and kind is Kind.MIRRORED and topology.num_replicas > 1:
-            kind = Kind.LOCAL
-        entries[name] = table.require(variable, kind)
-    return entries
-
-
-def _stored(
-    traced: TracedStep, ownership: Ownership, topology: Topology
-) -> dict[str, int]:
-    """By handle, the bytes of a variable that some replicas have to gather."""
-    if topology.is_shared:
-        return {}
-    return {
-        name: num_bytes(variable)
-        for name, variable in traced.variables.items()
-        if ownership.is_stored(variable)
-    }
 
 
 def _find_live(

@@ -10,7 +10,7 @@ Between workers, processes and GPUs, transfers are ordered as a backward pass pr
 their operands: by distance from the inputs of the step. All workers then have the same
 order, and the first transfers overlap with the rest of the computation. Between GPUs,
 where a copy into a bucket costs less than the start of a reduction, large tensors share
-buckets too, and buckets become smaller towards the end (``buckets.fill_towards_end``).
+buckets too, and buckets become smaller towards the end (``kind.fill_towards_end``).
 """
 
 from __future__ import annotations
@@ -86,8 +86,6 @@ class Bucket:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CollectivePlan:
-    """How one collective runs."""
-
     collective: Collective  # The call.
     # ``add_n`` (sum on an owner device), ``nccl`` or ``ring`` (one op on each device,
     # over all replicas of the job), ``pairwise`` (minimum, maximum), ``pack`` (gather),
@@ -105,59 +103,57 @@ def make_plan(
     logical_devices: Mapping[str, int] | None = None,
     owned: Mapping[str, Owner] | None = None,
 ) -> tuple[CollectivePlan, ...]:
-    """Decides algorithm, buckets and owners for all collectives of a step."""
     fill = _filling(topology)
     loads: dict[int, list[int]] = {}
-    places = {
-        operand: place
-        for operand, place in (logical_devices or {}).items()
-        # One algorithm per call: what a replica has on its host goes through its GPU.
-        if topology.at(place).has_own_gpus == topology.has_own_gpus
-    }
     plans = []
-    for collective in collectives:
-        algorithm = _algorithm(collective, topology)
+    for call in collectives:
+        algorithm = "wire"
+        if call.num_replicas > 1:
+            algorithm = call.kind.algorithm(call, topology)
         # Where all get all, what has an owner need not be sent apart.
         needed, kept = ({}, {}) if algorithm in FLAT else (needed_by or {}, owned or {})
-        owners_of = [kept.get(marker) for marker in collective.markers]
-        preferred_owners = [
-            _only(needed.get(marker, ())) if one is None else one.primary
-            for marker, one in zip(collective.markers, owners_of, strict=True)
+        targets: list[tuple[int, int | None, Owner | None]] = []
+        for operand, marker in zip(call.operands, call.markers, strict=True):
+            place = (logical_devices or {}).get(operand, 0)
+            # One algorithm per call: what a replica has on its host goes through its
+            # GPU.
+            if topology.at(place).has_own_gpus != topology.has_own_gpus:
+                place = 0
+            owner, replicas = kept.get(marker), needed.get(marker, ())
+            only = replicas[0] if len(replicas) == 1 else None
+            targets.append((place, only if owner is None else owner.primary, owner))
+        order = list(range(len(call.markers)))
+        if depths is not None and topology.orders_transfers:
+            # Gradients of equal depth: a backward pass comes to later variables first.
+            depth = [depths[operand] for operand in call.operands]
+            order = sorted(order, key=lambda p: (depth[p], -p))
+        sizes = [
+            kind_lib.num_bytes(shape, call.kind.sent_dtype(dtype))
+            for shape, dtype in zip(call.shapes, call.dtypes, strict=True)
         ]
-        at = [places.get(operand, 0) for operand in collective.operands]
-        groups = _group(
-            collective,
-            list(zip(preferred_owners, at, owners_of, strict=True)),
-            _order(collective, depths if topology.orders_transfers else None),
-            fill if collective.kind.is_fused else _alone,
+        join = fill if call.kind.is_fused else _alone
+        filled = join(
+            [(call.dtypes[p], targets[p]) for p in order], [sizes[p] for p in order]
         )
-        sizes = [sum(_num_bytes(collective, p) for p in group) for group in groups]
-        owners: dict[int, int] = {}
-        for logical_device in sorted({at[group[0]] for group in groups}):
-            load = loads.setdefault(logical_device, [0] * topology.num_local_replicas)
-            here = {
-                index: (size, preferred_owners[group[0]])
-                for index, (group, size) in enumerate(zip(groups, sizes, strict=True))
-                if at[group[0]] == logical_device
-            }
-            owners.update(_balance(here, load))
-        plans.append(
-            CollectivePlan(
-                collective=collective,
-                algorithm=algorithm,
-                buckets=tuple(
-                    Bucket(
-                        positions=group,
-                        num_bytes=size,
-                        owner=owners[index],
-                        logical_device=at[group[0]],
-                        is_for_owner=preferred_owners[group[0]] is not None,
-                    )
-                    for index, (group, size) in enumerate(
-                        zip(groups, sizes, strict=True)
-                    )
-                ),
+        groups = [tuple(order[place] for place in bucket) for bucket in filled]
+        totals = {group: sum(sizes[p] for p in group) for group in groups}
+        buckets = {}
+        # Each bucket, largest first, goes to its preferred or the least loaded owner.
+        for group in sorted(groups, key=totals.__getitem__, reverse=True):
+            place, preferred, _ = targets[group[0]]
+            load = loads.setdefault(place, [0] * topology.num_local_replicas)
+            combines = load.index(min(load)) if preferred is None else preferred
+            load[combines] += max(totals[group], 1)
+            buckets[group] = Bucket(
+                positions=group,
+                num_bytes=totals[group],
+                owner=combines,
+                logical_device=place,
+                is_for_owner=preferred is not None,
             )
+        found = tuple(buckets[group] for group in groups)
+        plans.append(
+            CollectivePlan(collective=call, algorithm=algorithm, buckets=found)
         )
     return tuple(plans)
 
@@ -178,6 +174,8 @@ def explain(plans: Sequence[CollectivePlan], topology: Topology) -> str:
                 continue
             owner = bucket.logical_device, bucket.owner
             load[owner] = load.get(owner, 0) + bucket.num_bytes
+        num_kept = sum(bucket.is_for_owner for bucket in plan.buckets)
+        kept = f"; {num_kept} for their owners alone" if num_kept else ""
         compressed = _compression(collective, topology)
         if collective.needed_if is not None:
             compressed += ", in calls that update"
@@ -187,7 +185,7 @@ def explain(plans: Sequence[CollectivePlan], topology: Topology) -> str:
             f"algorithm {plan.algorithm}, "
             f"{len(plan.buckets)} transfers of which {fused} fused{compressed}"
             f"{_between_workers(plan, topology)}"
-            f"{_kept(plan)}"
+            f"{kept}"
         )
     if on_all:
         lines.append(
@@ -197,9 +195,7 @@ def explain(plans: Sequence[CollectivePlan], topology: Topology) -> str:
     lines += [
         f"owner {replica} ({topology.devices[replica][logical_device]}): "
         f"combines {load.get((logical_device, replica), 0)} bytes"
-        for logical_device in sorted(
-            {0, *(logical_device for logical_device, _ in load)}
-        )
+        for logical_device in sorted({0, *(place for place, _ in load)})
         for replica in range(topology.num_local_replicas)
     ]
     return "\n".join(lines)
@@ -224,11 +220,6 @@ def _between_workers(plan: CollectivePlan, topology: Topology) -> str:
     )
 
 
-def _kept(plan: CollectivePlan) -> str:
-    num_kept = sum(bucket.is_for_owner for bucket in plan.buckets)
-    return f"; {num_kept} for their owners alone" if num_kept else ""
-
-
 def _compression(collective: Collective, topology: Topology) -> str:
     sent = {collective.kind.sent_dtype(dtype) for dtype in collective.dtypes}
     narrow = sorted(dtype.name for dtype in sent - set(collective.dtypes))
@@ -237,26 +228,6 @@ def _compression(collective: Collective, topology: Topology) -> str:
     if len(set(topology.memories)) == 1 and topology.num_programs == 1:
         return ", in one memory: nothing is sent, so nothing is compressed"
     return f", {', '.join(narrow)} between memories"
-
-
-def _algorithm(collective: Collective, topology: Topology) -> str:
-    if collective.num_replicas == 1:
-        return "wire"
-    return collective.kind.algorithm(collective, topology)
-
-
-def _order(collective: Collective, depths: Mapping[str, int] | None) -> list[int]:
-    """Positions of a call's tensors in the order in which they should be sent."""
-    positions = list(range(len(collective.markers)))
-    if depths is None:
-        return positions
-    # Gradients of equal depth: a backward pass comes to later variables first.
-    return sorted(positions, key=lambda p: (depths[collective.operands[p]], -p))
-
-
-def _only(replicas: Sequence[int]) -> int | None:
-    """The replica that alone needs a result, if there is one."""
-    return replicas[0] if len(replicas) == 1 else None
 
 
 def _filling(topology: Topology) -> Fill:
@@ -281,38 +252,6 @@ def _alone(keys: Sequence[Hashable], _sizes: Sequence[int]) -> list[tuple[int, .
     return [(position,) for position in range(len(keys))]
 
 
-def _group(
-    collective: Collective,
-    owners: Sequence[Hashable],
-    order: Sequence[int],
-    fill: Fill,
-) -> list[tuple[int, ...]]:
-    """Puts tensors into buckets of one type and owner, in the order of ``fill``."""
-    filled = fill(
-        [(collective.dtypes[p], owners[p]) for p in order],
-        [_num_bytes(collective, p) for p in order],
-    )
-    return [tuple(order[place] for place in bucket) for bucket in filled]
-
-
-def _balance(
-    sizes: Mapping[int, tuple[int, int | None]], load: list[int]
-) -> Iterator[tuple[int, int]]:
-    """Gives each bucket, largest first, to its preferred or the least loaded owner."""
-    for index, (size, preferred) in sorted(
-        sizes.items(), key=lambda item: (-item[1][0], item[0])
-    ):
-        owner = min(range(len(load)), key=lambda r: (load[r], r))
-        owner = owner if preferred is None else preferred
-        load[owner] += max(size, 1)
-        yield index, owner
-
-
-def _num_bytes(collective: Collective, position: int) -> int:
-    wire = collective.kind.sent_dtype(collective.dtypes[position])
-    return kind_lib.num_bytes(collective.shapes[position], wire)
-
-
 # Users place some ops and variables; the placement of all others follows: a gradient
 # runs on the device of its forward op, an op that accesses a variable on that of the
 # variable, any other on that of its inputs. This is decided on the traced graph, in
@@ -323,27 +262,86 @@ def place(traced: TracedStep, topology: Topology) -> None:
     """Gives the nodes of a traced graph their logical devices, in place."""
     if topology.num_logical_devices == 1:
         return
-    handles = {
-        name: topology.logical_device_of(variable.device)
-        for name, variable in traced.variables.items()
-    }
     nodes = traced.graph_def.node
     _bypass_tuples(nodes)
     # Before the optimizer runs, which renames gradients, and merges only nodes of one
     # device: it has to know them. What nobody placed is placed here, too,
     # since TensorFlow would put it on the first device, and send activations there and
     # back. Devices are those of no replica yet: copies get theirs from the topology.
-    placed = _Placed(nodes, handles)
+    by_user = {
+        node.name: index
+        for node in nodes
+        if (index := context.logical_index(node.device)) is not None
+    }
+    handles = {
+        name: topology.logical_device_of(variable.device)
+        for name, variable in traced.variables.items()
+    }
+    scopes: dict[str, set[int]] = {}
+    for name, place_of in by_user.items():
+        for scope in _scopes(name):
+            scopes.setdefault(scope, set()).add(place_of)
+    placed = _Placed(dict(by_user), by_user, scopes, handles)
     for node in nodes:
-        if node.op == "Placeholder" or node.device:
-            continue
-        index = placed.find(node)
-        if index is not None:
-            placed.index[node.name] = index
-    _follow_consumers(nodes, placed.index)
+        if node.op != "Placeholder" and not node.device:
+            index = placed.find(node)
+            if index is not None:
+                placed.found[node.name] = index
+    _follow_consumers(nodes, placed.found)
     for node in nodes:
-        if placed.index.get(node.name) and not node.device:
-            node.device = context.logical_name(placed.index[node.name])
+        if placed.found.get(node.name) and not node.device:
+            node.device = context.logical_name(placed.found[node.name])
+
+
+class _Placed(NamedTuple):
+    """What is known while walking the graph in the order of its making."""
+
+    found: dict[str, int]  # Logical device by node.
+    by_user: Mapping[str, int]  # The same of what the user placed.
+    scopes: Mapping[str, set[int]]  # The devices of that, by scope.
+    handles: Mapping[str, int]  # The same of variables.
+
+    def find(self, node: Any) -> int | None:
+        """The logical device of a node that the user did not place."""
+        names = [producer(text) for text in node.input if not text.startswith("^")]
+        for name in names:
+            if name in self.handles:
+                return self.handles[name]
+        known = [name for name in names if name in self.found]
+        if node.name.startswith(GRADIENT_SCOPE):
+            forward = self._forward(node.name.removeprefix(GRADIENT_SCOPE))
+            if forward is not None:
+                return forward
+            # What flows back comes from a later device; the values of the forward pass
+            # tell where this op's own forward op ran.
+            known = [name for name in known if name in self.by_user] or known
+        return max((self.found[name] for name in known), default=None)
+
+    def _forward(self, name: str) -> int | None:
+        for scope in _scopes(name):
+            if scope in self.found:
+                return self.found[scope]
+            if len(self.scopes.get(scope, ())) == 1:
+                return min(self.scopes[scope])
+        return None
+
+
+def _scopes(name: str) -> list[str]:
+    """``a/b/c`` gives ``a/b/c``, ``a/b`` and ``a``."""
+    parts = name.split("/")
+    return ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
+
+
+def _follow_consumers(nodes: Any, index: dict[str, int]) -> None:
+    """Puts constants where their only users are, so that they are not sent."""
+    users: dict[str, set[int]] = {}
+    for node in nodes:
+        for text in node.input:
+            users.setdefault(producer(text), set()).add(index.get(node.name, 0))
+    for node in nodes:
+        where = users.get(node.name, set())
+        if node.op == "Const" and node.name not in index and len(where) == 1:
+            index[node.name] = min(where)
 
 
 def of_operands(traced: TracedStep, topology: Topology) -> dict[str, int]:
@@ -381,73 +379,6 @@ def _bypass_tuples(nodes: Any) -> None:
             node.input[place] = source(text)
 
 
-class _Placed:
-    """What is known while walking the graph in the order of its making.
-
-    Attributes:
-      index: Logical device by node.
-    """
-
-    def __init__(self, nodes: Any, handles: dict[str, int]) -> None:
-        self.index: dict[str, int] = {}
-        self._handles = handles
-        self._by_user: set[str] = set()
-        self._forward_scopes: dict[str, set[int]] = {}
-        for node in nodes:
-            index = context.logical_index(node.device)
-            if index is None:
-                continue
-            self.index[node.name] = index
-            self._by_user.add(node.name)
-            for scope in _scopes(node.name):
-                self._forward_scopes.setdefault(scope, set()).add(index)
-
-    def find(self, node: Any) -> int | None:
-        """The logical device of a node that the user did not place."""
-        names = [producer(text) for text in node.input if not text.startswith("^")]
-        for name in names:
-            if name in self._handles:
-                return self._handles[name]
-        is_gradient = node.name.startswith(GRADIENT_SCOPE)
-        if is_gradient:
-            forward = self._forward(node.name)
-            if forward is not None:
-                return forward
-        known = [name for name in names if name in self.index]
-        if is_gradient:
-            # What flows back comes from a later device; the values of the forward pass
-            # tell where this op's own forward op ran.
-            known = [name for name in known if name in self._by_user] or known
-        return max((self.index[name] for name in known), default=None)
-
-    def _forward(self, name: str) -> int | None:
-        for scope in _scopes(name.removeprefix(GRADIENT_SCOPE)):
-            if scope in self.index:
-                return self.index[scope]
-            found = self._forward_scopes.get(scope, set())
-            if len(found) == 1:
-                return next(iter(found))
-        return None
-
-
-def _scopes(name: str) -> list[str]:
-    """``a/b/c`` gives ``a/b/c``, ``a/b`` and ``a``."""
-    parts = name.split("/")
-    return ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]
-
-
-def _follow_consumers(nodes: Any, index: dict[str, int]) -> None:
-    """Puts constants where their only users are, so that they are not sent."""
-    users: dict[str, set[int]] = {}
-    for node in nodes:
-        for text in node.input:
-            users.setdefault(producer(text), set()).add(index.get(node.name, 0))
-    for node in nodes:
-        where = users.get(node.name, set())
-        if node.op == "Const" and node.name not in index and len(where) == 1:
-            index[node.name] = next(iter(where))
-
-
 # With a sharded update over worker processes, one program updates a variable. The
 # others receive its new value before anything there reads it again. Small variables of
 # one owner are sent together. These transfers are part of the chain of the step's
@@ -467,7 +398,6 @@ class UpdatedVariable:
 
     @property
     def num_bytes(self) -> int:
-        """Its size."""
         return int(self.shape.num_elements() * self.dtype.size)
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.core.devices import cpu_of
 
 if TYPE_CHECKING:
     from collections.abc import (
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
         Mapping,
         Sequence,
     )
-
-    SupportedDevice = Callable[[str, tf.DType | None, str], str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,28 +97,24 @@ class TensorNames:
 
     def ports(self, node_name: str) -> tuple[str, ...]:
         """Output ports of a node, such as ``("y:0", "batch_mean:0")``."""
-        if node_name not in self._ports:
-            self._ports[node_name] = self._find_ports(self._nodes[node_name])
-        return self._ports[node_name]
-
-    def _find_ports(self, node: Any) -> tuple[str, ...]:
+        if node_name in self._ports:
+            return self._ports[node_name]
+        node, ports = self._nodes[node_name], []
         definition = self._functions.get(node.op) or _tf_compat.op_def(node.op)
         if definition is None:
             raise ValueError(f"op {node.op!r} of node {node.name!r} is not registered")
-        ports = []
         for arg in definition.output_arg:
+            count = 1
             if arg.number_attr:
                 count = node.attr[arg.number_attr].i
             elif arg.type_list_attr:
                 count = len(node.attr[arg.type_list_attr].list.type)
-            else:
-                count = 1
             ports += [f"{arg.name}:{index}" for index in range(count)]
-        return tuple(ports)
+        self._ports[node_name] = tuple(ports)
+        return self._ports[node_name]
 
 
 def from_graph_def(graph_def: Any) -> Body:
-    """Reads a ``GraphDef`` into a body in topological order."""
     # The step is traced as a graph, because the optimizer takes graphs, and linked as a
     # function, because TensorFlow registers those without a Python object for each node
     # of each replica. The two forms name tensors differently: ``names``.
@@ -266,7 +259,6 @@ def make_node(
     attrs: Mapping[str, Any] | None = None,
     controls: Sequence[str] = (),
 ) -> Any:
-    """Makes a ``NodeDef`` in function form."""
     node = _tf_compat.NodeDef(name=name, op=op, device=device)
     node.input.extend(str(ref) for ref in inputs)
     node.input.extend(f"^{control}" for control in controls)
@@ -289,8 +281,6 @@ def _set_attr(attr: Any, value: Any) -> None:
         attr.b = value
     elif isinstance(value, int):
         attr.i = value
-    elif isinstance(value, float):
-        attr.f = value
     elif isinstance(value, str):
         attr.s = value.encode()
     elif isinstance(value, np.ndarray):
@@ -350,10 +340,18 @@ _WITH_EFFECTS = frozenset({"Case", "If", "StatefulPartitionedCall", "While"})
 
 def keep_effects_in_order(graph_def: Any) -> None:
     """Adds the control edges to a graph and the functions of its library, in place."""
-    library = graph_def.library.function
-    stateful = {f.signature.name for f in library if f.signature.is_stateful}
+    with_effects = _stateful(graph_def) | _WITH_EFFECTS
     for nodes in node_lists(graph_def):
-        _add_edges(nodes, stateful | _WITH_EFFECTS)
+        names = {node.name for node in nodes}
+        calls = {node.name for node in nodes if node.op in with_effects}
+        for node in nodes if calls else ():
+            known = {text for text in node.input if text.startswith("^")}
+            data = [text for text in node.input if text not in known]
+            for source in dict.fromkeys(map(producer, data)):
+                # Arguments of a function are there before it starts.
+                is_edge = node.name in calls or source in calls
+                if is_edge and source in names and f"^{source}" not in known:
+                    node.input.append(f"^{source}")
 
 
 def keep_waits_of_calls(graph_def: Any) -> None:
@@ -363,202 +361,17 @@ def keep_waits_of_calls(graph_def: Any) -> None:
     function's nodes in place of the call: those that do not use this argument would no
     longer wait. An assignment then overtakes a read whose value the call is given.
     """
-    library = graph_def.library.function
-    names = {f.signature.name for f in library if f.signature.is_stateful} | {_CALL}
+    called = _stateful(graph_def) | {_CALL}
     for nodes in node_lists(graph_def):
-        _add_waits(nodes, names)
+        for node in [node for node in nodes if node.op in called]:
+            waits = [text for text in node.input if text.startswith("^")]
+            if waits:
+                name = f"{node.name}/replicator_wait"
+                nodes.add(name=name, op="NoOp", device=node.device, input=waits)
+                data = [text for text in node.input if text not in waits]
+                node.input[:] = [*data, f"^{name}"]
 
 
-def _add_waits(nodes: Any, calls: Collection[str]) -> None:
-    for node in [node for node in nodes if node.op in calls]:
-        waits = [text for text in node.input if text.startswith("^")]
-        if waits:
-            data = [text for text in node.input if not text.startswith("^")]
-            wait = nodes.add(
-                name=f"{node.name}/replicator_wait", op="NoOp", device=node.device
-            )
-            wait.input.extend(waits)
-            del node.input[:]
-            node.input.extend([*data, f"^{wait.name}"])
-
-
-def _add_edges(nodes: Sequence[Any], with_effects: Collection[str]) -> None:
-    names = {node.name for node in nodes}
-    calls = {node.name for node in nodes if node.op in with_effects}
-    if not calls:
-        return
-    for node in nodes:
-        sources = [producer(text) for text in node.input if not text.startswith("^")]
-        known = {text for text in node.input if text.startswith("^")}
-        for source in dict.fromkeys(sources):
-            # Arguments of a function are there before it starts.
-            is_edge = node.name in calls or source in calls
-            if is_edge and source in names and f"^{source}" not in known:
-                node.input.append(f"^{source}")
-
-
-# For code that builds graphs of ``NodeDef``s without Python graph objects, which
-# TensorFlow's own functions would need.
-
-
-class Emitter:
-    """Collects nodes.
-
-    Attributes:
-      nodes: ``NodeDef``s emitted so far.
-    """
-
-    def __init__(self, supported_device: SupportedDevice | None = None) -> None:
-        self.nodes: list[Any] = []
-        self._supported_device = supported_device
-
-    def dims(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> Ref:
-        """The shape as a vector."""
-        attrs = {"T": dtype, "out_type": tf.int32}
-        return self.add(name, "Shape", [ref], device, "output:0", attrs)
-
-    def row(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> Ref:
-        """Adds a first dimension of one."""
-        axis = self.const(f"{name}/axis", np.int32(0), device)
-        attrs = {"T": dtype, "Tdim": tf.int32}
-        return self.add(name, "ExpandDims", [ref, axis], device, "output:0", attrs)
-
-    def convert(
-        self,
-        name: str,
-        ref: Tensor,
-        how: str,
-        source: tf.DType,
-        target: tf.DType,
-        device: str,
-    ) -> Tensor:
-        """Casts or bitcasts (``how``) where the types differ."""
-        if source == target:
-            return ref
-        if how == "Cast":
-            return self.cast(name, ref, source, target, cpu_of(device))
-        attrs = {"T": source, "type": target}
-        return self.add(name, "Bitcast", [ref], device, "output:0", attrs)
-
-    def cast(
-        self, name: str, ref: Tensor, source: tf.DType, target: tf.DType, device: str
-    ) -> Tensor:
-        """Casts where the types differ."""
-        if source == target:
-            return ref
-        attrs = {"SrcT": source, "DstT": target}
-        return self.add(name, "Cast", [ref], device, "y:0", attrs)
-
-    def scale(
-        self, name: str, ref: Tensor, factor: float, dtype: tf.DType, device: str
-    ) -> Ref:
-        """The product with a number."""
-        value = np.array(factor, dtype.as_numpy_dtype)
-        other = self.const(f"{name}/factor", value, device)
-        return self.add(name, "Mul", [ref, other], device, "z:0", {"T": dtype})
-
-    def concat(
-        self, name: str, refs: Sequence[Tensor], dtype: tf.DType, device: str
-    ) -> Ref:
-        """Joins along the first dimension."""
-        axis = self.const(f"{name}/dim", np.int32(0), device)
-        return self.add(
-            name,
-            "ConcatV2",
-            [*refs, axis],
-            device,
-            "output:0",
-            {"N": len(refs), "T": dtype, "Tidx": tf.int32},
-        )
-
-    def pack(
-        self,
-        name: str,
-        refs: Sequence[Tensor],
-        shapes: Sequence[Sequence[int]],
-        dtype: tf.DType,
-        device: str,
-    ) -> Tensor:
-        """The elements of tensors of given shapes as one vector, to send them at once.
-
-        Vectors are taken as they are: of ResNet-50, two in three gradients.
-        """
-        flat = None
-        parts: list[Tensor] = []
-        for index, (ref, shape) in enumerate(zip(refs, shapes, strict=True)):
-            if len(shape) == 1:
-                parts.append(ref)
-                continue
-            flat = flat or self.numbers(f"{name}/flat", [-1], device)
-            part = f"{name}/part_{index}"
-            parts.append(self.reshape(part, ref, flat, dtype, device))
-        return parts[0] if len(parts) == 1 else self.concat(name, parts, dtype, device)
-
-    def unpack(
-        self,
-        name: str,
-        ref: Tensor,
-        shapes: Sequence[Sequence[int]],
-        dtype: tf.DType,
-        device: str,
-    ) -> list[Ref]:
-        """The tensors of given shapes that ``pack`` made one vector of."""
-        sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
-        parts = self.split(f"{name}/split", ref, sizes, dtype, device)
-        dims: dict[tuple[int, ...], Ref] = {}  # one node for equal shapes
-        for index, shape in enumerate(map(tuple, shapes)):
-            if len(shape) == 1:
-                continue
-            if shape not in dims:
-                dims[shape] = self.numbers(f"{name}/shape_{index}", shape, device)
-            value = f"{name}/value_{index}"
-            parts[index] = self.reshape(value, parts[index], dims[shape], dtype, device)
-        return parts
-
-    def split(
-        self,
-        name: str,
-        ref: Tensor,
-        sizes: Sequence[int],
-        dtype: tf.DType,
-        device: str,
-    ) -> list[Ref]:
-        """Parts of given sizes along the first dimension."""
-        lengths = self.numbers(f"{name}/sizes", sizes, device)
-        axis = self.const(f"{name}/dim", np.int32(0), device)
-        attrs = {"num_split": len(sizes), "T": dtype, "Tlen": tf.int32}
-        inputs = [ref, lengths, axis]
-        first = self.add(name, "SplitV", inputs, device, "output:0", attrs)
-        return [Ref(node=first.node, port=f"output:{i}") for i in range(len(sizes))]
-
-    def reshape(
-        self, name: str, ref: Tensor, shape: Ref, dtype: tf.DType, device: str
-    ) -> Ref:
-        """Changes the shape."""
-        attrs = {"T": dtype, "Tshape": tf.int32}
-        return self.add(name, "Reshape", [ref, shape], device, "output:0", attrs)
-
-    def const(self, name: str, value: Any, device: str) -> Ref:
-        """A constant from a NumPy value."""
-        self.nodes.append(make_const(name, value, device))
-        return Ref(node=name, port="output:0")
-
-    def numbers(self, name: str, values: Sequence[int], device: str) -> Ref:
-        """A constant vector of int32."""
-        return self.const(name, np.array(values, np.int32), device)
-
-    def add(
-        self,
-        name: str,
-        op: str,
-        inputs: Sequence[Tensor],
-        device: str,
-        port: str,
-        attrs: dict[str, Any],
-        controls: Sequence[str] = (),
-    ) -> Ref:
-        """Any node; ``port`` names its first output."""
-        if self._supported_device is not None:
-            device = self._supported_device(op, attrs.get("T"), device)
-        self.nodes.append(make_node(name, op, inputs, device, attrs, controls))
-        return Ref(node=name, port=port)
+def _stateful(graph_def: Any) -> set[str]:
+    library = graph_def.library.function
+    return {f.signature.name for f in library if f.signature.is_stateful}

@@ -103,10 +103,7 @@ class Effects(NamedTuple):
 
 
 class EffectTable(_Summaries[Effects]):
-    """Effects of nodes, looking through the functions of one library."""
-
     def of(self, node: Node) -> Effects:
-        """Returns the effects of a node."""
         op, called = node.op, self._called(node.proto)
         inner = [self._summary(name) for name in called]
         is_pure = all(effects.is_pure for effects in inner)
@@ -119,8 +116,7 @@ class EffectTable(_Summaries[Effects]):
         is_write = op.startswith(_WRITE_PREFIXES)
         if not is_write:
             # Datasets and the like: inputs are not those of the functions they call.
-            definition = _tf_compat.op_def(op)
-            is_pure &= definition is not None and not definition.is_stateful
+            is_pure &= not _is_stateful(op)
             if is_pure:
                 return Effects(is_pure=True, writes=frozenset())
         # Slots of fused updates are handles too: which of the inputs are handles is
@@ -148,6 +144,12 @@ class EffectTable(_Summaries[Effects]):
                 if arg.type == _RESOURCE and arg.name in written
             ),
         )
+
+
+def _is_stateful(op: str) -> bool:
+    """Whether equal inputs do not mean equal outputs; also of what is not known."""
+    definition = _tf_compat.op_def(op)
+    return bool(definition is None or definition.is_stateful)
 
 
 def origin(ref: Ref, nodes: Mapping[str, Node]) -> str:
@@ -210,7 +212,6 @@ class Masks:
         self._of_outputs: dict[str, dict[str, int]] = {}
 
     def of(self, ref: Ref) -> int:
-        """The mask of a tensor."""
         by_port = self._of_outputs.get(ref.node)
         return self.of_node(ref.node) if by_port is None else by_port.get(ref.port, 0)
 
@@ -257,20 +258,19 @@ def trace_sources(body: Body, sources: Mapping[str, int]) -> Masks:
 class _Functions(_Summaries[list[int]]):
     """What reaches the results of functions: by result, which arguments do."""
 
-    def __init__(self, library: Iterable[Any]) -> None:
-        super().__init__(library)
-        self._is_stateful: dict[str, bool] = {}
-
     def outputs(self, node: Node, masks: list[int]) -> int | dict[str, int]:
         """The mask of all outputs of a node, or one by port."""
         op = node.op
         if op in _NEVER_OF_NUMBERS or OF_NO_EXAMPLE in node.name:
             return 0
-        if "FusedBatchNorm" in op and "Grad" not in op and _is_training(node.proto):
-            return _batch_norm(masks)
+        if "FusedBatchNorm" in op and "Grad" not in op:
+            attrs = node.proto.attr
+            if "is_training" not in attrs or attrs["is_training"].b:
+                return _batch_norm(masks)
         results = masks if op == "IdentityN" else self._call(node.proto, masks)
         if results is None:
-            return _union(masks) | (VARIES if self._varies(op) else 0)
+            varies = op not in READ_OPS and _is_stateful(op)
+            return _union(masks) | (VARIES if varies else 0)
         if op not in self._functions:
             return _by_port(results)
         ports = (arg.name for arg in self._functions[op].signature.output_arg)
@@ -285,15 +285,6 @@ class _Functions(_Summaries[list[int]]):
             return [masks[0] | _union(way) for way in zip(*branches, strict=True)]
         name = proto.attr["f"].func.name if proto.op in _CALLS else proto.op
         return self._results(name, masks) if name in self._functions else None
-
-    def _varies(self, op: str) -> bool:
-        """Whether equal inputs do not mean equal outputs."""
-        if op not in self._is_stateful:
-            definition = _tf_compat.op_def(op)
-            self._is_stateful[op] = op not in READ_OPS and (
-                definition is None or definition.is_stateful
-            )
-        return self._is_stateful[op]
 
     def _loop(self, proto: Any, masks: list[int]) -> list[int]:
         body, condition = proto.attr["body"].func.name, proto.attr["cond"].func.name
@@ -350,10 +341,6 @@ def _branches(proto: Any) -> list[str]:
     return [proto.attr[name].func.name for name in ("then_branch", "else_branch")]
 
 
-def _is_training(proto: Any) -> bool:
-    return proto.attr["is_training"].b if "is_training" in proto.attr else True
-
-
 def _batch_norm(masks: Sequence[int]) -> dict[str, int]:
     """What trains is normalized by its batch, and updates the averages it is given."""
     definition = _tf_compat.op_def("FusedBatchNormV3")
@@ -374,8 +361,6 @@ def _batch_norm(masks: Sequence[int]) -> dict[str, int]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Invariance:
-    """The result of the analysis."""
-
     # Names of nodes whose outputs and effects are identical on every replica.
     nodes: frozenset[str]
     local: frozenset[str]  # Handle placeholders of replica-local variables.
@@ -452,13 +437,6 @@ def check_trainable(
         )
 
 
-def check_required(invariance: Invariance, required: Mapping[str, str]) -> None:
-    """Rejects steps in which something varies that must not."""
-    for name, error in required.items():
-        if name not in invariance.nodes:
-            raise UnsynchronisedUpdateError(error)
-
-
 _PASSED_ON = frozenset({"Identity", "StopGradient"})
 
 
@@ -466,7 +444,6 @@ class Origins:
     """Where tensors of a graph are from: several may be one value in memory."""
 
     def __init__(self, graph_def: Any) -> None:
-        """Reads the functions that a graph calls."""
         # By function, its arguments and the place of each result in it: an argument,
         # the result of a node, or nothing for the value of a variable.
         library = graph_def.library.function

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any
+import types
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from replicator._tf import compat as _tf_compat
 from replicator.core.step import at_lines, line_of
@@ -21,33 +22,33 @@ from replicator.errors import RecomputationError
 from replicator.variables.kinds import Kind, declared_kind
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from replicator.engine.graph.body import Body, Node
 
 
 # The primary that stands for those of all other programs.
 REMOTE = -1
+_NOTHING: Mapping[Any, Any] = types.MappingProxyType({})
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Liveness:
+class Liveness(NamedTuple):
     """The result of the analysis; primaries name replicas (see ``Topology``)."""
 
     # By invariant node, the primaries that need it.
-    emitted: dict[str, tuple[int, ...]]
+    emitted: Mapping[str, tuple[int, ...]] = _NOTHING
     # By owned write (a node that writes an owned variable), the primary that runs it
     # for all.
-    writers: dict[str, int]
+    writers: Mapping[str, int] = _NOTHING
     # By such a node, the handles of the variables that it writes.
-    written: dict[str, tuple[str, ...]]
+    written: Mapping[str, tuple[str, ...]] = _NOTHING
     # By such a node and a handle that it writes, the nodes that use the variable since
     # the last such node, or that one.
-    earlier: dict[tuple[str, str], tuple[str, ...]]
+    earlier: Mapping[tuple[str, str], tuple[str, ...]] = _NOTHING
     # By marker of a collective, the primaries that need its result.
-    results: dict[str, tuple[int, ...]]
+    results: Mapping[str, tuple[int, ...]] = _NOTHING
     # By invariant node that one primary runs for all, that primary.
-    assigned_replica: dict[str, int] = dataclasses.field(default_factory=dict)
+    assigned_replica: Mapping[str, int] = _NOTHING
 
 
 def analyze(
@@ -67,17 +68,27 @@ def analyze(
         for name, targets in written_variables(body, handles).items()
         if name in invariant
     }
-    writers = {}
-    for name, targets in written.items():
-        owned = [owners[handle] for handle in targets if handle in owners]
-        if owned:
-            writers[name] = owned[0]
-    followed = _follow(
-        body, assigned_replica or {}, set(invariant), written, set(handles)
-    )
-    needs: dict[str, set[int]] = {}
-    for name in roots:
-        needs.setdefault(name, set()).update(everyone)
+    writers = {
+        name: owners[handle]
+        for name, targets in written.items()
+        for handle in reversed(targets)  # of several, the first has the last word
+        if handle in owners
+    }
+    # Nodes that are computed from those of one primary alone, by that.
+    followed, effects = dict(assigned_replica or {}), EffectTable(body.library)
+    for node in body.nodes:
+        sources = {ref.node for ref in node.inputs}
+        places = {followed[name] for name in sources if name in followed}
+        # What uses variables is where they are, and what has effects has them on all.
+        if (
+            len(places) == 1
+            and node.name in invariant
+            and node.name not in written
+            and sources.isdisjoint(handles)
+            and effects.of(node).is_pure
+        ):
+            followed.setdefault(node.name, places.pop())
+    needs: dict[str, set[int]] = {name: {*everyone} for name in roots}
     emitted = {}
     for node in reversed(body.nodes):
         if node.name in writers:
@@ -92,11 +103,12 @@ def analyze(
             emitted[node.name] = tuple(sorted(where))
         for name in before_of(node):
             needs.setdefault(name, set()).update(where)
+    of_writers = {name: written[name] for name in writers}
     return Liveness(
         emitted=emitted,
         writers=writers,
-        written={name: written[name] for name in writers},
-        earlier=_earlier(body, writers, written, set(handles)),
+        written=of_writers,
+        earlier=_earlier(body, of_writers, handles),
         results={
             name: tuple(sorted(needs.get(name, ()))) for name in body.placeholders
         },
@@ -104,36 +116,8 @@ def analyze(
     )
 
 
-def _follow(
-    body: Body,
-    assigned_replica: Mapping[str, int],
-    invariant: set[str],
-    written: Collection[str],
-    handles: set[str],
-) -> dict[str, int]:
-    """Adds the nodes that are computed from those of one home alone."""
-    if not assigned_replica:
-        return {}
-    effects = EffectTable(body.library)
-    found = dict(assigned_replica)
-    for node in body.nodes:
-        if node.name in found or node.name in written or node.name not in invariant:
-            continue
-        sources = [ref.node for ref in node.inputs]
-        places = {found[name] for name in sources if name in found}
-        # What uses variables is where they are, and what has effects has them on all.
-        if len(places) != 1 or not handles.isdisjoint(sources):
-            continue
-        if effects.of(node).is_pure:
-            found[node.name] = places.pop()
-    return found
-
-
 def _earlier(
-    body: Body,
-    writers: Collection[str],
-    written: Mapping[str, tuple[str, ...]],
-    handles: set[str],
+    body: Body, written: Mapping[str, tuple[str, ...]], handles: Collection[str]
 ) -> dict[tuple[str, str], tuple[str, ...]]:
     """Which uses of a variable must be finished before an owned write changes it.
 
@@ -143,11 +127,10 @@ def _earlier(
     uses: dict[str, list[str]] = {handle: [] for handle in handles}
     found = {}
     for node in body.nodes:
-        if node.name in writers:
-            for handle in written[node.name]:
-                found[node.name, handle] = tuple(uses[handle])
-                uses[handle] = []
-        for handle in {ref.node for ref in node.inputs} & handles:
+        for handle in written.get(node.name, ()):
+            found[node.name, handle] = tuple(uses[handle])
+            uses[handle] = []
+        for handle in {ref.node for ref in node.inputs} & uses.keys():
             uses[handle].append(node.name)
     return found
 
@@ -193,14 +176,13 @@ def most_gathered_bytes(gathers: Iterable[VariableGather]) -> int:
     return max(both, default=0)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Schedule:
+class Schedule(NamedTuple):
     """A graph whose reads are gathers."""
 
     body: Body  # The graph.
     gathers: tuple[VariableGather, ...]  # In the order of their first use.
     # Nodes that the graph did not have, by the node that they repeat.
-    added: dict[str, str]
+    added: Mapping[str, str]
 
 
 def schedule_gathers(
@@ -209,7 +191,6 @@ def schedule_gathers(
     depth: Mapping[str, int],
     varying: Collection[str],
 ) -> Schedule:
-    """Cuts and orders the reads of variables."""
     graph = _ReadGraph(body, depth, sizes)
     reads = [
         read
@@ -218,100 +199,60 @@ def schedule_gathers(
         if (read := graph.read(node)) and not read.uses.isdisjoint(varying)
     ]
     if not reads:
-        return Schedule(body=body, gathers=(), added={})
-    largest = max(sizes[read.handle] for read in reads)
+        return Schedule(body, (), {})
     gathers = []
-    for read, parts in _cut(reads, sizes, depth, largest):
+    for read, parts in zip(reads, graph.cut(reads), strict=True):
         for index, uses in enumerate(parts):
-            name = graph.repeat(read, index, uses) if index else read.node.name
             gathers.append(
                 VariableGather(
-                    read=name,
+                    read=graph.repeat(read, index, uses) if index else read.node.name,
                     handle=read.handle,
                     num_bytes=sizes[read.handle],
                     first=min(depth[use] for use in uses),
-                    uses=uses,
+                    uses=tuple(uses),
                 )
             )
-    in_layers = _layers(gathers, largest)
-    graph.order(in_layers)
-    return Schedule(body=graph.made(), gathers=tuple(in_layers), added=graph.added)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Read:
-    """A read, what passes its value on, what computes with it, and later writes."""
-
-    node: Node
-    handle: str
-    family: tuple[Node, ...]
-    uses: frozenset[str]
-    latest: int
-
-
-def _cut(
-    reads: Sequence[_Read],
-    sizes: Mapping[str, int],
-    depth: Mapping[str, int],
-    largest: int,
-) -> Iterator[tuple[_Read, list[tuple[str, ...]]]]:
-    """The uses of each read, by gather."""
-    events = sorted(
-        (depth[use], use, place)
-        for place, read in enumerate(reads)
-        for use in read.uses
-    )
-    parts: list[list[list[str]]] = [[] for _ in reads]
-    since: list[set[int]] = [set() for _ in reads]
-    for at, use, place in events:
-        read = reads[place]
-        others = sum(sizes[reads[other].handle] for other in since[place])
-        # After a write the variable has another value: no gather may come so late.
-        if not parts[place] or (others > largest and at <= read.latest):
-            parts[place].append([])
-        parts[place][-1].append(use)
-        since[place] = set()
-        for other, seen in enumerate(since):
-            if other != place:
-                seen.add(place)
-    for read, found in zip(reads, parts, strict=True):
-        yield read, [tuple(uses) for uses in found]
-
-
-def _layers(gathers: Iterable[VariableGather], largest: int) -> list[VariableGather]:
-    """Divides gathers, in the order of their first use."""
-    found: list[VariableGather] = []
+    # Divided into layers, in the order of their first use.
+    largest = max(gather.num_bytes for gather in gathers)
+    in_layers: list[VariableGather] = []
     layer, filled = -1, largest
     for gather in sorted(gathers, key=lambda g: (g.first, g.read)):
         if filled + gather.num_bytes > largest:
             layer, filled = layer + 1, 0
         filled += gather.num_bytes
-        found.append(dataclasses.replace(gather, layer=layer))
-    return found
+        in_layers.append(dataclasses.replace(gather, layer=layer))
+    graph.order(in_layers)
+    nodes = tuple(in_order(graph.nodes.values()))
+    made = dataclasses.replace(body, nodes=nodes)
+    return Schedule(made, tuple(in_layers), graph.added)
+
+
+class _Read(NamedTuple):
+    """A read, what passes its value on, what computes with it, and later writes."""
+
+    node: Node
+    handle: str
+    family: list[Node]
+    uses: frozenset[str]
+    latest: int  # The depth of the first write after it.
+    writes: list[str]  # Those after it.
 
 
 class _ReadGraph:
-    """A body that gets more nodes and edges.
-
-    Attributes:
-      added: New nodes, by the node that they repeat.
-    """
+    """A body that gets more nodes and edges."""
 
     def __init__(
-        self, body: Body, depth: Mapping[str, int], handles: Collection[str]
+        self, body: Body, depth: Mapping[str, int], sizes: Mapping[str, int]
     ) -> None:
-        self._body = body
+        self.nodes = {node.name: node for node in body.nodes}
+        self.added: dict[str, str] = {}  # New nodes, by the node that they repeat.
         self._depth = depth
-        self._nodes = {node.name: node for node in body.nodes}
+        self._sizes = sizes
         self._place = {node.name: place for place, node in enumerate(body.nodes)}
         self._users = uses_of(body.nodes)
-        self._writes: dict[str, list[str]] = {}
-        for name, written in written_variables(body, handles).items():
-            for handle in written:
-                self._writes.setdefault(handle, []).append(name)
+        self._written = written_variables(body, sizes)
         # By read, the least depth of what follows it, but for what passes it on.
         self._earliest: dict[str, int] = {}
-        self.added: dict[str, str] = {}
 
     def read(self, node: Node) -> _Read | None:
         """What is known of a read; None if nothing uses its value."""
@@ -325,51 +266,67 @@ class _ReadGraph:
                 following.append(self._depth[user.name])
                 if is_use:
                     uses.append(user.name)
-        handle = node.inputs[0].node
-        later = [
-            self._depth[name]
-            for name in self._writes.get(handle, ())
-            if self._place[name] > self._place[node.name]
-        ]
         if not uses:
             return None
+        handle = node.inputs[0].node
+        later = [
+            name
+            for name, handles in self._written.items()
+            if handle in handles and self._place[name] > self._place[node.name]
+        ]
         self._earliest[node.name] = min(following)
-        return _Read(
-            node=node,
-            handle=handle,
-            family=tuple(family),
-            uses=frozenset(uses),
-            latest=min(later, default=max(self._depth.values())),
+        last = max(self._depth.values())
+        latest = min((self._depth[name] for name in later), default=last)
+        return _Read(node, handle, family, frozenset(uses), latest, later)
+
+    def cut(self, reads: Sequence[_Read]) -> list[list[list[str]]]:
+        """The uses of each read, by gather."""
+        sizes = [self._sizes[read.handle] for read in reads]
+        largest = max(sizes)
+        events = sorted(
+            (self._depth[use], use, place)
+            for place, read in enumerate(reads)
+            for use in read.uses
         )
+        parts: list[list[list[str]]] = [[] for _ in reads]
+        since: list[set[int]] = [set() for _ in reads]
+        for at, use, place in events:
+            others = sum(sizes[other] for other in since[place])
+            is_far = others > largest
+            # After a write the variable has another value: no gather may come so late.
+            if not parts[place] or (is_far and at <= reads[place].latest):
+                parts[place].append([])
+            parts[place][-1].append(use)
+            since[place] = set()
+            for other, seen in enumerate(since):
+                if other != place:
+                    seen.add(place)
+        return parts
 
     def repeat(self, read: _Read, index: int, uses: Sequence[str]) -> str:
         """Adds a read for some of the uses; returns its name."""
         names = {n.name: f"{n.name}/gather_{index}" for n in read.family}
-        for member in read.family:
-            inputs = [
+
+        def renamed(node: Node) -> Node:
+            refs = (
                 dataclasses.replace(ref, node=names.get(ref.node, ref.node))
-                for ref in member.inputs
-            ]
+                for ref in node.inputs
+            )
+            return dataclasses.replace(node, inputs=tuple(refs))
+
+        for member in read.family:
             proto = _tf_compat.NodeDef()
             proto.CopyFrom(member.proto)
             proto.name = names[member.name]
-            self._nodes[proto.name] = dataclasses.replace(
-                member, name=proto.name, inputs=tuple(inputs), proto=proto
+            self.nodes[proto.name] = dataclasses.replace(
+                renamed(member), name=proto.name, proto=proto
             )
             self.added[proto.name] = member.name
         for use in uses:
-            node = self._nodes[use]
-            self._nodes[use] = dataclasses.replace(
-                node,
-                inputs=tuple(
-                    dataclasses.replace(ref, node=names.get(ref.node, ref.node))
-                    for ref in node.inputs
-                ),
-            )
+            self.nodes[use] = renamed(self.nodes[use])
         name = names[read.node.name]
-        for write in self._writes.get(read.handle, ()):
-            if self._place[write] > self._place[read.node.name]:
-                self._wait(write, [name])
+        for write in read.writes:
+            self._wait(write, [name])
         return name
 
     def order(self, gathers: Sequence[VariableGather]) -> None:
@@ -390,14 +347,9 @@ class _ReadGraph:
                     self._wait(gather.read, waits)
 
     def _wait(self, name: str, others: Iterable[str]) -> None:
-        node = self._nodes[name]
+        node = self.nodes[name]
         controls = tuple(dict.fromkeys((*node.controls, *others)))
-        self._nodes[name] = dataclasses.replace(node, controls=controls)
-
-    def made(self) -> Body:
-        """The body with all nodes, in topological order."""
-        nodes = tuple(in_order(self._nodes.values()))
-        return dataclasses.replace(self._body, nodes=nodes)
+        self.nodes[name] = dataclasses.replace(node, controls=controls)
 
 
 # The backward pass runs the function again, and draws again: other numbers than those

@@ -7,9 +7,9 @@ optimized once, and then replicated.
 
 from __future__ import annotations
 
-import dataclasses
+import collections
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
 
@@ -17,6 +17,7 @@ from replicator._tf import compat as _tf_compat
 from replicator._tf import dispatch as _tf_dispatch
 from replicator.core import context, devices
 from replicator.core.context import FUNCTION_PREFIX, TASK_END
+from replicator.engine.graph import products, resampled
 from replicator.engine.graph.body import (
     called_functions,
     called_names,
@@ -26,11 +27,10 @@ from replicator.engine.graph.body import (
     producer,
     reachable,
 )
-from replicator.engine.graph.convolutions import products, resampled
-from replicator.engine.graph.trace import PRODUCTS, RESAMPLED, Rewriters, check_python
+from replicator.engine.graph.trace import PRODUCTS, RESAMPLED, attempt, check_python
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from replicator.core.topology import Topology
     from replicator.engine.graph.trace import TracedStep
@@ -86,8 +86,7 @@ _HOST = "/device:CPU:0"
 _PREFIX = "/job:localhost/replica:0/task:0/device:"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Stamp:
+class _Stamp(NamedTuple):
     """A device name, and what it stands for."""
 
     name: str  # A full device name.
@@ -99,7 +98,7 @@ class _Stamp:
 
 
 class Stamps:
-    """The stamps of one graph.
+    """The stamps of one graph: the type of the device of every node.
 
     Attributes:
       is_complete: Whether every node can get one. None is given where replicas of
@@ -109,10 +108,9 @@ class Stamps:
     """
 
     def __init__(self, graph_def: Any, topology: Topology) -> None:
-        """Finds the type of the device of every node."""
         self._devices = ReplicaDevices(topology)
         self._stamps: dict[tuple[str, bool], _Stamp | None] = {}
-        self._counts: dict[str, Iterator[int]] = {}
+        self._counts: collections.Counter[str] = collections.Counter()
         self._library = {f.signature.name: f for f in graph_def.library.function}
         primary = self._stamp("")
         if primary is not None and primary.kind != "CPU":
@@ -123,16 +121,27 @@ class Stamps:
         self.is_on_cpus = all(
             stamp is not None and stamp.kind == "CPU" for stamp in self._stamps.values()
         )
+        self._by_name = {s.name: s for s in self._stamps.values() if s is not None}
 
     def kinds(self) -> dict[str, str]:
         """The device types of all stamps, by the stamp's name."""
-        return {s.name: s.kind for s in self._stamps.values() if s is not None}
+        return {name: stamp.kind for name, stamp in self._by_name.items()}
 
     def add(self, graph_def: Any) -> None:
         """Gives nodes their stamps, in place; those that have none stay as they are."""
         for node, stamp in self._stamped(graph_def):
             if stamp is not None:
                 node.device = stamp.name
+
+    def remove(self, graph_def: Any) -> None:
+        """Puts what the step requested in place of stamps, also of new nodes."""
+        own, *functions = node_lists(graph_def)
+        for node in own:
+            if node.device in self._by_name:
+                node.device = self._by_name[node.device].request
+        for node in itertools.chain.from_iterable(functions):
+            if node.device in self._by_name:
+                node.device = self._by_name[node.device].in_function
 
     def _stamped(self, graph_def: Any) -> Iterator[tuple[Any, _Stamp | None]]:
         """All nodes that may run, with their stamps."""
@@ -144,32 +153,17 @@ class Stamps:
             for node in function.node_def if stamps else ():
                 yield node, self._in_function(node.device, default)
 
-    def remove(self, graph_def: Any) -> None:
-        """Puts what the step requested in place of stamps, also of new nodes."""
-        by_name = {s.name: s for s in self._stamps.values() if s is not None}
-        for node in graph_def.node:
-            if node.device in by_name:
-                node.device = by_name[node.device].request
-        for function in graph_def.library.function:
-            for node in function.node_def:
-                if node.device in by_name:
-                    node.device = by_name[node.device].in_function
-
     def _stamp(self, request: str, *, is_own: bool = False) -> _Stamp | None:
         """The stamp of a request, or None where replicas differ in type."""
         key = request, is_own
         if key not in self._stamps:
             kind = self._devices.device_type(request)
-            if kind is None:
-                self._stamps[key] = None
-            else:
-                index = next(self._counts.setdefault(kind, itertools.count()))
-                self._stamps[key] = _Stamp(
-                    name=f"{_PREFIX}{kind}:{index}",
-                    kind=kind,
-                    request=request,
-                    in_function=request if is_own else "",
-                )
+            self._stamps[key] = None
+            if kind is not None:
+                name = f"{_PREFIX}{kind}:{self._counts[kind]}"
+                own = request if is_own else ""
+                self._stamps[key] = _Stamp(name, kind, request, own)
+                self._counts[kind] += 1
         return self._stamps[key]
 
     def _in_function(self, request: str, default: _Stamp | None) -> _Stamp | None:
@@ -178,24 +172,18 @@ class Stamps:
     def _find_functions(self, graph_def: Any) -> dict[str, set[_Stamp | None]]:
         """By function, the stamps of all nodes that call it."""
 
+        def called(node: Any, stamp: _Stamp | None) -> list[tuple[str, _Stamp | None]]:
+            return [(f, stamp) for f in self._library.keys() & called_names(node)]
+
         def inner(call: tuple[str, _Stamp | None]) -> Iterator[tuple[str, Any]]:
-            name, default = call
-            for node in self._library[name].node_def:
-                stamp = self._in_function(node.device, default)
-                yield from ((called, stamp) for called in self._called(node))
+            for node in self._library[call[0]].node_def:
+                yield from called(node, self._in_function(node.device, call[1]))
 
         found: dict[str, set[_Stamp | None]] = {}
-        outer = (
-            (called, self._stamp(node.device))
-            for node in graph_def.node
-            for called in self._called(node)
-        )
-        for name, stamp in reachable(outer, inner):
+        outer = (called(node, self._stamp(node.device)) for node in graph_def.node)
+        for name, stamp in reachable(itertools.chain.from_iterable(outer), inner):
             found.setdefault(name, set()).add(stamp)
         return found
-
-    def _called(self, node: Any) -> set[str]:
-        return self._library.keys() & called_names(node)
 
 
 # The optimizer sees each task as one call, so that a stage is optimized once for all of
@@ -210,47 +198,28 @@ _RESOURCE = tf.resource.as_datatype_enum
 def keep_in_order(graph_def: Any) -> None:
     """Lets calls of stages be inlined, and what follows them wait, in place."""
     for function in graph_def.library.function:
-        if is_task(function):
+        if FUNCTION_PREFIX in function.signature.name:
             # What the user marked himself stays marked.
             function.attr.pop("_noinline", None)
-    tasks = {node.name: node for node in graph_def.node if calls_task(node)}
-    if not tasks:
-        return
+    tasks = {
+        node.name: node
+        for node in graph_def.node
+        if any(FUNCTION_PREFIX in name for name in called_names(node))
+    }
     waiting: dict[str, list[Any]] = {name: [] for name in tasks}
-    for node in graph_def.node:
-        for name in dict.fromkeys(_waits_for(node, tasks)):
-            waiting[name].append(node)
+    for node in graph_def.node if tasks else ():
+        for name in dict.fromkeys(map(producer, node.input)):
+            # The optimizer drops a control edge that a data edge implies. It implies no
+            # more than that one result when both are inlined.
+            is_task = name in tasks and node.name in tasks
+            is_next = is_task and node.device == tasks[name].device
+            if name in tasks and (is_next or f"^{name}" in node.input):
+                waiting[name].append(node)
     for name, nodes in waiting.items():
         ended = _add_end(graph_def, tasks[name])
         for node in nodes:
             texts = [text for text in node.input if text != f"^{name}"]
-            del node.input[:]
-            node.input.extend([*texts, f"^{ended}"])
-
-
-def is_task(function: Any) -> bool:
-    """Whether a ``FunctionDef`` is a task, or called by one."""
-    return FUNCTION_PREFIX in function.signature.name
-
-
-def calls_task(node: Any) -> bool:
-    """Whether a node calls a task."""
-    return any(FUNCTION_PREFIX in name for name in called_names(node))
-
-
-def _waits_for(node: Any, tasks: dict[str, Any]) -> Iterator[str]:
-    """The tasks that a node has to wait for.
-
-    The optimizer drops a control edge that a data edge implies. It implies no more than
-    that one result when both are inlined.
-    """
-    for text in node.input:
-        name = producer(text)
-        if name not in tasks:
-            continue
-        is_next = node.name in tasks and node.device == tasks[name].device
-        if text.startswith("^") or is_next:
-            yield name
+            node.input[:] = [*texts, f"^{ended}"]
 
 
 def _add_end(graph_def: Any, task: Any) -> str:
@@ -276,15 +245,10 @@ _CONTROL_FLOW_OPS = frozenset(
 
 
 def optimize(
-    traced: TracedStep, topology: Topology, rewriters: Rewriters | None = None
+    traced: TracedStep, topology: Topology, notes: list[str] | None = None
 ) -> Any:
     """Cuts a traced graph at its collectives and optimizes it for its devices."""
     check_python(traced.python_lines, topology)
-    used = Rewriters() if rewriters is None else rewriters
-    return used.run(lambda: _optimized(traced, topology, used))
-
-
-def _optimized(traced: TracedStep, topology: Topology, rewriters: Rewriters) -> Any:
     graph_def = cut(traced)
     keep = [
         *traced.output_names,
@@ -295,15 +259,17 @@ def _optimized(traced: TracedStep, topology: Topology, rewriters: Rewriters) -> 
     ]
     if not keep:
         return graph_def
+    notes = [] if notes is None else notes
     _mark_lowering(graph_def, is_lowered=False)
     keep_waits_of_calls(graph_def)
     stamps = Stamps(graph_def, topology)
     has_cpu_rules = stamps.is_on_cpus and _tf_dispatch.is_optimizer_on()
     if not stamps.is_on_cpus:  # what a node without a device is taken for
         stamps.add(graph_def)
-    if has_cpu_rules:
-        rewriters.attempt(
-            RESAMPLED, lambda: resampled.fuse(graph_def, traced.resampled)
+    if has_cpu_rules and traced.resampled:
+        found = traced.resampled
+        graph_def = _rewritten(
+            RESAMPLED, notes, graph_def, lambda it: resampled.fuse(it, found)
         )
     optimized = _tf_dispatch.optimize_graph(
         graph_def,
@@ -313,11 +279,27 @@ def _optimized(traced: TracedStep, topology: Topology, rewriters: Rewriters) -> 
     )
     stamps.remove(optimized)
     if has_cpu_rules:
-        rewriters.attempt(PRODUCTS, lambda: products.multiply(optimized, keep))
+        optimized = _rewritten(
+            PRODUCTS, notes, optimized, lambda it: products.multiply(it, keep)
+        )
     _mark_lowering(optimized, is_lowered=True)
     keep_in_order(optimized)
     keep_effects_in_order(optimized)
     return optimized
+
+
+def _rewritten(
+    name: str, notes: list[str], graph_def: Any, rewrite: Callable[[Any], None]
+) -> Any:
+    """A graph that a rewriter changed in place, or as it was where that failed."""
+    before = _tf_compat.GraphDef()
+    before.CopyFrom(graph_def)
+
+    def change() -> Any:
+        rewrite(graph_def)
+        return graph_def
+
+    return attempt(name, notes, change, before)
 
 
 def cut(traced: TracedStep) -> Any:

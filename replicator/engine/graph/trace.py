@@ -24,7 +24,7 @@ from replicator.collectives.kind import TENSORS, Collective
 from replicator.core import context, devices
 from replicator.core.context import StepGenerator
 from replicator.core.step import at_lines, check_outputs, line_of
-from replicator.engine.graph import liveness
+from replicator.engine.graph import liveness, products, resampled
 from replicator.engine.graph.body import (
     called_names,
     calls,
@@ -32,7 +32,6 @@ from replicator.engine.graph.body import (
     producer,
     reachable,
 )
-from replicator.engine.graph.convolutions import products, resampled
 from replicator.engine.graph.dataflow import (
     PASS_THROUGH,
     READ_OPS,
@@ -89,21 +88,10 @@ MARKER_PREFIX = "replicator_collective"
 _PYTHON_OPS = frozenset({"EagerPyFunc", "PyFunc", "PyFuncStateless"})
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Captures:
-    """What a step closes over."""
-
-    outer: dict[str, Any]  # The captured tensor, by placeholder node.
-    # The ``tf.Variable`` behind each captured handle, by placeholder node.
-    variables: dict[str, Any]
-    # Lines of the user's program that call Python from the graph.
-    python_lines: tuple[str, ...]
-
-
 def find_captures(
     graph: Any, graph_def: Any, num_replicas: int, shared: Iterable[Any] = ()
-) -> Captures:
-    """Finds out what a traced graph captures."""
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """By placeholder, what a traced graph captures, and the variables among that."""
     outer, lines = {}, {}
     own = {id(resource) for resource in shared}
     for tensor, placeholder in graph.captures:
@@ -125,34 +113,35 @@ def find_captures(
         for name, handle in resources.items()
         if id(handle) in by_handle
     }
-    if num_replicas > 1:
-        known = {*variables, *(n for n, x in outer.items() if id(x) in own)}
-        others = {name: lines[name] for name in resources if name not in known}
-        _check(others, graph_def, num_replicas)
-    python = [
-        graph.get_operation_by_name(name)
-        for name in _calls(graph_def, lambda node: node.op in _PYTHON_OPS)
-    ]
-    return Captures(
-        outer=outer,
-        variables=variables,
-        python_lines=tuple(line_of(operation.traceback) for operation in python),
-    )
+    known = {*variables, *(n for n, x in outer.items() if id(x) in own)}
+    others = {name: name for name in resources if name not in known}
+    library = {f.signature.name: f for f in graph_def.library.function}
+    uses = _uses(graph_def.node, others, library) if num_replicas > 1 and others else ()
+    for name, op in uses:
+        if op not in _SHARED_OPS:
+            where = at_lines([line_of(lines[name].traceback)])
+            raise CaptureError(
+                f"the step runs {op} on a resource that it captured{where} and that is "
+                f"no tf.Variable: it exists once, and each of {num_replicas} replicas "
+                "would do that, in any order; a step may read tables and iterators: "
+                "keep what it changes in a tf.Variable, or return the values and "
+                "change it outside the step"
+            )
+    return outer, variables
 
 
-def check_python(lines: Iterable[str], topology: Topology) -> None:
+def check_python(lines: Sequence[str], topology: Topology) -> None:
     """Rejects Python functions of a step that has replicas in other processes."""
     here = devices.process(tf.zeros([]).device)
     places = itertools.chain.from_iterable(topology.devices)
     elsewhere = [place for place in places if devices.process(place) != here]
-    for line in lines:
-        if elsewhere:
-            raise CaptureError(
-                f"the step calls Python{at_lines([line])} (tf.py_function or "
-                "tf.numpy_function), which runs in this process only, but a replica "
-                f"is on {elsewhere[0]}; write it with TensorFlow ops, or call it "
-                "outside the step and pass its result in the batch"
-            )
+    if lines and elsewhere:
+        raise CaptureError(
+            f"the step calls Python{at_lines(lines[:1])} (tf.py_function or "
+            "tf.numpy_function), which runs in this process only, but a replica "
+            f"is on {elsewhere[0]}; write it with TensorFlow ops, or call it "
+            "outside the step and pass its result in the batch"
+        )
 
 
 def check_copies(graph: Any, graph_def: Any, markers: Collection[str]) -> None:
@@ -189,23 +178,6 @@ def _calls(graph_def: Any, is_sought: Callable[[Any], bool]) -> list[str]:
     return [n.name for n in graph_def.node if is_sought(n) or calls(n, names)]
 
 
-def _check(others: Mapping[str, Any], graph_def: Any, num_replicas: int) -> None:
-    """Rejects resources that are no variables and that the step changes."""
-    if not others:
-        return
-    library = {f.signature.name: f for f in graph_def.library.function}
-    for name, op in _uses(graph_def.node, {name: name for name in others}, library):
-        if op not in _SHARED_OPS:
-            where = at_lines([line_of(others[name].traceback)])
-            raise CaptureError(
-                f"the step runs {op} on a resource that it captured{where} and that is "
-                f"no tf.Variable: it exists once, and each of {num_replicas} replicas "
-                "would do that, in any order; a step may read tables and iterators: "
-                "keep what it changes in a tf.Variable, or return the values and "
-                "change it outside the step"
-            )
-
-
 def _uses(
     nodes: Iterable[Any], handles: Mapping[str, str], library: Mapping[str, Any]
 ) -> Iterator[tuple[str, str]]:
@@ -232,46 +204,19 @@ RESAMPLED = "convolutions of the smaller image"
 PRODUCTS = "convolutions as products of matrices"
 
 
-class RewriterError(Exception):
-    """A rewriter raised an error, and may have left a graph half rewritten."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
-
-
-class Rewriters:
-    """Runs the rewriters of one step.
-
-    Attributes:
-      notes: By rewriter that was left out, a line for ``explain()``.
-    """
-
-    def __init__(self) -> None:
-        self.notes: dict[str, str] = {}
-
-    def attempt(
-        self, name: str, rewrite: Callable[[], Any], without: Any = None
-    ) -> Any:
-        """Returns what a rewriter does, or ``without`` where it has been left out."""
-        if name in self.notes:
-            return without
-        try:
-            return rewrite()
-        except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            self.notes[name] = (
-                f"without {name}, which failed in this step ({what}): results are the "
-                "same, and the step may be slower; please report this"
-            )
-            raise RewriterError(name) from error
-
-    def run(self, build: Callable[[], Any]) -> Any:
-        """Returns what ``build`` does, again until no rewriter raises an error."""
-        try:
-            return build()
-        except RewriterError:
-            return self.run(build)
+def attempt(
+    name: str, notes: list[str], rewrite: Callable[[], Any], without: Any = None
+) -> Any:
+    """Returns what a rewriter does; where it fails, ``without``, and notes why."""
+    try:
+        return rewrite()
+    except Exception as error:  # noqa: BLE001 - a step that is slower is better than none
+        what = f"{type(error).__name__}: {error}"
+        notes.append(
+            f"without {name}, which failed in this step ({what}): results are the "
+            "same, and the step may be slower; please report this"
+        )
+        return without
 
 
 REPLICA_ID_NAME = "replicator_replica_id"
@@ -279,8 +224,6 @@ REPLICA_ID_NAME = "replicator_replica_id"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class TracedStep:
-    """A step function as a graph."""
-
     graph_def: Any  # The graph; inputs are placeholders, collectives are marker nodes.
     argument_names: tuple[str, ...]  # Placeholder nodes of the per-replica batch, flat.
     argument_dtypes: tuple[tf.DType, ...]  # Their types.
@@ -305,7 +248,7 @@ class TracedStep:
     owned: dict[str, Any] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()  # What the step says of itself in ``explain()``.
     # Convolutions that may be between two resolutions.
-    resampled: tuple[resampled.Resampled | resampled.SumOfPixels, ...] = ()
+    resampled: tuple[resampled.Resampled, ...] = ()
     # What a pipeline keeps for the backward pass on each logical device at most, in
     # bytes; empty without one.
     activations: tuple[int, ...] = ()
@@ -332,10 +275,6 @@ class TraceContext(context.ReplicaContext):
         self.activations: tuple[int, ...] = ()
         self.graph: Any = None
         self.replica_id_tensor: tf.Tensor | None = None
-
-    def forget_graph(self) -> None:
-        """Releases the graph after it was read."""
-        self.graph = self.replica_id_tensor = None
 
     @property
     def replica_id(self) -> tf.Tensor:
@@ -388,12 +327,10 @@ class TraceContext(context.ReplicaContext):
         return results
 
     def require_same(self, tensor: tf.Tensor, error: str) -> None:
-        """Leaves a node, which the analysis looks at; see ``ReplicaContext``."""
         if self.num_replicas_in_sync > 1 and _tf_compat.current_graph() is self.graph:
             self.required[tf.identity(tensor).op.name] = error
 
     def owned(self, tensor: tf.Tensor, variable: Any) -> tf.Tensor:
-        """Leaves a node, which only the owner emits; see ``ReplicaContext``."""
         if _tf_compat.current_graph() is not self.graph:
             return tensor
         mark = tf.identity(tensor)
@@ -401,16 +338,13 @@ class TraceContext(context.ReplicaContext):
         return mark
 
     def note(self, text: str, activations: Sequence[int] = ()) -> None:
-        """Keeps lines for ``explain()``; see ``ReplicaContext``."""
         self.notes.append(text)
         self.activations = tuple(activations) or self.activations
 
     def logical_device(self, index: int) -> Any:
-        """A scope that stands for the device until replicas are made."""
         return context.logical_scope(index, self.num_logical_devices)
 
     def collective_of(self, marker: str) -> Collective | None:
-        """The call that a node is a marker of; see ``ReplicaContext``."""
         return next((c for c in self.collectives if marker in c.markers), None)
 
     def _check_graph(self, kind: str) -> None:
@@ -437,7 +371,6 @@ def trace(
     num_replicas_in_all: int | None = None,
     shared: Iterable[Any] = (),
 ) -> TracedStep:
-    """Traces a step function once for all replicas."""
     trace_context = TraceContext(num_replicas, num_logical_devices, num_replicas_in_all)
     differentiable.register()
     _tf_keras_parts.ignore_empty_batches(context.in_replica_context)
@@ -466,27 +399,28 @@ def trace(
     graph_def = graph.as_graph_def()
     output_names = tuple(tensor.name for tensor in graph.outputs)
     effects = tuple(op.name for op in graph.control_outputs)
-    captured = find_captures(graph, graph_def, trace_context.num_replicas, shared)
+    captures, variables = find_captures(
+        graph, graph_def, trace_context.num_replicas, shared
+    )
     if num_replicas > 1:
         markers = {m for c in trace_context.collectives for m in c.markers}
         check_copies(graph, graph_def, markers)
-    liveness.check_recomputed(graph, captured.variables)
-    rewriters = Rewriters()
-    rewriters.run(
-        lambda: rewriters.attempt(PRODUCTS, lambda: products.mark(graph, graph_def))
-    )
-    found = rewriters.run(
-        lambda: rewriters.attempt(RESAMPLED, lambda: resampled.find(graph), ())
-    )
-    arguments = list(graph.inputs)[: len(graph.inputs) - len(captured.outer)]
+    liveness.check_recomputed(graph, variables)
+    notes = trace_context.notes
+    attempt(PRODUCTS, notes, lambda: products.mark(graph, graph_def))
+    found = attempt(RESAMPLED, notes, lambda: resampled.find(graph), ())
+    arguments = list(graph.inputs)[: len(graph.inputs) - len(captures)]
+    python = _calls(graph_def, lambda node: node.op in _PYTHON_OPS)
     traced = TracedStep(
         graph_def=graph_def,
         argument_names=tuple(tensor.op.name for tensor in arguments),
         argument_dtypes=tuple(tensor.dtype for tensor in arguments),
-        captures=captured.outer,
-        variables=captured.variables,
-        lines=_lines_of_writes(graph, captured.variables),
-        python_lines=captured.python_lines,
+        captures=captures,
+        variables=variables,
+        lines=_lines_of_writes(graph, variables),
+        python_lines=tuple(
+            line_of(graph.get_operation_by_name(name).traceback) for name in python
+        ),
         output_names=output_names,
         output_specs=tuple(
             tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in graph.outputs
@@ -502,11 +436,11 @@ def trace(
         replica_id_name=None if replica_id is None else replica_id.op.name,
         required=trace_context.required,
         owned=trace_context.of_owners,
-        notes=(*trace_context.notes, *rewriters.notes.values()),
+        notes=tuple(notes),
         resampled=found,
         activations=trace_context.activations,
     )
-    trace_context.forget_graph()
+    trace_context.graph = trace_context.replica_id_tensor = None
     _tf_compat.dismantle(graph, traced.graph_def)
     return traced
 
@@ -522,16 +456,16 @@ def _lines_of_writes(
     found = {}
     for _, placeholder in graph.captures:
         if placeholder.op.name in variables:
-            ops = [op for op in placeholder.consumers() if _may_write(op.type)]
+            ops = [
+                op
+                for op in placeholder.consumers()
+                if op.type not in READ_OPS and not op.type.startswith("ResourceApply")
+            ]
             # What has results may be a call of a function that only reads.
             writes = [op for op in ops if not op.outputs] or ops
             lines = (line_of(op.traceback) for op in writes)
             found[placeholder.op.name] = tuple(dict.fromkeys(filter(None, lines)))
     return found
-
-
-def _may_write(op: str) -> bool:
-    return op not in READ_OPS and not op.startswith("ResourceApply")
 
 
 def _used(

@@ -17,21 +17,29 @@ each other in two collectives. There are three ways to keep that order:
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from replicator.collectives import differentiable
 from replicator.core import devices
-from replicator.core.devices import NCCL_DTYPES
+from replicator.core.devices import NCCL_DTYPES, cpu_of
 from replicator.core.topology import place_group_key
-from replicator.engine.link.fragments import NUM_LENGTHS
+from replicator.engine.link import emitter
+from replicator.engine.link.emitter import NUM_LENGTHS, PAIRWISE, Emitter
+from replicator.errors import CollectiveTypeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from replicator.core.topology import FlatGroup, Group, Topology
-    from replicator.engine.graph.body import Emitter, Ref, Tensor
+    from replicator.core.topology import FlatGroup, Group
+    from replicator.engine.analysis.plan import UpdatedVariable
+    from replicator.engine.graph.body import Ref, Tensor
+
+
+# Algorithms between processes whose ops wait for the start of their predecessor.
+_BY_START = ("nccl",)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,120 +96,60 @@ class Chain:
         self._started = dataclasses.replace(self._started, nodes=())
 
     def continue_after_gate(self, nodes: Mapping[str, str]) -> None:
-        """The same after an op on several devices that a gate may skip, by device."""
+        """The same after an op on several devices that may be skipped, by device."""
         self._before_on.update(nodes)
         # A skipped op never starts, but the one before it does.
         self._started = self._started_before
         self._free = self._free_before
 
-    def reduce_all(
+    def sum_all(
         self,
         name: str,
         flat: FlatGroup,
         operands: Mapping[str, Tensor],
-        merge_op: str,
         dtype: tf.DType,
         algorithm: str,
     ) -> dict[str, Ref]:
-        """Emits the next op: a reduction over all replicas of the job."""
-        emit = self._emit_ended
-        if self._group is None:
-            emit = self._emit_free
-        elif algorithm == "nccl":
-            emit = self._emit_started
-        hint = "ring" if algorithm == "ring" else "nccl"
-        attrs = {"T": dtype, "communication_hint": hint, **reduce_attrs(merge_op)}
+        """Emits the next op: a sum over all replicas of the job, by device."""
         keys = {
             "group_size": flat.size,
             "group_key": flat.key,
             "instance_key": next(flat.keys),
         }
-        return emit(name, operands, attrs, keys)
-
-    def _emit_free(
-        self,
-        name: str,
-        operands: Mapping[str, Tensor],
-        attrs: dict[str, Any],
-        keys: Mapping[str, int],
-    ) -> dict[str, Ref]:
-        """Emits a reduction in one process that waits for batches only."""
-        found = self._emit_parts(name, operands, attrs, keys, lambda _device: ())
-        self._free_before = self._free
-        self._free = [*self._free, *(ref.node for ref in found.values())]
-        return found
-
-    def _emit_ended(
-        self,
-        name: str,
-        operands: Mapping[str, Tensor],
-        attrs: dict[str, Any],
-        keys: Mapping[str, int],
-    ) -> dict[str, Ref]:
-        """Emits a reduction that waits for the end of its predecessor."""
-        found = self._emit_parts(name, operands, attrs, keys, self._before_of)
-        self._before_on.update({device: ref.node for device, ref in found.items()})
-        return found
-
-    def _emit_started(
-        self,
-        name: str,
-        operands: Mapping[str, Tensor],
-        attrs: dict[str, Any],
-        keys: Mapping[str, int],
-    ) -> dict[str, Ref]:
-        """Emits a reduction that waits for the start of its predecessor.
-
-        Only the first version of the op can: its ``wait_for`` names other instances.
-        """
-        fixed = {
-            **{name: attrs[name] for name in ("T", "communication_hint", "merge_op")},
-            "final_op": "Id",
-            **keys,
-            "subdiv_offsets": [0],
-            "wait_for": list(self._started.keys),
-            "timeout_seconds": 0.0,
-        }
-        found = {
-            device: self._emit.add(
-                f"{name}_{place}",
-                "CollectiveReduce",
-                [ref],
-                device,
-                "data:0",
-                fixed,
-                self._before_of(device),
-            )
-            for place, (device, ref) in enumerate(operands.items())
-        }
-        self._started_before = self._started
-        self._started = _Started(
-            keys=(keys["instance_key"],),
-            nodes=tuple(ref.node for ref in found.values()),
-        )
-        return found
-
-    def _emit_parts(
-        self,
-        name: str,
-        operands: Mapping[str, Tensor],
-        attrs: dict[str, Any],
-        keys: Mapping[str, int],
-        before_of: Callable[[str], Sequence[str]],
-    ) -> dict[str, Ref]:
-        """Emits what each device does of a reduction over all replicas."""
+        hint = {"communication_hint": "ring" if algorithm == "ring" else "nccl"}
+        is_alone = self._group is None
+        waits_for_start = not is_alone and algorithm in _BY_START
         found = {}
         for place, (device, ref) in enumerate(operands.items()):
             part = f"{name}_{place}"
+            before = [] if is_alone else self._before_of(device)
+            if waits_for_start:
+                # Only the first version of the op has ``wait_for``.
+                op, inputs = "CollectiveReduce", [ref]
+                attrs = {
+                    **keys,
+                    "merge_op": "Add",
+                    "final_op": "Id",
+                    "subdiv_offsets": [0],
+                    "wait_for": list(self._started.keys),
+                }
+            else:
+                op, inputs = (
+                    "CollectiveReduceV2",
+                    [ref, *self._keys(part, device, keys)],
+                )
+                attrs = _reduction("Add")
             found[device] = self._emit.add(
-                part,
-                "CollectiveReduceV2",
-                [ref, *self._keys(part, device, keys)],
-                device,
-                "data:0",
-                attrs,
-                before_of(device),
+                part, op, inputs, device, before, T=dtype, **hint, **attrs
             )
+        nodes = tuple(ref.node for ref in found.values())
+        if is_alone:
+            self._free_before, self._free = self._free, [*self._free, *nodes]
+        elif waits_for_start:
+            self._started_before = self._started
+            self._started = _Started(keys=(keys["instance_key"],), nodes=nodes)
+        else:
+            self._before_on.update(zip(found, nodes, strict=True))
         return found
 
     def _before_of(self, device: str) -> Sequence[str]:
@@ -215,14 +163,14 @@ class Chain:
         data: Sequence[Tensor],
         dtype: tf.DType,
         device: str,
-        attrs: dict[str, Any],
+        key_offset: Tensor | None = None,
         last_inputs: Sequence[Tensor] = (),
-        key_offset: Ref | None = None,
+        **attrs: Any,
     ) -> Ref:
         """Emits the next op."""
         assert self._group is not None
         num_instances = 1 if key_offset is None else NUM_LENGTHS
-        cpu = devices.cpu_of(device)
+        cpu = cpu_of(device)
         keys = {
             "group_size": self._group.num_workers,
             "group_key": place_group_key(device),
@@ -230,30 +178,22 @@ class Chain:
         }
         size, group, instance = self._keys(name, cpu, keys)
         if key_offset is not None:
-            both, attrs_of_sum = [instance, key_offset], {"T": tf.int32}
-            instance = self._emit.add(
-                f"{name}/own_key", "AddV2", both, cpu, "z:0", attrs_of_sum
-            )
+            both = [instance, key_offset]
+            instance = self._emit.add(f"{name}/own_key", "AddV2", both, cpu, T=tf.int32)
+        is_nccl = devices.is_gpu(device) and not self._has_virtual_gpus
+        is_nccl = is_nccl and dtype in NCCL_DTYPES
         ref = self._emit.add(
             name,
             op,
             [*data, size, group, instance, *last_inputs],
             device,
-            "data:0",
-            {
-                "T": dtype,
-                "communication_hint": self._hint(dtype, device),
-                **attrs,
-            },
             [*self._before_on.values(), *self._started.nodes] or self._before,
+            T=dtype,
+            communication_hint="nccl" if is_nccl else "ring",
+            **attrs,
         )
         self.continue_after(name)
         return ref
-
-    def _hint(self, dtype: tf.DType, device: str) -> str:
-        if not devices.is_gpu(device) or self._has_virtual_gpus:
-            return "ring"
-        return "nccl" if dtype in NCCL_DTYPES else "ring"
 
     def _keys(self, name: str, device: str, keys: Mapping[str, int]) -> list[Ref]:
         return [
@@ -262,95 +202,243 @@ class Chain:
         ]
 
 
-def reduce_attrs(merge_op: str) -> dict[str, Any]:
+def _reduction(merge_op: str) -> dict[str, Any]:
     """Attributes that only reductions have.
 
     There is no timeout among them: each starts a thread that sleeps until it is over
-    (``cluster/liveness/reachability.py``). The caller of the program limits it.
+    (``cluster/liveness.py``). The caller of the program limits it.
     """
-    return {
-        "merge_op": merge_op,
-        "final_op": "Id",
-        "max_subdivs_per_device": -1,
-        "is_stateless": False,
-        "Nordering_token": 0,
-    }
+    return {"merge_op": merge_op, "final_op": "Id", "is_stateless": False}
 
 
-# It uses TensorFlow's own control flow at the level of nodes: each operand passes a
-# ``Switch`` on its own device. If the predicate is false, nothing leaves the device,
-# and the nodes that follow (sums, transfers, collectives between workers) do not run. A
-# ``Merge`` on each device that uses the result ends this: it returns the result, or an
-# empty tensor. The predicate is identical on all replicas and workers, so all of them
-# skip the same collectives.
+# In between-graph replication every worker process links its own replicas first. This
+# leaves one tensor per worker, which the nodes emitted here combine over all workers.
+# All workers emit the same nodes in the same order; they compare plans before they run.
+
+_MERGE_OPS = {"sum": "Add", "mean": "Add", "min": "Min", "max": "Max"}
 
 
-class Gate:
-    """The condition of one transfer, on all replicas of a program."""
+class Operand(NamedTuple):
+    """What a worker has of a transfer."""
+
+    ref: Any  # Its ``Tensor``; None where only another worker has it.
+    dtype: tf.DType
+    shape: tf.TensorShape  # Its static shape, the same on all workers.
+    device: str
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is known to have no elements, which TensorFlow may crash on."""
+        return bool(self.shape.is_fully_defined()) and self.shape.num_elements() == 0
+
+
+class CrossWorker:
+    """Emits the collectives of one program over all workers."""
 
     def __init__(
         self,
-        name: str,
-        topology: Topology,
-        conditions: Sequence[Tensor],
-        emit: Emitter,
+        group: Group,
+        first_controls: Sequence[str] = (),
+        *,
+        has_virtual_gpus: bool = False,
     ) -> None:
-        self._name = name
-        self._topology = topology
-        self._conditions = conditions
-        self._emit = emit
-        self._merged: dict[tuple[str, int], Ref] = {}
-
-    def operand(self, replica: int, node: str, ref: Tensor, dtype: tf.DType) -> Tensor:
-        """An operand after the gate: nothing if the condition is false."""
-        return self._switch(
-            f"{self._name}/operand_{replica}_{node}", ref, replica, dtype, "true"
+        # Nodes of their own: an op here waits for its peers in other processes, so what
+        # it is called, its keys and its order follow from the plan alone and never from
+        # what this worker happens to have. A worker that emits one more,
+        # one less, or two in another order stops all of them without an error.
+        self.emit = Emitter()
+        self.nodes = self.emit.nodes
+        self.group = group
+        # The order of the collectives.
+        self.chain = Chain(
+            group, self.emit, first_controls, has_virtual_gpus=has_virtual_gpus
         )
+        # By call, the numbers of rows of its tensors, by worker.
+        self._row_counts: dict[int, Ref] = {}
 
-    def results(
-        self, refs: Sequence[Tensor], dtype: tf.DType, shape: tf.TensorShape
-    ) -> tuple[Ref, ...]:
-        """A result by replica, as it is after the gate."""
-        # Of the same rank, so that elementwise ops and reductions take it.
-        nothing = np.zeros([0] * (shape.rank or 0), dtype.as_numpy_dtype)
-        memories = self._topology.memories
-        return tuple(
-            self._result(ref, memory, dtype, nothing)
-            for ref, memory in zip(refs, memories, strict=True)
-        )
+    def reduce(self, name: str, op: str, given: Operand) -> Tensor:
+        """Emits a sum (of a mean too), minimum or maximum over workers."""
+        dtype, cpu = given.dtype, cpu_of(given.device)
+        if op in PAIRWISE and dtype == tf.uint64 and not given.is_empty:
+            flip, both = emitter.signed, [(given.ref, dtype)]
+            signed = self._inline(f"{name}/flip", flip, both, cpu)
+            given = given._replace(ref=signed, dtype=tf.int64)
+            found = [(self.reduce(name, op, given), tf.int64)]
+            return self._inline(f"{name}/unflip", emitter.unsigned, found, cpu)
 
-    def _result(
-        self, ref: Tensor, memory: int, dtype: tf.DType, nothing: np.ndarray
-    ) -> Ref:
-        # Per memory: a result that is merged elsewhere would be sent once more.
-        key = str(ref), memory
-        if key not in self._merged:
-            name = f"{self._name}/result_{len(self._merged)}"
-            device = self._topology.replica_devices[memory]
-            other = self._nothing(f"{name}/nothing", memory, nothing, device)
-            attrs = {"N": 2, "T": dtype}
-            self._merged[key] = self._emit.add(
-                name, "Merge", [ref, other], device, "output:0", attrs
+        def transfer(value: Tensor, *place: Any) -> Ref:
+            attrs = _reduction(_MERGE_OPS[op])
+            return self.chain.add(name, "CollectiveReduceV2", [value], *place, **attrs)
+
+        # A sum has to keep the bits of the type itself, so it goes as a wider type;
+        # what is only moved goes as any type of the same width.
+        wire = differentiable.wire_over_workers(dtype, "all_reduce")
+        return self._transfer(name, given, wire, transfer, emitter.unpadded)
+
+    def broadcast(self, name: str, given: Operand, source: int) -> Tensor:
+        """Emits the transfer of one worker's tensor to all others."""
+
+        def transfer(
+            value: Tensor, dtype: tf.DType, device: str, key: Ref | None = None
+        ) -> Ref:
+            if source == self.group.worker_id:
+                op = "CollectiveBcastSendV2"
+                return self.chain.add(name, op, [value], dtype, device, key)
+            where = f"{name}/shape"
+            if given.shape.is_fully_defined():
+                dims = np.array(given.shape.as_list(), np.int32)
+                shape = self.emit.const(where, dims, cpu_of(device))
+            else:
+                shape = self.emit.add(where, "Shape", [value], device, T=dtype)
+            op = "CollectiveBcastRecvV2"
+            return self.chain.add(name, op, [], dtype, device, key, [shape])
+
+        wire = differentiable.wire_over_workers(given.dtype, "broadcast")
+        return self._transfer(name, given, wire, transfer, emitter.unpadded)
+
+    def gather(self, name: str, given: Operand) -> Tensor:
+        """Emits a concatenation over workers, by worker id.
+
+        ``[replicas of this worker] + dims`` becomes ``[replicas of the job] + dims``.
+        """
+        count = self.group.num_workers
+        wire = differentiable.wire_over_workers(given.dtype, "all_gather")
+        if given.is_empty:
+            dims = [given.shape[0] * count, *given.shape.as_list()[1:]]
+            nothing = np.zeros(dims, given.dtype.as_numpy_dtype)
+            return self.emit.const(name, nothing, given.device)
+
+        def transfer(value: Tensor, *place: Any) -> Ref:
+            return self._join(name, value, *place)
+
+        restore = emitter.unpadded_parts
+        return self._transfer(name, given, wire, transfer, restore, count=count)
+
+    def check_shape(self, name: str, given: Operand) -> None:
+        """Emits a comparison of a tensor's shape over workers, before it is sent."""
+        device, both = given.device, [(given.ref, given.dtype)]
+        row = self._inline(f"{name}/row", emitter.shape_row, both, device)
+        rows = self._join(f"{name}/gathered", row, tf.int64, device)
+        both = [(rows, tf.int64), (row, tf.int64)]
+        _, (check,) = self.emit.inline(f"{name}/same", emitter.check_rows, both, device)
+        self.chain.continue_after(check)
+
+    def gather_rows(
+        self, name: str, call: int, given: Operand, num_replicas: int
+    ) -> Tensor:
+        """Emits the concatenation of all workers' rows, by worker id.
+
+        The tensors of one call have the same numbers of rows. TensorFlow gathers
+        tensors of equal shapes only: each worker pads its rows to the largest number,
+        and every worker removes the padding.
+        """
+        dtype, shape, device = given.dtype, given.shape, given.device
+        if shape.rank is None:
+            raise CollectiveTypeError(
+                f"{dtype.name} rows of unknown rank cannot be sent between worker "
+                "processes; give the values of tf.IndexedSlices a static rank"
             )
-        return self._merged[key]
-
-    def _nothing(self, name: str, replica: int, value: Any, device: str) -> Ref:
-        """A constant, where the condition is false."""
-        condition = self._conditions[replica]
-        off = self._switch(f"{name}/off", condition, replica, tf.bool, "false")
-        # An edge has no side: what follows the identity follows this side only.
-        pivot = self._emit.add(
-            f"{name}/pivot", "Identity", [off], device, "output:0", {"T": tf.bool}
+        if shape[0] is not None:
+            rows = tf.TensorShape([shape[0] * num_replicas, *shape[1:]])
+            return self.gather(name, given._replace(shape=rows))
+        own = given.ref, dtype
+        if call not in self._row_counts:
+            count = self._inline(f"{name}/count", emitter.num_rows, [own], device)
+            self._row_counts[call] = self._join(
+                f"{name}/counts", count, tf.int32, cpu_of(device)
+            )
+        counts = self._row_counts[call], tf.int32
+        pad, cut = emitter.pad_rows, emitter.cut_rows
+        padded = self._inline(
+            f"{name}/padded", pad, [own, counts], device, rank=shape.rank
         )
-        attrs = {"dtype": tf.as_dtype(value.dtype), "value": value}
-        return self._emit.add(
-            name, "Const", [], device, "output:0", attrs, controls=[pivot.node]
+        both = [(self.gather(f"{name}/all", given._replace(ref=padded)), dtype), counts]
+        num_workers = self.group.num_workers
+        return self._inline(
+            f"{name}/joined", cut, both, device, num_workers=num_workers
         )
 
-    def _switch(
-        self, name: str, ref: Tensor, replica: int, dtype: tf.DType, side: str
+    def share(
+        self,
+        name: str,
+        shares: Sequence[UpdatedVariable],
+        sent: Mapping[tuple[str, str], Ref],
+        device: str,
+    ) -> dict[tuple[str, str], Tensor]:
+        """Emits the transfer of one bucket, from its source to all other programs."""
+        dtype = shares[0].dtype
+        keys = [(share.node, share.handle) for share in shares]
+        shapes = [share.shape.as_list() for share in shares]
+        size = sum(int(share.shape.num_elements()) for share in shares)
+        packed = None
+        if keys[0] in sent:
+            ops = self.emit.on(f"{name}/packed", dtype, device)
+            packed = ops.pack([sent[key] for key in keys], shapes)
+        given = Operand(packed, dtype, tf.TensorShape([size]), device)
+        received = self.broadcast(name, given, shares[0].source)
+        ops = self.emit.on(f"{name}/unpacked", dtype, device)
+        return dict(zip(keys, ops.unpack(received, shapes), strict=True))
+
+    def _inline(self, *arguments: Any, **options: Any) -> Ref:
+        (result,), _ = self.emit.inline(*arguments, **options)
+        return result
+
+    def _join(
+        self, name: str, ref: Tensor, dtype: tf.DType, device: str, *key: Any
     ) -> Ref:
-        device = self._topology.replica_devices[replica]
-        inputs = [ref, self._conditions[replica]]
-        port = f"output_{side}:0"
-        return self._emit.add(name, "Switch", inputs, device, port, {"T": dtype})
+        """Emits a concatenation of tensors of one shape, in a type that is sent."""
+        joined = self.chain.add(
+            name, "CollectiveGatherV2", [ref], dtype, device, *key, is_stateless=False
+        )
+        # The op gathers in an order of its own.
+        order, workers = self.group.order, range(self.group.num_workers)
+        if order == tuple(workers):
+            return joined
+        places, sort = tuple(map(order.index, workers)), emitter.in_order
+        return self._inline(
+            f"{name}/sorted", sort, [(joined, dtype)], device, places=places
+        )
+
+    def _transfer(
+        self,
+        name: str,
+        given: Operand,
+        wire: differentiable.Wire,
+        transfer: Callable[..., Ref],
+        restore: Callable[..., tf.Tensor],
+        **options: Any,
+    ) -> Tensor:
+        """Transfers a tensor as a type that can be sent, also one of unknown shape."""
+        ref, dtype, shape, device = given
+        if given.is_empty:
+            nothing = np.zeros(shape.as_list(), dtype.as_numpy_dtype)
+            return self.emit.const(name, nothing, device)
+        how, sent = wire
+        if ref is not None:
+            ref = self._convert(f"{name}/in", ref, how, dtype, sent, device)
+        # GPU integers are sent through the host.
+        device = cpu_of(device) if sent.is_integer else device
+        if shape.is_fully_defined():
+            result = transfer(ref, sent, device)
+        else:
+            own = [(ref, sent)]
+            (value, key_offset), _ = self.emit.inline(
+                f"{name}/sent", emitter.pad_any_size, own, device, cpu=cpu_of(device)
+            )
+            both = [(transfer(value, sent, device, key_offset), sent), *own]
+            result = self._inline(f"{name}/result", restore, both, device, **options)
+        return self._convert(f"{name}/out", result, how, sent, dtype, device)
+
+    def _convert(
+        self,
+        name: str,
+        ref: Tensor,
+        how: str,
+        source: tf.DType,
+        target: tf.DType,
+        device: str,
+    ) -> Tensor:
+        """Casts or bitcasts (``how``) where the types differ."""
+        if how == "Bitcast" and source != target:
+            return self.emit.add(name, how, [ref], device, T=source, type=target)
+        return self.emit.on(name, target, cpu_of(device)).cast(ref, source)

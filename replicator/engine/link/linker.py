@@ -1,18 +1,25 @@
-"""Link: replaces the markers of collectives by the cross-replica computation."""
+"""Link: replaces the markers of collectives by the cross-replica computation.
+
+Of a reduction, replicas that share memory are reduced first; the remaining tensors, one
+per memory, are combined on an owner device and, with several workers, between them.
+GPUs combine theirs by one collective op over all replicas of the job. Tensors may leave
+a memory in a narrower type.
+"""
 
 from __future__ import annotations
 
-import dataclasses
+import collections
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator.core.context import wire_of
+from replicator.core.topology import flat_group
 from replicator.engine.analysis.plan import FLAT
-from replicator.engine.graph.body import Emitter, Ref
-from replicator.engine.link import fragments, reduction
-from replicator.engine.link.chain import Chain, Gate
-from replicator.engine.link.cross_worker import CrossWorker, UnevenRows
-from replicator.engine.link.reduction import PAIRWISE, How, NodeOps, Reduction
+from replicator.engine.graph.body import Ref
+from replicator.engine.link import emitter
+from replicator.engine.link.chain import Chain, Operand
+from replicator.engine.link.emitter import PAIRWISE, Emitter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,15 +28,12 @@ if TYPE_CHECKING:
     from replicator.core.topology import Topology
     from replicator.engine.analysis.plan import Bucket, CollectivePlan
     from replicator.engine.graph.body import Tensor
+    from replicator.engine.link.chain import CrossWorker
+    from replicator.engine.link.emitter import NodeOps
 
-    Operand = Callable[[int, str], Tensor]
-
-
-# See ``collectives/kind.py``. Kinds say what is joined; here are the ways of this
-# program: the memories of its replicas, buckets, and the other workers.
+    FindOperand = Callable[[int, str], Tensor]
 
 
-@dataclasses.dataclass(kw_only=True)
 class BucketLinks:
     """What a kind makes its collective of: one bucket of a plan.
 
@@ -37,346 +41,360 @@ class BucketLinks:
     any of its replicas: what nobody uses is not run, and others would wait forever.
     """
 
-    plan: CollectivePlan
-    bucket: Bucket
-    name: str
-    operand: Operand
-    topology: Topology
-    emit: Emitter
-    reduction: Reduction
-    workers: CrossWorker | None
-    rows: dict[int, UnevenRows]
-
-    def __post_init__(self) -> None:
-        self._devices = self.topology.replica_devices
-        call, position = self.plan.collective, self.bucket.positions[0]
-        self._dtype, self._shape = call.dtypes[position], call.shapes[position]
-        self._by_position: dict[int, list[Tensor]] = {}
+    def __init__(
+        self,
+        linker: Linker,
+        plan: CollectivePlan,
+        bucket: Bucket,
+        name: str,
+        operand: FindOperand,
+    ) -> None:
+        # A gradient is reduced where it is, and nowhere else.
+        topology = linker.topology.at(bucket.logical_device)
+        call, position = plan.collective, bucket.positions[0]
         self.num_replicas = call.num_replicas
-        self.first_replica_id = self.topology.first_replica_id
-        self.num_workers = 1 if self.workers is None else self.workers.num_workers
-        self._ops = [
-            NodeOps(self.emit, f"{self.name}/on_{replica}", self._dtype, device)
-            for replica, device in enumerate(self._devices)
-        ]
+        self.first_replica_id = topology.first_replica_id
+        self._workers = linker.workers
+        self.num_workers = self._workers.group.num_workers if self._workers else 1
+        self._linker, self._emit = linker, linker.emit
+        self._plan, self._bucket, self._name = plan, bucket, name
+        self._topology, self._devices = topology, topology.replica_devices
+        self._dtype, self._shape = call.dtypes[position], call.shapes[position]
+        # The first replica of each memory, which stands for all that read it.
+        self._memories = tuple(dict.fromkeys(topology.memories))
+        self._is_transferred = len(self._memories) > 1 or linker.workers is not None
+        replicas = range(len(self._devices))
+        self._operands = {
+            position: [operand(r, call.operands[position]) for r in replicas]
+            for position in bucket.positions
+        }
+        self.every = [ref for refs in self._operands.values() for ref in refs]
+        self._ops = [self._on(replica, f"on_{replica}") for replica in replicas]
 
     @property
     def operands(self) -> Sequence[Tensor]:
         """By replica of this program, the operand, if it is a single tensor."""
-        return self._operands(self.bucket.positions[0])
+        return self._operands[self._bucket.positions[0]]
 
     def ops(self, replica: int) -> NodeOps:
-        """Emits nodes on the device of a replica of this program."""
         return self._ops[replica]
 
-    def alone(self, kind: CollectiveKind) -> tuple[Tensor, ...]:
-        """The result of the only replica."""
-        ops = NodeOps(self.emit, self.name, self._dtype, self._owner_device)
-        return (kind.local_result(ops, self.operands[0], 0, 1),)
+    def _on(self, replica: int, part: str, dtype: tf.DType | None = None) -> NodeOps:
+        name = f"{self._name}/{part}"
+        return self._emit.on(name, dtype or self._dtype, self._devices[replica])
+
+    def local(self, kind: CollectiveKind) -> list[tuple[Tensor, ...]]:
+        """Results as if all replicas held the operand of each, or of the only one."""
+        count = self.num_replicas
+        own = [
+            self._topology.replica_id(replica) % count
+            for replica in range(len(self._devices))
+        ]
+        return [
+            tuple(
+                kind.local_result(self._ops[replica], operand, own[replica], count)
+                for replica, operand in enumerate(operands)
+            )
+            for operands in self._operands.values()
+        ]
 
     def partials(self, op: str) -> list[tuple[int, Tensor]]:
         """Reduces within memories: a replica and a tensor on its device, for each."""
-        within = self._within_memories(op, f"{self.name}/local", self.operands)
-        memories = self.reduction.memories
-        places = memories if len(within) == len(memories) else range(len(within))
+        within = self._within_memories(op, self._bucket.positions[0])
+        is_by_memory = len(within) == len(self._memories)
+        places = self._memories if is_by_memory else range(len(within))
         return list(zip(places, within, strict=True))
 
     def reduced(self, op: str, wire_dtype: tf.DType | None) -> list[tuple[Tensor, ...]]:
         """Reduces each tensor of the bucket over all replicas of the job."""
-        how = How(
-            op=op,
-            wire_dtype=wire_dtype,
-            algorithm=self.plan.algorithm,
-            num_replicas=self.num_replicas,
-            owner=self.bucket.owner,
-        )
-        if len(self.bucket.positions) > 1:
-            return self._reduce_fused(how)
-        partials = self._within_memories(op, f"{self.name}/local", self.operands)
-        device = self._devices[self.reduction.memories[0]]
-        self._check_shape(partials[0], device)
-        results = self.reduction.between_memories(
-            how, self.name, partials, self._dtype, self._shape
-        )
-        return [self._distribute(results)]
-
-    def _reduce_fused(self, how: How) -> list[tuple[Tensor, ...]]:
-        """Reduces several tensors that are sent as one."""
-        call, memories, dtype = (
-            self.plan.collective,
-            self.reduction.memories,
-            self._dtype,
-        )
-        positions, name = self.bucket.positions, self.name
-        shapes = [call.shapes[p].as_list() for p in positions]
-        partials = [
-            self._within_memories(
-                how.op, f"{name}/local_{position}", self._operands(position)
-            )
-            for position in positions
-        ]
-        # One row of ``partials`` per tensor, one vector per memory.
+        dtype, positions = self._dtype, self._bucket.positions
+        wire = wire_of(dtype, wire_dtype) if self._is_transferred else dtype
+        within = [self._within_memories(op, position) for position in positions]
+        if len(positions) == 1:
+            (partials,) = within
+            self._check_shape(partials[0], self._devices[self._memories[0]])
+            results = self._between_memories(op, wire, partials, self._shape)
+            return [self._distribute(results)]
+        # Several tensors are sent as one: one row of ``within`` per tensor, one vector
+        # per memory.
+        shapes = [self._plan.collective.shapes[p].as_list() for p in positions]
+        size = sum(tf.TensorShape(shape).num_elements() for shape in shapes)
         packed = [
-            self.emit.pack(
-                f"{name}/bucket_{m}", of_memory, shapes, dtype, self._devices[m]
+            self._on(memory, f"bucket_{memory}").pack(values, shapes)
+            for memory, values in zip(
+                self._memories, zip(*within, strict=True), strict=True
             )
-            for m, of_memory in zip(memories, zip(*partials, strict=True), strict=True)
         ]
-        size = sum(int(call.shapes[p].num_elements()) for p in positions)
-        combined = self.reduction.between_memories(
-            how, name, packed, dtype, tf.TensorShape([size])
-        )
+        sums = self._between_memories(op, wire, packed, tf.TensorShape([size]))
         # Each memory unpacks its own copy, so that one transfer moves the bucket.
         unpacked = [
-            self.emit.unpack(f"{name}/unpack_{m}", ref, shapes, dtype, self._devices[m])
-            for m, ref in zip(memories, combined, strict=True)
+            self._on(memory, f"unpack_{memory}").unpack(vector, shapes)
+            for memory, vector in zip(self._memories, sums, strict=True)
         ]
         return [self._distribute(parts) for parts in zip(*unpacked, strict=True)]
 
     def stacked(self) -> tuple[Tensor, ...]:
         """Stacks the replicas' tensors, and those of all workers."""
-        device = self._owner_device
-        ops = NodeOps(self.emit, f"{self.name}/pack", self._dtype, device)
-        packed = ops.stack(self.operands)
-        if self.workers is not None:
-            count = len(self.operands)
+        owner, count = self._bucket.owner, len(self.operands)
+        stacked = self._on(owner, "pack").stack(self.operands)
+        if self._workers is not None:
             shape = tf.TensorShape([count]).concatenate(self._shape)
-            self._check_shape(packed, device)
-            packed = self.workers.gather(self.name, packed, self._dtype, shape, device)
-        return (packed,) * len(self.operands)
+            device = self._devices[owner]
+            self._check_shape(stacked, device)
+            given = Operand(stacked, self._dtype, shape, device)
+            stacked = self._workers.gather(self._name, given)
+        return (stacked,) * count
 
     def joined(self) -> tuple[Tensor, ...]:
         """Joins the replicas' rows, and those of all workers."""
-        device = self._owner_device
-        count = len(self.operands)
-        joined = NodeOps(self.emit, f"{self.name}/rows", self._dtype, device).concat(
-            self.operands
-        )
-        if self.workers is not None:
-            index = self.plan.collective.index
-            rows = self.rows.setdefault(index, UnevenRows(self.workers))
-            joined = rows.gather(
-                self.name, joined, self._dtype, self._shape, count, device
-            )
+        owner, count = self._bucket.owner, len(self.operands)
+        joined = self._on(owner, "rows").concat(self.operands)
+        if self._workers is not None:
+            given = Operand(joined, self._dtype, self._shape, self._devices[owner])
+            call = self._plan.collective.index
+            joined = self._workers.gather_rows(self._name, call, given, count)
         return (joined,) * count
 
     def received_from(self, replica_id: int) -> tuple[Tensor, ...]:
-        """Finds the operand of a replica in this program, or receives it."""
         count = len(self.operands)
-        if self.workers is None:
+        if self._workers is None:
             return (self.operands[replica_id],) * count
         program_id, local = divmod(replica_id, count)
-        device = self._devices[local]
-        self._check_shape(self.operands[local], device)
-        sent = self.workers.broadcast(
-            self.name,
-            self.operands[local],
-            self._dtype,
-            self._shape,
-            program_id,
-            device,
-        )
-        return (sent,) * count
+        device, own = self._devices[local], self.operands[local]
+        self._check_shape(own, device)
+        given = Operand(own, self._dtype, self._shape, device)
+        return (self._workers.broadcast(self._name, given, program_id),) * count
 
-    @property
-    def _owner_device(self) -> str:
-        return self._devices[self.bucket.owner]
+    def _within_memories(self, op: str, position: int) -> list[Tensor]:
+        """Reduces among replicas that share memory: one operand per memory is left.
 
-    def _operands(self, position: int) -> list[Tensor]:
-        # Found once: what is behind a gate is emitted when it is asked for.
-        if position not in self._by_position:
-            node = self.plan.collective.operands[position]
-            replicas = range(len(self._devices))
-            self._by_position[position] = [self.operand(r, node) for r in replicas]
-        return self._by_position[position]
-
-    def _within_memories(
-        self, op: str, name: str, operands: Sequence[Tensor]
-    ) -> list[Tensor]:
+        Where nothing leaves the only memory, the operands stay as they are: one
+        reduction, on the owner's device, does all.
+        """
+        name, operands = f"{self._name}/local_{position}", self._operands[position]
         # Of the reductions only these ops broadcast: [1] and [3] would become [3].
         may_broadcast = op in PAIRWISE and not self._shape.is_fully_defined()
         if may_broadcast and len(operands) > 1:
-            (first,), _ = fragments.inline(
-                self.emit,
+            (first,), _ = self._emit.inline(
                 f"{name}/check",
-                fragments.check_alike,
+                emitter.check_alike,
                 [(operand, self._dtype) for operand in operands],
                 self._devices[0],
-                what=str(self.plan.collective.kind),
+                what=str(self._plan.collective.kind),
                 devices=tuple(self._devices),
             )
             operands = [first, *operands[1:]]
-        return self.reduction.within_memories(op, name, operands, self._dtype)
+        if not self._is_transferred:
+            return operands
+        return [
+            self._on(memory, f"local_{position}_{memory}").reduce(
+                op, [operands[r] for r in self._topology.members(memory)]
+            )
+            for memory in self._memories
+        ]
+
+    def _between_memories(
+        self, op: str, wire: tf.DType, operands: Sequence[Tensor], shape: tf.TensorShape
+    ) -> list[Tensor]:
+        """Combines what ``_within_memories`` left, sent in a type."""
+        name, owner, dtype = self._name, self._bucket.owner, self._dtype
+        if self._plan.algorithm in FLAT:
+            return self._reduce_all(op, wire, operands)
+        leaders = self._topology.leaders(owner)
+        near = self._topology.memories[owner]
+        if self._is_transferred:
+            by_leader: dict[int, list[Tensor]] = {}
+            for memory, ref in zip(self._memories, operands, strict=True):
+                by_leader.setdefault(leaders[memory], []).append(ref)
+            operands = []
+            for leader, refs in by_leader.items():
+                ref = self._on(leader, f"near_{leader}").reduce(op, refs)
+                if leader != near:  # what is not sent need not be rounded
+                    ref = self._on(leader, f"send_{leader}", wire).cast(ref, dtype)
+                    # The owner sums in full width what arrives rounded.
+                    ref = self._on(owner, f"widen_{leader}").cast(ref, wire)
+                operands.append(ref)
+        total = self._on(owner, "total").reduce(op, operands)
+        if op == "mean":
+            # Before it is rounded: a mean does not overflow where a sum would.
+            total = self._on(owner, "mean").scale(total, 1.0 / self.num_replicas)
+        # Rounded on the owner too: all replicas get the same bits.
+        total = self._on(owner, "narrow", wire).cast(total, dtype)
+        if self._workers is not None:
+            given = Operand(total, wire, shape, self._devices[owner])
+            total = self._workers.reduce(name, op, given)
+        # To the memories of another process it travels once.
+        sources = {
+            leader: total
+            if leader == near or count == 1
+            else self._emit.add(
+                f"{name}/lead_{leader}",
+                "Identity",
+                [total],
+                self._devices[leader],
+                T=wire,
+            )
+            for leader, count in collections.Counter(
+                leaders[memory] for memory in self._memories
+            ).items()
+        }
+        refs = [sources[leaders[memory]] for memory in self._memories]
+        return self._receive(refs, wire)
+
+    def _reduce_all(
+        self, op: str, wire: tf.DType, operands: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Sums over all replicas of the job at once, in the type that is sent."""
+        sent = {
+            device: self._on(replica, f"send_{replica}", wire).cast(ref, self._dtype)
+            for replica, (device, ref) in enumerate(
+                zip(self._devices, operands, strict=True)
+            )
+        }
+        group = None if self._workers is None else self._workers.group
+        flat = flat_group(self._topology, group)
+        algorithm = self._plan.algorithm
+        sums: list[Tensor] = [
+            *self._linker.chain.sum_all(
+                f"{self._name}/all", flat, sent, wire, algorithm
+            ).values()
+        ]
+        if op == "mean":
+            sums = [
+                self._on(r, f"mean_{r}", wire).scale(ref, 1.0 / self.num_replicas)
+                for r, ref in enumerate(sums)
+            ]
+        return self._receive(sums, wire)
+
+    def _receive(self, refs: Sequence[Tensor], wire: tf.DType) -> list[Tensor]:
+        """Widens what arrived, on the device of each memory."""
+        return [
+            self._on(memory, f"receive_{memory}").cast(ref, wire)
+            for memory, ref in zip(self._memories, refs, strict=True)
+        ]
 
     def _check_shape(self, ref: Tensor, device: str) -> None:
         """Compares shapes over workers where the trace does not know them."""
-        if self.workers is not None and not self._shape.is_fully_defined():
-            name = f"{self.name}/check"
-            self.workers.check_shape(name, ref, self._dtype, device)
+        if self._workers is not None and not self._shape.is_fully_defined():
+            given = Operand(ref, self._dtype, self._shape, device)
+            self._workers.check_shape(f"{self._name}/check", given)
 
-    def _distribute(self, by_memory: Sequence[Any]) -> tuple[Tensor, ...]:
+    def _distribute(self, by_memory: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Gives every replica the result of its memory."""
-        of_memory = dict(zip(self.reduction.memories, by_memory, strict=True))
-        return tuple(of_memory[memory] for memory in self.topology.memories)
+        of_memory = dict(zip(self._memories, by_memory, strict=True))
+        return tuple(of_memory[memory] for memory in self._topology.memories)
 
 
 class Linker:
-    """Emits the nodes of planned collectives."""
-
     def __init__(
         self,
         topology: Topology,
         prefix: str,
         workers: CrossWorker | None = None,
         first_controls: Sequence[str] = (),
+        *,
+        is_local: bool = False,
     ) -> None:
         # By marker name, the result on each replica.
         self.results: dict[str, tuple[Tensor, ...]] = {}
-        self._emit = Emitter(reduction.supported_device)
-        self._topology = topology
-        self._prefix = prefix
-        self._workers = workers
-        self._chain = (
-            Chain(None, self._emit, first_controls)
-            if workers is None
-            else workers.chain
+        self.emit = Emitter()
+        self.nodes = self.emit.nodes
+        self.topology = topology
+        self.workers = workers
+        self.chain = (
+            Chain(None, self.emit, first_controls) if workers is None else workers.chain
         )
-        # By logical device: a gradient is reduced where it is, and nowhere else.
-        self._reductions: dict[int, Reduction] = {}
-        self._rows: dict[int, UnevenRows] = {}
-
-    @property
-    def nodes(self) -> list[Any]:
-        """``NodeDef``s emitted so far."""
-        return self._emit.nodes
+        self._prefix = prefix
+        # Of a measuring control, every replica computes as if all others held its own
+        # values (``local_result`` of the kind): a mean is its operand, a sum is R times
+        # its operand, a gather is R copies of it. So values keep their magnitude and
+        # shapes, and everything but the collectives is the same. What replicas that
+        # share memory compute once from results is still computed once, from the values
+        # of one of them: that includes the update of shared variables. An operand that
+        # nothing reads is still computed, because the step ends after it.
+        self._is_local = is_local
+        self._operands: list[str] = []
 
     @property
     def awaited(self) -> list[str]:
         """Nodes that the step waits for, besides its outputs and effects."""
-        return self._chain.ends
+        return [*self.chain.ends, *self._operands]
 
-    def link(self, plan: CollectivePlan, operand: Operand) -> None:
-        """Emits one collective for all replicas."""
+    def link(self, plan: CollectivePlan, operand: FindOperand) -> None:
+        call = plan.collective
+        is_gated = call.needed_if and call.num_replicas > 1 and not self._is_local
         for index, bucket in enumerate(plan.buckets):
-            name = f"{self._prefix}/collective_{plan.collective.index}_{index}"
-            if plan.collective.needed_if is None or plan.collective.num_replicas == 1:
-                self._link_bucket(plan, bucket, name, operand)
-            else:
-                self._link_gated(plan, bucket, name, operand)
+            what = "local" if self._is_local else "collective"
+            name = f"{self._prefix}/{what}_{call.index}_{index}"
+            link = self._link_gated if is_gated else self._link_bucket
+            results = link(plan, bucket, name, operand)
+            markers = [call.markers[position] for position in bucket.positions]
+            self.results.update(zip(markers, results, strict=True))
 
     def _link_bucket(
-        self, plan: CollectivePlan, bucket: Bucket, name: str, operand: Operand
-    ) -> None:
-        collective = plan.collective
-        topology = self._topology.at(bucket.logical_device)
-        if bucket.logical_device not in self._reductions:
-            self._reductions[bucket.logical_device] = Reduction(
-                topology, self._emit, self._workers, self._chain
-            )
-        links = BucketLinks(
-            plan=plan,
-            bucket=bucket,
-            name=name,
-            operand=operand,
-            topology=topology,
-            emit=self._emit,
-            reduction=self._reductions[bucket.logical_device],
-            workers=self._workers,
-            rows=self._rows,
-        )
-        if collective.num_replicas == 1:
-            results = [links.alone(collective.kind)]
-        else:
-            results = collective.kind.link(links)
-        for position, by_replica in zip(bucket.positions, results, strict=True):
-            self.results[collective.markers[position]] = by_replica
+        self, plan: CollectivePlan, bucket: Bucket, name: str, operand: FindOperand
+    ) -> list[tuple[Tensor, ...]]:
+        """By tensor, the result on each replica."""
+        kind = plan.collective.kind
+        links = BucketLinks(self, plan, bucket, name, operand)
+        if self._is_local:
+            self._operands += [x.node for x in links.every if isinstance(x, Ref)]
+        is_local = self._is_local or links.num_replicas == 1
+        return links.local(kind) if is_local else kind.link(links)
 
     def _link_gated(
-        self, plan: CollectivePlan, bucket: Bucket, name: str, operand: Operand
-    ) -> None:
+        self, plan: CollectivePlan, bucket: Bucket, name: str, operand: FindOperand
+    ) -> list[tuple[Tensor, ...]]:
         """Links a transfer that happens only where its condition holds."""
-        collective = plan.collective
-        condition = str(collective.needed_if)
-        topology = self._topology.at(bucket.logical_device)
-        replicas = range(topology.num_local_replicas)
-        conditions = [operand(replica, condition) for replica in replicas]
-        gate = Gate(f"{name}/gate", topology, conditions, self._emit)
-        dtypes = dict(zip(collective.operands, collective.dtypes, strict=True))
+        call = plan.collective
+        topology = self.topology.at(bucket.logical_device)
+        devices = topology.replica_devices
+        conditions = [
+            (operand(replica, str(call.needed_if)), tf.bool)
+            for replica in range(len(devices))
+        ]
+        dtypes = dict(zip(call.operands, call.dtypes, strict=True))
+
+        def emit(
+            part: str,
+            fragment: Any,
+            replica: int,
+            ref: Tensor,
+            dtype: tf.DType,
+            **options: Any,
+        ) -> Ref:
+            given = [(ref, dtype), conditions[replica]]
+            (found,), _ = self.emit.inline(
+                f"{name}/gate/{part}", fragment, given, devices[replica], **options
+            )
+            return found
 
         def gated(replica: int, node: str) -> Tensor:
-            return gate.operand(replica, node, operand(replica, node), dtypes[node])
+            ref, part = operand(replica, node), f"operand_{replica}_{node}"
+            return emit(part, emitter.operand_if, replica, ref, dtypes[node])
 
-        self._link_bucket(plan, bucket, name, gated)
-        for position in bucket.positions:
-            marker = collective.markers[position]
-            self.results[marker] = gate.results(
-                self.results[marker],
-                collective.dtypes[position],
-                collective.shapes[position],
-            )
-        self._continue_after(plan, bucket)
-
-    def _continue_after(self, plan: CollectivePlan, bucket: Bucket) -> None:
-        """Lets what follows a collective run even where that does not."""
-        by_replica = self.results[plan.collective.markers[bucket.positions[0]]]
-        devices = self._topology.at(bucket.logical_device).replica_devices
-        merged = {
+        results: list[tuple[Tensor, ...]] = []
+        for place, by_replica in zip(
+            bucket.positions, self._link_bucket(plan, bucket, name, gated), strict=True
+        ):
+            # Per memory: a result that is merged elsewhere would be sent once more.
+            keys = list(zip(by_replica, topology.memories, strict=True))
+            merged: dict[tuple[Tensor, int], Ref] = {}
+            dtype, rank = call.dtypes[place], call.shapes[place].rank or 0
+            for replica, (ref, memory) in enumerate(keys):
+                if (ref, memory) not in merged:
+                    part, end = f"result_{place}_{replica}", emitter.result_if
+                    merged[ref, memory] = emit(part, end, memory, ref, dtype, rank=rank)
+            results.append(tuple(merged[key] for key in keys))
+        # What follows runs even where this does not.
+        ends = {
             device: ref.node
-            for device, ref in zip(devices, by_replica, strict=True)
+            for device, ref in zip(devices, results[0], strict=True)
             if isinstance(ref, Ref)
         }
         if plan.algorithm in FLAT:
-            self._chain.continue_after_gate(merged)
-        elif self._workers is not None:
-            owner_memory = self._topology.memories[bucket.owner]
-            self._workers.chain.continue_after(merged[devices[owner_memory]])
-
-
-# Every replica computes as if all others held its own values (``local_result`` of the
-# kind): a mean is its operand, a sum is R times its operand, a gather is R copies of
-# it. So values keep their magnitude and shapes, and everything but the collectives is
-# the same. What replicas that share memory compute once from results is still computed
-# once, from the values of one of them: that includes the update of shared variables. An
-# operand that nothing reads is still computed, because the step ends after it.
-
-
-class LocalLinker:
-    """Emits what stands for the collectives of a measuring control."""
-
-    def __init__(self, topology: Topology, prefix: str) -> None:
-        # By marker name, the result on each replica.
-        self.results: dict[str, tuple[Tensor, ...]] = {}
-        # Nodes that the step waits for, though no result may need them.
-        self.awaited: list[str] = []
-        self._emit = Emitter(reduction.supported_device)
-        self._topology = topology
-        self._prefix = prefix
-
-    @property
-    def nodes(self) -> list[Any]:
-        """``NodeDef``s emitted so far."""
-        return self._emit.nodes
-
-    def link(self, plan: CollectivePlan, operand: Operand) -> None:
-        """Emits one collective for all replicas."""
-        collective = plan.collective
-        places = {p: b.logical_device for b in plan.buckets for p in b.positions}
-        for position, marker in enumerate(collective.markers):
-            node = collective.operands[position]
-            dtype, count = collective.dtypes[position], collective.num_replicas
-            devices = self._topology.at(places[position]).replica_devices
-            operands = [operand(replica, node) for replica in range(len(devices))]
-            name = f"{self._prefix}/local_{collective.index}_{position}"
-            self.results[marker] = tuple(
-                collective.kind.local_result(
-                    NodeOps(self._emit, f"{name}_{replica}", dtype, device),
-                    ref,
-                    self._topology.replica_id(replica) % count,
-                    count,
-                )
-                for replica, (ref, device) in enumerate(
-                    zip(operands, devices, strict=True)
-                )
-            )
-            # Merged nodes read the result of one replica; all have to compute it.
-            self.awaited += [ref.node for ref in operands if isinstance(ref, Ref)]
+            self.chain.continue_after_gate(ends)
+        elif self.workers is not None:
+            owner_memory = self.topology.memories[bucket.owner]
+            self.chain.continue_after(ends[devices[owner_memory]])
+        return results

@@ -21,12 +21,11 @@ from replicator.core import devices as devices_lib
 from replicator.core.step import per_replica_nest
 from replicator.engine.analysis import plan
 from replicator.engine.analysis.plan import FUSE_BELOW_BYTES
-from replicator.engine.graph import body as body_lib
-from replicator.engine.graph.body import Emitter
+from replicator.engine.graph.body import Ref
 from replicator.engine.graph.replicate import Replicas
-from replicator.engine.link import reduction
-from replicator.engine.link.cross_worker import CrossWorker, send_share
-from replicator.engine.link.linker import Linker, LocalLinker
+from replicator.engine.link.chain import CrossWorker
+from replicator.engine.link.emitter import GPU_DTYPES
+from replicator.engine.link.linker import Linker
 from replicator.errors import CaptureError
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from replicator.core.topology import Group, Topology
     from replicator.engine.analysis.analyze import Analysis
-    from replicator.engine.graph.body import Ref
+    from replicator.engine.link.emitter import Emitter
 
 
 # A caller waits for the control outputs of a function. TensorFlow puts the nodes of the
@@ -77,46 +76,50 @@ class PackedOutputs:
     """Which outputs of the replicas of one program are returned as one."""
 
     def __init__(self, specs: Sequence[tf.TensorSpec], topology: Topology) -> None:
-        self._topology = topology
-        self._flat = [*specs] * topology.num_local_replicas
-        processes = list(map(devices_lib.process, topology.replica_devices))
-        groups: dict[tuple[str, tf.DType], list[int]] = {}
-        for position, spec in enumerate(self._flat):
-            process = processes[position // len(specs)]
-            if process != processes[0] and _is_small(spec):
-                groups.setdefault((process, spec.dtype), []).append(position)
-        self._groups = [tuple(group) for group in groups.values() if len(group) > 1]
-        packed = {position for group in self._groups for position in group}
-        self._alone = [p for p in range(len(self._flat)) if p not in packed]
-        self._replicas = [position // len(specs) for position in range(len(self._flat))]
-        # Of what the function returns: outputs on their own, then vectors.
-        self.specs = [self._flat[position] for position in self._alone] + [
-            tf.TensorSpec(
-                [sum(map(math.prod, self._shapes(group)))], self._dtype(group)
-            )
-            for group in self._groups
-        ]
+        self._devices = topology.replica_devices
+        # By position of a flat output, its replica and type.
+        self._flat = [(r, spec) for r in range(len(self._devices)) for spec in specs]
+        processes = list(map(devices_lib.process, self._devices))
+        groups: dict[Any, list[int]] = {}
+        for position, (replica, spec) in enumerate(self._flat):
+            key: Any = position
+            if processes[replica] != processes[0] and _is_small(spec):
+                key = processes[replica], spec.dtype
+            groups.setdefault(key, []).append(position)
+        # The outputs that are one result of the function: most of them alone.
+        self._groups = list(groups.values())
+        self.specs = [self._spec(group) for group in self._groups]
+
+    def _spec(self, group: Sequence[int]) -> tf.TensorSpec:
+        (_, spec), *others = (self._flat[position] for position in group)
+        if not others:
+            return spec
+        size = sum(map(math.prod, self._shapes(group)))
+        return tf.TensorSpec([size], spec.dtype)
 
     def pack(
-        self, outputs: Sequence[Ref | str], prefix: str
-    ) -> tuple[list[Ref | str], list[Any]]:
+        self, outputs: Sequence[Ref | str], prefix: str, emit: Emitter
+    ) -> list[Ref | str]:
         """Joins outputs where they are."""
-        emit = Emitter(reduction.supported_device)
-        returned = [outputs[position] for position in self._alone]
+        returned: list[Ref | str] = []
         for index, group in enumerate(self._groups):
-            device = self._topology.replica_devices[self._replicas[group[0]]]
             refs = [outputs[position] for position in group]
-            name = f"{prefix}/outputs_{index}"
-            dtype = self._dtype(group)
-            returned.append(emit.pack(name, refs, self._shapes(group), dtype, device))
-        return returned, emit.nodes
+            if len(group) > 1:
+                replica, spec = self._flat[group[0]]
+                name = f"{prefix}/outputs_{index}"
+                ops = emit.on(name, spec.dtype, self._devices[replica])
+                refs = [ops.pack(refs, self._shapes(group))]
+            returned += refs
+        return returned
 
     def unpack(self, returned: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Takes apart, in the caller's graph, what the function returned."""
-        outputs = dict(zip(self._alone, returned, strict=False))
-        vectors = returned[len(self._alone) :]
-        with tf.device(devices_lib.cpu_of(self._topology.replica_devices[0])):
-            for group, vector in zip(self._groups, vectors, strict=True):
+        outputs: dict[int, tf.Tensor] = {}
+        with tf.device(devices_lib.cpu_of(self._devices[0])):
+            for group, vector in zip(self._groups, returned, strict=True):
+                if len(group) == 1:
+                    outputs[group[0]] = vector
+                    continue
                 shapes = [tf.TensorShape(shape) for shape in self._shapes(group)]
                 outputs.update(zip(group, unpack(vector, shapes), strict=True))
         return [outputs[position] for position in range(len(self._flat))]
@@ -124,26 +127,18 @@ class PackedOutputs:
     @property
     def transfers(self) -> list[Transfer]:
         """What is sent to the caller, as if that was replica 0."""
-        groups = [(position,) for position in self._alone] + self._groups
         return [
-            Transfer(
-                source=self._replicas[group[0]],
-                target=0,
-                num_bytes=num_bytes(spec.shape, spec.dtype),
-            )
-            for group, spec in zip(groups, self.specs, strict=True)
+            Transfer(self._flat[group[0]][0], 0, num_bytes(spec.shape, spec.dtype))
+            for group, spec in zip(self._groups, self.specs, strict=True)
         ]
 
     def _shapes(self, group: Sequence[int]) -> list[list[int]]:
-        return [self._flat[position].shape.as_list() for position in group]
-
-    def _dtype(self, group: Sequence[int]) -> tf.DType:
-        return self._flat[group[0]].dtype
+        return [self._flat[position][1].shape.as_list() for position in group]
 
 
 def _is_small(spec: tf.TensorSpec) -> bool:
     """Whether copying it is cheaper than sending it apart."""
-    is_joined = spec.dtype in reduction.GPU_DTYPES["ConcatV2"]
+    is_joined = spec.dtype in GPU_DTYPES["ConcatV2"]
     return is_joined and 0 < num_bytes(spec.shape, spec.dtype) < FUSE_BELOW_BYTES
 
 
@@ -171,8 +166,7 @@ class Assembly:
         self._replicas = range(topology.num_local_replicas)
         self._places: dict[tuple[int, str], str] = {}
         self._received: dict[tuple[str, str], Any] = {}
-        self._replica_ids: dict[str, Any] = {}
-        self._more_nodes: list[Any] = []
+        self._replica_ids: dict[int, Ref] = {}
         # Which outputs it returns as one.
         self.outputs = PackedOutputs(self._traced.output_specs, topology)
         self._batch = [
@@ -184,16 +178,14 @@ class Assembly:
         batches = [name for name, _ in self._batch]
         self._workers = None
         if group is not None and not without_communication:
+            has_virtual_gpus = topology.has_virtual_gpus
             self._workers = CrossWorker(
-                group,
-                batches,
-                has_virtual_gpus=topology.has_virtual_gpus,
+                group, batches, has_virtual_gpus=has_virtual_gpus
             )
-        self._linker: Linker | LocalLinker = (
-            LocalLinker(topology, name)
-            if without_communication
-            else Linker(topology, name, self._workers, batches)
+        self._linker = Linker(
+            topology, name, self._workers, batches, is_local=without_communication
         )
+        self._emit = self._linker.emit
         # The nodes of the replicas.
         self.copies = Replicas(
             analysis.body,
@@ -207,10 +199,9 @@ class Assembly:
         )
 
     def register(self) -> None:
-        """Links the collectives and hands the function to TensorFlow."""
         self._link()
-        function = self._function_def()
-        _tf_compat.keep_functions(self, [*self.copies.library, function])
+        functions = [*self.copies.library, self._function_def()]
+        _tf_compat.keep_functions(self, functions)
 
     @functools.cached_property
     def _kept(self) -> str:
@@ -232,8 +223,7 @@ class Assembly:
         *,
         kept_on: str | None = None,
     ) -> list[tf.Tensor]:
-        """Emits one step."""
-        specs = list(self.outputs.specs)
+        specs = self.outputs.specs
         inputs = tf.nest.flatten(batch, expand_composites=True)
         # Reductions between GPUs wait for what the call waits for; see ``Chain``.
         waits = inputs if self._topology.has_own_gpus else []
@@ -245,8 +235,7 @@ class Assembly:
             )
         for output, spec in zip(returned, specs, strict=True):
             output.set_shape(spec.shape)
-        num_own = len(self.outputs.specs)
-        return self.outputs.unpack(returned[:num_own]) + returned[num_own:]
+        return self.outputs.unpack(returned)
 
     @property
     def has_collectives(self) -> bool:
@@ -266,33 +255,27 @@ class Assembly:
 
     def _link(self) -> None:
         body, plans = self._analysis.body, self._analysis.plans
-        places = plan.schedule_shares(
-            body, self._traced.collectives, self._analysis.shares
-        )
-        levels = plan.levels(body, self._analysis.shares)
+        shares = self._analysis.shares
+        places = plan.schedule_shares(body, self._traced.collectives, shares)
+        levels = plan.levels(body, shares)
         # Later collectives may use results of earlier ones, so they link in order.
-        for index, collective_plan in enumerate(plans):
-            self._move(plan.group(places.get(index, ()), levels))
-            self._linker.link(collective_plan, self._traced_ref)
-        self._move(plan.group(places.get(len(plans), ()), levels))
+        for index in range(len(plans) + 1):
+            for bucket in plan.group(places.get(index, ()), levels):
+                self._share(bucket)
+            if index < len(plans):
+                self._linker.link(plans[index], self._traced_ref)
 
-    def _move(self, buckets: Sequence[Sequence[plan.UpdatedVariable]]) -> None:
-        """Emits the transfer of updated variables from their owners' programs."""
-        for bucket in buckets:
-            assert self._workers is not None
-            is_source = bucket[0].source == self._topology.program_id
-            sent = {
-                (s.node, s.handle): body_lib.Ref(
-                    node=self.copies.order.new(s.node, s.handle), port="value:0"
-                )
-                for s in bucket
-                if is_source
-            }
-            name = f"{self._name}/shares_{len(self._received)}"
-            device = self._topology.replica_devices[0]
-            values, nodes = send_share(bucket, name, self._workers, sent, device)
-            self._received.update(values)
-            self._more_nodes += nodes
+    def _share(self, bucket: Sequence[plan.UpdatedVariable]) -> None:
+        """Emits the transfer of updated variables from their owner's program."""
+        assert self._workers is not None
+        sent = {}
+        if bucket[0].source == self._topology.program_id:
+            for share in bucket:
+                new = self.copies.new(share.node, share.handle)
+                sent[share.node, share.handle] = Ref(node=new, port="value:0")
+        name = f"{self._name}/shares_{len(self._received)}"
+        device = self._topology.replica_devices[0]
+        self._received |= self._workers.share(name, bucket, sent, device)
 
     def _function_def(self) -> Any:
         function = _tf_compat.FunctionDef()
@@ -300,38 +283,33 @@ class Assembly:
         function.signature.is_stateful = True
         # First of all: copying nodes and naming outputs finds what else is captured.
         copied = self.copies.nodes()
-        outputs, packing = self.outputs.pack(
+        outputs = self.outputs.pack(
             [
                 self._traced_ref(replica, name)
                 for replica in self._replicas
                 for name in self._traced.output_names
             ],
             self._name,
+            self._emit,
         )
-        for index, outer in enumerate(self.captured):
-            _add_argument(function, f"capture_{index}", outer.dtype)
-        for name, dtype in self._batch:
-            _add_argument(function, name, dtype)
-        for index, (ref, spec) in enumerate(
-            zip(outputs, self.outputs.specs, strict=True)
-        ):
-            arg = function.signature.output_arg.add(name=f"output_{index}")
-            arg.type = spec.dtype.as_datatype_enum
-            function.ret[f"output_{index}"] = str(ref)
+        captured = [
+            (f"capture_{index}", outer.dtype)
+            for index, outer in enumerate(self.captured)
+        ]
+        for name, dtype in [*captured, *self._batch]:
+            function.signature.input_arg.add(name=name, type=dtype.as_datatype_enum)
+        for index, ref in enumerate(outputs):
+            name, dtype = f"output_{index}", self.outputs.specs[index].dtype
+            function.signature.output_arg.add(name=name, type=dtype.as_datatype_enum)
+            function.ret[name] = str(ref)
         controls = {
             effect
             for name in self._traced.control_output_names
-            for effect in self.copies.order.effects(name)
+            for effect in self.copies.effects(name)
         }
         controls.update(self._linker.awaited)
-        nodes = [
-            *self._replica_ids.values(),
-            *self._linker.nodes,
-            *self._more_nodes,
-            *copied,
-            *packing,
-            *(self._workers.nodes if self._workers else ()),
-        ]
+        nodes = [*self._emit.nodes, *copied]
+        nodes += self._workers.nodes if self._workers else ()
         ends, joins = join_completion(sorted(controls), nodes, self._name)
         nodes += joins
         for index, name in enumerate(ends):
@@ -349,7 +327,13 @@ class Assembly:
         if results is not None:
             return results[replica]
         if placeholder == self._traced.replica_id_name:
-            return self._replica_id(replica)
+            if replica not in self._replica_ids:
+                replica_id = self._topology.replica_id(replica)
+                name = f"replica_{replica_id}/replica_id"
+                device = self._topology.replica_devices[replica]
+                found = self._emit.const(name, replica_id, device)
+                self._replica_ids[replica] = found
+            return self._replica_ids[replica]
         if placeholder in self._traced.argument_names:
             index = self._traced.argument_names.index(placeholder)
             return f"batch_{replica}_{index}"
@@ -374,25 +358,12 @@ class Assembly:
             self.captured.append(outer)
         return self._places[key]
 
-    def _replica_id(self, replica: int) -> Ref:
-        replica_id = self._topology.replica_id(replica)
-        name = f"replica_{replica_id}/replica_id"
-        if name not in self._replica_ids:
-            device = self._topology.replica_devices[replica]
-            self._replica_ids[name] = body_lib.make_const(name, replica_id, device)
-        return body_lib.Ref(node=name, port="output:0")
-
     def _handle_device(self, replica: int, placeholder: str) -> str | None:
         entry = self._analysis.entries.get(placeholder)
         if entry is not None:
             return str(entry.copies[replica].device)
         # What exists once, such as a table, is used where it is.
         outer = self._traced.captures.get(placeholder)
-        return (
-            outer.device if outer is not None and outer.dtype == tf.resource else None
-        )
-
-
-def _add_argument(function: Any, name: str, dtype: tf.DType) -> None:
-    arg = function.signature.input_arg.add(name=name)
-    arg.type = dtype.as_datatype_enum
+        if outer is None or outer.dtype != tf.resource:
+            return None
+        return str(outer.device)

@@ -20,8 +20,6 @@ from replicator.core.validation import format_value, is_positive
 from replicator.engine.analysis import analyze as analyze_lib
 from replicator.engine.analysis.analyze import analyze
 from replicator.engine.analysis.plan import FLAT
-from replicator.engine.graph import liveness
-from replicator.engine.graph.trace import Rewriters
 from replicator.engine.run.assembly import Assembly
 from replicator.errors import ReplicaTimeoutError, StrategyError
 from replicator.inputs import last_step
@@ -143,19 +141,14 @@ class Program:
         *,
         without_communication: bool = False,
     ) -> None:
-        """Traces, replicates and links a step."""
         self._topology = topology
         self._table = table
         self._group = group
         self._specs = specs
         name = f"replicated_{next(_COUNTER)}"
+        is_in_group = group is not None
         self._analysis = analyze(
-            step_fn,
-            specs,
-            name,
-            topology,
-            table,
-            is_in_group=group is not None,
+            step_fn, specs, name, topology, table, is_in_group=is_in_group
         )
         self._used = UsedVariables(self._analysis.entries, table)
         self._assembly = Assembly(
@@ -170,7 +163,6 @@ class Program:
         self._coherence = self._make_coherence(None if without_communication else group)
         self._functions: dict[tuple[int, bool], Dispatch] = {}
         self._without_communication = without_communication
-        self._rewriters = Rewriters()
         self._repairs: dict[bool, Dispatch] = {}
         self._num_exposed = table.num_exposed
         if group is not None:  # programs that run side by side have the same ops
@@ -178,7 +170,6 @@ class Program:
 
     @property
     def plans(self) -> tuple[CollectivePlan, ...]:
-        """How each collective is carried out."""
         return self._analysis.plans
 
     @property
@@ -186,7 +177,7 @@ class Program:
         """What the step says of itself in ``explain()``."""
         moved = analyze_lib.explain_owned(self._analysis, self._topology)
         of_graph = *self._analysis.traced.notes, *self._analysis.body.notes
-        return (*of_graph, *self._rewriters.notes.values(), *filter(None, [moved]))
+        return (*of_graph, *filter(None, [moved]))
 
     @property
     def activations(self) -> tuple[int, ...]:
@@ -194,23 +185,18 @@ class Program:
         return self._analysis.traced.activations
 
     @property
-    def most_gathered(self) -> int:
-        """Bytes of other owners' variables that a replica has at a time."""
-        return liveness.most_gathered_bytes(self._analysis.gathers)
+    def other_transfers(self) -> tuple[Transfer, ...]:
+        """What is sent besides collectives, between replicas of this program.
 
-    @property
-    def weight_transfers(self) -> tuple[Transfer, ...]:
-        """What owners of variables send to other replicas of this program."""
-        return tuple(analyze_lib.weights(self._analysis))
-
-    @property
-    def returned(self) -> tuple[Transfer, ...]:
-        """What the caller gets, who is where replica 0 is: outputs, and statistics."""
-        return (*self._assembly.outputs.transfers, *self._coherence.values.transfers)
+        New values of variables that have owners, outputs to the caller, who is where
+        replica 0 is, and statistics.
+        """
+        weights = analyze_lib.weights(self._analysis)
+        outputs, statistics = self._assembly.outputs, self._coherence.values
+        return (*weights, *outputs.transfers, *statistics.transfers)
 
     @property
     def entries(self) -> Mapping[str, Entry]:
-        """The variables it uses, by handle placeholder."""
         return self._analysis.entries
 
     def description(self) -> dict[str, Any]:
@@ -218,7 +204,6 @@ class Program:
         return self._analysis.description()
 
     def is_stale(self) -> bool:
-        """Whether another step has changed the kind of a variable used here."""
         return self._used.is_stale()
 
     def run(self, source: Any, num_steps: int, *, may_end: bool = False) -> Any:
@@ -248,17 +233,14 @@ class Program:
         self._follow_exposed()
         is_alone = self._group is not None and not (is_end and may_end)
         if is_alone not in self._repairs:
-            self._repairs[is_alone] = self._make_repair(is_alone)
+            coherence = self._make_coherence() if is_alone else self._coherence
+
+            def repair(_: None) -> list[tf.Tensor]:
+                coherence.repair()
+                return []
+
+            self._repairs[is_alone] = Dispatch(repair, is_optimized=False)
         self._repairs[is_alone](None)
-
-    def _make_repair(self, is_alone: bool) -> Dispatch:
-        coherence = self._make_coherence() if is_alone else self._coherence
-
-        def repair(_: None) -> list[tf.Tensor]:
-            coherence.repair()
-            return []
-
-        return Dispatch(repair, is_optimized=False)
 
     def _make_coherence(self, group: Group | None = None) -> Coherence:
         return Coherence(
@@ -273,7 +255,10 @@ class Program:
         """Emits one step in the graph that is being built, with what ``run`` adds."""
         if _tf_distribute.is_compiled_graph():
             self._check_compilable()
-        with self._in_turn():
+        turn: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self._assembly.has_collectives or self._coherence.values.are_sent:
+            turn = take_turn(devices.cpu_of(self._topology.replica_devices[0]))
+        with turn:
             switch = self._table.switch(list(self.entries.values()))
             self._coherence.refresh(switch)
             flat = self._assembly.call(
@@ -307,16 +292,8 @@ class Program:
         is_inlined = others or self._assembly.has_collectives or is_compiled
         return None if is_inlined else first
 
-    def _in_turn(self) -> contextlib.AbstractContextManager[None]:
-        if not (self._assembly.has_collectives or self._coherence.values.are_sent):
-            return contextlib.nullcontext()
-        return take_turn(devices.cpu_of(self._topology.replica_devices[0]))
-
     def _make_function(
-        self,
-        num_steps: int,
-        end: UnevenInputs | None,
-        source: Any,
+        self, num_steps: int, end: UnevenInputs | None, source: Any
     ) -> Dispatch:
         assembly = self._assembly
         num_replicas = self._topology.num_local_replicas
@@ -346,7 +323,6 @@ class TimeLimit:
     """Ends the collectives of this process when a step takes too long, for good."""
 
     def __init__(self, timeout_sec: float) -> None:
-        """Takes the longest duration of one step."""
         if not is_positive(timeout_sec):
             raise ValueError(
                 f"timeout_sec {format_value(timeout_sec)} must be a positive number of "

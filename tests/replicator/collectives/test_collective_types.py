@@ -12,7 +12,7 @@ from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import kernels as tf_kernels
 
 import replicator
-from replicator.engine.link import reduction
+from replicator.engine.link import emitter
 
 FLOATS = ["bfloat16", "float16", "float32", "float64"]
 INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
@@ -167,7 +167,7 @@ def test_sparse_slices_are_broadcast_as_they_are(repl_once):
         assert [n - 1, 4] == out["indices"][r].numpy().tolist()
 
 
-@pytest.mark.parametrize("op", sorted(reduction.GPU_DTYPES))
+@pytest.mark.parametrize("op", sorted(emitter.GPU_DTYPES))
 def test_the_table_of_gpu_kernels_is_that_of_tensorflow(op):
     """Every type the table lists has a kernel, and no type is sent away needlessly."""
     registered = set()
@@ -180,7 +180,7 @@ def test_the_table_of_gpu_kernels_is_that_of_tensorflow(op):
     relevant = {tf.as_dtype(name) for name in TYPES}
 
     assert {t for t in relevant if t.as_datatype_enum in registered} == set(
-        reduction.GPU_DTYPES[op]
+        emitter.GPU_DTYPES[op]
     )
 
 
@@ -188,10 +188,8 @@ def test_a_type_without_gpu_kernel_is_combined_on_the_cpu_of_the_same_process():
     """The rule that moves it; GPUs that have the kernel keep their work."""
     gpu = "/job:worker/replica:0/task:3/device:GPU:2"
 
-    assert gpu == reduction.supported_device("AddN", tf.float32, gpu)
-    assert "/job:worker/replica:0/task:3/device:CPU:0" == reduction.supported_device(
+    assert gpu == emitter.supported_device("AddN", tf.float32, gpu)
+    assert "/job:worker/replica:0/task:3/device:CPU:0" == emitter.supported_device(
         "AddN", tf.int8, gpu
     )
-    assert "/device:CPU:1" == reduction.supported_device(
-        "AddN", tf.int8, "/device:CPU:1"
-    )
+    assert "/device:CPU:1" == emitter.supported_device("AddN", tf.int8, "/device:CPU:1")

@@ -13,7 +13,7 @@ from replicator._tf import dispatch as _tf_dispatch
 from replicator.core.topology import Group, make_topology
 from replicator.engine.analysis import plan
 from replicator.engine.link import chain
-from replicator.engine.link.cross_worker import CrossWorker
+from replicator.engine.link.chain import CrossWorker
 from replicator.engine.link.linker import Linker
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]

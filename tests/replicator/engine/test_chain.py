@@ -4,8 +4,9 @@ import pytest
 import tensorflow as tf
 
 from replicator.core.topology import FlatGroup, Group
-from replicator.engine.graph.body import Emitter, Ref
+from replicator.engine.graph.body import Ref
 from replicator.engine.link.chain import Chain
+from replicator.engine.link.emitter import Emitter
 
 CPU = "/job:worker/replica:0/task:0/device:CPU:0"
 GPU = CPU.replace("CPU", "GPU")
@@ -22,13 +23,11 @@ class Emitted:
 
     def add(self, name, device=CPU, dtype=tf.float32, **options):
         op = "CollectiveReduceV2"
-        return self.chain.add(name, op, ["x"], dtype, device, ATTRS, **options)
+        return self.chain.add(name, op, ["x"], dtype, device, **ATTRS, **options)
 
     def reduce_all(self, *names, algorithm="nccl"):
         for name in names:
-            self.chain.reduce_all(
-                name, self.flat, OPERANDS, "Add", tf.float32, algorithm
-            )
+            self.chain.sum_all(name, self.flat, OPERANDS, tf.float32, algorithm)
 
     def gate(self, *nodes):
         self.chain.continue_after_gate(dict(zip(OPERANDS, nodes, strict=True)))

@@ -14,7 +14,7 @@ from replicator.collectives.kinds import AllReduce
 from replicator.core.topology import Group, make_topology
 from replicator.engine.analysis import plan
 from replicator.engine.graph import body
-from replicator.engine.link.cross_worker import CrossWorker
+from replicator.engine.link.chain import CrossWorker
 from replicator.engine.link.linker import Linker
 
 GPU = [f"/job:localhost/replica:0/task:0/device:GPU:{i}" for i in range(8)]

@@ -18,9 +18,7 @@ from replicator.core import devices
 from replicator.core.topology import make_topology
 from replicator.engine.analysis import plan
 from replicator.engine.graph import body
-from replicator.engine.graph.body import Emitter
-from replicator.engine.link import fragments
-from replicator.engine.link.cross_worker import send_share
+from replicator.engine.link.emitter import Emitter, pad_any_size
 from replicator.errors import CollectiveTypeError
 
 OPS = ("sum", "mean", "min", "max")
@@ -288,9 +286,9 @@ def test_every_program_has_the_values_of_the_source(execute, workers, source):
     for worker, cross_worker in enumerate(workers(3)):
         own = sent if worker == source else {}
         name = f"w{worker}"
-        found, more = send_share(shares, name, cross_worker, own, CPU[worker])
+        found = cross_worker.share(name, shares, own, CPU[worker])
         assert list(sent) == list(found)
-        nodes += more + cross_worker.nodes
+        nodes += cross_worker.nodes
         outputs += [(ref, tf.float64) for ref in found.values()]
 
     results = execute(nodes, {f"new_{i}": v for i, v in enumerate(given)}, outputs)
@@ -309,17 +307,14 @@ def test_a_tensor_is_padded_to_the_next_power_of_two(execute, size, length, offs
     """The offset is the exponent; no tensor without elements is sent."""
     value = np.arange(size, dtype=np.int64).reshape(1, size) + 1
     emit = Emitter()
-    sent = fragments.pad_any_size(emit, "sent", "x", tf.int64, CPU[1])
-    outputs = [
-        (sent.value, tf.int64),
-        (sent.key_offset, tf.int32),
-        (sent.num_elements, tf.int32),
-    ]
+    given = [("x", tf.int64)]
+    sent, _ = emit.inline("sent", pad_any_size, given, CPU[1], cpu=CPU[1])
+    outputs = list(zip(sent, (tf.int64, tf.int32), strict=True))
 
-    vector, key_offset, num_elements = execute(emit.nodes, {"x": value}, outputs)
+    vector, key_offset = execute(emit.nodes, {"x": value}, outputs)
 
     np.testing.assert_array_equal(np.pad(value[0], (0, length - size)), vector)
-    assert (offset, [size]) == (key_offset, num_elements)
+    assert offset == key_offset
 
 
 @pytest.mark.parametrize(

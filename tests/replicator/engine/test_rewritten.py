@@ -7,7 +7,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 import replicator
-from replicator.engine.graph.convolutions import products, resampled
+from replicator.engine.graph import products, resampled
 
 BEFORE = ("none", "repeat", "tile", "resize", "average", "broadcast")
 CONVOLUTIONS = ("none", "conv", "transpose")

@@ -130,7 +130,8 @@ def test_each_device_has_a_share_of_the_weights_and_of_their_state():
     held = _held(training, training.optimizer.variables[2:])
     weights = _held(training, training.model.trainable_variables)
     total = _total(training)
-    flying = moved_bytes.only_program(training.repl).most_gathered
+    said = re.search(r"at most (\d+) bytes of weights", training.repl.explain())
+    flying = int(said[1])
 
     assert 4 == len(weights) == len(held)
     assert total == sum(weights.values())
@@ -210,7 +211,7 @@ def test_gathers_wait_for_the_layer_before_the_last():
     training = _trained("parameters")
     program = moved_bytes.only_program(training.repl)
     graph = moved_bytes.linked_graph(program)
-    gathers, order = program._analysis.gathers, program._assembly.copies.order
+    gathers, copied = program._analysis.gathers, program._assembly.copies
 
     def before(name):
         op = graph.get_operation_by_name(name)
@@ -220,12 +221,12 @@ def test_gathers_wait_for_the_layer_before_the_last():
     for replica in range(training.repl.num_replicas):
         for gather in gathers:
             uses = {
-                order.name(replica, use)
+                copied.name(replica, use)
                 for earlier in gathers
                 if earlier.layer == gather.layer - 2
                 for use in earlier.uses
             }
-            assert uses <= _reached([order.name(replica, gather.read)], before)
+            assert uses <= _reached([copied.name(replica, gather.read)], before)
             count += len(uses)
     assert count >= 4 * 2 * (NUM_LAYERS - 2)
 
