@@ -1,6 +1,6 @@
 """How long the Fréchet distance takes at the size of InceptionV3's features.
 
-    python -m benchmarks.bench_metrics [--repeats N] [--examples N]
+    python -m benchmarks.bench_metrics [--repeats N]
 
 50,000 examples of 2,048 features, from batches that are made on the way and forgotten,
 as an extractor gives them, against moments of as many. The time is that of the metric:
@@ -19,47 +19,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks import runner
+from benchmarks.runner import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-NUM_FEATURES = 2048
-NUM_EXAMPLES = 50_000
-NUM_AT_ONCE = 500
-TARGET_SEC = 60.0
-
-
-def main() -> None:
-    """Measures in processes of their own and prints the times."""
-    parser = runner.make_parser(__doc__, num_repeats=3)
-    parser.add_argument(
-        "--examples", type=runner.positive, default=NUM_EXAMPLES, metavar="N"
-    )
-    arguments = parser.parse_args()
-    counts = (arguments.examples, max(arguments.examples // 5, NUM_AT_ONCE))
-    ways = {
-        f"{count:,} examples": functools.partial(
-            runner.measure, measure, arguments={"num_examples": count}
-        )
-        for count in counts
-    }
-    found = runner.take_turns(
-        ways,
-        arguments.num_repeats,
-        show=lambda one: f"{one['sec']:.1f} s, peak {one['peak_bytes'] / 1e6:.0f} MB",
-    )
-    many, few = found.values()
-    runner.print_value(
-        f"FID of {counts[0]:,} x {NUM_FEATURES:,}",
-        [one["sec"] for one in many],
-        "s",
-        at_most=TARGET_SEC,
-    )
-    runner.print_ratio(
-        f"peak memory: {counts[0]:,} / {counts[1]:,} examples",
-        [one["peak_bytes"] for one in many],
-        [one["peak_bytes"] for one in few],
-    )
+NUM_FEATURES, NUM_AT_ONCE = 2048, 500
+MANY, FEW = "50,000 examples", "10,000 examples"
 
 
 def measure(num_examples: int) -> dict[str, float]:
@@ -80,9 +46,7 @@ def measure(num_examples: int) -> dict[str, float]:
         start = time.perf_counter()
         gaussians.append(scores.Gaussian.of(total))
         spent += time.perf_counter() - start
-    start = time.perf_counter()
-    scores.distance(*gaussians)
-    spent += time.perf_counter() - start
+    spent += runner.seconds(lambda: scores.distance(*gaussians))
     peak_kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {"sec": spent, "peak_bytes": peak_kilobytes * 1024.0}
 
@@ -98,5 +62,24 @@ def _batches(num_examples: int, seed: int) -> Iterator[np.ndarray]:
         yield np.maximum(drawn @ mixing, 0.0)
 
 
+WAYS = {
+    name: functools.partial(runner.measure, measure, num_examples=number)
+    for name, number in ((MANY, 50_000), (FEW, 10_000))
+}
+FIGURES = (
+    Figure("FID of 50,000 x 2,048", (MANY, "sec"), unit="s", at_most=60.0),
+    Figure(
+        "peak memory: 50,000 / 10,000 examples",
+        (MANY, "peak_bytes"),
+        (FEW, "peak_bytes"),
+    ),
+)
+
 if __name__ == "__main__":
-    main()
+    runner.run(
+        __doc__,
+        WAYS,
+        FIGURES,
+        num_repeats=3,
+        show=lambda one: f"{one['sec']:.1f} s, peak {one['peak_bytes'] / 1e6:.0f} MB",
+    )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from reports.charts import over_replicas, svg
 from reports.site.card import day
@@ -23,24 +22,21 @@ _FEWEST: Final = 2
 _NUM_COLORS: Final = 8
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class CaseHistory:
+class CaseHistory(NamedTuple):
     """One case over time."""
 
     title: str  # Workload, preset and case.
     unit: str  # Of its throughput.
     drawing: Markup  # Its chart.
     # Of the table: date, study, commit, throughput, interval, machine.
-    rows: tuple[tuple[str, ...], ...]
-    machines: tuple[tuple[str, str], ...]  # The machine classes: letter and words.
+    rows: list[tuple[str, ...]]
+    machines: list[tuple[str, str]]  # The machine classes: letter and words.
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Histories:
+class Histories(NamedTuple):
     """The history of all cases."""
 
-    # Those with two or more studies, most studies first.
-    cases: tuple[CaseHistory, ...]
+    cases: list[CaseHistory]  # Those with two or more studies, most studies first.
     num_single: int  # How many cases have one study only.
     num_left_out: int  # How many cases have no chart because there are too many.
     reasons: tuple[str, ...]  # Why cases have no place in any series, one line each.
@@ -49,18 +45,16 @@ class Histories:
 def histories(studies: Iterable[Study]) -> Histories:
     """Returns the history of every case that two or more studies have."""
     found = history(studies)
-    by_case: dict[str, list[Series]] = {}
-    for series in found.series:
-        by_case.setdefault(series.case_key, []).append(series)
-    several = [
-        segments
-        for segments in by_case.values()
-        if sum(len(of.observations) for of in segments) >= _FEWEST
-    ]
-    several.sort(key=lambda of: -sum(len(part.observations) for part in of))
+    by_case = formats.grouped((series.case_key, series) for series in found.series)
+
+    def num_studies(segments: Sequence[Series]) -> int:
+        return sum(len(of.observations) for of in segments)
+
+    several = [of for of in by_case.values() if num_studies(of) >= _FEWEST]
+    several.sort(key=num_studies, reverse=True)
     shown = several[:MOST_CHARTS]
     return Histories(
-        cases=tuple(_case(segments, place) for place, segments in enumerate(shown)),
+        cases=[_case(segments, place) for place, segments in enumerate(shown)],
         num_single=len(by_case) - len(several),
         num_left_out=len(several) - len(shown),
         reasons=found.left_out,
@@ -82,45 +76,49 @@ def _case(segments: Sequence[Series], index: int) -> CaseHistory:
         ),
         key=lambda pair: (pair[0].date, pair[0].study),
     )
-    first = ordered[0]
-    title = f"{first.workload} {first.preset}, {first.case}"
+    title = f"{ordered[0].workload} {ordered[0].preset}, {ordered[0].case}"
+    lines = [
+        over_replicas.Line(
+            label=_letter(machine) if len(ordered) > 1 else "",
+            series=machine % _NUM_COLORS,
+            is_joined=False,
+            dots=tuple(_dot(x, of) for x, (of, at) in enumerate(seen) if at == machine),
+        )
+        for machine in range(len(ordered))
+    ]
+    described = (f"{of.study}: {_figure(of)}" for of, _ in seen)
     return CaseHistory(
         title=title,
         unit=seen[0][0].throughput.unit,
-        drawing=_draw(seen, len(ordered), slug=f"history-{index}", title=title),
-        rows=tuple(_row(observation, place) for observation, place in seen),
-        machines=tuple(
+        drawing=over_replicas.draw_over_time(
+            lines,
+            dates=_labels([of.date for of, _ in seen]),
+            slug=f"history-{index}",
+            title=f"Throughput of {title} over time",
+            description="; ".join(described),
+        ),
+        rows=[
+            (
+                formats.minute(of.date),
+                of.study,
+                of.commit or formats.ABSENT,
+                _figure(of),
+                formats.interval(
+                    of.throughput.low, of.throughput.high, formats.significant
+                ),
+                _letter(place),
+            )
+            for of, place in seen
+        ],
+        machines=[
             (_letter(place), f"{series.machine_name} ({series.machine[:8]})")
             for place, series in enumerate(ordered)
-        ),
+        ],
     )
 
 
-def _draw(
-    seen: Sequence[tuple[Observation, int]], number: int, *, slug: str, title: str
-) -> Markup:
-    drawn = []
-    for machine in range(number):
-        own = [(x, of) for x, (of, place) in enumerate(seen) if place == machine]
-        drawn.append(
-            over_replicas.Line(
-                label=_letter(machine) if number > 1 else "",
-                series=machine % _NUM_COLORS,
-                is_joined=False,
-                dots=tuple(_dot(x, of) for x, of in own),
-            )
-        )
-    return over_replicas.draw_over_time(
-        drawn,
-        dates=_labels([of.date for of, _ in seen]),
-        slug=slug,
-        title=f"Throughput of {title} over time",
-        description="; ".join(
-            f"{of.study}: {formats.significant(of.throughput.value)} "
-            f"{of.throughput.unit}"
-            for of, _ in seen
-        ),
-    )
+def _figure(seen: Observation) -> str:
+    return f"{formats.significant(seen.throughput.value)} {seen.throughput.unit}"
 
 
 def _labels(dates: Sequence[str]) -> list[str]:
@@ -134,29 +132,14 @@ def _labels(dates: Sequence[str]) -> list[str]:
 
 def _dot(x: int, seen: Observation) -> over_replicas.Dot:
     figure = seen.throughput
-    return over_replicas.Dot(
-        x=x,
-        value=figure.value,
-        low=figure.low,
-        high=figure.high,
-        tip=svg.of_value(
-            f"{seen.study}, {day(seen.date)}",
-            figure.value,
-            formats.significant,
-            interval=(figure.low, figure.high),
-            n=figure.n,
-            unit=figure.unit,
-        ),
+    tip = svg.of_value(
+        f"{seen.study}, {day(seen.date)}",
+        figure.value,
+        formats.significant,
+        interval=(figure.low, figure.high),
+        n=figure.n,
+        unit=figure.unit,
     )
-
-
-def _row(seen: Observation, machine: int) -> tuple[str, ...]:
-    throughput = seen.throughput
-    return (
-        formats.minute(seen.date),
-        seen.study,
-        seen.commit or formats.ABSENT,
-        f"{formats.significant(throughput.value)} {throughput.unit}",
-        formats.interval_if_any(throughput.low, throughput.high, formats.significant),
-        _letter(machine),
+    return over_replicas.Dot(
+        x=x, value=figure.value, low=figure.low, high=figure.high, tip=tip
     )

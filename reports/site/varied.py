@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from reports.charts import over_replicas, style
 from reports.page import page
-from reports.view.view import series_of
+from reports.view import series_of
 from reports.words import formats
 from results import errors
 from results.figures import frame as frame_lib
@@ -59,7 +59,7 @@ class ValueRow:
             ("n", formats.whole(self.global_batch_size)),
             ("", self.what),
             ("n", formats.quality(self.median, self.unit)),
-            ("i", formats.interval_if_any(self.low, self.high, formats.significant)),
+            ("i", formats.interval(self.low, self.high, formats.significant)),
             ("n", str(self.n)),
             *([("", self.spent)] if self.spent else []),
         )

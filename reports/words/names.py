@@ -10,7 +10,7 @@ from reports.words import formats
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from reports.view.view import View
+    from reports.view import View
     from results.records.models import Environment, MetricFacts
 
 WORKLOADS = {

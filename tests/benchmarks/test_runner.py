@@ -12,8 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
 import replicator
+from harness.cli import main
 from workloads.resnet50 import study
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,7 +72,7 @@ def test_a_function_measures_in_a_fresh_process_on_its_cores(runner, timed):
     core = max(os.sched_getaffinity(0))
 
     word, pid, cores, has_numpy = runner.measure(
-        timed.place, arguments={"word": "first"}, cores=[core]
+        timed.place, word="first", cores=[core]
     )
 
     assert ("first", [core], False) == (word, cores, has_numpy)
@@ -149,13 +151,13 @@ def test_a_figure_has_its_interval_its_n_and_its_target(
     runner, capsys, values, target, is_reached, text
 ):
     """One repeat has no interval, and says so."""
-    assert is_reached == runner.print_value("title", values, "s", **target)
+    assert is_reached == runner.print_figure("title", values, unit="s", **target)
     assert text in capsys.readouterr().out
 
 
 def test_a_ratio_is_that_of_pairs(runner, capsys):
     """What drifts between repeats does not widen the interval."""
-    assert runner.print_ratio("ours / theirs", [2.0, 20.0], [1.0, 10.0], at_least=1.9)
+    assert runner.print_figure("ours / theirs", [2.0, 20.0], [1.0, 10.0], at_least=1.9)
     assert "ours / theirs" in (text := capsys.readouterr().out)
     assert "2 [2, 2], n = 2; target at least 1.9: reached\n" in text
 
@@ -187,7 +189,7 @@ def test_compression_joins_the_options_of_the_workload(monkeypatch):
 
     monkeypatch.setattr(study, "WORKLOAD", SimpleNamespace(build=build))
     repl = SimpleNamespace(wrap_optimizer=lambda _, **given: wrapped.append(given))
-    bench._program(repl, "bfloat16")
+    bench.build(repl, "bfloat16")
 
     assert "loss_scale" in options
     assert [{**options, "compression": "bfloat16"}] == wrapped
@@ -239,3 +241,7 @@ def test_every_benchmark_is_there(benchmarks):
         names = [part for part in command if "bench_" in part]
         path = names[0].removesuffix(".py").replace(".", "/") + ".py"
         assert (ROOT / path).is_file(), path
+
+    plan = importlib.import_module("benchmarks.bench_cli").PLAN
+    done = CliRunner().invoke(main.cli, plan)
+    assert "1084 trials of 19 cases" in done.output
