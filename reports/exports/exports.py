@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 from reports.view import view_store
 from reports.words import brief, cells, formats, marks, next_step, trust, verdict
 from reports.words.marks import Level
-from results.figures import frame, table
+from results.figures import frame
 from results.figures.summary import summarize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reports.view import View
-    from reports.words.formats import Write
     from results.figures.scaling import Point
     from results.judging.gate_metrics import Metric
     from results.store.study_store import Store
@@ -112,24 +111,10 @@ def _most_useful(points: Sequence[Point]) -> list[Point]:
 
 
 def _row(point: Point) -> tuple[str, ...]:
-    figures = table.ratios(point)
-
-    def cell(quantity: str, write: Write) -> str:
-        found = figures[quantity].estimate
-        return formats.ABSENT if found is None else formats.estimate(found, write)
-
-    speedup = cell("speedup", formats.times)
-    if point.is_baseline and figures["speedup"].estimate is None:
-        speedup = "baseline"
-    return (
-        point.backend,
-        point.mode.value,
-        f"{point.num_replicas}{' (oversubscribed)' * point.is_oversubscribed}",
-        cell("throughput", formats.significant),
-        speedup,
-        cell("efficiency", formats.percent),
-        f"{len(point.trial_ids)}/{len(point.case.entries)}",
-    )
+    cells = verdict.cells(point)
+    del cells["of best"]
+    cells["N"] += " (oversubscribed)" * point.is_oversubscribed
+    return tuple(cells.values())
 
 
 def headline(view: View) -> str:

@@ -12,13 +12,11 @@ import rich.text
 from reports.page.sections import learning, lost_time
 from reports.view import View, view_store
 from reports.words import brief, formats, verdict
-from results.figures import table
 from results.statistics import run_scores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from results.figures.scaling import Point
     from results.store.study_store import Store
     from results.study.cases import Case, Entry
 
@@ -27,40 +25,6 @@ DROPPED_FIRST = ("of best", "ok", "rate", "speedup")
 """Columns that a narrow terminal lacks, in this order; a number is never cut."""
 _LEFT: Final = {"backend", "mode"}
 _WIDEST: Final = 10_000
-
-
-def _percent_digits(value: float) -> str:
-    return f"{100 * value:.0f}"
-
-
-_FIGURES: Final = {
-    "rate": ("throughput", formats.significant, formats.significant),
-    "speedup": ("speedup", formats.times, formats.ratio),
-    "efficiency": ("efficiency", formats.percent, _percent_digits),
-    "of best": ("efficiency_of_best", formats.percent, _percent_digits),
-}
-"""Columns of figures: quantity, and what writes its value and the ends."""
-
-
-def _cells(point: Point) -> dict[str, str]:
-    figures = table.ratios(point)
-    cells = {
-        "backend": point.backend,
-        "mode": point.mode.value,
-        "N": f"{point.num_replicas}{' *' * point.is_oversubscribed}",
-        "ok": f"{len(point.trial_ids)}/{len(point.case.entries)}",
-    }
-    for column, (quantity, write, write_end) in _FIGURES.items():
-        found = figures[quantity].estimate
-        cells[column] = formats.ABSENT if found is None else write(found.value)
-        if found is not None and found.has_interval:
-            # On a separate line, so that the table fits 80 columns.
-            cells[column] += f"\n{formats.interval(found.low, found.high, write_end)}"
-    if figures["speedup"].fixed is not None:
-        cells["speedup"] = "baseline"
-    if point.is_crossed_out:
-        cells["rate"] = "not equivalent"
-    return cells
 
 
 def summary_table(view: View, columns: Sequence[str] = COLUMNS) -> rich.table.Table:
@@ -83,8 +47,12 @@ def summary_table(view: View, columns: Sequence[str] = COLUMNS) -> rich.table.Ta
     for point in view.points:
         if previous not in (None, point.mode):
             table.add_section()
+        # On two lines, so that the table fits 80 columns.
+        cells = {k: v.replace(" [", "\n[") for k, v in verdict.cells(point).items()}
+        cells["N"] += " *" * point.is_oversubscribed
+        if point.is_crossed_out:
+            cells["rate"] = "not equivalent"
         # Text, not str: a name in brackets must not be parsed as markup.
-        cells = _cells(point)
         table.add_row(*(rich.text.Text(cells[name]) for name in columns))
         previous = point.mode
     return table

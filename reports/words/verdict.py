@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from reports.view import modes_text
 from reports.words import formats, trust
-from results.figures import relay, scaling
+from results.figures import relay, scaling, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -153,6 +153,29 @@ def compare_text(comparison: Comparison) -> str:
             f"ratio {figures} {reason}."
         )
     return f"{first} is {figures} as fast as {second} {where}."
+
+
+def cells(point: Point) -> dict[str, str]:
+    """Returns what tables in text say of a point, by column."""
+    figures = table.ratios(point)
+
+    def cell(quantity: str, write: formats.Write) -> str:
+        found = figures[quantity].estimate
+        return formats.ABSENT if found is None else formats.estimate(found, write)
+
+    speedup = cell("speedup", formats.times)
+    if point.is_baseline and figures["speedup"].estimate is None:
+        speedup = "baseline"
+    return {
+        "backend": point.backend,
+        "mode": point.mode.value,
+        "N": str(point.num_replicas),
+        "rate": cell("throughput", formats.significant),
+        "speedup": speedup,
+        "efficiency": cell("efficiency", formats.percent),
+        "of best": cell("efficiency_of_best", formats.percent),
+        "ok": f"{len(point.trial_ids)}/{len(point.case.entries)}",
+    }
 
 
 def among(comparison: Comparison) -> str:
