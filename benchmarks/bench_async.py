@@ -108,7 +108,6 @@ def _block(
 
 
 def _ours(repl: Any) -> Engine:
-    """Our engine: schedules one dispatch per worker; counts applied updates."""
     with repl.context():
         model, optimizer = _make_model()
         optimizer = repl.wrap_optimizer(optimizer)

@@ -89,7 +89,6 @@ def measure(part: str, num_repeats: int) -> dict[str, list[float]]:
 
 
 def _state() -> dict[str, tuple[Callable[[], None], int]]:
-    """Environment steps: dm_control alone, and actors."""
     raw = Environment(NAME, seed=0)._env  # noqa: SLF001 - dm_control's own
     actions = np.random.default_rng(0).uniform(-1, 1, (NUM_STEPS, 1))
 
@@ -105,7 +104,6 @@ def _state() -> dict[str, tuple[Callable[[], None], int]]:
 
 
 def _pixels() -> dict[str, tuple[Callable[[], None], int]]:
-    """Frames that an actor steps to, renders and writes."""
     return {"rendered": (_actor("pixels", NUM_FRAMES, has_policy=False), NUM_FRAMES)}
 
 
@@ -169,7 +167,6 @@ def _filled(shape: tuple[int, ...], dtype: str, num_records: int) -> StepStreams
 
 
 def _replay() -> dict[str, tuple[Callable[[], None], int]]:
-    """Transitions in batches of 256, from a replay of 100,000 steps."""
     state = _filled((24,), "float32", 25_000)
     stacked = ReplaySettings(num_stacked_frames=3)
     errors = np.random.default_rng(0).gamma(1, 1, BATCH)

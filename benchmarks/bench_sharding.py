@@ -108,7 +108,6 @@ def measure_memory() -> dict[str, int]:
 
 
 def _training(repl: Any, level: str) -> Callable[[], float]:
-    """Runs some steps and waits for them."""
     import keras
     import tensorflow as tf
 

@@ -405,7 +405,6 @@ def draw_on(axes: Axes, panel: Panel, look: Look) -> None:
 def _line(
     panel: Panel, curve: ReplicaCurve, across: ReplicasAxis, shift: float
 ) -> Line:
-    """Returns the line of a curve, shifted by a share of the axis."""
     quantity = panel.quantity
     dots = tuple(
         Dot(

@@ -111,7 +111,6 @@ def _name(case: Case, entry: Entry | None = None) -> str:
 
 
 def _notes(view: View, columns: Sequence[str], width: int) -> Iterator[str]:
-    """Yields what the table needs to be understood."""
     if view.oversubscribed_sizes:
         yield "* oversubscribed: more replicas than cores"
     yield "N: replicas; [value, value]: 95 % interval"

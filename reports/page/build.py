@@ -102,7 +102,6 @@ def _figures(view: View) -> Iterator[dict[str, Any]]:
 
 
 def _row(view: View, metric: TrialMetric) -> dict[str, Any]:
-    """Returns the row of a metric: a cell for each measured case."""
     cells = [table.of_trials(case, metric.name) for case in view.measured_cases]
     shown = [
         (*formats.run_score(cell.estimate, metric.unit), f"n = {cell.estimate.n}")

@@ -222,7 +222,6 @@ class _Drawn(NamedTuple):
 
 
 def _figures(compared: Compared) -> list[_Drawn]:
-    """Returns efficiency and throughput of both studies, on the same axes."""
     sides = [
         frame[frame["figure"] == "scaling"]
         for frame in map(frame_lib.points_frame, (compared.first, compared.second))

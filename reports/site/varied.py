@@ -148,7 +148,6 @@ def _quality(
 
 
 def _speed(frame: pd.DataFrame, value: str, name: str) -> Iterator[ValueRow]:
-    """Yields the throughput of each case."""
     chosen = frame[
         frame["figure"].eq("scaling")
         & frame["quantity"].eq("throughput")
@@ -195,7 +194,6 @@ def _panels(
 
 
 def _lines(rows: Sequence[ValueRow], values: Sequence[str]) -> list[over_replicas.Line]:
-    """Returns a line for each backend and number of replicas."""
     cases = formats.grouped(((row.backend, row.num_replicas), row) for row in rows)
     return [
         over_replicas.Line(

@@ -299,7 +299,6 @@ def _how_sure(view: View, estimate: Estimate) -> str:
 
 
 def _note(view: View, points: Sequence[Point]) -> str:
-    """Says what is in brackets."""
     known = [p.efficiency for p in points if p.efficiency is not None]
     numbers = sorted({estimate.n for estimate in known})
     noun = view.repetition if numbers == [1] else view.repetitions
@@ -331,7 +330,6 @@ def _when(view: View) -> str:
 
 
 def _trust_words(found: Sequence[Mark], level: Level) -> str:
-    """Says how far to trust the figures, naming the marks that limit it."""
     if level is Level.OK:
         return "Reliable"
     words = "Not reliable" if level is Level.BAD else "Caution"
@@ -340,7 +338,6 @@ def _trust_words(found: Sequence[Mark], level: Level) -> str:
 
 
 def _nothing_measured(view: View) -> str:
-    """Says why nothing was measured: the commonest reason of the failures."""
     planned = view.study.planned
     number = formats.count(len(planned), "planned trial")
     failed = [
@@ -359,7 +356,6 @@ def _nothing_measured(view: View) -> str:
 
 
 def _scaling(points: Sequence[Point]) -> str:
-    """Says what a backend keeps, in each mode."""
     parts: list[str] = []
     before = None
     for point in points:

@@ -206,7 +206,6 @@ def _notes_of_looks(gate: Gate) -> Iterator[str]:
 
 
 def _notes(gate: Gate) -> Iterator[str]:
-    """Says all that is below the table."""
     if gate.metric.is_quality:
         yield QUALITY
     if gate.is_weaker:

@@ -179,7 +179,6 @@ REMEDIES: Final = {
 
 
 def _is_lost(efficiency: Estimate | None) -> bool:
-    """Whether the interval of an efficiency shows that time is lost."""
     return efficiency is not None and efficiency.value < 1 and efficiency.excludes(1.0)
 
 
@@ -265,7 +264,6 @@ def choose(
 
 
 def _typed(command: str, does: str) -> str:
-    """Says what a command does; nothing where there is no command."""
     return f"`{command}` {does}" if command else ""
 
 
@@ -292,7 +290,6 @@ def _narrower(view: View, open_figures: Sequence[Estimate]) -> str:
 
 
 def _controls(view: View, points: Sequence[Point]) -> str:
-    """Returns the command that measures what is lost; nothing where nothing is."""
     is_asked = view.study.program is None and not view.explained
     if not is_asked or not any(_is_lost(p.efficiency) for p in points):
         return ""

@@ -80,7 +80,6 @@ def _reason(estimate: Estimate, includes: str) -> str:
 
 
 def _target_text(efficiency: Estimate, target: float | None) -> str:
-    """Says whether an efficiency meets the target of the study, if it has one."""
     if scaling.is_implausible(efficiency):
         return ", which is not plausible"
     if target is None:

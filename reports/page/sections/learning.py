@@ -330,7 +330,6 @@ def _draw(
 
 
 def _failed(view: View, metric: str) -> dict[tuple[Any, ...], tuple[float, ...]]:
-    """Returns infinitely bad quality for each run of a case that failed."""
     worst = _worst(metric, view.study.metrics)
     if worst is None:
         return {}

@@ -107,7 +107,6 @@ def _with_interval(part: Part, write: Write) -> str:
 
 
 def _input_text(lost: LostTime) -> str:
-    """Says what the input pipelines take alone, or nothing."""
     bound = lost.input_bound
     if bound is None:
         return ""

@@ -42,7 +42,6 @@ def _steps(case: Case, name: str = "step_time_sec") -> tuple[float, ...]:
 
 
 def _quartiles(values: Sequence[float]) -> Sequence[float]:
-    """Returns lower quartile, median and upper quartile."""
     if len(values) == 1:
         return values * 3
     return statistics.quantiles(values, n=4, method="inclusive")
