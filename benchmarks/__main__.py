@@ -16,7 +16,10 @@ _SCRIPTS = {
     "measuring": ("bench_measuring", "--cases", "window", "relay"),
     "client": ("bench_measuring", "--cases", "client"),
     "dispatch": ("bench_dispatch",),
-    "fit": ("bench_fit",),
+    "fit": (
+        *("bench_workloads", "--repeats", "4"),
+        *("--cases", "fit", "first, in_graph", "first, tf_mirrored"),
+    ),
     "pipeline": ("bench_pipeline",),
     "optimizer": ("bench_sharding", "--cases", "optimizer"),
     "sharding": ("bench_sharding", "--cases", "time", "memory"),
@@ -24,9 +27,12 @@ _SCRIPTS = {
     # The same with memory that malloc keeps.
     "replicator-kept": ("bench_replicator", "--allocator", "keep"),
     "workers": ("bench_multi_worker",),
-    "input": ("bench_input",),
-    "metrics": ("bench_metrics",),
-    "precision": ("bench_precision",),
+    "input": (
+        *("bench_workloads", "--cases", "input, resnet50", "step, resnet50"),
+        *("input, sngan", "step, sngan"),
+    ),
+    "metrics": ("bench_workloads", "--cases", "50,000 examples", "10,000 examples"),
+    "precision": ("bench_workloads", "--cases", "mixed_bfloat16", "float32"),
     "parameter-servers": ("bench_async",),
     "actors": ("bench_d4pg",),
 }
