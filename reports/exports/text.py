@@ -81,7 +81,7 @@ def quality_lines(view: View) -> list[str]:
         for entry in case.ok_entries:
             point = entry.result.curve[-1]
             reached = ", ".join(
-                f"{metric.name} {' '.join(formats.measured(metric))} "
+                f"{metric.name} {' '.join(formats.measured(metric, metric.unit))} "
                 f"(n = {metric.num_examples}{over * (metric.low < metric.high)})"
                 for metric in point.quality
             )
@@ -95,7 +95,7 @@ def quality_lines(view: View) -> list[str]:
             lines.append(f"{_name(case)}: {num_missing} of {len(case.entries)} not ok")
     for name, runs in learning.collect_runs(view).items():
         for found in learning.collect_scores(runs, view.study.metrics):
-            score = " ".join(formats.run_score(found.score, runs[0].last.unit)).strip()
+            score = " ".join(formats.measured(found.score, runs[0].last.unit)).strip()
             lines.append(
                 f"{_name(found.case)}, {found.score.n} runs:"
                 f" {run_scores.statistic_of(found.score.n)}, {name} {score}"

@@ -104,7 +104,7 @@ def _figures(view: View) -> Iterator[dict[str, Any]]:
 def _row(view: View, metric: TrialMetric) -> dict[str, Any]:
     cells = [table.of_trials(case, metric.name) for case in view.measured_cases]
     shown = [
-        (*formats.run_score(cell.estimate, metric.unit), f"n = {cell.estimate.n}")
+        (*formats.measured(cell.estimate, metric.unit), f"n = {cell.estimate.n}")
         if cell.estimate
         else (formats.ABSENT, cell.why_not, "")
         for cell in cells

@@ -186,12 +186,14 @@ def without_unit(value: float, unit: str, digits: int = SIGNIFICANT_DIGITS) -> s
 
 
 def quality_with_interval(
-    value: float, low: float, high: float, unit: str
+    value: float, low: float | None, high: float | None, unit: str
 ) -> tuple[str, str]:
     """Writes a quality figure, and its interval with enough digits to differ.
 
     Three digits would give 862 [862, 862] for returns within one point.
     """
+    if low is None or high is None:
+        return quality(value, unit), ""
     digits = SIGNIFICANT_DIGITS
     if low < high:
         largest = math.floor(math.log10(max(abs(low), abs(high))))
@@ -201,16 +203,9 @@ def quality_with_interval(
     return quality(value, unit, digits), ends
 
 
-def measured(metric: QualityMetric) -> tuple[str, str]:
-    """Writes a quality metric and its interval."""
-    return quality_with_interval(metric.value, metric.low, metric.high, metric.unit)
-
-
-def run_score(score: Estimate, unit: str) -> tuple[str, str]:
-    """Writes the score of several runs, and its interval if there is one."""
-    if score.low is None or score.high is None:
-        return quality(score.value, unit), ""
-    return quality_with_interval(score.value, score.low, score.high, unit)
+def measured(found: QualityMetric | Estimate, unit: str) -> tuple[str, str]:
+    """Writes a quality metric, or the score of several runs, and its interval."""
+    return quality_with_interval(found.value, found.low, found.high, unit)
 
 
 def time_to_target(time: TimeToTarget) -> str:
