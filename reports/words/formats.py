@@ -98,7 +98,8 @@ def longer(found: Estimate) -> str:
     sign, word = (1, "longer") if found.value >= 1 else (-1, "shorter")
     ends = [None if of is None else sign * (of - 1) for of in (found.low, found.high)]
     write = functools.partial(_plain_percent, decimals=1)
-    figures = with_interval(sign * (found.value - 1), *ends[::sign], write)
+    low, high = ends[::sign]
+    figures = with_interval(sign * (found.value - 1), low, high, write)
     return f"{figures} {word}"
 
 
@@ -114,11 +115,8 @@ def estimate(found: Estimate, write: Write) -> str:
     return with_interval(found.value, found.low, found.high, telling(found, write))
 
 
-_DIGITS: dict[Write, tuple[str, int]] = {
-    **dict.fromkeys((percent, times, ratio), ("decimals", 0)),
-    **dict.fromkeys((significant, seconds, gibibytes), ("digits", 1)),
-}
-"""The option that says how many, and its least value."""
+_OF_DECIMALS: tuple[Write, ...] = (percent, times, ratio)
+_OF_DIGITS: tuple[Write, ...] = (significant, seconds, gibibytes)
 
 
 def telling(estimate: Estimate, write: Write) -> Write:
@@ -127,16 +125,16 @@ def telling(estimate: Estimate, write: Write) -> Write:
     Two decimals would give 0.06 [0.06, 0.06] for a ratio, and no decimals 6 % for it.
     """
     low, high = estimate.low, estimate.high
-    if low is None or high is None or not low < high or write not in _DIGITS:
+    is_decimal = write in _OF_DECIMALS
+    if low is None or high is None or not low < high:
         return write
     numbers = {low, estimate.value, high}
-    name, least = _DIGITS[write]
-    shown = write
-    for more in range(-1, 7):
-        if more >= 0:
-            shown = functools.partial(write, **{name: least + more})
+    shown, finest = write, 7 if is_decimal or write in _OF_DIGITS else 0
+    for more in range(finest):
         if len(set(map(shown, numbers))) == len(numbers):
             break
+        option = {"decimals": more} if is_decimal else {"digits": more + 1}
+        shown = functools.partial(write, **option)
     return shown
 
 

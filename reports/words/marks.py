@@ -16,7 +16,7 @@ from results.records.models import Evidence
 from results.study import matching
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from reports.view import View
 
@@ -50,7 +50,7 @@ class Mark(NamedTuple):
 
 def of_view(view: View) -> tuple[Mark, ...]:
     """Returns all marks, in reading order."""
-    looks = {
+    looks: dict[str, Callable[[View], tuple[Level, str] | None]] = {
         "Evidence": _evidence,
         "Design": _design,
         "Sample": _sample,

@@ -41,7 +41,7 @@ def _steps(case: Case, name: str = "step_time_sec") -> tuple[float, ...]:
     )
 
 
-def _quartiles(values: Sequence[float]) -> Sequence[float]:
+def _quartiles(values: tuple[float, ...]) -> Sequence[float]:
     if len(values) == 1:
         return values * 3
     return statistics.quantiles(values, n=4, method="inclusive")
@@ -238,18 +238,18 @@ def _startup_row(case: Case, cell: Cell, panel: _Panel) -> rows.Row:
 def render_startup(view: View) -> Markup:
     """Renders both quantities and one table."""
     listed = [
-        (case, *(table.of_trials(case, panel.quantity) for panel in _PANELS))
+        (case, [table.of_trials(case, panel.quantity) for panel in _PANELS])
         for case in view.measured_cases
     ]
-    listed = [row for row in listed if any(cell.estimate for cell in row[1:])]
+    listed = [row for row in listed if any(cell.estimate for cell in row[1])]
     if not listed:
         return page.NOTHING
     panels = []
-    for index, panel in enumerate(_PANELS, start=1):
+    for index, panel in enumerate(_PANELS):
         drawn = [
-            _startup_row(row[0], row[index], panel)
-            for row in listed
-            if row[index].estimate
+            _startup_row(case, cells[index], panel)
+            for case, cells in listed
+            if cells[index].estimate
         ]
         if drawn:
             label = f"{panel.name.lower()}, {panel.unit}"
@@ -265,9 +265,9 @@ def render_startup(view: View) -> Markup:
         "startup",
         view=view,
         panels=panels,
-        table=[(case, *(cell.estimate for cell in cells)) for case, *cells in listed],
+        table=[(case, *(cell.estimate for cell in cells)) for case, cells in listed],
         num_left_out=max(0, len(listed) - rows.MOST_ROWS),
-        is_first_step_missing=any(row[1].estimate is None for row in listed),
+        is_first_step_missing=any(cells[0].estimate is None for _, cells in listed),
     )
 
 
