@@ -344,7 +344,7 @@ def _machine(view: View) -> Iterator[str]:
 
 def _coverage(view: View) -> Iterator[str]:
     planned = view.study.planned
-    states = collections.Counter(e.state for e in planned if not e.is_measured)
+    states = collections.Counter(e.label for e in planned if not e.is_measured)
     num_disturbed = sum(entry.is_disturbed for entry in planned)
     if num_disturbed:
         yield (
@@ -356,7 +356,7 @@ def _coverage(view: View) -> Iterator[str]:
         listed = ", ".join(f"{of} {state}" for state, of in sorted(states.items()))
         yield (
             f"{formats.count(number, 'planned trial')} of {len(planned)} gave no number"
-            f" ({listed.replace('_', ' ')}); the figures are based on the"
+            f" ({listed}); the figures are based on the"
             f" {len(planned) - number} that did."
         )
     if view.study.problems:
