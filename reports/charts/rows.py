@@ -65,9 +65,9 @@ class Row:
         return ", ".join(part for part in (self.group, self.label) if part)
 
     @property
-    def interval(self) -> tuple[float, ...]:
-        """Both ends of its interval; nothing without one."""
-        return () if self.low is None or self.high is None else (self.low, self.high)
+    def interval(self) -> tuple[float, float] | None:
+        """Both ends of its interval."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -303,11 +303,13 @@ def draw_parts(axes: Axes, rows: Sequence[Row], look: Look) -> None:
             zorder=2,
         )
         svg.attach(bar, row.tip)
-        ends = [begin + of for of in row.interval]
-        reached += [end, *ends]
-        # On paper around it, the line is visible inside the bar and beyond it.
-        for width, shade in ((3.4, look.paper), (1.4, look.ink)) if ends else ():
-            axes.hlines(at, *ends, color=shade, linewidth=width, zorder=3)
+        reached.append(end)
+        if row.interval:
+            ends = begin + row.interval[0], begin + row.interval[1]
+            reached += ends
+            # On paper around it, the line is visible inside the bar and beyond it.
+            for width, shade in ((3.4, look.paper), (1.4, look.ink)):
+                axes.hlines(at, *ends, color=shade, linewidth=width, zorder=3)
         if not is_whole:
             span = at + BAR_HEIGHT / 2, at + 1 - BAR_HEIGHT / 2
             axes.vlines(end, *span, color=look.muted, linewidth=0.8, zorder=1)

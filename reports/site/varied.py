@@ -7,7 +7,7 @@ intervals stand within a study, and none between values.
 from __future__ import annotations
 
 import statistics
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from reports.charts import over_replicas, style
 from reports.charts.rows import known
@@ -153,6 +153,7 @@ def _speed(frame: pd.DataFrame, value: str, name: str) -> Iterator[ValueRow]:
         & frame["quantity"].eq("throughput")
         & frame["kind"].eq("estimate")
     ]
+    row: Any
     for row in chosen.itertuples():
         yield ValueRow(
             value=value,

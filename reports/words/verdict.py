@@ -360,5 +360,5 @@ def _coverage(view: View) -> Iterator[str]:
             f" {len(planned) - number} that did."
         )
     if view.study.problems:
-        number = formats.count(len(view.study.problems), "record")
-        yield f"{number} could not be read; they are listed under Coverage."
+        records = formats.count(len(view.study.problems), "record")
+        yield f"{records} could not be read; they are listed under Coverage."
