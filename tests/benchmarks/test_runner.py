@@ -49,9 +49,15 @@ def index():
 
 
 @pytest.fixture
-def runner(monkeypatch):
+def load(monkeypatch):
+    """Returns a function that imports a module of the benchmarks."""
     monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.runner")
+    return lambda name: importlib.import_module(f"benchmarks.{name}")
+
+
+@pytest.fixture
+def runner(load):
+    return load("runner")
 
 
 @pytest.fixture
@@ -169,10 +175,9 @@ def test_a_number_of_repeats_is_at_least_one(runner, text):
         runner.positive(text)
 
 
-def test_compression_joins_the_options_of_the_workload(monkeypatch):
+def test_compression_joins_the_options_of_the_workload(load, monkeypatch):
     """Whatever options an optimizer is wrapped with, they all arrive."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    bench = importlib.import_module("benchmarks.bench_multi_worker")
+    bench = load("bench_multi_worker")
     parameters = inspect.signature(
         replicator.Replicator.wrap_optimizer
     ).parameters.values()
@@ -196,14 +201,9 @@ def test_compression_joins_the_options_of_the_workload(monkeypatch):
 
 
 @pytest.fixture
-def benchmarks(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.__main__")
-
-
-@pytest.fixture
-def commands(benchmarks, monkeypatch):
+def commands(load, monkeypatch):
     """What it starts; nothing is measured, and reports fail."""
+    benchmarks = load("__main__")
     started = []
 
     def run(command, *, check):
@@ -215,8 +215,9 @@ def commands(benchmarks, monkeypatch):
     return started
 
 
-def test_names_choose_what_is_measured(benchmarks, commands, capsys):
+def test_names_choose_what_is_measured(load, commands, capsys):
     """All without names; what could not be measured is named, and others are."""
+    benchmarks = load("__main__")
     assert 0 == benchmarks.main(["workers", "input"])
     assert [benchmarks.COMMANDS[name] for name in ("workers", "input")] == commands
     commands.clear()
@@ -234,14 +235,12 @@ def test_names_choose_what_is_measured(benchmarks, commands, capsys):
     )
 
 
-def test_every_benchmark_is_there(benchmarks):
+def test_every_benchmark_is_there(load):
     """A renamed file would otherwise be noticed in the middle of a run."""
-    for command in benchmarks.COMMANDS.values():
+    for command in load("__main__").COMMANDS.values():
         assert sys.executable == command[0]
-        names = [part for part in command if "bench_" in part]
-        path = names[0].removesuffix(".py").replace(".", "/") + ".py"
+        (name,) = (part for part in command if "bench_" in part)
+        path = name.removesuffix(".py").replace(".", "/") + ".py"
         assert (ROOT / path).is_file(), path
-
-    plan = importlib.import_module("benchmarks.bench_cli").PLAN
-    done = CliRunner().invoke(main.cli, plan)
+    done = CliRunner().invoke(main.cli, load("bench_cli").PLAN)
     assert "1084 trials of 19 cases" in done.output
