@@ -40,6 +40,11 @@ class CorruptRecordError(ResultsError):
             "restore this one from a copy, or remove its folder and measure it again"
         )
 
+    @property
+    def label(self) -> str:
+        """Folder and file name, printable and valid UTF-8."""
+        return repr(f"{self.path.parent.name}/{self.path.name}")[1:-1]
+
 
 class UnavailableRecordError(ResultsError):
     """A file that may be there, and cannot be read now; nothing follows from that."""
@@ -97,10 +102,6 @@ class StudyLostError(ResultsError):
             " this one gave no sign of life, as when it is suspended: it writes no more"
             " there; when the other has ended, run the same command again"
         )
-
-
-class MergeError(ResultsError):
-    """Stores that cannot become one study."""
 
 
 class StudyInUseElsewhereError(ResultsError):

@@ -9,6 +9,7 @@ listed. Nothing but the standard library is imported here.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import re
@@ -86,11 +87,6 @@ def folders() -> tuple[str, ...]:
     return tuple(_folders)
 
 
-def is_reference(text: str) -> bool:
-    """Whether a text is ``MODULE:NAME``, and no name of a catalogue."""
-    return _REFERENCE.fullmatch(text) is not None
-
-
 def installed(kind: str, built_in: Collection[str]) -> dict[str, Plugin]:
     """Returns the entry points of a kind, by name; imports none."""
     found: dict[str, Plugin] = {}
@@ -138,29 +134,27 @@ def find(
     """Returns an entry of a catalogue to which plugins add; it stays in the table."""
     if text in table:
         return table[text]
-    plugin = _used_by_target(kind, text) or _plugin_of(kind, table, text, folder)
-    if plugin is None:
-        return None
-    found: T = load(plugin, built_in_of(kind, table), complain)
-    table[name_of(found)] = found
-    return found
-
-
-def _plugin_of(
-    kind: str, table: Mapping[str, object], text: str, folder: Path | None
-) -> Plugin | None:
-    if ".py:" in text:
+    built_in = built_in_of(kind, table)
+    plugin = _used_by_target(kind, text)
+    if plugin is None and ".py:" in text:
         module = text.replace(".py:", ":").replace("/", ".").lstrip(".")
         raise PluginError(
             f"{KINDS[kind]} {text!r} names a file; name its module, as for 'python"
             f" -m': {module}"
         )
-    if is_reference(text):
-        entries = [of for of in _entry_points(kind) if of.target == text]
-        if not entries and folder is not None:
-            use_folder(folder)
-        return entries[0] if entries else Plugin(kind=kind, name=text, target=text)
-    return installed(kind, built_in_of(kind, table)).get(text)
+    if plugin is None and _REFERENCE.fullmatch(text):
+        named = (of for of in _entry_points(kind) if of.target == text)
+        plugin = next(named, None)
+        if plugin is None:
+            if folder is not None:
+                use_folder(folder)
+            plugin = Plugin(kind=kind, name=text, target=text)
+    plugin = plugin or installed(kind, built_in).get(text)
+    if plugin is None:
+        return None
+    found: T = load(plugin, built_in, complain)
+    table[name_of(found)] = found
+    return found
 
 
 def canonical(kind: str, text: str) -> str:
@@ -216,9 +210,14 @@ def load(plugin: Plugin, built_in: Collection[str], complain: Complaint) -> Any:
     try:
         found = getattr(module, attribute) if attribute else module
     except AttributeError:
+        others = ", ".join(
+            name
+            for name, value in vars(module).items()
+            if not name.startswith("_") and not complain(value)
+        )
         raise PluginError(
             f"{plugin.what}: module {plugin.module!r} has no {attribute!r}"
-            f"{_others(module, complain)}; check the spelling"
+            f"{f'; it has {others}' if others else ''}; check the spelling"
         ) from None
     wrong = complain(found)
     if wrong:
@@ -304,15 +303,6 @@ def said(error: BaseException) -> str:
     return f"{text[:_MOST_SAID]}{place}"
 
 
-def _others(module: Any, complain: Complaint) -> str:
-    names = _fitting(vars(module).items(), complain)
-    return f"; it has {', '.join(names)}" if names else ""
-
-
-def _fitting(items: Iterable[tuple[str, Any]], complain: Complaint) -> list[str]:
-    return [n for n, value in items if not n.startswith("_") and not complain(value)]
-
-
 def complaint_of(kind: type, article: str = "a") -> Complaint:
     """Returns a check that an object is of a class."""
 
@@ -332,25 +322,21 @@ def not_covered(stated: Mapping[str, Mapping[str, object]]) -> list[str]:
 
     None of them is imported: a study may come from anybody.
     """
+    import importlib.metadata
+
     found = []
     for name, of in stated.items():
         package = str(of.get("package", ""))
+        here = "which is not installed here"
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):
+            package_name, _, version = package.rpartition(" ")
+            installed = importlib.metadata.version(package_name)
+            here = "which is installed here"
+            if installed != version:
+                here = f"of which version {installed} is installed here"
         found.append(
             f"{name} is a plugin ({of.get('object', '')}, {package}, files"
-            f" {of.get('files', '')}), {_here(package)}: its figures are recomputed,"
+            f" {of.get('files', '')}), {here}: its figures are recomputed,"
             " and its code is not looked at"
         )
     return found
-
-
-def _here(package: str) -> str:
-    import importlib.metadata
-
-    name, _, version = package.rpartition(" ")
-    try:
-        installed = importlib.metadata.version(name)
-    except (importlib.metadata.PackageNotFoundError, ValueError):
-        return "which is not installed here"
-    if installed != version:
-        return f"of which version {installed} is installed here"
-    return "which is installed here"

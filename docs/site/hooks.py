@@ -56,7 +56,7 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
         (
             "reports.page.build",
             "reports.plot",
-            "reports.view",
+            "reports.view.view",
             "reports.page.page",
         ),
     ),

@@ -24,10 +24,11 @@ from harness.run.trial_runner import RunSettings
 from harness.sources import code_digest
 from harness.sources.code_digest import CodeWatch
 from results.records import identity
-from results.store import manifest, untrusted, varied
+from results.store import manifest, untrusted
+from results.store import studies as studies_lib
 from results.store.lock import lock_study
+from results.store.studies import Varied
 from results.store.study_store import PLAN_NAME, VARIED_NAME, Store
-from results.store.varied import Varied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -65,7 +66,7 @@ def sweep(request: RunRequest, call: Call) -> int:
                 command=call.command,
             )
             root.mkdir(parents=True, exist_ok=True)
-            varied.write(root, made)
+            studies_lib.write(root, made)
     codes = []
     for value, (study, of) in zip(axis.values, asked.items(), strict=True):
         running.note(f"{name}: {axis.key} {value}")
@@ -89,7 +90,7 @@ def _existing(root: Path, axis: study_module.Axis) -> Varied | None:
     """Returns what a folder has."""
     if not untrusted.is_there(root):
         return None
-    known = varied.read(root) if root.is_dir() else None
+    known = studies_lib.read(root) if root.is_dir() else None
     if known is None:
         raise StudyError(
             f"{str(root)!r} exists and is no parameter sweep; choose another --study"
@@ -126,7 +127,7 @@ def write_page(root: Path) -> None:
 def names_of(text: str, runs_dir: Path) -> tuple[Path, tuple[str, ...]] | None:
     """Returns the folder of a varied study and its studies; None of any other study."""
     root = study_module.find_study(text, runs_dir)
-    found = varied.read(root)
+    found = studies_lib.read(root)
     if found is None:
         return None
     begun = [n for n in found.studies if untrusted.is_there(root / n / PLAN_NAME)]
@@ -186,7 +187,7 @@ def compare(root: Path) -> int:
     from results.verify import check as check_lib
     from results.verify.check import Check
 
-    check, index = Check(), varied.read(root)
+    check, index = Check(), studies_lib.read(root)
     folders = {of.name for of in untrusted.folders_with(root, PLAN_NAME)}
     for name in sorted(folders - set(index.studies if index else ())):
         check.differ(check_lib.FILES, f"{name}/", f"not in {VARIED_NAME}", "a study")

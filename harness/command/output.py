@@ -7,7 +7,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Final
 
-from results.records.masked import printed
+from results.records.texts import printed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

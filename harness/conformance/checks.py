@@ -20,8 +20,8 @@ from harness.run.session import Session, SessionEndedError
 from harness.run.trial_tree import ProcessTree
 from harness.trial import process_tree, rank_file
 from harness.trial.rank_file import rank_path
-from results.records.client import protocol as client_protocol
-from results.records.client.protocol import ProtocolError, TrialFile
+from results.records import protocol as client_protocol
+from results.records.protocol import ProtocolError, TrialFile
 from results.store import untrusted
 from results.verify import trials
 

@@ -30,8 +30,8 @@ from harness.sources import code_digest
 from harness.sources.code_digest import SourceTree
 from harness.trial.measure import COMPATIBLE, PROTOCOL
 from harness.trial.process_tree import on_stop_signals
-from results.records.masked import tokens
 from results.records.models import SCHEMA_VERSION
+from results.records.texts import tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

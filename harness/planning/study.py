@@ -21,8 +21,8 @@ from harness.sources import code_digest
 from results.records.models import Control, Plan
 from results.store import untrusted
 from results.store.manifest import MANIFEST_NAME
+from results.store.studies import DATA, GLOBAL, MOST_VALUES, PER_REPLICA
 from results.store.study_store import PLAN_NAME, Store
-from results.store.varied import DATA, GLOBAL, MOST_VALUES, PER_REPLICA
 from results.study.cases import load_study
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from harness.trial.rank_file import (
 )
 from results.records import machine_record
 from results.records.limits import MAX_REPLICAS, MAX_TEXT
-from results.records.masked import printed
 from results.records.models import (
     Control,
     Failure,
@@ -35,7 +34,7 @@ from results.records.models import (
     TrialStatus,
 )
 from results.records.record_base import Change
-from results.records.texts import storable
+from results.records.texts import printed, storable
 from results.store import untrusted
 
 if TYPE_CHECKING:

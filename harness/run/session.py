@@ -26,9 +26,9 @@ from harness.trial.measure import COMPATIBLE, PROTOCOL
 from harness.trial.rank_file import FirstExit, rank_path
 from replicator.cluster.local_cluster import LineListener
 from results.errors import UnavailableRecordError
-from results.records.client import protocol as client_protocol
-from results.records.client.protocol import ProtocolError, TrialFile
+from results.records import protocol as client_protocol
 from results.records.models import Phase
+from results.records.protocol import ProtocolError, TrialFile
 from results.store import atomic, untrusted
 
 if TYPE_CHECKING:

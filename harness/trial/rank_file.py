@@ -1,6 +1,6 @@
 """The file ``rank_<k>.jsonl``: everything one process of a trial observed, in order.
 
-One JSON object per line, ``kind`` first; ``results/records/client/protocol.py`` has a
+One JSON object per line, ``kind`` first; ``results/records/protocol.py`` has a
 model of each kind. Times are nanoseconds of ``CLOCK_MONOTONIC``, which all processes of
 a machine share; those of two machines cannot be compared.
 
@@ -114,7 +114,7 @@ def read_rank(trial_dir: Path, rank: int) -> RankLog:
 
     A last line without its newline was left by a killed process and is skipped.
     """
-    from results.records.client.protocol import RANK_KINDS
+    from results.records.protocol import RANK_KINDS
 
     log = RankLog(rank=rank)
     path = rank_path(trial_dir, rank)

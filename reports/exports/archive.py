@@ -11,7 +11,7 @@ import zipfile
 from typing import TYPE_CHECKING, Final
 
 from results.errors import ResultsError
-from results.judging.gate_logs import GATE_NAME
+from results.judging.gate import GATE_NAME
 from results.store import manifest, public, untrusted
 from results.store.study_store import MATCHING_NAME, PLAN_NAME, TRIALS_NAME
 
@@ -60,19 +60,7 @@ def export(stores: Sequence[Store], _metric: object = None) -> bytes:
 
 def of_study(store: Store) -> bytes:
     """Returns the public records of a study as a zip file; raises ResultsError."""
-    files = {}
-    for name in _names(store):
-        try:
-            stored = untrusted.read_bytes(store.root / name) or b""
-            content = public.content(name, stored)
-        except untrusted.DamagedFileError as error:
-            raise ResultsError(
-                f"no records of {store.root.name!r} are exported: {name} is damaged"
-                f" ({error}); restore it from a copy, or remove its trial and measure"
-                " it again"
-            ) from error
-        if content is not None:
-            files[name] = content
+    files = _records(store)
     # Of an earlier version, without a manifest, it would promise too much.
     if manifest.MANIFEST_NAME in untrusted.names_in(store.root):
         sums = {name: manifest.digest(content) for name, content in files.items()}
@@ -87,8 +75,25 @@ def of_study(store: Store) -> bytes:
     return stream.getvalue()
 
 
+def _records(store: Store) -> dict[str, bytes]:
+    """Returns what may leave the machine of each file, by its path in the study."""
+    found = {}
+    for name in _names(store):
+        try:
+            stored = untrusted.read_bytes(store.root / name) or b""
+            content = public.content(name, stored)
+        except untrusted.DamagedFileError as error:
+            raise ResultsError(
+                f"no records of {store.root.name!r} are exported: {name} is damaged"
+                f" ({error}); restore it from a copy, or remove its trial and measure"
+                " it again"
+            ) from error
+        if content is not None:
+            found[name] = content
+    return found
+
+
 def _names(store: Store) -> Iterator[str]:
-    """Yields the path of each file of records in the study."""
     top = untrusted.names_in(store.root)
     yield from (name for name in (PLAN_NAME, GATE_NAME) if name in top)
     for part in (store, store.matching):

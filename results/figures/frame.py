@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pandas as pd
 
-from results.figures import explain, scaling, table, trial_metrics
+from results.figures import lost_time, scaling, trial_metrics
 from results.records.machine_record import joules_per_example
 from results.records.models import Control
 from results.statistics import estimates
@@ -18,10 +18,10 @@ from results.study.cases import Study, load_study
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from results.figures.explain import Explained, RecordedLoss
+    from results.figures.lost_time import Explained
     from results.figures.scaling import Comparison, Point
     from results.figures.trial_metrics import TrialMetric
-    from results.records.models import ScalingMode
+    from results.records.models import ScalingMode, TrialResult
     from results.statistics.estimates import Estimate
     from results.store.study_store import Store
     from results.study.cases import Case
@@ -108,41 +108,27 @@ def points_frame(source: Store | Study) -> pd.DataFrame:
       ResultsError: The plan is missing, unreadable or contradictory.
     """
     study = source if isinstance(source, Study) else load_study(source)
-    points = scaling.points(study)
-    explained = explain.explain(study)
-    losses: list[Explained | RecordedLoss] = [*explained]
-    losses += recorded_losses(points, explained)
+    points, explained = scaling.points(study), lost_time.explain(study)
+    losses = [*explained, *lost_time.recorded_losses(points, explained)]
     return frame_of(study, points, scaling.compare_backends(study), losses)
-
-
-def recorded_losses(
-    points: Sequence[Point], explained: Sequence[Explained]
-) -> tuple[RecordedLoss, ...]:
-    """Returns what turns record about cases that no control explains."""
-    with_controls = {item.case.case_id for item in explained if item.lost is not None}
-    return tuple(
-        item
-        for item in explain.losses_of_points(points)
-        if item.case.case_id not in with_controls
-    )
 
 
 def frame_of(
     study: Study,
     points: Sequence[Point],
     comparisons: Sequence[Comparison],
-    losses: Sequence[Explained | RecordedLoss],
+    losses: Sequence[Explained],
 ) -> pd.DataFrame:
     """Returns the frame of ``points_frame`` where its figures are known already."""
     rows = [
-        *_scaling_rows(study, points),
+        *_scaling_rows(points),
+        *_ceilings(study, points),
         *_ratio_rows(comparisons),
         *_part_rows(losses),
         *_learning_rows(study),
     ]
     plain = pd.DataFrame(rows, columns=list(POINT_COLUMNS)).astype(_TYPES)
-    steps = _steps(study)
-    return pd.concat([plain, *steps], ignore_index=True) if steps else plain
+    return pd.concat([plain, *_steps(study)], ignore_index=True)
 
 
 def _of(estimate: Estimate) -> Row:
@@ -150,9 +136,9 @@ def _of(estimate: Estimate) -> Row:
     return {name: getattr(estimate, name) for name in names}
 
 
-def _scaling_rows(study: Study, points: Sequence[Point]) -> Iterator[Row]:
+def _scaling_rows(points: Sequence[Point]) -> Iterator[Row]:
     for point in points:
-        figures = table.ratios(point)
+        figures = scaling.ratios(point)
         for quantity in QUANTITIES:
             common: Row = {"mode": point.mode.value, "is_baseline": point.is_baseline}
             if point.is_crossed_out:
@@ -163,37 +149,35 @@ def _scaling_rows(study: Study, points: Sequence[Point]) -> Iterator[Row]:
                 fixed = {"value": figure.fixed, "method": "1 by definition"}
                 more = common | (_of(figure.estimate) if figure.estimate else fixed)
                 yield new_row("scaling", quantity, "estimate", point.case, **more)
-            for trial_id, repetition, value in repetitions(point, quantity):
-                more = common | {
-                    "value": value,
-                    "unit": point.throughput.unit
-                    if point.throughput is not None and quantity == "throughput"
-                    else "",
-                    "trial_id": trial_id,
-                    "repetition_index": repetition,
-                }
+            unit = ""
+            if point.throughput is not None and quantity == "throughput":
+                unit = point.throughput.unit
+            for entry, value in _repetitions(point, quantity):
+                more = common | {"value": value, "unit": unit} | _trial(entry)
                 yield new_row("scaling", quantity, "repetition", point.case, **more)
-    yield from _ceilings(study, points)
 
 
-def repetitions(point: Point, quantity: str) -> list[tuple[str, int, float]]:
+def _trial(entry: cases.Entry) -> Row:
+    return {"trial_id": entry.trial_id, "repetition_index": entry.spec.repetition_index}
+
+
+def _repetitions(point: Point, quantity: str) -> list[tuple[cases.Entry, float]]:
     """Returns single repetitions; ratios where both sides have the same ones."""
-    entries = {entry.key: entry.trial_id for entry in point.case.ok_entries}
-    here = scaling.values(point.case, scaling.throughput_of)
+    rate = scaling.throughput_of
     if quantity == "throughput":
-        return [(entries[key], key[0], value) for key, value in here.items()]
+        return [(entry, rate(entry)) for entry in point.case.ok_entries]
     if point.is_baseline or point.baseline is None or point.speedup is None:
         return []
     if point.speedup.method == estimates.TWO_GROUPS:
         return []
-    there = scaling.values(point.baseline, scaling.throughput_of)
+    there = scaling.values(point.baseline, rate)
     factor: float = point.baseline.spec.num_replicas
     if quantity == "efficiency":
         factor /= point.num_replicas
     return [
-        (entries[key], key[0], factor * value / there[key])
-        for key, value in here.items()
-        if key in there
+        (entry, factor * rate(entry) / there[entry.key])
+        for entry in point.case.ok_entries
+        if entry.key in there
     ]
 
 
@@ -239,7 +223,7 @@ def _ratio_rows(comparisons: Sequence[Comparison]) -> Iterator[Row]:
             yield new_row("forest", "ratio", "estimate", item.first, **more)
 
 
-def _part_rows(losses: Sequence[Explained | RecordedLoss]) -> Iterator[Row]:
+def _part_rows(losses: Sequence[Explained]) -> Iterator[Row]:
     for item in losses:
         if item.lost is None:
             continue
@@ -250,65 +234,51 @@ def _part_rows(losses: Sequence[Explained | RecordedLoss]) -> Iterator[Row]:
                 yield new_row("waterfall", part.name, kind, item.case, **more)
 
 
+_OF_METRIC: Final = ("value", "low", "high", "unit", "method", "protocol")
+_OF_EVALUATION: Final = (
+    *("num_steps", "num_examples", "num_environment_steps"),
+    "train_time_sec",
+)
+
+
 def _learning_rows(study: Study) -> Iterator[Row]:
     for case in study.quality_runs:
         for entry in case.ok_entries:
             for point in entry.result.curve:
+                of_point = {name: getattr(point, name) for name in _OF_EVALUATION}
                 for metric in point.quality:
-                    yield new_row(
-                        "learning",
-                        metric.name,
-                        "evaluation",
-                        case,
-                        value=metric.value,
-                        low=metric.low,
-                        high=metric.high,
-                        n=metric.num_examples,
-                        unit=metric.unit,
-                        method=metric.method,
-                        protocol=metric.protocol,
-                        trial_id=entry.trial_id,
-                        repetition_index=entry.spec.repetition_index,
-                        num_steps=point.num_steps,
-                        num_examples=point.num_examples,
-                        num_environment_steps=point.num_environment_steps,
-                        train_time_sec=point.train_time_sec,
-                    )
+                    more = {name: getattr(metric, name) for name in _OF_METRIC}
+                    more |= of_point | _trial(entry) | {"n": metric.num_examples}
+                    kind = "evaluation"
+                    yield new_row("learning", metric.name, kind, case, **more)
+
+
+def _times(result: TrialResult) -> Iterator[tuple[int, str, np.ndarray]]:
+    """Yields rank, phase, and the times of its steps in seconds."""
+    for rank in result.ranks:
+        yield rank.rank, "warmup", np.asarray(rank.warmup_step_time_sec, np.float64)
+        yield rank.rank, "measure", np.asarray(rank.step_time_sec, np.float64)
 
 
 def _steps(study: Study) -> list[pd.DataFrame]:
     """Returns the recorded steps of all timed trials that are ok, in one frame."""
-    rows, phases, ranks, lengths, times = [], [], [], [], []
+    rows, found = [], []
     for case in study.cases:
         for entry in case.ok_entries:
-            row = new_row(
-                "steps",
-                "step_time",
-                "step",
-                case,
-                unit="s",
-                trial_id=entry.trial_id,
-                repetition_index=entry.spec.repetition_index,
-            )
-            for rank in entry.result.ranks:
-                for phase, values in (
-                    ("warmup", rank.warmup_step_time_sec),
-                    ("measure", rank.step_time_sec),
-                ):
-                    if values:
-                        rows.append(row)
-                        phases.append(phase)
-                        ranks.append(rank.rank)
-                        lengths.append(len(values))
-                        times.append(np.asarray(values, dtype=np.float64))
+            row = new_row("steps", "step_time", "step", case, unit="s", **_trial(entry))
+            for rank, phase, times in _times(entry.result):
+                if times.size:
+                    rows.append(row | {"phase": phase, "rank": rank})
+                    found.append(times)
     if not rows:
         return []
+    # A study has many steps, and a row of Python objects for each would be slow.
+    lengths = [times.size for times in found]
     frame = pd.DataFrame(rows, columns=list(POINT_COLUMNS))
-    frame["phase"], frame["rank"] = phases, ranks
     repeated = frame.loc[np.repeat(np.arange(len(frame)), lengths)].reset_index(
         drop=True
     )
-    repeated["value"] = np.concatenate(times)
+    repeated["value"] = np.concatenate(found)
     repeated["step_index"] = np.concatenate([np.arange(length) for length in lengths])
     return [repeated.astype(_TYPES)]
 
@@ -316,37 +286,13 @@ def _steps(study: Study) -> list[pd.DataFrame]:
 __all__ = ["curves_frame", "points_frame", "steps_frame", "trials_frame"]
 
 TRIAL_COLUMNS = (
-    "trial_id",
-    "case_id",
-    "mode",
-    "workload",
-    "preset",
-    "data",
-    "device",
-    "backend",
-    "num_replicas",
-    "per_replica_batch_size",
-    "global_batch_size",
-    "cores_per_replica",
-    "repetition_index",
-    "seed",
-    "budget",
-    "control",
-    "revision",
-    "status",
-    "failure_phase",
-    "reason",
-    "is_oversubscribed",
-    "device_sharing",
-    "fingerprint",
-    "duration_sec",
-    "example_unit",
-    "examples_per_sec",
-    "examples_per_sec_per_replica",
-    "step_time_median_sec",
-    "time_to_first_step_sec",
-    "peak_memory_bytes",
-    "joules_per_example",
+    *("trial_id", "case_id", "mode", "workload", "preset", "data", "device"),
+    *("backend", "num_replicas", "per_replica_batch_size", "global_batch_size"),
+    *("cores_per_replica", "repetition_index", "seed", "budget", "control"),
+    *("revision", "status", "failure_phase", "reason", "is_oversubscribed"),
+    *("device_sharing", "fingerprint", "duration_sec", "example_unit"),
+    *("examples_per_sec", "examples_per_sec_per_replica", "step_time_median_sec"),
+    *("time_to_first_step_sec", "peak_memory_bytes", "joules_per_example"),
 )
 
 CURVE_COLUMNS = (
@@ -370,11 +316,11 @@ def _row(entry: cases.Entry, metrics: Sequence[TrialMetric]) -> dict[str, Any]:
         "budget": None if spec.budget is None else str(spec.budget),
         "control": spec.control.value,
     }
-    trial = entry.trial
-    if trial is not None and trial.env is not None:
-        row["is_oversubscribed"] = trial.env.placement.is_oversubscribed
-        row["device_sharing"] = trial.env.placement.device_sharing
-        row["fingerprint"] = trial.env.fingerprint
+    trial, env = entry.trial, entry.env
+    if env is not None:
+        row["is_oversubscribed"] = env.placement.is_oversubscribed
+        row["device_sharing"] = env.placement.device_sharing
+        row["fingerprint"] = env.fingerprint
     if trial is not None and trial.status is not None:
         row["duration_sec"] = trial.status.duration_sec
         if trial.status.failure is not None:
@@ -388,12 +334,11 @@ def _row(entry: cases.Entry, metrics: Sequence[TrialMetric]) -> dict[str, Any]:
             "step_time_median_sec": plain_statistics.median(
                 step for rank in entry.result.ranks for step in rank.step_time_sec
             ),
-            "time_to_first_step_sec": table.of_trial(entry, "time_to_first_step"),
-            "peak_memory_bytes": table.of_trial(entry, "peak_memory"),
+            "time_to_first_step_sec": scaling.of_trial(entry, "time_to_first_step"),
+            "peak_memory_bytes": scaling.of_trial(entry, "peak_memory"),
         }
-        if trial is not None and trial.env is not None:
-            uses = trial.env.gpu_uses
-            row["joules_per_example"] = joules_per_example(uses, throughput)
+        if env is not None:
+            row["joules_per_example"] = joules_per_example(env.gpu_uses, throughput)
         for metric in entry.result.quality:
             row[f"quality_{metric.name}"] = metric.value
         for metric in entry.result.window_metrics:
@@ -464,19 +409,15 @@ def steps_frame(store: Store) -> pd.DataFrame:
         pd.DataFrame(
             {
                 "trial_id": trial.trial_id,
-                "rank": rank.rank,
+                "rank": rank,
                 "phase": phase,
-                "step_index": np.arange(len(times)),
-                "step_time_sec": np.asarray(times, dtype=np.float64),
+                "step_index": np.arange(times.size),
+                "step_time_sec": times,
             }
         )
         for trial in store.read().trials
         if trial.result is not None
-        for rank in trial.result.ranks
-        for phase, times in (
-            ("warmup", rank.warmup_step_time_sec),
-            ("measure", rank.step_time_sec),
-        )
+        for rank, phase, times in _times(trial.result)
     ]
     if not parts:
         return pd.DataFrame(columns=list(STEP_COLUMNS))

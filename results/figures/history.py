@@ -10,11 +10,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from results.figures import table
+from results.figures import scaling
 from results.records import identity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from results.records.models import Environment
     from results.statistics.estimates import Estimate
@@ -95,46 +95,33 @@ def history(studies: Iterable[Study]) -> History:
     left_out: list[str] = []
     for study in studies:
         for case in study.cases:
-            reason = _why_left_out(case)
-            if reason:
+            machines = {machine_class(env) for env in case.environments}
+            reason = f"its trials ran on {len(machines)} machine classes"
+            if not case.ok_entries or len(machines) != 1:
+                reason = reason if case.ok_entries else "no trial is ok"
                 left_out.append(f"{study.plan.study}, {case.label}: {reason}")
                 continue
-            env = _environments(case)[0]
-            key = (*_key(case), machine_class(env))
+            spec, case_key = case.spec, identity.digest(case.spec_without(_NOT_SERIES))
+            key = (spec.workload, spec.preset, case.label, case_key, *machines)
             found.setdefault(key, []).append(_observe(study, case))
-            names[key] = env.machine_name
+            names[key] = case.environments[0].machine_name
     series = [
-        _make_series(key, names[key], observations)
-        for key, observations in sorted(found.items())
+        Series(
+            workload=key[0],
+            preset=key[1],
+            case=key[2],
+            case_key=key[3],
+            machine=key[4],
+            machine_name=names[key],
+            observations=tuple(sorted(of, key=lambda one: (one.date, one.study))),
+        )
+        for key, of in sorted(found.items())
     ]
     return History(series=tuple(series), left_out=tuple(left_out))
 
 
-def _key(case: Case) -> tuple[str, ...]:
-    spec = case.spec
-    content = spec.model_dump(mode="json", exclude=_NOT_SERIES)
-    return spec.workload, spec.preset, case.label, identity.digest(content)
-
-
-def _environments(case: Case) -> list[Environment]:
-    return [
-        entry.trial.env
-        for entry in case.ok_entries
-        if entry.trial is not None and entry.trial.env is not None
-    ]
-
-
-def _why_left_out(case: Case) -> str:
-    if not case.ok_entries:
-        return "no trial is ok"
-    machines = {machine_class(env) for env in _environments(case)}
-    if len(machines) != 1:
-        return f"its trials ran on {len(machines)} machine classes"
-    return ""
-
-
 def _observe(study: Study, case: Case) -> Observation:
-    throughput = table.of_trials(case, "throughput").estimate
+    throughput = scaling.of_trials(case, "throughput").estimate
     assert throughput is not None
     starts = [
         entry.trial.status.started_at
@@ -143,27 +130,11 @@ def _observe(study: Study, case: Case) -> Observation:
     ]
     commits = {
         "" if env.machine_state is None else env.machine_state.commit_text
-        for env in _environments(case)
+        for env in case.environments
     }
     return Observation(
         study=study.plan.study,
         date=min(starts),
         commit=commits.pop() if len(commits) == 1 else "several",
         throughput=throughput,
-    )
-
-
-def _make_series(
-    key: tuple[str, ...], machine_name: str, observations: Sequence[Observation]
-) -> Series:
-    workload, preset, case, case_key, machine = key
-    ordered = sorted(observations, key=lambda found: (found.date, found.study))
-    return Series(
-        workload=workload,
-        preset=preset,
-        case=case,
-        case_key=case_key,
-        machine=machine,
-        machine_name=machine_name,
-        observations=tuple(ordered),
     )

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from results import errors
 from results.statistics import run_scores
@@ -20,35 +19,32 @@ from results.statistics.run_scores import Time, TimeToTarget
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.records.models import QualityMetric, QualityPoint, TrialResult
+    from results.records.models import QualityMetric
     from results.statistics.estimates import Estimate
     from results.study.cases import Case, Entry, Study
 
 
-class Axis(str, Enum):
-    """What a run spends until it reaches a target."""
-
-    SECONDS = "s"
-    EXAMPLES = "examples"
-
-    def of(self, point: QualityPoint) -> float:
-        """What was spent at a point of a run."""
-        return point.train_time_sec if self is Axis.SECONDS else point.num_examples
+_SPENT: Final = {"s": "train_time_sec", "examples": "num_examples"}
+"""By unit, what a run spends until it reaches a target."""
 
 
-def time_to_axis(
-    case: Case, metric: str, target: float, *, is_higher_better: bool, axis: Axis
-) -> TimeToTarget | None:
+def time_to_target(
+    case: Case, metric: str, target: float, unit: str, *, is_higher_better: bool
+) -> TimeToTarget:
     """Returns what the quality runs of a case needed to reach a target.
 
     A run that ended without reaching it is censored where it ended. A trial that failed
     never reached it: it is censored where the longest run ended. Trials that were not
     started are left out.
     """
-    if not case.ok_entries:
-        return None
     curves = [
-        _curve(entry.result, metric, axis, case.label) for entry in case.ok_entries
+        [
+            (getattr(point, _SPENT[unit]), quality.value)
+            for point in entry.result.curve
+            for quality in point.quality
+            if quality.name == metric
+        ]
+        for entry in case.ok_entries
     ]
     times = [
         run_scores.first_reached(curve, target, is_higher_better=is_higher_better)
@@ -56,28 +52,7 @@ def time_to_axis(
     ]
     longest = max(curve[-1][0] for curve in curves)
     times += [Time(amount=longest, is_reached=False)] * len(case.failed_entries)
-    return run_scores.median_time(times, unit=axis.value)
-
-
-def _curve(
-    result: TrialResult, metric: str, axis: Axis, label: str
-) -> list[tuple[float, float]]:
-    curve = [
-        (axis.of(point), quality.value)
-        for point in result.curve
-        for quality in point.quality
-        if quality.name == metric
-    ]
-    if not curve:
-        found = {q.name for point in result.curve for q in point.quality}
-        raise errors.ResultsError(
-            f"quality runs of {label!r} have no metric {metric!r}; they have "
-            f"{', '.join(sorted(found)) or 'none'}"
-        )
-    return curve
-
-
-FEWEST_RUNS = max(run_scores.FEWEST_RUNS, run_scores.FEWEST_RUNS)
+    return run_scores.median_time(times, unit=unit)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,12 +109,18 @@ def of_metric(name: str, study: Study) -> tuple[Gains, ...]:
         if case.spec.revision:  # what a gate compares with, not more replicas
             continue
         num_ended = len(case.ok_entries) + len(case.failed_entries)
-        is_enough = case.ok_entries and num_ended >= FEWEST_RUNS
-        if is_enough and _has_everywhere(case, name):
+        is_everywhere = all(
+            any(metric.name == name for metric in point.quality)
+            for entry in case.ok_entries
+            for point in entry.result.curve
+        )
+        if case.ok_entries and num_ended >= run_scores.FEWEST_RUNS and is_everywhere:
             by_backend.setdefault(case.spec.backend, []).append(case)
     return tuple(
         _of_backend(
-            name, sorted(own, key=_num_replicas), is_higher_better=is_higher_better
+            name,
+            sorted(own, key=lambda case: case.spec.num_replicas),
+            is_higher_better=is_higher_better,
         )
         for own in by_backend.values()
     )
@@ -152,19 +133,6 @@ def _metrics(case: Case) -> list[QualityMetric]:
         for point in entry.result.curve
         for metric in point.quality
     ]
-
-
-def _has_everywhere(case: Case, name: str) -> bool:
-    """Whether every evaluation of every run has the metric."""
-    return all(
-        any(metric.name == name for metric in point.quality)
-        for entry in case.ok_entries
-        for point in entry.result.curve
-    )
-
-
-def _num_replicas(case: Case) -> int:
-    return case.spec.num_replicas
 
 
 def _of_backend(metric: str, cases: Sequence[Case], *, is_higher_better: bool) -> Gains:
@@ -180,35 +148,28 @@ def _of_backend(metric: str, cases: Sequence[Case], *, is_higher_better: bool) -
         num_others=min(map(len, results.values())),
     )
 
-    def better(case: Case) -> Estimate | None:
-        if case is fewest:
-            return None
-        return run_scores.probability_of_improvement(
-            results[case.case_id], reached, is_higher_better=is_higher_better
+    gains = []
+    for case in cases:
+        better = None
+        if case is not fewest:
+            better = run_scores.probability_of_improvement(
+                results[case.case_id], reached, is_higher_better=is_higher_better
+            )
+        seconds, examples = (
+            time_to_target(
+                case, metric, target, unit, is_higher_better=is_higher_better
+            )
+            for unit in _SPENT
         )
-
-    def spent(case: Case, axis: Axis) -> TimeToTarget:
-        found = time_to_axis(
-            case, metric, target, is_higher_better=is_higher_better, axis=axis
-        )
-        assert found is not None  # it has runs that are ok
-        return found
-
+        gain = Gain(case=case, better=better, seconds=seconds, examples=examples)
+        gains.append(gain)
     return Gains(
         metric=metric,
         backend=fewest.spec.backend,
         target=target,
         missed=missed,
         is_higher_better=is_higher_better,
-        cases=tuple(
-            Gain(
-                case=case,
-                better=better(case),
-                seconds=spent(case, Axis.SECONDS),
-                examples=spent(case, Axis.EXAMPLES),
-            )
-            for case in cases
-        ),
+        cases=tuple(gains),
     )
 
 

@@ -24,11 +24,32 @@ Student's t over generations. A part can be negative: noise, or two controls tha
 away the same time, which then is missing from ``unexplained``. A part without its
 control is not guessed; its time is in ``unexplained``, and it says so.
 
-One replica waits for its own input too, so ``input`` needs the control ``synthetic`` at
-one replica as well. The same holds for ``update``. A replica that is late in a single
-step makes the others wait: that is exposed communication; ``imbalance`` is what one
-process takes longer in all steps. Which part is most of the loss,
-if one is, says ``name_of``.
+A replica that is late in a single step makes the others wait: that is exposed
+communication; ``imbalance`` is what one process takes longer in all steps. Which part
+is most of the loss, if one is, says ``name_of``.
+
+A study need not have controls. Every turn records the CPU time of the trial, how much
+of its cores others had (other processes, and other guests of the hypervisor), and how
+long its runnable threads waited for a core. With c the CPU time of a step, o the time
+of others and w this wait, each per core, and ``ideal`` the step of the baseline with as
+many examples per replica, the parts are
+
+=============  =======================================================================
+part           difference
+=============  =======================================================================
+ideal          T of the baseline, times the examples per replica relative to it
+computing      c - c of ideal: the same examples take more CPU time. Shared caches and
+               memory bandwidth, smaller batches, and the work of collectives
+core_wait      w - w of ideal: runnable threads while others have the core, so w is at
+               most o. Where more threads than cores are runnable, they also wait for
+               one another; that costs no time of a core
+idle           T - c - o, less that of ideal: cores without work. They wait for
+               collectives, for the slowest replica or for input; which of them, only
+               controls tell
+unexplained    T(case) - all others: others had cores that no thread waited for
+=============  =======================================================================
+
+Only for CPUs: the CPU time of a step on a GPU is not what the step costs.
 
 With 4 generations, 3 % between generations and 2 % between processes, nominal 95 %
 intervals hold the truth in 0.94 to 0.97 of 2,000 simulated studies
@@ -37,6 +58,7 @@ intervals hold the truth in 0.94 to 0.97 of 2,000 simulated studies
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from typing import TYPE_CHECKING, Final
@@ -44,164 +66,60 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from results import errors
-from results.statistics import estimates, generations
+from results.records.models import Control, ScalingMode
+from results.statistics import estimates
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
 
-    from results.records.measuring import Turn
+    from results.figures.scaling import Point
     from results.records.models import TrialResult
     from results.statistics.estimates import Estimate
-    from results.study.cases import Case
+    from results.study.cases import Case, Entry, Study
 
     StepTimes = Mapping[Hashable, float]  # generation -> mean seconds per step
+    Rounds = Mapping[int, tuple[float, ...]]  # round -> the same of each process
 
-
-# With T the mean time of a step, and f = T(input_only) / T(case) in every generation:
-#
-# - *input-bound*: the interval of f is at or above 0.9. The pipelines alone take almost
-#   the whole step, so faster replicas, or faster communication, would wait for batches.
-# - *not input-bound*: the interval is below 0.9.
-# - otherwise inconclusive, as it is with one generation.
-#
-# Pipelines run beside the step, so what they take alone is a lower limit of it, and not
-# a part that others add up to. On CPUs the control has the cores to itself: a step can
-# wait for its input without being input-bound by this rule, and the part ``input``
-# (``results/figures/lost_time.py``) shows that.
-#
-# It explains a loss where T(input_only) is above T(one replica) as well: the pipelines
-# alone take longer than the step that N replicas are compared with.
 
 METHOD = "Student's t of differences of step times over runs"
 ONE_GENERATION = "no interval: one run tells nothing about other processes"
+PARTS = (
+    *("alone", "contention", "exposed_communication", "input", "imbalance"),
+    *("update", "unexplained"),
+)
+"""Of a case with controls."""
+RECORDED_PARTS = ("ideal", "computing", "core_wait", "idle", "unexplained")
+"""Of a case without controls, by what its turns record."""
+UNEXPLAINED: Final = "unexplained"
+NO_LOSS = frozenset({"alone", "ideal", "step"})
+"""Durations, which are never negative; the other parts are differences: losses."""
+NO_COMMON_ROUND = (
+    "no round of any run has a valid block of the case and of all its controls"
+)
+NO_COMMON_TURN = "no round of any run has a valid block of case and baseline"
+NO_CPU_TIME = "blocks of this case or of its baseline have no duration or CPU time"
+NOT_RECORDED = "the kernel does not record it here: part of unexplained"
+_NEEDS = {
+    "contention": ("solo",),
+    "exposed_communication": ("nosync",),
+    "imbalance": ("imbalance",),
+    "input": ("synthetic", "baseline_synthetic"),
+    "update": ("without_update", "baseline_without_update"),
+}
+"""The controls of each part; one replica waits for its own input and update too."""
 FRACTION = 0.9
 """Least fraction of a step that the pipelines of an input-bound step take alone."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class InputBound:
-    """What the input pipelines of a case take alone."""
-
-    input_sec: Estimate  # Seconds per step of the pipelines alone.
-    fraction: Estimate  # Of the step of the case.
-    excess_sec: Estimate  # What they take longer than the step of one replica.
-    verdict: str  # ``input-bound``, ``not input-bound`` or ``inconclusive``.
-    # Whether it is input-bound, and the pipelines alone take longer than the step of
-    # one replica.
-    explains_loss: bool
-
-
-def over_generations(values: np.ndarray, unit: str = "") -> Estimate:
-    """Returns the mean over generations with the interval of Student's t."""
-    mean = estimates.one_group(values)
-    return mean.estimate(METHOD, otherwise=ONE_GENERATION, unit=unit)
-
-
-def judge_input_bound(
-    case: np.ndarray, baseline: np.ndarray, input_only: np.ndarray
-) -> InputBound:
-    """Says whether a case is input-bound."""
-    fraction = over_generations(input_only / case)
-    excess = over_generations(input_only - baseline, "s")
-    verdict = "inconclusive"
-    if fraction.low is not None and fraction.low >= FRACTION:
-        verdict = "input-bound"
-    elif fraction.high is not None and fraction.high < FRACTION:
-        verdict = "not input-bound"
-    return InputBound(
-        input_sec=over_generations(input_only, "s"),
-        fraction=fraction,
-        excess_sec=excess,
-        verdict=verdict,
-        explains_loss=(
-            verdict == "input-bound" and excess.low is not None and excess.low > 0
-        ),
-    )
-
-
-# A *loss* is what a step takes longer than that of one replica. A part is named only
-# if, over generations and with the 95 % interval of Student's t,
-#
-# - the loss itself is above 0,
-# - the part is more than half of the loss,
-# - it is larger than every other part, the unexplained one included,
-# - and it is not larger than the loss by half of it: then two controls contradict each
-#   other, such as two that take away the same time.
-#
-# All of these are paired differences of one generation, so noise that cases share
-# cancels. Otherwise nothing is named, which is not evidence that there is no single
-# cause. In the studies of ``tests/results/figures/test_known_losses.py``, each with one
-# known loss, the part that is named is the right one, or none is.
-
-UNEXPLAINED: Final = "unexplained"
 _MOST: Final = 0.5
 """Of the loss: a part of less than half is not most of it."""
 _CONTRADICTS: Final = 1.5
 """Of the loss: a part beyond this contradicts the parts that are negative."""
 
 
-def name_of(parts: Mapping[str, np.ndarray], lost: np.ndarray) -> str:
-    """The part that is most of a loss; empty if the measurement does not tell."""
-    if not _is_above_zero(lost):
-        return ""
-    for name, values in parts.items():
-        if name == UNEXPLAINED or not _is_above_zero(values - _MOST * lost):
-            continue
-        others = (of for other, of in parts.items() if other != name)
-        is_largest = all(_is_above_zero(values - other) for other in others)
-        return name if is_largest and not _contradicts(values, lost) else ""
-    return ""
-
-
-def _contradicts(values: np.ndarray, lost: np.ndarray) -> bool:
-    return _is_above_zero(values - _CONTRADICTS * lost)
-
-
-def _is_above_zero(values: np.ndarray) -> bool:
-    low = over_generations(values).low
-    return low is not None and low > 0
-
-
-PARTS = (
-    "alone",
-    "contention",
-    "exposed_communication",
-    "input",
-    "imbalance",
-    "update",
-    "unexplained",
-)
-NO_LOSS = frozenset({"alone", "ideal", "step"})
-"""Durations, which are never negative; the other parts are differences: losses."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Observed:
-    """Mean seconds per step of a case and of its controls, by generation."""
-
-    case: StepTimes  # The case at N replicas.
-    # One replica alone with the per-replica batch size of the case.
-    baseline: StepTimes
-    # The case without communication; of its slowest process.
-    nosync: StepTimes | None = None
-    # N programs that never communicate; the mean over them.
-    solo: StepTimes | None = None
-    synthetic: StepTimes | None = None  # The case with one batch for ever.
-    baseline_synthetic: StepTimes | None = None  # The same at one replica.
-    without_update: StepTimes | None = None  # The case without its update.
-    baseline_without_update: StepTimes | None = None  # The same at one replica.
-    # Seconds that the slowest process of ``nosync`` takes longer per step than the
-    # fastest; None where all replicas share a process.
-    imbalance: StepTimes | None = None
-    # The input pipelines of the case, without its step.
-    input_only: StepTimes | None = None
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
     """A part of the step."""
 
-    name: str  # One of ``PARTS``, or ``step``.
+    name: str  # One of ``PARTS`` or ``RECORDED_PARTS``, or ``step``.
     time: Estimate | None  # Mean seconds over generations; None if it was not measured.
     # Why there is no value, or what else the value holds; empty if nothing.
     reason: str = ""
@@ -226,11 +144,24 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class InputBound:
+    """What the input pipelines of a case take alone."""
+
+    input_sec: Estimate  # Seconds per step of the pipelines alone.
+    fraction: Estimate  # Of the step of the case.
+    excess_sec: Estimate  # What they take longer than the step of one replica.
+    verdict: str  # ``input-bound``, ``not input-bound`` or ``inconclusive``.
+    # Whether it is input-bound, and the pipelines alone take longer than the step of
+    # one replica.
+    explains_loss: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LostTime:
     """A step and its parts."""
 
     step: Part  # The case; its value is the sum of the values of all parts.
-    parts: tuple[Part, ...]  # In the order of ``PARTS``.
+    parts: tuple[Part, ...]  # In the order of their names.
     num_left_out: int  # Generations of the case in which one of them is missing.
     lost: Part  # The step less that of one replica.
     # The part that is most of it; empty if the measurement does not tell.
@@ -260,62 +191,142 @@ class LostTime:
         return next(part for part in self.parts if part.name == name)
 
 
-def decompose(observed: Observed) -> LostTime:
-    """Splits the step of a case into parts that add up to it."""
-    given = {
-        field.name: _checked(field.name, getattr(observed, field.name))
-        for field in dataclasses.fields(observed)
-        if getattr(observed, field.name) is not None
-    }
-    generations = [
-        g for g in observed.case if all(g in times for times in given.values())
-    ]
-    if not generations:
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Explained:
+    """A case and where its time went."""
+
+    case: Case  # The case.
+    # The case, its single replica and its controls: all that is compared; without
+    # controls, the case and its baseline.
+    cases: tuple[Case, ...]
+    lost: LostTime | None  # The parts of its step, or None; ``reason`` says why.
+    reason: str  # Why there are no parts; empty if there are.
+    mode: ScalingMode = ScalingMode.WEAK  # Weak wherever controls explain it.
+
+    @property
+    def trial_ids(self) -> tuple[str, ...]:
+        """Trials behind the parts."""
+        return tuple(entry.trial_id for case in self.cases for entry in case.ok_entries)
+
+    @property
+    def num_measured(self) -> int:
+        """Parts that have a value."""
+        if self.lost is None:
+            return 0
+        return sum(part.value_sec is not None for part in self.lost.parts)
+
+
+def over_generations(values: np.ndarray, unit: str = "") -> Estimate:
+    """Returns the mean over generations with the interval of Student's t."""
+    mean = estimates.one_group(values)
+    return mean.estimate(METHOD, otherwise=ONE_GENERATION, unit=unit)
+
+
+def _is_above_zero(values: np.ndarray) -> bool:
+    low = over_generations(values).low
+    return low is not None and low > 0
+
+
+# With T the mean time of a step, and f = T(input_only) / T(case) in every generation:
+#
+# - *input-bound*: the interval of f is at or above 0.9. The pipelines alone take almost
+#   the whole step, so faster replicas, or faster communication, would wait for batches.
+# - *not input-bound*: the interval is below 0.9.
+# - otherwise inconclusive, as it is with one generation.
+#
+# Pipelines run beside the step, so what they take alone is a lower limit of it, and not
+# a part that others add up to. On CPUs the control has the cores to itself: a step can
+# wait for its input without being input-bound by this rule, and the part ``input``
+# shows that.
+#
+# It explains a loss where T(input_only) is above T(one replica) as well: the pipelines
+# alone take longer than the step that N replicas are compared with.
+
+
+def judge_input_bound(
+    case: np.ndarray, baseline: np.ndarray, input_only: np.ndarray
+) -> InputBound:
+    """Says whether a case is input-bound."""
+    fraction = over_generations(input_only / case)
+    verdict = "inconclusive"
+    if fraction.low is not None and fraction.low >= FRACTION:
+        verdict = "input-bound"
+    elif fraction.high is not None and fraction.high < FRACTION:
+        verdict = "not input-bound"
+    excess = input_only - baseline
+    return InputBound(
+        input_sec=over_generations(input_only, "s"),
+        fraction=fraction,
+        excess_sec=over_generations(excess, "s"),
+        verdict=verdict,
+        explains_loss=verdict == "input-bound" and _is_above_zero(excess),
+    )
+
+
+# A *loss* is what a step takes longer than that of one replica. A part is named only
+# if, over generations and with the 95 % interval of Student's t,
+#
+# - the loss itself is above 0,
+# - the part is more than half of the loss,
+# - it is larger than every other part, the unexplained one included,
+# - and it is not larger than the loss by half of it: then two controls contradict each
+#   other, such as two that take away the same time.
+#
+# All of these are paired differences of one generation, so noise that cases share
+# cancels. Otherwise nothing is named, which is not evidence that there is no single
+# cause. In the studies of ``tests/results/figures/test_known_losses.py``, each with one
+# known loss, the part that is named is the right one, or none is.
+
+
+def name_of(parts: Mapping[str, np.ndarray], lost: np.ndarray) -> str:
+    """The part that is most of a loss; empty if the measurement does not tell."""
+    if not _is_above_zero(lost):
+        return ""
+    for name, values in parts.items():
+        if name == UNEXPLAINED or not _is_above_zero(values - _MOST * lost):
+            continue
+        others = (of for other, of in parts.items() if other != name)
+        is_largest = all(_is_above_zero(values - other) for other in others)
+        contradicts = _is_above_zero(values - _CONTRADICTS * lost)
+        return name if is_largest and not contradicts else ""
+    return ""
+
+
+def decompose(**measured: StepTimes) -> LostTime:
+    """Splits the step of a case into parts that add up to it.
+
+    Args:
+      **measured: Mean seconds per step by generation: of ``case`` and ``baseline``, one
+        replica with the batch of the case; of the controls ``nosync`` (the slowest
+        process), ``solo`` (the mean over programs), ``synthetic``, ``without_update``,
+        the last two with ``baseline_`` as well, and ``input_only``; and ``imbalance``,
+        what the slowest process of ``nosync`` takes longer than the fastest.
+    """
+    for name, of in measured.items():
+        least = "at least 0" if name == "imbalance" else "positive"
+        for generation, value in of.items():
+            is_right = value >= 0 if name == "imbalance" else value > 0
+            if not (math.isfinite(value) and is_right):
+                raise errors.ResultsError(
+                    f"{name} has {value!r} seconds per step in run {generation!r}, "
+                    f"must be finite and {least}; leave out trials that are not ok"
+                )
+    common = [g for g in measured["case"] if all(g in of for of in measured.values())]
+    if not common:
         raise errors.ResultsError(
-            f"no run has all of {', '.join(given)}; a part is the difference of "
+            f"no run has all of {', '.join(measured)}; a part is the difference of "
             "two step times of one run: measure the case and its controls together"
         )
-    times = {
-        name: np.array([found[g] for g in generations]) for name, found in given.items()
-    }
+    times = {name: np.array([of[g] for g in common]) for name, of in measured.items()}
     values, reasons = _differences(times)
     if reasons:
-        reasons["unexplained"] = f"includes {', '.join(reasons)}: not measured"
-    lost = split(
-        times["case"],
-        values,
-        reasons,
-        names=PARTS,
-        num_left_out=len(observed.case) - len(generations),
-    )
+        reasons[UNEXPLAINED] = f"includes {', '.join(reasons)}: not measured"
+    num_left_out = len(measured["case"]) - len(common)
+    lost = _split(times["case"], PARTS, values, reasons, num_left_out)
     if "input_only" not in times:
         return lost
     bound = judge_input_bound(times["case"], times["baseline"], times["input_only"])
     return dataclasses.replace(lost, input_bound=bound)
-
-
-def split(
-    step: np.ndarray,
-    values: Mapping[str, np.ndarray],
-    reasons: Mapping[str, str],
-    *,
-    names: Sequence[str],
-    num_left_out: int,
-) -> LostTime:
-    """Splits a step into its measured parts, and what is left as unexplained."""
-    values = {**values, UNEXPLAINED: step - sum(values.values())}
-    losses = {name: of for name, of in values.items() if name not in NO_LOSS}
-    lost = step - values[names[0]]
-    return LostTime(
-        step=make_part("step", step, of=step),
-        parts=tuple(
-            make_part(name, values.get(name), of=step, reason=reasons.get(name, ""))
-            for name in names
-        ),
-        num_left_out=num_left_out,
-        lost=make_part("lost", lost, of=step),
-        main_loss=name_of(losses, lost),
-    )
 
 
 def _differences(
@@ -323,124 +334,241 @@ def _differences(
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The measured parts by generation, and why others are missing."""
     case, alone = times["case"], times["baseline"]
-    values: dict[str, np.ndarray] = {}
-    reasons: dict[str, str] = {}
-
-    def missing(part: str, *controls: str) -> bool:
+    values, reasons = {"alone": alone}, {}
+    for part, controls in _NEEDS.items():
         absent = [name for name in controls if name not in times]
-        if absent:
+        if absent == ["imbalance"]:
+            reasons[part] = (
+                "the replicas share a process, or their processes were not timed one by"
+                " one: part of unexplained"
+            )
+        elif absent:
             verb = "was" if len(absent) == 1 else "were"
             reasons[part] = (
                 f"{' and '.join(absent)} {verb} not measured: part of unexplained"
             )
-        return bool(absent)
-
-    if not missing("contention", "solo"):
-        values["contention"] = times["solo"] - alone
-    if not missing("exposed_communication", "nosync"):
-        values["exposed_communication"] = case - times["nosync"]
-    if not missing("imbalance", "imbalance"):
-        values["imbalance"] = times["imbalance"]
-    else:
-        reasons["imbalance"] = (
-            "the replicas share a process, or their processes were not timed one by "
-            "one: part of unexplained"
-        )
-    for part, control in (("input", "synthetic"), ("update", "without_update")):
-        if not missing(part, control, f"baseline_{control}"):
-            of_alone = alone - times[f"baseline_{control}"]
-            values[part] = case - times[control] - of_alone
-    return {"alone": alone, **values}, reasons
+        elif part == "contention":
+            values[part] = times["solo"] - alone
+        elif part == "imbalance":
+            values[part] = times["imbalance"]
+        else:
+            of_case, *of_alone = (times[name] for name in controls)
+            values[part] = case - of_case
+            for found in of_alone:
+                values[part] = values[part] - (alone - found)
+    return values, reasons
 
 
-def make_part(
-    name: str, values: np.ndarray | None, *, of: np.ndarray, reason: str = ""
-) -> Part:
-    """Returns a part with its interval and its share."""
-    if values is None:
-        return Part(name=name, time=None, reason=reason)
-    found = over_generations(values, "s")
-    if found.low is not None and name in NO_LOSS:
-        found = dataclasses.replace(found, low=max(found.low, 0.0))
-    return Part(
-        name=name,
-        time=found,
-        reason=reason,
-        share=over_generations(values / of),
+def _split(
+    step: np.ndarray,
+    names: Sequence[str],
+    values: Mapping[str, np.ndarray],
+    reasons: Mapping[str, str],
+    num_left_out: int,
+) -> LostTime:
+    """Splits a step into its measured parts, and what is left as unexplained."""
+    values = {**values, UNEXPLAINED: step - sum(values.values())}
+    losses = {name: of for name, of in values.items() if name not in NO_LOSS}
+    lost = step - values[names[0]]
+
+    def part(name: str, of: np.ndarray | None) -> Part:
+        reason = reasons.get(name, "")
+        if of is None:
+            return Part(name=name, time=None, reason=reason)
+        time, share = over_generations(of, "s"), over_generations(of / step)
+        if time.low is not None and name in NO_LOSS:
+            time = dataclasses.replace(time, low=max(time.low, 0.0))
+        return Part(name=name, time=time, reason=reason, share=share)
+
+    return LostTime(
+        step=part("step", step),
+        parts=tuple(part(name, values.get(name)) for name in names),
+        num_left_out=num_left_out,
+        lost=part("lost", lost),
+        main_loss=name_of(losses, lost),
     )
 
 
-def _checked(name: str, times: StepTimes) -> StepTimes:
-    least = "at least 0" if name == "imbalance" else "positive"
-    for generation, value in times.items():
-        is_right = value >= 0 if name == "imbalance" else value > 0
-        if not (math.isfinite(value) and is_right):
-            raise errors.ResultsError(
-                f"{name} has {value!r} seconds per step in run {generation!r}, "
-                f"must be finite and {least}; leave out trials that are not ok"
-            )
-    return times
+# From a study with controls to step times: means over the rounds in which the case and
+# all its controls have a valid turn, so that all parts are from the same moments: those
+# of the slowest process; for ``solo``, whose programs do not wait for each other, the
+# mean over processes. Only cases with a control are explained, and only where one
+# replica with the same batch is a case too: in weak scaling.
+
+# What differs between a case and its controls; programs of solo have their own backend.
+_OF_CONTROL = {"repetition_index", "seed", "control"}
+_OF_SOLO = {*_OF_CONTROL, "backend", "code_digest"}
 
 
-# A process that waited has cold caches, so the first step after it is slower than one
-# in a row. Its part of a turn is larger the fewer steps a turn has, and so a ratio of
-# cases with unlike numbers of steps has some of it. It is measured where turns have two
-# steps or more; where a turn is one step, it is in every step and cannot be told apart.
-
-LEAST_STEPS = 2
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class FirstStep:
-    """The first steps of the turns of one case."""
-
-    case: Case  # Whose turns they are.
-    # Time of the first step over the mean of the others of its turn, a geometric mean
-    # over turns and generations; None where turns are single steps.
-    ratio: Estimate | None
-    fewest: int  # Steps of the shortest turn.
-    most: int  # Steps of the longest one; another number only in studies of before.
-
-    @property
-    def part(self) -> float:
-        """The part by which it lengthens the shortest turn."""
-        return 0.0 if self.ratio is None else (self.ratio.value - 1) / self.fewest
+def explain(study: Study) -> tuple[Explained, ...]:
+    """Returns where the time of every case with a control went, in planned order."""
+    controls = [case for case in study.controls if case.ok_entries]
+    ok = [case for case in study.cases if case.ok_entries]
+    found = []
+    for case in ok:
+        if not (case.is_in_relay and case.spec.num_replicas > 1):
+            continue
+        wanted = case.spec_without(_OF_CONTROL) | {
+            "num_replicas": 1,
+            "global_batch_size": case.spec.per_replica_batch_size,
+        }
+        same = (other for other in ok if other.spec_without(_OF_CONTROL) == wanted)
+        if alone := next(same, None):
+            own = _controls_of(case, alone, controls)
+            if own:
+                found.append(_explain({"case": case, "baseline": alone, **own}))
+    return tuple(found)
 
 
-def of_case(case: Case) -> FirstStep | None:
-    """Returns what first steps of turns take; None where there are no single times.
+def _controls_of(case: Case, alone: Case, controls: Sequence[Case]) -> dict[str, Case]:
+    """Returns the controls that explain a case, by their name in ``decompose``."""
+    kinds = (
+        ("nosync", Control.NOSYNC, case, _OF_CONTROL),
+        ("solo", Control.SOLO, case, _OF_SOLO),
+        ("synthetic", Control.SYNTHETIC, case, _OF_CONTROL),
+        ("input_only", Control.INPUT_ONLY, case, _OF_CONTROL),
+        ("baseline_synthetic", Control.SYNTHETIC, alone, _OF_CONTROL),
+        ("without_update", Control.NO_UPDATE, case, _OF_CONTROL),
+        ("baseline_without_update", Control.NO_UPDATE, alone, _OF_CONTROL),
+    )
+    found = {
+        name: control
+        for name, kind, of, differs in kinds
+        for control in controls
+        if control.spec.control is kind
+        and control.spec_without(differs) == of.spec_without(differs)
+    }
+    # One replica without its input or update explains nothing on its own.
+    return {} if all(name.startswith("baseline_") for name in found) else found
 
-    Steps that are queued share their time (``steps_per_sync``).
+
+def _explain(cases: Mapping[str, Case]) -> Explained:
+    entries = {
+        name: {entry.key: entry for entry in of.ok_entries}
+        for name, of in cases.items()
+    }
+    times: dict[str, dict[Hashable, float]] = {name: {} for name in cases}
+    imbalance: dict[Hashable, float] = {}
+    for key, entry in entries["case"].items():
+        there = {name: of[key] for name, of in entries.items() if key in of}
+        # A generation that lacks a case or its rounds stays: it is counted as left out.
+        means = _means(there) or _means({"case": entry})
+        for name, of_processes in means.items():
+            times[name][key] = max(of_processes)
+            if name == "solo":
+                times[name][key] = math.fsum(of_processes) / len(of_processes)
+        if len(means.get("nosync", ())) > 1:
+            imbalance[key] = max(means["nosync"]) - min(means["nosync"])
+    if imbalance:
+        times["imbalance"] = imbalance
+    is_any_complete = any(
+        all(key in times[name] for name in cases) for key in times["case"]
+    )
+    return Explained(
+        case=cases["case"],
+        cases=tuple(cases.values()),
+        lost=decompose(**times) if is_any_complete else None,
+        reason="" if is_any_complete else NO_COMMON_ROUND,
+    )
+
+
+def _means(entries: Mapping[str, Entry]) -> dict[str, tuple[float, ...]]:
+    """Mean seconds per step of each process, over the rounds that all have."""
+    rounds = {name: rounds_of(entry.result) for name, entry in entries.items()}
+    common = set.intersection(*(set(of) for of in rounds.values()))
+    if not common:
+        return {}
+    return {
+        name: tuple(
+            math.fsum(column) / len(common)
+            for column in zip(*(of[index] for index in sorted(common)), strict=True)
+        )
+        for name, of in rounds.items()
+    }
+
+
+def rounds_of(result: TrialResult) -> Rounds:
+    """Returns the mean seconds per step of each process, by round with a valid turn."""
+    return {
+        index: tuple(math.fsum(times) / len(times) for times in of_processes)
+        for index, of_processes in result.steps_of_turns().items()
+    }
+
+
+def recorded_losses(
+    points: Iterable[Point], explained: Iterable[Explained] = ()
+) -> tuple[Explained, ...]:
+    """Splits the step of every case with a speedup on CPUs that no control explains."""
+    with_controls = {item.case.case_id for item in explained if item.lost is not None}
+    return tuple(
+        _recorded_loss(point.case, point.baseline, point.mode)
+        for point in points
+        if point.speedup is not None
+        and point.baseline is not None
+        and not point.is_baseline
+        and point.case.is_in_relay
+        and point.case.spec.device == "cpu"
+        and point.case.case_id not in with_controls
+    )
+
+
+def _recorded_loss(case: Case, baseline: Case, mode: ScalingMode) -> Explained:
+    there = {entry.key: entry for entry in baseline.ok_entries}
+    pairs = [(e, there[e.key]) for e in case.ok_entries if e.key in there]
+    steps = [found for pair in pairs if (found := _recorded(*pair))]
+    reason, lost = "" if steps else NO_COMMON_TURN, None
+    sides = [of for both in steps for of in both]
+    if any(of["time"] <= 0 or of["computing"] <= 0 for of in sides):
+        reason = NO_CPU_TIME
+    if not reason:
+        scale = case.spec.per_replica_batch_size / baseline.spec.per_replica_batch_size
+        values = {"ideal": np.array([alone["time"] * scale for _, alone in steps])}
+        reasons = {}
+        for name in ("computing", "core_wait", "idle"):
+            if all(name in of for of in sides):
+                of_steps = [here[name] - alone[name] * scale for here, alone in steps]
+                values[name] = np.array(of_steps)
+            else:
+                reasons[name] = NOT_RECORDED
+        step = np.array([here["time"] for here, _ in steps])
+        num_left_out = len(case.ok_entries) - len(steps)
+        lost = _split(step, RECORDED_PARTS, values, reasons, num_left_out)
+    cases = (case, baseline)
+    return Explained(case=case, cases=cases, lost=lost, reason=reason, mode=mode)
+
+
+def _recorded(*pair: Entry) -> list[dict[str, float]]:
+    """Returns mean seconds per step and core of a case and of its baseline.
+
+    Over the rounds in which both have a valid turn, empty without any; what the kernel
+    does not record is left out.
     """
-    if case.spec.steps_per_sync > 1:
-        return None
-    numbers: set[int] = set()
-    logs: list[float] = []
-    for entry in case.ok_entries:
-        found = list(_turns(entry.result))
-        numbers.update(turn.num_steps for turn, _ in found)
-        of = [_log_excess(times) for _, times in found if len(times) >= LEAST_STEPS]
-        if of:
-            logs.append(math.fsum(of) / len(of))
-    if not numbers:
-        return None
-    ratio = generations.over_generations(logs) if logs else None
-    return FirstStep(case=case, ratio=ratio, fewest=min(numbers), most=max(numbers))
-
-
-def _turns(result: TrialResult) -> Iterator[tuple[Turn, list[float]]]:
-    """Yields each valid turn with the times of its steps, of the slowest process."""
-    first = 0
-    for turn in result.turns:
-        last = first + turn.num_steps
-        if turn.is_valid and not turn.is_sustained:
-            columns = zip(
-                *(rank.step_time_sec[first:last] for rank in result.ranks), strict=True
-            )
-            yield turn, [max(column) for column in columns]
-        first = last
-
-
-def _log_excess(times: list[float]) -> float:
-    first, *others = times
-    return math.log(first / (math.fsum(others) / len(others)))
+    rounds = [rounds_of(entry.result) for entry in pair]
+    common = sorted(rounds[0].keys() & rounds[1].keys())
+    means = []
+    for entry, of_rounds in zip(pair, rounds, strict=True):
+        cores = entry.spec.num_replicas * entry.spec.cores_per_replica
+        found: dict[str, list[float]] = collections.defaultdict(list)
+        turns = entry.result.turns
+        valid = {t.round_index: t for t in turns if t.is_valid and not t.is_sustained}
+        for turn, time in ((valid[index], max(of_rounds[index])) for index in common):
+            computing = (turn.user_sec + turn.system_sec) / turn.num_steps / cores
+            found["time"].append(time)
+            found["computing"].append(computing)
+            if turn.foreign_cpu_fraction is None:
+                continue
+            # The kernel counts others in ticks, so with the trial they can exceed the
+            # turn.
+            others = min(turn.others * time, max(time - computing, 0.0))
+            found["idle"].append(max(time - computing - others, 0.0))
+            if turn.run_delay_sec is not None:
+                wait = turn.run_delay_sec / turn.num_steps / cores
+                found["core_wait"].append(min(wait, others))
+        means.append(
+            {
+                name: math.fsum(of) / len(of)
+                for name, of in found.items()
+                if len(of) == len(common)
+            }
+        )
+    return means if common else []

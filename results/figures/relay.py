@@ -1,8 +1,10 @@
-"""What a relay says about itself: its primary contrast, its twin, its void turns."""
+"""What a relay says about itself: primary contrast, twin, void turns, first steps."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import math
 import re
 from typing import TYPE_CHECKING
 
@@ -63,21 +65,18 @@ def count_turns(study: Study) -> TurnCounts:
         for entry in study.planned
         if entry.trial is not None and entry.trial.result is not None
     ]
-    turns = [turn for of_trial in trials for turn in of_trial]
     num_lost = 0
-    for of_trial in trials:
-        keys = {(t.round_index, t.is_sustained) for t in of_trial}
-        valid = {(t.round_index, t.is_sustained) for t in of_trial if t.is_valid}
-        num_lost += len(keys - valid)
-    void = [turn for turn in turns if not turn.is_valid]
-    counts: dict[str, int] = {}
-    for turn in void:
-        reason = _without_numbers(turn.void_reason)
-        counts[reason] = counts.get(reason, 0) + 1
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    reasons: collections.Counter[str] = collections.Counter()
+    for turns in trials:
+        rounds = {(t.round_index, t.is_sustained) for t in turns}
+        num_lost += len(
+            rounds - {(t.round_index, t.is_sustained) for t in turns if t.is_valid}
+        )
+        reasons.update(_without_numbers(t.void_reason) for t in turns if not t.is_valid)
+    ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
     return TurnCounts(
-        num_turns=len(turns),
-        num_void=len(void),
+        num_turns=sum(map(len, trials)),
+        num_void=reasons.total(),
         num_lost=num_lost,
         reasons=tuple(ordered),
     )
@@ -106,62 +105,45 @@ class Twin:
         return self.strict is not None and self.strict.excludes(1.0)
 
 
+_OF_CONTROL = {"control", "repetition_index", "seed"}
+
+
 def twin_of(study: Study) -> Twin | None:
     """Returns the twin and its case, or None where there is none with turns."""
     for control in study.controls:
         if control.spec.control is not Control.TWIN:
             continue
-        wanted = _without_control(control)
+        wanted = control.spec_without(_OF_CONTROL)
         for case in study.cases:
-            if _without_control(case) == wanted:
-                ratio = scaling.throughput_ratio(control, case)
-                if ratio is None:
-                    return None
-                return Twin(
-                    case=case,
-                    control=control,
-                    ratio=ratio,
-                    strict=_strict(control, case),
+            if case.spec_without(_OF_CONTROL) != wanted:
+                continue
+            ratio, strict = scaling.throughput_ratio(control, case), None
+            if ratio is None:
+                return None
+            logs = scaling.turn_logs(control, case)
+            if len(logs) >= estimates.FEWEST_FOR_INTERVAL:
+                mean = generations.mean_of_rounds(logs).estimate(
+                    generations.OVER_ROUNDS, confidence=TWIN_CONFIDENCE
                 )
+                strict = estimates.from_logs(mean)
+            return Twin(case=case, control=control, ratio=ratio, strict=strict)
     return None
-
-
-def _strict(control: Case, case: Case) -> Estimate | None:
-    logs = scaling.turn_logs(control, case)
-    if len(logs) < estimates.FEWEST_FOR_INTERVAL:
-        return None
-    return estimates.from_logs(
-        generations.mean_of_rounds(logs).estimate(
-            generations.OVER_ROUNDS, confidence=TWIN_CONFIDENCE
-        )
-    )
-
-
-def _without_control(case: Case) -> dict[str, object]:
-    excluded = {"control", "repetition_index", "seed"}
-    return case.spec.model_dump(mode="json", exclude=excluded)
-
-
-def primary_logs(study: Study) -> list[tuple[float, ...]]:
-    """Returns the log ratios of the primary contrast, by generation and round."""
-    primary = study.plan.measuring.primary
-    both = (*study.cases, *study.other_revisions)
-    cases = {case.case_id: case for case in both}
-    if primary is None or study.plan.measuring.order is not Order.RELAY:
-        return []
-    first = cases.get(primary.first_case_id)
-    second = cases.get(primary.second_case_id)
-    if first is None or second is None:
-        return []
-    return scaling.turn_logs(first, second)
 
 
 def is_precise_enough(study: Study) -> bool:
     """Returns whether the primary contrast has reached the target of the plan."""
-    target = study.plan.measuring.target
+    measuring = study.plan.measuring
+    target, primary = measuring.target, measuring.primary
     if target is None:
         return True
-    return generations.is_precise_enough(primary_logs(study), target)
+    cases = {case.case_id: case for case in (*study.cases, *study.other_revisions)}
+    logs: list[tuple[float, ...]] = []
+    if primary is not None and measuring.order is Order.RELAY:
+        first = cases.get(primary.first_case_id)
+        second = cases.get(primary.second_case_id)
+        if first is not None and second is not None:
+            logs = scaling.turn_logs(first, second)
+    return generations.is_precise_enough(logs, target)
 
 
 QUIET_FRACTION = 0.05
@@ -199,3 +181,57 @@ def load_of_study(study: Study) -> Load:
         num_busy=0 if is_relay else len(busy),
         most=max(known, default=None),
     )
+
+
+# A process that waited has cold caches, so the first step after it is slower than one
+# in a row. Its part of a turn is larger the fewer steps a turn has, and so a ratio of
+# cases with unlike numbers of steps has some of it. It is measured where turns have two
+# steps or more; where a turn is one step, it is in every step and cannot be told apart.
+
+_LEAST_STEPS = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class FirstStep:
+    """The first steps of the turns of one case."""
+
+    case: Case  # Whose turns they are.
+    # Time of the first step over the mean of the others of its turn, a geometric mean
+    # over turns and generations; None where turns are single steps.
+    ratio: Estimate | None
+    fewest: int  # Steps of the shortest turn.
+    most: int  # Steps of the longest one; another number only in studies of before.
+
+    @property
+    def part(self) -> float:
+        """The part by which it lengthens the shortest turn."""
+        return 0.0 if self.ratio is None else (self.ratio.value - 1) / self.fewest
+
+
+def first_step_of(case: Case) -> FirstStep | None:
+    """Returns what first steps of turns take; None where there are no single times.
+
+    Steps that are queued share their time (``steps_per_sync``).
+    """
+    if case.spec.steps_per_sync > 1:
+        return None
+    numbers: set[int] = set()
+    logs: list[float] = []
+    for entry in case.ok_entries:
+        # A step ends with the slowest process.
+        turns = [
+            [max(column) for column in zip(*of_processes, strict=True)]
+            for of_processes in entry.result.steps_of_turns().values()
+        ]
+        numbers.update(map(len, turns))
+        of = [
+            math.log(first / (math.fsum(others) / len(others)))
+            for first, *others in turns
+            if len(others) + 1 >= _LEAST_STEPS
+        ]
+        if of:
+            logs.append(generations.mean(of))
+    if not numbers:
+        return None
+    ratio = generations.over_generations(logs) if logs else None
+    return FirstStep(case=case, ratio=ratio, fewest=min(numbers), most=max(numbers))

@@ -22,22 +22,22 @@ the uncertainty of the baseline is part of the intervals of S and E.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from typing import TYPE_CHECKING, Final
 
+from results.figures import trial_metrics
 from results.statistics import estimates, generations
-from results.study import cases, matching
 from results.study import cases as cases_lib
+from results.study import matching
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from results.records.models import ScalingMode, Turn
-    from results.statistics.estimates import Estimate, Mean
+    from results.statistics.estimates import Estimate
     from results.study.cases import Case, Entry, Key, Study
-
-    _Rates = Mapping[Key, Mapping[int, float]]  # by generation and round
 
 
 MOST_EFFICIENT: Final = 1.10
@@ -147,9 +147,8 @@ def estimate(
     is_rate = metric in (throughput_of, flop_utilisation_of)
     is_disturbed = is_rate and not entries[0].is_ok
     if metric is throughput_of and case.is_in_relay:
-        rates = [
-            entry.result.rates or entry.result.rates_beside_load for entry in entries
-        ]
+        results = [entry.result for entry in entries]
+        rates = [of.rates or of.rates_beside_load for of in results]
         logs = [[math.log(rate) for rate in of.values()] for of in rates]
         found = _from_generations(case, logs, unit=unit)
     else:
@@ -178,13 +177,23 @@ def _from_generations(
     )
 
 
-def turn_logs(first: Case, second: Case) -> list[tuple[float, ...]]:
-    """Returns ln(X(first) / X(second)) of each round, by generation that has both."""
+def turn_logs(
+    first: Case, second: Case, *, is_beside_load: bool = False
+) -> list[tuple[float, ...]]:
+    """Returns ln(X(first) / X(second)) of each round, by generation that has both.
+
+    Of valid turns; beside load, of the least disturbed turn of each round.
+    """
     here, there = (
-        {entry.key: entry.result.rates for entry in case.ok_entries}
+        {e.key: e.result.rates_beside_load for e in case.measured_entries}
+        if is_beside_load
+        else {e.key: e.result.rates for e in case.ok_entries}
         for case in (first, second)
     )
-    return _logs_of_both(here, there)
+    logs = [
+        generations.log_ratios(here[key], there[key]) for key in here if key in there
+    ]
+    return [of for of in logs if of]
 
 
 def throughput_ratio(first: Case, second: Case) -> Estimate | None:
@@ -197,29 +206,13 @@ def throughput_ratio(first: Case, second: Case) -> Estimate | None:
         if logs := turn_logs(first, second):
             found = _from_generations(first, logs)
             return _with_load_left(found, first, second)
-        logs = _logs_beside_load(first, second)
+        logs = turn_logs(first, second, is_beside_load=True)
         return _beside_load(_from_generations(first, logs)) if logs else None
     numerator = values(first, throughput_of)
     denominator = values(second, throughput_of)
     if not numerator or not denominator:
         return None
     return estimates.ratio(dict(numerator), dict(denominator))
-
-
-def _logs_beside_load(first: Case, second: Case) -> list[tuple[float, ...]]:
-    here, there = (
-        {entry.key: entry.result.rates_beside_load for entry in case.measured_entries}
-        for case in (first, second)
-    )
-    return _logs_of_both(here, there)
-
-
-def _logs_of_both(here: _Rates, there: _Rates) -> list[tuple[float, ...]]:
-    """Returns the logarithms of ratios in each generation with rounds of both."""
-    logs = [
-        generations.log_ratios(here[key], there[key]) for key in here if key in there
-    ]
-    return [of for of in logs if of]
 
 
 def _with_load_left(found: Estimate, first: Case, second: Case) -> Estimate:
@@ -250,8 +243,12 @@ def _load_left(case: Case, other: Case) -> float:
     there = {entry.key: entry.result.rates.keys() for entry in other.ok_entries}
     logs = []
     for entry in case.ok_entries:
+        num_cores = entry.spec.num_replicas * entry.spec.cores_per_replica
+        if entry.env is not None:
+            cpusets = entry.env.placement.cpusets
+            num_cores = len({core for of in cpusets for core in of})
         lost = [
-            -math.log1p(-min(turn.others * _num_cores(entry), MOST_OF_A_CORE))
+            -math.log1p(-min(turn.others * num_cores, MOST_OF_A_CORE))
             for turn in _rounds(entry)
             if turn.is_valid and turn.round_index in there.get(entry.key, ())
         ]
@@ -262,14 +259,6 @@ def _load_left(case: Case, other: Case) -> float:
 
 def _rounds(entry: Entry) -> list[Turn]:
     return [turn for turn in entry.result.turns if not turn.is_sustained]
-
-
-def _num_cores(entry: Entry) -> int:
-    """Returns how many cores the load of a turn is a fraction of."""
-    assert entry.trial is not None
-    if entry.trial.env is None:
-        return entry.spec.num_replicas * entry.spec.cores_per_replica
-    return len({core for of in entry.trial.env.placement.cpusets for core in of})
 
 
 def hidden_by_slow_turns(first: Case, second: Case) -> float | None:
@@ -295,96 +284,168 @@ def hidden_by_slow_turns(first: Case, second: Case) -> float | None:
     return -math.expm1(-generations.mean(found)) if found else None
 
 
-def _best_baselines(
-    index: Mapping[tuple[str, ScalingMode, int], Case], baseline_n: int
-) -> dict[ScalingMode, Case]:
-    """Returns the baseline of each mode with the highest throughput."""
-    best: dict[ScalingMode, tuple[float, Case]] = {}
-    for (_, mode, num_replicas), case in index.items():
-        if num_replicas == baseline_n and case.ok_entries:
-            found = estimate(case, throughput_of, unit="")
-            assert found is not None
-            if mode not in best or found.value > best[mode][0]:
-                best[mode] = found.value, case
-    return {mode: case for mode, (_, case) in best.items()}
-
-
-def _of_best(case: Case, best: Case | None, baseline_n: int) -> Estimate | None:
-    if best is None or best is case or not case.ok_entries:
-        return None
-    relative = throughput_ratio(case, best)
-    if relative is None:
-        return None
-    return relative.scaled(baseline_n / case.spec.num_replicas)
-
-
-def _point(
-    case: Case,
-    mode: ScalingMode,
-    baseline: Case | None,
-    best: Case | None,
-    unit: str,
-    baseline_n: int,
-) -> Point:
-    throughput = estimate(case, throughput_of, unit=f"{unit}/s")
-    is_baseline = case.spec.num_replicas == baseline_n
-    speedup = efficiency = None
-    reason = ""
-    if throughput is None:
-        reason = case.why_unmatched or "no trial of this case is ok"
-    elif is_baseline:
-        reason = "this is the baseline"
-    elif baseline is None or not baseline.shown_entries:
-        which = "is planned" if baseline is None else "is ok"
-        reason = f"no trial of the baseline (n = {baseline_n}) {which}"
-    else:
-        cases.check_mode(case, baseline, mode)
-        relative = throughput_ratio(case, baseline)
-        if relative is None:
-            reason = "no round has a valid block of this case and of its baseline"
-        else:
-            speedup = relative.scaled(baseline_n)
-            efficiency = relative.scaled(baseline_n / case.spec.num_replicas)
-    return Point(
-        case=case,
-        mode=mode,
-        backend=case.spec.backend,
-        num_replicas=case.spec.num_replicas,
-        throughput=throughput,
-        speedup=speedup,
-        efficiency=efficiency,
-        efficiency_of_best=_of_best(case, best, baseline_n),
-        best_baseline=best,
-        baseline=baseline,
-        is_baseline=is_baseline,
-        is_oversubscribed=case.is_oversubscribed,
-        missing_reason=reason,
-    )
-
-
 def points(study: Study) -> tuple[Point, ...]:
     """Returns one point per mode, backend and number of replicas, in that order.
 
     Modes and backends come in planned order, replicas ascending.
     """
-    index = cases.by_mode_and_size(study)
+    index = cases_lib.by_mode_and_size(study)
     baseline_n = study.plan.baseline_num_replicas
-    best = _best_baselines(index, baseline_n)
+    baselines: dict[ScalingMode, list[Case]] = {}
+    for (_, mode, size), case in index.items():
+        if size == baseline_n and case.ok_entries:
+            baselines.setdefault(mode, []).append(case)
+    best = {mode: max(of, key=_rate) for mode, of in baselines.items()}
     modes, backends = study.modes, study.backends
     keys = sorted(
         index, key=lambda key: (modes.index(key[1]), backends.index(key[0]), key[2])
     )
     return tuple(
-        _point(
-            index[key],
-            key[1],
-            index.get((key[0], key[1], baseline_n)),
-            best.get(key[1]),
-            study.example_unit,
-            baseline_n,
-        )
+        _point(study, index[key], mode, index.get((backend, mode, baseline_n)), best)
         for key in keys
+        for backend, mode, _ in [key]
     )
+
+
+def _rate(case: Case) -> float:
+    found = estimate(case, throughput_of, unit="")
+    return 0.0 if found is None else found.value
+
+
+def _point(
+    study: Study,
+    case: Case,
+    mode: ScalingMode,
+    baseline: Case | None,
+    best_baselines: Mapping[ScalingMode, Case],
+) -> Point:
+    size, baseline_n = case.spec.num_replicas, study.plan.baseline_num_replicas
+    throughput = estimate(case, throughput_of, unit=f"{study.example_unit}/s")
+    best = best_baselines.get(mode)
+    relative = of_best = None
+    if best is not None and best is not case and case.ok_entries:
+        of_best = throughput_ratio(case, best)
+    reason = ""
+    if throughput is None:
+        reason = case.why_unmatched or "no trial of this case is ok"
+    elif size == baseline_n:
+        reason = "this is the baseline"
+    elif baseline is None or not baseline.shown_entries:
+        which = "is planned" if baseline is None else "is ok"
+        reason = f"no trial of the baseline (n = {baseline_n}) {which}"
+    else:
+        cases_lib.check_mode(case, baseline, mode)
+        relative = throughput_ratio(case, baseline)
+        if relative is None:
+            reason = "no round has a valid block of this case and of its baseline"
+    efficiency, efficiency_of_best = (
+        None if ratio is None else ratio.scaled(baseline_n / size)
+        for ratio in (relative, of_best)
+    )
+    return Point(
+        case=case,
+        mode=mode,
+        backend=case.spec.backend,
+        num_replicas=size,
+        throughput=throughput,
+        speedup=None if relative is None else relative.scaled(baseline_n),
+        efficiency=efficiency,
+        efficiency_of_best=efficiency_of_best,
+        best_baseline=best,
+        baseline=baseline,
+        is_baseline=size == baseline_n,
+        is_oversubscribed=case.is_oversubscribed,
+        missing_reason=reason,
+    )
+
+
+# Every output is a projection of the cells of a study: page, text, Markdown, JSON,
+# frames, event files, logs, and the files of other programs.
+
+RATIOS: Final = ("throughput", "speedup", "efficiency", "efficiency_of_best")
+"""Quantities of a point, in the order of every output."""
+OF_CASES: Final = ("time_to_first_step", "peak_memory", "flop_utilisation")
+"""Quantities of a case, which are the same in every scaling mode."""
+_OF_TRIALS: Final[Mapping[str, tuple[Callable[[Entry], float], str]]] = {
+    "throughput": (throughput_of, ""),  # the unit is that of the workload
+    "time_to_first_step": (time_to_first_step_of, "s"),
+    "peak_memory": (peak_memory_of, "bytes"),
+    "flop_utilisation": (flop_utilisation_of, ""),
+}
+"""Quantities that each trial has by itself: what reads them, and their unit."""
+_NONE_OK: Final = "no trial of this case is ok"
+_NOT_READ: Final = "not recorded in every trial"
+_NOT_POSITIVE: Final = "not in every trial a number above zero"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Cell:
+    """One cell."""
+
+    estimate: Estimate | None  # Value, interval, n and unit; None without any.
+    # Its value where that is fixed by definition, as a baseline's; else None.
+    fixed: float | None = None
+    why_not: str = ""  # Why there is no estimate; empty if there is one.
+    # What each trial that is ok has, in order; empty of ratios.
+    values: tuple[float, ...] = ()
+
+    @property
+    def value(self) -> float | None:
+        """The value, measured or fixed."""
+        return self.fixed if self.estimate is None else self.estimate.value
+
+
+def of_trial(entry: Entry, quantity: str) -> float | None:
+    """Returns what a trial that is ok has; None where that could not be read."""
+    read, _ = _read(quantity)
+    return read(entry) or None  # zero stands for "could not be read"
+
+
+def of_trials(case: Case, quantity: str) -> Cell:
+    """Returns a figure that each trial has by itself."""
+    read, unit = _read(quantity)
+    values = tuple(of_trial(entry, quantity) or 0.0 for entry in case.shown_entries)
+    if not values or min(values) <= 0:
+        is_plugins = quantity not in _OF_TRIALS
+        why_not = _NOT_POSITIVE if is_plugins else _NOT_READ
+        why_not = why_not if values else _NONE_OK
+        return Cell(estimate=None, why_not=why_not)
+    if quantity == "throughput":
+        unit = f"{case.shown_entries[0].result.example_unit}/s"
+    found = estimate(case, read, unit=unit)
+    return Cell(estimate=found, values=values)
+
+
+def _read(quantity: str) -> tuple[Callable[[Entry], float], str]:
+    """Returns what reads a quantity of a trial, and its unit."""
+    found = _OF_TRIALS.get(quantity)
+    if found is not None:
+        return found
+    own = trial_metrics.find(quantity, _OF_TRIALS)
+    assert own is not None, quantity
+    return functools.partial(trial_metrics.positive_value_of, own), own.unit
+
+
+def of_point(point: Point) -> dict[str, Cell]:
+    """Returns the row of a case in one scaling mode: its figures by quantity."""
+    return ratios(point) | {name: of_trials(point.case, name) for name in OF_CASES}
+
+
+def ratios(point: Point) -> dict[str, Cell]:
+    """Returns the part of the row that depends on the scaling mode."""
+    fixed: dict[str, float] = {}
+    if point.is_baseline and point.throughput is not None:
+        fixed = {"speedup": float(point.num_replicas), "efficiency": 1.0}
+        if point.best_baseline is point.case:
+            fixed["efficiency_of_best"] = 1.0
+    return {
+        name: Cell(
+            estimate=(found := getattr(point, name)),
+            fixed=fixed.get(name) if found is None else None,
+            why_not="" if found else point.missing_reason,
+        )
+        for name in RATIOS
+    }
 
 
 # Each ratio has its own 95 % interval. Of six equal backends, one of their fifteen
@@ -423,31 +484,38 @@ def compare_backends(study: Study) -> tuple[Comparison, ...]:
     """
     broken = {pair.case_ids for pair in matching.agreements_of(study).broken}
     cases = {case.case_id: case for case in study.cases}
-    found = [
-        Comparison(
-            first=cases[first],
-            second=cases[second],
-            modes=modes,
-            ratio=throughput_ratio(cases[first], cases[second]),
-            is_oversubscribed=(
-                cases[first].is_oversubscribed or cases[second].is_oversubscribed
-            ),
-        )
-        for (first, second), modes in _pairs(study).items()
-        if (first, second) not in broken
-    ]
-    p_values = {
-        index: p_value
-        for index, item in enumerate(found)
-        if not item.is_oversubscribed and (p_value := _p_value(item)) is not None
-    }
-    adjusted = dict(
-        zip(p_values, generations.holm(list(p_values.values())), strict=True)
+    modes_of: dict[tuple[str, str], list[ScalingMode]] = {}
+    index = cases_lib.by_mode_and_size(study)
+    for size, mode in itertools.product(sorted({of[2] for of in index}), study.modes):
+        keys = [(backend, mode, size) for backend in study.backends]
+        present = [index[key].case_id for key in keys if key in index]
+        for pair in itertools.combinations(present, 2):
+            modes_of.setdefault(pair, []).append(mode)
+    found = []
+    for pair, modes in modes_of.items():
+        if pair not in broken:
+            first, second = (cases[case_id] for case_id in pair)
+            found.append(
+                Comparison(
+                    first=first,
+                    second=second,
+                    modes=tuple(modes),
+                    ratio=throughput_ratio(first, second),
+                    is_oversubscribed=first.is_oversubscribed
+                    or second.is_oversubscribed,
+                )
+            )
+    adjusted = generations.holm(
+        {
+            index: _p_value(item)
+            for index, item in enumerate(found)
+            if not item.is_oversubscribed
+        }
     )
     return tuple(
         dataclasses.replace(
             item,
-            num_compared=max(len(p_values), 1),
+            num_compared=max(len(adjusted), 1),
             holds=adjusted.get(index, 1.0) < generations.DEFAULT_ALPHA
             # Of a busy machine, the interval is wider than the test knows.
             and item.ratio is not None
@@ -457,42 +525,20 @@ def compare_backends(study: Study) -> tuple[Comparison, ...]:
     )
 
 
-def _pairs(study: Study) -> Mapping[tuple[str, str], tuple[ScalingMode, ...]]:
-    """Returns the modes of each pair of cases, by their ids."""
-    index = cases_lib.by_mode_and_size(study)
-    found: dict[tuple[str, str], list[ScalingMode]] = {}
-    sizes = sorted({key[2] for key in index})
-    for num_replicas, mode in itertools.product(sizes, study.modes):
-        present = [
-            index[backend, mode, num_replicas]
-            for backend in study.backends
-            if (backend, mode, num_replicas) in index
-        ]
-        for first, second in itertools.combinations(present, 2):
-            found.setdefault((first.case_id, second.case_id), []).append(mode)
-    return {pair: tuple(modes) for pair, modes in found.items()}
-
-
 def _p_value(item: Comparison) -> float | None:
     """Returns the two-sided p-value of the ratio 1; None without a spread."""
-    if item.ratio is None or not item.ratio.has_interval:
+    ratio, first, second = item.ratio, item.first, item.second
+    if ratio is None or not ratio.has_interval or not ratio.is_conclusive:
         return None
-    if not item.ratio.is_conclusive:
-        return None
-    mean = _mean(item.first, item.second)
-    factor = generations.widening(
-        mean.n, is_stopped_on_width=item.first.is_stopped_on_width
-    )
-    return mean.widened(factor).p_value()
-
-
-def _mean(first: Case, second: Case) -> Mean:
-    if first.is_in_relay and second.is_in_relay:
-        return generations.mean_of_rounds(turn_logs(first, second))
     here, there = (
         {key: math.log(value) for key, value in values(case, throughput_of).items()}
         for case in (first, second)
     )
-    if here.keys() == there.keys():
-        return estimates.one_group([here[key] - there[key] for key in here])
-    return estimates.two_groups(list(here.values()), list(there.values()))
+    if first.is_in_relay and second.is_in_relay:
+        mean = generations.mean_of_rounds(turn_logs(first, second))
+    elif here.keys() == there.keys():
+        mean = estimates.one_group([here[key] - there[key] for key in here])
+    else:
+        mean = estimates.two_groups(list(here.values()), list(there.values()))
+    factor = generations.widening(mean.n, is_stopped_on_width=first.is_stopped_on_width)
+    return mean.widened(factor).p_value()

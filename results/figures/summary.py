@@ -8,14 +8,13 @@ import enum
 import math
 from typing import TYPE_CHECKING, Any
 
-from results.figures import explain, learning_gains, scaling, table, trial_metrics
+from results.figures import learning_gains, lost_time, scaling, trial_metrics
 from results.study import cases as study_module
 from results.study import matching
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.figures import lost_time
     from results.statistics.estimates import Estimate
     from results.statistics.run_scores import TimeToTarget
     from results.store.study_store import Store
@@ -52,7 +51,7 @@ def _point(point: scaling.Point) -> dict[str, Any]:
         **_pick(point, "is_baseline", "is_oversubscribed"),
         **{
             name: _estimate(figure.estimate)
-            for name, figure in table.of_point(point).items()
+            for name, figure in scaling.of_point(point).items()
         },
         "missing_reason": point.missing_reason,
         "num_planned": len(case.entries),
@@ -113,7 +112,7 @@ def _quality_run(entry: study_module.Entry) -> dict[str, Any]:
     }
 
 
-def _explained(item: explain.Explained) -> dict[str, Any]:
+def _explained(item: lost_time.Explained) -> dict[str, Any]:
     return {
         **_pick(item.case.spec, "backend", "num_replicas", "per_replica_batch_size"),
         "lost_time": None if item.lost is None else _lost(item.lost),
@@ -197,7 +196,7 @@ def summarize(study: study_module.Study) -> dict[str, Any]:
         "comparisons": [_comparison(item) for item in scaling.compare_backends(study)],
         "agreement": _agreements(matching.agreements_of(study)),
         "matches": [_match(match) for match in study.matches],
-        "lost_time": [_explained(item) for item in explain.explain(study)],
+        "lost_time": [_explained(item) for item in lost_time.explain(study)],
         "metrics": [facts.model_dump(mode="json") for facts in study.plan.metrics],
         **_of_plugins(points),
         "learning_gains": [_gains(gains) for gains in learning_gains.of_study(study)],
@@ -237,7 +236,7 @@ def _of_plugins(points: Sequence[scaling.Point]) -> dict[str, Any]:
             }
             for metric in trial_metrics.installed(frame.TRIAL_COLUMNS)
             for case in cases.values()
-            for cell in [table.of_trials(case, metric.name)]
+            for cell in [scaling.of_trials(case, metric.name)]
         ]
     }
 

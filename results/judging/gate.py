@@ -13,40 +13,51 @@ its case: a design that finds a difference between equal programs can find any.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Any, Final
 
 from results import errors
 from results.figures import relay
-from results.judging import (
-    gate_logs,
-    gate_metrics,
-    judged_case,
-    paired_gate,
-    quality_gate,
-)
+from results.judging import gate_metrics, judged_case, paired_gate, quality_gate
 from results.judging.gate_metrics import Rule
 from results.judging.judged_case import JudgedCase, name_of, worst
-from results.records.masked import shared
-from results.statistics import estimates, generations, group_sequential
+from results.records.limits import MAX_LINE
+from results.records.models import GateCase, GateRecord
+from results.records.texts import shared
+from results.statistics import group_sequential
 from results.statistics.group_sequential import Verdict
+from results.store import record_file
 from results.study import case_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from results.figures.relay import Load, TurnCounts, Twin
-    from results.judging.gate_metrics import Judged
+    from results.judging.gate_metrics import Metric
     from results.judging.paired_gate import Paired
     from results.statistics.estimates import Estimate
     from results.statistics.group_sequential import Judgement
+    from results.store.study_store import Store
     from results.study.cases import Case, Study
+
+
+GATE_NAME: Final = "gate.json"
+NO_VERDICT: Final = "no verdict"
+VERB: Final = "gate"
+_SOME_FAILED, _NOTHING_MEASURED, _UNFIT = 4, 5, 6
+_CODES: Final = {
+    Verdict.PASS: 0,
+    Verdict.IMPROVE: 0,
+    Verdict.REGRESS: 1,
+    Verdict.INCONCLUSIVE: 3,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
     """A gate after measuring."""
 
-    metric: Judged  # What was judged.
+    metric: Metric  # What was judged.
     baseline: str  # Its name: a revision, or a study.
     delta: float  # The slowdown that matters, as a ratio.
     alpha: float  # The probability that a slowdown of exactly ``delta`` passes.
@@ -141,6 +152,68 @@ class Gate:
             found.add(Verdict.REGRESS)
         return worst(found)
 
+    @property
+    def exit_code(self) -> int:
+        """The exit code: trials that are not ok come before a verdict."""
+        if self.has_risen:
+            return _CODES[Verdict.REGRESS]
+        is_void = any(": void: " in failure for failure in self.failures)
+        if self.failures and (self.has_failed_trials or not is_void):
+            return _SOME_FAILED if self.num_ok else _NOTHING_MEASURED
+        if self.failures or self.why_unfit or self.verdict is None:
+            return _UNFIT
+        return _CODES[Verdict.INCONCLUSIVE if self.is_advice else self.verdict]
+
+    def record(self, *, headline: str, notes: Iterable[str] = ()) -> GateRecord:
+        """Returns what it concluded, as a record."""
+        return GateRecord(
+            verdict=NO_VERDICT if self.verdict is None else self.verdict.value,
+            is_pass=self.exit_code == 0,
+            headline=headline,
+            metric=self.metric.name,
+            worse=self.metric.worse,
+            baseline=self.baseline[:MAX_LINE],
+            delta=self.delta,
+            alpha=self.alpha,
+            exit_code=self.exit_code,
+            unfit=self.why_unfit[:MAX_LINE],
+            is_weaker=self.is_weaker,
+            is_advice=self.is_advice,
+            notes=tuple(notes),
+            cases=tuple(map(_record_of, self.all_cases)),
+            failures=tuple(failure[:MAX_LINE] for failure in self.failures),
+        )
+
+
+def _record_of(case: JudgedCase) -> GateCase:
+    judgement, verdict, count = case.judgement, case.verdict, case.count
+    found: dict[str, Any] = {"verdict": NO_VERDICT, "reason": case.reason[:MAX_LINE]}
+    if count is not None:
+        found = {"verdict": count.word, "slowdown": count.rise, "n": count.n}
+        found |= {"before": count.before, "after": count.after}
+    elif judgement is not None and verdict is not None:
+        of = judgement.slowdown
+        found = {"verdict": verdict.value, "slowdown": _finite(of.value), "n": of.n}
+        found |= {"low": _finite(of.low), "high": _finite(of.high)}
+    backend = "" if case.case is None else case.case.spec.backend
+    return GateCase(name=case.name, backend=backend, **found)
+
+
+def _finite(ratio: float | None) -> float | None:
+    """Returns a change; None beyond all numbers, where half of the runs failed."""
+    return ratio - 1 if ratio is not None and math.isfinite(ratio) else None
+
+
+def write_gate(store: Store, record: GateRecord) -> None:
+    """Writes it; raises WriteStoreError if it cannot."""
+    store.write_listed(GATE_NAME, record)
+
+
+def read_gate(store: Store) -> GateRecord | None:
+    """Reads it; None where no gate has concluded."""
+    path = store.root / GATE_NAME
+    return record_file.read(path, "gate", GateRecord, is_public=store.is_public)
+
 
 def of_revisions(study: Study, rule: Rule, *, baseline: str) -> Gate:
     """Judges a study that holds every case twice: of this tree, and of a revision."""
@@ -154,17 +227,15 @@ def of_revisions(study: Study, rule: Rule, *, baseline: str) -> Gate:
         if not case.spec.revision
     ]
     if rule.metric.is_quality:
-        gate = _conclude(study, pairs, rule, baseline, is_paired=True)
-        return _with_counts(gate, study, pairs)
+        judged = _judged(pairs, rule, is_paired=True)
+        return _gate(study, pairs, rule, baseline, judged)
     design = study.plan.measuring.gate
-    planned = () if design is None else design.looks
-    judged = paired_gate.judge(pairs, rule, planned)
-    gate = dataclasses.replace(
-        _of_study(study, rule, baseline, judged.cases),
-        paired=judged.paired,
-        sustained=gate_logs.sustained_over_turns(pairs),
+    found, paired = paired_gate.judge(
+        pairs, rule, () if design is None else design.looks
     )
-    return _with_counts(gate, study, pairs)
+    sustained = paired_gate.sustained_over_turns(pairs)
+    more = {"paired": paired, "sustained": sustained}
+    return _gate(study, pairs, rule, baseline, found, **more)
 
 
 def of_equal_code(rule: Rule, digests: tuple[str, ...], *, baseline: str) -> Gate:
@@ -181,30 +252,22 @@ def of_equal_code(rule: Rule, digests: tuple[str, ...], *, baseline: str) -> Gat
     )
 
 
-def of_studies(
-    study: Study,
-    stored: Study,
-    rule: Rule,
-    *,
-    baseline: str,
-) -> Gate:
+def of_studies(study: Study, stored: Study, rule: Rule, *, baseline: str) -> Gate:
     """Judges a study of this tree against a stored one."""
     check_stored(rule, baseline)
     are_quality_runs = rule.metric.is_quality
     pairs = case_pairs.pairs(study, stored, are_quality_runs=are_quality_runs)
-    differences = [
-        *case_pairs.differences(study, stored, are_quality_runs=are_quality_runs)
-    ]
-    for case, other in pairs:
-        differences += case_pairs.settings(case, other)
-    gate = _conclude(study, pairs, rule, baseline, is_paired=False)
-    return dataclasses.replace(
-        _with_counts(gate, study, pairs),
-        is_weaker=True,
-        # What runs have learned does not depend on the day.
-        is_advice=not are_quality_runs,
-        differences=tuple(dict.fromkeys(differences)),
+    differences = case_pairs.differences(
+        study, stored, are_quality_runs=are_quality_runs
     )
+    more = {
+        "is_weaker": True,
+        # What runs have learned does not depend on the day.
+        "is_advice": not are_quality_runs,
+        "differences": differences,
+    }
+    judged = _judged(pairs, rule, is_paired=False)
+    return _gate(study, pairs, rule, baseline, judged, **more)
 
 
 def check_stored(rule: Rule, baseline: str) -> None:
@@ -216,37 +279,17 @@ def check_stored(rule: Rule, baseline: str) -> None:
         )
 
 
-def _conclude(
+def _gate(
     study: Study,
     pairs: Sequence[tuple[Case, Case]],
     rule: Rule,
     baseline: str,
-    *,
-    is_paired: bool,
+    cases: Sequence[JudgedCase],
+    **more: Any,
 ) -> Gate:
-    """Judges pairs of cases one by one, and adds what failed in the study."""
-    judged = quality_gate.judged if rule.metric.is_quality else _judged
-    cases = []
-    for case, other in pairs:
-        judgement, reason = judged(case, other, rule, is_paired=is_paired)
-        cases.append(
-            JudgedCase(
-                name=name_of(case), case=case, judgement=judgement, reason=reason
-            )
-        )
-    return _of_study(study, rule, baseline, cases)
-
-
-def _with_counts(gate: Gate, study: Study, pairs: Sequence[tuple[Case, Case]]) -> Gate:
-    """Adds what was counted, exactly: what is judged, and what is only shown."""
+    """Adds to judged cases what failed in the study, and what was counted."""
     design = study.plan.measuring.gate
     counts, noted = judged_case.compare(pairs, () if design is None else design.counts)
-    return dataclasses.replace(gate, counts=counts, noted=noted)
-
-
-def _of_study(
-    study: Study, rule: Rule, baseline: str, cases: Sequence[JudgedCase]
-) -> Gate:
     failures = tuple(
         f"{entry.spec.backend} x{entry.spec.num_replicas}"
         f"{' of ' + entry.spec.revision if entry.spec.revision else ''}, repetition"
@@ -265,35 +308,49 @@ def _of_study(
         load=None if rule.metric.is_quality else relay.load_of_study(study),
         failures=tuple(map(shared, failures)),
         num_ok=sum(entry.is_ok for entry in study.planned),
+        counts=counts,
+        noted=noted,
+        **more,
     )
 
 
 def _judged(
-    case: Case, other: Case, rule: Rule, *, is_paired: bool
+    pairs: Sequence[tuple[Case, Case]], rule: Rule, *, is_paired: bool
+) -> list[JudgedCase]:
+    """Judges pairs of cases one by one."""
+    found = []
+    for case, other in pairs:
+        if rule.metric.is_quality:
+            judgement, reason = quality_gate.judged(
+                case, other, rule, is_paired=is_paired
+            )
+        else:
+            judgement, reason = _of_two_studies(case, other, rule)
+        found.append(
+            JudgedCase(
+                name=name_of(case), case=case, judgement=judgement, reason=reason
+            )
+        )
+    return found
+
+
+def _of_two_studies(
+    case: Case, other: Case, rule: Rule
 ) -> tuple[Judgement | None, str]:
     """The verdict on a figure of two studies, or why there is none."""
-    assert not is_paired
     sign = 1.0 if rule.metric.is_cost else -1.0
-    groups = [gate_metrics.logs(of, rule.metric) for of in (case, other)]
-    costs = [[sign * log for log in group] for group in groups]
-    fewest = min(map(len, costs))
+    change, stored = (
+        [sign * log for log in gate_metrics.logs(of, rule.metric)]
+        for of in (case, other)
+    )
+    fewest = min(len(change), len(stored))
     if fewest < group_sequential.FEWEST_GENERATIONS:
         return None, (
             f"{fewest} run(s) have both, a verdict needs"
             f" {group_sequential.FEWEST_GENERATIONS} or more"
         )
-    factor = max(
-        generations.widening(len(logs), is_stopped_on_width=of.is_stopped_on_width)
-        for of, logs in zip((case, other), costs, strict=True)
-    )
-    change, stored = costs
-    judgement = group_sequential.of_mean(
-        estimates.two_groups(change, stored).widened(factor),
-        delta=rule.delta,
-        alpha=rule.alpha,
-        method=group_sequential.OF_TWO_STUDIES,
-    )
-    return judgement, ""
+    mean = gate_metrics.mean_of_two_studies(case, change, other, stored)
+    return group_sequential.of_mean(mean, delta=rule.delta, alpha=rule.alpha), ""
 
 
 def of_plan(study: Study) -> Gate | None:
@@ -302,13 +359,11 @@ def of_plan(study: Study) -> Gate | None:
     None where there is none, and where its baseline is not in the study.
     """
     design = study.plan.measuring.gate
-    if design is None or not (study.other_revisions or study.quality_runs):
+    has_revision = any(entry.spec.revision for entry in study.planned)
+    if design is None or not has_revision:
         return None
     metric = gate_metrics.metric_of_gate(design.metric, study.plan.metrics)
     rule = Rule(metric=metric, delta=design.delta, alpha=design.alpha)
-    has_revision = any(entry.spec.revision for entry in study.planned)
-    if not has_revision:
-        return None
     return of_revisions(study, rule, baseline=design.baseline)
 
 

@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING
 
 from results import errors
 from results.figures import learning_gains, scaling, trial_metrics
-from results.statistics import generations, group_sequential
+from results.statistics import estimates, generations, group_sequential
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from results.figures.trial_metrics import TrialMetric
     from results.records.models import MetricFacts
+    from results.statistics.estimates import Mean
     from results.study.cases import Case, Entry
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
+class Metric:
     """A figure that can be judged."""
 
     name: str  # As on the command line.
@@ -34,13 +35,7 @@ class Judged:
     worse: str  # What a change is that makes it worse: slower, larger, or worse.
     is_quality: bool = False  # Whether it is what a quality run has learned.
     tolerance: float = 0.05  # The loss that a gate accepts unless it is told another.
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Metric(Judged):
-    """A figure of a trial."""
-
-    of: Callable[[Entry], float]  # Its value in a trial that is ok.
+    of: Callable[[Entry], float] = lambda _: math.nan  # Its value in an ok trial.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,20 +146,27 @@ def metric_of_gate(name: str, declared: Iterable[MetricFacts]) -> Metric:
 
 def log_ratios(first: Case, second: Case, metric: Metric) -> list[float]:
     """Returns ln(first / second) of each generation that has both, in order."""
-    if _has_rounds(first, second, metric):
+    is_relay = first.is_in_relay and second.is_in_relay
+    if is_relay and metric.name == THROUGHPUT.name:
         return [generations.mean(of) for of in scaling.turn_logs(first, second)]
     here, there = _positive(first, metric), _positive(second, metric)
     return [math.log(here[key]) - math.log(there[key]) for key in here if key in there]
 
 
-def _has_rounds(first: Case, second: Case, metric: Metric) -> bool:
-    is_relay = first.is_in_relay and second.is_in_relay
-    return is_relay and metric.name == THROUGHPUT.name
-
-
 def logs(case: Case, metric: Metric) -> list[float]:
     """Returns ln(value) of each generation, for two groups that are not paired."""
     return [math.log(value) for value in _positive(case, metric).values()]
+
+
+def mean_of_two_studies(
+    case: Case, here: Sequence[float], other: Case, there: Sequence[float]
+) -> Mean:
+    """Returns the mean difference of two groups, which no round has in common."""
+    factor = max(
+        generations.widening(len(logs), is_stopped_on_width=of.is_stopped_on_width)
+        for of, logs in ((case, here), (other, there))
+    )
+    return estimates.two_groups(here, there).widened(factor)
 
 
 def _positive(case: Case, metric: Metric) -> dict[tuple[int, int], float]:

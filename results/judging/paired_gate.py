@@ -3,30 +3,44 @@
 The rule is that of ``results/statistics/group_sequential.py``: looks after some
 generations, the first of which that is clear ends the gate. What a case is said to be
 is what it was at the look that decided it.
+
+Judged are log slowdowns by generation and case. Of the turns of a relay, the mean over
+rounds of ln(baseline / change). Of its sustained stretches, the ratio of arithmetic
+mean step times, and that of their 99th percentiles: a step in fifty that takes ten
+times as long is in those, and hardly in a mean of logarithms. Every other figure is one
+number of a process.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from results.judging import gate_logs, gate_metrics
+from results import errors
+from results.figures import lost_time
+from results.judging import gate_metrics
 from results.judging.judged_case import JudgedCase, name_of
-from results.statistics import estimates, group_sequential
+from results.statistics import estimates, generations, group_sequential
 from results.statistics.estimates import Estimate
 from results.statistics.group_sequential import Judgement, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from results.judging.gate_metrics import Rule
+    from results.judging.gate_metrics import Metric, Rule
+    from results.records.models import TrialResult
     from results.statistics.group_sequential import Kind, Look
-    from results.study.cases import Case
+    from results.study.cases import Case, Entry, Key
+
+    Pairs = Sequence[tuple[Case, Case]]
+    OfTrials = Callable[[Entry, Entry], float | None]
 
 
 # ``make statistics`` writes the table, of gates of 1, 3 and 6 cases that look, and with
@@ -81,6 +95,133 @@ def error_rate_rows() -> list[dict[str, Any]]:
     return found
 
 
+TAIL_QUANTILE = 0.99
+
+
+def of_pairs(pairs: Pairs, metric: Metric) -> Mapping[Kind, np.ndarray]:
+    """Returns log slowdowns by kind of measurement, over generations and cases.
+
+    Not a number where a generation of a case has none. Of an efficiency, columns are of
+    ``scaled`` cases only: what a case is slower by, less what its baseline is.
+    """
+    if metric is gate_metrics.EFFICIENCY:
+        found = of_pairs(pairs, gate_metrics.THROUGHPUT)
+        columns = scaled(pairs)
+        return {
+            kind: np.stack([of[:, own] - of[:, base] for own, base in columns], axis=1)
+            for kind, of in found.items()
+            if kind is not group_sequential.TAIL  # no percentile of a ratio
+        }
+    is_relay = metric is gate_metrics.THROUGHPUT and all(
+        case.is_in_relay for case, _ in pairs
+    )
+    if not is_relay:
+        sign = 1.0 if metric.is_cost else -1.0
+
+        def of_trials(here: Entry, there: Entry) -> float | None:
+            both = metric.of(here), metric.of(there)
+            if min(both) <= 0:  # it could not be read
+                return None
+            return sign * (math.log(both[0]) - math.log(both[1]))
+
+        return {group_sequential.PROCESSES: _array(pairs, of_trials)}
+    kinds = {group_sequential.TURNS: _array(pairs, _of_turns)}
+    for kind, figure in (
+        (group_sequential.SUSTAINED, np.mean),
+        (group_sequential.TAIL, functools.partial(np.quantile, q=TAIL_QUANTILE)),
+    ):
+        values = _array(pairs, functools.partial(_of_stretches, figure=figure))
+        if not np.isnan(values).all():
+            kinds[kind] = values
+    return kinds
+
+
+def scaled(pairs: Pairs) -> list[tuple[int, int]]:
+    """Returns which pairs have an efficiency, each with that of its baseline.
+
+    The baseline has the fewest replicas of the backend, in a mode of the case.
+    """
+    specs = [case.spec for case, _ in pairs]
+    found = []
+    for own, (case, _) in enumerate(pairs):
+        smaller = [
+            base
+            for base, (other, _) in enumerate(pairs)
+            if specs[base].backend == specs[own].backend
+            and specs[base].num_replicas < specs[own].num_replicas
+            and set(other.modes) & set(case.modes)
+        ]
+        if smaller:
+            found.append((own, min(smaller, key=lambda at: specs[at].num_replicas)))
+    if not found:
+        raise errors.ResultsError(
+            "no case has a baseline with fewer replicas, so there is no efficiency to"
+            " judge; measure two numbers of replicas or more, such as --replicas 1,2"
+        )
+    return found
+
+
+def _array(pairs: Pairs, of_trials: OfTrials) -> np.ndarray:
+    sides = [
+        [{entry.key: entry for entry in case.ok_entries} for case in pair]
+        for pair in pairs
+    ]
+    keys: list[Key] = sorted({key for pair in sides for side in pair for key in side})
+    found = np.full((len(keys), len(pairs)), np.nan)
+    for column, (here, there) in enumerate(sides):
+        for row, key in enumerate(keys):
+            if key in here and key in there:
+                value = of_trials(here[key], there[key])
+                found[row, column] = np.nan if value is None else value
+    return found
+
+
+def _of_turns(here: Entry, there: Entry) -> float | None:
+    logs = generations.log_ratios(there.result.rates, here.result.rates)
+    return generations.mean(logs) if logs else None
+
+
+def stretches(result: TrialResult) -> dict[int, np.ndarray]:
+    """Returns the step times of each valid sustained stretch of a trial, by round."""
+    found = result.steps_of_turns(is_sustained=True)
+    # A step ends with the slowest process.
+    return {index: np.max(of_ranks, axis=0) for index, of_ranks in found.items()}
+
+
+def sustained_over_turns(pairs: Pairs) -> Estimate | None:
+    """Estimates the time of steps in a row over that of steps of turns.
+
+    A check of the turns: of all cases and both sides, by generation. None where no
+    trial has valid stretches and turns.
+    """
+    by_generation: dict[Key, list[float]] = {}
+    for case in itertools.chain(*pairs):
+        for entry in case.ok_entries:
+            in_a_row = stretches(entry.result)
+            turns = lost_time.rounds_of(entry.result)
+            if in_a_row and turns:
+                time = float(np.concatenate([*in_a_row.values()]).mean())
+                of_turns = float(np.mean([max(of) for of in turns.values()]))
+                found = by_generation.setdefault(entry.key, [])
+                found.append(math.log(time / of_turns))
+    logs = [generations.mean(of) for of in by_generation.values()]
+    return generations.over_generations(logs) if logs else None
+
+
+def _of_stretches(
+    here: Entry, there: Entry, figure: Callable[[np.ndarray], Any]
+) -> float | None:
+    ours, theirs = stretches(here.result), stretches(there.result)
+    rounds = sorted(ours.keys() & theirs.keys())
+    if not rounds:
+        return None
+    first, second = (
+        float(figure(np.concatenate([side[index] for index in rounds])))
+        for side in (ours, theirs)
+    )
+    return math.log(first) - math.log(second)
+
+
 METHOD = (
     "Student's t over runs of the log slowdown, at the level that is left for"
     " this interim analysis (Kim and DeMets 1987), widened for runs that may depend on "
@@ -116,31 +257,20 @@ class Paired:
     has_slow_processes: bool  # Whether the change has slow processes.
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class JudgedPairs:
-    """Cases with their verdicts, and how the gate looked at them."""
-
-    cases: tuple[JudgedCase, ...]
-    paired: Paired
-
-
 def judge(
-    pairs: Sequence[tuple[Case, Case]], rule: Rule, planned: Sequence[int]
-) -> JudgedPairs:
-    """Judges all cases of a gate."""
-    logs = gate_logs.of_pairs(pairs, rule.metric)
+    pairs: Pairs, rule: Rule, planned: Sequence[int]
+) -> tuple[list[JudgedCase], Paired]:
+    """Judges all cases of a gate; also returns how it looked at them."""
+    logs = of_pairs(pairs, rule.metric)
     if rule.metric is gate_metrics.EFFICIENCY:
-        pairs = [pairs[own] for own, _ in gate_logs.scaled(pairs)]
+        pairs = [pairs[own] for own, _ in scaled(pairs)]
     main, first = next(iter(logs.items()))
     number = max(first.shape[0], 1)
     looks = group_sequential.looks_until(number, planned)
     if not first.shape[0]:  # no trial is ok: nothing is known of any case
         logs = {main: np.full((1, len(pairs)), np.nan)}
     design = group_sequential.Design(
-        looks=looks,
-        most=max((number, *planned)),
-        delta=rule.delta,
-        alpha=rule.alpha,
+        looks=looks, most=max((number, *planned)), delta=rule.delta, alpha=rule.alpha
     )
     of_one = {kind: values[None] for kind, values in logs.items()}
     found = group_sequential.outcomes(of_one, design)
@@ -173,37 +303,32 @@ def judge(
                 case=case,
                 judgement=of_main,
                 reason=reason,
+                # What cannot pass is part of the verdict where it regresses.
                 others={
                     kind.name: of
                     for kind, of in judged.items()
-                    if of is not None and _counts(of, kind)
+                    if of is not None
+                    and (kind.margins is not None or of.verdict is Verdict.REGRESS)
                 },
             )
         )
     singles = group_sequential.singles(logs[main], design, number=end)
     is_decided = int(found.verdicts[0]) != group_sequential.UNDECIDED
-    return JudgedPairs(
-        cases=tuple(cases),
-        paired=Paired(
-            num_generations=first.shape[0],
-            decided_after=end if is_decided else None,
-            looks=looks,
-            most=design.most,
-            fewest=group_sequential.fewest_to_pass(rule.alpha),
-            widening=float(seen[main, end].widening),
-            rates=of_gate(len(pairs), None if planned else number, rule.alpha),
-            num_slower=int(singles.num_slower),
-            num_faster=int(singles.num_faster),
-            stands_out=float(np.exp(singles.threshold)),
-            p_value=float(singles.p_value),
-            has_slow_processes=bool(singles.holds),
-        ),
+    paired = Paired(
+        num_generations=first.shape[0],
+        decided_after=end if is_decided else None,
+        looks=looks,
+        most=design.most,
+        fewest=group_sequential.fewest_to_pass(rule.alpha),
+        widening=float(seen[main, end].widening),
+        rates=of_gate(len(pairs), None if planned else number, rule.alpha),
+        num_slower=int(singles.num_slower),
+        num_faster=int(singles.num_faster),
+        stands_out=float(np.exp(singles.threshold)),
+        p_value=float(singles.p_value),
+        has_slow_processes=bool(singles.holds),
     )
-
-
-def _counts(of: Judgement, kind: Kind) -> bool:
-    """Whether a judgement is part of the verdict: some kinds only ever regress."""
-    return kind.margins is not None or of.verdict is Verdict.REGRESS
+    return cases, paired
 
 
 def _judgement(

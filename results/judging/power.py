@@ -21,9 +21,10 @@ import numpy as np
 
 from results import errors
 from results.statistics import estimates, group_sequential
+from results.statistics.group_sequential import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from results.statistics.group_sequential import Design
 
@@ -57,50 +58,32 @@ class Need:
 
     effect: float  # True slowdown as a ratio.
     # The correct verdict: regress from ``delta`` on, pass below.
-    verdict: group_sequential.Verdict
+    verdict: Verdict
     # The fewest of a gate with one look that give it with the wanted probability; None
     # if ``MOST_GENERATIONS`` do not.
     num_generations: int | None
     minutes: float | None  # Time to measure them, or None.
 
 
+def _check(is_right: bool, message: str) -> None:
+    if not is_right:
+        raise errors.ResultsError(message)
+
+
 def _check_spread(spread: float) -> None:
-    if not (math.isfinite(spread) and spread > 0):
-        raise errors.ResultsError(
-            f"spread is {spread!r}, must be positive and finite: the standard "
-            "deviation of the log ratio over runs, such as 0.03"
-        )
+    _check(
+        math.isfinite(spread) and spread > 0,
+        f"spread is {spread!r}, must be positive and finite: the standard "
+        "deviation of the log ratio over runs, such as 0.03",
+    )
 
 
-def _check_generations(num_generations: int) -> None:
-    if num_generations < group_sequential.FEWEST_GENERATIONS:
-        raise errors.ResultsError(
-            f"num_generations is {num_generations}, must be "
-            f"{group_sequential.FEWEST_GENERATIONS} or more: one says nothing about "
-            "the spread between processes"
-        )
-
-
-def _check_effect(effect: float) -> None:
-    if not (math.isfinite(effect) and effect > -1):
-        raise errors.ResultsError(
-            f"effect is {effect!r}, must be a ratio above -1: 0.05 is 5 % slower"
-        )
-
-
-def _check_power(power: float) -> None:
-    if not 0 < power < 1:
-        raise errors.ResultsError(
-            f"power is {power!r}, must be more than 0 and less than 1: the probability "
-            "of the correct verdict, such as 0.9"
-        )
-
-
-def _check_cases(num_cases: int) -> None:
-    if num_cases < 1:
-        raise errors.ResultsError(
-            f"num_cases is {num_cases}, must be 1 or more: those that the gate judges"
-        )
+def _check_generations(number: int) -> None:
+    _check(
+        number >= group_sequential.FEWEST_GENERATIONS,
+        f"num_generations is {number}, must be {group_sequential.FEWEST_GENERATIONS} or"
+        " more: one says nothing about the spread between processes",
+    )
 
 
 def design(
@@ -132,47 +115,36 @@ def _draws(num_generations: int, num_cases: int) -> np.ndarray:
     return generator.standard_normal((NUM_GATES, num_generations, num_cases))
 
 
-def _point(
-    spread: float, effect: float, num_cases: int, rule: Design
-) -> OperatingPoint:
-    logs = spread * _draws(rule.looks[-1], num_cases)
-    logs[..., -1] += math.log1p(effect)
-    found = group_sequential.outcomes({group_sequential.TURNS: logs}, rule)
-    passes = float((found.verdicts == group_sequential.PASSED).mean())
-    regresses = float((found.verdicts == group_sequential.REGRESSED).mean())
-    return OperatingPoint(
-        effect=effect,
-        passes=passes,
-        regresses=regresses,
-        inconclusive=max(0.0, 1 - passes - regresses),
-        generations=float(found.ends.mean()),
-    )
-
-
 def operating_points(
     spread: float, effects: Sequence[float], rule: Design, *, num_cases: int = 1
 ) -> tuple[OperatingPoint, ...]:
     """Returns the share of each verdict at each true effect."""
     _check_spread(spread)
-    _check_cases(num_cases)
+    _check(
+        num_cases >= 1,
+        f"num_cases is {num_cases}, must be 1 or more: those that the gate judges",
+    )
+    points = []
     for effect in effects:
-        _check_effect(effect)
-    return tuple(_point(spread, effect, num_cases, rule) for effect in effects)
-
-
-def _correct_verdict(effect: float, delta: float) -> group_sequential.Verdict:
-    return (
-        group_sequential.Verdict.REGRESS
-        if effect >= delta
-        else group_sequential.Verdict.PASS
-    )
-
-
-def _share_of_correct(point: OperatingPoint, delta: float) -> float:
-    is_regression = (
-        _correct_verdict(point.effect, delta) is group_sequential.Verdict.REGRESS
-    )
-    return point.regresses if is_regression else point.passes
+        _check(
+            math.isfinite(effect) and effect > -1,
+            f"effect is {effect!r}, must be a ratio above -1: 0.05 is 5 % slower",
+        )
+        logs = spread * _draws(rule.looks[-1], num_cases)
+        logs[..., -1] += math.log1p(effect)
+        found = group_sequential.outcomes({group_sequential.TURNS: logs}, rule)
+        passes = float((found.verdicts == group_sequential.PASSED).mean())
+        regresses = float((found.verdicts == group_sequential.REGRESSED).mean())
+        points.append(
+            OperatingPoint(
+                effect=effect,
+                passes=passes,
+                regresses=regresses,
+                inconclusive=max(0.0, 1 - passes - regresses),
+                generations=float(found.ends.mean()),
+            )
+        )
+    return tuple(points)
 
 
 def needed(
@@ -183,28 +155,28 @@ def needed(
     num_cases: int = 1,
     delta: float = group_sequential.DEFAULT_DELTA,
     alpha: float = group_sequential.DEFAULT_ALPHA,
-    power: float = DEFAULT_POWER,
 ) -> tuple[Need, ...]:
     """Returns what it takes to give each true effect its correct verdict."""
-    _check_power(power)
-    if not (math.isfinite(minutes_per_generation) and minutes_per_generation > 0):
-        raise errors.ResultsError(
-            f"minutes_per_generation is {minutes_per_generation!r}, must be positive "
-            "and finite"
-        )
-
-    def is_enough(number: int, effect: float) -> bool:
-        rule = design(delta=delta, alpha=alpha, num_generations=number)
-        (point,) = operating_points(spread, [effect], rule, num_cases=num_cases)
-        return _share_of_correct(point, delta) >= power
-
+    _check(
+        math.isfinite(minutes_per_generation) and minutes_per_generation > 0,
+        f"minutes_per_generation is {minutes_per_generation!r}, must be positive "
+        "and finite",
+    )
     found = []
     for effect in effects:
-        number = _fewest(functools.partial(is_enough, effect=effect))
+
+        def is_enough(number: int, effect: float = effect) -> bool:
+            rule = design(delta=delta, alpha=alpha, num_generations=number)
+            (point,) = operating_points(spread, [effect], rule, num_cases=num_cases)
+            return (
+                point.regresses if effect >= delta else point.passes
+            ) >= DEFAULT_POWER
+
+        number = _fewest(is_enough)
         found.append(
             Need(
                 effect=effect,
-                verdict=_correct_verdict(effect, delta),
+                verdict=Verdict.REGRESS if effect >= delta else Verdict.PASS,
                 num_generations=number,
                 minutes=None if number is None else number * minutes_per_generation,
             )
@@ -212,12 +184,10 @@ def needed(
     return tuple(found)
 
 
-def _fewest(is_enough: functools.partial[bool]) -> int | None:
+def _fewest(is_enough: Callable[[int], bool]) -> int | None:
     """Returns the fewest generations: doubling, then halving, since more find more."""
-    low, high = (
-        group_sequential.FEWEST_GENERATIONS - 1,
-        group_sequential.FEWEST_GENERATIONS,
-    )
+    high = group_sequential.FEWEST_GENERATIONS
+    low = high - 1
     while not is_enough(high):
         if high == MOST_GENERATIONS:
             return None
@@ -229,14 +199,13 @@ def _fewest(is_enough: functools.partial[bool]) -> int | None:
 
 
 def smallest_effect_found(
-    spread: float, rule: Design, *, num_cases: int = 1, power: float = DEFAULT_POWER
+    spread: float, rule: Design, *, num_cases: int = 1
 ) -> float | None:
     """Returns the smallest slowdown of one case that a gate finds as a regression."""
-    _check_power(power)
 
     def is_found(effect: float) -> bool:
         (point,) = operating_points(spread, [effect], rule, num_cases=num_cases)
-        return point.regresses >= power
+        return point.regresses >= DEFAULT_POWER
 
     if is_found(rule.delta):
         return rule.delta
@@ -251,12 +220,7 @@ def smallest_effect_found(
     return high
 
 
-def median_half_width(
-    spread: float,
-    num_generations: int,
-    *,
-    confidence: float = estimates.CONFIDENCE,
-) -> float:
+def median_half_width(spread: float, num_generations: int) -> float:
     """Returns the half width, as a logarithm, that half of all measurements reach."""
     from scipy import special
 
@@ -264,5 +228,5 @@ def median_half_width(
     _check_generations(num_generations)
     degrees = num_generations - 1
     relative = math.sqrt(float(special.chdtri(degrees, 0.5)) / degrees)
-    quantile = estimates.student_quantile(degrees, confidence=confidence)
+    quantile = estimates.student_quantile(degrees)
     return quantile * spread * relative / math.sqrt(num_generations)

@@ -40,12 +40,11 @@ from results.statistics.group_sequential import Judgement, Verdict
 from results.study import case_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from results.judging.gate_metrics import Metric, Rule
     from results.records.models import QualityMetric
     from results.statistics.estimates import Mean
-    from results.statistics.generations import Difference
     from results.study.cases import Case, Key, Study
 
 
@@ -216,18 +215,19 @@ class Row:
     name: str  # What both sides have in common.
     first: Case  # Case of the numerator.
     second: Case  # Case of the denominator.
-    difference: Difference  # The ratio, and whether it holds within the set.
+    ratio: Estimate  # With its own 95 % interval.
+    # Two-sided, of the ratio 1, adjusted for all rows; None where there is one run.
+    p_value: float | None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RatioTable:
-    """A set of ratios first / second."""
+    """Ratios first / second of two studies: advice, since days and machines vary."""
 
     first: str  # Name of the numerators.
     second: str  # Name of the denominators.
     metric: Metric  # What is compared.
     rows: tuple[Row, ...]  # In planned order.
-    is_weaker: bool = False  # Whether the sides are two studies.
     # In what the sides differ, one line each; the names aside.
     settings: tuple[str, ...] = ()
     # What differs although it must not, one line each.
@@ -236,7 +236,7 @@ class RatioTable:
     @property
     def without_test(self) -> tuple[Row, ...]:
         """Rows with fewer than two generations: they test nothing."""
-        return tuple(row for row in self.rows if row.difference.p_value is None)
+        return tuple(row for row in self.rows if row.p_value is None)
 
 
 def of_studies(first: Study, second: Study, metric: Metric) -> RatioTable:
@@ -248,52 +248,35 @@ def of_studies(first: Study, second: Study, metric: Metric) -> RatioTable:
         settings += case_pairs.settings(case, other)
         here = gate_metrics.logs(case, metric)
         there = gate_metrics.logs(other, metric)
-        if not here or not there:
-            continue
-        sides[case.label] = (case, other)
-        factor = max(
-            generations.widening(len(logs), is_stopped_on_width=of.is_stopped_on_width)
-            for of, logs in ((case, here), (other, there))
-        )
-        means[case.label] = estimates.two_groups(here, there).widened(factor)
+        if here and there:
+            sides[case.label] = (case, other)
+            mean = gate_metrics.mean_of_two_studies(case, here, other, there)
+            means[case.label] = mean
     if not means:
         raise errors.ResultsError(
             f"no case was measured in both {first.plan.study!r} and"
             f" {second.plan.study!r}; see 'status' of both"
         )
+    p_values = generations.holm({name: mean.p_value() for name, mean in means.items()})
+    rows = []
+    for name, mean in means.items():
+        ratio = mean.estimate(
+            group_sequential.OF_TWO_STUDIES, otherwise=generations.NO_GENERATIONS
+        )
+        rows.append(
+            Row(
+                name=name,
+                first=sides[name][0],
+                second=sides[name][1],
+                ratio=estimates.from_logs(ratio),
+                p_value=p_values.get(name),
+            )
+        )
     return RatioTable(
         first=first.plan.study,
         second=second.plan.study,
         metric=metric,
-        rows=_rows(
-            _as_advice(
-                generations.differences(means, method=group_sequential.OF_TWO_STUDIES)
-            ),
-            sides,
-        ),
-        is_weaker=True,
+        rows=tuple(rows),
         settings=tuple(dict.fromkeys(settings)),
         differences=case_pairs.why_not_comparable(first, second),
-    )
-
-
-def _as_advice(found: Mapping[str, Difference]) -> dict[str, Difference]:
-    """Returns differences of which none holds: days and machines vary by themselves."""
-    return {
-        name: dataclasses.replace(difference, holds=False)
-        for name, difference in found.items()
-    }
-
-
-def _rows(
-    found: Mapping[str, Difference], sides: Mapping[str, tuple[Case, Case]]
-) -> tuple[Row, ...]:
-    return tuple(
-        Row(
-            name=name,
-            first=sides[name][0],
-            second=sides[name][1],
-            difference=difference,
-        )
-        for name, difference in found.items()
     )

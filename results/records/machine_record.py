@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field
@@ -27,10 +28,6 @@ VOIDING_REASONS = frozenset(
 )
 """Reasons for a lower clock that the machine is to blame for. A power limit is none:
 under full load most GPUs run at theirs."""
-
-
-def _is_empty(values: Sequence[object]) -> bool:
-    return not values
 
 
 class GpuUse(Record):
@@ -64,7 +61,7 @@ class GpuUse(Record):
     faults: tuple[Name, ...] = Field(
         default=(),
         max_length=8,
-        exclude_if=_is_empty,
+        exclude_if=operator.not_,
         description="what the driver said where it could not read it, and errors of its"
         " memory that appeared",
     )
@@ -108,7 +105,7 @@ def others_text(count: int, index: int) -> str:
 
 
 GpuUses = Annotated[
-    tuple[GpuUse, ...], Field(max_length=limits.MAX_REPLICAS, exclude_if=_is_empty)
+    tuple[GpuUse, ...], Field(max_length=limits.MAX_REPLICAS, exclude_if=operator.not_)
 ]
 """Stored where there are some: records of trials on CPUs are as they were before GPUs
 were watched, and sources of older revisions, which reject unknown fields, read them."""
@@ -227,7 +224,7 @@ class GpuSettings(Record):
 
 AllGpuSettings = Annotated[
     tuple[GpuSettings, ...],
-    Field(max_length=limits.MAX_REPLICAS, exclude_if=_is_empty),
+    Field(max_length=limits.MAX_REPLICAS, exclude_if=operator.not_),
 ]
 """Stored where there are some, as what the GPUs did (``gpu_record``)."""
 
@@ -236,10 +233,6 @@ CpuSet = Annotated[
     tuple[Annotated[int, Field(ge=0, le=limits.MAX_REPLICAS)], ...],
     Field(max_length=limits.MAX_REPLICAS),
 ]
-
-
-def _is_none(value: object) -> bool:
-    return value is None
 
 
 class Placement(Record):
@@ -294,7 +287,7 @@ class Environment(Record):
     )
     nccl_version: Name | None = Field(
         default=None,
-        exclude_if=_is_none,
+        exclude_if=operator.not_,
         description="that its processes had loaded; several are joined by '+'",
     )
     machine_state: MachineState | None = None

@@ -27,25 +27,21 @@ from results.records.record_base import (
     Steps,
     Total,
     TrialId,
+    Word,
 )
 
 MAX_ATTEMPTS = 3
 """Attempts at one turn: a void turn is repeated up to twice in its round."""
 
 
-class Order(str, Enum):
+class Order(Word):
     """How the trials of one repetition share the machine."""
 
     SEQUENTIAL = "sequential"
     RELAY = "relay"
 
-    @property
-    def label(self) -> str:
-        """The name that users say and read; records store the value."""
-        return "interleaved" if self is Order.RELAY else self.value
 
-
-class Control(str, Enum):
+class Control(Word):
     """What a trial leaves out, to explain what the case itself costs.
 
     ``twin`` leaves out nothing: the same case again, whose ratio to it must include 1.
@@ -62,12 +58,6 @@ class Control(str, Enum):
     INPUT_ONLY = "input_only"
     NO_UPDATE = "no_update"
     MATCH = "match"
-
-    @property
-    def label(self) -> str:
-        """The name that users say and read; records store the value."""
-        labels = {Control.TWIN: "A/A control", Control.SOLO: "independent"}
-        return labels.get(self, self.value)
 
 
 class Allocator(str, Enum):
@@ -128,9 +118,6 @@ class Turn(Record):
     def time_sec(self) -> float:
         """Duration, never zero."""
         return max((self.end_ns - self.start_ns) / 1e9, limits.MIN_SEC)
-
-
-Turns = Annotated[tuple[Turn, ...], Field(max_length=limits.MAX_STEPS)]
 
 
 class Contrast(Record):
@@ -195,35 +182,6 @@ class Measuring(Record):
     def is_stopped_on_width(self) -> bool:
         """Whether the width of an interval decided how many generations there are."""
         return self.target is not None or self.had_target
-
-
-def valid_rates(turns: tuple[Turn, ...], global_batch_size: int) -> dict[int, float]:
-    """Returns examples per second by round, of the valid turns of a trial."""
-    return {
-        turn.round_index: global_batch_size * turn.num_steps / turn.time_sec
-        for turn in turns
-        if turn.is_valid and not turn.is_sustained
-    }
-
-
-def rates_beside_load(
-    turns: tuple[Turn, ...], global_batch_size: int
-) -> dict[int, float]:
-    """Returns examples per second by round, of the least disturbed turn of each.
-
-    One that was retraced is left out: load did not make it slow.
-    """
-    chosen: dict[int, Turn] = {}
-    for turn in turns:
-        if turn.num_retraces or turn.is_sustained:
-            continue
-        known = chosen.get(turn.round_index)
-        if known is None or turn.load < known.load:
-            chosen[turn.round_index] = turn
-    return {
-        index: global_batch_size * turn.num_steps / turn.time_sec
-        for index, turn in chosen.items()
-    }
 
 
 # They are figures of the window of a trial, beside its rates. A gate compares them

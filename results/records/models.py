@@ -28,7 +28,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from results.records import limits, record_base
+from results.records import limits
 from results.records import program as program_lib
 from results.records.machine_record import Environment, Placement
 from results.records.measuring import (
@@ -39,30 +39,24 @@ from results.records.measuring import (
     Order,
     StepSettings,
     Turn,
-    Turns,
-    rates_beside_load,
-    valid_rates,
 )
 from results.records.program import Evidence, Identity, Program, Readings
-from results.records.quality_records import (
-    Budget,
-    BudgetUnit,
-    MetricFacts,
-    Metrics,
-    QualityMetric,
-    QualityPoint,
-)
 from results.records.record_base import (
     Amount,
     BatchSize,
     Changes,
     Cores,
     ExitCode,
+    FileName,
+    FlopRate,
+    Fraction,
     GlobalBatchSize,
     Index,
     Line,
     Name,
+    Nanoseconds,
     OptionValue,
+    PositiveTotal,
     Real,
     Record,
     Repeats,
@@ -73,40 +67,22 @@ from results.records.record_base import (
     Text,
     Total,
     TrialId,
+    Word,
 )
-from results.records.status_record import Failure, Phase, StatusRecord, TrialStatus
 
-__all__ = [
-    "SCHEMA_VERSION",
+__all__ = [  # of other modules
     "Allocator",
-    "Budget",
-    "BudgetUnit",
     "Contrast",
     "Control",
     "Environment",
     "Evidence",
-    "Failure",
-    "Matching",
     "Measuring",
-    "MetricFacts",
     "OptionValue",
     "Order",
-    "Phase",
     "Placement",
-    "Plan",
-    "PlannedTrial",
     "Program",
-    "QualityMetric",
-    "QualityPoint",
-    "RankTimes",
     "Readings",
     "Record",
-    "SanityCheck",
-    "ScalingMode",
-    "StatusRecord",
-    "TrialResult",
-    "TrialSpec",
-    "TrialStatus",
     "Turn",
 ]
 
@@ -117,6 +93,89 @@ StepTimes = Annotated[
 ]
 
 
+class BudgetUnit(str, Enum):
+    """Unit of a quality run's budget; seconds count its training steps only."""
+
+    SECONDS = "seconds"
+    STEPS = "steps"
+    EXAMPLES = "examples"
+
+
+class Budget(Record):
+    """How long a quality run trains, and how often its quality is measured."""
+
+    amount: float = Field(gt=0, le=limits.MAX_BUDGET)
+    unit: BudgetUnit
+    num_evaluations: int = Field(
+        ge=1,
+        le=limits.MAX_EVALUATIONS,
+        description="evenly spaced, the last at the end",
+    )
+
+    def __str__(self) -> str:
+        return f"{self.amount:g} {self.unit.value}"
+
+
+class MetricFacts(Record):
+    """What the figures of a metric mean, as its workload declares it."""
+
+    name: Name
+    title: Name = Field(description="what readers call it")
+    unit: Name
+    is_higher_better: bool | None = Field(
+        description="which way it gets better; null if neither way is better"
+    )
+    tolerance: float = Field(
+        gt=0, lt=1, description="loss, relative to a baseline, that its gate accepts"
+    )
+    protocol: Line = Field(description="how it is measured, on how many examples")
+    is_of_window: bool = Field(
+        default=False, description="a rate of the measured window, not what was learned"
+    )
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether a gate can say which of two results is better."""
+        return self.is_higher_better is not None and not self.is_of_window
+
+
+class QualityMetric(Record):
+    """One learning-quality figure with its count and interval."""
+
+    name: Name
+    value: Real
+    unit: Name
+    num_examples: PositiveTotal = Field(description="n")
+    low: Real
+    high: Real
+    confidence: Fraction = 0.95
+    method: Line
+    protocol: Line = Field(
+        default="",
+        description="what else the figure depends on; two protocols share no axis",
+    )
+
+
+Metrics = Annotated[tuple[QualityMetric, ...], Field(max_length=limits.MAX_METRICS)]
+
+
+class QualityPoint(Record):
+    """Quality at one point of a quality run; counts include all its steps so far."""
+
+    num_steps: PositiveTotal
+    num_examples: PositiveTotal = Field(description="steps times the global batch size")
+    train_time_sec: Amount = Field(
+        description="of all steps except the first, which traces; no evaluation"
+    )
+    num_environment_steps: Total | None = Field(
+        default=None, description="of all actors so far; None without any"
+    )
+    quality: Metrics
+    samples: FileName = Field(
+        default="", description="file in the trial's directory: a picture, as PNG"
+    )
+
+
 class ScalingMode(str, Enum):
     """How total work depends on replicas: weak grows it, strong keeps it fixed."""
 
@@ -124,8 +183,14 @@ class ScalingMode(str, Enum):
     STRONG = "strong"
 
 
-class _Measured(Record):
-    """What a trial measures."""
+class TrialSpec(StepSettings):
+    """The configuration of one trial; its content hash is the trial's id.
+
+    A case is everything but ``repetition_index`` and ``seed``. The scaling mode is not
+    part of it: the baseline with one replica serves both weak and strong scaling. A
+    trial with a budget is a quality run: after its measured window it continues to
+    train.
+    """
 
     schema_version: Literal[6] = 6
     workload: Name
@@ -144,17 +209,6 @@ class _Measured(Record):
         description="None if cases are interleaved (as many as fit into their blocks),"
         " and of a program of the user's that ends by itself"
     )
-
-
-class TrialSpec(StepSettings, _Measured):
-    """The configuration of one trial; its content hash is the trial's id.
-
-    A case is everything but ``repetition_index`` and ``seed``. The scaling mode is not
-    part of it: the baseline with one replica serves both weak and strong scaling. A
-    trial with a budget is a quality run: after its measured window it continues to
-    train.
-    """
-
     order: Order = Order.SEQUENTIAL
     control: Control = Control.NONE
     allocator: Allocator = Allocator.DEFAULT
@@ -278,6 +332,69 @@ class Plan(Record):
     trials: tuple[PlannedTrial, ...] = Field(max_length=limits.MAX_TRIALS)
 
 
+class TrialStatus(Word):
+    """How a trial ended.
+
+    ``insane``: a sanity check failed. ``void``: the machine disturbed every turn.
+    """
+
+    OK = "ok"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    OUT_OF_MEMORY = "out_of_memory"
+    INSANE = "insane"
+    SKIPPED = "skipped"
+    VOID = "void"
+
+
+class Phase(str, Enum):
+    """The phases of a trial, in order."""
+
+    LAUNCH = "launch"
+    BUILD = "build"
+    FIRST_STEP = "first_step"
+    WARMUP = "warmup"
+    MEASURE = "measure"
+    TRAIN = "train"
+    SANITY = "sanity"
+    REPORT = "report"
+
+
+class Failure(Record):
+    """Why a trial is not ok."""
+
+    phase: Phase
+    reason: Line = Field(description="one line")
+    exception_type: Name | None = None
+    traceback: Text | None = None
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """A line that was refused, and the carets under it; empty if there is none."""
+        lines = tuple((self.traceback or "").splitlines()[:2])
+        is_place = len(lines) == 2 and set(lines[1].strip()) == {"^"}  # noqa: PLR2004
+        return lines if is_place else ()
+
+
+class StatusRecord(Record):
+    """How a trial ended; written last, so its presence means that the trial is over."""
+
+    schema_version: Literal[6] = 6
+    trial_id: TrialId
+    status: TrialStatus
+    started_at: Name
+    ended_at: Name
+    duration_sec: Amount
+    exit_code: ExitCode | None = None
+    failure: Failure | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why it is not ok, in one line."""
+        failure = self.failure
+        return "no reason was recorded" if failure is None else failure.reason
+
+
 class SanityCheck(Record):
     """One correctness check of a trial; if it failed, the numbers are not used."""
 
@@ -297,15 +414,13 @@ class RankTimes(Record):
         tuple[Seconds, ...], Field(max_length=limits.MAX_STEPS)
     ] = Field(description="empty only of a program that printed one number")
     step_time_sec: StepTimes
-    window_start_ns: record_base.Nanoseconds = Field(
-        description="CLOCK_MONOTONIC of its machine"
-    )
-    window_end_ns: record_base.Nanoseconds
+    window_start_ns: Nanoseconds = Field(description="CLOCK_MONOTONIC of its machine")
+    window_end_ns: Nanoseconds
     losses: tuple[Real, ...] = Field(
         max_length=limits.MAX_LOSSES, description="up to the first that is not finite"
     )
     peak_memory_bytes: Total
-    peak_flops_per_sec: record_base.FlopRate | None = Field(
+    peak_flops_per_sec: FlopRate | None = Field(
         default=None, description="of matrix products on the devices of the process"
     )
 
@@ -326,7 +441,7 @@ class TrialResult(Record):
         description="latest start to latest end over ranks; on several machines, of"
         " the slowest rank; in an interleaved measurement, of all blocks"
     )
-    turns: Turns = ()
+    turns: tuple[Turn, ...] = Field(default=(), max_length=limits.MAX_STEPS)
     ranks: tuple[RankTimes, ...] = Field(min_length=1, max_length=limits.MAX_REPLICAS)
     sanity: tuple[SanityCheck, ...] = Field(max_length=limits.MAX_CHECKS)
     quality: Metrics = Field(default=(), description="at the end")
@@ -365,12 +480,47 @@ class TrialResult(Record):
     @property
     def rates(self) -> dict[int, float]:
         """Examples per second of the valid turns, by round; empty without turns."""
-        return valid_rates(self.turns, self.global_batch_size)
+        return {
+            turn.round_index: self.global_batch_size * turn.num_steps / turn.time_sec
+            for turn in self.turns
+            if turn.is_valid and not turn.is_sustained
+        }
 
     @property
     def rates_beside_load(self) -> dict[int, float]:
-        """The same of the least disturbed turn of each round; no evidence."""
-        return rates_beside_load(self.turns, self.global_batch_size)
+        """The same of the least disturbed turn of each round; no evidence.
+
+        One that was retraced is left out: load did not make it slow.
+        """
+        chosen: dict[int, Turn] = {}
+        for turn in self.turns:
+            if turn.num_retraces or turn.is_sustained:
+                continue
+            known = chosen.setdefault(turn.round_index, turn)
+            if turn.load < known.load:
+                chosen[turn.round_index] = turn
+        return {
+            index: self.global_batch_size * turn.num_steps / turn.time_sec
+            for index, turn in chosen.items()
+        }
+
+    def steps_of_turns(
+        self, *, is_sustained: bool = False
+    ) -> dict[int, list[tuple[float, ...]]]:
+        """Returns the step times of each process in each valid turn, by round.
+
+        Sustained stretches of a gate have rounds of their own.
+        """
+        found: dict[int, list[tuple[float, ...]]] = {}
+        first = 0
+        for turn in self.turns:
+            last = first + turn.num_steps
+            if turn.is_valid and turn.is_sustained is is_sustained:
+                found[turn.round_index] = [
+                    rank.step_time_sec[first:last] for rank in self.ranks
+                ]
+            first = last
+        return found
 
 
 # Of two revisions, pages compute it from the trials and ``verify`` compares it. Against

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -28,6 +29,24 @@ class Record(BaseModel):
     """Base of all records: frozen, closed, bounded."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+_LABELS = {
+    "relay": "interleaved",
+    "twin": "A/A control",
+    "solo": "independent",
+    "insane": "failed_checks",
+    "void": "discarded",
+}
+
+
+class Word(str, Enum):
+    """A value that records store, under a name that users may say differently."""
+
+    @property
+    def label(self) -> str:
+        """The name that users say and read."""
+        return _LABELS.get(self.value, self.value)
 
 
 # A record can come from anywhere: another machine, an incomplete copy, an attacker. It

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -57,30 +57,25 @@ class Estimate:
             return False
         return not self.low <= value <= self.high
 
-    def scaled(self, factor: float, unit: str = "") -> Estimate:
-        """Returns the estimate times a positive constant, in another unit."""
+    def scaled(self, factor: float) -> Estimate:
+        """Returns the estimate times a positive constant."""
         return dataclasses.replace(
             self,
             value=self.value * factor,
             low=None if self.low is None else self.low * factor,
             high=None if self.high is None else self.high * factor,
-            unit=unit,
         )
 
 
 def from_logs(found: Estimate) -> Estimate:
     """Returns exp of an estimate of a mean logarithm."""
-    return dataclasses.replace(
-        found,
-        value=_exp(found.value),
-        low=None if found.low is None else _exp(found.low),
-        high=None if found.high is None else _exp(found.high),
-    )
-
-
-def _exp(logarithm: float) -> float:
-    """Returns exp(x); two very different repetitions can exceed the range of floats."""
-    return math.exp(min(logarithm, _LARGEST_LOGARITHM))
+    exps: dict[str, Any] = {
+        # Two very different repetitions can exceed the range of floats.
+        name: math.exp(min(logarithm, _LARGEST_LOGARITHM))
+        for name in ("value", "low", "high")
+        if (logarithm := getattr(found, name)) is not None
+    }
+    return dataclasses.replace(found, **exps)
 
 
 def student_quantile(
@@ -132,14 +127,13 @@ class Mean:
         otherwise: str = "",
         unit: str = "",
         confidence: float = CONFIDENCE,
-        widening: float = 1.0,
     ) -> Estimate:
         """Returns the mean with its interval."""
         half = self.half_width(confidence)
         return Estimate(
             value=self.centre,
-            low=None if half is None else self.centre - half * widening,
-            high=None if half is None else self.centre + half * widening,
+            low=None if half is None else self.centre - half,
+            high=None if half is None else self.centre + half,
             n=self.n,
             unit=unit,
             method=otherwise if half is None else method,
@@ -193,10 +187,7 @@ def two_groups(
             part_here**2 / (here.size - 1) + part_there**2 / (there.size - 1)
         )
     return Mean(
-        centre=centre,
-        standard_error=math.sqrt(total),
-        degrees_of_freedom=degrees,
-        n=n,
+        centre=centre, standard_error=math.sqrt(total), degrees_of_freedom=degrees, n=n
     )
 
 
@@ -278,7 +269,8 @@ NO_INTERVAL = "no interval: one repetition gives no information on the spread"
 
 def geometric_mean(values: Sequence[float], *, unit: str) -> Estimate:
     """Estimates exp(mean(log(values))) with an interval over ``values``."""
-    return _one_group(_logs(values, "values"), unit=unit, method=ONE_GROUP)
+    mean = one_group(_logs(values, "values"))
+    return from_logs(mean.estimate(ONE_GROUP, otherwise=NO_INTERVAL, unit=unit))
 
 
 def ratio(
@@ -290,26 +282,18 @@ def ratio(
     if numerator.keys() != denominator.keys():
         return _two_groups(first, second)
     second = _logs([denominator[key] for key in numerator], "denominator")
-    return _one_group(first - second, unit="", method=PAIRED)
+    mean = one_group(first - second)
+    return from_logs(mean.estimate(PAIRED, otherwise=NO_INTERVAL))
 
 
 def _logs(values: Sequence[float], name: str) -> np.ndarray:
-    array = np.asarray(values, dtype=np.float64)
-    if array.ndim != 1 or array.size == 0:
-        raise errors.ResultsError(
-            f"{name} is {values!r}, must be a sequence of one or more numbers"
-        )
+    array = _array(values, name)
     if not (np.isfinite(array).all() and (array > 0).all()):
         raise errors.ResultsError(
             f"{name} holds {values!r}, all must be positive and finite; trials whose "
             "sanity checks failed must be left out"
         )
     return np.log(array)
-
-
-def _one_group(logs: np.ndarray, *, unit: str, method: str) -> Estimate:
-    mean = one_group(logs)
-    return from_logs(mean.estimate(method, otherwise=NO_INTERVAL, unit=unit))
 
 
 @functools.lru_cache(maxsize=64)
@@ -329,27 +313,17 @@ def _two_groups(first: np.ndarray, second: np.ndarray) -> Estimate:
     mean = two_groups(first, second)
     found = mean.estimate(TWO_GROUPS, otherwise=NO_INTERVAL)
     if mean.standard_error:
-        half = _drawn_quantile(first, second) * mean.standard_error
+        here, there = (float(of.var(ddof=1)) / of.size for of in (first, second))
+        normal_here, normal_there, spread_here, spread_there = _draws(
+            first.size, second.size
+        )
+        drawn = math.sqrt(here) * normal_here + math.sqrt(there) * normal_there
+        stated = np.sqrt(here * spread_here + there * spread_there)
+        pivots = np.sort(np.abs(drawn / stated))
+        # NUM_DRAWS + 1 is a multiple of 20, so this order statistic is the exact rank.
+        quantile = float(pivots[round(CONFIDENCE * (NUM_DRAWS + 1)) - 1])
+        half = quantile * mean.standard_error
         found = dataclasses.replace(
             found, low=found.value - half, high=found.value + half
         )
     return from_logs(found)
-
-
-def _drawn_quantile(first: np.ndarray, second: np.ndarray) -> float:
-    """Half the interval of the difference of two means, in standard errors."""
-    variance_first = float(first.var(ddof=1)) / first.size
-    variance_second = float(second.var(ddof=1)) / second.size
-    normal_first, normal_second, spread_first, spread_second = _draws(
-        first.size, second.size
-    )
-    errors_drawn = (
-        math.sqrt(variance_first) * normal_first
-        + math.sqrt(variance_second) * normal_second
-    )
-    errors_stated = np.sqrt(
-        variance_first * spread_first + variance_second * spread_second
-    )
-    pivots = np.sort(np.abs(errors_drawn / errors_stated))
-    # NUM_DRAWS + 1 is a multiple of 20, so this order statistic is the exact rank.
-    return float(pivots[round(CONFIDENCE * (NUM_DRAWS + 1)) - 1])

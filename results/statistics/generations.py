@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from results.statistics.estimates import Estimate, Mean
 
+K = TypeVar("K")
 
 OVER_GENERATIONS = (
     "Student's t over runs (fresh processes); each counts once, with its mean "
@@ -99,12 +100,9 @@ def log_ratios(
     return tuple(math.log(first[index]) - math.log(second[index]) for index in rounds)
 
 
-def over_generations(
-    logs: Sequence[float], *, unit: str = "", is_stopped_on_width: bool = False
-) -> Estimate:
+def over_generations(logs: Sequence[float]) -> Estimate:
     """Estimates exp(mean(logs)) with Student's t over generations."""
-    mean = estimates.one_group(logs, "logs")
-    return _estimate(mean, unit=unit, is_stopped_on_width=is_stopped_on_width)
+    return over_rounds([[log] for log in logs])
 
 
 def mean_of_rounds(logs: Sequence[Sequence[float]]) -> Mean:
@@ -139,10 +137,6 @@ def over_rounds(
 ) -> Estimate:
     """Estimates exp(mean) over generations as ``mean_of_rounds`` does."""
     mean = mean_of_rounds(logs)
-    return _estimate(mean, unit=unit, is_stopped_on_width=is_stopped_on_width)
-
-
-def _estimate(mean: Mean, *, unit: str, is_stopped_on_width: bool) -> Estimate:
     factor = widening(mean.n, is_stopped_on_width=is_stopped_on_width)
     method = OVER_GENERATIONS if mean.least is None else OVER_ROUNDS
     found = mean.widened(factor).estimate(
@@ -190,17 +184,12 @@ def widening(num_generations: int, *, is_stopped_on_width: bool = True) -> float
     return _WIDENING if is_widened else 1.0
 
 
-def check_target(target: float) -> None:
-    """Raises ResultsError unless ``target`` is a half width as a ratio."""
+def is_precise_enough(logs: Sequence[Sequence[float]], target: float) -> bool:
+    """Returns whether measuring may stop because the interval is short enough."""
     if not (math.isfinite(target) and target > 0):
         raise errors.ResultsError(
             f"target is {target!r}, must be a positive ratio, such as 0.03 for 3 %"
         )
-
-
-def is_precise_enough(logs: Sequence[Sequence[float]], target: float) -> bool:
-    """Returns whether measuring may stop because the interval is short enough."""
-    check_target(target)
     if len(logs) < FEWEST_TO_STOP:
         return False
     mean = mean_of_rounds(logs)
@@ -220,55 +209,17 @@ def is_precise_enough(logs: Sequence[Sequence[float]], target: float) -> bool:
 DEFAULT_ALPHA = 0.05
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Difference:
-    """One comparison of a set."""
-
-    ratio: Estimate  # With its own 95 % interval.
-    # Two-sided, of the ratio 1, adjusted for the set; None for fewer than two
-    # generations, which test nothing and do not count in the set.
-    p_value: float | None
-    holds: bool  # Whether the ratio differs from 1 when all comparisons are looked at.
-
-
-def holm(p_values: Sequence[float]) -> tuple[float, ...]:
-    """Returns p-values adjusted for their number, in the order given."""
-    for value in p_values:
+def holm(p_values: Mapping[K, float | None]) -> dict[K, float]:
+    """Returns p-values adjusted for their number; None is no test, and left out."""
+    tested = {key: value for key, value in p_values.items() if value is not None}
+    for value in tested.values():
         if not 0 <= value <= 1:
             raise errors.ResultsError(
                 f"p_values holds {value!r}, all must be from 0 to 1"
             )
-    values = np.asarray(p_values, dtype=np.float64)
+    values = np.asarray([*tested.values()], dtype=np.float64)
     order = np.argsort(values, kind="stable")
     factors = values.size - np.arange(values.size)
     adjusted = np.empty_like(values)
     adjusted[order] = np.minimum(1.0, np.maximum.accumulate(values[order] * factors))
-    return tuple(adjusted.tolist())
-
-
-def differences(
-    means: Mapping[str, Mean],
-    *,
-    method: str = OVER_GENERATIONS,
-    alpha: float = DEFAULT_ALPHA,
-) -> dict[str, Difference]:
-    """Each comparison with its interval, and whether it holds within the set."""
-    if not 0 < alpha < 1:
-        raise errors.ResultsError(
-            f"alpha is {alpha!r}, must be more than 0 and less than 1: the accepted "
-            "probability of a false difference in the set, such as 0.05"
-        )
-    single = {
-        name: value
-        for name, mean in means.items()
-        if (value := mean.p_value()) is not None
-    }
-    adjusted = dict(zip(single, holm(list(single.values())), strict=True))
-    return {
-        name: Difference(
-            ratio=estimates.from_logs(mean.estimate(method, otherwise=NO_GENERATIONS)),
-            p_value=adjusted.get(name),
-            holds=adjusted.get(name, 1.0) < alpha,
-        )
-        for name, mean in means.items()
-    }
+    return dict(zip(tested, adjusted.tolist(), strict=True))

@@ -101,19 +101,15 @@ def nominal_levels(
             low, high = (middle, high) if crossing > wanted else (low, middle)
         bound = (low + high) / 2
         levels.append(float(special.ndtr(-bound / math.sqrt(now))))
-        new, weights = _quadrature(_LOWEST * math.sqrt(now), bound)
+        lowest = _LOWEST * math.sqrt(now)
+        new, weights = np.polynomial.legendre.leggauss(_NUM_NODES)  # a quadrature
+        half = (bound - lowest) / 2
+        new, weights = (lowest + bound) / 2 + half * new, half * weights
         steps = (new[:, None] - nodes[None, :]) / step
         density = np.exp(-(steps**2) / 2) / (step * math.sqrt(2 * math.pi))
         nodes, masses = new, weights * (density @ masses)
         before, spent = now, spent + wanted
     return tuple(levels)
-
-
-def _quadrature(low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns nodes and weights of Gauss and Legendre's rule."""
-    nodes, weights = np.polynomial.legendre.leggauss(_NUM_NODES)
-    half = (high - low) / 2
-    return (low + high) / 2 + half * nodes, half * weights
 
 
 def looks_until(number: int, planned: Sequence[int]) -> tuple[int, ...]:
@@ -209,11 +205,6 @@ class Look:
     widening: np.ndarray  # Of the intervals, of all cases of a gate.
 
 
-def margin_of(kind: Kind, delta: float) -> float:
-    """Returns the log slowdown that matters; of none, where a kind cannot pass."""
-    return -math.inf if kind.margins is None else math.log1p(kind.margins * delta)
-
-
 def widening(away: np.ndarray) -> np.ndarray:
     """Returns the factor of intervals, of generations that may depend on each other.
 
@@ -261,7 +252,9 @@ def look(logs: np.ndarray, kind: Kind, design: Design, *, number: int) -> Look:
     strict = special.stdtrit(degrees, 1 - levels[0]) * error
     low = mean - strict
     high = mean + special.stdtrit(degrees, 1 - design.level_of_passing(number)) * error
-    passed = high < margin_of(kind, design.delta)
+    passed = np.zeros(high.shape, dtype=bool)
+    if kind.margins is not None:
+        passed = high < math.log1p(kind.margins * design.delta)
     passed &= counts >= fewest_to_pass(design.alpha)
     verdicts = np.full(mean.shape, UNDECIDED)
     verdicts[_holm(mean, error, degrees, levels) & (mean > 0)] = REGRESSED
@@ -463,37 +456,23 @@ def verdict_of(low: float, high: float, *, margin: float) -> Verdict:
     return Verdict.REGRESS if low > 0 else Verdict.INCONCLUSIVE
 
 
-def judge_groups(
-    change: Sequence[float],
-    baseline: Sequence[float],
-    *,
-    delta: float = DEFAULT_DELTA,
-    alpha: float = DEFAULT_ALPHA,
-) -> Judgement:
-    """Judges a change against a baseline that was not measured in the same rounds.
+def of_mean(mean: Mean, *, delta: float, alpha: float) -> Judgement:
+    """Judges a mean log slowdown of a change and a baseline from different rounds.
 
     A weaker judgement: nothing that happened to the machine in between cancels.
     """
-    mean = estimates.two_groups(change, baseline)
-    return of_mean(mean, delta=delta, alpha=alpha, method=OF_TWO_STUDIES)
-
-
-def of_mean(mean: Mean, *, delta: float, alpha: float, method: str) -> Judgement:
-    """Judges a mean log slowdown."""
     check_delta(delta)
     check_alpha(alpha)
-    found = mean.estimate(method, confidence=1 - 2 * alpha)
+    found = mean.estimate(OF_TWO_STUDIES, confidence=1 - 2 * alpha)
     if found.low is None or found.high is None:
         raise errors.ResultsError(
             f"there is {mean.n} run, a verdict needs {FEWEST_GENERATIONS} or "
             "more of each side: one says nothing about the spread between processes; "
             "measure longer"
         )
-    margin = math.log1p(delta)
-    slowdown = estimates.from_logs(found)
     return Judgement(
-        verdict=verdict_of(found.low, found.high, margin=margin),
-        slowdown=slowdown,
+        verdict=verdict_of(found.low, found.high, margin=math.log1p(delta)),
+        slowdown=estimates.from_logs(found),
         delta=delta,
         alpha=alpha,
     )

@@ -7,13 +7,12 @@ extremes:
 - Below ten runs, the mean without a fifth of the runs at either end, and the interval
   of Tukey and McLaughlin (1963), which Yuen (1974) extended to two groups: Student's t
   of the winsorized variance. Of three or four runs none is dropped.
-- From ten runs on, and with several strata (the environments of a benchmark), the
-  interquartile mean, which drops a quarter at either end, and the stratified bootstrap:
-  runs are resampled within each stratum, and percentiles are the ends.
+- From ten runs on, the interquartile mean, which drops a quarter at either end, and the
+  percentile bootstrap over runs.
 
-Measured coverage of nominal 95 % intervals, one stratum (40,000 simulated studies for
-the trimmed t, 2,000 for the bootstrap; tests/validation repeats a part). The bootstrap
-below ten runs is what the trimmed t replaced:
+Measured coverage of nominal 95 % intervals (40,000 simulated studies for the trimmed t,
+2,000 for the bootstrap; tests/validation repeats a part). The bootstrap below ten runs
+is what the trimmed t replaced:
 
 ==================  =====  =====  =====  =====  ======  ======
                     trimmed t            bootstrap
@@ -35,7 +34,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -44,7 +43,7 @@ from results.statistics import estimates
 from results.statistics.estimates import CONFIDENCE, Estimate, Mean, numbers
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping, Sequence
+    from collections.abc import Sequence
 
 
 NUM_DRAWS = 4_000
@@ -75,41 +74,47 @@ class Profile:
     n: int  # Runs.
 
 
-def statistic_of(num_runs: int, num_strata: int = 1) -> str:
+def statistic_of(num_runs: int) -> str:
     """Returns in words which mean ``score`` takes of so many runs.
 
     Of three or four runs none is left out, and their interval still is that of the
     trimmed mean: where one run in five fails it holds that in 0.96, the mean in 0.47.
     """
-    if num_strata > 1 or num_runs >= FEWEST_RESAMPLED:
+    if num_runs >= FEWEST_RESAMPLED:
         return INTERQUARTILE_MEAN
     return TRIMMED_MEAN if int(_TRIMMED_OF_FEW * num_runs) else TYPICAL
 
 
-def score(strata: Mapping[Hashable, Sequence[float]]) -> Estimate:
-    """Returns a robust mean of all runs, with its interval."""
-    arrays = _checked(strata)
-    everything = np.concatenate(arrays)
-    n = everything.size
-    is_small = len(arrays) == 1 and n < FEWEST_RESAMPLED
-    value = _small_mean(everything) if is_small else _trimmed_means(everything[None])[0]
-    if not math.isfinite(value):
-        return Estimate(
-            value=float(value), low=None, high=None, n=n, unit="", method=FAILED
-        )
-    if is_small:
-        return _trimmed(everything).estimate(TRIMMED_T, otherwise=TOO_FEW)
-    low, high, method = None, None, TOO_FEW
-    if n >= FEWEST_RUNS:
-        low, high = _ends(_trimmed_means(_resampled(arrays)))
-        method = METHOD
-    return Estimate(value=float(value), low=low, high=high, n=n, unit="", method=method)
+def score(runs: Sequence[float]) -> Estimate:
+    """Returns a robust mean of runs, infinite for those that failed."""
+    values = numbers(runs, "runs")
+    n = values.size
+    is_small = n < FEWEST_RESAMPLED
+    trimmed = _TRIMMED_OF_FEW if is_small else _TRIMMED
+    value = float(_trimmed_means(values[None], trimmed)[0])
+    low, high, method = None, None, METHOD
+    if not math.isfinite(value):  # more failed than it leaves out
+        method = FAILED
+    elif is_small:
+        return _trimmed(values).estimate(TRIMMED_T, otherwise=TOO_FEW)
+    else:
+        # Seeded by their number, so that a figure does not depend on the others.
+        generator = np.random.default_rng([BOOTSTRAP_SEED, n])
+        drawn = values[generator.integers(0, n, (NUM_DRAWS, n))]
+        means, tail = _trimmed_means(drawn, trimmed), (1 - CONFIDENCE) / 2
+        # Between an infinite value and another there is none.
+        rule: Any = "linear" if np.isfinite(means).all() else "inverted_cdf"
+        low, high = np.quantile(means, [tail, 1 - tail], method=rule).tolist()
+    return Estimate(value=value, low=low, high=high, n=n, unit="", method=method)
 
 
-def _small_mean(values: np.ndarray) -> float:
-    """The trimmed mean of a few runs, infinite if more of them failed."""
-    cut = int(_TRIMMED_OF_FEW * values.size)
-    return float(np.sort(values)[cut : values.size - cut].mean())
+def _trimmed_means(values: np.ndarray, share: float) -> np.ndarray:
+    """The mean of each row without a share of it at either end, rounded down."""
+    count = values.shape[1]
+    cut = int(share * count)
+    kept = np.partition(values, [cut, count - cut - 1], axis=1)[:, cut : count - cut]
+    means: np.ndarray = kept.mean(axis=1)
+    return means
 
 
 def _trimmed(values: np.ndarray) -> Mean:
@@ -131,92 +136,28 @@ def _trimmed(values: np.ndarray) -> Mean:
     )
 
 
-def profile(
-    strata: Mapping[Hashable, Sequence[float]], thresholds: Sequence[float]
-) -> Profile:
+def profile(runs: Sequence[float], thresholds: Sequence[float]) -> Profile:
     """The fraction of runs that reached each threshold: a performance profile."""
-    arrays = _checked(strata)
-    everything = np.concatenate(arrays)
-    levels = np.asarray(thresholds, np.float64)
-    shares = (everything[:, None] >= levels).mean(axis=0)
-    lows: tuple[float, ...] = ()
-    highs: tuple[float, ...] = ()
-    if everything.size >= FEWEST_RUNS:
-        lows, highs = _clopper_pearson(
-            (everything[:, None] >= levels).sum(axis=0), everything.size
-        )
-    return Profile(
-        thresholds=tuple(levels.tolist()),
-        shares=tuple(shares.tolist()),
-        lows=lows,
-        highs=highs,
-        n=everything.size,
-    )
-
-
-def _clopper_pearson(
-    counts: np.ndarray, n: int
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Exact intervals of shares; with several strata they are longer than needed."""
     from scipy import special  # a tenth of the import time of scipy.stats
 
-    tail = (1 - CONFIDENCE) / 2
-    with np.errstate(invalid="ignore"):  # where all or no runs reached the level
-        lows = special.betaincinv(counts, n - counts + 1, tail)
-        highs = special.betaincinv(counts + 1, n - counts, 1 - tail)
-    lows = np.where(counts == 0, 0.0, lows)
-    highs = np.where(counts == n, 1.0, highs)
-    return tuple(lows.tolist()), tuple(highs.tolist())
-
-
-def _checked(
-    strata: Mapping[Hashable, Sequence[float] | np.ndarray],
-) -> list[np.ndarray]:
-    arrays = [np.asarray(values, np.float64) for values in strata.values()]
-    if not arrays or any(a.ndim != 1 or not a.size for a in arrays):
-        raise errors.ResultsError(
-            f"runs are {dict(strata)!r}, every stratum must have at least one number"
-        )
-    if any(np.isnan(array).any() for array in arrays):
-        raise errors.ResultsError(
-            f"runs are {dict(strata)!r}, none may be nan; runs that failed are "
-            "infinitely bad"
-        )
-    return arrays
-
-
-def _resampled(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Runs resampled within each stratum, [NUM_DRAWS, runs].
-
-    Seeded by the sizes, so that a figure does not depend on the other figures.
-    """
-    generator = np.random.default_rng([BOOTSTRAP_SEED, *(a.size for a in arrays)])
-    return np.concatenate(
-        [
-            array[generator.integers(0, array.size, (NUM_DRAWS, array.size))]
-            for array in arrays
-        ],
-        axis=1,
+    values, levels = numbers(runs, "runs"), np.asarray(thresholds, np.float64)
+    n = values.size
+    counts = (values[:, None] >= levels).sum(axis=0)
+    lows = highs = np.empty(0)
+    if n >= FEWEST_RUNS:
+        tail = (1 - CONFIDENCE) / 2
+        with np.errstate(invalid="ignore"):  # where all or no runs reached the level
+            lows = special.betaincinv(counts, n - counts + 1, tail)
+            highs = special.betaincinv(counts + 1, n - counts, 1 - tail)
+        lows = np.where(counts == 0, 0.0, lows)
+        highs = np.where(counts == n, 1.0, highs)
+    return Profile(
+        thresholds=tuple(levels.tolist()),
+        shares=tuple((counts / n).tolist()),
+        lows=tuple(lows.tolist()),
+        highs=tuple(highs.tolist()),
+        n=n,
     )
-
-
-def _trimmed_means(values: np.ndarray) -> np.ndarray:
-    """The mean of each row without a quarter at either end, rounded down."""
-    count = values.shape[1]
-    cut = int(_TRIMMED * count)
-    kept = np.partition(values, [cut, count - cut - 1], axis=1)[:, cut : count - cut]
-    means: np.ndarray = kept.mean(axis=1)
-    return means
-
-
-def _ends(values: np.ndarray) -> tuple[float, float]:
-    tail = (1 - CONFIDENCE) / 2
-    ends = [tail, 1 - tail]
-    if np.isfinite(values).all():
-        low, high = np.quantile(values, ends)
-    else:  # between an infinite value and another there is none
-        low, high = np.quantile(values, ends, method="inverted_cdf")
-    return float(low), float(high)
 
 
 # Mann and Whitney's estimate (1947): the share of pairs of runs, one of each case, in
@@ -266,12 +207,7 @@ def probability_of_improvement(
         low, high = _newcombe_ends(value, a.size, b.size)
         method = BETTER_PAIRS
     return Estimate(
-        value=value,
-        low=low,
-        high=high,
-        n=min(a.size, b.size),
-        unit="",
-        method=method,
+        value=value, low=low, high=high, n=min(a.size, b.size), unit="", method=method
     )
 
 
@@ -393,7 +329,13 @@ def _missed(n: int, rank: int, num_others: int) -> float:
 
 def median_time(times: Sequence[Time], *, unit: str) -> TimeToTarget:
     """Returns the median time of runs, of which some may be censored."""
-    _check(times)
+    amounts = [time.amount for time in times]
+    if not amounts or not all(math.isfinite(a) and a >= 0 for a in amounts):
+        raise errors.ResultsError(
+            f"times of runs are {amounts!r}, must be one or more finite numbers of at "
+            "least 0; a run that did not reach the target has the time at which it "
+            "ended"
+        )
     reached = sorted(time.amount for time in times if time.is_reached)
     ended = [time.amount for time in times if not time.is_reached]
     budget = min(ended) if ended else None
@@ -401,7 +343,14 @@ def median_time(times: Sequence[Time], *, unit: str) -> TimeToTarget:
     known = [amount for amount in reached if budget is None or amount <= budget]
     n = len(times)
     ordered = [*known, *[math.inf] * (n - len(known))]
-    rank, confidence = _rank(n)
+    # Runs left out at either end of the shortest interval, and its coverage.
+    rank, confidence = 0, 0.0
+    if n >= FEWEST_RUNS:
+        from scipy import special
+
+        coverage = 1 - 2 * special.bdtr(np.arange((n + 1) // 2), n, 0.5)
+        rank = max(int((coverage >= CONFIDENCE).sum()) - 1, 0)
+        confidence = float(coverage[rank])
     return TimeToTarget(
         median=Estimate(
             value=statistics.median(ordered),
@@ -415,26 +364,3 @@ def median_time(times: Sequence[Time], *, unit: str) -> TimeToTarget:
         budget=budget,
         num_reached=len(reached),
     )
-
-
-def _rank(n: int) -> tuple[int, float]:
-    """Runs left out at either end of the shortest interval, and its coverage."""
-    if n < FEWEST_RUNS:
-        return 0, 0.0
-    from scipy import special  # a tenth of the import time of scipy.stats
-
-    ranks = np.arange((n + 1) // 2)
-    coverage = 1 - 2 * special.bdtr(ranks, n, 0.5)
-    enough = np.flatnonzero(coverage >= CONFIDENCE)
-    rank = int(enough[-1]) if enough.size else 0
-    return rank, float(coverage[rank])
-
-
-def _check(times: Sequence[Time]) -> None:
-    amounts = [time.amount for time in times]
-    if not amounts or not all(math.isfinite(a) and a >= 0 for a in amounts):
-        raise errors.ResultsError(
-            f"times of runs are {amounts!r}, must be one or more finite numbers of at "
-            "least 0; a run that did not reach the target has the time at which it "
-            "ended"
-        )

@@ -6,7 +6,7 @@ import contextlib
 import os
 import pathlib
 import tempfile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from results import errors
 
@@ -74,6 +74,20 @@ def named(path: pathlib.Path) -> Iterator[None]:
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
+
+
+FREE_SPACE: Final = "free space or choose a directory that this user can write to"
+
+
+@contextlib.contextmanager
+def writing(path: pathlib.Path, advice: str = FREE_SPACE) -> Iterator[None]:
+    """Raises WriteStoreError, which says what to do, where a file is not written."""
+    try:
+        yield
+    except OSError as error:
+        raise errors.WriteStoreError(
+            f"cannot write {str(path)!r}: {error.strerror or error}; {advice}"
+        ) from error
 
 
 def sync_files(folder: pathlib.Path) -> None:

@@ -145,26 +145,20 @@ def _check_dead(
 
 
 def _links(source: pathlib.Path, path: pathlib.Path) -> bool:
-    """Gives a file a second name, if nothing has it: one of several callers does."""
-    try:
-        os.link(source, path)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        if error.errno not in _WITHOUT_LINKS:
-            raise
-        return _copies(source, path)
-    return True
+    """Gives a file a second name, if nothing has it: one of several callers does.
 
-
-def _copies(source: pathlib.Path, path: pathlib.Path) -> bool:
-    """The same on a file system without links; one of several callers makes it."""
-    try:
-        with path.open("x", encoding="ascii") as file:
-            file.write(source.read_text(encoding="ascii"))
-    except FileExistsError:
-        return False
-    return True
+    On a file system without links, one of several makes a copy.
+    """
+    with contextlib.suppress(FileExistsError):
+        try:
+            os.link(source, path)
+        except OSError as error:
+            if error.errno not in _WITHOUT_LINKS:
+                raise
+            with path.open("x", encoding="ascii") as file:
+                file.write(source.read_text(encoding="ascii"))
+        return True
+    return False
 
 
 def _digest(text: str) -> str:
@@ -190,22 +184,20 @@ def _beat(root: pathlib.Path, token: str, is_over: threading.Event) -> None:
         # A file system that does not answer now may do so the next time.
         with contextlib.suppress(OSError):
             if _read(root / HEARTBEAT_NAME) != token:
-                _lost(root)
+                sys.stderr.write(
+                    f"error: study {str(root)!r} was taken over by a process of"
+                    " another machine, since this one gave no sign of life for"
+                    f" {DEAD_SEC:.0f} s; it ends here\n"
+                )
+                os.kill(os.getpid(), signal.SIGTERM)
                 return
             os.utime(root / HEARTBEAT_NAME)
-
-
-def _lost(root: pathlib.Path) -> None:
-    sys.stderr.write(
-        f"error: study {str(root)!r} was taken over by a process of another machine, "
-        f"since this one gave no sign of life for {DEAD_SEC:.0f} s; it ends here\n"
-    )
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 LOCK_NAME = ".lock"
 HOLDER_NAME = ".lock-holder"
 _MOST_BYTES = 100
+_REMOVE = "remove what is in its place, or free space"
 _FOLDERS = ("trials/*/", "match/trials/*/", "report/")
 """Of a study, in which records are written."""
 
@@ -241,14 +233,11 @@ def lock_study(root: pathlib.Path) -> Iterator[None]:
             "first, in a folder that this user can write to"
         ) from error
     try:
-        try:
+        with atomic.writing(root / HOLDER_NAME, _REMOVE):
             atomic.write_text(root / HOLDER_NAME, f"{os.getpid()}\n")
-        except OSError as error:
-            raise errors.WriteStoreError(
-                f"cannot write {str(root / HOLDER_NAME)!r}: {error.strerror or error}; "
-                "remove what is in its place, or free space"
-            ) from error
-        with _heartbeat(root):
+        with contextlib.ExitStack() as stack:
+            with atomic.writing(root / HEARTBEAT_NAME, _REMOVE):
+                stack.enter_context(hold_heartbeat(root))
             # Nobody else writes here now, on no machine.
             atomic.remove_leftovers(root, _FOLDERS)
             yield
@@ -257,17 +246,3 @@ def lock_study(root: pathlib.Path) -> Iterator[None]:
             if read_holder(root) == os.getpid():  # and not a successor
                 (root / HOLDER_NAME).unlink(missing_ok=True)
         os.close(lock)
-
-
-@contextlib.contextmanager
-def _heartbeat(root: pathlib.Path) -> Iterator[None]:
-    """Owns the study against other machines; its own errors are one line."""
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(hold_heartbeat(root))
-        except OSError as error:
-            raise errors.WriteStoreError(
-                f"cannot write {str(root / HEARTBEAT_NAME)!r}: "
-                f"{error.strerror or error}; remove what is in its place, or free space"
-            ) from error
-        yield

@@ -12,7 +12,7 @@ import json
 import re
 from typing import Any, Final
 
-from results.records.masked import shared
+from results.records.texts import shared
 from results.store import untrusted
 
 # Words, ids, digests, versions and times that the harness or the kernel made.

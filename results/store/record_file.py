@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import reprlib
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pydantic
 
 from results import errors
-from results.records import masked, program, upgrade
+from results.records import program, schema, texts
 from results.records.models import Plan, Record, TrialSpec
 from results.store import atomic, public, untrusted
 
@@ -37,45 +37,34 @@ def read(
     if text is None:
         return None
     if kind in _WITHOUT_USER_FOLDERS:
-        text = masked.shortened(text)
+        text = texts.shortened(text)
     try:
-        data = untrusted.parsed(text)
+        data = untrusted.parsed_object(text)
+        data = schema.upgrade(kind, data, path)
+        # What older versions recorded and may not be published: they chose variables
+        # by prefix.
+        command = data.get("command") if kind == "plan" else None
+        if isinstance(command, list) and all(isinstance(of, str) for of in command):
+            data = {**data, "command": [texts.shortened(of) for of in command]}
+        variables = data.get("environment_variables")
+        if isinstance(variables, dict):
+            variables = program.recorded_variables(variables)
+            data = {**data, "environment_variables": variables}
+        return model.model_validate(public.facts(data) if is_public else data)
     except untrusted.DamagedFileError as error:
         raise errors.CorruptRecordError(path, str(error)) from error
-    if not isinstance(data, dict):
-        raise errors.CorruptRecordError(
-            path, f"holds a {type(data).__name__}, must hold an object"
-        )
-    data = upgrade.upgrade(kind, data, path)
-    data = _cleaned(kind, data)
-    try:
-        data = public.facts(data) if is_public else data
-    except untrusted.DamagedFileError as error:
-        raise errors.CorruptRecordError(path, str(error)) from error
-    try:
-        return model.model_validate(data)
     except pydantic.ValidationError as error:
         raise errors.CorruptRecordError(path, first_complaint(error)) from error
-
-
-def _cleaned(kind: str, data: dict[str, Any]) -> dict[str, Any]:
-    """Removes what older versions recorded and may not be published."""
-    if kind == "env":
-        return program.without_others(data)
-    command = data.get("command") if kind == "plan" else None
-    if isinstance(command, list) and all(isinstance(text, str) for text in command):
-        return {**data, "command": [masked.shortened(text) for text in command]}
-    return data
 
 
 def content_of(record: Record) -> bytes:
     """Returns the bytes of a record's file."""
     if isinstance(record, Plan):
-        command = tuple(masked.shortened(text) for text in record.command)
+        command = tuple(texts.shortened(text) for text in record.command)
         record = record.model_copy(update={"command": command})
     text = record.model_dump_json(indent=1) + "\n"
     if not isinstance(record, (Plan, TrialSpec)):
-        text = masked.shortened(text)
+        text = texts.shortened(text)
     return text.encode("utf-8")
 
 
@@ -86,16 +75,11 @@ def write(path: pathlib.Path, record: Record) -> None:
 
 def write_content(path: pathlib.Path, content: bytes) -> None:
     """Writes the bytes of a record, and creates its folder if there is none."""
-    try:
+    with atomic.writing(path):
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True)
             atomic.sync(path.parent.parent)
         atomic.write_bytes(path, content)
-    except OSError as error:
-        raise errors.WriteStoreError(
-            f"cannot write {str(path)!r}: {error.strerror or error}; free space "
-            "or choose a directory that this user can write to"
-        ) from error
 
 
 def first_complaint(error: pydantic.ValidationError) -> str:

@@ -10,7 +10,7 @@
         turns.jsonl                                      load within each turn
       earlier/<trial_id>-<k>/                          results.store.earlier
     match/trials/<trial_id>/     as above: N replicas are matched with one, untimed
-      gate.json                    what a gate concluded (results.judging.gate_logs)
+      gate.json                    what a gate concluded (results.judging.gate)
       report/index.html
       SHA256SUMS                                       digests of all this
 
@@ -29,8 +29,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from results import errors
-from results.records import consistency
-from results.records.masked import shared
+from results.records import identity
 from results.records.models import (
     Environment,
     Plan,
@@ -38,6 +37,7 @@ from results.records.models import (
     TrialResult,
     TrialSpec,
 )
+from results.records.texts import shared
 from results.store import atomic, manifest, record_file, untrusted
 
 if TYPE_CHECKING:
@@ -60,29 +60,16 @@ class Trial:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Problem:
-    """A record that cannot be read, and the reason in one line."""
-
-    path: pathlib.Path
-    reason: str
-
-    @property
-    def label(self) -> str:
-        """Folder and file name, printable and valid UTF-8."""
-        return repr(f"{self.path.parent.name}/{self.path.name}")[1:-1]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
     """What one reading of a study found."""
 
     trials: tuple[Trial, ...]  # The readable trials by id, including unfinished ones.
-    problems: tuple[Problem, ...]  # The damaged records, by path.
+    problems: tuple[errors.CorruptRecordError, ...]  # The damaged records, by path.
 
 
 PLAN_NAME = "plan.json"
 VARIED_NAME = "vary.json"
-"""In a folder of studies that differ in one setting (``results.store.varied``)."""
+"""In a folder of studies that differ in one setting (``results.store.studies``)."""
 TRIALS_NAME = "trials"
 MATCHING_NAME = "match"
 
@@ -162,32 +149,35 @@ class Store:
         """
         root = pathlib.Path(root)
         _check_reachable(root)
+        nothing, trials = f"no study at {str(root)!r}", root / TRIALS_NAME
+        why_not = ""
         if not untrusted.is_there(root):
-            raise errors.OpenStoreError(
-                f"no study at {str(root)!r}: the directory does not exist; start one "
-                "with 'sweep', or check the name"
+            why_not = (
+                f"{nothing}: the directory does not exist; start one with 'sweep', or "
+                "check the name"
             )
-        if not root.is_dir():
-            raise errors.OpenStoreError(
+        elif not root.is_dir():
+            why_not = (
                 f"{str(root)!r} is a file, must be a study directory (the folder that "
                 f"holds {PLAN_NAME})"
             )
-        if untrusted.is_there(root / VARIED_NAME):
-            raise errors.OpenStoreError(
+        elif untrusted.is_there(root / VARIED_NAME):
+            why_not = (
                 f"{str(root)!r} is a parameter sweep, whose folders are studies; name "
                 "one of them ('list studies' has them)"
             )
-        if not _looks_like_study(root):
-            raise errors.OpenStoreError(
-                f"no study at {str(root)!r}: it holds neither {PLAN_NAME} nor "
-                f"{TRIALS_NAME}/; start one with 'sweep', or check the name"
+        elif not _looks_like_study(root):
+            why_not = (
+                f"{nothing}: it holds neither {PLAN_NAME} nor {TRIALS_NAME}/; start one"
+                " with 'sweep', or check the name"
             )
-        trials = root / TRIALS_NAME
-        if untrusted.is_there(trials) and not trials.is_dir():
-            raise errors.OpenStoreError(
-                f"no study at {str(root)!r}: its {TRIALS_NAME} is not a directory, "
-                "must be the folder of the trials; restore it from a copy"
+        elif untrusted.is_there(trials) and not trials.is_dir():
+            why_not = (
+                f"{nothing}: its {TRIALS_NAME} is not a directory, must be the folder "
+                "of the trials; restore it from a copy"
             )
+        if why_not:
+            raise errors.OpenStoreError(why_not)
         store = cls(root)
         # A corrupt plan is listed by read() and raised by read_plan(); the trials
         # stay readable.
@@ -216,28 +206,20 @@ class Store:
         """Default path of the HTML report."""
         return self.root / "report" / "index.html"
 
-    def write_plan(self, plan: Plan) -> None:
-        """Writes the plan.
+    # All that writes raises WriteStoreError where it cannot.
 
-        Raises:
-          WriteStoreError: The file cannot be written.
-        """
+    def write_plan(self, plan: Plan) -> None:
+        """Writes the plan."""
         self.write_listed(PLAN_NAME, plan)
 
     def write_listed(self, name: str, record: Record) -> None:
-        """Writes a record of the whole study; raises WriteStoreError if it cannot."""
+        """Writes a record of the whole study."""
         content = record_file.content_of(record)
         self._list(name, {name: manifest.digest(content)})
         record_file.write_content(self.root / name, content)
 
     def read_plan(self) -> Plan:
-        """Reads the plan.
-
-        Raises:
-          MissingRecordError: There is no plan.
-          CorruptRecordError: It cannot be read.
-          NewerSchemaError: A newer version wrote it.
-        """
+        """Reads the plan; raises as ``read_trial``."""
         plan = self._read_plan_or_none()
         if plan is None:
             raise errors.MissingRecordError(
@@ -247,15 +229,15 @@ class Store:
         return plan
 
     def write_spec(self, trial_id: str, spec: TrialSpec) -> None:
-        """Writes a trial's spec; raises WriteStoreError if it cannot."""
+        """Writes a trial's spec."""
         record_file.write(self.trial_dir(trial_id) / "spec.json", spec)
 
     def write_env(self, trial_id: str, env: Environment) -> None:
-        """Writes a trial's machine record; raises WriteStoreError if it cannot."""
+        """Writes a trial's machine record."""
         record_file.write(self.trial_dir(trial_id) / "env.json", env)
 
     def write_result(self, trial_id: str, result: TrialResult) -> None:
-        """Writes a trial's observations; raises WriteStoreError if it cannot."""
+        """Writes a trial's observations."""
         record_file.write(self.trial_dir(trial_id) / "result.json", result)
 
     def write_status(self, trial_id: str, status: StatusRecord) -> None:
@@ -263,9 +245,6 @@ class Store:
 
         The raw observations are synced before: a status that survives a power failure
         must not outlive what it vouches for.
-
-        Raises:
-          WriteStoreError: It cannot be written, or a file of the trial not synced.
         """
         folder = self.trial_dir(trial_id)
         try:
@@ -286,45 +265,35 @@ class Store:
         Args:
           trial_id: The trial.
           also: Digests of files that are written afterwards, by name.
-
-        Raises:
-          WriteStoreError: A file cannot be read, or the manifest not be written.
         """
-        self._list_folder(self.trial_dir(trial_id), self.trial_dir(trial_id), also)
+        self.list_earlier(self.trial_dir(trial_id), self.trial_dir(trial_id), also)
 
-    def list_earlier(self, trial_dir: pathlib.Path, kept: pathlib.Path) -> None:
-        """Lists the files of a trial where they are moved next; raises as above."""
-        self._list_folder(trial_dir, kept)
-
-    def _list_folder(
+    def list_earlier(
         self,
-        folder: pathlib.Path,
-        place: pathlib.Path,
+        trial_dir: pathlib.Path,
+        kept: pathlib.Path,
         also: Mapping[str, str] | None = None,
     ) -> None:
+        """Lists the files of a trial where they are moved next."""
         try:
-            files = manifest.evidence_in(folder) | dict(also or {})
+            files = manifest.evidence_in(trial_dir) | dict(also or {})
         except untrusted.DamagedFileError as error:
             raise errors.WriteStoreError(
-                f"cannot list {str(folder)!r}: {error}; remove it, and run the trial"
+                f"cannot list {str(trial_dir)!r}: {error}; remove it, and run the trial"
                 " again"
             ) from error
-        of = place.relative_to(self._listed_in).as_posix()
+        of = kept.relative_to(self._listed_in).as_posix()
         self._list(of, {f"{of}/{name}": one for name, one in files.items()})
 
     def _list(self, of: str, files: Mapping[str, str]) -> None:
         path = self._listed_in / manifest.MANIFEST_NAME
         try:
-            self._listed_in.mkdir(parents=True, exist_ok=True)
-            manifest.renew(self._listed_in, of, files)
+            with atomic.writing(path):
+                self._listed_in.mkdir(parents=True, exist_ok=True)
+                manifest.renew(self._listed_in, of, files)
         except untrusted.DamagedFileError as error:
             raise errors.WriteStoreError(
                 f"cannot write {str(path)!r}: {error}; remove it"
-            ) from error
-        except OSError as error:
-            raise errors.WriteStoreError(
-                f"cannot write {str(path)!r}: {error.strerror or error}; free space "
-                "or choose a directory that this user can write to"
             ) from error
 
     def trial_ids(self) -> tuple[str, ...]:
@@ -367,20 +336,18 @@ class Store:
                 )
             return record
 
-        spec = read("spec", TrialSpec)
-        env = read("env", Environment)
-        status = read("status", StatusRecord)
-        result = read("result", TrialResult)
+        spec, env = read("spec", TrialSpec), read("env", Environment)
+        status, result = read("status", StatusRecord), read("result", TrialResult)
+        if spec is None and status is None:
+            raise errors.MissingRecordError(
+                f"no trial {trial_id!r} in {str(self.root)!r}; ids are the names "
+                f"of the folders in {TRIALS_NAME}/"
+            )
         if spec is None:
-            if status is None:
-                raise errors.MissingRecordError(
-                    f"no trial {trial_id!r} in {str(self.root)!r}; ids are the names "
-                    f"of the folders in {TRIALS_NAME}/"
-                )
             raise errors.CorruptRecordError(
                 folder / "spec.json", "missing, though the trial has a status"
             )
-        consistency.check_trial(folder, spec, status, result)
+        identity.check_trial(folder, spec, status, result)
         return Trial(
             trial_id=trial_id, spec=spec, env=env, status=status, result=result
         )
@@ -392,7 +359,7 @@ class Store:
           NewerSchemaError: A newer version wrote a record, so it cannot be interpreted.
           UnavailableRecordError: The file system does not say what a record holds.
         """
-        problems: list[Problem] = []
+        problems: list[errors.CorruptRecordError] = []
         with self._kept(problems):
             self._read_plan_or_none()
         trials = []
@@ -405,29 +372,25 @@ class Store:
     def trials(self) -> Iterator[Trial]:
         """Yields all trials by id, including unfinished ones.
 
-        Raises:
-          CorruptRecordError: One is damaged: whoever goes on without it decides from
-            less than was measured. ``read`` returns what is readable.
-          NewerSchemaError: A newer version wrote one, so it cannot be interpreted.
-          UnavailableRecordError: The file system does not say what one holds.
+        Raises as ``read_trial``: whoever goes on without a damaged one decides from
+        less than was measured. ``read`` returns what is readable.
         """
-        for trial_id in self.trial_ids():
-            yield self.read_trial(trial_id)
+        return map(self.read_trial, self.trial_ids())
 
     @contextlib.contextmanager
-    def _kept(self, problems: list[Problem]) -> Iterator[None]:
+    def _kept(self, problems: list[errors.CorruptRecordError]) -> Iterator[None]:
         """Keeps a damaged record in a list, in place of the error."""
         try:
             yield
         except errors.CorruptRecordError as error:
             reason = shared(error.reason) if self.is_public else error.reason
-            problems.append(Problem(path=error.path, reason=reason))
+            problems.append(errors.CorruptRecordError(error.path, reason))
 
     def _read_plan_or_none(self) -> Plan | None:
         path = self.root / PLAN_NAME
         plan = record_file.read(path, "plan", Plan, is_public=self.is_public)
         if plan is not None:
-            consistency.check_plan(path, plan)
+            identity.check_plan(path, plan)
         return plan
 
 

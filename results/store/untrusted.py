@@ -19,7 +19,6 @@ from results import errors
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Iterator
 
 MAX_BYTES: Final = 2**28
 """Larger files are not records: a million steps of several processes fit."""
@@ -101,6 +100,14 @@ def parsed(text: str | bytes) -> Any:
         ) from error
 
 
+def parsed_object(text: str | bytes) -> dict[str, Any]:
+    """Returns the object of a text in JSON."""
+    found = parsed(text)
+    if not isinstance(found, dict):
+        raise DamagedFileError(f"holds a {type(found).__name__}, must hold an object")
+    return found
+
+
 def is_there(path: pathlib.Path) -> bool:
     """Whether there is anything at ``path``, a link to nothing included."""
     try:
@@ -120,19 +127,6 @@ def names_in(folder: pathlib.Path) -> frozenset[str]:
         if error.errno in _ABSENT:
             return frozenset()
         raise errors.UnavailableRecordError(folder, error) from error
-
-
-def paths_below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields all that is below a folder, sorted; links are not followed."""
-    for name in sorted(names_in(folder)):
-        path = folder / name
-        yield path
-        try:
-            is_folder = stat.S_ISDIR(path.lstat().st_mode)
-        except OSError as error:
-            raise errors.UnavailableRecordError(path, error) from error
-        if is_folder:
-            yield from paths_below(path)
 
 
 def folders_with(folder: pathlib.Path, name: str) -> list[pathlib.Path]:

@@ -6,23 +6,24 @@ thing that differs: machine, workload version and placement must be equal.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from results import errors
 from results.records import program
 from results.records.measuring import StepSettings
 from results.records.texts import label_of
-from results.study.cases import MISSING, Entry, Study
+from results.study.cases import Entry, Study, entry_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from results.records.models import Environment, PlannedTrial
     from results.study.cases import Case
 
     CaseKey = tuple[str, int, int]
-    Facts = dict[tuple[str, str], set[str]]
+    Facts = collections.defaultdict[tuple[str, str], set[str]]
 
 
 SETTINGS = (
@@ -67,26 +68,11 @@ def planned_differences(
     are_quality_runs: bool = False,
 ) -> tuple[str, ...]:
     """Returns what would differ from a stored study, before anything is measured."""
-    entries = [
-        Entry(
-            trial_id=trial.trial_id,
-            case_id=trial.case_id,
-            modes=trial.modes,
-            spec=trial.spec,
-            trial=None,
-            state=MISSING,
-            reason="not started",
-        )
-        for trial in trials
-    ]
+    entries = [entry_of(planned, None, {}) for planned in trials]
     plan = stored.plan.model_copy(update={"study": "this tree"})
     planned = Study(plan=plan, entries=tuple(entries), problems=())
-    found = [*_machine_difference({fingerprint}, fingerprints(stored))]
     both = pairs(planned, stored, are_quality_runs=are_quality_runs)
-    found += _case_differences(both)
-    for case, other in both:
-        found += settings(case, other)
-    return tuple(dict.fromkeys(found))
+    return _differences({fingerprint}, stored, both, have_settings=True)
 
 
 def pairs(
@@ -130,60 +116,59 @@ def _names(cases: Sequence[Case]) -> str:
 
 
 def differences(
-    first: Study, second: Study, *, are_quality_runs: bool = False
+    first: Study, second: Study, *, are_quality_runs: bool = False, is_gate: bool = True
 ) -> tuple[str, ...]:
-    """Returns what must be equal and is not, one line each; see ``pairs``."""
-    found = [*_machine_difference(fingerprints(first), fingerprints(second))]
-    found += _case_differences(pairs(first, second, are_quality_runs=are_quality_runs))
+    """Returns what must be equal and is not, one line each; see ``pairs``.
+
+    For a gate, settings must be equal too.
+    """
+    both = pairs(first, second, are_quality_runs=are_quality_runs)
+    return _differences(_fingerprints(first), second, both, have_settings=is_gate)
+
+
+def _differences(
+    here: set[str],
+    second: Study,
+    both: Sequence[tuple[Case, Case]],
+    *,
+    have_settings: bool,
+) -> tuple[str, ...]:
+    there = _fingerprints(second)
+    machine = f"{FINGERPRINT}: {_listed(here)} / {_listed(there)}"
+    found = [machine] * (here != there)
+    for case, other in both:
+        found += _case_differences(case, other)
+    for case, other in both if have_settings else ():
+        found += settings(case, other)
     return tuple(dict.fromkeys(found))
 
 
-def _machine_difference(here: set[str], there: set[str]) -> Iterator[str]:
-    if here != there:
-        yield f"{FINGERPRINT}: {_listed(here)} / {_listed(there)}"
-
-
-def _case_differences(both: Sequence[tuple[Case, Case]]) -> Iterator[str]:
-    for case, other in both:
-        if case.spec.workload_version != other.spec.workload_version:
-            yield (
-                f"workload version: {case.spec.workload_version!r} /"
-                f" {other.spec.workload_version!r}"
-            )
-        if case.spec.cores_per_replica != other.spec.cores_per_replica:
-            yield (
-                f"placement: cores_per_replica {case.spec.cores_per_replica} /"
-                f" {other.spec.cores_per_replica}"
-            )
-        yield from _placement_differences(case, other)
-
-
-def _placement_differences(case: Case, other: Case) -> Iterator[str]:
+def _case_differences(case: Case, other: Case) -> Iterator[str]:
+    one, two = case.spec, other.spec
+    if one.workload_version != two.workload_version:
+        yield f"workload version: {one.workload_version!r} / {two.workload_version!r}"
+    if one.cores_per_replica != two.cores_per_replica:
+        cores = f"{one.cores_per_replica} / {two.cores_per_replica}"
+        yield f"placement: cores_per_replica {cores}"
     for name in _PLACEMENT_FIELDS:
-        here = {getattr(place, name) for place in _placements(case)}
-        there = {getattr(place, name) for place in _placements(other)}
+        here, there = (
+            {getattr(env.placement, name) for env in of.environments}
+            for of in (case, other)
+        )
         if here and there and here != there:
             yield f"placement: {name} {_listed(here)} / {_listed(there)}"
 
 
-def _placements(case: Case) -> list[object]:
-    return [
-        entry.trial.env.placement
-        for entry in case.ok_entries
-        if entry.trial is not None and entry.trial.env is not None
-    ]
-
-
-def fingerprints(study: Study) -> set[str]:
+def _fingerprints(study: Study) -> set[str]:
     """Returns the fingerprints of the machines that measured a study."""
     return {
-        entry.trial.env.fingerprint
+        entry.env.fingerprint
         for entry in study.planned
-        if entry.is_ok and entry.trial is not None and entry.trial.env is not None
+        if entry.is_ok and entry.env is not None
     }
 
 
-def _listed(values: set[object] | set[str]) -> str:
+def _listed(values: set[Any] | set[str]) -> str:
     return "+".join(sorted(map(str, values))) or "none"
 
 
@@ -202,18 +187,20 @@ def settings(first: Case, second: Case) -> tuple[str, ...]:
 # several values.
 
 MACHINE, SOFTWARE, CODE, SETTING_FACTS = "machine", "software", "code", "settings"
+GROUPS = (MACHINE, SOFTWARE, CODE, SETTING_FACTS)
 NOT_RECORDED: Final = "not recorded"
 _OWN_PACKAGE = "replicator-harness"
 _DIGEST_LENGTH = 9
 _DRAWN_PER_TRIAL = {"PYTHONHASHSEED"}
 _OF_SOFTWARE = {"glibc_version", "gpu_driver"}
+_YES_NO = {True: "yes", False: "no"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StudyDifference:
     """One fact that differs."""
 
-    group: str  # ``machine``, ``software``, ``code`` or ``settings``.
+    group: str  # One of ``GROUPS``.
     name: str  # Of the fact.
     first: str  # Its values in the first study, joined by commas.
     second: str  # Its values in the second.
@@ -231,20 +218,19 @@ def study_differences(first: Study, second: Study) -> tuple[StudyDifference, ...
         for case, other in pairs(first, second)
         if case.ok_entries and other.ok_entries
     ]
-    here = _facts([case for case, _ in both])
-    there = _facts([case for _, case in both])
-    names = dict.fromkeys([*here, *there])
-    order = {MACHINE: 0, SOFTWARE: 1, CODE: 2, SETTING_FACTS: 3}
-    return tuple(
+    here = _facts(case for case, _ in both)
+    there = _facts(other for _, other in both)
+    found = [
         StudyDifference(
             group=group,
             name=name,
-            first=_joined(here.get((group, name), set())),
-            second=_joined(there.get((group, name), set())),
+            first=", ".join(sorted(here[group, name])) or NOT_RECORDED,
+            second=", ".join(sorted(there[group, name])) or NOT_RECORDED,
         )
-        for group, name in sorted(names, key=lambda key: order[key[0]])
-        if here.get((group, name), set()) != there.get((group, name), set())
-    )
+        for group, name in dict.fromkeys([*here, *there])
+        if here[group, name] != there[group, name]
+    ]
+    return tuple(sorted(found, key=lambda of: GROUPS.index(of.group)))
 
 
 def why_not_comparable(first: Study, second: Study) -> tuple[str, ...]:
@@ -254,41 +240,35 @@ def why_not_comparable(first: Study, second: Study) -> tuple[str, ...]:
     studies which differ in the version of this package alone is no reason: the code is
     what is compared.
     """
-    reasons = differences(first, second)
+    reasons = differences(first, second, is_gate=False)
     others = tuple(text for text in reasons if not text.startswith(FINGERPRINT))
     if others == reasons:
         return reasons
     found = study_differences(first, second)
-    facts = [of.text for of in found if _is_of_machine(of)]
+    facts = [
+        of.text
+        for of in found
+        if of.group in (MACHINE, SOFTWARE) or of.name in program.IDENTITY
+    ]
     if facts:
         return (f"the machines differ: {', '.join(facts)}", *others)
     is_own_version = any(of.name == _OWN_PACKAGE for of in found)
     return others if is_own_version else reasons
 
 
-def _is_of_machine(found: StudyDifference) -> bool:
-    """Whether a fact is part of a fingerprint."""
-    return found.group in (MACHINE, SOFTWARE) or found.name in program.IDENTITY
-
-
-def _joined(values: set[str]) -> str:
-    return ", ".join(sorted(values)) or NOT_RECORDED
-
-
-def _facts(cases: list[Case]) -> Facts:
-    facts: Facts = {}
+def _facts(cases: Iterable[Case]) -> Facts:
+    facts: Facts = collections.defaultdict(set)
     for case in cases:
         for entry in case.ok_entries:
             for group, name, value in _facts_of(entry):
-                facts.setdefault((group, name), set()).add(value)
+                facts[group, name].add(value)
     return facts
 
 
 def _facts_of(entry: Entry) -> Iterator[tuple[str, str, str]]:
     spec = entry.spec
-    env = None if entry.trial is None else entry.trial.env
-    if env is not None:
-        yield from _of_environment(env)
+    if entry.env is not None:
+        yield from _of_environment(entry.env)
     yield CODE, "workload version", spec.workload_version
     yield CODE, f"measured code of {spec.backend}", spec.code_digest[:_DIGEST_LENGTH]
     for name in SETTINGS:
@@ -321,14 +301,9 @@ def _of_environment(env: Environment) -> Iterator[tuple[str, str, str]]:
     for name, value in state.without_code().items():
         if value is not None:
             group = SOFTWARE if name in _OF_SOFTWARE else MACHINE
-            yield group, name.removeprefix("is_").replace("_", " "), _fact_text(value)
+            text = _YES_NO[value] if isinstance(value, bool) else str(value)
+            yield group, name.removeprefix("is_").replace("_", " "), text
     if state.container is not None:
         yield SOFTWARE, "container", state.container
     if state.git_commit is not None:
         yield CODE, "git commit", state.commit_text
-
-
-def _fact_text(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return str(value)

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from results import errors
-from results.records.models import Control, Order, ScalingMode, TrialStatus
+from results.records import identity
+from results.records.models import (
+    Control,
+    Order,
+    PlannedTrial,
+    ScalingMode,
+    TrialStatus,
+)
 from results.study import matching
 from results.study.matching import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from results.records.models import (
+        Environment,
         MetricFacts,
         Plan,
         Program,
         TrialResult,
         TrialSpec,
     )
-    from results.store.study_store import Problem, Store, Trial
+    from results.store.study_store import Store, Trial
     from results.study.matching import Match
 
 
@@ -83,6 +91,11 @@ class Entry:
         return self.spec.repetition_index, self.spec.seed
 
     @property
+    def env(self) -> Environment | None:
+        """The machine that it ran on; None where it has not started."""
+        return None if self.trial is None else self.trial.env
+
+    @property
     def result(self) -> TrialResult:
         """The observations of a trial that was measured."""
         assert self.is_measured
@@ -107,10 +120,19 @@ class Case:
         """The spec of the first repetition; the others differ in index and seed."""
         return self.entries[0].spec
 
+    def spec_without(self, names: set[str]) -> dict[str, Any]:
+        """Returns the fields of the spec but some, to find cases that are alike."""
+        return self.spec.model_dump(mode="json", exclude=names)
+
     @property
     def ok_entries(self) -> tuple[Entry, ...]:
         """The repetitions whose numbers are used."""
         return tuple(entry for entry in self.entries if entry.is_ok)
+
+    @property
+    def environments(self) -> list[Environment]:
+        """The machines that the repetitions ran on whose numbers are used."""
+        return [entry.env for entry in self.ok_entries if entry.env is not None]
 
     @property
     def is_disturbed(self) -> bool:
@@ -146,9 +168,8 @@ class Case:
     def is_oversubscribed(self) -> bool:
         """Whether any repetition ran with more replicas than cores."""
         return any(
-            entry.trial.env.placement.is_oversubscribed
+            entry.env is not None and entry.env.placement.is_oversubscribed
             for entry in self.entries
-            if entry.trial is not None and entry.trial.env is not None
         )
 
     @property
@@ -172,7 +193,7 @@ class Study:
     plan: Plan
     # All planned trials in planned order, then those not planned, by id.
     entries: tuple[Entry, ...]
-    problems: tuple[Problem, ...]  # Records that cannot be read.
+    problems: tuple[errors.CorruptRecordError, ...]  # Records that cannot be read.
     # Whether N replicas match one, by backend and size, in planned order.
     matches: tuple[Match, ...] = ()
 
@@ -267,18 +288,31 @@ class Study:
         return units.pop() if len(units) == 1 else "examples"
 
 
-def _state(trial: Trial | None, corrupt: dict[str, str], name: str) -> tuple[str, str]:
-    if name in corrupt:
-        return CORRUPT, corrupt[name]
-    if trial is None:
-        return MISSING, "not started"
-    if trial.status is None:
-        return UNFINISHED, "started, but has no status: interrupted, or still running"
-    if trial.status.status is TrialStatus.OK:
-        return TrialStatus.OK.value, ""
-    failure = trial.status.failure
-    reason = "no reason was recorded" if failure is None else failure.reason
-    return trial.status.status.value, reason
+def entry_of(
+    source: PlannedTrial | Trial, trial: Trial | None, corrupt: Mapping[str, str]
+) -> Entry:
+    """Returns a trial, as planned or as found, with its state."""
+    trial_id, spec = source.trial_id, source.spec
+    state, reason = TrialStatus.OK.value, ""
+    if trial_id in corrupt:
+        state, reason = CORRUPT, corrupt[trial_id]
+    elif trial is None:
+        state, reason = MISSING, "not started"
+    elif trial.status is None:
+        state = UNFINISHED
+        reason = "started, but has no status: interrupted, or still running"
+    elif trial.status.status is not TrialStatus.OK:
+        state, reason = trial.status.status.value, trial.status.reason
+    planned = source if isinstance(source, PlannedTrial) else None
+    return Entry(
+        trial_id=trial_id,
+        case_id=planned.case_id if planned else identity.case_id(spec),
+        modes=planned.modes if planned else (),
+        spec=spec,
+        trial=trial,
+        state=state,
+        reason=reason,
+    )
 
 
 def load_study(store: Store) -> Study:
@@ -290,56 +324,44 @@ def load_study(store: Store) -> Study:
       NewerSchemaError: A newer version wrote one of the records.
       UnavailableRecordError: The file system does not say what one of them holds.
     """
-    from results.records import identity
-
     plan = store.read_plan()
-    found = store.read()
+    found, matched = store.read(), store.matching.read()
     trials = {trial.trial_id: trial for trial in found.trials}
     corrupt = {
         problem.path.parent.name: f"{problem.path.name}: {problem.reason}"
         for problem in found.problems
     }
     entries = []
-    for planned in plan.trials:
-        trial = trials.pop(planned.trial_id, None)
-        state, reason = _state(trial, corrupt, planned.trial_id)
-        entries.append(
-            Entry(
-                trial_id=planned.trial_id,
-                case_id=planned.case_id,
-                modes=planned.modes,
-                spec=planned.spec,
-                trial=trial,
-                state=state,
-                reason=reason,
-                # A gate judges: what was measured beside load is none of its evidence.
-                is_disturbed=plan.measuring.gate is None
-                and state == TrialStatus.VOID.value
-                and trial is not None
-                and trial.result is not None
-                and bool(trial.result.rates_beside_load),
-            )
-        )
-    for trial_id, trial in sorted(trials.items()):
-        state, reason = _state(trial, corrupt, trial_id)
-        entries.append(
-            Entry(
-                trial_id=trial_id,
-                case_id=identity.case_id(trial.spec),
-                modes=(),
-                spec=trial.spec,
-                trial=trial,
-                state=state,
-                reason=reason or "not in the plan",
-            )
-        )
-    matched = store.matching.read()
+    for of in plan.trials:
+        trial = trials.pop(of.trial_id, None)
+        entry = entry_of(of, trial, corrupt)
+        result = None if trial is None else trial.result
+        # A gate judges: what was measured beside load is none of its evidence.
+        is_shown = plan.measuring.gate is None and entry.state == TrialStatus.VOID.value
+        if is_shown and result is not None and result.rates_beside_load:
+            entry = dataclasses.replace(entry, is_disturbed=True)
+        entries.append(entry)
+    for _, trial in sorted(trials.items()):  # not planned
+        entry = entry_of(trial, trial, corrupt)
+        reason = entry.reason or "not in the plan"
+        entries.append(dataclasses.replace(entry, reason=reason))
     matches = matching.of_plan(
         plan, {trial.trial_id: trial for trial in matched.trials}
     )
+    differs = {
+        (match.backend, match.num_replicas): match.reason
+        for match in matches
+        if match.outcome is Outcome.DIFFERS
+    }
+    for index, entry in enumerate(entries):
+        reason = differs.get((entry.spec.backend, entry.spec.num_replicas), "")
+        if reason and entry.is_measured and matching.is_judged(entry.spec):
+            entries[index] = dataclasses.replace(
+                entry, state=UNMATCHED, reason=reason, is_disturbed=False
+            )
     return Study(
         plan=plan,
-        entries=tuple(_without_unmatched(entries, matches)),
+        entries=tuple(entries),
         problems=(*found.problems, *matched.problems),
         matches=matches,
     )
@@ -347,46 +369,7 @@ def load_study(store: Store) -> Study:
 
 def matching_entries(store: Store) -> list[Entry]:
     """Returns the trials that match N replicas with one, of ``Store.matching``."""
-    from results.records import identity
-
-    found = []
-    for trial in store.read().trials:
-        state, reason = _state(trial, {}, trial.trial_id)
-        found.append(
-            Entry(
-                trial_id=trial.trial_id,
-                case_id=identity.case_id(trial.spec),
-                modes=(),
-                spec=trial.spec,
-                trial=trial,
-                state=state,
-                reason=reason,
-            )
-        )
-    return found
-
-
-def _without_unmatched(
-    entries: Iterable[Entry], matches: Iterable[Match]
-) -> Iterator[Entry]:
-    """Yields the entries; those that do not match one replica are not ok."""
-    reasons = {
-        (match.backend, match.num_replicas): match.reason
-        for match in matches
-        if match.outcome is Outcome.DIFFERS
-    }
-    for entry in entries:
-        reason = reasons.get((entry.spec.backend, entry.spec.num_replicas))
-        if (
-            reason is None
-            or not entry.is_measured
-            or not matching.is_judged(entry.spec)
-        ):
-            yield entry
-        else:
-            yield dataclasses.replace(
-                entry, state=UNMATCHED, reason=reason, is_disturbed=False
-            )
+    return [entry_of(trial, trial, {}) for trial in store.read().trials]
 
 
 def check_mode(case: Case, baseline: Case, mode: ScalingMode) -> None:

@@ -24,17 +24,17 @@ import itertools
 import math
 import statistics
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from results.records.models import Control, TrialStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from results.records.models import Plan, PlannedTrial, TrialResult, TrialSpec
     from results.records.record_base import Change
     from results.store.study_store import Trial
-    from results.study.cases import Case, Entry, Study
+    from results.study.cases import Case, Study
 
 
 NUM_STEPS: Final = 3
@@ -95,49 +95,44 @@ class Match:
 def of_plan(plan: Plan, trials: Mapping[str, Trial]) -> tuple[Match, ...]:
     """Matches every backend and size of a plan that has more than one replica."""
     planned = () if plan.matching is None else plan.matching.trials
-    references = {
+    of_one = {
         trial.spec.global_batch_size: trial
         for trial in planned
         if trial.spec.num_devices == 1
     }
+    wanted = dict.fromkeys(  # in planned order
+        (trial.spec.backend, trial.spec.num_replicas)
+        for trial in plan.trials
+        if is_judged(trial.spec) and trial.spec.num_devices > 1
+    )
     found: list[Match] = []
-    for backend, num_replicas in _wanted(plan):
+    for backend, num_replicas in wanted:
+        match = Match(
+            backend=backend,
+            num_replicas=num_replicas,
+            outcome=Outcome.NOT_CHECKED,
+            reason=OLD_PLAN,
+            is_planned=False,
+        )
+        if plan.matching is not None:
+            not_checked, remarks = plan.matching.not_checked, plan.matching.remarks
+            reason = not_checked.get(backend, "it was not planned")
+            match = dataclasses.replace(match, reason=reason)
         own = [
             trial
             for trial in planned
             if (trial.spec.backend, trial.spec.num_replicas) == (backend, num_replicas)
             and trial.spec.num_devices > 1
         ]
-        if own:
-            found += [
-                dataclasses.replace(
-                    _match(trial, references.get(trial.spec.global_batch_size), trials),
-                    remark=_remark(plan, backend),
-                )
-                for trial in own
-            ]
-        else:
-            found.append(
-                Match(
-                    backend=backend,
-                    num_replicas=num_replicas,
-                    outcome=Outcome.NOT_CHECKED,
-                    reason=_why_not_planned(plan, backend),
-                    is_planned=False,
-                )
-            )
+        for trial in own:
+            reference = of_one.get(trial.spec.global_batch_size)
+            more: dict[str, Any] = {"is_planned": True, "reason": ""}
+            more["remark"] = remarks.get(backend, "")
+            more |= _compared(trial, reference, trials)
+            found.append(dataclasses.replace(match, **more))
+        if not own:
+            found.append(match)
     return tuple(found)
-
-
-def _wanted(plan: Plan) -> list[tuple[str, int]]:
-    """Returns the backends and sizes that have numbers, in planned order."""
-    return list(
-        dict.fromkeys(
-            (trial.spec.backend, trial.spec.num_replicas)
-            for trial in plan.trials
-            if is_judged(trial.spec) and trial.spec.num_devices > 1
-        )
-    )
 
 
 def is_judged(spec: TrialSpec) -> bool:
@@ -150,85 +145,57 @@ def is_judged(spec: TrialSpec) -> bool:
     return spec.control in (Control.NONE, Control.TWIN) and not spec.revision
 
 
-def _why_not_planned(plan: Plan, backend: str) -> str:
-    if plan.matching is None:
-        return OLD_PLAN
-    return plan.matching.not_checked.get(backend, "it was not planned")
-
-
-def _remark(plan: Plan, backend: str) -> str:
-    return "" if plan.matching is None else plan.matching.remarks.get(backend, "")
-
-
-def _match(
+def _compared(
     trial: PlannedTrial, reference: PlannedTrial | None, trials: Mapping[str, Trial]
-) -> Match:
+) -> dict[str, Any]:
+    """Returns what is known of a match: why it is not checked, or its outcome."""
     spec = trial.spec
-    not_checked = Match(
-        backend=spec.backend,
-        num_replicas=spec.num_replicas,
-        outcome=Outcome.NOT_CHECKED,
-    )
     if reference is None:
-        reason = "one replica with the same global batch was not planned"
-        return dataclasses.replace(not_checked, reason=reason)
+        return {"reason": "one replica with the same global batch was not planned"}
     results: list[TrialResult] = []
     for side in (trial, reference):
+        which = f"the run of {side.spec.backend} x{side.spec.num_replicas}"
         found = trials.get(side.trial_id)
-        reason = _why_unusable(found)
-        if reason or found is None or found.result is None:
-            which = f"{side.spec.backend} x{side.spec.num_replicas}"
-            return dataclasses.replace(
-                not_checked, reason=f"the run of {which} {reason}"
-            )
+        if found is None or found.status is None:
+            why = "has no record: it is missing, corrupt or interrupted"
+            return {"reason": f"{which} {why}"}
+        status = found.status
+        if status.status is not TrialStatus.OK or found.result is None:
+            return {
+                "reason": f"{which} ended as {status.status.label}: {status.reason}"
+            }
         results.append(found.result)
-    of_losses = loss_difference(*(mean_losses(result) for result in results))
+    losses = [mean_losses(result) for result in results]
+    of_losses = loss_difference(*losses)
+    # The variables of a program of the user's are not known.
+    of_change, tolerance, name = None, None, ""
     if spec.is_client:
-        return _by_losses(not_checked, spec, of_losses, results)
-    if not any(any(change.sketch) for result in results for change in result.changes):
-        reason = f"{NUM_CHANGING_STEPS} steps change no variable on either side"
-        return dataclasses.replace(not_checked, reason=reason)
-    of_changes = change_differences(*(result.changes for result in results))
-    group, name = max(
-        of_changes,
-        key=lambda key: of_changes[key] / TOLERANCES[key[0]],
-        default=("model", ""),
-    )
-    of_change, tolerance = of_changes.get((group, name)), TOLERANCES[group]
+        if not all(losses):
+            return {"reason": "the program gives no losses: pass loss to step.done()"}
+    else:
+        sketches = [change.sketch for of in results for change in of.changes]
+        if not any(map(any, sketches)):
+            why = f"{NUM_CHANGING_STEPS} steps change no variable on either side"
+            return {"reason": why}
+        of_changes = change_differences(*(result.changes for result in results))
+        group, name = max(
+            of_changes,
+            key=lambda key: of_changes[key] / TOLERANCES[key[0]],
+            default=("model", ""),
+        )
+        of_change, tolerance = of_changes.get((group, name)), TOLERANCES[group]
     reason = _why_different(of_losses, of_change, tolerance, name)
-    return Match(
-        backend=spec.backend,
-        num_replicas=spec.num_replicas,
-        outcome=Outcome.DIFFERS if reason else Outcome.MATCHES,
-        reason=reason,
-        global_batch_size=spec.global_batch_size,
-        loss_difference=of_losses,
-        change_difference=of_change,
-        change_tolerance=tolerance,
-        changed=name,
-    )
-
-
-def _by_losses(
-    not_checked: Match,
-    spec: TrialSpec,
-    of_losses: float,
-    results: Sequence[TrialResult],
-) -> Match:
-    """Matches a program of the user's, whose variables are not known."""
-    if not all(mean_losses(result) for result in results):
-        reason = "the program gives no losses: pass loss to step.done()"
-        return dataclasses.replace(not_checked, reason=reason)
-    reason = _why_different(of_losses, 0.0, MODEL_TOLERANCE, "")
-    if reason:
+    if reason and spec.is_client:
         reason += "; let batches depend on the seed and the step alone, or --no-match"
-    return dataclasses.replace(
-        not_checked,
-        outcome=Outcome.DIFFERS if reason else Outcome.MATCHES,
-        reason=reason,
-        global_batch_size=spec.global_batch_size,
-        loss_difference=of_losses,
-    )
+    return {
+        "outcome": Outcome.DIFFERS if reason else Outcome.MATCHES,
+        "reason": reason,
+        "global_batch_size": spec.global_batch_size,
+        "loss_difference": of_losses,
+        "change_difference": of_change,
+        "change_tolerance": tolerance,
+        "changed": name,
+    }
 
 
 def mean_losses(result: TrialResult) -> list[float]:
@@ -237,18 +204,8 @@ def mean_losses(result: TrialResult) -> list[float]:
     return [statistics.fmean(losses) for losses in zip(*of_ranks, strict=False)]
 
 
-def _why_unusable(trial: Trial | None) -> str:
-    if trial is None or trial.status is None:
-        return "has no record: it is missing, corrupt or interrupted"
-    if trial.status.status is TrialStatus.OK:
-        return ""
-    failure = trial.status.failure
-    reason = "no reason was recorded" if failure is None else failure.reason
-    return f"ended as {trial.status.status.label}: {reason}"
-
-
 def _why_different(
-    of_losses: float, of_change: float | None, tolerance: float, name: str
+    of_losses: float, of_change: float | None, tolerance: float | None, name: str
 ) -> str:
     """Returns how N replicas differ from one, or "" if they do not."""
     if not of_losses <= LOSS_TOLERANCE:
@@ -256,7 +213,7 @@ def _why_different(
             f"their losses of the first {NUM_STEPS} steps differ by {of_losses:.1e}"
             f" (at most {LOSS_TOLERANCE:g}, relative)"
         )
-    elif of_change is None or not of_change <= tolerance:
+    elif tolerance is not None and (of_change is None or not of_change <= tolerance):
         size = "an unknown amount" if of_change is None else f"{of_change:.0%}"
         how = (
             f"what {NUM_CHANGING_STEPS} steps change in {name or 'the variables'}"
@@ -275,7 +232,12 @@ def loss_difference(first: Sequence[float], second: Sequence[float]) -> float:
     pairs = list(zip(first[:NUM_STEPS], second[:NUM_STEPS], strict=False))
     if len(pairs) < NUM_STEPS:
         return math.inf
-    return max(abs(a - b) / max(abs(a), abs(b), 1e-30) for a, b in pairs)
+    return _largest_difference(pairs)
+
+
+def _largest_difference(pairs: Iterable[tuple[float, float]]) -> float:
+    relative = (abs(a - b) / max(abs(a), abs(b), 1e-30) for a, b in pairs)
+    return max(relative, default=0.0)
 
 
 def change_differences(
@@ -375,59 +337,53 @@ class Agreements:
 def agreements_of(study: Study) -> Agreements:
     """Compares the first losses of every two backends at the same size."""
     twin = None
-    for control in study.controls:
-        if control.spec.control is Control.TWIN:
-            matches = [case for case in study.cases if _key(case) == _key(control)]
-            found = [
-                _compare(case, control, NUM_COMPARED_STEPS)
-                for case in matches
-                if _same(case, control)
-            ]
-            twin = next((pair for pair in found if pair is not None), None)
+    for control, case in itertools.product(study.controls, study.cases):
+        if (
+            control.spec.control is Control.TWIN
+            and _size(control) == _size(case)
+            and control.spec.backend == case.spec.backend
+        ):
+            twin = twin or _compare(case, control, NUM_COMPARED_STEPS)
     if twin is not None and not twin.holds:
         return Agreements(twin=twin, pairs=())
     if study.plan.draws_random_numbers:
         return Agreements(twin=twin, pairs=(), is_drawn=True)
-    own = {case.case_id: case for case in study.cases if _compares_itself(case)}
+    own = {
+        case.case_id: case.spec.backend
+        for case in study.cases
+        for entry in case.ok_entries
+        if any(check.name == OWN_CHECK for check in entry.result.sanity)
+    }
     is_amplified = study.plan.amplifies_rounding
     num_steps = NUM_STEPS_WHERE_AMPLIFIED if is_amplified else NUM_COMPARED_STEPS
     pairs = [
         _compare(first, second, num_steps)
         for first, second in itertools.combinations(study.cases, 2)
-        if _key(first) == _key(second)
+        if _size(first) == _size(second)
         and not {first.case_id, second.case_id} & own.keys()
     ]
     return Agreements(
         twin=twin,
         pairs=tuple(pair for pair in pairs if pair),
         num_steps=num_steps,
-        by_check=tuple(dict.fromkeys(case.spec.backend for case in own.values())),
+        by_check=tuple(dict.fromkeys(own.values())),
     )
 
 
-def _key(case: Case) -> tuple[object, ...]:
+def _size(case: Case) -> tuple[int, int]:
     return case.spec.num_replicas, case.spec.per_replica_batch_size
-
-
-def _compares_itself(case: Case) -> bool:
-    return any(
-        check.name == OWN_CHECK
-        for entry in case.ok_entries
-        for check in entry.result.sanity
-    )
-
-
-def _same(case: Case, control: Case) -> bool:
-    return case.spec.backend == control.spec.backend
 
 
 def _compare(first: Case, second: Case, num_steps: int) -> Agreement | None:
     """Compares trials with the same seed; None where none has losses."""
-    there = {entry.key: _losses(entry, num_steps) for entry in second.ok_entries}
+    here, there = (
+        {entry.key: entry.result.ranks[0].losses[:num_steps] for entry in of.ok_entries}
+        for of in (first, second)
+    )
     differences = [
-        _difference(_losses(entry, num_steps), there[entry.key])
-        for entry in first.ok_entries
-        if there.get(entry.key) and _losses(entry, num_steps)
+        _largest_difference(zip(losses, there[key], strict=False))
+        for key, losses in here.items()
+        if losses and there.get(key)
     ]
     if not differences:
         return None
@@ -436,18 +392,4 @@ def _compare(first: Case, second: Case, num_steps: int) -> Agreement | None:
         second=second,
         difference=max(differences),
         num_pairs=len(differences),
-    )
-
-
-def _losses(entry: Entry, num_steps: int) -> Sequence[float]:
-    return entry.result.ranks[0].losses[:num_steps]
-
-
-def _difference(first: Sequence[float], second: Sequence[float]) -> float:
-    return max(
-        (
-            abs(a - b) / max(abs(a), abs(b), 1e-30)
-            for a, b in zip(first, second, strict=False)
-        ),
-        default=0.0,
     )

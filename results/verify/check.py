@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from results.figures import relay, scaling
-from results.judging.gate_logs import GATE_NAME
+from results.judging.gate import GATE_NAME
 from results.store import manifest, study_store, untrusted
 from results.store.manifest import MANIFEST_NAME, NOTHING
 from results.store.study_store import MATCHING_NAME, PLAN_NAME, TRIALS_NAME

@@ -1,7 +1,7 @@
 """Derives the record of a trial anew from what its processes wrote, and compares both.
 
 Nothing here uses the code that wrote the records (``harness/run``), nor their models.
-``results/records/client/protocol.py`` and ``harness/run/rounds.py`` describe the lines
+``results/records/protocol.py`` and ``harness/run/rounds.py`` describe the lines
 that are read. Observations must be equal to the last digit, sums to ``SUM_TOLERANCE``.
 """
 

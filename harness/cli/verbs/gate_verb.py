@@ -24,7 +24,7 @@ from harness.run.sweep import stop_signals
 from harness.sources import code_digest
 from reports.words import judgement
 from results.judging import gate as gate_module
-from results.judging import gate_logs, gate_metrics, quality_gate
+from results.judging import gate_metrics, quality_gate
 from results.judging import power as power_module
 from results.records.measuring import GateDesign
 from results.records.models import Order
@@ -286,7 +286,7 @@ def show_outlook(
             f" {group_sequential.FEWEST_GENERATIONS} or more;"
             f" use --time-budget {math.ceil(needed)}min or more"
         )
-    text = judgement.power_text(
+    table = judgement.calculate(
         spread,
         power_module.design(
             delta=rule.delta,
@@ -298,7 +298,7 @@ def show_outlook(
         num_cases=len({trial.case_id for trial in planned[0].trials}),
         minutes_per_generation=each,
     )
-    click.echo(text)
+    click.echo(judgement.power_text(table))
     return code or exit_codes.OK
 
 
@@ -427,11 +427,11 @@ def _conclude(store: Store | None, found: Gate, request: GateRequest) -> int:
     if store is not None:
         from reports.page import build
 
-        gate_logs.write_gate(store, judgement.record_of(found))
+        gate_module.write_gate(store, judgement.record_of(found))
         build.write_report(store, store.report_path)
     for path, form in files_of(request, _WRITE_GATE).items():
         atomic.write_text(path, _WRITE_GATE[form](found) + "\n")
     click.echo(_WRITE_GATE[request.form](found))
     if store is not None:
         running.note(f"report of this tree: {store.report_path}")
-    return gate_logs.code_of(found)
+    return found.exit_code

@@ -30,7 +30,7 @@ from reports import output_file
 from reports.exports import export_formats
 from reports.exports.export_formats import FORMATS, Output
 from results.judging import gate_metrics
-from results.store import zipped
+from results.store import studies
 from results.store.study_store import Store
 from results.study.cases import load_study
 
@@ -199,7 +199,7 @@ def run(request: ReportRequest, _: Call) -> int:
 def _opened(name: str, request: ReportRequest, unpacked: contextlib.ExitStack) -> Store:
     """Returns a study that is named, or whose folder or zip file is."""
     path = study_module.find_study(name, request.runs_dir)
-    root = unpacked.enter_context(zipped.opened(path))
+    root = unpacked.enter_context(studies.opened(path))
     is_page = request.format.output is Output.PAGE
     if root != path and path.is_file() and is_page and request.output is None:
         raise StudyError(f"{name!r} is a zip file; name the page with -o, -o page.html")

@@ -19,9 +19,8 @@ from harness.options.option import Option, Options
 from harness.planning import study as study_module
 from harness.run import rounds
 from results.errors import CorruptRecordError, MissingRecordError
-from results.records.masked import tokens
 from results.records.models import Order, PlannedTrial
-from results.records.texts import printable
+from results.records.texts import printable, tokens
 from results.store import lock, study_store
 from results.store.study_store import Store
 from results.study.cases import load_study
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
     from harness.cli.verb import Call
     from results.records.models import StatusRecord
-    from results.store.study_store import Problem, Trial
+    from results.store.study_store import Trial
 
 
 WATCH_SEC: Final = 2.0
@@ -88,7 +87,7 @@ class _State:
 
     lines: list[str]
     data: dict[str, Any]
-    problems: Sequence[Problem]
+    problems: Sequence[CorruptRecordError]
     is_running: bool
 
 
@@ -227,7 +226,7 @@ def _planned_from(trials: Iterable[Trial]) -> tuple[PlannedTrial, ...]:
     )
 
 
-def name_problems(problems: Sequence[Problem]) -> int:
+def name_problems(problems: Sequence[CorruptRecordError]) -> int:
     """Prints one line per damaged record, and returns the exit code."""
     for problem in problems:
         click.echo(

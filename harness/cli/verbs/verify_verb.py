@@ -17,8 +17,9 @@ from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
 from harness.options.option import Options
 from harness.planning import study as study_module
 from results import errors, plugins
-from results.judging import gate_logs, gate_metrics
-from results.store import record_file, untrusted, zipped
+from results.judging import gate as gate_module
+from results.judging import gate_metrics
+from results.store import record_file, studies, untrusted
 from results.store.manifest import MANIFEST_NAME
 from results.store.study_store import Store
 from results.study.cases import load_study
@@ -56,7 +57,7 @@ class VerifyRequest(Options):
 def run(request: VerifyRequest, call: Call) -> int:
     """Verifies a study, or each study of a varied one and their page."""
     path = study_module.find_study(request.study, request.runs_dir)
-    with zipped.opened(path) as root:
+    with studies.opened(path) as root:
         if root != path:
             request = request.model_copy(update={"study": str(root.absolute())})
         return varied.for_each(_verify, varied.compare)(request, call)
@@ -118,9 +119,9 @@ def _verify_gate(store: Store, check: Check) -> bool:
     if store.read_plan().measuring.gate is None:
         return False
     try:
-        stored = gate_logs.read_gate(store)
+        stored = gate_module.read_gate(store)
     except errors.CorruptRecordError as error:
-        check.differ(_GATE, gate_logs.GATE_NAME, "readable", one_line(str(error)))
+        check.differ(_GATE, gate_module.GATE_NAME, "readable", one_line(str(error)))
         return False
     if stored is None:
         return False
@@ -134,7 +135,7 @@ def _verify_gate(store: Store, check: Check) -> bool:
     for name in {**stated, **derived}:
         kind = check_module.VERDICT if name.endswith("verdict") else _GATE
         where, both = (
-            f"{gate_logs.GATE_NAME} {name}",
+            f"{gate_module.GATE_NAME} {name}",
             (stated.get(name), derived.get(name)),
         )
         check.compare(kind, where, *both, _TOLERANCE)

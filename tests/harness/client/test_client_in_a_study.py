@@ -14,7 +14,7 @@ from harness.cli import exit_codes
 from harness.client import scaling_client
 from harness.run import rounds, session
 from harness.trial import process_tree
-from results.records.client import protocol as client_protocol
+from results.records import protocol as client_protocol
 from results.records.models import Control, Order, TrialStatus
 from results.store.study_store import Store
 from results.verify import trials

@@ -32,7 +32,7 @@ from harness.cli import main as cli
 from harness.machine import gpus
 from harness.run import trial_tree
 from reports.charts import svg
-from results.judging import gate_logs
+from results.judging import gate as gate_module
 from results.records import identity
 from results.records.models import GateCase, GateRecord, TrialSpec
 from results.store.study_store import Store
@@ -157,7 +157,7 @@ def whole(tmp_path_factory, overrides, quick_sweeps):
             assert exit_codes.OK == code
     study = root / "runs" / "r"
     shutil.make_archive(str(root / "records"), "zip", root / "runs", "r")
-    gate_logs.write_gate(Store(study), GATE)
+    gate_module.write_gate(Store(study), GATE)
     (study / "report").mkdir(exist_ok=True)
     (study / "report" / "index.html").write_text("<p>a page of 12 numbers</p>\n")
     (study / ".lock-holder").write_text("1\n")

@@ -74,11 +74,7 @@ def other_lock(repository, tmp_path_factory):
     modules = "".join(f"{folder}\n" for folder in folders)
     contents = {name: dict[str, str]() for name in code_digest.DISTRIBUTIONS}
     contents["modules-of-tests"] = {"modules_of_tests.pth": modules}
-    _commit(
-        repository,
-        {revisions.LOCK_NAME: _lock(wheels, contents)},
-        "other_lock",
-    )
+    _commit(repository, {revisions.LOCK_NAME: _lock(wheels, contents)}, "other_lock")
     return "other_lock"
 
 

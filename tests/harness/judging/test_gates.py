@@ -17,7 +17,7 @@ from gate_process import DRIVER, GATE, worktrees
 from harness.cli import exit_codes
 from harness.judging import revisions
 from harness.trial import process_tree
-from results.judging import gate_logs
+from results.judging import gate as gate_module
 from results.records.models import Control
 from results.store.study_store import Store
 
@@ -232,11 +232,7 @@ def test_equal_code_passes_at_once(gate, written):
 
 def test_a_clear_slowdown_ends_at_the_first_look(gate, repository, temporary, tmp_path):
     code, out, err = gate(
-        "--baseline=faster",
-        "--measure-equal",
-        "--study=g",
-        "--format=json",
-        of=LOOKING,
+        "--baseline=faster", "--measure-equal", "--study=g", "--format=json", of=LOOKING
     )
 
     data = json.loads(out)
@@ -256,7 +252,7 @@ def test_a_clear_slowdown_ends_at_the_first_look(gate, repository, temporary, tm
     first = [of for of in results if any(turn.is_sustained for turn in of.turns)]
     assert 8 == len(first)  # not the twins
     assert {4} == {sum(turn.is_sustained for turn in of.turns) for of in first}
-    notes = gate_logs.read_gate(store).notes
+    notes = gate_module.read_gate(store).notes
     (check,) = (note for note in notes if note.startswith("a check of the blocks:"))
     assert re.search(r"take [+-]\d+\.\d % \[.+\] longer \(n = 4\), over all", check)
 

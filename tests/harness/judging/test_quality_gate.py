@@ -96,23 +96,14 @@ def test_a_stored_sweep_is_a_baseline_too(gate, tmp_path):
 
 
 REFUSED = [
-    (
-        ("--quality-repeats=2",),
-        r"--quality-repeats 2 gives no verdict: .* use 5 or",
-    ),
-    (
-        ("--repeats=4",),
-        r"--repeats 4 has no effect with --metric top_1: .*--quality",
-    ),
+    (("--quality-repeats=2",), r"--quality-repeats 2 gives no verdict: .* use 5 or"),
+    (("--repeats=4",), r"--repeats 4 has no effect with --metric top_1: .*--quality"),
     (
         ("--order=interleaved",),
         r"--order interleaved has no effect with --metric top_1: ",
     ),
     (("--time-budget=3min",), r"--time-budget 3 has no effect with order sequential"),
-    (
-        ("--budget=none",),
-        r"preset 'smoke' of resnet50 has no quality run with data",
-    ),
+    (("--budget=none",), r"preset 'smoke' of resnet50 has no quality run with data"),
     (("--metric=throughput",), r"--budget 20steps has no effect with --metric thr"),
     (
         ("--metric=time_to_first_step", "--order=interleaved", "--budget=none"),

@@ -6,7 +6,7 @@ import pytest
 
 from harness.machine import allocation
 from harness.run import trial_tree
-from results.records import masked, program
+from results.records import program, texts
 from results.store.study_store import Store
 
 HOME_OF_ROOT = "/" + "root"
@@ -91,9 +91,9 @@ def test_values_are_printable_lines_without_user_folders():
 def test_user_folders_are_shortened(text, expected, monkeypatch):
     """Wherever a path begins, but not within a longer one."""
     monkeypatch.setenv("HOME", "/data/people/eve")
-    assert expected == masked.shortened(text)
+    assert expected == texts.shortened(text)
     monkeypatch.setenv("HOME", "/")  # which is nobody's
-    assert "/data/x" == masked.shortened("/data/x")
+    assert "/data/x" == texts.shortened("/data/x")
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from reports.site import build
 from results import Store
 from results.judging import gate_metrics
 from results.records.models import TrialStatus
-from results.store import zipped
+from results.store import studies
 
 STUDY = "resnet50-two-cores"
 TOKEN = "hf_" + "aB" * 17
@@ -39,7 +39,7 @@ def test_verify_accepts_what_was_downloaded(tmp_path):
         kept = (original.parent / name).read_bytes()
         assert (tmp_path / "unpacked" / name).read_bytes() == kept, name
     assert {original.parent / name for name in names} >= records
-    with zipped.opened(tmp_path / "unpacked") as unpacked:
+    with studies.opened(tmp_path / "unpacked") as unpacked:
         assert STUDY == unpacked.name
     assert exit_codes.OK == done.exit_code, done.output
     assert re.search(

@@ -10,10 +10,10 @@ from reports.exports import exports, text
 from reports.page import build
 from reports.page.sections import coverage, learning, steps
 from reports.site.card import make_card
-from reports.view import view_store
+from reports.view.view import view_store
 from reports.words import brief, formats, judgement
 from results import load_study
-from results.judging import gate, gate_logs, gate_metrics
+from results.judging import gate, gate_metrics
 from results.records.machine_record import GpuUse
 from results.statistics import run_scores
 
@@ -40,11 +40,12 @@ def judged(make, synthetic):
 
     def record(*, slower, code, is_recorded=True, **update):
         store, found = measured(slower)
-        (store.root / gate_logs.GATE_NAME).unlink(missing_ok=True)
+        (store.root / gate.GATE_NAME).unlink(missing_ok=True)
         if is_recorded:
             headline = judgement.headline(found)
-            record = gate_logs.record_of(found, headline=headline, exit_code=code)
-            gate_logs.write_gate(store, record.model_copy(update=update))
+            record = found.record(headline=headline)
+            of_code = {"exit_code": code, "is_pass": code == 0}
+            gate.write_gate(store, record.model_copy(update=of_code | update))
         return store
 
     return record
@@ -99,7 +100,7 @@ def test_a_gate_that_has_not_concluded_has_no_verdict(judged):
     """Killed before its end, or its record is damaged."""
     store = judged(slower=1.1, code=1, is_recorded=False)
     found = brief.of_view(view_store(store))
-    (store.root / gate_logs.GATE_NAME).write_text("{}", encoding="utf-8")
+    (store.root / gate.GATE_NAME).write_text("{}", encoding="utf-8")
     damaged = brief.of_view(view_store(store))
 
     assert "has not concluded" in found.sentence
@@ -213,7 +214,7 @@ def test_quality_runs_of_a_case_are_scored_together(view, section):
 
     for case in view.study.quality_runs:
         values = [e.result.curve[-1].quality[0].value for e in case.ok_entries]
-        score = run_scores.score({"digits": values})
+        score = run_scores.score(values)
         start = f"in_graph x{case.spec.num_replicas}, 5 runs: {run_scores.TRIMMED_MEAN}"
         (line,) = (line for line in lines if line.startswith(f"{start}, "))
         assert plain(formats.quality(score.value, "")) in line

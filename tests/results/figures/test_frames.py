@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 
 import results
-from results.figures import frame, scaling, summary, table
+from results.figures import frame, scaling, summary
 from results.records import schema
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -213,7 +213,7 @@ def study(tmp_path_factory, synthetic):
 def test_a_cell_of_the_table_has_an_estimate_or_a_reason(study):
     """Ratios of a baseline are no estimates; the best baseline is all of itself."""
     points = scaling.points(study)
-    rows = [(point, table.of_point(point)) for point in points]
+    rows = [(point, scaling.of_point(point)) for point in points]
     cells = [cell for _, row in rows for cell in row.values()]
     first = rows[0][1]
     best = [
@@ -234,11 +234,11 @@ def test_a_cell_of_the_table_has_an_estimate_or_a_reason(study):
 
 def test_throughput_of_trials_is_the_throughput_of_the_point(study):
     (point, *_) = scaling.points(study)
-    cell = table.of_trials(point.case, "throughput")
+    cell = scaling.of_trials(point.case, "throughput")
 
     assert point.throughput == cell.estimate
     assert cell.values == tuple(
-        table.of_trial(entry, "throughput") for entry in point.case.ok_entries
+        scaling.of_trial(entry, "throughput") for entry in point.case.ok_entries
     )
 
 
@@ -248,7 +248,7 @@ def test_frame_and_summary_have_the_numbers_of_the_table(study):
     data = summary.summarize(study)["points"]
 
     for point, facts in zip(scaling.points(study), data, strict=True):
-        row = table.of_point(point)
+        row = scaling.of_point(point)
         for name, figure in row.items():
             shown = None if figure.estimate is None else figure.estimate.value
             assert shown == (facts[name] and facts[name]["value"])

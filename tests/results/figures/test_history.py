@@ -10,10 +10,10 @@ from plain_text import plain
 from synthetic import make_store, relay_shape
 
 from harness.machine.disturbance import void_reason
-from reports.view import view_store
+from reports.view.view import view_store
 from reports.words import trust
 from results import load_study
-from results.figures import lost_time
+from results.figures import relay
 from results.figures.history import history, machine_class
 from results.figures.relay import _without_numbers, count_turns
 
@@ -177,7 +177,7 @@ def test_what_a_first_step_takes_more_is_found(tmp_path, steps_per_turn, said):
     assert bool(said) == bool(text)
     for words in said:
         assert re.search(words, text), (words, text)
-    for found in map(lost_time.of_case, view.measured_cases):
+    for found in map(relay.first_step_of, view.measured_cases):
         assert (min(steps_per_turn), max(steps_per_turn)) == (found.fewest, found.most)
         if steps_per_turn == (3,):
             assert pytest.approx(1.08) == found.ratio.value

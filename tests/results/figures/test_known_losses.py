@@ -80,7 +80,7 @@ def test_two_controls_that_take_away_the_same_time_name_no_cause():
         name: {g: value * (1 + 0.001 * g) for g in range(GENERATIONS)}
         for name, value in times.items()
     }
-    found = lost_time.decompose(lost_time.Observed(**observed))
+    found = lost_time.decompose(**observed)
 
     assert found.part("unexplained").high_sec < 0
     assert found.main_loss == ""

@@ -6,9 +6,8 @@ import statistics
 
 import pytest
 
-from results import errors, load_study
+from results import load_study
 from results.figures import learning_gains
-from results.figures.learning_gains import Axis
 
 
 def study_of(root, synthetic, num_runs):
@@ -112,33 +111,25 @@ def test_a_target_of_runs_of_which_some_failed_says_what_it_is_worth(study):
     assert reached(study, 1)[3] == found.target
 
 
-@pytest.mark.parametrize("axis", list(Axis))
+@pytest.mark.parametrize(
+    ("unit", "spent"), [("s", "train_time_sec"), ("examples", "num_examples")]
+)
 def test_every_run_that_meets_the_target_at_once_needs_its_first_evaluation(
-    study, axis
+    study, unit, spent
 ):
     """And none reaches another: no run is dropped, and no number made up."""
     case = case_of(study, 2)
     at_once, never = (
-        learning_gains.time_to_axis(
-            case, "top_1", target, is_higher_better=True, axis=axis
+        learning_gains.time_to_target(
+            case, "top_1", target, unit, is_higher_better=True
         )
         for target in (-1e9, 1e9)
     )
-    first = sorted(axis.of(entry.result.curve[0]) for entry in case.ok_entries)
+    first = sorted(getattr(of.result.curve[0], spent) for of in case.ok_entries)
 
-    assert (first[2], 5, axis.value) == (
+    assert (first[2], 5, unit) == (
         at_once.median.value,
         at_once.num_reached,
         at_once.median.unit,
     )
     assert (math.inf, 0, 5) == (never.median.value, never.num_reached, never.median.n)
-
-
-def test_a_metric_that_runs_do_not_have_is_an_error(study):
-    with pytest.raises(
-        errors.ResultsError,
-        match=r"^quality runs of '.*' have no metric 'loss'; they have .*top_1",
-    ):
-        learning_gains.time_to_axis(
-            case_of(study, 2), "loss", 1.0, is_higher_better=True, axis=Axis.SECONDS
-        )

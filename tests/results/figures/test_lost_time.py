@@ -1,15 +1,13 @@
 """The parts of a step: they add up to it, come from the right turns, and are judged."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from changed_study import with_results
 from synthetic import ALL_CONTROLS, Lost, make_store, relay_shape
 
 from results import errors, load_study
-from results.figures import explain, lost_time
-from results.figures.lost_time import PARTS, Observed, decompose
+from results.figures import lost_time
+from results.figures.lost_time import PARTS, decompose
 from results.records.models import Control
 
 
@@ -19,17 +17,17 @@ def _all(milli_sec):
 
 # A step of 100 ms: 60 alone with 10 of input, 8 contention, 20 communication, 2 more
 # input, 4 imbalance, 6 unexplained.
-FULL = Observed(
-    case=_all(100),
-    baseline=_all(60),
-    nosync=_all(80),
-    solo=_all(68),
-    synthetic=_all(88),
-    baseline_synthetic=_all(50),
-    without_update=_all(99),
-    baseline_without_update=_all(59),
-    imbalance=_all(4),
-)
+FULL = {
+    "case": _all(100),
+    "baseline": _all(60),
+    "nosync": _all(80),
+    "solo": _all(68),
+    "synthetic": _all(88),
+    "baseline_synthetic": _all(50),
+    "without_update": _all(99),
+    "baseline_without_update": _all(59),
+    "imbalance": _all(4),
+}
 
 
 def values_of(found):
@@ -49,7 +47,7 @@ def values_of(found):
 )
 def test_a_part_without_its_control_is_part_of_the_unexplained(field, part, reason):
     """Whatever is missing, the parts add up to the step."""
-    found = decompose(dataclasses.replace(FULL, **{field: None}))
+    found = decompose(**{name: of for name, of in FULL.items() if name != field})
     values = values_of(found)
     known = [value for value in values.values() if value is not None]
 
@@ -65,14 +63,14 @@ def test_input_that_one_replica_waits_for_as_well_is_no_loss():
     """60 ms at one replica and at two, 10 of them input: nothing is lost."""
     same = {name: _all(60) for name in ("case", "baseline", "nosync", "solo")}
     without = {name: _all(50) for name in ("synthetic", "baseline_synthetic")}
-    values = values_of(decompose(Observed(**same, **without)))
+    values = values_of(decompose(**same, **without))
 
     assert values["input"] == pytest.approx(0, abs=1e-12)
     assert values["unexplained"] == pytest.approx(0, abs=1e-12)
 
 
 def test_one_generation_has_no_interval():
-    found = decompose(Observed(case={0: 0.1}, baseline={0: 0.05}, nosync={0: 0.08}))
+    found = decompose(case={0: 0.1}, baseline={0: 0.05}, nosync={0: 0.08})
 
     assert (found.step.value_sec, found.step.low_sec) == (0.1, None)
     assert found.method == ("no interval: one run tells nothing about other processes")
@@ -84,7 +82,7 @@ def test_generations_that_never_met_are_an_error():
         match=r"^no run has all of case, baseline, nosync; a part is the "
         r"difference .*: measure the case and its controls together$",
     ):
-        decompose(Observed(case={0: 0.1}, baseline={0: 0.05}, nosync={1: 0.08}))
+        decompose(case={0: 0.1}, baseline={0: 0.05}, nosync={1: 0.08})
 
 
 # Noise of 3 % that the cases of a generation share, and 0.05 % between processes.
@@ -97,7 +95,7 @@ def explained(tmp_path):
 
     def make(**fields):
         store = make_store(tmp_path, relay_shape(**fields))
-        return explain.explain(load_study(store))
+        return lost_time.explain(load_study(store))
 
     return make
 
@@ -173,7 +171,7 @@ def test_void_turns_are_in_no_mean(tmp_path):
     assert ("in_graph",) == study.backends  # solo has no curve, colour or row
     assert void
     for result in void:
-        rounds = explain.rounds_of(result)
+        rounds = lost_time.rounds_of(result)
         assert set(result.rates) == set(rounds)
         for turn in result.turns:
             if turn.is_valid:
@@ -197,7 +195,7 @@ def test_programs_that_never_communicate_count_by_their_mean(tmp_path):
         return {"ranks": tuple(ranks)}
 
     (equal,), (found,) = (
-        explain.explain(of) for of in (study, with_results(study, unequal))
+        lost_time.explain(of) for of in (study, with_results(study, unequal))
     )
     assert values_of(equal.lost) == pytest.approx(values_of(found.lost), abs=1e-4)
 
@@ -239,8 +237,8 @@ def test_pipelines_that_take_the_whole_step_bound_it(
 
 
 def test_what_pipelines_take_alone_is_no_part_of_the_step():
-    found = decompose(dataclasses.replace(FULL, input_only=_all(98)))
+    found = decompose(**FULL, input_only=_all(98))
 
-    assert decompose(FULL).parts == found.parts
-    assert decompose(FULL).input_bound is None
+    assert decompose(**FULL).parts == found.parts
+    assert decompose(**FULL).input_bound is None
     assert pytest.approx(0.0981, rel=1e-3) == found.input_bound.input_sec.value

@@ -7,7 +7,7 @@ from changed_study import with_results, with_turns
 from synthetic import make_store, relay_shape
 
 from results import load_study
-from results.figures import explain, scaling
+from results.figures import lost_time, scaling
 from results.records.models import ScalingMode
 
 CPU_OF_ALONE, CPU_PER_REPLICA, WAIT, OTHERS = 0.048, 0.055, 0.002, 0.05
@@ -39,7 +39,7 @@ def _with_turns(study, *, has_wait=True, is_load_known=True):
 
 
 def _only(study):
-    (found,) = explain.losses_of_points(scaling.points(study))
+    (found,) = lost_time.recorded_losses(scaling.points(study))
     return found
 
 
@@ -50,7 +50,7 @@ def test_the_parts_are_those_that_the_turns_were_given(study):
     values = {part.name: part.value_sec for part in lost.parts}
 
     assert found.mode is ScalingMode.WEAK
-    assert list(values) == list(explain.PARTS)
+    assert list(values) == list(lost_time.RECORDED_PARTS)
     assert sum(values.values()) == pytest.approx(lost.step.value_sec)
     # The rounds of the study are slower and faster by some per cent, CPU time is not.
     assert values["computing"] == pytest.approx(CPU_PER_REPLICA - CPU_OF_ALONE)
@@ -108,7 +108,7 @@ def test_what_the_kernel_does_not_record_is_unexplained(study, fields, unknown):
 
     for name in unknown:
         part = lost.part(name)
-        assert (None, explain.NOT_RECORDED) == (part.value_sec, part.reason)
+        assert (None, lost_time.NOT_RECORDED) == (part.value_sec, part.reason)
     values = [part.value_sec or 0.0 for part in lost.parts]
     assert sum(values) == pytest.approx(lost.step.value_sec)
     assert lost.main_loss in ("", "computing")
@@ -118,18 +118,20 @@ def test_turns_without_cpu_time_explain_nothing(study):
     """Records of a version that did not measure it."""
     found = _only(study)
 
-    assert (None, explain.NO_CPU_TIME) == (found.lost, found.reason)
+    assert (None, lost_time.NO_CPU_TIME) == (found.lost, found.reason)
 
 
 def test_no_round_in_common_explains_nothing(study):
     (point,) = [p for p in scaling.points(_with_turns(study)) if not p.is_baseline]
     baseline = with_turns(point.baseline, lambda _: {"void_reason": "disturbed"})
-    (found,) = explain.losses_of_points([dataclasses.replace(point, baseline=baseline)])
+    (found,) = lost_time.recorded_losses(
+        [dataclasses.replace(point, baseline=baseline)]
+    )
 
-    assert found.reason == explain.NO_COMMON_TURN
+    assert found.reason == lost_time.NO_COMMON_TURN
 
 
 def test_trials_in_sequence_record_no_turns(tmp_path, synthetic):
     study = load_study(synthetic.make_store(tmp_path))
 
-    assert () == explain.losses_of_points(scaling.points(study))
+    assert () == lost_time.recorded_losses(scaling.points(study))

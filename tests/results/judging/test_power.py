@@ -8,7 +8,7 @@ import pytest
 from changed_study import with_turns
 
 from results import errors, load_study
-from results.judging import gate_logs, gate_metrics, power
+from results.judging import gate_metrics, paired_gate, power
 from results.statistics import generations
 from results.statistics.group_sequential import SUSTAINED, TAIL, TURNS, Verdict
 
@@ -56,7 +56,7 @@ def test_a_gate_without_time_for_all_looks_does_not_pass():
 def test_what_each_effect_needs():
     """The smallest number that has the power; its time; none just below delta."""
     same, slow, hopeless = needed(0.0), needed(0.10), needed(0.0499)
-    found = needed(0.08, power=0.9)
+    found = needed(0.08)
 
     assert (Verdict.PASS, Verdict.REGRESS) == (same.verdict, slow.verdict)
     assert same.num_generations > slow.num_generations
@@ -71,13 +71,13 @@ def test_what_each_effect_needs():
 
 def test_smallest_effect_found_has_the_power():
     """More generations find less; a hopeless number finds nothing."""
-    four = power.smallest_effect_found(SPREAD, one_look(4), power=0.9)
+    four = power.smallest_effect_found(SPREAD, one_look(4))
     (point,) = power.operating_points(SPREAD, [four], one_look(4))
 
     assert point.regresses == pytest.approx(0.9, abs=0.02)
-    assert power.smallest_effect_found(SPREAD, one_look(8), power=0.9) < four
-    assert power.smallest_effect_found(0.001, one_look(20), power=0.9) == 0.05
-    assert power.smallest_effect_found(10.0, one_look(2), power=0.9) is None
+    assert power.smallest_effect_found(SPREAD, one_look(8)) < four
+    assert power.smallest_effect_found(0.001, one_look(20)) == 0.05
+    assert power.smallest_effect_found(10.0, one_look(2)) is None
 
 
 def test_half_of_all_measurements_reach_the_median_half_width():
@@ -96,7 +96,6 @@ def test_half_of_all_measurements_reach_the_median_half_width():
         (lambda: one_look(1), "num_generations is 1, must be 2 or more"),
         (lambda: needed(-1.0), "effect is -1.0, must be a ratio above -1"),
         (lambda: needed(0, spread=0.0), "spread is 0.0, must be positive and finite"),
-        (lambda: needed(0, power=1.0), "power is 1.0, must be more than 0 and less"),
     ],
 )
 def test_arguments_out_of_range_are_refused(call, message):
@@ -164,7 +163,7 @@ def slowdown(here, there, kind):
 
 
 def test_slowdowns_of_blocks_and_stretches(pairs):
-    found = gate_logs.of_pairs(pairs, gate_metrics.THROUGHPUT)
+    found = paired_gate.of_pairs(pairs, gate_metrics.THROUGHPUT)
 
     assert [TURNS, SUSTAINED, TAIL] == list(found)
     for column, (case, other) in enumerate(pairs):
@@ -177,8 +176,8 @@ def test_slowdowns_of_blocks_and_stretches(pairs):
 
 def test_efficiency_is_what_a_case_loses_beyond_its_baseline(pairs):
     """Of blocks and means of stretches; a ratio has no percentile."""
-    whole = gate_logs.of_pairs(pairs, gate_metrics.THROUGHPUT)
-    found = gate_logs.of_pairs(pairs, gate_metrics.EFFICIENCY)
+    whole = paired_gate.of_pairs(pairs, gate_metrics.THROUGHPUT)
+    found = paired_gate.of_pairs(pairs, gate_metrics.EFFICIENCY)
 
     assert [TURNS, SUSTAINED] == list(found)
     for kind, values in found.items():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from results.records import masked
+from results.records import texts
 
 _WORD = string.ascii_letters + string.digits
 
@@ -80,12 +80,12 @@ def test_a_token_is_masked_within_any_line(name):
     @settings(max_examples=25)
     @given(before=PRINTED, token=TOKENS[name], after=PRINTED)
     def check(before, token, after):
-        text = masked.tokens(f"{before} {token} {after}")
+        text = texts.tokens(f"{before} {token} {after}")
 
         assert token not in text
-        assert masked.MASK in text
-        assert masked.tokens(text) == text
-        assert token not in masked.shared(f"{before} {token} {after}")
+        assert texts.MASK in text
+        assert texts.tokens(text) == text
+        assert token not in texts.shared(f"{before} {token} {after}")
 
     check()
 
@@ -97,10 +97,10 @@ def test_a_secret_is_masked_by_what_stands_before_it(name):
     @settings(max_examples=25)
     @given(before=PRINTED, secret=SECRETS)
     def check(before, secret):
-        text = masked.tokens(f"{before}\n{CONTEXTS[name].format(secret)}")
+        text = texts.tokens(f"{before}\n{CONTEXTS[name].format(secret)}")
 
         assert secret not in text
-        assert masked.tokens(text) == text
+        assert texts.tokens(text) == text
 
     check()
 
@@ -108,8 +108,8 @@ def test_a_secret_is_masked_by_what_stands_before_it(name):
 def test_an_older_key_of_weights_and_biases_is_masked():
     key = "0123456789abcdef0123456789abcdef01234567"
 
-    assert masked.tokens(f"wandb: using key {key}") == "wandb: using key ***"
-    assert masked.tokens(f"commit {key} of the tree") == f"commit {key} of the tree"
+    assert texts.tokens(f"wandb: using key {key}") == "wandb: using key ***"
+    assert texts.tokens(f"commit {key} of the tree") == f"commit {key} of the tree"
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_an_older_key_of_weights_and_biases_is_masked():
     ],
 )
 def test_words_of_reports_are_not_masked(text):
-    assert masked.tokens(text) == text
-    assert masked.shared(text) == text
+    assert texts.tokens(text) == text
+    assert texts.shared(text) == text
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_words_of_reports_are_not_masked(text):
 )
 def test_what_leaves_the_machine_does_not_say_whose_it_is(text, shown):
     """Folders, addresses, hosts; the same again when it is masked again."""
-    assert masked.shared(text) == (text if shown is None else shown)
-    assert masked.shared(masked.shared(text)) == masked.shared(text)
+    assert texts.shared(text) == (text if shown is None else shown)
+    assert texts.shared(texts.shared(text)) == texts.shared(text)
 
 
 PIECES = ("a", "a_", "-a", "--a-a_", "a.", "eyJ-", "sk-", "token_", "x-", "/a")
@@ -165,16 +165,16 @@ def test_long_text_takes_no_time(piece):
     """A program may print a megabyte without a space."""
     text = piece * (200_000 // len(piece))
 
-    assert masked.shared.__wrapped__(text)
+    assert texts.shared.__wrapped__(text)
 
 
 @pytest.fixture
 def named(monkeypatch):
     """Forgets the names of this machine, before and after."""
-    masked._own_names.cache_clear()
+    texts._own_names.cache_clear()
     monkeypatch.setattr("socket.gethostname", lambda: "gpu-box-7.corp.example")
     yield monkeypatch
-    masked._own_names.cache_clear()
+    texts._own_names.cache_clear()
 
 
 def test_names_of_host_and_user_in_output_are_masked(named):
@@ -182,7 +182,7 @@ def test_names_of_host_and_user_in_output_are_masked(named):
     named.setattr("getpass.getuser", lambda: "runner")
     text = "gpu-box-7: lost gpu-box-7.corp.example, not gpu-box-70; a runner"
 
-    assert masked.printed(text) == "***: lost ***, not gpu-box-70; a runner"
+    assert texts.printed(text) == "***: lost ***, not gpu-box-70; a runner"
 
 
 def test_a_user_without_a_name_is_no_error(named):
@@ -194,4 +194,4 @@ def test_a_user_without_a_name_is_no_error(named):
     named.setattr("getpass.getuser", refuse)
     named.setattr("socket.gethostname", lambda: "localhost")
 
-    assert masked.printed("on localhost") == "on localhost"
+    assert texts.printed("on localhost") == "on localhost"

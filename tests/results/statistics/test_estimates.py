@@ -126,13 +126,12 @@ def test_values_that_are_no_measurement_are_refused(values):
 
 def test_scaling_scales_value_and_interval():
     original = estimates.geometric_mean([2.0, 2.2], unit="x")
-    half = original.scaled(0.5, "y")
+    half = original.scaled(0.5)
 
-    assert (original.value / 2, original.low / 2, original.high / 2, "y") == (
+    assert (original.value / 2, original.low / 2, original.high / 2) == (
         half.value,
         half.low,
         half.high,
-        half.unit,
     )
 
 

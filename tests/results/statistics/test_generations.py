@@ -39,7 +39,7 @@ def test_rounds_are_paired_by_index_and_unpaired_ones_left_out():
 
 def test_intervals_say_what_they_are_over():
     """``verify/test_headlines.py`` computes their ends by other code."""
-    generations_only = generations.over_generations(LOGS, unit="images/s")
+    generations_only = generations.over_rounds([[of] for of in LOGS], unit="images/s")
     # Five equal means of 20 rounds that differ.
     rounds = generations.over_rounds([[0.4, 0.6] * 10] * 5)
 
@@ -52,9 +52,6 @@ def test_intervals_say_what_they_are_over():
     assert "over runs" in generations_only.method
     assert generations_only.excludes(1.0)
     assert "not narrower than the rounds imply" in rounds.method
-    assert generations.over_rounds([[of] for of in LOGS]) == (
-        generations.over_generations(LOGS)
-    )
 
 
 @pytest.mark.parametrize("apart", [0.05, 0.4])
@@ -77,7 +74,7 @@ def test_an_interval_that_decided_when_to_stop_is_wider():
     """From six generations on; at five, none before was looked at."""
     logs = [*LOGS, 0.49, 0.51]
     planned, stopped = (
-        generations.over_generations(logs, is_stopped_on_width=of)
+        generations.over_rounds([[log] for log in logs], is_stopped_on_width=of)
         for of in (False, True)
     )
     half_widths = [math.log(e.high / e.low) / 2 for e in (planned, stopped)]
@@ -85,8 +82,8 @@ def test_an_interval_that_decided_when_to_stop_is_wider():
     assert pytest.approx(1.10) == half_widths[1] / half_widths[0]
     assert planned.value == stopped.value
     assert "widened by 10 % because measuring stopped on its width" in stopped.method
-    assert generations.over_generations(logs[:5]) == generations.over_generations(
-        logs[:5], is_stopped_on_width=True
+    assert generations.over_generations(logs[:5]) == generations.over_rounds(
+        [[log] for log in logs[:5]], is_stopped_on_width=True
     )
 
 
@@ -113,7 +110,7 @@ def test_one_generation_excludes_nothing():
     assert estimate.low > 1
     assert (1, False) == (estimate.n, estimate.is_conclusive)
     assert not estimate.excludes(1.0)
-    assert not estimate.scaled(0.5, "x").excludes(1.0)
+    assert not estimate.scaled(0.5).excludes(1.0)
     assert "these processes only: one run says nothing" in estimate.method
 
 
@@ -138,24 +135,21 @@ def test_number_of_batches(num_rounds, expected):
     assert ("too few rounds" in estimate.method) == (not expected)
 
 
-def differences(logs):
-    means = {name: estimates.one_group(values) for name, values in logs.items()}
-    return generations.differences(means)
+def holm(*p_values):
+    return tuple(generations.holm(dict(enumerate(p_values))).values())
 
 
 def test_holms_own_steps():
     """Times 4, 3, 2, 1 in order of size, never below one before, at most 1."""
-    assert pytest.approx((0.03, 0.06, 0.06, 0.02)) == generations.holm(
-        (0.01, 0.04, 0.03, 0.005)
-    )
-    assert generations.holm((0.6, 0.5)) == (1.0, 1.0)
-    assert generations.holm(()) == ()
+    assert pytest.approx((0.03, 0.06, 0.06, 0.02)) == holm(*(0.01, 0.04, 0.03, 0.005))
+    assert holm(0.6, 0.5) == (1.0, 1.0)
+    assert holm() == ()
 
 
 @given(st.lists(st.floats(min_value=0, max_value=1), max_size=8))
 def test_adjusting_never_strengthens_and_keeps_the_order(values):
     """From p to the number of comparisons times p, and at most 1."""
-    adjusted = generations.holm(values)
+    adjusted = holm(*values)
     order = np.argsort(values, kind="stable")
 
     for value, found in zip(values, adjusted, strict=True):
@@ -165,18 +159,17 @@ def test_adjusting_never_strengthens_and_keeps_the_order(values):
 
 def test_a_difference_may_exclude_one_and_not_hold_within_the_set():
     """Beside nine others; one generation tests nothing and does not count."""
-    logs = [0.02, 0.05, 0.01, 0.04]
-    others = {f"other {i}": [0.01, -0.01, 0.02, -0.02] for i in range(9)}
-    alone = differences({"change": logs, "one": [0.5]})
-    among = differences({"change": logs, **others})["change"]
+    change = estimates.one_group([0.02, 0.05, 0.01, 0.04])
+    other = estimates.one_group([0.01, -0.01, 0.02, -0.02])
+    alone = change.p_value()
+    among = generations.holm(
+        {"change": alone, "one": estimates.one_group([0.5]).p_value()}
+        | dict.fromkeys(range(9), other.p_value())
+    )
 
-    assert alone["change"].holds
-    assert (None, False) == (alone["one"].p_value, alone["one"].holds)
-    assert not alone["one"].ratio.has_interval
-    assert among.ratio == alone["change"].ratio
-    assert among.ratio.excludes(1.0)
-    assert not among.holds
-    assert among.p_value == pytest.approx(10 * alone["change"].p_value)
+    assert alone < generations.DEFAULT_ALPHA < among["change"]
+    assert "one" not in among
+    assert among["change"] == pytest.approx(10 * alone)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +181,7 @@ def test_a_difference_may_exclude_one_and_not_hold_within_the_set():
         ),
         (lambda: generations.is_precise_enough([LOGS], 0.0), "must be a positive rat"),
         (lambda: generations.over_generations([]), "a sequence of one or more numbers"),
-        (lambda: generations.holm([0.1, 1.2]), "holds 1.2, all must be from 0 to 1"),
+        (lambda: holm(0.1, 1.2), "holds 1.2, all must be from 0 to 1"),
     ],
 )
 def test_what_is_no_measurement_is_refused(call, message):

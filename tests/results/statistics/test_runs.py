@@ -25,18 +25,18 @@ def interval(estimate):
 def test_from_ten_runs_on_the_score_is_scipys_trimmed_mean(count):
     """A quarter off either end, rounded down; the same runs, the same interval."""
     values = np.random.default_rng(count).exponential(size=count).tolist()
-    found = run_scores.score({"": values})
+    found = run_scores.score(values)
 
     assert scipy.stats.trim_mean(values, 0.25) == pytest.approx(found.value)
     assert run_scores.METHOD == found.method
-    assert found == run_scores.score({"": values})
+    assert found == run_scores.score(values)
 
 
 @pytest.mark.parametrize("count", [5, 8, 9])
 def test_a_few_runs_are_trimmed_like_yuens_test_does(count):
     """A fifth of the runs off either end; SciPy's test against many equal runs."""
     values = np.random.default_rng(count).exponential(size=count)
-    found = run_scores.score({"": values.tolist()})
+    found = run_scores.score(values.tolist())
     truth = scipy.stats.trim_mean(values, 0.2)
     # Yuen's test of two groups; the second has no spread but rounding.
     shifted = 0.7
@@ -54,7 +54,7 @@ def test_a_few_runs_are_trimmed_like_yuens_test_does(count):
 def test_three_runs_have_the_interval_of_students_t():
     """None is dropped, so it is the plain one; fewer have none."""
     values = [1.0, 2.0, 4.0]
-    found, of_two = (run_scores.score({"": of}) for of in (values, values[:2]))
+    found, of_two = (run_scores.score(of) for of in (values, values[:2]))
     expected = scipy.stats.t.interval(0.95, 2, np.mean(values), scipy.stats.sem(values))
 
     assert expected == pytest.approx((found.low, found.high))
@@ -65,7 +65,7 @@ def test_three_runs_have_the_interval_of_students_t():
 
 def test_one_run_that_fails_does_not_move_it():
     """Four runs reach 800, one nothing: the mean would be 640."""
-    assert 800.0 == run_scores.score({"": [800, 800, 0, 800, 800]}).value
+    assert 800.0 == run_scores.score([800, 800, 0, 800, 800]).value
 
 
 @pytest.mark.parametrize(
@@ -76,34 +76,23 @@ def test_a_robust_mean_leaves_out_a_fifth_of_failures_and_no_more(
 ):
     """Beyond that it says so; the mean of the others would be of survivors."""
     values = [0.7, 0.8, 0.81, 0.83, 0.9]
-    failed = run_scores.score({"": [-math.inf] * num_failed + values[num_failed:]})
+    failed = run_scores.score([-math.inf] * num_failed + values[num_failed:])
 
     assert 5 == failed.n
     assert is_finite is math.isfinite(failed.value) is failed.has_interval
-    assert failed.value <= run_scores.score({"": values}).value
-
-
-def test_strata_are_drawn_apart():
-    apart = run_scores.score({"easy": [900.0] * 4, "hard": [100.0] * 4})
-    mixed = run_scores.score({"": [900.0] * 4 + [100.0] * 4})
-
-    assert (500.0, 500.0, 500.0) == interval(apart)
-    assert mixed.low < 300.0
-    assert mixed.high > 700.0
-    assert apart.n == mixed.n == 8
+    assert failed.value <= run_scores.score(values).value
 
 
 @pytest.mark.parametrize(
-    ("runs", "strata", "statistic"),
+    ("runs", "statistic"),
     [
-        (3, 1, "typical run (trimmed mean; of so few runs none is left out)"),
-        (5, 1, "mean without a fifth of the runs at either end"),
-        (10, 1, "interquartile mean"),
-        (8, 2, "interquartile mean"),
+        (3, "typical run (trimmed mean; of so few runs none is left out)"),
+        (5, "mean without a fifth of the runs at either end"),
+        (10, "interquartile mean"),
     ],
 )
-def test_the_mean_that_is_taken_has_a_name(runs, strata, statistic):
-    assert statistic == run_scores.statistic_of(runs, strata)
+def test_the_mean_that_is_taken_has_a_name(runs, statistic):
+    assert statistic == run_scores.statistic_of(runs)
 
 
 @pytest.mark.parametrize("count", [3, 7, 20])
@@ -111,7 +100,7 @@ def test_shares_of_a_profile_have_exact_intervals(count):
     """Reaching a level exactly counts; SciPy's interval where all or none do, too."""
     values = list(map(float, range(count)))
     levels = [-1.0, *values, *(value + 0.5 for value in values)]
-    found = run_scores.profile({"": values}, levels)
+    found = run_scores.profile(values, levels)
 
     for index, level in enumerate(levels):
         reached = sum(value >= level for value in values)
@@ -119,7 +108,7 @@ def test_shares_of_a_profile_have_exact_intervals(count):
         assert (exact.low, reached / count, exact.high) == pytest.approx(
             (found.lows[index], found.shares[index], found.highs[index])
         )
-    assert () == run_scores.profile({"": [1.0, 2.0]}, [0.0]).lows
+    assert () == run_scores.profile([1.0, 2.0], [0.0]).lows
 
 
 def test_the_estimate_is_the_share_of_better_pairs():
@@ -247,7 +236,7 @@ def test_a_target_is_what_the_worst_run_reached():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: run_scores.score({"a": [1.0], "b": []}), "at least one number"),
+        (lambda: run_scores.score([]), "must be a sequence of one or more numbers"),
         # A run that failed is infinitely bad.
         (lambda: improvement([1.0], [math.nan]), "none may be nan; what failed is inf"),
         (

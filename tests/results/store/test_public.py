@@ -8,7 +8,6 @@ import published_studies
 import pytest
 from pydantic import TypeAdapter
 
-from results.records.client.protocol import RankLine
 from results.records.models import (
     Environment,
     GateRecord,
@@ -16,6 +15,7 @@ from results.records.models import (
     StatusRecord,
     TrialResult,
 )
+from results.records.protocol import RankLine
 from results.store import public, untrusted
 
 TOKEN = "hf_" + "aB" * 17

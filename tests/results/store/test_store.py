@@ -12,7 +12,7 @@ from ended import ended_ids
 
 from results import Store, errors
 from results.records.models import SCHEMA_VERSION, Matching
-from results.store import atomic, zipped
+from results.store import atomic, studies
 
 
 @pytest.fixture
@@ -204,13 +204,13 @@ def _zip(path, **files):
 def test_a_zip_is_unpacked_and_removed(tmp_path):
     """Its study is the folder in it, or all of it where it was packed from inside."""
     names = {"a/": "", PLAN_OF_A: "1", "a/trials/x/y.json": "2"}
-    with zipped.opened(_zip(tmp_path / "a.zip", **names)) as root:
+    with studies.opened(_zip(tmp_path / "a.zip", **names)) as root:
         assert "a" == root.name
         assert "1" == (root / "plan.json").read_text()
         assert "2" == (root / "trials/x/y.json").read_text()
     assert not root.exists()
 
-    with zipped.opened(_zip(tmp_path / "b.zip", **{"plan.json": "1"})) as root:
+    with studies.opened(_zip(tmp_path / "b.zip", **{"plan.json": "1"})) as root:
         assert "1" == (root / "plan.json").read_text()
 
 
@@ -218,15 +218,15 @@ def test_a_folder_around_one_study_is_that_study(tmp_path):
     """As unpacking makes it; of several none is chosen, and a study is itself."""
     (tmp_path / "a").mkdir()
     (tmp_path / PLAN_OF_A).write_text("1")
-    with zipped.opened(tmp_path) as root:
+    with studies.opened(tmp_path) as root:
         assert tmp_path / "a" == root
-    with zipped.opened(tmp_path / "a") as root:
+    with studies.opened(tmp_path / "a") as root:
         assert tmp_path / "a" == root
 
     (tmp_path / "b").mkdir()
     (tmp_path / "b/plan.json").write_text("1")
     for path in (tmp_path, tmp_path / "missing"):
-        with zipped.opened(path) as root:
+        with studies.opened(path) as root:
             assert path == root
 
 
@@ -248,7 +248,7 @@ def test_other_zips_are_refused(tmp_path, names, message):
 
 
 def _refused(path, message):
-    with pytest.raises(errors.ResultsError, match=message), zipped.opened(path):
+    with pytest.raises(errors.ResultsError, match=message), studies.opened(path):
         pass
 
 
@@ -264,7 +264,7 @@ def test_files_that_cannot_be_unpacked_are_refused(tmp_path, monkeypatch):
 
     path.write_bytes(content)
     with monkeypatch.context() as patch:
-        patch.setattr(zipped, "MOST_BYTES", 8)
+        patch.setattr(studies, "MOST_BYTES", 8)
         _refused(path, r"1 files of 0 MiB, at most .* MiB are")
 
     def fail(*_):

@@ -10,7 +10,7 @@ from harness.run.aggregate import conclude
 from harness.run.trial_tree import TrialExit
 from reports.words import brief
 from results.errors import ResultsError
-from results.judging import gate_logs
+from results.judging import gate as gate_module
 from results.records.models import StatusRecord
 from results.store.study_store import Store
 
@@ -34,7 +34,7 @@ def of_note(path):
 def of_gate(path):
     """Says what a gate concluded, as its page does."""
     with contextlib.suppress(ResultsError):
-        if record := gate_logs.read_gate(Store(path.parent)):
+        if record := gate_module.read_gate(Store(path.parent)):
             view = brief.GateView(
                 record=record, why_none="", head="a", base="b", rule=""
             )

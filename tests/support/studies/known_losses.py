@@ -14,8 +14,7 @@ import synthetic
 from changed_study import with_results
 
 from results import load_study
-from results.figures import explain, lost_time, scaling
-from results.figures.lost_time import Observed
+from results.figures import lost_time, scaling
 
 GENERATIONS = 5
 LOST = 0.012
@@ -68,10 +67,8 @@ def split(times, generator, *, late_sec=0.0, noise=0.01):
 
     late = late_sec * machine + generator.normal(0, 0.0005, GENERATIONS)
     return lost_time.decompose(
-        Observed(
-            **{name: measured(seconds) for name, seconds in times.items()},
-            imbalance=dict(enumerate(np.maximum(late, 0).tolist())),
-        )
+        **{name: measured(seconds) for name, seconds in times.items()},
+        imbalance=dict(enumerate(np.maximum(late, 0).tolist())),
     )
 
 
@@ -179,7 +176,7 @@ def of_turns(study, truth, seed):
         return {"turns": tuple(turns), "ranks": ranks}
 
     made = with_results(study, change)
-    (found,) = explain.losses_of_points(scaling.points(made))
+    (found,) = lost_time.recorded_losses(scaling.points(made))
     return found.lost
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from claims import Row
 from noise_models import Change
 
-from results.figures import explain, lost_time, table
+from results.figures import lost_time, scaling
 from results.figures.lost_time import PARTS
 from results.judging import quality_gate
 from results.judging.gate_metrics import THROUGHPUT, Rule
@@ -108,11 +108,11 @@ OF_TURNS = "computing: 4 ms [3, 5]: a part of the waterfall without controls"
 ALONE = "pipelines alone take 93 % [91, 95] of a step: input-bound, or not"
 PROFILE = "80 % [49, 94] of runs reach 600: the band of a profile"
 ROWS = {
-    **dict.fromkeys(table.RATIOS, INTERVAL),
+    **dict.fromkeys(scaling.RATIOS, INTERVAL),
     "throughput": RATE,
-    **dict.fromkeys(table.OF_CASES, TRIALS),
+    **dict.fromkeys(scaling.OF_CASES, TRIALS),
     **dict.fromkeys(PARTS, PART),
-    **dict.fromkeys(explain.PARTS, OF_TURNS),
+    **dict.fromkeys(lost_time.RECORDED_PARTS, OF_TURNS),
     "input_bound": ALONE,
     "profile": PROFILE,
 }
@@ -197,11 +197,12 @@ def _of_a_relay(num, seed):
 def _any_faster(rates):
     """Whether any ratio of equal cases holds; over generations, rounds and cases."""
     pairs = [(a, b) for a in range(rates.shape[-1]) for b in range(a)]
-    means = {
-        f"{a}/{b}": generations.mean_of_rounds((rates[..., a] - rates[..., b]).tolist())
-        for a, b in pairs
+    p_values = {
+        pair: generations.mean_of_rounds(logs.tolist()).p_value()
+        for pair in pairs
+        for logs in [rates[..., pair[0]] - rates[..., pair[1]]]
     }
-    return any(of.holds for of in generations.differences(means).values())
+    return min(generations.holm(p_values).values()) < generations.DEFAULT_ALPHA
 
 
 def _causes():
@@ -238,7 +239,7 @@ def _learned(num, seed):
         "the mean": everything.mean(),
     }
     of_runs = {
-        n: [run_scores.score({"": of.tolist()}) for of in returns(generator, num, n)]
+        n: [run_scores.score(of.tolist()) for of in returns(generator, num, n)]
         for n in FEW_RUNS
     }
     for name, truth in truths.items():
@@ -416,7 +417,7 @@ def _trials(num, seed):
 def _profile(num, seed):
     covered = 0
     for values in returns(np.random.default_rng(seed), num, 10):
-        found = run_scores.profile({"": values.tolist()}, [600.0])
+        found = run_scores.profile(values.tolist(), [600.0])
         covered += found.lows[0] <= 0.8 <= found.highs[0]
     return Row(
         name=PROFILE,

@@ -214,8 +214,7 @@ def test_interquartile_means_are_covered_as_stated(n, stated):
     generator = np.random.default_rng(n)
     truth = stats.trim_mean(page_claims.returns(generator, 400_000), 0.25)
     found = [
-        run_scores.score({"": of.tolist()})
-        for of in page_claims.returns(generator, 300, n)
+        run_scores.score(of.tolist()) for of in page_claims.returns(generator, 300, n)
     ]
 
     assert_covers(sum(not of.excludes(truth) for of in found), 300, stated)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import zlib
 from typing import TYPE_CHECKING
 
-from results.figures import explain, scaling
 from results.figures import frame as frame_lib
+from results.figures import lost_time, scaling
 from results.records.models import Control, Order
 from results.study.cases import load_study
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from results.figures.explain import Explained, RecordedLoss
+    from results.figures.lost_time import Explained
     from results.figures.scaling import Comparison, Point
-    from results.records.models import Environment, ScalingMode
+    from results.records.models import ScalingMode
     from results.store.study_store import Store
     from results.study.cases import Case, Study
 
@@ -48,7 +47,7 @@ def series_of(backend: str) -> int:
     return zlib.crc32(backend.encode()) % NUM_SERIES if known is None else known
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class View:
     """A study, prepared for display."""
 
@@ -57,7 +56,7 @@ class View:
     comparisons: tuple[Comparison, ...]  # Pairs of backends under equal conditions.
     explained: tuple[Explained, ...]  # Cases with controls: where their time went.
     frame: pd.DataFrame  # ``results.figures.frame.points_frame``.
-    recorded: tuple[RecordedLoss, ...]  # The others, by what their turns record.
+    recorded: tuple[Explained, ...]  # The others, by what their turns record.
     store: Store
 
     @property
@@ -80,9 +79,10 @@ class View:
     def measured_cases(self) -> tuple[Case, ...]:
         """Cases with at least one ok trial: backend by backend, replicas ascending."""
         backends = self.study.backends
+        cases = [case for case in self.study.cases if case.ok_entries]
         return tuple(
             sorted(
-                (case for case in self.study.cases if case.ok_entries),
+                cases,
                 key=lambda case: (
                     backends.index(case.spec.backend),
                     case.spec.num_replicas,
@@ -91,21 +91,11 @@ class View:
             )
         )
 
-    @functools.cached_property
-    def environments(self) -> tuple[Environment, ...]:
-        """The environments of all planned trials that recorded one."""
-        trials = [entry.trial for entry in self.study.planned]
-        return tuple(of.env for of in trials if of is not None and of.env is not None)
-
-    @property
-    def is_relay(self) -> bool:
-        """Whether cases took turns."""
-        return self.study.plan.measuring.order is Order.RELAY
-
     @property
     def repetition(self) -> str:
-        """What a repetition is called; the plural has an s."""
-        return "run" if self.is_relay else "repetition"
+        """What a repetition is called: a relay has generations."""
+        is_relay = self.study.plan.measuring.order is Order.RELAY
+        return "run" if is_relay else "repetition"
 
     @property
     def repetitions(self) -> str:
@@ -133,9 +123,9 @@ class View:
         )
 
     @property
-    def oversubscribed_sizes(self) -> list[int]:
-        """The numbers of replicas of cases with more of them than cores."""
-        return sorted({p.num_replicas for p in self.points if p.is_oversubscribed})
+    def is_oversubscription_present(self) -> bool:
+        """Whether any case ran with more replicas than cores."""
+        return any(point.is_oversubscribed for point in self.points)
 
     def series(self, backend: str) -> int:
         """Returns the index of a backend's colour and marker."""
@@ -149,20 +139,6 @@ class View:
             if point.mode is mode and point.backend == backend
         )
 
-    @functools.cached_property
-    def most_replicas(self) -> tuple[Point, ...]:
-        """The most replicas of every backend and mode, in planned order.
-
-        Those without a core each only where nothing else was measured.
-        """
-        chosen: list[Point] = []
-        for mode in self.study.modes:
-            for backend in self.study.backends:
-                curve = [p for p in self.points_of(mode, backend) if p.throughput]
-                fit = [p for p in curve if not p.is_oversubscribed] or curve
-                chosen += [p for p in fit if p.num_replicas == fit[-1].num_replicas]
-        return tuple(chosen)
-
 
 def modes_text(modes: tuple[ScalingMode, ...]) -> str:
     """Returns the names of scaling modes."""
@@ -173,16 +149,16 @@ def view_store(store: Store) -> View:
     """Reads the public facts of a store once; computes the data that sections share."""
     store = store.public
     study = load_study(store)
-    points = scaling.points(study)
-    comparisons = scaling.compare_backends(study)
-    explained = explain.explain(study)
-    recorded = frame_lib.recorded_losses(points, explained)
+    measured = scaling.points(study)
+    compared = scaling.compare_backends(study)
+    explained = lost_time.explain(study)
+    recorded = lost_time.recorded_losses(measured, explained)
     return View(
         study=study,
-        points=points,
-        comparisons=comparisons,
+        points=measured,
+        comparisons=compared,
         explained=explained,
-        frame=frame_lib.frame_of(study, points, comparisons, (*explained, *recorded)),
+        frame=frame_lib.frame_of(study, measured, compared, (*explained, *recorded)),
         recorded=recorded,
         store=store,
     )

@@ -1,8 +1,8 @@
 """What a program and the harness say to each other: the protocol of the client.
 
 ``docs/client_protocol.md`` explains it, ``docs/schema/client.schema.json`` is made from
-the models of ``messages.py`` and ``lines.py``. A program in any language
-that keeps to it takes part in a study as the harness's own processes do.
+these models. A program in any language that keeps to it takes part in a study as the
+harness's own processes do.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from results.records import limits
 from results.records.measuring import MAX_ATTEMPTS, Control
-from results.records.quality_records import QualityMetric, QualityPoint
+from results.records.models import Failure, Phase, QualityMetric, QualityPoint
 from results.records.record_base import (
     Amount,
     Change,
@@ -33,10 +33,9 @@ from results.records.record_base import (
     Text,
     Total,
 )
-from results.records.status_record import Failure, Phase
 
 # The trial's file stands in the folder of a trial; messages and commands go over a
-# socket, as one line of JSON each. ``results.records.client.protocol`` reads them.
+# socket, as one line of JSON each.
 
 Rank = Annotated[int, Field(ge=0, lt=limits.MAX_REPLICAS)]
 Attempt = Annotated[int, Field(ge=0, lt=MAX_ATTEMPTS)]
@@ -155,8 +154,6 @@ class Finish(Record):
 Command = Annotated[Build | WarmUp | TakeTurn | Finish, Field(discriminator="command")]
 """From the harness to each process: one line of JSON."""
 
-
-# ``results.records.client.protocol`` reads them.
 
 Loss = Real | Literal["nan", "inf", "-inf"] | None
 
@@ -340,38 +337,14 @@ RankLine = Annotated[
 """A line of ``rank_<k>.jsonl``."""
 
 
-# Processes of ours write these as well, and into ``facts`` of a program of the user's
-# ``num_replicas`` and ``metric``, which say what its numbers mean.
-
-
-class NcclLine(Record):
-    """The NCCL that the process has loaded; nothing where it has none."""
-
-    kind: Literal["nccl"]
-    version: Name
-
-
-class ReadingLine(Record):
-    """A number that a program of the user's printed."""
-
-    kind: Literal["reading"]
-    ns: Nanoseconds
-    value: Amount
-
-
-class UsedLine(Record):
-    """What such a program used."""
-
-    kind: Literal["used"]
-    num_processes: Total
-    busy_cores: Amount
-    advances: tuple[Total, ...] = ()
-    remarks: tuple[Text, ...] = ()
-
-
-RANK_KINDS: Final = frozenset(
+_OWN_KINDS = {"nccl", "reading", "used"}
+"""Of processes of ours: the version of NCCL; of a program that prints numbers, each of
+them with its time (``ns``, ``value``), and what it used (``num_processes``,
+``busy_cores``, ``advances``, ``remarks``). Its ``facts`` have ``num_replicas`` and
+``metric`` as well, which say what its numbers mean."""
+RANK_KINDS: Final = _OWN_KINDS.union(
     get_args(model.model_fields["kind"].annotation)[0]
-    for model in (*get_args(get_args(RankLine)[0]), NcclLine, ReadingLine, UsedLine)
+    for model in get_args(get_args(RankLine)[0])
 )
 """The kinds of lines in the file of a rank."""
 VERSION: Final = 3

@@ -1,0 +1,1 @@
+"""A study as everything here reads it."""

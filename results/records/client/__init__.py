@@ -1,1 +1,0 @@
-"""The protocol of the client: what a program and the harness say, and write down."""
