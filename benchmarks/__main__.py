@@ -9,34 +9,41 @@ import argparse
 import subprocess
 import sys
 
-_PYTHON = sys.executable
-COMMANDS = {
-    "command-line": [_PYTHON, "-m", "benchmarks.bench_cli"],
-    "trials": [_PYTHON, "-m", "benchmarks.bench_trials"],
-    "report": [_PYTHON, "-m", "benchmarks.bench_report"],
-    "measuring": [_PYTHON, "-m", "benchmarks.bench_measuring"],
-    "client": [_PYTHON, "-m", "benchmarks.bench_client"],
-    "engine": [_PYTHON, "-m", "pytest", "-q", "tests/benchmarks/micro/bench_engine.py"],
-    "dispatch": [_PYTHON, "-m", "benchmarks.bench_dispatch"],
-    "fit": [_PYTHON, "-m", "benchmarks.bench_fit"],
-    "pipeline": [_PYTHON, "-m", "benchmarks.bench_pipeline"],
-    "optimizer": [_PYTHON, "-m", "benchmarks.bench_optimizer"],
-    "sharding": [_PYTHON, "-m", "benchmarks.bench_sharding"],
-    "replicator": [_PYTHON, "-m", "benchmarks.bench_replicator"],
+_SCRIPTS = {
+    "command-line": ("bench_cli",),
+    "trials": ("bench_trials",),
+    "report": ("bench_report",),
+    "measuring": ("bench_measuring", "--cases", "window", "relay"),
+    "client": ("bench_measuring", "--cases", "client"),
+    "dispatch": ("bench_dispatch",),
+    "fit": (
+        *("bench_workloads", "--repeats", "4"),
+        *("--cases", "fit", "first, in_graph", "first, tf_mirrored"),
+    ),
+    "pipeline": ("bench_pipeline",),
+    "optimizer": ("bench_sharding", "--cases", "optimizer"),
+    "sharding": ("bench_sharding", "--cases", "time", "memory"),
+    "replicator": ("bench_replicator",),
     # The same with memory that malloc keeps.
-    "replicator-kept": [
-        _PYTHON,
-        "-m",
-        "benchmarks.bench_replicator",
-        "--allocator",
-        "keep",
-    ],
-    "workers": [_PYTHON, "-m", "benchmarks.bench_multi_worker"],
-    "input": [_PYTHON, "-m", "benchmarks.bench_input"],
-    "metrics": [_PYTHON, "-m", "benchmarks.bench_metrics"],
-    "precision": [_PYTHON, "-m", "benchmarks.bench_precision"],
-    "parameter-servers": [_PYTHON, "-m", "benchmarks.bench_async"],
-    "actors": [_PYTHON, "-m", "benchmarks.bench_d4pg"],
+    "replicator-kept": ("bench_replicator", "--allocator", "keep"),
+    "workers": ("bench_multi_worker",),
+    "input": (
+        *("bench_workloads", "--cases", "input, resnet50", "step, resnet50"),
+        *("input, sngan", "step, sngan"),
+    ),
+    "metrics": ("bench_workloads", "--cases", "50,000 examples", "10,000 examples"),
+    "precision": ("bench_workloads", "--cases", "mixed_bfloat16", "float32"),
+    "parameter-servers": ("bench_async",),
+    "actors": ("bench_d4pg",),
+}
+COMMANDS = {
+    name: [sys.executable, "-m", f"benchmarks.{script}", *options]
+    for name, (script, *options) in _SCRIPTS.items()
+} | {
+    "engine": [
+        *(sys.executable, "-m", "pytest", "-q"),
+        "tests/benchmarks/micro/bench_engine.py",
+    ]
 }
 
 

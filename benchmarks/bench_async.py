@@ -14,20 +14,18 @@ from __future__ import annotations
 
 import functools
 import os
-import time
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import runner
-from replicator.cluster import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-NUM_FEATURES = 16
-PER_REPLICA_BATCH_SIZE = 8
+    Engine = tuple[Callable[[int], None], Callable[[], int]]
+
+NUM_FEATURES, PER_REPLICA_BATCH_SIZE = 16, 8
 STEPS_PER_DISPATCH = (1, 10)
 TIMEOUT_SEC = 280.0
-TARGET = 1.0
 
 
 def main() -> None:
@@ -36,18 +34,12 @@ def main() -> None:
     parser.add_argument(
         "--updates", type=runner.positive, default=1000, help="of one block"
     )
-    arguments = parser.parse_args()
+    given = parser.parse_args()
     num_cores = len(os.sched_getaffinity(0))
     print(f"2 workers, 1 server, 1 chief on {num_cores} cores", flush=True)
+    arguments = {"num_repeats": given.num_repeats, "num_updates": given.updates}
     measured = runner.measure_cluster(
-        runner.Process(
-            function=measure,
-            arguments={
-                "num_repeats": arguments.num_repeats,
-                "num_updates": arguments.updates,
-            },
-            cores=(),
-        ),
+        runner.Process(function=measure, arguments=arguments, cores=()),
         timeout_sec=TIMEOUT_SEC,
         kinds=["chief"],
         num_workers=2,
@@ -58,20 +50,19 @@ def main() -> None:
         rates = {}
         for engine, blocks in found.items():
             rates[engine] = [block["updates_per_sec"] for block in blocks]
-            runner.print_value(f"{engine} k={num_steps}", rates[engine], "updates/s")
+            title = f"{engine} k={num_steps}"
+            runner.print_figure(title, rates[engine], unit="updates/s")
             num_lost = sum(block["num_lost"] for block in blocks)
             num_all = sum(block["num_updates"] for block in blocks)
-            print(f"{engine} k={num_steps}: {num_lost} of {num_all} updates lost")
-        runner.print_ratio(
-            f"updates per second, k={num_steps}: async / ParameterServerStrategy",
-            rates["async"],
-            rates["stock"],
-            at_least=TARGET,
-        )
+            print(f"{title}: {num_lost} of {num_all} updates lost")
+        title = f"updates per second, k={num_steps}: async / ParameterServerStrategy"
+        runner.print_figure(title, rates["async"], rates["stock"], at_least=1.0)
 
 
 def measure(num_repeats: int, num_updates: int) -> list[dict[str, list[Any]]] | None:
     """Serves; the chief returns the blocks of both engines, by steps per dispatch."""
+    from replicator.cluster import environment
+
     if environment.detect().config().kind != "chief":
         from replicator import server
 
@@ -83,7 +74,7 @@ def measure(num_repeats: int, num_updates: int) -> list[dict[str, list[Any]]] | 
     return [
         runner.take_turns(
             {
-                name: functools.partial(_block, repl, *engine, num_steps, num_updates)
+                name: functools.partial(_block, repl, engine, num_steps, num_updates)
                 for name, engine in engines.items()
             },
             num_repeats,
@@ -94,21 +85,20 @@ def measure(num_repeats: int, num_updates: int) -> list[dict[str, list[Any]]] | 
 
 
 def _block(
-    repl: Any,
-    schedule: Callable[[int], None],
-    count: Callable[[], int],
-    num_steps: int,
-    num_updates: int,
+    repl: Any, engine: Engine, num_steps: int, num_updates: int
 ) -> dict[str, float]:
     """Updates per second of one block, and how many of them were lost."""
+    schedule, count = engine
     num_dispatches = max(1, num_updates // (num_steps * repl.num_workers))
     before = count()
-    start = time.perf_counter()
-    for _ in range(num_dispatches):
-        schedule(num_steps)
-    repl.join()
-    repl.connection.coordinator.join()
-    duration_sec = time.perf_counter() - start
+
+    def run() -> None:
+        for _ in range(num_dispatches):
+            schedule(num_steps)
+        repl.join()
+        repl.connection.coordinator.join()
+
+    duration_sec = runner.seconds(run)
     num_made = num_dispatches * num_steps * repl.num_workers
     return {
         "updates_per_sec": num_made / duration_sec,
@@ -117,8 +107,7 @@ def _block(
     }
 
 
-def _ours(repl: Any) -> tuple[Callable[[int], None], Callable[[], int]]:
-    """Our engine: schedules one dispatch per worker; counts applied updates."""
+def _ours(repl: Any) -> Engine:
     with repl.context():
         model, optimizer = _make_model()
         optimizer = repl.wrap_optimizer(optimizer)
@@ -130,7 +119,7 @@ def _ours(repl: Any) -> tuple[Callable[[int], None], Callable[[], int]]:
     )
 
 
-def _stock(repl: Any) -> tuple[Callable[[int], None], Callable[[], int]]:
+def _stock(repl: Any) -> Engine:
     """ParameterServerStrategy as its documentation shows, on the same coordinator."""
     import tensorflow as tf
 
@@ -143,8 +132,8 @@ def _stock(repl: Any) -> tuple[Callable[[int], None], Callable[[], int]]:
         lambda: strategy.distribute_datasets_from_function(lambda _: _dataset())
     )
     iterator = iter(dataset)
-    functions: dict[int, Any] = {}
 
+    @functools.cache
     def make(num_steps: int) -> Any:
         @tf.function
         def run_steps(iterator: Any) -> Any:
@@ -160,9 +149,8 @@ def _stock(repl: Any) -> tuple[Callable[[int], None], Callable[[], int]]:
         return one_step if num_steps == 1 else run_steps
 
     def schedule(num_steps: int) -> None:
-        function = functions.setdefault(num_steps, make(num_steps))
         for _ in range(repl.num_workers):
-            coordinator.schedule(function, args=(iterator,))
+            coordinator.schedule(make(num_steps), args=(iterator,))
 
     return schedule, lambda: int(optimizer.iterations.numpy())
 

@@ -10,12 +10,12 @@ repeat. An actor's rate includes writing its records to the streams.
 from __future__ import annotations
 
 import functools
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from benchmarks import runner
+from benchmarks.runner import Figure
 from workloads import child_process
 from workloads.d4pg.actor import Actor, ActorSettings, PolicySpec
 from workloads.d4pg.control import FRAME_SIZE, Environment
@@ -27,42 +27,50 @@ if TYPE_CHECKING:
 
 NAME = "cartpole:swingup"
 EPISODE = 1001  # records: 1000 environment steps and the final observation
-NUM_STEPS = 4000
-NUM_FRAMES = 1000
-NUM_BATCHES = 300
-BATCH = 256
+NUM_STEPS, NUM_FRAMES, NUM_BATCHES, BATCH = 4000, 1000, 300, 256
 ENVIRONMENTS_PER_ACTOR = 4
 FRAME_BYTES = FRAME_SIZE * FRAME_SIZE * 3
+FRAMES = (FRAME_SIZE, FRAME_SIZE, 3), "uint8", 2500
 # The published policy, on the largest and the smallest state that is measured.
 HIDDEN_SIZES = (300, 200)
-LEAST_SHARE = {"random": 0.8, "policy": 0.4}
-LEAST_FRAMES = 300
-LEAST_SAMPLES = 50_000
 MOST_FRAMES_PER_TRANSITION = 1.15
+STEPS, SAMPLES = "environment steps/s", "transitions/s"
+FIGURES = (
+    *(Figure(f"{NAME} {of}", (of,), unit=STEPS) for of in ("raw", "random", "policy")),
+    *(
+        Figure(f"actor, {kind} / raw dm_control", (kind,), ("raw",), at_least=least)
+        for kind, least in (("random", 0.8), ("policy", 0.4))
+    ),
+    Figure(
+        "rendered and written, random actions",
+        ("rendered",),
+        unit="frames/s",
+        at_least=300,
+    ),
+    *(
+        Figure(f"sampled, {kind}", (kind,), unit=SAMPLES, at_least=least)
+        for kind, least in (
+            ("uniform", 50_000),
+            ("prioritized", 50_000),
+            ("pixels", None),
+        )
+    ),
+)
 
 
 def main() -> None:
     """Measures each part in a process of its own and prints the figures."""
-    arguments = runner.make_parser(__doc__, num_repeats=5).parse_args()
-    found = {
-        part: runner.measure(
+    given = runner.make_parser(__doc__, num_repeats=5).parse_args()
+    found: dict[str, list[float]] = {}
+    for part in PARTS:
+        found |= runner.measure(
             measure,
-            arguments={"part": part, "num_repeats": arguments.num_repeats},
+            part=part,
+            num_repeats=given.num_repeats,
             cores=runner.CORES[:1],
             variables=child_process.ONE_THREAD,  # as the pool starts actors
         )
-        for part in PARTS
-    }
-    state = found["state"]
-    for kind, rates in state.items():
-        runner.print_value(f"{NAME} {kind}", rates, "environment steps/s")
-    for kind, least in LEAST_SHARE.items():
-        title = f"actor, {kind} / raw dm_control"
-        runner.print_ratio(title, state[kind], state["raw"], at_least=least)
-    _print_rates("rendered and written, ", found["pixels"], "frames/s", LEAST_FRAMES)
-    pixels = {"pixels": found["replay"].pop("pixels")}
-    _print_rates("sampled, ", found["replay"], "transitions/s", LEAST_SAMPLES)
-    _print_rates("sampled, ", pixels, "transitions/s", None)
+    runner.print_figures(FIGURES, found)
     print(
         f"pixel memory per transition: {_frames_per_transition():.3f} frames; target "
         f"at most {MOST_FRAMES_PER_TRANSITION}"
@@ -71,43 +79,37 @@ def main() -> None:
 
 def measure(part: str, num_repeats: int) -> dict[str, list[float]]:
     """Rates of the kinds of a part; the first round is not counted."""
-    return runner.take_turns(PARTS[part](), num_repeats, num_warmups=1)
+    turns = {
+        kind: functools.partial(
+            lambda call, of: of / runner.seconds(call), call, number
+        )
+        for kind, (call, number) in PARTS[part]().items()
+    }
+    return runner.take_turns(turns, num_repeats, num_warmups=1)
 
 
-def _print_rates(
-    title: str, rates: dict[str, list[float]], unit: str, least: float | None
-) -> None:
-    for kind, values in rates.items():
-        runner.print_value(title + kind, values, unit, at_least=least)
-
-
-def _state() -> dict[str, Callable[[], float]]:
-    """Environment steps per second: dm_control alone, and actors."""
+def _state() -> dict[str, tuple[Callable[[], None], int]]:
     raw = Environment(NAME, seed=0)._env  # noqa: SLF001 - dm_control's own
     actions = np.random.default_rng(0).uniform(-1, 1, (NUM_STEPS, 1))
 
-    def step_raw() -> float:
-        start = time.perf_counter()
+    def step_raw() -> None:
         for action in actions:
             raw.step(action)
-        return NUM_STEPS / (time.perf_counter() - start)
 
     return {
-        "raw": step_raw,
-        "random": _actor_rate("state", has_policy=False, num_steps=NUM_STEPS),
-        "policy": _actor_rate("state", has_policy=True, num_steps=NUM_STEPS),
+        "raw": (step_raw, NUM_STEPS),
+        "random": (_actor("state", NUM_STEPS, has_policy=False), NUM_STEPS),
+        "policy": (_actor("state", NUM_STEPS, has_policy=True), NUM_STEPS),
     }
 
 
-def _pixels() -> dict[str, Callable[[], float]]:
-    """Frames per second that an actor steps to, renders and writes."""
-    step = _actor_rate("pixels", has_policy=False, num_steps=NUM_FRAMES)
-    return {"random actions": step}
+def _pixels() -> dict[str, tuple[Callable[[], None], int]]:
+    return {"rendered": (_actor("pixels", NUM_FRAMES, has_policy=False), NUM_FRAMES)}
 
 
-def _actor_rate(
-    observations: str, *, has_policy: bool, num_steps: int
-) -> Callable[[], float]:
+def _actor(
+    observations: str, num_steps: int, *, has_policy: bool
+) -> Callable[[], None]:
     spec = Environment(NAME, observations=observations).spec
     policy = PolicySpec(
         observation_shape=spec.observation_shape,
@@ -127,11 +129,9 @@ def _actor_rate(
     weights.publish(flat.astype(np.float32), 0)
     actor = Actor(settings, streams, weights, actor_id=0)
 
-    def step() -> float:
-        start = time.perf_counter()
+    def step() -> None:
         for _ in range(num_steps // ENVIRONMENTS_PER_ACTOR):
             actor.step()
-        return num_steps / (time.perf_counter() - start)
 
     return step
 
@@ -148,9 +148,10 @@ def _streams(shape: tuple[int, ...], dtype: str, steps_per_stream: int) -> StepS
     )
 
 
-def _fill(streams: StepStreams, num_records: int) -> None:
-    """Writes episodes of 1000 environment steps to each stream."""
-    observation = np.ones(streams.spec.observation_shape)
+def _filled(shape: tuple[int, ...], dtype: str, num_records: int) -> StepStreams:
+    """Streams that are full of episodes of 1000 environment steps."""
+    streams = _streams(shape, dtype, num_records)
+    observation = np.ones(shape)
     for stream_id in range(streams.spec.num_streams):
         writer = streams.writer(stream_id)
         for number in range(num_records):
@@ -162,42 +163,42 @@ def _fill(streams: StepStreams, num_records: int) -> None:
                 is_first=number % EPISODE == 0,
                 is_last=number % EPISODE == EPISODE - 1,
             )
+    return streams
 
 
-def _replay() -> dict[str, Callable[[], float]]:
-    """Transitions per second in batches of 256, from a replay of 100,000 steps."""
-    state = _streams((24,), "float32", 25_000)
-    _fill(state, 25_000)
-    frames = _streams((FRAME_SIZE, FRAME_SIZE, 3), "uint8", 2500)
-    _fill(frames, 2500)
-    kinds: dict[str, Any] = {
-        "uniform": make_replay(state, ReplaySettings()),
-        "prioritized": make_replay(state, ReplaySettings(is_prioritized=True)),
-        "pixels": make_replay(frames, ReplaySettings(num_stacked_frames=3)),
-    }
+def _replay() -> dict[str, tuple[Callable[[], None], int]]:
+    state = _filled((24,), "float32", 25_000)
+    stacked = ReplaySettings(num_stacked_frames=3)
     errors = np.random.default_rng(0).gamma(1, 1, BATCH)
 
-    def sample(kind: str) -> float:
-        replay = kinds[kind]
-        num_batches = NUM_BATCHES // 20 if kind == "pixels" else NUM_BATCHES
-        start = time.perf_counter()
+    def sample(replay: Any, num_batches: int) -> None:
         for _ in range(num_batches):
             replay.update_priorities(replay.sample(BATCH)["index"], errors)
-        return num_batches * BATCH / (time.perf_counter() - start)
 
-    return {kind: functools.partial(sample, kind) for kind in kinds}
+    return {
+        kind: (functools.partial(sample, replay, number), number * BATCH)
+        for kind, replay, number in (
+            ("uniform", make_replay(state, ReplaySettings()), NUM_BATCHES),
+            (
+                "prioritized",
+                make_replay(state, ReplaySettings(is_prioritized=True)),
+                NUM_BATCHES,
+            ),
+            ("pixels", make_replay(_filled(*FRAMES), stacked), NUM_BATCHES // 20),
+        )
+    }
 
 
 def _frames_per_transition() -> float:
     """Memory of a full replay of frames, as frames per transition that is there."""
-    streams = _streams((FRAME_SIZE, FRAME_SIZE, 3), "uint8", 2500)
+    streams = _streams(*FRAMES)
     replay = make_replay(streams, ReplaySettings(num_stacked_frames=3))
     # Only counted: no frame is read.
     streams.num_written[:] = 10_000
     return streams.spec.memory_bytes / len(replay) / FRAME_BYTES
 
 
-PARTS: dict[str, Callable[[], dict[str, Callable[[], float]]]] = {
+PARTS: dict[str, Callable[[], dict[str, tuple[Callable[[], None], int]]]] = {
     "state": _state,
     "pixels": _pixels,
     "replay": _replay,

@@ -1,31 +1,63 @@
 """Measures what the measuring itself costs a step of 5 ms.
 
-python -m benchmarks.bench_measuring [--generations 4]
+python -m benchmarks.bench_measuring [--repeats 4] [--cases NAME...]
 
 A program whose step takes 5 ms by its own clock is measured as a trial: in one window,
 and in turns of a relay that this script gives. What the harness states as the time of
-the steps, less what the steps took by their own clock, is its cost. The interval is
-over fresh processes.
+the steps, less what the steps took by their own clock, is its cost.
+
+*client* is a loop that computes for 5 ms per step: plain, and with ``scaling_client``
+in such turns. Steps of both ways alternate within one process, so both see the same
+noise. Intervals are over fresh processes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
+import os
+import socket
 import tempfile
+import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from benchmarks import runner, turns
-
-if TYPE_CHECKING:
-    from harness.client.scaling_client import Channel
+from benchmarks import runner
+from benchmarks.runner import Figure
 
 STEP_NS = 5_000_000
-NUM_STEPS = 600
-STEPS_PER_TURN = 60
+NUM_STEPS, STEPS_PER_TURN, NUM_WARMUP_STEPS = 600, 60, 3
+NUM_TURNS = NUM_STEPS // STEPS_PER_TURN
 MOST_RATIO = 1.01
-WAYS = ("window", "relay")
+
+
+def start_giving() -> str:
+    """Starts a thread that gives turns, as the harness does; returns its address."""
+    from harness.client.scaling_client import native_address
+
+    address = f"@bench-measuring-{os.getpid()}"
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    server.bind(native_address(address))
+    server.listen(1)
+    threading.Thread(target=_give_turns, args=(server,), daemon=True).start()
+    return address
+
+
+def _give_turns(server: socket.socket) -> None:
+    connection, _ = server.accept()
+    turn = {"command": "turn", "attempt": 0, "num_steps": STEPS_PER_TURN}
+    commands: list[dict[str, Any]] = [
+        {"command": "build", "is_alone": True},
+        {"command": "warm_up", "heap_fraction": 0.0},
+        *({**turn, "round_index": index} for index in range(NUM_TURNS)),
+        {"command": "finish"},
+    ]
+    with server, connection, connection.makefile("r", encoding="utf-8") as lines:
+        for command in commands:
+            lines.readline()
+            connection.sendall(json.dumps(command).encode("ascii") + b"\n")
 
 
 class SpinningProgram:
@@ -50,12 +82,10 @@ class SpinningProgram:
         return 1.0 / len(self.own_ns)
 
     def sanity(self) -> tuple[()]:
-        """Checks nothing."""
+        """Checks and counts nothing."""
         return ()
 
-    def window_metrics(self) -> tuple[()]:
-        """Counts nothing."""
-        return ()
+    window_metrics = sanity
 
     def start_window(self) -> None:
         """Does nothing."""
@@ -67,71 +97,42 @@ class SpinningProgram:
         return ""
 
 
-def main() -> None:
-    """Measures and prints both ways."""
-    parser = runner.make_parser(__doc__, num_repeats=4, name="--generations")
-    num_processes = parser.parse_args().num_repeats
-    found = runner.take_turns(
-        {
-            way: lambda way=way: runner.measure(
-                measure, arguments={"way": way}, cores=runner.CORES[:1]
-            )
-            for way in WAYS
-        },
-        num_processes,
-        show=lambda figures: f"{figures['cost_us']:.1f} us per step",
-    )
-    for way, figures in found.items():
-        runner.print_value(
-            f"{way}: cost of measuring a step", [f["cost_us"] for f in figures], "us"
-        )
-        runner.print_ratio(
-            f"{way}: stated time of steps / their own time",
-            [f["stated_ns"] for f in figures],
-            [f["own_ns"] for f in figures],
-            at_most=MOST_RATIO,
-        )
-
-
-def measure(way: str) -> dict[str, float]:
+def measure_trial(way: str) -> dict[str, float]:
     """Stated and own nanoseconds of the measured steps of one trial."""
-    from harness.client.scaling_client import RankFile, ResidentMemory
-    from harness.trial import measure as measure_module
+    from harness.client.scaling_client import Channel, RankFile, ResidentMemory
+    from harness.trial import measure
     from harness.trial.rank_file import rank_path, read_rank
 
-    spec = _spec(way)
+    is_relay = way == "relay"
     program: Any = SpinningProgram()
     with tempfile.TemporaryDirectory() as folder:
-        writer = RankFile(rank_path(Path(folder), 0), time.monotonic_ns)
-        measure_module.measure_trial(
+        path = rank_path(Path(folder), 0)
+        writer = RankFile(path, time.monotonic_ns)
+        measure.measure_trial(
             lambda: program,
-            spec,
+            _spec(is_relay=is_relay),
             writer,
             example_unit="examples",
             memory=ResidentMemory(),
-            channel=_channel() if way == "relay" else None,
+            channel=Channel(start_giving(), 0) if is_relay else None,
         )
         writer.close()
         log = read_rank(Path(folder), 0)
-        lines = rank_path(Path(folder), 0).read_text(encoding="utf-8").splitlines()
-    own_ns = sum(program.own_ns[spec.num_warmup_steps :])
-    if way == "relay":
+        lines = path.read_text(encoding="utf-8").splitlines()
+    own_ns = sum(program.own_ns[NUM_WARMUP_STEPS:])
+    if is_relay:
         turns = [turn for turn in map(json.loads, lines) if turn["kind"] == "turn"]
         stated_ns = sum(turn["end_ns"] - turn["start_ns"] for turn in turns)
     else:
-        measured = log.steps[spec.num_warmup_steps :]
+        measured = log.steps[NUM_WARMUP_STEPS:]
         stated_ns = measured[-1].end_ns - measured[0].start_ns
-    return {
-        "own_ns": own_ns,
-        "stated_ns": stated_ns,
-        "cost_us": (stated_ns - own_ns) / NUM_STEPS / 1e3,
-    }
+    cost_us = (stated_ns - own_ns) / NUM_STEPS / 1e3
+    return {"own_ns": own_ns, "stated_ns": stated_ns, "cost_us": cost_us}
 
 
-def _spec(way: str) -> Any:
+def _spec(*, is_relay: bool) -> Any:
     from results.records.models import Order, TrialSpec
 
-    is_relay = way == "relay"
     return TrialSpec(
         workload="resnet50",
         workload_version="1",
@@ -143,7 +144,7 @@ def _spec(way: str) -> Any:
         per_replica_batch_size=4,
         global_batch_size=4,
         cores_per_replica=1,
-        num_warmup_steps=3,
+        num_warmup_steps=NUM_WARMUP_STEPS,
         num_measured_steps=None if is_relay else NUM_STEPS,
         order=Order.RELAY if is_relay else Order.SEQUENTIAL,
         is_evaluated=False,
@@ -152,12 +153,95 @@ def _spec(way: str) -> Any:
     )
 
 
-def _channel() -> Channel:
-    """A connection to a thread that gives turns."""
-    from harness.client.scaling_client import Channel
+def measure_client() -> dict[str, float]:
+    """Nanoseconds of as many steps with the client, and without it."""
+    from harness.client import scaling_client
 
-    return Channel(turns.start_giving(NUM_STEPS // STEPS_PER_TURN, STEPS_PER_TURN), 0)
+    own_ns = stated_ns = 0
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        asked = {
+            "protocol": scaling_client.PROTOCOL,
+            "num_replicas": 1,
+            "per_replica_batch_size": 4,
+            "global_batch_size": 4,
+            "unit": "examples",
+            "seed": 0,
+            "num_warmup_steps": NUM_WARMUP_STEPS,
+            "num_measured_steps": None,
+            "control": "none",
+            "is_evaluated": False,
+        }
+        (Path(folder) / scaling_client.TRIAL_FILE).write_text(json.dumps(asked))
+        os.environ[scaling_client.TRIAL_VARIABLE] = folder
+        os.environ[scaling_client.ADDRESS_VARIABLE] = start_giving()
+        run: Any = scaling_client.connect()
+        stack.callback(run.close)
+        steps = iter(run.steps())
+        for _ in range(NUM_WARMUP_STEPS):
+            _train(next(steps))
+        step = next(steps)  # waits for the turn, which is not part of it
+        for number in range(1, NUM_STEPS + 1):
+            start_ns = time.monotonic_ns()
+            _compute()
+            middle_ns = time.monotonic_ns()
+            _train(step)
+            if number % STEPS_PER_TURN:
+                step = next(steps)
+            end_ns = time.monotonic_ns()
+            own_ns += middle_ns - start_ns
+            stated_ns += end_ns - middle_ns
+            if not number % STEPS_PER_TURN:
+                step = next(steps, None)
+        assert step is None
+    cost_us = (stated_ns - own_ns) / NUM_STEPS / 1e3
+    return {"own_ns": own_ns, "stated_ns": stated_ns, "cost_us": cost_us}
 
+
+def _train(step: Any) -> None:
+    step.done(loss=_compute(), examples=4)
+
+
+def _compute(number: int = 0) -> float:
+    """Takes the same number of operations each time, by default about 5 ms."""
+    total = 0.0
+    for of in range(number or _num_operations()):
+        total += of * 1e-9
+    return total
+
+
+@functools.cache
+def _num_operations() -> int:
+    """How many take 5 ms here."""
+    number = 50_000
+    best = min(runner.seconds(lambda: _compute(number)) for _ in range(20))
+    return round(number * STEP_NS / 1e9 / best)
+
+
+ONE_CORE = functools.partial(runner.measure, cores=runner.CORES[:1])
+WAYS = {
+    "window": lambda: ONE_CORE(measure_trial, way="window"),
+    "relay": lambda: ONE_CORE(measure_trial, way="relay"),
+    "client": lambda: ONE_CORE(measure_client),
+}
+FIGURES = [
+    figure
+    for way in WAYS
+    for figure in (
+        Figure(f"{way}: cost of measuring a step", (way, "cost_us"), unit="us"),
+        Figure(
+            f"{way}: stated time of steps / their own time",
+            (way, "stated_ns"),
+            (way, "own_ns"),
+            at_most=MOST_RATIO,
+        ),
+    )
+]
 
 if __name__ == "__main__":
-    main()
+    runner.run(
+        __doc__,
+        WAYS,
+        FIGURES,
+        num_repeats=4,
+        show=lambda figures: f"{figures['cost_us']:.1f} us per step",
+    )

@@ -13,148 +13,91 @@ shows.
 from __future__ import annotations
 
 import functools
-import statistics
 import time
 from typing import Any
 
 from benchmarks import runner
-from replicator.cluster import environment
+from benchmarks.runner import Figure
 
-NUM_STEPS = 20
-NUM_WARMUP_STEPS = 3
-NUM_REPLICAS = 2
-GLOBAL_BATCH_SIZE = 16
+NUM_STEPS, NUM_WARMUP_STEPS = 20, 3
+NUM_REPLICAS, BATCH = 2, 8
 # One computes while the other takes what arrives.
 NUM_INTER_OP_THREADS = 2
 TIMEOUT_SEC = 240.0
-
-CASES: dict[str, dict[str, Any]] = {
-    "multi_worker_in_graph": {"kind": "multi_worker_in_graph"},
-    "multi_worker": {"kind": "multi_worker"},
-    "tf_multi_worker": {"kind": "tf_multi_worker"},
-    "multi_worker_in_graph bfloat16": {
-        "kind": "multi_worker_in_graph",
-        "compression": "bfloat16",
-    },
-    "multi_worker bfloat16": {"kind": "multi_worker", "compression": "bfloat16"},
+PEER, RATE = "tf_multi_worker", "images_per_sec"
+# By the backend and the compression of gradients.
+TARGETS: dict[str, float | None] = {
+    "multi_worker_in_graph": 1.6,
+    "multi_worker": 1.25,
+    PEER: None,
+    "multi_worker_in_graph bfloat16": 2.0,
+    "multi_worker bfloat16": 2.0,
 }
 
-PEER = "tf_multi_worker"
-FIGURES = [("multi_worker_in_graph", 1.6), ("multi_worker", 1.25)]
-COMPRESSED = ("multi_worker_in_graph bfloat16", "multi_worker bfloat16")
-COMPRESSED_TARGET = 2.0
 
-
-def main() -> None:
-    """Runs all cases and prints measurements, ratios and targets."""
-    parser = runner.make_parser(__doc__, num_repeats=3)
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--num-steps", type=runner.positive, default=NUM_STEPS)
-    arguments = parser.parse_args()
-    print(f"2 worker processes on cores {runner.CORES}, one each", flush=True)
-    found = runner.take_turns(
-        {
-            name: functools.partial(_run_case, CASES[name], arguments.num_steps)
-            for name in arguments.cases
-        },
-        arguments.num_repeats,
-        show=lambda figures: (
-            f"{figures['images_per_sec']:6.1f} images/s, "
-            f"first step {figures['time_to_first_step_sec']:5.1f} s"
-        ),
-    )
-    rates = {
-        name: [one["images_per_sec"] for one in figures]
-        for name, figures in found.items()
-    }
-    if PEER in rates:
-        _print_ratios(rates)
-
-
-def _print_ratios(rates: dict[str, list[float]]) -> None:
-    """Prints each figure that was measured beside its target."""
-    figures = [(name, target) for name, target in FIGURES if name in rates]
-    compressed = [name for name in COMPRESSED if name in rates]
-    if compressed:
-        best = max(compressed, key=lambda name: statistics.fmean(rates[name]))
-        figures.append((best, COMPRESSED_TARGET))
-    for name, target in figures:
-        runner.print_ratio(
-            f"throughput: {name} / {PEER}", rates[name], rates[PEER], at_least=target
-        )
-
-
-def _run_case(case: dict[str, Any], num_steps: int) -> dict[str, float]:
+def run_case(name: str) -> dict[str, float]:
     """Runs the two processes of one case, on one core each."""
-    return dict(
-        runner.measure_cluster(
-            runner.Process(
-                function=measure,
-                arguments={**case, "num_steps": num_steps},
-                cores=(),  # those of cpusets
-            ),
-            timeout_sec=TIMEOUT_SEC,
-            kinds=["worker"],
-            num_workers=2,
-            cpusets=[[core] for core in runner.CORES],
-        )
+    kind, _, compression = name.partition(" ")
+    process = runner.Process(
+        function=measure,
+        arguments={"kind": kind, "compression": compression},
+        cores=(),  # those of cpusets
     )
+    found: dict[str, float] = runner.measure_cluster(
+        process,
+        timeout_sec=TIMEOUT_SEC,
+        kinds=["worker"],
+        num_workers=2,
+        cpusets=[[core] for core in runner.CORES],
+    )
+    return found
 
 
-def measure(
-    kind: str, num_steps: int, compression: str | None = None
-) -> dict[str, float] | None:
+def measure(kind: str, compression: str) -> dict[str, float] | None:
     """ResNet-50 on one worker of a cluster; worker 0 returns its figures."""
-    import tensorflow as tf
+    import replicator
+    from replicator.cluster import environment
 
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(NUM_INTER_OP_THREADS)
+    runner.set_threads(NUM_INTER_OP_THREADS)
     is_first = environment.detect().config().index == 0
     if kind == "multi_worker_in_graph" and not is_first:
         from replicator import server
 
         server.run([])
         return None
-    import replicator
-
     repl = replicator.create(kind, num_replicas=NUM_REPLICAS)
     start = time.perf_counter()
-    run = _program(repl, compression)
+    run = build(repl, compression).run
     run()
-    time_to_first_step_sec = time.perf_counter() - start
-    for _ in range(NUM_WARMUP_STEPS):
-        run()
-    start = time.perf_counter()
-    for _ in range(num_steps):
-        run()
-    if not is_first:
-        return None
-    return {
-        # Of the window, not of its median step.
-        "images_per_sec": GLOBAL_BATCH_SIZE * num_steps / (time.perf_counter() - start),
-        "time_to_first_step_sec": time_to_first_step_sec,
-    }
+    first = time.perf_counter() - start
+    runner.seconds(run, NUM_WARMUP_STEPS)
+    # Of the window, not of its median step.
+    rate = NUM_REPLICAS * BATCH / runner.seconds(run, NUM_STEPS)
+    return {RATE: rate, "first": first} if is_first else None
 
 
-def _program(repl: Any, compression: str | None) -> Any:
-    """The workload's own step; with compression, the same step spelled out here."""
-    from workloads.resnet50.study import WORKLOAD
+def build(repl: Any, compression: str) -> Any:
+    """The workload's own program, whose optimizer has an option more."""
+    if compression:
+        repl.wrap_optimizer = functools.partial(
+            repl.wrap_optimizer, compression=compression
+        )
+    return runner.program("resnet50", repl, batch=BATCH)
 
-    if compression is None:
-        return WORKLOAD.build(
-            repl,
-            preset="laptop",
-            data="synthetic",
-            per_replica_batch_size=8,
-            seed=0,
-            options={},
-        ).run
-    # The workload wraps its optimizer itself; the option is added on the way.
-    repl.wrap_optimizer = functools.partial(
-        repl.wrap_optimizer, compression=compression
-    )
-    return _program(repl, None)
 
+WAYS = {name: functools.partial(run_case, name) for name in TARGETS}
+FIGURES = [
+    Figure(f"throughput: {name} / {PEER}", (name, RATE), (PEER, RATE), at_least=target)
+    for name, target in TARGETS.items()
+    if name != PEER
+]
 
 if __name__ == "__main__":
-    main()
+    print(f"2 worker processes on cores {runner.CORES}, one each", flush=True)
+    runner.run(
+        __doc__,
+        WAYS,
+        FIGURES,
+        num_repeats=3,
+        show=lambda of: f"{of[RATE]:6.1f} images/s, first step {of['first']:5.1f} s",
+    )

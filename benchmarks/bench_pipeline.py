@@ -1,152 +1,123 @@
 """Measures pipelines of two stages against one device, whole batches and memory.
 
-python -m benchmarks.bench_pipeline [--processes 5]
+python -m benchmarks.bench_pipeline [--repeats 5] [--cases NAME...]
 
 *Serial* is the same pipeline on one core: as two devices of one core each that take
-turns. Micro-batches are 512 rows of 512. The first step of workload ``transformer``,
-preset ``laptop``, has micro-batches of one sequence. Intervals are over processes. On
-two cores that share memory this says what the schedule gives, and nothing of GPUs.
+turns. Stages are dense layers, micro-batches 512 rows of 512. The first step of
+workload ``transformer``, preset ``laptop``, has micro-batches of one sequence.
+Intervals are over processes. On two cores that share memory this says what the schedule
+gives, and nothing of GPUs.
 """
 
 from __future__ import annotations
 
 import functools
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from benchmarks import pipelines, runner
-from benchmarks.pipelines import NUM_STAGES
+from benchmarks import runner
+from benchmarks.runner import Figure
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WIDTH, ROWS, NUM_LAYERS, NUM_STAGES = 512, 512, 4, 2
 NUM_TURNS, NUM_WARMUPS = 5, 2
-MEMORY_PARTS = 16
+PARTS, MEMORY_PARTS = 8, 16
 MEGABYTE = 1e6
-PARTS = 8
 TOKENS = PARTS * 128
-
-_Found = Mapping[str, Sequence[Mapping[str, float]]]
-WAYS: dict[str, dict[str, Any]] = {
+RECOMPUTED = "fill-drain, recomputed"
+SCHEDULES: dict[str, dict[str, Any]] = {
     "1F1B": {},
     "fill-drain": {"schedule": "fill_drain"},
-    "fill-drain, recomputed": {"schedule": "fill_drain", "recompute": True},
+    RECOMPUTED: {"schedule": "fill_drain", "recompute": True},
 }
 
 
-def main() -> None:
-    """Measures and prints the ratios."""
-    parser = runner.make_parser(__doc__, num_repeats=5, name="--processes")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    arguments = parser.parse_args()
-    for case in arguments.cases:
-        measure, show = CASES[case]
-        show(runner.take_turns(measure, arguments.num_repeats, show=str))
+def build(
+    num_microbatches: int, *, is_whole: bool = False, num_replicas: int = 1, **how: Any
+) -> Callable[[], float]:
+    """Returns a function that trains replicas on two devices in all for a step."""
+    import keras
+    import tensorflow as tf
 
+    import replicator
 
-def _show_times(found: _Found) -> None:
-    both, one = found["two cores"], found["one core"]
-    for way, target in (("1F1B", 1.65), ("fill-drain", None)):
-        runner.print_ratio(
-            f"throughput, {way}, M = {PARTS} / serial",
-            _of(one, way),
-            _of(both, way),
-            at_least=target,
+    keras.utils.set_random_seed(0)
+    num_devices = NUM_STAGES // num_replicas
+    repl = replicator.create(
+        "in_graph", num_replicas=num_replicas, logical_devices_per_replica=num_devices
+    )
+    with repl.context():
+        stages = []
+        for k in range(NUM_STAGES):
+            with replicator.logical_device(k % num_devices):
+                layers = [keras.layers.Dense(WIDTH, "tanh") for _ in range(NUM_LAYERS)]
+                stages.append(keras.Sequential([keras.Input((WIDTH,)), *layers]))
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.01))
+    pipeline = replicator.Pipeline(stages, num_microbatches=num_microbatches, **how)
+    shape = [num_microbatches * ROWS // num_replicas, WIDTH]
+    # Each replica has its own: what is the same for all is computed once.
+    examples = replicator.PerReplica(
+        [tf.random.stateless_normal(shape, (r, 1)) for r in range(num_replicas)]
+    )
+
+    def loss_fn(outputs: Any, targets: Any) -> Any:
+        return tf.reduce_mean(tf.square(outputs - targets))
+
+    def whole(batch: Any) -> tuple[Any, Any]:
+        with tf.GradientTape() as tape:
+            values = batch[0]
+            for k, stage in enumerate(stages):
+                with replicator.logical_device(k % num_devices):
+                    values = stage(values)
+            loss = loss_fn(values, batch[1])
+        variables = [v for stage in stages for v in stage.trainable_variables]
+        return loss, list(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    def step(inputs: Any) -> Any:
+        batch = inputs, tf.zeros(shape)
+        loss, gradients = (
+            whole(batch) if is_whole else pipeline.loss_and_gradients(batch, loss_fn)
         )
-    runner.print_ratio(
-        f"throughput, 1F1B, M = {PARTS} / the whole batch in one piece",
-        _of(both, "one piece"),
-        _of(both, "1F1B"),
-        at_least=1.2,
-    )
-    runner.print_ratio(
-        f"throughput, 1F1B, M = {PARTS} / two replicas of half the batch",
-        _of(both, "two replicas"),
-        _of(both, "1F1B"),
-    )
-    runner.print_ratio(
-        "step time, fill-drain, recomputed / kept",
-        _of(both, "fill-drain, recomputed"),
-        _of(both, "fill-drain"),
-        at_most=1.45,
-    )
-    runner.print_ratio(
-        "first step of these layers, 1F1B / the whole batch in one piece",
-        _of(both, "first 1F1B"),
-        _of(both, "first one piece"),
-    )
+        optimizer.apply_gradients(gradients)
+        return loss
 
-
-def _show_memory(found: _Found) -> None:
-    peaks = found["memory"]
-    for way, target in (("1F1B", 0.2), ("fill-drain, recomputed", 0.5)):
-        runner.print_ratio(
-            f"peak of activations, M = {MEMORY_PARTS}, {way} / fill-drain",
-            _of(peaks, way),
-            _of(peaks, "fill-drain"),
-            at_most=target,
-        )
-
-
-def _show_first(found: _Found) -> None:
-    for step, target in (("first", 2.0), ("second", None)):
-        runner.print_ratio(
-            f"{step} step, transformer laptop, 1F1B, M = {PARTS} / one piece",
-            _of(found["stages"], step),
-            _of(found["one piece"], step),
-            at_most=target,
-        )
-
-
-def _first(num_stages: int) -> Any:
-    return runner.measure(measure_first, arguments={"num_stages": num_stages})
-
-
-def _of(processes: Sequence[Mapping[str, float]], way: str) -> list[float]:
-    return [process[way] for process in processes]
+    return lambda: float(repl.run(step, examples)[0])
 
 
 def measure_first(num_stages: int) -> dict[str, float]:
     """Seconds of the first and of the second step of ``transformer``."""
     import replicator
-    from workloads.transformer.study import WORKLOAD
 
-    pipelines.limit_threads()
+    runner.set_threads(NUM_STAGES)
     repl = replicator.create(
         "in_graph", num_replicas=1, logical_devices_per_replica=num_stages
     )
     parts = {"pipeline_stages": num_stages, "num_microbatches": PARTS}
-    program = WORKLOAD.build(
-        repl,
-        preset="laptop",
-        data="synthetic",
-        per_replica_batch_size=TOKENS,
-        seed=1,
-        options=parts if num_stages > 1 else {},
-    )
-    return {"first": _sec(program.run), "second": _sec(program.run)}
+    options = parts if num_stages > 1 else {}
+    program = runner.program("transformer", repl, batch=TOKENS, seed=1, options=options)
+    return {step: runner.seconds(program.run) for step in ("first", "second")}
 
 
 def measure_times() -> dict[str, float]:
     """By way: median over turns of the seconds of one step; and of the first one."""
-    pipelines.limit_threads()
-    run = {name: pipelines.build(PARTS, **way)[1] for name, way in WAYS.items()}
-    run["one piece"] = pipelines.build(PARTS, is_whole=True)[1]
-    run["two replicas"] = pipelines.build(PARTS, is_whole=True, num_replicas=2)[1]
-    first = {f"first {name}": _sec(one) for name, one in run.items()}
-    ways = {name: functools.partial(_sec, one) for name, one in run.items()}
-    found = runner.take_turns(ways, NUM_TURNS, num_warmups=NUM_WARMUPS)
-    return first | {name: statistics.median(sec) for name, sec in found.items()}
+    runner.set_threads(NUM_STAGES)
+    run = {name: build(PARTS, **how) for name, how in SCHEDULES.items()}
+    run["one piece"] = build(PARTS, is_whole=True)
+    run["two replicas"] = build(PARTS, is_whole=True, num_replicas=2)
+    first = {f"first {name}": runner.seconds(one) for name, one in run.items()}
+    return first | runner.medians(run, NUM_TURNS, num_warmups=NUM_WARMUPS)
 
 
 def measure_memory() -> dict[str, float]:
     """By way: the peak in megabytes above what was there before the step."""
     import tensorflow as tf
 
-    pipelines.limit_threads()
+    runner.set_threads(NUM_STAGES)
     info = functools.partial(tf.config.experimental.get_memory_info, "CPU:0")
     found = {}
-    for name, way in WAYS.items():
-        _, run = pipelines.build(MEMORY_PARTS, **way)
+    for name, how in SCHEDULES.items():
+        run = build(MEMORY_PARTS, **how)
         run()
         before = info()["current"]
         tf.config.experimental.reset_memory_stats("CPU:0")
@@ -155,30 +126,61 @@ def measure_memory() -> dict[str, float]:
     return found
 
 
-def _sec(run: Any) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-CASES: dict[str, tuple[dict[str, Callable[[], Any]], Callable[[_Found], None]]] = {
-    "times": (
-        {
-            "two cores": lambda: runner.measure(measure_times),
-            "one core": lambda: runner.measure(measure_times, cores=runner.CORES[:1]),
-        },
-        _show_times,
-    ),
-    "memory": ({"memory": lambda: runner.measure(measure_memory)}, _show_memory),
-    "first": (
-        {
-            "stages": lambda: _first(NUM_STAGES),
-            "one piece": lambda: _first(1),
-        },
-        _show_first,
-    ),
+BOTH, ONE, MEMORY = "two cores", "one core", "memory"
+STAGES, PIECE = "first, stages", "first, one piece"
+WAYS: dict[str, Callable[[], Any]] = {
+    BOTH: functools.partial(runner.measure, measure_times),
+    ONE: functools.partial(runner.measure, measure_times, cores=runner.CORES[:1]),
+    MEMORY: functools.partial(runner.measure, measure_memory),
+    STAGES: functools.partial(runner.measure, measure_first, num_stages=NUM_STAGES),
+    PIECE: functools.partial(runner.measure, measure_first, num_stages=1),
 }
-
+# Times are those of steps, so a ratio of throughput has the other's above.
+FIGURES = (
+    Figure(
+        f"throughput, 1F1B, M = {PARTS} / serial",
+        *((ONE, "1F1B"), (BOTH, "1F1B")),
+        at_least=1.65,
+    ),
+    Figure(
+        f"throughput, fill-drain, M = {PARTS} / serial",
+        *((ONE, "fill-drain"), (BOTH, "fill-drain")),
+    ),
+    Figure(
+        f"throughput, 1F1B, M = {PARTS} / the whole batch in one piece",
+        *((BOTH, "one piece"), (BOTH, "1F1B")),
+        at_least=1.2,
+    ),
+    Figure(
+        f"throughput, 1F1B, M = {PARTS} / two replicas of half the batch",
+        *((BOTH, "two replicas"), (BOTH, "1F1B")),
+    ),
+    Figure(
+        "step time, fill-drain, recomputed / kept",
+        *((BOTH, RECOMPUTED), (BOTH, "fill-drain")),
+        at_most=1.45,
+    ),
+    Figure(
+        "first step of these layers, 1F1B / the whole batch in one piece",
+        *((BOTH, "first 1F1B"), (BOTH, "first one piece")),
+    ),
+    *(
+        Figure(
+            f"peak of activations, M = {MEMORY_PARTS}, {way} / fill-drain",
+            *((MEMORY, way), (MEMORY, "fill-drain")),
+            at_most=target,
+        )
+        for way, target in (("1F1B", 0.2), (RECOMPUTED, 0.5))
+    ),
+    *(
+        Figure(
+            f"{step} step, transformer laptop, 1F1B, M = {PARTS} / one piece",
+            *((STAGES, step), (PIECE, step)),
+            at_most=target,
+        )
+        for step, target in (("first", 2.0), ("second", None))
+    ),
+)
 
 if __name__ == "__main__":
-    main()
+    runner.run(__doc__, WAYS, FIGURES, num_repeats=5)

@@ -1,74 +1,104 @@
 """What the levels of a sharded update cost, and what they save.
 
-    python -m benchmarks.bench_sharding [--processes N]
+    python -m benchmarks.bench_sharding [--repeats N] [--cases NAME...]
 
-Twelve layers of 912 x 912, 10 M parameters, with Adam, 64 examples per replica. Time:
-two replicas with separate copies (virtual CPU devices, which share memory) on two
-cores; programs of all levels alternate in one process, and each process gives one pair.
-Memory: weights, averaged gradients and state on the fullest of four devices, with the
-layers that are gathered at a time.
+Replicas are virtual CPU devices with a copy of the variables each, on two cores. *time*
+and *memory*: twelve layers of 912 x 912, 10 M parameters, with Adam, 64 examples per
+replica. Programs of all levels alternate in one process of two replicas, and each
+process gives one pair; memory is weights, averaged gradients and state on the fullest
+of four devices, with the layers that are gathered at a time.
+
+*optimizer*: four replicas, and a step without a model: every replica gives the same
+array as the gradient of every weight. The time of the optimizer is that of a step less
+that of a step which only averages the gradients. Blocks of steps of all programs
+alternate in one process, in reversed order every other time; ratios are paired within a
+block.
 """
 
 from __future__ import annotations
 
 import functools
-import statistics
-import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import runner
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 LEVELS = ("none", "state", "gradients", "parameters")
-SIDE, NUM_LAYERS = 912, 12
-NUM_STEPS_PER_CALL = 3
-NUM_BLOCKS = 4
-TARGET_TIME = 1.25
+SIDE, NUM_LAYERS, NUM_STEPS_PER_CALL, NUM_BLOCKS = 912, 12, 3, 4
+OPTIMIZERS, KINDS = ("Adam", "AdamW"), ("sharded", "unsharded")
+WEIGHT_SIDE, NUM_WEIGHTS = 1024, 8
+NUM_STEPS_OF_OPTIMIZER, NUM_CALLS_PER_BLOCK = 16, 3
 TARGET_MEMORY = 0.3
+CASES = ("time", "memory", "optimizer")
 
 
 def main() -> None:
     """Starts the measuring processes and prints ratios to no sharding."""
-    parser = runner.make_parser(__doc__, num_repeats=5, name="--processes")
-    num_processes = parser.parse_args().num_repeats
-    found = [runner.measure(measure_time) for _ in range(num_processes)]
-    for level in LEVELS[1:]:
-        runner.print_ratio(
-            f"time per step, 2 replicas, {level} / none",
-            [times[level] for times in found],
-            [times["none"] for times in found],
-            at_most=TARGET_TIME if level == "parameters" else None,
-        )
-    held = runner.measure(measure_memory)
-    for level in LEVELS[1:]:
-        target = f"; target at most {TARGET_MEMORY}" if level == "parameters" else ""
-        print(
-            f"bytes of the fullest of 4 devices, {level} / none: "
-            f"{held[level] / held['none']:.3f} ({held[level]} of {held['none']} "
-            f"bytes){target}"
-        )
+    parser = runner.make_parser(__doc__, num_repeats=5)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
+    given = parser.parse_args()
+    if "time" in given.cases:
+        found = [runner.measure(measure_time) for _ in range(given.num_repeats)]
+        for level in LEVELS[1:]:
+            runner.print_figure(
+                f"time per step, 2 replicas, {level} / none",
+                [times[level] for times in found],
+                [times["none"] for times in found],
+                at_most=1.25 if level == "parameters" else None,
+            )
+    if "memory" in given.cases:
+        held = runner.measure(measure_memory)
+        for level in LEVELS[1:]:
+            title = f"bytes of the fullest of 4 devices, {level} / none"
+            _print_bytes(title, held[level], held["none"], level == "parameters")
+    for name in OPTIMIZERS if "optimizer" in given.cases else ():
+        num_blocks = 2 * given.num_repeats
+        found = runner.measure(measure_optimizer, name=name, num_blocks=num_blocks)
+        times = [
+            [sec - rest for sec, rest in zip(found[kind], found["none"], strict=True)]
+            for kind in KINDS
+        ]
+        title = f"{name}: optimizer time per step, sharded / not"
+        runner.print_figure(title, *times, at_most=0.4)
+        title = f"{name}: optimizer state of the fullest device, sharded / not"
+        _print_bytes(title, *found["bytes"], True)
+
+
+def _print_bytes(title: str, most: int, before: int, has_target: bool) -> None:
+    target = f"; target at most {TARGET_MEMORY}" * has_target
+    print(f"{title}: {most / before:.3f} ({most} of {before} bytes){target}")
+
+
+def _replicator(num_replicas: int) -> Any:
+    import replicator
+    from replicator.core import devices
+
+    devices.split_cpu(num_replicas)
+    return replicator.create(
+        "in_graph",
+        num_replicas=num_replicas,
+        devices=[f"CPU:{index}" for index in range(num_replicas)],
+        variable_placement="mirrored",
+    )
 
 
 def measure_time() -> dict[str, float]:
     """Seconds per step by level, the median of some blocks."""
-    from replicator.core import devices
-
-    devices.split_cpu(2)
-    runs = {level: _program(level, 2)[1] for level in LEVELS}
-    for run in runs.values():
-        run()
-    turns = {level: functools.partial(_step_sec, run) for level, run in runs.items()}
-    found = runner.take_turns(turns, NUM_BLOCKS)
-    return {level: statistics.median(times) for level, times in found.items()}
+    calls = {level: _training(_replicator(2), level) for level in LEVELS}
+    for call in calls.values():
+        call()
+    found = runner.medians(calls, NUM_BLOCKS)
+    return {level: sec / NUM_STEPS_PER_CALL for level, sec in found.items()}
 
 
 def measure_memory() -> dict[str, int]:
     """Bytes on the fullest of four devices by level."""
     from replicator.backends import sharding
-    from replicator.core import devices
 
-    devices.split_cpu(4)
-    repl, run = _program("parameters", 4)
-    run()
+    repl = _replicator(4)
+    _training(repl, "parameters")()
     # As the engine has placed variables, and scheduled their gathers.
     held = [sharding.Held(*each) for each in repl._table.ownership.held()]  # noqa: SLF001
     ((_, program),) = repl._programs.items()  # noqa: SLF001
@@ -77,19 +107,10 @@ def measure_memory() -> dict[str, int]:
     return found
 
 
-def _program(level: str, num_replicas: int) -> tuple[Any, Any]:
-    """A replicator, and what runs some steps on it and waits for them."""
+def _training(repl: Any, level: str) -> Callable[[], float]:
     import keras
     import tensorflow as tf
 
-    import replicator
-
-    repl = replicator.create(
-        "in_graph",
-        num_replicas=num_replicas,
-        devices=[f"CPU:{index}" for index in range(num_replicas)],
-        variable_placement="mirrored",
-    )
     with repl.context():
         layers = [keras.layers.Dense(SIDE, "relu") for _ in range(NUM_LAYERS)]
         model = keras.Sequential([keras.Input((SIDE,)), *layers])
@@ -112,16 +133,58 @@ def _program(level: str, num_replicas: int) -> tuple[Any, Any]:
         )
         return loss
 
-    def run() -> None:
-        float(repl.run(step, inputs, num_steps=NUM_STEPS_PER_CALL)[0])
-
-    return repl, run
+    return lambda: float(repl.run(step, inputs, num_steps=NUM_STEPS_PER_CALL)[0])
 
 
-def _step_sec(run: Any) -> float:
-    start = time.perf_counter()
-    run()
-    return (time.perf_counter() - start) / NUM_STEPS_PER_CALL
+def measure_optimizer(name: str, num_blocks: int) -> dict[str, Any]:
+    """Seconds per step by kind and block, and bytes of state on the fullest device."""
+    calls, sizes = {}, []
+    for kind in (*KINDS, "none"):
+        repl = _replicator(4)
+        optimizer, calls[kind] = _updating(repl, name, kind)
+        calls[kind]()
+        if kind in KINDS:
+            table = repl._table  # noqa: SLF001 (what the engine really made)
+            sizes.append(max(table.bytes_by_device(optimizer.variables).values()))
+
+    def block(kind: str) -> float:
+        found = runner.medians({kind: calls[kind]}, NUM_CALLS_PER_BLOCK)
+        return found[kind] / NUM_STEPS_OF_OPTIMIZER
+
+    turns = {kind: functools.partial(block, kind) for kind in calls}
+    return runner.take_turns(turns, num_blocks) | {"bytes": sizes}
+
+
+def _updating(repl: Any, name: str, kind: str) -> tuple[Any, Callable[[], float]]:
+    """Steps that average gradients and, unless ``kind`` is ``none``, update."""
+    import keras
+    import tensorflow as tf
+
+    import replicator
+
+    shape = [WEIGHT_SIDE, WEIGHT_SIDE]
+    with repl.context():
+        weights = [tf.Variable(tf.zeros(shape)) for _ in range(NUM_WEIGHTS)]
+        optimizer = repl.wrap_optimizer(
+            getattr(keras.optimizers, name)(1e-4), sharded_update=kind == "sharded"
+        )
+
+    def input_fn(_: Any) -> Any:  # the same array, read before it is needed
+        return tf.data.Dataset.from_tensors(tf.fill(shape, 1e-3)).cache().repeat()
+
+    gradients = repl.make_input_iterator(input_fn)
+
+    def step(gradient: Any) -> Any:
+        if kind == "none":
+            averaged = replicator.all_mean([gradient for _ in weights])
+            return tf.add_n([value[0, 0] for value in averaged])
+        optimizer.apply_gradients([(gradient, w) for w in weights])
+        return gradient[0, 0]
+
+    def run() -> float:
+        return float(repl.run(step, gradients, num_steps=NUM_STEPS_OF_OPTIMIZER)[0])
+
+    return optimizer, run
 
 
 if __name__ == "__main__":

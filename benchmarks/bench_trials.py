@@ -176,32 +176,27 @@ def main() -> int:
     found = [
         measure_in_job(num_trials)
         if launcher == "slurm"
-        else runner.measure(
-            measure, arguments={"num_trials": num_trials, "launcher": launcher}
-        )
+        else runner.measure(measure, num_trials=num_trials, launcher=launcher)
         for _ in range(arguments.num_repeats)
     ]
     trials = [one["trials"] for one in found]
     means = [statistics.fmean(times) for times in trials]
     if launcher == "slurm":
-        runner.print_value(f"a trial, of {num_trials:,} trials, slurm", means, "s")
+        title = f"a trial, of {num_trials:,} trials, slurm"
+        runner.print_figure(title, means, unit="s")
         steps = [statistics.fmean(one["engine"]) for one in found]
-        runner.print_value("a step of Slurm that does nothing", steps, "s")
+        runner.print_figure("a step of Slurm that does nothing", steps, unit="s")
         means = [whole - own for whole, own in zip(means, steps, strict=True)]
-    is_reached = runner.print_value(
+    is_reached = runner.print_figure(
         f"harness per trial, of {num_trials:,} trials, {launcher}",
         means,
-        "s",
+        unit="s",
         at_most=LIMIT_SEC[launcher],
     )
     count = min(NUM_COMPARED, num_trials // 2)
     growth = [sum(times[-count:]) / sum(times[:count]) for times in trials]
-    is_flat = runner.print_value(
-        f"the last {count} trials over the first {count}",
-        growth,
-        "x",
-        at_most=GROWTH_LIMIT,
-    )
+    title = f"the last {count} trials over the first {count}"
+    is_flat = runner.print_figure(title, growth, unit="x", at_most=GROWTH_LIMIT)
     return int(not (is_reached and is_flat))
 
 

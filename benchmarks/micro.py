@@ -4,31 +4,53 @@
     python -m benchmarks.micro compare NEW.json OLD.json [--delta 5%] [--format text]
 
 ``tests/benchmarks/micro`` has them, in the form of pytest-benchmark. Repeats within a
-process depend on each other, so every file runs in several fresh processes, which are
-the generations of the rule of ``gate`` (``results/statistics/group_sequential.py``).
-The exit codes are those of ``gate`` as well.
+process share its memory layout and caches, so every file runs in several fresh
+processes, which are the runs of the rule of ``gate``, and never the rounds. Two files
+were measured at different times, so they are compared as two studies are
+(``results/statistics/group_sequential.py``). The exit codes are those of ``gate``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import pydantic
+from pydantic import AliasChoices, AliasPath, Field
 
 from benchmarks import runner
+from harness.cli import exit_codes
+from harness.cli.arguments import one_line
+from harness.errors import HarnessError
+from harness.options.kinds import parse_percentage
+from results import errors
+from results.figures.relay import TurnCounts
+from results.judging.gate import Gate
+from results.judging.gate_metrics import Metric
+from results.judging.judged_case import JudgedCase
+from results.records.record_base import Seconds
+from results.statistics import estimates, group_sequential
+from results.store.record_file import first_complaint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-FOLDER = runner.ROOT / "tests" / "benchmarks" / "micro"
-PREFIX = "bench_"
-NUM_GENERATIONS = 4
+FOLDER: Final = runner.ROOT / "tests" / "benchmarks" / "micro"
+PREFIX: Final = "bench_"
+NUM_GENERATIONS: Final = 4
 MOST_SEC_OF_A_BENCHMARK = 0.5
-OF_ONE_CORE = frozenset({"store"})
+OF_ONE_CORE: Final = frozenset({"store"})
 """These have no replicas."""
+GENERATION: Final = "generation"
+"""In ``extra_info``: the process, where one file holds several."""
+TIME_PER_CALL: Final = Metric(name="time_per_call", is_cost=True, worse="slower")
+
+_Fact = Annotated[str | int | None, Field(default=None)]
 
 
 def names() -> list[str]:
@@ -59,72 +81,148 @@ def measure(name: str) -> dict[str, Any]:
     return found
 
 
-def merge(generations: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
-    """Returns one document of pytest-benchmark for several generations.
-
-    Each benchmark has its generation in ``extra_info``. The name of the machine is left
-    out.
-    """
-    from benchmarks.micro_judging import GENERATION
-
-    first = generations[0][0]
-    return {
-        **first,
-        "machine_info": {**first["machine_info"], "node": ""},
-        "benchmarks": [
-            {**of, "extra_info": {**of["extra_info"], GENERATION: number}}
-            for number, documents in enumerate(generations)
-            for document in documents
-            for of in document["benchmarks"]
-        ],
-    }
-
-
-def run(chosen: Sequence[str], output: Path, num_generations: int) -> int:
-    """Measures files and writes one JSON file; returns the exit code."""
-    generations = []
+def run(chosen: Sequence[str], output: Path, num_generations: int) -> None:
+    """Measures files; writes one document, in which benchmarks have their process."""
+    benchmarks = []
     for number in range(num_generations):
         # Forward and backward in turn: a drift of the machine affects all of them.
-        ordered = list(chosen)[:: -1 if number % 2 else 1]
-        documents = []
-        for name in ordered:
+        for name in list(chosen)[:: -1 if number % 2 else 1]:
             cores = runner.CORES[:1] if name in OF_ONE_CORE else runner.CORES
-            documents.append(
-                runner.measure(measure, arguments={"name": name}, cores=cores)
-            )
+            document = runner.measure(measure, cores=cores, name=name)
             print(f"run {number} {name}", file=sys.stderr, flush=True)
-        generations.append(documents)
-    text = json.dumps(merge(generations), indent=1)
+            for of in document["benchmarks"]:
+                of["extra_info"][GENERATION] = number
+                benchmarks.append(of)
+    document["machine_info"]["node"] = ""  # the name of the machine
+    text = json.dumps({**document, "benchmarks": benchmarks}, indent=1)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(f"{text}\n", encoding="utf-8")
     print(output)
-    return 0
 
 
-def compare(change: Path, baseline: Path, *, delta: str, alpha: str, form: str) -> int:
+class Machine(pydantic.BaseModel):
+    """What must match before two figures are compared; not the machine's name."""
+
+    cpu_model: _Fact = Field(
+        default=None,
+        validation_alias=AliasChoices(AliasPath("cpu", "brand_raw"), "processor"),
+    )
+    num_logical_cores: _Fact = Field(
+        default=None, validation_alias=AliasPath("cpu", "count")
+    )
+    system: _Fact
+    kernel: _Fact = Field(default=None, validation_alias="release")
+    architecture: _Fact = Field(default=None, validation_alias="machine")
+    python_version: _Fact
+
+
+class Benchmark(pydantic.BaseModel):
+    """One benchmark in one process."""
+
+    name: str = Field(validation_alias="fullname")
+    generation: int = Field(
+        default=0, validation_alias=AliasPath("extra_info", GENERATION)
+    )
+    median_sec: Seconds = Field(validation_alias=AliasPath("stats", "median"))
+
+
+class Measured(pydantic.BaseModel):
+    """What one file holds."""
+
+    machine: Machine = Field(validation_alias="machine_info")
+    benchmarks: tuple[Benchmark, ...] = Field(min_length=1)
+
+    @property
+    def logs(self) -> dict[str, list[float]]:
+        """By benchmark, ln(median seconds of a call) in each process."""
+        found: dict[str, list[float]] = {}
+        for of in self.benchmarks:
+            found.setdefault(of.name, []).append(math.log(of.median_sec))
+        return found
+
+
+def read(path: Path) -> Measured:
+    """Reads a file that ``pytest --benchmark-json`` or ``make bench-micro`` wrote."""
+    try:
+        found = Measured.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except pydantic.ValidationError as error:
+        why = first_complaint(error)
+    except (OSError, RecursionError, ValueError) as error:
+        why = str(error)
+    else:
+        processes = {(of.name, of.generation) for of in found.benchmarks}
+        if len(processes) == len(found.benchmarks):
+            return found
+        why = "it has a benchmark twice in one process"
+    raise errors.ResultsError(
+        f"{str(path)!r} has no benchmarks that can be judged: {why}; give a file that"
+        " 'make bench-micro' or 'pytest --benchmark-json FILE' wrote"
+    )
+
+
+def judged(
+    change: Measured, baseline: Measured, *, name: str, delta: float, alpha: float
+) -> Gate:
+    """Judges the benchmarks that both files have; one that is gone counts as failed."""
+    new, old = change.logs, baseline.logs
+    shared = [of for of in new if of in old]
+    if not shared:
+        raise errors.ResultsError(
+            "the two files have no micro-benchmark in common; the first has"
+            f" {', '.join([*new][:3])}, the second {', '.join([*old][:3])}"
+        )
+    gone = [of for of in old if of not in new]
+    here, there = change.machine.model_dump(), baseline.machine.model_dump()
+    return Gate(
+        metric=TIME_PER_CALL,
+        baseline=name,
+        delta=delta,
+        alpha=alpha,
+        cases=tuple(_judged(of, new[of], old[of], delta, alpha) for of in shared),
+        twin=None,
+        turns=TurnCounts(num_turns=0, num_void=0, num_lost=0, reasons=()),
+        is_weaker=True,
+        differences=tuple(
+            f"{fact}: {value!r} and {there[fact]!r}"
+            for fact, value in here.items()
+            if value != there[fact]
+        ),
+        failures=tuple(f"{of} is in the baseline only" for of in gone),
+        num_ok=len(shared),
+    )
+
+
+def _judged(
+    name: str, here: list[float], there: list[float], delta: float, alpha: float
+) -> JudgedCase:
+    fewest = min(len(here), len(there))
+    if fewest < group_sequential.FEWEST_GENERATIONS:
+        reason = (
+            f"{fewest} run(s), a verdict needs"
+            f" {group_sequential.FEWEST_GENERATIONS} or more:"
+            f" processes differ, and one says nothing about by how much"
+        )
+        return JudgedCase(name=name, judgement=None, reason=reason)
+    mean = estimates.two_groups(here, there)
+    judgement = group_sequential.of_mean(mean, delta=delta, alpha=alpha)
+    return JudgedCase(name=name, judgement=judgement)
+
+
+def compare(change: Path, baseline: Path, delta: str, alpha: str, form: str) -> int:
     """Prints the verdict on a change and returns the exit code of ``gate``."""
-    from benchmarks import micro_judging
-    from harness.options.kinds import parse_percentage
     from reports.words import judgement
 
-    new, old = micro_judging.read(change), micro_judging.read(baseline)
-    found = micro_judging.judged(
+    new, old = read(change), read(baseline)
+    found = judged(
         new,
         old,
         name=str(baseline),
         delta=parse_percentage(delta, what="--delta"),
         alpha=parse_percentage(alpha, what="--alpha"),
     )
-    write = {
-        "text": judgement.gate_text,
-        "markdown": judgement.gate_markdown,
-        "junit": judgement.gate_junit,
-        "github": judgement.gate_github,
-        "json": judgement.gate_json,
-    }[form]
-    print(write(found))
-    for name in new.names:
-        if name not in old.names:
+    print(getattr(judgement, f"gate_{form}")(found))
+    for name in new.logs:
+        if name not in old.logs:
             print(f"new, not judged: {name}", file=sys.stderr)
     return found.exit_code
 
@@ -151,41 +249,27 @@ def make_parser() -> argparse.ArgumentParser:
     judging.add_argument("baseline", type=Path, metavar="OLD")
     judging.add_argument("--delta", default="5%", metavar="PERCENT")
     judging.add_argument("--alpha", default="5%", metavar="PERCENT")
-    judging.add_argument(
-        "--format",
-        dest="form",
-        choices=["text", "junit", "github", "markdown", "json"],
-        default="text",
-    )
+    forms = ["text", "junit", "github", "markdown", "json"]
+    judging.add_argument("--format", dest="form", choices=forms, default="text")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; bad input is one line and exit code 2."""
-    from harness.cli import exit_codes
-    from harness.cli.arguments import one_line
-    from harness.errors import HarnessError
-    from results.errors import ResultsError
-
     parser = make_parser()
-    given = parser.parse_args(arguments)
-    if given.verb == "run":
-        unknown = [name for name in given.names if name not in names()]
+    given = vars(parser.parse_args(arguments))
+    if given.pop("verb") == "run":
+        unknown = [name for name in given["names"] if name not in names()]
         if unknown:
             parser.error(
                 f"unknown micro-benchmark {unknown[0]!r}; known are"
                 f" {', '.join(names())}"
             )
-        return run(given.names or names(), given.output, given.generations)
+        run(given["names"] or names(), given["output"], given["generations"])
+        return exit_codes.OK
     try:
-        return compare(
-            given.change,
-            given.baseline,
-            delta=given.delta,
-            alpha=given.alpha,
-            form=given.form,
-        )
-    except (HarnessError, ResultsError) as error:
+        return compare(**given)
+    except (HarnessError, errors.ResultsError) as error:
         print(f"error: {one_line(str(error))}", file=sys.stderr)
         return exit_codes.USAGE
 

@@ -1,9 +1,10 @@
 """How benchmarks measure: in fresh pinned processes, in turns, as ratios of pairs.
 
-A script has functions that measure and return what JSON knows. ``measure`` runs one in
-a process of its own, ``take_turns`` interleaves what is compared, and ``print_ratio``
-and ``print_value`` show estimates of ``results.statistics.estimates``: each with its
-interval and its n.
+A script has functions that measure and return what JSON knows, a table of the ways to
+run them, and a table of figures. ``run`` measures all ways in turns and prints each
+figure with its interval, its n and its target. ``python -m benchmarks.runner PLAN`` is
+one of the fresh processes. A function that is a generator yields what it knows when it
+is ready, and measures whenever it is resumed by a line of standard input.
 """
 
 from __future__ import annotations
@@ -11,27 +12,30 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
+import importlib
 import json
+import operator
 import os
 import subprocess
 import sys
 import tempfile
+import time
+import types
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from benchmarks.child import MARK
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 # Children import this module, too, and some time what they import: the standard library
 # is all that it needs there.
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from results.statistics.estimates import Estimate
+    Ways = Mapping[str, Callable[[], Any]]
 
 ROOT = Path(__file__).resolve().parents[1]
 CORES = tuple(sorted(os.sched_getaffinity(0))[:2])
 """Two cores, on which everything is measured."""
-
+MARK = "measured: "
 _VARIABLES = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
 
 
@@ -61,22 +65,23 @@ class Process:
 
     def argv(self, result: str = "") -> list[str]:
         """The command line; with a path, the result is written there."""
-        module, _, function = self.name.rpartition(".")
-        plan = {
-            "module": module,
-            "function": function,
-            "arguments": dict(self.arguments),
-            "cores": list(self.cores),
-            "result": result,
-        }
-        return [sys.executable, "-m", "benchmarks.child", json.dumps(plan)]
+        plan = [self.name, dict(self.arguments), list(self.cores), result]
+        return [sys.executable, "-m", "benchmarks.runner", json.dumps(plan)]
 
 
-def measure(function: Callable[..., Any], **how: Any) -> Any:
+def measure(
+    function: Callable[..., Any],
+    *,
+    cores: Sequence[int] = CORES,
+    variables: Mapping[str, str] | None = None,
+    **arguments: Any,
+) -> Any:
     """What a function returns in a fresh process."""
-    process = Process(function=function, **how)
-    with _started(process) as running:
-        return _read(running, process)
+    process = Process(
+        function=function, arguments=arguments, cores=cores, variables=variables or {}
+    )
+    with together([process]) as ((result,), _):
+        return result
 
 
 @contextlib.contextmanager
@@ -98,135 +103,6 @@ def together(
             return read()
 
         yield read(), resume
-
-
-def measure_cluster(
-    process: Process, *, timeout_sec: float, kinds: Sequence[str], **counts: Any
-) -> Any:
-    """What one process of a cluster returns; the others return None."""
-    from replicator.cluster.local_cluster import LocalCluster
-
-    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "result.json"
-        with LocalCluster(
-            process.argv(str(result)),
-            env={
-                **_VARIABLES,
-                "PYTHONPATH": os.pathsep.join(paths),
-                **process.variables,
-            },
-            log_dir=folder,
-            **counts,
-        ) as cluster:
-            cluster.check(timeout_sec, kinds=kinds)
-        return json.loads(result.read_text(encoding="utf-8"))
-
-
-def take_turns(
-    ways: Mapping[str, Callable[[], Any]],
-    num_repeats: int,
-    *,
-    num_warmups: int = 0,
-    show: Callable[[Any], str] | None = None,
-) -> dict[str, list[Any]]:
-    """Measures every way once per repeat, in reversed order every other time (ABBA)."""
-    found: dict[str, list[Any]] = {name: [] for name in ways}
-    for repeat in range(-num_warmups, num_repeats):
-        for name in list(ways)[:: -1 if repeat % 2 else 1]:
-            figure = ways[name]()
-            if repeat < 0:
-                continue
-            found[name].append(figure)
-            if show is not None:
-                print(f"repeat {repeat} {name:31} {show(figure)}", flush=True)
-    return found
-
-
-def paired_ratio(
-    numerators: Sequence[float], denominators: Sequence[float]
-) -> Estimate:
-    """The ratio of figures that were measured in the same repeats."""
-    from results.statistics.estimates import ratio
-
-    pairs = list(zip(numerators, denominators, strict=True))
-    first = {repeat: pair[0] for repeat, pair in enumerate(pairs)}
-    second = {repeat: pair[1] for repeat, pair in enumerate(pairs)}
-    return ratio(first, second)
-
-
-def print_ratio(
-    title: str,
-    numerators: Sequence[float],
-    denominators: Sequence[float],
-    *,
-    at_least: float | None = None,
-    at_most: float | None = None,
-) -> bool:
-    """Prints a ratio of pairs, as ``print_value`` prints a figure."""
-    estimate = paired_ratio(numerators, denominators)
-    return _print(title, estimate, at_least=at_least, at_most=at_most)
-
-
-def print_value(
-    title: str,
-    values: Sequence[float],
-    unit: str,
-    *,
-    at_least: float | None = None,
-    at_most: float | None = None,
-) -> bool:
-    """Prints a geometric mean with its 95 % interval, its n and its target."""
-    from results.statistics.estimates import geometric_mean
-
-    estimate = geometric_mean(values, unit=unit)
-    return _print(title, estimate, at_least=at_least, at_most=at_most)
-
-
-def make_parser(text: str, *, num_repeats: int, name: str = "--repeats") -> Any:
-    """A parser of the command line of a script, whose first line is its description."""
-    parser = argparse.ArgumentParser(description=text.splitlines()[0])
-    parser.add_argument(
-        name,
-        dest="num_repeats",
-        type=positive,
-        default=num_repeats,
-        metavar="N",
-        help="default: %(default)s",
-    )
-    return parser
-
-
-def positive(text: str) -> int:
-    """A number of times, at least once."""
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
-    return number
-
-
-def _print(
-    title: str, estimate: Estimate, *, at_least: float | None, at_most: float | None
-) -> bool:
-    interval = "[no interval]"
-    if estimate.low is not None and estimate.high is not None:
-        interval = f"[{estimate.low:.4g}, {estimate.high:.4g}]"
-    unit = f" {estimate.unit}" if estimate.unit else ""
-    text = f"{title:55} {estimate.value:.4g} {interval}{unit}, n = {estimate.n}"
-    is_reached = True
-    for words, target in (("at least", at_least), ("at most", at_most)):
-        if target is None:
-            continue
-        is_met = (
-            estimate.value >= target
-            if words == "at least"
-            else estimate.value <= target
-        )
-        is_reached = is_reached and is_met
-        verdict = "reached" if is_met else "MISSED"
-        text += f"; target {words} {target:g}: {verdict}"
-    print(text, flush=True)
-    return is_reached
 
 
 @contextlib.contextmanager
@@ -261,3 +137,211 @@ def _read(running: subprocess.Popen[str], process: Process) -> Any:
         f"the process of {process.name} ended with exit code {running.wait()} before "
         f"it had measured; its own error is above"
     )
+
+
+def measure_cluster(
+    process: Process, *, timeout_sec: float, kinds: Sequence[str], **counts: Any
+) -> Any:
+    """What one process of a cluster returns; the others return None."""
+    from replicator.cluster.local_cluster import LocalCluster
+
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        with LocalCluster(
+            process.argv(str(result)),
+            env={**_VARIABLES, "PYTHONPATH": path, **process.variables},
+            log_dir=folder,
+            **counts,
+        ) as cluster:
+            cluster.check(timeout_sec, kinds=kinds)
+        return json.loads(result.read_text(encoding="utf-8"))
+
+
+def take_turns(
+    ways: Ways,
+    num_repeats: int,
+    *,
+    num_warmups: int = 0,
+    show: Callable[[Any], str] | None = None,
+) -> dict[str, list[Any]]:
+    """Measures every way once per repeat, in reversed order every other time (ABBA)."""
+    found: dict[str, list[Any]] = {name: [] for name in ways}
+    for repeat in range(-num_warmups, num_repeats):
+        for name in list(ways)[:: -1 if repeat % 2 else 1]:
+            figure = ways[name]()
+            if repeat < 0:
+                continue
+            found[name].append(figure)
+            if show is not None:
+                print(f"repeat {repeat} {name:31} {show(figure)}", flush=True)
+    return found
+
+
+def seconds(call: Callable[[], Any], number: int = 1) -> float:
+    """The time of one call, from so many."""
+    start = time.perf_counter()
+    for _ in range(number):
+        call()
+    return (time.perf_counter() - start) / number
+
+
+def medians(
+    calls: Ways, num_turns: int, number: int = 1, *, num_warmups: int = 0
+) -> dict[str, float]:
+    """By way, the median over turns of the seconds of one call."""
+    import statistics
+
+    turns = {
+        name: functools.partial(seconds, call, number) for name, call in calls.items()
+    }
+    found = take_turns(turns, num_turns, num_warmups=num_warmups)
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+class Figure(NamedTuple):
+    """What is printed of all repeats: a value, or a ratio of pairs."""
+
+    title: str
+    of: tuple[str, ...]  # The way, and keys of what it returned.
+    over: tuple[str, ...] = ()  # Of a ratio: the same of what it is divided by.
+    unit: str = ""
+    at_least: float | None = None
+    at_most: float | None = None
+
+
+def run(
+    text: str,
+    ways: Ways,
+    figures: Sequence[Figure],
+    *,
+    num_repeats: int,
+    show: Callable[[Any], str] | None = str,
+) -> bool:
+    """The whole script: reads its command line, measures and prints.
+
+    Returns whether all targets are reached.
+    """
+    parser = make_parser(text, num_repeats=num_repeats)
+    parser.add_argument("--cases", nargs="+", choices=ways, default=list(ways))
+    given = parser.parse_args()
+    chosen = {name: ways[name] for name in given.cases}
+    return print_figures(figures, take_turns(chosen, given.num_repeats, show=show))
+
+
+def print_figures(figures: Sequence[Figure], found: Mapping[str, list[Any]]) -> bool:
+    """Prints the figures of the ways that were measured; whether targets are met."""
+    reached = []
+    for title, of, over, unit, at_least, at_most in figures:
+        if not {of[0], *over[:1]} <= found.keys():
+            continue
+        values, others = (
+            [
+                functools.reduce(operator.getitem, side[1:], one)
+                for one in found[side[0]]
+            ]
+            if side
+            else None
+            for side in (of, over)
+        )
+        target = {"unit": unit, "at_least": at_least, "at_most": at_most}
+        reached.append(print_figure(title, values, others, **target))
+    return all(reached)
+
+
+def print_figure(
+    title: str,
+    values: Sequence[float],
+    over: Sequence[float] | None = None,
+    *,
+    unit: str = "",
+    at_least: float | None = None,
+    at_most: float | None = None,
+) -> bool:
+    """Prints a geometric mean, or a ratio of pairs, with its 95 % interval and n."""
+    from results.statistics import estimates
+
+    estimate = (
+        estimates.geometric_mean(values, unit=unit)
+        if over is None
+        else estimates.ratio(dict(enumerate(values)), dict(enumerate(over)))
+    )
+    interval = "[no interval]"
+    if estimate.low is not None and estimate.high is not None:
+        interval = f"[{estimate.low:.4g}, {estimate.high:.4g}]"
+    text = f"{title:55} {estimate.value:.4g} {interval}"
+    text += f"{' ' * bool(unit)}{unit}, n = {estimate.n}"
+    is_reached = True
+    for words, target, is_met in (
+        ("at least", at_least, operator.ge),
+        ("at most", at_most, operator.le),
+    ):
+        if target is not None:
+            is_reached &= is_met(estimate.value, target)
+            verdict = "reached" if is_reached else "MISSED"
+            text += f"; target {words} {target:g}: {verdict}"
+    print(text, flush=True)
+    return is_reached
+
+
+def make_parser(text: str, *, num_repeats: int) -> Any:
+    """A parser of the command line of a script, whose first line is its description."""
+    parser = argparse.ArgumentParser(description=text.splitlines()[0])
+    parser.add_argument(
+        "--repeats",
+        dest="num_repeats",
+        type=positive,
+        default=num_repeats,
+        metavar="N",
+        help="default: %(default)s",
+    )
+    return parser
+
+
+def positive(text: str) -> int:
+    """A number of times, at least once."""
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 1")
+    return number
+
+
+def set_threads(num_inter_op: int | None = None) -> None:
+    """One thread per task, and as many tasks at once as the process has cores."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(
+        num_inter_op or len(os.sched_getaffinity(0))
+    )
+
+
+def program(workload: str, repl: Any, *, batch: int, **more: Any) -> Any:
+    """The program of a workload, by default at preset ``laptop`` on synthetic data."""
+    from workloads.catalog import WORKLOADS
+
+    plan = {"preset": "laptop", "data": "synthetic", "seed": 0, "options": {}} | more
+    module = importlib.import_module(WORKLOADS[workload].module)
+    return module.WORKLOAD.build(repl, per_replica_batch_size=batch, **plan)
+
+
+def main() -> None:
+    """Does what the plan of a fresh process says."""
+    name, arguments, cores, path = json.loads(sys.argv[1])
+    if cores:
+        os.sched_setaffinity(0, cores)
+    module, _, function = name.rpartition(".")
+    result = getattr(importlib.import_module(module), function)(**arguments)
+    if path:
+        if result is not None:  # one process of a cluster has it
+            Path(path).write_text(json.dumps(result), encoding="utf-8")
+        return
+    is_stepwise = isinstance(result, types.GeneratorType)
+    for value in result if is_stepwise else (result,):
+        print(MARK + json.dumps(value), flush=True)
+        if is_stepwise and not sys.stdin.readline():
+            break
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from reports.charts import learning as curves
 from reports.charts import over_replicas, rows, style
 from reports.charts import steps as distributions
-from reports.view.view import series_of
+from reports.view import series_of
 from reports.words import formats
 
 if TYPE_CHECKING:
@@ -98,16 +98,7 @@ def forest(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """
     items = rows.ratios(frame)
     axes = _axes(ax, rows.size_of(items)[1])
-    rows.draw_on(
-        axes,
-        items,
-        rows.Scale(
-            label="ratio of throughput (1: equally fast)",
-            reference=1.0,
-            is_logarithmic=True,
-        ),
-        look=style.NOTEBOOK,
-    )
+    rows.draw_on(axes, items, rows.RATIOS, look=style.NOTEBOOK)
     return axes
 
 

@@ -56,7 +56,7 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
         (
             "reports.page.build",
             "reports.plot",
-            "reports.view.view",
+            "reports.view",
             "reports.page.page",
         ),
     ),

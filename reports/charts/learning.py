@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib import ticker
 
 from reports.charts import rows, style, svg
-from reports.view.view import series_of
+from reports.view import series_of
 from reports.words import formats
 
 if TYPE_CHECKING:
@@ -126,9 +126,9 @@ def draw_on(
     axes.yaxis.set_major_formatter(lambda value, _: style.short(write(value)))
     labels = [
         style.Label(
-            text=curve.label,
-            value=float(np.median(curve.by_run("value")[-1])),
-            color=look.color(curve.backend),
+            curve.label,
+            float(np.median(curve.by_run("value")[-1])),
+            look.color(curve.backend),
         )
         for curve in curves
     ]

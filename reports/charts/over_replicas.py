@@ -10,14 +10,14 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from matplotlib.ticker import NullLocator
 
 from reports.charts import style, svg
 from reports.charts.rows import known
-from reports.view.view import series_of
+from reports.view import series_of
 from reports.words import formats
 
 if TYPE_CHECKING:
@@ -28,16 +28,35 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from reports.charts.style import Label, Look
-    from reports.view.view import View
+    from reports.view import View
 
 
 MOST_CHARACTERS: Final = 30
 """Of all labels of the time axis together; of more, some are left out."""
 TIME_MARGIN: Final = 0.4
+MOST_LINEAR: Final = 16
+"""Of more replicas, efficiency is over doublings, which a linear axis would squeeze."""
+DODGE: Final = 0.02
+"""Lines are shifted sideways by this share of an axis, so that none is hidden."""
+LEAST_TICK_GAP: Final = 0.055
+"""Smallest distance of two labelled numbers of replicas, as a share of the axis."""
+MOST_OF_A_GAP: Final = 0.07
+"""Share of the smallest gap between two sizes that a shift may take."""
+DOT_SHIFT: Final = 0.018
+"""Dots are shifted sideways by this share of an axis, so none is hidden."""
+MOST_DOTS: Final = 150
+"""Of more repetitions of a line, only markers and intervals are drawn."""
+CEILING_REACH: Final = 0.035
+"""How far the line of a ceiling reaches to either side, as a share of the axis."""
+DOTTED: Final = (2, 2.5)
+_COLUMNS: Final = (
+    *("kind", "mode", "backend", "num_replicas", "value", "low", "high", "n"),
+    *("unit", "method", "is_baseline", "is_oversubscribed"),
+)
+_FIRST_SCREEN: Final = ("estimate", "repetition", "ceiling")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Dot:
+class Dot(NamedTuple):
     """One value of a line."""
 
     x: float  # Its place.
@@ -48,8 +67,7 @@ class Dot:
     tip: str = ""  # What it says when it is pointed at; empty for nothing.
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
+class Line(NamedTuple):
     """One line."""
 
     series: int  # Index of its colour and marker.
@@ -78,18 +96,13 @@ def draw_line(axes: Axes, line: Line, look: Look) -> None:
         for dot in line.dots
         if dot.low is not None and dot.high is not None
     ]
-    axes.vlines(
-        *(np.array(bars).reshape(-1, 3).T),
-        color=color,
-        linewidth=1.4,
-        zorder=2.5,
-    )
+    ends = np.array(bars).reshape(-1, 3).T
+    axes.vlines(*ends, color=color, linewidth=1.4, zorder=2.5)
     places, values = zip(*line.singles, strict=True) if line.singles else ((), ())
     style.draw_dots(axes, places, values, color)
     for dot in line.dots:
-        marker = style.draw_marker(
-            axes, dot.x, dot.value, line.series, look, is_hollow=dot.is_hollow
-        )
+        spot = dot.x, dot.value, line.series
+        marker = style.draw_marker(axes, *spot, look, is_hollow=dot.is_hollow)
         svg.attach(marker, dot.tip)
 
 
@@ -98,11 +111,7 @@ def write_labels(
 ) -> None:
     """Writes the names of lines that have one, and ``more``, beside their ends."""
     labels = [
-        style.Label(
-            text=line.label,
-            value=line.dots[-1].value,
-            color=look.series[line.series],
-        )
+        style.Label(line.label, line.dots[-1].value, look.series[line.series])
         for line in lines
         if line.label
     ]
@@ -144,30 +153,7 @@ def draw_over_time(
     )
 
 
-_COLUMNS: Final = (
-    *("kind", "mode", "backend", "num_replicas", "value", "low", "high", "n"),
-    *("unit", "method", "is_baseline", "is_oversubscribed"),
-)
-_FIRST_SCREEN: Final = ("estimate", "repetition", "ceiling")
-MOST_LINEAR: Final = 16
-"""Of more replicas, efficiency is over doublings, which a linear axis would squeeze."""
-DODGE: Final = 0.02
-"""Lines are shifted sideways by this share of an axis, so that none is hidden."""
-LEAST_TICK_GAP: Final = 0.055
-"""Smallest distance of two labelled numbers of replicas, as a share of the axis."""
-MOST_OF_A_GAP: Final = 0.07
-"""Share of the smallest gap between two sizes that a shift may take."""
-DOT_SHIFT: Final = 0.018
-"""Dots are shifted sideways by this share of an axis, so none is hidden."""
-MOST_DOTS: Final = 150
-"""Of more repetitions of a line, only markers and intervals are drawn."""
-CEILING_REACH: Final = 0.035
-"""How far the line of a ceiling reaches to either side, as a share of the axis."""
-DOTTED: Final = (2, 2.5)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Quantity:
+class Quantity(NamedTuple):
     """One quantity that is drawn over the number of replicas."""
 
     name: str  # As in the glossary.
@@ -183,13 +169,9 @@ class Quantity:
         return value * num_replicas / base
 
 
-EFFICIENCY: Final = Quantity(
-    name="Parallel efficiency", slug="efficiency", write=formats.percent
-)
-SPEEDUP: Final = Quantity(name="Speedup", slug="speedup", write=formats.times)
-THROUGHPUT: Final = Quantity(
-    name="Throughput", slug="throughput", write=formats.significant
-)
+EFFICIENCY: Final = Quantity("Parallel efficiency", "efficiency", formats.percent)
+SPEEDUP: Final = Quantity("Speedup", "speedup", formats.times)
+THROUGHPUT: Final = Quantity("Throughput", "throughput", formats.significant)
 QUANTITIES: Final = (EFFICIENCY, SPEEDUP, THROUGHPUT)
 
 
@@ -416,14 +398,13 @@ def draw_on(axes: Axes, panel: Panel, look: Look) -> None:
     if ceilings:
         last = max(ceilings, key=lambda row: row.num_replicas)
         text = f"no communication\n{quantity.write(last.value)}"
-        more.append(style.Label(text=text, value=last.value, color=look.ink))
+        more.append(style.Label(text, last.value, look.ink))
     write_labels(axes, drawn, look, more)
 
 
 def _line(
     panel: Panel, curve: ReplicaCurve, across: ReplicasAxis, shift: float
 ) -> Line:
-    """Returns the line of a curve, shifted by a share of the axis."""
     quantity = panel.quantity
     dots = tuple(
         Dot(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from matplotlib.ticker import NullLocator
 
 from reports.charts import style, svg
-from reports.view.view import series_of
+from reports.view import series_of
 from reports.words import brief, formats
 
 if TYPE_CHECKING:
@@ -64,6 +64,11 @@ class Row:
         """Group and label, for descriptions."""
         return ", ".join(part for part in (self.group, self.label) if part)
 
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """Both ends of its interval."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
@@ -74,6 +79,11 @@ class Scale:
     is_from_zero: bool = False  # Whether it begins at zero.
     is_logarithmic: bool = False  # Whether it is logarithmic.
     is_percent: bool = False  # Whether its ticks are percentages.
+
+
+RATIOS: Final = Scale(
+    label="ratio of throughput (1: equally fast)", reference=1.0, is_logarithmic=True
+)
 
 
 def select(frame: pd.DataFrame, figure: str) -> pd.DataFrame:
@@ -118,26 +128,24 @@ def ratios(frame: pd.DataFrame) -> list[Row]:
     """Returns the rows of a forest plot, a group per pair of backends."""
     found = select(frame, "forest").sort_values("num_replicas", kind="stable")
     rows = []
-    groups: dict[Any, pd.DataFrame] = dict(
-        iter(found.groupby(["backend", "other_backend"], sort=False))
-    )
-    for (first, second), part in groups.items():
-        drawn: Any = part.itertuples()
-        for row in drawn:
+    drawn: Any
+    for _, drawn in found.groupby(["backend", "other_backend"], sort=False):
+        for row in drawn.itertuples():
+            group = f"{row.backend} / {row.other_backend}"
             replicas = formats.count(int(row.num_replicas), "replica")
-            name = f"{first} / {second}, {row.mode} scaling, {replicas}"
+            name = f"{group}, {row.mode} scaling, {replicas}: ratio of throughput"
             modes = "" if " and " in row.mode else f", {row.mode}"
             rows.append(
                 Row(
-                    group=f"{first} / {second}",
+                    group=group,
                     label=f"N = {row.num_replicas}{modes}",
-                    backend=first,
+                    backend=row.backend,
                     value=row.value,
                     low=known(row.low),
                     high=known(row.high),
                     text=formats.times(row.value),
                     is_hollow=bool(row.is_oversubscribed),
-                    tip=svg.of_row(f"{name}: ratio of throughput", row, formats.times),
+                    tip=svg.of_row(name, row, formats.times),
                     size=int(row.num_replicas),
                 )
             )
@@ -223,25 +231,18 @@ def write_columns(
             axes.vlines([reference], *span, color=look.muted, linewidth=1.1, zorder=1)
 
 
-def _draw_row(axes: Axes, at: float, row: Row, look: Look) -> None:
-    """Draws interval, dots and marker of one row."""
-    color = look.color(row.backend)
-    if row.low is not None and row.high is not None:
-        axes.hlines(at, row.low, row.high, color=color, linewidth=1.6, zorder=3)
-    style.draw_dots(axes, row.dots, [at + 0.3] * len(row.dots), color)
-    if row.value is not None:
-        series = series_of(row.backend)
-        marker = style.draw_marker(
-            axes, row.value, at, series, look, is_hollow=row.is_hollow
-        )
-        svg.attach(marker, row.tip)
-
-
 def draw_on(axes: Axes, rows: Sequence[Row], scale: Scale, look: Look) -> None:
-    """Draws estimates in rows."""
+    """Draws estimates in rows: interval, dots and marker of each."""
     reference = scale.reference
     for at, row in zip(place(rows)[0], rows, strict=True):
-        _draw_row(axes, at, row, look)
+        color = look.color(row.backend)
+        if row.interval:
+            axes.hlines(at, *row.interval, color=color, linewidth=1.6, zorder=3)
+        style.draw_dots(axes, row.dots, [at + 0.3] * len(row.dots), color)
+        if row.value is not None:
+            spot = row.value, at, series_of(row.backend)
+            marker = style.draw_marker(axes, *spot, look, is_hollow=row.is_hollow)
+            svg.attach(marker, row.tip)
     anchors = [dot for row in rows for dot in row.dots]
     anchors += [row.value for row in rows if row.value is not None]
     anchors += [] if reference is None else [reference]
@@ -302,12 +303,12 @@ def draw_parts(axes: Axes, rows: Sequence[Row], look: Look) -> None:
             zorder=2,
         )
         svg.attach(bar, row.tip)
-        reached += [end, begin + (value if row.low is None else row.low)]
-        reached.append(begin + (value if row.high is None else row.high))
-        if row.low is not None and row.high is not None:
+        reached.append(end)
+        if row.interval:
+            ends = begin + row.interval[0], begin + row.interval[1]
+            reached += ends
             # On paper around it, the line is visible inside the bar and beyond it.
             for width, shade in ((3.4, look.paper), (1.4, look.ink)):
-                ends = begin + row.low, begin + row.high
                 axes.hlines(at, *ends, color=shade, linewidth=width, zorder=3)
         if not is_whole:
             span = at + BAR_HEIGHT / 2, at + 1 - BAR_HEIGHT / 2
@@ -322,8 +323,11 @@ def draw_parts(axes: Axes, rows: Sequence[Row], look: Look) -> None:
 
 def draw_gate(record: GateRecord) -> Markup | None:
     """Draws the change of each case, and hatches what lies beyond the margin."""
-    timed = [case for case in record.cases if case.after is None]
-    shown = [case for case in timed if case.slowdown is not None]
+    shown = [
+        case
+        for case in record.cases
+        if case.after is None and case.slowdown is not None
+    ]
     if not shown:
         return None
     rows = [
@@ -344,23 +348,23 @@ def draw_gate(record: GateRecord) -> Markup | None:
         )
         for case in shown[:MOST_ROWS]
     ]
+    margin, look = record.delta, style.PAGE
+    label = f"{record.worse} by; hatched: the margin, {100 * margin:.3g} %, or more"
+
+    def draw(axes: Axes) -> None:
+        draw_on(axes, rows, Scale(label=label, reference=0.0, is_percent=True), look)
+        ends = [end for row in rows for end in (row.low, row.high, row.value) if end]
+        low, high = min([*ends, 0.0, margin]), max([*ends, 0.0, margin])
+        room = 0.06 * (high - low)
+        axes.set_xlim(low - room, high + room)
+        style.hatch(axes, margin, high + room, look)
+        axes.axvline(margin, color=look.muted, linewidth=1.1, dashes=(2, 2.5))
+
     texts = [f"{case.name}: {brief.change(case)}, {case.verdict}" for case in shown]
     return svg.draw(
         size_of(rows),
-        functools.partial(_draw_changes, rows=rows, record=record),
+        draw,
         slug="gate",
         title=f"Change of {record.metric} of each case",
         description="; ".join(texts) + ".",
     )
-
-
-def _draw_changes(axes: Axes, rows: list[Row], record: GateRecord) -> None:
-    margin, look = record.delta, style.PAGE
-    label = f"{record.worse} by; hatched: the margin, {100 * margin:.3g} %, or more"
-    draw_on(axes, rows, Scale(label=label, reference=0.0, is_percent=True), look)
-    ends = [end for row in rows for end in (row.low, row.high, row.value) if end]
-    low, high = min([*ends, 0.0, margin]), max([*ends, 0.0, margin])
-    room = 0.06 * (high - low)
-    axes.set_xlim(low - room, high + room)
-    style.hatch(axes, margin, high + room, look)
-    axes.axvline(margin, color=look.muted, linewidth=1.1, dashes=(2, 2.5))

@@ -150,9 +150,9 @@ def draw_distribution(items: Sequence[Row], dashes: Sequence[str]) -> Markup:
         order = sorted(range(len(items)), key=lambda k: -medians[k])
         labels = [
             style.Label(
-                text=f"{items[k].label}, {items[k].text}",
-                value=(place + 0.5) / len(order),
-                color=style.PAGE.color(items[k].backend),
+                f"{items[k].label}, {items[k].text}",
+                (place + 0.5) / len(order),
+                style.PAGE.color(items[k].backend),
             )
             for place, k in enumerate(order)
         ]

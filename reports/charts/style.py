@@ -10,14 +10,14 @@ import contextlib
 import dataclasses
 import math
 import warnings
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 
 import matplotlib as mpl
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 
-from reports.view.view import NUM_SERIES, series_of
+from reports.view import NUM_SERIES, series_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +50,7 @@ class Look:
     muted: str  # Labels of axes, lines to compare with.
     grid: str  # Grid lines.
     paper: str  # What hollow markers are filled with.
-    series: tuple[str, ...]  # Of backends, by ``reports.view.view.series_of``.
+    series: tuple[str, ...]  # Of backends, by ``reports.view.series_of``.
 
     def color(self, backend: str) -> str:
         """Returns the colour of a backend."""
@@ -305,8 +305,7 @@ FRAME: Final = 48
 """What ticks, their labels and the margins take of a figure's height, at most."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Label:
+class Label(NamedTuple):
     """The name of one line."""
 
     text: str  # One or several lines.

@@ -97,19 +97,13 @@ def draw(
     title: str,
     description: str,
 ) -> Markup:
-    """Draws a figure of a page, in the style of the report."""
-    with page_style():
+    """Draws a figure of a page, in the style of the report, as an ``<svg>`` element."""
+    buffer = io.StringIO()
+    with page_style(), mpl.rc_context({"svg.hashsalt": slug}):
         axes = new_axes(*size)
         draw_on(axes)
         figure = axes.get_figure(root=True)
         assert figure is not None
-        return inline(figure, slug=slug, title=title, description=description)
-
-
-def inline(figure: Figure, *, slug: str, title: str, description: str) -> Markup:
-    """Returns the figure as an ``<svg>`` element."""
-    buffer = io.StringIO()
-    with mpl.rc_context({"svg.hashsalt": slug}):
         figure.dpi = POINTS_PER_INCH  # as it is while an SVG is drawn
         _shorten_texts(figure)
         _lay_out(figure)
@@ -130,13 +124,12 @@ def inline(figure: Figure, *, slug: str, title: str, description: str) -> Markup
     text = re.sub(rf'<g id="{_TIP}([^"]*)"', take_tip, text)
     text = _give_to_page(_name_ids(text, slug))
     opening, _, body = text.partition(">")
-    box = re.search(r'viewBox="[^"]*"', opening)
+    box = re.search(r'viewBox="\S+ \S+ (\S+) [^"]*"', opening)
     assert box is not None
-    _, _, width, _ = box.group(0)[9:-1].split()
     # Without namespaces and size: an inline element needs none, the page sets the size.
     head = (
         f'<svg {box.group(0)} role="img" aria-labelledby="{slug}-title {slug}-desc" '
-        f'style="max-width:{float(width) * 96 / 72 / 16:.4g}rem;'
+        f'style="max-width:{float(box.group(1)) * 96 / 72 / 16:.4g}rem;'
         f'font-size:{FONT_SIZE}px">'
         f'<title id="{slug}-title">{escape(title)}</title>'
         f'<desc id="{slug}-desc">{escape(description)}</desc>'
@@ -209,16 +202,13 @@ def _give_to_page(text: str) -> str:
         text = text.replace(color, variable)
     # Matplotlib 3.11 has the family apart, 3.10 in the shorthand after the size.
     text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
-    text = re.sub(r"font: (?:(\w+) )?([\d.]+px) [^;\"]*", _font, text)
+    text = re.sub(r"font: (?=\d)", "font-size: ", text)
+    text = re.sub(r"font: (\w+) (?=\d)", r"font-weight: \1; font-size: ", text)
+    text = re.sub(r"(font-size: [\d.]+px) [^;\"]*", r"\1", text)
     text = re.sub(r" transform=\"rotate\(-?0 [^\"]*\"", "", text)
     text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)
     # The figure as a whole has the size of most of its texts.
     return text.replace(f"font-size: {FONT_SIZE}px; ", "")
-
-
-def _font(match: re.Match[str]) -> str:
-    weight = f"font-weight: {match.group(1)}; " if match.group(1) else ""
-    return f"{weight}font-size: {match.group(2)}"
 
 
 _GROUP: Final = re.compile(r"<g(/?)>|<g [^>]*?(/?)>|</g>")

@@ -60,7 +60,19 @@ def export(stores: Sequence[Store], _metric: object = None) -> bytes:
 
 def of_study(store: Store) -> bytes:
     """Returns the public records of a study as a zip file; raises ResultsError."""
-    files = _records(store)
+    files = {}
+    for name in _names(store):
+        try:
+            stored = untrusted.read_bytes(store.root / name) or b""
+            content = public.content(name, stored)
+        except untrusted.DamagedFileError as error:
+            raise ResultsError(
+                f"no records of {store.root.name!r} are exported: {name} is damaged"
+                f" ({error}); restore it from a copy, or remove its trial and measure"
+                " it again"
+            ) from error
+        if content is not None:
+            files[name] = content
     # Of an earlier version, without a manifest, it would promise too much.
     if manifest.MANIFEST_NAME in untrusted.names_in(store.root):
         sums = {name: manifest.digest(content) for name, content in files.items()}
@@ -75,25 +87,8 @@ def of_study(store: Store) -> bytes:
     return stream.getvalue()
 
 
-def _records(store: Store) -> dict[str, bytes]:
-    """Returns what may leave the machine of each file, by its path in the study."""
-    found = {}
-    for name in _names(store):
-        try:
-            stored = untrusted.read_bytes(store.root / name) or b""
-            content = public.content(name, stored)
-        except untrusted.DamagedFileError as error:
-            raise ResultsError(
-                f"no records of {store.root.name!r} are exported: {name} is damaged"
-                f" ({error}); restore it from a copy, or remove its trial and measure"
-                " it again"
-            ) from error
-        if content is not None:
-            found[name] = content
-    return found
-
-
 def _names(store: Store) -> Iterator[str]:
+    """Yields the path of each file of records in the study."""
     top = untrusted.names_in(store.root)
     yield from (name for name in (PLAN_NAME, GATE_NAME) if name in top)
     for part in (store, store.matching):

@@ -21,14 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from results.judging.gate_metrics import Metric
-    from results.records.models import Environment
     from results.store.study_store import Store
     from results.study.cases import Case, Entry, Study
 
 
 _OF_PYTEST_BENCHMARK: Final = "5.3.1"
 """The version whose files these are like."""
-_FEWEST_FOR_QUARTILES: Final = 2
 
 
 def github_action_benchmark(stores: Sequence[Store], metric: Metric) -> str:
@@ -68,12 +66,34 @@ def pytest_benchmark(stores: Sequence[Store], _metric: Metric) -> str:
     """
     study = load_study(stores[0])
     cases = _measured(study)
-    env = _environment(cases[0])
-    commit = _commit(env)
+    trial = cases[0].ok_entries[0].trial
+    assert trial is not None
+    assert trial.env is not None
+    env, state = trial.env, trial.env.machine_state
     return json.dumps(
         {
-            "machine_info": _machine(env),
-            "commit_info": commit,
+            # The facts of the machine; records have no host name, nor has this.
+            "machine_info": {
+                "node": "",
+                "processor": env.cpu_model,
+                "machine": "",
+                "python_compiler": "",
+                "python_implementation": "CPython",
+                "python_implementation_version": env.python_version,
+                "python_version": env.python_version,
+                "python_build": ["", ""],
+                "release": env.kernel,
+                "system": "Linux",
+                "cpu": {"brand_raw": env.cpu_model, "count": env.num_logical_cores},
+            },
+            "commit_info": {
+                "id": (state.git_commit if state is not None else None) or "unknown",
+                "dirty": bool(state is not None and state.is_source_modified),
+                "time": None,
+                "author_time": None,
+                "project": "",
+                "branch": "",
+            },
             "benchmarks": [_benchmark(case) for case in cases],
             "datetime": study.plan.created_at,
             "version": _OF_PYTEST_BENCHMARK,
@@ -93,54 +113,26 @@ def _measured(study: Study) -> list[Case]:
 
 
 def _name(case: Case) -> str:
-    spec = case.spec
-    return f"{spec.workload} {spec.preset}, {case.label}"
-
-
-def _environment(case: Case) -> Environment:
-    trial = case.ok_entries[0].trial
-    assert trial is not None
-    assert trial.env is not None
-    return trial.env
-
-
-def _machine(env: Environment) -> dict[str, Any]:
-    """Returns the facts of the machine; records have no host name, nor has this."""
-    return {
-        "node": "",
-        "processor": env.cpu_model,
-        "machine": "",
-        "python_compiler": "",
-        "python_implementation": "CPython",
-        "python_implementation_version": env.python_version,
-        "python_version": env.python_version,
-        "python_build": ["", ""],
-        "release": env.kernel,
-        "system": "Linux",
-        "cpu": {"brand_raw": env.cpu_model, "count": env.num_logical_cores},
-    }
-
-
-def _commit(env: Environment) -> dict[str, Any]:
-    state = env.machine_state
-    return {
-        "id": (state.git_commit if state is not None else None) or "unknown",
-        "dirty": bool(state is not None and state.is_source_modified),
-        "time": None,
-        "author_time": None,
-        "project": "",
-        "branch": "",
-    }
+    return f"{case.spec.workload} {case.spec.preset}, {case.label}"
 
 
 def _benchmark(case: Case) -> dict[str, Any]:
     rates = scaling.of_trials(case, "throughput").values
     times = [case.spec.global_batch_size / rate for rate in rates]
-    name = _name(case)
+    # By the definitions of pytest-benchmark; one round has no spread.
+    mean = statistics.fmean(times)
+    deviation = statistics.stdev(times) if len(times) > 1 else 0.0
+    first = third = times[0]
+    if len(times) > 1:
+        first, _, third = statistics.quantiles(times, n=4, method="inclusive")
+    spread = third - first
+    inner = [of for of in times if first - 1.5 * spread <= of <= third + 1.5 * spread]
+    near = sum(not mean - deviation <= of <= mean + deviation for of in times)
+    far = len(times) - len(inner)
     return {
         "group": case.spec.workload,
-        "name": name,
-        "fullname": name,
+        "name": _name(case),
+        "fullname": _name(case),
         "params": None,
         "param": None,
         "extra_info": {"case_id": case.case_id, "num_replicas": case.spec.num_replicas},
@@ -152,45 +144,26 @@ def _benchmark(case: Case) -> dict[str, Any]:
             "min_time": 0.0,
             "warmup": True,
         },
-        "stats": _statistics(times),
+        "stats": {
+            "min": min(times),
+            "max": max(times),
+            "mean": mean,
+            "stddev": deviation,
+            "rounds": len(times),
+            "median": statistics.median(times),
+            "iqr": spread,
+            "q1": first,
+            "q3": third,
+            "iqr_outliers": far,
+            "stddev_outliers": near,
+            "outliers": f"{near};{far}",
+            "ld15iqr": min(inner),
+            "hd15iqr": max(inner),
+            "ops": 1 / mean,
+            "total": math.fsum(times),
+            "iterations": 1,
+        },
     }
-
-
-def _statistics(times: Sequence[float]) -> dict[str, Any]:
-    """Returns the statistics that pytest-benchmark has, by its own definitions."""
-    mean = statistics.fmean(times)
-    deviation = statistics.stdev(times) if len(times) > 1 else 0.0
-    first, third = _quartiles(times)
-    spread = third - first
-    inner = [of for of in times if first - 1.5 * spread <= of <= third + 1.5 * spread]
-    near = sum(not mean - deviation <= of <= mean + deviation for of in times)
-    far = len(times) - len(inner)
-    return {
-        "min": min(times),
-        "max": max(times),
-        "mean": mean,
-        "stddev": deviation,
-        "rounds": len(times),
-        "median": statistics.median(times),
-        "iqr": spread,
-        "q1": first,
-        "q3": third,
-        "iqr_outliers": far,
-        "stddev_outliers": near,
-        "outliers": f"{near};{far}",
-        "ld15iqr": min(inner),
-        "hd15iqr": max(inner),
-        "ops": 1 / mean,
-        "total": math.fsum(times),
-        "iterations": 1,
-    }
-
-
-def _quartiles(times: Sequence[float]) -> tuple[float, float]:
-    if len(times) < _FEWEST_FOR_QUARTILES:
-        return times[0], times[0]
-    first, _, third = statistics.quantiles(times, n=4, method="inclusive")
-    return first, third
 
 
 # Programs that read MLPerf logs can read these; they are no submissions: the rules of
@@ -208,9 +181,8 @@ def export_mlperf(stores: Sequence[Store], _metric: Metric) -> dict[str, bytes]:
     """Returns the logs by path: a folder per study, a file per trial that is ok."""
     studies = [load_study(store) for store in stores]
     files: dict[str, bytes] = {}
-    for folder, study in zip(
-        slugs([study.plan.study for study in studies]), studies, strict=True
-    ):
+    folders = slugs([study.plan.study for study in studies])
+    for folder, study in zip(folders, studies, strict=True):
         trials = [
             (case, entry)
             for case in (*study.cases, *study.quality_runs)
@@ -221,14 +193,14 @@ def export_mlperf(stores: Sequence[Store], _metric: Metric) -> dict[str, bytes]:
                 f"study {study.plan.study!r} has no trial that is ok, so there is no"
                 " log to write; see 'status'"
             )
-        names = slugs([_mlperf_name(case, entry) for case, entry in trials])
+        names = slugs([_log_name(*trial) for trial in trials])
         for name, (_, entry) in zip(names, trials, strict=True):
             lines = "\n".join(_lines(study, entry))
             files[f"{folder}/{name}.log"] = f"{lines}\n".encode()
     return files
 
 
-def _mlperf_name(case: Case, entry: Entry) -> str:
+def _log_name(case: Case, entry: Entry) -> str:
     kind = "timed" if case.spec.budget is None else "learning"
     return f"{kind} {case.label} r{entry.spec.repetition_index}"
 
@@ -241,6 +213,10 @@ def _lines(study: Study, entry: Entry) -> Iterator[str]:
     first_step = scaling.of_trial(entry, "time_to_first_step") or 0.0
     ready = begin + round(_PER_SEC * first_step)
     end = max(ready, begin + round(_PER_SEC * trial.status.duration_sec))
+    # The examples that it has trained on, as far as they are recorded.
+    num_steps = spec.num_warmup_steps + result.num_measured_steps
+    num_steps = max(num_steps, *(point.num_steps for point in result.curve), 0)
+    evaluated = [of.num_examples for point in result.curve for of in point.quality]
     facts: dict[str, Any] = {
         "submission_benchmark": _NAMES.get(spec.workload, spec.workload),
         "submission_division": "open",
@@ -250,11 +226,8 @@ def _lines(study: Study, entry: Entry) -> Iterator[str]:
         "seed": spec.seed,
         "global_batch_size": spec.global_batch_size,
         "num_warmup_steps": spec.num_warmup_steps,
-        "train_samples": _num_examples(entry),
-        "eval_samples": max(
-            (of.num_examples for point in result.curve for of in point.quality),
-            default=0,
-        ),
+        "train_samples": spec.global_batch_size * num_steps,
+        "eval_samples": max(evaluated, default=0),
     }
     for key, value in facts.items():
         yield _line(begin, _POINT, key, value)
@@ -281,23 +254,10 @@ def _lines(study: Study, entry: Entry) -> Iterator[str]:
         "throughput": scaling.of_trial(entry, "throughput"),
         "unit": f"{study.example_unit}/s",
     }
-    yield _line(
-        end,
-        _POINT,
-        "tracked_stats",
-        throughput,
-        {"num_replicas": spec.num_replicas, "backend": spec.backend},
-    )
+    case = {"num_replicas": spec.num_replicas, "backend": spec.backend}
+    yield _line(end, _POINT, "tracked_stats", throughput, case)
     yield _line(end, _END, "block_stop", metadata=whole)
     yield _line(end, _END, "run_stop", metadata={"status": "success"})
-
-
-def _num_examples(entry: Entry) -> int:
-    """Returns the examples that a trial has trained on, as far as they are recorded."""
-    result = entry.result
-    num_steps = entry.spec.num_warmup_steps + result.num_measured_steps
-    trained = max((point.num_steps for point in result.curve), default=0)
-    return entry.spec.global_batch_size * max(num_steps, trained)
 
 
 def _platform(entry: Entry) -> str:

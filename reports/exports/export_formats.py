@@ -69,41 +69,29 @@ def complain(found: object) -> str:
     return "" if found.writer else "has no writer: name MODULE:FUNCTION"
 
 
+_ONE, _SEVERAL = True, False
 FORMATS: dict[str, ExportFormat] = {
-    of.name: of
-    for of in (
-        ExportFormat(name="html", output=Output.PAGE),
-        ExportFormat(name="text", output=Output.TEXT),
-        ExportFormat(name="markdown", output=Output.TEXT),
-        ExportFormat(name="json", output=Output.TEXT),
-        ExportFormat(
-            name="csv",
-            output=Output.TEXT,
-            writer="reports.exports.exports:csv_of_studies",
-        ),
-        ExportFormat(
-            name="zip",
-            output=Output.FILE,
-            writer="reports.exports.archive:export",
-            takes_one=True,
-        ),
-        ExportFormat(
-            name="mlperf",
-            output=Output.FOLDER,
-            writer="reports.exports.benchmark_formats:export_mlperf",
-            files="log files of trials; they are no submission",
-        ),
-        ExportFormat(
-            name="pytest-benchmark",
-            output=Output.TEXT,
-            writer="reports.exports.benchmark_formats:pytest_benchmark",
-            takes_one=True,
-        ),
-        ExportFormat(
-            name="github-action-benchmark",
-            output=Output.TEXT,
-            writer="reports.exports.benchmark_formats:github_action_benchmark",
-            takes_one=True,
+    name: ExportFormat(
+        name=name,
+        output=output,
+        writer=writer and f"reports.exports.{writer}",
+        takes_one=takes_one,
+        files="log files of trials; they are no submission" * (name == "mlperf"),
+    )
+    for name, output, writer, takes_one in (
+        ("html", Output.PAGE, "", _SEVERAL),
+        ("text", Output.TEXT, "", _SEVERAL),
+        ("markdown", Output.TEXT, "", _SEVERAL),
+        ("json", Output.TEXT, "", _SEVERAL),
+        ("csv", Output.TEXT, "exports:csv_of_studies", _SEVERAL),
+        ("zip", Output.FILE, "archive:export", _ONE),
+        ("mlperf", Output.FOLDER, "benchmark_formats:export_mlperf", _SEVERAL),
+        ("pytest-benchmark", Output.TEXT, "benchmark_formats:pytest_benchmark", _ONE),
+        (
+            "github-action-benchmark",
+            Output.TEXT,
+            "benchmark_formats:github_action_benchmark",
+            _ONE,
         ),
     )
 }

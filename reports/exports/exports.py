@@ -6,22 +6,18 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from reports.view.view import view_store
+from reports.view import view_store
 from reports.words import brief, cells, formats, marks, next_step, trust, verdict
 from reports.words.marks import Level
-from reports.words.verdict import lead_point
-from results.figures import frame, scaling
+from results.figures import frame
 from results.figures.summary import summarize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    import pandas as pd
-
-    from reports.view.view import View
+    from reports.view import View
     from results.figures.scaling import Point
     from results.judging.gate_metrics import Metric
-    from results.statistics.estimates import Estimate
     from results.store.study_store import Store
 
 REPORT_VERSION: Final = 1
@@ -29,8 +25,6 @@ MOST_LINES: Final = 40
 """Of the Markdown: what a reviewer sees without scrolling past it."""
 _MOST_ROWS: Final = 18
 _MOST_LIMITS: Final = 6
-
-NO_VERDICT: Final = "no verdict"
 
 
 def as_json(store: Store) -> str:
@@ -46,7 +40,7 @@ def as_json(store: Store) -> str:
 
 def verdict_data(view: View) -> dict[str, Any]:
     """Returns the verdict on a study as plain data."""
-    judged, shown = verdict.judge(view), brief.judge(view)
+    shown = brief.judge(view)
     return {
         "headline": shown.text,
         "level": shown.level.value,
@@ -55,8 +49,8 @@ def verdict_data(view: View) -> dict[str, Any]:
             {"name": mark.name, "level": mark.level.value, "reason": mark.reason}
             for mark in marks.of_view(view)
         ],
-        "findings": [dataclasses.asdict(finding) for finding in judged.findings],
-        "limits": list(judged.unknowns),
+        "findings": [dataclasses.asdict(of) for of in verdict.findings(view)],
+        "limits": list(verdict.limits(view)),
     }
 
 
@@ -65,10 +59,6 @@ def csv_of_studies(stores: Sequence[Store], _metric: Metric | None = None) -> st
 
     All metrics are in it.
     """
-    return cells.as_csv(_frame(stores)).rstrip("\n")
-
-
-def _frame(stores: Sequence[Store]) -> pd.DataFrame:
     import pandas as pd
 
     parts = []
@@ -76,13 +66,12 @@ def _frame(stores: Sequence[Store]) -> pd.DataFrame:
         part = frame.points_frame(store)
         part.insert(0, "study", store.read_plan().study)
         parts.append(part)
-    return pd.concat(parts, ignore_index=True)
+    return cells.as_csv(pd.concat(parts, ignore_index=True)).rstrip("\n")
 
 
 def as_markdown(store: Store) -> str:
     """Returns the report of a study for a pull request, in at most ``MOST_LINES``."""
     view = view_store(store)
-    judged = verdict.judge(view)
     measured = [point for point in view.points if point.throughput is not None]
     lines = [
         f"### {formats.escaped(view.study.plan.study)}",
@@ -102,7 +91,7 @@ def as_markdown(store: Store) -> str:
             more = formats.count(num_more, "more case")
             lines.append(f"{more}: `{next_step.export(view.study.plan, 'csv')}`.")
         lines.append("")
-    limits = [f"- {formats.escaped(text)}" for text in judged.unknowns]
+    limits = [f"- {formats.escaped(text)}" for text in verdict.limits(view)]
     lines += limits[:_MOST_LIMITS]
     if len(limits) > _MOST_LIMITS:
         lines.append(
@@ -122,25 +111,10 @@ def _most_useful(points: Sequence[Point]) -> list[Point]:
 
 
 def _row(point: Point) -> tuple[str, ...]:
-    mark = " (oversubscribed)" if point.is_oversubscribed else ""
-    figures = scaling.ratios(point)
-    speedup = figures["speedup"].estimate
-    baseline = "baseline" if point.is_baseline else formats.ABSENT
-    return (
-        point.backend,
-        point.mode.value,
-        f"{point.num_replicas}{mark}",
-        _cell(figures["throughput"].estimate, formats.significant),
-        _cell(speedup, formats.times) if speedup else baseline,
-        _cell(figures["efficiency"].estimate, formats.percent),
-        f"{len(point.trial_ids)}/{len(point.case.entries)}",
-    )
-
-
-def _cell(estimate: Estimate | None, write: Callable[[float], str]) -> str:
-    if estimate is None:
-        return formats.ABSENT
-    return formats.estimate(estimate, write)
+    cells = verdict.cells(point)
+    del cells["of best"]
+    cells["N"] += " (oversubscribed)" * point.is_oversubscribed
+    return tuple(cells.values())
 
 
 def headline(view: View) -> str:
@@ -148,15 +122,15 @@ def headline(view: View) -> str:
     gate = brief.of_view(view)
     if gate is not None:
         return f"gate: {gate.verdict}"
-    point = None if trust.why_unfit(view) else lead_point(view)
+    modes = () if trust.why_unfit(view) else view.study.modes
+    curves = [curve for mode in modes if (curve := verdict.lead_curve(view, mode))]
+    # The largest case of the first scaling mode that has an efficiency.
+    point = curves[0][-1] if curves else None
     if point is None or point.efficiency is None:
-        return f"scaling: {NO_VERDICT}"
+        return "scaling: no verdict"
     replicas = formats.count(point.num_replicas, "replica")
-    figure = _plain(formats.estimate(point.efficiency, formats.percent))
-    unsure = marks.worst(marks.of_view(view)) is Level.BAD
-    end = ", not reliable" if unsure else ""
-    return f"{point.mode.value} scaling efficiency: {figure} at {replicas}{end}"
-
-
-def _plain(text: str) -> str:
-    return text.replace(formats.THIN_SPACE, " ").replace(formats.HARD_SPACE, " ")
+    figure = formats.estimate(point.efficiency, formats.percent)
+    plain = figure.replace(formats.THIN_SPACE, " ").replace(formats.HARD_SPACE, " ")
+    is_bad = marks.worst(marks.of_view(view)) is Level.BAD
+    end = ", not reliable" * is_bad
+    return f"{point.mode.value} scaling efficiency: {plain} at {replicas}{end}"

@@ -19,7 +19,7 @@ from reports.words import formats
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from reports.view.view import View
+    from reports.view import View
 
 RADIUS = 4.5
 MOST_LINKS = 24

@@ -5,27 +5,30 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from markupsafe import Markup, escape
 
-from reports.view.view import view_store
+from reports.view import view_store
 from reports.words import formats, names, trust
 from reports.words.brief import judge
 from reports.words.verdict import lead_curve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
-    from reports.view.view import View
+    from reports.view import View
     from reports.words.brief import Brief
-    from results.records.models import Environment, ScalingMode
+    from results.figures.scaling import Point
     from results.store.study_store import Store
 
 
 WIDTH, HEIGHT, MARGIN = 120, 36, 5
 HIGHEST: Final = 1.25
 """Efficiency at the upper edge; what exceeds it is drawn there."""
+NO_MACHINE: Final = "machine not recorded"
+INDEX_COLUMNS: Final = ("study", "workload", "date", "efficiency", "trials")
+_UNUSUAL = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 def draw_sparkline(
@@ -36,43 +39,38 @@ def draw_sparkline(
     Places are equally far apart; the vertical axis begins at zero, and the dotted line
     is 100 %.
     """
+
+    def up(value: float) -> float:
+        share = min(max(value / HIGHEST, 0.0), 1.0)
+        return HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * share
+
     last = max(len(values) - 1, 1)
     spots = [
-        (MARGIN + (WIDTH - 2 * MARGIN) * place / last, _up(value))
+        (MARGIN + (WIDTH - 2 * MARGIN) * place / last, up(value))
         for place, (_, value) in enumerate(values)
     ]
     path = "L".join(f"{x:.1f} {y:.1f}" for x, y in spots)
     x, y = spots[-1]
-    ideal = f"M{MARGIN} {_up(1.0):.1f}H{WIDTH - MARGIN}"
-    axis = f"M{MARGIN} {_up(0.0):.1f}H{WIDTH - MARGIN}"
     # The label is escaped, all else is numbers.
     return Markup(  # noqa: S704
         f'<svg class="spark" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
         f'aria-label="{escape(label)}" fill="none">'
-        f'<path d="{axis}" stroke="var(--rule)"/>'
-        f'<path d="{ideal}" stroke="var(--muted)" stroke-dasharray="2 3"/>'
+        f'<path d="M{MARGIN} {up(0.0):.1f}H{WIDTH - MARGIN}" stroke="var(--rule)"/>'
+        f'<path d="M{MARGIN} {up(1.0):.1f}H{WIDTH - MARGIN}" stroke="var(--muted)"'
+        ' stroke-dasharray="2 3"/>'
         f'<path d="M{path}" stroke="var(--series-{series})" stroke-width="2"/>'
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="var(--series-{series})"/>'
         "</svg>"
     )
 
 
-def _up(value: float) -> float:
-    share = min(max(value / HIGHEST, 0.0), 1.0)
-    return HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * share
-
-
-NO_MACHINE: Final = "machine not recorded"
-_UNUSUAL = re.compile(r"[^A-Za-z0-9_-]+")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Spark:
+class Spark(NamedTuple):
     """Efficiency of one backend in one scaling mode."""
 
     drawing: Markup  # The sparkline.
     text: str  # The figure that it ends with.
     note: str  # Backend, scaling mode and replicas of that figure.
+    value: float  # Of that figure.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +88,6 @@ class Card:
     trials: str  # How many trials are ok, in words.
     brief: Brief  # The verdict of the study's first screen.
     sparks: tuple[Spark, ...]  # Of the fastest backend, one per scaling mode.
-    efficiency: float  # What sorting goes by; negative where there is none.
 
     @property
     def verdict(self) -> str:
@@ -101,6 +98,17 @@ class Card:
     def date(self) -> str:
         """The day on which it was planned."""
         return day(self.created_at)
+
+    @property
+    def efficiency(self) -> float:
+        """What sorting goes by; negative where there is none."""
+        return max((spark.value for spark in self.sparks), default=-1.0)
+
+    @property
+    def efficiency_text(self) -> str:
+        """The figure of each scaling mode, with its interval."""
+        texts = (f"{of.text} ({of.note})" for of in self.sparks)
+        return "; ".join(texts) or formats.ABSENT
 
 
 def day(time: str) -> str:
@@ -135,68 +143,48 @@ def make_card(view: View, slug: str) -> Card:
     num_ok = sum(entry.is_ok for entry in study.planned)
     # Where the machine disturbed too much for a verdict, no figure stands out.
     modes = () if trust.why_unfit(view) else study.modes
-    sparks = [_spark(view, mode) for mode in modes]
-    found = [spark for spark in sparks if spark is not None]
-    judged = judge(view)
+    curves = [curve for mode in modes if (curve := lead_curve(view, mode))]
+    by_processor = formats.grouped((env.cpu_model, env) for env in view.environments)
+    machines = (
+        # Trials have different numbers of GPUs: the most are the machine's.
+        names.machine(max(found, key=lambda env: len(env.gpus)))
+        for found in by_processor.values()
+    )
     return Card(
         slug=slug,
         name=study.plan.study,
         title=", ".join([*workloads, *(f"preset {of}" for of in presets)]),
         workloads=workloads,
         backends=study.backends,
-        machines=machines(view),
+        machines=tuple(machines) or (NO_MACHINE,),
         created_at=study.plan.created_at,
         trials=f"{num_ok} of {formats.count(len(study.planned), 'trial')} ok",
-        brief=judged,
-        sparks=tuple(spark for spark, _ in found),
-        efficiency=max((value for _, value in found), default=-1.0),
+        brief=judge(view),
+        sparks=tuple(_spark(view, curve) for curve in curves),
     )
 
 
-def machines(view: View) -> tuple[str, ...]:
-    """Returns the machines of a study in words, one per processor."""
-    by_processor: dict[str, Environment] = {}
-    for env in _environments(view):
-        known = by_processor.get(env.cpu_model)
-        # Trials have different numbers of GPUs: the most are the machine's.
-        if known is None or len(env.gpus) > len(known.gpus):
-            by_processor[env.cpu_model] = env
-    return tuple(map(names.machine, by_processor.values())) or (NO_MACHINE,)
-
-
-def _environments(view: View) -> Iterable[Environment]:
-    for entry in view.study.planned:
-        if entry.trial is not None and entry.trial.env is not None:
-            yield entry.trial.env
-
-
-def _spark(view: View, mode: ScalingMode) -> tuple[Spark, float] | None:
+def _spark(view: View, curve: Sequence[Point]) -> Spark:
     """Returns the sparkline of the fastest backend, and the efficiency at its end."""
-    curve = lead_curve(view, mode)
-    if not curve:
-        return None
     values = [
         (point.num_replicas, 1.0 if of is None else of.value)
         for point in curve
         for of in (point.efficiency,)
     ]
-    backend = curve[-1].backend
-    last, efficiency = values[-1][1], curve[-1].efficiency
-    replicas = formats.count(curve[-1].num_replicas, "replica")
-    label = f"Efficiency of {backend}, {mode.value} scaling: " + ", ".join(
+    end = curve[-1]
+    replicas = formats.count(end.num_replicas, "replica")
+    label = f"Efficiency of {end.backend}, {end.mode.value} scaling: " + ", ".join(
         f"{formats.percent(value)} at {number}" for number, value in values
     )
-    spark = Spark(
-        drawing=draw_sparkline(values, series=view.series(backend), label=label),
-        text=formats.percent(last)
-        if efficiency is None
-        else formats.estimate(efficiency, formats.percent),
-        note=f"{mode.value}, {replicas}, {backend}",
+    text = formats.percent(values[-1][1])
+    if end.efficiency is not None:
+        text = formats.estimate(end.efficiency, formats.percent)
+    return Spark(
+        drawing=draw_sparkline(values, series=view.series(end.backend), label=label),
+        text=text,
+        note=f"{end.mode.value}, {replicas}, {end.backend}",
+        value=values[-1][1],
     )
-    return spark, last
-
-
-INDEX_COLUMNS: Final = ("study", "workload", "date", "efficiency", "trials")
 
 
 def _cards(stores: Sequence[Store]) -> list[Card]:
@@ -205,15 +193,11 @@ def _cards(stores: Sequence[Store]) -> list[Card]:
     return [make_card(*pair) for pair in zip(views, names, strict=True)]
 
 
-def _efficiency(card: Card) -> str:
-    return "; ".join(f"{of.text} ({of.note})" for of in card.sparks) or formats.ABSENT
-
-
 def index_text(stores: Sequence[Store]) -> str:
     """Writes a paragraph per study, oldest first."""
     return "\n\n".join(
         f"{card.name}: {card.title}, {card.date}, {card.trials}\n"
-        f"  {_efficiency(card)}\n  {card.verdict}"
+        f"  {card.efficiency_text}\n  {card.verdict}"
         for card in _cards(stores)
     )
 
@@ -221,7 +205,7 @@ def index_text(stores: Sequence[Store]) -> str:
 def index_markdown(stores: Sequence[Store]) -> str:
     """Writes a table with a row per study, oldest first."""
     rows = [
-        (card.name, card.title, card.date, _efficiency(card), card.trials)
+        (card.name, card.title, card.date, card.efficiency_text, card.trials)
         for card in _cards(stores)
     ]
     return "\n".join(formats.markdown_table(INDEX_COLUMNS, rows))
@@ -229,16 +213,9 @@ def index_markdown(stores: Sequence[Store]) -> str:
 
 def index_json(stores: Sequence[Store]) -> str:
     """Writes what the index says as data."""
+    fields = "workloads", "backends", "machines", "date", "trials", "verdict"
     data: list[dict[str, Any]] = [
-        {
-            "study": card.name,
-            "workloads": card.workloads,
-            "backends": card.backends,
-            "machines": card.machines,
-            "date": card.date,
-            "trials": card.trials,
-            "verdict": card.verdict,
-        }
+        {"study": card.name, **{name: getattr(card, name) for name in fields}}
         for card in _cards(stores)
     ]
     return json.dumps(data, indent=2)

@@ -1,11 +1,14 @@
-"""The page of two studies: what differs, their ratios, and both on shared axes."""
+"""The page of two studies: what differs, their ratios, and both on shared axes.
+
+They were not measured in the same rounds, so their ratios are advice.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pandas as pd
 from markupsafe import Markup
@@ -13,14 +16,14 @@ from markupsafe import Markup
 from reports.charts import over_replicas
 from reports.charts.over_replicas import EFFICIENCY, THROUGHPUT, ReplicaCurve
 from reports.page import page
-from reports.words import formats, ratio_table
+from reports.words import formats, judgement
 from results import errors
 from results.figures import frame as frame_lib
 from results.judging import quality_gate
 from results.study import case_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from reports.charts.over_replicas import Quantity
     from results.judging.gate_metrics import Metric
@@ -29,10 +32,95 @@ if TYPE_CHECKING:
     from results.study.case_pairs import StudyDifference
     from results.study.cases import Study
 
-
+FIRST, SECOND = "A", "B"
 WIDTH, HEIGHT = 160, 20
 REACHES: Final = (1.05, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
 """Ratios at the right end of an axis; its left end is the inverse."""
+MOST_DIFFERENCES: Final = 14
+"""Of the Markdown, which is to fit a pull request."""
+ADVICE: Final = (
+    "Advice, no verdict: the effect of the day and of the machine's state was not"
+    " measured, and three to seven of ten comparisons of equal programs would differ;"
+    " gate --baseline REVISION measures both in the same rounds"
+)
+_COLUMNS: Final = ("case", "ratio", "95% interval", "n", "p (Holm)", "")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """Two studies that can be compared."""
+
+    first: Study  # A, whose figures are the numerators.
+    second: Study  # B.
+    table: RatioTable  # The ratios A / B of the cases that both have.
+    differences: tuple[StudyDifference, ...]  # In what they differ.
+    # Why nothing may be concluded from the ratios; empty if it may.
+    reasons: tuple[str, ...]
+    only_first: tuple[str, ...]  # Cases that only A measured.
+    only_second: tuple[str, ...]  # Cases that only B measured.
+
+
+def compare_studies(first: Study, second: Study, metric: Metric) -> Compared:
+    """The comparison of two studies; ``reasons`` says whether it may be used."""
+
+    def trials(study: Study) -> set[tuple[str, str]]:
+        return {
+            (entry.trial_id, entry.trial.status.started_at)
+            for entry in study.planned
+            if entry.trial is not None and entry.trial.status is not None
+        }
+
+    if first.plan == second.plan and trials(first) == trials(second):
+        raise errors.ResultsError(
+            f"both studies are {first.plan.study!r} with the same trials, which has no"
+            " difference; name two studies"
+        )
+    table = quality_gate.of_studies(first, second, metric)
+    both = case_pairs.pairs(first, second)
+    only_first, only_second = (
+        tuple(
+            case.label
+            for case in study.cases
+            if case.case_id not in {pair[side].case_id for pair in both}
+        )
+        for side, study in enumerate((first, second))
+    )
+    return Compared(
+        first=first,
+        second=second,
+        table=table,
+        differences=case_pairs.study_differences(first, second),
+        reasons=table.differences,
+        only_first=only_first,
+        only_second=only_second,
+    )
+
+
+def headline(compared: Compared, first: str = FIRST, second: str = SECOND) -> str:
+    """Returns what the ratios say, in at most three sentences."""
+    if compared.reasons:
+        return (
+            "These two studies are not comparable, so the ratios below are shown and "
+            f"judge nothing: {'; '.join(compared.reasons)}."
+        )
+    ratios = [row.ratio for row in compared.table.rows]
+    cases = formats.count(len(ratios), "shared case")
+    what = compared.table.metric.name.replace("_", " ")
+    apart = [ratio.value for ratio in ratios if ratio.excludes(1.0)]
+    parts: list[str] = []
+    for is_more, word in ((True, "higher"), (False, "lower")):
+        chosen = [value for value in apart if (value > 1) == is_more]
+        if chosen:
+            changes = sorted(abs(100 * (value - 1)) for value in chosen)
+            by = formats.span([f"{change:.1f}" for change in changes])
+            than = "" if parts else f" than in {second}"
+            parts.append(
+                f"{by}{formats.THIN_SPACE}% {word}{than} in {len(chosen)} of {cases}"
+            )
+    text = f"No interval of {cases} excludes equal {what}"
+    if parts:
+        text = f"In {first}, {what} is {', and '.join(parts)}"
+    return f"{text}. {ADVICE}."
 
 
 def bar_reach(estimates: Iterable[Estimate]) -> float:
@@ -55,193 +143,85 @@ def draw_bar(estimate: Estimate, right: float, *, is_marked: bool) -> Markup:
 
     The cells beside it have its numbers.
     """
+
+    def across(ratio: float) -> float:
+        # The end of a very long interval can be too small for a number.
+        share = 0.0 if ratio <= 0 else (math.log(ratio) / math.log(right) + 1) / 2
+        return 4 + (WIDTH - 8) * min(max(share, 0.0), 1.0)
+
     middle = HEIGHT / 2
-    one = f"M{WIDTH / 2} 0V{HEIGHT}"
-    parts = [f'<path d="{one}" stroke="var(--muted)" stroke-dasharray="2 2"/>']
     color = "var(--accent)" if is_marked else "var(--muted)"
+    line = ""
     if estimate.low is not None and estimate.high is not None:
-        low, high = _across(estimate.low, right), _across(estimate.high, right)
-        parts.append(
+        low, high = across(estimate.low), across(estimate.high)
+        line = (
             f'<path d="M{low:.1f} {middle}H{high:.1f}" stroke="{color}" '
             'stroke-width="2.5"/>'
         )
-    x = _across(estimate.value, right)
-    parts.append(f'<circle cx="{x:.1f}" cy="{middle}" r="4" fill="{color}"/>')
     return Markup(  # noqa: S704  # constants and numbers
         f'<svg class="bar" viewBox="0 0 {WIDTH} {HEIGHT}" aria-hidden="true" '
-        f'fill="none">{"".join(parts)}</svg>'
+        f'fill="none"><path d="M{WIDTH / 2} 0V{HEIGHT}" stroke="var(--muted)" '
+        f'stroke-dasharray="2 2"/>{line}'
+        f'<circle cx="{across(estimate.value):.1f}" cy="{middle}" r="4"'
+        f' fill="{color}"/></svg>'
     )
-
-
-def _across(ratio: float, right: float) -> float:
-    # The end of a very long interval can be too small for a number.
-    share = 0.0 if ratio <= 0 else (math.log(ratio) / math.log(right) + 1) / 2
-    return 4 + (WIDTH - 8) * min(max(share, 0.0), 1.0)
-
-
-FIRST, SECOND = "A", "B"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Compared:
-    """Two studies that can be compared."""
-
-    first: Study  # A, whose figures are the numerators.
-    second: Study  # B.
-    table: RatioTable  # The ratios A / B of the cases that both have.
-    differences: tuple[StudyDifference, ...]  # In what they differ.
-    # Why nothing may be concluded from the ratios; empty if it may.
-    reasons: tuple[str, ...]
-    only_first: tuple[str, ...]  # Cases that only A measured.
-    only_second: tuple[str, ...]  # Cases that only B measured.
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Panel:
-    """One backend in one scaling mode."""
-
-    title: str
-    drawing: Markup
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Drawn:
-    """A figure with a panel per backend and scaling mode, on the same axes."""
-
-    title: str
-    note: str
-    panels: tuple[_Panel, ...]
-
-
-def compare_studies(first: Study, second: Study, metric: Metric) -> Compared:
-    """The comparison of two studies; ``reasons`` says whether it may be used."""
-    if _is_same(first, second):
-        raise errors.ResultsError(
-            f"both studies are {first.plan.study!r} with the same trials, which has no"
-            " difference; name two studies"
-        )
-    table = quality_gate.of_studies(first, second, metric)
-    both = case_pairs.pairs(first, second)
-    here = {case.case_id for case, _ in both}
-    there = {case.case_id for _, case in both}
-    return Compared(
-        first=first,
-        second=second,
-        table=table,
-        differences=case_pairs.study_differences(first, second),
-        reasons=table.differences,
-        only_first=_others(first, here),
-        only_second=_others(second, there),
-    )
-
-
-def _is_same(first: Study, second: Study) -> bool:
-    def found(study: Study) -> set[tuple[str, str]]:
-        return {
-            (entry.trial_id, entry.trial.status.started_at)
-            for entry in study.planned
-            if entry.trial is not None and entry.trial.status is not None
-        }
-
-    return first.plan == second.plan and found(first) == found(second)
-
-
-def _others(study: Study, shared: set[str]) -> tuple[str, ...]:
-    return tuple(case.label for case in study.cases if case.case_id not in shared)
-
-
-def headline(compared: Compared, first: str = FIRST, second: str = SECOND) -> str:
-    """Returns what the ratios say, in at most three sentences."""
-    rows = compared.table.rows
-    if compared.reasons:
-        return (
-            "These two studies are not comparable, so the ratios below are shown and "
-            f"judge nothing: {'; '.join(compared.reasons)}."
-        )
-    cases = formats.count(len(rows), "shared case")
-    what = compared.table.metric.name.replace("_", " ")
-    apart = [row for row in rows if row.ratio.excludes(1.0)]
-    parts: list[str] = []
-    for is_more, word in ((True, "higher"), (False, "lower")):
-        chosen = [row for row in apart if (row.ratio.value > 1) == is_more]
-        if chosen:
-            than = "" if parts else f" than in {second}"
-            where = f"{len(chosen)} of {cases}"
-            parts.append(f"{_range(chosen)} {word}{than} in {where}")
-    text = f"No interval of {cases} excludes equal {what}"
-    if parts:
-        text = f"In {first}, {what} is {', and '.join(parts)}"
-    return f"{text}. {ratio_table.ADVICE}."
-
-
-def _range(rows: Sequence[Row]) -> str:
-    """Writes by how many percent figures differ, at least and at most."""
-    changes = sorted(abs(100 * (row.ratio.value - 1)) for row in rows)
-    texts = list(dict.fromkeys(f"{change:.1f}" for change in (changes[0], changes[-1])))
-    return f"{' to '.join(texts)}{formats.THIN_SPACE}%"
 
 
 def build(compared: Compared, *, links: Sequence[tuple[str, str]] = ()) -> str:
     """Returns the page as HTML; the same records give the same bytes."""
-    reach = bar_reach(row.ratio for row in compared.table.rows)
-    return (
-        str(
-            page.render(
-                "comparison",
-                title=f"{_name(compared.first)} and {_name(compared.second)} compared",
-                site_style=page.asset("site.css", "site"),
-                compared=compared,
-                headline=headline(compared),
-                rows=list(_rows(compared.table, reach)),
-                reach=bar_ends(reach),
-                notes=ratio_table.comparison_notes(compared.table),
-                figures=_figures(compared),
-                links=links,
-                sides=[
-                    _side(FIRST, compared.first),
-                    _side(SECOND, compared.second),
-                ],
-            )
-        )
-        + "\n"
+    rows = compared.table.rows
+    reach = bar_reach(row.ratio for row in rows)
+    sides = {FIRST: compared.first, SECOND: compared.second}
+    html = page.render(
+        "comparison",
+        title=" and ".join(of.plan.study for of in sides.values()) + " compared",
+        site_style=page.asset("site.css", "site"),
+        compared=compared,
+        headline=headline(compared),
+        rows=[_row(row, reach) for row in rows],
+        reach=bar_ends(reach),
+        notes=_notes(compared.table),
+        figures=_figures(compared),
+        links=links,
+        sides=[
+            {
+                "letter": letter,
+                "study": study.plan.study,
+                "planned": formats.minute(study.plan.created_at),
+                "trials": f"{sum(entry.is_ok for entry in study.planned)} of"
+                f" {formats.count(len(study.planned), 'trial')} ok",
+            }
+            for letter, study in sides.items()
+        ],
     )
+    return f"{html}\n"
 
 
-def _name(study: Study) -> str:
-    return study.plan.study
-
-
-def _side(letter: str, study: Study) -> dict[str, str]:
-    num_ok = sum(entry.is_ok for entry in study.planned)
+def _row(row: Row, reach: float) -> dict[str, object]:
+    estimate, p_value = row.ratio, row.p_value
+    is_apart = estimate.excludes(1.0)
+    text = f"advice: {'not ' * (not is_apart)}apart"
+    if p_value is None:
+        text = "no test: one side has a single run"
     return {
-        "letter": letter,
-        "study": study.plan.study,
-        "planned": formats.minute(study.plan.created_at),
-        "trials": f"{num_ok} of {formats.count(len(study.planned), 'trial')} ok",
+        "name": row.name,
+        "ratio": estimate,
+        "bar": draw_bar(estimate, reach, is_marked=is_apart),
+        "n": f"{len(row.first.ok_entries)} / {len(row.second.ok_entries)}",
+        "p_value": p_value,
+        "text": text,
     }
 
 
-def _rows(table: RatioTable, reach: float) -> Iterator[dict[str, object]]:
-    for row in table.rows:
-        estimate = row.ratio
-        yield {
-            "name": row.name,
-            "ratio": estimate,
-            "bar": draw_bar(estimate, reach, is_marked=estimate.excludes(1.0)),
-            "n": f"{len(row.first.ok_entries)} / {len(row.second.ok_entries)}",
-            "p_value": row.p_value,
-            "text": _conclusion(row),
-        }
+class _Drawn(NamedTuple):
+    """A figure with a panel per backend and scaling mode, on the same axes."""
 
-
-def _conclusion(row: Row) -> str:
-    if row.p_value is None:
-        return "no test: one side has a single run"
-    return f"advice: {'not ' * (not row.ratio.excludes(1.0))}apart"
+    title: str
+    note: str
+    panels: list[dict[str, str]]  # Title and drawing of each.
 
 
 def _figures(compared: Compared) -> list[_Drawn]:
-    """Returns efficiency and throughput of both studies, on the same axes."""
     sides = [
         frame[frame["figure"] == "scaling"]
         for frame in map(frame_lib.points_frame, (compared.first, compared.second))
@@ -251,13 +231,13 @@ def _figures(compared: Compared) -> list[_Drawn]:
         THROUGHPUT: f"{compared.first.example_unit} per second, over all replicas.",
     }
     return [
-        _Drawn(title=quantity.name, note=note, panels=panels)
+        _Drawn(quantity.name, note, panels)
         for quantity, note in notes.items()
         if (panels := _panels(sides, quantity))
     ]
 
 
-def _panels(sides: Sequence[pd.DataFrame], quantity: Quantity) -> tuple[_Panel, ...]:
+def _panels(sides: Sequence[pd.DataFrame], quantity: Quantity) -> list[dict[str, str]]:
     """Returns a panel per scaling mode and backend, with a line per study."""
     shown = [
         rows[rows["quantity"].eq(quantity.slug) & rows["kind"].eq("estimate")]
@@ -265,9 +245,9 @@ def _panels(sides: Sequence[pd.DataFrame], quantity: Quantity) -> tuple[_Panel, 
     ]
     rows = pd.concat(shown)
     if rows.empty:
-        return ()
+        return []
     limits, sizes = over_replicas.y_limits(rows, quantity), over_replicas.sizes_of(rows)
-    panels: list[_Panel] = []
+    panels: list[dict[str, str]] = []
     for mode, backend in dict.fromkeys(zip(rows["mode"], rows["backend"], strict=True)):
         curves = [
             ReplicaCurve(
@@ -295,12 +275,38 @@ def _panels(sides: Sequence[pd.DataFrame], quantity: Quantity) -> tuple[_Panel, 
             slug=f"{quantity.slug}-{len(panels)}",
             title=f"{quantity.name}, {title}",
         )
-        panels.append(_Panel(title=title, drawing=drawing))
-    return tuple(panels)
+        panels.append({"title": title, "drawing": drawing})
+    return panels
 
 
-MOST_DIFFERENCES: Final = 14
-"""Of the Markdown, which is to fit a pull request."""
+def _notes(table: RatioTable) -> list[str]:
+    """Returns what a reader of the ratios has to know, one line each."""
+    notes = [judgement.WEAKER, ADVICE]
+    if table.differences:
+        notes.append(f"not comparable, shown only: {'; '.join(table.differences)}")
+    notes += [f"setting compared: {setting}" for setting in table.settings]
+    if table.without_test:
+        names = "; ".join(row.name for row in table.without_test)
+        notes.append(f"one run, which tests nothing: {names}")
+    notes.append(
+        f"ratios of {table.metric.name}, {table.first} / {table.second}, each with its"
+        " own 95 % interval"
+    )
+    return notes
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    ratio, p_value = row.ratio, row.p_value
+    interval = "-"
+    if ratio.has_interval:
+        interval = f"[{ratio.low:.3f}, {ratio.high:.3f}]"
+    p_text = "-" if p_value is None else formats.p_value(p_value)
+    return row.name, f"{ratio.value:.3f}", interval, str(ratio.n), p_text, "advice"
+
+
+def _only(compared: Compared) -> list[str]:
+    sides = ((FIRST, compared.only_first), (SECOND, compared.only_second))
+    return [f"only in {side}: {'; '.join(cases)}" for side, cases in sides if cases]
 
 
 def as_text(compared: Compared) -> str:
@@ -310,8 +316,9 @@ def as_text(compared: Compared) -> str:
     lines += [f"  {found.group}: {found.text}" for found in compared.differences]
     if not compared.differences:
         lines.append("  nothing that is recorded")
-    lines += [*_only(compared), "", ratio_table.comparison_text(compared.table)]
-    return "\n".join(lines)
+    rows = [*map(_cells, compared.table.rows)]
+    lines += [*_only(compared), "", *formats.aligned(_COLUMNS, rows)]
+    return "\n".join([*lines, *_notes(compared.table)])
 
 
 def as_markdown(compared: Compared) -> str:
@@ -327,18 +334,38 @@ def as_markdown(compared: Compared) -> str:
     ]
     shown = compared.differences[:MOST_DIFFERENCES]
     if shown:
-        rows = [(of.group, of.name, of.first, of.second) for of in shown]
-        lines += [*formats.markdown_table(("differs", "what", "A", "B"), rows), ""]
+        facts = [(of.group, of.name, of.first, of.second) for of in shown]
+        lines += [*formats.markdown_table(("differs", "what", "A", "B"), facts), ""]
     num_more = len(compared.differences) - len(shown)
     if num_more:
         lines += [f"{num_more} more differences are in the page.", ""]
     lines += [f"- {formats.escaped(text)}" for text in _only(compared)]
-    lines.append(ratio_table.comparison_markdown(compared.table))
+    rows = [*map(_cells, compared.table.rows)]
+    lines += [*formats.markdown_table(_COLUMNS, rows), ""]
+    lines += [f"- {formats.escaped(note)}" for note in _notes(compared.table)]
     return "\n".join(lines)
 
 
 def as_json(compared: Compared) -> str:
     """Writes a comparison as data."""
+    table = compared.table
+    ratios: dict[str, Any] = {
+        "first": table.first,
+        "second": table.second,
+        "metric": table.metric.name,
+        "is_weaker": True,
+        "differences": list(table.differences),
+        "settings": list(table.settings),
+        "rows": [
+            {
+                "case": row.name,
+                "ratio": judgement.estimate_data(row.ratio),
+                "p_value": row.p_value,
+                "differs": False,  # advice
+            }
+            for row in table.rows
+        ],
+    }
     return json.dumps(
         {
             "headline": headline(compared),
@@ -347,15 +374,10 @@ def as_json(compared: Compared) -> str:
             "differs": [dataclasses.asdict(of) for of in compared.differences],
             "only_first": list(compared.only_first),
             "only_second": list(compared.only_second),
-            "comparison": json.loads(ratio_table.comparison_json(compared.table)),
+            "comparison": ratios,
         },
         indent=2,
     )
-
-
-def _only(compared: Compared) -> list[str]:
-    sides = (("A", compared.only_first), ("B", compared.only_second))
-    return [f"only in {side}: {'; '.join(cases)}" for side, cases in sides if cases]
 
 
 WRITERS: Final[dict[str, Callable[[Compared], str]]] = {

@@ -6,13 +6,13 @@ intervals stand within a study, and none between values.
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from reports.charts import over_replicas, style
+from reports.charts.rows import known
 from reports.page import page
-from reports.view.view import series_of
+from reports.view import series_of
 from reports.words import formats
 from results import errors
 from results.figures import frame as frame_lib
@@ -21,20 +21,20 @@ from results.study.cases import load_study
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterator, Sequence
 
     import pandas as pd
-    from markupsafe import Markup
 
-    from results.store.study_store import Store
     from results.study.cases import Study
 
 MOST_PANELS: Final = 12
-_CASE = ["backend", "num_replicas", "global_batch_size"]
+_KEYS: Final = [
+    *("backend", "num_replicas", "global_batch_size"),
+    *("quantity", "protocol"),
+]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ValueRow:
+class ValueRow(NamedTuple):
     """One case of one value."""
 
     value: str  # Of the setting.
@@ -51,6 +51,11 @@ class ValueRow:
     spent: str = ""  # What a run had seen at its end, in words; empty for throughput.
 
     @property
+    def median_text(self) -> str:
+        """The median with its unit."""
+        return formats.quality(self.median, self.unit)
+
+    @property
     def cells(self) -> tuple[tuple[str, str], ...]:
         """The cells of its row, after the value: class of their column, and text."""
         return (
@@ -58,19 +63,11 @@ class ValueRow:
             ("n", str(self.num_replicas)),
             ("n", formats.whole(self.global_batch_size)),
             ("", self.what),
-            ("n", formats.quality(self.median, self.unit)),
-            ("i", formats.interval_if_any(self.low, self.high, formats.significant)),
+            ("n", self.median_text),
+            ("i", formats.interval(self.low, self.high, formats.significant)),
             ("n", str(self.n)),
             *([("", self.spent)] if self.spent else []),
         )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ValuePanel:
-    """One metric, or the throughput in one mode, over the values."""
-
-    title: str  # What is drawn.
-    drawing: Markup  # The chart.
 
 
 def build(root: pathlib.Path) -> str:
@@ -78,158 +75,127 @@ def build(root: pathlib.Path) -> str:
     found = studies_lib.read(root)
     if found is None:
         raise errors.ResultsError(f"{str(root)!r} is no parameter sweep")
-    studies = [_loaded(store, found.key) for store in studies_lib.stores(root, found)]
-    quality = [row for name, value, of in studies for row in _quality(of, value, name)]
-    speed = [row for name, value, of in studies for row in _speed(of, value, name)]
-    values = [value for _, value, _ in studies]
-    missing = len(found.studies) - len(studies)
+    facts = []
+    links = []
+    quality: list[ValueRow] = []
+    speed: list[ValueRow] = []
+    values = []
+    for store in studies_lib.stores(root, found):
+        study, name = load_study(store.public), store.root.name
+        if study.problems:
+            first = study.problems[0]
+            raise errors.ResultsError(
+                f"study {name!r} has a damaged record, {str(first.path)!r}:"
+                f" {first.reason}; see 'status {store.root}'"
+            )
+        value = studies_lib.value_of(study.plan, found.key)
+        values.append(value)
+        links.append((f"{found.key} {value}", f"../{name}/report/index.html"))
+        frame = frame_lib.points_frame(study)
+        quality += _quality(study, frame, value, name)
+        speed += _speed(frame, value, name)
+        if bad := sum(not entry.is_ok for entry in study.entries):
+            facts.append(f"{value}: {formats.count(bad, 'trial')} not ok")
+    if missing := len(found.studies) - len(values):
+        facts.insert(0, f"{missing} not begun")
+    facts.insert(0, formats.count(len(values), "study", "studies"))
+    tables = [
+        ("quality", "Quality at the end of training", "worst and best run", quality),
+        ("speed", "Throughput", "95 % interval", speed),
+    ]
+    panels = [
+        panel
+        for slug, _, _, rows in tables
+        for panel in _panels(rows, values, slug, found.key)
+    ]
     html = page.render(
         "varied",
         title=f"{root.name}: {found.key} varied",
         site_style=page.asset("site.css", "site"),
-        links=[
-            (f"{found.key} {value}", f"../{n}/report/index.html")
-            for n, value, _ in studies
-        ],
+        links=links,
         key=found.key,
-        facts="; ".join(
-            [
-                formats.count(len(studies), "study", "studies"),
-                *([f"{missing} not begun"] if missing else []),
-                *_not_ok(studies),
-            ]
-        ),
-        tables=[
-            (
-                "quality",
-                "Quality at the end of training",
-                "worst and best run",
-                quality,
-            ),
-            ("speed", "Throughput", "95 % interval", speed),
-        ],
-        panels=[
-            *_panels(quality, values, "quality", found.key),
-            *_panels(speed, values, "speed", found.key),
-        ][:MOST_PANELS],
+        facts="; ".join(facts),
+        tables=tables,
+        panels=panels[:MOST_PANELS],
     )
     return f"{html}\n"
 
 
-def _loaded(store: Store, key: str) -> tuple[str, str, Study]:
-    study = load_study(store.public)
-    if study.problems:
-        first = study.problems[0]
-        raise errors.ResultsError(
-            f"study {store.root.name!r} has a damaged record, {str(first.path)!r}:"
-            f" {first.reason}; see 'status {store.root}'"
-        )
-    return store.root.name, studies_lib.value_of(study.plan, key), study
-
-
-def _not_ok(studies: Iterable[tuple[str, str, Study]]) -> list[str]:
-    """Returns what is missing from the tables, in words."""
-    found = []
-    for _, value, study in studies:
-        bad = sum(not entry.is_ok for entry in study.entries)
-        if bad:
-            found.append(f"{value}: {formats.count(bad, 'trial')} not ok")
-    return found
-
-
-def _quality(study: Study, value: str, name: str) -> list[ValueRow]:
-    """Returns the last evaluation of the runs of each case, for each metric."""
-    frame = frame_lib.points_frame(study)
+def _quality(
+    study: Study, frame: pd.DataFrame, value: str, name: str
+) -> Iterator[ValueRow]:
+    """Yields the last evaluation of the runs of each case, for each metric."""
     learning = frame[frame["figure"] == "learning"]
-    rows = []
-    keys = [*_CASE, "quantity", "protocol"]
-    for _, of_case in learning.groupby(keys, sort=False, dropna=False):
-        backend, size, batch, metric, protocol = of_case.iloc[0][keys]
+    for _, of_case in learning.groupby(_KEYS, sort=False, dropna=False):
+        backend, size, batch, metric, protocol = of_case.iloc[0][_KEYS]
         last = of_case.loc[of_case.groupby("trial_id")["num_steps"].idxmax()]
         ends = [float(end) for end in last["value"]]
         spent = int(statistics.median(last["num_examples"]))
-        rows.append(
-            ValueRow(
-                value=value,
-                study=name,
-                backend=str(backend),
-                num_replicas=int(size),
-                global_batch_size=int(batch),
-                what=str(metric) + (f" ({protocol})" if protocol else ""),
-                median=statistics.median(ends),
-                low=min(ends) if len(ends) > 1 else None,
-                high=max(ends) if len(ends) > 1 else None,
-                n=len(ends),
-                unit=str(last["unit"].iloc[0]),
-                spent=f"{formats.whole(spent)} {study.example_unit}",
-            )
-        )
-    return rows
-
-
-def _speed(study: Study, value: str, name: str) -> list[ValueRow]:
-    """Returns the throughput of each case."""
-    frame = frame_lib.points_frame(study)
-    chosen: pd.DataFrame = frame[
-        (frame["figure"] == "scaling")
-        & (frame["quantity"] == "throughput")
-        & (frame["kind"] == "estimate")
-    ]
-    return [
-        ValueRow(
+        yield ValueRow(
             value=value,
             study=name,
-            backend=str(row["backend"]),
-            num_replicas=int(row["num_replicas"]),
-            global_batch_size=int(row["global_batch_size"]),
-            what=str(row["mode"]),
-            median=float(row["value"]),
-            low=_number(row["low"]),
-            high=_number(row["high"]),
-            n=int(row["n"]),
-            unit=str(row["unit"]),
+            backend=str(backend),
+            num_replicas=int(size),
+            global_batch_size=int(batch),
+            what=str(metric) + (f" ({protocol})" if protocol else ""),
+            median=statistics.median(ends),
+            low=min(ends) if len(ends) > 1 else None,
+            high=max(ends) if len(ends) > 1 else None,
+            n=len(ends),
+            unit=str(last["unit"].iloc[0]),
+            spent=f"{formats.whole(spent)} {study.example_unit}",
         )
-        for row in chosen.to_dict("records")
+
+
+def _speed(frame: pd.DataFrame, value: str, name: str) -> Iterator[ValueRow]:
+    chosen = frame[
+        frame["figure"].eq("scaling")
+        & frame["quantity"].eq("throughput")
+        & frame["kind"].eq("estimate")
     ]
-
-
-def _number(value: float) -> float | None:
-    return None if value != value else float(value)  # noqa: PLR0124 (not a number)
+    row: Any
+    for row in chosen.itertuples():
+        yield ValueRow(
+            value=value,
+            study=name,
+            backend=row.backend,
+            num_replicas=int(row.num_replicas),
+            global_batch_size=int(row.global_batch_size),
+            what=row.mode,
+            median=row.value,
+            low=known(row.low),
+            high=known(row.high),
+            n=int(row.n),
+            unit=row.unit,
+        )
 
 
 def _panels(
     rows: Sequence[ValueRow], values: Sequence[str], slug: str, key: str
-) -> list[ValuePanel]:
+) -> Iterator[dict[str, str]]:
     """Draws each metric over the values, in the order in which they were given."""
     if len(values) < 2:  # noqa: PLR2004 (a point is no line)
-        return []
-    found = []
-    for number, what in enumerate(dict.fromkeys(row.what for row in rows)):
-        own = [row for row in rows if row.what == what]
+        return
+    by_metric = formats.grouped((row.what, row) for row in rows)
+    for number, (what, own) in enumerate(by_metric.items()):
         title = f"{what}, {own[0].unit}" if own[0].unit else what
-        found.append(
-            ValuePanel(
-                title=title,
-                drawing=over_replicas.draw_over_time(
-                    _lines(own, values),
-                    dates=list(values),
-                    slug=f"{slug}-{number}",
-                    title=f"{title} for each value",
-                    description="; ".join(
-                        f"{row.value}, {row.backend} x{row.num_replicas}:"
-                        f" {formats.quality(row.median, row.unit)}"
-                        for row in own
-                    ),
-                    label=key,
-                ),
-            )
+        described = (
+            f"{row.value}, {row.backend} x{row.num_replicas}: {row.median_text}"
+            for row in own
         )
-    return found
+        drawing = over_replicas.draw_over_time(
+            _lines(own, values),
+            dates=list(values),
+            slug=f"{slug}-{number}",
+            title=f"{title} for each value",
+            description="; ".join(described),
+            label=key,
+        )
+        yield {"title": title, "drawing": drawing}
 
 
 def _lines(rows: Sequence[ValueRow], values: Sequence[str]) -> list[over_replicas.Line]:
-    """Returns a line for each backend and number of replicas."""
-    cases = list(dict.fromkeys((row.backend, row.num_replicas) for row in rows))
+    cases = formats.grouped(((row.backend, row.num_replicas), row) for row in rows)
     return [
         over_replicas.Line(
             series=series_of(backend),
@@ -241,12 +207,11 @@ def _lines(rows: Sequence[ValueRow], values: Sequence[str]) -> list[over_replica
                     value=row.median,
                     low=row.low,
                     high=row.high,
-                    tip=f"{row.value}, {backend} x{size}:"
-                    f" {formats.quality(row.median, row.unit)}, n = {row.n}",
+                    tip=f"{row.value}, {backend} x{size}: {row.median_text},"
+                    f" n = {row.n}",
                 )
-                for row in rows
-                if (row.backend, row.num_replicas) == (backend, size)
+                for row in own
             ),
         )
-        for place, (backend, size) in enumerate(cases)
+        for place, ((backend, size), own) in enumerate(cases.items())
     ]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from results.records.models import QualityMetric
     from results.statistics.estimates import Estimate
     from results.statistics.run_scores import TimeToTarget
 
+    Write = Callable[[float], str]
 
 GIBIBYTE = 2**30
 SHORT_ID_LENGTH = 8
@@ -32,10 +34,7 @@ _NUMBER = re.compile(
 
 
 def significant(value: float, digits: int = SIGNIFICANT_DIGITS) -> str:
-    """Writes a number with the given number of significant digits.
-
-    Never with an exponent, unless there would be too many zeros to count.
-    """
+    """Writes a number with so many significant digits, and hardly ever an exponent."""
     if value == 0:
         return "0"
     if not math.isfinite(value):
@@ -44,8 +43,7 @@ def significant(value: float, digits: int = SIGNIFICANT_DIGITS) -> str:
     exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
     if not SMALLEST_EXPONENT <= exponent <= LARGEST_EXPONENT:
         return f"{value:.{digits - 1}e}"
-    decimals = max(0, digits - 1 - exponent)
-    text = f"{value:,.{decimals}f}"
+    text = f"{value:,.{max(0, digits - 1 - exponent)}f}"
     return text.replace(",", THIN_SPACE)
 
 
@@ -61,14 +59,19 @@ def whole(value: int) -> str:
     return f"{value:,}".replace(",", THIN_SPACE)
 
 
-def times(value: float) -> str:
+def ratio(value: float, decimals: int = 2) -> str:
+    """Writes a ratio without a multiplication sign."""
+    return _fixed(value, decimals)
+
+
+def times(value: float, decimals: int = 2) -> str:
     """Writes a ratio as a multiple, such as 1.71x."""
-    return f"{ratio(value)}{TIMES}"
+    return f"{_fixed(value, decimals)}{TIMES}"
 
 
-def percent(value: float) -> str:
-    """Writes a ratio as a percentage without decimals."""
-    return f"{_fixed(100 * value, 0)}{THIN_SPACE}%"
+def percent(value: float, decimals: int = 0) -> str:
+    """Writes a ratio as a percentage."""
+    return f"{_fixed(100 * value, decimals)}{THIN_SPACE}%"
 
 
 def signed_percent(value: float) -> str:
@@ -76,29 +79,6 @@ def signed_percent(value: float) -> str:
     shown = f"{100 * value:+.1f}"
     shown = shown.lstrip("+-") if float(shown) == 0 else shown
     return f"{shown}{THIN_SPACE}%"
-
-
-def change(found: Estimate) -> str:
-    """Writes a ratio as a change with its interval: -20.0 % [-21.3, -18.7]."""
-    return with_interval(
-        found.value - 1,
-        None if found.low is None else found.low - 1,
-        None if found.high is None else found.high - 1,
-        signed_percent,
-    )
-
-
-def longer(found: Estimate) -> str:
-    """Writes how much longer or shorter something is: 31.5 % [29.0, 34.1] shorter."""
-    sign, word = (1, "longer") if found.value >= 1 else (-1, "shorter")
-    ends = [None if of is None else sign * (of - 1) for of in (found.low, found.high)]
-    low, high = ends[::sign]
-    figures = with_interval(sign * (found.value - 1), low, high, _tenths_of_percent)
-    return f"{figures} {word}"
-
-
-def _tenths_of_percent(value: float) -> str:
-    return f"{100 * value:.1f}{THIN_SPACE}%"
 
 
 def seconds(value: float, digits: int = SIGNIFICANT_DIGITS) -> str:
@@ -113,12 +93,21 @@ def gibibytes(value: float, digits: int = SIGNIFICANT_DIGITS) -> str:
     return f"{significant(value / GIBIBYTE, digits)}{THIN_SPACE}GiB"
 
 
-def ratio(value: float) -> str:
-    """Writes a ratio with two decimals and no multiplication sign."""
-    return _fixed(value, 2)
+def longer(found: Estimate) -> str:
+    """Writes how much longer or shorter something is: 31.5 % [29.0, 34.1] shorter."""
+    sign, word = (1, "longer") if found.value >= 1 else (-1, "shorter")
+    ends = [None if of is None else sign * (of - 1) for of in (found.low, found.high)]
+    write = functools.partial(_plain_percent, decimals=1)
+    low, high = ends[::sign]
+    figures = with_interval(sign * (found.value - 1), low, high, write)
+    return f"{figures} {word}"
 
 
-def estimate(found: Estimate, write: Callable[[float], str]) -> str:
+def _plain_percent(value: float, decimals: int) -> str:
+    return f"{100 * value:.{decimals}f}{THIN_SPACE}%"
+
+
+def estimate(found: Estimate, write: Write) -> str:
     """Writes a figure as it is written everywhere: 90 % [88, 92].
 
     With enough digits that the ends of the interval differ.
@@ -126,46 +115,37 @@ def estimate(found: Estimate, write: Callable[[float], str]) -> str:
     return with_interval(found.value, found.low, found.high, telling(found, write))
 
 
-def telling(
-    estimate: Estimate, write: Callable[[float], str]
-) -> Callable[[float], str]:
+_OF_DECIMALS: tuple[Write, ...] = (percent, times, ratio)
+_OF_DIGITS: tuple[Write, ...] = (significant, seconds, gibibytes)
+
+
+def telling(estimate: Estimate, write: Write) -> Write:
     """Returns what writes an estimate with enough digits that its ends differ.
 
     Two decimals would give 0.06 [0.06, 0.06] for a ratio, and no decimals 6 % for it.
     """
     low, high = estimate.low, estimate.high
+    is_decimal = write in _OF_DECIMALS
     if low is None or high is None or not low < high:
         return write
-    for digits in (None, 0, 1, 2, 3, 4, 5, 6):
-        shown = write if digits is None else _with_decimals(write, digits)
-        if len({shown(low), shown(estimate.value), shown(high)}) == len(
-            {low, estimate.value, high}
-        ):
-            return shown
+    numbers = {low, estimate.value, high}
+    shown, finest = write, 7 if is_decimal or write in _OF_DIGITS else 0
+    for more in range(finest):
+        if len(set(map(shown, numbers))) == len(numbers):
+            break
+        option = {"decimals": more} if is_decimal else {"digits": more + 1}
+        shown = functools.partial(write, **option)
     return shown
 
 
-def _with_decimals(
-    write: Callable[[float], str], decimals: int
-) -> Callable[[float], str]:
-    """Returns ``write`` with other decimals; what it writes must end in its unit."""
-    others: dict[Callable[[float], str], Callable[[float], str]] = {
-        percent: lambda value: f"{_fixed(100 * value, decimals)}{THIN_SPACE}%",
-        times: lambda value: f"{_fixed(value, decimals)}{TIMES}",
-        ratio: lambda value: _fixed(value, decimals),
-        significant: lambda value: significant(value, decimals + 1),
-        seconds: lambda value: seconds(value, decimals + 1),
-        gibibytes: lambda value: gibibytes(value, decimals + 1),
-    }
-    return others.get(write, write)
-
-
-def interval(low: float, high: float, write: Callable[[float], str]) -> str:
+def interval(low: float | None, high: float | None, write: Write) -> str:
     """Writes an interval as it is written everywhere: [88, 92], without line breaks.
 
     The unit is that of the figure before it, so it is written only where the ends have
-    two: [990 ms, 1.1 s].
+    two: [990 ms, 1.1 s]. A dash where there is none.
     """
+    if low is None or high is None:
+        return ABSENT
     ends = [write(low), write(high)]
     numbers = [_NUMBER.match(end) for end in ends]
     units = {end[of.end() :] for end, of in zip(ends, numbers, strict=True) if of}
@@ -174,20 +154,8 @@ def interval(low: float, high: float, write: Callable[[float], str]) -> str:
     return f"[{ends[0]},{HARD_SPACE}{ends[1]}]"
 
 
-def interval_if_any(
-    low: float | None, high: float | None, write: Callable[[float], str]
-) -> str:
-    """Writes an interval, or that there is none."""
-    if low is None or high is None:
-        return ABSENT
-    return interval(low, high, write)
-
-
 def with_interval(
-    value: float | None,
-    low: float | None,
-    high: float | None,
-    write: Callable[[float], str],
+    value: float | None, low: float | None, high: float | None, write: Write
 ) -> str:
     """Writes a value and, if it has one, its interval in brackets."""
     if value is None:
@@ -206,9 +174,8 @@ def quality(value: float, unit: str, digits: int = SIGNIFICANT_DIGITS) -> str:
         return "failed"
     if unit in RATIO_UNITS:
         return percent(value)
-    if unit == "1":
-        return significant(value, digits)
-    return f"{significant(value, digits)} {unit}"
+    text = significant(value, digits)
+    return text if unit == "1" else f"{text} {unit}"
 
 
 def without_unit(value: float, unit: str, digits: int = SIGNIFICANT_DIGITS) -> str:
@@ -217,35 +184,26 @@ def without_unit(value: float, unit: str, digits: int = SIGNIFICANT_DIGITS) -> s
 
 
 def quality_with_interval(
-    value: float, low: float, high: float, unit: str
+    value: float, low: float | None, high: float | None, unit: str
 ) -> tuple[str, str]:
     """Writes a quality figure, and its interval with enough digits to differ.
 
     Three digits would give 862 [862, 862] for returns within one point.
     """
-    digits = _digits_that_tell(low, high)
+    if low is None or high is None:
+        return quality(value, unit), ""
+    digits = SIGNIFICANT_DIGITS
+    if low < high:
+        largest = math.floor(math.log10(max(abs(low), abs(high))))
+        needed = largest - math.floor(math.log10(high - low)) + 1
+        digits = min(max(needed, digits), MOST_DIGITS)
     ends = interval(low, high, lambda end: without_unit(end, unit, digits))
     return quality(value, unit, digits), ends
 
 
-def measured(metric: QualityMetric) -> tuple[str, str]:
-    """Writes a quality metric and its interval."""
-    return quality_with_interval(metric.value, metric.low, metric.high, metric.unit)
-
-
-def run_score(score: Estimate, unit: str) -> tuple[str, str]:
-    """Writes the score of several runs, and its interval if there is one."""
-    if score.low is None or score.high is None:
-        return quality(score.value, unit), ""
-    return quality_with_interval(score.value, score.low, score.high, unit)
-
-
-def _digits_that_tell(low: float, high: float) -> int:
-    if not low < high:
-        return SIGNIFICANT_DIGITS
-    largest = max(abs(low), abs(high))
-    needed = math.floor(math.log10(largest)) - math.floor(math.log10(high - low)) + 1
-    return min(max(needed, SIGNIFICANT_DIGITS), MOST_DIGITS)
+def measured(found: QualityMetric | Estimate, unit: str) -> tuple[str, str]:
+    """Writes a quality metric, or the score of several runs, and its interval."""
+    return quality_with_interval(found.value, found.low, found.high, unit)
 
 
 def time_to_target(time: TimeToTarget) -> str:
@@ -258,8 +216,7 @@ def time_to_target(time: TimeToTarget) -> str:
         return significant(value)
 
     median = time.median
-    unit = " s" if median.unit == "s" else ""
-    text = f"{end(median.value)}{unit}"
+    text = f"{end(median.value)}{' s' * (median.unit == 's')}"
     if median.low is not None and median.high is not None:
         text += f" [{end(median.low)}, {end(median.high)}]"
         text += f" ({100 * median.confidence:.0f} % interval)"
@@ -288,9 +245,21 @@ def count(number: int, singular: str, plural: str | None = None) -> str:
     return f"{number} {singular if number == 1 else plural or singular + 's'}"
 
 
+def span(numbers: Sequence[Any]) -> str:
+    """Writes the ends of ascending numbers, such as 3 to 5; of equal ones, once."""
+    return " to ".join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))
+
+
+def grouped(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
+    """Returns the values of each key, both in their order."""
+    found: dict[Any, list[Any]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
+
+
 # Brackets stay readable as those of intervals; a link also needs what follows them.
 _MARKUP = re.compile(r"([\\|*`]|(?<=\])[(:\[])")
-
 _ISSUE = re.compile(r"#(?=\d)")
 _ADDRESS = re.compile(r"\b(www)\.", re.IGNORECASE)
 
@@ -309,3 +278,9 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> lis
     lines = (list(map(escaped, row)) for row in (columns, *rows))
     head, *body = [f"| {' | '.join(row)} |" for row in lines]
     return [head, f"| {' | '.join(['---'] * len(columns))} |", *body]
+
+
+def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the lines of a table whose columns are aligned with spaces."""
+    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in (columns, *rows)]

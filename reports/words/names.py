@@ -10,7 +10,7 @@ from reports.words import formats
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from reports.view.view import View
+    from reports.view import View
     from results.records.models import Environment, MetricFacts
 
 WORKLOADS = {
@@ -81,20 +81,15 @@ def backend(name: str) -> str:
 
 def title(view: View) -> str:
     """Returns the question that the report answers, in plain words."""
-    study = view.study
-    subject = study.plan.study
-    if study.planned:
-        subject = workload(study.planned[0].spec.workload)
-    environments = [
-        entry.trial.env
-        for entry in study.planned
-        if entry.trial is not None and entry.trial.env is not None
-    ]
+    planned = view.study.planned
+    subject = view.study.plan.study
+    if planned:
+        subject = workload(planned[0].spec.workload)
     where = ""
-    if environments:
+    if view.environments:
         # Trials have different numbers of GPUs.
-        largest = max(environments, key=lambda env: len(env.gpus))
+        largest = max(view.environments, key=lambda env: len(env.gpus))
         where = f" on {machine(largest)}"
-    is_gate = any(entry.spec.revision for entry in study.planned)
+    is_gate = any(entry.spec.revision for entry in planned)
     question = "did it get slower" if is_gate else "how well does it scale"
     return f"{subject}{where}: {question}?"

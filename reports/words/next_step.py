@@ -1,11 +1,16 @@
-"""What would settle what a study leaves open, and what it takes."""
+"""What a study leaves open: what time is lost to, what would settle it, what it takes.
+
+Commands are the one that made the study, with some options replaced, so they are
+complete: they can be copied and run (``tests/reports/words/test_printed_commands.py``
+runs them).
+"""
 
 from __future__ import annotations
 
 import shlex
 from typing import TYPE_CHECKING, Final
 
-from reports.words import marks, utilisation
+from reports.words import formats, marks
 from reports.words.marks import Level
 from results.judging import power
 from results.records.models import Control, ScalingMode, TrialStatus
@@ -14,34 +19,28 @@ from results.statistics import estimates
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from reports.view.view import View
+    from reports.view import View
+    from results.figures.lost_time import LostTime
     from results.figures.scaling import Comparison, Point
     from results.records.machine_record import MachineState
     from results.records.models import Plan
     from results.statistics.estimates import Estimate
     from results.study.cases import Case, Study
 
-
-# Each is the command that made the study, with some options replaced, so it is
-# complete: it can be copied and run (``tests/reports/words/test_printed_commands.py``
-# runs them).
-
 HARNESS: Final = "python -m harness"
-_OF_THE_FOLDER: Final = ("--runs-dir",)
-"""Where the study was kept, which is private."""
-_OF_THE_STUDY: Final = ("--study", *_OF_THE_FOLDER)
-"""A study is only continued by the code that began it."""
-_OF_ANOTHER_STUDY: Final = ("--repeats", *_OF_THE_STUDY)
-"""Options of the study that was measured, with a value, which the new one has not."""
+_OF_THE_STUDY: Final = ("--study", "--runs-dir")
+"""A study is only continued by the code that began it; its folder is private."""
+_OF_ANOTHER_STUDY: Final = ("--repeats", "--minutes", *_OF_THE_STUDY)
+"""Options with a value, which a new study has not; --minutes is of earlier versions."""
 _SWEEP: Final = "sweep"
-_FORMER: Final = ("--minutes",)
-"""What was --time-budget in studies of earlier versions."""
+_NARROW: Final = 1.02
+"""Ends of an interval that are no further apart need no narrower one."""
 
 
 def command_of_study(plan: Plan) -> str:
     """Returns the command that measures a study again, in a folder of its own."""
     options = {} if _SWEEP not in plan.command else _replicas(plan)
-    return shlex.join([*_without(plan.command, _OF_THE_STUDY), *_words(options)])
+    return _command(plan, options, _OF_THE_STUDY)
 
 
 def command(plan: Plan, point: Point) -> str:
@@ -67,7 +66,9 @@ def sizes_of(*numbers: int) -> str:
 
 def other_study(plan: Plan, options: Mapping[str, str]) -> str:
     """Returns the command that measures the same with other options, as a new study."""
-    return _with(plan, options, without=_OF_ANOTHER_STUDY)
+    if _SWEEP not in plan.command:
+        return ""
+    return _command(plan, {**_replicas(plan), **options}, _OF_ANOTHER_STUDY)
 
 
 def with_repetitions(plan: Plan, number: int) -> str:
@@ -93,14 +94,6 @@ def export(plan: Plan, form: str) -> str:
     return f"{HARNESS} {shlex.join(('report', plan.study, '--format', form))}"
 
 
-def _with(plan: Plan, options: Mapping[str, str], *, without: Iterable[str]) -> str:
-    if _SWEEP not in plan.command:
-        return ""
-    options = {**_replicas(plan), **options}
-    kept = _without(plan.command, (*without, *options, *_FORMER))
-    return shlex.join([*kept, *_words(options)])
-
-
 def _replicas(plan: Plan) -> dict[str, str]:
     """Returns the numbers of replicas, unless the command says them.
 
@@ -116,8 +109,19 @@ def _replicas(plan: Plan) -> dict[str, str]:
     return {"--replicas": sizes_of(*found)} if found else {}
 
 
-def _words(options: Mapping[str, str]) -> list[str]:
-    return [word for pair in options.items() for word in pair]
+def _command(plan: Plan, options: Mapping[str, str], without: Iterable[str]) -> str:
+    """Replaces options of a command, given as two words or with an equals sign."""
+    dropped = {*without, *options}
+    kept = []
+    is_value = False
+    for word in plan.command:
+        if is_value:
+            is_value = False
+        elif word in dropped:
+            is_value = True
+        elif word.partition("=")[0] not in dropped:
+            kept.append(word)
+    return shlex.join([*kept, *(word for pair in options.items() for word in pair)])
 
 
 def commits(case: Case) -> str:
@@ -150,55 +154,77 @@ def seeds(case: Case) -> str:
     return ", ".join(str(entry.spec.seed) for entry in case.ok_entries)
 
 
-def _without(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
-    """Returns arguments without options, given as two words or with an equals sign."""
-    kept = []
-    is_value = False
-    for argument in arguments:
-        if is_value:
-            is_value = False
-        elif argument in options:
-            is_value = True
-        elif argument.partition("=")[0] not in options:
-            kept.append(argument)
-    return kept
+# Nothing is said where nothing is lost: a cause and an advice need an efficiency whose
+# interval is below 1, and a part that is most of the loss
+# (``results/figures/lost_time.py``).
+
+CAUSES: Final = {
+    "contention": "contention for memory and caches",
+    "exposed_communication": "waiting for communication",
+    "input": "waiting for input",
+    "imbalance": "uneven replicas",
+    "update": "the update",
+    "computing": "more CPU time per example",
+    "core_wait": "waiting for a core",
+    "idle": "cores without work",
+}
+REMEDIES: Final = {
+    "contention": "try cores with memory bandwidth of their own",
+    "exposed_communication": "try larger batches per replica",
+    "input": "try a faster input pipeline",
+    "imbalance": "try equal work per replica",
+    "update": "try a sharded update",
+}
+"""By parts that a control has shown; what turns record is too coarse for an advice."""
 
 
-_NARROW = 1.02
+def _is_lost(efficiency: Estimate | None) -> bool:
+    return efficiency is not None and efficiency.value < 1 and efficiency.excludes(1.0)
 
 
-def _narrower(view: View, open_figures: Sequence[Estimate]) -> str:
-    """Returns the command that narrows what is open; nothing where nothing is.
+def _worst_loss(view: View, points: Sequence[Point]) -> tuple[Point, LostTime | None]:
+    """Returns the point of the lowest efficiency, and the parts of its step.
 
-    How many generations would settle a figure is not said: that supposes that the truth
-    is what was measured, and of equal backends it was kept in 0.09 to 0.67.
+    From controls, else from its turns.
     """
-    numbers = [of.n for of in open_figures if _is_wide(of)]
-    n = min(numbers, default=0)
-    if n < estimates.FEWEST_FOR_INTERVAL:
-        return ""
-    before, after = (power.median_half_width(1.0, number) for number in (n, 2 * n))
-    command = with_repetitions(view.study.plan, 2 * n)
-    does = f"narrows the intervals by {1 - after / before:.0%}"
-    return _typed(command, does)
+    point = min(points, key=lambda p: p.efficiency.value if p.efficiency else 1.0)
+    for item in view.explained:
+        if item.case.case_id == point.case.case_id and item.lost is not None:
+            return point, item.lost
+    for recorded in view.recorded:
+        same = recorded.case.case_id == point.case.case_id
+        if same and recorded.mode is point.mode:
+            return point, recorded.lost
+    return point, None
 
 
-def _is_wide(estimate: Estimate) -> bool:
-    """Whether a narrower interval could matter."""
-    if estimate.low is None or estimate.high is None or estimate.low <= 0:
-        return False
-    return estimate.high / estimate.low > _NARROW
+def loss_sentence(view: View, points: Sequence[Point]) -> str:
+    """Says what most of the time is lost to, at the lowest efficiency of a backend.
 
-
-def _open(
-    points: Sequence[Point], compared: Sequence[Comparison], target: float | None
-) -> list[Estimate]:
-    """Returns the figures that tell neither backends nor an efficiency apart."""
-    ratios = [item.ratio for item in compared if item.ratio and not item.holds]
-    if target is None:
-        return ratios
-    known = [point.efficiency for point in points if point.efficiency is not None]
-    return [*ratios, *(of for of in known if not of.excludes(target))]
+    Or that nothing is lost, that it was not recorded, or that it is not explained.
+    """
+    point, lost = _worst_loss(view, points)
+    efficiency = point.efficiency
+    if not _is_lost(efficiency):
+        is_below = efficiency is not None and efficiency.value < 1
+        return f"Whether {point.backend} loses time is inconclusive." * is_below
+    if lost is None:  # nobody can say, of a program of the user's
+        return "Causes were not recorded." * (view.study.program is None)
+    mode = f" in {point.mode.value} scaling" if len(points) > 1 else ""
+    share = lost.lost.share
+    if share is None or share.low is None:
+        return "One run tells no cause of lost time."
+    if not lost.main_loss:
+        return (
+            f"{point.backend} loses {formats.estimate(share, formats.percent)} of a"
+            f" step{mode}; no single cause is shown to be most of it."
+        )
+    part = lost.part(lost.main_loss)
+    assert part.share is not None
+    return (
+        f"Most of what {point.backend} loses{mode}: {CAUSES[part.name]},"
+        f" {formats.estimate(part.share, formats.percent)} of a step."
+    )
 
 
 def choose(
@@ -211,30 +237,65 @@ def choose(
 
     What is typed is in backticks.
     """
-    target = view.study.plan.measuring.efficiency_target
+    plan = view.study.plan
     known = [p.efficiency for p in points if p.efficiency is not None]
     is_known = any(of.is_conclusive and of.has_interval for of in known)
+    is_loud = level is Level.BAD and any(
+        mark.level is Level.BAD and mark.name in ("Quiet machine", "Drift")
+        for mark in marks.of_view(view)
+    )
+    repeated = with_repetitions(plan, marks.ENOUGH_REPETITIONS)
+    # The figures that tell neither backends nor an efficiency apart.
+    target = plan.measuring.efficiency_target
+    open_figures = [item.ratio for item in compared if item.ratio and not item.holds]
+    if target is not None:
+        open_figures += [of for of in known if not of.excludes(target)]
+    point, lost = _worst_loss(view, points)
+    is_lost = _is_lost(point.efficiency)
     candidates = [
-        ""
-        if level is not Level.BAD or _is_quiet(view)
-        else "repeat on a quiet machine",
-        ""
-        if is_known
-        else _typed(
-            with_repetitions(view.study.plan, marks.ENOUGH_REPETITIONS),
-            "gives intervals",
-        ),
-        _narrower(view, _open(points, compared, target)),
-        _controls(view, points) if view.study.program is None else "",
-        utilisation.remedy(view, points),
+        "repeat on a quiet machine" * is_loud,
+        "" if is_known else _typed(repeated, "gives intervals"),
+        _narrower(view, open_figures),
+        _controls(view, points),
+        REMEDIES.get(lost.main_loss, "") if is_lost and lost is not None else "",
         _wider(view, points),
     ]
     return next(text for text in candidates if text)
 
 
 def _typed(command: str, does: str) -> str:
-    """Says what a command does; nothing where there is no command."""
     return f"`{command}` {does}" if command else ""
+
+
+def _narrower(view: View, open_figures: Sequence[Estimate]) -> str:
+    """Returns the command that narrows what is open; nothing where nothing is.
+
+    How many generations would settle a figure is not said: that supposes that the truth
+    is what was measured, and of equal backends it was kept in 0.09 to 0.67.
+    """
+    numbers = [
+        of.n
+        for of in open_figures
+        if of.low is not None
+        and of.high is not None
+        and of.low > 0
+        and of.high / of.low > _NARROW
+    ]
+    n = min(numbers, default=0)
+    if n < estimates.FEWEST_FOR_INTERVAL:
+        return ""
+    before, after = (power.median_half_width(1.0, number) for number in (n, 2 * n))
+    does = f"narrows the intervals by {1 - after / before:.0%}"
+    return _typed(with_repetitions(view.study.plan, 2 * n), does)
+
+
+def _controls(view: View, points: Sequence[Point]) -> str:
+    is_asked = view.study.program is None and not view.explained
+    if not is_asked or not any(_is_lost(p.efficiency) for p in points):
+        return ""
+    options = {"--order": "interleaved", "--controls": "all"}
+    command = other_study(view.study.plan, options)
+    return _typed(command, "measures what the time is lost to")
 
 
 def _wider(view: View, points: Sequence[Point]) -> str:
@@ -251,15 +312,6 @@ def _wider(view: View, points: Sequence[Point]) -> str:
     return "a machine with more cores"
 
 
-def _controls(view: View, points: Sequence[Point]) -> str:
-    """Returns the command that measures what is lost; nothing where nothing is."""
-    if view.explained or not any(utilisation.is_lost(p.efficiency) for p in points):
-        return ""
-    options = {"--order": "interleaved", "--controls": "all"}
-    command = other_study(view.study.plan, options)
-    return _typed(command, "measures what the time is lost to")
-
-
 def with_a_baseline(view: View) -> str:
     """Returns the command that measures something to compare with."""
     if not all(entry.is_ok for entry in view.study.planned):
@@ -272,23 +324,15 @@ def with_a_baseline(view: View) -> str:
     return _typed(command, "has a baseline and more")
 
 
-def _is_quiet(view: View) -> bool:
-    """Whether nothing about the machine is bad."""
-    return not any(
-        mark.level is Level.BAD and mark.name in ("Quiet machine", "Drift")
-        for mark in marks.of_view(view)
-    )
-
-
 def after_failures(view: View, what: str = "this") -> str:
     """Returns what to do after a study of which too little is ok; as ``choose``.
 
     A program of the user's that was repaired is another one, so its study is as well.
     """
     states = {entry.state for entry in view.study.planned}
-    if states & {status.value for status in TrialStatus}:
-        again = resume(view.study.plan, "--retry", "failed")
-        if view.study.program is not None:
-            again = command_of_study(view.study.plan)
-        return f"fix {what}, then `{again}`"
-    return f"`{resume(view.study.plan)}` runs what is missing"
+    if not states & {status.value for status in TrialStatus}:
+        return f"`{resume(view.study.plan)}` runs what is missing"
+    again = resume(view.study.plan, "--retry", "failed")
+    if view.study.program is not None:
+        again = command_of_study(view.study.plan)
+    return f"fix {what}, then `{again}`"

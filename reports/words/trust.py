@@ -1,23 +1,23 @@
-"""How far a relay can be trusted: its twin, its void turns, its primary contrast."""
+"""How far figures can be trusted, in sentences: load, design, drift, equal work."""
 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import enum
 import statistics
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from reports.words import formats
+from reports.words.formats import grouped
 from results.figures import relay, scaling
-from results.records.models import Evidence, Order
+from results.records.models import Evidence
 from results.study import matching
 from results.study.matching import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from reports.view.view import View
+    from reports.view import View
     from results.study.cases import Case, Entry, Study
 
 
@@ -35,14 +35,15 @@ def busy(view: View) -> str:
             f"Busy machine: all blocks of {names} were disturbed, so figures of it are"
             " what was measured beside this load, and no evidence."
         )
-    counts = relay.count_turns(view.study)
-    return f"{counts.busy[0].upper()}{counts.busy[1:]}." if counts.busy else ""
+    text = relay.count_turns(view.study).busy
+    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def load_text(found: relay.Load) -> str:
     """Says what others used of the machine, or that it is unknown."""
-    unknown = f"load was not recorded in {found.num_unknown} of {found.num_all}"
-    unknown = f"{unknown} {found.unit}s" if found.num_all else "load was not recorded"
+    unknown = "load was not recorded"
+    if found.num_all:
+        unknown += f" in {found.num_unknown} of {found.num_all} {found.unit}s"
     if found.most is None:
         return unknown
     said = f"others used at most {formats.percent(found.most)} of CPU time"
@@ -65,6 +66,11 @@ def why_unfit(view: View) -> str:
         f"at most {formats.percent(relay.MOST_VOID)} may be. Repeat the gate on a "
         "quiet machine."
     )
+
+
+def _main_reason(counts: relay.TurnCounts) -> str:
+    reason, number = counts.reasons[0]
+    return f"in {number} of them {reason}"
 
 
 def why_implausible(view: View) -> str:
@@ -91,23 +97,23 @@ def sentences(view: View) -> Iterator[str]:
     if twin is None:
         yield "The A/A control, one case measured twice, has no result."
     else:
-        low, high = twin.ratio.low, twin.ratio.high
-        figures = formats.times(twin.ratio.value)
-        if low is not None and high is not None:
-            figures += f" {formats.interval(low, high, formats.ratio)}"
+        ratio = twin.ratio
+        figures = formats.times(ratio.value)
+        if ratio.has_interval:
+            figures += f" {formats.interval(ratio.low, ratio.high, formats.ratio)}"
         verdict = "consistent with 1"
-        if twin.ratio.excludes(1.0):
+        if ratio.excludes(1.0):
             verdict = (
                 "not consistent with 1: small differences between backends here "
                 "may be chance"
             )
-        elif twin.ratio.is_disturbed:
+        elif ratio.is_disturbed:
             verdict = "measured beside load, which decides nothing"
-        elif not twin.ratio.is_conclusive or not twin.ratio.has_interval:
+        elif not ratio.is_conclusive or not ratio.has_interval:
             verdict = "one run decides nothing"
         yield (
             f"{twin.case.label} was measured twice to check the design: the ratio "
-            f"of the two is {figures} (n = {twin.ratio.n}; {verdict})."
+            f"of the two is {figures} (n = {ratio.n}; {verdict})."
         )
     yield from _first_steps(view)
     counts = relay.count_turns(view.study)
@@ -137,7 +143,7 @@ def _first_steps(view: View) -> Iterator[str]:
     chosen = [of for of in several if of.case.case_id in planned] or several[:1]
     for of in chosen:
         assert of.ratio is not None
-        steps = f"{of.fewest}" if of.fewest == of.most else f"{of.fewest} to {of.most}"
+        steps = formats.span((of.fewest, of.most))
         yield (
             f"{of.case.label}: the first step of a block is "
             f"{formats.longer(of.ratio)} than its others (n = {of.ratio.n}), "
@@ -163,8 +169,8 @@ def _first_steps(view: View) -> Iterator[str]:
 
 def matches(view: View) -> Iterator[str]:
     """Yields whether N replicas compute what one replica does on the same examples."""
-    found = view.study.matches
-    matched = [match for match in found if match.outcome is Outcome.MATCHES]
+    by_outcome = grouped((match.outcome, match) for match in view.study.matches)
+    matched = by_outcome.get(Outcome.MATCHES, [])
     if matched:
         losses = max(match.loss_difference or 0.0 for match in matched)
         known = [
@@ -181,27 +187,25 @@ def matches(view: View) -> Iterator[str]:
             f"first {matching.NUM_STEPS} steps: losses differ by at most {losses:.1g}, "
             f"{changes}"
         )
-        remarks: dict[str, list[str]] = {}
-        for match in matched:
-            if match.remark:
-                remarks.setdefault(match.remark, []).append(match.label)
-        for remark, labels in remarks.items():
-            alike = " and ".join(labels)
-            yield f"For the equivalence check only, of {alike}: {remark}."
-    for match in found:
-        if match.outcome is Outcome.DIFFERS:
-            yield f"{match.label} failed the equivalence check: it {match.reason}."
-    reasons: dict[str, list[str]] = {}
-    for match in found:
-        if match.outcome is Outcome.NOT_CHECKED:
-            reasons.setdefault(match.reason, []).append(match.label)
-    for reason, labels in reasons.items():
+    remarks = grouped((match.remark, match.label) for match in matched if match.remark)
+    for remark, labels in remarks.items():
+        yield f"For the equivalence check only, of {' and '.join(labels)}: {remark}."
+    for match in by_outcome.get(Outcome.DIFFERS, ()):
+        yield f"{match.label} failed the equivalence check: it {match.reason}."
+    unknown = by_outcome.get(Outcome.NOT_CHECKED, ())
+    for reason, labels in grouped((of.reason, of.label) for of in unknown).items():
         yield f"Not checked against one replica: {', '.join(labels)}: {reason}."
 
 
 def same_work(view: View) -> Iterator[str]:
     """Yields whether backends compute the same on their first steps."""
     found = matching.agreements_of(view.study)
+    steps = "step" if found.num_steps == 1 else f"{found.num_steps} steps"
+    matched = view.study.plan.matching
+    # What shows that backends do the same work, where losses do not.
+    else_shown = "nor does anything else: there was no equivalence check"
+    if matched is not None and matched.trials:
+        else_shown = "the equivalence check, on equal numbers, shows it"
     if not found.repeats_itself:
         yield (
             "Equal programs do not repeat themselves here: the losses of their first "
@@ -211,7 +215,7 @@ def same_work(view: View) -> Iterator[str]:
         yield (
             "Steps draw random numbers, and each backend its own, so losses of the "
             "measured runs do not show whether backends do the same work; "
-            f"{_what_else_shows(view)}."
+            f"{else_shown}."
         )
     is_amplified = view.study.plan.amplifies_rounding
     if found.pairs and not found.broken:
@@ -221,14 +225,13 @@ def same_work(view: View) -> Iterator[str]:
         yield (
             f"Backends {'begin alike' if is_amplified else 'compute the same'}: with "
             "the same replicas, batch and seed their losses of the first "
-            f"{_steps(found)} {differ if largest else 'are equal'} "
+            f"{steps} {differ if largest else 'are equal'} "
             f"(n = {number} pairs of trials)."
         )
     if found.pairs and is_amplified:
         yield (
             "The model amplifies rounding from its first update on, so later losses "
-            "do not show whether backends do the same work; "
-            f"{_what_else_shows(view)}."
+            f"do not show whether backends do the same work; {else_shown}."
         )
     if found.by_check:
         yield (
@@ -241,36 +244,17 @@ def same_work(view: View) -> Iterator[str]:
             f"{pair.second.label} does not do the same work as "
             f"{pair.first.spec.backend}: their losses differ by up to "
             f"{formats.percent(pair.difference)} within the first "
-            f"{_steps(found)}, so their ratio is left out."
+            f"{steps}, so their ratio is left out."
         )
 
 
-def _steps(found: matching.Agreements) -> str:
-    return "step" if found.num_steps == 1 else f"{found.num_steps} steps"
+class Drift(NamedTuple):
+    """Relative changes of the time of a fixed computation: largest over smallest."""
 
-
-def _what_else_shows(view: View) -> str:
-    """What shows that backends do the same work, where losses do not."""
-    matched = view.study.plan.matching
-    if matched is None or not matched.trials:
-        return "nor does anything else: there was no equivalence check"
-    return "the equivalence check, on equal numbers, shows it"
-
-
-def _main_reason(counts: relay.TurnCounts) -> str:
-    reason, number = counts.reasons[0]
-    return f"in {number} of them {reason}"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Drift:
-    """Relative changes of the time of a fixed computation."""
-
-    # Largest over smallest median, minus 1; of what ran at about the same time. It is
-    # what counts: a single reading can be disturbed.
+    # Of medians of what ran at about the same time, a trial or a run. It is what
+    # counts: a single reading can be disturbed.
     of_medians: float
-    of_readings: float  # The same of single readings.
-    unit: str  # What ran at about the same time: ``trial`` or ``generation``.
+    of_readings: float
 
 
 def of_entries(view: View, entries: Iterable[Entry]) -> Drift | None:
@@ -278,25 +262,19 @@ def of_entries(view: View, entries: Iterable[Entry]) -> Drift | None:
 
     In a relay the trials of a generation lie side by side.
     """
-    is_relay = view.study.plan.measuring.order is Order.RELAY
     found: dict[str | int, list[float]] = collections.defaultdict(list)
     for entry in entries:
-        if entry.trial is None or entry.trial.env is None:
-            continue
-        env = entry.trial.env
-        is_of_generation = is_relay and entry.spec.budget is None
-        key = entry.spec.repetition_index if is_of_generation else entry.trial_id
-        canaries = (env.canary_before_sec, env.canary_after_sec)
-        found[key] += [seconds for seconds in canaries if seconds]
+        env = None if entry.trial is None else entry.trial.env
+        if env is not None:
+            is_of_generation = view.is_relay and entry.spec.budget is None
+            key = entry.spec.repetition_index if is_of_generation else entry.trial_id
+            canaries = (env.canary_before_sec, env.canary_after_sec)
+            found[key] += [seconds for seconds in canaries if seconds]
     medians = [statistics.median(readings) for readings in found.values() if readings]
     if not medians:
         return None
     readings = [seconds for group in found.values() for seconds in group]
-    return Drift(
-        of_medians=max(medians) / min(medians) - 1,
-        of_readings=max(readings) / min(readings) - 1,
-        unit="run" if is_relay else "trial",
-    )
+    return Drift(max(medians) / min(medians) - 1, max(readings) / min(readings) - 1)
 
 
 # Grades, the best first: A, the program's processes take turns and the harness has the
@@ -322,11 +300,14 @@ _OFF: Final = 1.5
 
 
 class Witness(enum.Enum):
-    """What the clock of the harness says of the rates that a program claims."""
+    """What the clock of the harness says of a program's rates, the worst last."""
 
     CONFIRMS = "confirms"
     DOUBTS = "does not confirm"
     DENIES = "contradicts"
+
+
+_LEAST: Final = {Witness.DOUBTS: Evidence.ROWS, Witness.DENIES: Evidence.LAST}
 
 
 def grade(study: Study) -> tuple[Evidence | None, str] | None:
@@ -347,36 +328,37 @@ def grade(study: Study) -> tuple[Evidence | None, str] | None:
     }
     if not found:
         return None
-    worst = max(found, key=list(Evidence).index)
+    ranked = list(Evidence)
+    worst = max(found, key=ranked.index)
     letter, words = _GRADES[worst]
     if program is not None and program.is_wall:
         return worst, f"grade {letter} of A to D: whole commands, timed by the harness"
-    heard = max((_witness(study, case) for case in _measured(study)), key=_ORDER.index)
+    heard, _ = _worst_witness(study)
     if heard is not Witness.CONFIRMS:
-        least = Evidence.LAST if heard is Witness.DENIES else Evidence.ROWS
-        worst = max(worst, least, key=list(Evidence).index)
+        worst = max(worst, _LEAST[heard], key=ranked.index)
         letter = _GRADES[worst][0]
         words = f"numbers that the harness's clock {heard.value}"
     return worst, f"grade {letter} of A to D: {words}"
-
-
-_ORDER: Final = list(Witness)
 
 
 def _measured(study: Study) -> list[Case]:
     return [case for case in study.cases if case.ok_entries]
 
 
+def _worst_witness(study: Study) -> tuple[Witness, Case]:
+    """Returns what is worst of all measured cases, and the first of which it is."""
+    heard = [(_witness(study, case), case) for case in _measured(study)]
+    return max(heard, key=lambda pair: list(Witness).index(pair[0]))
+
+
 def evidence_caveat(study: Study) -> str:
     """Says which case the clock of the harness contradicts, or does not confirm."""
     program = study.program
-    if program is None or program.is_client:
+    if program is None or program.is_client or not _measured(study):
         return ""
-    found = [(_witness(study, case), case) for case in _measured(study)]
-    found = [item for item in found if item[0] is not Witness.CONFIRMS]
-    if not found:
+    heard, case = _worst_witness(study)
+    if heard is Witness.CONFIRMS:
         return ""
-    heard, case = max(found, key=lambda item: _ORDER.index(item[0]))
     entry = case.ok_entries[0]
     (rank, *_), number = entry.result.ranks, entry.result.num_measured_steps
     step = formats.seconds(entry.result.window_sec / number)
@@ -397,13 +379,12 @@ def evidence_caveat(study: Study) -> str:
             f"{start} Are the numbers in another unit, a running average, or printed by"
             " several processes? Then no figure is right; see --metric."
         )
-    every = formats.significant(spacing)
     if program.steps_per_line is not None:
         return f"{start} A line is said to be of {program.steps_per_line} steps."
     return (
-        f"{start} If a line is of {every} steps, write [every N] behind the name of"
-        " --metric; else the numbers are in another unit (ms read as s, a rate per"
-        " hour), or leave time out."
+        f"{start} If a line is of {formats.significant(spacing)} steps, write"
+        " [every N] behind the name of --metric; else the numbers are in another unit"
+        " (ms read as s, a rate per hour), or leave time out."
     )
 
 
@@ -452,12 +433,12 @@ def evidence_sentences(study: Study) -> Iterator[str]:
             remarks.update(entry.result.readings.remarks)
     for remark, number in remarks.items():
         yield f"In {formats.count(number, 'trial')} of the program, {remark}."
-    measured = [case for case in study.cases if case.ok_entries]
-    if measured:
-        fewest = min(measured, key=lambda case: case.spec.num_replicas)
-        for case in measured:
-            if case.spec.num_replicas > fewest.spec.num_replicas:
-                yield from _suspicions(case, fewest)
+    measured = _measured(study)
+    fewest = min(measured, key=lambda case: case.spec.num_replicas, default=None)
+    for case in measured:
+        assert fewest is not None
+        if case.spec.num_replicas > fewest.spec.num_replicas:
+            yield from _suspicions(case, fewest)
 
 
 def _suspicions(case: Case, fewest: Case) -> Iterator[str]:
@@ -466,9 +447,9 @@ def _suspicions(case: Case, fewest: Case) -> Iterator[str]:
     factor = case.spec.num_replicas / before_count
     replicas = formats.count(case.spec.num_replicas, "replica")
     before = formats.count(before_count, "replica")
-    busy, busy_before = _busy(case), _busy(fewest)
+    busy, busy_before = (_median(of, "busy_cores") for of in (case, fewest))
     is_pinned = case.is_oversubscribed or case.spec.device != "cpu"
-    is_busy = busy > _BUSY * before_count and busy_before > _BUSY * before_count
+    is_busy = min(busy, busy_before) > _BUSY * before_count
     if is_busy and not is_pinned and busy < (1 + _LIKE) * busy_before:
         yield (
             f"With {replicas} the program kept {busy:.1f} cores busy, with {before}"
@@ -479,7 +460,8 @@ def _suspicions(case: Case, fewest: Case) -> Iterator[str]:
         return
     ratio = spacing_before / spacing
     times = f"{factor:g}"
-    if _is_like(ratio, factor) and _is_like(_number(case), factor * _number(fewest)):
+    numbers = [_median(of, "num_readings") for of in (case, fewest)]
+    if _is_like(ratio, factor) and _is_like(numbers[0], factor * numbers[1]):
         yield (
             f"With {replicas} the program printed {times} times as many numbers as with"
             f" {before}: do all its processes print the rate of all? Then one of them"
@@ -504,24 +486,11 @@ def _is_like(value: float, other: float) -> bool:
     return abs(value / other - 1) < _LIKE
 
 
-def _number(case: Case) -> float:
-    """Returns how many numbers a trial printed; its entries have readings."""
-    return statistics.median(
-        entry.result.readings.num_readings
-        for entry in case.ok_entries
-        if entry.result.readings is not None
-    )
-
-
-def _busy(case: Case) -> float:
-    """Returns the cores that a case kept busy; 0 if it is not known."""
-    known = [
-        entry.result.readings.busy_cores
-        for entry in case.ok_entries
-        if entry.result.readings is not None
-        and entry.result.readings.busy_cores is not None
-    ]
-    return statistics.median(known) if known else 0.0
+def _median(case: Case, name: str) -> float:
+    """Returns a figure of what a program's trials printed; 0 if it is not known."""
+    found = [getattr(entry.result.readings, name, None) for entry in case.ok_entries]
+    known = [value for value in found if value is not None]
+    return float(statistics.median(known)) if known else 0.0
 
 
 def _spacing(case: Case) -> float | None:

@@ -1,4 +1,4 @@
-"""The verdict in words: the findings and the limits. Also used for the terminal."""
+"""Every finding in words with its interval and trials, and what limits them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ import collections
 import dataclasses
 from typing import TYPE_CHECKING
 
-from reports.view.view import modes_text
-from reports.words import formats, trust, utilisation
+from reports.view import modes_text
+from reports.words import formats, trust
 from results.figures import relay, scaling
-from results.records.models import Order, ScalingMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator
 
-    import rich.console
-    import rich.table
-
-    from reports.view.view import View
+    from reports.view import View
+    from results.figures.lost_time import InputBound
     from results.figures.scaling import Comparison, Point
+    from results.records.models import ScalingMode
     from results.statistics.estimates import Estimate
+
+
+INCONCLUSIVE = "inconclusive"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,45 +28,10 @@ class Finding:
     """One finding of the study."""
 
     label: str  # A short name.
-    figure: str  # The number that is shown large.
+    figure: str  # Its number.
     interval: str  # Its interval in brackets, or why there is none.
     sentence: str  # The whole statement with its interval.
     trial_ids: tuple[str, ...]  # The trials behind it.
-
-
-def most_replicas(view: View) -> list[Point]:
-    """Returns the most replicas of every backend and mode, in planned order.
-
-    Those without a core each only where nothing else was measured.
-    """
-    chosen: list[Point] = []
-    for mode in view.study.modes:
-        for backend in view.study.backends:
-            curve = [p for p in view.points_of(mode, backend) if p.throughput]
-            fit = [p for p in curve if not p.is_oversubscribed] or curve
-            chosen += [p for p in fit if p.num_replicas == fit[-1].num_replicas]
-    return chosen
-
-
-_WIDEST = 10_000
-
-
-def columns_that_fit(
-    columns: Sequence[str],
-    dropped_first: Sequence[str],
-    make_table: Callable[[Sequence[str]], rich.table.Table],
-    console: rich.console.Console,
-) -> tuple[str, ...]:
-    """Returns the columns that a console has room for, in their order."""
-    left = list(columns)
-    options = console.options.update(max_width=_WIDEST)
-    for name in dropped_first:
-        table = make_table(left)
-        if console.measure(table, options=options).maximum <= console.width:
-            break
-        if name in left:
-            left.remove(name)
-    return tuple(left)
 
 
 def lead_curve(view: View, mode: ScalingMode) -> tuple[Point, ...]:
@@ -74,8 +40,9 @@ def lead_curve(view: View, mode: ScalingMode) -> tuple[Point, ...]:
     Oversubscribed cases, and those measured beside load only, are no evidence on
     scaling and are left out.
     """
-    curves = [
-        [
+    best: tuple[tuple[int, float], tuple[Point, ...]] = (0, 0.0), ()
+    for backend in view.study.backends:
+        curve = tuple(
             point
             for point in view.points_of(mode, backend)
             if point.throughput is not None
@@ -85,61 +52,20 @@ def lead_curve(view: View, mode: ScalingMode) -> tuple[Point, ...]:
                 point.is_baseline
                 or (point.efficiency is not None and not point.efficiency.is_disturbed)
             )
-        ]
-        for backend in view.study.backends
-    ]
-    known = [
-        curve for curve in curves if any(of.efficiency is not None for of in curve)
-    ]
-    best: Sequence[Point] = max(known, key=_size_and_throughput) if known else ()
-    return tuple(best)
+        )
+        if any(point.efficiency is not None for point in curve):
+            last = curve[-1].throughput
+            assert last is not None
+            rank = curve[-1].num_replicas, last.value
+            best = max(best, (rank, curve), key=lambda pair: pair[0])
+    return best[1]
 
 
-def _size_and_throughput(curve: Sequence[Point]) -> tuple[int, float]:
-    last = curve[-1]
-    assert last.throughput is not None
-    return last.num_replicas, last.throughput.value
-
-
-def lead_point(view: View) -> Point | None:
-    """Returns the largest case of the first scaling mode that has an efficiency."""
-    for mode in view.study.modes:
-        curve = lead_curve(view, mode)
-        if curve:
-            return curve[-1]
-    return None
-
-
-NUM_KEY_FINDINGS = 4
-INCONCLUSIVE = "inconclusive"
-
-NOUN = {ScalingMode.WEAK: "weak scaling", ScalingMode.STRONG: "strong scaling"}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
-    """The summary for the reader."""
-
-    headline: str  # One sentence.
-    # Scaling in planned order of modes, then comparisons.
-    findings: tuple[Finding, ...]
-    others: tuple[Finding, ...]  # The findings that are not in the headline.
-    key_findings: tuple[Finding, ...]  # The few that are shown as large numbers.
-    unknowns: tuple[str, ...]  # What the study does not show, one sentence each.
-
-
-def interval_text(estimate: Estimate, *, as_percent: bool = False) -> str:
+def interval_text(estimate: Estimate, write: formats.Write = formats.ratio) -> str:
     """Writes an interval in brackets, or says that one repetition has none."""
-    if estimate.low is None or estimate.high is None:
+    if not estimate.has_interval:
         return "[one repetition: no interval]"
-    write = formats.percent if as_percent else formats.ratio
     return formats.interval(estimate.low, estimate.high, write)
-
-
-def _largest(points: tuple[Point, ...]) -> Point | None:
-    """Returns the point of most replicas with a speedup, not oversubscribed."""
-    fit = [p for p in points if p.speedup is not None and not p.is_oversubscribed]
-    return max(fit, key=lambda point: point.num_replicas) if fit else None
 
 
 def _reason(estimate: Estimate, includes: str) -> str:
@@ -154,7 +80,6 @@ def _reason(estimate: Estimate, includes: str) -> str:
 
 
 def _target_text(efficiency: Estimate, target: float | None) -> str:
-    """Says whether an efficiency meets the target of the study, if it has one."""
     if scaling.is_implausible(efficiency):
         return ", which is not plausible"
     if target is None:
@@ -167,31 +92,33 @@ def _target_text(efficiency: Estimate, target: float | None) -> str:
 
 
 def _scaling_finding(point: Point, target: float | None) -> Finding:
-    assert point.speedup is not None
-    assert point.efficiency is not None
+    speedup, efficiency, baseline = point.speedup, point.efficiency, point.baseline
+    assert speedup is not None
+    assert efficiency is not None
+    assert baseline is not None
     replicas = formats.count(point.num_replicas, "replica")
-    assert point.baseline is not None
-    unchanged = point.baseline.spec.num_replicas
-    is_figure_shown = point.speedup.excludes(unchanged)
-    reason = _reason(point.speedup, f"includes {unchanged}")
-    speedup = f"{formats.times(point.speedup.value)} {interval_text(point.speedup)}"
-    if is_figure_shown:
-        verb = "reaches" if point.speedup.value > unchanged else "falls to"
+    where = f"{replicas} ({point.mode.value} scaling)"
+    unchanged = baseline.spec.num_replicas
+    figure, interval = formats.times(speedup.value), interval_text(speedup)
+    if speedup.excludes(unchanged):
+        verb = "reaches" if speedup.value > unchanged else "falls to"
         sentence = (
-            f"{point.backend} {verb} {speedup} with {replicas} ({NOUN[point.mode]}), a "
-            f"parallel efficiency of {formats.percent(point.efficiency.value)} "
-            f"{interval_text(point.efficiency, as_percent=True)}"
-            f"{_target_text(point.efficiency, target)}."
+            f"{point.backend} {verb} {figure} {interval} with {where}, a "
+            f"parallel efficiency of {formats.percent(efficiency.value)} "
+            f"{interval_text(efficiency, formats.percent)}"
+            f"{_target_text(efficiency, target)}."
         )
     else:
+        reason = _reason(speedup, f"includes {unchanged}")
         sentence = (
-            f"Whether {point.backend} gains from {replicas} ({NOUN[point.mode]}) is "
-            f"inconclusive: the speedup {speedup} {reason}."
+            f"Whether {point.backend} gains from {where} is "
+            f"inconclusive: the speedup {figure} {interval} {reason}."
         )
+        figure = INCONCLUSIVE
     return Finding(
-        figure=formats.times(point.speedup.value) if is_figure_shown else INCONCLUSIVE,
-        interval=interval_text(point.speedup),
-        label=f"{point.backend}, {replicas}, {NOUN[point.mode]}",
+        figure=figure,
+        interval=interval,
+        label=f"{point.backend}, {replicas}, {point.mode.value} scaling",
         sentence=sentence,
         trial_ids=point.ratio_trial_ids,
     )
@@ -227,6 +154,29 @@ def compare_text(comparison: Comparison) -> str:
     return f"{first} is {figures} as fast as {second} {where}."
 
 
+def cells(point: Point) -> dict[str, str]:
+    """Returns what tables in text say of a point, by column."""
+    figures = scaling.ratios(point)
+
+    def cell(quantity: str, write: formats.Write) -> str:
+        found = figures[quantity].estimate
+        return formats.ABSENT if found is None else formats.estimate(found, write)
+
+    speedup = cell("speedup", formats.times)
+    if point.is_baseline and figures["speedup"].estimate is None:
+        speedup = "baseline"
+    return {
+        "backend": point.backend,
+        "mode": point.mode.value,
+        "N": str(point.num_replicas),
+        "rate": cell("throughput", formats.significant),
+        "speedup": speedup,
+        "efficiency": cell("efficiency", formats.percent),
+        "of best": cell("efficiency_of_best", formats.percent),
+        "ok": f"{len(point.trial_ids)}/{len(point.case.entries)}",
+    }
+
+
 def among(comparison: Comparison) -> str:
     """Says with how many ratios a difference was tested."""
     return f"corrected for {comparison.num_compared} comparisons (Holm)"
@@ -236,11 +186,9 @@ def _comparison_finding(comparison: Comparison) -> Finding:
     assert comparison.ratio is not None
     first, second = comparison.first.spec.backend, comparison.second.spec.backend
     replicas = formats.count(comparison.first.spec.num_replicas, "replica")
-    is_figure_shown = comparison.holds
+    figure = formats.times(comparison.ratio.value)
     return Finding(
-        figure=formats.times(comparison.ratio.value)
-        if is_figure_shown
-        else INCONCLUSIVE,
+        figure=figure if comparison.holds else INCONCLUSIVE,
         interval=interval_text(comparison.ratio),
         label=f"{first} over {second}, {replicas}, {modes_text(comparison.modes)}",
         sentence=compare_text(comparison),
@@ -248,31 +196,33 @@ def _comparison_finding(comparison: Comparison) -> Finding:
     )
 
 
-def _input_findings(view: View) -> list[Finding]:
-    """Returns the cases whose loss is that of their input, in planned order."""
-    found = []
+def fraction_text(found: InputBound) -> str:
+    """Writes the fraction of a step that the pipelines take alone."""
+    share = found.fraction
+    return formats.with_interval(share.value, share.low, share.high, formats.percent)
+
+
+def _input_findings(view: View) -> Iterator[Finding]:
+    """Yields the cases whose loss is that of their input, in planned order."""
     for item in view.explained:
         bound = None if item.lost is None else item.lost.input_bound
         if bound is None or not bound.explains_loss:
             continue
-        spec = item.case.spec
-        replicas = formats.count(spec.num_replicas, "replica")
-        text = utilisation.fraction_text(bound)
+        backend = item.case.spec.backend
+        replicas = formats.count(item.case.spec.num_replicas, "replica")
+        text = fraction_text(bound)
         figure, _, interval = text.partition(" ")
-        found.append(
-            Finding(
-                figure=figure,
-                interval=interval,
-                label=f"{spec.backend}, {replicas}, input alone of a step",
-                sentence=(
-                    f"{spec.backend} is input-bound with {replicas}: its input "
-                    f"pipelines alone take {text} of a step, longer than the step of "
-                    "one replica, so the loss is that of the input."
-                ),
-                trial_ids=item.trial_ids,
-            )
+        yield Finding(
+            figure=figure,
+            interval=interval,
+            label=f"{backend}, {replicas}, input alone of a step",
+            sentence=(
+                f"{backend} is input-bound with {replicas}: its input pipelines alone"
+                f" take {text} of a step, longer than the step of one replica, so the"
+                " loss is that of the input."
+            ),
+            trial_ids=item.trial_ids,
         )
-    return found
 
 
 def _compared(view: View) -> list[Comparison]:
@@ -291,28 +241,29 @@ def _compared(view: View) -> list[Comparison]:
 
 
 def _scaled(view: View) -> list[Point]:
-    points = (
-        _largest(view.points_of(mode, backend))
-        for mode in view.study.modes
-        for backend in view.study.backends
-    )
-    return [point for point in points if point is not None]
-
-
-def _leader(points: list[Point]) -> Point:
-    """Returns the fastest of the first mode; the headline is about it."""
-    first = [point for point in points if point.mode is points[0].mode]
-    return max(
-        first, key=lambda point: point.throughput.value if point.throughput else 0
-    )
+    """Returns each backend and mode at its most replicas that have a core each."""
+    found = []
+    for mode in view.study.modes:
+        for backend in view.study.backends:
+            curve = view.points_of(mode, backend)
+            fit = [p for p in curve if p.speedup and not p.is_oversubscribed]
+            if fit:
+                found.append(max(fit, key=lambda point: point.num_replicas))
+    return found
 
 
 def findings_of_leader(view: View) -> tuple[list[Point], list[Comparison]]:
-    """Returns how the leader scales, and how it compares with the others there."""
+    """Returns how the leader scales, and how it compares with the others there.
+
+    It is the fastest backend of the first mode.
+    """
     scaled = _scaled(view)
     if not scaled:
         return [], []
-    leader = _leader(scaled)
+    leader = max(
+        (point for point in scaled if point.mode is scaled[0].mode),
+        key=lambda point: point.throughput.value if point.throughput else 0,
+    )
     points = [point for point in scaled if point.backend == leader.backend]
     cases = {point.case.case_id for point in points}
     compared = [
@@ -323,67 +274,56 @@ def findings_of_leader(view: View) -> tuple[list[Point], list[Comparison]]:
     return points, compared
 
 
-def _coverage_unknowns(view: View) -> Iterator[str]:
-    planned = view.study.planned
-    states = collections.Counter(e.state for e in planned if not e.is_measured)
-    num_ok = len(planned) - states.total()
-    num_disturbed = sum(entry.is_disturbed for entry in planned)
-    if num_disturbed:
-        yield (
-            f"{formats.count(num_disturbed, 'trial')} of {len(planned)} had no"
-            " undisturbed block; a case leaves them out if it has other trials."
-        )
-    if states:
-        listed = ", ".join(
-            f"{number} {state}" for state, number in sorted(states.items())
-        )
-        yield (
-            f"{formats.count(sum(states.values()), 'planned trial')} of "
-            f"{len(view.study.planned)} gave no number ({listed.replace('_', ' ')}); "
-            f"the figures are based on the {num_ok} that did."
-        )
-    if view.study.problems:
-        number = formats.count(len(view.study.problems), "record")
-        yield f"{number} could not be read; they are listed under Coverage."
+def findings(view: View) -> tuple[Finding, ...]:
+    """Returns scaling in planned order of modes, comparisons, and what input takes.
+
+    Nothing of a gate that the machine disturbed too much.
+    """
+    if trust.why_unfit(view):
+        return ()
+    target = view.study.plan.measuring.efficiency_target
+    return (
+        *(_scaling_finding(point, target) for point in _scaled(view)),
+        *map(_comparison_finding, _compared(view)),
+        *_input_findings(view),
+    )
 
 
-def _unknowns(view: View) -> Iterator[str]:
-    cases = [case for case in view.study.cases if case.shown_entries]
-    counts = sorted({len(case.shown_entries) for case in cases})
-    is_relay = view.study.plan.measuring.order is Order.RELAY
+def limits(view: View) -> Iterator[str]:
+    """Yields what the study does not show, one sentence each."""
+    if unfit := trust.why_unfit(view):
+        yield unfit
+    counts = sorted({len(c.shown_entries) for c in view.study.cases} - {0})
     if counts:
-        number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        what = "runs" if is_relay else "repetitions"
         yield (
-            f"Intervals are 95 % over n = {number} {what} per case, each in a "
-            "separate process; each covers 95 % by itself, not all of them jointly."
+            f"Intervals are 95 % over n = {formats.span(counts)} {view.repetitions} per"
+            " case, each in a separate process; each covers 95 % by itself, not all of"
+            " them jointly."
         )
-    if is_relay:
+    if view.is_relay:
         yield from trust.sentences(view)
     yield from trust.evidence_sentences(view.study)
     if text := trust.why_implausible(view):
         yield text
     yield from trust.matches(view)
     yield from trust.same_work(view)
-    yield from _coverage_unknowns(view)
+    yield from _coverage(view)
     for point in view.points:
         if point.throughput and not point.speedup and not point.is_baseline:
             yield (
                 f"{point.backend} has no speedup at {point.num_replicas} replicas "
-                f"({NOUN[point.mode]}): {point.missing_reason}."
+                f"({point.mode.value} scaling): {point.missing_reason}."
             )
-    beyond = sorted({p.num_replicas for p in view.points if p.is_oversubscribed})
-    if beyond:
+    if beyond := view.oversubscribed_sizes:
         yield (
             f"{' and '.join(map(str, beyond))} replicas are oversubscribed (more "
             "replicas than cores): shown hatched, and excluded from this verdict."
         )
-    environments = [
-        entry.trial.env
-        for entry in view.study.planned
-        if entry.trial is not None and entry.trial.env is not None
-    ]
-    if any(env.placement.device_sharing == "shared" for env in environments):
+    yield from _machine(view)
+
+
+def _machine(view: View) -> Iterator[str]:
+    if any(env.placement.device_sharing == "shared" for env in view.environments):
         yield (
             "Replicas run on cores of one machine and share its memory bandwidth and "
             "caches, so the figures say nothing about separate machines or devices."
@@ -394,7 +334,7 @@ def _unknowns(view: View) -> Iterator[str]:
             f"The machine was not quiet: {trust.load_text(load)}; more than "
             f"{formats.percent(relay.QUIET_FRACTION)} affects the figures."
         )
-    machines = {env.fingerprint for env in environments}
+    machines = {env.fingerprint for env in view.environments}
     if len(machines) > 1:
         yield (
             f"Trials ran on {len(machines)} different environments (fingerprints "
@@ -402,60 +342,23 @@ def _unknowns(view: View) -> Iterator[str]:
         )
 
 
-def _headline(findings: list[Finding], leader: str) -> str:
-    """Joins sentences, naming their common subject only once."""
-    first, *rest = [finding.sentence for finding in findings]
-    if not first.startswith(leader):
-        return " ".join([first, *rest])
-    rest = [
-        f"It{text.removeprefix(leader)}" if text.startswith(f"{leader} is ") else text
-        for text in rest
-    ]
-    return " ".join([first, *rest])
-
-
-def judge(view: View) -> Verdict:
-    """Returns the verdict on a study."""
-    target = view.study.plan.measuring.efficiency_target
-    findings = [_scaling_finding(point, target) for point in _scaled(view)]
-    findings += [_comparison_finding(item) for item in _compared(view)]
-    of_input = _input_findings(view)
-    findings += of_input
-    points, compared = findings_of_leader(view)
-    key_findings = [_scaling_finding(point, target) for point in points]
-    key_findings += [_comparison_finding(item) for item in compared]
-    in_headline = findings[:1]
-    unfit = trust.why_unfit(view)
-    if unfit:
-        return Verdict(
-            headline=unfit,
-            findings=(),
-            others=(),
-            key_findings=(),
-            unknowns=tuple(_unknowns(view)),
+def _coverage(view: View) -> Iterator[str]:
+    planned = view.study.planned
+    states = collections.Counter(e.label for e in planned if not e.is_measured)
+    num_disturbed = sum(entry.is_disturbed for entry in planned)
+    if num_disturbed:
+        yield (
+            f"{formats.count(num_disturbed, 'trial')} of {len(planned)} had no"
+            " undisturbed block; a case leaves them out if it has other trials."
         )
-    if not view.is_anything_measured:
-        planned = formats.count(len(view.study.planned), "planned trial")
-        headline = f"Nothing was measured: none of {planned} is ok."
-    elif not findings:
-        headline = "Throughput was measured, of one case: there is no ratio."
-    elif not points:
-        headline = findings[0].sentence
-    else:
-        same = [item for item in compared if points[0].mode in item.modes]
-        in_headline = key_findings[:1] + [
-            _comparison_finding(item) for item in same[:1]
-        ]
-        in_headline += [
-            item
-            for item in of_input
-            if item.sentence.startswith(f"{points[0].backend} is input-bound")
-        ]
-        headline = _headline(in_headline, points[0].backend)
-    return Verdict(
-        headline=headline,
-        findings=tuple(findings),
-        others=tuple(finding for finding in findings if finding not in in_headline),
-        key_findings=tuple(key_findings[:NUM_KEY_FINDINGS]),
-        unknowns=tuple(_unknowns(view)),
-    )
+    if states:
+        number = sum(states.values())
+        listed = ", ".join(f"{of} {state}" for state, of in sorted(states.items()))
+        yield (
+            f"{formats.count(number, 'planned trial')} of {len(planned)} gave no number"
+            f" ({listed}); the figures are based on the"
+            f" {len(planned) - number} that did."
+        )
+    if view.study.problems:
+        records = formats.count(len(view.study.problems), "record")
+        yield f"{records} could not be read; they are listed under Coverage."

@@ -45,7 +45,6 @@ PARSED = {
     "harness/launch/kubernetes.py": OUTPUT,
     "harness/launch/ray.py": OUTPUT,
     "harness/machine/environment.py": OUTPUT,
-    "reports/site/comparison.py": "what was written a line before",
     "results/judging/paired_gate.py": "a table of this tree",
 }
 FOLDERS = ("results", "reports", "harness")

@@ -12,8 +12,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
 import replicator
+from harness.cli import main
 from workloads.resnet50 import study
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,9 +49,15 @@ def index():
 
 
 @pytest.fixture
-def runner(monkeypatch):
+def load(monkeypatch):
+    """Returns a function that imports a module of the benchmarks."""
     monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.runner")
+    return lambda name: importlib.import_module(f"benchmarks.{name}")
+
+
+@pytest.fixture
+def runner(load):
+    return load("runner")
 
 
 @pytest.fixture
@@ -70,7 +78,7 @@ def test_a_function_measures_in_a_fresh_process_on_its_cores(runner, timed):
     core = max(os.sched_getaffinity(0))
 
     word, pid, cores, has_numpy = runner.measure(
-        timed.place, arguments={"word": "first"}, cores=[core]
+        timed.place, word="first", cores=[core]
     )
 
     assert ("first", [core], False) == (word, cores, has_numpy)
@@ -149,13 +157,13 @@ def test_a_figure_has_its_interval_its_n_and_its_target(
     runner, capsys, values, target, is_reached, text
 ):
     """One repeat has no interval, and says so."""
-    assert is_reached == runner.print_value("title", values, "s", **target)
+    assert is_reached == runner.print_figure("title", values, unit="s", **target)
     assert text in capsys.readouterr().out
 
 
 def test_a_ratio_is_that_of_pairs(runner, capsys):
     """What drifts between repeats does not widen the interval."""
-    assert runner.print_ratio("ours / theirs", [2.0, 20.0], [1.0, 10.0], at_least=1.9)
+    assert runner.print_figure("ours / theirs", [2.0, 20.0], [1.0, 10.0], at_least=1.9)
     assert "ours / theirs" in (text := capsys.readouterr().out)
     assert "2 [2, 2], n = 2; target at least 1.9: reached\n" in text
 
@@ -167,10 +175,9 @@ def test_a_number_of_repeats_is_at_least_one(runner, text):
         runner.positive(text)
 
 
-def test_compression_joins_the_options_of_the_workload(monkeypatch):
+def test_compression_joins_the_options_of_the_workload(load, monkeypatch):
     """Whatever options an optimizer is wrapped with, they all arrive."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    bench = importlib.import_module("benchmarks.bench_multi_worker")
+    bench = load("bench_multi_worker")
     parameters = inspect.signature(
         replicator.Replicator.wrap_optimizer
     ).parameters.values()
@@ -187,21 +194,16 @@ def test_compression_joins_the_options_of_the_workload(monkeypatch):
 
     monkeypatch.setattr(study, "WORKLOAD", SimpleNamespace(build=build))
     repl = SimpleNamespace(wrap_optimizer=lambda _, **given: wrapped.append(given))
-    bench._program(repl, "bfloat16")
+    bench.build(repl, "bfloat16")
 
     assert "loss_scale" in options
     assert [{**options, "compression": "bfloat16"}] == wrapped
 
 
 @pytest.fixture
-def benchmarks(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.__main__")
-
-
-@pytest.fixture
-def commands(benchmarks, monkeypatch):
+def commands(load, monkeypatch):
     """What it starts; nothing is measured, and reports fail."""
+    benchmarks = load("__main__")
     started = []
 
     def run(command, *, check):
@@ -213,8 +215,9 @@ def commands(benchmarks, monkeypatch):
     return started
 
 
-def test_names_choose_what_is_measured(benchmarks, commands, capsys):
+def test_names_choose_what_is_measured(load, commands, capsys):
     """All without names; what could not be measured is named, and others are."""
+    benchmarks = load("__main__")
     assert 0 == benchmarks.main(["workers", "input"])
     assert [benchmarks.COMMANDS[name] for name in ("workers", "input")] == commands
     commands.clear()
@@ -232,10 +235,12 @@ def test_names_choose_what_is_measured(benchmarks, commands, capsys):
     )
 
 
-def test_every_benchmark_is_there(benchmarks):
+def test_every_benchmark_is_there(load):
     """A renamed file would otherwise be noticed in the middle of a run."""
-    for command in benchmarks.COMMANDS.values():
+    for command in load("__main__").COMMANDS.values():
         assert sys.executable == command[0]
-        names = [part for part in command if "bench_" in part]
-        path = names[0].removesuffix(".py").replace(".", "/") + ".py"
+        (name,) = (part for part in command if "bench_" in part)
+        path = name.removesuffix(".py").replace(".", "/") + ".py"
         assert (ROOT / path).is_file(), path
+    done = CliRunner().invoke(main.cli, load("bench_cli").PLAN)
+    assert "1084 trials of 19 cases" in done.output

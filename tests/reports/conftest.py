@@ -3,7 +3,7 @@
 import pytest
 from synthetic import Lost, make_store, relay_shape
 
-from reports.view.view import view_store
+from reports.view import view_store
 
 
 @pytest.fixture(scope="session")

@@ -286,7 +286,7 @@ def show_outlook(
             f" {group_sequential.FEWEST_GENERATIONS} or more;"
             f" use --time-budget {math.ceil(needed)}min or more"
         )
-    table = judgement.calculate(
+    text = judgement.power_text(
         spread,
         power_module.design(
             delta=rule.delta,
@@ -298,7 +298,7 @@ def show_outlook(
         num_cases=len({trial.case_id for trial in planned[0].trials}),
         minutes_per_generation=each,
     )
-    click.echo(judgement.power_text(table))
+    click.echo(text)
     return code or exit_codes.OK
 
 

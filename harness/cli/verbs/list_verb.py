@@ -237,7 +237,7 @@ class Listed:
 def tables() -> dict[str, tuple[Collection[str], Complaint]]:
     """Returns the names that this project has of each kind, and the check of others."""
     from reports.exports import export_formats
-    from reports.page import plugin_sections
+    from reports.page import build
     from reports.page.sections import SECTIONS
     from results.figures import frame, trial_metrics
 
@@ -246,9 +246,9 @@ def tables() -> dict[str, tuple[Collection[str], Complaint]]:
         catalog.BACKEND: (catalog.BACKENDS, catalog.complain(catalog.BACKEND)),
         "launchers": (launch_catalog.LAUNCHERS, launch_catalog.complain),
         trial_metrics.KIND: (frame.TRIAL_COLUMNS, trial_metrics.complain),
-        plugin_sections.KIND: (
+        build.PLUGINS: (
             [section.SLUG for section in SECTIONS],
-            plugin_sections.complain,
+            build.complain,
         ),
         "formats": (export_formats.FORMATS, export_formats.complain),
     }

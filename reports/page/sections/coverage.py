@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import collections
 import statistics
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from reports.page import page
-from reports.words import trust, utilisation
+from reports.words import formats, trust
 from results.figures import scaling
+from results.records.machine_record import joules_per_example
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from markupsafe import Markup
 
-    from reports.view.view import View
+    from reports.view import View
     from results.records.models import Environment
     from results.study.cases import Entry
+
+LEAST_OF_MEDIAN: Final = 0.95
+"""As in ``doctor``: below it, a GPU makes the others of its trial wait."""
 
 
 def _row(entry: Entry) -> dict[str, Any]:
@@ -37,54 +42,149 @@ def _row(entry: Entry) -> dict[str, Any]:
 def render_coverage(view: View) -> Markup:
     """Renders the coverage table, the failures, and the table of all trials."""
     rows = [_row(entry) for entry in view.study.entries]
-    problems = [(problem.label, problem.reason) for problem in view.study.problems]
     return page.render(
         "coverage",
         view=view,
         rows=rows,
         failures=[row for row in rows if not row["entry"].is_ok],
-        problems=problems,
+        problems=[(of.label, of.reason) for of in view.study.problems],
     )
 
 
 def render_machine(view: View) -> Markup:
     """Renders the facts of each environment; warns if there are several."""
-    trials: dict[str, list[str]] = collections.defaultdict(list)
-    records: dict[str, list[Environment]] = collections.defaultdict(list)
-    entries: dict[str, list[Entry]] = collections.defaultdict(list)
-    for entry in view.study.planned:
-        if entry.trial is not None and entry.trial.env is not None:
-            trials[entry.trial.env.fingerprint].append(entry.trial_id)
-            records[entry.trial.env.fingerprint].append(entry.trial.env)
-            entries[entry.trial.env.fingerprint].append(entry)
-    machines = [
-        {
-            "fingerprint": fingerprint,
-            "env": environments[0],
-            "trial_ids": trials[fingerprint],
-            "drift": trust.of_entries(view, entries[fingerprint]),
-            # Trials have different numbers of them.
-            "gpus": max((env.gpus for env in environments), key=len),
-            "gpu_uses": utilisation.while_measured(environments),
-            "gpu_sharing": utilisation.sharing(environments),
-            "gpu_products": utilisation.products(environments),
-            "gpu_energy": utilisation.energy(entries[fingerprint]),
-            "loads": [
-                env.load_average_before
-                for env in environments
-                if env.load_average_before is not None
-            ],
-            "foreign": [
-                env.foreign_cpu_fraction
-                for env in environments
-                if env.foreign_cpu_fraction is not None
-            ],
-            "stolen": [
-                env.stolen_cpu_fraction
-                for env in environments
-                if env.stolen_cpu_fraction is not None
-            ],
-        }
-        for fingerprint, environments in records.items()
-    ]
+    found = formats.grouped(
+        (entry.trial.env.fingerprint, entry)
+        for entry in view.study.planned
+        if entry.trial is not None and entry.trial.env is not None
+    )
+    machines = [_machine(view, *pair) for pair in found.items()]
     return page.render("machine", view=view, machines=machines)
+
+
+def _machine(view: View, fingerprint: str, entries: list[Entry]) -> dict[str, Any]:
+    records = [
+        entry.trial.env
+        for entry in entries
+        if entry.trial is not None and entry.trial.env is not None
+    ]
+    shares = {
+        name: [value for of in records if (value := getattr(of, field)) is not None]
+        for name, field in (
+            ("loads", "load_average_before"),
+            ("foreign", "foreign_cpu_fraction"),
+            ("stolen", "stolen_cpu_fraction"),
+        )
+    }
+    return shares | {
+        "fingerprint": fingerprint,
+        "env": records[0],
+        "trial_ids": [entry.trial_id for entry in entries],
+        "drift": trust.of_entries(view, entries),
+        # Trials have different numbers of them.
+        "gpus": max((env.gpus for env in records), key=len),
+        "gpu_uses": _while_measured(records),
+        "gpu_sharing": _sharing(records),
+        "gpu_products": _products(records),
+        "gpu_energy": _energy(entries),
+    }
+
+
+def _while_measured(records: Sequence[Environment]) -> str:
+    """Says what the GPUs did while trials were measured; "" without GPUs."""
+    uses = [use for env in records for use in env.gpu_uses]
+
+    def known(name: str) -> list[float]:
+        return [value for use in uses if (value := getattr(use, name)) is not None]
+
+    parts = []
+    if clocks := known("clock_mhz"):
+        parts.append(f"{min(clocks):,.0f} to {max(clocks):,.0f} MHz")
+    if powers := known("power_watts"):
+        parts.append(f"{min(powers):,.0f} to {max(powers):,.0f} W")
+    if heats := known("temperature_celsius"):
+        parts.append(f"at most {max(heats):.0f} degrees Celsius")
+    if reasons := sorted({reason for use in uses for reason in use.slowed_by}):
+        parts.append(f"clock lowered by {' and '.join(reasons)}")
+    return ", ".join(parts)
+
+
+def _sharing(records: Sequence[Environment]) -> str:
+    """Says whether the driver confirmed that GPUs had no other users; "" without."""
+    watched = [
+        [use.num_foreign_processes for use in env.gpu_uses]
+        for env in records
+        if env.gpu_uses
+    ]
+    if not watched:
+        return ""
+    trials = formats.count(len(watched), "trial")
+    if shared := sum(any(numbers) for numbers in watched):
+        return (
+            f"other processes used the GPUs of {shared} of {trials}, which are"
+            " discarded"
+        )
+    if unknown := sum(None in numbers for numbers in watched):
+        return (
+            f"not confirmed in {unknown} of {trials}: the driver does not list"
+            " processes"
+        )
+    return f"the driver listed no other process in {trials}"
+
+
+def _products(records: Sequence[Environment]) -> str:
+    """Says how fast a matrix product was before the windows; "" if not recorded."""
+    watched = [env.gpu_uses for env in records if env.gpu_uses]
+    known = [
+        [
+            (use.product_tflops, use.index)
+            for use in uses
+            if use.product_tflops is not None
+        ]
+        for uses in watched
+    ]
+    known = [rated for rated in known if rated]
+    if not known:
+        return ""
+    rates = [rate for rated in known for rate, _ in rated]
+    text = f"{_range(rates)} TFLOP/s in bfloat16, timed before the windows"
+    compared = []
+    for rated in known:
+        median = statistics.median(rate for rate, _ in rated)
+        rate, index = min(rated)
+        if len(rated) > 1:
+            compared.append((rate / median if median else 1.0, index))
+    if compared:
+        ratio, index = min(compared)
+        text += (
+            f"; the slowest GPU within a trial was GPU {index}, with "
+            f"{formats.ratio(ratio)} of the median"
+        )
+        if ratio < LEAST_OF_MEDIAN:
+            text += ": every synchronous step waited for it"
+    if missing := len(watched) - len(known):
+        text += f"; not recorded in {formats.count(missing, 'trial')}"
+    return text
+
+
+def _energy(entries: Sequence[Entry]) -> str:
+    """Says what energy an example took on all GPUs; "" if not recorded."""
+    found: list[tuple[int, float]] = []
+    unit = ""
+    for entry in entries:
+        if not entry.is_ok or entry.trial is None or entry.trial.env is None:
+            continue
+        rate = entry.result.examples_per_sec
+        joules = joules_per_example(entry.trial.env.gpu_uses, rate)
+        if joules is not None:
+            found.append((entry.spec.num_replicas, joules))
+            unit = entry.result.example_unit.removesuffix("s")
+    said = "; ".join(
+        f"{_range(values)} J with {formats.count(number, 'GPU')}"
+        for number, values in sorted(formats.grouped(found).items())
+    )
+    return f"{said}, per {unit} on all GPUs of a trial" if said else ""
+
+
+def _range(values: Sequence[float]) -> str:
+    return formats.span([*map(formats.significant, (min(values), max(values)))])

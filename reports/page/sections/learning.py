@@ -7,35 +7,129 @@ import dataclasses
 import functools
 import math
 import statistics
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from reports.charts import learning, rows, style, svg
 from reports.page import page
-from reports.words import cells, formats, ratio_table
-from reports.words.ratio_table import FEWEST_SEEDS
+from reports.words import cells, formats, names
 from results.figures import learning_gains
 from results.statistics import run_scores
 from results.store import public, untrusted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from markupsafe import Markup
 
-    from reports.view.view import View
-    from reports.words.ratio_table import Run
+    from reports.view import View
     from results.records.models import MetricFacts, QualityMetric, QualityPoint
     from results.statistics.estimates import Estimate
     from results.study.cases import Case, Entry
 
+    Axis = tuple[str, str, int]
 
-_NUM_THRESHOLDS = 101
+FEWEST_SEEDS: Final = 2
+"""Runs of a case that are told apart, and aggregated."""
+MOST_FIGURES: Final = 20
+"""Limit per section; nobody reads a page with figures of more metrics than that."""
+MOST_OPEN: Final = 12
+"""A table of more rows is closed at first."""
+MOST_PICTURED: Final = 8
+"""Runs whose pictures are shown; the others are in the folders of their trials."""
+MOST_PICTURE_BYTES: Final = 2**24
+"""Larger files are not pictures of ours, and would be embedded in the page."""
+MOST_TRIALS: Final = 300
+"""Of more trials, the table has a row per case in place of a row per trial."""
+_NUM_THRESHOLDS: Final = 101
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class CaseScore:
+def axis_of(metric: QualityMetric) -> Axis:
+    """Returns name, protocol and, where the protocol matters, n.
+
+    A proportion has no protocol and its expected value does not depend on n; a score
+    such as FID depends on n.
+    """
+    return metric.name, metric.protocol, metric.num_examples if metric.protocol else 0
+
+
+def titles(axes: Iterable[Axis], metrics: Mapping[str, MetricFacts]) -> dict[Axis, str]:
+    """Returns a title per axis, numbered where one metric has several."""
+    distinct = list(dict.fromkeys(axes))
+    found = {}
+    for axis in distinct:
+        same = [other for other in distinct if other[0] == axis[0]]
+        found[axis] = names.metric(axis[0], metrics)
+        if len(same) > 1:
+            found[axis] += f" (protocol {same.index(axis) + 1} of {len(same)})"
+    return found
+
+
+def explain(axis: Axis, all_axes: Iterable[Axis]) -> str:
+    """Says how a figure was computed, and why others of its name have another axis."""
+    if not axis[1]:
+        return ""
+
+    def parts(of: Axis) -> list[str]:
+        return [*of[1].split("; "), f"n = {of[2]}"] if of[1] else ["no protocol"]
+
+    sentences = [f"Computed with: {axis[1]}; n = {axis[2]}."]
+    for other in dict.fromkeys(all_axes):
+        if other[0] == axis[0] and other != axis:
+            ours, theirs = parts(axis), parts(other)
+            first = "; ".join(part for part in ours if part not in theirs)
+            second = "; ".join(part for part in theirs if part not in ours)
+            sentences.append(
+                "Not comparable with another figure of this name: here "
+                f"{first or 'nothing more'}, there {second or 'nothing more'}."
+            )
+    return " ".join(sentences)
+
+
+class Run(NamedTuple):
+    """One metric of one quality run."""
+
+    case: Case  # The case.
+    entry: Entry  # The trial.
+    # Each evaluation with the metric.
+    points: tuple[tuple[QualityPoint, QualityMetric], ...]
+
+    @property
+    def name(self) -> str:
+        """Its case, and its repetition if there are several."""
+        return _name_run(self.case, self.entry)
+
+    @property
+    def last(self) -> QualityMetric:
+        """What it reached."""
+        return self.points[-1][1]
+
+
+def _name_run(case: Case, entry: Entry) -> str:
+    if len(case.entries) < FEWEST_SEEDS:
+        return case.label
+    return f"{case.label}, repetition {entry.spec.repetition_index}"
+
+
+def collect_runs(view: View) -> dict[str, list[Run]]:
+    """Returns the quality runs that are ok, by title of the axis."""
+    found: list[tuple[Axis, Run]] = []
+    for case in view.study.quality_runs:
+        for entry in case.ok_entries:
+            by_axis = formats.grouped(
+                (axis_of(metric), (point, metric))
+                for point in entry.result.curve
+                for metric in point.quality
+            )
+            found += [
+                (axis, Run(case, entry, tuple(of))) for axis, of in by_axis.items()
+            ]
+    by_title = titles((axis for axis, _ in found), view.study.metrics)
+    return formats.grouped((by_title[axis], run) for axis, run in found)
+
+
+class CaseScore(NamedTuple):
     """The results of all runs of one case."""
 
     case: Case  # The case.
@@ -44,57 +138,49 @@ class CaseScore:
     score: Estimate  # Aggregate of all runs.
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Together:
-    """One metric of all cases with several runs."""
-
-    cases: tuple[CaseScore, ...]  # The cases.
-    panels: tuple[Markup, ...]  # Their performance profiles, at most seven lines each.
+def _worst(metric: str, metrics: Mapping[str, MetricFacts]) -> float | None:
+    """Returns what a run that failed has reached; None of an unknown direction."""
+    facts = metrics.get(metric)
+    if facts is None or facts.is_higher_better is None:
+        return None
+    return -math.inf if facts.is_higher_better else math.inf
 
 
 def collect_scores(
     runs: Sequence[Run], metrics: Mapping[str, MetricFacts]
-) -> tuple[CaseScore, ...]:
+) -> list[CaseScore]:
     """Returns the score of every case with several runs, those that failed included.
 
     Strata are data sets; a study has one, so its runs differ in their seed only. Of a
     metric of unknown direction nobody knows what is worst: cases with a run that failed
     have no score.
     """
-    facts = metrics.get(runs[0].points[-1][1].name)
-    is_higher_better = None if facts is None else facts.is_higher_better
-    by_case: dict[str, list[Run]] = {}
-    for run in runs:
-        by_case.setdefault(run.case.case_id, []).append(run)
+    worst = _worst(runs[0].last.name, metrics)
     found = []
-    for group in by_case.values():
+    for group in formats.grouped((run.case.case_id, run) for run in runs).values():
         case = group[0].case
         num_failed = len(case.failed_entries)
         if len(group) + num_failed < FEWEST_SEEDS:
             continue
-        if num_failed and is_higher_better is None:
-            continue
-        worst = -math.inf if is_higher_better else math.inf
-        reached = tuple(run.points[-1][1].value for run in group)
-        reached += (worst,) * num_failed
-        found.append(
-            CaseScore(
-                case=case,
-                reached=reached,
-                score=run_scores.score(reached),
-            )
-        )
-    return tuple(found)
+        reached = tuple(run.last.value for run in group)
+        if num_failed:
+            if worst is None:
+                continue
+            reached += (worst,) * num_failed
+        score = run_scores.score(reached)
+        found.append(CaseScore(case, reached, score))
+    return found
 
 
-def draw_seeds(
+def _draw_seeds(
     number: int, name: str, runs: Sequence[Run], metrics: Mapping[str, MetricFacts]
-) -> Together | None:
+) -> dict[str, Any] | None:
     """Returns table and profiles of one metric, or None without repetitions."""
     cases = collect_scores(runs, metrics)
     if not cases:
         return None
-    unit = runs[0].points[-1][1].unit
+    unit = runs[0].last.unit
+    write = functools.partial(formats.quality, unit=unit)
     values = [v for found in cases for v in found.reached if math.isfinite(v)]
     low, high = min(values), max(values)
     margin = 0.05 * (high - low) or 1.0
@@ -110,33 +196,25 @@ def draw_seeds(
             )
             for found in chosen
         ]
-        panel = learning.draw_profiles(
-            profiles,
-            slug=f"learning-{number}-profile{f'-{index}' if index else ''}",
-            title=f"Fraction of runs that reached a level of {name}",
-            description="; ".join(
-                f"{found.case.label}: {run_scores.statistic_of(found.score.n)} "
-                f"{formats.quality(found.score.value, unit)} of {found.score.n} runs"
-                for found in chosen
-            )
-            + ".",
-            x_label=f"{name} at the end",
-            write=lambda value: formats.quality(value, unit),
+        described = (
+            f"{found.case.label}: {run_scores.statistic_of(found.score.n)} "
+            f"{write(found.score.value)} of {found.score.n} runs"
+            for found in chosen
         )
-        panels.append(panel)
-    return Together(cases=cases, panels=tuple(panels))
+        panels.append(
+            learning.draw_profiles(
+                profiles,
+                slug=f"learning-{number}-profile{f'-{index}' if index else ''}",
+                title=f"Fraction of runs that reached a level of {name}",
+                description=f"{'; '.join(described)}.",
+                x_label=f"{name} at the end",
+                write=write,
+            )
+        )
+    return {"cases": cases, "panels": panels}
 
 
-MOST_OPEN = 12
-"""A table of more rows is closed at first."""
-MOST_PICTURED = 8
-"""Runs whose pictures are shown; the others are in the folders of their trials."""
-MOST_PICTURE_BYTES = 2**24
-"""Larger files are not pictures of ours, and would be embedded in the page."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Picture:
+class Picture(NamedTuple):
     """A picture that a run made at one point."""
 
     label: str  # The run, and the point.
@@ -155,16 +233,15 @@ def pictures(view: View) -> list[tuple[Picture, ...]]:
         if len(view.study.quality_runs) * len(entries) > MOST_PICTURED:
             entries = entries[:1]
         for entry in entries:
-            if len(found) == MOST_PICTURED:
-                return found
             points = [point for point in entry.result.curve if point.samples]
             of_run = tuple(
                 picture
                 for point in dict.fromkeys((*points[:1], *points[-1:]))
                 if (picture := _picture(view, case, entry, point)) is not None
             )
-            if of_run:
-                found.append(of_run)
+            found += [of_run] if of_run else []
+            if len(found) == MOST_PICTURED:
+                return found
     return found
 
 
@@ -172,47 +249,37 @@ def _picture(
     view: View, case: Case, entry: Entry, point: QualityPoint
 ) -> Picture | None:
     path = view.store.trial_dir(entry.trial_id) / (point.samples or "")
-    label = (
-        f"{ratio_table.name_run(case, entry)}, after "
-        f"{formats.whole(point.num_examples)} {view.study.example_unit}"
-    )
+    label = f"{_name_run(case, entry)}, after {_seen(view, point)}"
     try:
         content = untrusted.read_bytes(path, max_bytes=MOST_PICTURE_BYTES)
     except untrusted.DamagedFileError as error:
-        return Picture(label=label, why_not=str(error))
+        return Picture(label, why_not=str(error))
     if content is None:
         return None
     drawn = public.picture(content)
     if drawn is None:
-        return Picture(label=label, why_not="it is not a PNG picture")
+        return Picture(label, why_not="it is not a PNG picture")
     text = base64.b64encode(drawn).decode("ascii")
-    return Picture(label=label, url=f"data:image/png;base64,{text}")
+    return Picture(label, url=f"data:image/png;base64,{text}")
 
 
-def _without(curve: learning.Curve, heading: str) -> learning.Curve:
-    """Returns a curve whose label does not repeat the heading."""
-    if not heading:
-        return curve
-    return dataclasses.replace(curve, label=curve.label.replace(f"{heading} ", ""))
+def _seen(view: View, point: QualityPoint) -> str:
+    return f"{formats.whole(point.num_examples)} {view.study.example_unit}"
 
 
 def _draw(
-    view: View, number: int, name: str, runs: tuple[Run, ...], axis: ratio_table.Axis
+    view: View, number: int, name: str, runs: Sequence[Run], axis: Axis
 ) -> list[Markup]:
-    unit = runs[0].points[0][1].unit
-    ends = [
-        f"{ratio_table.name_run(run.case, run.entry)}: "
-        f"{formats.quality(run.points[-1][1].value, unit)} after "
-        f"{formats.whole(run.points[-1][0].num_examples)} {view.study.example_unit}"
+    write = functools.partial(formats.quality, unit=runs[0].last.unit)
+    ends = (
+        f"{run.name}: {write(run.last.value)} after {_seen(view, run.points[-1][0])}"
         for run in runs
-    ]
+    )
+    description = f"{'; '.join(ends)}."
+    examples = f"{view.study.example_unit}, repeated ones counted again"
     spendings = [
         ("time", "train_time_sec", "training time in s, without evaluations"),
-        (
-            "examples",
-            "num_examples",
-            f"{view.study.example_unit}, repeated ones counted again",
-        ),
+        ("examples", "num_examples", examples),
     ]
     if all(point.num_environment_steps for run in runs for point, _ in run.points):
         label = "environment steps of all actors"
@@ -225,27 +292,37 @@ def _draw(
     y_limits = style.linear(
         rows["value"].tolist(), [*rows["low"].dropna(), *rows["high"].dropna()]
     )
-    failed = _failed(view, metric)
-    curves = learning.curves_of(rows, metric, failed)
+    curves = learning.curves_of(rows, metric, _failed(view, metric))
     panels = style.panels(curves, lambda curve: curve.backend)
     if len(panels) > 1:
         spendings = spendings[:1]
+        # A label does not repeat the heading.
+        panels = [
+            (
+                heading,
+                [
+                    dataclasses.replace(of, label=of.label.replace(f"{heading} ", ""))
+                    for of in lines
+                ],
+            )
+            for heading, lines in panels
+        ]
     return [
         svg.draw(
             (style.WIDTH, style.HEIGHT),
             functools.partial(
                 learning.draw_on,
-                curves=[_without(curve, heading) for curve in lines],
+                curves=lines,
                 spent=column,
                 x_label=label,
-                write=functools.partial(formats.quality, unit=unit),
+                write=write,
                 look=style.PAGE,
                 y_limits=y_limits,
                 heading=heading,
             ),
             slug=f"learning-{number}-{slug}{f'-{index}' if index else ''}",
             title=f"{name} against {slug}",
-            description="; ".join(ends) + ".",
+            description=description,
         )
         for slug, column, label in spendings
         for index, (heading, lines) in enumerate(panels)
@@ -253,11 +330,9 @@ def _draw(
 
 
 def _failed(view: View, metric: str) -> dict[tuple[Any, ...], tuple[float, ...]]:
-    """Returns infinitely bad quality for each run of a case that failed."""
-    facts = view.study.metrics.get(metric)
-    if facts is None or facts.is_higher_better is None:
+    worst = _worst(metric, view.study.metrics)
+    if worst is None:
         return {}
-    worst = -math.inf if facts.is_higher_better else math.inf
     found = {}
     for case in view.study.quality_runs:
         spec = case.spec
@@ -270,20 +345,21 @@ def render_learning(view: View) -> Markup:
     """Renders two or three panels per metric, a table of the runs, and all seeds."""
     if not view.study.quality_runs:
         return page.NOTHING
-    everything = ratio_table.collect_quality_runs(view)
-    found = dict(list(everything.items())[: ratio_table.MOST_FIGURES])
-    all_axes = [ratio_table.axis_of(runs[0].points[0][1]) for runs in found.values()]
+    everything = collect_runs(view)
+    found = dict(list(everything.items())[:MOST_FIGURES])
+    axes = [axis_of(runs[0].last) for runs in found.values()]
+    metrics = view.study.metrics
     figures = [
         (
             name,
             _draw(view, number, name, runs, axis),
             runs,
-            ratio_table.explain(axis, all_axes),
-            draw_seeds(number, name, runs, view.study.metrics),
-            learning_gains.of_metric(runs[0].points[-1][1].name, view.study),
+            explain(axis, axes),
+            _draw_seeds(number, name, runs, metrics),
+            learning_gains.of_metric(axis[0], view.study),
         )
         for number, (axis, (name, runs)) in enumerate(
-            zip(all_axes, found.items(), strict=True)
+            zip(axes, found.items(), strict=True)
         )
     ]
     return page.render(
@@ -293,118 +369,93 @@ def render_learning(view: View) -> Markup:
         num_left_out=len(everything) - len(found),
         planned=view.study.quality_runs,
         pictures=pictures(view),
-        name_run=ratio_table.name_run,
         most_open=MOST_OPEN,
         most_pictured=MOST_PICTURED,
         csv=cells.of_rows(view.frame, "learning"),
     )
 
 
-MOST_TRIALS = 300
-"""Of more trials, the table has a row per case in place of a row per trial."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class CaseQuality:
+class CaseQuality(NamedTuple):
     """One metric of one case: a figure and an interval per trial."""
 
     case: Case  # The case.
     # Each ok trial that has the metric, with it.
-    trials: tuple[tuple[Entry, QualityMetric], ...]
+    trials: list[tuple[Entry, QualityMetric]]
+
+    @property
+    def metrics(self) -> list[QualityMetric]:
+        """The metric of each trial."""
+        return [metric for _, metric in self.trials]
 
     @property
     def mean(self) -> float:
         """Arithmetic mean over trials."""
-        return statistics.fmean(metric.value for _, metric in self.trials)
+        return statistics.fmean(metric.value for metric in self.metrics)
 
     @property
-    def trial_ids(self) -> tuple[str, ...]:
+    def trial_ids(self) -> list[str]:
         """Trials behind the mean."""
-        return tuple(entry.trial_id for entry, _ in self.trials)
+        return [entry.trial_id for entry, _ in self.trials]
 
 
-def collect_quality(view: View) -> dict[str, tuple[CaseQuality, ...]]:
+def _collect_quality(view: View) -> dict[str, list[CaseQuality]]:
     """Returns the quality of every measured case, by title of the axis.
 
     The title is the name of the metric, unless figures of that name have
     several protocols: each then has its own axis.
     """
-    names = ratio_table.titles(
-        (
-            ratio_table.axis_of(metric)
-            for case in view.measured_cases
+    found = [
+        (axis, CaseQuality(case, trials))
+        for case in view.measured_cases
+        for axis, trials in formats.grouped(
+            (axis_of(metric), (entry, metric))
             for entry in case.ok_entries
             for metric in entry.result.quality
-        ),
-        view.study.metrics,
-    )
-    found: dict[str, tuple[CaseQuality, ...]] = {}
-    for axis, title in names.items():
-        cases = (
-            CaseQuality(
-                case=case,
-                trials=tuple(
-                    (entry, metric)
-                    for entry in case.ok_entries
-                    for metric in entry.result.quality
-                    if ratio_table.axis_of(metric) == axis
-                ),
-            )
-            for case in view.measured_cases
-        )
-        found[title] = tuple(quality for quality in cases if quality.trials)
-    return found
+        ).items()
+    ]
+    by_title = titles((axis for axis, _ in found), view.study.metrics)
+    return formats.grouped((by_title[axis], quality) for axis, quality in found)
 
 
-def _tip(quality: CaseQuality, unit: str) -> str:
-    """Says that the line spans the intervals of single trials: it is no interval."""
-    low = min(metric.low for _, metric in quality.trials)
-    high = max(metric.high for _, metric in quality.trials)
-    return (
-        f"{rows.of_case(quality.case).name}: "
-        f"{formats.quality(quality.mean, unit)}, mean of trials; their 95 % intervals "
-        f"span {formats.quality(low, unit)} to {formats.quality(high, unit)}, "
-        f"n = {len(quality.trials)}"
-    )
-
-
-def _draw_quality(view: View, name: str, cases: tuple[CaseQuality, ...]) -> Markup:
-    unit = cases[0].trials[0][1].unit
-    drawn = [
-        rows.of_case(
+def _draw_quality(number: int, name: str, cases: Sequence[CaseQuality]) -> Markup:
+    unit = cases[0].metrics[0].unit
+    write = functools.partial(formats.quality, unit=unit)
+    drawn = []
+    for quality in cases:
+        # The line spans the intervals of single trials: it is no interval.
+        low = min(metric.low for metric in quality.metrics)
+        high = max(metric.high for metric in quality.metrics)
+        row = rows.of_case(
             quality.case,
             value=quality.mean,
-            low=min(metric.low for _, metric in quality.trials),
-            high=max(metric.high for _, metric in quality.trials),
-            dots=tuple(metric.value for _, metric in quality.trials),
-            text=formats.quality(quality.mean, unit),
-            tip=_tip(quality, unit),
+            low=low,
+            high=high,
+            dots=tuple(metric.value for metric in quality.metrics),
+            text=write(quality.mean),
         )
-        for quality in cases
-    ]
+        tip = (
+            f"{row.name}: {row.text}, mean of trials; their 95 % intervals "
+            f"span {write(low)} to {write(high)}, n = {len(quality.trials)}"
+        )
+        drawn.append(dataclasses.replace(row, tip=tip))
     return rows.draw_estimates(
         rows.most_replicas(drawn),
         rows.Scale(label=name, is_percent=unit in formats.RATIO_UNITS),
-        slug=f"quality-{list(collect_quality(view)).index(name)}",
+        slug=f"quality-{number}",
         title=f"{name} per case",
     )
 
 
 def render_quality(view: View) -> Markup:
     """Renders one figure per metric, with each trial's own interval below."""
-    everything = collect_quality(view)
+    everything = _collect_quality(view)
     if not everything:
         return page.NOTHING
-    found = dict(list(everything.items())[: ratio_table.MOST_FIGURES])
-    all_axes = [ratio_table.axis_of(cases[0].trials[0][1]) for cases in found.values()]
+    found = dict(list(everything.items())[:MOST_FIGURES])
+    axes = [axis_of(cases[0].metrics[0]) for cases in found.values()]
     figures = [
-        (
-            name,
-            _draw_quality(view, name, cases),
-            cases,
-            ratio_table.explain(axis, all_axes),
-        )
-        for axis, (name, cases) in zip(all_axes, found.items(), strict=True)
+        (name, _draw_quality(number, name, cases), cases, explain(axes[number], axes))
+        for number, (name, cases) in enumerate(found.items())
     ]
     steps = sorted(
         {

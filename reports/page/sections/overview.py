@@ -8,14 +8,13 @@ from reports.charts import over_replicas, rows, style
 from reports.page import page
 from reports.words import brief, cells, marks, names, next_step, verdict
 from results.figures import relay, scaling
-from results.records.models import Order
 from results.statistics import estimates
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.charts.over_replicas import Quantity
-    from reports.view.view import View
+    from reports.view import View
 
 
 def render_verdict(view: View) -> Markup:
@@ -48,7 +47,12 @@ def render_verdict(view: View) -> Markup:
 
 def render_findings(view: View) -> Markup:
     """Renders every finding with its trials, then what limits them."""
-    return page.render("findings", view=view, verdict=verdict.judge(view))
+    return page.render(
+        "findings",
+        view=view,
+        findings=verdict.findings(view),
+        limits=[*verdict.limits(view)],
+    )
 
 
 def render_summary(view: View) -> Markup:
@@ -72,11 +76,7 @@ def render_backends(view: View) -> Markup:
     drawn = rows.ratios(view.frame)
     figure = rows.draw_estimates(
         drawn,
-        rows.Scale(
-            label="ratio of throughput (1: equally fast)",
-            reference=1.0,
-            is_logarithmic=True,
-        ),
+        rows.RATIOS,
         slug="forest",
         title="Throughput ratios of backends",
         description=" ".join(verdict.compare_text(item) for item in measured),
@@ -101,7 +101,7 @@ def render_method(view: View) -> Markup:
         spec=planned[0].spec if planned else None,
         commits=", ".join(sorted(next_step.commits_of(view.study.cases))),
         names=names,
-        is_relay=view.study.plan.measuring.order is Order.RELAY,
+        is_relay=view.is_relay,
         marks=marks,
         load=relay,
         relay=relay,
@@ -116,45 +116,33 @@ SCALES = (("linear", "From zero", False), ("log", "Logarithmic", True))
 def _views(view: View) -> list[dict[str, Any]]:
     """Returns the panels of each quantity on each scale: one figure with a switch."""
     found = view.frame[view.frame["figure"] == "scaling"]
-    modes = list(dict.fromkeys(found["mode"]))
     groups = over_replicas.panels_of(found)
+
+    def draw(quantity: Quantity, mode: str, number: int, *, is_log: bool) -> Markup:
+        panel = over_replicas.panel_of_mode(
+            found, quantity, mode, backends=groups[number], is_log=is_log
+        )
+        suffix = f"-{number}" if number else ""
+        return over_replicas.draw(
+            panel,
+            slug=f"{quantity.slug}-{mode}{'-log' * is_log}{suffix}",
+            title=f"{quantity.name}, {mode} scaling{', logarithmic' * is_log}",
+        )
+
     return [
         {
             "quantity": quantity,
             "scale": scale,
             "panels": [
-                _draw(view, quantity, mode, group, is_log=is_log, number=number)
-                for number, group in enumerate(groups)
-                for mode in modes
+                draw(quantity, mode, number, is_log=is_log)
+                for number in range(len(groups))
+                for mode in dict.fromkeys(found["mode"])
             ],
         }
         for quantity in over_replicas.QUANTITIES
         for scale, _, is_log in SCALES
         if groups
     ]
-
-
-def _draw(
-    view: View,
-    quantity: Quantity,
-    mode: str,
-    backends: list[str],
-    *,
-    is_log: bool,
-    number: int,
-) -> Markup:
-    """Draws one panel."""
-    found = view.frame[view.frame["figure"] == "scaling"]
-    panel = over_replicas.panel_of_mode(
-        found, quantity, mode, backends=backends, is_log=is_log
-    )
-    scale = ", logarithmic" if is_log else ""
-    suffix = f"-{number}" if number else ""
-    return over_replicas.draw(
-        panel,
-        slug=f"{quantity.slug}-{mode}{'-log' if is_log else ''}{suffix}",
-        title=f"{quantity.name}, {mode} scaling{scale}",
-    )
 
 
 def render_scaling(view: View) -> Markup:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import statistics
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from reports.charts import rows, style, svg
 from reports.charts import steps as charts
@@ -16,57 +15,36 @@ from results.records import measuring
 from results.records.models import ScalingMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Sequence
 
     from markupsafe import Markup
 
-    from reports.view.view import View
+    from reports.view import View
+    from reports.words.formats import Write
     from results.figures.scaling import Cell
-    from results.records.models import MetricFacts, QualityMetric
     from results.study.cases import Case
 
-
-MOST_WARMUP_DOTS = 30
+MOST_WARMUP_DOTS: Final = 30
 """Of more warmup steps of a case than this, the shortest and the longest are drawn."""
+FEWEST_STEPS: Final = 5
+"""Fewer steps have no distribution."""
+MOST_PROCESSES: Final = 32
 
 
-def measured_steps(case: Case) -> tuple[float, ...]:
-    """Returns every measured step of every process of the ok trials, in seconds."""
+def _steps(case: Case, name: str = "step_time_sec") -> tuple[float, ...]:
+    """Returns every step of every process of the ok trials, in seconds."""
     return tuple(
         step
         for entry in case.ok_entries
         for rank in entry.result.ranks
-        for step in rank.step_time_sec
+        for step in getattr(rank, name)
     )
 
 
-def warmup_steps(case: Case) -> tuple[float, ...]:
-    """Returns every warmup step of every process of the ok trials, in seconds."""
-    return tuple(
-        step
-        for entry in case.ok_entries
-        for rank in entry.result.ranks
-        for step in rank.warmup_step_time_sec
-    )
-
-
-def quartiles(values: tuple[float, ...]) -> tuple[float, float, float]:
-    """Returns lower quartile, median and upper quartile."""
+def _quartiles(values: tuple[float, ...]) -> Sequence[float]:
     if len(values) == 1:
-        return values[0], values[0], values[0]
-    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, median, high
-
-
-def _describe(cases: list[tuple[Case, tuple[float, ...]]]) -> str:
-    parts = []
-    for case, values in cases:
-        low, median, high = quartiles(values)
-        parts.append(
-            f"{case.label}: median {formats.seconds(median)}, middle half "
-            f"{formats.seconds(low)} to {formats.seconds(high)}, {len(values)} steps"
-        )
-    return "; ".join(parts) + "."
+        return values * 3
+    return statistics.quantiles(values, n=4, method="inclusive")
 
 
 def _warmup_row(case: Case, steps: tuple[float, ...]) -> rows.Row:
@@ -90,77 +68,71 @@ def _warmup_row(case: Case, steps: tuple[float, ...]) -> rows.Row:
 
 def render_steps(view: View) -> Markup:
     """Renders the two distributions and their table."""
-    if not view.study.cases:
-        return page.NOTHING
-    cases = [(c, measured_steps(c), warmup_steps(c)) for c in view.measured_cases]
-    measured = [(case, steps) for case, steps, _ in cases if steps]
-    warmup = [(case, steps) for case, _, steps in cases if steps]
+    measured = [
+        (case, steps, _quartiles(steps))
+        for case in view.measured_cases
+        if (steps := _steps(case))
+    ]
+    warmup = [
+        _warmup_row(case, steps)
+        for case in view.measured_cases
+        if (steps := _steps(case, "warmup_step_time_sec"))
+    ]
     panels = []
     if measured:
         boxes = charts.cases_of(view.frame, "measure")
+        described = (
+            f"{case.label}: median {formats.seconds(median)}, middle half "
+            f"{formats.seconds(low)} to {formats.seconds(high)}, {len(steps)} steps"
+            for case, steps, (low, median, high) in measured
+        )
+        draw = functools.partial(
+            charts.draw_boxes,
+            items=boxes,
+            axis_label="time of one measured step, ms",
+            look=style.PAGE,
+        )
         panels.append(
             svg.draw(
                 rows.size_of(boxes),
-                functools.partial(
-                    charts.draw_boxes,
-                    items=boxes,
-                    axis_label="time of one measured step, ms",
-                    look=style.PAGE,
-                ),
+                draw,
                 slug="steps-measured",
                 title="Measured step times per case",
-                description=_describe(measured),
+                description=f"{'; '.join(described)}.",
             )
         )
     if warmup:
-        drawn = rows.most_replicas([_warmup_row(case, steps) for case, steps in warmup])
+        drawn = rows.most_replicas(warmup)
+        label = "time of one warmup step, s (logarithmic)"
+        described = (f"{row.name}: first {row.text}" for row in drawn)
         panels.append(
             rows.draw_estimates(
                 drawn,
-                rows.Scale(
-                    label="time of one warmup step, s (logarithmic)",
-                    is_logarithmic=True,
-                ),
+                rows.Scale(label=label, is_logarithmic=True),
                 slug="steps-warmup",
                 title="Warmup step times per case",
-                description="; ".join(f"{row.name}: first {row.text}" for row in drawn)
-                + ".",
+                description=f"{'; '.join(described)}.",
             )
         )
     if not panels:
         return page.NOTHING
-    table = [(case, steps, quartiles(steps)) for case, steps in measured]
     return page.render(
         "steps",
         view=view,
         panels=panels,
-        table=table,
+        table=measured,
         num_left_out=max(0, len(measured) - rows.MOST_ROWS),
         csv=cells.of_steps(view.frame),
     )
 
 
-FEWEST_STEPS = 5
-"""Fewer steps have no distribution."""
-MOST_PROCESSES = 32
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Heat:
-    """Step times of the processes of one trial."""
-
-    name: str  # Case and repetition.
-    trial_id: str  # The trial.
-    figure: Markup  # The heat map.
-
-
 def _ends(view: View) -> list[Case]:
     """Returns the fewest and the most replicas of each backend, not oversubscribed."""
-    found: dict[str, list[Case]] = {}
-    for case in view.measured_cases:
-        enough = len(measured_steps(case)) >= FEWEST_STEPS
-        if enough and not case.is_oversubscribed:
-            found.setdefault(case.spec.backend, []).append(case)
+    found = formats.grouped(
+        (case.spec.backend, case)
+        for case in view.measured_cases
+        if len(_steps(case)) >= FEWEST_STEPS and not case.is_oversubscribed
+    )
     chosen = []
     for cases in found.values():
         most = cases[-1].spec.num_replicas
@@ -174,12 +146,11 @@ def _dash(case: Case, cases: list[Case]) -> str:
     """Returns the dash of a mode, or dots for what both modes are compared with."""
     if case.spec.num_replicas == min(other.spec.num_replicas for other in cases):
         return ":"
-    is_weak = ScalingMode.WEAK in case.modes
-    return style.DASHES["weak" if is_weak else "strong"]
+    return style.DASHES["weak" if ScalingMode.WEAK in case.modes else "strong"]
 
 
 def _steps_row(case: Case) -> rows.Row:
-    spec, times = case.spec, measured_steps(case)
+    spec, times = case.spec, _steps(case)
     batch = f"batch {spec.per_replica_batch_size}"
     return rows.Row(
         label=f"{spec.backend} x{spec.num_replicas}\n{batch}",
@@ -189,41 +160,38 @@ def _steps_row(case: Case) -> rows.Row:
     )
 
 
-def _heat(view: View) -> Heat | None:
+def _heat(view: View) -> dict[str, str] | None:
     """Returns the case with the most processes, in its first repetition."""
-    cases = [
-        case
+    found = [
+        (case, entry.result.ranks, entry)
         for case in view.measured_cases
-        if 1 < len(case.ok_entries[0].result.ranks) <= MOST_PROCESSES
+        for entry in case.ok_entries[:1]
+        if 1 < len(entry.result.ranks) <= MOST_PROCESSES
     ]
-    if not cases:
+    if not found:
         return None
-    case = max(cases, key=lambda case: len(case.ok_entries[0].result.ranks))
-    entry = case.ok_entries[0]
-    times = [rank.step_time_sec for rank in entry.result.ranks]
-    if min(len(of) for of in times) < FEWEST_STEPS:
+    case, ranks, entry = max(found, key=lambda item: len(item[1]))
+    times = [rank.step_time_sec for rank in ranks]
+    if min(map(len, times)) < FEWEST_STEPS:
         return None
     name = f"{case.label}, {view.repetition} {entry.spec.repetition_index}"
     figure = charts.draw_processes(times, backend=case.spec.backend, name=name)
-    return Heat(name=name, trial_id=entry.trial_id, figure=figure)
+    return {"name": name, "trial_id": entry.trial_id, "figure": figure}
 
 
 def render_variation(view: View) -> Markup:
     """Renders both figures; nothing where steps were not recorded."""
-    cases = _ends(view)
-    of_processes = _heat(view)
-    if not cases and of_processes is None:
+    cases, heat = _ends(view), _heat(view)
+    if not cases and heat is None:
         return page.NOTHING
     figure = None
     if cases:
-        drawn = [_steps_row(case) for case in cases]
         dashes = [_dash(case, cases) for case in cases]
-        figure = charts.draw_distribution(drawn, dashes)
-    return page.render("variation", view=view, figure=figure, heat=of_processes)
+        figure = charts.draw_distribution([*map(_steps_row, cases)], dashes)
+    return page.render("variation", view=view, figure=figure, heat=heat)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Scale:
+class _Panel(NamedTuple):
     """One quantity: its figure, in the unit of its axis."""
 
     quantity: str
@@ -231,30 +199,22 @@ class _Scale:
     name: str
     unit: str
     scale: float
-    write: Callable[[float], str]
+    write: Write
 
 
 _PANELS: Final = (
-    _Scale(
-        quantity="time_to_first_step",
-        slug="first-step",
-        name="Time to first step",
-        unit="s",
-        scale=1.0,
-        write=formats.seconds,
+    _Panel(
+        *("time_to_first_step", "first-step", "Time to first step", "s", 1.0),
+        formats.seconds,
     ),
-    _Scale(
-        quantity="peak_memory",
-        slug="memory",
-        name="Peak memory",
-        unit="GiB",
-        scale=float(formats.GIBIBYTE),
-        write=formats.gibibytes,
+    _Panel(
+        *("peak_memory", "memory", "Peak memory", "GiB", float(formats.GIBIBYTE)),
+        formats.gibibytes,
     ),
 )
 
 
-def _startup_row(case: Case, cell: Cell, panel: _Scale) -> rows.Row:
+def _startup_row(case: Case, cell: Cell, panel: _Panel) -> rows.Row:
     whole = cell.estimate
     assert whole is not None
     estimate = whole.scaled(1 / panel.scale)
@@ -275,52 +235,50 @@ def _startup_row(case: Case, cell: Cell, panel: _Scale) -> rows.Row:
     )
 
 
-def _draw_startup(panel: _Scale, found: list[tuple[Case, Cell]]) -> Markup:
-    return rows.draw_estimates(
-        rows.most_replicas([_startup_row(case, cell, panel) for case, cell in found]),
-        rows.Scale(label=f"{panel.name.lower()}, {panel.unit}", is_from_zero=True),
-        slug=panel.slug,
-        title=f"{panel.name} per case",
-    )
-
-
 def render_startup(view: View) -> Markup:
     """Renders both quantities and one table."""
-    listed: list[tuple[Case, list[Cell]]] = []
-    for case in view.measured_cases:
-        cells = [scaling.of_trials(case, panel.quantity) for panel in _PANELS]
-        if any(cell.estimate for cell in cells):
-            listed.append((case, cells))
+    listed = [
+        (case, [scaling.of_trials(case, panel.quantity) for panel in _PANELS])
+        for case in view.measured_cases
+    ]
+    listed = [row for row in listed if any(cell.estimate for cell in row[1])]
     if not listed:
         return page.NOTHING
-    columns = [
-        [(case, cells[index]) for case, cells in listed if cells[index].estimate]
-        for index in range(len(_PANELS))
-    ]
+    panels = []
+    for index, panel in enumerate(_PANELS):
+        drawn = [
+            _startup_row(case, cells[index], panel)
+            for case, cells in listed
+            if cells[index].estimate
+        ]
+        if drawn:
+            label = f"{panel.name.lower()}, {panel.unit}"
+            panels.append(
+                rows.draw_estimates(
+                    rows.most_replicas(drawn),
+                    rows.Scale(label=label, is_from_zero=True),
+                    slug=panel.slug,
+                    title=f"{panel.name} per case",
+                )
+            )
     return page.render(
         "startup",
         view=view,
-        panels=[
-            _draw_startup(panel, column)
-            for panel, column in zip(_PANELS, columns, strict=True)
-            if column
-        ],
+        panels=panels,
         table=[(case, *(cell.estimate for cell in cells)) for case, cells in listed],
         num_left_out=max(0, len(listed) - rows.MOST_ROWS),
         is_first_step_missing=any(cells[0].estimate is None for _, cells in listed),
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class CaseCounts:
+class CaseCounts(NamedTuple):
     """One figure of one case: a value per trial."""
 
     case: Case  # The case.
     values: tuple[float, ...]  # Of each ok trial that has the figure.
     unit: str  # Of the values.
     trial_ids: tuple[str, ...]  # The trials.
-    # Whether it is a count, which is written with all its digits.
-    is_exact: bool = False
+    is_exact: bool  # Whether it is a count, which is written with all its digits.
 
     def text(self, value: float) -> str:
         """Writes one of its values, or their mean."""
@@ -334,48 +292,26 @@ class CaseCounts:
         return statistics.fmean(self.values)
 
 
-def collect_counts(view: View) -> dict[str, tuple[CaseCounts, ...]]:
+def collect_counts(view: View) -> dict[str, list[CaseCounts]]:
     """Returns the counts of every measured case, by name."""
-    found: dict[str, list[CaseCounts]] = {}
+    found: list[tuple[str, CaseCounts]] = []
     for case in view.measured_cases:
-        by_name: dict[str, list[tuple[str, QualityMetric]]] = {}
-        for entry in case.ok_entries:
-            for metric in entry.result.window_metrics:
-                by_name.setdefault(metric.name, []).append((entry.trial_id, metric))
-        for name, trials in by_name.items():
-            found.setdefault(name, []).append(
-                CaseCounts(
-                    case=case,
-                    values=tuple(metric.value for _, metric in trials),
-                    unit=trials[0][1].unit,
-                    trial_ids=tuple(trial_id for trial_id, _ in trials),
-                    is_exact=trials[0][1].method == measuring.EXACT,
-                )
-            )
-    return {name: tuple(cases) for name, cases in found.items()}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class CountRow:
-    """One figure of all cases."""
-
-    name: str  # Of the figure, in words.
-    unit: str  # Of its values; empty for shares, which are percentages.
-    cells: dict[str, CaseCounts]  # By case id; cases without the figure are missing.
-
-
-def tabulate(
-    counts: dict[str, tuple[CaseCounts, ...]], metrics: Mapping[str, MetricFacts]
-) -> list[CountRow]:
-    """Returns a row per figure."""
-    return [
-        CountRow(
-            name=names.metric(name, metrics),
-            unit="" if cases[0].unit in formats.RATIO_UNITS else cases[0].unit,
-            cells={found.case.case_id: found for found in cases},
+        by_name = formats.grouped(
+            (metric.name, (entry.trial_id, metric))
+            for entry in case.ok_entries
+            for metric in entry.result.window_metrics
         )
-        for name, cases in counts.items()
-    ]
+        for name, trials in by_name.items():
+            trial_ids, metrics = zip(*trials, strict=True)
+            counts = CaseCounts(
+                case=case,
+                values=tuple(metric.value for metric in metrics),
+                unit=metrics[0].unit,
+                trial_ids=trial_ids,
+                is_exact=metrics[0].method == measuring.EXACT,
+            )
+            found.append((name, counts))
+    return formats.grouped(found)
 
 
 def render_counts(view: View) -> Markup:
@@ -383,12 +319,15 @@ def render_counts(view: View) -> Markup:
     counts = collect_counts(view)
     if not counts:
         return page.NOTHING
-    columns = {
-        found.case.case_id: found for cases in counts.values() for found in cases
-    }
-    return page.render(
-        "counts",
-        view=view,
-        rows=tabulate(counts, view.study.metrics),
-        columns=list(columns.values()),
-    )
+    shown = [
+        {
+            "name": names.metric(name, view.study.metrics),
+            # Empty for shares, which are percentages.
+            "unit": "" if of[0].unit in formats.RATIO_UNITS else of[0].unit,
+            # Cases without the figure are missing.
+            "cells": {found.case.case_id: found for found in of},
+        }
+        for name, of in counts.items()
+    ]
+    columns = {of.case.case_id: of for cases in counts.values() for of in cases}
+    return page.render("counts", view=view, rows=shown, columns=[*columns.values()])

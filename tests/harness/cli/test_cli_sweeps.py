@@ -178,7 +178,7 @@ def test_figures_beyond_the_most_are_said_to_be_left_out(
     """Names come from records, and each would be drawn."""
     shape = synthetic.Shape(modes=(synthetic.WEAK,), budget=synthetic.LEARNING)
     store = synthetic.make_store(tmp_path / "runs" / "s", shape)
-    monkeypatch.setattr("reports.words.ratio_table.MOST_FIGURES", 1)
+    monkeypatch.setattr("reports.page.sections.learning.MOST_FIGURES", 1)
     drawn = [of for of in build.SECTIONS if of.SLUG in ("learning", "quality")]
     monkeypatch.setattr(build, "SECTIONS", drawn)
     for path in store.root.rglob("result.json"):

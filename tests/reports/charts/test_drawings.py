@@ -14,14 +14,14 @@ from synthetic import relay_shape
 
 import reports
 from replicator import catalog
+from reports import view
 from reports.charts import over_replicas, rows, steps, style
 from reports.charts.over_replicas import ReplicasAxis
 from reports.charts.svg import compact
 from reports.page import page
 from reports.page.sections import overview
 from reports.page.sections import steps as steps_lib
-from reports.view import view
-from reports.view.view import view_store
+from reports.view import view_store
 
 
 def _first_screen(store):

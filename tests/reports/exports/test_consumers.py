@@ -168,16 +168,14 @@ def test_junitparser_counts_the_verdicts_of_a_gate(tmp_path, monkeypatch):
     junitparser = pytest.importorskip("junitparser")
     monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[3]))
     benchmark_json = importlib.import_module("benchmark_json")
-    micro_judging = importlib.import_module("benchmarks.micro_judging")
+    micro = importlib.import_module("benchmarks.micro")
     old = {"test_a": (1.0, 1.01, 0.99), "test_b": (1.0, 1.01, 0.99), "test_c": [1.0]}
     new = {**old, "test_b": (2.0, 2.01, 1.99)}
     change, baseline = (
-        micro_judging.read(benchmark_json.write(tmp_path / name, times))
+        micro.read(benchmark_json.write(tmp_path / name, times))
         for name, times in (("new.json", new), ("old.json", old))
     )
-    gate = micro_judging.judged(
-        change, baseline, name="old.json", delta=0.05, alpha=0.05
-    )
+    gate = micro.judged(change, baseline, name="old.json", delta=0.05, alpha=0.05)
     (found,) = junitparser.JUnitXml.fromstring(judgement.gate_junit(gate).encode())
     results = {case.name: [type(of).__name__ for of in case.result] for case in found}
 

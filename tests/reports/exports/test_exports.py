@@ -11,7 +11,7 @@ import pytest
 import rich.console
 
 from reports.exports import exports, text
-from reports.view.view import view_store
+from reports.view import view_store
 from reports.words import formats
 from results.figures import frame
 

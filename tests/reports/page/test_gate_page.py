@@ -10,7 +10,7 @@ from reports.exports import exports, text
 from reports.page import build
 from reports.page.sections import coverage, learning, steps
 from reports.site.card import make_card
-from reports.view.view import view_store
+from reports.view import view_store
 from reports.words import brief, formats, judgement
 from results import load_study
 from results.judging import gate, gate_metrics

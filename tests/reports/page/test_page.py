@@ -18,7 +18,7 @@ import pytest
 
 from reports.page import build
 from reports.page.sections import learning, overview
-from reports.view.view import view_store
+from reports.view import view_store
 from results import errors
 from results.records.models import Budget, BudgetUnit
 

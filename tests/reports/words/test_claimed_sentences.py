@@ -14,7 +14,7 @@ import pytest
 from plain_text import plain
 from synthetic import Lost, relay_shape
 
-from reports.view.view import view_store
+from reports.view import view_store
 from reports.words import brief, verdict
 from results import Store
 
@@ -24,7 +24,7 @@ DOCUMENT = pathlib.Path(__file__).parents[3] / "docs/archive/claims-of-gates.md"
 def _rows(store):
     view = view_store(store)
     judged = brief.judge(view)
-    findings = (finding.sentence for finding in verdict.judge(view).findings)
+    findings = (finding.sentence for finding in verdict.findings(view))
     sentences = (*judged.sentences, *findings)
     return {page_claims.row_of(plain(text)) for text in sentences if text}
 

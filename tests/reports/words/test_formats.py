@@ -13,8 +13,8 @@ from plain_text import plain
 from harness.catalog import BACKENDS, PEERS
 from reports.charts import style
 from reports.page.sections import learning
-from reports.view.view import view_store
-from reports.words import cells, formats, judgement, names, ratio_table
+from reports.view import view_store
+from reports.words import cells, formats, judgement, names
 from results import Estimate
 from results.records.models import QualityMetric
 
@@ -134,9 +134,9 @@ def score(**changes):
 )
 def test_another_protocol_is_another_axis(sequence, first, second, difference):
     """Titles are numbered, and the sentence has both sides of the difference."""
-    both = [ratio_table.axis_of(score(**fields)) for fields in (first, second)]
-    titles = list(ratio_table.titles(both, sequence.study.metrics).values())
-    sentence = ratio_table.explain(both[0], both)
+    both = [learning.axis_of(score(**fields)) for fields in (first, second)]
+    titles = list(learning.titles(both, sequence.study.metrics).values())
+    sentence = learning.explain(both[0], both)
 
     assert (both[0] != both[1]) == bool(difference)
     assert ("protocol" in first) == (not sentence)

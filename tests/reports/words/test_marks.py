@@ -9,7 +9,7 @@ from changed_study import with_environments, with_results, with_turns
 from plain_text import plain
 
 from reports.page.sections import coverage, overview
-from reports.view.view import view_store
+from reports.view import view_store
 from reports.words import brief, formats, marks
 from reports.words.marks import Level
 from results.figures import relay as relay_counts

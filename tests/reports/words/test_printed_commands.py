@@ -17,7 +17,7 @@ from harness.planning import plan as plan_lib
 from harness.sources import code_digest
 from reports.exports import exports
 from reports.page import build
-from reports.view.view import view_store
+from reports.view import view_store
 from reports.words import brief, next_step
 from results import Store
 from results.records.models import TrialStatus

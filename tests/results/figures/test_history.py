@@ -10,7 +10,7 @@ from plain_text import plain
 from synthetic import make_store, relay_shape
 
 from harness.machine.disturbance import void_reason
-from reports.view.view import view_store
+from reports.view import view_store
 from reports.words import trust
 from results import load_study
 from results.figures import relay

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from changed_study import with_results
 
-from reports.view.view import view_store
+from reports.view import view_store
 from reports.words import trust
 from results.figures import scaling, summary
 from results.records.models import Control, Matching, SanityCheck

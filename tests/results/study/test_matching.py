@@ -7,7 +7,7 @@ import pytest
 
 from reports.exports import text
 from reports.page import build
-from reports.view.view import view_store
+from reports.view import view_store
 from reports.words import trust
 from results.figures import scaling, summary
 from results.records import identity

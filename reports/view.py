@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import zlib
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from results.figures.lost_time import Explained
     from results.figures.scaling import Comparison, Point
-    from results.records.models import ScalingMode
+    from results.records.models import Environment, ScalingMode
     from results.store.study_store import Store
     from results.study.cases import Case, Study
 
@@ -47,7 +48,7 @@ def series_of(backend: str) -> int:
     return zlib.crc32(backend.encode()) % NUM_SERIES if known is None else known
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class View:
     """A study, prepared for display."""
 
@@ -79,10 +80,9 @@ class View:
     def measured_cases(self) -> tuple[Case, ...]:
         """Cases with at least one ok trial: backend by backend, replicas ascending."""
         backends = self.study.backends
-        cases = [case for case in self.study.cases if case.ok_entries]
         return tuple(
             sorted(
-                cases,
+                (case for case in self.study.cases if case.ok_entries),
                 key=lambda case: (
                     backends.index(case.spec.backend),
                     case.spec.num_replicas,
@@ -91,11 +91,21 @@ class View:
             )
         )
 
+    @functools.cached_property
+    def environments(self) -> tuple[Environment, ...]:
+        """The environments of all planned trials that recorded one."""
+        trials = [entry.trial for entry in self.study.planned]
+        return tuple(of.env for of in trials if of is not None and of.env is not None)
+
+    @property
+    def is_relay(self) -> bool:
+        """Whether cases took turns."""
+        return self.study.plan.measuring.order is Order.RELAY
+
     @property
     def repetition(self) -> str:
-        """What a repetition is called: a relay has generations."""
-        is_relay = self.study.plan.measuring.order is Order.RELAY
-        return "run" if is_relay else "repetition"
+        """What a repetition is called; the plural has an s."""
+        return "run" if self.is_relay else "repetition"
 
     @property
     def repetitions(self) -> str:
@@ -123,9 +133,9 @@ class View:
         )
 
     @property
-    def is_oversubscription_present(self) -> bool:
-        """Whether any case ran with more replicas than cores."""
-        return any(point.is_oversubscribed for point in self.points)
+    def oversubscribed_sizes(self) -> list[int]:
+        """The numbers of replicas of cases with more of them than cores."""
+        return sorted({p.num_replicas for p in self.points if p.is_oversubscribed})
 
     def series(self, backend: str) -> int:
         """Returns the index of a backend's colour and marker."""
@@ -139,6 +149,20 @@ class View:
             if point.mode is mode and point.backend == backend
         )
 
+    @functools.cached_property
+    def most_replicas(self) -> tuple[Point, ...]:
+        """The most replicas of every backend and mode, in planned order.
+
+        Those without a core each only where nothing else was measured.
+        """
+        chosen: list[Point] = []
+        for mode in self.study.modes:
+            for backend in self.study.backends:
+                curve = [p for p in self.points_of(mode, backend) if p.throughput]
+                fit = [p for p in curve if not p.is_oversubscribed] or curve
+                chosen += [p for p in fit if p.num_replicas == fit[-1].num_replicas]
+        return tuple(chosen)
+
 
 def modes_text(modes: tuple[ScalingMode, ...]) -> str:
     """Returns the names of scaling modes."""
@@ -149,16 +173,16 @@ def view_store(store: Store) -> View:
     """Reads the public facts of a store once; computes the data that sections share."""
     store = store.public
     study = load_study(store)
-    measured = scaling.points(study)
-    compared = scaling.compare_backends(study)
+    points = scaling.points(study)
+    comparisons = scaling.compare_backends(study)
     explained = lost_time.explain(study)
-    recorded = lost_time.recorded_losses(measured, explained)
+    recorded = lost_time.recorded_losses(points, explained)
     return View(
         study=study,
-        points=measured,
-        comparisons=compared,
+        points=points,
+        comparisons=comparisons,
         explained=explained,
-        frame=frame_lib.frame_of(study, measured, compared, (*explained, *recorded)),
+        frame=frame_lib.frame_of(study, points, comparisons, (*explained, *recorded)),
         recorded=recorded,
         store=store,
     )

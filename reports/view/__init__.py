@@ -1,1 +1,0 @@
-"""A study as everything here reads it."""
