@@ -788,8 +788,6 @@ class AloneRun(ClientRun):
     MIN_STEPS = 20
     STEPS_OF_SEVERAL = 50
     NUM_BLOCKS = 10
-    # 97.5 % quantiles of Student's t with 1 to 9 degrees of freedom.
-    QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
     def __init__(
         self,
@@ -832,13 +830,25 @@ class AloneRun(ClientRun):
         if self._measured:
             self._print_rate()
 
+    def _block_rates(self, measured: Sequence[tuple[int, int | None]]) -> list[float]:
+        """Returns examples, or steps, per second in equal parts of a row of steps."""
+        size, start_ns = max(1, len(measured) // self.NUM_BLOCKS), self._start_ns
+        rates = []
+        for first in range(0, len(measured) - size + 1, size):
+            block = measured[first : first + size]
+            known = [examples for _, examples in block if examples is not None]
+            amount = sum(known) if len(known) == size else size
+            rates.append(amount / max((block[-1][0] - start_ns) / 1e9, 1e-9))
+            start_ns = block[-1][0]
+        return rates[: self.NUM_BLOCKS]
+
     def _print_rate(self) -> None:
         measured, self._measured = self._measured, []
-        rates = block_rates(self._start_ns, measured, self.NUM_BLOCKS)
+        rates = self._block_rates(measured)
         if self.rank or not rates:
             return
         is_counted = all(examples is not None for _, examples in measured)
-        value, low, high = interval(rates, self.QUANTILES)
+        value, low, high = interval(rates)
         self._write(
             f"scaling_client: {value:.4g} {self._unit if is_counted else 'steps'}/s"
             + (f" [{low:.4g}, {high:.4g}]" if len(rates) > 1 else "")
@@ -858,31 +868,16 @@ class AloneRun(ClientRun):
         )
 
 
-def block_rates(
-    start_ns: int, measured: Sequence[tuple[int, int | None]], num_blocks: int
-) -> list[float]:
-    """Returns examples, or steps, per second in equal parts of a row of steps."""
-    size = max(1, len(measured) // num_blocks)
-    rates = []
-    for first in range(0, len(measured) - size + 1, size):
-        block = measured[first : first + size]
-        counts = [examples for _, examples in block]
-        known = [count for count in counts if count is not None]
-        amount = sum(known) if len(known) == size else size
-        sec = max((block[-1][0] - start_ns) / 1e9, 1e-9)
-        start_ns = block[-1][0]
-        rates.append(amount / sec)
-    return rates[:num_blocks]
+# 97.5 % quantiles of Student's t with 1 to 9 degrees of freedom.
+_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
-def interval(
-    rates: Sequence[float], quantiles: Sequence[float]
-) -> tuple[float, float, float]:
-    """Returns the geometric mean of rates with its interval of 95 %."""
+def interval(rates: Sequence[float]) -> tuple[float, float, float]:
+    """Returns the geometric mean of up to ten rates with its interval of 95 %."""
     logs = [math.log(max(rate, 1e-300)) for rate in rates]
     centre, half = statistics.fmean(logs), 0.0
     if len(logs) > 1:
-        quantile = quantiles[min(len(logs) - 1, len(quantiles)) - 1]
+        quantile = _QUANTILES[len(logs) - 2]
         half = quantile * statistics.stdev(logs) / math.sqrt(len(logs))
     return math.exp(centre), math.exp(centre - half), math.exp(centre + half)
 
