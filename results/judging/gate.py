@@ -230,12 +230,11 @@ def of_revisions(study: Study, rule: Rule, *, baseline: str) -> Gate:
         judged = _judged(pairs, rule, is_paired=True)
         return _gate(study, pairs, rule, baseline, judged)
     design = study.plan.measuring.gate
-    found, paired = paired_gate.judge(
-        pairs, rule, () if design is None else design.looks
-    )
+    looks = () if design is None else design.looks
+    judged, paired = paired_gate.judge(pairs, rule, looks)
     sustained = paired_gate.sustained_over_turns(pairs)
     more = {"paired": paired, "sustained": sustained}
-    return _gate(study, pairs, rule, baseline, found, **more)
+    return _gate(study, pairs, rule, baseline, judged, **more)
 
 
 def of_equal_code(rule: Rule, digests: tuple[str, ...], *, baseline: str) -> Gate:

@@ -222,13 +222,6 @@ class GpuSettings(Record):
     )
 
 
-AllGpuSettings = Annotated[
-    tuple[GpuSettings, ...],
-    Field(max_length=limits.MAX_REPLICAS, exclude_if=operator.not_),
-]
-"""Stored where there are some, as what the GPUs did (``gpu_record``)."""
-
-
 CpuSet = Annotated[
     tuple[Annotated[int, Field(ge=0, le=limits.MAX_REPLICAS)], ...],
     Field(max_length=limits.MAX_REPLICAS),
@@ -282,8 +275,11 @@ class Environment(Record):
     gpu_uses: GpuUses = Field(
         default=(), description="of the trial's GPUs, over the measured window"
     )
-    gpu_settings: AllGpuSettings = Field(
-        default=(), description="of the trial's GPUs, before it started"
+    gpu_settings: tuple[GpuSettings, ...] = Field(
+        default=(),
+        max_length=limits.MAX_REPLICAS,
+        exclude_if=operator.not_,
+        description="of the trial's GPUs, before it started",
     )
     nccl_version: Name | None = Field(
         default=None,

@@ -88,10 +88,6 @@ __all__ = [  # of other modules
 
 SCHEMA_VERSION = 6
 
-StepTimes = Annotated[
-    tuple[Seconds, ...], Field(min_length=1, max_length=limits.MAX_STEPS)
-]
-
 
 class BudgetUnit(str, Enum):
     """Unit of a quality run's budget; seconds count its training steps only."""
@@ -413,7 +409,9 @@ class RankTimes(Record):
     warmup_step_time_sec: Annotated[
         tuple[Seconds, ...], Field(max_length=limits.MAX_STEPS)
     ] = Field(description="empty only of a program that printed one number")
-    step_time_sec: StepTimes
+    step_time_sec: tuple[Seconds, ...] = Field(
+        min_length=1, max_length=limits.MAX_STEPS
+    )
     window_start_ns: Nanoseconds = Field(description="CLOCK_MONOTONIC of its machine")
     window_end_ns: Nanoseconds
     losses: tuple[Real, ...] = Field(
