@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import TYPE_CHECKING
 
@@ -19,18 +20,18 @@ from results.records import program
 from results.records.program import PIPELINE_STAGES
 from workloads import catalog as workload_catalog
 from workloads.catalog import SYNTHETIC, WORKLOADS, PresetInfo, WorkloadInfo
-from workloads.peers import catalog as peer_catalog
 from workloads.peers.catalog import (
     EXPORT_SETTINGS,
     EXPORT_VARIABLE,
     PEERS,
     PeerInfo,
     exports_dir,
+    unsupported,
 )
 from workloads.peers.catalog import REFERENCE as EXPORTED_BACKEND
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from results.plugins import Complaint
     from results.records.models import MetricFacts, OptionValue, TrialSpec
@@ -51,28 +52,11 @@ __all__ = [
     "PeerInfo",
     "PresetInfo",
     "WorkloadInfo",
-    "adopt",
-    "backend",
-    "batch_units",
-    "check_backends",
-    "check_data",
-    "check_devices",
-    "check_machine",
-    "check_options",
-    "draws_random_numbers",
     "exports_dir",
-    "judged_metrics",
-    "metrics",
-    "peer",
-    "plugins_of",
-    "preset",
-    "why_not_peer",
-    "workload",
+    "unsupported",
+    "workload_catalog",
 ]
 
-JIT_OFF = "off"
-NEEDED_BY_JIT = {"compute": "compiled_functions"}
-"""The capability that a backend needs for a value of the option ``jit``."""
 WORKLOAD, BACKEND = "workloads", "backends"
 """Kinds of plugins (``results/plugins.py``)."""
 
@@ -89,10 +73,7 @@ def plugins_of(workload_name: str, backend_name: str) -> dict[str, str]:
     """Returns what a trial has of plugins, by ``workload`` and ``backend``."""
     from results import plugins
 
-    used = (
-        plugins.used(WORKLOAD, workload_name),
-        plugins.used(BACKEND, backend_name),
-    )
+    used = (plugins.used(WORKLOAD, workload_name), plugins.used(BACKEND, backend_name))
     return {plugins.KINDS[of.kind]: of.target for of in used if of is not None}
 
 
@@ -120,23 +101,13 @@ def backend(name: str) -> BackendInfo:
     return info
 
 
-def peer(name: str) -> PeerInfo | None:
-    """Returns the peer of a name; None of another backend, or of a program."""
-    return PEERS.get(name)
-
-
-def why_not_peer(
-    info: WorkloadInfo,
-    of: PeerInfo,
-    preset_name: str,
-    options: Mapping[str, OptionValue],
-    data: str,
-) -> str:
-    """Returns what of a workload a peer does not have; empty if it has all."""
-    if info.name not in of.programs:
-        return f"workload {info.name}, but has {' and '.join(of.programs)} only"
-    config = workload_catalog.make_config(info.name, preset_name, options)
-    return peer_catalog.unsupported(of.programs[info.name], config, data)
+@contextlib.contextmanager
+def refusing() -> Iterator[None]:
+    """Turns what a workload refuses into an error of the request."""
+    try:
+        yield
+    except ValueError as error:
+        raise PlanError(str(error)) from error
 
 
 def preset(info: WorkloadInfo, name: str) -> PresetInfo:
@@ -150,47 +121,27 @@ def metrics(info: WorkloadInfo) -> tuple[MetricFacts, ...]:
     from results.records.models import MetricFacts  # --help needs no Pydantic
 
     return tuple(
-        MetricFacts(
-            name=metric.name,
-            title=metric.title,
-            unit=metric.unit,
-            is_higher_better=metric.is_higher_better,
-            tolerance=metric.tolerance,
-            protocol=metric.protocol,
-            is_of_window=metric.is_of_window,
-        )
+        MetricFacts.model_validate(metric, from_attributes=True)
         for metric in workload_catalog.metrics_of(info.name)
     )
 
 
 def judged_metrics(info: WorkloadInfo) -> list[str]:
     """Returns the names of what a workload learns and a gate judges."""
-    metrics = workload_catalog.metrics_of(info.name)
-    return [metric.name for metric in metrics if metric.is_judged]
+    return [metric.name for metric in metrics(info) if metric.is_judged]
 
 
 def check_data(info: WorkloadInfo, name: str) -> str:
     """Checks that the workload can read the data set, before anything is written."""
     try:
-        workload_catalog.check_data(info.name, name)
-    except ValueError as error:
-        raise PlanError(str(error)) from error
+        with refusing():
+            workload_catalog.check_data(info.name, name)
     except OSError as error:
         raise PlanError(
             f"data {name!r}: cannot use {str(error.filename)!r}:"
             f" {error.strerror or error}; choose another path, or fix this one"
         ) from error
     return workload_catalog.absolute_data(name)
-
-
-def check_options(
-    info: WorkloadInfo, preset_name: str, options: Mapping[str, OptionValue]
-) -> None:
-    """Checks the workload's options, before anything is written."""
-    try:
-        workload_catalog.make_config(info.name, preset_name, options)
-    except ValueError as error:
-        raise PlanError(str(error)) from error
 
 
 def batch_units(
@@ -207,39 +158,15 @@ def batch_units(
     return {name: value for name, value in found.items() if value != 1}
 
 
-def draws_random_numbers(
-    info: WorkloadInfo, preset_name: str, options: Mapping[str, OptionValue]
-) -> bool:
-    """Returns whether a step draws random numbers, outside of its pipeline."""
-    if not info.draws_with:
-        return info.draws_random_numbers
-    config = workload_catalog.make_config(info.name, preset_name, options)
-    return bool(getattr(config, info.draws_with))
-
-
-def memory_table(
-    info: WorkloadInfo,
-    preset_name: str,
-    options: Mapping[str, OptionValue],
-    *,
-    num_replicas: int,
-) -> list[str]:
-    """Returns what a device keeps at each level of a sharded update, as lines."""
-    return workload_catalog.memory_table(
-        info.name, preset_name, options, num_replicas=num_replicas
-    )
-
-
 def check_backends(
     info: WorkloadInfo,
     options: Mapping[str, OptionValue],
     backends: Sequence[BackendInfo],
 ) -> None:
     """Checks that every backend can do what the workload and its options need."""
-    jit = str(options.get("jit", JIT_OFF))
     wanted = [(need, f"workload {info.name}") for need in info.needs]
-    if jit in NEEDED_BY_JIT:
-        wanted.append((NEEDED_BY_JIT[jit], f"option jit={jit!r}"))
+    if options.get("jit") == "compute":
+        wanted.append(("compiled_functions", "option jit='compute'"))
     if options.get("loop") == "fit":
         wanted.append(("fit", "option loop='fit'"))
     if program.devices_per_replica(options) > 1:
@@ -258,36 +185,3 @@ def check_backends(
                     f" {each.lacks[needed]}; use --backends {','.join(able)}, or leave"
                     f" the {what.partition(' ')[0]} out"
                 )
-
-
-def check_devices(options: Mapping[str, OptionValue], device: str) -> None:
-    """Checks that the replicas can do what the workload's options need."""
-    if program.devices_per_replica(options) > 1 and device == "gpu":
-        raise PlanError(
-            f"option {PIPELINE_STAGES}={options[PIPELINE_STAGES]} needs a GPU for each"
-            " stage, and --device gpu gives a replica one, so far; use --device cpu,"
-            " or leave the option out"
-        )
-
-
-def check_machine(
-    info: WorkloadInfo,
-    preset_name: str,
-    options: Mapping[str, OptionValue],
-    *,
-    data: str,
-    global_batch_size: int,
-    num_workers: int,
-) -> None:
-    """Checks that this machine can run the workload, before anything is written."""
-    try:
-        workload_catalog.check_machine(
-            info.name,
-            preset_name,
-            options,
-            data=data,
-            global_batch_size=global_batch_size,
-            num_workers=num_workers,
-        )
-    except ValueError as error:
-        raise PlanError(str(error)) from error

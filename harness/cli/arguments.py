@@ -33,21 +33,9 @@ _UNUSABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 # Errors that a path chosen by the user can cause; none of them is a bug of ours.
 _REFUSALS = frozenset(
     {
-        errno.EACCES,
-        errno.EDQUOT,
-        errno.EIO,
-        errno.EISDIR,
-        errno.ELOOP,
-        errno.EMFILE,
-        errno.ENAMETOOLONG,
-        errno.ENFILE,
-        errno.ENOMEM,
-        errno.ENOSPC,
-        errno.ENOTDIR,
-        errno.EPERM,
-        errno.EROFS,
-        errno.ESTALE,
-        errno.ETIMEDOUT,
+        *(errno.EACCES, errno.EDQUOT, errno.EIO, errno.EISDIR, errno.ELOOP),
+        *(errno.EMFILE, errno.ENAMETOOLONG, errno.ENFILE, errno.ENOMEM, errno.ENOSPC),
+        *(errno.ENOTDIR, errno.EPERM, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT),
     }
 )
 
@@ -125,8 +113,7 @@ def check_comparable(
         )
 
 
-PIPE_WIDTH: Final = 140
-"""Of a pipe, which has none: no cell is wrapped."""
+PIPE_WIDTH: Final = 140  # Of a pipe, which has none: no cell is wrapped.
 
 
 def console(**settings: Any) -> Console:

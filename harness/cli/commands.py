@@ -48,19 +48,17 @@ if TYPE_CHECKING:
     from harness.machine.gpus import Gpu
     from harness.machine.machine_state import CpuTopology
     from harness.planning.checked import CheckedSweep
-    from harness.planning.plan import PlannedSweep
     from harness.trial.gpu_probe import Probe
     from results.records.models import Plan
 
 
-HARNESS_COMMAND = (sys.executable, "-m", "harness")
-"""The harness, as a job starts it."""
+HARNESS_COMMAND = (sys.executable, "-m", "harness")  # The harness, as a job starts it.
 
 
 def submit(
     request: RunRequest,
     launcher: Launcher,
-    planned: PlannedSweep,
+    planned: Plan,
     *,
     study: str,
     command: Sequence[str],
@@ -72,9 +70,11 @@ def submit(
     if any(spec.device == "gpu" for spec in specs):
         replicas = max(spec.num_replicas for spec in specs)
         workers, gpus_per_worker = -(-replicas // per_worker), per_worker
+    name = "".join(c if c.isascii() and c.isalnum() else "-" for c in study.lower())
+    arguments = study_module.without(command[command.index("harness") + 1 :], "--study")
     job = Job(
-        name=_job_name(study),
-        command=(*HARNESS_COMMAND, *_arguments(command, study)),
+        name=name[:53].strip("-") or "sweep",
+        command=(*HARNESS_COMMAND, *arguments, "--study", study),
         workers=workers,
         gpus_per_worker=gpus_per_worker,
         directory=os.getcwd(),  # noqa: PTH109 (as a string)
@@ -88,23 +88,6 @@ def submit(
         err=True,
     )
     return exit_codes.OK
-
-
-def _job_name(study: str) -> str:
-    name = "".join(c if c.isascii() and c.isalnum() else "-" for c in study.lower())
-    return name[:53].strip("-") or "sweep"
-
-
-def _arguments(command: Sequence[str], study: str) -> list[str]:
-    """Returns the arguments of a command, for a job: the study by name."""
-    kept: list[str] = []
-    words = iter(command[command.index("harness") + 1 :])
-    for word in words:
-        if word == "--study":
-            next(words, None)
-        elif word.partition("=")[0] != "--study":
-            kept.append(word)
-    return [*kept, "--study", study]
 
 
 @contextlib.contextmanager
@@ -231,7 +214,7 @@ def sweep(
     *,
     conclude: Conclude | None = None,
     name_prefix: str = "",
-    check: Callable[[PlannedSweep], None] | None = None,
+    check: Callable[[Plan], object] = lambda _: None,
 ) -> int:
     """Plans, and unless it is a dry run, runs what is missing and reports."""
     runs_dir, is_failed_retried = request.runs_dir, request.retry is not None
@@ -244,40 +227,38 @@ def sweep(
     is_order_free = request.order is None
     # It was decided when the study began, maybe by the memory that was free.
     order = known.measuring.order if is_order_free and known else None
-    planned = plan_module.arrange(checked, order)
-    if check is not None:
-        check(planned)
-    is_submitted = request.info.is_submitted()
-    if is_submitted and not request.is_dry_run:
-        return submit(request, launcher, planned, study=name, command=call.command)
-    if not is_submitted:  # a login node has no GPUs of the job
-        check_models(planned.trials, launcher.num_hosts)
-    make_plan = functools.partial(
-        study_module.make_plan,
-        request=request,
+    arrange = functools.partial(
+        plan_module.arrange,
+        checked,
         study=name,
         command=call.command,
         launcher=request.launcher,
     )
-    new = make_plan(planned)
+    new, notes = arrange(order)
+    check(new)
+    is_submitted = request.info.is_submitted()
+    if is_submitted and not request.is_dry_run:
+        return submit(request, launcher, new, study=name, command=call.command)
+    if not is_submitted:  # a login node has no GPUs of the job
+        check_models(new.trials, launcher.num_hosts)
     measured = Store(root) if known is not None else None
-    reconciled = plan_module.reconcile(known, new, request.baseline, measured)
-    notes = [*planned.notes, *([reconciled.note] if reconciled.note else [])]
+    plan, asked, note = plan_module.reconcile(known, new, request.baseline, measured)
+    notes += [note] * bool(note)
     if request.is_dry_run:
         return _print_plan(
-            reconciled.plan,
-            reconciled.asked,
+            plan,
+            asked,
             notes,
             root=root,
             runs_dir=runs_dir,
             is_json=request.is_json,
         )
     launcher.check_folder(runs_dir.absolute())
-    peers.check_environments(planned.trials, launcher.name, launchers.DEFAULT)
+    peers.check_environments(new.trials, launcher.name, launchers.DEFAULT)
     conclude = conclude or functools.partial(
         running.conclude_sweep, is_json=request.is_json
     )
-    missing = _missing(root, reconciled.asked, is_failed_retried=is_failed_retried)
+    missing = _missing(root, asked, is_failed_retried=is_failed_retried)
     with (
         ready(
             missing,
@@ -286,34 +267,32 @@ def sweep(
             study=name,
             num_hosts=launcher.num_hosts,
         ) as replaced,
-        _created_and_locked(root) as store,
+        # Made before it is locked.
+        lock_study((store := Store.create(root)).root),
     ):
-        baseline = request.baseline
         # Read it again under the lock: another harness may just have written it.
         existing = study_module.read_existing_plan(root)
-        reconciled = plan_module.reconcile(existing, new, request.baseline, store)
-        if reconciled.is_changed:
-            store.write_plan(reconciled.plan)
+        plan, asked, _ = plan_module.reconcile(existing, new, request.baseline, store)
+        if plan != existing:
+            store.write_plan(plan)
         for note in notes:
             running.note(note)
         settings = RunSettings(
             timeout_sec=request.timeout_sec,
             topology=cpus,
             is_failed_retried=is_failed_retried,
-            data_dir=reconciled.plan.data_dir,
-            measuring=reconciled.plan.measuring,
-            trees={} if baseline is None else {baseline.revision: baseline},
+            data_dir=plan.data_dir,
+            measuring=plan.measuring,
+            trees={of.revision: of for of in [request.baseline] if of is not None},
             folders=request.folders,
             launcher=launcher,
             changed_code=CodeWatch(
-                reconciled.plan, folders=request.folders, left_out=[runs_dir, root]
+                plan, folders=request.folders, left_out=[runs_dir, root]
             ).changed,
             **replaced,
         )
         try:
-            return running.run_until_done(
-                store, reconciled.asked, settings, runs_dir, conclude
-            )
+            return running.run_until_done(store, asked, settings, conclude)
         except DoesNotFitError as error:
             if (
                 not is_order_free
@@ -326,28 +305,17 @@ def sweep(
                     f" {fewer}--mode, --backends or --replicas"
                 ) from error
             running.note(f"{error}: the trials run in sequence instead")
-            planned = plan_module.arrange(checked, Order.SEQUENTIAL)
-            return _run_in_sequence(store, make_plan(planned), settings, conclude)
+            plan, _ = arrange(Order.SEQUENTIAL)
+            _replace_plan(store, plan)
+            settings = dataclasses.replace(settings, measuring=plan.measuring)
+            return running.run_until_done(store, plan.trials, settings, conclude)
 
 
-@contextlib.contextmanager
-def _created_and_locked(root: Path) -> Iterator[Store]:
-    store = Store.create(root)
-    with lock_study(root):
-        yield store
-
-
-def _run_in_sequence(
-    store: Store, plan: Plan, settings: RunSettings, conclude: Conclude
-) -> int:
-    """Replaces the plan of a relay, of which nothing was measured, by a sequence."""
+def _replace_plan(store: Store, plan: Plan) -> None:
+    """Replaces the plan of a relay, of which nothing was measured."""
     for trial in store.read_plan().trials:
         trial_tree.clear_trials(store.trial_dir(trial.trial_id), store.list_earlier)
     store.write_plan(plan)
-    settings = dataclasses.replace(settings, measuring=plan.measuring)
-    return running.run_until_done(
-        store, plan.trials, settings, store.root.parent, conclude
-    )
 
 
 def _missing(
@@ -359,25 +327,6 @@ def _missing(
     return run.missing_trials(Store(root), asked, is_failed_retried=is_failed_retried)
 
 
-def _memory(trials: Sequence[PlannedTrial]) -> dict[int, list[str]]:
-    """Returns what variables take of a device, by replicas, where they are counted.
-
-    Of replicas with memories of their own; those on the cores of a machine share one
-    copy of the variables.
-    """
-    specs = {trial.spec.num_replicas: trial.spec for trial in trials}
-    return {
-        num_replicas: catalog.memory_table(
-            catalog.workload(spec.workload),
-            spec.preset,
-            spec.options,
-            num_replicas=num_replicas,
-        )
-        for num_replicas, spec in sorted(specs.items())
-        if spec.program is None and catalog.workload(spec.workload).memory_module
-    }
-
-
 def _print_plan(
     plan: Plan,
     asked: Sequence[PlannedTrial],
@@ -387,7 +336,16 @@ def _print_plan(
     runs_dir: Path,
     is_json: bool,
 ) -> int:
-    memory = _memory(asked)
+    specs = {trial.spec.num_replicas: trial.spec for trial in asked}
+    # What variables take of a device, by replicas, where they are counted: of replicas
+    # with memories of their own. Those on the cores of a machine share one copy.
+    memory = {
+        num_replicas: catalog.workload_catalog.memory_table(
+            spec.workload, spec.preset, spec.options, num_replicas=num_replicas
+        )
+        for num_replicas, spec in sorted(specs.items())
+        if spec.program is None and catalog.workload(spec.workload).memory_module
+    }
     missing = _missing(root, asked)
     matching = plan.matching.trials if plan.matching is not None else ()
     in_turn = []

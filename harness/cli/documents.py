@@ -6,7 +6,6 @@ per verb, between two comments that name it.
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,15 +20,12 @@ from harness.options.option import SCHEMA_NAME, render_schema
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from harness.options.option import Option
-
 ROOT: Final = Path(__file__).resolve().parents[2]
 SCHEMA: Final = ROOT / "docs" / "schema" / SCHEMA_NAME
 README: Final = ROOT / "harness" / "README.md"
 SWEEP: Final = cli.commands["sweep"]
 _BEGIN: Final = "<!-- options of {} -->\n"
 _END: Final = "<!-- end of options -->"
-_DEFAULT: Final = re.compile(r"  \[default: (?P<text>.*)\]$")
 
 
 def table(verb: click.Command) -> str:
@@ -57,43 +53,19 @@ def _rows(verb: click.Command) -> Iterator[tuple[str, str, str]]:
     for param in verb.params:
         if isinstance(param, DeclaredOption):
             for group, own in param.shown.items():
-                yield group, own.opts[0], _declared_row(own)
-        elif isinstance(param, click.Option):
-            yield "", param.opts[0], _row(param)
+                yield group, own.opts[0], _row(own)
 
 
-def _names(option: click.Option, metavar: str) -> str:
-    names = [*option.opts, *option.secondary_opts]
-    return ", ".join(f"`{name}`" for name in names) + (f" {metavar}" if metavar else "")
-
-
-def _declared_row(option: DeclaredOption) -> str:
+def _row(option: DeclaredOption) -> str:
     of = option.declared
-    default = "required" if of.is_required else of.default_text
+    names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
     metavar = "" if of.kind.choices else of.metavar
-    return _line(_names(option, metavar), _meaning(of), default)
-
-
-def _meaning(of: Option) -> str:
-    """What an option means, and all of its values where the help names only some."""
     text = " ".join(of.help.split()).rstrip(".")
     values = [f"`{value}`" for value in of.kind.choices]
-    if all(value in text for value in values):
-        return text
-    return f"{text} ({', '.join(values)})"
-
-
-def _row(option: click.Option) -> str:
-    text = option.help or ""
-    found = _DEFAULT.search(text)
-    default = found["text"] if found else "required" if option.required else ""
-    if option.show_default and option.default is not None:
-        default = f"`{option.default}`"
-    return _line(_names(option, ""), _DEFAULT.sub("", text), default)
-
-
-def _line(names: str, text: str, default: str) -> str:
-    cells = (names, " ".join(text.split()).rstrip("."), default or "-")
+    if not all(value in text for value in values):  # the help names only some
+        text = f"{text} ({', '.join(values)})"
+    default = "required" if of.is_required else of.default_text
+    cells = (f"{names} {metavar}".strip(), text, default or "-")
     return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
 
 

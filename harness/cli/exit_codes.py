@@ -12,11 +12,9 @@ OK: Final = 0
 """Every trial of the plan is measured and sane, and N replicas match one as far as was
 planned; also of a sweep beside load, whose page says what that did; a gate passes."""
 
-REGRESSION: Final = 1
-"""A gate found a regression."""
+REGRESSION: Final = 1  # A gate found a regression.
 
-USAGE: Final = 2
-"""The request cannot be carried out as written; nothing was started."""
+USAGE: Final = 2  # The request cannot be carried out as written; nothing was started.
 
 INCONCLUSIVE: Final = 3
 """The interval of a gate holds both pass and regress, or the sides are not comparable.
@@ -36,5 +34,4 @@ UNFIT: Final = 6
 INTERNAL_FAULT: Final = 70
 """An internal error (EX_SOFTWARE); records written before it are kept."""
 
-INTERRUPTED: Final = 130
-"""Interrupted by a signal; run the same command to resume."""
+INTERRUPTED: Final = 130  # Interrupted by a signal; run the same command to resume.

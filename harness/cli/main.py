@@ -22,8 +22,7 @@ from harness.cli.arguments import (
     one_line,
     refusal,
 )
-from harness.cli.study_file import STUDY_FILE
-from harness.cli.verb import Verb
+from harness.cli.verb import STUDY_FILE, Verb
 from harness.errors import HarnessError, Interrupted, UnfitMachineError
 
 if TYPE_CHECKING:
@@ -139,9 +138,7 @@ for _verb in VERBS:
 
 
 def main(
-    argv: Sequence[str] | None = None,
-    *,
-    run_overrides: Mapping[str, Any] | None = None,
+    argv: Sequence[str] | None = None, *, run_overrides: Mapping[str, Any] | None = None
 ) -> int:
     """Runs the command line and returns the exit code."""
     try:

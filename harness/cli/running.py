@@ -31,7 +31,6 @@ from results.study.matching import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
 
     from harness.run.session import Progress
     from harness.run.trial_runner import RunSettings
@@ -92,9 +91,7 @@ class PlainProgress:
     """Prints one line per event, for logs and pipes."""
 
     def __init__(
-        self,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
@@ -263,14 +260,13 @@ def run_until_done(
     store: Store,
     trials: Sequence[PlannedTrial],
     settings: RunSettings,
-    runs_dir: Path,
     conclude: Conclude,
 ) -> int:
     """Runs what is missing, with more generations until a target is reached.
 
     The report of a sweep is there from its first generation on, and renewed after each.
     """
-    durations = estimate.read_durations(runs_dir)
+    durations = estimate.read_durations(store.root.parent)
     owned_folders.remove_abandoned()
     is_sweep = settings.measuring.gate is None
     renew = functools.partial(_renew_report, store) if is_sweep else None
@@ -355,7 +351,9 @@ def conclude_sweep(
             f"{num_disturbed} trials were measured beside load only, which is no"
             " evidence; --retry failed measures their runs again"
         )
-    code = exit_code(statuses)
+    code = exit_codes.SOME_TRIALS_FAILED if num_failed else exit_codes.OK
+    if num_failed == len(statuses):
+        code = exit_codes.NOTHING_MEASURED
     if code == exit_codes.OK and any(match.has_failed for match in study.matches):
         return exit_codes.SOME_TRIALS_FAILED
     return code
@@ -404,14 +402,6 @@ def statuses_of(study: Study, trial_ids: Iterable[str]) -> list[TrialStatus | No
         elif entry.trial is not None and entry.trial.status is not None:
             found[entry.trial_id] = entry.trial.status.status
     return [found.get(trial_id) for trial_id in trial_ids]
-
-
-def exit_code(statuses: Sequence[TrialStatus | None]) -> int:
-    """Returns the exit code for the results of the requested trials."""
-    num_ok = statuses.count(TrialStatus.OK)
-    if num_ok == 0:
-        return exit_codes.NOTHING_MEASURED
-    return exit_codes.OK if num_ok == len(statuses) else exit_codes.SOME_TRIALS_FAILED
 
 
 def _conclude(store: Store, *, is_json: bool) -> None:

@@ -28,12 +28,9 @@ def complete_study(params: Mapping[str, Any], incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-RunsDir = Annotated[Path, Option(group=STUDY, help="Directory of the studies.")]
+RunsDir = Annotated[Path, Option("Directory of the studies.", STUDY)]
 IsJson = Annotated[
-    bool,
-    Option(
-        group=STUDY, name="json", is_key=False, help="Print data as JSON on stdout."
-    ),
+    bool, Option("Print data as JSON on stdout.", STUDY, name="json", is_key=False)
 ]
 StudyArgument = Annotated[
     str, Option(is_argument=True, complete=complete_study, is_key=False)
@@ -49,21 +46,18 @@ StudyArguments = Annotated[
     ),
 ]
 Retry = Annotated[
-    Literal["failed"] | None,
-    Option(group=STUDY, help="Run trials with a recorded failure again."),
+    Literal["failed"] | None, Option("Run trials with a recorded failure again.", STUDY)
 ]
 Metric = Annotated[
-    str,
-    Option(metavar="NAME", help="`throughput`, `time_to_first_step` or `peak_memory`."),
+    str, Option("`throughput`, `time_to_first_step` or `peak_memory`.", metavar="NAME")
 ]
 DEFAULT_METRIC: Final = "throughput"
 Alpha = Annotated[
     float,
     Option(
-        group=JUDGING,
+        "Accepted probability of passing a slowdown of exactly `--delta`, below 50 %.",
+        JUDGING,
         kind=PERCENTAGE,
-        help="Accepted probability of passing a slowdown of exactly `--delta`, below"
-        " 50 %.",
     ),
 ]
 DEFAULT_DELTA: Final = 0.05
@@ -71,9 +65,9 @@ DEFAULT_ALPHA: Final = 0.05
 IsDifferentAllowed = Annotated[
     bool,
     Option(
-        group=JUDGING,
-        name="allow-different",
-        help="Show studies of different machines, workload versions or placements; such"
+        "Show studies of different machines, workload versions or placements; such"
         " a result never passes.",
+        JUDGING,
+        name="allow-different",
     ),
 ]

@@ -18,6 +18,8 @@ from harness.errors import DifferentStudyError, PlanError, StudyError
 from harness.launch import catalog
 from harness.machine.machine_state import now_text
 from harness.options.option import declared
+from harness.planning import defaults
+from harness.planning import plan as plan_module
 from harness.planning import study as study_module
 from harness.run import sweep as sweep_loop
 from harness.run.trial_runner import RunSettings
@@ -52,7 +54,8 @@ def sweep(request: RunRequest, call: Call) -> int:
         )
     asked = study_module.requests(request.model_copy(update={"vary": None}), axis)
     names = [commands.planned_name(of) for of in asked.values()]
-    name = request.study or f"{_stem(names[0])}-{axis.key}-{identity.digest(names)[:8]}"
+    stem, digest = names[0].rpartition("-")[0], identity.digest(names)[:8]
+    name = request.study or f"{stem}-{axis.key}-{digest}"
     study_module.check_name(name)
     root = request.runs_dir / name
     known = _existing(root, axis)
@@ -80,10 +83,6 @@ def sweep(request: RunRequest, call: Call) -> int:
     if not request.is_dry_run and not request.info.is_submitted():
         write_page(root)
     return combined(codes)
-
-
-def _stem(name: str) -> str:
-    return name.rpartition("-")[0]
 
 
 def _existing(root: Path, axis: study_module.Axis) -> Varied | None:
@@ -114,7 +113,7 @@ def combined(codes: Sequence[int]) -> int:
     return exit_codes.SOME_TRIALS_FAILED
 
 
-def write_page(root: Path) -> None:
+def write_page(root: Path) -> int:
     """Writes the page of all studies in a folder."""
     from reports import output_file
     from reports.site import varied as page
@@ -122,6 +121,7 @@ def write_page(root: Path) -> None:
     path = root / "report" / "index.html"
     output_file.write(path, page.build(root), what="report")
     running.note(f"report: {path}")
+    return exit_codes.OK
 
 
 def names_of(text: str, runs_dir: Path) -> tuple[Path, tuple[str, ...]] | None:
@@ -139,47 +139,38 @@ def expanded(texts: Iterable[str], runs_dir: Path) -> list[str]:
     names = []
     for text in texts:
         found = names_of(text, runs_dir)
-        root, studies = found or (None, ())
-        names += (
-            [text] if root is None else [str((root / n).absolute()) for n in studies]
-        )
+        own = [text]
+        if found is not None:
+            own = [str((found[0] / name).absolute()) for name in found[1]]
+        names += own
     return names
 
 
 def for_each(
-    run: Callable[[Any, Call], int], after: Callable[[Path], int] | None = None
-) -> Callable[[Any, Call], int]:
-    """Lets a verb of one study take a varied one, and runs it for each study."""
-
-    @functools.wraps(run)
-    def each(request: Any, call: Call) -> int:
-        found = names_of(request.study, request.runs_dir)
-        if found is None:
-            return run(request, call)
-        root, names = found
-        if request.is_json:
-            raise StudyError(
-                f"--json is for one study, and {root.name!r} has {len(names)}; name"
-                f" one, such as {root.name}/{names[0] if names else 'STUDY'}"
-            )
-        codes = []
-        for name in names:
-            click.echo(f"{root.name}/{name}")
-            own = {"study": str((root / name).absolute())}
-            codes.append(run(request.model_copy(update=own), call))
-            if codes[-1] == exit_codes.INTERRUPTED:
-                return codes[-1]
-        if after is not None:
-            codes.append(after(root))
-        return combined(codes) if codes else exit_codes.NOTHING_MEASURED
-
-    return each
-
-
-def rewrite_page(root: Path) -> int:
-    """Writes the page again."""
-    write_page(root)
-    return exit_codes.OK
+    request: Any,
+    run: Callable[[Store], int],
+    after: Callable[[Path], int] | None = None,
+) -> int:
+    """Does for a study what a verb does, or for each study of a varied one."""
+    found = names_of(request.study, request.runs_dir)
+    if found is None:
+        root = study_module.find_study(request.study, request.runs_dir)
+        return run(Store.open(root))
+    root, names = found
+    if request.is_json:
+        raise StudyError(
+            f"--json is for one study, and {root.name!r} has {len(names)}; name"
+            f" one, such as {root.name}/{names[0] if names else 'STUDY'}"
+        )
+    codes = []
+    for name in names:
+        click.echo(f"{root.name}/{name}")
+        codes.append(run(Store.open((root / name).absolute())))
+        if codes[-1] == exit_codes.INTERRUPTED:
+            return codes[-1]
+    if after is not None:
+        codes.append(after(root))
+    return combined(codes) if codes else exit_codes.NOTHING_MEASURED
 
 
 def compare(root: Path) -> int:
@@ -224,11 +215,6 @@ _TAKEN = {
 """What may be said anew of a study that is continued."""
 
 
-def is_continued(request: RunRequest) -> bool:
-    """Whether a request names nothing to measure but a study."""
-    return bool(request.study) and not request.workload and request.command is None
-
-
 def run_missing(request: RunRequest, call: Call) -> int:
     """Runs the missing trials of a study, or of each study of a varied one."""
     for of in declared(type(request)):
@@ -239,13 +225,12 @@ def run_missing(request: RunRequest, call: Call) -> int:
                 f" study that is continued by its name; leave it out, or repeat the"
                 f" whole command of study {request.study!r} to extend it"
             )
-    return for_each(_continue, rewrite_page)(request, call)
+    run = functools.partial(_continue, request, call)
+    return for_each(request, run, write_page)
 
 
-def _continue(request: RunRequest, call: Call) -> int:
-    root = study_module.find_study(str(request.study), request.runs_dir)
-    store = Store.open(root)
-    plan = store.read_plan()
+def _continue(request: RunRequest, call: Call, store: Store) -> int:
+    root, plan = store.root, store.read_plan()
     study_module.check_trials(plan)
     code_digest.check_code(plan, store=store)
     launcher = catalog.start(request.launcher)
@@ -262,10 +247,10 @@ def _continue(request: RunRequest, call: Call) -> int:
             watch = CodeWatch(plan, folders={}, left_out=[root.parent, root])
             settings = RunSettings(
                 timeout_sec=plan.timeout_sec
-                if request.timeout_sec == _usual(request, "timeout_sec")
+                if request.timeout_sec == defaults.TIMEOUT_SEC
                 else request.timeout_sec,
                 is_failed_retried=request.retry is not None,
-                data_dir=study_module.data_dir_here() or plan.data_dir,
+                data_dir=plan_module.data_dir_here() or plan.data_dir,
                 measuring=plan.measuring,
                 launcher=launcher,
                 changed_code=watch.changed,
@@ -274,10 +259,4 @@ def _continue(request: RunRequest, call: Call) -> int:
             conclude = functools.partial(
                 running.conclude_sweep, is_json=request.is_json
             )
-            return running.run_until_done(
-                store, plan.trials, settings, root.parent, conclude
-            )
-
-
-def _usual(request: RunRequest, name: str) -> object:
-    return type(request).model_fields[name].default
+            return running.run_until_done(store, plan.trials, settings, conclude)

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import difflib
 import functools
 import importlib
 import itertools
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.core import ParameterSource
-from click.shell_completion import CompletionItem
 
-from harness.errors import PlanError
+from harness.cli.arguments import check_arguments
+from harness.errors import ParseError, PlanError
+from results.store import untrusted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,8 +32,6 @@ if TYPE_CHECKING:
 
 _GIVEN: Final = "harness.cli.verb.given"
 """Key of what was given for each option, as it was written, by parameter."""
-_OF_FILE: Final = "harness.cli.verb.file"
-"""Key of what a study file gives for options that merge with those beside it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,62 +46,73 @@ class Call:
 _OTHER: Final = "Options"
 
 
-class _Value(click.ParamType):  # type: ignore[type-arg]  # not in click 8.1
-    """A value that its declaration reads."""
+class _Declared(click.Parameter):
+    """A parameter whose declaration reads and completes its value."""
+
+    declared: Option
+    owners: list[str]  # Such as launchers; empty for all.
+
+    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
+        """Returns the value, or raises ``ParseError``; ``value`` may be TOML."""
+        del ctx
+        kind, name = self.declared.kind, self.declared.spelling
+        if kind.is_multiple and value:
+            return kind.read(list(value), name)
+        if kind.is_multiple:
+            return () if self.required else None
+        if value is None or (self.owners and not kind.is_flag):
+            return value  # the owner that is chosen reads it
+        if isinstance(value, list):
+            value = ",".join(map(str, value))
+        return kind.read(value if kind.is_flag else str(value), name)
+
+
+def _settings(of: Option) -> dict[str, Any]:
+    """Returns what click has of an option or argument."""
+
+    def complete(ctx: click.Context, _: click.Parameter, text: str) -> list[str]:
+        if of.complete is not None:
+            return of.complete(ctx.params, text)
+        return [one for one in of.kind.choices if one.startswith(text)]
+
+    return {"required": of.is_required, "shell_complete": complete}
+
+
+class DeclaredArgument(_Declared, click.Argument):
+    """An argument of a model."""
 
     def __init__(self, of: Option) -> None:
-        self.name = of.metavar
-        self._of = of
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
-        """Returns the value, or raises ``ParseError``."""
-        del param, ctx
-        if self._of.kind.is_multiple:  # one of them; the model has all
-            return value
-        return self._of.kind.read(value, self._of.spelling)
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """Offers what the declaration knows."""
-        del param
-        complete = self._of.complete
-        found = (
-            [of for of in self._of.kind.choices if of.startswith(incomplete)]
-            if complete is None
-            else complete(ctx.params, incomplete)
+        self.declared, self.owners = of, []
+        super().__init__(
+            [of.field],
+            metavar=None if of.metavar == of.kind.metavar else of.metavar,
+            nargs=-1 if of.kind.is_multiple else 1,
+            **_settings(of),
         )
-        return [CompletionItem(of) for of in found]
 
 
-class DeclaredOption(click.Option):
+class DeclaredOption(_Declared, click.Option):
     """An option of a model."""
 
-    def __init__(self, of: Option, *, owners: Sequence[str] = ()) -> None:
-        self.declared = of
+    def __init__(self, of: Option, owners: Sequence[str] = (), group: str = "") -> None:
+        self.declared, self.owners = of, [*owners]
         # What the help shows below each heading; each launcher has words of its own.
-        self.shown: dict[str, DeclaredOption] = {of.group: self}
-        self.owners = list(owners)  # such as launchers; empty for all
+        self.shown: dict[str, DeclaredOption] = {group or of.group: self}
         kind, names = of.kind, [of.spelling]
-        settings: dict[str, Any] = {}
         if kind.is_flag and of.value is not False:
             names = [f"{of.spelling}/--no-{of.name}"]
-        self.is_deferred = bool(owners) and not kind.is_flag
         default = of.default_text.replace("`", "")
         short = [name for name in of.also if not name.startswith("--")]
         long = [name for name in of.also if name.startswith("--")]
+        settings = _settings(of)
         if not of.is_required:  # what is not given is neither False nor empty
             settings["default"] = None
         super().__init__(
             [*short, *names, *long, of.field],
             help=of.plain_help + (f"  [default: {default}]" if default else ""),
-            required=of.is_required,
             # Not False: click would take a last option without a value as given.
             is_flag=kind.is_flag or None,
             multiple=kind.is_multiple,
-            type=_type_of(of, is_text=self.is_deferred),
             metavar=of.metavar or None,
             **settings,
         )
@@ -118,19 +131,6 @@ class DeclaredOption(click.Option):
             ctx.meta.setdefault(_GIVEN, {})[self.name] = value
         return value, source
 
-    def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
-        """Reads what was given; all texts of one that can be repeated together."""
-        if self.multiple:
-            kind, name = self.declared.kind, self.declared.spelling
-            return kind.read(list(value), name) if value else None
-        return super().type_cast_value(ctx, value)
-
-
-def _type_of(of: Option, *, is_text: bool) -> Any:
-    if of.kind.is_flag:
-        return None
-    return click.STRING if is_text else _Value(of)
-
 
 class Verb(click.Command):
     """One verb of the command line."""
@@ -142,12 +142,10 @@ class Verb(click.Command):
         module: str = "",
         *,
         model: str = "",
-        function: str = "run",
         arguments: Sequence[click.Parameter] = (),
     ) -> None:
         super().__init__(name, help=text)
         self._module = module or f"harness.cli.verbs.{name}_verb"
-        self._function = function
         self._model = model or f"{name.capitalize()}Request"
         self._arguments = arguments
 
@@ -173,7 +171,7 @@ class Verb(click.Command):
 
         found: list[click.Parameter] = [*self._arguments]
         found += [
-            _argument(of) if of.is_argument else DeclaredOption(of)
+            DeclaredArgument(of) if of.is_argument else DeclaredOption(of)
             for of in option.declared(self.request)
         ]
         owned: dict[str, DeclaredOption] = {}
@@ -181,8 +179,7 @@ class Verb(click.Command):
             for owner, model in mark.models().items():
                 for of in option.declared(model):
                     heading = f"Options of --{mark.by} {owner}"
-                    own = DeclaredOption(of, owners=[owner])
-                    own.shown = {heading: own}
+                    own = DeclaredOption(of, [owner], heading)
                     first = owned.setdefault(of.name, own)
                     if first is not own:
                         first.owners.append(owner)
@@ -231,20 +228,17 @@ class Verb(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Makes the request and runs the verb."""
-        function = getattr(importlib.import_module(self._module), self._function)
-        call = Call(command=command_of(ctx), overrides=ctx.obj or {})
-        return function(self.make_request(ctx), call)
-
-    def make_request(self, ctx: click.Context) -> Options:
-        """Returns the request that was parsed; what was not given has its default."""
         from harness.options import option
 
+        call = Call(command=command_of(ctx), overrides=ctx.obj or {})
+        # What was not given has the default of its field.
         given = {name: v for name, v in ctx.params.items() if v is not None}
         fields = self.request.model_fields
         for field, mark in option.marks(self.request, option.Contributed).items():
             chosen = given.get(mark.by, fields[mark.by].default)
             given[field] = self._contributed(mark, chosen, given)
-        return self.request(**{k: v for k, v in given.items() if k in fields})
+        request = self.request(**{k: v for k, v in given.items() if k in fields})
+        return importlib.import_module(self._module).run(request, call)
 
     def _contributed(self, mark: Any, chosen: str, given: Mapping[str, Any]) -> Options:
         """Returns the options of what was chosen."""
@@ -256,24 +250,19 @@ class Verb(click.Command):
         for param in self.params:
             if not isinstance(param, DeclaredOption) or not param.owners:
                 continue
-            name = str(param.name)
+            name, spelling = str(param.name), param.declared.spelling
             if name not in given:
                 continue
             if name not in own:
                 owners = " or ".join(f"--{mark.by} {owner}" for owner in param.owners)
-                spelling = param.declared.spelling
                 value = "" if param.is_flag else f" {given[name]}"
                 instead = self._instead_of(spelling)
                 raise PlanError(
                     f"{spelling}{value} has no effect with --{mark.by} {chosen}; "
                     + (instead or f"add {owners}, or leave {spelling} out")
                 )
-            of = own[name]
-            values[name] = (
-                of.kind.read(given[name], of.spelling)
-                if param.is_deferred
-                else given[name]
-            )
+            kind, value = own[name].kind, given[name]
+            values[name] = value if kind.is_flag else kind.read(value, spelling)
         return option.NO_OPTIONS if model is None else model(**values)
 
     def format_options(
@@ -316,25 +305,9 @@ def _values_of(name: str, args: Sequence[str]) -> list[str]:
     return joined + [value for word, value in itertools.pairwise(own) if word == name]
 
 
-def _argument(of: Option) -> click.Argument:
-    return click.Argument(
-        [of.field],
-        required=of.is_required,
-        metavar=None if of.metavar == of.kind.metavar else of.metavar,
-        nargs=-1 if of.kind.is_multiple else 1,
-        type=_Value(of),
-    )
-
-
-def use_file(ctx: click.Context, settings: Mapping[str, Any]) -> None:
-    """Takes the settings of a study file as defaults of the options."""
-    ctx.default_map = {**(ctx.default_map or {}), **settings}
-    ctx.meta[_OF_FILE] = True
-
-
 def command_of(ctx: click.Context) -> tuple[str, ...]:
     """Returns the command as options only; what a study file set is written out."""
-    if _OF_FILE not in ctx.meta:
+    if ctx.default_map is None:  # no study file
         return ("python", "-m", "harness", *sys.argv[1:])
     words = ["python", "-m", "harness", str(ctx.info_name)]
     given = ctx.meta.get(_GIVEN, {})
@@ -348,11 +321,149 @@ def _words(option: DeclaredOption, value: Any) -> list[str]:
     name = option.declared.spelling
     if option.is_flag:
         return [name] if value else list(option.secondary_opts)
-    if option.nargs > 1:
-        return [name, *map(_text, value)]
-    values = value if option.multiple else [value]
-    return [word for one in values for word in (name, _text(one))]
+    texts = [
+        ",".join(map(str, of)) if isinstance(of, list) else str(of)
+        for of in (value if option.multiple else [value])
+    ]
+    return [word for text in texts for word in (name, text)]
 
 
-def _text(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+# The argument of ``sweep``: a study as a TOML file, which options override. It replaces
+# the defaults of the options, so that everything behind the command line is the same
+# with and without a file. The recorded command is the one of flags only: whoever
+# repeats it needs no file.
+
+MOST_BYTES: Final = 2**20
+
+
+def _read_file(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
+    if path is None or ctx.resilient_parsing:
+        return
+    assert isinstance(ctx.command, Verb)
+    ctx.default_map = read_file(path, ctx.command.request)
+
+
+STUDY_FILE: Final = click.Argument(
+    ["file"],
+    required=False,
+    type=click.Path(path_type=Path),
+    is_eager=True,
+    expose_value=False,
+    callback=_read_file,
+)
+
+
+def read_file(path: Path, model: type[Options]) -> dict[str, Any]:
+    """Returns the settings of a study file, by the fields of a model."""
+    from harness.options.kinds import as_texts
+    from harness.options.option import Contributed, keys_of, marks
+
+    data = _parse(path)
+    for mark in marks(model, Contributed).values():
+        chosen = data.get(mark.by)
+        mark.choose([chosen] if isinstance(chosen, str) else [])
+    keys = keys_of(model)
+    former = dict(model.former)
+    for name, (now, unit) in model.renamed.items():
+        former[name[2:]] = f"use {now[2:]}, a text with a unit such as {unit}"
+    for name in data:
+        if name in former and name not in keys:
+            raise ParseError(
+                f"study file {str(path)!r}: {name} is no longer a key: {former[name]}"
+            )
+    settings = _checked(path, data, keys)
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            settings[name] = as_texts(value)
+    # A shell's arguments are checked before; these come from a file.
+    for value in settings.values():
+        flat = value if isinstance(value, (tuple, list)) else [value]
+        check_arguments([*map(str, flat)])
+    return settings
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    """Returns the tables of a TOML file as they are."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
+    text = _text(path)
+    try:
+        return tomllib.loads(text)
+    except ValueError as error:
+        raise ParseError(
+            f"study file {str(path)!r} is not TOML: {error}; values of text are in"
+            ' double quotes, such as workload = "resnet50"'
+        ) from error
+    except RecursionError as error:
+        raise ParseError(
+            f"study file {str(path)!r} is not a study: its arrays or tables are nested"
+            " too deeply; the only table is [option]"
+        ) from error
+
+
+def _text(path: Path) -> str:
+    try:
+        # A link of the user's own is followed.
+        real = Path(os.path.realpath(path))
+        text = untrusted.read_text(real, max_bytes=MOST_BYTES)
+    except untrusted.DamagedFileError as error:
+        raise ParseError(
+            f"study file {str(path)!r}: {error}; give a TOML file in UTF-8, such as"
+            " studies/laptop.toml"
+        ) from error
+    if text is None:
+        raise ParseError(f"study file {str(path)!r} does not exist{_near_file(path)}")
+    return text
+
+
+def _near_file(path: Path) -> str:
+    try:
+        names = [found.name for found in path.parent.glob("*.toml")]
+    except OSError:
+        names = []
+    close = difflib.get_close_matches(path.name, names, n=1)
+    if close:
+        return f"; did you mean {str(path.with_name(close[0]))!r}?"
+    return "; those of this project are in studies/"
+
+
+def _checked(
+    path: Path, data: Mapping[str, Any], keys: Mapping[str, Option]
+) -> dict[str, Any]:
+    import pydantic
+
+    from harness.options.kinds import shown
+    from harness.options.option import make_model
+
+    unknown = [name for name in data if name not in keys]
+    if unknown:
+        raise ParseError(_unknown(path, unknown[0], data[unknown[0]], list(keys)))
+    try:
+        checked = make_model(keys).model_validate(data)
+    except pydantic.ValidationError as error:
+        name = str(error.errors(include_url=False)[0]["loc"][0])
+        raise ParseError(
+            f"study file {str(path)!r}: {name} is {shown(data[name])}, but must be"
+            f" {keys[name].kind.must_be}"
+        ) from error
+    settings: dict[str, Any] = checked.model_dump(exclude_unset=True)
+    for key in settings.get("options", {}):
+        if not key or "=" in key:
+            raise ParseError(
+                f"study file {str(path)!r}: [option] has the key {key!r}; use the name"
+                " of an option of the workload"
+            )
+    return settings
+
+
+def _unknown(path: Path, name: str, value: Any, known: Sequence[str]) -> str:
+    what = f"table [{name}]" if isinstance(value, dict) else f"key {name!r}"
+    close = difflib.get_close_matches(name.replace("_", "-").lower(), known, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ";"
+    return (
+        f"study file {str(path)!r}: unknown {what[:100]}{hint} allowed are the"
+        " options of 'sweep' without their dashes, see docs/schema/study.schema.json"
+    )

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from harness.machine.owned_folders import Owned
 
 
-MOST_CHANGED: Final = 500
-"""Files that are not committed and are read for an identity."""
+MOST_CHANGED: Final = 500  # Files that are not committed and are read for an identity.
 _TIMEOUT_SEC: Final = 60.0
 NO_REPOSITORY: Final = "no git repository"
 
@@ -164,17 +163,9 @@ def digest_of_file(path: Path) -> str:
 
 
 LOCKS: Final = (
-    "uv.lock",
-    "poetry.lock",
-    "pdm.lock",
-    "Pipfile.lock",
-    "pixi.lock",
-    "conda-lock.yml",
-    "environment.yml",
-    "requirements.txt",
-    "requirements.lock",
-    "Cargo.lock",
-    "CMakePresets.json",
+    *("uv.lock", "poetry.lock", "pdm.lock", "Pipfile.lock", "pixi.lock"),
+    *("conda-lock.yml", "environment.yml", "requirements.txt", "requirements.lock"),
+    *("Cargo.lock", "CMakePresets.json"),
 )
 """Files that say which versions are installed, in the folder of the program or its
 repository."""
@@ -191,8 +182,7 @@ _MOST_LOOKED_AT: Final = 5_000
 """Files below a folder outside of git; of more, its first levels are read."""
 _MOST_OF_FILE: Final = 2**22
 """Bytes of a file outside of git; a larger one counts by its size and time."""
-_MOST_MODULES: Final = 900
-"""Files that a plan names; others have one digest."""
+_MOST_MODULES: Final = 900  # Files that a plan names; others have one digest.
 _HARNESS: Final = "replicator-harness"
 _LIST_PACKAGES: Final = """
 import hashlib, importlib.metadata, sys
@@ -220,17 +210,19 @@ def of_program(
         parts["container image"] = image
     if found is None:
         parts["git commit"] = NO_REPOSITORY
-        parts |= _named_files(words, folder)
+        named = [path for word in words if (path := folder / word).is_file()]
+        parts |= {f"file {path.name}": digest_of_file(path) for path in named}
         root = folder
     else:
         parts["git commit"] = found.commit or "before the first commit"
-        named = {(folder / word).resolve() for word in words}
+        in_command = {(folder / word).resolve() for word in words}
         for name, digested in found.changes().items():
             is_code = _is_code(Path(name)) or Path(name).suffix in _SETTINGS
             is_data = name in found.untracked and not is_code
-            is_data = is_data and (found.root / name).resolve() not in named
+            is_data = is_data and (found.root / name).resolve() not in in_command
             parts[key_of_change(name) + _DATA * is_data] = digested
-        root = _root_of(folder) or found.root
+        top = git(folder, "rev-parse", "--show-toplevel")
+        root = found.root if top.returncode else Path(top.stdout.strip())
     parts |= _files_below(_places(words, folder, found), folder, left_out)
     parts |= _locks(folder, root)
     return parts | _interpreter(words[0], folder)
@@ -266,11 +258,6 @@ def _short(text: str) -> str:
     return text[:12] if len(text) == 40 and text.isalnum() else text  # noqa: PLR2004
 
 
-def _root_of(folder: Path) -> Path | None:
-    found = git(folder, "rev-parse", "--show-toplevel")
-    return Path(found.stdout.strip()) if found.returncode == 0 else None
-
-
 @functools.cache
 def _harness_version() -> str:
     try:
@@ -290,16 +277,6 @@ def _locks(folder: Path, root: Path) -> dict[str, str]:
     return found
 
 
-def _named_files(words: tuple[str, ...], folder: Path) -> dict[str, str]:
-    """Returns digests of the files that a command names, where there is no commit."""
-    found = {}
-    for word in words:
-        path = folder / word
-        if path.is_file():
-            found[f"file {path.name}"] = digest_of_file(path)
-    return found
-
-
 def _is_code(path: Path) -> bool:
     return bool(_CODE.fullmatch(path.name)) or path.name in LOCKS
 
@@ -310,7 +287,8 @@ def _places(
     """Returns the folders of a program whose files git does not know."""
     named = [path for word in words if (path := folder / word).is_file()]
     if found is None:
-        return [folder, *(path.parent for path in named if not _is_python(path))]
+        others = [path for path in named if python_of(path) != str(path)]
+        return [folder, *(path.parent for path in others)]
     return [
         path.parent
         for path in filter(_is_code, named)
@@ -382,25 +360,25 @@ def _interpreter(word: str, folder: Path) -> dict[str, str]:
         return {"program": "not found"}
     python = python_of(Path(path))
     if python:
-        try:
-            done = subprocess.run(
-                [python, "-c", _LIST_PACKAGES],
-                capture_output=True,
-                text=True,
-                check=True,
-                cwd=folder,
-                timeout=INTERPRETER_SEC,
-            )
-            version, packages, number = done.stdout.split()
-        except (OSError, subprocess.SubprocessError, ValueError):
-            pass
-        else:
-            return {"python": version, "packages": f"{number} ({packages})"}
+        said = answer_of(python, _LIST_PACKAGES, folder).split()
+        if len(said) == len(("version", "digest", "number")):
+            return {"python": said[0], "packages": f"{said[2]} ({said[1]})"}
     return {f"program {Path(path).name}": digest_of_file(Path(path))}
 
 
-def _is_python(path: Path) -> bool:
-    return python_of(path) == str(path)
+def answer_of(python: str, question: str, folder: Path) -> str:
+    """Returns what a Python prints for a program, or "" if it does not answer."""
+    try:
+        return subprocess.run(
+            [python, "-c", question],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=folder,
+            timeout=INTERPRETER_SEC,
+        ).stdout
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return ""
 
 
 def python_of(path: Path) -> str:

@@ -159,11 +159,7 @@ def _from_rate(number: Decimal, rate: re.Match[str], quantity: Quantity) -> Deci
 
 
 def _from_time(
-    number: Decimal,
-    text: str,
-    time: re.Match[str],
-    quantity: Quantity,
-    declared: str,
+    number: Decimal, text: str, time: re.Match[str], quantity: Quantity, declared: str
 ) -> Decimal:
     factor = _TIMES[time["time"]]
     if (
@@ -376,11 +372,7 @@ def _spelled(run: re.Match[str], begin: int, notation: Notation) -> tuple[str, i
 
 
 def _check_end(
-    place: Place,
-    run: re.Match[str],
-    last: int,
-    quantity: Quantity,
-    notation: Notation,
+    place: Place, run: re.Match[str], last: int, quantity: Quantity, notation: Notation
 ) -> None:
     """Raises unless a known delimiter follows."""
     text = place.text
@@ -401,9 +393,7 @@ def _check_end(
         and not place.asks(last + 1, group.end())
     ):
         raise NumberError(
-            f"{_UNCLEAR} spaces{_advice(COLUMNS, SPACES)}",
-            run.start(),
-            group.end(),
+            f"{_UNCLEAR} spaces{_advice(COLUMNS, SPACES)}", run.start(), group.end()
         )
 
 

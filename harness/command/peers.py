@@ -72,11 +72,15 @@ def check_losses(trial_dir: Path) -> None:
         return
     tolerance = TOLERANCES[expected["dtype"]]
     reason = disagreement(found, expected["losses"], expected["of"], tolerance)
+    pairs = zip(found, expected["losses"], strict=False)
+    apart = max((difference(loss or 0.0, of) for loss, of in pairs), default=0.0)
     fields = {
         "kind": "sanity",
         "name": OWN_CHECK,
         "is_passed": not reason,
-        "detail": reason or _agreement(found, expected["losses"], expected["of"]),
+        "detail": reason
+        or f"{len(expected['losses'])} first losses, from the weights and batches of"
+        f" {expected['of']}: at most {apart:.1e} apart, relative",
     }
     path = rank_path(trial_dir, 0)
     with atomic.named(path), path.open("a", encoding="utf-8") as file:
@@ -102,10 +106,7 @@ def difference(first: float, second: float) -> float:
 
 
 def disagreement(
-    found: Sequence[float | None],
-    expected: Sequence[float],
-    of: str,
-    tolerance: float,
+    found: Sequence[float | None], expected: Sequence[float], of: str, tolerance: float
 ) -> str:
     """Returns how first losses differ from those that are expected; empty if not."""
     start = f"from the same weights and batches, {of} has"
@@ -120,17 +121,6 @@ def disagreement(
                 f" is {apart:.1e} apart (at most {tolerance:.2g}, relative)"
             )
     return ""
-
-
-def _agreement(
-    found: Sequence[float | None], expected: Sequence[float], of: str
-) -> str:
-    pairs = zip(found, expected, strict=False)
-    apart = max(difference(loss or 0.0, wanted) for loss, wanted in pairs)
-    return (
-        f"{len(expected)} first losses, from the weights and batches of {of}: at most"
-        f" {apart:.1e} apart, relative"
-    )
 
 
 STAMP: Final = ".installed"
@@ -162,7 +152,11 @@ def check(
     for peer in backends:
         if not isinstance(peer, catalog.PeerInfo):
             continue
-        reason = catalog.why_not_peer(info, peer, preset, options, data)
+        if info.name in peer.programs:
+            config = catalog.workload_catalog.make_config(info.name, preset, options)
+            reason = catalog.unsupported(peer.programs[info.name], config, data)
+        else:
+            reason = f"workload {info.name}, but has {' and '.join(peer.programs)} only"
         if device != "cpu":
             reason = f"device {device!r}, but runs on CPUs only"
         if (steps_per_sync or 1) > 1:
@@ -180,7 +174,7 @@ def check_environments(
     """Checks that the peers of a plan can start here, before anything is written."""
     specs = {trial.spec.backend: trial.spec for trial in trials}
     for name, spec in specs.items():
-        peer = catalog.peer(name)
+        peer = catalog.PEERS.get(name)
         if peer is None:
             continue
         if launcher != only:
@@ -209,7 +203,7 @@ def check_environments(
 
 def program(workload: str, backend: str, unit: str) -> Program | None:
     """Returns what the trials of a peer start; None of other backends."""
-    peer = catalog.peer(backend)
+    peer = catalog.PEERS.get(backend)
     if peer is None:
         return None
     return Program(command=peer.command(workload), metric=CLIENT, unit=unit)

@@ -184,8 +184,7 @@ DATA: Final = "its own"
 UNIT: Final = "samples"
 NUM_WARMUP: Final = 3
 """Numbers of a program that are left out, unless another number is requested."""
-NUM_MEASURED: Final = 30
-"""Steps of a program that takes turns, and runs alone."""
+NUM_MEASURED: Final = 30  # Steps of a program that takes turns, and runs alone.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -231,18 +230,16 @@ class ForeignProgram:
     @property
     def backends(self) -> list[BackendInfo]:
         """Returns its variants as backends of one process, which starts the others."""
-        return [backend_of(name) for name in self.variants or (self.name,)]
-
-
-def backend_of(name: str) -> BackendInfo:
-    """Returns a program as a backend of one process."""
-    return BackendInfo(
-        name=name,
-        target="",
-        description="a program of the user's",
-        kind="peer",
-        processes=ONE_PROCESS,
-    )
+        return [
+            BackendInfo(
+                name=name,
+                target="",
+                description="a program of the user's",
+                kind="peer",
+                processes=ONE_PROCESS,
+            )
+            for name in self.variants or (self.name,)
+        ]
 
 
 def make(

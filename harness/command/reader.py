@@ -1,15 +1,19 @@
-"""Reads numbers from the output of a program, line by line, each with its time."""
+"""Reads numbers from the lines or the file of a program, each with its time."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
+import io
 import itertools
+import json
 import math
 import os
 import re
+import stat
 from decimal import Decimal
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from harness.command import numbers
 from harness.command.numbers import PLAIN, Notation, NumberError, Place, Quantity, read
@@ -23,6 +27,8 @@ from results.records.texts import printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from harness.command.numbers import Metric
 
 
 class CommandError(RuntimeError):
@@ -41,12 +47,9 @@ OWN_ERRORS: Final = (CommandError.__name__, ReadingError.__name__)
 """By which a failure is known to be that of the command, and not of the machine."""
 
 
-SHOWN: Final = 120
-"""Characters of a line or number that a message shows."""
-_BEFORE: Final = 60
-"""Characters before a number that a message shows."""
-_EXACT_DIGITS: Final = 15
-"""Decimal digits that a float always keeps."""
+SHOWN: Final = 120  # Characters of a line or number that a message shows.
+_BEFORE: Final = 60  # Characters before a number that a message shows.
+_EXACT_DIGITS: Final = 15  # Decimal digits that a float always keeps.
 _WHOLE = re.compile(
     r"(?:(?P<word>[^\W\d_]+)[^\w\n]{0,4})?(?<![\w.,:+\-])(?P<number>[0-9]{1,15})"
     r"(?![\w:]|[.,][0-9])"
@@ -361,49 +364,49 @@ class CountReader:
             )
 
 
-POLL_SEC: Final = 0.02
-"""How often to look: a line is timed that exactly."""
+# A file that a program writes: JSON, one document or one per line, or CSV. A key with
+# dots goes into objects, and into each member of an array.
+
+MOST_BYTES: Final = 2**26
+POLL_SEC: Final = 0.02  # How often to look: a line is timed that exactly.
 _MOST_AT_ONCE: Final = 2**20
 
 
-class FileTail:
-    """A file that is looked at while a program writes it."""
+class MetricFile:
+    """The file of a trial, and what it was before the program started."""
 
-    def __init__(self, path: Path, written_ns: int) -> None:
-        """Prepares to look."""
-        # Complete lines without their ends, and when each was there, in nanoseconds.
-        self.lines: list[tuple[int, bytes]] = []
-        self.num_beginnings = 0  # how often all lines were new
-        self._path, self._written_ns = path, written_ns
-        self._file, self._offset, self._rest, self._rest_ns = (0, 0), 0, b"", 0
+    def __init__(self, metric: Metric, path: Path) -> None:
+        self._metric, self._path = metric, path
+        self._where = f"the file {path.name!r} of --metric"
+        self._written, self._before = 0, b""
+        with contextlib.suppress(OSError, ReadingError):
+            self._written = path.stat().st_mtime_ns
+            before = content(path)
+            numbers_in(metric, before, path.name)
+            self._before = before
+        self._file, self._offset = (0, 0), 0  # what is read, and how far
+        self._rest, self._rest_ns = b"", 0  # the last line, without an end so far
+        self._head: bytes | None = None
+        self._timed: list[Reading] | None = []
 
-    def look(self, now_ns: int) -> None:
-        """Takes the lines that are new.
+    def look(self, now_ns: int) -> int:
+        """Takes the lines that are new; returns how many numbers are there.
 
         A file in place of it, or one that begins anew, is read from its beginning. What
         cannot be read is tried again later.
         """
         with contextlib.suppress(OSError):
             facts = self._path.stat()
-            if facts.st_mtime_ns == self._written_ns:
-                return
-            if (facts.st_dev, facts.st_ino) != self._file or (
-                facts.st_size < self._offset
-            ):
-                self._file = facts.st_dev, facts.st_ino
-                self._offset, self._rest = 0, b""
-                self.lines.clear()
-                self.num_beginnings += 1
-            if facts.st_size > self._offset:
-                self._take(now_ns)
+            if facts.st_mtime_ns != self._written:
+                file = facts.st_dev, facts.st_ino
+                if file != self._file or facts.st_size < self._offset:
+                    self._file, self._offset, self._rest = file, 0, b""
+                    self._head, self._timed = None, []
+                if facts.st_size > self._offset:
+                    self._take_new(now_ns)
+        return len(self._timed or ())
 
-    def end(self) -> None:
-        """Takes the last line, which need not have an end."""
-        if self._rest:
-            self.lines.append((self._rest_ns, self._rest))
-            self._rest = b""
-
-    def _take(self, now_ns: int) -> None:
+    def _take_new(self, now_ns: int) -> None:
         # A pipe in its place would be waited for.
         descriptor = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
         try:
@@ -413,4 +416,164 @@ class FileTail:
         self._offset += len(chunk)
         self._rest_ns = now_ns
         *lines, self._rest = (self._rest + chunk).split(b"\n")
-        self.lines += [(now_ns, line) for line in lines]
+        for line in lines:
+            self._take(now_ns, line)
+
+    def _take(self, ns: int, line: bytes) -> None:
+        """Reads a line by itself."""
+        is_csv, is_head = self._metric.file_kind == "csv", self._head is None
+        if self._head is None:
+            self._head = line
+        if self._timed is None or not line.strip() or (is_csv and is_head):
+            return
+        text = self._head + b"\n" + line if is_csv else line
+        try:
+            found = _numbers(self._metric, text, self._path.name)
+        except ReadingError:  # a document of several lines, or said by read()
+            self._timed = None
+        else:
+            others = counters(line.decode(errors="replace"))
+            self._timed += [Reading(ns, of, self._where, others) for of in found]
+
+    def read(self) -> list[Reading]:
+        """Returns the numbers that the program wrote.
+
+        Each has its time if it was in a line of its own, so that it was seen to come.
+        """
+        now = content(self._path)
+        found = numbers_in(self._metric, now, self._path.name)
+        if self._path.stat().st_mtime_ns == self._written:
+            raise ReadingError(
+                f"the file {self._path.name!r} of --metric was there before the program"
+                " started, which did not write it; let it do so in each run"
+            )
+        if self._before and now != self._before and now.startswith(self._before):
+            raise ReadingError(
+                f"the file {self._path.name!r} of --metric has the numbers of a run"
+                " before as well, since the program writes behind them; let it begin"
+                " anew, or write into {output_dir}"
+            )
+        if self._rest:  # the last line need not have an end
+            self._take(self._rest_ns, self._rest)
+            self._rest = b""
+        timed = self._timed or []
+        if [reading.value for reading in timed] == found:
+            return timed
+        return [Reading(0, value, self._where) for value in found]
+
+
+def content(path: Path) -> bytes:
+    """Returns what is in a file."""
+    where = f"the file {path.name!r} of --metric"
+    try:
+        facts = path.stat()
+        if facts.st_size > MOST_BYTES:
+            raise ReadingError(
+                f"{where} has more than {MOST_BYTES // 2**20} MiB; write numbers only"
+            )
+        if not stat.S_ISREG(facts.st_mode):  # a pipe would be waited for
+            raise ReadingError(f"{where} is not a regular file; write one")
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ReadingError(
+            f"{where} was not written: {error.strerror}; paths are relative to where"
+            " the program starts, or begin with {output_dir}"
+        ) from error
+    except OSError as error:
+        raise ReadingError(
+            f"{where} cannot be read: {error.strerror}; repeat the trial with --retry"
+            " failed when it can"
+        ) from error
+
+
+def numbers_in(metric: Metric, text: bytes, name: str) -> list[float]:
+    """Returns the numbers in a file, in order."""
+    found = _numbers(metric, text, name)
+    if not found:
+        raise ReadingError(
+            f"the file {name!r} of --metric has no number {metric.key!r}; name one"
+            " that it has"
+        )
+    return found
+
+
+def _numbers(metric: Metric, text: bytes, name: str) -> list[float]:
+    where = f"the file {name!r} of --metric"
+    try:
+        decoded = text.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ReadingError(f"{where} is not UTF-8 text: {error}") from error
+    try:
+        of_kind = _columns if metric.file_kind == "csv" else _members
+        found = [*of_kind(decoded, metric.key, where)]
+    except csv.Error as error:
+        raise ReadingError(
+            f"{where} is not CSV: {error}; write numbers only"
+        ) from error
+    except RecursionError as error:
+        raise ReadingError(
+            f"{where} is nested too deeply; write numbers only"
+        ) from error
+    return [
+        number(Place(text, 0), where, "--metric", metric.quantity, metric.notation)
+        for text in (
+            value if isinstance(value, str) else repr(value) for value in found
+        )
+    ]
+
+
+def _columns(text: str, key: str, where: str) -> Iterator[str]:
+    head = text.partition("\n")[0]
+    separator = next((one for one in ",;\t" if key in _names(head, one)), ",")
+    names = _names(head, separator)
+    if names.count(key) != 1:
+        what = f"{names.count(key)} columns" if key in names else "no column"
+        raise ReadingError(
+            f"{where} has {what} {key!r}; it has {', '.join(names)[:200] or 'none'}"
+        )
+    column = names.index(key)
+    rows = csv.reader(io.StringIO(text), delimiter=separator, skipinitialspace=True)
+    next(rows, None)
+    yield from (row[column] for row in rows if len(row) > column and row[column])
+
+
+def _names(head: str, separator: str) -> list[str]:
+    rows = csv.reader([head], delimiter=separator, skipinitialspace=True)
+    return [name.strip() for name in next(rows, [])]
+
+
+def _members(text: str, key: str, where: str) -> Iterator[Any]:
+    try:
+        documents = [json.loads(text)]
+    except ValueError:
+        try:
+            documents = [json.loads(line) for line in text.splitlines() if line.strip()]
+        except ValueError as error:
+            raise ReadingError(
+                f"{where} is not JSON: {error}; write one document, or one per line"
+            ) from error
+    for document in documents:
+        yield from _follow(document, key, where)
+
+
+def _follow(value: Any, key: str, where: str) -> list[Any]:
+    """Returns what a key leads to; its dots may be of names, or between them."""
+    if isinstance(value, list):
+        return [found for member in value for found in _follow(member, key, where)]
+    if not key:
+        return [value]
+    if not isinstance(value, dict):
+        return []
+    ends = [index for index, one in enumerate(key + ".") if one == "."]
+    found = [
+        _follow(value[key[:end]], key[end + 1 :], where)
+        for end in ends
+        if key[:end] in value
+    ]
+    ways = [way for way in found if way]
+    if len(ways) > 1:
+        raise ReadingError(
+            f"{where} has {key!r} in {len(ways)} ways, since names have dots; rename"
+            " one of them"
+        )
+    return ways[0] if ways else []

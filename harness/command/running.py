@@ -183,7 +183,10 @@ class Run:
         """Ends all processes; returns how many outlived the program by themselves."""
         has_exited = process.poll() is not None
         deadline = time.monotonic() + (_DRAIN_SEC if has_exited else 0.0)
-        while (left := _others(process.pid)) and time.monotonic() < deadline:
+        while True:
+            left = [one for one in _living() if one.pid != process.pid]
+            if not left or time.monotonic() > deadline:
+                break
             time.sleep(0.02)
         number = len(left) if has_exited else 0
         signal_all = psutil.Process.terminate
@@ -221,10 +224,6 @@ def _living() -> list[psutil.Process]:
     return found
 
 
-def _others(pid: int) -> list[psutil.Process]:
-    return [process for process in _living() if process.pid != pid]
-
-
 # They write their own rank files and take turns; this process keeps what they print,
 # ends what outlives the program, and says what is wrong where none has connected.
 
@@ -255,7 +254,9 @@ def run_supervised(
     code = running.exit_code
     if not rank_path(trial_dir, 0).exists():
         last = described(kept[1].last_bytes, kept[0].last_bytes)
-        _fail(trial_dir, why or _never_connected(code, last))
+        file = RankFile(rank_path(trial_dir, 0), time.monotonic_ns)
+        file.fail(ClientError(one_line(why or _never_connected(code, last))))
+        file.close()
         return 1
     peers.check_losses(trial_dir)
     return 1 if code is None else end_like(code)
@@ -269,9 +270,3 @@ def _never_connected(code: int | None, last: str) -> str:
         " scaling_client.connect() in it, or give --metric NAME=PATTERN for what it"
         f" prints; {last}"
     )
-
-
-def _fail(trial_dir: Path, reason: str) -> None:
-    file = RankFile(rank_path(trial_dir, 0), time.monotonic_ns)
-    file.fail(ClientError(one_line(reason)))
-    file.close()

@@ -22,14 +22,13 @@ from typing import TYPE_CHECKING, Final
 
 from harness.client.scaling_client import LostHarnessError, RankFile
 from harness.command import numbers, program, running
-from harness.command import numbers as numbers_lib
-from harness.command.files import MetricFile
 from harness.command.output import KeptOutput, described
 from harness.command.reader import (
     POLL_SEC,
     CommandError,
     CountReader,
     LineReader,
+    MetricFile,
     Reading,
     ReadingError,
     advances,
@@ -202,7 +201,7 @@ class Trial:
         assert spec.program is not None
         self._spec, self._placement, self._writer = spec, placement, writer
         self._program = spec.program
-        self._metric: Metric = numbers_lib.parse_metric(spec.program.metric)
+        self._metric: Metric = numbers.parse_metric(spec.program.metric)
         self._num_warmup = 0 if spec.program.is_wall else spec.num_warmup_steps
         self._readings: list[Reading] = []
         self._kept = (KeptOutput(1), KeptOutput(2))
@@ -232,7 +231,7 @@ class Trial:
         values = values_of(spec, self._placement, make_output_dir())
         words = program.fill(self._program.command, values)
         if self._metric.path:
-            (path,) = program.fill(_quoted(self._metric.path), values)
+            (path,) = program.fill_words([self._metric.path], values)
             self._file = MetricFile(self._metric, folder / path)
             self._run = Run(
                 self._other_gpus.look, look_often=self._look, period_sec=POLL_SEC
@@ -255,7 +254,7 @@ class Trial:
             self._take(Reading(time.monotonic_ns(), self._run.duration_sec))
         if self._file is not None:
             self._file.look(time.monotonic_ns())
-            self._take_rows(self._file.read())
+            any(map(self._take, self._file.read()))  # until there are enough
         self._check_number()
         check_missed(self._lines)
         for count in self._counts.metrics():
@@ -268,9 +267,7 @@ class Trial:
     def _look(self, now_ns: int) -> bool:
         """Looks at the file of the metric; returns whether it has enough numbers."""
         assert self._file is not None
-        wanted = self._spec.num_measured_steps
-        number = self._file.look(now_ns)
-        return wanted is not None and number >= self._spec.num_warmup_steps + wanted
+        return self._is_enough(self._file.look(now_ns))
 
     def _so_far(self) -> str:
         number = len(self._readings)
@@ -288,13 +285,10 @@ class Trial:
         self._counts.feed(stream, chunk, ns)
         if not self._lines:
             return False
-        for reading in self._lines[stream].feed(chunk, ns):
-            self._take(reading)
-            if self._has_enough():
-                return True
-        return False
+        return any(map(self._take, self._lines[stream].feed(chunk, ns)))
 
-    def _take(self, reading: Reading) -> None:
+    def _take(self, reading: Reading) -> bool:
+        """Records a number; returns whether there are as many as were asked for."""
         if len(self._readings) >= MAX_STEPS:
             raise ReadingError(
                 f"it printed more than {MAX_STEPS} numbers; print fewer, or end the"
@@ -308,18 +302,11 @@ class Trial:
             check_positive(reading)
         self._readings.append(reading)
         self._writer.write("reading", ns=reading.ns, value=reading.value)
+        return self._is_enough(len(self._readings))
 
-    def _take_rows(self, rows: Sequence[Reading]) -> None:
-        for row in rows:
-            self._take(row)
-            if self._has_enough():
-                return
-
-    def _has_enough(self) -> bool:
+    def _is_enough(self, number: int) -> bool:
         wanted = self._spec.num_measured_steps
-        if wanted is None:
-            return False
-        return len(self._readings) >= self._spec.num_warmup_steps + wanted
+        return wanted is not None and number >= self._spec.num_warmup_steps + wanted
 
     def _check_number(self) -> None:
         """Raises unless there is a number, and as many as were asked for."""
@@ -331,7 +318,7 @@ class Trial:
                 "the command ended well, and no line that it printed matches"
                 f" --metric {self._program.metric!r}; {said}"
             )
-        if wanted is not None and not self._has_enough():
+        if wanted is not None and not self._is_enough(number):
             raise CommandError(
                 f"the command printed {_count(number, 'number')}, but"
                 f" {self._spec.num_warmup_steps} of warm-up and {wanted}"
@@ -405,11 +392,6 @@ def remarks_on(
 
 def _count(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
-
-
-def _quoted(path: str) -> str:
-    """Returns a path as one word of a command."""
-    return "'" + path.replace("'", "'\"'\"'") + "'"
 
 
 def values_of(

@@ -52,7 +52,7 @@ _EXAMPLE = "registry.example.com/team/replicator:1.0"
 _OBJECT = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 
 
-def parse_template(text: str, *, what: str) -> dict[str, Any]:
+def parse_template(text: str, what: str) -> dict[str, Any]:
     """Returns a PodTemplateSpec; in the pod of a sweep, what the sweep was given."""
     import yaml  # --help needs none
 
@@ -162,7 +162,7 @@ class PodOptions(Options):
             " image, which has this package, the time limit, and what else pods have"
             " besides what is set for them. Required; that of a sweep has a volume"
             " `runs` for its studies.",
-            kind=kinds.parsed(parse_template, metavar="FILE"),
+            kind=kinds.Kind(parse_template, metavar="FILE"),
         ),
     ] = None
 

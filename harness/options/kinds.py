@@ -37,26 +37,24 @@ if TYPE_CHECKING:
     from results.records.models import OptionValue
 
 
-_MOST_CHARACTERS = 20
-"""Of a shown value; any 64-bit integer has fewer."""
+_MOST_CHARACTERS = 20  # Of a shown value; any 64-bit integer has fewer.
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Kind:
     """How the value of an option is read and written."""
 
-    # Returns the value that a string names; ``what`` is the option, for messages.
-    # Raises ``ParseError``.
+    # Returns the value that a text names (of one that can be repeated, all texts);
+    # the second argument is the option, for messages. Raises ``ParseError``.
     read: Callable[[Any, str], Any]
-    annotation: Any  # The type of the key in a study file.
-    must_be: str  # That type in words.
-    metavar: str  # What stands for the value in the help; empty for a flag.
+    annotation: Any = str  # The type of the key in a study file.
+    must_be: str = "text"  # That type in words.
+    metavar: str = "TEXT"  # What stands for the value in the help; empty for a flag.
     write: Callable[[Any], str] = str  # Returns the text of a value.
     choices: tuple[str, ...] = ()  # All values, where there are few.
     is_flag: bool = False  # Whether the option has no value.
-    # Whether it can be repeated; ``read`` then takes all texts.
-    is_multiple: bool = False
+    is_multiple: bool = False  # Whether it can be repeated.
 
 
 def shown(text: object) -> str:
@@ -65,29 +63,16 @@ def shown(text: object) -> str:
     return value if len(value) <= 100 else f"{value[:100]}..."  # noqa: PLR2004 - a line
 
 
-FLAG = Kind(
-    read=lambda value, _: bool(value),
-    annotation=bool,
-    must_be="true or false",
-    metavar="",
-    is_flag=True,
-)
-TEXT = Kind(
-    read=lambda value, _: str(value), annotation=str, must_be="text", metavar="TEXT"
-)
+FLAG = Kind(lambda value, _: bool(value), bool, "true or false", "", is_flag=True)
+TEXT = Kind(lambda value, _: str(value))
 TEXTS = Kind(
-    read=lambda values, _: tuple(map(str, values)),
-    annotation=list[str],
-    must_be="an array of texts",
-    metavar="TEXT",
+    lambda values, _: tuple(map(str, values)),
+    list[str],
+    "an array of texts",
     write=",".join,
     is_multiple=True,
 )
-PATH = Kind(
-    read=lambda value, _: Path(value), annotation=str, must_be="text", metavar="PATH"
-)
-
-
+PATH = Kind(lambda value, _: Path(value), metavar="PATH")
 _OF_TYPE = {bool: FLAG, str: TEXT, Path: PATH}
 
 
@@ -101,24 +86,19 @@ def integer(low: int | None, high: int | None) -> Kind:
     def read(value: object, what: str) -> int:
         text = str(value)
         # More digits than 64 bits take would be slow to read, and are out of range.
-        is_read = _WHOLE.fullmatch(text) and len(text) <= _MOST_CHARACTERS
-        number = int(text) if is_read else None
-        if (
-            number is None
-            or not (low is None or low <= number)
-            or not (high is None or number <= high)
-        ):
-            raise ParseError(f"{what}: {shown(text)} is not {must_be}")
-        return number
+        if _WHOLE.fullmatch(text) and len(text) <= _MOST_CHARACTERS:
+            number = int(text)
+            if (low is None or low <= number) and (high is None or number <= high):
+                return number
+        raise ParseError(f"{what}: {shown(text)} is not {must_be}")
 
-    annotation = Annotated[int, pydantic.Field(ge=low, le=high)]
-    return Kind(read=read, annotation=annotation, must_be=must_be, metavar="N")
+    return Kind(read, Annotated[int, pydantic.Field(ge=low, le=high)], must_be, "N")
 
 
 def choice(values: Sequence[str], members: Mapping[str, Any] | None = None) -> Kind:
     """Returns the kind of a few names, of themselves or of members."""
     must_be = f"one of {', '.join(map(repr, values))}"
-    known = dict(zip(values, values, strict=True)) if members is None else members
+    known = {value: value for value in values} if members is None else members
 
     def read(value: object, what: str) -> Any:
         if value not in known:
@@ -126,30 +106,18 @@ def choice(values: Sequence[str], members: Mapping[str, Any] | None = None) -> K
         return known[str(value)]
 
     return Kind(
-        read=read,
-        annotation=Literal.__getitem__(tuple(values)),
-        must_be=must_be,
-        metavar=f"[{'|'.join(values)}]",
+        read,
+        Literal.__getitem__(tuple(values)),
+        must_be,
+        f"[{'|'.join(values)}]",
         write=label_of,
         choices=tuple(values),
     )
 
 
-def parsed(
-    parse: Callable[..., Any],
-    *,
-    must_be: str = "text",
-    metavar: str = "TEXT",
-    write: Callable[[Any], str] = str,
-) -> Kind:
+def parsed(parse: Callable[..., Any], *, metavar: str = "TEXT") -> Kind:
     """Returns the kind of what a function reads: ``parse(text, what="--name")``."""
-
-    def read(value: object, what: str) -> Any:
-        return parse(str(value), what=what)
-
-    return Kind(
-        read=read, annotation=str, must_be=must_be, metavar=metavar, write=write
-    )
+    return Kind(lambda text, what: parse(text, what=what), metavar=metavar)
 
 
 def kind_of(annotation: Any, metadata: Iterable[Any] = ()) -> Kind:
@@ -200,52 +168,45 @@ _LARGEST_PERCENTAGE = 100
 _MOST_DIGITS = 18  # more than any count has, and few enough for Python to read
 
 
-def parse_counts(text: str, *, what: str) -> tuple[int, ...]:
+def parse_counts(text: str, what: str) -> tuple[int, ...]:
     """Returns the distinct counts that ``text`` names, ascending."""
     counts: set[int] = set()
-    for part in text.split(","):
-        counts.update(_parse_part(part.strip(), text=text, what=what))
+    for part in map(str.strip, text.split(",")):
+        in_text = "" if part == text else f" in {text!r}"
+        found = _COUNT_RANGE.fullmatch(part)
+        if found is None:
+            counts.add(_parse_count(part, in_text, what))
+            continue
+        first = _parse_count(found["first"], f" in {text!r}", what)
+        last = _parse_count(found["last"], f" in {text!r}", what)
+        if last < first:
+            raise ParseError(
+                f"{what}: {part!r}{in_text} ends before it starts ({last} < {first});"
+                f" write {last}..{first}"
+            )
+        if found["factor"] is None:
+            counts.update(range(first, last + 1))
+            continue
+        factor = _read(found["factor"])
+        if factor <= 1:
+            raise ParseError(
+                f"{what}: {part!r}{in_text} multiplies by {factor} and would never end;"
+                " the factor must be 2 or more"
+            )
+        while first <= last:
+            counts.add(first)
+            first *= factor
     return tuple(sorted(counts))
 
 
-def _parse_part(part: str, *, text: str, what: str) -> list[int]:
-    in_text = f" in {text!r}" if part != text else ""
-    found = _COUNT_RANGE.fullmatch(part)
-    if found is None:
-        return [_parse_count(part, in_text=in_text, what=what)]
-    first = _parse_count(found["first"], in_text=f" in {text!r}", what=what)
-    last = _parse_count(found["last"], in_text=f" in {text!r}", what=what)
-    if last < first:
-        raise ParseError(
-            f"{what}: {part!r}{in_text} ends before it starts ({last} < {first});"
-            f" write {last}..{first}"
-        )
-    if found["factor"] is None:
-        return list(range(first, last + 1))
-    factor = _read(found["factor"])
-    if factor <= 1:
-        raise ParseError(
-            f"{what}: {part!r}{in_text} multiplies by {factor} and would never end;"
-            " the factor must be 2 or more"
-        )
-    counts = []
-    while first <= last:
-        counts.append(first)
-        first *= factor
-    return counts
-
-
-def _parse_count(part: str, *, in_text: str, what: str) -> int:
-    if re.fullmatch(r"[+-]?\d+", part) is None:
-        raise ParseError(f"{what}: {part!r}{in_text} is not an integer; {_ALLOWED}")
-    count = _read(part)
-    if count < 1:
-        raise ParseError(f"{what}: {part!r}{in_text} is not positive; {_ALLOWED}")
-    if count > MAX_COUNT:
-        raise ParseError(
-            f"{what}: {part!r}{in_text} is more than {MAX_COUNT}; {_ALLOWED}"
-        )
-    return count
+def _parse_count(digits: str, in_text: str, what: str) -> int:
+    if re.fullmatch(r"[+-]?\d+", digits) is None:
+        raise ParseError(f"{what}: {digits!r}{in_text} is not an integer; {_ALLOWED}")
+    count = _read(digits)
+    if 1 <= count <= MAX_COUNT:
+        return count
+    why = "not positive" if count < 1 else f"more than {MAX_COUNT}"
+    raise ParseError(f"{what}: {digits!r}{in_text} is {why}; {_ALLOWED}")
 
 
 def _read(digits: str) -> int:
@@ -254,7 +215,7 @@ def _read(digits: str) -> int:
     return -number if digits.startswith("-") else number
 
 
-def parse_percentage(text: str, *, what: str) -> float:
+def parse_percentage(text: str, what: str) -> float:
     """Returns the fraction that a percentage names: 0.03 for ``3%``."""
     found = re.fullmatch(r"(?P<number>\d{1,3}(?:\.\d{1,6})?)\s*%", text.strip())
     if found is None or not 0 < float(found["number"]) <= _LARGEST_PERCENTAGE:
@@ -265,7 +226,7 @@ def parse_percentage(text: str, *, what: str) -> float:
     return float(found["number"]) / _LARGEST_PERCENTAGE
 
 
-def parse_names(text: str, *, what: str) -> tuple[str, ...]:
+def parse_names(text: str, what: str) -> tuple[str, ...]:
     """Returns the distinct names of a comma-separated list, in order."""
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     if "" in names:
@@ -275,35 +236,25 @@ def parse_names(text: str, *, what: str) -> tuple[str, ...]:
     return names
 
 
-def _listed(parse: Callable[..., Any]) -> Callable[[Any, str], Any]:
-    """Returns a reader of lists: with commas, or as an array or integer of TOML."""
-
-    def read(value: object, what: str) -> Any:
-        of = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        return parse(of, what=what)
-
-    return read
-
-
 def _write_list(values: Sequence[Any]) -> str:
     return ",".join(map(label_of, values))
 
 
 COUNTS: Final = Kind(
-    read=_listed(parse_counts),
-    annotation=int | str | list[int | str],
-    must_be='an integer, an array of integers, or text such as "1..8"',
-    metavar="COUNTS",
+    parse_counts,
+    int | str | list[int | str],
+    'an integer, an array of integers, or text such as "1..8"',
+    "COUNTS",
     write=_write_list,
 )
 NAMES: Final = Kind(
-    read=_listed(parse_names),
-    annotation=str | list[str],
-    must_be="text, or an array of texts",
-    metavar="NAMES",
+    parse_names,
+    str | list[str],
+    "text, or an array of texts",
+    "NAMES",
     write=_write_list,
 )
-PERCENTAGE: Final = parsed(
+PERCENTAGE: Final = Kind(
     parse_percentage,
     metavar="PERCENT",
     write=lambda value: f"{value:.6%}".rstrip("%").rstrip("0").rstrip(".") + "%",
@@ -312,14 +263,13 @@ PERCENTAGE: Final = parsed(
 
 def some_of(of: Sequence[enum.Enum], *, noun: str, all_and_none: bool = False) -> Kind:
     """Returns the kind of several of a few values, in their order."""
-    by_name: dict[str, tuple[enum.Enum, ...]]
-    by_name = {label_of(member): (member,) for member in of}
-    stored = {str(member.value): member for member in of}  # in older commands
+    alone: dict[str, tuple[enum.Enum, ...]]
     alone = {"all": tuple(of), "none": ()} if all_and_none else {}
-    by_name |= alone
+    by_name = {label_of(member): (member,) for member in of} | alone
+    stored = {str(member.value): (member,) for member in of}  # in older commands
 
-    def parse(text: str, *, what: str) -> tuple[enum.Enum, ...]:
-        names = parse_names(text, what=what)
+    def parse(text: str, what: str) -> tuple[enum.Enum, ...]:
+        names = parse_names(text, what)
         for name in names:
             if name not in by_name and name not in stored:
                 raise ParseError(
@@ -331,16 +281,12 @@ def some_of(of: Sequence[enum.Enum], *, noun: str, all_and_none: bool = False) -
                     f"{what}: {name!r} stands beside other names in {text!r}; give it"
                     " alone"
                 )
-        chosen = [
-            by_name[name] if name in by_name else (stored[name],) for name in names
-        ]
-        return tuple(member for member in of if any(member in one for one in chosen))
+        chosen = {one for name in names for one in {**stored, **by_name}[name]}
+        return tuple(member for member in of if member in chosen)
 
-    return Kind(
-        read=_listed(parse),
-        annotation=str | list[str],
-        must_be="text, or an array of texts",
-        metavar="NAMES",
+    return dataclasses.replace(
+        NAMES,
+        read=parse,
         write=lambda values: _write_list(values) or "none",
         choices=tuple(by_name),
     )
@@ -363,31 +309,26 @@ def seconds_of(text: str) -> float | None:
     return seconds if 0 < seconds <= MAX_SEC else None
 
 
-def parse_duration(text: str, *, what: str, is_zero_allowed: bool = False) -> float:
+def parse_duration(text: str, what: str, *, is_zero_allowed: bool = False) -> float:
     """Returns the seconds that a string names."""
     if is_zero_allowed and text == "0":
         return 0.0
     seconds = seconds_of(text)
-    if seconds is None:
-        raise ParseError(
-            f"{what}: {shown(text)} is not a duration; {_advice(text.strip())}allowed"
-            f" are numbers above 0 with a unit (90s, 12min, 2h), at most {MAX_SEC:g}s"
-            + ", or 0"
-            * is_zero_allowed
-        )
-    return seconds
-
-
-def _advice(text: str) -> str:
-    """Returns what to write for a number without a unit, or for the time of a clock."""
-    if _BARE.fullmatch(text) and float(text) > 0 and len(text) <= _MOST_DIGITS:
-        return f"it has no unit: write {text}s or {text}min; "
-    clock = _CLOCK.fullmatch(text)
-    if clock is None:
-        return ""
-    hours, minutes, seconds = map(int, clock.groups())
-    total = 3600 * hours + 60 * minutes + seconds
-    return f"write {write_duration(total)}; " if total else ""
+    if seconds is not None:
+        return seconds
+    advice, bare = "", text.strip()
+    if _BARE.fullmatch(bare) and float(bare) > 0 and len(bare) <= _MOST_DIGITS:
+        advice = f"it has no unit: write {bare}s or {bare}min; "
+    elif clock := _CLOCK.fullmatch(bare):
+        hours, minutes, whole = map(int, clock.groups())
+        total = 3600 * hours + 60 * minutes + whole
+        advice = f"write {write_duration(total)}; " if total else ""
+    raise ParseError(
+        f"{what}: {shown(text)} is not a duration; {advice}allowed are numbers above 0"
+        f" with a unit (90s, 12min, 2h), at most {MAX_SEC:g}s"
+        + ", or 0"
+        * is_zero_allowed
+    )
 
 
 def write_duration(seconds: float) -> str:
@@ -403,10 +344,10 @@ def duration(unit: Unit = "s", *, is_zero_allowed: bool = False) -> Kind:
     """Returns the kind of durations, whose values are in a unit."""
     scale = SECONDS_OF[unit]
 
-    def parse(text: str, *, what: str) -> float:
-        return parse_duration(text, what=what, is_zero_allowed=is_zero_allowed) / scale
+    def parse(text: str, what: str) -> float:
+        return parse_duration(text, what, is_zero_allowed=is_zero_allowed) / scale
 
-    return parsed(
+    return Kind(
         parse,
         must_be='text with a unit, such as "90s", "12min" or "2h"',
         metavar="TIME",
@@ -423,26 +364,25 @@ def parse_key_values(texts: Sequence[str], what: str) -> dict[str, OptionValue]:
             raise ParseError(f"{what}: {text!r} is not KEY=VALUE")
         if key in options:
             raise ParseError(f"{what}: {key!r} is given twice; give it once")
-        options[key] = _parse_value(key, value, what)
-    return options
-
-
-def _parse_value(key: str, text: str, what: str) -> OptionValue:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    try:
+        options[key] = value
+        if value.lower() in ("true", "false"):
+            options[key] = value.lower() == "true"
+            continue
         # Twenty characters suffice for any 64-bit integer; longer ones are floats.
-        is_whole = re.fullmatch(r"[+-]?\d+", text) is not None
-        value = int(text) if is_whole and len(text) <= _MOST_CHARACTERS else float(text)
-    except ValueError:
-        return text
-    if not abs(value) <= (limits.MAX_SEED if is_whole else limits.MAX_REAL):
-        raise ParseError(
-            f"{what}: {key}={text!r} is out of bounds; allowed are integers up"
-            f" to {limits.MAX_SEED} and floats up to {limits.MAX_REAL:g}, and their"
-            " negatives"
-        )
-    return value
+        is_whole = re.fullmatch(r"[+-]?\d+", value) is not None
+        is_short = len(value) <= _MOST_CHARACTERS
+        try:
+            number = int(value) if is_whole and is_short else float(value)
+        except ValueError:
+            continue  # a text
+        if not abs(number) <= (limits.MAX_SEED if is_whole else limits.MAX_REAL):
+            raise ParseError(
+                f"{what}: {key}={value!r} is out of bounds; allowed are integers up"
+                f" to {limits.MAX_SEED} and floats up to {limits.MAX_REAL:g}, and their"
+                " negatives"
+            )
+        options[key] = number
+    return options
 
 
 def as_texts(table: dict[str, Any]) -> tuple[str, ...]:
@@ -454,12 +394,10 @@ def as_texts(table: dict[str, Any]) -> tuple[str, ...]:
 
 
 KEY_VALUES: Final = Kind(
-    read=parse_key_values,
-    annotation=dict[str, bool | int | float | str],
-    must_be=(
-        "a table of texts, numbers, true and false: [option] and lines such as"
-        ' jit = "compute" below it'
-    ),
-    metavar="KEY=VALUE",
+    parse_key_values,
+    dict[str, bool | int | float | str],
+    "a table of texts, numbers, true and false: [option] and lines such as"
+    ' jit = "compute" below it',
+    "KEY=VALUE",
     is_multiple=True,
 )

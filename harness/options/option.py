@@ -59,7 +59,7 @@ class Options(pydantic.BaseModel):
     """Options of recorded commands by their names: the one now, and a number's unit."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Option:
     """What an option is besides name, type and default of its field."""
 
@@ -151,8 +151,7 @@ def declared(model: type[Options]) -> list[Option]:
     return found
 
 
-NO_OPTIONS: Final = Options()
-"""Of a name that has no options."""
+NO_OPTIONS: Final = Options()  # Of a name that has no options.
 
 
 def keys_of(model: type[Options]) -> dict[str, Option]:

@@ -15,11 +15,11 @@ from harness.command import peers
 from harness.errors import PlanError
 from harness.machine import allocation as placement
 from harness.machine import environment
-from harness.planning import design, estimate, settings
+from harness.planning import defaults, design, estimate
 from harness.planning.estimate import PlannedCase
 from results.records import program
 from results.records.limits import MAX_REPLICAS, MAX_TRIALS
-from results.records.models import ScalingMode
+from results.records.models import Allocator, ScalingMode
 from results.store.record_file import first_complaint
 
 if TYPE_CHECKING:
@@ -132,17 +132,6 @@ def choose_replicas(
     return tuple(counts), [f"replicas {listed}: default for {num_devices} {name}"]
 
 
-def batch_sizes(
-    request: SweepRequest, preset: PresetInfo, baseline: int
-) -> dict[ScalingMode, int]:
-    """Returns the batch size that each scaling mode keeps."""
-    per_replica = request.per_replica_batch_size or preset.per_replica_batch_size
-    return {
-        ScalingMode.WEAK: per_replica,
-        ScalingMode.STRONG: request.global_batch_size or per_replica * baseline,
-    }
-
-
 def make_cases(
     backends: Sequence[BackendInfo],
     replicas: Sequence[int],
@@ -242,10 +231,15 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         info = catalog.workload(request.workload)
         backends = [catalog.backend(name) for name in request.backends]
     else:
-        size = request.per_replica_batch_size or _smallest_share(request)
+        size = request.per_replica_batch_size
+        if not size:  # of each replica at the baseline
+            assert request.replicas is not None
+            assert request.global_batch_size is not None
+            size = divide(request.global_batch_size, request.replicas[0])
         info = request.program.workload(size)
         backends = request.program.backends
-    preset_name = request.preset or _default_preset(info, request.device)
+    has_own = request.device == "gpu" and "gpu" in {of.name for of in info.presets}
+    preset_name = request.preset or ("gpu" if has_own else info.default_preset)
     preset = catalog.preset(info, preset_name)
     _check_counts(request)
     data = request.data or preset.data
@@ -253,7 +247,8 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         data = catalog.check_data(info, data)
     options = {**preset.options, **request.options}
     if options:
-        catalog.check_options(info, preset_name, options)
+        with catalog.refusing():
+            catalog.workload_catalog.make_config(info.name, preset_name, options)
     units = catalog.batch_units(info, preset_name, options)
     devices_per_replica = program.devices_per_replica(options)
     catalog.check_backends(info, options, backends)
@@ -269,7 +264,12 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
     replicas, notes = choose_replicas(
         request, machine, preset, math.prod(units.values()), devices_per_replica
     )
-    catalog.check_devices(options, request.device)
+    if devices_per_replica > 1 and request.device == "gpu":
+        raise PlanError(
+            f"option {program.PIPELINE_STAGES}={options[program.PIPELINE_STAGES]} needs"
+            " a GPU for each stage, and --device gpu gives a replica one, so far; use"
+            " --device cpu, or leave the option out"
+        )
     placement.check_share(
         machine.variables,
         backends,
@@ -277,7 +277,17 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         request.device,
         is_own=request.program is not None,
     )
-    sizes = batch_sizes(request, preset, replicas[0])
+    per_replica = request.per_replica_batch_size or preset.per_replica_batch_size
+    sizes = {
+        ScalingMode.WEAK: per_replica,
+        ScalingMode.STRONG: request.global_batch_size or per_replica * replicas[0],
+    }
+    if info.syncs_because and request.steps_per_sync not in (None, 1):
+        raise PlanError(
+            f"--steps-per-sync {request.steps_per_sync} with workload {info.name}:"
+            f" {info.syncs_because}, so a step ends before the next one starts; use 1"
+        )
+    is_ahead = request.device == "gpu" and not info.syncs_because
     is_data_real = data != SYNTHETIC
     common: dict[str, Any] = {
         "workload": info.name,
@@ -295,14 +305,15 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
             and (request.program is None or request.program.record.is_client)
             else request.num_measured_steps
         ),
-        "steps_per_sync": settings.steps_per_sync(
-            request.steps_per_sync, info, request.device
-        ),
+        "steps_per_sync": request.steps_per_sync
+        or (defaults.STEPS_PER_SYNC_ON_GPUS if is_ahead else 1),
         "is_evaluated": (
             is_data_real if request.is_evaluated is None else request.is_evaluated
         ),
         "options": options,
-        "allocator": design.choose_allocator(request),
+        # A peer is shown at its best: ``tf_mirrored`` gains up to a half when glibc
+        # keeps what was freed (``docs/benchmarks``).
+        "allocator": request.allocator or Allocator.KEEP,
         "variables": dict(machine.variables),
         "program": None if request.program is None else request.program.record,
     }
@@ -312,16 +323,17 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
     for case in cases:
         check_unit(info, units, case.per_replica_batch_size, case.num_replicas)
     if request.program is None:
-        catalog.check_machine(
-            info,
-            preset_name,
-            options,
-            data=data,
-            global_batch_size=max(
-                case.num_replicas * case.per_replica_batch_size for case in cases
-            ),
-            num_workers=_largest_num_workers(cases, machine),
-        )
+        with catalog.refusing():
+            catalog.workload_catalog.check_machine(
+                info.name,
+                preset_name,
+                options,
+                data=data,
+                global_batch_size=max(
+                    case.num_replicas * case.per_replica_batch_size for case in cases
+                ),
+                num_workers=max(_num_workers(case, machine) for case in cases),
+            )
     learning = estimate.choose_quality_runs(
         request, preset, cases, is_data_real=is_data_real
     )
@@ -342,28 +354,13 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
     )
 
 
-def _smallest_share(request: SweepRequest) -> int:
-    """Returns the batch of each replica at the baseline, from the global batch."""
-    assert request.replicas is not None
-    assert request.global_batch_size is not None
-    return divide(request.global_batch_size, request.replicas[0])
-
-
-def _largest_num_workers(cases: Sequence[PlannedCase], machine: Machine) -> int:
-    """Returns the most processes that the replicas of a trial are spread over."""
-    share = placement.replicas_per_worker(machine.variables)
-    return max(
-        placement.processes_of(
-            catalog.backend(case.backend), case.num_replicas, replicas_per_worker=share
-        ).count("worker")
-        or 1
-        for case in cases
+def _num_workers(case: PlannedCase, machine: Machine) -> int:
+    processes = placement.processes_of(
+        catalog.backend(case.backend),
+        case.num_replicas,
+        replicas_per_worker=placement.replicas_per_worker(machine.variables),
     )
-
-
-def _default_preset(info: catalog.WorkloadInfo, device: str) -> str:
-    names = {preset.name for preset in info.presets}
-    return "gpu" if device == "gpu" and "gpu" in names else info.default_preset
+    return processes.count("worker") or 1
 
 
 def _check_counts(request: SweepRequest) -> None:

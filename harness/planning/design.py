@@ -1,4 +1,4 @@
-"""Chooses the design of the measurement: order, repetitions, twin, primary contrast.
+"""Chooses the design of the measurement: what is run, in which order, and compared.
 
 Cases are interleaved on CPUs, with a twin of one case whose ratio to it must include 1;
 GPUs are exclusive, so there trials run in sequence. The primary contrast is named
@@ -9,36 +9,38 @@ that are not oversubscribed over its baseline.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+import functools
+import math
+from typing import TYPE_CHECKING, Final
 
 from harness import catalog
+from harness.command.program import names_in
 from harness.errors import PlanError
 from harness.planning import defaults
 from harness.planning.estimate import PlannedCase
+from results.records import program as program_lib
 from results.records.models import (
-    Allocator,
     Contrast,
     Control,
+    Matching,
     Measuring,
     Order,
     ScalingMode,
 )
+from results.study.matching import NUM_STEPS, is_judged
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from harness.catalog import BackendInfo
+    from harness.catalog import WorkloadInfo
+    from harness.command.program import ForeignProgram
     from harness.planning.request import SweepRequest
     from harness.sources.code_digest import SourceTree
-    from results.records.models import PlannedTrial
+    from results.records.models import OptionValue, PlannedTrial
 
 
-FEWEST_TO_STOP = 5
-"""Generations before a relay may end because its target is reached."""
-
-
-_SHORT_SEC = 60.0
-"""A generation of a gate that is given little time."""
+FEWEST_TO_STOP = 5  # Generations before a relay may end because its target is reached.
+_SHORT_SEC = 60.0  # A generation of a gate that is given little time.
 
 
 def choose_order(request: SweepRequest) -> Order:
@@ -94,24 +96,6 @@ def choose_repeats(request: SweepRequest, order: Order) -> int:
     return repeats
 
 
-def choose_allocator(request: SweepRequest) -> Allocator:
-    """Returns the requested allocator; by default the one that keeps memory.
-
-    A peer is shown at its best: ``tf_mirrored`` gains up to a half when glibc keeps
-    what was freed (``docs/benchmarks``).
-    """
-    return request.allocator or Allocator.KEEP
-
-
-def relay_fields(request: SweepRequest) -> dict[str, Any]:
-    """Returns the fields of a relay's specs; quality runs measure quality."""
-    return {
-        "order": Order.RELAY,
-        "num_measured_steps": None,
-        "is_evaluated": bool(request.is_evaluated),
-    }
-
-
 def with_twin(
     cases: Sequence[PlannedCase], num_cores: int, order: Order
 ) -> list[PlannedCase]:
@@ -136,20 +120,27 @@ def with_revision(
 
 
 def make_measuring(
-    request: SweepRequest,
-    order: Order,
-    trials: Sequence[PlannedTrial],
-    num_cores: int,
+    request: SweepRequest, order: Order, trials: Sequence[PlannedTrial], num_cores: int
 ) -> Measuring:
     """Returns how the trials are measured."""
-    primary = _primary(trials, num_cores)
+    primary = next(
+        (
+            Contrast(
+                first_case_id=first.case_id, second_case_id=other.case_id, text=text
+            )
+            for first, other, text in _contrasts(trials, num_cores)
+        ),
+        None,
+    )
+    measuring = functools.partial(
+        Measuring,
+        order=order,
+        primary=primary,
+        efficiency_target=request.efficiency_target,
+        gate=request.gate,
+    )
     if order is not Order.RELAY:
-        return Measuring(
-            order=order,
-            primary=primary,
-            efficiency_target=request.efficiency_target,
-            gate=request.gate,
-        )
+        return measuring()
     if request.target is not None and primary is None:
         raise PlanError(
             f"--target {request.target:.2%} needs a primary contrast, but the sweep has"
@@ -169,83 +160,64 @@ def make_measuring(
     else:
         minutes = minutes or defaults.MINUTES_TO_TARGET
         generation_sec = min(minutes * 60 / FEWEST_TO_STOP, usual_sec)
-    return Measuring(
-        order=order,
+    return measuring(
         minutes=minutes,
         generation_sec=generation_sec,
         max_rounds=request.max_rounds or defaults.MAX_ROUNDS,
         target=request.target,
-        primary=primary,
-        efficiency_target=request.efficiency_target,
-        gate=request.gate,
     )
 
 
-def _primary(trials: Sequence[PlannedTrial], num_cores: int) -> Contrast | None:
+def _contrasts(
+    trials: Sequence[PlannedTrial], num_cores: int
+) -> Iterator[tuple[PlannedTrial, PlannedTrial, str]]:
+    """Yields both sides of contrasts, and what they are; the first one is primary."""
     both = [
         trial
         for trial in trials
         if trial.spec.repetition_index == 0 and trial.spec.control is Control.NONE
     ]
-    if not both:
-        return None
-    first_repetition = [trial for trial in both if not trial.spec.revision]
-    if len(first_repetition) < len(both):
-        return _primary_of_revisions(both, num_cores)
-    mode = first_repetition[0].modes[0]
-    usable = [
-        trial
-        for trial in first_repetition
+    own = [trial for trial in both if not trial.spec.revision]
+    if not own:
+        return
+    backends = list(dict.fromkeys(trial.spec.backend for trial in own))
+    if len(own) < len(both):  # the most replicas of the first backend, by revision
+        own = [trial for trial in own if trial.spec.backend == backends[0]]
+        fitting = [t for t in own if t.spec.num_replicas <= num_cores] or own[:1]
+        first = max(fitting, key=lambda trial: trial.spec.num_replicas)
+        spec = first.spec
+        (second,) = (
+            trial
+            for trial in both
+            if trial.spec.revision
+            and (trial.spec.backend, trial.spec.global_batch_size, trial.modes)
+            == (spec.backend, spec.global_batch_size, first.modes)
+            and trial.spec.num_replicas == spec.num_replicas
+        )
+        revision = second.spec.revision
+        text = f"{spec.backend} x{spec.num_replicas}: this tree / {revision}"
+        yield first, second, text
+        return
+    mode = own[0].modes[0]
+    by_key = {
+        (trial.spec.backend, trial.spec.num_replicas): trial
+        for trial in own
         if mode in trial.modes
         and (trial.spec.device == "gpu" or trial.spec.num_replicas <= num_cores)
-    ]
-    by_key = {(t.spec.backend, t.spec.num_replicas): t for t in usable}
-    backends = list(dict.fromkeys(trial.spec.backend for trial in first_repetition))
-    sizes = sorted({trial.spec.num_replicas for trial in usable}, reverse=True)
+    }
+    sizes = sorted({size for _, size in by_key}, reverse=True)
     # At the baseline, with more replicas elsewhere, the question is how those scale.
     for size in sizes[:-1] or sizes:
-        pair = [by_key.get((backend, size)) for backend in backends[:2]]
-        if len(pair) == 2 and None not in pair:  # noqa: PLR2004 - a pair
+        pair = [by_key[of, size] for of in backends[:2] if (of, size) in by_key]
+        if len(pair) > 1:
             text = f"{backends[0]} / {backends[1]}, {mode.value} scaling, x{size}"
-            return _contrast(pair[0], pair[1], text)
+            yield pair[0], pair[1], text
     for backend in backends:
-        own = [by_key[backend, n] for n in sizes if (backend, n) in by_key]
+        own = [by_key[backend, size] for size in sizes if (backend, size) in by_key]
         if len(own) > 1:
             most, fewest = own[0].spec.num_replicas, own[-1].spec.num_replicas
             text = f"{backend}, {mode.value} scaling, x{most} / x{fewest}"
-            return _contrast(own[0], own[-1], text)
-    return None
-
-
-def _primary_of_revisions(
-    trials: Sequence[PlannedTrial], num_cores: int
-) -> Contrast | None:
-    """Returns the most replicas of the first backend, over the other revision."""
-    own = [trial for trial in trials if not trial.spec.revision]
-    own = [trial for trial in own if trial.spec.backend == own[0].spec.backend]
-    fitting = [t for t in own if t.spec.num_replicas <= num_cores] or own[:1]
-    first = max(fitting, key=lambda trial: trial.spec.num_replicas)
-    (second,) = (
-        trial
-        for trial in trials
-        if trial.spec.revision
-        and (trial.spec.backend, trial.spec.global_batch_size, trial.modes)
-        == (first.spec.backend, first.spec.global_batch_size, first.modes)
-        and trial.spec.num_replicas == first.spec.num_replicas
-    )
-    spec = first.spec
-    text = f"{spec.backend} x{spec.num_replicas}: this tree / {second.spec.revision}"
-    return _contrast(first, second, text)
-
-
-def _contrast(
-    first: PlannedTrial | None, second: PlannedTrial | None, text: str
-) -> Contrast:
-    assert first is not None
-    assert second is not None
-    return Contrast(
-        first_case_id=first.case_id, second_case_id=second.case_id, text=text
-    )
+            yield own[0], own[-1], text
 
 
 def notes(measuring: Measuring, repeats: int) -> list[str]:
@@ -301,62 +273,36 @@ def choose_controls(
     weak = (ScalingMode.WEAK,)
     size = case.num_replicas, case.per_replica_batch_size
     added, notes = [], []
-    backend = _backend_of(request, case.backend)
+    backend = (
+        catalog.backend(case.backend)
+        if request.program is None
+        else request.program.backends[0]
+    )
+    of_peer = _NOT_OF_PEERS if backend.name in catalog.PEERS else ""
+    no_update = of_peer or backend.lacks.get("synchronous_training", "")
+    if not no_update and request.program is None:
+        no_update = catalog.workload(request.workload).no_update_because
     missing = {
         Control.NOSYNC: backend.no_control_because,
-        Control.NO_UPDATE: _why_no_update(request, backend),
-        Control.INPUT_ONLY: _why_not_of_peer(backend),
+        Control.NO_UPDATE: no_update,
+        Control.INPUT_ONLY: of_peer,
     }
     for control in request.controls:
         if reason := missing.get(control):
             notes.append(
                 f"no control {control.label} of backend {backend.name}: {reason}"
             )
-        elif control is Control.NOSYNC:
-            added.append(PlannedCase(case.backend, *size, weak, control))
-        elif control is Control.SOLO:
-            added.append(PlannedCase(SOLO_BACKEND, *size, weak, control))
-        elif control is Control.INPUT_ONLY:
-            added.append(PlannedCase(case.backend, *size, weak, control))
-        else:
-            added += [
-                PlannedCase(c.backend, c.num_replicas, size[1], weak, control)
-                for c in (case, alone)
-            ]
+            continue
+        name = SOLO_BACKEND if control is Control.SOLO else case.backend
+        added.append(PlannedCase(name, *size, weak, control))
+        if control in (Control.SYNTHETIC, Control.NO_UPDATE):
+            added.append(PlannedCase(name, alone.num_replicas, size[1], weak, control))
     if added:
         kinds = ", ".join(dict.fromkeys(item.control.label for item in added))
         notes.append(
             f"controls {kinds}: of {case.backend} x{case.num_replicas}, weak scaling"
         )
     return added, notes
-
-
-def _backend_of(request: SweepRequest, name: str) -> BackendInfo:
-    if request.program is not None:
-        return request.program.backends[0]
-    return catalog.backend(name)
-
-
-def _why_no_update(request: SweepRequest, backend: BackendInfo) -> str:
-    """Why updates cannot be left out; empty if they can."""
-    reason = _why_not_of_peer(backend) or backend.lacks.get("synchronous_training", "")
-    if reason or request.program is not None:
-        return reason
-    return catalog.workload(request.workload).no_update_because
-
-
-def _why_not_of_peer(backend: BackendInfo) -> str:
-    """Why a program of another framework lacks a control; empty of other backends."""
-    return "" if catalog.peer(backend.name) is None else _NOT_OF_PEERS
-
-
-def with_order(request: SweepRequest, order: Order) -> tuple[SweepRequest, list[str]]:
-    """Returns a request in an order that was not requested, and what it leaves out."""
-    if order is Order.RELAY or not request.controls:
-        return request.model_copy(update={"order": order}), []
-    names = ", ".join(control.label for control in request.controls)
-    note = f"no controls ({names}): they need an interleaved measurement"
-    return request.model_copy(update={"order": order, "controls": ()}), [note]
 
 
 def _case_and_alone(
@@ -374,4 +320,164 @@ def _case_and_alone(
         f"--controls {names} explain a case of 2 replicas or more, on at most"
         f" {num_cores} cores, against 1 replica of the same backend, and this sweep"
         " does not have both; add them to --replicas, or use --controls none"
+    )
+
+
+# Trials that match N replicas with one replica; nothing of them is timed. For every
+# backend and size that a study measures: a few steps on a small global batch, and the
+# same on one replica of the backend ``single``, on one device and without a pipeline
+# (``results/study/matching.py``). All sizes share the global batch, and so the one
+# replica, if their common multiple is small enough.
+
+REFERENCE_BACKEND: Final = "single"
+FEWEST_EXAMPLES: Final = 16
+"""Of a global batch: batch normalization needs several, and a small one is quick."""
+SHARED_ROWS: Final = "shared_rows"
+_FEWEST_PER_REPLICA = 2
+_LARGEST_FACTOR = 4
+
+NUM_WARMUP_STEPS: Final = 1
+NUM_MEASURED_STEPS: Final = NUM_STEPS - NUM_WARMUP_STEPS
+
+
+def choose_matching(
+    request: SweepRequest, trials: Iterable[PlannedTrial]
+) -> tuple[list[PlannedCase], list[PlannedCase], dict[str, str]]:
+    """Returns references, cases that match them, and by backend why others do not."""
+    trials = tuple(trials)
+    wanted = list(
+        dict.fromkeys(
+            (trial.spec.backend, trial.spec.num_replicas)
+            for trial in trials
+            if is_judged(trial.spec) and trial.spec.num_devices > 1
+        )
+    )
+    reference = REFERENCE_BACKEND
+    not_checked: dict[str, str] = {}
+    if request.program is not None:
+        reference = request.program.name
+        not_checked = _why_not(request, request.program)
+    info = None if request.program else catalog.workload(request.workload)
+    for backend, _ in wanted if info else ():
+        assert info is not None
+        reason = catalog.backend(backend).lacks.get("synchronous_training", "")
+        if not request.is_matched:
+            reason = "--no-match was given"
+        elif info.matching is None:
+            reason = f"{info.name} cannot be matched: {info.not_matched_because}"
+        if reason:
+            not_checked[backend] = reason
+    wanted = [(b, n) for b, n in wanted if b not in not_checked]
+    unit, parts = _units(info, trials)
+    # Every replica has two examples or more of each part of a batch.
+    sizes = {
+        count // parts: unit * size
+        for count, size in global_batch_sizes([n * parts for _, n in wanted]).items()
+    }
+    references = [_case(reference, 1, size) for size in dict.fromkeys(sizes.values())]
+    return references, [_case(b, n, sizes[n]) for b, n in wanted], not_checked
+
+
+def _units(
+    info: WorkloadInfo | None, trials: Sequence[PlannedTrial]
+) -> tuple[int, int]:
+    """Returns what an example of a batch counts, and into how many parts it is cut."""
+    if info is None or not trials:
+        return 1, 1
+    spec = trials[0].spec
+    units = catalog.batch_units(info, spec.preset, spec.options)
+    of_parts = () if info.matching is None else info.matching.of_pipelines
+    parts = math.prod(units.pop(name) for name in of_parts if name in units)
+    return math.prod(units.values()), parts
+
+
+def options_of_reference(
+    info: WorkloadInfo | None, options: Mapping[str, OptionValue]
+) -> dict[str, OptionValue]:
+    """Returns the options of one replica on one device, without a pipeline."""
+    left_out = (
+        () if info is None or info.matching is None else info.matching.of_pipelines
+    )
+    return {name: of for name, of in options.items() if name not in left_out}
+
+
+def _why_not(request: SweepRequest, program: ForeignProgram) -> dict[str, str]:
+    """Returns why a program of the user's cannot be matched, by its name."""
+    if not program.record.is_client:
+        return {}  # it shows neither its losses nor its updates
+    if program.variants:
+        why = "variants of a program are not checked; measure one alone for that"
+        return dict.fromkeys(program.variants, why)
+    if not request.is_matched:
+        return {program.name: "--no-match was given"}
+    if "seed" not in names_in(program.record.command):
+        return {
+            program.name: "its command has no {seed}, so replicas may draw other"
+            " examples than one does"
+        }
+    return {}
+
+
+def matching_remarks(
+    request: SweepRequest, cases: Iterable[PlannedCase]
+) -> dict[str, str]:
+    """Returns by backend what is changed so that it can be matched."""
+    if request.program is not None:
+        return {}
+    info = catalog.workload(request.workload)
+    found = {}
+    is_split = program_lib.devices_per_replica(request.options) > 1
+    split = "; the one replica is on one device, without a pipeline"
+    for case in cases:
+        assert info.matching is not None  # otherwise there are no cases
+        rows = catalog.backend(case.backend).lacks.get(SHARED_ROWS)
+        dense = f"; dense gradients, since otherwise {rows}" if rows else ""
+        found[case.backend] = (
+            f"{info.matching.remark}{dense}{split if is_split else ''}"
+        )
+    return found
+
+
+def _case(backend: str, num_replicas: int, global_batch_size: int) -> PlannedCase:
+    return PlannedCase(
+        backend,
+        num_replicas,
+        global_batch_size // num_replicas,
+        (ScalingMode.STRONG,),
+        Control.MATCH,
+    )
+
+
+def global_batch_sizes(counts: Sequence[int]) -> dict[int, int]:
+    """Returns the global batch size of each number of replicas; one for all if it can.
+
+    Every replica has two examples or more.
+    """
+    if not counts:
+        return {}
+    fewest = max(FEWEST_EXAMPLES, _FEWEST_PER_REPLICA * max(counts))
+    common = math.lcm(*counts)
+    if common <= _LARGEST_FACTOR * fewest:
+        return dict.fromkeys(counts, _multiple(common, fewest))
+    return {
+        count: _multiple(count, max(FEWEST_EXAMPLES, _FEWEST_PER_REPLICA * count))
+        for count in counts
+    }
+
+
+def _multiple(of: int, at_least: int) -> int:
+    return of * math.ceil(at_least / of)
+
+
+def merged_matching(existing: Matching | None, new: Matching | None) -> Matching | None:
+    """Returns the trials that match of both plans; the new reasons replace others."""
+    if existing is None or new is None:
+        return new or existing
+    trials = {trial.trial_id: trial for trial in (*existing.trials, *new.trials)}
+    matched = {trial.spec.backend for trial in trials.values()}
+    reasons = {**existing.not_checked, **new.not_checked}
+    return Matching(
+        trials=tuple(trials.values()),
+        not_checked={k: v for k, v in reasons.items() if k not in matched},
+        remarks={**existing.remarks, **new.remarks},
     )

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
+import re
 import statistics
 from typing import TYPE_CHECKING
 
 from harness import catalog
-from harness.errors import PlanError
-from harness.planning import settings
+from harness.errors import ParseError, PlanError
+from harness.options.kinds import seconds_of
+from harness.planning.request import NONE, WINDOW, is_evaluated
 from results.errors import ResultsError
 from results.records import identity
+from results.records.limits import MAX_BUDGET
 from results.records.models import (
+    Budget,
     BudgetUnit,
     Control,
     Environment,
@@ -25,18 +30,17 @@ from results.records.models import (
 from results.store import record_file
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from harness.catalog import PresetInfo
     from harness.planning.request import SweepRequest
     from results.records.measuring import Measuring
-    from results.records.models import Budget, PlannedTrial
+    from results.records.models import PlannedTrial
 
 
 ASSUMED_TRIAL_SEC = 30.0
 """Assumed where there is no earlier trial: that of a laptop preset on two cores."""
-
 GPU_START_SEC = 42.0
 """Assumed of a trial on GPUs: imports, tracing, choosing kernels, checks."""
 EACH_GPU_SEC = 5.0
@@ -46,7 +50,18 @@ GPU_STEP_SEC = 0.1
 
 _MAX_EARLIER_TRIALS = 2_000
 
-_Key = tuple[str, ...]
+_KIND = ("workload", "preset", "data", "device")
+_TRAINING = (*_KIND, "budget", "num_warmup_steps", "num_measured_steps")
+_CASE = ("backend", "num_replicas")
+_AS_LONG = (
+    (*_TRAINING, *_CASE, "global_batch_size"),
+    (*_TRAINING, *_CASE),
+    (*_TRAINING, "num_replicas"),
+    _TRAINING,
+)
+"""Fields by which trials take as long, most specific first."""
+_AS_FAST = ((*_KIND, *_CASE, "global_batch_size"), (*_KIND, *_CASE), _KIND)
+"""The same by which they are as fast: a quality run as a trial without a budget."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,8 +85,8 @@ class Durations:
     """Durations of finished trials, and estimates for others from them."""
 
     def __init__(self) -> None:
-        self._by_key: dict[_Key, list[float]] = {}
-        self._rates: dict[_Key, list[float]] = {}
+        self._seconds: dict[tuple[str, ...], list[float]] = {}
+        self._rates: dict[tuple[str, ...], list[float]] = {}
         self.num_trials = 0
         self.generation_sec: float | None = None
         """What the last generation of this relay took; None before the first one."""
@@ -84,34 +99,34 @@ class Durations:
     ) -> None:
         """Adds one finished trial."""
         self.num_trials += 1
-        for key in _keys(spec):
-            self._by_key.setdefault(key, []).append(duration_sec)
-        if examples_per_sec:
-            for key in _rate_keys(spec):
-                self._rates.setdefault(key, []).append(examples_per_sec)
+        for key in _keys(spec, _AS_LONG):
+            self._seconds.setdefault(key, []).append(duration_sec)
+        for key in _keys(spec, _AS_FAST) if examples_per_sec else ():
+            self._rates.setdefault(key, []).append(examples_per_sec or 0.0)
 
     def guess(self, spec: TrialSpec) -> float | None:
         """Returns the median of the most similar trials, or None without any."""
-        for key in _keys(spec):
-            if key in self._by_key:
-                return statistics.median(self._by_key[key])
-        return None
+        return _median(self._seconds, _keys(spec, _AS_LONG))
 
     def remaining_sec(self, specs: Iterable[TrialSpec]) -> float:
         """Returns the estimated duration of the trials; unknown ones are assumed."""
-        total = 0.0
-        for spec in specs:
-            guess = self.guess(spec)
-            total += self.assumed_sec(spec) if guess is None else guess
-        return total
+        guesses = [(spec, self.guess(spec)) for spec in specs]
+        return math.fsum(
+            self._assumed_sec(spec) if guess is None else guess
+            for spec, guess in guesses
+        )
 
-    def assumed_sec(self, spec: TrialSpec) -> float:
+    def _assumed_sec(self, spec: TrialSpec) -> float:
         """Returns what a trial is assumed to take where there is no earlier one.
 
         A quality run takes its budget too: in seconds, or at the throughput of trials
         of the same case.
         """
-        budget, alone_sec = spec.budget, _assumed_alone_sec(spec)
+        budget, alone_sec = spec.budget, ASSUMED_TRIAL_SEC
+        if spec.device == "gpu":
+            num_steps = spec.num_warmup_steps + (spec.num_measured_steps or 0)
+            alone_sec = GPU_START_SEC + EACH_GPU_SEC * spec.num_replicas
+            alone_sec += GPU_STEP_SEC * num_steps
         if budget is None:
             return alone_sec
         if budget.unit is BudgetUnit.SECONDS:
@@ -119,58 +134,19 @@ class Durations:
         num_examples = budget.amount
         if budget.unit is BudgetUnit.STEPS:
             num_examples *= spec.global_batch_size
-        rates = next(
-            (self._rates[key] for key in _rate_keys(spec) if key in self._rates), None
-        )
-        if rates is None:
-            return alone_sec
-        return alone_sec + num_examples / statistics.median(rates)
+        rate = _median(self._rates, _keys(spec, _AS_FAST))
+        return alone_sec if rate is None else alone_sec + num_examples / rate
 
 
-def _assumed_alone_sec(spec: TrialSpec) -> float:
-    """Returns what a trial is assumed to take without its budget."""
-    if spec.device != "gpu":
-        return ASSUMED_TRIAL_SEC
-    num_steps = spec.num_warmup_steps + (spec.num_measured_steps or 0)
-    return GPU_START_SEC + EACH_GPU_SEC * spec.num_replicas + GPU_STEP_SEC * num_steps
-
-
-def _assumption(trials: Sequence[PlannedTrial]) -> str:
-    if any(trial.spec.device == "gpu" for trial in trials):
-        return (
-            f"{GPU_START_SEC:g} s per trial, {EACH_GPU_SEC:g} s per GPU of it and"
-            f" {GPU_STEP_SEC:g} s per step"
-        )
-    return f"{ASSUMED_TRIAL_SEC:g} s per trial"
-
-
-def _keys(spec: TrialSpec) -> list[_Key]:
-    """Returns the keys by which trials are similar, most specific first."""
+def _keys(spec: TrialSpec, similar: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     fields = spec.model_dump(mode="json")
-
-    def get(name: str) -> str:
-        return str(fields.get(name))
-
-    kind = tuple(get(n) for n in ("workload", "preset", "data", "device", "budget"))
-    size = (*kind, get("num_warmup_steps"), get("num_measured_steps"))
-    backend, replicas = get("backend"), get("num_replicas")
-    return [
-        (*size, backend, replicas, get("global_batch_size")),
-        (*size, backend, replicas),
-        (*size, replicas),
-        size,
-    ]
+    return [tuple(str(fields[name]) for name in names) for names in similar]
 
 
-def _rate_keys(spec: TrialSpec) -> list[_Key]:
-    """Returns the keys by which trials are equally fast, most specific first.
-
-    A quality run is as fast as a trial without a budget.
-    """
-    fields = spec.model_dump(mode="json")
-    kind = tuple(str(fields[n]) for n in ("workload", "preset", "data", "device"))
-    case = tuple(str(fields[n]) for n in ("backend", "num_replicas"))
-    return [(*kind, *case, str(spec.global_batch_size)), (*kind, *case), kind]
+def _median(
+    known: Mapping[tuple[str, ...], list[float]], keys: Iterable[tuple[str, ...]]
+) -> float | None:
+    return next((statistics.median(known[key]) for key in keys if key in known), None)
 
 
 def read_durations(runs_dir: Path) -> Durations:
@@ -252,24 +228,24 @@ def _of_relay(
 
 
 def _of_trials(trials: Sequence[PlannedTrial], durations: Durations) -> Estimate:
-    total = 0.0
-    num_assumed = 0
-    for trial in trials:
-        guess = durations.guess(trial.spec)
-        if guess is None:
-            num_assumed += 1
-            guess = durations.assumed_sec(trial.spec)
-        total += guess
+    specs = [trial.spec for trial in trials]
+    num_assumed = sum(durations.guess(spec) is None for spec in specs)
+    assumption = f"{ASSUMED_TRIAL_SEC:g} s per trial"
+    if any(spec.device == "gpu" for spec in specs):
+        assumption = (
+            f"{GPU_START_SEC:g} s per trial, {EACH_GPU_SEC:g} s per GPU of it and"
+            f" {GPU_STEP_SEC:g} s per step"
+        )
     if not num_assumed:
         basis = "from earlier trials like these"
     elif num_assumed == len(trials):
-        basis = f"assuming {_assumption(trials)}: no earlier ones like these"
+        basis = f"assuming {assumption}: no earlier ones like these"
     else:
         basis = (
             f"from earlier trials; {num_assumed} of {len(trials)} assumed to take"
-            f" {_assumption(trials)}"
+            f" {assumption}"
         )
-    return Estimate(total_sec=total, basis=basis)
+    return Estimate(total_sec=durations.remaining_sec(specs), basis=basis)
 
 
 def format_duration(seconds: float) -> str:
@@ -291,83 +267,73 @@ def format_duration(seconds: float) -> str:
 _DECISIVE = (TrialStatus.OK, TrialStatus.OUT_OF_MEMORY)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class EarlierTrial:
-    """A trial on GPUs that fitted into memory, or did not."""
-
-    study: str  # The name of its study.
-    program: str  # The digest of what it ran, without batch, replicas and repetition.
-    gpu: str  # Product name of its GPUs.
-    num_replicas: int  # Its replicas.
-    per_replica_batch_size: int  # Its batch on each GPU.
-    has_fitted: bool  # Whether it completed.
-
-
-def program_of(spec: TrialSpec) -> str:
-    """Returns the digest of what determines the memory of a trial but its sizes."""
-    fields = ("workload", "preset", "data", "backend", "code_digest", "options")
-    return identity.digest({name: getattr(spec, name) for name in fields})
-
-
 def check_memory(
     trials: Sequence[PlannedTrial], runs_dir: Path, *, study: str, gpu: str
 ) -> None:
     """Checks that no trial has a batch that is known not to fit."""
-    earlier = [e for e in _read(runs_dir) if e.gpu == gpu and e.study != study]
-    for trial in trials:
-        spec = trial.spec
-        same = [e for e in earlier if e.program == program_of(spec)]
-        failed = [
-            e
-            for e in same
-            if not e.has_fitted
-            and e.num_replicas <= spec.num_replicas
-            and e.per_replica_batch_size <= spec.per_replica_batch_size
-        ]
-        if failed:
-            raise PlanError(_complaint(spec, failed[-1], same))
-
-
-def _complaint(
-    spec: TrialSpec, failed: EarlierTrial, same: Sequence[EarlierTrial]
-) -> str:
-    fitting = max(
-        (
-            e.per_replica_batch_size
-            for e in same
-            if e.has_fitted
-            and e.num_replicas >= spec.num_replicas
-            and e.per_replica_batch_size < failed.per_replica_batch_size
-        ),
-        default=None,
-    )
-    size = spec.per_replica_batch_size
-    known = f"use less than --per-replica-batch-size {failed.per_replica_batch_size}"
-    if fitting is not None:
-        known = f"{fitting} fits: use --per-replica-batch-size {fitting}"
-    return (
-        f"{spec.num_replicas} x {size} examples do not fit with backend"
-        f" {spec.backend!r}: {failed.num_replicas} x"
-        f" {failed.per_replica_batch_size} ran out of memory on {failed.gpu} in study"
-        f" {failed.study!r}; {known}, or --retry failed to try it"
-        " again"
-    )
-
-
-def _read(runs_dir: Path) -> Iterator[EarlierTrial]:
-    for folder, spec, status in _earlier(runs_dir, _DECISIVE):
-        env = None
+    # By what determines the memory of a trial but its sizes.
+    earlier: dict[str, list[tuple[str, TrialSpec, bool]]] = {}
+    for folder, of, status in _earlier(runs_dir, _DECISIVE):
+        env, name = None, folder.parents[1].name
         with contextlib.suppress(ResultsError):
             env = record_file.read(folder / "env.json", "env", Environment)
-        if env is not None and env.gpus:
-            yield EarlierTrial(
-                study=folder.parents[1].name,
-                program=program_of(spec),
-                gpu=env.gpus[0],
-                num_replicas=spec.num_replicas,
-                per_replica_batch_size=spec.per_replica_batch_size,
-                has_fitted=status.status is TrialStatus.OK,
-            )
+        if env is not None and env.gpus[:1] == (gpu,) and name != study:
+            has_fitted = status.status is TrialStatus.OK
+            earlier.setdefault(_program_of(of), []).append((name, of, has_fitted))
+    for trial in trials:
+        spec = trial.spec
+        same = earlier.get(_program_of(spec), [])
+        failed = [
+            (name, of)
+            for name, of, has_fitted in same
+            if not has_fitted
+            and of.num_replicas <= spec.num_replicas
+            and of.per_replica_batch_size <= spec.per_replica_batch_size
+        ]
+        if not failed:
+            continue
+        name, of = failed[-1]
+        fitting = [
+            other.per_replica_batch_size
+            for _, other, has_fitted in same
+            if has_fitted
+            and other.num_replicas >= spec.num_replicas
+            and other.per_replica_batch_size < of.per_replica_batch_size
+        ]
+        known = f"use less than --per-replica-batch-size {of.per_replica_batch_size}"
+        if fitting:
+            known = f"{max(fitting)} fits: use --per-replica-batch-size {max(fitting)}"
+        raise PlanError(
+            f"{spec.num_replicas} x {spec.per_replica_batch_size} examples do not fit"
+            f" with backend {spec.backend!r}: {of.num_replicas} x"
+            f" {of.per_replica_batch_size} ran out of memory on {gpu} in study"
+            f" {name!r}; {known}, or --retry failed to try it again"
+        )
+
+
+def _program_of(spec: TrialSpec) -> str:
+    fields = ("workload", "preset", "data", "backend", "code_digest", "options")
+    return identity.digest({name: getattr(spec, name) for name in fields})
+
+
+_BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(steps|examples)", re.ASCII)
+
+
+def parse_budget(text: str, *, num_evaluations: int) -> Budget | None:
+    """Returns the budget that ``text`` names, or None without quality runs."""
+    parts = [part for of in text.split(",") if (part := of.strip()) != WINDOW]
+    if not parts or is_evaluated(text) is False:
+        return None
+    found = _BUDGET.fullmatch(",".join(parts))
+    unit = BudgetUnit(found[2]) if found else BudgetUnit.SECONDS
+    amount = float(found[1]) if found else seconds_of(",".join(parts))
+    if amount is None or not 0 < amount <= MAX_BUDGET:
+        raise ParseError(
+            f"--budget {text!r} is not a budget; allowed are a positive number with"
+            f" s, min, h, steps or examples (60s, 10min, 500steps), at most"
+            f" {MAX_BUDGET:g}, {WINDOW}, both with a comma between, or {NONE} alone"
+        )
+    return Budget(amount=amount, unit=unit, num_evaluations=num_evaluations)
 
 
 # Allowance for evaluations, start-up and a slow machine, on top of the budget.
@@ -414,7 +380,7 @@ def choose_quality_runs(
     text = preset.budget if request.budget is None else request.budget
     if not text or (not is_asked_for and not is_data_real):
         return None
-    budget = settings.parse_budget(text, num_evaluations=preset.num_evaluations)
+    budget = parse_budget(text, num_evaluations=preset.num_evaluations)
     if budget is None:
         return None
     if not is_data_real:
@@ -422,12 +388,17 @@ def choose_quality_runs(
             f"--budget {text}: the data set 'synthetic' has nothing to learn; use"
             " another --data, or --budget none"
         )
-    _check_timeout(text, budget, request.timeout_sec)
+    needed = round(budget.amount * _OVERHEAD_FACTOR + _OVERHEAD_SEC)
+    if budget.unit is BudgetUnit.SECONDS and needed > request.timeout_sec:
+        raise PlanError(
+            f"--budget {text} may not end within --timeout {request.timeout_sec:g} s,"
+            f" with start-up and evaluations; use --timeout {needed}s or more"
+        )
     mode = ScalingMode.STRONG
     if mode not in request.modes:
         mode = ScalingMode.WEAK
     # Peers take steps, and measure nothing of what they learn.
-    learning = [name for name in request.backends if catalog.peer(name) is None]
+    learning = [name for name in request.backends if name not in catalog.PEERS]
     if not learning:
         return None
     backends = learning if is_asked_for else learning[:1]
@@ -438,17 +409,6 @@ def choose_quality_runs(
         cases=tuple(chosen),
         note=(
             f"quality runs: {where} for {budget} each, {mode.value} scaling; --budget"
-            f" {settings.NONE} leaves them out"
+            f" {NONE} leaves them out"
         ),
     )
-
-
-def _check_timeout(text: str, budget: Budget, timeout_sec: float) -> None:
-    if budget.unit is not BudgetUnit.SECONDS:
-        return
-    needed = round(budget.amount * _OVERHEAD_FACTOR + _OVERHEAD_SEC)
-    if needed > timeout_sec:
-        raise PlanError(
-            f"--budget {text} may not end within --timeout {timeout_sec:g} s, with"
-            f" start-up and evaluations; use --timeout {needed}s or more"
-        )

@@ -6,15 +6,17 @@ the same updates.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import catalog
-from harness.command import peers
+from harness.command import peers, reader
 from harness.errors import DifferentStudyError
+from harness.machine.machine_state import now_text
 from harness.planning import checked as checked_lib
-from harness.planning import design, matching
+from harness.planning import design
 from harness.planning.checked import check, refusing_bounds
 from harness.sources import code_digest
 from harness.sources.code_digest import check_code
@@ -22,7 +24,6 @@ from results.records import identity
 from results.records.models import (
     Control,
     Matching,
-    Measuring,
     Order,
     Plan,
     PlannedTrial,
@@ -33,25 +34,11 @@ from results.records.models import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.command.program import ForeignProgram
     from harness.planning.checked import CheckedSweep, Machine
     from harness.planning.estimate import PlannedCase
     from harness.planning.request import SweepRequest
     from harness.sources.code_digest import SourceTree
     from results.store.study_store import Store
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedSweep:
-    """The trials of a request and what its plan record needs."""
-
-    trials: tuple[PlannedTrial, ...]  # Distinct trials, in execution order.
-    baseline_num_replicas: int  # The smallest replica count.
-    notes: tuple[str, ...]  # Defaults that were chosen for the user, one line each.
-    preset: str  # The preset's name.
-    repeats: int  # Repetitions of each case.
-    measuring: Measuring  # How long they are measured, and what for.
-    matching: Matching  # What shows that N replicas match one.
 
 
 def trial_seed(sweep_seed: int, repetition_index: int) -> int:
@@ -60,9 +47,14 @@ def trial_seed(sweep_seed: int, repetition_index: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big") >> 1
 
 
-def plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
+def plan_sweep(
+    request: SweepRequest,
+    machine: Machine,
+    study: str = "study",
+    command: Sequence[str] = ("harness",),
+) -> Plan:
     """Plans a sweep."""
-    return arrange(check(request, machine))
+    return arrange(check(request, machine), study=study, command=command)[0]
 
 
 @refusing_bounds()
@@ -73,33 +65,36 @@ def digest_of(checked: CheckedSweep) -> str:
     """
     request, learning = checked.request, checked.learning
     common = {**checked.common, "num_measured_steps": None, "is_evaluated": True}
-    cases = [] if request.is_quality_only else checked.cases
-    kinds = [(cases, common)]
+    cases = () if request.is_quality_only else checked.cases
+    trials = _trials(request, design.with_revision(cases, request.baseline), common)
     if learning is not None:
-        kinds.append((learning.cases, {**common, "budget": learning.budget}))
-    ids = [
-        trial.trial_id
-        for of_kind, fields in kinds
-        for trial in _trials(
-            design.with_revision(of_kind, request.baseline),
-            1,
-            request.seed,
-            fields,
-            request.baseline,
-            request.program,
-        )
-    ]
-    return identity.digest(sorted(ids))
+        runs = design.with_revision(learning.cases, request.baseline)
+        trials += _trials(request, runs, {**common, "budget": learning.budget})
+    return identity.digest(sorted(trial.trial_id for trial in trials))
 
 
 @refusing_bounds()
-def arrange(checked: CheckedSweep, order: Order | None = None) -> PlannedSweep:
-    """Returns the trials of a checked request, in execution order."""
+def arrange(
+    checked: CheckedSweep,
+    order: Order | None = None,
+    *,
+    study: str,
+    command: Sequence[str],
+    launcher: str = "",
+) -> tuple[Plan, list[str]]:
+    """Returns the plan record of a new study, and what was chosen for the user.
+
+    Its trials are in execution order.
+    """
     learning, num_cores = checked.learning, checked.num_cores
     request = checked.request
     left_out: list[str] = []
     if order is not None and order is not design.choose_order(request):
-        request, left_out = design.with_order(request, order)
+        if order is not Order.RELAY and request.controls:
+            names = ", ".join(control.label for control in request.controls)
+            left_out = [f"no controls ({names}): they need an interleaved measurement"]
+            request = request.model_copy(update={"controls": ()})
+        request = request.model_copy(update={"order": order})
     common = dict(checked.common)
     order = design.choose_order(request)
     repeats = design.choose_repeats(request, order)
@@ -114,100 +109,119 @@ def arrange(checked: CheckedSweep, order: Order | None = None) -> PlannedSweep:
     added, control_notes = design.choose_controls(request, cases, num_cores, order)
     timed += added
     checked_lib.check_number(len(timed) * repeats + len(runs) * request.quality_repeats)
-    measured = (
-        {**common, **design.relay_fields(request)} if (order is Order.RELAY) else common
-    )
-    trials = _trials(
-        timed, repeats, request.seed, measured, request.baseline, request.program
-    )
+    measured = dict(common)
+    if order is Order.RELAY:  # quality runs measure quality
+        measured |= {"order": order, "num_measured_steps": None}
+        measured["is_evaluated"] = bool(request.is_evaluated)
+    trials = _trials(request, timed, measured, repeats)
     measuring = design.make_measuring(request, order, trials, num_cores)
     if learning is not None:
         common |= {"budget": learning.budget, "is_evaluated": True}
-        trials += _trials(
-            runs, request.quality_repeats, request.seed, common, request.baseline
-        )
+        trials += _trials(request, runs, common, request.quality_repeats)
     assert len({trial.trial_id for trial in trials}) == len(trials)
     matched = _plan_matching(request, trials, common)
-    return PlannedSweep(
-        trials=tuple(trials),
+    program = request.program
+    info = program.workload(1) if program else catalog.workload(request.workload)
+    draws = info.draws_random_numbers
+    if trials and info.draws_with:
+        spec = trials[0].spec
+        config = catalog.workload_catalog.make_config(
+            info.name, spec.preset, spec.options
+        )
+        draws = bool(getattr(config, info.draws_with))
+    plan = Plan(
+        study=study,
+        created_at=now_text(),
+        command=tuple(command),
         baseline_num_replicas=checked.baseline_num_replicas,
-        notes=(
-            *left_out,
-            *checked.notes,
-            *control_notes,
-            *(
-                f"backend {name} is not checked against one replica: {reason}"
-                for name, reason in matched.not_checked.items()
-            ),
-            *design.notes(measuring, repeats),
-        ),
-        preset=common["preset"],
         repeats=repeats,
+        seed=request.seed,
+        timeout_sec=request.timeout_sec,
+        data_dir=data_dir_here(),
         measuring=measuring,
         matching=matched,
+        draws_random_numbers=draws,
+        amplifies_rounding=info.amplifies_rounding,
+        metrics=(
+            reader.count_facts(program.record.counts)
+            if program
+            else catalog.metrics(info)
+        ),
+        program_code={name: dict(of) for name, of in program.code.items()}
+        if program
+        else {},
+        plugins=code_digest.plugins_of_study(trials, launcher),
+        trials=tuple(trials),
     )
+    return plan, [
+        *left_out,
+        *checked.notes,
+        *control_notes,
+        *(
+            f"backend {name} is not checked against one replica: {reason}"
+            for name, reason in matched.not_checked.items()
+        ),
+        *design.notes(measuring, repeats),
+    ]
+
+
+def data_dir_here() -> str | None:
+    """Returns the directory of TFDS data sets that the environment names, absolute."""
+    named = os.environ.get("TFDS_DATA_DIR")
+    return str(Path(named).absolute()) if named else None
 
 
 def _plan_matching(
     request: SweepRequest, trials: Sequence[PlannedTrial], common: dict[str, Any]
 ) -> Matching:
     """Plans the trials that match N replicas with one."""
-    references, matched, not_matched = matching.choose(request, trials)
+    references, matched, not_matched = design.choose_matching(request, trials)
     info = None if request.program else catalog.workload(request.workload)
-    options = matching.options_of_reference(info, common["options"])
+    options = design.options_of_reference(info, common["options"])
     fields = common | {
         "budget": None,
         "is_evaluated": False,
-        "num_warmup_steps": matching.NUM_WARMUP_STEPS,
-        "num_measured_steps": matching.NUM_MEASURED_STEPS,
+        "num_warmup_steps": design.NUM_WARMUP_STEPS,
+        "num_measured_steps": design.NUM_MEASURED_STEPS,
         "steps_per_sync": 1,
     }
-    seed, program = request.seed, request.program
     return Matching(
         trials=(
-            *_trials(references, 1, seed, fields | {"options": options}, None, program),
-            *_trials(matched, 1, seed, fields, None, program),
+            *_trials(request, references, fields | {"options": options}),
+            *_trials(request, matched, fields),
         ),
         not_checked=not_matched,
-        remarks=matching.remarks(request, matched),
+        remarks=design.matching_remarks(request, matched),
     )
 
 
 def _trials(
+    request: SweepRequest,
     cases: Sequence[PlannedCase],
-    repeats: int,
-    seed: int,
     common: dict[str, Any],
-    baseline: SourceTree | None = None,
-    program: ForeignProgram | None = None,
+    repeats: int = 1,
 ) -> list[PlannedTrial]:
     """Creates the trials of all repetitions, in ABBA order."""
     trials = []
-    unit = "" if program else catalog.workload(common["workload"]).example_unit
+    workload, program = common["workload"], request.program
+    unit = "" if program else catalog.workload(workload).example_unit
     for repetition in range(repeats):
-        repetition_seed = trial_seed(seed, repetition)
+        repetition_seed = trial_seed(request.seed, repetition)
         for case in cases if repetition % 2 == 0 else cases[::-1]:
-            of_peer = peers.program(common["workload"], case.backend, unit)
+            of_peer = peers.program(workload, case.backend, unit)
             fields = common if of_peer is None else {**common, "program": of_peer}
             if program is not None and program.variants:
                 fields = {**fields, "options": dict(program.variants[case.backend])}
+            tree = request.baseline if case.revision else None
             spec = TrialSpec(
                 **fields,
                 code_digest=(
-                    code_digest.of_trial(
-                        common["workload"],
-                        case.backend,
-                        baseline if case.revision else None,
-                    )
-                    if program is None
-                    else program.code_digest(case.revision)
+                    program.code_digest(case.revision)
+                    if program
+                    else code_digest.of_trial(workload, case.backend, tree)
                 ),
                 backend=case.backend,
-                plugins=(
-                    {}
-                    if program is not None
-                    else catalog.plugins_of(common["workload"], case.backend)
-                ),
+                plugins=catalog.plugins_of(workload, case.backend),
                 num_replicas=case.num_replicas,
                 per_replica_batch_size=case.per_replica_batch_size,
                 global_batch_size=case.per_replica_batch_size * case.num_replicas,
@@ -216,33 +230,24 @@ def _trials(
                 repetition_index=repetition,
                 seed=repetition_seed,
             )
-            trial_id, case_id = identity.ids(spec)
-            trials.append(
-                PlannedTrial(
-                    trial_id=trial_id,
-                    case_id=case_id,
-                    modes=case.modes,
-                    spec=spec,
-                )
-            )
+            trials.append(_planned(spec, case.modes))
     return trials
+
+
+def _planned(spec: TrialSpec, modes: tuple[ScalingMode, ...]) -> PlannedTrial:
+    trial_id, case_id = identity.ids(spec)
+    return PlannedTrial(trial_id=trial_id, case_id=case_id, modes=modes, spec=spec)
 
 
 def with_next_generation(plan: Plan) -> Plan:
     """Returns the plan with one more generation of its relay."""
     index = plan.repeats
     update = {"repetition_index": index, "seed": trial_seed(plan.seed, index)}
-    added = []
-    for trial in plan.trials:
-        spec = trial.spec
-        if spec.order is Order.RELAY and spec.repetition_index == 0:
-            new = spec.model_copy(update=update)
-            trial_id, case_id = identity.ids(new)
-            added.append(
-                PlannedTrial(
-                    trial_id=trial_id, case_id=case_id, modes=trial.modes, spec=new
-                )
-            )
+    added = [
+        _planned(trial.spec.model_copy(update=update), trial.modes)
+        for trial in plan.trials
+        if trial.spec.order is Order.RELAY and trial.spec.repetition_index == 0
+    ]
     return plan.model_copy(
         update={"repeats": index + 1, "trials": (*plan.trials, *added)}
     )
@@ -251,32 +256,10 @@ def with_next_generation(plan: Plan) -> Plan:
 # Fields that may differ between the trials of one study; all others are settings. The
 # code is checked separately, since it depends on the backend.
 _VARYING = {
-    "backend",
-    "budget",
-    "code_digest",
-    "control",
-    "is_evaluated",
-    "num_measured_steps",
-    "num_replicas",
-    "order",
-    "plugins",
-    "per_replica_batch_size",
-    "global_batch_size",
-    "repetition_index",
-    "revision",
-    "seed",
+    *("backend", "budget", "code_digest", "control", "is_evaluated", "order"),
+    *("num_measured_steps", "num_replicas", "plugins", "per_replica_batch_size"),
+    *("global_batch_size", "repetition_index", "revision", "seed"),
 }
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Reconciled:
-    """A plan to store, and those of its trials that were requested now."""
-
-    plan: Plan  # The plan of the study, after extension.
-    asked: tuple[PlannedTrial, ...]  # The trials of the request.
-    is_changed: bool  # Whether ``plan`` must be written.
-    # Whether the study is resumed or extended; None for a new study.
-    note: str | None = None
 
 
 def reconcile(
@@ -284,15 +267,17 @@ def reconcile(
     new: Plan,
     baseline: SourceTree | None = None,
     store: Store | None = None,
-) -> Reconciled:
+) -> tuple[Plan, list[PlannedTrial], str]:
     """Resumes or extends an existing plan with a new one.
 
+    Returns the plan to store, the trials that were requested now, and what was done,
+    empty of a new study.
     Equal or fewer trials resume. More repetitions, replica counts, backends or modes
     extend, if all settings and the code of every trial in the plan are the same: new
     trials are compared with the existing ones.
     """
     if existing is None:
-        return Reconciled(plan=new, asked=new.trials, is_changed=True)
+        return new, [*new.trials], ""
     _check_same_settings(existing, new)
     check_code(existing, baseline, store, new.program_code)
     _check_same_cases(existing, new)
@@ -322,19 +307,13 @@ def reconcile(
             "data_dir": new.data_dir,
             "plugins": {**existing.plugins, **new.plugins},
             "trials": tuple(known.values()),
-            "matching": matching.merged(existing.matching, new.matching),
+            "matching": design.merged_matching(existing.matching, new.matching),
         }
     )
-    return Reconciled(
-        plan=plan,
-        asked=tuple(known[trial.trial_id] for trial in new.trials),
-        is_changed=plan != existing,
-        note=(
-            f"study {plan.study}: extended by {num_added} trials to {len(known)}"
-            if num_added
-            else f"study {plan.study}: resumed"
-        ),
-    )
+    note = f"study {plan.study}: resumed"
+    if num_added:
+        note = f"study {plan.study}: extended by {num_added} trials to {len(known)}"
+    return plan, [known[trial.trial_id] for trial in new.trials], note
 
 
 def _check_same_settings(existing: Plan, new: Plan) -> None:

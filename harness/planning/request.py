@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -23,7 +23,7 @@ from harness.options.kinds import (
     some_of,
 )
 from harness.options.option import Option, Options, declared
-from harness.planning import defaults, settings
+from harness.planning import defaults
 from harness.sources.code_digest import SourceTree
 from results.judging import gate_metrics
 from results.records.limits import MAX_SEED
@@ -51,69 +51,322 @@ _OF_CLIENTS: Final[Mapping[str, object]] = {
     "controls": (),
 }
 """Those that say something only about one that connects, and takes turns."""
+_BATCHES: Final = frozenset(("per_replica_batch_size", "global_batch_size"))
+"""Placeholders by which a program has a batch."""
 _OF_TRIALS: Final = {gate_metrics.EFFICIENCY.name, *gate_metrics.METRICS} - {THROUGHPUT}
 """Figures of workloads that a gate judges by their names."""
 
 
-class ProgramRequest(Options):
-    """A program of the user's, if that is what is measured."""
+NONE: Final = "none"
+WINDOW: Final = "window"  # Quality after the measured window of each trial.
+
+
+def is_evaluated(budget: str | None) -> bool | None:
+    """Whether trials measure quality after their windows; None where nobody said."""
+    parts = [part.strip() for part in (budget or "").split(",")]
+    return True if WINDOW in parts else False if parts == [NONE] else None
+
+
+MEASURED: Final = "Subject"
+DESIGN: Final = "Method"
+STEPS: Final = "Batches and steps"
+LEARNING: Final = "Learning"
+STUDY: Final = "Study and output"
+
+_STEP_COUNT: Final = kinds.kind_of(Steps)
+
+
+def parse_steps(text: str, what: str) -> tuple[int | None, int | None]:
+    """Returns the steps of the warm-up and of the measured window: ``10+90``."""
+    parts = text.split("+")
+    if len(parts) != len(("warm-up", "measured")) or not any(parts):
+        raise ParseError(
+            f"{what}: {kinds.shown(text)} is not WARMUP+MEASURED; write both, such as"
+            " 10+90, or leave one out: 10+ or +90"
+        )
+    warmup, measured = (_STEP_COUNT.read(of, what) if of else None for of in parts)
+    return warmup, measured
+
+
+STEP_COUNTS: Final = kinds.Kind(parse_steps, metavar="WARMUP+MEASURED")
+Count = Annotated[int, Field(ge=1, le=MAX_SEED)]
+CONTROLS: Final = (
+    *(Control.NOSYNC, Control.SOLO, Control.SYNTHETIC),
+    *(Control.INPUT_ONLY, Control.NO_UPDATE),
+)
+"""Those that can be requested."""
+
+
+class SweepRequest(Options):
+    """One requested sweep; None means that the default is derived."""
 
     command: Annotated[
         str | None,
         Option(
-            group=OWN,
-            help="What starts your program, in place of `--workload`; with placeholders"
+            "What starts your program, in place of `--workload`; with placeholders"
             " such as `{replicas}` and `{per_replica_batch_size}`.",
+            OWN,
         ),
     ] = None
     metric: Annotated[
         str | None,
         Option(
-            group=OWN,
-            metavar="NAME=PATTERN",
-            help="What it prints: `throughput`, `throughput_per_replica`, `step_time`,"
+            "What it prints: `throughput`, `throughput_per_replica`, `step_time`,"
             " `step_time_ms`, `steps_per_sec` or `epoch_time`, and a regular expression"
             " with one group; `NAME=json:FILE:KEY`, `NAME=csv:FILE:COLUMN` for a file"
             " that it writes; `wall` for the time of the whole command; or `client` if"
             " it connects by `scaling_client` and takes turns.",
+            OWN,
+            metavar="NAME=PATTERN",
         ),
     ] = None
     counts: Annotated[
         tuple[str, ...],
         Option(
-            group=OWN,
+            "What else it prints, and is the same in each run, such as bytes sent,"
+            " nodes of a graph or launches; a gate compares it exactly. Can be"
+            " repeated.",
+            OWN,
             name="count",
             kind=kinds.TEXTS,
             metavar="NAME=PATTERN",
-            help="What else it prints, and is the same in each run, such as bytes sent,"
-            " nodes of a graph or launches; a gate compares it exactly. Can be"
-            " repeated.",
             default="none",
         ),
     ] = ()
     params: Annotated[
         tuple[str, ...],
         Option(
-            group=OWN,
+            "Values of `{NAME}` in the command; each is a variant of your program,"
+            " and all are measured interleaved and compared. Can be repeated.",
+            OWN,
             name="param",
             kind=kinds.TEXTS,
             metavar="NAME=A,B,...",
-            help="Values of `{NAME}` in the command; each is a variant of your program,"
-            " and all are measured interleaved and compared. Can be repeated.",
             default="none",
         ),
     ] = ()
     unit: Annotated[
-        str | None,
-        Option(
-            group=OWN,
-            help="Plural of what it processes.",
-            default=f"`{UNIT}`",
-        ),
+        str | None, Option("Plural of what it processes.", OWN, default=f"`{UNIT}`")
     ] = None
     program: InstanceOf[ForeignProgram] | None = None  # It, once it was looked at.
     # Where it starts, by revision; here if there is none.
     folders: Mapping[str, Path] = Field(default_factory=dict)
+
+    workload: Annotated[
+        str,
+        Option(
+            "The workload to measure.", MEASURED, default="required, or `--command`"
+        ),
+    ] = ""
+    backends: Annotated[
+        tuple[str, ...], Option("Comma-separated names.", MEASURED, kind=NAMES)
+    ] = defaults.BACKENDS
+    replicas: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            "Lists and ranges: `1,2,4`, `1..8` or `1-8`, `1..16x2` (geometric).",
+            MEASURED,
+            kind=COUNTS,
+            default="powers of two up to the cores or GPUs, at most 8, those by which"
+            " the global batch is divisible",
+        ),
+    ] = None
+    modes: Annotated[
+        tuple[ScalingMode, ...],
+        Option(
+            "Scaling modes: `weak`, `strong`, or both.",
+            MEASURED,
+            name="mode",
+            kind=some_of(tuple(ScalingMode), noun="scaling mode"),
+            metavar="MODES",
+        ),
+    ] = tuple(map(ScalingMode, defaults.MODES))
+    preset: Annotated[
+        str | None,
+        Option(
+            "Size of the workload.",
+            MEASURED,
+            default="the workload's; `gpu` with `--device gpu`",
+        ),
+    ] = None
+    data: Annotated[
+        str | None,
+        Option(
+            "Data set: `digits`, `synthetic`, a TFDS name, or `folder:PATH`;"
+            " `domain:task` for `d4pg`, `tensorflow_source` for `transformer`.",
+            MEASURED,
+            default="the preset's",
+        ),
+    ] = None
+    options: Annotated[
+        Mapping[str, OptionValue],
+        Option(
+            "An option of the workload; can be repeated.",
+            MEASURED,
+            name="option",
+            kind=KEY_VALUES,
+        ),
+    ] = Field(default_factory=dict)
+    device: Annotated[
+        Literal["cpu", "gpu"], Option("Devices of the replicas.", MEASURED)
+    ] = defaults.DEVICE
+
+    order: Annotated[
+        Order | None,
+        Option(
+            "`interleaved`: all cases are alive at once and take turns;"
+            " `sequential`: one trial after the other.",
+            DESIGN,
+            default="`interleaved` on CPUs, if all cases fit into memory",
+        ),
+    ] = None
+    repeats: Annotated[
+        Count | None,
+        Option(
+            "Runs of each case, in fresh processes.",
+            DESIGN,
+            default=f"{defaults.GENERATIONS}; {defaults.REPEATS} in sequence",
+        ),
+    ] = None
+    minutes: Annotated[
+        float | None,
+        Option(
+            "Time for an interleaved measurement, start-up included.",
+            DESIGN,
+            name="time-budget",
+            kind=duration("min"),
+            default=f"`{defaults.MINUTES:g}min`; `{defaults.MINUTES_TO_TARGET:g}min`"
+            " with `--target`",
+        ),
+    ] = None
+    max_rounds: Annotated[
+        Steps | None,
+        Option(
+            "The most rounds of each interleaved run.",
+            DESIGN,
+            name="rounds",
+            default=f"{defaults.MAX_ROUNDS}",
+        ),
+    ] = None
+    target: Annotated[
+        float | None,
+        Option(
+            "Continue until the interval of the primary contrast is at most this"
+            " wide to either side, such as `3%`; at least 5 runs.",
+            DESIGN,
+            kind=PERCENTAGE,
+        ),
+    ] = None
+    efficiency_target: Annotated[
+        float,
+        Option("Parallel efficiency that the verdict tests.", DESIGN, kind=PERCENTAGE),
+    ] = defaults.EFFICIENCY_TARGET
+    allocator: Annotated[
+        Allocator | None,
+        Option(
+            "`keep`: glibc keeps freed memory; `default`: it returns large blocks"
+            " to the kernel.",
+            DESIGN,
+            default="`keep`",
+        ),
+    ] = None
+    controls: Annotated[
+        tuple[Control, ...],
+        Option(
+            "More cases, which show where time is lost: `nosync`, `independent`,"
+            " `synthetic`, `input_only`, `no_update`, or `all`, or `none`.",
+            DESIGN,
+            kind=some_of(CONTROLS, noun="control", all_and_none=True),
+        ),
+    ] = ()
+    is_matched: Annotated[
+        bool,
+        Option(
+            "Before a number counts, match the first steps of N replicas with"
+            " those of one, in a few short trials that are not timed.",
+            DESIGN,
+            name="match",
+            default="yes",
+        ),
+    ] = True
+    seed: Annotated[Seed, Option("Seed of the sweep.", DESIGN)] = defaults.SEED
+    timeout_sec: Annotated[
+        float,
+        Option("Time limit of one trial.", DESIGN, name="timeout", kind=duration()),
+    ] = defaults.TIMEOUT_SEC
+
+    per_replica_batch_size: Annotated[
+        BatchSize | None,
+        Option(
+            "Examples per replica and step; constant in weak scaling.",
+            STEPS,
+            default="the preset's",
+        ),
+    ] = None
+    global_batch_size: Annotated[
+        BatchSize | None,
+        Option(
+            "Examples of all replicas per step; constant in strong scaling.",
+            STEPS,
+            default="the baseline's",
+        ),
+    ] = None
+    steps: Annotated[
+        tuple[int | None, int | None],
+        Option(
+            "Steps before the measured window, the first one included, and in it:"
+            " `10+90`; `10+` or `+90` for one of them.",
+            STEPS,
+            kind=STEP_COUNTS,
+            default="the preset's",
+        ),
+    ] = (None, None)
+    steps_per_sync: Annotated[
+        Steps | None,
+        Option(
+            "Steps that are started before their losses are read, so that a GPU"
+            " need not wait for the host; they share their time.",
+            STEPS,
+            default=f"1 on CPUs, {defaults.STEPS_PER_SYNC_ON_GPUS} on GPUs, 1 where the"
+            " host uses the results of each step (`d4pg`)",
+        ),
+    ] = None
+
+    budget: Annotated[
+        str | None,
+        Option(
+            "Training budget of each quality run: `60s`, `10min`, `500steps`,"
+            " `20000examples`; `window`: quality after the measured window of each"
+            " trial instead, or too (`60s,window`); `none`: no quality at all.",
+            LEARNING,
+            metavar="AMOUNT",
+            default="the preset's (`laptop`: `40s`), on the first backend only",
+        ),
+    ] = None
+    quality_repeats: Annotated[
+        Count, Option("Quality runs of each case, with different seeds.", LEARNING)
+    ] = defaults.QUALITY_REPEATS
+
+    @property
+    def num_warmup_steps(self) -> int | None:
+        """Steps before the measured window; None where nobody said."""
+        return self.steps[0]
+
+    @property
+    def num_measured_steps(self) -> int | None:
+        """Steps in the measured window; None where nobody said."""
+        return self.steps[1]
+
+    @property
+    def is_evaluated(self) -> bool | None:
+        """Whether timed trials measure quality; None where nobody said."""
+        return is_evaluated(self.budget)
+
+    is_quality_only: bool = False  # Whether nothing but the quality runs is planned.
+    # Another tree of sources, in which every case is measured as well.
+    baseline: InstanceOf[SourceTree] | None = None
+    # What a gate judges, and when it looks; None of a sweep.
+    gate: InstanceOf[GateDesign] | None = None
 
 
 def resolved(request: _Request, folder: Path) -> _Request:
@@ -124,9 +377,15 @@ def resolved(request: _Request, folder: Path) -> _Request:
     is_client = request.metric == CLIENT
     variants = program_lib.parse_params(request.params, request.command)
     params = program_lib.params_of(variants)
-    has_batch = is_client or _has_batch(request.command, params)
-    if not has_batch:
-        request = _with_batch(request)
+    named = program_lib.names_in(request.command, params)
+    has_batch = is_client or not _BATCHES.isdisjoint(named)
+    has_size = request.per_replica_batch_size or request.global_batch_size
+    if not (has_batch or has_size):
+        # Each replica has one unit of work, or they divide what all numbers divide.
+        is_weak = ScalingMode.WEAK in request.modes
+        name = "per_replica_batch_size" if is_weak else "global_batch_size"
+        work = 1 if is_weak else math.lcm(*(request.replicas or (1,)))
+        request = request.model_copy(update={name: work})
     assert request.command is not None
     _check(request, _OF_WORKLOADS if is_client else {**_OF_WORKLOADS, **_OF_CLIENTS})
     if request.metric in _OF_TRIALS:
@@ -191,7 +450,7 @@ def resolved(request: _Request, folder: Path) -> _Request:
         "backends": (made.name,),
         "order": request.order if is_client else Order.SEQUENTIAL,
         "allocator": request.allocator or Allocator.DEFAULT,
-        "budget": settings.WINDOW if request.is_evaluated else settings.NONE,
+        "budget": WINDOW if request.is_evaluated else NONE,
     }
     return request.model_copy(update=update)
 
@@ -201,10 +460,11 @@ def _check_workload(request: SweepRequest) -> None:
     given = {"metric": request.metric, "unit": request.unit}
     given["count"] = " ".join(request.counts) or None
     given["param"] = " ".join(request.params) or None
-    for name, value in given.items():
-        if value is not None and not _is_of_gate(request, name):
+    for option in declared(type(request)):  # those of a gate can say how it judges
+        value = given.get(option.name) if option.group == OWN else None
+        if value is not None:
             raise PlanError(
-                f"--{name} {value!r} has no effect without --command; add the"
+                f"--{option.name} {value!r} has no effect without --command; add the"
                 " command of your program"
             )
     if not request.workload:
@@ -212,32 +472,6 @@ def _check_workload(request: SweepRequest) -> None:
             "nothing to measure: give --command with your program, or"
             " --workload with one that 'list workloads' shows"
         )
-
-
-def _has_batch(command: str, params: Iterable[str]) -> bool:
-    sizes = {"per_replica_batch_size", "global_batch_size"}
-    return bool(sizes.intersection(program_lib.names_in(command, params)))
-
-
-def _with_batch(request: _Request) -> _Request:
-    """Returns a request with the batch that its mode stands for, of a program without.
-
-    Each replica has one unit of work (weak), or they divide what all numbers divide.
-    """
-    if request.per_replica_batch_size or request.global_batch_size:
-        return request
-    if ScalingMode.WEAK in request.modes:
-        return request.model_copy(update={"per_replica_batch_size": 1})
-    work = math.lcm(*(request.replicas or (1,)))
-    return request.model_copy(update={"global_batch_size": work})
-
-
-def _is_of_gate(request: SweepRequest, name: str) -> bool:
-    """Whether an option of the same name says how a gate judges."""
-    return any(
-        option.name == name and option.group != OWN
-        for option in declared(type(request))
-    )
 
 
 def _check(request: SweepRequest, excluded: Mapping[str, object]) -> None:
@@ -248,13 +482,12 @@ def _check(request: SweepRequest, excluded: Mapping[str, object]) -> None:
         value, nothing = getattr(request, name), excluded[name]
         if name == "backends":  # those of a gate are others
             nothing = fields[name].default
-        is_window = name == "budget" and value == settings.WINDOW
-        if (name == "budget" and value == settings.NONE) or (is_window and is_client):
+        is_window = name == "budget" and value == WINDOW
+        if (name == "budget" and value == NONE) or (is_window and is_client):
             continue
         if value != nothing:
-            (spelling,) = (
-                of.spelling for of in declared(type(request)) if of.field == name
-            )
+            options = declared(type(request))
+            (spelling,) = (of.spelling for of in options if of.field == name)
             raise PlanError(
                 f"{spelling} has no effect with --command, whose program has its own;"
                 " leave it out, or put it into the command"
@@ -290,274 +523,3 @@ def judged_metric(metric: str, command: str | None) -> str:
     """Returns what a gate judges: of a program of the user's always its throughput."""
     is_of_program = "=" in metric or (metric in WITHOUT_PATTERN and command is not None)
     return THROUGHPUT if is_of_program else metric
-
-
-MEASURED: Final = "Subject"
-DESIGN: Final = "Method"
-STEPS: Final = "Batches and steps"
-LEARNING: Final = "Learning"
-STUDY: Final = "Study and output"
-
-_STEP_COUNT: Final = kinds.kind_of(Steps)
-
-
-def parse_steps(text: str, *, what: str) -> tuple[int | None, int | None]:
-    """Returns the steps of the warm-up and of the measured window: ``10+90``."""
-    parts = text.split("+")
-    if len(parts) != len(("warm-up", "measured")) or not any(parts):
-        raise ParseError(
-            f"{what}: {kinds.shown(text)} is not WARMUP+MEASURED; write both, such as"
-            " 10+90, or leave one out: 10+ or +90"
-        )
-    warmup, measured = (_STEP_COUNT.read(of, what) if of else None for of in parts)
-    return warmup, measured
-
-
-STEP_COUNTS: Final = kinds.parsed(parse_steps, metavar="WARMUP+MEASURED")
-Count = Annotated[int, Field(ge=1, le=MAX_SEED)]
-CONTROLS: Final = (
-    Control.NOSYNC,
-    Control.SOLO,
-    Control.SYNTHETIC,
-    Control.INPUT_ONLY,
-    Control.NO_UPDATE,
-)
-"""Those that can be requested."""
-
-
-class SweepRequest(ProgramRequest):
-    """One requested sweep; None means that the default is derived."""
-
-    workload: Annotated[
-        str,
-        Option(
-            group=MEASURED,
-            help="The workload to measure.",
-            default="required, or `--command`",
-        ),
-    ] = ""
-    backends: Annotated[
-        tuple[str, ...],
-        Option(group=MEASURED, kind=NAMES, help="Comma-separated names."),
-    ] = defaults.BACKENDS
-    replicas: Annotated[
-        tuple[int, ...] | None,
-        Option(
-            group=MEASURED,
-            kind=COUNTS,
-            help="Lists and ranges: `1,2,4`, `1..8` or `1-8`, `1..16x2` (geometric).",
-            default="powers of two up to the cores or GPUs, at most 8, those by which"
-            " the global batch is divisible",
-        ),
-    ] = None
-    modes: Annotated[
-        tuple[ScalingMode, ...],
-        Option(
-            group=MEASURED,
-            name="mode",
-            kind=some_of(tuple(ScalingMode), noun="scaling mode"),
-            metavar="MODES",
-            help="Scaling modes: `weak`, `strong`, or both.",
-        ),
-    ] = tuple(map(ScalingMode, defaults.MODES))
-    preset: Annotated[
-        str | None,
-        Option(
-            group=MEASURED,
-            help="Size of the workload.",
-            default="the workload's; `gpu` with `--device gpu`",
-        ),
-    ] = None
-    data: Annotated[
-        str | None,
-        Option(
-            group=MEASURED,
-            help="Data set: `digits`, `synthetic`, a TFDS name, or `folder:PATH`;"
-            " `domain:task` for `d4pg`, `tensorflow_source` for `transformer`.",
-            default="the preset's",
-        ),
-    ] = None
-    options: Annotated[
-        Mapping[str, OptionValue],
-        Option(
-            group=MEASURED,
-            name="option",
-            kind=KEY_VALUES,
-            help="An option of the workload; can be repeated.",
-        ),
-    ] = Field(default_factory=dict)
-    device: Annotated[
-        Literal["cpu", "gpu"], Option(group=MEASURED, help="Devices of the replicas.")
-    ] = defaults.DEVICE
-
-    order: Annotated[
-        Order | None,
-        Option(
-            group=DESIGN,
-            help="`interleaved`: all cases are alive at once and take turns;"
-            " `sequential`: one trial after the other.",
-            default="`interleaved` on CPUs, if all cases fit into memory",
-        ),
-    ] = None
-    repeats: Annotated[
-        Count | None,
-        Option(
-            group=DESIGN,
-            help="Runs of each case, in fresh processes.",
-            default=f"{defaults.GENERATIONS}; {defaults.REPEATS} in sequence",
-        ),
-    ] = None
-    minutes: Annotated[
-        float | None,
-        Option(
-            group=DESIGN,
-            name="time-budget",
-            kind=duration("min"),
-            help="Time for an interleaved measurement, start-up included.",
-            default=f"`{defaults.MINUTES:g}min`; `{defaults.MINUTES_TO_TARGET:g}min`"
-            " with `--target`",
-        ),
-    ] = None
-    max_rounds: Annotated[
-        Steps | None,
-        Option(
-            group=DESIGN,
-            name="rounds",
-            help="The most rounds of each interleaved run.",
-            default=f"{defaults.MAX_ROUNDS}",
-        ),
-    ] = None
-    target: Annotated[
-        float | None,
-        Option(
-            group=DESIGN,
-            kind=PERCENTAGE,
-            help="Continue until the interval of the primary contrast is at most this"
-            " wide to either side, such as `3%`; at least 5 runs.",
-        ),
-    ] = None
-    efficiency_target: Annotated[
-        float,
-        Option(
-            group=DESIGN,
-            kind=PERCENTAGE,
-            help="Parallel efficiency that the verdict tests.",
-        ),
-    ] = defaults.EFFICIENCY_TARGET
-    allocator: Annotated[
-        Allocator | None,
-        Option(
-            group=DESIGN,
-            help="`keep`: glibc keeps freed memory; `default`: it returns large blocks"
-            " to the kernel.",
-            default="`keep`",
-        ),
-    ] = None
-    controls: Annotated[
-        tuple[Control, ...],
-        Option(
-            group=DESIGN,
-            kind=some_of(CONTROLS, noun="control", all_and_none=True),
-            help="More cases, which show where time is lost: `nosync`, `independent`,"
-            " `synthetic`, `input_only`, `no_update`, or `all`, or `none`.",
-        ),
-    ] = ()
-    is_matched: Annotated[
-        bool,
-        Option(
-            group=DESIGN,
-            name="match",
-            help="Before a number counts, match the first steps of N replicas with"
-            " those of one, in a few short trials that are not timed.",
-            default="yes",
-        ),
-    ] = True
-    seed: Annotated[Seed, Option(group=DESIGN, help="Seed of the sweep.")] = (
-        defaults.SEED
-    )
-    timeout_sec: Annotated[
-        float,
-        Option(
-            group=DESIGN,
-            name="timeout",
-            kind=duration(),
-            help="Time limit of one trial.",
-        ),
-    ] = defaults.TIMEOUT_SEC
-
-    per_replica_batch_size: Annotated[
-        BatchSize | None,
-        Option(
-            group=STEPS,
-            help="Examples per replica and step; constant in weak scaling.",
-            default="the preset's",
-        ),
-    ] = None
-    global_batch_size: Annotated[
-        BatchSize | None,
-        Option(
-            group=STEPS,
-            help="Examples of all replicas per step; constant in strong scaling.",
-            default="the baseline's",
-        ),
-    ] = None
-    steps: Annotated[
-        tuple[int | None, int | None],
-        Option(
-            group=STEPS,
-            kind=STEP_COUNTS,
-            help="Steps before the measured window, the first one included, and in it:"
-            " `10+90`; `10+` or `+90` for one of them.",
-            default="the preset's",
-        ),
-    ] = (None, None)
-    steps_per_sync: Annotated[
-        Steps | None,
-        Option(
-            group=STEPS,
-            help="Steps that are started before their losses are read, so that a GPU"
-            " need not wait for the host; they share their time.",
-            default=f"1 on CPUs, {defaults.STEPS_PER_SYNC_ON_GPUS} on GPUs, 1 where the"
-            " host uses the results of each step (`d4pg`)",
-        ),
-    ] = None
-
-    budget: Annotated[
-        str | None,
-        Option(
-            group=LEARNING,
-            metavar="AMOUNT",
-            help="Training budget of each quality run: `60s`, `10min`, `500steps`,"
-            " `20000examples`; `window`: quality after the measured window of each"
-            " trial instead, or too (`60s,window`); `none`: no quality at all.",
-            default="the preset's (`laptop`: `40s`), on the first backend only",
-        ),
-    ] = None
-    quality_repeats: Annotated[
-        Count,
-        Option(
-            group=LEARNING,
-            help="Quality runs of each case, with different seeds.",
-        ),
-    ] = defaults.QUALITY_REPEATS
-
-    @property
-    def num_warmup_steps(self) -> int | None:
-        """Steps before the measured window; None where nobody said."""
-        return self.steps[0]
-
-    @property
-    def num_measured_steps(self) -> int | None:
-        """Steps in the measured window; None where nobody said."""
-        return self.steps[1]
-
-    @property
-    def is_evaluated(self) -> bool | None:
-        """Whether timed trials measure quality; None where nobody said."""
-        return settings.is_evaluated(self.budget)
-
-    is_quality_only: bool = False  # Whether nothing but the quality runs is planned.
-    # Another tree of sources, in which every case is measured as well.
-    baseline: InstanceOf[SourceTree] | None = None
-    # What a gate judges, and when it looks; None of a sweep.
-    gate: InstanceOf[GateDesign] | None = None

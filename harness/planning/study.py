@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from harness import catalog
-from harness.command import reader
 from harness.errors import ParseError, PlanError, StudyError
-from harness.machine.machine_state import now_text
-from harness.options import kinds, option
-from harness.options.kinds import parse_key_values
-from harness.planning.checked import refusing_bounds
+from harness.options import option
+from harness.options.kinds import Kind, parse_key_values
 from harness.planning.plan import digest_of
 from harness.planning.request import SweepRequest
-from harness.sources import code_digest
 from results.records.models import Control, Plan
 from results.store import untrusted
 from results.store.manifest import MANIFEST_NAME
@@ -28,10 +23,7 @@ from results.study.cases import load_study
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.catalog import WorkloadInfo
-    from harness.options.kinds import Kind
     from harness.planning.checked import CheckedSweep
-    from harness.planning.plan import PlannedSweep
     from results.study.cases import Study
 
 
@@ -69,11 +61,7 @@ def find_study(text: str, runs_dir: Path) -> Path:
 
 def load(text: str, runs_dir: Path) -> Study:
     """Reads a study from which something is concluded, given by name or by path."""
-    return complete(load_study(Store.open(find_study(text, runs_dir))))
-
-
-def complete(study: Study) -> Study:
-    """Returns a study of which every record is readable."""
+    study = load_study(Store.open(find_study(text, runs_dir)))
     if study.problems:
         first, more = study.problems[0], len(study.problems) - 1
         others = f" (and {more} more, see 'status')" if more else ""
@@ -84,62 +72,6 @@ def complete(study: Study) -> Study:
             " 'sweep --study'"
         )
     return study
-
-
-def make_plan(
-    sweep: PlannedSweep,
-    request: SweepRequest,
-    *,
-    study: str,
-    command: Sequence[str],
-    launcher: str = "",
-) -> Plan:
-    """Returns the plan record of a new study."""
-    program = request.program
-    info = (
-        catalog.workload(request.workload) if program is None else program.workload(1)
-    )
-    with refusing_bounds():
-        return Plan(
-            study=study,
-            created_at=now_text(),
-            command=tuple(command),
-            baseline_num_replicas=sweep.baseline_num_replicas,
-            repeats=sweep.repeats,
-            seed=request.seed,
-            timeout_sec=request.timeout_sec,
-            data_dir=data_dir_here(),
-            measuring=sweep.measuring,
-            matching=sweep.matching,
-            draws_random_numbers=_draws_random_numbers(info, sweep),
-            amplifies_rounding=info.amplifies_rounding,
-            metrics=(
-                catalog.metrics(info)
-                if program is None
-                else reader.count_facts(program.record.counts)
-            ),
-            program_code=(
-                {}
-                if program is None
-                else {name: dict(parts) for name, parts in program.code.items()}
-            ),
-            plugins=code_digest.plugins_of_study(sweep.trials, launcher),
-            trials=sweep.trials,
-        )
-
-
-def data_dir_here() -> str | None:
-    """Returns the directory of TFDS data sets that the environment names, absolute."""
-    named = os.environ.get("TFDS_DATA_DIR")
-    return str(Path(named).absolute()) if named else None
-
-
-def _draws_random_numbers(info: WorkloadInfo, sweep: PlannedSweep) -> bool:
-    """Returns whether steps of the study draw random numbers."""
-    if not sweep.trials:
-        return info.draws_random_numbers
-    spec = sweep.trials[0].spec
-    return catalog.draws_random_numbers(info, spec.preset, spec.options)
 
 
 def read_existing_plan(root: Path) -> Plan | None:
@@ -173,7 +105,7 @@ def check_trials(plan: Plan) -> None:
         )
     for trial in plan.trials:
         spec = trial.spec
-        if spec.program is not None and catalog.peer(spec.backend) is None:
+        if spec.program is not None and spec.backend not in catalog.PEERS:
             continue
         catalog.adopt(spec)
         catalog.workload(spec.workload)
@@ -214,7 +146,7 @@ class Axis:
         return text.strip("-._")[:100]
 
 
-def parse_vary(text: str, *, what: str) -> Axis:
+def parse_vary(text: str, what: str) -> Axis:
     """Returns what ``KEY=A,B,C`` varies."""
     key, equals, listed = text.partition("=")
     values = tuple(value.strip() for value in listed.split(","))
@@ -239,7 +171,7 @@ def parse_vary(text: str, *, what: str) -> Axis:
     return axis
 
 
-VARY: Final[Kind] = kinds.parsed(parse_vary, metavar="KEY=A,B,...")
+VARY: Final = Kind(parse_vary, metavar="KEY=A,B,...")
 
 
 def requests(request: RequestT, axis: Axis) -> dict[str, RequestT]:
@@ -272,12 +204,17 @@ def command(
     words: Sequence[str], axis: Axis, value: str, *, runs_dir: str, study: str
 ) -> tuple[str, ...]:
     """Returns the command that makes the study of one value on its own."""
-    left_out = ("--vary", "--study", "--runs-dir")
+    kept = without(words, "--vary", "--study", "--runs-dir")
+    return (*kept, *axis.words(value), "--runs-dir", runs_dir, "--study", study)
+
+
+def without(words: Sequence[str], *options: str) -> list[str]:
+    """Returns the words of a command without some of its options."""
     kept: list[str] = []
     remaining = iter(words)
     for word in remaining:
-        if word in left_out:
+        if word in options:
             next(remaining, None)
-        elif word.partition("=")[0] not in left_out:
+        elif word.partition("=")[0] not in options:
             kept.append(word)
-    return (*kept, *axis.words(value), "--runs-dir", runs_dir, "--study", study)
+    return kept

@@ -90,7 +90,7 @@ def export_missing(
     """Exports what is missing; returns the folder of each trial of a peer, by id."""
     found: dict[str, Path] = {}
     for trial in trials:
-        spec, peer = trial.spec, catalog.peer(trial.spec.backend)
+        spec, peer = trial.spec, catalog.PEERS.get(trial.spec.backend)
         if peer is None:
             continue
         request = {
@@ -361,7 +361,7 @@ def _why_over(
     # A command failed by itself, and no trial of the study is ok.
     if (
         spec.program is not None
-        and catalog.peer(spec.backend) is None
+        and spec.backend not in catalog.PEERS
         and failure is not None
         and failure.exception_type in OWN_ERRORS
         and not _ok_revisions(store)

@@ -139,7 +139,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     versions: Mapping[str, str] | None = None
     command = launcher.command(processes, settings.worker_command)
     source_root = code_root = SOURCE_ROOT
-    of_peer = catalog.peer(spec.backend)
+    of_peer = catalog.PEERS.get(spec.backend)
     if spec.program is not None:
         if of_peer is None:
             code_root = settings.folders.get(spec.revision, Path.cwd())

@@ -14,7 +14,6 @@ command has a digest of its own: ``harness/command/identity.py``.
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import functools
 import gc
@@ -43,39 +42,21 @@ if TYPE_CHECKING:
 
 
 MEASURED: Final = (
-    "replicator",
-    "workloads",
-    "harness/__init__.py",
-    "harness/catalog.py",
-    "harness/client",
-    "harness/command",
-    "harness/errors.py",
-    "harness/launch",
-    "harness/lookup.py",
-    "harness/machine",
-    "harness/options",
-    "harness/run",
+    *("replicator", "workloads", "harness/__init__.py", "harness/catalog.py"),
+    *("harness/client", "harness/command", "harness/errors.py", "harness/launch"),
+    *("harness/lookup.py", "harness/machine", "harness/options", "harness/run"),
     "harness/trial",
 )
 """Folders and files whose code can change the numbers of a trial."""
 LOCK: Final = "requirements.lock"
 """Of the environment of a peer, beside the code that runs in it."""
 DISTRIBUTIONS: Final = (
-    "dm-control",
-    "keras",
-    "mujoco",
-    "numpy",
-    "tensorflow",
-    "tensorflow-datasets",
+    *("dm-control", "keras", "mujoco", "numpy", "tensorflow", "tensorflow-datasets"),
 )
 """Packages whose version can change the numbers."""
 _MODULES: Final = (
-    "module",
-    "config_module",
-    "metrics_module",
-    "data_module",
-    "machine_module",
-    "target",
+    *("module", "config_module", "metrics_module", "data_module"),
+    *("machine_module", "target"),
 )
 """Attributes by which a workload or a backend of a plugin names modules."""
 _TARGET: Final = re.compile(r"([A-Za-z_]\w*)(?:\.\w+)+(?::\w+)?")
@@ -141,8 +122,13 @@ def read_once(root: Path) -> Mapping[str, str]:
 def read(root: Path) -> dict[str, str]:
     """Returns a fingerprint of each measured file, by its path below the root."""
     start = len(str(root)) + 1
-    with _no_garbage_collection():
+    is_enabled = gc.isenabled()
+    gc.disable()  # which makes parsing several times faster
+    try:
         return {path[start:]: _fingerprint(path) for path in _paths(root)}
+    finally:
+        if is_enabled:
+            gc.enable()
 
 
 def _paths(root: Path) -> Iterator[str]:
@@ -175,7 +161,10 @@ def _fingerprint(path: str) -> str:
             with open(path, "rb") as file:  # noqa: PTH123 - of 600 files
                 content = file.read()
             if path.endswith(".py"):
-                content = _behavior(content)
+                # ``ast.dump`` of a cleaned copy would give the same more slowly.
+                parts: list[str] = []
+                _add(ast.parse(content), parts.append)
+                content = "\0".join(parts).encode("utf-8", "backslashreplace")
             found = hashlib.blake2b(content, digest_size=16).hexdigest()
             _known[path] = *stamp, found
     except (OSError, SyntaxError, ValueError) as error:
@@ -190,28 +179,6 @@ def _unreadable(path: str, error: Exception) -> PlanError:
         f" {getattr(error, 'strerror', None) or error};"
         f" {'fix the file' if is_read else 'make it readable'}, then repeat the command"
     )
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Disables the garbage collector, which makes parsing several times faster."""
-    is_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_enabled:
-            gc.enable()
-
-
-def _behavior(text: bytes) -> bytes:
-    """Returns the syntax of a file, without what is only how it is written.
-
-    ``ast.dump`` of a cleaned copy would give the same result more slowly.
-    """
-    parts: list[str] = []
-    _add(ast.parse(text), parts.append)
-    return "\0".join(parts).encode("utf-8", "backslashreplace")
 
 
 def _add(node: ast.AST, append: Callable[[str], None]) -> None:
@@ -242,12 +209,12 @@ def _code_of(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     for statement in statements:
         if isinstance(statement, ast.If) and _is_for_type_checkers(statement.test):
             yield from _code_of(statement.orelse)
-        elif not (isinstance(statement, ast.Expr) and _is_text(statement.value)):
+        elif not (
+            isinstance(statement, ast.Expr)
+            and isinstance(statement.value, ast.Constant)
+            and isinstance(statement.value.value, str)
+        ):
             yield statement
-
-
-def _is_text(value: ast.expr) -> bool:
-    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
 def _is_for_type_checkers(test: ast.expr) -> bool:
@@ -401,9 +368,12 @@ def check_code(
             )
         now = of_trial(workload, backend, tree)
         if planned != now:
+            root = SOURCE_ROOT if tree is None else tree.root
+            commit, is_modified = machine_state.read_source_state(root)
+            state = MachineState(git_commit=commit, is_source_modified=is_modified)
             raise DifferentStudyError(
                 f"study {plan.study!r} was made with code of {_measured_code(store)}"
-                f" (digest {planned}); it is now the code of {_code_now(tree)} (digest"
+                f" (digest {planned}); it is now the code of {_commit(state)} (digest"
                 f" {now}), and results of different code must not be mixed; go back to"
                 " the code of the study to resume it, or choose another --study"
             )
@@ -461,12 +431,6 @@ def _measured_code(store: Store | None) -> str:
     states = [env.machine_state for env in envs if env and env.machine_state]
     found = {_commit(state) for state in states}
     return " and ".join(sorted(found)) or "an unrecorded commit"
-
-
-def _code_now(tree: SourceTree | None) -> str:
-    root = SOURCE_ROOT if tree is None else tree.root
-    commit, is_modified = machine_state.read_source_state(root)
-    return _commit(MachineState(git_commit=commit, is_source_modified=is_modified))
 
 
 def _commit(state: MachineState) -> str:

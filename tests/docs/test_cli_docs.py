@@ -65,7 +65,7 @@ def test_a_table_names_every_value_of_a_choice(verb, document):
     missing = [
         (option.opts[0], value)
         for option in cli.commands[verb].params
-        if hasattr(option, "declared")
+        if hasattr(option, "shown")
         for value in option.declared.kind.choices
         if not any(
             row.startswith(f"| `{option.opts[0]}`") and f"`{value}`" in row

@@ -36,16 +36,15 @@ class DoctorRequest(Options):
     relay_sec: Annotated[
         float,
         Option(
+            "Time to measure two equal cases, `30s` to `1h`; `0` leaves it out.",
             name="aa-pair",
             kind=duration(is_zero_allowed=True),
-            help="Time to measure two equal cases, `30s` to `1h`; `0` leaves it out.",
         ),
     ] = 60.0
     device: Annotated[
         Literal["cpu", "gpu"],
         Option(
-            help="What a sweep would run on; `gpu` checks the GPUs with TensorFlow as"
-            " well."
+            "What a sweep would run on; `gpu` checks the GPUs with TensorFlow as well."
         ),
     ] = "cpu"
     is_json: IsJson = False
@@ -80,7 +79,6 @@ def run(request: DoctorRequest, _: Call) -> int:
         click.echo(json.dumps({"is_fit": not is_unfit, "findings": rows}, indent=2))
     else:
         _print_table(findings)
-        click.echo(_conclusion(findings))
     return exit_codes.UNFIT if is_unfit else exit_codes.OK
 
 
@@ -95,14 +93,12 @@ def _print_table(findings: Sequence[Finding]) -> None:
         # Text, since names of processes can contain markup.
         table.add_row(finding.check, level, Text(finding.found), Text(finding.advice))
     console().print(table)
-
-
-def _conclusion(findings: Sequence[Finding]) -> str:
     bad = [finding.check for finding in findings if finding.level == "bad"]
-    if bad:
-        return f"unfit for timings: {', '.join(bad)}"
     num_cautions = sum(finding.level == "caution" for finding in findings)
-    if num_cautions:
+    conclusion = "fit for timings"
+    if bad:
+        conclusion = f"unfit for timings: {', '.join(bad)}"
+    elif num_cautions:
         plural = "" if num_cautions == 1 else "s"
-        return f"fit for timings, with {num_cautions} caution{plural}"
-    return "fit for timings"
+        conclusion += f", with {num_cautions} caution{plural}"
+    click.echo(conclusion)

@@ -63,14 +63,8 @@ class GateRequest(RunRequest):
 
     not_options = frozenset(
         {
-            "controls",
-            "efficiency_target",
-            "target",
-            "quality_repeats",
-            "is_json",
-            "retry",
-            "vary",
-            *HostRequest.model_fields,
+            *("controls", "efficiency_target", "target", "quality_repeats", "is_json"),
+            *("retry", "vary", *HostRequest.model_fields),
         }
     )
 
@@ -79,17 +73,17 @@ class GateRequest(RunRequest):
     backends: Annotated[
         tuple[str, ...],
         Option(
-            group=MEASURED,
+            "Comma-separated names; no peer is measured unless it is named.",
+            MEASURED,
             kind=NAMES,
-            help="Comma-separated names; no peer is measured unless it is named.",
         ),
     ] = defaults.BACKENDS_OF_GATE
     repeats: Annotated[
         Count | None,
         Option(
-            group=DESIGN,
-            help="Exactly so many runs, and one analysis at the end; a pass needs"
+            "Exactly so many runs, and one analysis at the end; a pass needs"
             f" {_FEWEST}, at another `--alpha` others.",
+            DESIGN,
             default=f"interleaved: analysed after {_LOOKS}; ends at the first clear"
             f" verdict; {_FEWEST} in sequence",
         ),
@@ -97,10 +91,10 @@ class GateRequest(RunRequest):
     minutes: Annotated[
         float | None,
         Option(
-            group=DESIGN,
+            "The most time, start-up included.",
+            DESIGN,
             name="time-budget",
             kind=duration("min"),
-            help="The most time, start-up included.",
             default=f"`{defaults.MINUTES_OF_GATE:g}min`; `{defaults.MINUTES:g}min` with"
             " `--repeats`",
         ),
@@ -108,28 +102,28 @@ class GateRequest(RunRequest):
     is_equal_measured: Annotated[
         bool,
         Option(
-            group=JUDGING,
-            name="measure-equal",
-            help="Measure also where the code of both sides is the same, to see how"
+            "Measure also where the code of both sides is the same, to see how"
             " often the gate itself errs.",
+            JUDGING,
+            name="measure-equal",
         ),
     ] = False
     baseline_name: Annotated[
         str | None,
         Option(
-            group=JUDGING,
+            "A study, or a git revision, in this order.",
+            JUDGING,
             name="baseline",
             metavar="REV|STUDY",
-            help="A study, or a git revision, in this order.",
             default="required",
         ),
     ] = None
     delta: Annotated[
         float | None,
         Option(
-            group=JUDGING,
+            "The slowdown, or loss, that matters.",
+            JUDGING,
             kind=PERCENTAGE,
-            help="The slowdown, or loss, that matters.",
             default="the tolerance of the metric: 5% unless its workload declares"
             " another",
         ),
@@ -138,43 +132,42 @@ class GateRequest(RunRequest):
     metric: Annotated[
         str,
         Option(
-            group=JUDGING,
-            metavar="NAME",
-            help=f"`throughput`, `efficiency` (beside a revision),"
+            f"`throughput`, `efficiency` (beside a revision),"
             f" `time_to_first_step`, `peak_memory`{_of_plugins()}; or what is learned:"
             f" {_learnable()}. With `--command`: `NAME=PATTERN`, as in"
             " `sweep`.",
+            JUDGING,
+            metavar="NAME",
         ),
     ] = DEFAULT_METRIC
     counts: Annotated[
         tuple[str, ...],
         Option(
-            group=JUDGING,
-            name="count",
-            kind=kinds.TEXTS,
-            metavar="NAME",
-            help="What is counted in a step and compared exactly, in which a rise is a"
+            "What is counted in a step and compared exactly, in which a rise is a"
             f" regression: {', '.join(f'`{name}`' for name in UNITS)};"
             " others that rise are only shown. With `--command`: `NAME=PATTERN`, as in"
             " `sweep`. Can be repeated.",
+            JUDGING,
+            name="count",
+            kind=kinds.TEXTS,
+            metavar="NAME",
             default="none",
         ),
     ] = ()
     setup: Annotated[
         str | None,
         Option(
-            group=OWN,
-            help="Shell command that prepares each of the two revisions of your"
+            "Shell command that prepares each of the two revisions of your"
             " repository, once, such as `uv sync`.",
+            OWN,
         ),
     ] = None
     num_seeds: Annotated[
         Count | None,
         Option(
-            group=JUDGING,
+            "Quality runs of each case, with different seeds, for a metric of quality.",
+            JUDGING,
             name="quality-repeats",
-            help="Quality runs of each case, with different seeds, for a metric of"
-            " quality.",
             default=f"{defaults.QUALITY_REPEATS_OF_GATE}",
         ),
     ] = None
@@ -182,29 +175,29 @@ class GateRequest(RunRequest):
     form: Annotated[
         Literal["text", "junit", "github", "markdown", "json"],
         Option(
-            group=JUDGING,
+            "How the result is written to stdout; `github`: annotations.",
+            JUDGING,
             name="format",
-            help="How the result is written to stdout; `github`: annotations.",
         ),
     ] = "text"
     files: Annotated[
         tuple[str, ...],
         Option(
-            group=JUDGING,
+            "Also write the result into a file, in a format of `--format`; can be"
+            " repeated.",
+            JUDGING,
             name="write",
             kind=kinds.TEXTS,
             metavar="FORMAT=FILE",
-            help="Also write the result into a file, in a format of `--format`; can be"
-            " repeated.",
             default="none",
         ),
     ] = ()
     study: Annotated[
         str | None,
         Option(
-            group=STUDY,
+            "Directory of the gate's study.",
+            STUDY,
             metavar="NAME",
-            help="Directory of the gate's study.",
             default="`gate-<workload>-<preset>-<digest>`",
         ),
     ] = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import statistics
 from pathlib import Path
@@ -16,8 +15,8 @@ from harness.cli import commands, exit_codes, running
 from harness.cli.arguments import check_comparable
 from harness.cli.verbs.gate_request import GateRequest, files_of, make_rule
 from harness.errors import Interrupted, PlanError, StudyError
-from harness.judging import program_revisions, revisions
-from harness.planning import defaults, design, settings
+from harness.judging import revisions
+from harness.planning import defaults, design
 from harness.planning import study as study_module
 from harness.planning.request import judged_metric, resolved
 from harness.run.sweep import stop_signals
@@ -26,6 +25,7 @@ from reports.words import judgement
 from results.judging import gate as gate_module
 from results.judging import gate_metrics, quality_gate
 from results.judging import power as power_module
+from results.records import measuring
 from results.records.measuring import GateDesign
 from results.records.models import Order
 from results.statistics import group_sequential
@@ -34,24 +34,21 @@ from results.store.study_store import PLAN_NAME, Store
 from results.study import case_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from harness.cli.verb import Call
-    from harness.command.identity import Repository
-    from harness.planning.plan import PlannedSweep
     from results.judging.gate import Gate
     from results.judging.gate_metrics import Rule
+    from results.records.models import Plan
     from results.study.cases import Study
 
-NUM_STRETCHES = 4
-"""Sustained stretches of each case and generation."""
+NUM_STRETCHES = 4  # Sustained stretches of each case and generation.
 
 
 def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
     """Returns what a gate measures: quality only, or none and more generations."""
     if request.program is None:
-        warmup = request.num_warmup_steps
-        settings.check_counts(request.counts, request.backends, warmup)
+        _check_counts(request)
     if rule.metric.is_quality:
         return _of_quality_gate(request, rule)
     learned = ["throughput"]
@@ -80,18 +77,61 @@ def of_gate(request: GateRequest, rule: Rule) -> GateRequest:
     takes_turns = request.program is None or request.program.record.is_client
     if rule.metric is gate_metrics.EFFICIENCY:
         _check_efficiency(request)
-    if rule.metric in gate_metrics.OF_TURNS and takes_turns:
-        return _with_repeats(request, rule)
-    # These exist once per process, and are measured best where it is alone.
+    has_turns = takes_turns and rule.metric in gate_metrics.OF_TURNS
+    if has_turns and design.choose_order(request) is Order.RELAY:
+        return request
+    # Others exist once per process, and are measured best where it is alone.
     if request.order is Order.RELAY and rule.metric.name == gate_metrics.FIRST_STEP:
         raise PlanError(
             f"--order interleaved with --metric {rule.metric.name}: the processes of "
             "an interleaved measurement start side by side, so none has the machine to "
             "itself until its first step; leave --order out"
         )
-    order = request.order or Order.SEQUENTIAL
     repeats = request.repeats or group_sequential.fewest_to_pass(rule.alpha)
+    order = request.order or Order.SEQUENTIAL
     return request.model_copy(update={"order": order, "repeats": repeats})
+
+
+def _check_counts(request: GateRequest) -> None:
+    """Checks the counts of a gate on a workload."""
+    for index, name in enumerate(request.counts):
+        word, equals, _ = name.partition("=")
+        if equals and word in measuring.UNITS:
+            raise PlanError(
+                f"--count {name!r} has a pattern, and a workload prints nothing that"
+                f" is read; write --count {word}, or give --command"
+            )
+        if name not in measuring.UNITS:
+            raise PlanError(
+                f"--count {name!r} is not counted in a step; use one of"
+                f" {', '.join(measuring.UNITS)}"
+            )
+        if name in request.counts[:index]:
+            raise PlanError(f"--count {name!r} is given twice; give it once")
+        for backend in request.backends:
+            known = _counted_on(backend)
+            if name not in known:
+                allowed = f"one of {', '.join(known)}" if known else "other backends"
+                raise PlanError(
+                    f"--count {name!r} is not known of backend {backend!r}; use"
+                    f" {allowed}"
+                )
+    if request.counts and request.num_warmup_steps == 1:
+        raise PlanError(
+            f"--count {request.counts[0]!r} with --steps 1+: the first step traces, so"
+            f" another one is counted; use --steps {measuring.FEWEST_WARMUP_STEPS}+ or"
+            " more"
+        )
+
+
+def _counted_on(backend: str) -> list[str]:
+    info = catalog.backend(backend)
+    if backend in catalog.PEERS:
+        return []
+    if info.processes == catalog.PARAMETER_SERVERS:
+        return [measuring.RETRACES]
+    is_planned = "explained_plan" not in info.lacks
+    return [of for of in measuring.UNITS if is_planned or of not in measuring.OF_PLANS]
 
 
 def _check_efficiency(request: GateRequest) -> None:
@@ -106,14 +146,6 @@ def _check_efficiency(request: GateRequest) -> None:
             "--metric efficiency needs cases that take turns (--order interleaved), "
             "and these run one after another; leave --order and --device out"
         )
-
-
-def _with_repeats(request: GateRequest, rule: Rule) -> GateRequest:
-    """Returns a gate on throughput; one that is measured in sequence does not look."""
-    is_relay = design.choose_order(request) is Order.RELAY
-    fewest = group_sequential.fewest_to_pass(rule.alpha)
-    repeats = request.repeats or (None if is_relay else fewest)
-    return request.model_copy(update={"repeats": repeats})
 
 
 def design_of(request: GateRequest, rule: Rule, baseline: str) -> GateDesign:
@@ -168,46 +200,42 @@ def _of_quality_gate(request: GateRequest, rule: Rule) -> GateRequest:
     )
 
 
-NAME_PREFIX = "gate-"
-QUALITY_NAME_PREFIX = "gate-quality-"
-"""Of the study of a gate whose name is derived: on speed and memory, or on quality."""
-
-
 class _EqualCodeError(Exception):
-    """Both sides have the same code, so that nothing has to be measured."""
-
-    def __init__(self, digests: tuple[str, ...]) -> None:
-        super().__init__(*digests)
-        self.digests = digests
+    """Both sides have the same code, of these digests: nothing has to be measured."""
 
 
 def _beside_revision(request: GateRequest, call: Call, name: str, rule: Rule) -> int:
     """Measures a revision beside this tree, and judges both."""
     source = None
-    if request.program is None:
-        commit = revisions.find_commit(name)
-    else:
-        source = program_revisions.source_of(Path.cwd(), name, request.runs_dir)
-        commit = program_revisions.find_commit(source, name)
+    if request.program is not None:
+        source = revisions.source_of(Path.cwd(), name, request.runs_dir)
+    commit = revisions.find_commit(name, source)
     baseline = f"revision {name} ({commit[: revisions.SHOWN_DIGITS]})"
 
     def judge_revisions(store: Store, study: Study, _trials: object) -> int:
         found = gate_module.of_revisions(study, rule, baseline=baseline)
         return _conclude(store, found, request)
 
-    def check(update: dict[str, Any], planned: PlannedSweep) -> None:
+    def check(planned: Plan) -> None:
         equal = code_digest.equal_digests(planned.trials)
         if equal and not request.is_equal_measured:
-            raise _EqualCodeError(equal)
+            raise _EqualCodeError(*equal)
         if source is None:
-            tree, spec = update["baseline"], planned.trials[-1].spec
-            revisions.check_runs(name, tree, spec)
+            revisions.check_runs(name, update["baseline"], planned.trials[-1].spec)
 
-    sides = _sides(request, source, name, commit)
+    update: dict[str, Any] = {}
     design = design_of(request, rule, baseline)
     fewest = group_sequential.fewest_to_pass(rule.alpha)
     try:
-        with stop_signals(), sides as update:
+        with stop_signals(), contextlib.ExitStack() as stack:
+            if request.program is None or source is None:
+                tree = revisions.checked_out(name, commit, running.note, request.device)
+                update["baseline"] = stack.enter_context(tree)
+            else:
+                sides = revisions.side_by_side(
+                    request.program, source, name, commit, running.note
+                )
+                update |= stack.enter_context(sides)
             if request.repeats is not None and request.repeats < fewest:
                 running.note(
                     f"--repeats {request.repeats} can show a regression, and cannot"
@@ -217,41 +245,15 @@ def _beside_revision(request: GateRequest, call: Call, name: str, rule: Rule) ->
                 request.model_copy(update={**update, "gate": design}),
                 call,
                 conclude=judge_revisions,
-                name_prefix=_name_prefix(rule),
-                check=functools.partial(check, update),
+                name_prefix="gate-quality-" if rule.metric.is_quality else "gate-",
+                check=check,
             )
     except _EqualCodeError as error:
-        found = gate_module.of_equal_code(rule, error.digests, baseline=baseline)
+        found = gate_module.of_equal_code(rule, error.args, baseline=baseline)
         return _conclude(None, found, request)
     except Interrupted as error:
         running.note(f"interrupted ({error.signal_name})")
         return exit_codes.INTERRUPTED
-
-
-@contextlib.contextmanager
-def _sides(
-    request: GateRequest,
-    source: Repository | None,
-    name: str,
-    commit: str,
-) -> Iterator[dict[str, Any]]:
-    """Yields the fields of the request that say where both revisions are."""
-    if request.program is None or source is None:
-        with revisions.checked_out(name, commit, running.note, request.device) as tree:
-            yield {"baseline": tree}
-        return
-    with program_revisions.side_by_side(
-        request.program, source, name, commit, running.note
-    ) as sides:
-        yield {
-            "baseline": sides.baseline,
-            "program": sides.program,
-            "folders": sides.folders,
-        }
-
-
-def _name_prefix(rule: Rule) -> str:
-    return QUALITY_NAME_PREFIX if rule.metric.is_quality else NAME_PREFIX
 
 
 USUAL_SPREAD: Final = 0.03
@@ -267,7 +269,7 @@ def show_outlook(
             f"--dry-run with --metric {rule.metric.name}: only gates on throughput are"
             " simulated; leave --metric out"
         )
-    planned: list[PlannedSweep] = []
+    planned: list[Plan] = []
     code = commands.sweep(request, call, check=planned.append)
     minutes_in_all = (
         defaults.MINUTES_OF_GATE if request.minutes is None else request.minutes
@@ -387,11 +389,7 @@ def _find_baseline(text: str | None, runs_dir: Path) -> tuple[str, Study | None]
 
 
 def _against_study(
-    request: GateRequest,
-    call: Call,
-    stored: Study,
-    name: str,
-    rule: Rule,
+    request: GateRequest, call: Call, stored: Study, name: str, rule: Rule
 ) -> int:
     """Measures this tree alone, and judges it against a stored study."""
 
@@ -402,7 +400,7 @@ def _against_study(
             check_comparable(str(store.root), name, found.differences, False)
         return _conclude(store, found, request)
 
-    def check(planned: PlannedSweep) -> None:
+    def check(planned: Plan) -> None:
         differences = case_pairs.planned_differences(
             planned.trials,
             stored,
@@ -418,7 +416,7 @@ def _against_study(
         request.model_copy(update={"gate": design}),
         call,
         conclude=judge_studies,
-        name_prefix=_name_prefix(rule),
+        name_prefix="gate-quality-" if rule.metric.is_quality else "gate-",
         check=check,
     )
 

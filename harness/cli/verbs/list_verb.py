@@ -23,15 +23,11 @@ from results.store import record_file, untrusted
 from results.store.study_store import PLAN_NAME, VARIED_NAME, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection
     from pathlib import Path
 
     from harness.cli.verb import Call
-    from results.plugins import Complaint, Plugin
-    from results.records.models import PlannedTrial
-
-
-_DATE_LENGTH = len("2026-01-01 00:00")
+    from results.plugins import Complaint
 
 
 class ListRequest(Options):
@@ -48,55 +44,55 @@ class ListRequest(Options):
 def run(request: ListRequest, _: Call) -> int:
     """Lists workloads, backends, presets and plugins, or the studies of a directory.
 
-    A plugin that cannot be used is named on stderr, and the exit code is then 2.
+    A plugin or study that cannot be used is named on stderr; the exit code is then 2.
     """
+    rows: list[dict[str, Any]]
     if request.what == "studies":
-        return show(request.runs_dir, is_json=request.is_json)
+        rows, problems = _read_studies(request.runs_dir)
+        lists = {"studies": rows}
+    else:
+        rows, problems = _read_plugins()
+        lists = {k: v for k, v in _lists().items() if request.what in (None, k)}
+        if request.what == "plugins" or (request.what is None and rows):
+            lists["plugins"] = rows
+    for problem in problems:
+        click.echo(one_line(f"error: {problem}"), err=True)
+    if request.is_json:
+        click.echo(json.dumps(lists, indent=2))
+    elif request.what == "studies":
+        width = max((len(row["name"]) for row in rows), default=0)
+        for row in rows:
+            click.echo(printable(f"{row['name']:<{width}}  {_about_study(row)}"))
+        if not rows and not problems:
+            click.echo(f"no study in {str(request.runs_dir)!r}", err=True)
+    else:
+        click.echo("\n\n".join(_block(*item) for item in lists.items()))
+    return exit_codes.USAGE if problems else exit_codes.OK
 
-    found = read_plugins()
-    for plugin in found:
-        if plugin.problem:
-            click.echo(one_line(f"error: {plugin.problem}"), err=True)
-    write = listing_json if request.is_json else listing_text
-    click.echo(write(request.what, found))
-    has_problem = any(plugin.problem for plugin in found)
-    return exit_codes.USAGE if has_problem else exit_codes.OK
 
-
-def show(runs_dir: Path, *, is_json: bool) -> int:
-    """Prints the studies of a directory, oldest first; returns the exit code.
-
-    One that cannot be read is named on stderr, and the exit code is then 2.
-    """
+def _read_studies(runs_dir: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Returns the studies of a directory, oldest first, and what cannot be read."""
     roots = untrusted.folders_with(runs_dir, PLAN_NAME)
     for varied in untrusted.folders_with(runs_dir, VARIED_NAME):
         roots += untrusted.folders_with(varied, PLAN_NAME)
-    found = [_read(root, runs_dir) for root in sorted(roots)]
-    rows = [row for row in found if row is not None]
-    code = exit_codes.OK if len(rows) == len(found) else exit_codes.USAGE
-    rows.sort(key=lambda row: (row["created_at"], row["name"]))
-    if is_json:
-        click.echo(json.dumps({"studies": rows}, indent=2))
-        return code
-    width = max((len(row["name"]) for row in rows), default=0)
-    for row in rows:
-        click.echo(printable(f"{row['name']:<{width}}  {_remark(row)}"))
-    if not found:
-        click.echo(f"no study in {str(runs_dir)!r}", err=True)
-    return code
-
-
-def _read(root: Path, runs_dir: Path) -> dict[str, Any] | None:
-    try:
-        return _row(Store.open(root), root.relative_to(runs_dir).as_posix())
-    except ResultsError as error:
-        click.echo(one_line(f"error: {error}"), err=True)
-        return None
+    rows, problems = [], []
+    for root in sorted(roots):
+        name = root.relative_to(runs_dir).as_posix()
+        try:
+            rows.append(_row(Store.open(root), name))
+        except ResultsError as error:
+            problems.append(str(error))
+    return sorted(rows, key=lambda row: (row["created_at"], row["name"])), problems
 
 
 def _row(store: Store, name: str) -> dict[str, Any]:
     plan = store.read_plan()
     specs = [trial.spec for trial in plan.trials]
+    folders = [store.trial_dir(trial.trial_id) for trial in plan.trials]
+    found = [
+        record_file.read(folder / "status.json", "status", StatusRecord)
+        for folder in folders
+    ]
     return {
         # What the verbs take: the folder, which may have been renamed.
         "name": name,
@@ -107,24 +103,12 @@ def _row(store: Store, name: str) -> dict[str, Any]:
         "backends": list(dict.fromkeys(spec.backend for spec in specs)),
         "replicas": sorted({spec.num_replicas for spec in specs}),
         "num_trials": len(plan.trials),
-        "num_ok": _num_ok(store, plan.trials),
+        "num_ok": sum(of is not None and of.status is TrialStatus.OK for of in found),
     }
 
 
-def _num_ok(store: Store, trials: Iterable[PlannedTrial]) -> int:
-    records = (
-        record_file.read(
-            store.trial_dir(trial.trial_id) / "status.json", "status", StatusRecord
-        )
-        for trial in trials
-    )
-    return sum(
-        record is not None and record.status is TrialStatus.OK for record in records
-    )
-
-
-def _remark(row: dict[str, Any]) -> str:
-    date = row["created_at"][:_DATE_LENGTH].replace("T", " ")
+def _about_study(row: dict[str, Any]) -> str:
+    date = row["created_at"][: len("2026-01-01 00:00")].replace("T", " ")
     replicas = ",".join(map(str, row["replicas"]))
     return (
         f"{date}  {row['num_ok']}/{row['num_trials']} ok  {','.join(row['workloads'])}"
@@ -132,65 +116,39 @@ def _remark(row: dict[str, Any]) -> str:
     )
 
 
-def _workloads() -> list[dict[str, Any]]:
-    return [
-        {
-            "name": info.name,
-            "description": info.description,
-            "version": info.version,
-            "data": [*info.builtin_data],
-            "other_data": info.other_data,
-            "default_preset": info.default_preset,
-        }
-        for info in WORKLOADS.values()
-    ]
-
-
-def _presets() -> list[dict[str, Any]]:
-    return [
-        {"workload": info.name, **dataclasses.asdict(preset)}
-        for info in WORKLOADS.values()
-        for preset in info.presets
-    ]
-
-
-def _backends() -> list[dict[str, Any]]:
+def _lists() -> dict[str, list[dict[str, Any]]]:
     fields = ("name", "description", "kind", "max_replicas")
-    rows = (*BACKENDS.values(), *PEERS.values())
-    return [{f: getattr(info, f) for f in fields} for info in rows]
+    return {
+        "workloads": [
+            {
+                "name": info.name,
+                "description": info.description,
+                "version": info.version,
+                "data": [*info.builtin_data],
+                "other_data": info.other_data,
+                "default_preset": info.default_preset,
+            }
+            for info in WORKLOADS.values()
+        ],
+        "presets": [
+            {"workload": info.name, **dataclasses.asdict(preset)}
+            for info in WORKLOADS.values()
+            for preset in info.presets
+        ],
+        "backends": [
+            {field: getattr(info, field) for field in fields}
+            for info in (*BACKENDS.values(), *PEERS.values())
+        ],
+    }
 
 
-_LISTS = {"workloads": _workloads, "presets": _presets, "backends": _backends}
-
-
-def _chosen(
-    what: str | None, found: Iterable[Listed]
-) -> dict[str, list[dict[str, Any]]]:
-    lists = {name: rows() for name, rows in _LISTS.items() if what in (None, name)}
-    plugins = [of.row() for of in found if not of.problem]
-    if what == "plugins" or (what is None and plugins):
-        lists["plugins"] = plugins
-    return lists
-
-
-def listing_json(what: str | None, found: Iterable[Listed] = ()) -> str:
-    """Returns one list, or all of them, as JSON."""
-    return json.dumps(_chosen(what, found), indent=2)
-
-
-def listing_text(what: str | None, found: Iterable[Listed] = ()) -> str:
-    """Returns one list, or all of them, as aligned text."""
-    blocks = []
-    for title, rows in _chosen(what, found).items():
-        lines = [title if rows else f"{title}: none is installed"]
-        width = max((len(_name_of(row)) for row in rows), default=0)
-        lines += [f"  {_name_of(row):<{width}}  {_about(row)}" for row in rows]
-        blocks.append("\n".join(lines))
-    return "\n\n".join(blocks)
-
-
-def _name_of(row: dict[str, Any]) -> str:
-    return f"{row['workload']} {row['name']}" if "workload" in row else str(row["name"])
+def _block(title: str, rows: list[dict[str, Any]]) -> str:
+    """Returns a list as aligned text."""
+    names = [" ".join(filter(None, (row.get("workload"), row["name"]))) for row in rows]
+    width = max(map(len, names), default=0)
+    lines = [title if rows else f"{title}: none is installed"]
+    about = zip(names, map(_about, rows), strict=True)
+    return "\n".join(lines + [f"  {name:<{width}}  {text}" for name, text in about])
 
 
 def _about(row: dict[str, Any]) -> str:
@@ -208,33 +166,7 @@ def _about(row: dict[str, Any]) -> str:
     return f"{row['description']}; data: {data}, {row['other_data']}"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Listed:
-    """An entry point, and what it is."""
-
-    # The entry point; None where those of a kind contradict each other.
-    plugin: Plugin | None
-    found: Any = None  # Its object; None where there is a problem.
-    problem: str = ""  # Why it cannot be used; empty if it can.
-
-    def row(self) -> dict[str, Any]:
-        """Returns the facts of one that can be used, as they are listed."""
-        assert self.plugin is not None
-        title = next(
-            str(getattr(self.found, name))
-            for name in ("description", "title", "TITLE", "summary", "output")
-            if hasattr(self.found, name)
-        )
-        return {
-            "name": self.plugin.name,
-            "title": title,
-            "kind": plugins.KINDS[self.plugin.kind],
-            "package": self.plugin.distribution,
-            "object": self.plugin.target,
-        }
-
-
-def tables() -> dict[str, tuple[Collection[str], Complaint]]:
+def _tables() -> dict[str, tuple[Collection[str], Complaint]]:
     """Returns the names that this project has of each kind, and the check of others."""
     from reports.exports import export_formats
     from reports.page import build
@@ -254,23 +186,38 @@ def tables() -> dict[str, tuple[Collection[str], Complaint]]:
     }
 
 
-def read_plugins() -> list[Listed]:
-    """Imports every plugin that is installed; the catalogues have them then."""
-    found: list[Listed] = []
-    for kind, (table, complain) in tables().items():
+def _read_plugins() -> tuple[list[dict[str, Any]], list[str]]:
+    """Imports every plugin that is installed; the catalogues have them then.
+
+    Returns the facts of each, and why others cannot be used.
+    """
+    rows: list[dict[str, Any]] = []
+    problems: list[str] = []
+    for kind, (table, complain) in _tables().items():
         built_in = plugins.built_in_of(kind, table)
         try:
             entries = plugins.installed(kind, built_in)
-        except plugins.PluginError as error:
-            found.append(Listed(plugin=None, problem=str(error)))
+        except plugins.PluginError as error:  # those of a kind contradict each other
+            problems.append(str(error))
             continue
         for name, plugin in entries.items():
             try:
                 loaded = plugins.load(plugin, built_in, complain)
             except plugins.PluginError as error:
-                found.append(Listed(plugin=plugin, problem=str(error)))
+                problems.append(str(error))
                 continue
             if isinstance(table, dict):
                 table.setdefault(name, loaded)
-            found.append(Listed(plugin=plugin, found=loaded))
-    return found
+            titles = ("description", "title", "TITLE", "summary", "output")
+            rows.append(
+                {
+                    "name": name,
+                    "title": next(
+                        str(getattr(loaded, of)) for of in titles if hasattr(loaded, of)
+                    ),
+                    "kind": plugins.KINDS[kind],
+                    "package": plugin.distribution,
+                    "object": plugin.target,
+                }
+            )
+    return rows, problems

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -9,7 +10,7 @@ import click
 from pydantic import Field
 
 from harness.cli import exit_codes
-from harness.cli.verbs.sweep_verb import describe_launchers, parse_launcher
+from harness.cli.verbs.sweep_verb import LAUNCHER, describe_launchers
 from harness.errors import PlanError
 from harness.launch import catalog
 from harness.launch.launcher import Job
@@ -45,42 +46,30 @@ class RenderRequest(Options):
     launcher: Annotated[
         str,
         Option(
-            kind=kinds.parsed(parse_launcher, metavar="NAME"),
-            group=GANG,
+            f"What will start the workers. {describe_launchers('render')}.",
+            GANG,
+            kind=LAUNCHER,
             also=("--target",),
-            help=f"What will start the workers. {describe_launchers('render')}.",
         ),
     ]
-    name: Annotated[str, Option(group=FILES, help="Of the job, and of its files.")] = (
-        "replicator"
-    )
-    workers: Annotated[Replicas, Option(group=GANG, help="Processes of the gang.")] = 1
+    name: Annotated[str, Option("Of the job, and of its files.", FILES)] = "replicator"
+    workers: Annotated[Replicas, Option("Processes of the gang.", GANG)] = 1
     gpus_per_worker: Annotated[
-        int,
-        Field(ge=0, le=MAX_REPLICAS),
-        Option(group=GANG, help="GPUs of each worker."),
+        int, Field(ge=0, le=MAX_REPLICAS), Option("GPUs of each worker.", GANG)
     ] = 0
     cores_per_worker: Annotated[
-        Replicas | None,
-        Option(group=GANG, help="Cores of each worker.", default="the engine's"),
+        Replicas | None, Option("Cores of each worker.", GANG, default="the engine's")
     ] = None
     replicas: Annotated[
-        Replicas | None,
-        Option(group=GANG, help="Checks that workers times GPUs make so many."),
+        Replicas | None, Option("Checks that workers times GPUs make so many.", GANG)
     ] = None
     directory: Annotated[
-        str,
-        Option(
-            group=GANG, help="Current folder of the workers; all hosts must see it."
-        ),
+        str, Option("Current folder of the workers; all hosts must see it.", GANG)
     ] = "."
     output: Annotated[
         Path,
         Option(
-            group=FILES,
-            also=("-o",),
-            help="Folder for the files.",
-            default="the current folder",
+            "Folder for the files.", FILES, also=("-o",), default="the current folder"
         ),
     ] = Path()
     file_options: Annotated[
@@ -92,15 +81,8 @@ class RenderRequest(Options):
 def run(request: RenderRequest, call: Call) -> int:
     """Writes the files, and prints their names; submits and overwrites nothing."""
     del call
-    job = Job(
-        name=request.name,
-        command=request.command,
-        workers=request.workers,
-        gpus_per_worker=request.gpus_per_worker,
-        cores_per_worker=request.cores_per_worker,
-        replicas=request.replicas,
-        directory=request.directory,
-    )
+    fields = [field.name for field in dataclasses.fields(Job)]
+    job = Job(**{name: getattr(request, name) for name in fields})
     files = catalog.info(request.launcher).render(job, request.file_options)
     output = request.output
     for name in files:

@@ -64,9 +64,9 @@ class ReportRequest(Options):
     output: Annotated[
         Path | None,
         Option(
-            also=("-o",),
-            help="The file; of one study also a directory for `index.html`, of several"
+            "The file; of one study also a directory for `index.html`, of several"
             " the directory of the site.",
+            also=("-o",),
             default="`report/index.html` in the study, `report/compared-with-B.html` of"
             " two; stdout for other formats",
         ),
@@ -74,27 +74,27 @@ class ReportRequest(Options):
     form: Annotated[
         str | None,
         Option(
+            "What is written.",
             name="format",
             kind=dataclasses.replace(choice(tuple(FORMATS)), read=_read_format),
-            help="What is written.",
             default="`html`",
         ),
     ] = None
     data_url: Annotated[
         str | None,
         Option(
-            metavar="URL",
-            help="Where readers of a page find the raw records, with `{study}` for a"
+            "Where readers of a page find the raw records, with `{study}` for a"
             " name; of a site in place of a `records.zip` of at most 2 MB beside each"
             " page.",
+            metavar="URL",
             default="none; of a site, the file beside the page",
         ),
     ] = None
     source_url: Annotated[
         str | None,
         Option(
+            "Where the measured code is, with `{commit}` for its commit.",
             metavar="URL",
-            help="Where the measured code is, with `{commit}` for its commit.",
             default="none",
         ),
     ] = None
@@ -102,8 +102,8 @@ class ReportRequest(Options):
     is_different_allowed: Annotated[
         bool,
         Option(
+            "Show two studies that are not comparable; the exit code is then 3.",
             name="allow-different",
-            help="Show two studies that are not comparable; the exit code is then 3.",
         ),
     ] = False
     is_json: IsJson = False
@@ -187,13 +187,22 @@ def run(request: ReportRequest, _: Call) -> int:
     """Writes or prints what is requested; corrupt records are named and left out."""
     one = varied.names_of(request.studies[0], request.runs_dir)
     if one is not None and request.is_page_of_varied:
-        return varied.rewrite_page(one[0])
+        return varied.write_page(one[0])
     names = tuple(varied.expanded(request.studies, request.runs_dir))
     request = request.model_copy(update={"studies": names})
     check(request)
     with contextlib.ExitStack() as unpacked:
         stores = [_opened(name, request, unpacked) for name in request.studies]
-        return _report(request, stores)
+        problems = [store.read().problems for store in stores]
+        code = exit_codes.OK
+        if request.format.writer:
+            _export(request, stores)
+        elif request.format.output is Output.PAGE:
+            code = _write_pages(request, stores)
+        else:
+            text, code = _text(request, stores)
+            _emit(request, text)
+        return max([code, *map(status_verb.name_problems, problems)])
 
 
 def _opened(name: str, request: ReportRequest, unpacked: contextlib.ExitStack) -> Store:
@@ -208,19 +217,6 @@ def _opened(name: str, request: ReportRequest, unpacked: contextlib.ExitStack) -
     return store
 
 
-def _report(request: ReportRequest, stores: Sequence[Store]) -> int:
-    problems = [store.read().problems for store in stores]  # before anything is written
-    if request.format.writer:
-        _export(request, stores)
-        code = exit_codes.OK
-    elif request.format.output is Output.PAGE:
-        code = _write_pages(request, stores)
-    else:
-        text, code = _text(request, stores)
-        _emit(request, text)
-    return max([code, *map(status_verb.name_problems, problems)])
-
-
 def _write_pages(request: ReportRequest, stores: Sequence[Store]) -> int:
     from reports.exports import archive
     from reports.page import build
@@ -233,11 +229,7 @@ def _write_pages(request: ReportRequest, stores: Sequence[Store]) -> int:
         assert request.output is not None
         records, missing = archive.of_studies(stores, request.data_url or "")
         path = site.write_site(
-            stores,
-            request.output,
-            metric,
-            records,
-            source_url=request.source_url or "",
+            stores, request.output, metric, records, source_url=request.source_url or ""
         )
         for reason in missing:
             running.note(f"no raw records beside a page: {reason}")
@@ -261,15 +253,15 @@ def _write_pages(request: ReportRequest, stores: Sequence[Store]) -> int:
         else:
             click.echo(str(path))
         return exit_codes.OK
-    compared = _compared(request, stores)
+    compared, code = _compared(request, stores)
     default = f"compared-with-{slugs([compared.second.plan.study])[0]}.html"
     path = request.output or stores[0].report_path.with_name(default)
     output_file.write(path, comparison.build(compared))
     click.echo(str(path))
-    return _code(compared)
+    return code
 
 
-def _compared(request: ReportRequest, stores: Sequence[Store]) -> Compared:
+def _compared(request: ReportRequest, stores: Sequence[Store]) -> tuple[Compared, int]:
     """Compares two studies; refuses what is not comparable."""
     from reports.site import comparison
 
@@ -278,11 +270,7 @@ def _compared(request: ReportRequest, stores: Sequence[Store]) -> Compared:
     found = comparison.compare_studies(first, second, metric)
     name, other = request.studies
     check_comparable(name, other, found.reasons, request.is_different_allowed)
-    return found
-
-
-def _code(compared: Compared) -> int:
-    return exit_codes.INCONCLUSIVE if compared.reasons else exit_codes.OK
+    return found, exit_codes.INCONCLUSIVE if found.reasons else exit_codes.OK
 
 
 def _text(request: ReportRequest, stores: Sequence[Store]) -> tuple[str, int]:
@@ -290,19 +278,16 @@ def _text(request: ReportRequest, stores: Sequence[Store]) -> tuple[str, int]:
     from reports.exports import exports
     from reports.site import card, comparison
 
-    form = request.form
-    if len(stores) == 1:
-        if form == "text":
-            return _terminal(request, stores[0]), exit_codes.OK
-        write = {
-            "markdown": exports.as_markdown,
-            "json": exports.as_json,
-        }[str(form)]
-        return write(stores[0]), exit_codes.OK
+    form = str(request.form)
     if len(stores) == _TWO:
-        compared = _compared(request, stores)
-        return comparison.WRITERS[str(form)](compared), _code(compared)
-    return card.INDEX_WRITERS[str(form)](stores), exit_codes.OK
+        compared, code = _compared(request, stores)
+        return comparison.WRITERS[form](compared), code
+    if len(stores) > 1:
+        return card.INDEX_WRITERS[form](stores), exit_codes.OK
+    if form == "text":
+        return _terminal(request, stores[0]), exit_codes.OK
+    write = {"markdown": exports.as_markdown, "json": exports.as_json}[form]
+    return write(stores[0]), exit_codes.OK
 
 
 def _terminal(request: ReportRequest, store: Store) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
+import functools
 import json
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -16,22 +16,20 @@ from harness.cli.arguments import one_line
 from harness.cli.shared_options import RUNS_DIR, IsJson, RunsDir, StudyArgument
 from harness.errors import PlanError
 from harness.options.option import Option, Options
-from harness.planning import study as study_module
 from harness.run import rounds
 from results.errors import CorruptRecordError, MissingRecordError
 from results.records.models import Order, PlannedTrial
 from results.records.texts import printable, tokens
 from results.store import lock, study_store
-from results.store.study_store import Store
 from results.study.cases import load_study
 from results.study.matching import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from harness.cli.verb import Call
     from results.records.models import StatusRecord
-    from results.store.study_store import Trial
+    from results.store.study_store import Reading, Store, Trial
 
 
 WATCH_SEC: Final = 2.0
@@ -46,64 +44,56 @@ class StatusRequest(Options):
     is_watched: Annotated[
         bool,
         Option(
+            "Print the progress again whenever it changes, until nothing runs.",
             name="watch",
             is_key=False,
-            help="Print the progress again whenever it changes, until nothing runs.",
         ),
     ] = False
 
 
-def run(request: StatusRequest, call: Call) -> int:
+def run(request: StatusRequest, _: Call) -> int:
     """Prints the progress of a study, or of each study of a varied one."""
-    return varied.for_each(_show)(request, call)
-
-
-def _show(request: StatusRequest, _: Call) -> int:
-    """Prints the progress of a study and its failures."""
     if request.is_watched and request.is_json:
         raise PlanError(
             "--watch prints lines for a reader, and --json one object; leave one out"
         )
-    store = Store.open(study_module.find_study(request.study, request.runs_dir))
+    return varied.for_each(request, functools.partial(_show, request))
+
+
+def _show(request: StatusRequest, store: Store) -> int:
     shown = None
     while True:
-        state = _read(store)
-        if state.lines != shown:
-            text = (
-                json.dumps(state.data, indent=2)
-                if request.is_json
-                else "\n".join(state.lines)
-            )
+        reading, is_running = store.read(), _is_held(store)
+        lines, data = _describe(store, reading, is_running=is_running)
+        if lines != shown:
+            text = json.dumps(data, indent=2) if request.is_json else "\n".join(lines)
             click.echo(text)
-            shown = state.lines
-        if not (request.is_watched and state.is_running):
-            return name_problems(state.problems)
+            shown = lines
+        if not (request.is_watched and is_running):
+            return name_problems(reading.problems)
         time.sleep(WATCH_SEC)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _State:
-    """What a study is now, as lines and as data."""
-
-    lines: list[str]
-    data: dict[str, Any]
-    problems: Sequence[CorruptRecordError]
-    is_running: bool
-
-
-def _read(store: Store) -> _State:
-    reading = store.read()
+def _describe(
+    store: Store, reading: Reading, *, is_running: bool
+) -> tuple[list[str], dict[str, Any]]:
+    """Returns what a study is now, as lines and as data."""
     found = {trial.trial_id: trial for trial in reading.trials}
     try:
         plan = store.read_plan()
     except CorruptRecordError:
         # Reported below with the other corrupt records; the trials found are shown.
-        name, trials = store.root.name, _planned_from(found.values())
+        name = store.root.name
+        trials = tuple(
+            PlannedTrial.model_construct(
+                trial_id=trial.trial_id, case_id="", modes=(), spec=trial.spec
+            )
+            for trial in found.values()
+        )
     else:
         name, trials = plan.study, plan.trials
     matches = _problems_of_matches(store)
     num_earlier = len(study_store.attempts(store.root))
-    is_running = _is_held(store)
     counts: collections.Counter[str] = collections.Counter()
     failures: list[dict[str, Any]] = []
     shown: list[str] = []
@@ -151,9 +141,7 @@ def _read(store: Store) -> _State:
             f"  {num_earlier} earlier {attempts} at trials that were measured again:"
             f" {store.root / study_store.EARLIER_NAME}"
         )
-    return _State(
-        lines=lines, data=data, problems=reading.problems, is_running=is_running
-    )
+    return lines, data
 
 
 def _is_held(store: Store) -> bool:
@@ -214,16 +202,6 @@ def _problems_of_matches(store: Store) -> list[str]:
         for match in matches
         if match.outcome is Outcome.DIFFERS or match.has_failed
     ]
-
-
-def _planned_from(trials: Iterable[Trial]) -> tuple[PlannedTrial, ...]:
-    """Returns the trials that were found as planned ones; their modes are unknown."""
-    return tuple(
-        PlannedTrial.model_construct(
-            trial_id=trial.trial_id, case_id="", modes=(), spec=trial.spec
-        )
-        for trial in trials
-    )
 
 
 def name_problems(problems: Sequence[CorruptRecordError]) -> int:

@@ -9,7 +9,7 @@ from pydantic import InstanceOf
 
 from harness.cli.shared_options import RUNS_DIR, IsJson, Retry, RunsDir
 from harness.launch import catalog
-from harness.options.kinds import parsed
+from harness.options.kinds import Kind
 from harness.options.option import NO_OPTIONS, Contributed, Option, Options
 from harness.planning.request import MEASURED, STUDY, SweepRequest, resolved
 from harness.planning.study import VARY, Axis
@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 PROCESSES: Final = "Where the processes run"
 
 
-def parse_launcher(text: str, *, what: str) -> str:
-    """Returns the name of a launcher."""
-    del what
-    return catalog.info(text).name
+LAUNCHER: Final = Kind(lambda text, _: catalog.info(text).name, metavar="NAME")
 
 
 def describe_launchers(does: str) -> str:
@@ -38,9 +35,9 @@ def describe_launchers(does: str) -> str:
 Launcher = Annotated[
     str,
     Option(
-        group=PROCESSES,
-        kind=parsed(parse_launcher, metavar="NAME"),
-        help=f"What starts the processes of a trial. {describe_launchers('start')}.",
+        f"What starts the processes of a trial. {describe_launchers('start')}.",
+        PROCESSES,
+        kind=LAUNCHER,
     ),
 ]
 
@@ -52,15 +49,14 @@ class HostRequest(Options):
     replicas_per_worker: Annotated[
         Replicas,
         Option(
-            group=PROCESSES,
-            also=("--gpus-per-worker",),
-            help="Replicas of each worker process, each on a GPU of its own with"
+            "Replicas of each worker process, each on a GPU of its own with"
             " `--device gpu`.",
+            PROCESSES,
+            also=("--gpus-per-worker",),
         ),
     ] = 1
     launcher_options: Annotated[
-        Options,
-        Contributed(by="launcher", models=catalog.options, use=catalog.info),
+        Options, Contributed(by="launcher", models=catalog.options, use=catalog.info)
     ] = NO_OPTIONS
 
     @property
@@ -95,9 +91,9 @@ class RunRequest(HostRequest, SweepRequest):
     study: Annotated[
         str | None,
         Option(
-            group=STUDY,
+            "Directory below `--runs-dir`.",
+            STUDY,
             metavar="NAME",
-            help="Directory below `--runs-dir`.",
             default="`<workload>-<preset>-<digest>`, so that the same command resumes"
             " it; alone, `--study NAME` runs what a study lacks",
         ),
@@ -105,11 +101,11 @@ class RunRequest(HostRequest, SweepRequest):
     vary: Annotated[
         InstanceOf[Axis] | None,
         Option(
-            group=MEASURED,
-            kind=VARY,
-            help="A study for each value of `data`, `global-batch-size`,"
+            "A study for each value of `data`, `global-batch-size`,"
             " `per-replica-batch-size`, or an option of the workload, one after the"
             " other, with a page of all: `--vary global-batch-size=256,512`.",
+            MEASURED,
+            kind=VARY,
         ),
     ] = None
     runs_dir: RunsDir = RUNS_DIR
@@ -118,12 +114,12 @@ class RunRequest(HostRequest, SweepRequest):
     is_dry_run: Annotated[
         bool,
         Option(
-            group=STUDY,
-            name="dry-run",
-            is_key=False,
-            help="Only print the trials and a time estimate, and, of a workload that"
+            "Only print the trials and a time estimate, and, of a workload that"
             " counts its variables (`transformer`), what they take of a device at each"
             " level of `sharded_update`; run and write nothing.",
+            STUDY,
+            name="dry-run",
+            is_key=False,
         ),
     ] = False
 
@@ -132,7 +128,7 @@ def run(request: RunRequest, call: Call) -> int:
     """Runs a sweep and writes the report, or prints its plan."""
     from harness.cli import commands, varied
 
-    if varied.is_continued(request):
+    if request.study and not request.workload and request.command is None:
         return varied.run_missing(request, call)
     request = resolved(request, Path.cwd())
     if request.vary is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import html
 import itertools
 import json
@@ -21,7 +22,6 @@ from results.judging import gate as gate_module
 from results.judging import gate_metrics
 from results.store import record_file, studies, untrusted
 from results.store.manifest import MANIFEST_NAME
-from results.store.study_store import Store
 from results.study.cases import load_study
 from results.verify import check as check_module
 from results.verify import trials
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from harness.cli.verb import Call
     from results.records.models import Plan
+    from results.store.study_store import Store
     from results.verify.check import Check
 
 _PAGE: Final = "page"
@@ -54,18 +55,18 @@ class VerifyRequest(Options):
     is_json: IsJson = False
 
 
-def run(request: VerifyRequest, call: Call) -> int:
+def run(request: VerifyRequest, _: Call) -> int:
     """Verifies a study, or each study of a varied one and their page."""
     path = study_module.find_study(request.study, request.runs_dir)
     with studies.opened(path) as root:
         if root != path:
             request = request.model_copy(update={"study": str(root.absolute())})
-        return varied.for_each(_verify, varied.compare)(request, call)
+        run = functools.partial(_verify, request)
+        return varied.for_each(request, run, varied.compare)
 
 
-def _verify(request: VerifyRequest, _: Call) -> int:
+def _verify(request: VerifyRequest, store: Store) -> int:
     """Compares a study with its raw observations and prints what was found."""
-    store = Store.open(study_module.find_study(request.study, request.runs_dir))
     check = check_module.verify(store)
     covered = check_module.compare_files(store, check)
     is_elsewhere = _verify_gate(store, check)

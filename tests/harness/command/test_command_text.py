@@ -9,7 +9,7 @@ import pytest
 from fake_nvml import make_gpus
 
 from harness.cli import exit_codes
-from harness.command import files, identity, program, worker
+from harness.command import identity, program, reader, worker
 from harness.command import numbers as numbers_lib
 from harness.command.reader import Reading, ReadingError
 from harness.command.worker import OtherGpus, judge
@@ -211,7 +211,9 @@ def test_a_file_is_read_by_key(tmp_path, kind, text, key, values):
     path = tmp_path / "out"
     path.write_text(text)
 
-    assert values == files.numbers(_of_file(kind, key), path.read_bytes(), path.name)
+    assert values == reader.numbers_in(
+        _of_file(kind, key), path.read_bytes(), path.name
+    )
 
 
 @pytest.mark.parametrize(
@@ -233,7 +235,7 @@ def test_a_file_without_the_number_is_an_error(tmp_path, kind, text, message):
         path.write_text(text)
 
     with pytest.raises(ReadingError, match=message):
-        files.numbers(_of_file(kind), files.content(path), path.name)
+        reader.numbers_in(_of_file(kind), reader.content(path), path.name)
 
 
 def test_a_file_that_cannot_be_read_is_not_a_missing_one(tmp_path, monkeypatch):
@@ -245,7 +247,7 @@ def test_a_file_that_cannot_be_read_is_not_a_missing_one(tmp_path, monkeypatch):
     with pytest.raises(
         ReadingError, match="cannot be read: Input/output error; repeat"
     ):
-        files.content(tmp_path / "out")
+        reader.content(tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -257,7 +259,7 @@ def test_a_file_that_cannot_be_read_is_not_a_missing_one(tmp_path, monkeypatch):
 )
 def test_a_file_that_grows_is_timed_line_by_line(tmp_path, kind, lines):
     path = tmp_path / "out"
-    file = files.MetricFile(_of_file(kind), path)
+    file = reader.MetricFile(_of_file(kind), path)
     numbers = []
     for index, text in enumerate(lines):
         with path.open("a") as written:
@@ -270,7 +272,7 @@ def test_a_file_that_grows_is_timed_line_by_line(tmp_path, kind, lines):
 
 def test_a_file_that_begins_anew_or_is_no_lines(tmp_path):
     path = tmp_path / "out"
-    file = files.MetricFile(_of_file("json"), path)
+    file = reader.MetricFile(_of_file("json"), path)
     path.write_text('{"rate": 3}\n{"rate": 4}\n')
     assert 2 == file.look(10)
     path.write_text('{"rate": 5}\n')
@@ -291,7 +293,7 @@ def test_numbers_of_a_run_before_are_not_read(tmp_path):
     path = tmp_path / "out.jsonl"
 
     def file():
-        return files.MetricFile(_of_file("json"), path)
+        return reader.MetricFile(_of_file("json"), path)
 
     first = file()
     path.write_text('{"rate": 3}\n')
@@ -311,7 +313,7 @@ def test_a_head_that_a_run_before_left_is_no_number(tmp_path):
     path = tmp_path / "out.csv"
     path.write_text("step,rate\n")
     os.utime(path, ns=(1, 1))
-    file = files.MetricFile(_of_file("csv"), path)
+    file = reader.MetricFile(_of_file("csv"), path)
     path.write_text("step,rate\n0,3\n")
 
     assert [Reading(0, 3.0)] == file.read()

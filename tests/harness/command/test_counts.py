@@ -14,7 +14,7 @@ from harness.command import identity, program
 from harness.command import reader as reader_lib
 from harness.command.reader import CommandError, ReadingError
 from harness.errors import PlanError, RevisionError
-from harness.judging import program_revisions
+from harness.judging import revisions
 from results.records import identity as record_identity
 from results.records.models import Program
 from results.store.study_store import Store
@@ -134,7 +134,7 @@ def root(tmp_path):
 
 
 def sides(root, folder=None):
-    source = program_revisions.source_of(root, "HEAD", root / "runs")
+    source = revisions.source_of(root, "HEAD", root / "runs")
     own = program.make(
         command="python3 src/train.py {replicas}",
         metric_text="throughput=(x)",
@@ -143,8 +143,8 @@ def sides(root, folder=None):
         replicas=(1,),
         folder=folder or root,
     )
-    commit = program_revisions.find_commit(source, "HEAD")
-    return program_revisions.side_by_side(own, source, "HEAD", commit, print)
+    commit = revisions.find_commit("HEAD", source)
+    return revisions.side_by_side(own, source, "HEAD", commit, print)
 
 
 def test_the_present_state_is_that_of_the_working_tree(root):
@@ -157,15 +157,16 @@ def test_the_present_state_is_that_of_the_working_tree(root):
         (root / name).write_text(name)
 
     with sides(root) as found:
-        here, there = found.folders[""], found.folders[found.baseline.revision]
+        folders, revision = found["folders"], found["baseline"].revision
+        here, there = folders[""], folders[revision]
         # Or the stack of one side would lie elsewhere than that of the other.
         assert len(str(here)) == len(str(there))
         assert {".gitignore", "kept.txt", "new.txt", "src"} == names_in(here)
         assert {"kept.txt", "removed.txt", "src"} == names_in(there)
         assert "changed" == (here / "src" / "train.py").read_text()
         assert "committed" == (there / "src" / "train.py").read_text()
-        code = found.program.code
-        assert code[""].keys() - code[found.baseline.revision].keys() == {
+        code = found["program"].code
+        assert code[""].keys() - code[revision].keys() == {
             f"uncommitted {name}"
             for name in (
                 *(".gitignore (data)", "new.txt (data)", "removed.txt"),
@@ -177,8 +178,8 @@ def test_the_present_state_is_that_of_the_working_tree(root):
     assert not there.exists()
     assert "changed" == (root / "src" / "train.py").read_text()
     with sides(root, root / "src") as found:
-        assert {"src"} == {path.name for path in found.folders.values()}
-        assert "src" == found.program.record.folder
+        assert {"src"} == {path.name for path in found["folders"].values()}
+        assert "src" == found["program"].record.folder
 
 
 def names_in(folder):
@@ -211,7 +212,7 @@ def test_a_submodule_that_cannot_be_fetched_is_said(root, tmp_path, monkeypatch)
         pass
     (settings / ".gitconfig").write_text('[protocol "file"]\n allow = always\n')
     with sides(root) as found:
-        assert (found.folders[""] / "library" / "kept.txt").is_file()
+        assert (found["folders"][""] / "library" / "kept.txt").is_file()
 
 
 def test_too_much_that_is_not_committed_is_refused(root, monkeypatch):

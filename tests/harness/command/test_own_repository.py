@@ -15,7 +15,7 @@ from repositories import commit, git
 from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.command import identity
-from harness.judging import program_revisions
+from harness.judging import revisions
 
 pytestmark = pytest.mark.processes
 
@@ -222,7 +222,7 @@ def test_a_gate_that_cannot_be_prepared_says_where(run, arguments, message):
 
 
 def test_a_setup_that_does_not_end_is_ended(run, monkeypatch):
-    monkeypatch.setattr(program_revisions, "SETUP_SEC", 0.5)
+    monkeypatch.setattr(revisions, "SETUP_SEC", 0.5)
     code, _, err = run(
         *("gate", *OWN, "--replicas=1", "--mode=weak", "--baseline=fast"),
         "--setup=sleep 986 & wait",

@@ -1,6 +1,7 @@
-"""``--param``: values of one placeholder are variants, compared as backends are."""
+"""Variants by ``--param``, which are compared as backends are, and whole commands."""
 
 import json
+import re
 
 import pytest
 
@@ -66,3 +67,38 @@ def test_params_that_make_no_variants_are_one_line(harness, params, message):
     assert exit_codes.USAGE == code
     assert message in err
     assert 1 == err.count("\n")
+
+
+SECONDS = 0.6
+WALL = (
+    *("sweep", "--command=python3 solve.py {replicas}", "--metric=wall"),
+    *("--unit=cells", "--mode=strong", "--replicas=1,2", "--study=s"),
+    *("--per-replica-batch-size=8", "--repeats=2"),
+)
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("with_pages")
+def test_a_command_that_prints_nothing_is_timed_as_a_whole(harness, tmp_path):
+    (tmp_path / "solve.py").write_text(
+        f"import sys, time; time.sleep({SECONDS} / int(sys.argv[1]))"
+    )
+    code, out, err = harness(*WALL)
+
+    assert exit_codes.OK == code, err
+    assert "the batch over the time of the whole command" in re.sub(r"\s+", " ", out)
+    store = Store.open(tmp_path / "runs" / "s")
+    for planned in store.read_plan().trials:
+        (rank,) = store.read_trial(planned.trial_id).result.ranks
+        (step,) = rank.step_time_sec
+        assert SECONDS / planned.spec.num_replicas < step
+        assert () == rank.warmup_step_time_sec
+        assert round(step * 1e9) == rank.window_end_ns - rank.window_start_ns
+    assert exit_codes.OK == harness("verify", "s")[0]
+
+
+def test_a_whole_run_has_no_steps(harness):
+    code, _, err = harness(*WALL, "--steps=3+")
+
+    assert exit_codes.USAGE == code
+    assert "--steps has no effect with --metric wall, which times" in err

@@ -14,7 +14,7 @@ from repositories import commit, git
 
 from harness.cli import exit_codes
 from harness.errors import RevisionError
-from harness.judging import program_revisions, revisions
+from harness.judging import revisions
 from harness.machine import owned_folders
 from harness.sources import code_digest
 from results.store.study_store import Store
@@ -200,8 +200,8 @@ def test_a_package_of_the_working_tree_is_refused(
 
     message = r"Python of base has the package 'own' from '.*/tree/src', so both sides"
     with pytest.raises(RevisionError, match=message):
-        program_revisions.check_imports(command, base, base, "base", [tree])
-    program_revisions.check_imports(command, tree, tree, "tree", [base])
+        revisions.check_imports(command, base, base, "base", [tree])
+    revisions.check_imports(command, tree, tree, "tree", [base])
 
 
 MARK_OF_A_HOOK = "__editable__.own-1.0.finder.__path_hook__"
@@ -227,13 +227,13 @@ def test_a_path_to_the_working_tree_is_refused(
     monkeypatch.setenv("PYTHONPATH", str(tree / path))
     refused = pytest.raises(RevisionError, match=message or None)
     with refused if message else contextlib.nullcontext():
-        program_revisions.check_imports(command, base / folder, base, "base", [tree])
+        revisions.check_imports(command, base / folder, base, "base", [tree])
 
 
 def test_what_starts_the_program_has_to_be_there(tmp_path):
     """An ignored build, or an environment in the working tree, is in no checkout."""
     message = r"base has no '\.venv/bin/python', which --command starts: git does not"
     with pytest.raises(RevisionError, match=message):
-        program_revisions.check_start(".venv/bin/python a.py", tmp_path, "base")
+        revisions.check_start(".venv/bin/python a.py", tmp_path, "base")
     for command in ("python a.py", "/bin/sh a", "./a{seed}"):
-        program_revisions.check_start(command, tmp_path, "base")
+        revisions.check_start(command, tmp_path, "base")

@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         patch.chdir(made)
         patch.setattr("workloads.d4pg.requirements.check", lambda *_, **__: None)
         # Counting the variables of a model imports TensorFlow.
-        patch.setattr("harness.cli.commands._memory", lambda _: {})
+        patch.setattr("workloads.catalog.memory_table", lambda *_, **__: [""])
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         patch.delenv("TFDS_DATA_DIR", raising=False)
         yield made

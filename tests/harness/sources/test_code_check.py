@@ -8,7 +8,7 @@ import pytest
 
 from harness.command import identity
 from harness.errors import DifferentStudyError, PlanError
-from harness.planning import checked, plan, study
+from harness.planning import checked, plan
 from harness.planning.request import SweepRequest
 from harness.sources import code_digest
 from harness.sources.code_digest import CodeWatch
@@ -27,8 +27,7 @@ BASE = SweepRequest(
 def plan_of(**changes):
     """Returns the plan record of a changed base request."""
     request = BASE.model_copy(update=changes)
-    planned = plan.plan_sweep(request, checked.Machine(num_available_cores=4))
-    return study.make_plan(planned, request, study="s", command=("harness",))
+    return plan.plan_sweep(request, checked.Machine(num_available_cores=4), "s")
 
 
 @pytest.fixture

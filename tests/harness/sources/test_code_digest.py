@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[3]
 VERSIONS = dict.fromkeys(DISTRIBUTIONS, "1.0")
 # Read the command line, plan, judge, store and show.
 OTHER_ROOMS = {
-    *("__main__.py", "cli", "conformance", "doctor", "judging"),
+    *("__main__.py", "cli", "conformance.py", "doctor", "judging"),
     *("planning", "sources"),
 }
 _PRINT_MODULES = """

@@ -2,7 +2,7 @@
 
 import contextlib
 
-from harness.command import files
+from harness.command import reader
 from harness.command.numbers import parse_metric
 from harness.command.reader import ReadingError
 from harness.machine import gpus
@@ -21,7 +21,7 @@ def of_numbers(kind, key):
     def read(path):
         with contextlib.suppress(ReadingError):
             metric = parse_metric(f"throughput={kind}:out:{key}")
-            files.numbers(metric, files.content(path), path.name)
+            reader.numbers_in(metric, reader.content(path), path.name)
 
     return read
 

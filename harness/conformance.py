@@ -1,12 +1,22 @@
-"""What a program that connects by the protocol of the client must do."""
+"""Checks a program in any language against the protocol of the client.
+
+python -m harness.conformance [--timeout SEC] [--only CHECK] -- COMMAND...
+
+The command, which may have placeholders such as {per_replica_batch_size}, is started as
+a trial of a study starts it, several times. Prints a line per check; the exit code is 0
+if the program passes all, 4 if not, 2 if there is none.
+"""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -14,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from harness.client.scaling_client import ADDRESS_VARIABLE, TRIAL_FILE
 from harness.command import program
 from harness.command.worker import free_port
+from harness.errors import PlanError
 from harness.machine.allocation import Processes
 from harness.run import trial_tree
 from harness.run.session import Session, SessionEndedError
@@ -172,10 +183,7 @@ def refuses_other_versions(
 ) -> str:
     """A ``client.json`` of another version ends it, with one line that says so."""
     staged = stage(
-        folder,
-        command,
-        num_measured_steps=NUM_MEASURED_STEPS,
-        protocol=NO_SUCH_VERSION,
+        folder, command, num_measured_steps=NUM_MEASURED_STEPS, protocol=NO_SUCH_VERSION
     )
     ended = _run(staged, timeout_sec)
     if not ended.exit_code or str(NO_SUCH_VERSION) not in _last_line(staged):
@@ -327,3 +335,49 @@ def _line(path: Path, number: int, line: bytes) -> dict[str, Any]:
         return client_protocol.read_line(line).model_dump(mode="json")
     except ProtocolError as error:
         raise NonconformingError(f"{path.name} line {number}: {error}") from error
+
+
+PASSED, BAD_REQUEST, FAILED = 0, 2, 4
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(
+        prog="python -m harness.conformance", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--timeout", type=float, default=60.0, metavar="SEC")
+    parser.add_argument("--only", choices=list(CHECKS), action="append")
+    parser.add_argument("command", nargs="+", help="the program and its arguments")
+    options = parser.parse_args(arguments)
+    command: list[str] = options.command
+    if shutil.which(command[0]) is None:
+        sys.stderr.write(
+            f"error: there is no program {command[0]!r} here; give its path, or one"
+            " that is in PATH, after '--'\n"
+        )
+        return BAD_REQUEST
+    try:
+        for word in command:
+            program.names_in(word)
+    except PlanError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return BAD_REQUEST
+    num_failed = 0
+    with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
+        for number, name in enumerate(options.only or CHECKS):
+            try:
+                detail = CHECKS[name](
+                    Path(folder) / str(number), command, options.timeout
+                )
+            except NonconformingError as error:
+                num_failed += 1
+                sys.stdout.write(f"failed  {name:<15} {error}\n")
+            else:
+                sys.stdout.write(f"ok      {name:<15} {detail}\n")
+            sys.stdout.flush()
+    return FAILED if num_failed else PASSED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
