@@ -345,25 +345,3 @@ def check_alike(*values: tf.Tensor, what: str, devices: tuple[str, ...]) -> tf.T
         check = tf.raw_ops.Assert(condition=is_same, data=[text, shapes], summarize=256)
     with tf.control_dependencies([check]):
         return tf.identity(values[0])
-
-
-# A transfer that may be skipped passes a ``Switch`` on the device of each operand. If
-# the condition is false, nothing leaves the device, and the nodes that follow (sums,
-# transfers, collectives between workers) do not run. A ``Merge`` on each device that
-# uses the result ends this: it returns the result, or an empty tensor. The condition is
-# the same on all replicas and workers, so all of them skip the same collectives.
-
-
-def operand_if(value: tf.Tensor, condition: tf.Tensor) -> tf.Tensor:
-    """An operand, which is nothing if the condition is false."""
-    return tf.raw_ops.Switch(data=value, pred=condition).output_true
-
-
-def result_if(result: tf.Tensor, condition: tf.Tensor, *, rank: int) -> tf.Tensor:
-    """The result of a transfer, or an empty tensor if the condition is false."""
-    off = tf.raw_ops.Switch(data=condition, pred=condition).output_false
-    # An edge has no side: what follows the identity follows this side only.
-    with tf.control_dependencies([tf.identity(off)]):
-        # Of the same rank, so that elementwise ops and reductions take it.
-        nothing = tf.constant(np.zeros([0] * rank, result.dtype.as_numpy_dtype))
-    return tf.raw_ops.Merge(inputs=[result, nothing]).output

@@ -9,8 +9,9 @@ a memory in a narrower type.
 from __future__ import annotations
 
 import collections
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+import numpy as np
 import tensorflow as tf
 
 from replicator.core.context import wire_of
@@ -345,33 +346,41 @@ class Linker:
     def _link_gated(
         self, plan: CollectivePlan, bucket: Bucket, name: str, operand: FindOperand
     ) -> list[tuple[Tensor, ...]]:
-        """Links a transfer that happens only where its condition holds."""
-        call = plan.collective
+        """Links a transfer that happens only where its condition holds.
+
+        Each operand passes a ``Switch`` on its device. If the condition is false,
+        nothing leaves the device, and the nodes that follow (sums, transfers,
+        collectives between workers) do not run. A ``Merge`` on each device that uses
+        the result ends this: it returns the result, or an empty tensor. The condition
+        is the same on all replicas and workers, so all skip the same collectives.
+        """
+        call, emit = plan.collective, self.emit.add
         topology = self.topology.at(bucket.logical_device)
         devices = topology.replica_devices
         conditions = [
-            (operand(replica, str(call.needed_if)), tf.bool)
-            for replica in range(len(devices))
+            operand(replica, str(call.needed_if)) for replica in range(len(devices))
         ]
         dtypes = dict(zip(call.operands, call.dtypes, strict=True))
 
-        def emit(
-            part: str,
-            fragment: Any,
-            replica: int,
-            ref: Tensor,
-            dtype: tf.DType,
-            **options: Any,
-        ) -> Ref:
-            given = [(ref, dtype), conditions[replica]]
-            (found,), _ = self.emit.inline(
-                f"{name}/gate/{part}", fragment, given, devices[replica], **options
-            )
-            return found
-
         def gated(replica: int, node: str) -> Tensor:
-            ref, part = operand(replica, node), f"operand_{replica}_{node}"
-            return emit(part, emitter.operand_if, replica, ref, dtypes[node])
+            part = f"{name}/gate/operand_{replica}_{node}"
+            inputs = [operand(replica, node), conditions[replica]]
+            on = emit(part, "Switch", inputs, devices[replica], T=dtypes[node])
+            return Ref(node=on.node, port="output_true:0")
+
+        def ended(part: str, ref: Tensor, memory: int, place: int) -> Ref:
+            device, dtype = devices[memory], call.dtypes[place]
+            both = [conditions[memory]] * 2
+            off = emit(f"{part}/off", "Switch", both, device, T=tf.bool)
+            # An edge has no side: what follows the identity follows this side only.
+            side = emit(f"{part}/pivot", "Identity", [off], device, T=tf.bool)
+            # Of the same rank, so that elementwise ops and reductions take it.
+            nothing = np.zeros(
+                [0] * (call.shapes[place].rank or 0), dtype.as_numpy_dtype
+            )
+            given = {"dtype": dtype, "value": nothing}
+            other = emit(f"{part}/nothing", "Const", [], device, [side.node], **given)
+            return emit(part, "Merge", [ref, other], device, N=2, T=dtype)
 
         results: list[tuple[Tensor, ...]] = []
         for place, by_replica in zip(
@@ -380,11 +389,10 @@ class Linker:
             # Per memory: a result that is merged elsewhere would be sent once more.
             keys = list(zip(by_replica, topology.memories, strict=True))
             merged: dict[tuple[Tensor, int], Ref] = {}
-            dtype, rank = call.dtypes[place], call.shapes[place].rank or 0
             for replica, (ref, memory) in enumerate(keys):
                 if (ref, memory) not in merged:
-                    part, end = f"result_{place}_{replica}", emitter.result_if
-                    merged[ref, memory] = emit(part, end, memory, ref, dtype, rank=rank)
+                    part = f"{name}/gate/result_{place}_{replica}"
+                    merged[ref, memory] = ended(part, ref, memory, place)
             results.append(tuple(merged[key] for key in keys))
         # What follows runs even where this does not.
         ends = {
