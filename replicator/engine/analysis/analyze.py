@@ -232,9 +232,8 @@ class Analysis:
     shares: tuple[UpdatedVariable, ...]
     # By handle, who updates a variable that has an owner.
     owners: dict[str, Owner] = dataclasses.field(default_factory=dict)
-    gathers: tuple[
-        VariableGather, ...
-    ] = ()  # Transfers of variables that their owners store.
+    # Transfers of variables that their owners store.
+    gathers: tuple[VariableGather, ...] = ()
 
     def description(self) -> dict[str, Any]:
         """What concurrent programs must have in common, as JSON."""
