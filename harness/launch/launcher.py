@@ -29,7 +29,7 @@ from harness.machine import environment
 from harness.machine.allocation import members_per_host
 from harness.options.option import Option, Options
 from harness.trial import rank_file
-from replicator.cluster.environment import environments
+from replicator.cluster.environment import ROLES, roles_text
 from results.records import limits
 
 if TYPE_CHECKING:
@@ -288,7 +288,7 @@ def _write_gang(
         cpusets=cpusets,
         num_ranks=num_ranks,
         members_per_host=per_host,
-        variables={environments.ROLES: environments.roles_text(members)},
+        variables={ROLES: roles_text(members)},
     ).write()
 
 

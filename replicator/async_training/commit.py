@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -29,7 +27,7 @@ from replicator.engine.link.emitter import Emitter
 from replicator.variables.kinds import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from replicator.async_training.table import ServerTable
     from replicator.engine.graph.body import Body, Ref
@@ -60,18 +58,6 @@ class CommitState:
             # By worker, the number of its last update here; numbers have no gaps.
             self.sequence_numbers = [_counter() for _ in range(num_workers)]
 
-    def copies_for(self, variable: Any, worker: int) -> Any | None:
-        """What a worker has in the place of worker 0's sequence number, or None."""
-        return (
-            self.sequence_numbers[worker]
-            if variable is self.sequence_numbers[0]
-            else None
-        )
-
-    def shared(self) -> Sequence[Any]:
-        """The variables that all workers use."""
-        return (self.clock, self.update_counts)
-
 
 def _counter() -> Any:
     return tf.Variable(tf.zeros([], tf.int64), trainable=False)
@@ -85,30 +71,17 @@ class CommitTrace:
     """What the trace of a step knows of its commits."""
 
     commit_states: Sequence[CommitState]  # One per server.
-    # By server, the clock as the step read it before its variables.
-    clocks: Sequence[tf.Tensor]
-    sequence_numbers: Any  # By server, the worker's last one before this step; int64.
     num_commits: list[int]  # By server, commits of one step.
     shared: list[Any]  # Variables that commits update; they need no copy per worker.
-
-
-_CURRENT = threading.local()
-
-
-@contextmanager
-def tracing(trace: CommitTrace) -> Iterator[None]:
-    """Makes the current trace available to optimizers."""
-    before = getattr(_CURRENT, "trace", None)
-    _CURRENT.trace = trace
-    try:
-        yield
-    finally:
-        _CURRENT.trace = before
+    # By server, the clock as the step read it before its variables.
+    clocks: Sequence[tf.Tensor] = ()
+    # By server, the worker's last one before this step; int64.
+    sequence_numbers: Any = None
 
 
 def current() -> CommitTrace:
     """The step that is being traced in this thread."""
-    trace: CommitTrace | None = getattr(_CURRENT, "trace", None)
+    trace: CommitTrace | None = context.held("commits")
     if trace is None:
         raise RuntimeError("an update was traced outside a step")
     return trace
@@ -127,18 +100,20 @@ def commit(
     with tf.device(commit_state.device):
         clock = tf.identity(trace.clocks[server])
         # As two floats, so that it is sent in the same message as small gradients.
-        unpack = send(
+        messages, unpack = send(
             [tf.bitcast(sequence_number, tf.float32), *needed], commit_state.device
         )
         # One op for all: the lock is requested only when everything is here. A worker
         # that is killed while it sends holds no lock then, and others never wait for
         # the network of one that holds it.
-        arrived = tf.raw_ops.IdentityN(input=[clock, *unpack.messages])
+        arrived = tf.raw_ops.IdentityN(input=[clock, *messages])
         with tf.control_dependencies([arrived[0].op]):
             lock = tf.raw_ops.MutexLock(mutex=commit_state.mutex)
 
         with tf.control_dependencies([lock]):
-            done = _emit_effects(lambda: _once(commit_state, unpack, arrived, update))
+            done = _emit_effects(
+                lambda: _once(commit_state, arrived[0], unpack(arrived[1:]), update)
+            )
         with tf.control_dependencies(done):
             release = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
     # TensorFlow would make it wait for the releases before it, on other servers: two
@@ -148,13 +123,12 @@ def commit(
 
 def _once(
     commit_state: CommitState,
-    unpack: PackedMessage,
+    clock: tf.Tensor,
     arrived: Sequence[tf.Tensor],
     update: Callable[[list[tf.Tensor]], None],
 ) -> None:
     """Emits the update for a sequence number that was not used before."""
-    clock, *messages = arrived
-    bits, *values = unpack(messages)
+    bits, *values = arrived
     sequence_number = tf.bitcast(bits, tf.int64)
 
     def apply() -> tf.Tensor:
@@ -208,31 +182,13 @@ def _emit_effects(emit: Callable[[], None]) -> list[Any]:
     ]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class PackedMessage:
-    """Tensors on their way to a server in few messages."""
-
-    messages: tuple[tf.Tensor, ...]  # One tensor per transfer.
-    # For each message the places of its tensors, and whether they are packed.
-    plan: tuple[tuple[tuple[int, ...], bool], ...]
-    shapes: tuple[tf.TensorShape, ...]  # Static shapes of the tensors.
-
-    def __call__(self, arrived: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Unpacks the messages on the server, in the order in which they were sent."""
-        tensors: dict[int, tf.Tensor] = {}
-        for message, (places, is_packed) in zip(arrived, self.plan, strict=True):
-            if not is_packed:
-                tensors[places[0]] = message
-                continue
-            parts = kind.unpack(message, [self.shapes[place] for place in places])
-            tensors.update(zip(places, parts, strict=True))
-        return [tensors[place] for place in range(len(self.shapes))]
-
-
-def send(tensors: Sequence[tf.Tensor], device: str) -> PackedMessage:
+def send(
+    tensors: Sequence[tf.Tensor], device: str
+) -> tuple[list[tf.Tensor], Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]]:
     """Packs small tensors of one type into one message, on the sender.
 
     A transfer between processes costs far more than the copy of a few kilobytes.
+    Returns the messages, and what unpacks them on the server.
     """
     filled = kind.fill(
         [tensor.dtype for tensor in tensors],
@@ -240,20 +196,26 @@ def send(tensors: Sequence[tf.Tensor], device: str) -> PackedMessage:
         limit=sys.maxsize,
         alone_from=FUSE_BELOW_BYTES,
     )
-    plan = [(places, len(places) > 1) for places in filled]
     messages = []
-    for places, is_packed in plan:
+    for places in filled:
         message = tensors[places[0]]
-        if is_packed:
+        if len(places) > 1:
             with tf.device(None):
                 message = kind.pack([tensors[place] for place in places])
         with tf.device(device):
             messages.append(tf.identity(message))
-    return PackedMessage(
-        messages=tuple(messages),
-        plan=tuple(plan),
-        shapes=tuple(tensor.shape for tensor in tensors),
-    )
+    shapes = [tensor.shape for tensor in tensors]
+
+    def unpack(arrived: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        found: dict[int, tf.Tensor] = {}
+        for message, places in zip(arrived, filled, strict=True):
+            parts = [message]
+            if len(places) > 1:
+                parts = kind.unpack(message, [shapes[place] for place in places])
+            found.update(zip(places, parts, strict=True))
+        return [found[place] for place in range(len(shapes))]
+
+    return messages, unpack
 
 
 # Otherwise every variable that a step reads would be a separate transfer. The reads
@@ -275,22 +237,14 @@ class Pull:
 
 
 def take_out(
-    traced: TracedStep, body: Body, table: ServerTable, clocks: Mapping[int, int]
+    traced: TracedStep, body: Body, table: ServerTable
 ) -> tuple[Body, tuple[Pull, ...]]:
     """Takes the first reads of small shared variables out of a step."""
-    clock_of, waits = _first_reads(traced, body, table, clocks)
-    pulls = _group(traced, body, waits, clock_of, table)
-    clocks_of = {name: clock_of[server] for name, (_, server) in waits.items()}
-    return _rewrite(body, clocks_of, pulls), pulls
-
-
-def _first_reads(
-    traced: TracedStep, body: Body, table: ServerTable, clocks: Mapping[int, int]
-) -> tuple[dict[int, str], dict[str, tuple[str, int]]]:
-    """The reads that no write comes before: those without control edges."""
-    clock_of: dict[int, str] = {}
-    found = {}
+    clocks = {id(state.clock): i for i, state in enumerate(table.commit_states)}
+    clock_of: dict[int, str] = {}  # by server, the node that reads its clock
+    found: dict[str, tuple[int, str]] = {}  # server and handle of a first read
     for node in body.nodes:
+        # A read that no write comes before has no control edges.
         handle = node.inputs[0].node if node.inputs else None
         if node.op not in READ_OPS or node.controls or handle not in traced.variables:
             continue
@@ -301,28 +255,18 @@ def _first_reads(
             continue
         server = table.placement.server_of(variable)
         if server is not None:
-            found[node.name] = handle, server
-    return clock_of, {name: at for name, at in found.items() if at[1] in clock_of}
-
-
-def _group(
-    traced: TracedStep,
-    body: Body,
-    waits: Mapping[str, tuple[str, int]],
-    clock_of: Mapping[int, str],
-    table: ServerTable,
-) -> tuple[Pull, ...]:
-    """Joins reads of small shared variables of one server and type."""
+            found[node.name] = server, handle
+    waits = {name: at for name, at in found.items() if at[0] in clock_of}
     is_read = {node.name for node in body.nodes if node.op == "ReadVariableOp"}
     groups: dict[tuple[int, tf.DType], dict[str, list[str]]] = {}
-    for name, (handle, server) in waits.items():
+    for name, (server, handle) in waits.items():
         variable = traced.variables[handle]
         size = kind.num_bytes(variable.shape, variable.dtype)
         is_small = 0 < size < FUSE_BELOW_BYTES
         if name in is_read and is_small and table.kind(variable) is Kind.MIRRORED:
             reads = groups.setdefault((server, variable.dtype), {})
             reads.setdefault(handle, []).append(name)
-    return tuple(
+    pulls = tuple(
         Pull(
             server=server,
             clock=clock_of[server],
@@ -335,6 +279,8 @@ def _group(
         for (server, dtype), reads in groups.items()
         if len(reads) > 1
     )
+    clocks_of = {name: clock_of[server] for name, (server, _) in waits.items()}
+    return _rewrite(body, clocks_of, pulls), pulls
 
 
 def _rewrite(body: Body, clock_of: Mapping[str, str], pulls: Sequence[Pull]) -> Body:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -16,7 +14,7 @@ from replicator.cluster.liveness import Peer, WorkerWatch
 from replicator.errors import ClusterConfigError, DeviceError, ServerLostError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from replicator.cluster.configuration import ClusterConfig
 
@@ -90,6 +88,7 @@ class ServerWatch:
 
 CONNECT_TIMEOUT_SEC = 60.0
 _CLIENT_KIND = "chief"
+CLIENT_DEVICE = f"/job:{_CLIENT_KIND}/replica:0/task:0/device:CPU:0"
 _EXAMPLE = (
     '{"cluster": {"chief": ["10.0.0.1:2222"], "worker": ["10.0.0.2:2222"], '
     '"ps": ["10.0.0.3:2222"]}, "task": {"type": "chief", "index": 0}}'
@@ -110,50 +109,29 @@ class Connection:
         """Workers that run steps; the client is not one of them."""
         return len(self.cluster.addresses["worker"])
 
-    @property
-    def num_servers(self) -> int:
-        """Parameter servers."""
-        return len(self.cluster.addresses["ps"])
-
-
-def check_cluster(cluster: ClusterConfig) -> ClusterConfig:
-    """Returns a cluster that can train over parameter servers."""
-    for kind, what in (("worker", "worker"), ("ps", "parameter server")):
-        if not cluster.addresses.get(kind):
-            raise ClusterConfigError(
-                f"TF_CONFIG has {_counts(cluster.addresses)}, but no {kind!r}: "
-                f"training with parameter servers needs at least one {what}; write it "
-                f"like '{_EXAMPLE}', and run `python -m replicator.server` there"
-            )
-    if cluster.kind != _CLIENT_KIND:
-        raise ClusterConfigError(
-            f"this process is {cluster.kind!r} {cluster.index}, but only the chief "
-            "runs the training program with parameter servers (TF_CONFIG['task'] = "
-            "{'type': 'chief', 'index': 0}); run `python -m replicator.server` here"
-        )
-    return cluster
-
-
-def check_stock(num_replicas: Any, share: int, num_workers: int) -> None:
-    """Rejects a number of replicas that the stock strategy does not have."""
-    if num_replicas not in (None, share * num_workers):
-        raise DeviceError(
-            f"num_replicas {num_replicas!r} does not work: ParameterServerStrategy has "
-            f"{share} per worker (one per GPU, or one without) on {num_workers} "
-            f"workers; use {share * num_workers}"
-        )
-
 
 def connect(
     cluster: ClusterConfig | None = None,
     timeout_sec: float = CONNECT_TIMEOUT_SEC,
 ) -> Connection:
     """Connects this process to its workers and servers, once per process."""
-    cluster = check_cluster(environment.config_of(cluster))
+    given = environment.config_of(cluster)
+    counts = ", ".join(f"{len(of)} {kind!r}" for kind, of in given.addresses.items())
+    for kind, what in (("worker", "worker"), ("ps", "parameter server")):
+        if not given.addresses.get(kind):
+            raise ClusterConfigError(
+                f"TF_CONFIG has {counts}, but no {kind!r}: training with parameter "
+                f"servers needs at least one {what}; write it like '{_EXAMPLE}', and "
+                "run `python -m replicator.server` there"
+            )
+    if given.kind != _CLIENT_KIND:
+        raise ClusterConfigError(
+            f"this process is {given.kind!r} {given.index}, but only the chief "
+            "runs the training program with parameter servers (TF_CONFIG['task'] = "
+            "{'type': 'chief', 'index': 0}); run `python -m replicator.server` here"
+        )
     return membership.join_once(
-        "the client of parameter servers,",
-        cluster,
-        lambda: _connect(cluster, timeout_sec),
+        "the client of parameter servers,", given, lambda: _connect(given, timeout_sec)
     )
 
 
@@ -178,19 +156,16 @@ def _connect(cluster: ClusterConfig, timeout_sec: float) -> Connection:
 
 def worker_devices(worker: int, num_replicas: int) -> list[str]:
     """The devices of one worker's replicas: its GPUs, else its CPUs in turn."""
-    names: dict[str, list[str]] = {"GPU": [], "CPU": []}
-    for device in tf.config.list_logical_devices():
-        spec = tf.DeviceSpec.from_string(device.name)
-        if (spec.job, spec.task) == ("worker", worker):
-            names.setdefault(str(spec.device_type), []).append(device.name)
-    if names["GPU"]:
-        if len(names["GPU"]) < num_replicas:
-            raise DeviceError(
-                f"worker {worker} has {len(names['GPU'])} GPUs for {num_replicas} "
-                "replicas; use fewer replicas per worker"
-            )
-        return names["GPU"][:num_replicas]
-    return [names["CPU"][r % len(names["CPU"])] for r in range(num_replicas)]
+    prefix = f"/job:worker/replica:0/task:{worker}/device:"
+    listed = [device.name for device in tf.config.list_logical_devices()]
+    gpus = [name for name in listed if name.startswith(f"{prefix}GPU:")]
+    cpus = [name for name in listed if name.startswith(f"{prefix}CPU:")]
+    if gpus and len(gpus) < num_replicas:
+        raise DeviceError(
+            f"worker {worker} has {len(gpus)} GPUs for {num_replicas} "
+            "replicas; use fewer replicas per worker"
+        )
+    return [(gpus or cpus)[r % len(gpus or cpus)] for r in range(num_replicas)]
 
 
 def server_devices(num_servers: int) -> tuple[str, ...]:
@@ -198,66 +173,3 @@ def server_devices(num_servers: int) -> tuple[str, ...]:
     return tuple(
         f"/job:ps/replica:0/task:{index}/device:CPU:0" for index in range(num_servers)
     )
-
-
-def client_device() -> str:
-    """The CPU of this process."""
-    return f"/job:{_CLIENT_KIND}/replica:0/task:0/device:CPU:0"
-
-
-def _counts(addresses: Mapping[str, Any]) -> str:
-    return ", ".join(f"{len(of_kind)} {kind!r}" for kind, of_kind in addresses.items())
-
-
-# Where processes have too few threads, requests that wait for each other never end.
-
-# A server whose threads all wait does not respond to reads either.
-_ANSWER_SEC = 60.0
-
-
-class FirstWait:
-    """The wait for the first dispatch of one worker."""
-
-    def __init__(self, limit_sec: float) -> None:
-        self._limit_sec = limit_sec
-        self._since: float | None = None
-        self._seen: tuple[int, ...] = ()
-        self._has_ended = False
-
-    def end(self) -> None:
-        """Lifts the limit: a dispatch of this worker has ended."""
-        self._has_ended = True
-
-    def restart(self) -> None:
-        """Counts from the next question on."""
-        self._since = None
-
-    def exceeded(
-        self, num_steps: int, read_progress: Callable[[], tuple[int, ...]]
-    ) -> float | None:
-        """The seconds without progress if they are too many, otherwise None."""
-        now = time.monotonic()
-        if self._since is None:
-            self._since = now
-        limit_sec = self._limit_sec * num_steps
-        if self._has_ended or now - self._since <= limit_sec:
-            return None
-        before, self._seen = self._seen, _answer(read_progress)
-        if any(self._seen) and self._seen != before:
-            self.restart()
-            return None
-        return limit_sec
-
-
-def _answer(read: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
-    """What ``read`` returns, or nothing if it takes too long."""
-    answers: list[tuple[int, ...]] = []
-
-    def answer() -> None:
-        with contextlib.suppress(tf.errors.OpError):  # a lost server has its own error
-            answers.append(read())
-
-    thread = threading.Thread(target=answer, daemon=True)
-    thread.start()
-    thread.join(_ANSWER_SEC)
-    return answers[0] if answers else ()

@@ -12,36 +12,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator._tf import dispatch as _tf_dispatch
-from replicator.async_training import commit
 from replicator.async_training import connection as connection_lib
-from replicator.async_training.inputs import Place, WorkerPipelines
+from replicator.async_training.inputs import WorkerPipelines, skip_steps
 from replicator.cluster import membership
-from replicator.core.step import repeat, traced_once
-from replicator.engine.analysis import plan
-from replicator.engine.analysis.analyze import Analysis
-from replicator.engine.run.assembly import Assembly
 from replicator.errors import WorkerLostError
-from replicator.inputs.iterator import next_batches
-from replicator.variables.table import UsedVariables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from replicator.async_training.commit import CommitState
-    from replicator.async_training.connection import Connection, ServerWatch
-    from replicator.async_training.steps import ServerStep
-    from replicator.async_training.table import Placement, WorkerTable
-    from replicator.core.topology import Topology
-    from replicator.engine.analysis.plan import CollectivePlan
-    from replicator.engine.graph.body import Ref
+    from replicator.async_training.connection import Connection
+    from replicator.async_training.steps import WorkerSteps
 
 
 # A worker that is lost does at most so many again; by then, a dispatch costs nothing
@@ -54,15 +42,10 @@ class Assignment:
     """Steps that one worker was given."""
 
     worker: int  # Which worker.
-    num_steps: int  # How many steps.
-    num_commits: tuple[int, ...]  # By server, commits of one step.
-    # Takes the iterators of the worker, its last sequence numbers (by server) and how
-    # many steps to run.
-    run: Callable[[Any, Any, int], Any]
-    # Takes the iterators of the worker, and how many steps to read and drop.
-    skip: Callable[[Any, int], None]
-    program: Any  # What ``run`` runs; assignments of one program can run together.
+    steps: WorkerSteps  # The step; assignments of the same can run together.
+    num_steps: int  # How many times.
     source: Any  # Fixed values, the worker's pipelines, or None.
+    spec: Any  # The type of what the worker then reads.
     keeps_results: bool  # Whether anybody will ask for the outputs.
     handle: Any = None  # What the coordinator knows it by.
     results: Sequence[Any] = ()  # Flat outputs of the last step, on the client.
@@ -74,7 +57,7 @@ class Assignment:
         """Whether it can run in one dispatch with another one, which comes before."""
         return (
             self.worker == first.worker
-            and self.program is first.program
+            and self.steps is first.steps
             and self.source is first.source
             and not first.keeps_results
             and not self.keeps_results
@@ -109,7 +92,7 @@ class Batch:
         return tuple(
             sequence_number + num_steps * num_commits
             for sequence_number, num_commits in zip(
-                self.first_sequence_numbers, self.first.num_commits, strict=True
+                self.first_sequence_numbers, self.first.steps.num_commits, strict=True
             )
         )
 
@@ -120,7 +103,7 @@ class Batch:
         """
         # The server that is furthest behind counts: those ahead of it skip what they
         # have applied, but nobody could make up for a step that one of them lacks.
-        num_commits = self.first.num_commits
+        num_commits = self.first.steps.num_commits
         num_done = self.num_steps - 1 if any(num_commits) else 0
         for sequence_number, first, each in zip(
             sequence_numbers, self.first_sequence_numbers, num_commits, strict=True
@@ -157,6 +140,18 @@ _OF_LOST_WORKERS = (
 )
 _POLL_SEC = 0.02
 _SERVERS_POLL_SEC = 1.0
+# Where processes have too few threads, requests that wait for each other never end, and
+# a server whose threads all wait does not respond to reads either.
+_ANSWER_SEC = 60.0
+
+
+@dataclasses.dataclass
+class _FirstWait:
+    """The wait for the first dispatch of one worker."""
+
+    since: float | None = None  # When it began, or made progress.
+    seen: tuple[int, ...] = ()  # The worker's sequence numbers then.
+    has_ended: bool = False  # Whether a dispatch has ended: no limit from then on.
 
 
 class Dispatcher:
@@ -167,21 +162,15 @@ class Dispatcher:
         connection: Connection,
         commit_states: Sequence[CommitState],
         recovery_timeout_sec: float,
-        client_device: str,
-        watch: ServerWatch,
     ) -> None:
         self.num_redone = 0  # assignments started again because a worker was lost
         self._connection = connection
         self._commit_states = commit_states
         self._recovery_timeout_sec = recovery_timeout_sec
-        self._client_device = client_device
-        self._watch = watch
+        self._watch = connection.watch
         self._pending: list[Assignment] = []
         self._lost_worker: WorkerLostError | None = None
-        self._waits = [
-            connection_lib.FirstWait(recovery_timeout_sec)
-            for _ in range(connection.num_workers)
-        ]
+        self._waits = [_FirstWait() for _ in range(connection.num_workers)]
         # By worker, its sequence numbers by server; None where a step failed half way.
         self._sequence_numbers: list[tuple[int, ...] | None] = [
             (0,) * len(commit_states) for _ in range(connection.num_workers)
@@ -212,7 +201,7 @@ class Dispatcher:
         failure: BaseException | None = None
         lost_since: dict[int, float] = {}
         for wait in self._waits:
-            wait.restart()
+            wait.since = None
         try:
             for assignment in self._pending:
                 error = self._wait(assignment, lost_since)
@@ -233,7 +222,7 @@ class Dispatcher:
         while True:
             state, error = _tf_compat.remote_state(assignment.handle, _POLL_SEC)
             if state == "ready":
-                self._waits[worker].end()
+                self._waits[worker].has_ended = True
                 lost_since.pop(worker, None)
                 return error and (self._watch.explain(error) or error)
             if time.monotonic() > next_look:
@@ -244,7 +233,7 @@ class Dispatcher:
                 if self._hangs(assignment):
                     return self._lost_worker
                 continue
-            self._waits[worker].restart()
+            self._waits[worker].since = None
             since = lost_since.setdefault(worker, time.monotonic())
             if assignment.is_done:
                 return None
@@ -261,21 +250,35 @@ class Dispatcher:
 
     def _hangs(self, assignment: Assignment) -> bool:
         """Whether the first steps of a worker take too long without any progress."""
-        worker = assignment.worker
-        sec = self._waits[worker].exceeded(
-            # Without updates, nothing shows which of the steps it runs.
-            1 if any(assignment.num_commits) else assignment.num_steps,
-            lambda: self._read_sequence_numbers(worker),
-        )
-        if sec is None:
+        worker, wait = assignment.worker, self._waits[assignment.worker]
+        now = time.monotonic()
+        if wait.since is None:
+            wait.since = now
+        # Without updates, nothing shows which of the steps it runs.
+        num_steps = 1 if any(assignment.steps.num_commits) else assignment.num_steps
+        limit_sec = self._recovery_timeout_sec * num_steps
+        if wait.has_ended or now - wait.since <= limit_sec:
+            return False
+        answers: list[tuple[int, ...]] = []
+
+        def ask() -> None:
+            with contextlib.suppress(tf.errors.OpError):  # which is raised elsewhere
+                answers.append(self._read_sequence_numbers(worker))
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(_ANSWER_SEC)
+        before, wait.seen = wait.seen, (answers or [()])[0]
+        if any(wait.seen) and wait.seen != before:
+            wait.since = None
             return False
         address = self._connection.cluster.addresses["worker"][worker]
         least = membership.LEAST_THREADS
         self._lost_worker = WorkerLostError(
             f"worker {worker} ({address}) has made no progress in its first steps for "
-            f"{sec:g} s; {membership.describe_threads()}; each process of the cluster "
-            f"needs {least} threads or more: run `python -m replicator.server` on "
-            "workers and servers, which sets them, or call tf.config.threading."
+            f"{limit_sec:g} s; {membership.describe_threads()}; each process of the "
+            f"cluster needs {least} threads or more: run `python -m replicator.server` "
+            "on workers and servers, which sets them, or call tf.config.threading."
             f"set_inter_op_parallelism_threads({least}) at the start; if a step takes "
             "that long, create the replicator with a larger recovery_timeout_sec"
         )
@@ -301,177 +304,45 @@ class Dispatcher:
             self._run(batch, iterators)
         except BaseException as error:
             batch.error = error
+            # What a failed step has read is not read again. Where a server is lost, the
+            # job is over, and its error comes from elsewhere.
             if not isinstance(error, _OF_LOST_WORKERS):
-                self._count_failed(batch)
+                with contextlib.suppress(tf.errors.OpError):
+                    num_done = batch.num_done(self._read_sequence_numbers(worker))
+                    _pipelines_of(batch).num_steps += num_done + 1
             raise
         self._sequence_numbers[worker] = batch.sequence_numbers_after(batch.num_steps)
 
-    def _count_failed(self, batch: Batch) -> None:
-        """Notes what a failed step has read: it is not read again."""
-        # Where a server is lost, the job is over, and its error comes from elsewhere.
-        with contextlib.suppress(tf.errors.OpError):
-            numbers = self._read_sequence_numbers(batch.first.worker)
-            _place_of(batch).num_steps += batch.num_done(numbers) + 1
-
     def _run(self, batch: Batch, iterators: Any) -> None:
-        place = _place_of(batch)
-        num_made_before, batch.num_made = batch.num_made, place.num_made
+        first = batch.first
+        pipelines = _pipelines_of(batch)
+        num_made_before, batch.num_made = batch.num_made, pipelines.num_made
         batch.num_attempts += 1
         num_done = 0
         if batch.num_attempts > 1:
             self.num_redone += 1
-            num_done = batch.num_done(self._read_sequence_numbers(batch.first.worker))
-            if num_done and num_made_before != place.num_made:
-                batch.first.skip(iterators, num_done)
+            num_done = batch.num_done(self._read_sequence_numbers(first.worker))
+            if num_done and num_made_before != pipelines.num_made:
+                num_replicas = first.steps.programs[first.worker].num_replicas
+                skip_steps(iterators, num_replicas, num_done)
         sequence_numbers = batch.sequence_numbers_after(num_done)
-        outputs = batch.first.run(
-            iterators, sequence_numbers, batch.num_steps - num_done
-        )
-        if batch.first.keeps_results:
-            with tf.device(self._client_device):
-                batch.first.results = [tf.identity(output) for output in outputs]
-        place.num_steps += batch.num_steps
+        num_left = batch.num_steps - num_done
+        run = first.steps.function(first.worker, first.spec, is_loop=num_left > 1)
+        is_read = isinstance(first.source, WorkerPipelines)
+        source = iterators if is_read else first.source
+        outputs = run(source, sequence_numbers, num_left)
+        if first.keeps_results:
+            with tf.device(connection_lib.CLIENT_DEVICE):
+                first.results = [tf.identity(output) for output in outputs]
+        pipelines.num_steps += batch.num_steps
         for member in batch.members:
             member.is_done = True
 
     def _read_sequence_numbers(self, worker: int) -> tuple[int, ...]:
-        return tuple(
-            [
-                int(commit_state.sequence_numbers[worker].numpy())
-                for commit_state in self._commit_states
-            ]
-        )
+        numbers = [state.sequence_numbers[worker] for state in self._commit_states]
+        return tuple(int(number.numpy()) for number in numbers)
 
 
-def _place_of(batch: Batch) -> Place:
+def _pipelines_of(batch: Batch) -> WorkerPipelines:
     source = batch.first.source
-    return source.place if isinstance(source, WorkerPipelines) else Place()
-
-
-_COUNTER = itertools.count()
-# Stands for the sequence numbers among a step's captures; every step increments them.
-_SEQUENCE_NUMBERS = tf.TensorSpec([], tf.int64)
-
-
-class ServerProgram:
-    """One step on one worker; its state is on the servers."""
-
-    def __init__(
-        self,
-        step: ServerStep,
-        topology: Topology,
-        table: WorkerTable,
-        placement: Placement,
-    ) -> None:
-        self.step = step  # as traced for all workers
-        self.plans: tuple[CollectivePlan, ...] = plan.make_plan(
-            step.traced.collectives, topology
-        )
-        entries = {
-            name: table.require(variable, table.kind(variable))
-            for name, variable in step.traced.variables.items()
-        }
-        self._used = UsedVariables(entries, table)
-        analysis = Analysis(
-            traced=step.traced,
-            body=step.body,
-            invariance=step.invariance,
-            entries=entries,
-            liveness=None,
-            plans=self.plans,
-            shares=(),
-        )
-        self._num_replicas = topology.num_local_replicas
-        self._assembly = _ServerAssembly(
-            f"server_program_{next(_COUNTER)}", step, analysis, topology, placement
-        )
-        self._assembly.register()
-
-    def is_stale(self) -> bool:
-        """Whether another step has changed the kind of a variable used here."""
-        return self._used.is_stale()
-
-    def prepare(
-        self, source_spec: Any, *, is_loop: bool
-    ) -> Callable[[Any, Any, int], Any]:
-        """Builds a function that runs steps; call it in cross-replica context."""
-        function = self._make_runner(is_loop=is_loop)
-        # Sequence numbers and number of steps in one tensor: one input less to send.
-        counts = tf.TensorSpec([len(self.step.num_commits) + 1], tf.int64)
-        with _tf_dispatch.graph_optimizer_off():
-            concrete = function.get_concrete_function(source_spec, counts)
-
-        def run(source: Any, sequence_numbers: Sequence[int], num_steps: int) -> Any:
-            with tf.device(connection_lib.client_device()):
-                counts = tf.constant([*sequence_numbers, num_steps], tf.int64)
-            with _tf_dispatch.graph_optimizer_off():
-                return concrete(source, counts)
-
-        return run
-
-    def pack(self, flat: Sequence[Any]) -> Any:
-        """Turns the outputs of ``prepare``'s function into a nest of ``PerReplica``."""
-        return self._assembly.pack(flat)
-
-    def _make_runner(self, *, is_loop: bool) -> Any:
-        assembly = self._assembly
-
-        @traced_once
-        def program(source: Any, counts: tf.Tensor) -> list[tf.Tensor]:
-            sequence_numbers, num_steps = counts[:-1], tf.cast(counts[-1], tf.int32)
-
-            def one_step(index: tf.Tensor) -> list[tf.Tensor]:
-                used = sequence_numbers + tf.cast(index, tf.int64) * list(
-                    self.step.num_commits
-                )
-                captured = [
-                    used if c is _SEQUENCE_NUMBERS else c for c in assembly.captured
-                ]
-                batch = (
-                    [] if source is None else next_batches(source, self._num_replicas)
-                )
-                return assembly.call(captured, batch)
-
-            count = num_steps if is_loop else 1
-            return repeat(one_step, count, assembly.output_specs)
-
-        return program
-
-
-class _ServerAssembly(Assembly):
-    """The function of one worker, which reads variables where the step reads first."""
-
-    def __init__(
-        self,
-        name: str,
-        step: ServerStep,
-        analysis: Analysis,
-        topology: Topology,
-        placement: Placement,
-    ) -> None:
-        super().__init__(name, analysis, topology)
-        self._step = step
-        self._placement = placement
-        self._pulled: dict[str, Ref] = {}
-
-    def _resolve(self, replica: int, placeholder: str) -> Ref | str:
-        if placeholder not in self._pulled:
-            for each in self._step.pulls:
-                if any(placeholder in names for _, names, _ in each.reads):
-                    self._pull(each)
-        if placeholder in self._pulled:
-            return self._pulled[placeholder]
-        if placeholder == self._step.sequence_numbers_name:
-            return self._argument((-1, placeholder), _SEQUENCE_NUMBERS)
-        return super()._resolve(replica, placeholder)
-
-    def _pull(self, each: commit.Pull) -> None:
-        nodes, values = commit.emit(
-            each,
-            server_device=self._placement.devices[each.server],
-            worker_device=self._topology.replica_devices[0],
-            handle=lambda name: str(super(_ServerAssembly, self)._resolve(0, name)),
-            clock=self.copies.name(0, each.clock),
-        )
-        self._emit.nodes.extend(nodes)
-        self._pulled.update(values)
+    return source if isinstance(source, WorkerPipelines) else WorkerPipelines()

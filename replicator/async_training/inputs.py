@@ -11,11 +11,21 @@ from replicator._tf import compat as _tf_compat
 from replicator.checkpoint import division
 from replicator.core.step import traced_once
 from replicator.errors import ReplicatorError
-from replicator.inputs.context import InputContext, InputFn, InputReplicationMode
-from replicator.inputs.iterator import InputIterator, next_batches, to_pipeline
+from replicator.inputs.context import (
+    InputContext,
+    InputFn,
+    InputReplicationMode,
+    pipeline_contexts,
+)
+from replicator.inputs.iterator import (
+    InputIterator,
+    all_read,
+    next_batches,
+    to_pipeline,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from replicator.async_training.connection import Connection
 
@@ -44,23 +54,15 @@ class RemotePipeline:
         return iter(self.dataset())
 
 
-@dataclasses.dataclass(kw_only=True)
-class Place:
-    """How far one worker has read its pipelines."""
-
-    num_steps: int = 0  # Steps of all dispatches that have ended.
-    # How often the iterators were made: once more when the worker was lost.
-    num_made: int = 0
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+@dataclasses.dataclass(kw_only=True, eq=False)
 class WorkerPipelines:
-    """The iterators of one worker."""
+    """The iterators of one worker, and how far it has read them."""
 
     # What the coordinator knows them by; it makes them again when the worker was lost
     # and is back.
-    handle: Any
-    place: Place  # Where they are then.
+    handle: Any = None
+    num_steps: int = 0  # Steps of all dispatches that have ended.
+    num_made: int = 0  # How often they were made.
 
 
 def skip_steps(iterators: Any, num_replicas: int, num_steps: int) -> None:
@@ -70,9 +72,7 @@ def skip_steps(iterators: Any, num_replicas: int, num_steps: int) -> None:
     def skip(source: Any) -> Any:
         def drop(index: tf.Tensor) -> tf.Tensor:
             batch = next_batches(source, num_replicas)
-            with tf.control_dependencies(
-                tf.nest.flatten(batch, expand_composites=True)
-            ):
+            with tf.control_dependencies([all_read(batch)]):
                 return index + 1
 
         return tf.while_loop(lambda index: index < num_steps, drop, [tf.constant(0)])
@@ -80,75 +80,14 @@ def skip_steps(iterators: Any, num_replicas: int, num_steps: int) -> None:
     skip(iterators)
 
 
-class ServerInputIterator(InputIterator):
-    """The pipelines of every worker.
-
-    ``input_fn`` is called here, once per pipeline, and traced; the pipeline runs on the
-    worker that it feeds. A worker that was restarted reads and drops what it has had.
-
-    Attributes:
-      source_spec: The type of what one worker's program is given.
-    """
+class RemoteInputIterator(InputIterator):
+    """Pipelines that are traced here and run on the workers."""
 
     stateless_reason = "its pipelines are on workers, which may be restarted"
     pads_last_step = False
 
-    def __init__(
-        self,
-        input_fn: InputFn,
-        mode: InputReplicationMode,
-        connection: Connection,
-        num_replicas_per_worker: int,
-    ) -> None:
-        num_workers = connection.num_workers
-        if mode is InputReplicationMode.SINGLE:
-            raise ReplicatorError(
-                "InputReplicationMode.SINGLE distributes one pipeline to all workers, "
-                "but the workers are asynchronous; use PER_WORKER or PER_REPLICA and "
-                "shard in input_fn by ctx.input_pipeline_id"
-            )
-        is_per_replica = mode is InputReplicationMode.PER_REPLICA
-        self._share = num_replicas_per_worker if is_per_replica else 1
-        self._connection = connection
-        count = self._share * num_workers
-        super().__init__(
-            lambda context: traced_dataset(input_fn, context),
-            mode,
-            num_replicas_per_worker * num_workers,
-            contexts=[
-                InputContext(
-                    num_input_pipelines=count,
-                    input_pipeline_id=index,
-                    num_replicas_in_sync=num_replicas_per_worker,
-                )
-                for index in range(count)
-            ],
-        )
-        self.source_spec = (tf.data.IteratorSpec(self.element_spec),) * self._share
-
     def _check(self, pipeline: Any) -> Any:
         return pipeline  # was checked when it was traced
-
-    def _iterate(self, pipelines: Sequence[Any]) -> tuple[Any, ...]:
-        """Makes the iterators on the workers; by worker, what knows them there."""
-        num_workers = self._connection.num_workers
-        batches_per_step = self.num_replicas // num_workers // self._share
-        found = []
-        for worker in range(num_workers):
-            mine = pipelines[worker * self._share : (worker + 1) * self._share]
-            place = Place()
-            handle = _tf_compat.create_on_worker(
-                self._connection.coordinator,
-                worker,
-                _replicator_id(mine, place, batches_per_step),
-                (),
-            )
-            found.append(WorkerPipelines(handle=handle, place=place))
-        return tuple(found)
-
-    def _num_begun(self, error: BaseException, num_steps: int) -> int:
-        """All that workers were given, as where nobody waits (``schedule``)."""
-        return num_steps if isinstance(error, tf.errors.OpError) else 0
 
     def _get_next(self) -> Any:
         raise ReplicatorError(
@@ -158,18 +97,78 @@ class ServerInputIterator(InputIterator):
         )
 
 
-def _replicator_id(
-    pipelines: Sequence[RemotePipeline], place: Place, batches_per_step: int
-) -> Callable[[], Any]:
-    def make() -> Any:
-        place.num_made += 1
-        num_batches = place.num_steps * batches_per_step
+class ServerInputIterator(RemoteInputIterator):
+    """The pipelines of every worker.
+
+    ``input_fn`` is called here, once per pipeline, and traced; the pipeline runs on the
+    worker that it feeds. A worker that was restarted reads and drops what it has had.
+
+    Attributes:
+      source_spec: The type of what one worker's program is given.
+    """
+
+    def __init__(
+        self,
+        input_fn: InputFn,
+        mode: InputReplicationMode,
+        connection: Connection,
+        num_replicas_per_worker: int,
+    ) -> None:
+        if mode is InputReplicationMode.SINGLE:
+            raise ReplicatorError(
+                "InputReplicationMode.SINGLE distributes one pipeline to all workers, "
+                "but the workers are asynchronous; use PER_WORKER or PER_REPLICA and "
+                "shard in input_fn by ctx.input_pipeline_id"
+            )
+        self._connection = connection
+        num_replicas = num_replicas_per_worker * connection.num_workers
+        contexts = [
+            dataclasses.replace(each, num_replicas_in_sync=num_replicas_per_worker)
+            for each in pipeline_contexts(mode, num_replicas, connection.num_workers)
+        ]
+        self._share = len(contexts) // connection.num_workers
+        super().__init__(
+            lambda context: traced_dataset(input_fn, context),
+            mode,
+            num_replicas,
+            contexts=contexts,
+        )
+        self.source_spec = (tf.data.IteratorSpec(self.element_spec),) * self._share
+
+    def _iterate(self, pipelines: Sequence[Any]) -> tuple[Any, ...]:
+        """Makes the iterators on the workers; by worker, what knows them there."""
+        num_workers = self._connection.num_workers
+        batches_per_step = self.num_replicas // num_workers // self._share
         return tuple(
-            iter(pipeline.dataset().skip(num_batches) if num_batches else pipeline)
-            for pipeline in pipelines
+            self._on_worker(
+                worker,
+                pipelines[worker * self._share : (worker + 1) * self._share],
+                batches_per_step,
+            )
+            for worker in range(num_workers)
         )
 
-    return make
+    def _on_worker(
+        self, worker: int, pipelines: Sequence[RemotePipeline], batches_per_step: int
+    ) -> WorkerPipelines:
+        found = WorkerPipelines()
+
+        def make() -> Any:
+            found.num_made += 1
+            num_batches = found.num_steps * batches_per_step
+            return tuple(
+                iter(pipeline.dataset().skip(num_batches) if num_batches else pipeline)
+                for pipeline in pipelines
+            )
+
+        found.handle = _tf_compat.create_on_worker(
+            self._connection.coordinator, worker, make, ()
+        )
+        return found
+
+    def _num_begun(self, error: BaseException, num_steps: int) -> int:
+        """All that workers were given, as where nobody waits (``schedule``)."""
+        return num_steps if isinstance(error, tf.errors.OpError) else 0
 
 
 def traced_dataset(input_fn: InputFn, context: InputContext) -> RemotePipeline:

@@ -45,7 +45,14 @@ class ServerOptimizer(ReplicatedOptimizer):
 
     def build(self, variables: Iterable[Any]) -> None:
         """Makes the optimizer's state, each slot on the server of its variable."""
-        with self._placement.scope(), _slots_follow(self.wrapped, self._placement):
+        placement = self._placement
+
+        def beside(variable: Any) -> contextlib.AbstractContextManager[Any] | None:
+            is_there = variable.device in placement.devices
+            return placement.on(variable.device) if is_there else None
+
+        # A kernel needs both there.
+        with placement.scope(), stages.placed(self.wrapped, beside):
             super().build(variables)
 
     def _find_fused(self, grads: list[Any], variables: list[Any]) -> FusedUpdate | None:
@@ -159,18 +166,6 @@ class ServerOptimizer(ReplicatedOptimizer):
                 "repl.context():`"
             )
         return server
-
-
-def _slots_follow(
-    optimizer: Any, placement: Placement
-) -> contextlib.AbstractContextManager[None]:
-    """Puts each slot on the server of its variable: a kernel needs both there."""
-
-    def scope(variable: Any) -> contextlib.AbstractContextManager[Any] | None:
-        device = variable.device
-        return placement.on(device) if device in placement.devices else None
-
-    return stages.placed(optimizer, scope)
 
 
 def _flatten(grads: Sequence[Any]) -> tuple[list[tf.Tensor], Any]:

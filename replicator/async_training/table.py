@@ -12,9 +12,7 @@ so it is done before the first and after the last of them.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +26,8 @@ from replicator.variables.kinds import Kind
 from replicator.variables.table import Entry, VariableTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    import contextlib
+    from collections.abc import Callable, Sequence
 
     from replicator.async_training.commit import CommitState
     from replicator.core.topology import Topology
@@ -38,12 +37,17 @@ class ServerTable(VariableTable):
     """The variables of all workers."""
 
     def __init__(
-        self, topology: Topology, num_workers: int, placement: Placement
+        self,
+        topology: Topology,
+        num_workers: int,
+        placement: Placement,
+        commit_states: Sequence[CommitState],
     ) -> None:
         super().__init__(topology)
         self.num_replicas = topology.num_replicas  # of the whole cluster
         self.num_workers = num_workers
         self.placement = placement
+        self.commit_states = commit_states  # by server
         self.is_published = True  # the user's variables hold what the copies hold
         self._coherent: list[Entry] = []
         self._functions: dict[str, Any] = {}
@@ -64,10 +68,8 @@ class ServerTable(VariableTable):
         if not entries:
             return
         if list(map(id, entries)) != list(map(id, self._coherent)):
-            coherence, self._coherent = (
-                Coherence(entries, self._topology, self.resets),
-                entries,
-            )
+            self._coherent = entries
+            coherence = Coherence(entries, self._topology, self.resets)
             self._functions = {
                 "refresh": traced_once(coherence.refresh),
                 "publish": traced_once(coherence.publish),
@@ -75,66 +77,37 @@ class ServerTable(VariableTable):
         self._functions[name]()
         _tf_compat.wait_for_remote_ops()
 
-    def view(self, worker: int, commit_states: Sequence[CommitState]) -> WorkerTable:
-        """The table as the program of one worker sees it."""
-        return WorkerTable(self, worker, commit_states)
+    def is_current(self, entry: Entry) -> bool:
+        """True: what is on a server stays there."""
+        del entry
+        return True
+
+    def of_worker(self, worker: int, variable: Any) -> Entry:
+        """The entry of a variable, with the copies of one worker's replicas."""
+        kind, share = self.kind(variable), self.num_replicas // self.num_workers
+        for commit_state in self.commit_states:
+            # Each worker has its own in the place of worker 0's.
+            if variable is commit_state.sequence_numbers[0]:
+                copies = (commit_state.sequence_numbers[worker],) * share
+                return Entry(
+                    variable=variable, kind=kind, copies=copies, last_synced=None
+                )
+        entry = self.require(variable, kind)
+        copies = entry.copies[worker * share : (worker + 1) * share]
+        return dataclasses.replace(entry, copies=copies)
 
     def _copies(self, variable: Any, kind: Kind) -> tuple[Any, ...]:
         if kind is Kind.MIRRORED:
             return (variable,) * self.num_replicas
         copies = []
         for value in self._initial_values(variable, kind):
-            with context.allowed(), tf.device(variable.device):
+            with tf.device(variable.device):
                 copies.append(
-                    tf.Variable(
-                        value,
-                        trainable=False,
-                        dtype=variable.dtype,
-                        shape=variable.shape,
+                    context.own_variable(
+                        value, dtype=variable.dtype, shape=variable.shape
                     )
                 )
         return tuple(copies)
-
-
-class WorkerTable:
-    """One worker's part of a table; what a program asks of one."""
-
-    def __init__(
-        self, table: ServerTable, worker: int, commit_states: Sequence[CommitState]
-    ) -> None:
-        self._table = table
-        self._worker = worker
-        self._commit_states = commit_states
-        self._share = table.num_replicas // table.num_workers
-
-    @property
-    def version(self) -> int:
-        """Grows when a variable changes kind."""
-        return self._table.version
-
-    def kind(self, variable: Any) -> Kind:
-        """What is known of a variable; see ``VariableTable.kind``."""
-        return self._table.kind(variable)
-
-    def is_current(self, entry: Entry) -> bool:
-        """True: what is on a server stays there."""
-        del entry
-        return True
-
-    def require(self, variable: Any, kind: Kind) -> Entry:
-        """The entry of a variable with the copies of this worker's replicas."""
-        for commit_state in self._commit_states:
-            mine = commit_state.copies_for(variable, self._worker)
-            if mine is not None:
-                copies = (mine,) * self._share
-                return Entry(
-                    variable=variable, kind=kind, copies=copies, last_synced=None
-                )
-        entry = self._table.require(variable, kind)
-        start = self._worker * self._share
-        return dataclasses.replace(
-            entry, copies=entry.copies[start : start + self._share]
-        )
 
 
 # Servers apply the updates of several workers in different orders, so an update that
@@ -183,23 +156,14 @@ class Placement:
         self.devices = tuple(devices)  # of the servers
         self.num_bytes = [0] * len(devices)  # of the variables on each
         self.counters = ServerCounters()  # of the updates of optimizers
-        self._forced = threading.local()
 
-    @contextlib.contextmanager
-    def scope(self) -> Iterator[None]:
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
         """Puts the variables that are made inside on servers."""
-        with tf.variable_creator_scope(self._create):
-            yield
+        return tf.variable_creator_scope(self._create)
 
-    @contextlib.contextmanager
-    def on(self, device: str) -> Iterator[None]:
+    def on(self, device: str) -> contextlib.AbstractContextManager[None]:
         """Puts the variables that are made inside on one server."""
-        before = getattr(self._forced, "device", None)
-        self._forced.device = device
-        try:
-            yield
-        finally:
-            self._forced.device = before
+        return context.holding("server", device)
 
     def server_of(self, variable: Any) -> int | None:
         """Index of the server that holds a variable; None if it is elsewhere."""
@@ -213,7 +177,7 @@ class Placement:
         )
         kwargs["initial_value"] = value
         size = max(int(value.shape.num_elements()) * value.dtype.size, SCALAR_BYTES)
-        device = getattr(self._forced, "device", None)
+        device = context.held("server")
         if device is None:
             # Scalars (counters, learning rates) keep together: updates need them all.
             is_scalar = value.shape.rank == 0

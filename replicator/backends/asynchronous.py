@@ -16,7 +16,7 @@ import tensorflow as tf
 from replicator.async_training import commit
 from replicator.async_training import connection as connection_lib
 from replicator.async_training.commit import CommitState
-from replicator.async_training.dispatch import Dispatcher
+from replicator.async_training.dispatch import Assignment, Dispatcher
 from replicator.async_training.inputs import ServerInputIterator
 from replicator.async_training.optimizer import ServerOptimizer
 from replicator.async_training.steps import WorkerSteps
@@ -28,17 +28,14 @@ from replicator.core.step import PerReplica
 from replicator.core.topology import make_topology, per_worker
 from replicator.errors import ServerLostError
 from replicator.inputs import iterator
-from replicator.inputs.context import values_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from replicator.async_training.dispatch import Assignment, ServerProgram
+    from replicator.backends.programs import Call
     from replicator.cluster.configuration import ClusterConfig
     from replicator.inputs.context import InputFn, InputReplicationMode
-    from replicator.inputs.iterator import InputIterator
     from replicator.optimizer.options import OptimizerOptions
-    from replicator.optimizer.wrapper import ReplicatedOptimizer
     from replicator.variables.table import LocalState
 
 RECOVERY_TIMEOUT_SEC = 600.0
@@ -106,23 +103,20 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
             )
             for worker, of_worker in enumerate(devices)
         ]
-        self._placement = Placement(
-            connection_lib.server_devices(self.connection.num_servers)
-        )
+        num_servers = len(self.connection.cluster.addresses["ps"])
+        self._placement = Placement(connection_lib.server_devices(num_servers))
         name = f"replicator_{next(_COUNTER)}"
-        self._commit_states = [
+        commit_states = [
             CommitState(device, self.num_workers, name)
             for device in self._placement.devices
         ]
         every = make_topology([[d] for names in devices for d in names])
-        self._table = ServerTable(every, self.num_workers, self._placement)
-        self._programs = programs.ProgramCache()
+        self._table = ServerTable(
+            every, self.num_workers, self._placement, commit_states
+        )
+        self._programs = programs.ProgramCache(WorkerSteps.is_stale)
         self._dispatcher = Dispatcher(
-            self.connection,
-            self._commit_states,
-            recovery_timeout_sec,
-            connection_lib.client_device(),
-            self.connection.watch,
+            self.connection, commit_states, recovery_timeout_sec
         )
 
     @contextlib.contextmanager
@@ -169,7 +163,7 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
         with self.connection.watch.guard():
             counts_by_server = [
                 commit_state.update_counts.numpy().tolist()
-                for commit_state in self._commit_states
+                for commit_state in self._table.commit_states
             ]
         return commit.summarize(counts_by_server)
 
@@ -178,20 +172,13 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
         """Dispatches that were repeated because a worker was lost."""
         return self._dispatcher.num_redone
 
-    def _run(
-        self,
-        step_fn: Callable[..., Any],
-        inputs: InputIterator | Any,
-        signature: Hashable,
-        specs: list[Any],
-        num_steps: int,
-    ) -> Any:
+    def _run(self, call: Call) -> Any:
         """Runs ``num_steps`` steps on every worker and waits for them."""
-        given = self._schedule(
-            step_fn, inputs, signature, specs, num_steps, keeps_results=True
-        )
+        assignments = self._schedule(call, keeps_results=True)
         self.join()
-        of_workers = [program.pack(assignment.results) for program, assignment in given]
+        of_workers = [
+            each.steps.programs[each.worker].pack(each.results) for each in assignments
+        ]
         return tf.nest.map_structure(
             lambda *parts: PerReplica(
                 [value for part in parts for value in part], owner=self.replicator_id
@@ -199,62 +186,45 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
             *of_workers,
         )
 
-    def _schedule(
-        self,
-        step_fn: Callable[..., Any],
-        inputs: Any,
-        signature: Hashable,
-        specs: list[Any],
-        num_steps: int,
-        *,
-        keeps_results: bool,
-    ) -> list[tuple[ServerProgram, Assignment]]:
+    def _schedule(self, call: Call, *, keeps_results: bool) -> list[Assignment]:
         def build() -> WorkerSteps:
             with context_lib.created_in(self._placement.scope):
                 return WorkerSteps(
-                    step_fn,
-                    specs,
+                    call.step_fn,
+                    call.specs,
                     topologies=self._topologies,
                     table=self._table,
-                    commit_states=self._commit_states,
-                    placement=self._placement,
                 )
 
-        step = self._programs.get(step_fn, signature, build)
-        if step.is_stale():
-            step = self._programs.replace(step_fn, signature, build)
+        step = self._programs.get(call.step_fn, call.signature, build)
         if self._dispatcher.is_idle:
             with self.connection.watch.guard():
                 self._table.refresh()
         self._table.is_published = False
-        is_iterator = isinstance(inputs, ServerInputIterator)
+        inputs = call.inputs
         given = []
         for worker in range(self.num_workers):
-            source = (
-                inputs.iterators[worker]
-                if is_iterator
-                else self._values(inputs, worker)
-            )
-            assignment = step.assign(
-                worker,
-                num_steps,
+            if isinstance(inputs, ServerInputIterator):
+                source, spec = inputs.iterators[worker], inputs.source_spec
+            else:
+                first = worker * self._share
+                source = call.source(range(first, first + self._share))
+                spec = source and tf.nest.map_structure(tf.type_spec_from_value, source)
+            # Built in this thread.
+            step.function(worker, spec, is_loop=call.num_steps > 1)
+            assignment = Assignment(
+                worker=worker,
+                steps=step,
+                num_steps=call.num_steps,
                 source=source,
-                spec=inputs.source_spec if is_iterator else _spec_of(source),
+                spec=spec,
                 keeps_results=keeps_results,
             )
             self._dispatcher.submit(assignment)
-            given.append((step.programs[worker], assignment))
+            given.append(assignment)
         return given
 
-    def _values(self, inputs: Any, worker: int) -> Any:
-        if inputs is None:
-            return None
-        start = worker * self._share
-        return values_of(inputs, range(start, start + self._share))
-
-    def _wrap_optimizer(
-        self, optimizer: Any, options: OptimizerOptions
-    ) -> ReplicatedOptimizer:
+    def _wrap_optimizer(self, optimizer: Any, options: OptimizerOptions) -> Any:
         options.refuse("async", "the async backend", refuses_fixed_loss_scale=True)
         return ServerOptimizer(optimizer, options=options, placement=self._placement)
 
@@ -289,9 +259,3 @@ class MultiWorkerAsyncReplicator(ScheduledBackend):
     def restore_local_state(self, saved: Sequence[LocalState]) -> None:
         super().restore_local_state(saved)
         self._table.restore(saved)
-
-
-def _spec_of(source: Any) -> Any:
-    if source is None:
-        return None
-    return tf.nest.map_structure(tf.type_spec_from_value, source)

@@ -9,13 +9,19 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf.dispatch import profiled
-from replicator.backends import programs, sharding, summary
-from replicator.backends.programs import FedBackend
+from replicator.backends import programs, summary
 from replicator.checkpoint.division import CheckpointedBackend
 from replicator.core import context as context_lib
-from replicator.core import validation
-from replicator.core.validation import running
+from replicator.core import devices, validation
+from replicator.core.validation import INT32_MAX, format_value, is_integer, running
 from replicator.errors import MeasuringControlError, StrategyError
+from replicator.inputs import iterator
+from replicator.inputs.context import (
+    InputReplicationMode,
+    check_mode,
+    own_contexts,
+    pipeline_contexts,
+)
 from replicator.inputs.iterator import InputIterator, counted
 from replicator.optimizer import other_libraries
 from replicator.optimizer.options import OptimizerOptions
@@ -23,10 +29,13 @@ from replicator.optimizer.wrapper import ReplicatedOptimizer
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from replicator.backends.programs import Call
     from replicator.checkpoint.manager import CheckpointManager
     from replicator.core.topology import JobFacts
+    from replicator.inputs.audit import InputAudit
+    from replicator.inputs.context import InputFn
     from replicator.strategy.verify import FitCheck
 
 
@@ -50,7 +59,7 @@ def refuse(replicator: JobFacts, what: str) -> None:
         )
 
 
-class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
+class Replicator(CheckpointedBackend, abc.ABC):
     """Runs a single-device step function on many replicas.
 
     Write ``input_fn`` and ``step_fn`` for one device; create variables inside
@@ -71,6 +80,7 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
 
     num_steps_run: int = 0
     _strategy: tf.distribute.Strategy | None = None
+    _divides_last_step = True
 
     @contextlib.contextmanager
     def context(self) -> Iterator[Replicator]:
@@ -117,12 +127,8 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
           TypeError: A step that cannot be called with one batch, or other arguments.
           tf.errors.OutOfRangeError: An input pipeline is at its end.
         """
-        programs.check_caller()
-        if more or others:
-            validation.check_no_more("run", more, others)
-        programs.check_num_steps(num_steps, inputs)
-        signature, specs = programs.split_inputs(
-            inputs, self.num_local_replicas, self.replicator_id
+        call = programs.check_call(
+            self, "run", step_fn, inputs, num_steps, more, others
         )
         begun = getattr(inputs, "num_steps", 0)
         # A profile shows the range "replicator/run" as a step of this number.
@@ -132,7 +138,7 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
                 counted(inputs, num_steps),
                 profiled("replicator/run", self.num_steps_run),
             ):
-                outputs = self._run(step_fn, inputs, signature, specs, num_steps)
+                outputs = self._run(call)
         except BaseException as error:
             # The step that failed has a batch, and one without data has none.
             is_end = isinstance(error, tf.errors.OutOfRangeError)
@@ -143,15 +149,128 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
         return outputs
 
     @abc.abstractmethod
-    def _run(
+    def _run(self, call: Call) -> Any:
+        """Runs steps; see ``run``."""
+
+    @property
+    def feeds_gpus(self) -> bool:
+        """Whether this process feeds GPUs, to which it can prefetch batches."""
+        return any(devices.is_gpu(device) for device in self._input_devices())
+
+    def make_input_iterator(
         self,
-        step_fn: Callable[..., Any],
-        inputs: InputIterator | Any,
-        signature: Hashable,
-        specs: list[Any],
-        num_steps: int,
-    ) -> Any:
-        """Runs steps over inputs that were checked; see ``run``."""
+        input_fn: InputFn,
+        mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+        *,
+        prefetch_to_device: int = 0,
+    ) -> InputIterator:
+        """Builds the input pipelines and tracks their position.
+
+        Args:
+          input_fn: Takes an ``InputContext``, returns a ``tf.data.Dataset`` whose
+            elements are batches of one replica.
+          mode: How often ``input_fn`` is called, and which replicas each pipeline
+            feeds.
+          prefetch_to_device: Batches that are prefetched to each replica's device while
+            earlier steps run; 0 reads a batch when its step begins.
+
+        Returns:
+          The ``inputs`` argument of ``run``.
+
+        Raises:
+          InputModeError: ``SINGLE``, if no process feeds all replicas; prefetching, if
+            the backend does not support it.
+          TypeError: ``input_fn`` is not a function of an ``InputContext``, or does not
+            return a dataset.
+          ValueError: Pipelines yield different structures or types, or
+            ``prefetch_to_device`` is not a number of batches.
+        """
+        validation.check_input_fn(input_fn, "make_input_iterator")
+        check_mode(mode)
+        if not is_integer(prefetch_to_device, least=0, most=INT32_MAX):
+            raise ValueError(
+                f"prefetch_to_device {format_value(prefetch_to_device)} must be an "
+                "integer of at least 0 (batches to prefetch to the device of each "
+                "replica); use 1 or 2, or 0 for none"
+            )
+        inputs = self._make_input_iterator(input_fn, mode, prefetch_to_device)
+        inputs.owner = self.replicator_id
+        return inputs
+
+    def _make_input_iterator(
+        self, input_fn: InputFn, mode: InputReplicationMode, num_prefetched: int
+    ) -> InputIterator:
+        """Makes the pipelines of this process from checked arguments."""
+        contexts = own_contexts(
+            mode, self.num_replicas, self.num_programs, self.worker_id
+        )
+        return InputIterator(
+            input_fn,
+            mode,
+            self.num_local_replicas,
+            contexts=contexts,
+            prefetch=self._prefetch(num_prefetched),
+        )
+
+    def _prefetch(
+        self, num_batches: int, sources: Sequence[str] = ()
+    ) -> iterator.DevicePrefetch | None:
+        """Returns how batches are prefetched to this process's replicas, if at all."""
+        if not num_batches:
+            return None
+        return iterator.DevicePrefetch(
+            num_batches=num_batches,
+            devices=tuple(self._input_devices()),
+            sources=tuple(sources),
+        )
+
+    def _input_devices(self) -> Sequence[str]:
+        """The device of each local replica that receives its batches."""
+        return devices.resolve(self.num_local_replicas, None, distinct=False)
+
+    def audit_inputs(
+        self,
+        input_fn: InputFn,
+        mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+        *,
+        key_fn: Callable[[Any], Any],
+        num_examples: int | None = None,
+    ) -> InputAudit:
+        """Reads one epoch and checks that each example is fed exactly once.
+
+        This process reads all pipelines of the whole job, one after the other, before
+        training; the epoch ends where ``run`` would end it. All keys are kept in
+        memory.
+
+        Args:
+          input_fn: As for ``make_input_iterator``, without ``repeat``.
+          mode: As for ``make_input_iterator``.
+          key_fn: Takes a per-replica batch, returns one key per example (integers or
+            strings): a vector of shape ``[examples]``.
+          num_examples: Examples in the data set. None counts the examples that were
+            read, so examples that no pipeline reads are not detected.
+
+        Returns:
+          The counts; print it for a one-line summary.
+
+        Raises:
+          InputAuditError: Examples are missing or repeated; the message names the
+            pipelines and the fix; its ``audit`` has the counts.
+          TypeError: ``key_fn`` is not a function of a batch.
+          ValueError: ``num_examples`` is not an integer.
+        """
+        validation.check_input_fn(input_fn, "audit_inputs")
+        check_mode(mode)
+        from replicator.inputs import audit  # of tests and notebooks alone
+
+        return audit.audit(
+            input_fn,
+            pipeline_contexts(mode, self.num_replicas, self.num_workers),
+            self.num_replicas,
+            key_fn=key_fn,
+            num_examples=num_examples,
+            divides=self._divides_last_step,
+        )
 
     def reduce(self, op: str, value: Any) -> Any:
         """Reduces the return values of ``run`` over replicas.
@@ -168,9 +287,7 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
           ValueError: Unknown ``op``; values of different shapes, or of a type that
             ``op`` does not support.
         """
-        return programs.reduce_here(
-            op, value, self.num_local_replicas, self.replicator_id
-        )
+        return programs.reduce(self, op, value)
 
     def wrap_optimizer(
         self,
@@ -220,9 +337,7 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
         wrapped.owner = self.replicator_id
         return wrapped
 
-    def _wrap_optimizer(
-        self, optimizer: Any, options: OptimizerOptions
-    ) -> ReplicatedOptimizer:
+    def _wrap_optimizer(self, optimizer: Any, options: OptimizerOptions) -> Any:
         """Wraps with unchecked options; backends reject those that they lack."""
         other = other_libraries.wrapped(optimizer, options)
         return other or ReplicatedOptimizer(optimizer, options=options)
@@ -330,9 +445,17 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
         Raises:
           ValueError: ``device_memory`` is not a positive integer.
         """
-        sharding.check_memory(device_memory)
-        described = summary.describe(self, [], None)
-        return "\n".join([described, *sharding.unmarked(device_memory)])
+        summary.check_memory(device_memory)
+        described = summary.describe(self, *self._placed())
+        return "\n".join([described, *self._levels(device_memory)])
+
+    def _placed(self) -> tuple[Any, ...]:
+        """What ``summary.describe`` takes of the devices and the variables."""
+        return [], None
+
+    def _levels(self, device_memory: int | None) -> list[str]:
+        """What each level of ``sharded_update`` keeps on a device, in lines."""
+        return summary.unmarked(device_memory)
 
     def timeline(
         self, path: str | os.PathLike[str]

@@ -8,25 +8,22 @@ across the copies.
 from __future__ import annotations
 
 import contextlib
-import types
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.backends import base, programs, sharding, summary
+from replicator.backends import base, programs, summary
 from replicator.backends.single import SingleDeviceReplicator
 from replicator.catalog import GRADIENTS, PARAMETERS, entry_of
 from replicator.core import context as context_lib
 from replicator.core import devices as devices_lib
-from replicator.core.step import PerReplica, traced_once
+from replicator.core.step import traced_once
 from replicator.core.topology import make_topology
 from replicator.core.validation import format_value, is_one_of, name_of
 from replicator.engine.analysis import plan
 from replicator.engine.run.program import Program, TimeLimit
 from replicator.errors import DeviceError
-from replicator.inputs.context import values_of
-from replicator.inputs.iterator import InputIterator
 from replicator.optimizer import other_libraries
 from replicator.optimizer.wrapper import LocalOptimizer, ReplicatedOptimizer
 from replicator.variables.coherence import (
@@ -39,9 +36,10 @@ from replicator.variables.coherence import (
 from replicator.variables.table import VariableTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from replicator.core.topology import Topology
+    from replicator.backends.programs import Call
+    from replicator.core.topology import Group
     from replicator.optimizer.options import OptimizerOptions
     from replicator.variables.table import Entry, LocalState
 
@@ -99,46 +97,52 @@ class InGraphReplicator(base.Replicator):
             memory.
           ValueError: An option has a value that it cannot have.
         """
+        self._take_options(variable_placement, external_writes, without_communication)
+        names = devices_lib.resolve_logical(
+            num_replicas, logical_devices_per_replica, devices
+        )
+        self._place(names, variable_placement, timeout_sec)
+
+    def _take_options(
+        self,
+        variable_placement: str,
+        external_writes: str,
+        without_communication: bool,
+    ) -> None:
         self.without_communication = without_communication
-        detects_writes = are_detected(external_writes)
+        self._detects_writes = are_detected(external_writes)
         if not is_one_of(variable_placement, _PLACEMENTS):
             raise ValueError(
                 f"variable_placement {format_value(variable_placement)} is not one of "
                 f"{', '.join(map(repr, _PLACEMENTS))}"
             )
-        names = devices_lib.resolve_logical(
-            num_replicas, logical_devices_per_replica, devices
+
+    def _place(
+        self,
+        names: Sequence[Sequence[str]],
+        variable_placement: str = "auto",
+        timeout_sec: float = DEFAULT_TIMEOUT_SEC,
+        **part_of_job: int,
+    ) -> None:
+        self._limit = TimeLimit(timeout_sec)
+        self.topology = topology = make_topology(
+            names,
+            is_mirrored=variable_placement == "mirrored",
+            has_virtual_gpus=devices_lib.have_virtual_gpus([n[0] for n in names]),
+            **part_of_job,
         )
-        self._set_topology(
-            make_topology(
-                names,
-                is_mirrored=variable_placement == "mirrored",
-                has_virtual_gpus=devices_lib.have_virtual_gpus([n[0] for n in names]),
-            ),
-            detects_writes=detects_writes,
-            timeout_sec=timeout_sec,
-        )
-        if variable_placement == "shared" and not self.topology.is_shared:
+        self.devices = list(topology.replica_devices)
+        if variable_placement == "shared" and not topology.is_shared:
             raise DeviceError(
                 f"variable_placement='shared' needs devices that share memory, but "
                 f"{self.devices} do not; use 'mirrored' or 'auto'"
             )
-
-    def _set_topology(
-        self,
-        topology: Topology,
-        *,
-        detects_writes: bool = True,
-        timeout_sec: float = DEFAULT_TIMEOUT_SEC,
-    ) -> None:
-        self.topology = topology
-        self._limit = TimeLimit(timeout_sec)
-        self.devices = list(topology.replica_devices)
         self.num_replicas = topology.num_replicas
+        self.first_replica_id = topology.first_replica_id
         self.logical_devices_per_replica = topology.num_logical_devices
         self.variable_placement = "shared" if topology.is_shared else "mirrored"
-        self._table = VariableTable(topology, detects_writes=detects_writes)
-        self._programs = programs.ProgramCache()
+        self._table = VariableTable(topology, detects_writes=self._detects_writes)
+        self._programs = programs.ProgramCache(Program.is_stale)
 
     @contextlib.contextmanager
     def context(self) -> Iterator[InGraphReplicator]:
@@ -157,42 +161,49 @@ class InGraphReplicator(base.Replicator):
         place = context_lib.check_logical_index(index, self.logical_devices_per_replica)
         return tf.device(self.topology.devices[0][place])
 
-    def _run(
-        self,
-        step_fn: Callable[..., Any],
-        inputs: InputIterator | Any,
-        signature: Hashable,
-        specs: list[Any],
-        num_steps: int,
-    ) -> Any:
-        def build() -> Program:
-            return self._build(step_fn, specs, num_steps)
+    def _run(self, call: Call) -> Any:
+        program = self._programs.get(
+            call.step_fn,
+            call.signature,
+            lambda: self.build_step(call.step_fn, call.specs, call.num_steps),
+        )
+        source = call.source(range(self.num_local_replicas))
+        name = name_of(call.step_fn)
+        return self._dispatch(program, name, source, call.num_steps, call.inputs)
 
-        program = self._programs.get(step_fn, signature, build)
-        if program.is_stale():
-            program = self._programs.replace(step_fn, signature, build)
-        return self._dispatch(program, step_fn, inputs, num_steps)
-
-    def _build(
-        self, step_fn: Callable[..., Any], specs: list[Any], num_steps: int
+    def build_step(
+        self, step_fn: Callable[..., Any], specs: list[Any], num_steps: int = 1
     ) -> Program:
+        """Builds a step; also for the strategy, see ``strategy/strategy.py``."""
         del num_steps  # one program runs any number of steps
+        program = self._make_program(step_fn, specs)
+        _tf_compat.wait_for_remote_ops()  # copies of variables may be new
+        return program
+
+    def _make_program(
+        self, step_fn: Callable[..., Any], specs: list[Any], group: Group | None = None
+    ) -> Program:
         with context_lib.created_in(self.context, self._table.watch):
             return Program(
                 step_fn,
                 specs,
                 self.topology,
                 self._table,
+                group,
                 without_communication=self.without_communication,
             )
 
     def _dispatch(
-        self, program: Program, step_fn: Callable[..., Any], inputs: Any, num_steps: int
+        self,
+        program: Program,
+        name: str,
+        source: Any,
+        num_steps: int = 1,
+        inputs: Any = None,
     ) -> Any:
-        source = self._source(inputs)
-        what = f"step {name_of(step_fn)!r}"
+        del inputs  # they matter where workers read data of their own
         # One step more than there are: the first run also compiles.
-        with self._limit.guard(program, what, num_steps + 1):
+        with self._limit.guard(program, f"step {name!r}", num_steps + 1):
             return self._transact(program, source, num_steps)
 
     def _transact(
@@ -216,28 +227,13 @@ class InGraphReplicator(base.Replicator):
 
         return ReplicatorStrategy(self, one_replica=SingleDeviceReplicator)
 
-    def build_step(self, step_fn: Callable[..., Any], specs: list[Any]) -> Program:
-        """Builds a step of the strategy; see ``strategy/steps.py``."""
-        program = self._build(step_fn, specs, 1)
-        _tf_compat.wait_for_remote_ops()  # copies of variables may be new
-        return program
-
     def run_step(
         self, program: Program, name: str, batches: Sequence[Any]
     ) -> list[list[Any]]:
         """Runs a step of the strategy once, on the inputs of each replica."""
-        leaves = zip(*batches, strict=True)
-        inputs = [PerReplica(leaf, owner=self.replicator_id) for leaf in leaves]
-        named: Any = types.SimpleNamespace(__qualname__=name)
-        outputs = self._dispatch(program, named, inputs or None, 1)
+        source = list(map(list, batches)) if any(batches) else None
+        outputs = self._dispatch(program, name, source)
         return [[leaf[r] for leaf in outputs] for r in range(len(batches))]
-
-    def _source(self, inputs: Any) -> Any:
-        if inputs is None:
-            return None
-        if isinstance(inputs, InputIterator):
-            return inputs.source
-        return values_of(inputs, range(self.num_local_replicas))
 
     def _input_devices(self) -> Sequence[str]:
         return self.devices
@@ -271,16 +267,14 @@ class InGraphReplicator(base.Replicator):
         super().restored(variables)
         self.refresh_variables()
 
-    def _wrap_optimizer(
-        self, optimizer: Any, options: OptimizerOptions
-    ) -> ReplicatedOptimizer:
+    def _wrap_optimizer(self, optimizer: Any, options: OptimizerOptions) -> Any:
         """Wraps; with a sharded update over workers, every call must update."""
         other: Any = other_libraries.wrapped(optimizer, options)
         if other is not None:
             return other
         options.check(optimizer)
         is_over_workers = self.topology.num_programs > 1
-        reason = sharding.why_not_parameters(self)
+        reason = summary.why_not_parameters(self)
         if options.level == PARAMETERS and reason:
             label = type(self).__name__
             options.refuse_option("sharded_update", reason, label, GRADIENTS)
@@ -297,20 +291,18 @@ class InGraphReplicator(base.Replicator):
             ),
         )
 
-    def summary(self, device_memory: int | None = None) -> str:
-        """Describes the replicas' devices and the bytes of variables on each."""
-        sharding.check_memory(device_memory)
+    def _placed(self) -> tuple[Any, ...]:
         entries = self._entries_here()
-        described = summary.describe(
-            self,
+        return (
             summary.places_of(self.topology),
             summary.variable_copies(entries),
             summary.local_variables(entries),
         )
-        held = [sharding.Held(*each) for each in self._table.ownership.held()]
-        why_not = sharding.why_not_parameters(self)
-        found = sharding.table(held, device_memory, self._activations(), why_not)
-        return "\n".join([described, *found])
+
+    def _levels(self, device_memory: int | None) -> list[str]:
+        held = [summary.Held(*each) for each in self._table.ownership.held()]
+        reason = summary.why_not_parameters(self)
+        return summary.table(held, device_memory, self._activations(), reason)
 
     def explain(self) -> str:
         """Describes every traced step: its collectives and replica-local variables."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import itertools
 import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,15 +15,13 @@ from replicator.backends import base, programs
 from replicator.backends.in_graph import InGraphReplicator
 from replicator.catalog import BACKENDS
 from replicator.cluster import environment, membership, workers
-from replicator.core import context
 from replicator.core import devices as devices_lib
-from replicator.core.topology import make_topology, per_worker
+from replicator.core.topology import per_worker
 from replicator.core.validation import name_of
-from replicator.engine.run.program import Program
 from replicator.errors import DisagreementError, ReplicasOutOfSyncError
 from replicator.inputs.iterator import InputIterator
 from replicator.variables import ownership, values
-from replicator.variables.coherence import are_detected, check_promise, consolidate
+from replicator.variables.coherence import check_promise, consolidate
 from replicator.variables.kinds import Kind
 
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
     from replicator.cluster.configuration import ClusterConfig
     from replicator.cluster.workers import WorkerRuntime
+    from replicator.engine.run.program import Program
     from replicator.inputs.context import InputFn, InputReplicationMode
 
 
@@ -72,13 +72,12 @@ class MultiWorkerReplicator(InGraphReplicator):
         return super().__new__(BACKENDS[_BACKENDS[name]].load())
 
 
-# Between-graph replication (Buchlovsky et al. 2019, figure 1): no process has all
-# replicas, so operations on the whole job are calls that every worker makes in the same
-# order.
-
-
 class BetweenGraphReplicator(base.Replicator):
-    """A base class that comes before the class that runs one worker's replicas."""
+    """A base class that comes before the class that runs one worker's replicas.
+
+    No process has all replicas, so operations on the whole job are calls that every
+    worker makes in the same order.
+    """
 
     _runtime: WorkerRuntime
 
@@ -91,7 +90,7 @@ class BetweenGraphReplicator(base.Replicator):
     ) -> InputIterator:
         """Makes this worker's pipelines; ``next`` ends on all workers together."""
         inputs = super()._make_input_iterator(input_fn, mode, num_prefetched)
-        inputs.uneven_inputs = _UnevenInputs(self)
+        inputs.uneven_inputs = _ends_together(self._runtime)
         return inputs
 
     def reduce(self, op: str, value: Any) -> Any:
@@ -103,9 +102,7 @@ class BetweenGraphReplicator(base.Replicator):
         """
         if self.without_communication:
             return super().reduce(op, value)
-        return programs.reduce_over_workers(
-            self.run, op, value, self.num_local_replicas, self.replicator_id
-        )
+        return programs.reduce(self, op, value, self.run)
 
     def gather_bytes(self, payload: bytes) -> list[bytes]:
         return workers.gather_bytes(self._runtime, payload)
@@ -125,11 +122,7 @@ class BetweenGraphReplicator(base.Replicator):
             super().assert_in_sync()  # type: ignore[safe-super]  # see the class
         except ReplicasOutOfSyncError as error:
             failure = str(error)
-        digests = {
-            number: (variable.name, workers.digest(variable))
-            for number, variable in self._numbered_mirrored()
-        }
-        workers.compare(self._runtime, failure, digests)
+        workers.compare(self._runtime, failure, self._numbered_mirrored())
 
 
 def may_end(peers: WorkerRuntime, what: str, inputs: InputIterator) -> bool:
@@ -146,37 +139,31 @@ def may_end(peers: WorkerRuntime, what: str, inputs: InputIterator) -> bool:
     return any(answer[0] == "1" for answer in answers)
 
 
-class _UnevenInputs:
+def _ends_together(peers: WorkerRuntime) -> Callable[[InputIterator, bool], bool]:
     """Ends ``next(inputs)`` after the same step on all workers, like ``run``.
 
     Workers exchange one string per step if the data of any of them may end.
     """
+    is_finite: bool | None = None
 
-    def __init__(self, replicator: BetweenGraphReplicator) -> None:
-        self._replicator = replicator
-        self._may_end: bool | None = None
-
-    def __call__(self, inputs: InputIterator, is_end: bool) -> bool:
-        peers = self._replicator._runtime  # noqa: SLF001 (the class above)
-        if self._may_end is None:
+    def is_over(inputs: InputIterator, is_end: bool) -> bool:
+        nonlocal is_finite
+        if is_finite is None:
             what = "the first next() of an input iterator"
-            self._may_end = may_end(peers, what, inputs)
-        if not self._may_end:
+            is_finite = may_end(peers, what, inputs)
+        if not is_finite:
             return is_end
         ends = peers.exchange("next() of an input iterator", "1" if is_end else "")
         # A worker at its end has batches without examples while others have examples.
         return all(ends) if inputs.pads_last_step else any(ends)
 
-
-# Between-graph, as in the paper's figure 1 (Buchlovsky et al. 2019): every worker
-# process runs the user's program and links the replicas on its own devices;
-# TensorFlow's collective ops connect the workers. The launcher gives each process its
-# role.
+    return is_over
 
 
 class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerReplicator):
     """Replicas on the devices of several worker processes, one program in each.
 
+    TensorFlow's collective ops connect the workers; the launcher gives them roles.
     Every worker runs the same program: the same calls of this object in the same order.
     Before a new step runs, workers check that their programs agree. Variables start
     with the values of worker 0; outside steps, replica-local variables read as the mean
@@ -214,11 +201,11 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
           devices: Devices of this worker's replicas; see ``InGraphReplicator``.
           logical_devices_per_replica: Devices that one replica is split over.
           variable_placement: Within this worker; see ``InGraphReplicator``.
+          external_writes: ``detect`` or ``never``; see ``InGraphReplicator``.
           timeout_sec: Longest wait for another worker: at start, in a step, in an
             exchange.
           heartbeat_timeout_sec: A worker without a heartbeat for this time is lost,
             whatever the others are doing.
-          external_writes: ``detect`` or ``never``; see ``InGraphReplicator``.
           without_communication: Makes a measuring control; see ``replicator.create``.
 
         Raises:
@@ -226,8 +213,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
           DeviceError: Replicas are not divisible by workers, or devices are missing.
         """
         del pattern  # checked by __new__
-        self.without_communication = without_communication
-        detects_writes = are_detected(external_writes)
+        self._take_options(variable_placement, external_writes, without_communication)
         self.cluster = environment.config_of(cluster)
         self.num_workers = self.cluster.num_workers
         self.worker_id = self.cluster.worker_id
@@ -237,36 +223,29 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         num_local = per_worker(num_replicas, self.num_workers)
         # Before the cluster is joined: TensorFlow then has its devices.
         if devices is None:
-            membership.claim_gpus(self.cluster, num_local * logical_devices_per_replica)
+            num_devices = num_local * logical_devices_per_replica
+            membership.claim_gpus(self.cluster, num_devices)
             if logical_devices_per_replica > 1:
-                devices_lib.split_cpu_without_gpus(
-                    num_local * logical_devices_per_replica
-                )
+                devices_lib.split_cpu_without_gpus(num_devices)
         self._runtime = workers.join_cluster(
             self.cluster,
             timeout_sec=timeout_sec,
             heartbeat_timeout_sec=heartbeat_timeout_sec,
         )
-        names = devices_lib.resolve_logical(
-            num_local, logical_devices_per_replica, devices
-        )
-        self._set_topology(
-            make_topology(
-                names,
-                is_mirrored=variable_placement == "mirrored",
-                num_replicas=num_replicas,
-                first_replica_id=self.worker_id * num_local,
-                num_programs=self.num_workers,
-                program_id=self.worker_id,
-                has_virtual_gpus=devices_lib.have_virtual_gpus([n[0] for n in names]),
+        self._place(
+            devices_lib.resolve_logical(
+                num_local, logical_devices_per_replica, devices
             ),
-            detects_writes=detects_writes,
+            variable_placement,
+            num_replicas=num_replicas,
+            first_replica_id=self.worker_id * num_local,
+            num_programs=self.num_workers,
+            program_id=self.worker_id,
         )
-        self.first_replica_id = self.topology.first_replica_id
         self._group = self._runtime.group() if self.num_workers > 1 else None
         # Programs and variables may be freed, and others get their ids.
         self._equal: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self._num_variables = 0
+        self._numbers = itertools.count()  # of variables
         self._agreed: weakref.WeakKeyDictionary[Program, set[int]] = (
             weakref.WeakKeyDictionary()
         )
@@ -287,28 +266,19 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         """Replicas that this process runs."""
         return self.topology.num_local_replicas
 
-    def _build(
-        self, step_fn: Callable[..., Any], specs: list[Any], num_steps: int
+    def build_step(
+        self, step_fn: Callable[..., Any], specs: list[Any], num_steps: int = 1
     ) -> Program:
         """Builds a program; all workers compare theirs before any runs."""
         if self._group is None:
-            return super()._build(step_fn, specs, num_steps)
+            return super().build_step(step_fn, specs, num_steps)
         # Collectives of different workers meet by keys that each draws for itself, so a
         # program that one of them did not get must give its keys back, or all later
         # ones would sum tensors that do not belong together.
         before = self._group.keys.value
-        name = name_of(step_fn)
-        what = f"the first run of step {name!r}"
+        what = f"the first run of step {name_of(step_fn)!r}"
         try:
-            with context.created_in(self.context):
-                program = Program(
-                    step_fn,
-                    specs,
-                    self.topology,
-                    self._table,
-                    self._group,
-                    without_communication=self.without_communication,
-                )
+            program = self._make_program(step_fn, specs, self._group)
         except Exception as error:
             # The others must not wait for a worker that failed here; if all fail in
             # the same way, the job can continue.
@@ -339,11 +309,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             with self._runtime.guard("the first exchange of variables"):
                 values.broadcast_initial_values(fresh, self.topology, self._group)
             for variable in fresh:
-                number, self._num_variables = (
-                    self._num_variables,
-                    self._num_variables + 1,
-                )
-                self._equal[id(variable)] = weakref.ref(variable), number
+                self._equal[id(variable)] = weakref.ref(variable), next(self._numbers)
 
     def _number(self, variable: Any) -> int | None:
         """Number of a variable, the same on all workers; None before its broadcast."""
@@ -351,11 +317,15 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         return number if known is not None and known() is variable else None
 
     def _dispatch(
-        self, program: Program, step_fn: Callable[..., Any], inputs: Any, num_steps: int
+        self,
+        program: Program,
+        name: str,
+        source: Any,
+        num_steps: int = 1,
+        inputs: Any = None,
     ) -> Any:
         if self._group is None:
-            return super()._dispatch(program, step_fn, inputs, num_steps)
-        name = name_of(step_fn)
+            return super()._dispatch(program, name, source, num_steps)
         # The first run also compiles, so it gets additional time.
         is_first = program not in self._started
         self._started.add(program)
@@ -366,7 +336,6 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             self._runtime.agree(what, {"num_steps": num_steps})
             self._agreed[program].add(num_steps)
         is_finite = self._may_end(inputs)
-        source = self._source(inputs)
         with self._runtime.guard(f"step {name!r}", num_steps + is_first):
             return self._transact(program, source, num_steps, may_end=is_finite)
 

@@ -18,8 +18,7 @@ from replicator.backends import base, programs
 from replicator.backends.multi_worker import MultiWorkerReplicator
 from replicator.cluster import environment, membership
 from replicator.cluster.liveness import DETECTION_TIMEOUT_SEC, FailureDetector
-from replicator.core import devices, validation
-from replicator.core.topology import make_topology
+from replicator.core import devices
 from replicator.core.validation import running
 from replicator.engine.analysis import plan
 from replicator.errors import RemoteInputError
@@ -30,14 +29,14 @@ from replicator.inputs.context import (
     pipeline_contexts,
 )
 from replicator.inputs.iterator import InputIterator, counted, to_pipeline
-from replicator.variables.coherence import are_detected
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import tensorflow as tf
 
     from replicator.async_training.connection import Connection
+    from replicator.backends.programs import Call
     from replicator.cluster.configuration import ClusterConfig
 
 
@@ -90,8 +89,7 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
             missing.
         """
         del pattern  # checked by __new__
-        self.without_communication = without_communication
-        detects_writes = are_detected(external_writes)
+        self._take_options("auto", external_writes, without_communication)
         config = environment.config_of(cluster)
         self._detector = FailureDetector(
             membership.connect(config, connect_timeout_sec),
@@ -106,7 +104,7 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
         )
         self.num_workers = config.num_workers
         self._cluster = config
-        self._set_topology(make_topology(names), detects_writes=detects_writes)
+        self._place(names)
 
     def _make_input_iterator(
         self, input_fn: InputFn, mode: InputReplicationMode, num_prefetched: int
@@ -122,13 +120,22 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
 
         def checked_fn(context: InputContext) -> tf.data.Dataset:
             dataset = to_pipeline(input_fn(context))
-            if worker_id := workers[context.input_pipeline_id]:
-                _check_runs_elsewhere(dataset, context, worker_id)
+            worker_id = workers[context.input_pipeline_id]
+            calls = _tf_data.python_ops(dataset) if worker_id else ()
+            if calls:
+                raise RemoteInputError(
+                    f"input pipeline {context.input_pipeline_id} belongs to worker "
+                    f"{worker_id}, but it calls Python ({', '.join(calls[:3])}: "
+                    "from_generator, py_function or numpy_function), which runs in the "
+                    "client's process only; write it with TensorFlow ops, or use "
+                    "InputReplicationMode.SINGLE: one pipeline on the client, whose "
+                    "batches are sent to all workers"
+                )
             return dataset
 
         sources = [f"{self.worker_devices[w]}/device:CPU:0" for w in workers]
         with self._detector.guard():
-            inputs = RemoteInputIterator(
+            inputs = InputIterator(
                 checked_fn,
                 mode,
                 self.num_replicas,
@@ -136,9 +143,8 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
                 devices=sources,
                 prefetch=self._prefetch(num_prefetched, sources),
             )
-            _ = (
-                inputs.pads_last_step
-            )  # asks the workers, here where a lost one is named
+            # Asks the workers, here where a lost one is named.
+            _ = inputs.pads_last_step
             return inputs
 
     @property
@@ -176,10 +182,10 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
             )
         return "\n".join(lines)
 
-    def _run(self, *args: Any) -> Any:
+    def _run(self, call: Call) -> Any:
         with self._detector.guard():
             _tf_compat.wait_for_remote_ops()
-            return super()._run(*args)
+            return super()._run(call)
 
     def _is_repairable(self, error: BaseException) -> bool:
         """Whether no worker was lost: its copies would be waited for."""
@@ -199,30 +205,6 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
         """Reduces values of all workers in this process; see ``Replicator.reduce``."""
         with self._detector.guard():
             return super().reduce(op, value)
-
-
-def _check_runs_elsewhere(
-    dataset: tf.data.Dataset, context: InputContext, worker_id: int
-) -> None:
-    calls = _tf_data.python_ops(dataset)
-    if calls:
-        raise RemoteInputError(
-            f"input pipeline {context.input_pipeline_id} belongs to worker "
-            f"{worker_id}, but it calls Python ({', '.join(calls[:3])}: "
-            "from_generator, py_function or numpy_function), which runs in the "
-            "client's process only; write it with TensorFlow ops, or use "
-            "InputReplicationMode.SINGLE: one pipeline on the client, whose batches "
-            "are sent to all workers"
-        )
-
-
-class RemoteInputIterator(InputIterator):
-    """Pipelines on several workers."""
-
-    def _iterate(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
-        iterators = super()._iterate(pipelines)
-        _tf_compat.wait_for_remote_ops()
-        return iterators
 
 
 # This process is the client; workers, which are in sync with nobody, and servers run
@@ -277,29 +259,15 @@ class ScheduledBackend(base.Replicator):
         Raises:
           ReplicatorError: Misuse inside the step; errors of steps come from ``join``.
         """
-        programs.check_caller()
-        validation.check_no_more("schedule", more, others)
-        programs.check_num_steps(num_steps, inputs)
-        signature, specs = programs.split_inputs(
-            inputs, self.num_replicas, self.replicator_id
+        call = programs.check_call(
+            self, "schedule", step_fn, inputs, num_steps, more, others
         )
         with running(self.replicator_id), counted(inputs, num_steps):
-            self._schedule(
-                step_fn, inputs, signature, specs, num_steps, keeps_results=False
-            )
+            self._schedule(call, keeps_results=False)
 
     @abc.abstractmethod
-    def _schedule(
-        self,
-        step_fn: Callable[..., Any],
-        inputs: Any,
-        signature: Hashable,
-        specs: list[Any],
-        num_steps: int,
-        *,
-        keeps_results: bool,
-    ) -> Any:
-        """Schedules steps over inputs that were checked; returns what has results."""
+    def _schedule(self, call: Call, *, keeps_results: bool) -> Any:
+        """Schedules steps; returns what has their results."""
 
     @abc.abstractmethod
     def join(self) -> None:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator.async_training import connection as connection_lib
-from replicator.async_training.inputs import traced_dataset
+from replicator.async_training.inputs import RemoteInputIterator, traced_dataset
 from replicator.backends.multi_worker_in_graph import ScheduledBackend
 from replicator.backends.strategy import StrategyReplicator
 from replicator.core import context
 from replicator.core.step import per_replica_nest, traced_once
-from replicator.errors import ReplicatorError
+from replicator.errors import DeviceError, ReplicatorError
 from replicator.inputs import iterator
 from replicator.inputs.context import (
     InputContext,
@@ -30,18 +30,15 @@ from replicator.inputs.iterator import InputIterator
 from replicator.optimizer.other_libraries import StrategyOptimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Sequence
 
+    from replicator.backends.programs import Call
     from replicator.cluster.configuration import ClusterConfig
     from replicator.optimizer.options import OptimizerOptions
-    from replicator.optimizer.wrapper import ReplicatedOptimizer
 
 
-class CoordinatorInputIterator(InputIterator):
+class CoordinatorInputIterator(RemoteInputIterator):
     """The same pipeline on every worker: the coordinator does not number them."""
-
-    stateless_reason = "its pipelines are on workers, which may be restarted"
-    pads_last_step = False
 
     def __init__(
         self,
@@ -66,9 +63,6 @@ class CoordinatorInputIterator(InputIterator):
             contexts=[pipeline_context],
         )
 
-    def _check(self, pipeline: Any) -> Any:
-        return pipeline  # was checked when it was traced
-
     def _iterate(self, pipelines: Sequence[Any]) -> tuple[Any, ...]:
         strategy = self._replicator.strategy
         (pipeline,) = pipelines
@@ -80,12 +74,6 @@ class CoordinatorInputIterator(InputIterator):
 
         coordinator = self._replicator.connection.coordinator
         return (iter(coordinator.create_per_worker_dataset(dataset_fn)),)
-
-    def _get_next(self) -> Any:
-        raise ReplicatorError(
-            "next() and get_next() cannot read in this process, because the pipelines "
-            "are on the workers; pass the iterator to run()"
-        )
 
 
 class ParameterServerReplicator(ScheduledBackend, StrategyReplicator):
@@ -116,7 +104,12 @@ class ParameterServerReplicator(ScheduledBackend, StrategyReplicator):
         self.num_workers = self.connection.num_workers
         self._share = self.strategy.num_replicas_in_sync
         self.num_replicas = self._share * self.num_workers
-        connection_lib.check_stock(num_replicas, self._share, self.num_workers)
+        if num_replicas not in (None, self.num_replicas):
+            raise DeviceError(
+                f"num_replicas {num_replicas!r} does not work: ParameterServerStrategy "
+                f"has {self._share} per worker (one per GPU, or one without) on "
+                f"{self.num_workers} workers; use {self.num_replicas}"
+            )
 
     def _make_input_iterator(
         self, input_fn: InputFn, mode: InputReplicationMode, num_prefetched: int
@@ -129,17 +122,8 @@ class ParameterServerReplicator(ScheduledBackend, StrategyReplicator):
         """Waits until everything that was scheduled has run."""
         self.connection.coordinator.join()
 
-    def _run(
-        self,
-        step_fn: Callable[..., Any],
-        inputs: InputIterator | Any,
-        signature: Hashable,
-        specs: list[Any],
-        num_steps: int,
-    ) -> Any:
-        structure, values = self._schedule(
-            step_fn, inputs, signature, specs, num_steps, keeps_results=True
-        )
+    def _run(self, call: Call) -> Any:
+        structure, values = self._schedule(call, keeps_results=True)
         self.join()
         flat = [value for remote in values for value in remote.get()]
         return per_replica_nest(
@@ -147,30 +131,24 @@ class ParameterServerReplicator(ScheduledBackend, StrategyReplicator):
         )
 
     def _schedule(
-        self,
-        step_fn: Callable[..., Any],
-        inputs: Any,
-        signature: Hashable,
-        specs: list[Any],
-        num_steps: int,
-        *,
-        keeps_results: bool,
+        self, call: Call, *, keeps_results: bool
     ) -> tuple[list[Any], list[Any]]:
         """Schedules as many dispatches as there are workers, on any free worker."""
-        del specs  # the strategy takes them from its distributed inputs
         del keeps_results  # the coordinator always does
         function, structure = self._programs.get(
-            step_fn, (signature, num_steps), lambda: self._build(step_fn, num_steps)
+            call.step_fn,
+            (call.signature, call.num_steps),
+            lambda: self._build(call.step_fn, call.num_steps),
         )
         coordinator = self.connection.coordinator
         values = []
         with context.forbidden_in_steps():
             for worker in range(self.num_workers):
                 source: tuple[Any, ...] = ()
-                if isinstance(inputs, InputIterator):
-                    source = (inputs.iterators[0],)
-                elif inputs is not None:
-                    source = (self._values(inputs, worker),)
+                if isinstance(call.inputs, InputIterator):
+                    source = (call.inputs.iterators[0],)
+                elif call.inputs is not None:
+                    source = (self._values(call.inputs, worker),)
                 values.append(coordinator.schedule(function, args=source))
         return structure, values
 
@@ -190,9 +168,7 @@ class ParameterServerReplicator(ScheduledBackend, StrategyReplicator):
 
         return traced_once(function, autograph=True), structure
 
-    def _wrap_optimizer(
-        self, optimizer: Any, options: OptimizerOptions
-    ) -> ReplicatedOptimizer:
+    def _wrap_optimizer(self, optimizer: Any, options: OptimizerOptions) -> Any:
         options.check(optimizer)
         options.refuse(
             "tf_parameter_server",

@@ -14,14 +14,14 @@ from replicator.core import devices as devices_lib
 from replicator.core.context import StepGenerator
 from replicator.core.step import check_outputs, per_replica_nest, repeat
 from replicator.errors import DeviceError
-from replicator.inputs.context import values_of
-from replicator.inputs.iterator import InputIterator, all_read, next_batches
+from replicator.inputs.iterator import all_read, next_batches
 from replicator.strategy import replica_context
 from replicator.variables.kinds import check_foreign, foreign_explained
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Sequence
 
+    from replicator.backends.programs import Call
     from replicator.collectives.kind import CollectiveKind
 
 
@@ -86,16 +86,11 @@ class SingleProgram:
         return False
 
     def _make_program(self, num_steps: int) -> Dispatch:
-        traced = self._traced
-
         def program(source: Any) -> list[tf.Tensor]:
             def one_step(_: tf.Tensor) -> list[tf.Tensor]:
                 batch = [] if source is None else next_batches(source, 1)
                 with tf.control_dependencies([all_read(batch)]):
-                    leaves = tf.nest.flatten(
-                        traced(*tf.nest.flatten(batch, expand_composites=True))
-                    )
-                return [leaf for leaf in leaves if leaf is not None]
+                    return self.emit(batch)[0]
 
             return repeat(one_step, num_steps, self._specs)
 
@@ -142,24 +137,19 @@ class SingleDeviceReplicator(base.Replicator):
         place = context.check_logical_index(index, self.logical_devices_per_replica)
         return tf.device(self._devices[place] if self._devices else None)
 
-    def _run(
-        self,
-        step_fn: Callable[..., Any],
-        inputs: InputIterator | Any,
-        signature: Hashable,
-        specs: list[Any],
-        num_steps: int,
-    ) -> Any:
+    def _run(self, call: Call) -> Any:
         step = self._programs.get(
-            step_fn, signature, lambda: self._build(step_fn, specs)
+            call.step_fn,
+            call.signature,
+            lambda: self.build_step(call.step_fn, call.specs),
         )
-        if inputs is None:
-            return step.run(None, num_steps)
-        if isinstance(inputs, InputIterator):
-            return step.run(inputs.source, num_steps)
-        return step.run(values_of(inputs, [0]), num_steps)
+        return step.run(call.source([0]), call.num_steps)
 
-    def _build(self, step_fn: Callable[..., Any], specs: list[Any]) -> SingleProgram:
+    def build_step(
+        self, step_fn: Callable[..., Any], specs: list[Any]
+    ) -> SingleProgram:
+        """Traces a step; also for the strategy, see ``strategy/strategy.py``."""
+
         def step(*batch: Any) -> Any:
             replica = SingleReplicaContext(self._devices)
             with (
@@ -182,12 +172,6 @@ class SingleDeviceReplicator(base.Replicator):
         from replicator.strategy.strategy import ReplicatorStrategy  # with fit()
 
         return ReplicatorStrategy(self)
-
-    def build_step(
-        self, step_fn: Callable[..., Any], specs: list[Any]
-    ) -> SingleProgram:
-        """Builds a step of the strategy; see ``strategy/steps.py``."""
-        return self._build(step_fn, specs)
 
     def run_step(
         self, program: SingleProgram, name: str, batches: Sequence[Any]

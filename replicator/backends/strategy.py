@@ -19,7 +19,7 @@ from replicator._tf import distribute as _tf_distribute
 from replicator._tf import keras_parts as _tf_keras_parts
 from replicator._tf import workers
 from replicator._tf.dispatch import Dispatch
-from replicator.backends import base, programs, sharding, summary
+from replicator.backends import base, programs, summary
 from replicator.backends.multi_worker import BetweenGraphReplicator
 from replicator.cluster import environment, membership, port_filter
 from replicator.cluster import workers as workers_lib
@@ -41,23 +41,19 @@ from replicator.variables.kinds import Kind, declared_kind
 from replicator.variables.table import LocalState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from replicator.backends.programs import Call
     from replicator.cluster.configuration import ClusterConfig
     from replicator.collectives.kind import CollectiveKind
     from replicator.inputs.context import InputContext, InputFn, InputReplicationMode
     from replicator.optimizer.options import OptimizerOptions
-    from replicator.optimizer.wrapper import ReplicatedOptimizer
 
 
 _TF_REDUCE = {"sum": tf.distribute.ReduceOp.SUM, "mean": tf.distribute.ReduceOp.MEAN}
 
+# Names a node by which a vectorized loop finds a collective in its body.
 _FENCE = "replicator_stock_collective"
-
-
-def _fence(tensor: tf.Tensor) -> tf.Tensor:
-    """A node by which a vectorized loop finds a collective in its body."""
-    return _tf_distribute.marker(tensor, tensor.shape, name=_FENCE)
 
 
 class StrategyReplicaContext(context_lib.ReplicaContext):
@@ -69,8 +65,10 @@ class StrategyReplicaContext(context_lib.ReplicaContext):
 
     has_static_shapes = False
 
-    def __init__(self, num_replicas: int) -> None:
+    def __init__(self, num_replicas: int, *, is_local: bool = False) -> None:
         self.num_replicas = self.num_replicas_in_sync = num_replicas
+        # Whether it is of a measuring control: as if all replicas held the own values.
+        self._is_local = is_local
         differentiable.register()
         _tf_keras_parts.ignore_empty_batches(context_lib.in_replica_context)
 
@@ -88,15 +86,18 @@ class StrategyReplicaContext(context_lib.ReplicaContext):
     ) -> list[tf.Tensor]:
         """Makes the collective of the strategy's sums."""
         del needed_if
-        if self.num_replicas == 1:  # a stock strategy of one replica cannot reduce
-            return [kind.local_result(TENSORS, tensor, 0, 1) for tensor in tensors]
+        count = self.num_replicas
+        if count == 1 or self._is_local:  # one replica of a strategy cannot reduce
+            own = 0 if count == 1 else self.replica_id
+            return [kind.local_result(TENSORS, t, own, count) for t in tensors]
         sums = Sums(
-            num_replicas=self.num_replicas,
+            num_replicas=count,
             replica_id=self.replica_id,
             reduce=lambda values, op: self._reduce_by_type(values, _TF_REDUCE[op]),
             has_static_shapes=self.has_static_shapes,
         )
-        return kind.by_sums(sums, [_fence(tensor) for tensor in tensors])
+        fenced = [_tf_distribute.marker(t, t.shape, name=_FENCE) for t in tensors]
+        return kind.by_sums(sums, fenced)
 
     def _reduce_by_type(
         self, tensors: Sequence[tf.Tensor], op: tf.distribute.ReduceOp
@@ -142,21 +143,6 @@ class StrategyReplicaContext(context_lib.ReplicaContext):
         """Only device 0: a stock strategy does not split a replica."""
         context_lib.check_logical_index(index, self.num_logical_devices)
         return contextlib.nullcontext()
-
-
-class LocalReplicaContext(StrategyReplicaContext):
-    """The context of a measuring control: as if all replicas held the own values."""
-
-    def communicate(
-        self,
-        kind: CollectiveKind,
-        tensors: Sequence[tf.Tensor],
-        needed_if: tf.Tensor | None = None,
-    ) -> list[tf.Tensor]:
-        """Returns what a replica has where all hold its values."""
-        del needed_if
-        count, replica_id = self.num_replicas, self.replica_id
-        return [kind.local_result(TENSORS, t, replica_id, count) for t in tensors]
 
 
 class StrategyInputIterator(InputIterator):
@@ -272,9 +258,7 @@ class StrategyReplicator(base.Replicator):
             options or None,
         )
 
-    def _wrap_optimizer(
-        self, optimizer: Any, options: OptimizerOptions
-    ) -> ReplicatedOptimizer:
+    def _wrap_optimizer(self, optimizer: Any, options: OptimizerOptions) -> Any:
         """Leaves reduction to Keras; see ``StrategyOptimizer``."""
         options.check(optimizer)
         options.refuse("tf_mirrored", type(self.strategy).__name__)
@@ -288,19 +272,10 @@ class StrategyReplicator(base.Replicator):
             )
         return StrategyOptimizer(optimizer, options=options)
 
-    def _run(
-        self,
-        step_fn: Callable[..., Any],
-        inputs: InputIterator | Any,
-        signature: Hashable,
-        specs: list[Any],
-        num_steps: int,
-    ) -> Any:
-        del specs  # the strategy takes them from its distributed inputs
-        if isinstance(inputs, InputIterator):
-            source = inputs.source
-        elif inputs is None:
-            source = None
+    def _run(self, call: Call) -> Any:
+        step_fn, inputs, num_steps, signature, _ = call
+        if inputs is None or isinstance(inputs, InputIterator):
+            source = call.source(())
         else:
             source = tf.nest.map_structure(self._distribute, inputs)
             # The strategy traces for shapes, and those of a last step are smaller.
@@ -312,19 +287,16 @@ class StrategyReplicator(base.Replicator):
         with context_lib.forbidden_in_steps():
             try:
                 return program(source)
-            except tf.errors.CancelledError as error:
-                # Of replicas that all come to the end, one may cancel the others
-                # first, and that is what the function then raises.
-                if isinstance(inputs, InputIterator) and inputs.may_end:
+            except tf.errors.OpError as error:
+                is_finite = isinstance(inputs, InputIterator) and inputs.may_end
+                if is_finite and isinstance(error, tf.errors.CancelledError):
+                    # Of replicas that all come to the end, one may cancel the others
+                    # first, and that is what the function then raises.
                     raise tf.errors.OutOfRangeError(
                         error.node_def, error.op, "End of sequence"
                     ) from error
-                self._repair()
-                raise
-            except tf.errors.OutOfRangeError:
-                raise
-            except tf.errors.OpError:
-                self._repair()
+                if not isinstance(error, tf.errors.OutOfRangeError):
+                    self._repair()
                 raise
 
     def _repair(self) -> None:
@@ -361,7 +333,9 @@ class StrategyReplicator(base.Replicator):
         self, step_fn: Callable[..., Any], num_steps: int
     ) -> tuple[Callable[[Any], list[tf.Tensor]], list[Any]]:
         """What is traced to run steps under the strategy."""
-        replica_context = self.replica_context_class(self.strategy.num_replicas_in_sync)
+        replica_context = self.replica_context_class(
+            self.strategy.num_replicas_in_sync, is_local=self.without_communication
+        )
         replica_context.num_logical_devices = self.logical_devices_per_replica
         local = self.strategy.experimental_local_results
         generator = StepGenerator()  # of all replicas, each traced in its thread
@@ -390,17 +364,12 @@ class StrategyReplicator(base.Replicator):
 
             if num_steps == 1:
                 return flat_step()
-            specs = self._output_specs(flat_step)
+            # Traced once more, for the shapes that the loop will carry.
+            traced = tf.function(flat_step).get_concrete_function()
+            specs = [tf.TensorSpec(v.shape, v.dtype) for v in traced.outputs]
             return repeat(lambda _: flat_step(), num_steps, specs)
 
         return run_steps, structure
-
-    def _output_specs(
-        self, flat_step: Callable[[], list[tf.Tensor]]
-    ) -> list[tf.TensorSpec]:
-        """Traces one step aside to learn the shapes that the loop will carry."""
-        traced = tf.function(flat_step).get_concrete_function()
-        return [tf.TensorSpec(v.shape, v.dtype) for v in traced.outputs]
 
     def local_state(self) -> list[LocalState]:
         """Reads the components of ``ON_READ`` variables made in ``context()``."""
@@ -411,7 +380,7 @@ class StrategyReplicator(base.Replicator):
                 values=tuple(v.numpy() for v in self._components(variable)),
             )
             for variable in self._mirrored.values()
-            if variable.synchronization == tf.VariableSynchronization.ON_READ
+            if self._is_local(variable)
         ]
 
     def restore_local_state(self, saved: Sequence[LocalState]) -> None:
@@ -422,29 +391,23 @@ class StrategyReplicator(base.Replicator):
                 for component, value in zip(components, state.values, strict=True):
                     component.assign(value)
 
+    def _is_local(self, variable: Any) -> bool:
+        return bool(variable.synchronization == tf.VariableSynchronization.ON_READ)
+
     def _components(self, variable: Any) -> tuple[Any, ...]:
         return tuple(self.strategy.experimental_local_results(variable))
 
-    def summary(self, device_memory: int | None = None) -> str:
-        """Describes the strategy's devices and the bytes of variables on each."""
-        sharding.check_memory(device_memory)
+    def _placed(self) -> tuple[Any, ...]:
         devices = self.strategy.extended.worker_devices
-        on_read = tf.VariableSynchronization.ON_READ
-        described = summary.describe(
-            self,
-            [f"replica {i}: {device}" for i, device in enumerate(devices)],
-            [
-                summary.variable_copy(
-                    component,
-                    "replica-local"
-                    if variable.synchronization == on_read
-                    else "mirrored",
-                )
-                for variable in self._mirrored.values()
-                for component in self._components(variable)
-            ],
-        )
-        return "\n".join([described, *sharding.unmarked(device_memory)])
+        copies = [
+            summary.variable_copy(
+                component,
+                "replica-local" if self._is_local(variable) else "mirrored",
+            )
+            for variable in self._mirrored.values()
+            for component in self._components(variable)
+        ]
+        return [f"replica {i}: {device}" for i, device in enumerate(devices)], copies
 
     def explain(self) -> str:
         """Names the strategy, which does not show its plan."""
@@ -460,9 +423,7 @@ class StrategyReplicator(base.Replicator):
         base.refuse(self, "assert_in_sync()")
         differing = []
         for variable in self._mirrored.values():
-            if variable.synchronization == tf.VariableSynchronization.ON_READ:
-                continue
-            if not variable.trainable:
+            if self._is_local(variable) or not variable.trainable:
                 continue
             first, *others = [v.numpy() for v in self._components(variable)]
             if any(not np.array_equal(first, o, equal_nan=True) for o in others):
@@ -485,7 +446,6 @@ class MirroredReplicator(StrategyReplicator):
         self.without_communication = without_communication
         if without_communication:
             workers.remove_communication(self.strategy)
-            self.replica_context_class = LocalReplicaContext
 
 
 # A peer for comparison, so it runs as its documentation shows; see ``strategy``. Its
@@ -554,11 +514,10 @@ class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
         """Replicas that this process runs."""
         return self.num_replicas // self.cluster.num_workers
 
-    def _run(self, *args: Any) -> Any:
-        *_, num_steps = args
+    def _run(self, call: Call) -> Any:
         # One more, since the strategy may trace here.
-        with self._runtime.guard("a step", num_steps + 1):
-            return super()._run(*args)
+        with self._runtime.guard("a step", call.num_steps + 1):
+            return super()._run(call)
 
     def _numbered_mirrored(self) -> Iterator[tuple[int, Any]]:
         for number, variable in enumerate(self._mirrored.values()):

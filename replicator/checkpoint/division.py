@@ -20,17 +20,14 @@ import tensorflow as tf
 from replicator._tf import data as _tf_data
 from replicator.collectives import reductions
 from replicator.core.topology import JobFacts
-from replicator.variables.kinds import Kind
-from replicator.variables.table import LocalState
 from replicator.variables.values import combine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from replicator._tf.data import Transformation
-    from replicator.checkpoint.files import Metadata
-    from replicator.checkpoint.inventory import Inventory, Payload
     from replicator.inputs.iterator import InputIterator
+    from replicator.variables.table import LocalState
 
 
 REPEAT = "Repeat"
@@ -274,41 +271,3 @@ class CheckpointedBackend(JobFacts):
         Raises:
           ClusterError: One is lost; the message names it.
         """
-
-
-def collect_local_state(
-    repl: CheckpointedBackend, inventory: Inventory
-) -> dict[str, LocalState]:
-    """The replica-local state of saved variables in this process, by path."""
-    paths = inventory.paths()
-    return {
-        paths[id(state.variable)]: state
-        for state in repl.local_state()
-        if id(state.variable) in paths
-    }
-
-
-def restore_local_state(
-    repl: CheckpointedBackend,
-    inventory: Inventory,
-    metadata: Metadata,
-    payloads: Sequence[Payload],
-) -> str:
-    """Restores each replica's own state, or gives all replicas the combined state."""
-    saved = [
-        LocalState(
-            variable=inventory.variables[path],
-            kind=Kind(kind),
-            values=tuple(v for payload in payloads for v in payload.local[path]),
-        )
-        for path, kind in metadata.kinds.items()
-    ]
-    repl.restore_local_state(saved)
-    if not saved:
-        return "nothing to restore"
-    if metadata.num_replicas == repl.num_replicas:
-        return f"{len(saved)} variables, each replica its own values"
-    return (
-        f"{len(saved)} variables, combined from {metadata.num_replicas} replicas and "
-        f"copied to {repl.num_replicas}"
-    )

@@ -13,17 +13,10 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator.core.validation import format_value
-from replicator.errors import CheckpointMismatchError
 from replicator.optimizer.wrapper import ReplicatedOptimizer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from replicator.checkpoint.division import CheckpointedBackend
-    from replicator.checkpoint.files import Metadata
-
-
-NUM_SHOWN = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,35 +100,22 @@ class Inventory:
             for path, variable in self.variables.items()
         }
 
+    def optimized_paths(self) -> dict[str, list[str] | None]:
+        """By path of an optimizer, its weights' paths; None if it is not built."""
+        paths = self.paths()
+        result: dict[str, list[str] | None] = {}
+        for path, optimizer in self.optimizers.items():
+            updated = _tf_compat.optimized_variables(optimizer)
+            result[path] = updated and [
+                paths[id(_tf_compat.unwrap(variable))] for variable in updated
+            ]
+        return result
+
 
 def digest(facts: Mapping[str, VariableFacts]) -> str:
     """A hash of the paths, shapes and types; identical for identical models."""
     text = json.dumps(sorted((path, str(f)) for path, f in facts.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def differences(
-    saved: Mapping[str, VariableFacts], here: Mapping[str, VariableFacts]
-) -> list[str]:
-    """Describes how two inventories differ, one phrase per variable."""
-    found = [
-        f"{path!r} is {saved[path]} in the checkpoint but {here[path]} here"
-        for path in here
-        if path in saved and saved[path] != here[path]
-    ]
-    found += [f"{path!r} ({saved[path]}) is not here" for path in saved.keys() - here]
-    found += [
-        f"{path!r} ({here[path]}) is not in the checkpoint"
-        for path in here.keys() - saved.keys()
-    ]
-    return sorted(found)
-
-
-def summarize(found: list[str]) -> str:
-    """The first differences and how many there are."""
-    shown = "; ".join(found[:NUM_SHOWN])
-    rest = len(found) - NUM_SHOWN
-    return f"{shown}; and {rest} more" if rest > 0 else shown
 
 
 def _unwrap(name: str, value: Any) -> Any:
@@ -153,62 +133,6 @@ def _unwrap(name: str, value: Any) -> Any:
 
 def _inside(value: Any) -> Any:
     return value.wrapped if isinstance(value, ReplicatedOptimizer) else value
-
-
-def optimizers(inventory: Inventory) -> dict[str, list[str] | None]:
-    """By path of an optimizer, the paths of its weights; None if it is not built."""
-    paths = inventory.paths()
-    result: dict[str, list[str] | None] = {}
-    for path, optimizer in inventory.optimizers.items():
-        updated = _tf_compat.optimized_variables(optimizer)
-        result[path] = updated and [
-            paths[id(_tf_compat.unwrap(variable))] for variable in updated
-        ]
-    return result
-
-
-def require(
-    repl: CheckpointedBackend,
-    trackables: Mapping[str, Any],
-    metadata: Metadata,
-    path: str,
-) -> Inventory:
-    """Returns the inventory of the objects to restore, with built optimizers."""
-    inventory = Inventory(trackables)
-    if _build_optimizers(repl, metadata, inventory):
-        inventory = Inventory(trackables)
-    found = differences(metadata.variables, inventory.facts())
-    if found:
-        raise CheckpointMismatchError(
-            f"checkpoint {path!r} (step {metadata.step}, {metadata.backend}, "
-            f"{metadata.num_replicas} replicas) belongs to another model: "
-            f"{summarize(found)}; build the model and optimizer that were saved, or "
-            "choose another directory"
-        )
-    return inventory
-
-
-def _build_optimizers(
-    repl: CheckpointedBackend, metadata: Metadata, inventory: Inventory
-) -> bool:
-    """Creates the slots that the checkpoint has values for; returns whether it did."""
-    # The objects that their owners return: Keras variables for Keras models.
-    weights = {
-        id(_tf_compat.unwrap(variable)): variable
-        for value in inventory.objects.values()
-        for variable in getattr(value, "variables", ())
-    }
-    has_built = False
-    for name, paths in metadata.optimizers.items():
-        value: Any = inventory.optimizers.get(name)
-        is_known = bool(paths) and set(paths or ()) <= set(inventory.variables)
-        if not is_known or getattr(value, "built", True):
-            continue  # the differences are reported afterwards
-        variables = [inventory.variables[path] for path in paths or ()]
-        with repl.context():
-            value.build([weights.get(id(v), v) for v in variables])
-        has_built = True
-    return has_built
 
 
 # The format is TensorFlow's own ``tf.train.Example``, so that reading a checkpoint
@@ -229,35 +153,33 @@ class Payload:
     iterators: Sequence[Sequence[bytes]] | None = None
     reason: str = ""  # Why ``iterators`` is None although there are pipelines.
 
+    def encode(self) -> bytes:
+        features = {
+            _LOCAL + path: _feature([_to_bytes(value) for value in values])
+            for path, values in self.local.items()
+        }
+        for index, parts in enumerate(self.iterators or ()):
+            features[f"{_ITERATOR}{index}"] = _feature(parts)
+        features[_REASON] = _feature([self.reason.encode()])
+        example = tf.train.Example(features=tf.train.Features(feature=features))
+        return bytes(example.SerializeToString())
 
-def encode(payload: Payload) -> bytes:
-    """Writes a payload."""
-    features = {
-        _LOCAL + path: _feature([_to_bytes(value) for value in values])
-        for path, values in payload.local.items()
-    }
-    for index, parts in enumerate(payload.iterators or ()):
-        features[f"{_ITERATOR}{index}"] = _feature(parts)
-    features[_REASON] = _feature([payload.reason.encode()])
-    example = tf.train.Example(features=tf.train.Features(feature=features))
-    return bytes(example.SerializeToString())
-
-
-def decode(text: bytes) -> Payload:
-    """Reads the result of ``encode``."""
-    features = tf.train.Example.FromString(text).features.feature
-    local = {
-        key[len(_LOCAL) :]: [_from_bytes(part) for part in value.bytes_list.value]
-        for key, value in features.items()
-        if key.startswith(_LOCAL)
-    }
-    num_iterators = sum(key.startswith(_ITERATOR) for key in features)
-    iterators = [
-        list(features[f"{_ITERATOR}{index}"].bytes_list.value)
-        for index in range(num_iterators)
-    ]
-    (reason,) = features[_REASON].bytes_list.value
-    return Payload(local=local, iterators=iterators or None, reason=reason.decode())
+    @classmethod
+    def decode(cls, text: bytes) -> Payload:
+        """Reads the result of ``encode``."""
+        found = tf.train.Example.FromString(text).features.feature
+        features = {key: list(value.bytes_list.value) for key, value in found.items()}
+        num_iterators = sum(key.startswith(_ITERATOR) for key in features)
+        iterators = [features[f"{_ITERATOR}{index}"] for index in range(num_iterators)]
+        return cls(
+            local={
+                key.removeprefix(_LOCAL): list(map(_from_bytes, parts))
+                for key, parts in features.items()
+                if key.startswith(_LOCAL)
+            },
+            iterators=iterators or None,
+            reason=features[_REASON][0].decode(),
+        )
 
 
 def _feature(parts: Sequence[bytes]) -> tf.train.Feature:

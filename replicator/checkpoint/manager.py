@@ -7,32 +7,65 @@ replica-local variables, the inputs' position, and the metadata.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import importlib.metadata
 import json
+import os
+import pathlib
+import re
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.checkpoint import division, files, position
-from replicator.checkpoint import inventory as inventory_lib
-from replicator.checkpoint.inventory import Inventory, Payload, decode, encode
+from replicator import catalog
+from replicator._tf import compat as _tf_compat
+from replicator._tf.workers import reason_of
+from replicator.checkpoint import division, position
+from replicator.checkpoint.inventory import Inventory, Payload, VariableFacts, digest
+from replicator.checkpoint.position import Position
 from replicator.core.validation import INT64_MAX, format_value, is_integer, path_of
 from replicator.errors import CheckpointError, CheckpointMismatchError
 from replicator.inputs.iterator import InputIterator
 from replicator.optimizer.wrapper import ReplicatedOptimizer
+from replicator.variables.kinds import Kind
+from replicator.variables.table import LocalState
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
 
     from replicator.checkpoint.division import CheckpointedBackend
-    from replicator.checkpoint.files import Metadata
-    from replicator.variables.table import LocalState
+
+FORMAT = 2
+# In the first, positions do not say how many pipelines the job has.
+_READ = (1, FORMAT)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Metadata:
+    """Facts about a checkpoint and the job that saved it."""
+
+    step: int  # Training step, as the caller counts.
+    backend: str  # Catalogue name of the backend, or its class if it is not listed.
+    num_replicas: int  # Replicas of the job.
+    num_workers: int  # Processes that ran the program.
+    library_version: str  # Version of this package.
+    tensorflow_version: str  # Version of TensorFlow.
+    variables: Mapping[str, VariableFacts]  # Shape and type of every variable, by path.
+    digest: str  # A hash of ``variables``.
+    # By name, the paths of the weights that an optimizer updates, in its order; None if
+    # it had not updated any.
+    optimizers: Mapping[str, list[str] | None]
+    kinds: Mapping[str, str]  # By path, the kind of each replica-local variable.
+    # How far the inputs of each worker were read; empty without inputs.
+    positions: tuple[Position, ...]
+
 
 _METADATA = "replicator_metadata"
 _WORKERS = "replicator_workers"
 _EXTRA = "replicator_extra"
 _STATE = ".ATTRIBUTES/py_state"
+_MOST_SHOWN = 3  # differences in an error
 _RESERVED = {_METADATA, _WORKERS, _EXTRA, "save_counter", "root"}
 
 
@@ -112,12 +145,14 @@ class CheckpointManager:
     @property
     def latest_checkpoint(self) -> str | None:
         """Prefix of the last complete checkpoint, or None."""
-        return files.latest(self.directory)
+        state = tf.train.get_checkpoint_state(self.directory)
+        return str(state.model_checkpoint_path) if state else None
 
     @property
     def checkpoints(self) -> list[str]:
         """Prefixes of all complete checkpoints, oldest first."""
-        return files.complete(self.directory)
+        state = tf.train.get_checkpoint_state(self.directory)
+        return list(map(str, state.all_model_checkpoint_paths)) if state else []
 
     def save(self, step: int | None = None) -> str:
         """Writes a checkpoint.
@@ -134,37 +169,87 @@ class CheckpointManager:
           ClusterError: A process that holds variables was lost.
           ValueError: ``step`` is None and there is not exactly one optimizer.
         """
-        step = self._current_step() if step is None else _check_step(step)
+        step = self._step(step)
+        repl, inputs = self._repl, self._inputs
         inventory = Inventory(self._trackables)
         # Distributed state is gathered while it is written.
-        with self._repl.consolidated_state(list(inventory.variables.values())):
-            local = division.collect_local_state(self._repl, inventory)
-            own = encode(self._payload(local))
-            for text, payload in zip(
-                self._workers,
-                self._repl.gather_bytes(own),
-                strict=True,
-            ):
+        with repl.consolidated_state(list(inventory.variables.values())):
+            paths = inventory.paths()
+            local = {
+                paths[id(state.variable)]: state
+                for state in repl.local_state()
+                if id(state.variable) in paths
+            }
+            values = {path: state.values for path, state in local.items()}
+            iterators, reason = position.serialize(inputs) if inputs else (None, "")
+            own = Payload(local=values, iterators=iterators, reason=reason)
+            payloads = repl.gather_bytes(own.encode())
+            for text, payload in zip(self._workers, payloads, strict=True):
                 text.value = payload
-            positions = self._repl.gather_bytes(self._position())
-            metadata = files.describe_checkpoint(
-                self._repl,
+            here = json.dumps(dataclasses.asdict(self._here())) if inputs else ""
+            positions = repl.gather_bytes(here.encode())
+            facts = inventory.facts()
+            metadata = Metadata(
                 step=step,
-                variables=inventory.facts(),
-                optimizers=inventory_lib.optimizers(inventory),
+                backend=_backend_name(repl),
+                num_replicas=repl.num_replicas,
+                num_workers=repl.num_programs,
+                library_version=_library_version(),
+                tensorflow_version=tf.__version__,
+                variables=facts,
+                digest=digest(facts),
+                optimizers=inventory.optimized_paths(),
                 kinds={path: state.kind.value for path, state in local.items()},
-                positions=tuple(
-                    position.Position(**json.loads(text)) for text in positions if text
-                ),
+                positions=tuple(Position(**json.loads(p)) for p in positions if p),
             )
-            self._metadata.value = files.to_json(metadata).encode()
-            outcome = self._write(inventory) if self._repl.is_chief else ""
+            fields = {"format": FORMAT, **dataclasses.asdict(metadata)}
+            self._metadata.value = json.dumps(fields).encode()
+            outcome = self._write(inventory) if repl.is_chief else ""
         # Also a barrier: no worker proceeds before the checkpoint is complete.
-        failure = self._repl.gather_bytes(outcome.encode())[0].decode()
+        failure = repl.gather_bytes(outcome.encode())[0].decode()
         if failure:
-            self._repl.check_alive()
+            repl.check_alive()
             raise CheckpointError(failure)
         return self._require_latest()
+
+    def _write(self, inventory: Inventory) -> str:
+        """Writes the files under the next number; returns why it failed, if it did.
+
+        The file ``checkpoint`` of the directory is replaced last, in one rename, after
+        all other files were flushed to disk.
+        """
+        previous = self.latest_checkpoint
+        found = (re.search(r"-(\d+)$", path) for path in self.checkpoints)
+        number = 1 + max((int(match[1]) for match in found if match), default=0)
+        checkpoint = tf.train.Checkpoint(
+            **inventory.objects,
+            **_extra(inventory),
+            **{_METADATA: self._metadata, _WORKERS: self._workers},
+        )
+        options = tf.train.CheckpointOptions(experimental_write_callbacks=[_flush])
+        try:
+            # Created each time: after a failure it would still list the lost files.
+            manager = tf.train.CheckpointManager(
+                checkpoint, self.directory, self._max_to_keep
+            )
+            manager.save(number, options=options)
+        except (tf.errors.OpError, OSError, ValueError) as error:
+            prefix = pathlib.Path(self.directory) / f"ckpt-{number}"
+            if self.latest_checkpoint == previous:
+                with contextlib.suppress(OSError):  # the disk may be full
+                    for pattern in (f"{prefix.name}.*", f"{prefix.name}_temp/*"):
+                        for file in prefix.parent.glob(pattern):
+                            file.unlink()
+            kept = (
+                f"the latest valid checkpoint is {previous!r}"
+                if previous
+                else "there is no earlier checkpoint"
+            )
+            return (
+                f"checkpoint {str(prefix)!r} could not be written: {reason_of(error)}; "
+                f"{kept}; free space or repair the directory, then save again"
+            )
+        return ""
 
     def restore(
         self, path: str | os.PathLike[str] | None = None
@@ -200,23 +285,31 @@ class CheckpointManager:
                 return None
             path = self._require_latest()
         path = path_of(path, "restore(path)")
-        reader = files.open_reader(path)
+        reader = _open_reader(path)
         metadata = self.read_metadata(path)
         payloads = [
-            decode(reader.get_tensor(f"{_WORKERS}/{worker}/{_STATE}"))
+            Payload.decode(reader.get_tensor(f"{_WORKERS}/{worker}/{_STATE}"))
             for worker in range(metadata.num_workers)
         ]
-        self._check_inputs(metadata, path)
-        inventory = inventory_lib.require(self._repl, self._trackables, metadata, path)
+        # A worker more than there were continues where any of them was: all had read as
+        # many steps. Its iterators' states are then not used, as the layout differs.
+        before = min(self._repl.worker_id, metadata.num_workers - 1)
+        self._check_inputs(metadata, before, path)
+        inventory = self._require_inventory(metadata, path)
         checkpoint = tf.train.Checkpoint(**inventory.objects, **_extra(inventory))
         try:
             checkpoint.read(path).assert_existing_objects_matched()
         except (tf.errors.OpError, OSError, LookupError) as error:
-            raise files.unreadable(path, error) from error
-        restored = division.restore_local_state(
-            self._repl, inventory, metadata, payloads
-        )
+            raise _unreadable(path, error) from error
+        restored = self._restore_local_state(inventory, metadata, payloads)
         self._repl.restored(list(inventory.variables.values()))
+        where = ""
+        if self._inputs is not None:
+            own, saved = payloads[before], metadata.positions[before]
+            here = self._here()
+            where = position.restore(
+                self._inputs, saved, own.iterators, own.reason, here
+            )
         return RestoredCheckpoint(
             path=path,
             step=metadata.step,
@@ -224,7 +317,7 @@ class CheckpointManager:
             num_replicas=metadata.num_replicas,
             num_variables=len(inventory.variables),
             local_state=restored,
-            input_position=self._restore_position(metadata, payloads),
+            input_position=where,
         )
 
     def read_metadata(self, path: str | os.PathLike[str] | None = None) -> Metadata:
@@ -240,14 +333,26 @@ class CheckpointManager:
         path = path_of(
             self._require_latest() if path is None else path, "read_metadata(path)"
         )
-        reader = files.open_reader(path)
+        reader = _open_reader(path)
         key = f"{_METADATA}/{_STATE}"
         if not reader.has_tensor(key):
             raise CheckpointError(
                 f"{path!r} was not written by make_checkpoint_manager(): it has no "
                 "metadata; load its weights with tf.train.Checkpoint(model=...)"
             )
-        return files.from_json(reader.get_tensor(key).decode(), path)
+        fields = json.loads(reader.get_tensor(key).decode())
+        version = fields.pop("format")
+        if version not in _READ:
+            raise CheckpointError(
+                f"checkpoint {path!r} has format {version!r}, but this version reads "
+                f"{FORMAT!r}; use the library version {fields['library_version']}"
+            )
+        fields["variables"] = {
+            name: VariableFacts(shape=tuple(v["shape"]), dtype=v["dtype"])
+            for name, v in fields["variables"].items()
+        }
+        fields["positions"] = tuple(Position(**p) for p in fields["positions"])
+        return Metadata(**fields)
 
     def _require_latest(self) -> str:
         path = self.latest_checkpoint
@@ -258,7 +363,15 @@ class CheckpointManager:
             )
         return path
 
-    def _current_step(self) -> int:
+    def _step(self, step: Any) -> int:
+        """Returns a valid training step; by default the step of the optimizer."""
+        if step is not None:
+            if not is_integer(step, least=0, most=INT64_MAX):
+                raise ValueError(
+                    f"step {format_value(step)} must be an integer of at least 0, or "
+                    "None for the step of the optimizer"
+                )
+            return step
         found = Inventory(self._trackables).optimizers
         if len(found) != 1:
             names = ", ".join(sorted(found) or map(repr, self._trackables))
@@ -270,55 +383,93 @@ class CheckpointManager:
         (optimizer,) = found.values()
         return int(tf.convert_to_tensor(optimizer.iterations))
 
-    def _payload(self, local: Mapping[str, LocalState]) -> Payload:
-        values = {path: state.values for path, state in local.items()}
-        if self._inputs is None:
-            return Payload(local=values)
-        iterators, reason = position.serialize(self._inputs)
-        return Payload(local=values, iterators=iterators, reason=reason)
-
-    def _position(self) -> bytes:
-        if self._inputs is None:
-            return b""
-        return json.dumps(dataclasses.asdict(self._here())).encode()
-
-    def _here(self) -> position.Position:
+    def _here(self) -> Position:
         assert self._inputs is not None
         repl = self._repl
         return position.current(self._inputs, repl.num_replicas, repl.num_workers)
 
-    def _write(self, inventory: Inventory) -> str:
-        """Writes the files; returns why it failed, or an empty string."""
-        checkpoint = tf.train.Checkpoint(
-            **inventory.objects,
-            **_extra(inventory),
-            **{_METADATA: self._metadata, _WORKERS: self._workers},
-        )
-        return files.write(checkpoint, self.directory, self._max_to_keep)
-
-    def _check_inputs(self, metadata: Metadata, path: str) -> None:
-        if self._inputs is not None and not metadata.positions:
+    def _check_inputs(self, metadata: Metadata, worker: int, path: str) -> None:
+        """Refuses a position that these inputs cannot have, before anything changes."""
+        if self._inputs is None:
+            return
+        if not metadata.positions:
             raise CheckpointMismatchError(
                 f"checkpoint {path!r} has no input position, because it was saved "
                 "without inputs; create the manager with inputs=None to restart the "
                 "data"
             )
-        if self._inputs is not None:
-            saved = metadata.positions[self._worker_before(metadata)]
-            position.steps_here(saved, self._here(), division.of(self._inputs))
+        saved, divided = metadata.positions[worker], division.of(self._inputs)
+        position.steps_here(saved, self._here(), divided)
 
-    def _restore_position(self, metadata: Metadata, payloads: list[Payload]) -> str:
-        if self._inputs is None:
-            return ""
-        worker = self._worker_before(metadata)
-        states, reason = payloads[worker].iterators, payloads[worker].reason
-        saved = metadata.positions[worker]
-        return position.restore(self._inputs, saved, states, reason, self._here())
+    def _require_inventory(self, metadata: Metadata, path: str) -> Inventory:
+        """Returns the inventory of the objects to restore, with built optimizers."""
+        inventory = Inventory(self._trackables)
+        if self._build_optimizers(metadata, inventory):
+            inventory = Inventory(self._trackables)
+        saved, here = metadata.variables, inventory.facts()
+        found = []
+        for name in sorted(saved.keys() | here):
+            if name not in here:
+                found.append(f"{name!r} ({saved[name]}) is not here")
+            elif name not in saved:
+                found.append(f"{name!r} ({here[name]}) is not in the checkpoint")
+            elif saved[name] != here[name]:
+                found.append(
+                    f"{name!r} is {saved[name]} in the checkpoint but {here[name]} here"
+                )
+        if found:
+            shown = "; ".join(found[:_MOST_SHOWN])
+            more = len(found) - _MOST_SHOWN
+            raise CheckpointMismatchError(
+                f"checkpoint {path!r} (step {metadata.step}, {metadata.backend}, "
+                f"{metadata.num_replicas} replicas) belongs to another model: "
+                f"{shown}{f'; and {more} more' if more > 0 else ''}; build the model "
+                "and optimizer that were saved, or choose another directory"
+            )
+        return inventory
 
-    def _worker_before(self, metadata: Metadata) -> int:
-        # A worker more than there were continues where any of them was: all had read as
-        # many steps. Its iterators' states are then not used, as the layout differs.
-        return min(self._repl.worker_id, metadata.num_workers - 1)
+    def _build_optimizers(self, metadata: Metadata, inventory: Inventory) -> bool:
+        """Creates the slots that the checkpoint has values for; whether it did."""
+        # The objects that their owners return: Keras variables for Keras models.
+        weights = {
+            id(_tf_compat.unwrap(variable)): variable
+            for value in inventory.objects.values()
+            for variable in getattr(value, "variables", ())
+        }
+        has_built = False
+        for name, paths in metadata.optimizers.items():
+            value: Any = inventory.optimizers.get(name)
+            is_known = bool(paths) and set(paths or ()) <= set(inventory.variables)
+            if not is_known or getattr(value, "built", True):
+                continue  # the differences are reported afterwards
+            variables = [inventory.variables[path] for path in paths or ()]
+            with self._repl.context():
+                value.build([weights.get(id(v), v) for v in variables])
+            has_built = True
+        return has_built
+
+    def _restore_local_state(
+        self, inventory: Inventory, metadata: Metadata, payloads: list[Payload]
+    ) -> str:
+        """Restores each replica's own state, or gives all the combined state."""
+        repl = self._repl
+        saved = [
+            LocalState(
+                variable=inventory.variables[path],
+                kind=Kind(kind),
+                values=tuple(v for payload in payloads for v in payload.local[path]),
+            )
+            for path, kind in metadata.kinds.items()
+        ]
+        repl.restore_local_state(saved)
+        if not saved:
+            return "nothing to restore"
+        if metadata.num_replicas == repl.num_replicas:
+            return f"{len(saved)} variables, each replica its own values"
+        return (
+            f"{len(saved)} variables, combined from {metadata.num_replicas} replicas "
+            f"and copied to {repl.num_replicas}"
+        )
 
 
 def _check_arguments(
@@ -347,14 +498,42 @@ def _check_arguments(
         )
 
 
-def _check_step(step: Any) -> int:
-    if not is_integer(step, least=0, most=INT64_MAX):
-        raise ValueError(
-            f"step {format_value(step)} must be an integer of at least 0, or None for "
-            "the step of the optimizer"
-        )
-    return step
-
-
 def _extra(inventory: Inventory) -> dict[str, Any]:
     return {_EXTRA: inventory.extra} if inventory.extra else {}
+
+
+def _flush(path: str) -> None:
+    """Flushes the files to disk before the ``checkpoint`` file names them."""
+    prefix = pathlib.Path(path)
+    for file in prefix.parent.glob(f"{prefix.name}.*"):
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
+
+
+def _open_reader(path: str) -> Any:
+    try:
+        return tf.train.load_checkpoint(path)
+    except (tf.errors.OpError, ValueError, OSError, LookupError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint {path!r} could not be read: {reason_of(error)}; its files "
+        "(.index and .data-*) are missing or damaged; restore another checkpoint with "
+        "restore(path)"
+    )
+
+
+def _backend_name(repl: CheckpointedBackend) -> str:
+    try:
+        return catalog.entry_of(type(repl)).name
+    except LookupError:  # a backend of the user's own
+        return type(repl).__name__
+
+
+def _library_version() -> str:
+    try:
+        return importlib.metadata.version("replicator-harness")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

@@ -114,15 +114,8 @@ def restore(
     num_steps = steps_here(saved, here, divided)
     is_at_end = has_read_all(saved, divided)
     why = reason if is_same else "the topology or the size of batches has changed"
-    if num_steps and not is_at_end:
-        _check_order(saved, here, why)
-    inputs.start(num_steps, num_rewinds=saved.num_rewinds, to_end=is_at_end)
-    return f"by skipping the {num_steps} steps that were read ({why})"
-
-
-def _check_order(saved: Position, here: Position, why: str) -> None:
-    """Rejects inputs that would not skip the examples that were read."""
-    if saved.is_shuffled_at_random or here.is_shuffled_at_random:
+    is_random = saved.is_shuffled_at_random or here.is_shuffled_at_random
+    if num_steps and not is_at_end and is_random:
         raise CheckpointMismatchError(
             "the checkpoint's inputs cannot continue in the middle of an epoch: the "
             f"steps that were read have to be skipped ({why}), but shuffle() without "
@@ -130,6 +123,8 @@ def _check_order(saved: Position, here: Position, why: str) -> None:
             "and lost; train with shuffle(..., seed=...), or restore with inputs=None "
             "to restart the data"
         )
+    inputs.start(num_steps, num_rewinds=saved.num_rewinds, to_end=is_at_end)
+    return f"by skipping the {num_steps} steps that were read ({why})"
 
 
 def steps_here(saved: Position, here: Position, divided: Division) -> int:

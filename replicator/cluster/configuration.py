@@ -62,6 +62,12 @@ class ClusterConfig:
         )
 
     @property
+    def training_addresses(self) -> dict[str, tuple[str, ...]]:
+        """Addresses of the processes that train, by kind."""
+        kinds = [kind for kind in ("chief", "worker") if kind in self.addresses]
+        return {kind: self.addresses[kind] for kind in kinds}
+
+    @property
     def num_workers(self) -> int:
         """Processes that train, including a chief."""
         return len(self.workers)
@@ -132,6 +138,10 @@ def split_address(address: str) -> tuple[str, int]:
             f"{MAX_PORT}; write for example '10.0.0.1:2222'"
         )
     return name.strip("[]"), int(port)
+
+
+def join_address(name: str, port: int) -> str:
+    return f"[{name}]:{port}" if ":" in name else f"{name}:{port}"
 
 
 def _check_addresses(addresses: Mapping[str, tuple[str, ...]]) -> None:

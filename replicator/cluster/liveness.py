@@ -9,22 +9,21 @@ responded for too long.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import select
 import socket
-import stat
 import struct
 import threading
 import time
 import weakref
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator.cluster import port_filter
 from replicator.cluster.configuration import split_address
 from replicator.errors import PortInUseError, UnreachableError, WorkerLostError
 
@@ -70,17 +69,15 @@ def check_port_is_free(address: str) -> None:
     """Makes sure that this process can listen at its address."""
     port = split_address(address)[1]
     # TensorFlow's server listens on all interfaces and does not share its port.
-    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-            probe.listen(1)
-        except OSError as error:
-            raise PortInUseError(
-                f"port {port} of this process ({address}) is in use: {error.strerror}; "
-                "stop the process that listens there (perhaps an earlier run), or set "
-                "another port in TF_CONFIG on every process"
-            ) from error
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        why = os.strerror(error.errno or 0)
+        raise PortInUseError(
+            f"port {port} of this process ({address}) is in use: {why}; stop the "
+            "process that listens there (perhaps an earlier run), or set another port "
+            "in TF_CONFIG on every process"
+        ) from error
 
 
 def accepts(address: str, timeout_sec: float) -> bool:
@@ -113,7 +110,7 @@ class Deadline:
         self._next_look = 0.0
         self._thread: threading.Thread | None = None
 
-    @contextlib.contextmanager
+    @contextmanager
     def limit(self, sec: float) -> Iterator[None]:
         end = time.monotonic() + sec
         with self._condition:
@@ -344,13 +341,9 @@ class WorkerWatch:
         self.lost: dict[str, tuple[str, float]] = {}
         # By device prefix, the name of the worker in messages, and its address.
         self.servers = dict(servers)
-        self._detectors: weakref.WeakSet[FailureDetector] = weakref.WeakSet()
+        self.detectors: weakref.WeakSet[FailureDetector] = weakref.WeakSet()
         if servers:
             threading.Thread(target=self._watch, name="watch", daemon=True).start()
-
-    def add(self, detector: FailureDetector) -> None:
-        """Lets a detector's timeout count for as long as the detector lives."""
-        self._detectors.add(detector)
 
     def timeout_sec(self) -> float:
         """How long a server may not respond before it is lost.
@@ -358,8 +351,8 @@ class WorkerWatch:
         The shortest timeout of those that wait for an answer. While none does, the
         longest of all: what one replicator has to bear must not end another's calls.
         """
-        detectors = list(self._detectors)
-        waiting = [d.timeout_sec for d in detectors if d.is_waiting]
+        detectors = list(self.detectors)
+        waiting = [d.timeout_sec for d in detectors if d.num_waiting]
         if waiting:
             return min(waiting)
         return max((d.timeout_sec for d in detectors), default=DETECTION_TIMEOUT_SEC)
@@ -393,21 +386,16 @@ class FailureDetector:
 
     def __init__(self, watch: WorkerWatch, timeout_sec: float) -> None:
         self.timeout_sec = timeout_sec
+        self.num_waiting = 0  # calls that need the servers, in progress
         self._watch = watch
-        self._num_waiting = 0
-        watch.add(self)
+        watch.detectors.add(self)
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a call that needs the servers is in progress."""
-        return self._num_waiting > 0
-
-    @contextlib.contextmanager
+    @contextmanager
     def guard(self) -> Iterator[None]:
         """Turns TensorFlow's errors about a lost worker into one that names it."""
         if self._watch.lost:
             raise WorkerLostError(f"{self._lost_names()}; {_WHAT_TO_DO}")
-        self._num_waiting += 1
+        self.num_waiting += 1
         try:
             yield
         except tf.errors.OpError as error:
@@ -416,7 +404,7 @@ class FailureDetector:
                 raise
             raise WorkerLostError(f"{reason}; {_WHAT_TO_DO}") from error
         finally:
-            self._num_waiting -= 1
+            self.num_waiting -= 1
 
     def explains(self, error: Any) -> bool:
         """Whether an error of a call comes from a worker that is lost."""
@@ -429,11 +417,7 @@ class FailureDetector:
         if self._watch.lost:
             return self._lost_names()
         servers = self._watch.servers
-        silent = [
-            name
-            for name, address in servers.values()
-            if not answers(address, _ANSWER_SEC)
-        ]
+        silent = [n for n, at in servers.values() if not answers(at, _ANSWER_SEC)]
         if silent:
             return f"{', '.join(silent)} was lost during a step"
         if isinstance(error, tf.errors.UnavailableError) or _LOST_STATE in text:
@@ -450,37 +434,14 @@ class FailureDetector:
 
 def close_connections(address: str) -> None:
     """Closes this process's connections to an address: its calls fail at once."""
-    name, port = split_address(address)
-    try:
-        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
-    except OSError:
-        return
-    peers = {_plain(info[4]) for info in found}
-    for descriptor in _socket_descriptors():
-        with contextlib.suppress(OSError):
-            copy = os.dup(descriptor)
-            try:
-                connection = socket.socket(fileno=copy)
-            except OSError:
-                os.close(copy)
-                continue
-            with connection:
-                if _plain(connection.getpeername()) in peers:
-                    connection.shutdown(socket.SHUT_RDWR)
-
-
-def _socket_descriptors() -> list[int]:
-    folder = Path("/proc/self/fd")
-    descriptors = []
-    for entry in (folder if folder.exists() else Path("/dev/fd")).iterdir():
-        with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(int(entry.name)).st_mode):
-                descriptors.append(int(entry.name))
-    return descriptors
-
-
-def _plain(address: Any) -> tuple[str, int] | None:
-    """Address and port; an IPv4-mapped IPv6 address becomes IPv4."""
-    if not isinstance(address, tuple):
-        return None
-    return str(address[0]).removeprefix("::ffff:"), int(address[1])
+    port = split_address(address)[1]
+    peers = [(ip, port) for ip in port_filter.resolve(address)]
+    for entry in Path("/dev/fd").iterdir():
+        # What is no connection has no other end, or one of another kind.
+        with (
+            suppress(OSError, ValueError),
+            socket.fromfd(int(entry.name), socket.AF_INET, socket.SOCK_STREAM) as copy,
+        ):
+            host, its_port, *_ = copy.getpeername()
+            if (port_filter.plain(str(host)), its_port) in peers:
+                copy.shutdown(socket.SHUT_RDWR)

@@ -6,7 +6,6 @@ strategy) is made once, and shared by all replicators of the process.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -33,14 +32,7 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 LEAST_THREADS = 4
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Membership:
-    role: str
-    config: ClusterConfig
-    made: Any
-
-
-_JOINED: list[_Membership] = []
+_JOINED: list[tuple[str, ClusterConfig, Any]] = []  # role, cluster, what was made
 
 
 def join_once(role: str, config: ClusterConfig, join: Callable[[], _T]) -> _T:
@@ -48,16 +40,16 @@ def join_once(role: str, config: ClusterConfig, join: Callable[[], _T]) -> _T:
     # TensorFlow cannot leave a cluster: its context, its server and the incarnations by
     # which others know it are made once. A restarted job is a new generation of
     # processes, never a second cluster in an old one.
-    for joined in _JOINED:
-        if joined.role != role or _place(joined.config) != _place(config):
+    for role_before, before, made in _JOINED:
+        if (role_before, _place(before)) != (role, _place(config)):
             raise ClusterConfigError(
-                f"this process is already {_describe(joined.role, joined.config)}, "
+                f"this process is already {_describe(role_before, before)}, "
                 f"and cannot become {_describe(role, config)}; TensorFlow allows one "
                 "cluster per process: start a new process"
             )
-        return cast("_T", joined.made)
+        return cast("_T", made)
     made = join()
-    _JOINED.append(_Membership(role=role, config=config, made=made))
+    _JOINED.append((role, config, made))
     return made
 
 
@@ -81,32 +73,6 @@ def _describe(role: str, config: ClusterConfig) -> str:
     return f"{role} {config.kind} {config.index} of {', '.join(everyone)}"
 
 
-def choose_gpus(
-    num_visible: int,
-    *,
-    num_needed: int,
-    local_worker_id: int,
-    num_workers_on_host: int,
-    is_limited: bool,
-) -> range:
-    """Returns the indices of a worker's GPUs among those that it sees.
-
-    Workers that all see the same GPUs take them in the order of their local ranks. A
-    launcher that shows every worker only its own, through ``CUDA_VISIBLE_DEVICES``, has
-    already divided them.
-    """
-    if num_visible >= num_workers_on_host * num_needed:
-        first = local_worker_id * num_needed
-        return range(first, first + num_needed)
-    if num_visible == num_needed and is_limited:
-        return range(num_needed)
-    raise DeviceError(
-        f"{num_workers_on_host} workers of one host need {num_needed} GPUs each, but"
-        f" worker {local_worker_id} there sees {num_visible}; start fewer workers per"
-        f" host or fewer replicas, or set {_VISIBLE} for each worker to GPUs of its own"
-    )
-
-
 def claim_gpus(cluster: ClusterConfig, num_needed: int | None) -> None:
     """Shows TensorFlow only the GPUs that belong to this worker.
 
@@ -116,16 +82,24 @@ def claim_gpus(cluster: ClusterConfig, num_needed: int | None) -> None:
     if _tf_workers.has_started():  # joining the cluster explains it
         return
     visible = tf.config.get_visible_devices("GPU")
-    if not visible or cluster.num_workers_on_host == 1:
+    num_workers, local_worker_id = cluster.num_workers_on_host, cluster.local_worker_id
+    if not visible or num_workers == 1:
         return
-    own = choose_gpus(
-        len(visible),
-        num_needed=num_needed or max(1, len(visible) // cluster.num_workers_on_host),
-        local_worker_id=cluster.local_worker_id,
-        num_workers_on_host=cluster.num_workers_on_host,
-        is_limited=_VISIBLE in os.environ,
-    )
-    tf.config.set_visible_devices([visible[index] for index in own], "GPU")
+    num_needed = num_needed or max(1, len(visible) // num_workers)
+    # Workers that all see the same GPUs take them in the order of their local ranks. A
+    # launcher that shows every worker only its own has already divided them.
+    if len(visible) >= num_workers * num_needed:
+        first = local_worker_id * num_needed
+    elif len(visible) == num_needed and _VISIBLE in os.environ:
+        first = 0
+    else:
+        raise DeviceError(
+            f"{num_workers} workers of one host need {num_needed} GPUs each, but"
+            f" worker {local_worker_id} there sees {len(visible)}; start fewer workers "
+            f"per host or fewer replicas, or set {_VISIBLE} for each worker to GPUs of "
+            "its own"
+        )
+    tf.config.set_visible_devices(visible[first : first + num_needed], "GPU")
 
 
 def needed_threads() -> int:
@@ -158,12 +132,16 @@ def ensure_threads() -> None:
 
 
 CONNECT_TIMEOUT_SEC = 120.0
-_TRAINING_KINDS = ("chief", "worker")
 
 
 def connect(config: ClusterConfig, timeout_sec: float) -> WorkerWatch:
     """Makes this process the client of the cluster's servers, once."""
-    _check_client(config)
+    if not config.is_chief:
+        raise ClusterConfigError(
+            f"this process is {config.kind} {config.index}, but with "
+            f"pattern='in_graph' only {config.name_of(0)} runs the training program; "
+            "run `python -m replicator.server` here, with the same TF_CONFIG"
+        )
     return join_once(
         "the client of servers,", config, lambda: _connect(config, timeout_sec)
     )
@@ -190,7 +168,16 @@ def replica_devices(
             and (devices_lib.is_gpu(name) if has_gpus else devices_lib.is_cpu(name))
         ]
         if len(mine) < share and (has_gpus or num_logical_devices > 1):
-            raise DeviceError(_too_few(worker_id, worker, mine, share, has_gpus))
+            kind, help_text = (
+                ("GPUs", "hide the GPUs of all workers (CUDA_VISIBLE_DEVICES='')")
+                if has_gpus
+                else ("CPU devices", f"start its server with --num-cpu-devices {share}")
+            )
+            raise DeviceError(
+                f"{share} replicas or logical devices per worker need {share} {kind} on"
+                f" each, but worker {worker_id} ({worker}) has {len(mine)}; use fewer, "
+                f"or {help_text}"
+            )
         # Replicas may share a CPU; the parts of one replica may not.
         devices += mine[:share] if len(mine) >= share else mine[:1] * share
     return [
@@ -199,35 +186,8 @@ def replica_devices(
     ]
 
 
-def _too_few(
-    worker_id: int, worker: str, mine: list[str], share: int, has_gpus: bool
-) -> str:
-    kind, help_text = (
-        ("GPUs", "hide the GPUs of all workers (CUDA_VISIBLE_DEVICES='')")
-        if has_gpus
-        else ("CPU devices", f"start its server with --num-cpu-devices {share}")
-    )
-    return (
-        f"{share} replicas or logical devices per worker need {share} {kind} on each, "
-        f"but worker {worker_id} ({worker}) has {len(mine)}; use fewer, or {help_text}"
-    )
-
-
-def _check_client(config: ClusterConfig) -> None:
-    if not config.is_chief:
-        raise ClusterConfigError(
-            f"this process is {config.kind} {config.index}, but with "
-            f"pattern='in_graph' only {config.name_of(0)} runs the training program; "
-            "run `python -m replicator.server` here, with the same TF_CONFIG"
-        )
-
-
 def _connect(config: ClusterConfig, timeout_sec: float) -> WorkerWatch:
-    addresses = {
-        kind: of_kind
-        for kind, of_kind in config.addresses.items()
-        if kind in _TRAINING_KINDS
-    }
+    addresses = config.training_addresses
     check_nothing_is_made()
     liveness.check_port_is_free(config.address)
     try:

@@ -78,35 +78,26 @@ def _slots() -> list[int]:
     """Where the pointers to ``listen`` of TensorFlow's libraries are in memory."""
     if not sys.platform.startswith("linux") or sys.maxsize < 2**32:
         raise OSError(f"{sys.platform} is not Linux on 64 bits")
-    slots = [
-        slot
-        for path, base in _libraries().items()
-        for slot in _slots_of(Path(path), base)
-    ]
+    first_addresses: dict[str, int] = {}
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
+        # Addresses, rights, offset, device, inode, and the path of a mapped file.
+        addresses, *_, path = line.split(maxsplit=5)
+        if Path(path).name.startswith(_LIBRARIES):
+            first_addresses.setdefault(path, int(addresses.partition("-")[0], 16))
+    slots = [s for path, at in first_addresses.items() for s in _slots_of(path, at)]
     if not slots:
         raise OSError(f"no loaded {_LIBRARIES}*.so calls listen")
     return slots
 
 
-def _libraries() -> dict[str, int]:
-    """Path and first address of each loaded library of TensorFlow."""
-    found: dict[str, int] = {}
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
-        parts = line.split(maxsplit=5)
-        if len(parts) > 5 and Path(parts[5]).name.startswith(_LIBRARIES):  # noqa: PLR2004 (addresses, rights, offset, device, inode, path)
-            found.setdefault(parts[5], int(parts[0].partition("-")[0], 16))
-    return found
-
-
-def _slots_of(path: Path, base: int) -> list[int]:
-    with path.open("rb") as file:
-        header = file.read(64)
-        if not header.startswith(_MAGIC_64_LITTLE):
-            raise OSError(f"{path.name} is not a little-endian ELF library of 64 bits")
-        (offset,) = struct.unpack_from("<Q", header, 32)
-        size, count = struct.unpack_from("<HH", header, 54)
-        file.seek(offset)
-        table = file.read(size * count)
+def _slots_of(path: str, base: int) -> list[int]:
+    header = ctypes.string_at(base, 64)
+    if not header.startswith(_MAGIC_64_LITTLE):
+        name = Path(path).name
+        raise OSError(f"{name} is not a little-endian ELF library of 64 bits")
+    (offset,) = struct.unpack_from("<Q", header, 32)
+    size, count = struct.unpack_from("<HH", header, 54)
+    table = ctypes.string_at(base + offset, size * count)
     dynamic: dict[int, int] = {}
     for at in range(0, len(table), size):
         # Kind and rights, then offset, address, physical address, bytes.
@@ -121,8 +112,8 @@ def _slots_of(path: Path, base: int) -> list[int]:
     slots = []
     for slot, info, _ in _RELOCATION.iter_unpack(ctypes.string_at(relocations, length)):
         symbol = symbols + (info >> 32) * _SYMBOL_BYTES
-        name = names + int.from_bytes(ctypes.string_at(symbol, 4), "little")
-        if ctypes.string_at(name, len(_NAME)) == _NAME:
+        text = names + int.from_bytes(ctypes.string_at(symbol, 4), "little")
+        if ctypes.string_at(text, len(_NAME)) == _NAME:
             slots.append(base + slot)
     return slots
 
@@ -153,8 +144,7 @@ _TRY_SEC = 0.2
 _LOAD_BYTE, _LOAD_WORD = 0x30, 0x20
 _AND, _SHIFT_RIGHT, _JUMP_IF_EQUAL, _RETURN = 0x54, 0x74, 0x15, 0x06
 _IP_HEADER = 0xFFF00000  # SKF_NET_OFF: offsets from here are into the IP header
-_V4, _V6 = 4, 6
-_V4_SOURCE, _V6_SOURCE = 12, 8
+_SOURCES = {4: 12, 6: 8}  # where the header of a version has the source
 _ACCEPT, _DROP = 0xFFFFFFFF, 0
 
 # No connection of this machine to itself comes from there.
@@ -165,41 +155,39 @@ Instruction = tuple[int, int, int, int]
 
 def filter_program(networks: Sequence[Network]) -> list[Instruction]:
     """The filter: accepts packets from allowed networks, and drops all others."""
-    v4 = [_match(net, _V4_SOURCE) for net in networks if net.version == _V4]
-    v6 = [_match(net, _V6_SOURCE) for net in networks if net.version == _V6]
     drop: Instruction = (_RETURN, 0, 0, _DROP)
+    v4, v6 = (
+        [step for net in networks if net.version == v for step in _match(net)] + [drop]
+        for v in (4, 6)
+    )
     # A jump has eight bits, so the v6 part is behind a return.
-    v4_part = [step for match in v4 for step in match] + [drop]
-    v6_part = [step for match in v6 for step in match] + [drop]
     return [
         (_LOAD_BYTE, 0, 0, _IP_HEADER),
         (_SHIFT_RIGHT, 0, 0, 4),  # the version
-        (_JUMP_IF_EQUAL, 0, len(v4_part), _V4),
-        *v4_part,
-        *v6_part,
+        (_JUMP_IF_EQUAL, 0, len(v4), 4),
+        *v4,
+        *v6,
     ]
 
 
-def _match(allowed: Network, source: int) -> list[Instruction]:
+def _match(allowed: Network) -> list[Instruction]:
     """Accepts a packet whose source is in a network, or falls through."""
-    num_words = allowed.max_prefixlen // 32
-    bits = allowed.max_prefixlen
-    address, mask = int(allowed.network_address), int(allowed.netmask)
-    steps: list[tuple[int, int, int]] = []
-    for word in range(num_words):
-        shift = bits - 32 * (word + 1)
-        word_mask = mask >> shift & 0xFFFFFFFF
+    address, mask = allowed.network_address.packed, allowed.netmask.packed
+    code: list[Instruction] = [(_RETURN, 0, 0, _ACCEPT)]
+    for offset in reversed(range(0, len(mask), 4)):
+        word_mask, word = (
+            int.from_bytes(packed[offset : offset + 4], "big")
+            for packed in (mask, address)
+        )
         if word_mask:
-            steps.append((4 * word, word_mask, address >> shift & 0xFFFFFFFF))
-    code: list[Instruction] = []
-    for place, (offset, word_mask, value) in enumerate(steps):
-        num_behind = 3 * (len(steps) - place - 1) + 1
-        code += [
-            (_LOAD_WORD, 0, 0, _IP_HEADER + source + offset),
-            (_AND, 0, 0, word_mask),
-            (_JUMP_IF_EQUAL, 0, num_behind, value),
-        ]
-    return [*code, (_RETURN, 0, 0, _ACCEPT)]
+            load = _IP_HEADER + _SOURCES[allowed.version] + offset
+            code = [
+                (_LOAD_WORD, 0, 0, load),
+                (_AND, 0, 0, word_mask),
+                (_JUMP_IF_EQUAL, 0, len(code), word),
+                *code,
+            ]
+    return code
 
 
 def attach(listener: socket.socket, code: Sequence[Instruction]) -> None:
@@ -288,21 +276,31 @@ def reach_of(config: ClusterConfig) -> Reach:
     """
     if config.i_trust_this_network:
         return Reach.ANY
-    reach = Reach.MACHINE
-    for address in (a for of_kind in config.addresses.values() for a in of_kind):
-        found = resolve(address)
-        public = [str(ip) for ip in found if not _is_in(ip, PRIVATE)]
-        if public:
-            raise ClusterConfigError(
-                f"address {address!r} of the cluster is public ({', '.join(public)}), "
-                "but every host that can reach the port of a TensorFlow server can run "
-                "any operation there, such as writing files; use the private addresses "
-                "of the machines; if a firewall or a security group blocks untrusted "
-                f"hosts, declare it in every process: {HOW_TO_TRUST}"
-            )
-        if not found or not all(_is_in(ip, LOOPBACK) for ip in found):
-            reach = Reach.PRIVATE
-    return reach
+    reaches = [
+        reach_of_address(
+            address,
+            f"address {address!r} of the cluster",
+            "every host that can reach the port of a TensorFlow server can run any "
+            "operation there, such as writing files; use the private addresses of the "
+            "machines; if a firewall or a security group blocks untrusted hosts, "
+            "declare it in every process",
+        )
+        for of_kind in config.addresses.values()
+        for address in of_kind
+    ]
+    return Reach.PRIVATE if Reach.PRIVATE in reaches else Reach.MACHINE
+
+
+def reach_of_address(address: str, name: str, advice: str) -> Reach:
+    """This machine for a loopback address, private networks otherwise."""
+    found = list(map(str, resolve(address)))
+    public = [ip for ip in found if not allows(PRIVATE, ip)]
+    if public:
+        raise ClusterConfigError(
+            f"{name} is public ({', '.join(public)}), but {advice}: {HOW_TO_TRUST}"
+        )
+    is_machine = bool(found) and all(allows(LOOPBACK, ip) for ip in found)
+    return Reach.MACHINE if is_machine else Reach.PRIVATE
 
 
 def resolve(address: str) -> list[Address]:
@@ -322,13 +320,17 @@ def plain(text: str) -> Address:
     return mapped or found
 
 
+def is_address(text: str) -> bool:
+    try:
+        plain(text)
+    except ValueError:
+        return False
+    return True
+
+
 def allows(networks: Iterable[Network], address: str) -> bool:
     """Whether an IP address is in one of the networks."""
-    return _is_in(plain(address), networks)
-
-
-def _is_in(address: Address, networks: Iterable[Network]) -> bool:
-    return any(address in network for network in networks)
+    return any(plain(address) in network for network in networks)
 
 
 @contextlib.contextmanager
@@ -372,13 +374,14 @@ def restrict(listener: socket.socket, reach: Reach) -> None:
 def check(config: ClusterConfig) -> Reach:
     """Returns which hosts may reach this process's port, if that can be enforced."""
     reach = reach_of(config)
-    if reach is not Reach.ANY:
-        check_system(reach)
+    check_system(reach)
     return reach
 
 
 def check_system(reach: Reach) -> None:
-    """Tests that filters work on this system."""
+    """Tests that filters work on this system, if they are needed."""
+    if reach is Reach.ANY:
+        return
     try:
         try_filters()
     except OSError as error:

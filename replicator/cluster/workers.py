@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import logging
+import re
 import socket
 import threading
 import time
@@ -36,7 +37,7 @@ from replicator.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from replicator.cluster.configuration import ClusterConfig
 
@@ -51,6 +52,7 @@ _FROM_OTHERS = (
     tf.errors.DeadlineExceededError,
     tf.errors.UnavailableError,
 )
+_CAUSE = re.compile("aborted by|timed out")
 # How long workers wait for reports of the others after a worker was lost.
 _GRACE_SEC = 5.0
 
@@ -66,15 +68,8 @@ class WorkerState:
         self.deadline = Deadline(self._end_collectives)
         self._lost: ReplicatorError | None = None
         self._has_reported = False
-        self._peers = {
-            worker: Peer(config.address_of(worker))
-            for worker in range(config.num_workers)
-            if worker != config.worker_id
-        }
-
-    @property
-    def others(self) -> list[int]:
-        return list(self._peers)
+        others = [w for w in range(config.num_workers) if w != config.worker_id]
+        self.others = {worker: Peer(config.address_of(worker)) for worker in others}
 
     def check_not_lost(self) -> None:
         """Raises the error that ended communication, if there was one."""
@@ -131,7 +126,7 @@ class WorkerState:
 
     def has_exited(self, worker: int) -> bool:
         """Whether a worker's process has exited, whoever listens there now."""
-        return worker != self.config.worker_id and self._peers[worker].has_ended()
+        return worker != self.config.worker_id and self.others[worker].has_ended()
 
     def _end_collectives(self) -> None:
         """Ends a wait for other workers; called from another thread."""
@@ -184,25 +179,15 @@ def is_collective_failure(error: tf.errors.OpError) -> bool:
     return isinstance(error, _FROM_OTHERS) or is_derived(error)
 
 
-def root_cause(message: str) -> str:
-    """The root cause in TensorFlow's message, without the errors that it propagated."""
-    for line in message.splitlines():
-        if "aborted by" in line or "timed out" in line:
-            return line.rpartition("aborted by: ")[2]
-    return first_line(message)
-
-
 def diagnose(state: WorkerState, message: str, timeout_sec: float) -> ReplicatorError:
     """Finds out which workers are lost, after a collective has failed."""
     config, others = state.config, state.others
     reports: dict[int, str] = {}
     has_leader = state.report()
     deadline = time.monotonic() + _GRACE_SEC
-    faults: dict[int, str] = {}
-    for worker in others:
-        faults[worker] = state.fault_of(worker)
+    faults = {worker: state.fault_of(worker) for worker in others}
     for worker in others if has_leader else ():
-        wait_sec = deadline - time.monotonic() if not faults[worker] else 0.05
+        wait_sec = 0.05 if faults[worker] else deadline - time.monotonic()
         with contextlib.suppress(tf.errors.OpError):
             reports[worker] = _tf_workers.get_value(
                 key_of("fault", worker), max(wait_sec, 0.05)
@@ -216,23 +201,20 @@ def diagnose(state: WorkerState, message: str, timeout_sec: float) -> Replicator
     silent = [w for w in others if not faults[w] and w not in reports]
     if not lost and has_leader:
         lost = [f"{config.name_of(w)} is alive, but timed out" for w in silent]
-    elsewhere = [
-        f"{config.name_of(w)} {_said(doing)}"
-        for w, doing in reports.items()
-        if doing != state.doing
-    ]
-    reason = "; ".join([*lost, *elsewhere]) or root_cause(message)
+    for worker, doing in reports.items():
+        if doing != state.doing:  # how it failed, or where it was
+            said = doing if doing.startswith(FAILURES) else f"was at {doing}"
+            lost.append(f"{config.name_of(worker)} {said}")
+    # Without the errors that TensorFlow has propagated.
+    causes = (line for line in message.splitlines() if _CAUSE.search(line))
+    cause = next(causes, first_line(message)).rpartition("aborted by: ")[2]
+    reason = "; ".join(lost) or cause
     return WorkerLostError(
         f"{config.name_of(config.worker_id)} failed during {state.doing}: "
         f"{reason}; a synchronous step needs every worker: restart the job from "
         "its last checkpoint (if a worker is only slow, increase timeout_sec, "
         f"which is {timeout_sec:g} s)"
     )
-
-
-def _said(report: str) -> str:
-    """A worker's report: how it failed, or where it was."""
-    return report if report.startswith(FAILURES) else f"was at {report}"
 
 
 _POLL_SEC = 1.0
@@ -243,18 +225,10 @@ class WorkerRuntime:
 
     def __init__(self, state: WorkerState, timeout_sec: float) -> None:
         self.timeout_sec = timeout_sec
+        self.worker_id = state.config.worker_id
+        self.num_workers = state.config.num_workers
+        self.name_of = state.config.name_of
         self._worker = state
-
-    @property
-    def num_workers(self) -> int:
-        return self._worker.config.num_workers
-
-    @property
-    def worker_id(self) -> int:
-        return self._worker.config.worker_id
-
-    def name_of(self, worker_id: int) -> str:
-        return self._worker.config.name_of(worker_id)
 
     def exchange(self, what: str, text: str) -> list[str]:
         """Sends a string to all workers and returns theirs.
@@ -272,7 +246,7 @@ class WorkerRuntime:
         try:
             _tf_workers.put_value(mine, message)
         except tf.errors.OpError as error:
-            raise self._worker.lose(self._diagnose(error)) from error
+            raise self._lost(str(error.message)) from error
         answers = [
             json.loads(self._wait_for(worker, number, deadline, what))
             for worker in range(self.num_workers)
@@ -284,19 +258,17 @@ class WorkerRuntime:
                 _tf_workers.delete_value(
                     key_of(f"exchange/{number - 2}", self.worker_id)
                 )
-        self._check_same_place([answer["what"] for answer in answers])
-        return [answer["text"] for answer in answers]
-
-    def _check_same_place(self, places: list[str]) -> None:
-        """Checks that all workers, by id, are at the same exchange."""
-        for worker, place in enumerate(places):
-            if place != places[0]:
-                error = DisagreementError(
-                    f"workers disagree: {self.name_of(0)} is at {places[0]}, but "
-                    f"{self.name_of(worker)} is at {place}; every worker must run the "
-                    "same program: the same calls of the replicator in the same order"
+        first = answers[0]["what"]
+        for worker, answer in enumerate(answers):
+            if answer["what"] != first:
+                differs = DisagreementError(
+                    f"workers disagree: {self.name_of(0)} is at {first}, but "
+                    f"{self.name_of(worker)} is at {answer['what']}; every worker must "
+                    "run the same program: the same calls of the replicator in the "
+                    "same order"
                 )
-                raise self._worker.lose(error)
+                raise self._worker.lose(differs)
+        return [answer["text"] for answer in answers]
 
     def agree(self, what: str, description: dict[str, Any]) -> None:
         """Checks that all workers are about to run the same program."""
@@ -359,7 +331,7 @@ class WorkerRuntime:
             if not is_collective_failure(error):
                 self._worker.abort(f"failed in {what}: {reason_of(error)}")
                 raise
-            raise self._worker.lose(self._diagnose(error)) from error
+            raise self._lost(str(error.message)) from error
 
     def _end_of_input(self, what: str) -> None:
         """Checks that the data of all workers ended in the same step."""
@@ -383,31 +355,24 @@ class WorkerRuntime:
             try:
                 return _tf_workers.get_value(key, min(left_sec, _POLL_SEC))
             except tf.errors.DeadlineExceededError as error:
-                name = self._worker.config.name_of(worker)
+                name = self.name_of(worker)
                 self._worker.report()
                 if self._worker.has_exited(worker):
-                    raise self._worker.lose(
-                        self._diagnose(error, f"no response from {name}")
-                    ) from error
+                    raise self._lost(f"no response from {name}") from error
                 if left_sec > _POLL_SEC:
                     continue
-                raise self._worker.lose(
-                    WorkerLostError(
-                        f"{name} did not reach {what} within {self.timeout_sec:g} s; "
-                        "every worker must make the same calls in the same order; if "
-                        "it is only slow, use a larger timeout_sec"
-                    )
-                ) from error
+                late = WorkerLostError(
+                    f"{name} did not reach {what} within {self.timeout_sec:g} s; "
+                    "every worker must make the same calls in the same order; if "
+                    "it is only slow, use a larger timeout_sec"
+                )
+                raise self._worker.lose(late) from error
             except tf.errors.OpError as error:
-                raise self._worker.lose(self._diagnose(error)) from error
+                raise self._lost(str(error.message)) from error
 
-    def _diagnose(self, error: tf.errors.OpError, message: str = "") -> ReplicatorError:
-        text = message or str(error.message)
-        return diagnose(self._worker, text, self.timeout_sec)
-
-
-def digest(variable: Any) -> str:
-    return hashlib.blake2b(variable.numpy().tobytes(), digest_size=16).hexdigest()
+    def _lost(self, message: str) -> ReplicatorError:
+        error = diagnose(self._worker, message, self.timeout_sec)
+        return self._worker.lose(error)
 
 
 def gather_bytes(runtime: WorkerRuntime, payload: bytes) -> list[bytes]:
@@ -418,9 +383,16 @@ def gather_bytes(runtime: WorkerRuntime, payload: bytes) -> list[bytes]:
 
 
 def compare(
-    runtime: WorkerRuntime, failure: str, digests: Mapping[int, tuple[str, str]]
+    runtime: WorkerRuntime, failure: str, numbered: Iterable[tuple[int, Any]]
 ) -> None:
-    """Compares mirrored variables over workers."""
+    """Compares mirrored variables, each with its number, over workers."""
+    digests = {
+        number: (
+            variable.name,
+            hashlib.blake2b(variable.numpy().tobytes(), digest_size=16).hexdigest(),
+        )
+        for number, variable in numbered
+    }
     text = json.dumps({"failure": failure, "digests": digests})
     answers = [
         json.loads(answer) for answer in runtime.exchange("assert_in_sync()", text)
@@ -487,16 +459,10 @@ def meet_workers(config: ClusterConfig, timeout_sec: float) -> None:
         )
     reach = port_filter.check(config)
     liveness.check_port_is_free(config.address)
-    _, port = split_address(config.address)
-    backlog = 2 * config.num_workers + 16
-    with socket.create_server(("", port), backlog=backlog) as listener:
+    at = "", split_address(config.address)[1]
+    with socket.create_server(at, backlog=2 * config.num_workers + 16) as listener:
         port_filter.restrict(listener, reach)
-        liveness.wait_for(_workers(config), timeout_sec)
-
-
-def _workers(config: ClusterConfig) -> dict[str, tuple[str, ...]]:
-    kinds = ("chief", "worker")
-    return {k: config.addresses[k] for k in kinds if k in config.addresses}
+        liveness.wait_for(config.training_addresses, timeout_sec)
 
 
 def _start(
@@ -508,7 +474,7 @@ def _start(
     def start() -> None:
         try:
             _tf_workers.join_workers(
-                _workers(config),
+                config.training_addresses,
                 config.kind,
                 config.index,
                 heartbeat_timeout_sec=heartbeat_timeout_sec,
@@ -520,10 +486,6 @@ def _start(
     with port_filter.guarded(config), _tf_workers.kept_sigterm():
         thread.start()
         thread.join(max(deadline - time.monotonic(), _SHORTEST_WAIT_SEC))
-        _check_joined(thread, failures)
-
-
-def _check_joined(thread: threading.Thread, failures: list[BaseException]) -> None:
     if thread.is_alive():
         raise UnreachableError(
             "all workers responded, but not all joined the cluster in time: one exited "

@@ -15,7 +15,6 @@ from replicator.core import context as context_lib
 from replicator.core import devices as devices_lib
 from replicator.core import validation
 from replicator.core.step import PerReplica
-from replicator.core.validation import INT32_MAX, format_value, is_integer
 from replicator.errors import ClusterError, InputModeError
 from replicator.inputs import last_step
 from replicator.inputs.context import (
@@ -343,9 +342,12 @@ class InputIterator:
         if self.pads_last_step:
             share = self.num_replicas // len(pipelines)
             pipelines = self._at_devices(lambda p: last_step.fill(p, share), pipelines)
-        if self._prefetch is not None:
-            return self._prefetch.iterators(pipelines)
-        return self._at_devices(iter, pipelines)
+        if self._prefetch is None:
+            iterators = self._at_devices(iter, pipelines)
+        else:
+            iterators = self._prefetch.iterators(pipelines)
+        _tf_compat.wait_for_remote_ops()
+        return iterators
 
     def _at_devices(
         self, function: Callable[[Any], Any], values: Sequence[Any]
@@ -441,17 +443,6 @@ def counted(inputs: Any, num_steps: int) -> contextlib.AbstractContextManager[No
 # begins. With it, a thread pads_last_step a buffer on every replica's device while
 # earlier steps run. If replicas compute on the CPU device that their pipeline runs on,
 # nothing is copied, and the buffer is that of ``tf.data.Dataset.prefetch``.
-
-
-def check_num_batches(num_batches: Any) -> int:
-    """Returns ``num_batches`` if it is a valid number of batches to prefetch."""
-    if not is_integer(num_batches, least=0, most=INT32_MAX):
-        raise ValueError(
-            f"prefetch_to_device {format_value(num_batches)} must be an integer of at "
-            "least 0 (batches to prefetch to the device of each replica); use 1 or 2, "
-            "or 0 for none"
-        )
-    return int(num_batches)
 
 
 def refuse(num_batches: int, backend: str) -> None:

@@ -11,6 +11,7 @@ batches of its own, and batches without examples follow the last one without end
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -18,7 +19,7 @@ import tensorflow as tf
 from replicator.inputs.context import part_of_batch, without_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 _IS_FED = "replicator_is_fed"
 _BATCH = "replicator_batch"
@@ -95,16 +96,13 @@ def _join(batches: Sequence[Any], is_fed: Sequence[tf.Tensor]) -> Any:
     joined = batches[0]
     for batch, is_own in zip(batches[1:], is_fed[1:], strict=True):
         # What has no examples has unknown dimensions of any size: it is left out.
-        joined = tf.cond(is_own, _concatenation(joined, batch), _constant(joined))
+        both = functools.partial(tf.nest.map_structure, _concat, joined, batch)
+        joined = tf.cond(is_own, both, functools.partial(_same, joined))
     return joined
 
 
-def _concatenation(first: Any, second: Any) -> Callable[[], Any]:
-    return lambda: tf.nest.map_structure(_concat, first, second)
-
-
-def _constant(value: Any) -> Callable[[], Any]:
-    return lambda: value
+def _same(value: Any) -> Any:
+    return value
 
 
 def _concat(first: Any, second: Any) -> Any:

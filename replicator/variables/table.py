@@ -305,9 +305,9 @@ def _reset_copies(variable: Any) -> None:
 class UsedVariables:
     """The variables of one program, of the kinds for which it was built."""
 
-    def __init__(self, entries: Mapping[str, Entry], table: Any) -> None:
+    def __init__(self, entries: Mapping[str, Entry], table: VariableTable) -> None:
         self.entries = entries  # By handle placeholder.
-        self._table = table  # A ``VariableTable``, or what one worker sees of it.
+        self._table = table
         self._version = table.version
 
     def is_stale(self) -> bool:

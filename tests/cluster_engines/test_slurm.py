@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_words import overridden, smoke_sweep
 
-from replicator.cluster.environment.environments import expand_nodes
+from replicator.cluster.environment import expand_nodes
 from results.records.models import TrialStatus
 from results.store.study_store import Store
 

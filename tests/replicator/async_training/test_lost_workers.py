@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import errors
-from replicator.async_training import connection
+from replicator.async_training import dispatch
 
 WAIT_SEC = 60.0
 
@@ -206,9 +206,9 @@ def test_a_first_dispatch_without_progress_says_what_to_set(
         optimizer = repl.wrap_optimizer(keras.optimizers.SGD(1.0))
     ended, num_calls = threading.Event(), []
     if how == "no response":
-        number = repl._commit_states[0].sequence_numbers[0]
+        number = repl._table.commit_states[0].sequence_numbers[0]
         monkeypatch.setattr(number, "numpy", ended.wait)
-        monkeypatch.setattr(connection, "_ANSWER_SEC", 0.2)
+        monkeypatch.setattr(dispatch, "_ANSWER_SEC", 0.2)
 
     def wait():
         num_calls.append(1)

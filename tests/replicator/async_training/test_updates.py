@@ -100,7 +100,7 @@ def test_a_worker_that_waits_updates_from_what_the_other_left(
         optimizer.apply_gradients([(ONES, weight) for weight in weights])
 
     repl.run(step)
-    lock = tf.raw_ops.MutexLock(mutex=repl._commit_states[held].mutex)
+    lock = tf.raw_ops.MutexLock(mutex=repl._table.commit_states[held].mutex)
     repl.schedule(step)
     waiting = threading.Thread(target=repl.join)
     waiting.start()
@@ -233,7 +233,7 @@ def test_staleness_is_what_the_clock_moved_since_it_was_read(make_async):
     )
 
     def move(_, count):
-        repl._commit_states[0].clock.assign_add(count)
+        repl._table.commit_states[0].clock.assign_add(count)
         return ONES
 
     def step():

@@ -13,14 +13,14 @@ import tensorflow as tf
 import replicator
 from replicator import errors
 from replicator.backends import tpu
-from replicator.cluster import local_cluster, tpu_system
+from replicator.cluster import local_cluster
 from replicator.collectives.kinds import AllConcat
 
 CHILD_TIMEOUT_SEC = 120.0
 
 
 def test_without_a_tpu_the_message_says_where_it_was_looked_for(monkeypatch):
-    for variable in tpu_system.ENVIRONMENT:
+    for variable in tpu.ENVIRONMENT:
         monkeypatch.delenv(variable, raising=False)
 
     with pytest.raises(
@@ -41,12 +41,12 @@ def test_without_a_tpu_the_message_says_where_it_was_looked_for(monkeypatch):
 )
 def test_the_environment_names_the_tpu(variable, value, expected):
     """Each variable in the form that its platform writes."""
-    assert expected == tpu_system._name_from_environment({variable: value})
+    assert expected == tpu._name_from_environment({variable: value})
 
 
 def test_an_address_that_does_not_answer_is_named_within_the_wait(monkeypatch):
     """TensorFlow itself would try for minutes."""
-    monkeypatch.setattr(tpu_system, "CONNECT_TIMEOUT_SEC", 0.3)
+    monkeypatch.setattr(tpu, "CONNECT_TIMEOUT_SEC", 0.3)
     [port] = local_cluster.free_ports(1)
 
     with pytest.raises(
@@ -58,12 +58,13 @@ def test_an_address_that_does_not_answer_is_named_within_the_wait(monkeypatch):
 _NO_TPU_BEHIND = """
 import tensorflow as tf
 from replicator import errors
-from replicator.cluster import local_cluster, tpu_system
+from replicator.backends import tpu
+from replicator.cluster import local_cluster
 [port] = local_cluster.free_ports(1)
 address = f"localhost:{port}"
 server = tf.distribute.Server({"worker": [address]}, protocol="grpc")
 try:
-    tpu_system.connect(f"grpc://{address}")
+    tpu.connect(f"grpc://{address}")
 except errors.DeviceError as error:
     print("SAID", str(error).replace(address, "there"))
 """
@@ -98,7 +99,7 @@ def test_a_server_without_a_tpu_is_refused_with_what_tensorflow_said(tmp_path):
 )
 def test_a_replica_takes_neighbouring_cores(mesh_shape, num_logical_devices, expected):
     """The cores of a chip first, then along x, y and z."""
-    assert expected == tpu_system.computation_shape(mesh_shape, num_logical_devices)
+    assert expected == tpu.computation_shape(mesh_shape, num_logical_devices)
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def system():
     topology = types.SimpleNamespace(
         num_tasks=1, num_tpus_per_task=8, mesh_shape=np.array([2, 2, 1, 2])
     )
-    return tpu_system.TpuSystem("v3-8", "resolver", topology)
+    return tpu.TpuSystem("v3-8", "resolver", topology)
 
 
 def test_all_cores_are_the_default_and_a_part_is_assigned(system):
@@ -191,7 +192,7 @@ def test_logical_devices_are_those_of_the_strategy():
     strategy.num_replicas_in_sync = 4
     system = mock.MagicMock()
     system.make_strategy.return_value = strategy
-    with mock.patch.object(tpu_system, "connect", return_value=system):
+    with mock.patch.object(tpu, "connect", return_value=system):
         repl = replicator.TpuReplicator(tpu="x", logical_devices_per_replica=2)
 
     assert "scope" == repl.logical_device(1)

@@ -11,9 +11,8 @@ import time
 import pytest
 
 from replicator import errors
-from replicator.cluster import local_cluster
-from replicator.cluster.environment import address_exchange
-from replicator.cluster.environment.address_exchange import Ranks
+from replicator.cluster import address_exchange, local_cluster
+from replicator.cluster.address_exchange import Ranks
 
 SOON_SEC = 20.0
 HOST = "127.0.0.1"

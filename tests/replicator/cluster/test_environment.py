@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replicator import errors
-from replicator.cluster import environment
-from replicator.cluster.environment import address_exchange
-from replicator.cluster.environment.address_exchange import Registration
+from replicator.cluster import address_exchange, environment
+from replicator.cluster.address_exchange import Registration
 
 WORKERS = ["localhost:2301", "localhost:2302"]
 

@@ -17,8 +17,7 @@ import pytest
 from harness.launch import gang
 from harness.run import session
 from harness.trial import process_tree
-from replicator.cluster import local_cluster
-from replicator.cluster.environment import address_exchange
+from replicator.cluster import address_exchange, local_cluster
 from replicator.cluster.local_cluster import MAX_STRANGERS, LineListener
 
 HOSTILE = {

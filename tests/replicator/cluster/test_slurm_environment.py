@@ -9,7 +9,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from replicator.cluster import environment
-from replicator.cluster.environment import environments
 from replicator.errors import ClusterConfigError
 
 
@@ -91,10 +90,10 @@ def test_roles_make_servers_of_the_last_tasks():
 def test_roles_are_written_as_they_are_read():
     """What a harness starts in the order of ranks, an engine numbers."""
     members = (("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0))
-    text = environments.roles_text(members)
+    text = environment.roles_text(members)
 
     assert "chief:1,worker:2,ps:1" == text
-    assert members == environments.members_of({environments.ROLES: text}, len(members))
+    assert members == environment.members_of({environment.ROLES: text}, len(members))
 
 
 def test_reserved_ports_are_used():

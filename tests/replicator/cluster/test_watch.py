@@ -44,7 +44,7 @@ def test_each_replicator_has_its_own_timeout(silent: threading.Event) -> None:
 
     with short.guard():
         assert wait_until(lambda: watch.lost)
-    assert not long.is_waiting
+    assert not long.num_waiting
     with (
         pytest.raises(
             WorkerLostError,

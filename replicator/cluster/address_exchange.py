@@ -23,10 +23,10 @@ import functools
 import json
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from replicator.cluster import port_filter
-from replicator.cluster.configuration import MAX_PORT
+from replicator.cluster.configuration import MAX_PORT, join_address
 from replicator.cluster.local_cluster import LineListener, free_ports
 from replicator.errors import (
     ClusterConfigError,
@@ -59,8 +59,7 @@ class Ranks:
 
     @property
     def chief(self) -> str:
-        host = f"[{self.chief_host}]" if ":" in self.chief_host else self.chief_host
-        return f"{host}:{self.chief_port}"
+        return join_address(self.chief_host, self.chief_port)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,13 +81,14 @@ def addresses_of(
     hosts = {0: (chief, chief_port)}
     for rank, one in registered.items():
         hosts[rank] = (chief if _is_loopback(one.host) else one.host, one.port)
-    return tuple(
-        f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        for host, port in (hosts[rank] for rank in sorted(hosts))
-    )
+    return tuple(join_address(*hosts[rank]) for rank in sorted(hosts))
 
 
-def parse_registration(
+def _is_loopback(host: str) -> bool:
+    return port_filter.allows(port_filter.LOOPBACK, host)
+
+
+def _parse_registration(
     line: bytes, host: str, world_size: int
 ) -> tuple[int, Registration] | None:
     """Reads what a process sent; None if that is not one of ours."""
@@ -105,7 +105,7 @@ def parse_registration(
         return None
     rank, size, port = integers
     seen_at = str(sent.get("chief_host"))
-    if not 0 < port <= MAX_PORT or not _is_address(seen_at):
+    if not 0 < port <= MAX_PORT or not port_filter.is_address(seen_at):
         return None
     if size != world_size:
         raise ClusterConfigError(
@@ -121,18 +121,6 @@ def parse_registration(
     return rank, Registration(host=host, port=port, chief_host=seen_at)
 
 
-def _is_loopback(host: str) -> bool:
-    return port_filter.allows(port_filter.LOOPBACK, host)
-
-
-def _is_address(text: str) -> bool:
-    try:
-        port_filter.plain(text)
-    except ValueError:
-        return False
-    return True
-
-
 @functools.cache
 def agree(
     ranks: Ranks, *, is_trusted: bool = False, timeout_sec: float = DEFAULT_TIMEOUT_SEC
@@ -142,73 +130,83 @@ def agree(
     A second call of the same process returns the same without waiting: the others do
     not exchange again.
     """
-    deadline = time.monotonic() + timeout_sec
+    port = 0
     # Bound until all have agreed, so that two processes of a host differ.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as reserved:
-        port = _reserve(reserved)
-        if ranks.rank == 0:
-            return _collect(ranks, port, deadline, timeout_sec, is_trusted=is_trusted)
-        return _register(ranks, port, deadline, timeout_sec)
-
-
-def _reserve(reserved: socket.socket) -> int:
-    while True:
-        port = free_ports(1)[0]
-        with contextlib.suppress(OSError):
-            reserved.bind(("", port))
-            return port
+        while not port:
+            with contextlib.suppress(OSError):
+                reserved.bind(("", *free_ports(1)))
+                port = reserved.getsockname()[1]
+        if ranks.world_size == 1:
+            return addresses_of({}, port)
+        if ranks.rank:
+            return _register(ranks, port, timeout_sec)
+        with contextlib.closing(_listen(ranks, is_trusted=is_trusted)) as listener:
+            return _collect(ranks, listener, port, timeout_sec)
 
 
 def _collect(
-    ranks: Ranks,
-    port: int,
-    deadline: float,
-    timeout_sec: float,
-    *,
-    is_trusted: bool,
+    ranks: Ranks, listener: LineListener, port: int, timeout_sec: float
 ) -> tuple[str, ...]:
     """The chief: waits for all others, and sends each of them all addresses."""
-    if ranks.world_size == 1:
-        return addresses_of({}, port)
-    with contextlib.closing(_listen(ranks, is_trusted=is_trusted)) as listener:
-        replies: dict[int, socket.socket] = {}
-        registered: dict[int, Registration] = {}
-        try:
-            for connection, line in _messages(listener, deadline):
-                if line is None:  # a process that has gone: joining the cluster says so
-                    continue
-                host = str(port_filter.plain(connection.getpeername()[0]))
-                found = parse_registration(line, host, ranks.world_size)
-                if found is None:  # a stranger: a port scanner, a health check
-                    listener.drop(connection)
-                    continue
-                rank, registration = found
-                if rank in registered:
-                    raise ClusterConfigError(
-                        f"two processes have rank {rank}, at {registered[rank].host}"
-                        f" and at {host}: number each process once, and give every job"
-                        " its own MASTER_PORT"
-                    )
-                listener.admit(connection)
-                registered[rank], replies[rank] = registration, connection
-                if len(registered) == ranks.world_size - 1:
-                    break
-            else:
-                raise _no_response(ranks, registered, timeout_sec)
-        except ClusterError as error:
-            for connection in replies.values():
-                _send(connection, {"error": str(error)})
-            raise
+    replies: dict[int, socket.socket] = {}
+    registered: dict[int, Registration] = {}
+    answer: dict[str, object] = {}
+    try:
+        for connection, line in _messages(listener, timeout_sec):
+            if line is None:  # a process that has gone: joining the cluster says so
+                continue
+            host = str(port_filter.plain(connection.getpeername()[0]))
+            found = _parse_registration(line, host, ranks.world_size)
+            if found is None:  # a stranger: a port scanner, a health check
+                listener.drop(connection)
+                continue
+            rank, registration = found
+            if rank in registered:
+                raise ClusterConfigError(
+                    f"two processes have rank {rank}, at {registered[rank].host}"
+                    f" and at {host}: number each process once, and give every job"
+                    " its own MASTER_PORT"
+                )
+            listener.admit(connection)
+            registered[rank], replies[rank] = registration, connection
+            if len(registered) == ranks.world_size - 1:
+                break
+        else:
+            missing = [r for r in range(1, ranks.world_size) if r not in registered]
+            named = ", ".join(map(str, missing[:_MOST_NAMED]))
+            more = ", ..." if len(missing) > _MOST_NAMED else ""
+            raise UnreachableError(
+                f"no response from {len(missing)} of {ranks.world_size} processes"
+                f" within {timeout_sec:g} s: ranks {named}{more}; check that they were"
+                f" started, with the same MASTER_ADDR and MASTER_PORT ({ranks.chief}),"
+                " and that no firewall blocks it"
+            )
         addresses = addresses_of(registered, port)
-        for connection in replies.values():
-            _send(connection, {"addresses": addresses})
-        return addresses
+        answer = {"addresses": addresses}
+    except ClusterError as error:
+        answer = {"error": str(error)}
+        raise
+    finally:
+        for connection in replies.values() if answer else ():
+            # One that has exited meanwhile is noticed when the cluster is joined.
+            with contextlib.suppress(OSError):
+                connection.settimeout(_CONNECT_SEC)
+                connection.sendall(json.dumps(answer).encode() + b"\n")
+    return addresses
+
+
+def _messages(
+    listener: LineListener, timeout_sec: float
+) -> Iterator[tuple[socket.socket, bytes | None]]:
+    deadline = time.monotonic() + timeout_sec
+    while (left_sec := deadline - time.monotonic()) > 0:
+        yield from listener.read(min(left_sec, _POLL_SEC))
 
 
 def _listen(ranks: Ranks, *, is_trusted: bool) -> LineListener:
-    reach = _reach(ranks, is_trusted=is_trusted)
-    if reach is not port_filter.Reach.ANY:
-        port_filter.check_system(reach)
+    reach = port_filter.Reach.ANY if is_trusted else _reach(ranks)
+    port_filter.check_system(reach)
     try:
         listener = socket.create_server(
             ("", ranks.chief_port), backlog=socket.SOMAXCONN
@@ -223,44 +221,25 @@ def _listen(ranks: Ranks, *, is_trusted: bool) -> LineListener:
     return LineListener(listener, max_line_bytes=_MAX_MESSAGE_BYTES)
 
 
-def _reach(ranks: Ranks, *, is_trusted: bool) -> port_filter.Reach:
-    """Which hosts may connect to the chief.
-
-    A host name may stand for a loopback address on the host itself, and for another
-    address elsewhere; so only an explicit one means this machine.
-    """
-    if is_trusted:
-        return port_filter.Reach.ANY
-    found = port_filter.resolve(ranks.chief)
-    public = [
-        ip for ip in found if not port_filter.allows(port_filter.PRIVATE, str(ip))
-    ]
-    if public:
-        raise ClusterConfigError(
-            f"MASTER_ADDR={ranks.chief_host!r} is public"
-            f" ({', '.join(map(str, public))}), but the servers of a cluster have no"
-            " authentication; use the private address of that host, or, if a firewall"
-            f" blocks untrusted hosts, declare it in every process:"
-            f" {port_filter.HOW_TO_TRUST}"
-        )
-    literal = {str(ip) for ip in found} | {"localhost"}
-    is_machine = ranks.chief_host in literal and all(
-        port_filter.allows(port_filter.LOOPBACK, str(ip)) for ip in found
+def _reach(ranks: Ranks) -> port_filter.Reach:
+    """Which hosts may connect to the chief."""
+    reach = port_filter.reach_of_address(
+        ranks.chief,
+        f"MASTER_ADDR={ranks.chief_host!r}",
+        "the servers of a cluster have no authentication; use the private address of"
+        " that host, or, if a firewall blocks untrusted hosts, declare it in every"
+        " process",
     )
-    return port_filter.Reach.MACHINE if is_machine else port_filter.Reach.PRIVATE
+    # A host name may stand for a loopback address on the host itself, and for another
+    # address elsewhere; so only an explicit one means this machine.
+    name = ranks.chief_host
+    is_explicit = name == "localhost" or port_filter.is_address(name)
+    return reach if is_explicit else port_filter.Reach.PRIVATE
 
 
-def _messages(
-    listener: LineListener, deadline: float
-) -> Iterator[tuple[socket.socket, bytes | None]]:
-    while (left_sec := deadline - time.monotonic()) > 0:
-        yield from listener.read(min(left_sec, _POLL_SEC))
-
-
-def _register(
-    ranks: Ranks, port: int, deadline: float, timeout_sec: float
-) -> tuple[str, ...]:
+def _register(ranks: Ranks, port: int, timeout_sec: float) -> tuple[str, ...]:
     """Any other process: sends its port to the chief, and waits for the addresses."""
+    deadline = time.monotonic() + timeout_sec
     with _connect(ranks, deadline, timeout_sec) as connection:
         message = {
             "rank": ranks.rank,
@@ -322,24 +301,3 @@ def _connect(ranks: Ranks, deadline: float, timeout_sec: float) -> socket.socket
         f" {timeout_sec:g} s ({why}); check that it was started, that both variables"
         " are the same everywhere, and that no firewall blocks the port"
     )
-
-
-def _no_response(
-    ranks: Ranks, registered: Mapping[int, Registration], timeout_sec: float
-) -> UnreachableError:
-    missing = [rank for rank in range(1, ranks.world_size) if rank not in registered]
-    named = ", ".join(map(str, missing[:_MOST_NAMED]))
-    more = ", ..." if len(missing) > _MOST_NAMED else ""
-    return UnreachableError(
-        f"no response from {len(missing)} of {ranks.world_size} processes within"
-        f" {timeout_sec:g} s: ranks {named}{more}; check that they were started, with"
-        f" the same MASTER_ADDR and MASTER_PORT ({ranks.chief}), and that no firewall"
-        " blocks it"
-    )
-
-
-def _send(connection: socket.socket, answer: Mapping[str, Any]) -> None:
-    # A process that has exited meanwhile is noticed when the cluster is joined.
-    with contextlib.suppress(OSError):
-        connection.settimeout(_CONNECT_SEC)
-        connection.sendall(json.dumps(answer).encode() + b"\n")

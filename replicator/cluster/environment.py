@@ -1,0 +1,588 @@
+"""Cluster environments: who is in the job, and which of its processes this one is.
+
+One class per way to learn it, after the ``ClusterEnvironment`` of Lightning Fabric.
+Free of TensorFlow, so that launchers can use it.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import fnmatch
+import itertools
+import json
+import os
+import re
+import zlib
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from replicator.cluster.configuration import (
+    KINDS,
+    MAX_PORT,
+    ClusterConfig,
+    join_address,
+)
+from replicator.errors import ClusterConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+
+    from replicator.cluster.address_exchange import Ranks
+
+    Addresses = Mapping[str, tuple[str, ...]]
+
+
+# Below the range from which kernels take ports for outgoing connections.
+FIRST_PORT, LAST_PORT = 20000, 31999
+MAX_TASKS = 65_536
+_MOST_DIGITS = 10
+EXAMPLE = (
+    '{"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}, '
+    '"task": {"type": "worker", "index": 0}}'
+)
+ROLES = "REPLICATOR_ROLES"
+"""How many tasks of each kind, in the order of their ranks: ``worker:4,ps:1``."""
+
+
+class ClusterEnvironment:
+    """What a process can find out about its job before it talks to anybody."""
+
+    NEEDED: ClassVar[tuple[str, ...]] = ()
+    """Variables that describe a job in this way, if they are all set."""
+    local_rank: int | None = None
+    """Its index among the workers of its host, where that is known."""
+
+    def __init__(self, addresses: Addresses, own: tuple[str, int]) -> None:
+        self._addresses, self._own = addresses, own
+
+    def addresses(self, *, is_trusted: bool = False) -> Addresses:
+        """``name:port`` of every process, by kind; the chief is the first worker."""
+        del is_trusted  # it matters where processes connect to find them out
+        return self._addresses
+
+    def own(self) -> tuple[str, int]:
+        """Kind and index of this process."""
+        return self._own
+
+    def config(self, *, i_trust_this_network: bool = False) -> ClusterConfig:
+        """The cluster, with everything checked."""
+        addresses = self.addresses(is_trusted=i_trust_this_network)
+        kind, index = self.own()
+        return ClusterConfig(
+            addresses=addresses,
+            kind=kind,
+            index=index,
+            local_rank=self.local_rank,
+            i_trust_this_network=i_trust_this_network,
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Variables:
+    """Variables of a process, and how it comes to have them."""
+
+    environ: Mapping[str, str]
+    how: str
+
+    def text(self, name: str, default: str = "") -> str:
+        text = self.environ.get(name) or default
+        if not text:
+            raise ClusterConfigError(
+                f"{name} is not set, so this process does not know its cluster; "
+                f"{self.how}"
+            )
+        return text
+
+    def integer(self, name: str, least: int, most: int, default: str = "") -> int:
+        text = self.text(name, default)
+        is_integer = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+        if not is_integer or not least <= int(text) <= most:
+            raise ClusterConfigError(
+                f"{name}={text!r} is not an integer from {least} to {most}; {self.how}"
+            )
+        return int(text)
+
+
+def _numbered(kinds: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    """Kind and index of each process, from the kinds by rank."""
+    counts: dict[str, Any] = collections.defaultdict(itertools.count)
+    return tuple((kind, next(counts[kind])) for kind in kinds)
+
+
+def members_of(
+    environ: Mapping[str, str], num_tasks: int
+) -> tuple[tuple[str, int], ...]:
+    text = environ.get(ROLES, "") or f"worker:{num_tasks}"
+    kinds: list[str] = []
+    for part in text.split(","):
+        kind, _, count = part.strip().partition(":")
+        is_number = count.isascii() and count.isdigit()
+        if kind not in KINDS or not is_number or kind in kinds:
+            raise ClusterConfigError(
+                f"{ROLES}={text!r} is not a list of counts by kind: {part!r} is"
+                f" wrong; kinds are {', '.join(KINDS)}, each once; write for example"
+                " 'worker:4,ps:1'"
+            )
+        kinds += [kind] * int(count)
+    if len(kinds) != num_tasks:
+        raise ClusterConfigError(
+            f"{ROLES}={text!r} counts {len(kinds)} processes, but the job has"
+            f" {num_tasks} tasks; start as many tasks as there are processes"
+        )
+    return _numbered(kinds)
+
+
+def roles_text(members: Sequence[tuple[str, int]]) -> str:
+    """Returns the value of ``ROLES`` for processes in the order of their ranks."""
+    counts = collections.Counter(kind for kind, _ in members)
+    return ",".join(f"{kind}:{count}" for kind, count in counts.items())
+
+
+def _by_kind(members: Sequence[tuple[str, int]], addresses: Iterable[str]) -> Addresses:
+    """Returns addresses by kind, from both by rank."""
+    found: dict[str, list[str]] = {}
+    for (kind, _), address in zip(members, addresses, strict=True):
+        found.setdefault(kind, []).append(address)
+    return {kind: tuple(of_kind) for kind, of_kind in found.items()}
+
+
+# Environments that give all addresses: ``TF_CONFIG``, resolvers, pods, Ray and Slurm.
+
+
+def _as_tuples(addresses: Mapping[str, Any]) -> Addresses:
+    for kind, of_kind in addresses.items():
+        if not isinstance(of_kind, (list, tuple)) or not of_kind:
+            raise ClusterConfigError(
+                f"the cluster's {kind!r} must be a list of addresses, but is "
+                f"{of_kind!r}; write for example ['10.0.0.1:2222', '10.0.0.2:2222']"
+            )
+    return {kind: tuple(of_kind) for kind, of_kind in addresses.items()}
+
+
+def _as_index(index: Any) -> int:
+    if isinstance(index, (int, str)) and not isinstance(index, bool):
+        try:
+            return int(index)  # some launchers write "0"
+        except ValueError:
+            pass
+    raise ClusterConfigError(f"index {index!r} of this process is not an integer")
+
+
+class TfConfigEnvironment(ClusterEnvironment):
+    """TensorFlow's convention: the variable ``TF_CONFIG``, in JSON.
+
+    It holds the addresses of all processes by kind (``chief``, ``worker``, ``ps``,
+    ``evaluator``), and the kind and index of this one. A TFJob of Kubeflow lists no
+    evaluators, which nobody connects to.
+    """
+
+    NEEDED = ("TF_CONFIG",)
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        text = environ["TF_CONFIG"]
+        try:
+            config = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ClusterConfigError(
+                f"TF_CONFIG is not JSON ({error}): {text!r}; write it like '{EXAMPLE}'"
+            ) from error
+        if not isinstance(config, dict):
+            raise ClusterConfigError(
+                f"TF_CONFIG must be a JSON object, but is {text!r}; write it like "
+                f"'{EXAMPLE}'"
+            )
+        if "cluster" not in config and "sparseCluster" in config:
+            raise ClusterConfigError(
+                "TF_CONFIG has 'sparseCluster', but workers that update together need"
+                " the addresses of all, which are in 'cluster'; write"
+                " enableDynamicWorker: false in the TFJob, which then has that:"
+                f" {text!r}"
+            )
+        for part in ("cluster", "task"):
+            if not isinstance(config.get(part), dict) or not config[part]:
+                raise ClusterConfigError(
+                    f"TF_CONFIG has no {part!r} object: {text!r}; write it like "
+                    f"'{EXAMPLE}'"
+                )
+        own = config["task"]
+        for key in ("type", "index"):
+            if key not in own:
+                raise ClusterConfigError(
+                    f"TF_CONFIG['task'] has no {key!r}: {own!r}; it says which process "
+                    "this one is, for example {'type': 'worker', 'index': 0}"
+                )
+        addresses = _as_tuples(config["cluster"])
+        super().__init__(addresses, (own["type"], _as_index(own["index"])))
+
+
+class ResolverEnvironment(ClusterEnvironment):
+    """A ``tf.distribute.cluster_resolver.ClusterResolver``, for what only it knows.
+
+    It is not detected: somebody has to make the resolver.
+    """
+
+    def __init__(self, resolver: Any) -> None:
+        addresses = _as_tuples(resolver.cluster_spec().as_dict())
+        super().__init__(addresses, (resolver.task_type, _as_index(resolver.task_id)))
+
+
+class KubernetesEnvironment(ClusterEnvironment):
+    """Kubernetes numbers the pods of an Indexed Job, and names them after the job.
+
+    Kubernetes sets the index of this pod (``JOB_COMPLETION_INDEX``) and its host name
+    (``HOSTNAME``), which ends in the index. It sets neither the number of pods nor the
+    service that gives them names in DNS, so the manifest does. One pod is one worker.
+    """
+
+    NEEDED = ("JOB_COMPLETION_INDEX",)
+    _HOW = (
+        "'python -m harness launch render --launcher jobset' writes a manifest that "
+        "sets it"
+    )
+    _NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        given = _Variables(environ, self._HOW)
+        num_workers = given.integer("REPLICATOR_NUM_WORKERS", 1, MAX_TASKS)
+        own = given.integer("JOB_COMPLETION_INDEX", 0, num_workers - 1)
+        port = given.integer("REPLICATOR_PORT", 1, MAX_PORT, default="2222")
+        service = given.text("REPLICATOR_SERVICE")
+        if not re.fullmatch(self._NAME, service):
+            raise ClusterConfigError(
+                f"REPLICATOR_SERVICE={service!r} is not a name in DNS; it must be the "
+                "name of the headless service, of lower-case letters, digits and '-'"
+            )
+        members = members_of(environ, num_workers)
+        # With setHostnameAsFQDN the name has the domain behind it.
+        name = given.text("HOSTNAME").partition(".")[0]
+        pods, _, index = name.rpartition("-")
+        if index != str(own) or not pods:
+            raise ClusterConfigError(
+                f"HOSTNAME={name!r} does not end in '-{own}', as that of a pod with"
+                f" JOB_COMPLETION_INDEX={own} does; set neither of them, and use"
+                " completionMode: Indexed"
+            )
+        names = (f"{pods}-{index}.{service}:{port}" for index in range(num_workers))
+        super().__init__(_by_kind(members, names), members[own])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RayMember:
+    """One process of a gang."""
+
+    # Ray's id of the machine, which tells two machines behind one address apart.
+    node_id: str
+    host: str  # The machine's address.
+    port: int  # A port that is free there.
+    # ``worker``, or ``chief`` or ``ps`` of a job with parameter servers.
+    kind: str = "worker"
+
+
+class RayEnvironment(ClusterEnvironment):
+    """A gang of Ray actors, in the order of their bundles.
+
+    It is not detected: only the program that made the placement group knows the gang.
+    The local rank follows from Ray's machines.
+    """
+
+    def __init__(self, members: Sequence[RayMember], rank: int) -> None:
+        numbered = _numbered(member.kind for member in members)
+        addresses = [join_address(member.host, member.port) for member in members]
+        super().__init__(_by_kind(numbered, addresses), numbered[rank])
+        self.local_rank = sum(
+            member.node_id == members[rank].node_id
+            and member.kind in ("chief", "worker")
+            for member in members[:rank]
+        )
+
+
+_NODES = "SLURM_STEP_NODELIST"
+_TASKS = "SLURM_STEP_TASKS_PER_NODE"
+_RESERVED = "SLURM_STEP_RESV_PORTS"
+_MOST_ID = 2**32  # ids of jobs in a federation have 32 bits
+MAX_NODES = 100_000
+"""More are a mistake, and would fill the memory before anybody noticed."""
+
+
+class SlurmEnvironment(ClusterEnvironment):
+    """A step of Slurm; each task is one process, with or without GPUs.
+
+    A process that ``srun`` did not start, such as a batch script, is in a job but not
+    in a step, and is not described.
+
+    Ports are those that Slurm reserved for the step (``srun --resv-ports``), otherwise
+    they are derived from the ids of job and step, the same in all tasks; that one is
+    free is checked when the cluster is joined.
+    """
+
+    NEEDED = (_NODES, "SLURM_PROCID")
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        given = _Variables(environ, "start this process with srun, which sets it")
+        nodes = expand_nodes(given.text(_NODES))
+        counts = expand_counts(given.text(_TASKS))
+        if len(counts) != len(nodes):
+            raise ClusterConfigError(
+                f"{_TASKS}={environ[_TASKS]!r} counts the tasks of {len(counts)} nodes,"
+                f" but {_NODES}={environ[_NODES]!r} has {len(nodes)}; start this"
+                " process with srun, which sets both"
+            )
+        rank = given.integer("SLURM_PROCID", 0, _MOST_ID)
+        places = _places_of_tasks(counts, _block_size(environ))
+        if rank >= len(places):
+            raise ClusterConfigError(
+                f"SLURM_PROCID={rank} is out of range: {_TASKS}="
+                f"{environ[_TASKS]!r} makes {len(places)} tasks; start this"
+                " process with srun, which sets both"
+            )
+        reported = environ.get("SLURM_NODEID"), environ.get("SLURM_LOCALID")
+        node, local = map(str, places[rank])
+        if None not in reported and reported != (node, local):
+            raise ClusterConfigError(
+                f"SLURM_PROCID={environ['SLURM_PROCID']} is task {reported[1]} of node"
+                f" {reported[0]}, not task {local} of node {node} as with consecutive"
+                " ranks, so the nodes of the other tasks are unknown; use srun"
+                " --distribution=block"
+            )
+        members = members_of(environ, len(places))
+        ports = _ports(given, max(counts))
+        addresses = (f"{nodes[node]}:{ports[local]}" for node, local in places)
+        super().__init__(_by_kind(members, addresses), members[rank])
+
+
+def _places_of_tasks(
+    counts: Sequence[int], block_size: int | None
+) -> tuple[tuple[int, int], ...]:
+    """Returns index of the node, and number within the node, of each task by rank."""
+    given = [0] * len(counts)
+    places: list[tuple[int, int]] = []
+    while len(places) < sum(counts):
+        for node, count in enumerate(counts):
+            end = count if block_size is None else min(count, given[node] + block_size)
+            places += [(node, local) for local in range(given[node], end)]
+            given[node] = end
+    return tuple(places)
+
+
+def _block_size(environ: Mapping[str, str]) -> int | None:
+    distribution = environ.get("SLURM_DISTRIBUTION", "").partition(":")[0].lower()
+    if distribution == "cyclic":
+        return 1
+    if distribution.startswith("plane"):
+        size = environ.get("SLURM_DIST_PLANESIZE") or distribution.partition("=")[2]
+        return int(size) if size.isdigit() and int(size) else None
+    return None
+
+
+def _ports(given: _Variables, num_ports: int) -> Sequence[int]:
+    """Ports of the tasks of a node: the same in all tasks, rarely those of others."""
+    text = given.environ.get(_RESERVED)
+    if text:
+        reserved = _expand_range(text, text.strip("[]"))
+        if len(reserved) < num_ports:
+            raise ClusterConfigError(
+                f"{_RESERVED}={text!r} has {len(reserved)} ports, but a"
+                f" node has {num_ports} tasks; reserve srun --resv-ports={num_ports}"
+            )
+        return [int(port) for port in reserved[:num_ports]]
+    job_id = given.integer("SLURM_JOB_ID", 0, _MOST_ID)
+    step_id = given.integer("SLURM_STEP_ID", 0, _MOST_ID)
+    num_firsts = LAST_PORT - FIRST_PORT + 2 - num_ports
+    if num_firsts < 1:
+        raise ClusterConfigError(
+            f"{num_ports} tasks on one node need as many ports, but only"
+            f" {LAST_PORT - FIRST_PORT + 1} are used; start fewer tasks per node"
+        )
+    first = FIRST_PORT + (job_id * 97 + step_id) * num_ports % num_firsts
+    return range(first, first + num_ports)
+
+
+def expand_nodes(text: str) -> tuple[str, ...]:
+    """Returns the names in a list of nodes, such as ``n[0-1,5],gpu-[01-03]``."""
+    names: list[str] = []
+    for part in re.split(r",(?![^\[]*\])", text):  # commas outside of brackets
+        pieces = re.split(r"\[([^\[\]]*)\]", part)
+        plain, inside = pieces[::2], pieces[1::2]
+        if not part or not all(re.fullmatch(r"[A-Za-z0-9_.-]*", p) for p in plain):
+            raise _malformed_list(text, part)
+        choices = [_expand_range(text, piece) for piece in inside]
+        for chosen in itertools.product(*choices):
+            pairs = itertools.zip_longest(plain, chosen, fillvalue="")
+            names.append("".join(itertools.chain.from_iterable(pairs)))
+            if len(names) > MAX_NODES:
+                raise _malformed_list(text, f"more than {MAX_NODES} nodes")
+    return tuple(names)
+
+
+def expand_counts(text: str) -> tuple[int, ...]:
+    """Returns the counts in a list such as ``2(x2),1``: 2, 2 and 1."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part)
+        repeats = int(match[2] or 1) if match else 0
+        if match is None or not 0 < repeats <= MAX_NODES:
+            raise ClusterConfigError(
+                f"{text!r} is not a list of tasks per node: {part!r} is wrong; Slurm"
+                " writes for example '2(x2),1'"
+            )
+        counts += [int(match[1])] * repeats
+    return tuple(counts)
+
+
+def _expand_range(text: str, inside: str) -> list[str]:
+    found: list[str] = []
+    for part in inside.split(","):
+        match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", part)
+        first, last = (match[1], match[2] or match[1]) if match else ("1", "0")
+        if not 0 <= int(last) - int(first) < MAX_NODES:
+            raise _malformed_list(text, part)
+        numbers = range(int(first), int(last) + 1)
+        found += [f"{number:0{len(first)}d}" for number in numbers]
+    return found
+
+
+def _malformed_list(text: str, part: str) -> ClusterConfigError:
+    return ClusterConfigError(
+        f"{text[:200]!r} is not a list of Slurm: {part[:100]!r} is wrong; Slurm writes"
+        " for example 'n[0-1,5],gpu-[01-03]'"
+    )
+
+
+# Environments that give ranks: the processes agree on their addresses through the one
+# with rank 0, the chief, at ``MASTER_ADDR:MASTER_PORT`` (``address_exchange``). For
+# processes of one host, ``mpirun`` of OpenMPI says enough without them.
+
+HOST = "MASTER_ADDR"
+PORT = "MASTER_PORT"
+
+
+class RankEnvironment(ClusterEnvironment):
+    """Variables with the rank and the number of processes; subclasses name them."""
+
+    LOCAL_RANK: ClassVar[str]
+    HOW: ClassVar[str]
+    HOW_CHIEF: ClassVar[str] = ""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        given = _Variables(environ, self.HOW)
+        rank_name, size_name = self.NEEDED[:2]
+        size = given.integer(size_name, 1, MAX_TASKS)
+        rank = given.integer(rank_name, 0, size - 1)
+        self._members = members_of(environ, size)
+        self._own = self._members[rank]
+        if environ.get(self.LOCAL_RANK):
+            self.local_rank = given.integer(self.LOCAL_RANK, 0, rank)
+        by_hand = {name: environ[name] for name in (HOST, PORT) if environ.get(name)}
+        chief = _Variables(
+            {**self._default_chief(environ, size), **by_hand},
+            f"set {HOST} and {PORT} in every process: the host and a free port of rank "
+            f"0{self.HOW_CHIEF}",
+        )
+        # Not at the top: of the other environments, launchers wait for the import.
+        from replicator.cluster.address_exchange import Ranks
+
+        self.ranks: Ranks = Ranks(
+            rank=rank,
+            world_size=size,
+            chief_host=chief.text(HOST),
+            chief_port=chief.integer(PORT, 1, MAX_PORT),
+        )
+
+    def _default_chief(self, environ: Mapping[str, str], size: int) -> dict[str, str]:
+        """``MASTER_ADDR`` and ``MASTER_PORT`` where the launcher implies them."""
+        del environ, size
+        return {}
+
+    def addresses(self, *, is_trusted: bool = False) -> Addresses:
+        from replicator.cluster import address_exchange
+
+        by_rank = address_exchange.agree(self.ranks, is_trusted=is_trusted)
+        return _by_kind(self._members, by_rank)
+
+
+class PlainRankEnvironment(RankEnvironment):
+    """The variables that PyTorch made common, set by hand or by a launcher."""
+
+    NEEDED = ("RANK", "WORLD_SIZE")
+    LOCAL_RANK = "LOCAL_RANK"
+    HOW = "set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in every process"
+
+
+class OpenMpiEnvironment(RankEnvironment):
+    """A process that ``mpirun`` of OpenMPI started."""
+
+    NEEDED = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE")
+    LOCAL_RANK = "OMPI_COMM_WORLD_LOCAL_RANK"
+    HOW = "mpirun of OpenMPI sets it: do not change it"
+    HOW_CHIEF = ", as by mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=29500"
+
+    def _default_chief(self, environ: Mapping[str, str], size: int) -> dict[str, str]:
+        """This host where all processes are on it; the port follows from the job."""
+        job = environ.get("PMIX_NAMESPACE")
+        if not job or environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") != str(size):
+            return {}
+        port = FIRST_PORT + zlib.crc32(job.encode()) % (LAST_PORT - FIRST_PORT + 1)
+        return {HOST: "127.0.0.1", PORT: str(port)}
+
+
+class HydraEnvironment(RankEnvironment):
+    """A process that ``mpiexec`` of MPICH or Intel MPI started (PMI)."""
+
+    NEEDED = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID")
+    LOCAL_RANK = "MPI_LOCALRANKID"
+    HOW = "mpiexec of MPICH sets it: do not change it"
+    HOW_CHIEF = ", as by mpiexec -genv MASTER_ADDR HOST -genv MASTER_PORT 29500"
+
+
+# In the order in which they are tried: what a user sets comes before what a scheduler
+# sets for every process. mpirun inside of an allocation comes before the scheduler,
+# whose variables then describe the helpers of mpirun.
+_DETECTED: tuple[Any, ...] = (
+    TfConfigEnvironment,
+    PlainRankEnvironment,
+    OpenMpiEnvironment,
+    HydraEnvironment,
+    SlurmEnvironment,
+    KubernetesEnvironment,
+)
+# What else describes a job; programs that start others look at many of Slurm's, and
+# programs of MPI at PMIx'.
+_ALSO_DESCRIBING = (
+    *("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", HOST, PORT, "PMIX_RANK", "SLURM_*"),
+    *("REPLICATOR_NUM_WORKERS", "REPLICATOR_SERVICE", "REPLICATOR_PORT"),
+)
+
+
+def detect(environ: Mapping[str, str] | None = None) -> ClusterEnvironment:
+    """Finds the environment that describes this process's job.
+
+    Args:
+      environ: Environment variables; by default those of this process.
+
+    Raises:
+      ClusterConfigError: There is none, or it is malformed.
+    """
+    variables = os.environ if environ is None else environ
+    for kind in _DETECTED:
+        if all(map(variables.get, kind.NEEDED)):
+            found: ClusterEnvironment = kind(variables)
+            return found
+    raise ClusterConfigError(
+        "TF_CONFIG is not set, and no launcher has numbered this process, so it does "
+        f"not know its cluster; set it in every process, for example "
+        f"TF_CONFIG='{EXAMPLE}', or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or"
+        " start them as docs/clusters.md says"
+    )
+
+
+def forget(environ: MutableMapping[str, str]) -> None:
+    """Removes what describes a job, so that a process of it is a program of its own."""
+    patterns = [*_ALSO_DESCRIBING, *(name for e in _DETECTED for name in e.NEEDED)]
+    for name in list(environ):
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+            del environ[name]
+
+
+def config_of(cluster: ClusterConfig | None) -> ClusterConfig:
+    """Returns a given cluster, or the one that this process's environment describes."""
+    return detect().config() if cluster is None else cluster
