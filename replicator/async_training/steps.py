@@ -110,7 +110,7 @@ class WorkerSteps:
         ]
         # Threads of the coordinator ask too: what waits for a worker runs in a loop.
         self._lock = threading.Lock()
-        self._functions: dict[tuple[int, bool], Any] = {}
+        self._functions: dict[tuple[int, bool], Callable[..., Any]] = {}
 
     def _require_local_kinds(
         self, body: Body, table: ServerTable, updated: Sequence[Any]
@@ -142,7 +142,7 @@ class WorkerSteps:
 
     def function(
         self, worker: int, source_spec: Any, *, is_loop: bool
-    ) -> Callable[[Any, Sequence[int], int], Any]:
+    ) -> Callable[..., Any]:
         """What runs steps on a worker: takes source, sequence numbers, and how many."""
         key = worker, is_loop
         with self._lock:

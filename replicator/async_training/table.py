@@ -157,7 +157,7 @@ class Placement:
         self.num_bytes = [0] * len(devices)  # of the variables on each
         self.counters = ServerCounters()  # of the updates of optimizers
 
-    def scope(self) -> contextlib.AbstractContextManager[Any]:
+    def scope(self) -> Any:
         """Puts the variables that are made inside on servers."""
         return tf.variable_creator_scope(self._create)
 
