@@ -436,7 +436,8 @@ def close_connections(address: str) -> None:
     """Closes this process's connections to an address: its calls fail at once."""
     port = split_address(address)[1]
     peers = [(ip, port) for ip in port_filter.resolve(address)]
-    for entry in Path("/dev/fd").iterdir():
+    # Of sockets only: whoever closes a copy of a file's descriptor loses its locks.
+    for entry in filter(Path.is_socket, Path("/dev/fd").iterdir()):
         # What is no connection has no other end, or one of another kind.
         with (
             suppress(OSError, ValueError),
