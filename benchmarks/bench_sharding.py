@@ -95,14 +95,14 @@ def measure_time() -> dict[str, float]:
 
 def measure_memory() -> dict[str, int]:
     """Bytes on the fullest of four devices by level."""
-    from replicator.backends import summary
+    from replicator.backends import sharding
 
     repl = _replicator(4)
     _training(repl, "parameters")()
     # As the engine has placed variables, and scheduled their gathers.
-    held = [summary.Held(*each) for each in repl._table.ownership.held()]  # noqa: SLF001
+    held = [sharding.Held(*each) for each in repl._table.ownership.held()]  # noqa: SLF001
     ((_, program),) = repl._programs.items()  # noqa: SLF001
-    found = {row.level: row.together for row in summary.rows(held)}
+    found = {row.level: row.together for row in sharding.rows(held)}
     found["parameters"] += program.most_gathered
     return found
 

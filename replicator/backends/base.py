@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf.dispatch import profiled
-from replicator.backends import programs, summary
+from replicator.backends import programs, sharding, summary
 from replicator.checkpoint.division import CheckpointedBackend
 from replicator.core import context as context_lib
 from replicator.core import devices, validation
@@ -445,7 +445,7 @@ class Replicator(CheckpointedBackend, abc.ABC):
         Raises:
           ValueError: ``device_memory`` is not a positive integer.
         """
-        summary.check_memory(device_memory)
+        sharding.check_memory(device_memory)
         described = summary.describe(self, *self._placed())
         return "\n".join([described, *self._levels(device_memory)])
 
@@ -455,7 +455,7 @@ class Replicator(CheckpointedBackend, abc.ABC):
 
     def _levels(self, device_memory: int | None) -> list[str]:
         """What each level of ``sharded_update`` keeps on a device, in lines."""
-        return summary.unmarked(device_memory)
+        return sharding.unmarked(device_memory)
 
     def timeline(
         self, path: str | os.PathLike[str]

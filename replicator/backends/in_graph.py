@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.backends import base, programs, summary
+from replicator.backends import base, programs, sharding, summary
 from replicator.backends.single import SingleDeviceReplicator
 from replicator.catalog import GRADIENTS, PARAMETERS, entry_of
 from replicator.core import context as context_lib
@@ -274,7 +274,7 @@ class InGraphReplicator(base.Replicator):
             return other
         options.check(optimizer)
         is_over_workers = self.topology.num_programs > 1
-        reason = summary.why_not_parameters(self)
+        reason = sharding.why_not_parameters(self)
         if options.level == PARAMETERS and reason:
             label = type(self).__name__
             options.refuse_option("sharded_update", reason, label, GRADIENTS)
@@ -300,9 +300,9 @@ class InGraphReplicator(base.Replicator):
         )
 
     def _levels(self, device_memory: int | None) -> list[str]:
-        held = [summary.Held(*each) for each in self._table.ownership.held()]
-        reason = summary.why_not_parameters(self)
-        return summary.table(held, device_memory, self._activations(), reason)
+        held = [sharding.Held(*each) for each in self._table.ownership.held()]
+        reason = sharding.why_not_parameters(self)
+        return sharding.table(held, device_memory, self._activations(), reason)
 
     def explain(self) -> str:
         """Describes every traced step: its collectives and replica-local variables."""
