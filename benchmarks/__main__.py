@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 _SCRIPTS = {
-    "command-line": ("bench_cli",),
+    "command-line": ("bench_measuring", "--repeats", "7", "--cases", "help", "plan"),
     "trials": ("bench_trials",),
     "report": ("bench_report",),
     "measuring": ("bench_measuring", "--cases", "window", "relay"),

@@ -1,10 +1,11 @@
-"""Measures what the measuring itself costs a step of 5 ms.
+"""Measures what the harness costs: its command line, and a step of 5 ms.
 
 python -m benchmarks.bench_measuring [--repeats 4] [--cases NAME...]
 
-A program whose step takes 5 ms by its own clock is measured as a trial: in one window,
-and in turns of a relay that this script gives. What the harness states as the time of
-the steps, less what the steps took by their own clock, is its cost.
+*help* and *plan* are whole processes, as a user sees them. *window* and *relay*: a
+program whose step takes 5 ms by its own clock is measured as a trial, in one window,
+and in turns that this script gives. What the harness states as the time of the steps,
+less what the steps took by their own clock, is its cost.
 
 *client* is a loop that computes for 5 ms per step: plain, and with ``scaling_client``
 in such turns. Steps of both ways alternate within one process, so both see the same
@@ -18,19 +19,42 @@ import functools
 import json
 import os
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks import runner
 from benchmarks.runner import Figure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 STEP_NS = 5_000_000
 NUM_STEPS, STEPS_PER_TURN, NUM_WARMUP_STEPS = 600, 60, 3
 NUM_TURNS = NUM_STEPS // STEPS_PER_TURN
 MOST_RATIO = 1.01
+# 2 backends x (1 baseline + 3 weak + 3 strong), the A/A control, 72 repetitions, and 4
+# quality runs.
+PLAN = (
+    *("sweep", "--dry-run", "--workload=resnet50", "--preset=laptop"),
+    *("--replicas=1,2,4,8", "--repeats=72"),
+)
+
+
+def run_command(*args: str) -> float:
+    """Returns the wall time of a command in seconds."""
+    start = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-m", "harness", *args],
+        cwd=runner.ROOT,
+        check=True,
+        capture_output=True,
+    )
+    return time.perf_counter() - start
 
 
 def start_giving() -> str:
@@ -218,30 +242,30 @@ def _num_operations() -> int:
 
 
 ONE_CORE = functools.partial(runner.measure, cores=runner.CORES[:1])
-WAYS = {
+WAYS: dict[str, Callable[[], Any]] = {
+    "help": lambda: run_command("--help"),
+    "plan": lambda: run_command(*PLAN),
     "window": lambda: ONE_CORE(measure_trial, way="window"),
     "relay": lambda: ONE_CORE(measure_trial, way="relay"),
     "client": lambda: ONE_CORE(measure_client),
 }
 FIGURES = [
-    figure
-    for way in WAYS
-    for figure in (
-        Figure(f"{way}: cost of measuring a step", (way, "cost_us"), unit="us"),
-        Figure(
-            f"{way}: stated time of steps / their own time",
-            (way, "stated_ns"),
-            (way, "own_ns"),
-            at_most=MOST_RATIO,
-        ),
-    )
+    Figure("python -m harness --help", ("help",), unit="s", at_most=0.4),
+    Figure("plan of 1,084 trials", ("plan",), unit="s", at_most=2.0),
+    *(
+        figure
+        for way in ("window", "relay", "client")
+        for figure in (
+            Figure(f"{way}: cost of measuring a step", (way, "cost_us"), unit="us"),
+            Figure(
+                f"{way}: stated time of steps / their own time",
+                (way, "stated_ns"),
+                (way, "own_ns"),
+                at_most=MOST_RATIO,
+            ),
+        )
+    ),
 ]
 
 if __name__ == "__main__":
-    runner.run(
-        __doc__,
-        WAYS,
-        FIGURES,
-        num_repeats=4,
-        show=lambda figures: f"{figures['cost_us']:.1f} us per step",
-    )
+    runner.run(__doc__, WAYS, FIGURES, num_repeats=4)

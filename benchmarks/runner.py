@@ -217,21 +217,17 @@ def run(
     *,
     num_repeats: int,
     show: Callable[[Any], str] | None = str,
-) -> bool:
-    """The whole script: reads its command line, measures and prints.
-
-    Returns whether all targets are reached.
-    """
+) -> None:
+    """The whole script: reads its command line, measures and prints."""
     parser = make_parser(text, num_repeats=num_repeats)
     parser.add_argument("--cases", nargs="+", choices=ways, default=list(ways))
     given = parser.parse_args()
     chosen = {name: ways[name] for name in given.cases}
-    return print_figures(figures, take_turns(chosen, given.num_repeats, show=show))
+    print_figures(figures, take_turns(chosen, given.num_repeats, show=show))
 
 
-def print_figures(figures: Sequence[Figure], found: Mapping[str, list[Any]]) -> bool:
-    """Prints the figures of the ways that were measured; whether targets are met."""
-    reached = []
+def print_figures(figures: Sequence[Figure], found: Mapping[str, list[Any]]) -> None:
+    """Prints the figures of the ways that were measured."""
     for title, of, over, unit, at_least, at_most in figures:
         if not {of[0], *over[:1]} <= found.keys():
             continue
@@ -245,8 +241,7 @@ def print_figures(figures: Sequence[Figure], found: Mapping[str, list[Any]]) -> 
             for side in (of, over)
         )
         target = {"unit": unit, "at_least": at_least, "at_most": at_most}
-        reached.append(print_figure(title, values, others, **target))
-    return all(reached)
+        print_figure(title, values, others, **target)
 
 
 def print_figure(

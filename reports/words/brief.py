@@ -272,19 +272,17 @@ def columns(view: View) -> tuple[str, ...]:
 
 def _row(view: View, point: Point) -> MeasuredRow:
     assert point.throughput is not None
-    efficiency = point.efficiency
-    text = "baseline" if point.is_baseline else point.missing_reason
-    if efficiency is not None:
-        text = formats.estimate(efficiency, formats.percent)
-    if point.is_oversubscribed:
-        text += ", oversubscribed"
+    cells = verdict.cells(point)
+    efficiency = cells["efficiency"]
+    if point.efficiency is None:
+        efficiency = "baseline" if point.is_baseline else point.missing_reason
     return MeasuredRow(
         backend=point.backend,
         mode=point.mode.value,
         num_replicas=point.num_replicas,
-        rate=formats.estimate(point.throughput, formats.significant),
-        efficiency=text,
-        how_sure=_how_sure(view, efficiency or point.throughput),
+        rate=cells["rate"],
+        efficiency=efficiency + ", oversubscribed" * point.is_oversubscribed,
+        how_sure=_how_sure(view, point.efficiency or point.throughput),
     )
 
 

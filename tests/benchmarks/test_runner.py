@@ -242,5 +242,5 @@ def test_every_benchmark_is_there(load):
         (name,) = (part for part in command if "bench_" in part)
         path = name.removesuffix(".py").replace(".", "/") + ".py"
         assert (ROOT / path).is_file(), path
-    done = CliRunner().invoke(main.cli, load("bench_cli").PLAN)
+    done = CliRunner().invoke(main.cli, load("bench_measuring").PLAN)
     assert "1084 trials of 19 cases" in done.output
