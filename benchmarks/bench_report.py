@@ -122,7 +122,8 @@ def main() -> None:
                 limit = limits.get(key)
                 runner.print_figure(title, values, unit=unit, at_most=limit)
             elif key == "paint":
-                print("  screens and first paint: not measured, no chromium here")
+                text = "not measured, no chromium is installed here"
+                print(f"  screens and first paint: {text}")
 
 
 if __name__ == "__main__":
