@@ -205,7 +205,7 @@ class Stage:
         def run(arguments: list[Any], given: list[Any], weights: list[Any]) -> Any:
             # What calls the function says where it runs.
             used = seeds if is_first else StageSeeds(given)
-            read = updates_lib.noted(dict(zip(self.casts, weights, strict=True)))
+            read = updates_lib.Updates(dict(zip(self.casts, weights, strict=True)))
             with tf.device(None), used.installed(), read as updates:
                 outputs = self._outputs(arguments)
             if updates.refused:
@@ -309,7 +309,7 @@ class Stage:
             weights: list[Any],
             given: list[Any],
         ) -> Any:
-            read = updates_lib.noted(dict(zip(self.casts, weights, strict=True)))
+            read = updates_lib.Updates(dict(zip(self.casts, weights, strict=True)))
             of = [*floating(arguments), *self.variables, *weights]
             with tf.device(None), tf.GradientTape() as tape:
                 tape.watch(of)

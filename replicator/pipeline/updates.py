@@ -13,12 +13,10 @@ A mask is an attribute of a tensor. It crosses a cut beside the tensor.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import sys
-import types
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
+import keras
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
@@ -26,14 +24,13 @@ from replicator._tf import distribute as _tf_distribute
 from replicator.errors import CreateVariableInStepError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
-_NOTHING: Final[Mapping[tuple[int, str], Any]] = types.MappingProxyType({})
 _MASK = "_keras_mask"  # of Keras and tf_keras
 
 
-class Updates:
-    """What a stage would assign, in one trace of it.
+class Updates(keras.StatelessScope):
+    """What a stage would assign, in one trace of it; variables keep their values.
 
     Attributes:
       variables: Of Keras, in the order of their first update.
@@ -43,6 +40,7 @@ class Updates:
     """
 
     def __init__(self, given: Mapping[tuple[int, str], Any]) -> None:
+        super().__init__(collect_losses=True)
         self._values: dict[int, Any] = {}
         self._given = given
         self.variables: list[Any] = []
@@ -52,10 +50,14 @@ class Updates:
 
     @property
     def values(self) -> list[Any]:
+        """The last value of each of the variables."""
         return [self._values[id(variable)] for variable in self.variables]
 
-    def reads(self, variable: Any) -> Any:
-        """Returns what is given for a variable as it is read now; None for itself."""
+    def get_current_value(self, variable: Any) -> Any:
+        """What was assigned or is given for a variable as it is read; None for none."""
+        assigned = super().get_current_value(variable)
+        if assigned is not None:
+            return assigned
         inner = _tf_compat.unwrap(variable)
         if inner is variable:  # Keras makes no tf.Variable in this scope
             raise CreateVariableInStepError(variable.path)
@@ -72,17 +74,20 @@ class Updates:
         self.casts[key] = variable
         return self._given.get(key)
 
-    def add(self, variable: Any, value: Any) -> None:
+    def add_update(self, update: tuple[Any, Any]) -> None:
+        super().add_update(update)
+        variable, value = update
         if id(variable) not in self._values:
             self.variables.append(variable)
         self._values[id(variable)] = value
         owner = _tf_distribute.layer_in_call()
+        is_batch_norm = isinstance(owner, keras.layers.BatchNormalization)
         if variable.trainable:
             self.refused.append(
                 f"assigns {variable.path!r} in layer {_name(owner)}, which is trained "
                 "as well; create it with trainable=False"
             )
-        elif variable.aggregation == "none" and not _is_batch_norm(owner):
+        elif variable.aggregation == "none" and not is_batch_norm:
             self.refused.append(
                 f"assigns {variable.path!r} in layer {_name(owner)}, and micro-batches "
                 "can be joined in more than one way; say in add_weight(aggregation=) "
@@ -90,7 +95,10 @@ class Updates:
                 "'only_first_replica' if all assign the same"
             )
 
-    def add_loss(self, layer: Any) -> None:
+    def add_loss(self, loss: Any) -> None:
+        super().add_loss(loss)
+        frame: Any = inspect.currentframe()
+        layer = frame.f_back.f_locals["self"]
         self.refused.append(
             f"has a loss of its own in layer {_name(layer)} (add_loss, or an "
             "activity_regularizer), which would be of one micro-batch at a time; "
@@ -106,33 +114,6 @@ def joined(variable: Any, values: list[Any]) -> Any:
         before = tf.convert_to_tensor(_tf_compat.unwrap(variable))
         return before + tf.add_n([value - before for value in values])
     return tf.cast(tf.add_n(values) / len(values), values[0].dtype)
-
-
-@contextlib.contextmanager
-def noted(given: Mapping[tuple[int, str], Any] = _NOTHING) -> Iterator[Updates]:
-    """Lets variables of Keras keep their values inside, and notes what is assigned."""
-    updates = Updates(given)
-    keras = sys.modules.get("keras")
-    if keras is None:  # a program need not import it
-        yield updates
-        return
-
-    class Scope(keras.StatelessScope):  # type: ignore[name-defined]
-        def get_current_value(self, variable: Any) -> Any:
-            assigned = super().get_current_value(variable)
-            return updates.reads(variable) if assigned is None else assigned
-
-        def add_update(self, update: Any) -> None:
-            super().add_update(update)
-            updates.add(*update)
-
-        def add_loss(self, loss: Any) -> None:
-            super().add_loss(loss)
-            frame: Any = inspect.currentframe()
-            updates.add_loss(frame.f_back.f_locals["self"])
-
-    with Scope(collect_losses=True):
-        yield updates
 
 
 def with_masks(nest: Any) -> tuple[Any, dict[int, Any]]:
@@ -155,8 +136,3 @@ def masked(pair: tuple[Any, Mapping[int, Any]]) -> Any:
 
 def _name(layer: Any) -> str:
     return repr(getattr(layer, "name", None) or type(layer).__name__)
-
-
-def _is_batch_norm(layer: Any) -> bool:
-    keras = sys.modules["keras"]
-    return isinstance(layer, keras.layers.BatchNormalization)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -304,11 +304,9 @@ class Steps:
 
 def trainer_of(fn: Callable[..., Any]) -> Any:
     """The model of Keras or tf_keras whose ``fit`` or ``evaluate`` runs ``fn``."""
-    keras = sys.modules.get("keras")
     owner = getattr(fn, "__self__", None)
-    if keras is not None and isinstance(owner, keras.Model):
-        return owner
-    return _tf_distribute.tf_keras_trainer(fn)
+    is_model = isinstance(owner, keras.Model)
+    return owner if is_model else _tf_distribute.tf_keras_trainer(fn)
 
 
 def is_trainer_step(fn: Callable[..., Any]) -> bool:
