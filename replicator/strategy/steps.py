@@ -266,16 +266,21 @@ class Steps:
         outputs, strategy = Outputs(), self._strategy()
         num_replicas = repl.num_replicas_in_sync
         is_over_programs = repl.num_programs > 1
+        trainer = trainer_of(fn)
 
         @tf.autograph.experimental.do_not_convert
         def replica_step(tensors: Sequence[Any] = ()) -> list[tf.Tensor]:
             args, kwargs = arguments.packed(tensors)
+            # Of a model, replicas may have different numbers of examples.
+            first = tensors[0] if trainer is not None and tensors else None
+            has_rows = first is not None and bool(first.shape.rank)
+            may_differ = has_rows and first.shape[0] is None
             sums = GradientSum(
                 num_replicas,
-                is_of_model=is_trainer_step(fn),
-                num_examples=_num_examples(fn, tensors),
+                is_of_model=trainer is not None,
+                num_examples=num_rows(first) if may_differ else None,
             )
-            model = trainer_of(fn) if num_replicas > 1 else None
+            model = trainer if num_replicas > 1 else None
             with entered_by(strategy, sums):
                 if model is None:
                     result = called(*args, **kwargs)
@@ -309,21 +314,9 @@ def trainer_of(fn: Callable[..., Any]) -> Any:
     return owner if is_model else _tf_distribute.tf_keras_trainer(fn)
 
 
-def is_trainer_step(fn: Callable[..., Any]) -> bool:
-    """Whether a function is a step of ``fit`` or ``evaluate`` of a Keras model."""
-    return trainer_of(fn) is not None
-
-
 def _whole(value: Any) -> Any:
     is_scalar = isinstance(value, tf.Tensor) and value.shape.rank == 0
     return reductions.all_concat(value[tf.newaxis] if is_scalar else value)
-
-
-def _num_examples(fn: Callable[..., Any], tensors: Sequence[Any]) -> Any:
-    """Those of a replica in a step of a Keras model, if they may differ."""
-    if not is_trainer_step(fn) or not tensors or not tensors[0].shape.rank:
-        return None
-    return num_rows(tensors[0]) if tensors[0].shape[0] is None else None
 
 
 def _compilation(fn: Callable[..., Any]) -> Any:
