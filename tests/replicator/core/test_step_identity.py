@@ -203,28 +203,28 @@ def test_too_many_functions_are_an_error():
 
 
 def _objects_that_live(repl):
-    for model in [_Model() for _ in range(NUM_MODELS)]:
+    for model in [_Model() for _ in range(NUM_TO_WARN + 1)]:
         repl.run(model.draw)
         repl.run(model)
 
 
 def _objects_that_are_run_again(repl):
     """A search over models has a step per model, and lets each model go."""
-    for _ in range(NUM_MODELS):
+    for _ in range(NUM_TO_WARN + 1):
         model = _Model()
         for _ in range(2):
             repl.run(model.draw)
 
 
 def _partials_of_different_objects(repl):
-    for model in [_Model() for _ in range(NUM_MODELS)]:
+    for model in [_Model() for _ in range(NUM_TO_WARN + 1)]:
         for _ in range(2):
             repl.run(functools.partial(model.step, 1.0))
 
 
 def _objects_at_the_address_of_others(repl):
     """Counts go with the object whose methods were counted."""
-    for _ in range(NUM_TO_WARN + 2):
+    for _ in range(3):
         model = _Model()
         for scale in [*range(NUM_TO_WARN - 1), 0]:
             repl.run(functools.partial(model.step, float(scale)))
