@@ -128,22 +128,46 @@ class CrossReplicaBatchNormalization(keras.layers.BatchNormalization):
     def _global_moments(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Mean and variance of the global batch, one number per channel each."""
         rank = len(values.shape)
-        means = _GlobalMeans(
-            values, [index for index in range(rank) if index != self.axis % rank]
-        )
+        axes = [index for index in range(rank) if index != self.axis % rank]
+        # Where the trace knows how many values there are, all replicas have as many.
+        # Otherwise their numbers weigh the means: equal ones by exactly 1.
+        unknown = [axis for axis in axes if not values.shape[axis]]  # None, or 0
+        count = total = weight = None
+        if unknown:
+            sizes = tf.gather(tf.shape(values), unknown)
+            count = tf.cast(tf.reduce_prod(sizes), values.dtype)
+            total = examples_of_all(count, values.dtype)
+            num_replicas = context.require("all_mean").num_replicas_in_sync
+            share = count * tf.cast(num_replicas, values.dtype)
+            weight = tf.math.divide_no_nan(share, total)
+
+        def means(*parts: tf.Tensor) -> list[tf.Tensor]:
+            """Averages over all values of all replicas, in one all-reduce."""
+            own = [tf.reduce_mean(part, axes) for part in parts]
+            if count is not None:  # the mean of no value is NaN
+                own = [
+                    tf.where(count > 0, mean, tf.zeros_like(mean)) * weight
+                    for mean in own
+                ]
+            return list(reductions.all_mean(own))
+
+        def kept(statistic: tf.Tensor, moving: Any) -> tf.Tensor:
+            """The moving statistic in a step in which no replica has a value."""
+            if total is None:
+                return statistic
+            before = tf.cast(moving.value, statistic.dtype)
+            return tf.where(total > 0, statistic, before)
+
         if self.variance_form == "two_pass":
-            (mean,) = means([values])
-            centred = values - self._on_axis(mean, rank)
-            (variance,) = means([centred**2])
+            (mean,) = means(values)
+            (variance,) = means((values - self._on_axis(mean, rank)) ** 2)
         else:
             shift = tf.cast(self.moving_mean.value, values.dtype)
             distance = values - self._on_axis(shift, rank)
-            first, second = means([distance, distance**2])
+            first, second = means(distance, distance**2)
             mean = shift + first
             variance = tf.maximum(second - first**2, tf.zeros_like(first))
-        return means.unless_empty(mean, self.moving_mean), means.unless_empty(
-            variance, self.moving_variance
-        )
+        return kept(mean, self.moving_mean), kept(variance, self.moving_variance)
 
     def _on_axis(self, vector: tf.Tensor, rank: int) -> tf.Tensor:
         """Gives a vector over channels the rank of the values."""
@@ -157,46 +181,6 @@ class CrossReplicaBatchNormalization(keras.layers.BatchNormalization):
         # Keras' own synchronization is what this layer replaces.
         config.pop("synchronized", None)
         return {**config, "variance_form": self.variance_form}
-
-
-class _GlobalMeans:
-    """Means over some axes and all replicas, in which every value counts equally.
-
-    Where the trace knows how many values there are, all replicas have as many. Where it
-    does not, as in the last step of an epoch, replicas may have different numbers or
-    none; one all-reduce adds them up, and they weigh the means of replicas. If all
-    have as many, the weight is exactly 1.
-    """
-
-    def __init__(self, values: tf.Tensor, axes: list[int]) -> None:
-        self._axes = axes
-        self._count: tf.Tensor | None = None
-        unknown = [axis for axis in axes if not values.shape[axis]]  # None, or 0
-        if unknown:
-            sizes = tf.gather(tf.shape(values), unknown)
-            self._count = tf.cast(tf.reduce_prod(sizes), values.dtype)
-            self._total = examples_of_all(self._count, values.dtype)
-            num_replicas = context.require("all_mean").num_replicas_in_sync
-            share = self._count * tf.cast(num_replicas, values.dtype)
-            self._weight = tf.math.divide_no_nan(share, self._total)
-
-    def __call__(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Averages tensors of the shape of the values in one all-reduce."""
-        means = [tf.reduce_mean(value, self._axes) for value in values]
-        if self._count is not None:
-            # That of no value is NaN.
-            means = [
-                tf.where(self._count > 0, mean, tf.zeros_like(mean)) * self._weight
-                for mean in means
-            ]
-        return list(reductions.all_mean(means))
-
-    def unless_empty(self, statistic: tf.Tensor, moving: Any) -> tf.Tensor:
-        """A statistic, or the moving one in a step in which no replica has a value."""
-        if self._count is None:
-            return statistic
-        kept = tf.cast(moving.value, statistic.dtype)
-        return tf.where(self._total > 0, statistic, kept)
 
 
 class ShardedEmbedding(keras.layers.Layer):
