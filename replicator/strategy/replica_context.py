@@ -46,13 +46,8 @@ class StepReplicaContext(tf.distribute.ReplicaContext):
         self, strategy: tf.distribute.Strategy, gradient_sum: GradientSum | None = None
     ) -> None:
         super().__init__(strategy, replica_id_in_sync_group=0)
-        self._gradient_sum = gradient_sum
-
-    @property
-    def gradient_sum(self) -> GradientSum:
-        """What becomes of the sums of gradients that optimizers ask for."""
-        self._gradient_sum = self._gradient_sum or GradientSum()
-        return self._gradient_sum
+        # What becomes of the sums of gradients that optimizers ask for.
+        self.gradient_sum = gradient_sum or GradientSum()
 
     @property
     def replica_id_in_sync_group(self) -> tf.Tensor:
