@@ -300,11 +300,9 @@ class StepStrategy(tf.distribute.Strategy):
         return reductions.all_concat(value, axis)
 
 
-@contextlib.contextmanager
-def entered() -> Iterator[None]:
-    replica = StepReplicaContext(_of_steps())
-    with _tf_distribute.replica_mode(replica):
-        yield
+def entered() -> Any:
+    """Makes the replica of a step of ``repl.run`` the one of ``tf.distribute``."""
+    return _tf_distribute.replica_mode(StepReplicaContext(_of_steps()))
 
 
 @contextlib.contextmanager
