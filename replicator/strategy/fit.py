@@ -51,7 +51,7 @@ def step(
     """Calls the step of a model in its trace; returns the logs of all replicas."""
     _check_reductions(model)
     part, joined = _Part(batch, gradients), _Joined()
-    metrics = [one for one in _each(model.metrics) if not _inner(one)]
+    metrics = list(_each(model.metrics))
     with contextlib.ExitStack() as stack:
         for kind in _tf_keras_parts.numeric_metrics():
             stack.enter_context(replaced(kind, "update_state", part.counted))
@@ -233,15 +233,11 @@ def _is_part(variable: Any) -> bool:
     return declared_kind(variable) is Kind.LOCAL and is_summed(variable)
 
 
-def _inner(metric: Any) -> list[Any]:
-    """The metrics that one holds, as what was passed to ``compile`` does."""
-    return list(getattr(metric, "metrics", None) or ())
-
-
 def _each(metrics: Iterable[Any]) -> Iterator[Any]:
+    """Metrics, and those that one holds in place of it, as of ``compile``."""
     for metric in metrics:
-        yield metric
-        yield from _each(_inner(metric))
+        inner = list(getattr(metric, "metrics", None) or ())
+        yield from _each(inner) if inner else (metric,)
 
 
 def _value(leaf: Any) -> Any:
@@ -308,8 +304,9 @@ def check_callbacks(strategy: Any, replicator: Any) -> None:
     callbacks = _tf_distribute.callbacks_of_fit()
     if callbacks is None:
         return
-    own = _written(callbacks)
-    digests = dict(zip(map(_digest, own), own, strict=True))
+    digests = {
+        _digest(path or kind): (kind, path) for kind, path in _written(callbacks)
+    }
     values = np.zeros([_NUM_NAMES], np.int64)
     values[: len(digests)] = list(digests)[:_NUM_NAMES]
 
@@ -356,8 +353,6 @@ def _written(callbacks: Iterable[Any]) -> list[tuple[str, str]]:
     return written
 
 
-def _digest(written: tuple[str, str]) -> int:
+def _digest(text: str) -> int:
     """A number that is not 0, the same in every process."""
-    kind, path = written
-    text = path or kind
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big") + 1
