@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -10,6 +10,7 @@ import tensorflow as tf
 import replicator
 from fuzzing import source, values, variance
 from fuzzing.comparing import DifferenceError, Seen
+from replicator.core import devices
 
 
 def run(program, repl=None):
@@ -70,16 +71,14 @@ def _write(program, variable, write):
 def make_replicator(placement, count):
     if placement == "shared":
         return replicator.create("in_graph", num_replicas=count)
-    repl = replicator.create(
-        "in_graph",
-        num_replicas=count,
-        devices=[f"CPU:{index}" for index in range(count)],
-        variable_placement="mirrored",
-    )
-    if placement == "separate":
-        memories = tuple(range(count))
-        repl._set_topology(dataclasses.replace(repl.topology, memories=memories))
-    return repl
+    memory = str if placement == "separate" else devices.memory
+    with mock.patch.object(devices, "memory", memory):
+        return replicator.create(
+            "in_graph",
+            num_replicas=count,
+            devices=[f"CPU:{index}" for index in range(count)],
+            variable_placement="mirrored",
+        )
 
 
 def local_replicas(repl):

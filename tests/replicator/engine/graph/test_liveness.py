@@ -3,8 +3,6 @@
 That sharded updates train as others do is seen in ``tests/replicator/optimizer``.
 """
 
-import dataclasses
-
 import keras
 import numpy as np
 import pytest
@@ -67,15 +65,9 @@ def test_what_the_message_advises_has_one_mask():
     assert 0 < np.count_nonzero(forward[0]) < 64
 
 
-def test_what_only_an_owner_needs_is_sent_to_it_alone():
+def test_what_only_an_owner_needs_is_sent_to_it_alone(separate):
     """With a sharded update that Keras computes: sums, and all that follows on them."""
-    repl = replicator.create(
-        "in_graph",
-        num_replicas=2,
-        devices=["CPU:0", "CPU:1"],
-        variable_placement="mirrored",
-    )
-    repl._set_topology(dataclasses.replace(repl.topology, memories=(0, 1)))
+    repl = separate(2)
     with repl.context():
         weights = [tf.Variable(tf.ones([8])) for _ in range(2)]
         optimizer = repl.wrap_optimizer(
