@@ -272,7 +272,7 @@ class Steps:
         def replica_step(tensors: Sequence[Any] = ()) -> list[tf.Tensor]:
             args, kwargs = arguments.packed(tensors)
             # Of a model, replicas may have different numbers of examples.
-            first = tensors[0] if trainer is not None and tensors else None
+            first: Any = tensors[0] if trainer is not None and tensors else None
             has_rows = first is not None and bool(first.shape.rank)
             may_differ = has_rows and first.shape[0] is None
             sums = GradientSum(
