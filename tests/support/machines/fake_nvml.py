@@ -14,8 +14,6 @@ from typing import Any
 
 import pynvml
 
-GIB = 2**30
-
 
 @dataclasses.dataclass(kw_only=True)
 class FakeMig:
