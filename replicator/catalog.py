@@ -213,6 +213,39 @@ _ASYNC_LACKS = {
     "whole_epochs": "each worker ends its own epoch, with its last whole step",
 }
 
+_SEES_ALL = "a step sees the batch of all replicas: there is nobody to communicate with"
+
+_EVEN = "a mesh divides a batch evenly; raises an error"
+
+# What a step over a mesh cannot do.
+_MESH_LACKS = {
+    "collectives": _SEES_ALL,
+    "sparse_gradients": "DTensor has no updates by rows: gradients are made dense",
+    "uneven_rows": "DTensor has no updates by rows: gradients are made dense",
+    "higher_derivatives": _SEES_ALL,
+    "vectorized_collectives": _SEES_ALL,
+    "random_streams": "a random operation draws for the whole batch",
+    "replica_local_state": "a step sees the batch of all replicas, and has one state",
+    "steps_per_execution": "run(num_steps=k) dispatches k times",
+    "whole_epochs": _EVEN,
+    "ragged_inputs": _EVEN,
+    "control_flow_check": _SEES_ALL,
+    "unsynchronized_update_check": (
+        "a gradient is of the batch of all replicas, so every update is alike"
+    ),
+    "fit": "fit() asks a strategy of tf.distribute, which a mesh is not",
+    "model_parallelism": "layouts split dimensions in place of logical devices",
+    "pipelines": "layouts split dimensions in place of logical devices",
+    "gradient_accumulation": "DTensor has no branches that update; not tried",
+    "gradient_compression": "DTensor sends gradients in their own type",
+    "dynamic_loss_scale": "DTensor has no branches that update; not tried",
+    "sharded_update": "the layout says which device has which part of a variable",
+    "sharded_gradients": "the layout says which device has which part of a variable",
+    "sharded_parameters": "the layout says which device has which part of a variable",
+    "compiled_functions": "DTensor splits no function of XLA",
+    "explained_plan": "DTensor places the collectives; explain() counts them",
+}
+
 BACKENDS: dict[str, BackendInfo] = {
     info.name: info
     for info in (
@@ -325,6 +358,14 @@ BACKENDS: dict[str, BackendInfo] = {
                 ),
             },
             not_swept_because="it needs a TPU, which the harness does not look for",
+        ),
+        BackendInfo(
+            name="dtensor",
+            no_control_because="DTensor places the collectives",
+            target="replicator.backends.dtensor:DTensorReplicator",
+            description="one step over a mesh of devices, split by names of dimensions",
+            kind="ours",
+            lacks=_MESH_LACKS,
         ),
         BackendInfo(
             name="tf_parameter_server",

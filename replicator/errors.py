@@ -92,6 +92,10 @@ class DeviceError(ReplicatorError):
     """A device does not exist, or there are fewer devices than replicas."""
 
 
+class LayoutError(ReplicatorError):
+    """A mesh, a layout or names of dimensions that make no sense together."""
+
+
 class PipelineError(ReplicatorError):
     """A pipeline whose stages, micro-batches or schedule cannot train as one model."""
 

@@ -19,7 +19,9 @@ _OF_JOB, _OF_PIPELINE = 1_000_000, 1_000
 
 def _numbered(ctx, num_batches=100):
     start = _OF_JOB * ctx.num_input_pipelines + _OF_PIPELINE * ctx.input_pipeline_id
-    return tf.data.Dataset.range(start, start + num_batches)
+    return tf.data.Dataset.range(start, start + num_batches).batch(
+        1, drop_remainder=True
+    )
 
 
 def _identity(x):
@@ -41,7 +43,7 @@ def _expected(topology, mode, step):
             SINGLE: (1, 0, step * topology.num_replicas + replica_id),
         }[mode]
         start = _OF_JOB * num_pipelines + _OF_PIPELINE * pipeline
-        values.append(np.int64(start + place))
+        values.append(np.int64([start + place]))
     return replicator.PerReplica(values)
 
 
@@ -126,11 +128,11 @@ def _train_on_unequal_pipelines(repl, longer, num_batches, num_steps):
 
     def input_fn(ctx):
         index = ctx.input_pipeline_id
-        same = tf.data.Dataset.from_tensors(tf.constant(index, tf.int64))
+        same = tf.data.Dataset.from_tensors(tf.constant([index], tf.int64))
         return same.repeat(num_batches + (2 if index == longer else 0))
 
     def step(x):
-        total.assign_add(replicator.all_sum(x))
+        total.assign_add(replicator.all_sum(tf.reduce_sum(x)))
         num_run.assign_add(1)
         return x
 
@@ -151,7 +153,7 @@ def _of_whole_steps(num_steps):
         "total": np.int64(num_steps * sum(range(t.num_replicas))),
         "num_run": np.int64(num_steps),
         "error": "OutOfRangeError",
-        "again": replicator.PerReplica(list(np.arange(t.num_replicas))),
+        "again": replicator.PerReplica(list(np.arange(t.num_replicas)[:, None])),
     }
 
 
@@ -306,7 +308,7 @@ def ragged_and_sparse_values(repl):
 @case(
     "fixed_inputs",
     reference=lambda t: replicator.PerReplica(
-        [np.float32(r * 2 + 1) for r in range(t.num_replicas)]
+        [np.float32([r * 2 + 1]) for r in range(t.num_replicas)]
     ),
 )
 def values_in_place_of_an_iterator(repl):
@@ -315,7 +317,7 @@ def values_in_place_of_an_iterator(repl):
     def step(batch):
         return batch["a"] + batch["b"][0]
 
-    ids = [np.float32(r) for r in range(repl.num_replicas)]
+    ids = [np.float32([r]) for r in range(repl.num_replicas)]
     return repl.run(
         step, {"a": share(repl, ids), "b": (share(repl, [i + 1 for i in ids]),)}
     )

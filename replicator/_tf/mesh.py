@@ -1,0 +1,161 @@
+"""Private interfaces of DTensor and Keras: variables that are split over a mesh."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import contextvars
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+from keras.src import backend
+from tensorflow.dtensor.python import api, numpy_util
+from tensorflow.experimental import dtensor
+from tensorflow.python.eager import context as eager_context
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# Its collectives are of local groups of devices, which CPUs of one process reduce by
+# TensorFlow's own ring: their nodes are in the graphs that each device executes.
+_COLLECTIVES = (
+    "CollectiveReduceV2",
+    "CollectiveGatherV2",
+    "CollectiveReduceScatterV2",
+    "CollectiveAllToAllV2",
+    "CollectiveAllToAllV3",
+    "CollectiveReduceV3",
+)
+
+
+_PATH: contextvars.ContextVar[str] = contextvars.ContextVar("path", default="")
+
+
+@contextlib.contextmanager
+def paths_known() -> Iterator[None]:
+    """Lets ``path_of`` know what Keras makes, also where it makes variables late."""
+    initialize = backend.Variable._initialize  # noqa: SLF001
+
+    def noting(self: Any, value: Any) -> None:
+        token = _PATH.set(self.path)
+        try:
+            initialize(self, value)
+        finally:
+            _PATH.reset(token)
+
+    backend.Variable._initialize = noting  # noqa: SLF001
+    try:
+        yield
+    finally:
+        backend.Variable._initialize = initialize  # noqa: SLF001
+
+
+def path_of(name: str | None) -> str:
+    """The path of the variable that is made now; its name outside of Keras."""
+    return _PATH.get() or name or "Variable"
+
+
+def whole(value: Any) -> np.ndarray:
+    """A value as one array, whatever the layout of its parts."""
+    if not dtensor.is_dtensor(value):
+        return np.asarray(value)
+    return numpy_util.to_numpy(value)
+
+
+def laid_out(value: Any, layout: Any) -> Any:
+    """A value of one device, or of the mesh, in a layout; not in graphs.
+
+    By parts, since DTensor runs its own ``Relayout`` from a cache whose keys lack the
+    layout: the second layout of a shape gets the parts of the first (test_dtensor).
+    """
+    array = whole(value) if dtensor.is_dtensor(value) else np.asarray(value)
+    sizes = [n // layout.num_shards(axis) for axis, n in enumerate(array.shape)]
+    parts = []
+    for place in layout.offset_to_shard():
+        cut = [slice(i * n, (i + 1) * n) for i, n in zip(place, sizes, strict=True)]
+        with tf.device("CPU:0"):  # not of a variable that is assigned
+            parts.append(tf.constant(array[tuple(cut)], value.dtype))
+    return dtensor.pack(parts, layout)
+
+
+class MeshVariable(dtensor.DVariable):
+    """A variable in parts; outside of steps, it is read and assigned as a whole.
+
+    Attributes:
+      path: Its name, with the names of the layers that it is in.
+      dimensions: Names of its dimensions.
+      layout: Which part each device of the mesh has.
+      place: Gives it other names, and the layout that follows.
+    """
+
+    path = ""
+    dimensions: tuple[str | None, ...] = ()
+    place: Callable[[MeshVariable, tuple[str | None, ...]], None]
+
+    def numpy(self) -> np.ndarray:
+        """The whole value."""
+        return whole(self.value())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        del copy  # it is always new
+        return self.numpy().astype(dtype, copy=False)
+
+    def _laid_out(self, value: Any) -> Any:
+        if not tf.executing_eagerly():
+            return value
+        if not dtensor.is_dtensor(value):
+            value = tf.convert_to_tensor(value, self.dtype)
+        return laid_out(value, self.layout)
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        """Takes a whole value outside of steps."""
+        return super().assign(self._laid_out(value), *args, **kwargs)
+
+    def assign_add(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
+        """Adds a whole value outside of steps."""
+        return super().assign_add(self._laid_out(delta), *args, **kwargs)
+
+    def assign_sub(self, delta: Any, *args: Any, **kwargs: Any) -> Any:
+        """Subtracts a whole value outside of steps."""
+        return super().assign_sub(self._laid_out(delta), *args, **kwargs)
+
+    def move(self, layout: Any) -> None:
+        """Stores the value in another layout: whoever has the variable sees it."""
+        moved = dtensor.DVariable(laid_out(self.value(), layout))
+        self._handle, self.layout = moved._handle, layout  # noqa: SLF001
+
+
+# Joins the all-reduces of a program, and moves operations that assign variables past
+# others that read them: momentum and Adam lose updates, without an error, on any mesh
+# (test_dtensor). DTensor reads it when it starts.
+_JOINING = "DTENSOR_ENABLE_COMBINE_ALL_REDUCES_OPTIMIZATION"
+
+
+def keep_order() -> str:
+    """Has updates of variables stay in their order; returns why it cannot, or ""."""
+    if os.environ.get(_JOINING) == "0":
+        return ""
+    if _JOINING in os.environ:
+        return f"{_JOINING} is {os.environ[_JOINING]!r}; set it to 0, or unset it"
+    if api._dtensor_singleton is not None:  # noqa: SLF001
+        return f"DTensor was started before; set {_JOINING}=0 before the program starts"
+    os.environ[_JOINING] = "0"
+    return ""
+
+
+@contextlib.contextmanager
+def collectives_counted() -> Iterator[collections.Counter[str]]:
+    """Counts the collectives of what one device of a mesh executes inside it."""
+    context = eager_context.context()
+    counted: collections.Counter[str] = collections.Counter()
+    context.enable_graph_collection()
+    try:
+        yield counted
+        metadata = context.export_run_metadata()
+    finally:
+        context.disable_graph_collection()
+    for graphs in metadata.function_graphs:
+        for graph in graphs.partition_graphs:
+            counted.update(n.op for n in graph.node if n.op in _COLLECTIVES)
