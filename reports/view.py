@@ -33,6 +33,7 @@ SERIES_OF_BACKEND = {
     "async": 5,
     "single": 6,
     "tf_parameter_server": 7,
+    "dtensor": 8,
     "tpu": 9,
 }
 """Colour and marker of each backend of the catalogue, the same in every study."""

@@ -29,6 +29,7 @@ BACKENDS = {
     "multi_worker": "TF-Replicator: a worker process per replica, a program in each",
     "multi_worker_in_graph": "TF-Replicator: replicas of all workers in one graph",
     "async": "TF-Replicator: asynchronous workers with parameter servers",
+    "dtensor": "one step over a mesh of devices, split by DTensor",
     "tf_mirrored": "tf.distribute.MirroredStrategy with the stock Keras update",
     "tf_multi_worker": "tf.distribute.MultiWorkerMirroredStrategy",
     "tpu": "tf.distribute.TPUStrategy",
