@@ -222,12 +222,8 @@ _MESH_LACKS = {
     "collectives": _SEES_ALL,
     "sparse_gradients": "DTensor has no updates by rows: gradients are made dense",
     "uneven_rows": "DTensor has no updates by rows: gradients are made dense",
-    "higher_derivatives": _SEES_ALL,
-    "vectorized_collectives": _SEES_ALL,
     "random_streams": "a random operation draws for the whole batch",
     "replica_local_state": "a step sees the batch of all replicas, and has one state",
-    "steps_per_execution": "run(num_steps=k) dispatches k times",
-    "whole_epochs": _EVEN,
     "ragged_inputs": _EVEN,
     "control_flow_check": _SEES_ALL,
     "unsynchronized_update_check": (
@@ -242,7 +238,6 @@ _MESH_LACKS = {
     "sharded_update": "the layout says which device has which part of a variable",
     "sharded_gradients": "the layout says which device has which part of a variable",
     "sharded_parameters": "the layout says which device has which part of a variable",
-    "compiled_functions": "DTensor splits no function of XLA",
     "explained_plan": "DTensor places the collectives; explain() counts them",
 }
 

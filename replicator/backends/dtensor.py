@@ -38,8 +38,9 @@ from replicator.variables.coherence import report_out_of_sync
 
 if TYPE_CHECKING:
     import collections
-    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from replicator.backends.programs import Call
     from replicator.inputs.context import InputFn, InputReplicationMode
     from replicator.optimizer.options import OptimizerOptions
 
@@ -243,28 +244,22 @@ class DTensorReplicator(base.Replicator):
         inputs.pads_last_step = False  # a mesh divides examples evenly
         return inputs
 
-    def _run(
-        self,
-        step_fn: Callable[..., Any],
-        inputs: InputIterator | Any,
-        signature: Hashable,
-        specs: list[Any],
-        num_steps: int,
-    ) -> Any:
-        del specs  # of one replica, and a program takes the batch of all
-        for _ in range(num_steps):
-            batch = _read(inputs) if isinstance(inputs, InputIterator) else inputs
-            outputs = self._step(step_fn, batch, signature)
+    def _run(self, call: Call) -> Any:
+        for _ in range(call.num_steps):
+            batch = call.inputs
+            if isinstance(batch, InputIterator):
+                batch = _read(batch)
+            outputs = self._step(call, batch)
         return outputs
 
-    def _step(
-        self, step_fn: Callable[..., Any], batch: Any, signature: Hashable
-    ) -> Any:
+    def _step(self, call: Call, batch: Any) -> Any:
         flat = [] if batch is None else tf.nest.flatten(batch)
         leaves = [self._packed(leaf) for leaf in flat]
-        key = signature, tuple((str(leaf.shape), leaf.dtype) for leaf in leaves)
+        shapes = tuple((str(leaf.shape), leaf.dtype) for leaf in leaves)
         program = self._programs.get(
-            step_fn, key, lambda: self._build(step_fn, batch, leaves)
+            call.step_fn,
+            (call.signature, shapes),
+            lambda: self._build(call.step_fn, batch, leaves),
         )
         with dtensor.default_mesh(self.rules.mesh):
             outputs = program.run(leaves)
