@@ -197,7 +197,8 @@ def ours(modules):
     for name in modules:
         if name.split(".")[0] in ("harness", "replicator", "workloads"):
             path = ROOT / name.replace(".", "/")
-            path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+            package = path / "__init__.py"  # a folder can be left by an older checkout
+            path = package if package.exists() else path.with_suffix(".py")
             found.add(path.relative_to(ROOT).as_posix())
     return found
 
