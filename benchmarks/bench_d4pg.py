@@ -19,8 +19,9 @@ from benchmarks.runner import Figure
 from workloads import child_process
 from workloads.d4pg.actor import Actor, ActorSettings, PolicySpec
 from workloads.d4pg.control import FRAME_SIZE, Environment
-from workloads.d4pg.replay import ReplaySettings, make_replay
+from workloads.d4pg.replay import make_replay
 from workloads.d4pg.streams import SharedWeights, StepStreams, StreamsSpec
+from workloads.d4pg.study import D4PGConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +35,7 @@ FRAMES = (FRAME_SIZE, FRAME_SIZE, 3), "uint8", 2500
 # The published policy, on the largest and the smallest state that is measured.
 HIDDEN_SIZES = (300, 200)
 MOST_FRAMES_PER_TRANSITION = 1.15
+FROM_PIXELS = D4PGConfig(replay="uniform", observations="pixels")
 STEPS, SAMPLES = "environment steps/s", "transitions/s"
 FIGURES = (
     *(Figure(f"{NAME} {of}", (of,), unit=STEPS) for of in ("raw", "random", "policy")),
@@ -119,8 +121,9 @@ def _actor(
     )
     settings = ActorSettings(
         name=NAME,
-        observations=observations,
-        environments_per_actor=ENVIRONMENTS_PER_ACTOR,
+        config=D4PGConfig(
+            observations=observations, environments_per_actor=ENVIRONMENTS_PER_ACTOR
+        ),
         policy=policy if has_policy else None,
     )
     streams = _streams(spec.observation_shape, spec.observation_dtype, 1000)
@@ -168,7 +171,8 @@ def _filled(shape: tuple[int, ...], dtype: str, num_records: int) -> StepStreams
 
 def _replay() -> dict[str, tuple[Callable[[], None], int]]:
     state = _filled((24,), "float32", 25_000)
-    stacked = ReplaySettings(num_stacked_frames=3)
+    uniform = D4PGConfig(replay="uniform")
+    frames = _filled(*FRAMES)
     errors = np.random.default_rng(0).gamma(1, 1, BATCH)
 
     def sample(replay: Any, num_batches: int) -> None:
@@ -178,13 +182,17 @@ def _replay() -> dict[str, tuple[Callable[[], None], int]]:
     return {
         kind: (functools.partial(sample, replay, number), number * BATCH)
         for kind, replay, number in (
-            ("uniform", make_replay(state, ReplaySettings()), NUM_BATCHES),
+            ("uniform", make_replay(state, uniform, min_size=1000), NUM_BATCHES),
             (
                 "prioritized",
-                make_replay(state, ReplaySettings(is_prioritized=True)),
+                make_replay(state, D4PGConfig(), min_size=1000),
                 NUM_BATCHES,
             ),
-            ("pixels", make_replay(_filled(*FRAMES), stacked), NUM_BATCHES // 20),
+            (
+                "pixels",
+                make_replay(frames, FROM_PIXELS, min_size=1000),
+                NUM_BATCHES // 20,
+            ),
         )
     }
 
@@ -192,7 +200,7 @@ def _replay() -> dict[str, tuple[Callable[[], None], int]]:
 def _frames_per_transition() -> float:
     """Memory of a full replay of frames, as frames per transition that is there."""
     streams = _streams(*FRAMES)
-    replay = make_replay(streams, ReplaySettings(num_stacked_frames=3))
+    replay = make_replay(streams, FROM_PIXELS, min_size=1000)
     # Only counted: no frame is read.
     streams.num_written[:] = 10_000
     return streams.spec.memory_bytes / len(replay) / FRAME_BYTES

@@ -182,12 +182,13 @@ def _plain_loop() -> Any:
     """ResNet-50 as a user without this library writes it, with the fused update."""
     import tensorflow as tf
 
-    from workloads.data import pipeline
+    import replicator
+    from workloads.data.images import Images
     from workloads.resnet50 import model as model_lib
-    from workloads.resnet50.config import make_config
     from workloads.resnet50.model import ResNet50
+    from workloads.resnet50.study import WORKLOAD
 
-    config = make_config("laptop", {})
+    config = WORKLOAD.make_config("laptop", {})
     model = ResNet50(
         num_classes=config.num_classes,
         version=config.version,
@@ -197,16 +198,8 @@ def _plain_loop() -> Any:
     )
     weights = [w.value for w in model.trainable_variables]
     slots = [tf.Variable(tf.zeros_like(w)) for w in weights]
-    dataset = pipeline.synthetic_dataset(
-        pipeline.PipelineConfig(
-            per_replica_batch_size=8,
-            image_size=config.image_size,
-            seed=0,
-            shuffle_buffer_size=config.shuffle_buffer_size,
-            num_threads=config.num_input_threads,
-        ),
-        num_classes=config.num_classes,
-    )
+    images = Images(None, config, data="synthetic", seed=0)
+    dataset = images.batches(replicator.InputContext(), 8)
 
     @tf.function
     def step(iterator: Any) -> Any:

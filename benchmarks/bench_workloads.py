@@ -27,7 +27,6 @@ time is that of the metric: moments, eigenvalues of both covariances, and the di
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import resource
 import time
@@ -91,7 +90,7 @@ def rate(kind: str, name: str) -> float:
     data, number = NUM_OF[kind]
     info = WORKLOADS[name]
     (preset,) = (p for p in info.presets if p.name == "laptop")
-    importlib.import_module(info.module).WORKLOAD.prepare(data=data)
+    info.prepare(data=data)
     repl = replicator.create("single", num_replicas=1)
     batch = preset.per_replica_batch_size
     program = runner.program(name, repl, batch=batch, data=data)
@@ -107,7 +106,6 @@ def precision(compute_dtype: str) -> dict[str, float]:
     import tensorflow as tf
 
     import replicator
-    from workloads.resnet50 import model
 
     program = runner.program(
         "resnet50",
@@ -118,7 +116,6 @@ def precision(compute_dtype: str) -> dict[str, float]:
     )
     runner.seconds(program.run, NUM_WARMUP_STEPS)
     images_per_sec = NUM_IMAGES / runner.seconds(program.run, NUM_STEPS)
-    per_image = model.training_flops(image_size=224, num_classes=1000, version="v1.5")
     dtype = compute_dtype.removeprefix("mixed_")
     matrix: Any = tf.cast(tf.random.normal([SIDE, SIDE]), dtype)
     multiply = tf.function(lambda x: tf.linalg.matmul(x, x), autograph=False)
@@ -126,7 +123,7 @@ def precision(compute_dtype: str) -> dict[str, float]:
     found = runner.medians({"": lambda: multiply(matrix).numpy()}, NUM_PRODUCTS)
     return {
         "images_per_sec": images_per_sec,
-        "model_gflops": images_per_sec * per_image / 1e9,
+        "model_gflops": images_per_sec * program.flops_per_example / 1e9,
         "peak_gflops": 2 * SIDE**3 / found[""] / 1e9,
     }
 
@@ -134,7 +131,7 @@ def precision(compute_dtype: str) -> dict[str, float]:
 def distance(num_examples: int) -> dict[str, float]:
     """Seconds of the metric, and the most memory that the process has had."""
     from workloads.metrics import scores
-    from workloads.metrics.estimate import Moments
+    from workloads.metrics.scores import Moments
 
     spent = 0.0
     gaussians = []

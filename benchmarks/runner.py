@@ -316,8 +316,7 @@ def program(workload: str, repl: Any, *, batch: int, **more: Any) -> Any:
     from workloads.catalog import WORKLOADS
 
     plan = {"preset": "laptop", "data": "synthetic", "seed": 0, "options": {}} | more
-    module = importlib.import_module(WORKLOADS[workload].module)
-    return module.WORKLOAD.build(repl, per_replica_batch_size=batch, **plan)
+    return WORKLOADS[workload].build(repl, per_replica_batch_size=batch, **plan)
 
 
 def main() -> None:

@@ -122,7 +122,7 @@ def metrics(info: WorkloadInfo) -> tuple[MetricFacts, ...]:
 
     return tuple(
         MetricFacts.model_validate(metric, from_attributes=True)
-        for metric in workload_catalog.metrics_of(info.name)
+        for metric in info.metrics
     )
 
 

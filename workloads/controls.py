@@ -1,64 +1,76 @@
-"""Controls of a study: programs that leave one part of training out."""
+"""Controls of a study, which leave one part of training out, and matching.
+
+Each is a replicator or a program around another one, whose attributes it has but for
+its own.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import zlib
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import tensorflow as tf
 
 import replicator
-from workloads.matching import Delegating
-from workloads.spec import SanityCheck, StepProgram
+from workloads.spec import SanityCheck
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from workloads.program import ReplicatedProgram
     from workloads.spec import QualityMetric
 
 
-# Everything is built as for the case, and every "step" reads the batches of a step to
-# the devices of the replicas, in one dispatch. Where that takes as long as the step of
-# the case, faster replicas would wait for their batches. Nothing is trained.
+class Delegating:
+    """Has the attributes of the object that it was made of, but for its own.
+
+    Attributes:
+      original: That object.
+    """
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "original":  # not yet set while unpickling or copying
+            raise AttributeError(name)
+        return getattr(self.original, name)
 
 
-class InputOnlyProgram(StepProgram):
-    """A program that only reads what another one would train on."""
+class InputOnlyProgram(Delegating):
+    """A program that only reads what another one would train on.
 
-    def __init__(self, program: ReplicatedProgram) -> None:
-        self._program = program
-        self.per_replica_batch_size = program.per_replica_batch_size
-        self.global_batch_size = program.global_batch_size
-        self.num_parameters = program.num_parameters
+    Everything is built as for the case, and every "step" reads the batches of a step to
+    the devices of the replicas, in one dispatch. Where that takes as long as the step
+    of the case, faster replicas would wait for their batches.
+    """
+
+    flops_per_example = None  # nothing is computed
+    compute_dtype = "float32"
 
     def run(self, num_steps: int = 1) -> float:
         """Reads the batches of steps, and returns 0: there is no loss."""
-        self._program.read(num_steps)
+        self.original.read(num_steps)
         return 0.0
+
+    def dispatch(self) -> Callable[[], float]:
+        """Reads the batches of a step."""
+        loss = self.run()
+        return lambda: loss
 
     def evaluate(self) -> tuple[QualityMetric, ...]:
         """Nothing is trained, so nothing is evaluated."""
         return ()
 
-    def start_window(self) -> None:
-        """Starts the window of the program; see ``StepProgram.start_window``."""
-        self._program.start_window()
+    def losses_of_replicas(self) -> tuple[float, ...]:
+        """There are none."""
+        return ()
 
-    def pause(self) -> None:
-        """Stops what runs in the background; see ``StepProgram.pause``."""
-        self._program.pause()
+    def samples(self) -> None:
+        """Makes no picture."""
 
-    def resume(self) -> None:
-        """Continues what ``pause`` stopped."""
-        self._program.resume()
-
-    def window_metrics(self) -> tuple[QualityMetric, ...]:
-        """Returns what the program counted; see ``StepProgram.window_metrics``."""
-        return self._program.window_metrics()
-
-    def num_environment_steps(self) -> int | None:
-        """Returns the environment steps of the whole trial so far."""
-        return self._program.num_environment_steps()
+    def save(self, directory: str) -> None:
+        """Writes nothing."""
 
     def sanity(self) -> tuple[SanityCheck, ...]:
         """Says that there is nothing to check."""
@@ -70,28 +82,38 @@ class InputOnlyProgram(StepProgram):
             ),
         )
 
-    def agree(self, value: int) -> int:
-        """Returns the value of the first process; see ``StepProgram.agree``."""
-        return self._program.agree(value)
 
-    def explain(self) -> str:
-        """Returns the collectives of what was run, of which there are none."""
-        return self._program.explain()
+class ReusingReplicator(Delegating):
+    """A replicator whose pipelines repeat the first batch of each replica.
 
+    The batch is made once, by the pipeline of the workload, and kept in memory, so a
+    step has its real inputs without what it costs to read, decode and shuffle them.
+    What a case takes longer than this control is the input that its steps wait for. The
+    copy from the host to another device stays in the step. Learning means nothing.
+    """
 
-# Gradients are computed and summed over replicas as in the case; one number of each sum
-# is used, so that TensorFlow computes all of it. What follows is left out: clipping,
-# the optimizer's arithmetic and its writes, which take time without any communication.
-# Learning means nothing: the weights stay as they are.
+    def make_input_iterator(
+        self,
+        input_fn: Callable[[replicator.InputContext], tf.data.Dataset],
+        *args: Any,
+        **options: Any,
+    ) -> replicator.InputIterator:
+        """Makes pipelines that repeat; see ``Replicator.make_input_iterator``."""
+
+        def reusing_fn(context: replicator.InputContext) -> tf.data.Dataset:
+            # A pipeline feeds its replicas in turn, so each gets its own batch again.
+            num_fed = context.num_replicas_in_sync // context.num_input_pipelines
+            return input_fn(context).take(num_fed).cache().repeat()
+
+        return self.original.make_input_iterator(reusing_fn, *args, **options)
 
 
 class NotUpdatingReplicator(Delegating):
     """A replicator whose optimizers sum gradients and update nothing.
 
-    Everything else is that of the replicator it was made of.
-
-    Attributes:
-      original: That replicator.
+    One number of each sum is used, so that TensorFlow computes all of it. What follows
+    is left out: clipping, the optimizer's arithmetic and its writes, which take time
+    without any communication. Learning means nothing: the weights stay as they are.
     """
 
     def wrap_optimizer(self, *args: Any, **options: Any) -> NotUpdatingOptimizer:
@@ -100,11 +122,7 @@ class NotUpdatingReplicator(Delegating):
 
 
 class NotUpdatingOptimizer(Delegating):
-    """An optimizer that updates nothing but its counter of iterations.
-
-    Attributes:
-      original: The optimizer that it was made of.
-    """
+    """An optimizer that updates nothing but its counter of iterations."""
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
         """Sums gradients over replicas, as an update does first."""
@@ -120,3 +138,140 @@ class NotUpdatingOptimizer(Delegating):
 def _one_number(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
     return tf.cast(tf.reshape(values, [-1])[0], tf.float32)
+
+
+# Matching: N replicas have to compute what one replica computes on the same examples.
+# Both sides train a few steps on the same global batches. The pipeline of the workload
+# makes them once, as for one replica, and every replica gets its share by position; so
+# is noise that a step draws (``own_rows``). What a workload changes for this, such as
+# batch normalization over the global batch, is in ``spec.Matching``.
+#
+# Losses show what replicas read, and later what they learned. What training changed
+# shows the mistakes that a loss hides: replicas that do not communicate, a replica that
+# is forgotten, a sum in place of a mean, which Adam's state has and its update does
+# not. Changes are compared by sketches: sums of randomly signed elements. The distance
+# of two sketches estimates the distance of all elements, and has 64 numbers instead of
+# millions.
+
+NUM_STEPS: Final = 3
+"""Steps whose losses are compared; ``results/study/matching.py`` has the same number.
+"""
+NUM_CHANGING_STEPS: Final = 2
+"""Steps after which changes are compared. One more amplifies rounding to percents where
+the learning rate is high, as with the preset ``laptop`` of ResNet-50; in the first one
+it can be zero."""
+SKETCH_SIZE: Final = 64
+"""Numbers of a sketch: its length is that of all elements to about 9 %."""
+
+
+class MatchingReplicator(Delegating):
+    """A replicator whose pipelines divide the global batches of one pipeline.
+
+    The input function makes batches for all replicas.
+    """
+
+    def __init__(
+        self, original: replicator.Replicator, *, has_dense_gradients: bool = False
+    ) -> None:
+        """Wraps a replicator."""
+        super().__init__(original)
+        self._has_dense_gradients = has_dense_gradients
+
+    def make_input_iterator(
+        self,
+        input_fn: Callable[[replicator.InputContext], tf.data.Dataset],
+        *args: Any,
+        **options: Any,
+    ) -> replicator.InputIterator:
+        """Makes pipelines of shares; see ``Replicator.make_input_iterator``."""
+
+        def share_of(context: replicator.InputContext) -> tf.data.Dataset:
+            return _share(input_fn(replicator.InputContext()), context)
+
+        return self.original.make_input_iterator(share_of, *args, **options)
+
+    def wrap_optimizer(self, *args: Any, **options: Any) -> Any:
+        """Wraps an optimizer; see ``Replicator.wrap_optimizer``."""
+        wrapped = self.original.wrap_optimizer(*args, **options)
+        return _DenseGradients(wrapped) if self._has_dense_gradients else wrapped
+
+
+class _DenseGradients(Delegating):
+    """An optimizer that gets dense gradients; otherwise the one it was made of."""
+
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        """Updates by gradients without sparse rows."""
+        return self.original.apply_gradients(
+            [(tf.convert_to_tensor(g), variable) for g, variable in grads_and_vars]
+        )
+
+
+def _share(whole: tf.data.Dataset, context: replicator.InputContext) -> tf.data.Dataset:
+    """Returns the batches of a pipeline's replicas, out of global batches."""
+    num_replicas = context.num_replicas_in_sync
+    num_fed = num_replicas // context.num_input_pipelines
+    first = context.input_pipeline_id * num_fed
+
+    def divide(*parts: Any) -> Any:  # map unpacks a tuple
+        return tf.nest.map_structure(
+            lambda values: _by_replica(values, num_replicas)[first : first + num_fed],
+            parts[0] if len(parts) == 1 else parts,
+        )
+
+    return whole.map(divide).unbatch()
+
+
+def _by_replica(values: tf.Tensor, num_replicas: int) -> tf.Tensor:
+    """Returns [examples, ...] as [replicas, examples of each, ...]."""
+    num_rows = values.shape[0] // num_replicas
+    return tf.reshape(values, [num_replicas, num_rows, *values.shape[1:]])
+
+
+def own_rows(values: tf.Tensor) -> tf.Tensor:
+    """Returns this replica's share of rows that belong to the global batch."""
+    context = replicator.get_replica_context()
+    by_replica = _by_replica(values, context.num_replicas_in_sync)
+    return tf.gather(by_replica, context.replica_id_in_sync_group)
+
+
+class MatchedProgram(Delegating):
+    """A program that also records what its first steps changed."""
+
+    def __init__(self, original: Any, record: Callable[..., None]) -> None:
+        """Remembers the values that training changes."""
+        super().__init__(original)
+        self._record = record
+        self._before = original.trained_values()
+        self._num_steps = 0
+
+    def run(self, num_steps: int = 1) -> float:
+        """Runs steps; records after ``NUM_CHANGING_STEPS`` what has changed."""
+        loss = self.original.run(num_steps)
+        self._num_steps += num_steps
+        if self._num_steps == NUM_CHANGING_STEPS:
+            after = self.original.trained_values()
+            for (group, name), sketch in sketches(self._before, after).items():
+                self._record(group=group, name=name, sketch=sketch)
+            self._before = {}
+        return loss
+
+
+def sketches(
+    before: Mapping[tuple[str, str], Sequence[np.ndarray]],
+    after: Mapping[tuple[str, str], Sequence[np.ndarray]],
+) -> dict[tuple[str, str], list[float]]:
+    """Returns a sketch of what changed, by group of values.
+
+    Every element of a group has a random sign and one of the sums, both by position.
+    """
+    found = {}
+    for key, values in after.items():
+        generator = np.random.default_rng(zlib.crc32(" ".join(key).encode()))
+        sums = np.zeros(SKETCH_SIZE)
+        for old, new in zip(before[key], values, strict=True):
+            change = np.ravel(new).astype(np.float64) - np.ravel(old)
+            change *= generator.integers(0, 2, change.size, dtype=np.int8) * 2.0 - 1.0
+            rest = -change.size % SKETCH_SIZE
+            sums += np.pad(change, (0, rest)).reshape(-1, SKETCH_SIZE).sum(axis=0)
+        found[key] = sums.tolist()
+    return found

@@ -1,14 +1,13 @@
-"""The interface between a workload and the harness."""
+"""What a workload declares for the harness, and what its figures are made of."""
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import difflib
-import functools
+import importlib
 import math
 import re
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,243 +44,20 @@ class QualityMetric:
     protocol: str = ""
 
 
-class StepProgram(abc.ABC):
-    """A workload built on one replicator: the object that is stepped and timed.
-
-    Attributes:
-      per_replica_batch_size: Examples one replica consumes in one step.
-      global_batch_size: Examples all replicas consume in one step.
-      num_parameters: Trainable scalars of the model (one copy).
-      flops_per_example: Floating-point operations of one example in a training step, by
-        the model alone: two per multiply-add; None if they were not counted.
-      compute_dtype: Number type of most of them.
-    """
-
-    per_replica_batch_size: int
-    global_batch_size: int
-    num_parameters: int
-    flops_per_example: int | None = None
-    compute_dtype: str = "float32"
-
-    @abc.abstractmethod
-    def run(self, num_steps: int = 1) -> float:
-        """Runs steps and returns the last loss (mean over the global batch).
-
-        Returns after all device work is finished, so a clock read next to the call
-        measures the step.
-        """
-
-    def dispatch(self) -> Callable[[], float]:
-        """Starts a step; returns a function that waits for it and returns its loss.
-
-        Several steps can be started before the first is waited for, which keeps a GPU
-        busy while the host prepares the next one; wait in the order of the steps.
-        Programs that use the results of each step on the host have ended it when this
-        returns.
-        """
-        loss = self.run()
-        return lambda: loss
-
-    @abc.abstractmethod
-    def evaluate(self) -> tuple[QualityMetric, ...]:
-        """Measures quality on held-out data; outside every timed window."""
-
-    def samples(self) -> bytes | None:
-        """Returns a picture of what the program makes, as PNG, or None."""
-        return None
-
-    def start_window(self) -> None:  # noqa: B027 - most programs count nothing
-        """Starts the window that ``window_metrics`` describes.
-
-        Called on every process, right before the first measured step.
-        """
-
-    def pause(self) -> None:  # noqa: B027 - most programs do nothing between steps
-        """Stops what runs in the background, such as actors, until ``resume``.
-
-        In a relay, every process calls this between its turns, so that a waiting
-        program does not disturb the one that is measured. The time until ``resume``
-        is not part of the window.
-        """
-
-    def resume(self) -> None:  # noqa: B027 - most programs do nothing between steps
-        """Continues what ``pause`` stopped."""
-
-    def window_metrics(self) -> tuple[QualityMetric, ...]:
-        """Returns further metrics of the steps since ``start_window``.
-
-        Rates and fractions of the whole trial, besides the throughput: every process
-        calls this, outside of every timed window, and gets the same values.
-        """
-        return ()
-
-    def num_environment_steps(self) -> int | None:
-        """Returns the environment steps of the whole trial so far.
-
-        Every process calls this. None if the workload has no environment.
-        """
-        return None
-
-    def losses_of_replicas(self) -> tuple[float, ...]:
-        """Returns the losses of the last step, one per replica of the whole trial.
-
-        Every process calls this. Empty if the program does not keep them separate.
-        """
-        return ()
-
-    def save(self, directory: str) -> str | None:  # noqa: ARG002 - for programs that can
-        """Writes a checkpoint in place of the previous one; every process calls this.
-
-        Args:
-          directory: Directory of the checkpoints, visible to all processes.
-
-        Returns:
-          The prefix of its files, or None where a program cannot be saved.
-
-        Raises:
-          FloatingPointError: A variable is not finite; the previous checkpoint is kept.
-        """
-        return None
-
-    @abc.abstractmethod
-    def sanity(self) -> tuple[SanityCheck, ...]:
-        """Checks the conditions for using any number; outside timed windows."""
-
-    @abc.abstractmethod
-    def agree(self, value: int) -> int:
-        """Returns the value of the first process; every process calls this."""
-
-    @abc.abstractmethod
-    def explain(self) -> str:
-        """Returns the replicator's description of the collectives in one step."""
-
-
-class Workload(abc.ABC):
-    """A reference program that can be built on any replicator.
-
-    Attributes:
-      name: The name in the catalogue.
-      version: Changes whenever the meaning of a measured number changes.
-      example_unit: Plural unit of an example, such as ``images``.
-    """
-
-    name: str
-    version: str
-    example_unit: str
-
-    def prepare(self, *, data: str) -> None:  # noqa: B027 - most data needs nothing
-        """Prepares the data set, if this needs to be done once per machine.
-
-        Called before anything is timed, so that the first trial on a machine does not
-        start more slowly than the others; and before the replicator is created, so it
-        must not run TensorFlow ops, after which no virtual devices can be created.
-
-        Raises:
-          ValueError: The data set cannot be prepared; the message says what to do.
-        """
-
-    @abc.abstractmethod
-    def build(
-        self,
-        replicator: replicator.Replicator,
-        *,
-        preset: str,
-        data: str,
-        per_replica_batch_size: int,
-        seed: int,
-        options: Mapping[str, Any],
-    ) -> StepProgram:
-        """Builds variables, input pipelines and the step on ``replicator``.
-
-        Raises:
-          ValueError: Unknown preset, data set or option; the message lists them.
-        """
-
-
 # The planner imports this module, so it does not import TensorFlow.
 
 SYNTHETIC = "synthetic"
 """Random data of the right shapes: isolates compute, and has nothing to learn."""
 
+# What XLA compiles: nothing, or forward and backward pass of each replica.
 JIT_OFF = "off"
 JIT_COMPUTE = "compute"
-JITS = (JIT_OFF, JIT_COMPUTE)
-"""What XLA compiles: nothing, or forward and backward pass of each replica."""
-
-CONV_LAYOUTS = ("auto", "nhwc")
-"""Order of dimensions in convolutions: what TensorFlow finds faster, or the model's."""
-
-EXTERNAL_WRITES = ("detect", "never")
-"""Whether a replicator with copies looks for variables that were written outside steps;
-whoever creates it reads this, and other backends have nothing to look for."""
-
-INPUT_DTYPES = ("float32", "uint8")
-"""Types in which pixels are sent to the devices of replicas."""
-
-_Config = TypeVar("_Config")
-
-
-def apply_options(
-    workload: str,
-    presets: Mapping[str, _Config],
-    preset: str,
-    options: Mapping[str, Any],
-) -> _Config:
-    """Returns a preset's configuration with ``options`` in place of its values."""
-    if preset not in presets:
-        raise ValueError(
-            f"preset {preset!r} is unknown to {workload}: allowed are "
-            f"{_listed(presets)}{_suggestion(preset, presets)}"
-        )
-    chosen: Any = presets[preset]
-    defaults = {field.name: field.default for field in dataclasses.fields(chosen)}
-    for name, value in options.items():
-        if name not in defaults:
-            raise ValueError(
-                f"option {name!r} is unknown to {workload}: allowed are "
-                f"{_listed(defaults)}{_suggestion(name, defaults)}"
-            )
-        _check_type(name, value, type(defaults[name]))
-    converted: dict[str, Any] = {
-        name: float(value) if isinstance(defaults[name], float) else value
-        for name, value in options.items()
-    }
-    found: _Config = dataclasses.replace(chosen, **converted)
-    return found
-
-
-def configurations(
-    workload: str, presets: Mapping[str, _Config]
-) -> Callable[[str, Mapping[str, Any]], _Config]:
-    """Returns ``apply_options`` of one workload: from a preset and options."""
-    return functools.partial(apply_options, workload, presets)
 
 
 def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
     """Raises unless an option has one of the allowed values."""
     if value not in allowed:
         raise ValueError(f"option {name}={value!r} must be one of {_listed(allowed)}")
-
-
-def check_jit(jit: Any, batch_norm: str = "local") -> None:
-    """Raises unless the compiled part of a step is one that XLA can compile."""
-    check_choice("jit", jit, JITS)
-    if jit == JIT_COMPUTE and batch_norm != "local":
-        raise ValueError(
-            f"option jit={jit!r} with batch_norm={batch_norm!r} would need collectives "
-            "in a function that is compiled for one replica: use batch_norm 'local', "
-            "or jit 'off'"
-        )
-
-
-def check_conv_layout(conv_layout: Any, jit: str) -> None:
-    """Raises unless the layout of convolutions is one that can be requested."""
-    check_choice("conv_layout", conv_layout, CONV_LAYOUTS)
-    if conv_layout != "auto" and jit != JIT_OFF:
-        raise ValueError(
-            f"option conv_layout={conv_layout!r} has no effect with jit={jit!r}, where "
-            "XLA chooses the layout of each convolution: leave one of the two out"
-        )
 
 
 def check_range(
@@ -300,22 +76,6 @@ def check_range(
         limit = "" if below is None else f" and below {below}"
         limit += "" if high is None else f" and at most {high}"
         raise ValueError(f"option {name}={value!r} must be at least {low}{limit}")
-
-
-def _check_type(name: str, value: Any, expected: type) -> None:
-    # bool is an int in Python, and an int is a fine float.
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    matches = {
-        bool: isinstance(value, bool),
-        int: isinstance(value, int) and not isinstance(value, bool),
-        float: is_number and math.isfinite(value),
-        str: isinstance(value, str),
-    }
-    if not matches[expected]:
-        kind = {bool: "true or false", int: "an integer", float: "a finite number"}
-        raise ValueError(
-            f"option {name}={value!r} must be {kind.get(expected, 'a string')}"
-        )
 
 
 def _listed(names: Iterable[Any]) -> str:
@@ -358,13 +118,17 @@ def limited(
 class TrainingConfig:
     """Settings of computation of all workloads."""
 
-    jit: str = limited("off", "off, or compute: XLA compiles forward and backward pass")
+    jit: str = limited(
+        JIT_OFF,
+        "off, or compute: XLA compiles forward and backward pass",
+        choices=(JIT_OFF, JIT_COMPUTE),
+    )
     tf32: bool = limited(True, "whether float32 products use TF32 where GPUs have it")
     external_writes: str = limited(
         "detect",
         "never promises the replicator that no variable is written outside its steps,"
         " so that it need not look",
-        choices=EXTERNAL_WRITES,
+        choices=("detect", "never"),
     )
 
     def __post_init__(self) -> None:
@@ -374,7 +138,6 @@ class TrainingConfig:
                 check_choice(field.name, value, field.metadata[_CHOICES])
             elif limits := {k: v for k, v in field.metadata.items() if k in _LIMITS}:
                 check_range(field.name, value, **limits)
-        check_jit(self.jit)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -388,6 +151,7 @@ class ImageConfig(TrainingConfig):
         "auto",
         "nhwc keeps the layout of the model in convolutions; auto lets TensorFlow's"
         " optimizer convert them to NCHW, as it does on GPUs in float32",
+        choices=("auto", "nhwc"),
     )
     batch_norm: str = limited(
         "local",
@@ -403,19 +167,26 @@ class ImageConfig(TrainingConfig):
         "float32",
         "float32, or uint8: pixels are sent to devices as they are stored, and"
         " normalised there",
-        choices=INPUT_DTYPES,
+        choices=("float32", "uint8"),
     )
     cache_data: bool = limited(False, "encoded images stay in memory")
 
     def __post_init__(self) -> None:
         # Of a class with slots, super() finds another class.
         TrainingConfig.__post_init__(self)
-        check_jit(self.jit, self.batch_norm)
-        check_conv_layout(self.conv_layout, self.jit)
+        if self.jit != JIT_OFF and self.batch_norm != "local":
+            raise ValueError(
+                f"option jit={self.jit!r} with batch_norm={self.batch_norm!r} would "
+                "need collectives in a function that is compiled for one replica: use "
+                "batch_norm 'local', or jit 'off'"
+            )
+        if self.jit != JIT_OFF and self.conv_layout != "auto":
+            raise ValueError(
+                f"option conv_layout={self.conv_layout!r} has no effect with "
+                f"jit={self.jit!r}, where XLA chooses the layout of each convolution: "
+                "leave one of the two out"
+            )
 
-
-# A workload declares its metrics in ``workloads/NAME/study.py``. Reports, gates, help
-# and exports read the declaration, which plans of studies record.
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -423,6 +194,8 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
     """The facts about a metric; its value in a trial is a ``QualityMetric``.
+
+    Reports, gates, help and exports read them, and plans of studies record them.
 
     Attributes:
       name: As in records and on the command line, such as ``top_1``.
@@ -463,9 +236,6 @@ class Metric:
             )
 
 
-TFDS_NAMES: Final = "workloads.data.names"
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PresetInfo:
     """Facts about a preset for the planner."""
@@ -476,6 +246,7 @@ class PresetInfo:
     per_replica_batch_size: int  # Examples per replica and step.
     num_warmup_steps: int  # Steps before the measured window.
     num_measured_steps: int  # Steps of the measured window.
+    config: Any = None  # Its settings, in which options replace fields.
     # Training budget of a quality run of the default sweep, such as ``40s``; empty if
     # the default sweep has none.
     budget: str = ""
@@ -498,26 +269,36 @@ class Matching:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadInfo:
-    """Facts about a workload for the planner."""
+    """A workload: facts for the planner, and how it is built on a replicator."""
 
     name: str  # The name on the command line.
     version: str  # Changes whenever the meaning of a measured number changes.
     example_unit: str  # Plural unit of an example, such as ``images``.
     description: str  # One line.
-    # Module whose attribute ``WORKLOAD`` is the workload; needs TensorFlow.
-    module: str
-    # Module whose ``make_config`` checks options; without TensorFlow.
-    config_module: str
-    # Module whose ``METRICS`` are all that the workload measures; without TensorFlow.
-    metrics_module: str
     presets: tuple[PresetInfo, ...]  # The presets, smallest first.
     default_preset: str  # The preset if none is given.
     # Data sets that need neither network nor preparation by the user.
     builtin_data: tuple[str, ...]
+    # Module whose ``Training`` has ``config``, ``source``, ``input_fn``, ``step_fn``,
+    # ``trackables``; it needs TensorFlow. Empty of a program of the user's.
+    train: str = ""
+    # ``MODULE:CLASS`` of what is stepped and timed: a ``StepProgram``.
+    program: str = "workloads.program:StepProgram"
+    # Floating-point operations of one example in a training step, by the model alone,
+    # two per multiply-add, of a ``Training``; None if not counted.
+    flops: Callable[[Any], int | None] = lambda _: None
+    # Measures what a training has learned; not called on synthetic data. None for its
+    # ``metrics`` on what it predicts of the held-out split.
+    evaluate: Callable[[Any], tuple[QualityMetric, ...]] | None = None
+    # Prepares a data set by its name; None to open it.
+    prepare_data: Callable[[str], object] | None = None
+    # Checks the data that a training reads, besides what all programs check.
+    check: Callable[[Any], SanityCheck] | None = None
+    metrics: tuple[Metric, ...] = ()  # All that it measures, in the order of reports.
     # Description of the other allowed data names.
     other_data: str = "a TFDS name or folder:PATH"
     # Module whose ``check`` checks all other names; without TensorFlow.
-    data_module: str = TFDS_NAMES
+    data_module: str = "workloads.data.names"
     # Module whose ``check`` says whether this machine can run a plan; without
     # TensorFlow. Empty if any machine can.
     machine_module: str = ""
@@ -545,6 +326,94 @@ class WorkloadInfo:
     # Module whose ``held`` says what each replica keeps of the weights, from a
     # configuration; without TensorFlow. Empty if that is not counted.
     memory_module: str = ""
+
+    def make_config(self, preset: str, options: Mapping[str, Any]) -> Any:
+        """Returns the configuration of a preset; ``options`` replace its values.
+
+        Raises:
+          ValueError: Unknown preset or option, or a value of a wrong type or range.
+        """
+        presets = {each.name: each.config for each in self.presets}
+        if preset not in presets:
+            raise ValueError(
+                f"preset {preset!r} is unknown to {self.name}: allowed are "
+                f"{_listed(presets)}{_suggestion(preset, presets)}"
+            )
+        chosen = presets[preset]
+        defaults = {field.name: field.default for field in dataclasses.fields(chosen)}
+        converted: dict[str, Any] = {}
+        for name, value in options.items():
+            if name not in defaults:
+                raise ValueError(
+                    f"option {name!r} is unknown to {self.name}: allowed are "
+                    f"{_listed(defaults)}{_suggestion(name, defaults)}"
+                )
+            kind = type(defaults[name])
+            # bool is an int in Python, and an int is a fine float.
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            is_fine = {
+                bool: isinstance(value, bool),
+                int: is_number and isinstance(value, int),
+                float: is_number and math.isfinite(value),
+                str: isinstance(value, str),
+            }
+            if not is_fine[kind]:
+                word = {
+                    bool: "true or false",
+                    int: "an integer",
+                    float: "a finite number",
+                }
+                raise ValueError(
+                    f"option {name}={value!r} must be {word.get(kind, 'a string')}"
+                )
+            converted[name] = float(value) if kind is float else value
+        return dataclasses.replace(chosen, **converted)
+
+    def prepare(self, *, data: str) -> None:
+        """Prepares the data set, if this needs to be done once per machine.
+
+        Called before anything is timed, so that the first trial on a machine does not
+        start more slowly than the others; and before the replicator is created, so it
+        must not run TensorFlow ops, after which no virtual devices can be created.
+
+        Raises:
+          ValueError: The data set cannot be prepared; the message says what to do.
+        """
+        if data != SYNTHETIC and self.prepare_data:
+            self.prepare_data(data)
+        elif data != SYNTHETIC:
+            importlib.import_module("workloads.data.sources").open_source(data)
+
+    def build(
+        self,
+        replicator: replicator.Replicator,
+        *,
+        preset: str,
+        data: str,
+        per_replica_batch_size: int,
+        seed: int,
+        options: Mapping[str, Any],
+    ) -> Any:
+        """Builds variables, input pipelines and the step; returns the program.
+
+        Raises:
+          ValueError: Unknown preset, data set or option; the message lists them.
+        """
+        config = self.make_config(preset, options)
+        if per_replica_batch_size < 1 and not self.batch_divisors:
+            raise ValueError(
+                f"per_replica_batch_size {per_replica_batch_size!r} must be at least 1"
+            )
+        training = importlib.import_module(self.train).Training(
+            replicator,
+            config,
+            data=data,
+            per_replica_batch_size=per_replica_batch_size,
+            seed=seed,
+        )
+        module, _, name = self.program.partition(":")
+        kind = getattr(importlib.import_module(module), name)
+        return kind(replicator, training, self)
 
 
 # What workloads on images share, so that their rates can be compared.

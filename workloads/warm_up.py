@@ -8,9 +8,8 @@ compiles each kernel when it is first used, and keeps it.
 
 from __future__ import annotations
 
-import importlib
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from workloads import catalog
 
@@ -31,12 +30,12 @@ def warm_up(
 
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, enable=True)
-    module: Any = importlib.import_module(catalog.WORKLOADS[workload].module)
-    module.WORKLOAD.prepare(data=catalog.SYNTHETIC)
-    if not hasattr(catalog.make_config(workload, preset, {}), "compute_dtype"):
+    info = catalog.WORKLOADS[workload]
+    info.prepare(data=catalog.SYNTHETIC)
+    if not hasattr(info.make_config(preset, {}), "compute_dtype"):
         dtypes = (None,)  # it has one number type
     for dtype in dtypes:
-        program = module.WORKLOAD.build(
+        program = info.build(
             replicator.create("in_graph", num_replicas=1),
             preset=preset,
             data=catalog.SYNTHETIC,

@@ -209,9 +209,6 @@ class ForeignProgram:
             version="1",
             example_unit=self.record.unit,
             description="a program of the user's",
-            module="",
-            config_module="",
-            metrics_module="",
             presets=(
                 PresetInfo(
                     name=PRESET,

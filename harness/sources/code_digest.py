@@ -54,10 +54,7 @@ DISTRIBUTIONS: Final = (
     *("dm-control", "keras", "mujoco", "numpy", "tensorflow", "tensorflow-datasets"),
 )
 """Packages whose version can change the numbers."""
-_MODULES: Final = (
-    *("module", "config_module", "metrics_module", "data_module"),
-    *("machine_module", "target"),
-)
+_MODULES: Final = ("train", "program", "data_module", "machine_module", "target")
 """Attributes by which a workload or a backend of a plugin names modules."""
 _TARGET: Final = re.compile(r"([A-Za-z_]\w*)(?:\.\w+)+(?::\w+)?")
 _MOST_BYTES: Final = 2**20

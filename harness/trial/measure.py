@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from harness.client.scaling_client import Channel, RankFile
     from results.records.models import TrialSpec
-    from workloads.spec import StepProgram
+    from workloads.program import StepProgram
 
     RunCounted: TypeAlias = Callable[[Callable[[], int]], Iterable[Mapping[str, Any]]]
 

@@ -30,7 +30,7 @@ from results.store import untrusted
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from workloads.spec import StepProgram
+    from workloads.program import StepProgram
 
     Fields = dict[str, Any]
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from harness.client.scaling_client import RankFile
     from results.records.models import Budget, TrialSpec
-    from workloads.spec import StepProgram
+    from workloads.program import StepProgram
 
 
 # Evaluations split the budget into equal parts. The number of steps of a part is

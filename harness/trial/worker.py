@@ -12,7 +12,6 @@ the others. The controls of ``results.records.measuring.Control`` are made here.
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import sys
 import time
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 
     from replicator.cluster.configuration import ClusterConfig
     from results.records.models import Placement
-    from workloads.spec import StepProgram
+    from workloads.program import StepProgram
 
 
 class DeviceMemory:
@@ -160,18 +159,17 @@ def measure_spec(
     from replicator._tf.dispatch import count_functions, recorded
 
     info = catalog.workload(spec.workload)
-    workload: Any = importlib.import_module(info.module).WORKLOAD
     data, options = spec.data, dict(spec.options)
     if spec.control is Control.MATCH:
         assert info.matching is not None  # otherwise it is not planned
         data = info.matching.data or data
         options |= info.matching.options
-    workload.prepare(data=data)
+    info.prepare(data=data)
     counter = steps.StepCounter(recorded, count_functions)
 
     def build() -> StepProgram:
         counter.replicator = _create(spec)
-        program: Any = workload.build(
+        program: Any = info.build(
             counter.replicator,
             preset=spec.preset,
             data=data,
@@ -184,7 +182,7 @@ def measure_spec(
 
             program = InputOnlyProgram(program)
         if spec.control is Control.MATCH:
-            from workloads.matching import MatchedProgram
+            from workloads.controls import MatchedProgram
 
             program = MatchedProgram(program, functools.partial(writer.write, "change"))
         made: StepProgram = program
@@ -237,7 +235,7 @@ def _create(spec: TrialSpec) -> Any:
         **options,
     )
     if spec.control is Control.SYNTHETIC:
-        from workloads.program import ReusingReplicator
+        from workloads.controls import ReusingReplicator
 
         return ReusingReplicator(made)
     if spec.control is Control.NO_UPDATE:
@@ -245,7 +243,7 @@ def _create(spec: TrialSpec) -> Any:
 
         return NotUpdatingReplicator(made)
     if spec.control is Control.MATCH:
-        from workloads.matching import MatchingReplicator
+        from workloads.controls import MatchingReplicator
 
         lacks = catalog.backend(spec.backend).lacks
         return MatchingReplicator(made, has_dense_gradients="shared_rows" in lacks)

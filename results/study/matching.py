@@ -1,6 +1,6 @@
 """Whether N replicas of a backend compute what one replica computes: before any number.
 
-Both sides run the first steps on the same global batches (``workloads/matching.py``),
+Both sides run the first steps on the same global batches (``workloads/controls.py``),
 N replicas with the backend that is measured, one with the backend ``single``, which
 communicates nothing; a replica that is split over devices matches one that is not. Two
 things are compared:

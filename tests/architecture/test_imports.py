@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("harness", "replicator", "reports", "results", "workloads")
 HEAVY = {"tensorflow", "keras", "tensorflow_datasets", "jax", "torch"}
-EXTRACTORS = ("digits", "digits_training", "inception")
+EXTRACTORS = ("digits", "inception")
 
 
 def modules_of(package):

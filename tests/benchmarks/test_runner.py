@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 import replicator
 from harness.cli import main
-from workloads.resnet50 import study
+from workloads import catalog
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -192,7 +192,7 @@ def test_compression_joins_the_options_of_the_workload(load, monkeypatch):
         repl.wrap_optimizer("sgd", **options)
         return SimpleNamespace(run=None)
 
-    monkeypatch.setattr(study, "WORKLOAD", SimpleNamespace(build=build))
+    monkeypatch.setitem(catalog.WORKLOADS, "resnet50", SimpleNamespace(build=build))
     repl = SimpleNamespace(wrap_optimizer=lambda _, **given: wrapped.append(given))
     bench.build(repl, "bfloat16")
 

@@ -5,7 +5,6 @@ every kind of layer, of whose repetitions most are left out.
 """
 
 import contextlib
-import importlib
 
 import small_fit
 from short_resnet import short
@@ -29,7 +28,7 @@ OPTIONS = {
 
 def build(name, repl, *, data="synthetic", per_replica_batch_size=4, seed=1, **options):
     """Builds the smoke preset of a workload with a small network."""
-    workload = importlib.import_module(catalog.WORKLOADS[name].module).WORKLOAD
+    workload = catalog.WORKLOADS[name]
     with short() if name == "resnet50" else contextlib.nullcontext():
         return workload.build(
             repl,

@@ -127,7 +127,7 @@ def test_the_learner_does_what_is_counted(observations, network):
         )
 
     assert d4pg_networks.training_flops(config, spec) == 2 * per_example(
-        learner._loss_and_gradients, args
+        learner.loss_and_gradients, args
     )
 
 

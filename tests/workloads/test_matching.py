@@ -11,7 +11,7 @@ import replicator
 from replicator.optimizer.wrapper import ReplicatedOptimizer
 from results.records.record_base import Change
 from results.study import matching as verdict
-from workloads import catalog, matching
+from workloads import catalog, controls
 
 GLOBAL_BATCH_SIZE = 16
 MARGIN = 1.5  # to either side of a tolerance
@@ -29,7 +29,7 @@ def _build(name, repl):
     info = catalog.WORKLOADS[name]
     return build(
         name,
-        matching.MatchingReplicator(repl),
+        controls.MatchingReplicator(repl),
         data=info.matching.data or info.builtin_data[0],
         per_replica_batch_size=GLOBAL_BATCH_SIZE // repl.num_replicas_in_sync,
         seed=3,
@@ -39,7 +39,7 @@ def _build(name, repl):
 
 def _run(name, repl):
     changes = []
-    program = matching.MatchedProgram(
+    program = controls.MatchedProgram(
         _build(name, repl), lambda **fields: changes.append(Change(**fields))
     )
     losses = [program.run() for _ in range(verdict.NUM_STEPS)]
@@ -111,7 +111,7 @@ def _forgotten_replica(right, optimizer, gradients, *what):
 
 
 def _batch_read_twice(monkeypatch):
-    right = matching._share
+    right = controls._share
 
     def wrong(whole, context):
         def twice(batch):
@@ -119,7 +119,7 @@ def _batch_read_twice(monkeypatch):
 
         return right(whole, context).shard(2, 0).flat_map(twice)
 
-    monkeypatch.setattr(matching, "_share", wrong)
+    monkeypatch.setattr(controls, "_share", wrong)
     return replicator.create("in_graph", num_replicas=2)
 
 
@@ -181,7 +181,7 @@ def test_replicas_read_different_shares_of_one_batch():
     mode = replicator.InputReplicationMode
     found = {}
     for kind in (mode.PER_WORKER, mode.PER_REPLICA, mode.SINGLE):
-        repl = matching.MatchingReplicator(
+        repl = controls.MatchingReplicator(
             replicator.create("in_graph", num_replicas=2)
         )
         inputs = repl.make_input_iterator(
@@ -198,8 +198,8 @@ def test_replicas_read_different_shares_of_one_batch():
 
 def test_both_sides_of_the_comparison_count_the_same_steps():
     """The worker records after as many steps as the report compares."""
-    assert verdict.NUM_STEPS == matching.NUM_STEPS
-    assert verdict.NUM_CHANGING_STEPS == matching.NUM_CHANGING_STEPS
+    assert verdict.NUM_STEPS == controls.NUM_STEPS
+    assert verdict.NUM_CHANGING_STEPS == controls.NUM_CHANGING_STEPS
 
 
 def test_the_distance_of_sketches_is_that_of_the_elements():
@@ -213,7 +213,7 @@ def test_the_distance_of_sketches_is_that_of_the_elements():
         Change(
             group="model",
             name="w",
-            sketch=matching.sketches({key: [before]}, {key: [after]})[key],
+            sketch=controls.sketches({key: [before]}, {key: [after]})[key],
         )
         for after in (one, other)
     ]

@@ -14,8 +14,11 @@ from replicator._tf import dispatch
 from replicator.core import devices
 from workloads import catalog, warm_up
 from workloads.common import training
-from workloads.controls import InputOnlyProgram, NotUpdatingReplicator
-from workloads.program import ReusingReplicator
+from workloads.controls import (
+    InputOnlyProgram,
+    NotUpdatingReplicator,
+    ReusingReplicator,
+)
 
 FULL = pytest.mark.full
 # cartpole has a small body.
@@ -177,7 +180,7 @@ def test_the_control_without_a_pipeline_repeats_the_first_batch(name):
             np.testing.assert_array_equal(expected, actual)
     assert any(not np.array_equal(one, other) for one, other in first)
     if name == "d4pg":  # no actors either
-        assert program.experiences == []
+        assert program.training.experiences == []
         assert program.window_metrics() is not None
     else:
         assert checks["no_example_twice_in_an_epoch"].detail == (
@@ -248,8 +251,7 @@ def train(name, backend, num_replicas, **settings):
 
 def parts_of(program):
     """The forward and backward passes of a program."""
-    owner = getattr(program, "learner", getattr(program, "training", program))
-    return [v for k, v in vars(owner).items() if "differentiate" in k]
+    return [v for k, v in vars(program.training).items() if "differentiate" in k]
 
 
 def check_equal(plain, compiled):

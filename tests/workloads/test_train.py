@@ -34,6 +34,15 @@ PROGRAMS = {
         r"fid: \d+\.\d{3} \(n = 200\)",
         r"--latent-size INT length of z ~ N\(0, I\).* \[2250000\]",
     ),
+    "d4pg": (
+        [
+            *("--preset", "smoke", "--policy-sizes", "8", "--critic-sizes", "8"),
+            *("--num-actors", "1", "--min-replay-size", "20", "--action-repeat", "50"),
+            *("--per-replica-batch-size", "4"),
+        ],
+        r"episode_return: \d+\.\d \(n = 2\)",
+        r"--num-atoms INT returns that the critic gives.* \[101\]",
+    ),
     "transformer": (
         ["--preset", "smoke", "--num-layers", "1", "--per-replica-batch-size", "128"],
         r"held-out bits per byte: \d\.\d{3} \(n = 64\)",
@@ -80,7 +89,7 @@ def test_a_folder_that_was_copied_trains(name, tmp_path):
     assert 0 == code, output
     assert re.search(setting, printed), printed
     assert re.search(r"2/2 .*loss: \d+\.\d+", printed), printed
-    assert re.search(r"(images|tokens)/s: \d+\.\d+", printed), printed
+    assert re.search(r"(images|tokens|transitions)/s: \d+\.\d+", printed), printed
     assert re.search(measured, printed), printed
 
 

@@ -16,36 +16,37 @@ import keras
 from workloads.spec import ABOUT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    import replicator
+    from workloads.spec import WorkloadInfo
 
 _OF_REPLICATOR = "external_writes"  # an option of ``replicator.create``
 
 
-def parse(
-    description: str,
-    make_config: Callable[[str, Mapping[str, Any]], Any],
-    presets: Mapping[str, Any],
-    *,
-    data: str,
-    per_replica_batch_size: int,
-    argv: Sequence[str] | None = None,
-) -> argparse.Namespace:
+def parse(description: str | None, info: WorkloadInfo) -> argparse.Namespace:
     """Returns where to run and for how long.
 
-    Also ``config`` with the recipe's settings, and ``batches`` with the other arguments
-    of a ``Training``.
+    Also ``config`` with the recipe's settings, ``batches`` with the other arguments of
+    a ``Training``, and ``unit`` of examples.
     """
+    presets = {preset.name: preset.config for preset in info.presets}
+    (usual,) = (each for each in info.presets if each.name == info.default_preset)
     parser = argparse.ArgumentParser(
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--preset", choices=[*presets], default="laptop", help="settings to start from")
+    add(
+        "--preset",
+        choices=[*presets],
+        default=usual.name,
+        help="settings to start from",
+    )
     add("--backend", default="in_graph", help="in_graph, multi_worker, tf_mirrored...")
     add("--replicas", type=int, default=1, help="copies of the step that train")
-    add("--per-replica-batch-size", type=int, default=per_replica_batch_size)
-    add("--data", default=data, help=f"a data set, or synthetic (default {data})")
+    add("--per-replica-batch-size", type=int, default=usual.per_replica_batch_size)
+    about_data = f"a data set, or synthetic (default {usual.data})"
+    add("--data", default=usual.data, help=about_data)
     add("--steps", type=int, default=100, help="training steps (default 100)")
     add("--seed", type=int, default=0, help="of weights, order and noise (default 0)")
     published = presets.get("paper") or type(next(iter(presets.values())))()
@@ -65,10 +66,10 @@ def parse(
                 metavar=type(value).__name__.upper(),
                 help=f"{about} [{value}]".strip().replace("%", "%%"),
             )
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     options = {n: v for n in names if (v := getattr(args, n)) is not None}
     try:
-        args.config = make_config(args.preset, options)
+        args.config = info.make_config(args.preset, options)
     except ValueError as error:
         parser.error(str(error))
     args.batches = {
@@ -76,6 +77,7 @@ def parse(
         "per_replica_batch_size": args.per_replica_batch_size,
         "seed": args.seed,
     }
+    args.unit = info.example_unit
     keras.utils.set_random_seed(args.seed)
     return args
 
@@ -84,6 +86,16 @@ def _boolean(text: str) -> bool:
     if text not in {"true", "false"}:
         raise argparse.ArgumentTypeError(f"{text!r} must be true or false")
     return text == "true"
+
+
+def train(repl: replicator.Replicator, made: Any, args: argparse.Namespace) -> None:
+    """Runs steps of a ``Training``, and shows their losses and rates."""
+    inputs = repl.make_input_iterator(made.input_fn)
+    cycle = getattr(made, "cycle", None) or (made.step_fn,)
+    progress = Progress(args.steps, args.unit, made.global_batch_size)
+    for step in range(args.steps):
+        outputs = repl.run(cycle[step % len(cycle)], inputs)
+        progress.update(step + 1, repl.reduce("mean", outputs["loss"]))
 
 
 class Progress:

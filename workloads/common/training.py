@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from workloads.data.images import Images
 from workloads.spec import JIT_COMPUTE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import numpy as np
+
     import replicator
+    from workloads.data.images import Augmentation
 
 
 # ``compute``: forward and backward pass of each replica. The step around them stays a
@@ -194,13 +198,27 @@ class LARS(keras.optimizers.Optimizer):
         }
 
 
+class Schedule(keras.optimizers.schedules.LearningRateSchedule):
+    """A learning rate by the number of updates; its arguments are its configuration.
+
+    ``__call__`` returns the rate of update number ``step`` (0-based, a scalar tensor).
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        self.arguments = arguments
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return dict(self.arguments)
+
+
 # Google's reference for TPUs: global batch below, highest rate, epochs of warmup.
 _LARS_RATES = ((16_384, 10.0, 5), (32_768, 25.0, 5), (65_536, 32.0, 14))
 _LARS_RATE_ABOVE = (35.6, 40)
 
 
 @keras.saving.register_keras_serializable(package="replicator_harness")
-class PolynomialSchedule(keras.optimizers.schedules.LearningRateSchedule):
+class PolynomialSchedule(Schedule):
     """Rises linearly from zero, then falls as the square of the remaining steps.
 
     Highest rate and warmup follow from the global batch, as in Google's ResNet-50 for
@@ -215,11 +233,11 @@ class PolynomialSchedule(keras.optimizers.schedules.LearningRateSchedule):
     def __init__(
         self, *, global_batch_size: int, num_train_examples: int, num_epochs: float
     ) -> None:
-        self._arguments = {
-            "global_batch_size": global_batch_size,
-            "num_train_examples": num_train_examples,
-            "num_epochs": num_epochs,
-        }
+        super().__init__(
+            global_batch_size=global_batch_size,
+            num_train_examples=num_train_examples,
+            num_epochs=num_epochs,
+        )
         self.target, num_warmup_epochs = next(
             (
                 (rate, epochs)
@@ -235,17 +253,13 @@ class PolynomialSchedule(keras.optimizers.schedules.LearningRateSchedule):
         )
 
     def __call__(self, step: Any) -> Any:
-        """Returns the rate of update number ``step`` (0-based, a scalar tensor)."""
+        """Returns the rate of an update."""
         step = tf.cast(step, tf.float32)
         rising = step / self.lr_warmup_steps
         past = step - self.lr_warmup_steps
         left = 1.0 - past / (self.num_steps - self.lr_warmup_steps)
         falling = tf.square(tf.clip_by_value(left, 0.0, 1.0))
         return self.target * tf.where(past < 0, rising, falling)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        return dict(self._arguments)
 
 
 # TF32 keeps 10 bits of mantissa in float32 products and convolutions on GPUs. It is on
@@ -282,3 +296,47 @@ def set_tf32(repl: replicator.Replicator, *, is_on: bool) -> None:
             "as multi_worker"
         )
     tf.config.experimental.enable_tensor_float_32_execution(is_on)
+
+
+class ImageTraining:
+    """What a training on labelled images has: settings, data, held-out predictions.
+
+    Attributes:
+      config: Its settings, an ``ImageConfig``.
+      images: Its data.
+      source: The data set; None for synthetic images.
+      model: Maps images to logits, where it is a classifier.
+    """
+
+    model: Any
+
+    def __init__(
+        self,
+        repl: replicator.Replicator,
+        config: Any,
+        *,
+        data: str,
+        per_replica_batch_size: int,
+        seed: int,
+        augmentation: Augmentation | None = None,
+    ) -> None:
+        """Sets number types and layouts, and opens the data."""
+        set_up(repl, config)
+        self.config = config
+        self.global_batch_size = per_replica_batch_size * repl.num_replicas_in_sync
+        self.images = Images(
+            repl, config, data=data, seed=seed, augmentation=augmentation
+        )
+        self.source = self.images.source
+        self._predict = tf.function(
+            lambda images: self.model(images, training=False), autograph=False
+        )
+
+    def input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
+        """Returns the batches of one input pipeline, each for one replica."""
+        size = context.get_per_replica_batch_size(self.global_batch_size)
+        return self.images.batches(context, size)
+
+    def predictions(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields logits and labels of the held-out split, computed on one device."""
+        return self.images.predictions(self._predict)

@@ -13,17 +13,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from workloads.d4pg.config import NETWORKS
-from workloads.d4pg.control import BrokenEpisodeError, Environment, FrameStack
-from workloads.d4pg.streams import NO_WEIGHTS
 from workloads.spec import check_choice
 
+from .control import FRAME_SIZE, BrokenEpisodeError, Environment, FrameStack
+from .streams import NO_WEIGHTS
+from .study import NETWORKS
+
 if TYPE_CHECKING:
-    from workloads.d4pg.streams import SharedWeights, StepStreams, StreamWriter
+    from .control import EnvironmentSpec
+    from .streams import SharedWeights, StepStreams, StreamWriter
+    from .study import D4PGConfig
 
 EPSILON = 1e-5  # of layer normalization
 KERNEL_SIZE = 3
 STRIDES = (2, 1)
+# Of synthetic transitions: those of walker, a body of medium size.
+_STATE_SIZE, _ACTION_SIZE = 24, 6
+_CHANNELS = 3
 _PIXELS = 3  # rank of an observation that is a stack of frames
 _MOST_PIXEL_EXAMPLES = 4
 
@@ -94,6 +100,26 @@ def conv_size(spec: PolicySpec) -> int:
         height = (height - KERNEL_SIZE) // stride + 1
         width = (width - KERNEL_SIZE) // stride + 1
     return height * width * spec.num_conv_filters
+
+
+def make_policy_spec(
+    config: D4PGConfig, environment: EnvironmentSpec | None
+) -> PolicySpec:
+    """Returns the policy of a configuration; without an environment, of any size."""
+    shape: tuple[int, ...] = (_STATE_SIZE,)
+    action_size = _ACTION_SIZE
+    if environment is not None:
+        shape, action_size = environment.observation_shape, environment.action_size
+    if config.observations == "pixels":
+        shape = (FRAME_SIZE, FRAME_SIZE, _CHANNELS * config.num_stacked_frames)
+    return PolicySpec(
+        observation_shape=shape,
+        action_size=action_size,
+        hidden_sizes=config.policy_layers,
+        kind=config.network,
+        num_conv_filters=config.num_conv_filters,
+        num_features=config.num_features,
+    )
 
 
 class Policy:
@@ -195,24 +221,13 @@ _LONGEST_WAIT_SEC = 0.01
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ActorSettings:
-    """The environments of actors, their exploration, and their timeouts."""
+    """Where actors act, by which policy, and their timeouts."""
 
     name: str  # ``domain:task``.
-    observations: str = "state"  # ``state`` or ``pixels``.
-    action_repeat: int = 1  # Control steps that an action is held for.
-    num_actors: int = 1  # Processes.
-    # Environments of a process; its policy batches them.
-    environments_per_actor: int = 1
+    config: D4PGConfig
     policy: PolicySpec | None = None  # None for actors that always act at random.
-    # Smallest standard deviation of the Gaussian noise on actions. Each environment has
-    # its own, as each actor does in Tassa et al. 2018: evenly spaced in the logarithm,
-    # up to ``sigma_max``.
-    sigma_min: float = 1 / 32
-    sigma_max: float = 1.0  # Largest standard deviation.
-    num_stacked_frames: int = 3  # Frames that the policy sees at once, with pixels.
+    num_actors: int = 1  # Processes.
     seed: int = 0  # Seed of initial states and exploration.
-    # Added to that of the parent, so that the learner is not starved.
-    niceness: int = 0
     # Without a heartbeat for this long, an actor is killed and replaced.
     stuck_sec: float = 30.0
     start_sec: float = 120.0  # The same, until its first step.
@@ -221,19 +236,18 @@ class ActorSettings:
     @property
     def num_streams(self) -> int:
         """Environments of all actors; each writes a separate stream."""
-        return self.num_actors * self.environments_per_actor
+        return self.num_actors * self.config.environments_per_actor
 
     def sigma(self, stream_id: int) -> float:
         """Returns the standard deviation of the noise in one environment.
 
-        A single environment has the geometric mean of both ends.
+        Each has its own, as each actor does in Tassa et al. 2018: evenly spaced in the
+        logarithm. A single environment has the geometric mean of both ends.
         """
+        low, high = self.config.noise_low, self.config.noise_high
         if self.num_streams == 1:
-            return float((self.sigma_min * self.sigma_max) ** 0.5)
-        if not self.sigma_min:
-            return self.sigma_max * stream_id / (self.num_streams - 1)
-        ratio = self.sigma_max / self.sigma_min
-        return float(self.sigma_min * ratio ** (stream_id / (self.num_streams - 1)))
+            return float((low * high) ** 0.5)
+        return float(low * (high / low) ** (stream_id / (self.num_streams - 1)))
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -266,22 +280,21 @@ class Actor:
         self._actor_id = actor_id
         self._policy = None if settings.policy is None else Policy(settings.policy)
         self._version = NO_WEIGHTS
-        count = settings.environments_per_actor
+        config = settings.config
+        count = config.environments_per_actor
         stream_ids = range(actor_id * count, (actor_id + 1) * count)
         seeds = np.random.SeedSequence([settings.seed, actor_id, num_restarts])
         self._rng = np.random.default_rng(seeds)
         first_seed = int(seeds.generate_state(1)[0]) % (2**31 - count)
-        num_frames = (
-            settings.num_stacked_frames if settings.observations == "pixels" else 1
-        )
+        num_frames = config.num_stacked_frames
         self._places = [
             _Place(
                 index=index,
                 stream_id=stream_id,
                 environment=Environment(
                     settings.name,
-                    observations=settings.observations,
-                    action_repeat=settings.action_repeat,
+                    observations=config.observations,
+                    action_repeat=config.action_repeat,
                     seed=first_seed + index,
                 ),
                 writer=streams.writer(stream_id),

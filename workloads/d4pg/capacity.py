@@ -11,18 +11,12 @@ import dataclasses
 import math
 import os
 import pathlib
-import shutil
-import tempfile
 from typing import TYPE_CHECKING
 
-import psutil
-
-from replicator.core import cgroups
-from workloads.d4pg.streams import StreamsSpec
-
 if TYPE_CHECKING:
-    from workloads.d4pg.config import D4PGConfig
-    from workloads.d4pg.control import EnvironmentSpec
+    from .control import EnvironmentSpec
+    from .streams import StreamsSpec
+    from .study import D4PGConfig
 
 _MARGIN = 16
 _MARGIN_SHARE = 50  # one record in this many
@@ -133,6 +127,8 @@ def streams_spec(
     config: D4PGConfig, environment: EnvironmentSpec, among: Share
 ) -> StreamsSpec:
     """Returns the rings of one pipeline."""
+    from .streams import StreamsSpec
+
     num_streams = among.num_actors * config.environments_per_actor
     return StreamsSpec(
         num_streams=num_streams,
@@ -174,6 +170,13 @@ def replay_bytes(spec: StreamsSpec, *, is_prioritized: bool) -> int:
 
 def available_bytes(root: pathlib.Path = pathlib.Path("/")) -> int:
     """Returns the memory that is still available, as the kernel estimates it."""
+    import shutil  # the planner needs none of these
+    import tempfile
+
+    import psutil
+
+    from replicator.core import cgroups
+
     if not hasattr(os, "memfd_create"):  # then the rings are in a file
         return shutil.disk_usage(tempfile.gettempdir()).free
     left = [int(psutil.virtual_memory().available)]

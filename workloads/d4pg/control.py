@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from workloads.d4pg.config import OBSERVATIONS
 from workloads.spec import check_choice, check_range
+
+from .study import OBSERVATIONS
 
 # dm_control chooses its renderer once, when it is imported: by ``MUJOCO_GL``, else the
 # first that it finds, which may open a window. Unless the user has set the variable,

@@ -2,9 +2,10 @@
 
 OpenGL for frames has its own compiler, and a process that has loaded both it and
 TensorFlow crashes at exit; so episodes are played in a separate process, this module.
-``EvaluatorClient`` is the learner's side: it sends the name of a method of ``Session``
-with arguments, and gets its result or an error. The process exits when the other end of
-their connection is closed, so it does not outlive its parent.
+``EvaluatorClient`` is the learner's side: it sends the name of a method of
+``Evaluator``, a policy with its weights, and further arguments, and gets the result or
+an error. The process exits when the other end of their connection is closed, so it does
+not outlive its parent.
 """
 
 from __future__ import annotations
@@ -21,19 +22,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from workloads import child_process, quality
-from workloads.d4pg import metrics
-from workloads.d4pg.actor import Policy, PolicySpec
-from workloads.d4pg.control import (
+
+from .actor import Policy, PolicySpec
+from .control import (
     MAX_CONTROL_STEPS,
     BrokenEpisodeError,
     Environment,
     EnvironmentSpec,
     FrameStack,
 )
+from .study import LEARNED
 
 if TYPE_CHECKING:
-    from workloads.d4pg.config import D4PGConfig
     from workloads.spec import QualityMetric
+
+    from .study import D4PGConfig
 
 _END_SEC = 5.0
 _STDERR = 2
@@ -73,21 +76,19 @@ class EvaluatorClient:
                 env=child_process.environment(child_process.ONE_THREAD),
             )
         try:
-            self.spec = self._ask("open", name, config, seed)
+            self.spec = self._ask(name, config, seed)
         except BaseException:
             self.close()
             raise
 
-    def load(self, policy: PolicySpec) -> None:
-        """Sets the policy that the weights belong to."""
-        self._ask("load", policy)
-
-    def score(self, weights: np.ndarray) -> tuple[QualityMetric, ...]:
+    def score(
+        self, policy: PolicySpec, weights: np.ndarray
+    ) -> tuple[QualityMetric, ...]:
         """Returns the mean return of episodes without noise, with its interval."""
-        returns = self._ask("play", weights, self._num_episodes)
-        return quality.of_examples(metrics.LEARNED, [(returns,)])
+        returns = self._ask("play", policy, weights, self._num_episodes)
+        return quality.of_examples(LEARNED, [(returns,)])
 
-    def film(self, weights: np.ndarray) -> bytes | None:
+    def film(self, policy: PolicySpec, weights: np.ndarray) -> bytes | None:
         """Returns a film of one episode as animated PNG, or None without OpenGL.
 
         Warns, once, if there is none.
@@ -95,7 +96,7 @@ class EvaluatorClient:
         if not self._can_film:
             return None
         try:
-            content: bytes = self._ask("film", weights)
+            content: bytes = self._ask("film", policy, weights)
         except ValueError as error:
             self._can_film = False
             warnings.warn(f"episodes are not filmed: {error}", stacklevel=2)
@@ -111,9 +112,9 @@ class EvaluatorClient:
             self._process.kill()
             self._process.wait()
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
+    def _ask(self, *request: Any) -> Any:
         try:
-            self._connection.send((method, arguments))
+            self._connection.send(request)
             answer = self._connection.recv()
         except (EOFError, OSError):
             raise RuntimeError(
@@ -123,31 +124,6 @@ class EvaluatorClient:
         if isinstance(answer, Exception):
             raise answer
         return answer
-
-
-class Session:
-    """The open environment and the loaded policy."""
-
-    def open(self, name: str, config: D4PGConfig, seed: int) -> EnvironmentSpec:
-        """Chooses what is played."""
-        environment = _make_environment(name, config, seed=0, can_render=True)
-        environment.close()
-        self._evaluator = Evaluator(name, config, seed=seed, can_render=True)
-        return environment.spec
-
-    def load(self, policy: PolicySpec) -> None:
-        """Sets the policy that weights belong to."""
-        self._policy = Policy(policy)
-
-    def play(self, weights: np.ndarray, num_episodes: int) -> list[float]:
-        """Returns the return of each episode."""
-        self._policy.load(weights)
-        return self._evaluator.play(self._policy, num_episodes)
-
-    def film(self, weights: np.ndarray) -> bytes:
-        """Returns a film of one episode."""
-        self._policy.load(weights)
-        return self._evaluator.film(self._policy)
 
 
 class Evaluator:
@@ -160,10 +136,12 @@ class Evaluator:
     def __init__(
         self, name: str, config: D4PGConfig, *, seed: int, can_render: bool = False
     ) -> None:
-        """Stores what to play."""
         self._arguments = (name, config, can_render)
         self._seed = seed + _SEED_OFFSET
         self._players: list[_Player] = []
+        environment = _make_environment(*self._arguments, seed=0)
+        environment.close()
+        self.spec = environment.spec
 
     def play(self, policy: Policy, num_episodes: int) -> list[float]:
         """Returns the undiscounted return of each episode."""
@@ -172,7 +150,14 @@ class Evaluator:
             self._players.append(self._make_player(len(self._players)))
         returns: list[float] = []
         for start in range(0, num_episodes, count):
-            returns += _play_once(policy, self._players[: num_episodes - start])
+            players = self._players[: num_episodes - start]
+            for player in players:
+                player.reset()
+            while playing := [player for player in players if not player.is_over]:
+                actions = policy(np.stack([player.observation for player in playing]))
+                for player, action in zip(playing, actions, strict=True):
+                    player.act(action)
+            returns += [player.episode_return for player in players]
         return returns
 
     def film(self, policy: Policy) -> bytes:
@@ -201,9 +186,7 @@ class _Player:
     def __init__(
         self, name: str, config: D4PGConfig, can_render: bool, *, seed: int
     ) -> None:
-        self.environment = _make_environment(
-            name, config, seed=seed, can_render=can_render
-        )
+        self.environment = _make_environment(name, config, can_render, seed=seed)
         self._stack = FrameStack(config.num_stacked_frames)
         self._num_broken = 0
         self.reset()
@@ -233,7 +216,7 @@ class _Player:
 
 
 def _make_environment(
-    name: str, config: D4PGConfig, *, seed: int, can_render: bool
+    name: str, config: D4PGConfig, can_render: bool, *, seed: int
 ) -> Environment:
     return Environment(
         name,
@@ -242,19 +225,6 @@ def _make_environment(
         seed=seed,
         can_render=can_render,
     )
-
-
-def _play_once(policy: Policy, players: list[_Player]) -> list[float]:
-    """Plays one episode in each environment, all in lock step."""
-    for player in players:
-        player.reset()
-    playing = players
-    while playing:
-        actions = policy(np.stack([player.observation for player in playing]))
-        for player, action in zip(playing, actions, strict=True):
-            player.act(action)
-        playing = [player for player in playing if not player.is_over]
-    return [player.episode_return for player in players]
 
 
 def encode(frames: np.ndarray, *, frame_time_sec: float) -> bytes:
@@ -288,21 +258,28 @@ def encode(frames: np.ndarray, *, frame_time_sec: float) -> bytes:
     return film.getvalue()
 
 
-def main() -> int:
+def main() -> None:
     """Answers requests until there are no more."""
     connection = Connection(int(sys.argv[1]))
-    session = Session()
+    evaluator: Evaluator | None = None
     with contextlib.suppress(EOFError, OSError):
         while True:
-            method, arguments = connection.recv()
+            request = connection.recv()
             try:
-                answer = getattr(session, method)(*arguments)
+                if evaluator is None:
+                    name, config, seed = request
+                    evaluator = Evaluator(name, config, seed=seed, can_render=True)
+                    answer: Any = evaluator.spec
+                else:
+                    method, spec, weights, *arguments = request
+                    policy = Policy(spec)
+                    policy.load(weights)
+                    answer = getattr(evaluator, method)(policy, *arguments)
             except Exception as error:  # noqa: BLE001 - sent to the client
                 kind = ValueError if type(error) is ValueError else RuntimeError
                 answer = kind(str(error) or type(error).__name__)
             connection.send(answer)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -13,26 +13,34 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from workloads.d4pg import capacity
-from workloads.d4pg.actor import ActorSettings
-from workloads.d4pg.pool import ActorPool
-from workloads.d4pg.ray_pool import RayActorPool
-from workloads.d4pg.replay import ReplaySettings, make_replay
-from workloads.d4pg.streams import SharedWeights, StepStreams
+from . import capacity
+from .actor import ActorSettings
+from .pool import ActorPool
+from .ray_pool import RayActorPool
+from .replay import make_replay
+from .streams import SharedWeights, StepStreams
 
 if TYPE_CHECKING:
     import replicator
-    from workloads.d4pg.actor import PolicySpec
-    from workloads.d4pg.config import D4PGConfig
-    from workloads.d4pg.control import EnvironmentSpec
-    from workloads.d4pg.pool import Counters
+
+    from .actor import PolicySpec
+    from .control import EnvironmentSpec
+    from .pool import Counters
+    from .study import D4PGConfig
 
 # Distance between the seeds of one pipeline's environments and the next one's.
 _SEEDS_PER_PIPELINE = 100_000
 
 
 class Experience:
-    """Actors and replay of one input pipeline."""
+    """Actors and replay of one input pipeline.
+
+    Attributes:
+      replay: What batches are sampled from.
+      pool: The actors.
+      weights: The policy's, which actors read.
+      error: Why sampling failed, or None.
+    """
 
     def __init__(
         self,
@@ -55,41 +63,28 @@ class Experience:
         seed = seed + _SEEDS_PER_PIPELINE * context.input_pipeline_id
         spec = capacity.streams_spec(config, environment, share)
         capacity.check_memory(config, spec)
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         self._policy = policy
         self._streams = StepStreams(spec)
-        self._weights = SharedWeights(policy.num_floats)
+        self.weights = SharedWeights(policy.num_floats)
         self.replay = make_replay(
             self._streams,
-            ReplaySettings(
-                num_return_steps=config.num_return_steps,
-                discount=config.discount,
-                num_stacked_frames=config.num_stacked_frames,
-                min_size_to_sample=share.min_size,
-                samples_per_insert=config.samples_per_insert,
-                is_prioritized=config.replay == "prioritized",
-                priority_exponent=config.priority_exponent,
-                seed=seed,
-            ),
-            self.check,
+            config,
+            min_size=share.min_size,
+            seed=seed,
+            on_wait=lambda: self.pool.check(),  # noqa: PLW0108 - made below
         )
         kind = {"processes": ActorPool, "ray": RayActorPool}[config.actors]
-        self._pool = kind(
+        self.pool = kind(
             ActorSettings(
                 name=name,
-                observations=config.observations,
-                action_repeat=config.action_repeat,
-                num_actors=share.num_actors,
-                environments_per_actor=config.environments_per_actor,
-                num_stacked_frames=config.num_stacked_frames,
+                config=config,
                 policy=policy,
-                sigma_min=config.noise_low,
-                sigma_max=config.noise_high,
+                num_actors=share.num_actors,
                 seed=seed,
-                niceness=config.actor_niceness,
             ),
             self._streams,
-            self._weights,
+            self.weights,
         )
 
     def dataset(
@@ -113,8 +108,7 @@ class Experience:
             try:
                 batch = self.replay.sample(count)
             except BaseException as error:
-                # TensorFlow wraps it in pages of text; ``explain_failure`` does not.
-                self._error = error
+                self.error = error  # TensorFlow wraps it in pages of text
                 raise
             return tuple(
                 np.asarray(batch[name], kind.as_numpy_dtype)
@@ -132,45 +126,84 @@ class Experience:
 
         return tf.data.Dataset.counter().map(draw).prefetch(num_prefetched)
 
-    def publish(self, weights: np.ndarray, version: int) -> None:
-        """Publishes weights to the actors; ``version`` is their learner step."""
-        self._weights.publish(weights, version)
-
     def policy_version(self) -> float:
         """Returns the learner step of the weights in use, the mean over actors."""
         # Actors without weights have version -1.
         return float(self._streams.version.clip(min=0).mean())
 
-    def check(self) -> None:
-        """Raises if actors failed too often."""
-        self._pool.check()
-
-    def explain_failure(self) -> None:
-        """Raises the error of sampling, if it failed."""
-        if self._error is not None:
-            raise self._error
-
     def counters(self) -> Counters:
         """Returns the counters so far."""
         return dataclasses.replace(
-            self._pool.counters(),
+            self.pool.counters(),
             num_sampled=self.replay.num_sampled,
             wait_sec=self.replay.wait_sec,
         )
 
     def pause(self) -> None:
         """Stops actors and sampling until ``resume``."""
-        self._pool.pause()
+        self.pool.pause()
         self.replay.pause()
 
     def resume(self) -> None:
         """Continues what ``pause`` stopped."""
-        self._pool.resume()
+        self.pool.resume()
         self.replay.resume()
 
     def close(self) -> None:
         """Terminates the actors and releases the memory, once nothing reads it."""
         self.replay.resume()
-        self._pool.close()
-        self._weights.close()
+        self.pool.close()
+        self.weights.close()
         self._streams.close()
+
+
+# A fixed set of transitions replaces replay, and is sampled uniformly. The same seed
+# gives the same batches, on every backend and machine.
+
+_NUM_STATES, _NUM_FRAMES = 4096, 64
+
+
+def synthetic_dataset(
+    config: D4PGConfig,
+    spec: PolicySpec,
+    context: replicator.InputContext,
+    per_replica_batch_size: int,
+    seed: int,
+) -> tf.data.Dataset:
+    """Returns an infinite pipeline of batches that are sampled with replacement.
+
+    Transitions are as from replay; rewards are in [0, 1], as in the suite.
+    """
+    rng = np.random.default_rng(seed)
+    count = _NUM_FRAMES if spec.uses_pixels else _NUM_STATES
+    shape = (count, *spec.observation_shape)
+
+    def observe() -> np.ndarray:
+        if spec.uses_pixels:
+            return rng.integers(0, 256, shape, dtype=np.uint8)
+        return rng.standard_normal(shape, dtype=np.float32)
+
+    rewards = rng.uniform(size=(count, config.num_return_steps))
+    weights = config.discount ** np.arange(config.num_return_steps)
+    transitions = {
+        "observation": observe(),
+        "action": rng.uniform(-1, 1, (count, spec.action_size)).astype(np.float32),
+        "reward": (rewards @ weights).astype(np.float32),
+        "discount": np.full(count, weights[-1], np.float32),
+        "next_observation": observe(),
+        "index": np.arange(count),
+        "probability": np.full(count, 1 / count, np.float32),
+    }
+    store = {name: tf.constant(values) for name, values in transitions.items()}
+    first_seed = tf.constant(seed + context.input_pipeline_id, tf.int64)
+
+    def draw(number: Any) -> dict[str, Any]:
+        index = tf.random.stateless_uniform(
+            [per_replica_batch_size],
+            seed=tf.stack([first_seed, number]),
+            maxval=count,
+            dtype=tf.int32,
+        )
+        return {name: tf.gather(values, index) for name, values in store.items()}
+
+    return tf.data.Dataset.counter().map(draw).prefetch(2)

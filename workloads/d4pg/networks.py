@@ -1,4 +1,4 @@
-"""Policy, critic and the convolutions they share (Tassa et al. 2018).
+"""Policy, critic, the convolutions they share (Tassa et al. 2018), and losses.
 
 The weights of the policy have the order of ``actor.PolicySpec``, for actors.
 """
@@ -9,15 +9,16 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from workloads.d4pg import actor
+from . import actor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from workloads.d4pg.actor import PolicySpec
-    from workloads.d4pg.config import D4PGConfig
+    from .actor import PolicySpec
+    from .study import D4PGConfig
 
 _SMALL = 3e-3  # limit of the last layers' first weights (Lillicrap et al. 2015)
 
@@ -238,3 +239,96 @@ def training_flops(config: D4PGConfig, spec: PolicySpec) -> int:
 
 def _products(*sizes: int) -> list[int]:
     return [first * second for first, second in itertools.pairwise(sizes)]
+
+
+# Logits and targets are [examples, num_atoms], actions [examples, action_size], the
+# other arguments [examples]; all are float32.
+
+
+def critic_loss(logits: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
+    """Returns the cross-entropy from target to predicted distributions of returns."""
+    return tf.nn.softmax_cross_entropy_with_logits(tf.stop_gradient(target), logits)
+
+
+def divergence(logits: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
+    """Returns the Kullback-Leibler divergence from target to prediction.
+
+    Used for priorities of replay: the cross-entropy minus the entropy of the target,
+    so that it is 0 for a perfect prediction.
+    """
+    entropy = -tf.reduce_sum(tf.math.xlogy(target, target), axis=1)
+    return tf.maximum(critic_loss(logits, target) - entropy, 0.0)
+
+
+def policy_loss(
+    action: tf.Tensor, value_gradient: tf.Tensor, *, clip_norm: float
+) -> tf.Tensor:
+    """Returns a loss whose gradient for the actions is minus that of their value.
+
+    The deterministic policy gradient (Silver et al. 2014) is dQ/da da/dtheta. As in
+    Acme, 0.5 |a - stop(a + dQ/da)|^2 has it as its gradient, where the norm of dQ/da
+    is first clipped, per example.
+    """
+    if clip_norm:
+        value_gradient = tf.clip_by_norm(value_gradient, clip_norm, axes=1)
+    better = tf.stop_gradient(action + value_gradient)
+    return 0.5 * tf.reduce_sum(tf.square(better - action), axis=1)
+
+
+# A distribution assigns a probability to each of N evenly spaced returns, the atoms. A
+# Bellman backup moves the atoms, and their probabilities are projected back onto the
+# original ones: equation 7.
+
+RIM = 1e-3
+"""How far beyond the last atom a return does not count as clipped, in spacings."""
+
+
+def make_atoms(low: float, high: float, num_atoms: int) -> np.ndarray:
+    """Returns evenly spaced returns, [num_atoms] float32."""
+    return np.linspace(low, high, num_atoms, dtype=np.float32)
+
+
+def expectation(logits: tf.Tensor, atoms: tf.Tensor) -> tf.Tensor:
+    """Returns the mean of each distribution."""
+    return tf.linalg.matvec(tf.nn.softmax(logits), atoms)
+
+
+def backup(
+    reward: tf.Tensor,
+    discount: tf.Tensor,
+    next_probabilities: tf.Tensor,
+    atoms: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the distribution of reward + discount * next return, on the atoms.
+
+    Each backed-up atom is clipped to the range of the atoms, and its probability is
+    distributed linearly to its two neighbours (equation 7):
+
+        target_i = sum_j [1 - |clip(reward + discount z_j) - z_i| / dz]_0^1 p_j
+    """
+    num_atoms = atoms.shape[0]
+    spacing = (atoms[-1] - atoms[0]) / (num_atoms - 1)
+    returns = reward[:, None] + discount[:, None] * atoms[None, :]
+    # In units of the spacing, from the lowest atom: 0 to num_atoms - 1.
+    places = (returns - atoms[0]) / spacing
+    last = tf.cast(num_atoms - 1, tf.float32)
+    # Rounding can put an atom at the end slightly outside; that is not clipping.
+    is_outside = (places < -RIM) | (places > last + RIM)
+    clipped = tf.reduce_sum(
+        tf.where(is_outside, next_probabilities, tf.zeros_like(places)), axis=1
+    )
+    places = tf.clip_by_value(places, 0.0, last)
+    below = tf.minimum(tf.floor(places), last - 1.0)
+    to_above = places - below
+    # A scatter over 2 N entries: the kernel of equation 7 itself has N^2. GPUs leave
+    # arithmetic in int32 to the host, for which every step would wait.
+    rows = tf.range(tf.shape(places, tf.int64)[0])[:, None] * num_atoms
+    index = rows + tf.cast(below, tf.int64)
+    target = tf.math.unsorted_segment_sum(
+        tf.stack(
+            [next_probabilities * (1.0 - to_above), next_probabilities * to_above]
+        ),
+        tf.stack([index, index + 1]),
+        tf.size(places),
+    )
+    return tf.reshape(target, tf.shape(places)), clipped

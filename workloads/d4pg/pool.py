@@ -17,13 +17,14 @@ import time
 from typing import IO, TYPE_CHECKING
 
 from workloads import child_process
-from workloads.d4pg import process as actor_process
+
+from . import process as actor_process
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from workloads.d4pg.actor import ActorSettings
-    from workloads.d4pg.streams import SharedWeights, StepStreams
+    from .actor import ActorSettings
+    from .streams import SharedWeights, StepStreams
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

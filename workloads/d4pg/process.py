@@ -26,10 +26,10 @@ def main() -> int:
     request_death_signal()
     settings, spec, memory, weights_memory, ids = pickle.load(sys.stdin.buffer)  # noqa: S301 - of the parent
     threading.Thread(target=_watch_parent, name="watch-parent", daemon=True).start()
-    from workloads.d4pg.actor import Actor
-    from workloads.d4pg.streams import SharedWeights, StepStreams
+    from .actor import Actor
+    from .streams import SharedWeights, StepStreams
 
-    os.nice(settings.niceness)
+    os.nice(settings.config.actor_niceness)
     streams = StepStreams(spec, memory)
     weights = None if weights_memory is None else SharedWeights(*weights_memory)
     try:

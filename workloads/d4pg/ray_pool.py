@@ -16,20 +16,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workloads.d4pg.config import check_ray
-from workloads.d4pg.pool import BasePool
-from workloads.d4pg.streams import (
+from .pool import BasePool
+from .streams import (
     FIELDS,
     NO_WEIGHTS,
     SharedWeights,
     StepStreams,
     StreamsSpec,
 )
+from .study import check_ray
 
 if TYPE_CHECKING:
-    from workloads.d4pg.actor import ActorSettings
+    from .actor import ActorSettings
 
 _POLL_SEC = 0.02
+_ROUNDS_PER_CHUNK = 50
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,79 +56,53 @@ class Collector:
         spec: StreamsSpec,
         num_floats: int,
         actor_id: int,
-        start: int,
+        num_restarts: int,
     ) -> None:
-        self._arguments = (settings, spec, num_floats, actor_id, start)
-        self._actor_id = actor_id
-        per_actor = settings.environments_per_actor
-        self._own = slice(actor_id * per_actor, (actor_id + 1) * per_actor)
+        self._settings, self._num_floats = settings, num_floats
+        # A round writes two records at most: the second is a final observation.
+        self._spec = dataclasses.replace(spec, steps_per_stream=2 * _ROUNDS_PER_CHUNK)
+        self._ids = {"actor_id": actor_id, "num_restarts": num_restarts}
+        count = settings.config.environments_per_actor
+        self._own = slice(actor_id * count, (actor_id + 1) * count)
         self._actor: Any = None
-        self._counts: dict[str, np.ndarray] = {}
 
-    def collect(
-        self, num_rounds: int, weights: np.ndarray | None, version: int
-    ) -> Chunk:
-        """Steps every environment ``num_rounds`` times."""
+    def collect(self, weights: np.ndarray | None, version: int) -> Chunk:
+        """Steps every environment ``_ROUNDS_PER_CHUNK`` times."""
         if self._actor is None:
-            self._make(num_rounds, *self._arguments)
+            # As in the pool of processes: Mesa draws in the calling thread.
+            os.environ.setdefault("LP_NUM_THREADS", "0")
+            from .actor import Actor
+
+            self._streams = StepStreams(self._spec)
+            self._weights = SharedWeights(max(self._num_floats, 1))
+            shared = self._weights if self._num_floats else None
+            self._actor = Actor(self._settings, self._streams, shared, **self._ids)
+            self._counts = self._count()
         if weights is not None:
             self._weights.publish(weights, version)
         begin = time.monotonic()
-        for _ in range(num_rounds):
+        for _ in range(_ROUNDS_PER_CHUNK):
             self._actor.step()
         before, now = self._counts, self._count()
         self._counts = now
+        size = self._spec.steps_per_stream
+        records = []
+        for stream in range(self._own.start, self._own.stop):
+            place = stream - self._own.start
+            first, end = (int(of["num_written"][place]) for of in (before, now))
+            slots = stream * size + np.arange(first, end) % size
+            records.append([self._streams.field(name)[slots] for name in FIELDS])
         return Chunk(
-            records=[
-                self._records(stream, *numbers)
-                for stream, *numbers in zip(
-                    range(self._own.start, self._own.stop),
-                    before["num_written"].tolist(),
-                    now["num_written"].tolist(),
-                    strict=True,
-                )
-            ],
+            records=records,
             num_episodes=now["num_episodes"] - before["num_episodes"],
             num_refused=now["num_refused"] - before["num_refused"],
             elapsed_sec=time.monotonic() - begin,
-            version=int(self._streams.version[self._actor_id]),
+            version=int(self._streams.version[self._ids["actor_id"]]),
         )
-
-    def _make(
-        self,
-        num_rounds: int,
-        settings: ActorSettings,
-        spec: StreamsSpec,
-        num_floats: int,
-        actor_id: int,
-        start: int,
-    ) -> None:
-        # As in the pool of processes: Mesa draws in the calling thread.
-        os.environ.setdefault("LP_NUM_THREADS", "0")
-        from workloads.d4pg.actor import Actor
-
-        # A round writes two records at most: the second is a final observation.
-        self._streams = StepStreams(
-            dataclasses.replace(spec, steps_per_stream=2 * num_rounds)
-        )
-        self._weights = SharedWeights(max(num_floats, 1))
-        self._actor = Actor(
-            settings,
-            self._streams,
-            self._weights if num_floats else None,
-            actor_id=actor_id,
-            num_restarts=start,
-        )
-        self._counts = self._count()
 
     def _count(self) -> dict[str, np.ndarray]:
         names = ("num_written", "num_episodes", "num_refused")
         return {name: self._streams[name][self._own].copy() for name in names}
-
-    def _records(self, stream: int, first: int, end: int) -> list[np.ndarray]:
-        size = self._streams.spec.steps_per_stream
-        slots = stream * size + np.arange(first, end) % size
-        return [self._streams.field(name)[slots] for name in FIELDS]
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -147,19 +122,15 @@ class RayActorPool(BasePool):
         settings: ActorSettings,
         streams: StepStreams,
         weights: SharedWeights | None = None,
-        *,
-        address: str = "",
-        rounds_per_chunk: int = 50,
     ) -> None:
         check_ray()
         super().__init__(settings, streams, weights)
         self._ray: Any = importlib.import_module("ray")
         self._latest: tuple[Any, int] = (None, NO_WEIGHTS)
-        self._rounds_per_chunk = rounds_per_chunk
         self._remotes: list[_Remote] = []
         self._has_cluster = bool(self._ray.is_initialized())
         if not self._has_cluster:
-            address = address or os.environ.get("RAY_ADDRESS", "")
+            address = os.environ.get("RAY_ADDRESS", "")
             new = {"num_cpus": settings.num_actors, "include_dashboard": False}
             where: dict[str, Any] = {"address": address} if address else new
             self._ray.init(log_to_driver=False, logging_level="ERROR", **where)
@@ -226,7 +197,7 @@ class RayActorPool(BasePool):
         weights, version = self._latest
         is_newer = version > remote.version
         remote.pending = remote.handle.collect.remote(
-            self._rounds_per_chunk, weights if is_newer else None, version
+            weights if is_newer else None, version
         )
         remote.version = version
         remote.since = time.monotonic()
@@ -252,7 +223,7 @@ class RayActorPool(BasePool):
 
     def _take_in(self, actor_id: int, chunk: Chunk) -> None:
         streams = self._streams
-        count = self._settings.environments_per_actor
+        count = self._settings.config.environments_per_actor
         own = slice(actor_id * count, (actor_id + 1) * count)
         for writer, records in zip(self._writers[own], chunk.records, strict=True):
             for *values, is_first, is_last in zip(*records, strict=True):

@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workloads.d4pg import capacity
-from workloads.d4pg.streams import RateLimiter
+from . import capacity
+from .streams import RateLimiter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from workloads.d4pg.streams import StepStreams
+    from .streams import StepStreams
+    from .study import D4PGConfig
 
 _WAIT_SEC = 0.001
 _MOST_ATTEMPTS = 100
@@ -41,24 +42,6 @@ _LEAST_PRIORITY = 1e-6
 
 class StarvedReplayError(RuntimeError):
     """Nothing could be sampled for too long; the message describes each actor."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ReplaySettings:
-    """How transitions are made and sampled; the defaults are the published values."""
-
-    num_return_steps: int = 5  # n of the n-step returns.
-    discount: float = 0.99  # Discount of the agent.
-    num_stacked_frames: int = 1  # Frames of an observation from pixels; 1 for states.
-    min_size_to_sample: int = 1000  # Records before anything is sampled.
-    # Transitions sampled per record inserted; 0 for no limit.
-    samples_per_insert: float = 0.0
-    # Allowed deviation from the ratio, in transitions; 0 for the default.
-    error_buffer: float = 0.0
-    # Whether transitions are sampled by priority (Schaul et al. 2015).
-    is_prioritized: bool = False
-    priority_exponent: float = 0.6  # Alpha of the priorities.
-    seed: int = 0  # Seed of the sampling.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,13 +59,13 @@ class Transitions:
 class TransitionReader:
     """Reads transitions that start at given records."""
 
-    def __init__(self, streams: StepStreams, settings: ReplaySettings) -> None:
+    def __init__(self, streams: StepStreams, config: D4PGConfig) -> None:
         self._streams = streams
         self._size = streams.spec.steps_per_stream
-        self._num_return_steps = settings.num_return_steps
-        self._num_stacked_frames = settings.num_stacked_frames
-        self._offsets = np.arange(settings.num_return_steps + 1)
-        self._powers = settings.discount ** np.arange(settings.num_return_steps)
+        self._num_return_steps = config.num_return_steps
+        self._num_stacked_frames = config.num_stacked_frames
+        self._offsets = np.arange(config.num_return_steps + 1)
+        self._powers = config.discount ** np.arange(config.num_return_steps)
         self._reward = streams.field("reward")
         self._discount = streams.field("discount")
         self._is_first = streams.field("is_first")
@@ -169,18 +152,21 @@ class Replay(abc.ABC):
     def __init__(
         self,
         streams: StepStreams,
-        settings: ReplaySettings,
-        on_wait: Callable[[], None] = lambda: None,
+        config: D4PGConfig,
+        *,
+        min_size: int,
+        seed: int,
+        on_wait: Callable[[], None],
     ) -> None:
         self._streams = streams
-        self._settings = settings
+        self._config, self._min_size = config, min_size
         self._on_wait = on_wait
         self._lock = threading.Lock()
         self._is_running = threading.Event()
         self._is_running.set()
-        self._rng = np.random.default_rng(settings.seed)
-        self._reader = TransitionReader(streams, settings)
-        self._limiter = RateLimiter(streams, settings)
+        self._rng = np.random.default_rng(seed)
+        self._reader = TransitionReader(streams, config)
+        self._limiter = RateLimiter(streams, min_size, config.samples_per_insert)
 
     def __len__(self) -> int:
         """Returns how many records, final observations included, have n after them."""
@@ -225,7 +211,7 @@ class Replay(abc.ABC):
                 "index": numbers * self._streams.spec.num_streams + streams,
                 "probability": probability,
             }
-            oldest = numbers - (self._settings.num_stacked_frames - 1)
+            oldest = numbers - (self._config.num_stacked_frames - 1)
             if self._streams.is_intact(streams, oldest) and found.is_valid.all():
                 self._limiter.add_sampled(num_transitions)
                 return batch
@@ -246,12 +232,11 @@ class Replay(abc.ABC):
         """Returns streams, numbers and probabilities of valid transitions."""
 
     def _starved(self, waited_sec: float) -> StarvedReplayError:
-        settings = self._settings
         return StarvedReplayError(
             f"nothing to sample after {waited_sec:.0f} s: {self.num_inserted} "
-            f"environment steps were written, {settings.min_size_to_sample} are "
+            f"environment steps were written, {self._min_size} are "
             f"needed, and {self.num_sampled} transitions were sampled "
-            f"(samples_per_insert={settings.samples_per_insert:g}); "
+            f"(samples_per_insert={self._config.samples_per_insert:g}); "
             f"{self._streams.describe_actors()}"
         )
 
@@ -355,8 +340,8 @@ class PrioritizedReplay(Replay):
     records when something is sampled.
     """
 
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         spec = self._streams.spec
         self._size = spec.steps_per_stream
         self._tree = SumTree(spec.num_streams * self._size)
@@ -387,7 +372,7 @@ class PrioritizedReplay(Replay):
             is_there = self._owner[leaves] == numbers
             if is_there.any():
                 self._largest = max(self._largest, float(priorities.max()))
-                weights = priorities[is_there] ** self._settings.priority_exponent
+                weights = priorities[is_there] ** self._config.priority_exponent
                 self._tree.set(leaves[is_there], weights)
 
     def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -418,7 +403,7 @@ class PrioritizedReplay(Replay):
         is_valid = self._reader.read(streams, numbers).is_valid
         leaves = self._leaves(streams, numbers)[is_valid]
         self._owner[leaves] = numbers[is_valid]
-        self._tree.set(leaves, self._largest**self._settings.priority_exponent)
+        self._tree.set(leaves, self._largest**self._config.priority_exponent)
 
     def _leaves(self, streams: np.ndarray, numbers: np.ndarray) -> np.ndarray:
         return streams * self._size + numbers % self._size
@@ -436,9 +421,20 @@ def _joined(parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[Any, Any]:
 
 def make_replay(
     streams: StepStreams,
-    settings: ReplaySettings,
+    config: D4PGConfig,
+    *,
+    min_size: int,
+    seed: int = 0,
     on_wait: Callable[[], None] = lambda: None,
 ) -> Replay:
-    """Returns the replay for the settings; ``on_wait`` is called while it waits."""
-    kind = PrioritizedReplay if settings.is_prioritized else UniformReplay
-    return kind(streams, settings, on_wait)
+    """Returns a replay of the records of streams.
+
+    Args:
+      streams: What actors write.
+      config: How transitions are made and sampled.
+      min_size: Records before anything is sampled.
+      seed: Of the sampling.
+      on_wait: Is called while sampling waits for actors.
+    """
+    kind = PrioritizedReplay if config.replay == "prioritized" else UniformReplay
+    return kind(streams, config, min_size=min_size, seed=seed, on_wait=on_wait)

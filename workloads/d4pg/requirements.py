@@ -1,23 +1,20 @@
-"""Checks that this machine can run a plan of D4PG; without TensorFlow.
-
-Problems that a trial would find after minutes are reported before: missing OpenGL, or
-too little memory for the replay.
-"""
+"""Whether this machine can run a plan of D4PG; imports no TensorFlow."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from workloads.catalog import SYNTHETIC
-from workloads.d4pg import capacity
-from workloads.d4pg.config import make_config
-from workloads.d4pg.evaluator import EvaluatorClient
+from workloads.spec import SYNTHETIC
+
+from . import capacity
+from .evaluator import EvaluatorClient
+from .study import WORKLOAD
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from workloads.d4pg.config import D4PGConfig
-    from workloads.d4pg.control import EnvironmentSpec
+    from .control import EnvironmentSpec
+    from .study import D4PGConfig
 
 
 def check(
@@ -28,18 +25,21 @@ def check(
     global_batch_size: int,
     num_workers: int = 1,
 ) -> None:
-    """Raises unless a trial could run its environment, replay and learner.
+    """Raises unless a trial could run its environment, replay and learner here.
+
+    Problems that it would find after minutes: missing OpenGL, or too little memory.
 
     Creates the environment once, in a separate process, which takes about 2 s.
     """
-    config = make_config(preset, options)
+    config = WORKLOAD.make_config(preset, options)
     if data == SYNTHETIC:
         return
     capacity.check_learning(config, global_batch_size=global_batch_size)
     capacity.check_rings(config, num_pipelines=num_workers)
     environment = _make_environment(data, config)
-    whole = capacity.share(config, 0, 1)
-    capacity.check_memory(config, capacity.streams_spec(config, environment, whole))
+    capacity.check_memory(
+        config, capacity.streams_spec(config, environment, capacity.share(config, 0, 1))
+    )
 
 
 def _make_environment(name: str, config: D4PGConfig) -> EnvironmentSpec:

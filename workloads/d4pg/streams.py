@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-    from workloads.d4pg.replay import ReplaySettings
-
 NO_WEIGHTS = -1
 """Version of an actor that acts at random because it has no weights yet."""
 
@@ -252,28 +250,19 @@ class RateLimiter:
     more than min_size * ratio + buffer.
     """
 
-    def __init__(self, streams: StepStreams, settings: ReplaySettings) -> None:
+    def __init__(self, streams: StepStreams, min_size: int, ratio: float) -> None:
         self._streams = streams
-        self._min_size = settings.min_size_to_sample
-        self._ratio = settings.samples_per_insert
-        self._is_chosen = not settings.error_buffer
-        self._buffer = settings.error_buffer or (
-            _BUFFER_SHARE * self._min_size * self._ratio
-        )
+        self._min_size, self._ratio = min_size, ratio
+        self._buffer = _BUFFER_SHARE * self._min_size * self._ratio
         self.num_sampled = 0
         self.add_sampled(0)
 
     def can_sample(self, num_transitions: int) -> bool:
         """Whether this many more transitions may be sampled now."""
-        if self._is_chosen and self._buffer < num_transitions:
+        if self._buffer < num_transitions:
+            # Or learner and actors would wait for each other.
             self._buffer = float(num_transitions)
             self.add_sampled(0)
-        if self._ratio and 2 * self._buffer < num_transitions:
-            raise ValueError(
-                f"option error_buffer={self._buffer:g} must be at least half of the "
-                f"{num_transitions} transitions that are sampled at once, or learner "
-                "and actors wait for each other: use 0 for the default"
-            )
         inserted = self._streams.num_inserted()
         if inserted < self._min_size:
             return False

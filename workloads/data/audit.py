@@ -6,12 +6,12 @@ import collections
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from workloads.data import pipeline
+from workloads.data import sources
 from workloads.data.sources import TRAIN_SPLIT
 from workloads.spec import SanityCheck
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     import replicator
     from workloads.data.sources import Examples
@@ -23,9 +23,7 @@ _MOST_IDS_READ = 100_000
 
 
 def check_shards(
-    source: Examples,
-    contexts: Sequence[replicator.InputContext],
-    shard: Callable[[Examples, replicator.InputContext], Any] = pipeline.shard,
+    source: Examples, contexts: Sequence[replicator.InputContext]
 ) -> SanityCheck:
     """Checks that the pipelines' shards cover the training split exactly once.
 
@@ -33,13 +31,21 @@ def check_shards(
     than 100,000 examples is checked only by its ranges, and the detail says so.
     """
     name = "each_training_example_once_per_epoch"
-    contexts = all_contexts(contexts)
+    contexts = [*contexts]
+    num_pipelines = contexts[0].num_input_pipelines
+    if len(contexts) < num_pipelines:  # others are in other processes of the job
+        own_ids = {context.input_pipeline_id for context in contexts}
+        contexts += [
+            dataclasses.replace(contexts[0], input_pipeline_id=index)
+            for index in sorted(set(range(num_pipelines)) - own_ids)
+        ]
+    shards = [sources.shard(source, context) for context in contexts]
     if source.num_train_examples > _MOST_IDS_READ:
-        return _check_ranges(name, source, [shard(source, c) for c in contexts])
-    expected = collections.Counter(pipeline.read_ids(source, TRAIN_SPLIT))
+        return _check_ranges(name, source, shards)
+    expected = collections.Counter(sources.read_ids(source, TRAIN_SPLIT))
     found: collections.Counter[int] = collections.Counter()
-    for context in contexts:
-        found.update(pipeline.read_ids(source, shard(source, context)))
+    for shard in shards:
+        found.update(sources.read_ids(source, shard))
     missing = sum((expected - found).values())
     surplus = sum((found - expected).values())
     total = source.num_train_examples
@@ -49,23 +55,6 @@ def check_shards(
     )
     is_passed = not missing and not surplus and expected.total() == total
     return SanityCheck(name=name, is_passed=is_passed, detail=detail)
-
-
-def all_contexts(
-    contexts: Sequence[replicator.InputContext],
-) -> list[replicator.InputContext]:
-    """Adds the contexts of other processes of the job, by their ids."""
-    own_ids = {context.input_pipeline_id for context in contexts}
-    others = set(range(contexts[0].num_input_pipelines)) - own_ids
-    if len(contexts) >= contexts[0].num_input_pipelines:
-        return list(contexts)  # all pipelines are here, and must be correct
-    return [
-        *contexts,
-        *(
-            dataclasses.replace(contexts[0], input_pipeline_id=index)
-            for index in sorted(others)
-        ),
-    ]
 
 
 def check_consumed(

@@ -104,9 +104,9 @@ class FolderBuilder(tfds.ImageFolder):
     only the files of its shard. Images stay encoded.
     """
 
-    def __init__(self, contents: names.Contents) -> None:
-        self._encoding = contents.encoding
-        super().__init__(str(contents.path))
+    def __init__(self, path: pathlib.Path, encoding: str | None) -> None:
+        self._encoding = encoding
+        super().__init__(str(path))
 
     def _info(self) -> tfds.core.DatasetInfo:
         image = tfds.features.Image(encoding_format=self._encoding)
@@ -145,8 +145,16 @@ class FolderBuilder(tfds.ImageFolder):
 
     def find_unreadable(self) -> str | None:
         """Decodes the images; returns the path of the first that cannot be decoded."""
+
+        def is_readable(path: str) -> bool:
+            try:
+                tf.io.decode_image(tf.io.read_file(path), channels=3)
+            except (tf.errors.OpError, OSError):
+                return False
+            return True
+
         paths = (p for split in self.info.splits for p in self._listed(split)[0])
-        return next((path for path in paths if not _is_readable(path)), None)
+        return next((path for path in paths if not is_readable(path)), None)
 
     def _listed(self, split: Any) -> tuple[list[str], list[int]]:
         """Returns paths and labels of a split or shard, in ``ImageFolder``'s order."""
@@ -161,14 +169,6 @@ class FolderBuilder(tfds.ImageFolder):
             [example.image_path for example in examples],
             [to_number(example.label) for example in examples],
         )
-
-
-def _is_readable(path: str) -> bool:
-    try:
-        tf.io.decode_image(tf.io.read_file(path), channels=3)
-    except (tf.errors.OpError, OSError):
-        return False
-    return True
 
 
 _MOST_SEC = 600.0

@@ -8,13 +8,11 @@ the embedded ``digits`` have a separate directory (``REPLICATOR_DATA_DIR``).
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import json
 import os
 import pathlib
 import re
-from typing import Any
 
 from workloads.spec import SYNTHETIC
 
@@ -31,15 +29,6 @@ _LAYOUT = (
 _SIGNATURES = {"jpeg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Contents:
-    """Contents of a folder of images."""
-
-    path: pathlib.Path  # The folder.
-    labels: tuple[str, ...]  # Labels of the training split, sorted.
-    encoding: str | None  # ``jpeg`` or ``png`` if all images are that, else None.
-
-
 def is_folder(name: str) -> bool:
     """Whether a data set name names a folder."""
     return name.startswith(PREFIX)
@@ -50,8 +39,11 @@ def absolute_folder(name: str) -> str:
     return f"{PREFIX}{_folder_path(name).absolute()}"
 
 
-def read_folder(name: str) -> Contents:
-    """Lists a folder of images and checks the first bytes of each."""
+def read_folder(name: str) -> tuple[pathlib.Path, str | None]:
+    """Lists a folder of images and checks the first bytes of each.
+
+    Returns its path, and ``jpeg`` or ``png`` if all images are that, else None.
+    """
     path = _folder_path(name)
     if not path.is_dir():
         raise ValueError(
@@ -62,20 +54,30 @@ def read_folder(name: str) -> Contents:
     splits = [split for split in splits if split.is_dir()]
     if len(splits) < 2 or splits[0].name != TRAIN_SPLIT:  # noqa: PLR2004 - one of each
         raise ValueError(_wrong_layout(name, path))
-    labels = {split.name: _folders(split) for split in splits}
+    classes, encodings = _folders(splits[0]), set()
     for split in splits:
-        _check_labels(name, split, labels)
-    encodings = {
-        _encoding(name, image)
-        for split in splits
-        for label in labels[split.name]
-        for image in _images(name, split / label)
-    }
-    return Contents(
-        path=path,
-        labels=tuple(labels[TRAIN_SPLIT]),
-        encoding=encodings.pop() if len(encodings) == 1 else None,
-    )
+        labels = _folders(split)
+        if not labels:
+            raise ValueError(
+                f"data {name!r}: split {split.name!r} is empty: it needs a folder of "
+                "images for each label"
+            )
+        if unknown := sorted(set(labels) - set(classes)):
+            raise ValueError(
+                f"data {name!r}: split {split.name!r} has the label {unknown[0]!r}, "
+                f"which is not among the {len(classes)} classes of 'train': add images "
+                "of it there, or remove it"
+            )
+        for label in labels:
+            images = sorted(filter(_is_image, (split / label).iterdir()))
+            if not images:
+                raise ValueError(
+                    f"data {name!r}: folder {str(split / label)!r} holds no image: it "
+                    f"needs at least one file that ends in one of "
+                    f"{', '.join(SUFFIXES)}, or remove it"
+                )
+            encodings |= {_encoding(name, image) for image in images}
+    return path, encodings.pop() if len(encodings) == 1 else None
 
 
 def _folder_path(name: str) -> pathlib.Path:
@@ -109,31 +111,6 @@ def _wrong_layout(name: str, path: pathlib.Path) -> str:
     return f"data {name!r} {found}, but the expected layout is {_LAYOUT}{advice}"
 
 
-def _check_labels(name: str, split: pathlib.Path, labels: dict[str, list[str]]) -> None:
-    if not labels[split.name]:
-        raise ValueError(
-            f"data {name!r}: split {split.name!r} is empty: it needs a folder of "
-            "images for each label"
-        )
-    unknown = sorted(set(labels[split.name]) - set(labels[TRAIN_SPLIT]))
-    if unknown:
-        raise ValueError(
-            f"data {name!r}: split {split.name!r} has the label {unknown[0]!r}, which "
-            f"is not among the {len(labels[TRAIN_SPLIT])} classes of 'train': add "
-            "images of it there, or remove it"
-        )
-
-
-def _images(name: str, label: pathlib.Path) -> list[pathlib.Path]:
-    found = sorted(filter(_is_image, label.iterdir()))
-    if not found:
-        raise ValueError(
-            f"data {name!r}: folder {str(label)!r} holds no image: it needs at least "
-            f"one file that ends in one of {', '.join(SUFFIXES)}, or remove it"
-        )
-    return found
-
-
 def _encoding(name: str, image: pathlib.Path) -> str:
     with image.open("rb") as file:
         start = file.read(8)
@@ -148,6 +125,7 @@ def _encoding(name: str, image: pathlib.Path) -> str:
 
 DIGITS = "digits"
 BUILTIN = (DIGITS, SYNTHETIC)
+_BUILTIN_TEXT = ", ".join(map(repr, BUILTIN))
 
 _NAME = re.compile(
     r"(?P<dataset>[A-Za-z_]\w*)(/(?P<config>[\w.\-]+))?(:(?P<version>\d+\.\d+\.\d+))?"
@@ -162,18 +140,9 @@ def cache_dir() -> pathlib.Path:
 
     ``REPLICATOR_DATA_DIR`` if set, else ``~/.cache/replicator-harness/tfds``.
     """
-    configured = os.environ.get("REPLICATOR_DATA_DIR")
-    if configured:
+    if configured := os.environ.get("REPLICATOR_DATA_DIR"):
         return pathlib.Path(configured)
     return pathlib.Path.home() / ".cache" / "replicator-harness" / "tfds"
-
-
-def tfds_dir() -> pathlib.Path:
-    """Returns the directory of the data sets that the user prepared."""
-    configured = os.environ.get("TFDS_DATA_DIR")
-    if configured:
-        return pathlib.Path(configured)
-    return pathlib.Path.home() / "tensorflow_datasets"
 
 
 def check(name: str) -> None:
@@ -189,94 +158,38 @@ def find_prepared(name: str) -> pathlib.Path:
     match = _NAME.fullmatch(name)
     if match is None:
         raise ValueError(
-            f"data {name!r} is not a data set name: allowed are {_builtin_text()}, a "
+            f"data {name!r} is not a data set name: allowed are {_BUILTIN_TEXT}, a "
             "TFDS name such as 'imagenet2012' or 'imagenet_resized/64x64', or "
             "'folder:PATH'"
         )
-    dataset = match["dataset"]
-    root = tfds_dir()
-    found = _prepared_versions(root, dataset, match["config"], match["version"])
-    if not found:
-        _check_is_known(name, dataset, match["config"])
-        raise ValueError(
-            f"data {name!r} is not prepared under {str(root)!r}: run 'tfds build "
-            f"{name} --data_dir {root}', which {_effort(dataset)} (or set "
-            "TFDS_DATA_DIR to its directory), or use --data digits, which needs no "
-            "download"
-        )
-    path = max(found, key=lambda version: tuple(map(int, version.name.split("."))))
-    _check_features(name, path)
-    return path
-
-
-def _effort(dataset: str) -> str:
-    """Describes what preparing a data set takes, as far as TFDS knows it offline."""
-    import tensorflow_datasets as tfds
-
-    builder = tfds.builder_cls(dataset)
-    num_bytes = sum(info.size for info in (builder.url_infos or {}).values())
-    size = f"up to {_gigabytes(num_bytes)} GB" if num_bytes else "an unknown amount"
-    if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
-        return (
-            f"takes {size} that you download by hand into downloads/manual there, and "
-            "writes the set beside it"
-        )
-    return f"downloads {size} and writes the set beside it"
-
-
-def _gigabytes(num_bytes: int) -> str:
-    """Formats with two digits or more, such as 0.17, 19 and 155."""
-    size = num_bytes / 1e9
-    return f"{size:.0f}" if size >= 10 else f"{size:.2g}"  # noqa: PLR2004 - two digits
-
-
-def _builtin_text() -> str:
-    return ", ".join(repr(name) for name in BUILTIN)
-
-
-def _prepared_versions(
-    root: pathlib.Path, dataset: str, config: str | None, version: str | None
-) -> list[pathlib.Path]:
-    wanted = version or "*.*.*"
-    places = [root / dataset / config] if config else [root / dataset]
-    if config is None:
-        default_config = _default_config(dataset)
-        if default_config is not None:
-            places = [root / dataset / default_config]
-    return [
-        path
-        for place in places
-        for path in place.glob(wanted)
-        if re.fullmatch(r"\d+\.\d+\.\d+", path.name)
-        and (path / "dataset_info.json").is_file()
-    ]
-
-
-def _configs(dataset: str) -> list[str] | None:
-    """Returns the configs of a data set that TFDS knows, or None if it knows none."""
+    dataset, config = match["dataset"], match["config"]
+    configured = os.environ.get("TFDS_DATA_DIR")  # of the sets that the user prepared
+    root = pathlib.Path(configured or pathlib.Path.home() / "tensorflow_datasets")
     # TFDS imports TensorFlow lazily, so the planner may query it for names.
     import tensorflow_datasets as tfds
 
-    if dataset not in tfds.list_builders(with_community_datasets=False):
-        return None
-    return [config.name for config in tfds.builder_cls(dataset).BUILDER_CONFIGS]
-
-
-def _default_config(dataset: str) -> str | None:
-    configs = _configs(dataset)
-    return configs[0] if configs else None
-
-
-def _check_is_known(name: str, dataset: str, config: str | None) -> None:
-    import tensorflow_datasets as tfds
-
-    configs = _configs(dataset)
+    builders = tfds.list_builders(with_community_datasets=False)
+    configs = None
+    if dataset in builders:
+        configs = [each.name for each in tfds.builder_cls(dataset).BUILDER_CONFIGS]
+    place = root / dataset / (config or (configs or [""])[0])
+    found = [
+        path
+        for path in place.glob(match["version"] or "*.*.*")
+        if re.fullmatch(r"\d+\.\d+\.\d+", path.name)
+        and (path / "dataset_info.json").is_file()
+    ]
+    if found:
+        path = max(found, key=lambda version: tuple(map(int, version.name.split("."))))
+        _check_features(name, path)
+        return path
     if configs is None:
-        known = [*BUILTIN, *tfds.list_builders(with_community_datasets=False)]
-        close = difflib.get_close_matches(dataset, known, n=_MOST_SUGGESTIONS)
+        close = difflib.get_close_matches(
+            dataset, [*BUILTIN, *builders], n=_MOST_SUGGESTIONS
+        )
         hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
         raise ValueError(
-            f"data {name!r} is unknown: allowed are {_builtin_text()} or the name of a "
+            f"data {name!r} is unknown: allowed are {_BUILTIN_TEXT} or the name of a "
             f"TFDS image classification set{hint}"
         )
     if config is not None and config not in configs:
@@ -285,6 +198,29 @@ def _check_is_known(name: str, dataset: str, config: str | None) -> None:
             f"data {name!r} names the config {config!r}, which {dataset!r} does not "
             f"have: its configs are {allowed}"
         )
+    raise ValueError(
+        f"data {name!r} is not prepared under {str(root)!r}: run 'tfds build "
+        f"{name} --data_dir {root}', which {_effort(dataset)} (or set "
+        "TFDS_DATA_DIR to its directory), or use --data digits, which needs no "
+        "download"
+    )
+
+
+def _effort(dataset: str) -> str:
+    """Describes what preparing a data set takes, as far as TFDS knows it offline."""
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder_cls(dataset)
+    num_bytes = sum(info.size for info in (builder.url_infos or {}).values())
+    gigabytes = num_bytes / 1e9  # in two digits or more, such as 0.17, 19 and 155
+    shown = f"{gigabytes:.0f}" if gigabytes >= 10 else f"{gigabytes:.2g}"  # noqa: PLR2004
+    size = f"up to {shown} GB" if num_bytes else "an unknown amount"
+    if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
+        return (
+            f"takes {size} that you download by hand into downloads/manual there, and "
+            "writes the set beside it"
+        )
+    return f"downloads {size} and writes the set beside it"
 
 
 def _check_features(name: str, path: pathlib.Path) -> None:
@@ -292,7 +228,10 @@ def _check_features(name: str, path: pathlib.Path) -> None:
     try:
         described = json.loads((path / "features.json").read_text(encoding="utf-8"))
         features = described["featuresDict"]["features"]
-        kinds = {key: _kind(value) for key, value in features.items()}
+        kinds = {
+            key: str(value["pythonClassName"]).rpartition(".")[2]
+            for key, value in features.items()
+        }
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(
             f"data {name!r} at {str(path)!r} has no readable features.json "
@@ -315,7 +254,3 @@ def _check_features(name: str, path: pathlib.Path) -> None:
             f"{image.get('dtype')}, but needed are [height, width, channels] with 1, 3 "
             "or 4 channels of uint8: choose another data set"
         )
-
-
-def _kind(feature: dict[str, Any]) -> str:
-    return str(feature["pythonClassName"]).rpartition(".")[2]

@@ -18,20 +18,18 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from workloads.data import builders, pipeline, text_files
-from workloads.data.sources import TRAIN_SPLIT, Examples
+import replicator
+from workloads.data import builders, sources, text_files
+from workloads.data.sources import Examples
 from workloads.spec import SanityCheck
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import replicator
-
 NAME = "tensorflow_source"
 CHECKED = "text_is_that_of_the_wheel"
 """Name of the check of what was read."""
-_EVALUATION_SPLIT = "test"
-# The random numbers of the crops; see ``reading.SHUFFLE_STREAM``.
+# The random numbers of the crops; see ``sources.SHUFFLE_STREAM``.
 _CROP_STREAM = 2
 _NUM_THREADS = 1  # nothing is decoded
 
@@ -93,19 +91,13 @@ class TensorflowSource(tfds.core.GeneratorBasedBuilder):
 class TextSource(Examples):
     """A prepared text."""
 
-    # ``digest`` of the files that were read, ``num_files``, ``num_bytes``.
-    metadata: dict[str, Any]
+    evaluation_split: str = "test"
     smallest_feature: str = "file"
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class TextPipeline:
-    """Settings that determine the batches of a pipeline, besides its data set."""
-
-    num_sequences: int  # Of one batch.
-    sequence_length: int  # In bytes.
-    seed: int  # Determines order and crops.
-    shuffle_buffer_size: int  # Examples in the shuffle buffer.
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """``digest`` of the files that were read, ``num_files``, ``num_bytes``."""
+        return dict(self.builder.info.metadata)
 
 
 def open_source(name: str) -> TextSource:
@@ -113,41 +105,44 @@ def open_source(name: str) -> TextSource:
     if name != NAME:
         raise ValueError(f"data {name!r} is not a text: use {NAME!r}")
     path = builders.prepare(TensorflowSource)
-    builder = tfds.builder_from_directory(path)
-    splits = builder.info.splits
-    return TextSource(
-        name=name,
-        builder=builder,
-        num_train_examples=splits[TRAIN_SPLIT].num_examples,
-        evaluation_split=_EVALUATION_SPLIT,
-        num_evaluation_examples=splits[_EVALUATION_SPLIT].num_examples,
-        metadata=dict(builder.info.metadata),
-    )
+    return TextSource(name=name, builder=tfds.builder_from_directory(path))
 
 
 def train_dataset(
-    source: TextSource, context: replicator.InputContext, config: TextPipeline
+    source: TextSource | None,
+    context: replicator.InputContext,
+    config: Any,
+    *,
+    num_sequences: int,
+    seed: int,
 ) -> tf.data.Dataset:
     """Creates the infinite training pipeline of one input context.
 
     Every epoch reads a sequence at a random place of each example of the pipeline's
     shard, in a new order. The same seed gives the same batches on every backend.
+    Without a source, it has one batch of random bytes.
     """
-    size, length = config.num_sequences, config.sequence_length
+    size, length = num_sequences, config.sequence_length
+    if source is None:
+        token = tf.random.stateless_uniform(
+            [size, length],
+            [sources.fold(seed, _CROP_STREAM, 0), 0],
+            maxval=text_files.NUM_TOKENS,
+            dtype=tf.int32,
+        )
+        batch = {"token": tf.cast(token, tf.uint8)}
+        return sources.repeated(batch, size, _NUM_THREADS)
     pipeline_id = context.input_pipeline_id
     dataset = source.builder.as_dataset(
-        split=pipeline.shard(source, context),
+        split=sources.shard(source, context),
         shuffle_files=True,
         decoders=tfds.decode.PartialDecoding({"text": True}),
-        read_config=pipeline.read_config(seed=config.seed, num_threads=_NUM_THREADS),
+        read_config=sources.read_config(seed=seed, num_threads=_NUM_THREADS),
     )
-    dataset = dataset.map(pipeline.with_id)
-    dataset = dataset.shuffle(
-        config.shuffle_buffer_size,
-        seed=pipeline.fold(config.seed, pipeline.SHUFFLE_STREAM, pipeline_id),
-        reshuffle_each_iteration=True,
-    ).repeat()
-    stream = pipeline.fold(config.seed, _CROP_STREAM, pipeline_id)
+    dataset = sources.shuffled(
+        dataset.map(sources.with_id), config.shuffle_buffer_size, seed, pipeline_id
+    )
+    stream = sources.fold(seed, _CROP_STREAM, pipeline_id)
 
     def crop(index: tf.Tensor, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         first = tf.random.stateless_uniform(
@@ -162,27 +157,7 @@ def train_dataset(
         }
 
     dataset = dataset.batch(size, drop_remainder=True).enumerate().map(crop)
-    return pipeline.finish(dataset, context, _NUM_THREADS)
-
-
-def synthetic_dataset(config: TextPipeline) -> tf.data.Dataset:
-    """Creates an infinite pipeline of one cached batch of random bytes.
-
-    Its ``example_id`` are -1, because there are no examples to distinguish.
-    """
-    size = config.num_sequences
-    token = tf.random.stateless_uniform(
-        [size, config.sequence_length],
-        [pipeline.fold(config.seed, _CROP_STREAM, 0), 0],
-        maxval=text_files.NUM_TOKENS,
-        dtype=tf.int32,
-    )
-    batch = {
-        "token": tf.cast(token, tf.uint8),
-        "example_id": tf.fill([size], tf.constant(-1, tf.int64)),
-    }
-    dataset = tf.data.Dataset.from_tensors(batch).cache().repeat()
-    return dataset.with_options(pipeline.options(_NUM_THREADS))
+    return sources.prefetched(dataset, context, _NUM_THREADS)
 
 
 def check(source: TextSource) -> SanityCheck:
@@ -212,9 +187,10 @@ def held_out(
     """The first examples of the held-out split, in their random, fixed order."""
     dataset = source.builder.as_dataset(
         split=source.evaluation_split,
-        read_config=pipeline.read_config(seed=0, num_threads=_NUM_THREADS),
+        read_config=sources.read_config(seed=0, num_threads=_NUM_THREADS),
     )
-    dataset = dataset.take(num_sequences).with_options(pipeline.options(_NUM_THREADS))
+    options = replicator.default_data_options(num_threads=_NUM_THREADS)
+    dataset = dataset.take(num_sequences).with_options(options)
     found = list(dataset.as_numpy_iterator())
     tokens = np.stack([example["text"][:sequence_length] for example in found])
     return tokens, np.array([example["file"] for example in found])

@@ -12,15 +12,15 @@ import keras
 import tensorflow as tf
 
 import replicator
-from workloads.common.training import dtype_policy
+from workloads.common.training import dtype_policy, set_up
 from workloads.keras_fit import models
-from workloads.keras_fit.own_model import AS_WRITTEN, make_config
+from workloads.keras_fit.own_model import AS_WRITTEN
 from workloads.keras_fit.train import KerasTraining
-from workloads.program import TrainingProgram
-from workloads.spec import SanityCheck, StepProgram, Workload
+from workloads.program import StepProgram
+from workloads.spec import SanityCheck
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from workloads.data.sources import Examples
     from workloads.keras_fit.own_model import OwnModelConfig
@@ -31,6 +31,44 @@ if TYPE_CHECKING:
 # reads the logs where ``fit`` does without it: beside the loop, in Keras' own executor.
 
 
+class _EndOfLoop(BaseException):
+    """No further step is asked for; not an error that anything else handles."""
+
+
+class _Turns(keras.callbacks.Callback):
+    """Waits before each batch, and passes its logs on.
+
+    Attributes:
+      asked: Whether a further step is asked for, one by one.
+      found: Number and mean loss of each step, or an error.
+    """
+
+    # Keras calls on_train_batch_end in its executor then, as without any callback.
+    async_safe = True
+
+    def __init__(self, steps_per_epoch: int) -> None:
+        super().__init__()
+        self.asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self.found: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._steps_per_epoch = steps_per_epoch
+        self._first_step = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Notes which step is the first of the epoch."""
+        del logs
+        self._first_step = epoch * self._steps_per_epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Waits until the step is asked for."""
+        del batch, logs
+        if not self.asked.get():
+            raise _EndOfLoop
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Passes the mean loss of the epoch so far on."""
+        self.found.put((self._first_step + batch, float((logs or {})["loss"])))
+
+
 class FitLoop:
     """One call of ``fit``, which waits before each of its steps."""
 
@@ -38,7 +76,7 @@ class FitLoop:
         self, model: keras.Model, dataset: Any, *, steps_per_epoch: int
     ) -> None:
         """Prepares; ``fit`` is called for the first step."""
-        self._channel = channel = _Channel()
+        self._turns = turns = _Turns(steps_per_epoch)
         self._num_started = self._num_read = 0
         self._steps_per_epoch = steps_per_epoch
         self._means: dict[int, float] = {}
@@ -53,12 +91,12 @@ class FitLoop:
                     steps_per_epoch=steps_per_epoch,
                     shuffle=False,  # the pipelines do it
                     verbose=0,
-                    callbacks=[_Turns(channel, steps_per_epoch)],
+                    callbacks=[turns],
                 )
             except _EndOfLoop:
                 pass
             except BaseException as error:  # noqa: BLE001 (raised where it is waited for)
-                channel.found.put(error)
+                turns.found.put(error)
 
         self._thread = threading.Thread(target=train, name="fit", daemon=True)
 
@@ -70,13 +108,13 @@ class FitLoop:
         if not self._num_started:
             self._thread.start()
         self._num_started += 1
-        self._channel.asked.put(True)
+        self._turns.asked.put(True)
         return self._read
 
     def _read(self) -> float:
         step = self._num_read
         while step not in self._means:
-            found = self._channel.found.get()
+            found = self._turns.found.get()
             if isinstance(found, BaseException):
                 raise found
             self._means[found[0]] = found[1]
@@ -90,53 +128,12 @@ class FitLoop:
 
     def close(self) -> None:
         """Ends ``fit`` before its next step."""
-        self._channel.asked.put(False)
+        self._turns.asked.put(False)
         if self._thread.is_alive():
             self._thread.join()
 
     def __del__(self) -> None:
-        self._channel.asked.put(False)
-
-
-class _Channel:
-    """Queues between the thread of ``fit`` and the one that asks for steps."""
-
-    def __init__(self) -> None:
-        self.asked: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self.found: queue.SimpleQueue[Any] = queue.SimpleQueue()
-
-
-class _EndOfLoop(BaseException):
-    """No further step is asked for; not an error that anything else handles."""
-
-
-class _Turns(keras.callbacks.Callback):
-    """Waits before each batch, and passes its logs on."""
-
-    # Keras calls on_train_batch_end in its executor then, as without any callback.
-    async_safe = True
-
-    def __init__(self, channel: _Channel, steps_per_epoch: int) -> None:
-        super().__init__()
-        self._channel = channel
-        self._steps_per_epoch = steps_per_epoch
-        self._first_step = 0
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Notes which step is the first of the epoch."""
-        del logs
-        self._first_step = epoch * self._steps_per_epoch
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Waits until the step is asked for."""
-        del batch, logs
-        if not self._channel.asked.get():
-            raise _EndOfLoop
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Passes the mean loss of the epoch so far on."""
-        mean = float((logs or {})["loss"])
-        self._channel.found.put((self._first_step + batch, mean))
+        self._turns.asked.put(False)
 
 
 _ENDLESS = 2**31
@@ -146,17 +143,19 @@ _ENDLESS = 2**31
 STEPS_PER_EPOCH = 1000
 
 
-class KerasProgram(TrainingProgram):
+class KerasProgram(StepProgram):
     """``fit``, or a loop over ``repl.run``, on one replicator; see ``StepProgram``."""
 
     training: KerasTraining
 
     def __init__(
-        self, repl: replicator.Replicator, training: KerasTraining, study: Any
+        self, repl: replicator.Replicator, training: KerasTraining, info: Any
     ) -> None:
         self._loop: FitLoop | None = None
         self._is_fit = training.is_fit
-        super().__init__(repl, training, study)
+        super().__init__(repl, training, info)
+        if training.config.compute_dtype == AS_WRITTEN:
+            self.compute_dtype = "float32"
         if self.is_matched:
             models.drop_nothing(training.model)
 
@@ -170,12 +169,6 @@ class KerasProgram(TrainingProgram):
         is_served = self._repl.num_programs < self._repl.num_workers
         return mode.SINGLE if self._is_fit and is_served else mode.PER_WORKER
 
-    def _steps_per_epoch(self) -> int:
-        """Steps after which ``fit`` begins another epoch."""
-        if self.source is None:
-            return STEPS_PER_EPOCH
-        return max(1, self.source.num_train_examples // self.global_batch_size)
-
     def _make_loop(self) -> FitLoop:
         """``fit`` on the pipeline that other workloads train on as well."""
         (pipeline,) = self._inputs.pipelines
@@ -183,13 +176,18 @@ class KerasProgram(TrainingProgram):
         pair_of = self.training.inputs_and_targets
 
         def pipeline_of(_: tf.distribute.InputContext) -> tf.data.Dataset:
-            return pipeline.map(lambda *batch: pair_of(_whole(batch)))
+            # Of an element that is a tuple, map has unpacked it.
+            return pipeline.map(lambda *b: pair_of(b[0] if len(b) == 1 else b))
 
         strategy = self._repl.as_strategy()
+        steps_per_epoch = STEPS_PER_EPOCH
+        if self.source is not None:
+            count = self.source.num_train_examples // self.global_batch_size
+            steps_per_epoch = max(1, count)
         return FitLoop(
             self.training.model,
             strategy.distribute_datasets_from_function(pipeline_of),
-            steps_per_epoch=self._steps_per_epoch(),
+            steps_per_epoch=steps_per_epoch,
         )
 
     def run(self, num_steps: int = 1) -> float:
@@ -226,7 +224,7 @@ class KerasProgram(TrainingProgram):
 
     def _check_consumed(self, source: Examples) -> SanityCheck:
         """Counts the updates: examples have no names in ``fit``."""
-        if not self._is_fit:
+        if not self._is_fit or self.reuses_batch:
             return super()._check_consumed(source)
         count = int(self.training.optimizer.iterations.numpy())
         return SanityCheck(
@@ -236,16 +234,11 @@ class KerasProgram(TrainingProgram):
         )
 
 
-def _whole(batch: tuple[Any, ...]) -> Any:
-    """Returns an element of a dataset, of which ``map`` has unpacked a tuple."""
-    return batch[0] if len(batch) == 1 else batch
-
-
 _PREFETCHED_STEPS = 2
 _PAIR = 2
 
 
-class OwnTraining(KerasTraining):
+class Training(KerasTraining):
     """A model and data that two functions of the user's make."""
 
     def __init__(
@@ -255,14 +248,13 @@ class OwnTraining(KerasTraining):
         *,
         data: str,
         per_replica_batch_size: int,
+        seed: int,
     ) -> None:
-        self._data = data
-        super().__init__(
-            repl,
-            config,
-            lambda: _own_model(config),
-            per_replica_batch_size=per_replica_batch_size,
-        )
+        del seed  # that of Keras is set before
+        set_up(repl, config)
+        self.config, self._data = config, data
+        self.global_batch_size = per_replica_batch_size * repl.num_replicas_in_sync
+        self._make(repl, lambda: _own_model(config))
 
     def input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
         """Returns the batches of one input pipeline, each for one replica."""
@@ -301,45 +293,7 @@ def _own_model(config: OwnModelConfig) -> keras.Model:
     return model
 
 
-class OwnModelWorkload(Workload):
-    """Any model of the user's; the options name it."""
-
-    name = "keras model"
-    version = "1"
-    example_unit = "examples"
-    evaluate = check = None  # what was learned is the user's to measure
-
-    @staticmethod
-    def flops(training: KerasTraining) -> int | None:
-        """Returns the floating-point operations of one example in a step."""
-        return models.training_flops(training.model)
-
-    def build(
-        self,
-        replicator: replicator.Replicator,
-        *,
-        preset: str,
-        data: str,
-        per_replica_batch_size: int,
-        seed: int,
-        options: Mapping[str, Any],
-    ) -> KerasProgram:
-        """Builds the program on ``replicator``; see ``Workload.build``."""
-        del seed  # that of Keras is set before
-        config = make_config(preset, options)
-        training = OwnTraining(
-            replicator, config, data=data, per_replica_batch_size=per_replica_batch_size
-        )
-        made = KerasProgram(replicator, training, self)
-        if config.compute_dtype == AS_WRITTEN:
-            made.compute_dtype = StepProgram.compute_dtype
-        return made
-
-
 def _function(reference: str) -> Callable[[], Any]:
     module, _, name = reference.partition(":")
     function: Callable[[], Any] = getattr(importlib.import_module(module), name)
     return function
-
-
-WORKLOAD = OwnModelWorkload()

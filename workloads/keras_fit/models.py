@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from .config import KerasFitConfig
+    from .study import KerasFitConfig
 
 
 def make(config: KerasFitConfig) -> keras.Model:

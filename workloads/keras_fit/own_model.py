@@ -16,26 +16,20 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Final
 
-from workloads.keras_fit.config import COMPUTE_DTYPES, LOOPS, check_jit_of_fit
+from workloads.keras_fit.study import COMPUTE_DTYPES, LOOPS, check_jit_of_fit
 from workloads.spec import (
     STATISTICS,
     Matching,
     PresetInfo,
     TrainingConfig,
     WorkloadInfo,
-    configurations,
     limited,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from workloads.spec import Metric
-
-PRESET: Final = "own"
 AS_WRITTEN: Final = "as_written"
-METRICS: tuple[Metric, ...] = ()
-"""What it learns is the user's to measure; the loss of each step is recorded."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +51,10 @@ class OwnModelConfig(TrainingConfig):
         check_jit_of_fit(self.jit)
 
 
-make_config = configurations("a Keras model of yours", {PRESET: OwnModelConfig()})
+def _flops(training: Any) -> int | None:
+    from workloads.keras_fit import models
+
+    return models.training_flops(training.model)
 
 
 def keras_workload(
@@ -94,21 +91,23 @@ def keras_workload(
         version=version,
         example_unit=example_unit,
         description="a Keras model of the user's",
-        module="workloads.keras_fit.loop_program",
-        config_module="workloads.keras_fit.own_model",
-        metrics_module="workloads.keras_fit.own_model",
+        train="workloads.keras_fit.loop_program",
+        program="workloads.keras_fit.loop_program:KerasProgram",
+        flops=_flops,
+        prepare_data=lambda _: None,
         presets=(
             PresetInfo(
-                name=PRESET,
+                name="own",
                 description="as it is written",
                 data=made,
                 per_replica_batch_size=per_replica_batch_size,
                 num_warmup_steps=num_warmup_steps,
                 num_measured_steps=num_measured_steps,
+                config=OwnModelConfig(),
                 options={"model": reference(model)},
             ),
         ),
-        default_preset=PRESET,
+        default_preset="own",
         builtin_data=(made,),
         other_data="no other",
         # Deep networks at their initial weights amplify rounding to percents.

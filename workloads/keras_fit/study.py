@@ -1,39 +1,172 @@
-"""What the harness measures of ``fit``; imports no TensorFlow until it is built."""
+"""What the harness measures of ``fit``: which model is compiled, who owns the loop.
+
+The planner imports this module, so TensorFlow is imported when something is built.
+"""
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+from pathlib import Path
 from typing import Any
 
-from workloads.resnet50.study import METRICS, evaluate
+from workloads.resnet50.study import METRICS
 from workloads.spec import (
     EXACT,
     GPU,
+    JIT_OFF,
     LAPTOP,
     OF_BATCH_NORM,
+    OF_DTYPE,
+    OF_IMAGE_SIZE,
     SMOKE,
     SYNTHETIC,
+    ImageConfig,
     Matching,
     WorkloadInfo,
+    check_choice,
+    check_range,
+    limited,
 )
-from workloads.study import Study
 
-__all__ = ["INFO", "METRICS", "WORKLOAD", "evaluate"]
+COMPUTE_DTYPES = ("float32", "float64", "mixed_bfloat16", "mixed_float16")
+LOOPS = ("fit", "run")
+"""Who owns the loop: Keras' ``fit``, or ``repl.run`` with a wrapped optimizer."""
 
-INFO = WorkloadInfo(
+_SMALLEST = 32
+# Pixels of the smallest images, where a network needs more than others.
+_SMALLEST_OF = {"InceptionResNetV2": 75, "InceptionV3": 75, "Xception": 71}
+APPLICATIONS = (
+    *(f"ConvNeXt{size}" for size in ("Tiny", "Small", "Base", "Large", "XLarge")),
+    *(f"DenseNet{depth}" for depth in (121, 169, 201)),
+    *(f"EfficientNetB{number}" for number in range(8)),
+    *(f"EfficientNetV2B{number}" for number in range(4)),
+    *(f"EfficientNetV2{size}" for size in "SML"),
+    "InceptionResNetV2",
+    "InceptionV3",
+    "MobileNet",
+    "MobileNetV2",
+    "MobileNetV3Large",
+    "MobileNetV3Small",
+    "NASNetLarge",
+    "NASNetMobile",
+    *(f"ResNet{depth}{v}" for depth in (50, 101, 152) for v in ("", "V2")),
+    "VGG16",
+    "VGG19",
+    "Xception",
+)
+"""What ``keras.applications`` can build without weights."""
+
+
+def check_jit_of_fit(jit: str) -> None:
+    """Raises unless XLA is to compile nothing."""
+    if jit != JIT_OFF:
+        raise ValueError(
+            f"option jit={jit!r}: compile() of Keras takes a whole step or nothing; "
+            f"use jit {JIT_OFF!r}, or jit_compile=True in a model of yours"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class KerasFitConfig(ImageConfig):
+    """Settings of the model and of its training.
+
+    ``batch_norm`` ``cross_replica`` sets ``synchronized`` of Keras' layers.
+    """
+
+    image_size: int = limited(224, OF_IMAGE_SIZE)
+    num_classes: int = limited(1000, "outputs, whatever the data set has", low=1)
+    compute_dtype: str = limited("float32", OF_DTYPE, choices=COMPUTE_DTYPES)
+    model: str = limited(
+        "ResNet50",
+        "a name of keras.applications, or FILE.py:FUNCTION, a function without"
+        " arguments that returns a compiled model of images and labels",
+    )
+    loop: str = limited(
+        "fit",
+        "fit, or run: a loop over repl.run with the same model and batch, and the same"
+        " optimizer, wrapped",
+        choices=LOOPS,
+    )
+    learning_rate: float = limited(
+        0.001,
+        "for a model from keras.applications",
+        low=0.0,
+    )
+    momentum: float = limited(0.9, "the same", low=0.0, below=1.0)
+    evaluation_batch_size: int = limited(128, "examples per evaluation step", low=1)
+
+    def __post_init__(self) -> None:
+        ImageConfig.__post_init__(self)
+        check_choice("input_dtype", self.input_dtype, ("float32",))
+        check_jit_of_fit(self.jit)
+        if self.function is None:
+            check_choice("model", self.model, APPLICATIONS)
+            smallest = _SMALLEST_OF.get(self.model, _SMALLEST)
+            check_range("image_size", self.image_size, low=smallest)
+        else:
+            self._check_function(*self.function)
+
+    @property
+    def function(self) -> tuple[Path, str] | None:
+        """File and name of the function that makes the model; None for a name."""
+        path, separator, name = self.model.rpartition(":")
+        return (Path(path), name) if separator else None
+
+    def _check_function(self, path: Path, name: str) -> None:
+        """Raises unless the file defines the function; nothing of it is run."""
+        try:
+            tree = ast.parse(path.read_bytes())
+        except (OSError, SyntaxError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise ValueError(
+                f"option model={self.model!r}: cannot read {str(path)!r}: {reason}; "
+                "write FILE.py:FUNCTION, or a name of keras.applications such as "
+                "'ResNet50'"
+            ) from error
+        functions = [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
+        if name not in functions:
+            raise ValueError(
+                f"option model={self.model!r}: {str(path)!r} defines no function "
+                f"{name!r}; it has {', '.join(functions) or 'none'}"
+            )
+
+
+_CPU_PRESET = KerasFitConfig(
+    shuffle_buffer_size=2048, num_input_threads=1, evaluation_batch_size=64
+)
+
+
+def flops(training: Any) -> int | None:
+    """Returns the floating-point operations of one image in a training step."""
+    from workloads.keras_fit import models
+
+    return models.training_flops(training.model)
+
+
+WORKLOAD = WorkloadInfo(
     name="keras_fit",
     version="1",
     example_unit="images",
     description="fit of Keras: ResNet50 of keras.applications, or any model",
-    module="workloads.keras_fit.study",
-    config_module="workloads.keras_fit.config",
-    metrics_module="workloads.keras_fit.study",
+    train="workloads.keras_fit.train",
+    flops=flops,
+    program="workloads.keras_fit.loop_program:KerasProgram",
     presets=(
-        SMOKE,
-        LAPTOP,
-        GPU,
+        dataclasses.replace(
+            SMOKE, config=dataclasses.replace(_CPU_PRESET, image_size=32)
+        ),
+        dataclasses.replace(
+            LAPTOP, config=dataclasses.replace(_CPU_PRESET, image_size=64)
+        ),
+        dataclasses.replace(
+            GPU,
+            config=KerasFitConfig(compute_dtype="mixed_bfloat16", num_input_threads=8),
+        ),
     ),
     default_preset="laptop",
     builtin_data=("digits", SYNTHETIC),
+    metrics=METRICS,
     needs=("fit",),
     no_update_because="Keras updates inside fit",
     matching=Matching(
@@ -46,20 +179,4 @@ INFO = WorkloadInfo(
     ),
     # Deep networks of Keras do at their initial weights, to percents.
     amplifies_rounding=True,
-)
-
-
-def flops(training: Any) -> int | None:
-    """Returns the floating-point operations of one image in a training step."""
-    from workloads.keras_fit import models
-
-    return models.training_flops(training.model)
-
-
-WORKLOAD = Study(
-    INFO,
-    train="workloads.keras_fit.train",
-    flops=flops,
-    evaluate=evaluate,
-    program="workloads.keras_fit.loop_program:KerasProgram",
 )

@@ -15,16 +15,13 @@ import keras
 import tensorflow as tf
 
 import replicator
+from workloads import quality
 from workloads.common import command, training
-from workloads.common.images import Images
 
-from . import config as config_lib
 from . import models, study
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import numpy as np
+    from collections.abc import Callable
 
 
 class KerasTraining:
@@ -38,21 +35,12 @@ class KerasTraining:
       source: The data set; None for synthetic data, and for data of the user's.
     """
 
+    config: Any
     source: Any = None
 
-    def __init__(
-        self,
-        repl: replicator.Replicator,
-        config: Any,
-        make: Callable[[], keras.Model],
-        *,
-        per_replica_batch_size: int,
-    ) -> None:
+    def _make(self, repl: replicator.Replicator, make: Callable[[], Any]) -> None:
         """Makes the model in the scope that its loop needs."""
-        training.set_up(repl, config)
-        self.config = config
-        self.global_batch_size = per_replica_batch_size * repl.num_replicas_in_sync
-        self.is_fit = config.loop == "fit"
+        self.is_fit = self.config.loop == "fit"
         with repl.context(), repl.scope() if self.is_fit else contextlib.nullcontext():
             self.model = make()
             self.optimizer = self.model.optimizer
@@ -86,34 +74,17 @@ class KerasTraining:
         return {"loss": loss}
 
 
-class Training(KerasTraining):
+class Training(KerasTraining, training.ImageTraining):
     """A classifier of images."""
 
     def __init__(
         self,
         repl: replicator.Replicator,
-        config: config_lib.KerasFitConfig,
-        *,
-        data: str,
-        per_replica_batch_size: int,
-        seed: int,
+        config: study.KerasFitConfig,
+        **batches: Any,
     ) -> None:
-        self.images = Images(repl, config, data=data, seed=seed)
-        self.source = self.images.source
-        super().__init__(
-            repl,
-            config,
-            lambda: models.make(config),
-            per_replica_batch_size=per_replica_batch_size,
-        )
-        self._predict = tf.function(
-            lambda images: self.model(images, training=False), autograph=False
-        )
-
-    def input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
-        """Returns the batches of one input pipeline, each for one replica."""
-        size = context.get_per_replica_batch_size(self.global_batch_size)
-        return self.images.batches(context, size)
+        training.ImageTraining.__init__(self, repl, config, **batches)
+        self._make(repl, lambda: models.make(config))
 
     @staticmethod
     def inputs_and_targets(batch: Any) -> tuple[Any, Any]:
@@ -128,24 +99,14 @@ class Training(KerasTraining):
         """One training step of one replica; also names its examples."""
         return {**super().step_fn(batch), "example_id": batch["example_id"]}
 
-    def predictions(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields logits and labels of the held-out split, computed on one device."""
-        return self.images.predictions(self._predict)
-
 
 def main() -> None:
     """Trains, and measures what was learned."""
-    args = command.parse(
-        __doc__ or "",
-        config_lib.make_config,
-        config_lib.PRESETS,
-        data="digits",
-        per_replica_batch_size=8,
-    )
+    args = command.parse(__doc__, study.WORKLOAD)
     repl = replicator.create(args.backend, num_replicas=args.replicas)
     made = Training(repl, args.config, **args.batches)
-    progress = command.Progress(args.steps, "images", made.global_batch_size)
     if made.is_fit:
+        progress = command.Progress(args.steps, args.unit, made.global_batch_size)
         made.model.fit(
             repl.as_strategy().distribute_datasets_from_function(
                 lambda context: made.input_fn(context).map(made.inputs_and_targets)
@@ -162,12 +123,9 @@ def main() -> None:
             ],
         )
     else:
-        inputs = repl.make_input_iterator(made.input_fn)
-        for step in range(args.steps):
-            outputs = repl.run(made.step_fn, inputs)
-            progress.update(step + 1, repl.reduce("mean", outputs["loss"]))
+        command.train(repl, made, args)
     if made.source is not None:
-        top_1, *_ = study.evaluate(made)
+        top_1, *_ = quality.held_out(study.METRICS, made)
         print(f"held-out top-1: {top_1.value:.3f} (n = {top_1.num_examples})")
 
 

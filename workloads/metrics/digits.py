@@ -1,4 +1,11 @@
-"""The extractor that is always available: a small classifier of the embedded digits."""
+"""The extractor that is always available: a small classifier of the embedded digits.
+
+    python -m workloads.metrics.digits WEIGHTS_FILE
+
+trains it, in a process of its own with one thread and no accelerator, so that the
+weights do not depend on the threads, devices and random state of the calling process:
+the same machine gives the same bits.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +13,144 @@ import hashlib
 import importlib.metadata
 import os
 import pathlib
+import sys
 import zipfile
+from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from workloads import child_process
-from workloads.data import builders, names
-from workloads.metrics import digits_training, extractor
-from workloads.metrics.extractor import FeatureExtractor
+from workloads.data import builders, names, sources
+from workloads.metrics.evaluator import FeatureExtractor, digest_arrays
 
+_MODULE = "workloads.metrics.digits"
 _MOST_SEC = 600.0
 _KEY_LENGTH = 16
+
+NUM_FEATURES = 32
+NUM_CLASSES = 10
+IMAGE_SIZE = 8
+SEED = 0
+NUM_EPOCHS = 20
+GLOBAL_BATCH_SIZE = 64
+LEARNING_RATE = 4e-3
+DROPOUT = 0.1
+MOST_SHIFT = 1  # pixels
+LEAK = 0.1  # with plain ReLU three in four features would always be zero
+# Height, width, inputs, outputs of each kernel.
+KERNELS = {
+    "conv_0": (3, 3, 1, 32),
+    "conv_1": (3, 3, 32, 64),
+    "conv_2": (3, 3, 64, 64),
+    "features": (2 * 2 * 64, NUM_FEATURES),
+    "logits": (NUM_FEATURES, NUM_CLASSES),
+}
+
+
+def forward(weights: Any, images: Any, dropout_seed: Any = None) -> Any:
+    """Returns features and logits of images."""
+    values = images
+    for index in range(3):
+        kernel, bias = weights[f"conv_{index}/kernel"], weights[f"conv_{index}/bias"]
+        outputs = tf.nn.conv2d(values, kernel, 1, "SAME") + bias
+        values = tf.nn.leaky_relu(outputs, LEAK)
+        if index:
+            values = tf.nn.max_pool2d(values, 2, 2, "VALID")
+    values = tf.reshape(values, [-1, KERNELS["features"][0]])
+    outputs = values @ weights["features/kernel"] + weights["features/bias"]
+    features = tf.nn.leaky_relu(outputs, LEAK)
+    kept = features
+    if dropout_seed is not None:
+        kept = tf.nn.experimental.stateless_dropout(features, DROPOUT, dropout_seed)
+    return features, kept @ weights["logits/kernel"] + weights["logits/bias"]
+
+
+def initial_weights() -> dict[str, np.ndarray]:
+    """Returns He-normal kernels and zero biases."""
+    # The stream of RandomState never changes; that of newer generators can.
+    random = np.random.RandomState(SEED)
+    weights = {}
+    for name, shape in KERNELS.items():
+        stddev = np.sqrt(2.0 / np.prod(shape[:-1]))
+        values = stddev * random.standard_normal(shape)
+        weights[f"{name}/kernel"] = values.astype(np.float32)
+        weights[f"{name}/bias"] = np.zeros(shape[-1], np.float32)
+    return weights
+
+
+def train(images: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns trained weights.
+
+    Adam with a cosine decay; each digit is moved by at most one pixel.
+    """
+    weights = {name: tf.Variable(v) for name, v in initial_weights().items()}
+    variables = list(weights.values())
+    num_steps = NUM_EPOCHS * (len(images) // GLOBAL_BATCH_SIZE)
+    optimizer = keras.optimizers.Adam(
+        keras.optimizers.schedules.CosineDecay(LEARNING_RATE, num_steps)
+    )
+    optimizer.build(variables)
+
+    @tf.function
+    def step(batch: Any, batch_labels: Any, seed: Any) -> None:
+        with tf.GradientTape() as tape:
+            _, logits = forward(weights, batch, seed)
+            loss = tf.reduce_mean(
+                tf.nn.sparse_softmax_cross_entropy_with_logits(batch_labels, logits)
+            )
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    random = np.random.RandomState(SEED + 1)
+    margin = ((0, 0), (MOST_SHIFT, MOST_SHIFT), (MOST_SHIFT, MOST_SHIFT), (0, 0))
+    padded = np.pad(images.astype(np.float32) / 255.0, margin)
+    for index in range(num_steps):
+        batch_index = index % (len(images) // GLOBAL_BATCH_SIZE)
+        if not batch_index:
+            order = random.permutation(len(images))
+        chosen = order[batch_index * GLOBAL_BATCH_SIZE :][:GLOBAL_BATCH_SIZE]
+        shifts = random.randint(0, 2 * MOST_SHIFT + 1, size=(GLOBAL_BATCH_SIZE, 2))
+        moved = [
+            padded[example, y : y + IMAGE_SIZE, x : x + IMAGE_SIZE]
+            for example, (y, x) in zip(chosen, shifts, strict=True)
+        ]
+        step(
+            tf.constant(np.stack(moved)),
+            tf.constant(labels[chosen]),
+            tf.constant([SEED, index]),
+        )
+    trained = {name: variable.numpy() for name, variable in weights.items()}
+    return with_unit_features(trained, images)
+
+
+def with_unit_features(
+    weights: dict[str, np.ndarray], images: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Returns weights of the same logits whose features have mean square 1.
+
+    The kernel distance depends on the scale of features, which training does not fix:
+    rectified values can be divided by a factor that multiplies the next kernel.
+    """
+    features, _ = forward(weights, images.astype(np.float32) / 255.0)
+    scale = np.sqrt(np.mean(np.square(features.numpy()), dtype=np.float64))
+    scaled = dict(weights)
+    for name, factor in (
+        ("features/kernel", 1 / scale),
+        ("features/bias", 1 / scale),
+        ("logits/kernel", scale),
+    ):
+        scaled[name] = (weights[name] * factor).astype(np.float32)
+    return scaled
+
+
+def load_digits(split: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a split of the embedded digits."""
+    source = sources.open_source("digits")
+    examples = list(source.builder.as_dataset(split=split).as_numpy_iterator())
+    images = np.stack([example["image"] for example in examples])
+    return images, np.array([example["label"] for example in examples], np.int64)
 
 
 class DigitsExtractor(FeatureExtractor):
@@ -30,17 +163,17 @@ class DigitsExtractor(FeatureExtractor):
     """
 
     name = "digits"
-    num_features = digits_training.NUM_FEATURES
+    num_features = NUM_FEATURES
 
     def __init__(self, weights: dict[str, np.ndarray]) -> None:
-        self.digest = extractor.digest_arrays(weights)
+        self.digest = digest_arrays(weights)
         self._weights = {name: tf.constant(value) for name, value in weights.items()}
         self._forward = tf.function(self._features_and_logits)
 
     def preparation(self, image_shape: tuple[int, ...]) -> str:
         """Describes how images become 8 x 8 grey values."""
         height, width, num_channels = image_shape
-        size = digits_training.IMAGE_SIZE
+        size = IMAGE_SIZE
         resizing = "as stored" if height == width == size else "resized by area"
         return (
             f"uint8 {height} x {width} x {num_channels}, mean of channels, {size} x "
@@ -49,10 +182,10 @@ class DigitsExtractor(FeatureExtractor):
 
     def _features_and_logits(self, images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         grey = tf.reduce_mean(tf.cast(images, tf.float32), axis=-1, keepdims=True)
-        size = digits_training.IMAGE_SIZE
-        if images.shape[1:3] != (size, size):
-            grey = tf.image.resize(grey, [size, size], method="area")
-        features, logits = digits_training.forward(self._weights, grey / 255.0)
+        size = (IMAGE_SIZE, IMAGE_SIZE)
+        if images.shape[1:3] != size:
+            grey = tf.image.resize(grey, size, method="area")
+        features, logits = forward(self._weights, grey / 255.0)
         return features, logits
 
 
@@ -93,7 +226,7 @@ def open_digits() -> DigitsExtractor:
 
 def cache_path() -> pathlib.Path:
     """Returns the path of the weights."""
-    code = pathlib.Path(digits_training.__file__).read_bytes()
+    code = pathlib.Path(__file__).read_bytes()
     tensorflow = importlib.metadata.version("tensorflow")
     key = hashlib.sha256(code + tensorflow.encode()).hexdigest()[:_KEY_LENGTH]
     return names.cache_dir() / "extractors" / f"digits-{key}.npz"
@@ -109,7 +242,7 @@ def _train(path: pathlib.Path) -> None:
     }
     try:
         child_process.run_module(
-            digits_training.__name__,
+            _MODULE,
             str(temporary),
             title="training the digits classifier",
             most_sec=_MOST_SEC,
@@ -118,3 +251,18 @@ def _train(path: pathlib.Path) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def main(path: str) -> None:
+    """Trains on the embedded digits and writes the weights."""
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    tf.config.set_visible_devices([], "GPU")
+    tf.config.experimental.enable_op_determinism()
+    images, labels = load_digits("train")
+    with pathlib.Path(path).open("wb") as file:
+        np.savez(file, allow_pickle=False, **train(images, labels))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,23 +1,104 @@
-"""Scores generated images against a reference, by one protocol per score."""
+"""Scores images against a reference, by features of a network with fixed weights."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from typing import TYPE_CHECKING
+import hashlib
+import math
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from workloads.metrics import extractor as extractor_lib
 from workloads.metrics import scores
-from workloads.metrics.estimate import MetricProtocol, Moments, Score
-from workloads.metrics.extractor import check_images
-from workloads.metrics.scores import fid
+from workloads.metrics.scores import Moments
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from workloads.metrics.estimate import Estimate
-    from workloads.metrics.extractor import FeatureExtractor
+    from workloads.spec import QualityMetric
+
+_IMAGES_RANK = 4
+_CHANNELS = (1, 3)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Features:
+    """The output of a network for images."""
+
+    # [num_examples, num_features], float32; for ``fid`` and ``kid``.
+    features: np.ndarray
+    logits: np.ndarray  # [num_examples, num_classes], float32; for ``inception_score``.
+
+
+class FeatureExtractor(abc.ABC):
+    """A network with fixed weights."""
+
+    name: str  # Name, such as ``inception``.
+    # SHA-256 of the weights, hexadecimal: extractors with the same name and different
+    # digests are different extractors.
+    digest: str
+    num_features: int  # Length of a feature vector.
+    _forward: Callable[[np.ndarray], tuple[Any, Any]]  # Features and logits.
+
+    @abc.abstractmethod
+    def preparation(self, image_shape: tuple[int, ...]) -> str:
+        """Describes the preparation of images of [height, width, channels]."""
+
+    def extract(self, images: np.ndarray, *, num_images_at_once: int = 100) -> Features:
+        """Returns features and logits of images."""
+        check_images(images)
+        starts = range(0, len(images), num_images_at_once)
+        batches = [self._forward(images[i : i + num_images_at_once]) for i in starts]
+        features, logits = (np.concatenate(part) for part in zip(*batches, strict=True))
+        return Features(
+            features=features.astype(np.float32), logits=logits.astype(np.float32)
+        )
+
+
+def check_images(images: np.ndarray) -> None:
+    """Raises unless images are uint8 with 1 or 3 channels."""
+    if (
+        images.ndim != _IMAGES_RANK
+        or images.shape[-1] not in _CHANNELS
+        or not images.size
+    ):
+        raise ValueError(
+            f"images of shape {images.shape} must be [examples, height, width, "
+            "channels] with 1 or 3 channels and at least one example"
+        )
+    if images.dtype != np.uint8:
+        raise ValueError(
+            f"images of type {images.dtype} must be uint8 in [0, 255]: scores depend "
+            "on the rounding; use to_uint8(images, low=..., high=...)"
+        )
+
+
+def to_uint8(images: np.ndarray, *, low: float, high: float) -> np.ndarray:
+    """Converts floating-point images to uint8, as an image file stores them.
+
+    Values are clipped to [low, high] and rounded to the nearest of 256 levels.
+    """
+    images = np.asarray(images, dtype=np.float32)
+    if not np.isfinite(images).all():
+        raise ValueError(
+            "images with values that are not finite have no pixels: a generator that "
+            "has diverged has no score"
+        )
+    levels = (np.clip(images, low, high) - low) * (255.0 / (high - low))
+    return np.rint(levels).astype(np.uint8)
+
+
+def digest_arrays(arrays: Mapping[str, np.ndarray]) -> str:
+    """Returns the digest of named arrays: names, types, shapes and values."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        # The same byte order on all machines.
+        array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+        digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 # Settings that each score depends on, besides images, extractor and reference.
@@ -28,7 +109,7 @@ SETTINGS = {
     "inception_score": f"{scores.NUM_SPLITS} splits",
 }
 METRICS = tuple(SETTINGS)
-_WITHOUT_REFERENCE = ("inception_score",)
+_SHOWN_DIGITS = 16  # of 64 hexadecimal ones
 
 
 class Evaluator:
@@ -36,8 +117,6 @@ class Evaluator:
 
     Attributes:
       extractor: The network that computes the features.
-      reference_name: Name, such as ``digits/train``.
-      reference_shape: Height, width and channels that images must have.
     """
 
     def __init__(
@@ -47,98 +126,75 @@ class Evaluator:
         *,
         reference_name: str,
         metrics: Sequence[str] = METRICS,
-        seed: int = 0,
     ) -> None:
-        """Extracts the features of the reference."""
+        """Extracts the features of the reference, such as ``digits/train``."""
         unknown = [name for name in metrics if name not in SETTINGS]
         if unknown:
             raise ValueError(
                 f"metrics {unknown!r} are unknown: choose from {list(METRICS)}"
             )
         self.extractor = extractor
-        self.reference_name = reference_name
-        self.reference_shape = reference.shape[1:]
+        self._shape = reference.shape[1:]
         self._metrics = tuple(metrics)
-        self._seed = seed
         features = extractor.extract(reference).features
-        self._reference = features[self._order(len(features))]
+        self._reference = features[_order(len(features))]
         self._moments = Moments.of(features)
-        self._digest = extractor_lib.digest_arrays({"images": reference})
+        digest = digest_arrays({"images": reference})
+        self._described = (
+            f"reference {reference_name}, n = {len(features)}, {digest[:_SHOWN_DIGITS]}"
+        )
 
-    def score(self, images: np.ndarray) -> tuple[Score, ...]:
+    def score(self, images: np.ndarray) -> tuple[QualityMetric, ...]:
         """Returns the scores of generated images, in the order of ``metrics``."""
         check_images(images)
-        if images.shape[1:] != self.reference_shape:
+        if images.shape[1:] != self._shape:
             raise ValueError(
                 f"images of {images.shape[1:]} cannot be scored against a reference of "
-                f"{self.reference_shape}: resizing changes scores; resize both to "
+                f"{self._shape}: resizing changes scores; resize both to "
                 "the same size first, with the same code"
             )
-        order = self._order(len(images))
+        order = _order(len(images))
         found = self.extractor.extract(images)
         features, logits = found.features[order], found.logits[order]
-        return tuple(
-            Score(
-                estimate=self._estimate(name, features, logits),
-                protocol=self._protocol(name, len(images)),
+        compute: dict[str, Callable[[], QualityMetric]] = {
+            "fid": lambda: scores.fid(features, self._moments),
+            "fid_infinity": lambda: scores.fid_infinity(features, self._moments),
+            "kid": lambda: scores.kid(features, self._reference),
+            "inception_score": lambda: scores.inception_score(logits),
+        }
+        figures = [compute[name]() for name in self._metrics]
+        return tuple(map(self._with_protocol, figures))
+
+    def _with_protocol(self, figure: QualityMetric) -> QualityMetric:
+        """Returns a figure with all that changes it while the generator stays."""
+        if math.isnan(figure.low):
+            raise ValueError(
+                f"{figure.name} of {figure.num_examples} examples has "
+                f"{figure.method}: a quality metric needs an interval; generate more "
+                "examples, or report kid, which has one at any n"
             )
-            for name in self._metrics
-        )
-
-    def _estimate(
-        self, name: str, features: np.ndarray, logits: np.ndarray
-    ) -> Estimate:
-        if name == "fid":
-            return fid(features, self._moments)
-        if name == "fid_infinity":
-            return scores.fid_infinity(features, self._moments, seed=self._seed)
-        if name == "kid":
-            return scores.kid(features, self._reference)
-        return scores.inception_score(logits)
-
-    def _protocol(self, name: str, num_examples: int) -> MetricProtocol:
-        has_reference = name not in _WITHOUT_REFERENCE
-        return MetricProtocol(
-            metric=name,
-            settings=SETTINGS[name],
-            extractor=self.extractor.name,
-            extractor_digest=self.extractor.digest,
-            preparation=self.extractor.preparation(self.reference_shape),
-            num_examples=num_examples,
-            reference=self.reference_name if has_reference else "",
-            reference_digest=self._digest if has_reference else "",
-            num_reference_examples=len(self._reference) if has_reference else 0,
-        )
-
-    def _order(self, num_examples: int) -> np.ndarray:
-        return np.random.default_rng(self._seed).permutation(num_examples)
+        parts = [
+            SETTINGS[figure.name],
+            f"extractor {self.extractor.name} {self.extractor.digest[:_SHOWN_DIGITS]}",
+            self.extractor.preparation(self._shape),
+        ]
+        if figure.name != "inception_score":  # which has no reference
+            parts.append(self._described)
+        return dataclasses.replace(figure, protocol="; ".join(parts))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Ends:
-    """Best and worst scores, for comparison with a generator at the same n."""
-
-    # Of real images that are not in the reference: the best score at this n.
-    data: tuple[Score, ...]
-    noise: tuple[Score, ...]  # Of pixels drawn uniformly from 0 to 255.
+def _order(num_examples: int) -> np.ndarray:
+    return np.random.default_rng(0).permutation(num_examples)
 
 
-def ends_of_scale(evaluator: Evaluator, held_out: np.ndarray, *, seed: int = 0) -> Ends:
-    """Scores held-out images and the same number of noise images."""
-    noise = np.random.default_rng(seed).integers(
+def ends_of_scale(
+    evaluator: Evaluator, held_out: np.ndarray
+) -> tuple[tuple[QualityMetric, ...], tuple[QualityMetric, ...]]:
+    """Returns the best and the worst scores at some n: of real images, of noise.
+
+    The real ones are not in the reference; noise is uniform from 0 to 255.
+    """
+    noise = np.random.default_rng(0).integers(
         0, 256, size=held_out.shape, dtype=np.uint8
     )
-    return Ends(data=evaluator.score(held_out), noise=evaluator.score(noise))
-
-
-def disjoint_halves(
-    images: np.ndarray, *, seed: int = 0
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns two disjoint random halves; drops one image if their number is odd."""
-    size = len(images) // 2
-    if not size:
-        raise ValueError(
-            f"disjoint_halves got {len(images)} images: it needs at least 2"
-        )
-    order = np.random.default_rng(seed).permutation(len(images))
-    return images[order[:size]], images[order[size : 2 * size]]
+    return evaluator.score(held_out), evaluator.score(noise)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import pathlib
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 from google.protobuf import message
 
-from workloads.metrics import extractor
-from workloads.metrics.extractor import FeatureExtractor
+from workloads.metrics.evaluator import FeatureExtractor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -43,7 +43,7 @@ class InceptionExtractor(FeatureExtractor):
         network: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
     ) -> None:
         """Creates the extractor and runs it once, on a black image."""
-        self.digest = extractor.digest_file(path)
+        self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
         self._network = network
         self._forward = tf.function(self._features_and_logits)
         black = tf.zeros([1, IMAGE_SIZE, IMAGE_SIZE, 3], tf.uint8)

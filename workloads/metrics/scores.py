@@ -1,14 +1,120 @@
-"""Scores of features: Fréchet and kernel distance (FID, KID), Inception score."""
+"""Scores of features: Fréchet and kernel distance (FID, KID), Inception score.
+
+Each is a ``QualityMetric`` without a protocol, whose ends are NaN where it has no
+interval; ``method`` says why.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from typing import Any
 
 import numpy as np
 
-from workloads.metrics import estimate as estimate_lib
-from workloads.metrics.estimate import Moments, check_features
+from workloads.quality import CONFIDENCE, normal_quantile, student_quantile
+from workloads.spec import QualityMetric
+
+_CHUNK_SIZE = 4096
+
+
+def _estimate(
+    name: str, value: float, half_width: float, *, num_examples: int, method: str
+) -> QualityMetric:
+    """Returns a score with a symmetric interval; none where half of it is NaN."""
+    if not math.isfinite(value) or math.isinf(half_width):
+        raise ValueError(
+            f"{name} is {value!r} with half width {half_width!r}: scores are finite; "
+            "check the features for overflow"
+        )
+    return QualityMetric(
+        name=name,
+        value=value,
+        unit="1",
+        num_examples=num_examples,
+        low=value - half_width,
+        high=value + half_width,
+        confidence=CONFIDENCE,
+        method=method,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Moments:
+    """The sufficient statistics of a Gaussian: count, mean and scatter.
+
+    Merging is that of Chan, Golub and LeVeque (1979): with d = mean_b - mean_a,
+
+        mean = mean_a + d * n_b / n
+        scatter = scatter_a + scatter_b + (d d^T) * n_a n_b / n
+
+    This avoids the cancellation of sum(x x^T) - n mean mean^T, which loses all digits
+    if the mean is large relative to the spread.
+    """
+
+    num_examples: int  # n, at least 1.
+    mean: np.ndarray  # [num_features], float64.
+    # Sum of (x - mean)(x - mean)^T, [num_features, num_features], float64.
+    scatter: np.ndarray
+
+    @classmethod
+    def of(cls, features: Any) -> Moments:
+        """Returns the moments of an array of examples."""
+        features = _check_features(features)
+        parts = []
+        for start in range(0, len(features), _CHUNK_SIZE):
+            values = features[start : start + _CHUNK_SIZE].astype(np.float64)
+            mean = values.mean(axis=0)
+            values -= mean
+            scatter = values.T @ values
+            parts.append(cls(num_examples=len(values), mean=mean, scatter=scatter))
+        return functools.reduce(cls.merge, parts)
+
+    def merge(self, other: Moments) -> Moments:
+        """Returns the moments of the examples of both."""
+        if self.mean.shape != other.mean.shape:
+            raise ValueError(
+                f"Moments of {len(self.mean)} and of {len(other.mean)} features cannot "
+                "be merged: extract both with the same extractor"
+            )
+        num_examples = self.num_examples + other.num_examples
+        distance = other.mean - self.mean
+        share = other.num_examples / num_examples
+        shift = np.outer(distance, distance) * (self.num_examples * share)
+        return Moments(
+            num_examples=num_examples,
+            mean=self.mean + distance * share,
+            scatter=self.scatter + other.scatter + shift,
+        )
+
+    @property
+    def covariance(self) -> np.ndarray:
+        """The unbiased covariance, scatter / (n - 1)."""
+        if self.num_examples < 2:  # noqa: PLR2004 - one example has no spread
+            raise ValueError(
+                "a covariance needs at least 2 examples, but Moments has "
+                f"{self.num_examples}: add more first"
+            )
+        return self.scatter / (self.num_examples - 1)
+
+
+def _check_features(features: Any) -> np.ndarray:
+    """Returns ``features`` as an array, in its own type."""
+    features = np.asarray(features)
+    if features.ndim != 2 or not features.size:  # noqa: PLR2004 - rank of a matrix
+        raise ValueError(
+            f"features of shape {features.shape} must be [examples, features] with at "
+            "least one of each: flatten or pool them first"
+        )
+    if not np.isfinite(features.sum(dtype=np.float64)):
+        num_wrong = int((~np.isfinite(features)).any(axis=1).sum())
+        raise ValueError(
+            f"features of {num_wrong} of {len(features)} examples are not finite: a "
+            "generator that has diverged has no score"
+        )
+    return features
+
 
 FID_INTERVAL = "delta method, given the reference; excludes the bias at this n"
 
@@ -25,11 +131,7 @@ class Gaussian:
     @classmethod
     def of(cls, moments: Moments) -> Gaussian:
         """Returns the Gaussian with these moments."""
-        return cls.with_covariance(moments.mean, moments.covariance)
-
-    @classmethod
-    def with_covariance(cls, mean: np.ndarray, covariance: np.ndarray) -> Gaussian:
-        """Returns the Gaussian with a given mean and covariance."""
+        covariance = moments.covariance
         values, vectors = np.linalg.eigh(covariance)
         # Rounding error of a zero eigenvalue; its root would be 1e8 times that.
         noise = len(values) * np.finfo(np.float64).eps * abs(values[-1])
@@ -39,11 +141,8 @@ class Gaussian:
                 "covariance are at least 0; was it made from features?"
             )
         roots = np.sqrt(np.where(values > noise, values, 0.0))
-        return cls(
-            mean=np.asarray(mean, dtype=np.float64),
-            root=vectors * roots,
-            trace=float(np.trace(covariance)),
-        )
+        trace = float(np.trace(covariance))
+        return cls(mean=moments.mean, root=vectors * roots, trace=trace)
 
 
 def distance(first: Gaussian, second: Gaussian) -> float:
@@ -68,12 +167,7 @@ def distance(first: Gaussian, second: Gaussian) -> float:
     return max(float(value), 0.0)
 
 
-def frechet_distance(first: Moments, second: Moments) -> float:
-    """The squared Fréchet distance of the Gaussians with two sets of moments."""
-    return distance(Gaussian.of(first), Gaussian.of(second))
-
-
-def fid(features: np.ndarray, reference: Moments) -> estimate_lib.Estimate:
+def fid(features: np.ndarray, reference: Moments) -> QualityMetric:
     """Estimates the FID of generated examples, with its sampling error.
 
     The FID of n examples is larger than that of the generator, by about a constant over
@@ -87,25 +181,20 @@ def fid(features: np.ndarray, reference: Moments) -> estimate_lib.Estimate:
     its standard error is sd(g) / sqrt(n). There is none if n is not larger than the
     number of features, because the covariance is then singular for any generator.
     """
-    features = check_features(features)
-    moments = Moments.of(features)
-    generated, real = Gaussian.of(moments), Gaussian.of(reference)
+    features = _check_features(features)
+    generated, real = _gaussian_of(features), Gaussian.of(reference)
     value = distance(generated, real)
-    if len(features) <= moments.num_features:
-        reason = (
-            f"no interval: {len(features)} examples for {moments.num_features} "
-            "features make the covariance singular"
+    num_examples, num_features = features.shape
+    if num_examples > num_features:
+        error, method = standard_error(features, generated, real), FID_INTERVAL
+    else:
+        error = math.nan
+        method = (
+            f"no interval: {num_examples} examples for {num_features} features make "
+            "the covariance singular"
         )
-        return estimate_lib.estimate(
-            "fid", value, None, num_examples=len(features), method=reason
-        )
-    return estimate_lib.estimate(
-        "fid",
-        value,
-        estimate_lib.normal_quantile() * standard_error(features, generated, real),
-        num_examples=len(features),
-        method=FID_INTERVAL,
-    )
+    half_width = normal_quantile() * error
+    return _estimate("fid", value, half_width, num_examples=num_examples, method=method)
 
 
 def standard_error(
@@ -137,12 +226,8 @@ _LEAST_SIZES = 3
 
 
 def fid_infinity(
-    features: np.ndarray,
-    reference: Moments,
-    *,
-    num_sizes: int = NUM_SIZES,
-    seed: int = 0,
-) -> estimate_lib.Estimate:
+    features: np.ndarray, reference: Moments, *, num_sizes: int = NUM_SIZES
+) -> QualityMetric:
     """Estimates the FID at n = infinity, without the bias of the generated n.
 
     A line in 1/n is fitted to FIDs of n/1, n/2, ..., n/num_sizes examples, which are
@@ -156,7 +241,7 @@ def fid_infinity(
     Only the bias of the generated examples is removed, as in the paper: the score
     is relative to the given reference.
     """
-    features = check_features(features)
+    features = _check_features(features)
     num_examples, num_features = features.shape
     if num_sizes < _LEAST_SIZES:
         raise ValueError(
@@ -172,7 +257,7 @@ def fid_infinity(
             f"per feature need {_LEAST_SIZES * least}; generate more"
         )
     real = Gaussian.of(reference)
-    order = np.random.default_rng(seed).permutation(num_examples)
+    order = np.random.default_rng(0).permutation(num_examples)
     values = [
         np.mean(
             [
@@ -182,24 +267,20 @@ def fid_infinity(
         )
         for num_parts in range(1, num_sizes + 1)
     ]
+    # Where the least-squares line meets 1/n = 0.
     inverse_sizes = np.arange(1, num_sizes + 1) / num_examples
-    value = intercept(inverse_sizes, np.asarray(values))
+    centred = inverse_sizes - inverse_sizes.mean()
+    slope = (centred @ np.asarray(values)) / (centred @ centred)
+    value = float(np.mean(values) - slope * inverse_sizes.mean())
     error = standard_error(features, _gaussian_of(features), real)
-    return estimate_lib.estimate(
+    return _estimate(
         "fid_infinity",
         value,
-        estimate_lib.normal_quantile() * error,
+        normal_quantile() * error,
         num_examples=num_examples,
         method=f"{INFINITY_INTERVAL}; {num_sizes} sizes from "
         f"{num_examples // num_sizes} up",
     )
-
-
-def intercept(x: np.ndarray, y: np.ndarray) -> float:
-    """Returns where the least-squares line through (x, y) meets x = 0."""
-    centred = x - x.mean()
-    slope = (centred @ y) / (centred @ centred)
-    return float(y.mean() - slope * x.mean())
 
 
 def _gaussian_of(features: np.ndarray) -> Gaussian:
@@ -218,7 +299,7 @@ def kid(
     reference: np.ndarray,
     *,
     most_per_block: int = MOST_PER_BLOCK,
-) -> estimate_lib.Estimate:
+) -> QualityMetric:
     """Estimates the squared maximum mean discrepancy with an interval.
 
     With k(x, y) = (x^T y / num_features + 1)^3, m generated and n real examples,
@@ -240,7 +321,7 @@ def kid(
     A value below zero is possible and correct: the estimate is unbiased, so for equal
     distributions it is zero on average.
     """
-    generated, reference = check_features(generated), check_features(reference)
+    generated, reference = _check_features(generated), _check_features(reference)
     if generated.shape[1] != reference.shape[1]:
         raise ValueError(
             f"features of length {generated.shape[1]} and {reference.shape[1]} cannot "
@@ -261,10 +342,10 @@ def kid(
     )
     values, variances = zip(*(_block(*block) for block in blocks), strict=True)
     standard_error = float(np.sqrt(np.sum(variances))) / num_blocks
-    return estimate_lib.estimate(
+    return _estimate(
         "kid",
         float(np.mean(values)),
-        estimate_lib.normal_quantile() * standard_error,
+        normal_quantile() * standard_error,
         num_examples=len(generated),
         method=f"{KID_INTERVAL}; {num_blocks} of at most {most_per_block} examples",
     )
@@ -324,7 +405,7 @@ NO_INTERVAL = "no interval: one split gives no information on the spread"
 
 def inception_score(
     logits: np.ndarray, *, num_splits: int = NUM_SPLITS
-) -> estimate_lib.Estimate:
+) -> QualityMetric:
     """Estimates exp(E_x KL(p(y|x) || p(y))), from 1 to the number of classes.
 
     The examples are split into ``num_splits`` equal parts, in the given order; p(y) is
@@ -335,7 +416,7 @@ def inception_score(
     """
     from scipy import special
 
-    logits = check_features(logits)
+    logits = _check_features(logits)
     if not 1 <= num_splits <= len(logits):
         raise ValueError(
             f"num_splits={num_splits!r} must be between 1 and the {len(logits)} "
@@ -345,13 +426,13 @@ def inception_score(
     ends = [i * len(logits) // num_splits for i in range(1, num_splits)]
     scores = [_score(part) for part in np.split(log_probabilities, ends)]
     if num_splits == 1:
-        half_width, method = None, NO_INTERVAL
+        half_width, method = math.nan, NO_INTERVAL
     else:
-        quantile = estimate_lib.student_quantile(num_splits - 1)
+        quantile = student_quantile(num_splits - 1)
         half_width = quantile * float(np.std(scores, ddof=1)) / math.sqrt(num_splits)
         size = len(logits) // num_splits
         method = f"{INCEPTION_INTERVAL}; {num_splits} of {size} examples"
-    return estimate_lib.estimate(
+    return _estimate(
         "inception_score",
         float(np.mean(scores)),
         half_width,

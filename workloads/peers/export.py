@@ -9,7 +9,6 @@ many replicas, each normalizing by its own batch, in the step that is measured.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import sys
 from pathlib import Path
@@ -18,15 +17,14 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 import tensorflow as tf
+import tensorflow_datasets as tfds
 
 import replicator
 from workloads import catalog
-from workloads.data import pipeline
-from workloads.data.sources import TRAIN_SPLIT, Source
-from workloads.matching import Delegating, MatchingReplicator
-from workloads.peers import exported
+from workloads.controls import Delegating, MatchingReplicator
+from workloads.data import images, sources
 from workloads.peers.catalog import REFERENCE
-from workloads.peers.exported import NUM_STEPS, Export
+from workloads.peers.inputs import NUM_STEPS, Export
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -80,14 +78,12 @@ def make(
     num_replicas: int,
 ) -> Export:
     """Trains the first steps, and returns what they began with and their losses."""
-    of_catalogue: Any = importlib.import_module(
-        catalog.WORKLOADS[workload].module
-    ).WORKLOAD
-    config = catalog.make_config(workload, preset, options)
+    info = catalog.WORKLOADS[workload]
+    config = info.make_config(preset, options)
     recording = RecordingReplicator(
         replicator.create(REFERENCE, num_replicas=num_replicas)
     )
-    program = of_catalogue.build(
+    program = info.build(
         # Its batches are shares of global ones.
         MatchingReplicator(recording),  # type: ignore[arg-type]
         preset=preset,
@@ -155,22 +151,19 @@ def variables_of(layer: Any, path: str) -> Iterator[tuple[str, np.ndarray]]:
             yield f"{path}.{variable.name}", variable.numpy()
 
 
-def _examples(source: Source) -> dict[str, np.ndarray]:
+def _examples(source: sources.Source) -> dict[str, np.ndarray]:
     """Returns all training examples as they are stored."""
-    plain = pipeline.PipelineConfig(
-        per_replica_batch_size=1,
-        image_size=1,
-        seed=0,
-        shuffle_buffer_size=1,
-        num_threads=1,
+    dataset = source.builder.as_dataset(
+        split=sources.TRAIN_SPLIT,
+        decoders={"image": tfds.decode.SkipDecoding()},
+        read_config=sources.read_config(seed=0, num_threads=1),
     )
-    dataset = pipeline.read(source, TRAIN_SPLIT, plain, is_training=False)
     decoded = dataset.map(
         lambda example: {
-            "image": pipeline.decode_images(
-                example["image"], encoding=source.encoding, shape=source.image_shape
+            "image": images.decoded(
+                example["image"], source.encoding, source.image_shape
             ),
-            "label": example["label"],
+            "label": tf.cast(example["label"], tf.int32),
         }
     )
     found = list(decoded.as_numpy_iterator())
@@ -183,7 +176,7 @@ def _examples(source: Source) -> dict[str, np.ndarray]:
 def main(argv: Sequence[str]) -> None:
     """Writes the export that is requested."""
     folder, request = argv
-    exported.write(Path(folder), make(**json.loads(request)))
+    make(**json.loads(request)).write(Path(folder))
 
 
 if __name__ == "__main__":

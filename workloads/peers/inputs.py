@@ -1,104 +1,204 @@
-"""The batches of a peer, in NumPy: first the exported ones, then its own.
+"""What a peer begins with and reads, in NumPy: our weights and batches, then its own.
 
-The pipeline does what ours does to small images (``workloads/data/pipeline.py``):
-shuffle within the shard of each process, crop at random, resize bilinearly, normalise;
-in one thread beside the step, two batches ahead.
+An export is a folder with ``arrays.npz`` and ``settings.json``. The names of arrays:
+
+- ``weights/<path>``: each variable, such as ``weights/model.stem.kernel``, in the
+  layout of TensorFlow;
+- ``batches/image``, ``batches/label``: [steps, replicas, examples, ...];
+- ``draws/<name>``: [replicas, rows, ...], what every one of the first steps draws;
+  absent where a workload draws nothing;
+- ``data/image``, ``data/label``: all training examples as they are stored, uint8;
+  absent with synthetic data.
+
+Later batches are made as ours of small images (``workloads/data/images.py``): shuffled
+within the shard of each process, cropped at random, resized bilinearly, normalised; in
+one thread beside the step, two batches ahead.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import json
 import math
 import queue
+import shutil
+import tempfile
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from workloads.peers.exported import NUM_STEPS
+from workloads.peers.catalog import EXPORT_SETTINGS as SETTINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from workloads.peers.exported import Export
+    from collections.abc import Container, Iterator, Mapping
 
 Batch = tuple[np.ndarray, np.ndarray]
 """Images [examples, size, size, 3] float32, and labels [examples] int32."""
+ARRAYS: Final = "arrays.npz"
+NUM_STEPS: Final = 3
+"""First steps whose batches and losses are there."""
 _AHEAD: Final = 2
 _NUM_LEVELS: Final = 255.0
+_NOT_TRAINED: Final = ("moving_mean", "moving_variance", "u")
 
 
-def first_batches(export: Export, process: int, num_processes: int) -> list[Batch]:
-    """Returns the exported batches of a process, one per step."""
-    batches = export.part("batches")
-    share = batches["label"].shape[1] // num_processes
-    own = slice(process * share, (process + 1) * share)
-    images, labels = batches["image"][:, own], batches["label"][:, own]
-    return [
-        (image.reshape(-1, *image.shape[2:]), label.reshape(-1))
-        for image, label in zip(images, labels, strict=True)
-    ]
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Export:
+    """What a peer begins with."""
 
+    # ``workload``, ``config`` (every setting), ``num_replicas``,
+    # ``per_replica_batch_size``, ``num_train_examples``, ``losses`` of the first steps,
+    # and ``augmentation`` of the images.
+    settings: Mapping[str, Any]
+    arrays: Mapping[str, np.ndarray]  # By name; see the module.
 
-def first_draws(
-    export: Export, process: int, num_processes: int
-) -> dict[str, np.ndarray]:
-    """Returns what each of the first steps of a process draws, by name: its rows."""
-    found = {}
-    for name, of_all in export.part("draws").items():
-        share = len(of_all) // num_processes
-        own = of_all[process * share : (process + 1) * share]
-        found[name] = own.reshape(-1, *own.shape[2:])
-    return found
+    @classmethod
+    def read(cls, folder: Path) -> Export:
+        """Returns an export."""
+        with np.load(folder / ARRAYS, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        return cls(settings=settings, arrays=arrays)
 
+    def write(self, folder: Path) -> None:
+        """Writes an export; the folder is there as a whole, or not at all."""
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=".export-", dir=folder.parent))
+        try:
+            np.savez(made / ARRAYS, **self.arrays)  # type: ignore[arg-type]
+            text = json.dumps(dict(self.settings), indent=1, allow_nan=False)
+            (made / SETTINGS).write_text(text + "\n", encoding="utf-8")
+            if not folder.is_dir():
+                made.replace(folder)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
 
-def batches(
-    export: Export,
-    *,
-    process: int,
-    num_processes: int,
-    seed: int,
-    is_repeated: bool = False,
-) -> Iterator[Batch]:
-    """Yields batches without end: the exported ones, then its own."""
-    first = first_batches(export, process, num_processes)
-    if is_repeated or "data/label" not in export.arrays:
-        while True:
-            yield first[0]
-    yield from first
-    ahead: queue.Queue[Batch] = queue.Queue(_AHEAD)
-    made = _own_batches(export, process, num_processes, seed, num_rows=len(first[0][1]))
+    def part(self, kind: str) -> dict[str, np.ndarray]:
+        """Returns the arrays of a kind, such as ``weights``, without that word."""
+        first = f"{kind}/"
+        return {
+            name.removeprefix(first): value
+            for name, value in self.arrays.items()
+            if name.startswith(first)
+        }
 
-    def fill() -> None:
-        for batch in made:
-            ahead.put(batch)
-
-    threading.Thread(target=fill, daemon=True).start()
-    while True:
-        yield ahead.get()
-
-
-def _own_batches(
-    export: Export, process: int, num_processes: int, seed: int, *, num_rows: int
-) -> Iterator[Batch]:
-    """Yields shuffled and augmented batches of the shard of a process."""
-    data, config = export.part("data"), export.settings["config"]
-    total = len(data["label"])
-    shard = np.arange(
-        process * total // num_processes, (process + 1) * total // num_processes
-    )
-    rng = np.random.default_rng([seed, process])
-    waiting = np.empty(0, shard.dtype)
-    while True:
-        while len(waiting) < num_rows:
-            waiting = np.concatenate([waiting, rng.permutation(shard)])
-        rows, waiting = waiting[:num_rows], waiting[num_rows:]
-        boxes = random_boxes(num_rows, export.settings["augmentation"], rng)
-        cropped = crop(data["image"][rows], boxes, config["image_size"])
-        yield (
-            normalise(cropped, export.settings["augmentation"]),
-            data["label"][rows].astype(np.int32),
+    @property
+    def num_parameters(self) -> int:
+        """How many numbers are trained."""
+        return sum(
+            value.size
+            for name, value in self.part("weights").items()
+            if name.rpartition(".")[2] not in _NOT_TRAINED
         )
+
+
+def block_paths(names: Container[str], network: str) -> list[str]:
+    """Returns the paths of the residual blocks of a network of SN-GAN."""
+    paths: list[str] = []
+    while f"{network}.blocks.{len(paths)}.conv_1.kernel" in names:
+        paths.append(f"{network}.blocks.{len(paths)}")
+    return paths
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Share:
+    """What one of some processes reads; the replicas are divided among them."""
+
+    export: Export
+    process: int
+    num_processes: int
+    seed: int = 0  # Of its own batches and draws.
+    is_repeated: bool = False  # Whether every step gets the first batch.
+
+    def first_batches(self) -> list[Batch]:
+        """Returns the exported batches, one per step."""
+        batches = self.export.part("batches")
+        own = self._own(batches["label"].shape[1])
+        images, labels = batches["image"][:, own], batches["label"][:, own]
+        return [
+            (image.reshape(-1, *image.shape[2:]), label.reshape(-1))
+            for image, label in zip(images, labels, strict=True)
+        ]
+
+    def first_draws(self) -> dict[str, np.ndarray]:
+        """Returns what each of the first steps draws, by name: its rows."""
+        found = {}
+        for name, of_all in self.export.part("draws").items():
+            own = of_all[self._own(len(of_all))]
+            found[name] = own.reshape(-1, *own.shape[2:])
+        return found
+
+    def _own(self, num_replicas: int) -> slice:
+        count = num_replicas // self.num_processes
+        return slice(self.process * count, (self.process + 1) * count)
+
+    def batches(self) -> Iterator[Batch]:
+        """Yields batches without end: the exported ones, then its own."""
+        first = self.first_batches()
+        if self.is_repeated or "data/label" not in self.export.arrays:
+            while True:
+                yield first[0]
+        yield from first
+        ahead: queue.Queue[Batch] = queue.Queue(_AHEAD)
+        made = self._own_batches(len(first[0][1]))
+
+        def fill() -> None:
+            for batch in made:
+                ahead.put(batch)
+
+        threading.Thread(target=fill, daemon=True).start()
+        while True:
+            yield ahead.get()
+
+    def _own_batches(self, num_rows: int) -> Iterator[Batch]:
+        """Yields shuffled and augmented batches of the shard of a process."""
+        settings, data = self.export.settings, self.export.part("data")
+        total, count = len(data["label"]), self.num_processes
+        shard = np.arange(
+            self.process * total // count, (self.process + 1) * total // count
+        )
+        rng = np.random.default_rng([self.seed, self.process])
+        waiting = np.empty(0, shard.dtype)
+        while True:
+            while len(waiting) < num_rows:
+                waiting = np.concatenate([waiting, rng.permutation(shard)])
+            rows, waiting = waiting[:num_rows], waiting[num_rows:]
+            boxes = random_boxes(num_rows, settings["augmentation"], rng)
+            cropped = crop(data["image"][rows], boxes, settings["config"]["image_size"])
+            yield (
+                normalise(cropped, settings["augmentation"]),
+                data["label"][rows].astype(np.int32),
+            )
+
+    def draws(self) -> Iterator[dict[str, np.ndarray]]:
+        """Yields what each step of SN-GAN draws: the exported arrays, then its own.
+
+        What the generator needs is there in the steps that update it.
+        """
+        config, first = self.export.settings["config"], self.first_draws()
+        # The batches have another generator.
+        rng = np.random.default_rng([self.seed, self.process, 1])
+        for step in itertools.count():
+            is_both = step % config["num_discriminator_steps"] == 0
+            yield {
+                name: of if step < NUM_STEPS else _drawn(name, of.shape, config, rng)
+                for name, of in first.items()
+                if is_both or not name.startswith("generator")
+            }
+
+
+def _drawn(
+    name: str, shape: tuple[int, ...], config: dict[str, Any], rng: np.random.Generator
+) -> np.ndarray:
+    """Returns latents, classes, or noise as wide as one level of a pixel."""
+    if name.endswith("labels"):
+        return rng.integers(config["num_classes"], size=shape, dtype=np.int32)
+    if name.endswith("latents"):
+        return rng.standard_normal(shape, np.float32)
+    return rng.random(shape, np.float32) * np.float32(2 / _NUM_LEVELS)
 
 
 def random_boxes(
@@ -158,38 +258,6 @@ def goyal_rate(export: Export, step: int) -> float:
         return float(rate)
     rest = 1.0 - min(step / ramp, 1.0)
     return float(rate - rest * (target - config["learning_rate_per_256"]))
-
-
-def sngan_draws(
-    export: Export, *, process: int, num_processes: int, seed: int
-) -> Iterator[dict[str, np.ndarray]]:
-    """Yields what each step of SN-GAN draws: the exported arrays, then its own.
-
-    What the generator needs is there in the steps that update it.
-    """
-    config, first = (
-        export.settings["config"],
-        first_draws(export, process, num_processes),
-    )
-    rng = np.random.default_rng([seed, process, 1])  # the batches have another
-    for step in itertools.count():
-        is_both = step % config["num_discriminator_steps"] == 0
-        yield {
-            name: of if step < NUM_STEPS else _drawn(name, of.shape, config, rng)
-            for name, of in first.items()
-            if is_both or not name.startswith("generator")
-        }
-
-
-def _drawn(
-    name: str, shape: tuple[int, ...], config: dict[str, Any], rng: np.random.Generator
-) -> np.ndarray:
-    """Returns latents, classes, or noise as wide as one level of a pixel."""
-    if name.endswith("labels"):
-        return rng.integers(config["num_classes"], size=shape, dtype=np.int32)
-    if name.endswith("latents"):
-        return rng.standard_normal(shape, np.float32)
-    return rng.random(shape, np.float32) * np.float32(2 / _NUM_LEVELS)
 
 
 def linear_decay(config: dict[str, Any], step: int, num_steps: int) -> float:

@@ -10,6 +10,7 @@ nothing is inferred.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,9 @@ from workloads.common import normalization
 from workloads.common import training as training_lib
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from .study import ResNet50Config
 
 
 NUM_BLOCKS = (3, 4, 6, 3)
@@ -67,18 +70,6 @@ def padding(kernel_size: int, strides: int) -> Any:
     return [[0, 0], [pad, pad], [pad, pad], [0, 0]]
 
 
-class _Seeds:
-    """Yields one seed per kernel, in the order of construction."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-        self._count = 0
-
-    def draw(self) -> tuple[int, int]:
-        self._count += 1
-        return self._seed, self._count
-
-
 class ConvBatchNorm(keras.layers.Layer):
     """Convolution without bias, then batch normalization.
 
@@ -94,7 +85,7 @@ class ConvBatchNorm(keras.layers.Layer):
         *,
         kernel_size: int,
         strides: int,
-        seeds: _Seeds,
+        seeds: Iterator[tuple[int, int]],
         statistics: str = "local",
         gamma_init: str = "ones",
         name: str | None = None,
@@ -107,7 +98,7 @@ class ConvBatchNorm(keras.layers.Layer):
         self.kernel = self.add_weight(
             name="kernel",
             shape=(kernel_size, kernel_size, num_inputs, num_outputs),
-            initializer=SeededNormal(math.sqrt(2.0 / fan_in), seeds.draw()),
+            initializer=SeededNormal(math.sqrt(2.0 / fan_in), next(seeds)),
         )
         self.norm = normalization.make(
             statistics, num_outputs, epsilon=EPSILON, gamma_init=gamma_init
@@ -142,7 +133,7 @@ class Bottleneck(keras.layers.Layer):
         version: str,
         zero_gamma: bool,
         statistics: str,
-        seeds: _Seeds,
+        seeds: Iterator[tuple[int, int]],
         name: str,
     ) -> None:
         super().__init__(name=name)
@@ -152,12 +143,7 @@ class Bottleneck(keras.layers.Layer):
         conv = functools.partial(ConvBatchNorm, statistics=statistics, seeds=seeds)
         self.convs = [
             conv(num_inputs, width, kernel_size=1, strides=first),
-            conv(
-                width,
-                width,
-                kernel_size=3,
-                strides=second,
-            ),
+            conv(width, width, kernel_size=3, strides=second),
             conv(width, num_outputs, kernel_size=1, strides=1, gamma_init=last_gamma),
         ]
         self.projection = (
@@ -200,7 +186,8 @@ class ResNet50(keras.Model):
     ) -> None:
         """Creates the variables."""
         super().__init__(name="resnet50", dtype=compute_dtype)
-        seeds = _Seeds(seed)
+        # One seed per kernel, in the order of construction.
+        seeds = ((seed, number) for number in itertools.count(1))
         with training_lib.dtype_policy(compute_dtype):
             self.stem = ConvBatchNorm(
                 3,
@@ -231,7 +218,7 @@ class ResNet50(keras.Model):
                     num_channels = EXPANSION * width
             self.classifier = keras.layers.Dense(
                 num_classes,
-                kernel_initializer=SeededNormal(_FC_STDDEV, seeds.draw()),
+                kernel_initializer=SeededNormal(_FC_STDDEV, next(seeds)),
                 name="classifier",
             )
             self.classifier.build((None, num_channels))
@@ -288,11 +275,6 @@ def add_weight_decay(
     does not change it. Kernels are the variables of rank 2 and above; biases and
     batch-norm parameters have rank 1 and are not decayed, as published.
     """
-    if len(gradients) != len(variables):
-        raise ValueError(
-            f"add_weight_decay got {len(gradients)} gradients for {len(variables)} "
-            "variables; pass one gradient per variable, in the same order"
-        )
     if isinstance(weight_decay, float) and not weight_decay:
         return list(gradients)
     return [
@@ -308,11 +290,9 @@ def add_weight_decay(
 # computed.
 
 
-def multiply_adds(
-    *, image_size: int, num_classes: int, version: str
-) -> tuple[int, int]:
+def multiply_adds(config: ResNet50Config) -> tuple[int, int]:
     """Returns the multiply-adds of one image forward, and those of the first layer."""
-    size = image_size // 2
+    size = config.image_size // 2
     stem = 7 * 7 * 3 * WIDTHS[0] * size**2
     total = stem
     size //= 2
@@ -324,24 +304,22 @@ def multiply_adds(
                 size //= 2
             num_outputs = EXPANSION * width
             # v1 strides in the first convolution, v1.5 in the second.
-            first_size = before if version == "v1.5" else size
+            first_size = before if config.version == "v1.5" else size
             total += num_inputs * width * first_size**2
             total += 9 * width * width * size**2
             total += width * num_outputs * size**2
             if num_inputs != num_outputs:
                 total += num_inputs * num_outputs * size**2
             num_inputs = num_outputs
-    return total + num_inputs * num_classes, stem
+    return total + num_inputs * config.num_classes, stem
 
 
-def training_flops(*, image_size: int, num_classes: int, version: str) -> int:
+def training_flops(config: ResNet50Config) -> int:
     """Returns the floating-point operations of one image in a training step.
 
     Two per multiply-add. The backward pass has the gradients of weights and of
     activations, each as large as the forward pass; the gradient of the pixels is not
     needed.
     """
-    total, stem = multiply_adds(
-        image_size=image_size, num_classes=num_classes, version=version
-    )
+    total, stem = multiply_adds(config)
     return 2 * (3 * total - stem)

@@ -8,24 +8,18 @@ The step is code for a single device. ``study.py`` attaches it to the harness.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 import replicator
+from workloads import quality
 from workloads.common import command, training
-from workloads.common.images import Images
 from workloads.spec import JIT_OFF
 
-from . import config as config_lib
 from . import model as model_lib
 from . import study
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import numpy as np
 
 REFERENCE_BATCH_SIZE = 256
 NUM_EPOCHS = 90
@@ -35,7 +29,7 @@ _NUM_IMAGENET_EXAMPLES = 1_281_167
 
 
 @keras.saving.register_keras_serializable(package="replicator_harness")
-class GoyalSchedule(keras.optimizers.schedules.LearningRateSchedule):
+class GoyalSchedule(training.Schedule):
     """Linear scaling, gradual warmup, step decay.
 
     The target is ``learning_rate_per_256 * global_batch_size / 256``. Where that is
@@ -59,13 +53,13 @@ class GoyalSchedule(keras.optimizers.schedules.LearningRateSchedule):
         lr_warmup_epochs: float = 5.0,
         num_epochs: float = NUM_EPOCHS,
     ) -> None:
-        self._arguments = {
-            "global_batch_size": global_batch_size,
-            "num_train_examples": num_train_examples,
-            "learning_rate_per_256": learning_rate_per_256,
-            "lr_warmup_epochs": lr_warmup_epochs,
-            "num_epochs": num_epochs,
-        }
+        super().__init__(
+            global_batch_size=global_batch_size,
+            num_train_examples=num_train_examples,
+            learning_rate_per_256=learning_rate_per_256,
+            lr_warmup_epochs=lr_warmup_epochs,
+            num_epochs=num_epochs,
+        )
         self.initial = learning_rate_per_256
         self.target = learning_rate_per_256 * global_batch_size / REFERENCE_BATCH_SIZE
         steps_per_epoch = num_train_examples / global_batch_size
@@ -79,7 +73,7 @@ class GoyalSchedule(keras.optimizers.schedules.LearningRateSchedule):
         )
 
     def __call__(self, step: Any) -> Any:
-        """Returns the rate of update number ``step`` (0-based, a scalar tensor)."""
+        """Returns the rate of an update."""
         step = tf.cast(step, tf.float32)
         # Two nodes: the number of decays so far, and their factor.
         num_decays = tf.reduce_sum(tf.cast(step >= self.decay_steps, tf.float32))
@@ -89,12 +83,8 @@ class GoyalSchedule(keras.optimizers.schedules.LearningRateSchedule):
         progress = tf.minimum(step / self.lr_warmup_steps, 1.0)
         return rate - (1.0 - progress) * (self.target - self.initial)
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        return dict(self._arguments)
 
-
-class Training:
+class Training(training.ImageTraining):
     """Data, model, optimizer and step of one replicator.
 
     Attributes:
@@ -106,17 +96,12 @@ class Training:
     def __init__(
         self,
         repl: replicator.Replicator,
-        config: config_lib.ResNet50Config,
+        config: study.ResNet50Config,
         *,
-        data: str,
-        per_replica_batch_size: int,
         seed: int,
+        **batches: Any,
     ) -> None:
-        training.set_up(repl, config)
-        self.config = config
-        self.global_batch_size = per_replica_batch_size * repl.num_replicas_in_sync
-        self.images = Images(repl, config, data=data, seed=seed)
-        self.source = self.images.source
+        super().__init__(repl, config, seed=seed, **batches)
         self._is_scaled = config.compute_dtype == "mixed_float16"
         with repl.context():
             self.model = model_lib.ResNet50(
@@ -137,14 +122,6 @@ class Training:
         self.trackables = {"model": self.model, "optimizer": self.optimizer}
         self._variables = self.model.trainable_variables
         self.differentiate = training.compiled(self.loss_and_gradients, config.jit)
-        self._predict = tf.function(
-            lambda images: self.model(images, training=False), autograph=False
-        )
-
-    def input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
-        """Returns the batches of one input pipeline, each for one replica."""
-        size = context.get_per_replica_batch_size(self.global_batch_size)
-        return self.images.batches(context, size)
 
     def _make_optimizer(self) -> keras.optimizers.Optimizer:
         config, source = self.config, self.source
@@ -201,29 +178,15 @@ class Training:
         # The optimizer divides all its gradients by the loss scale.
         return self.optimizer.scale_loss(factor) if self._is_scaled else factor
 
-    def predictions(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields logits and labels of the held-out split, computed on one device."""
-        return self.images.predictions(self._predict)
-
 
 def main() -> None:
     """Trains, and measures what was learned."""
-    args = command.parse(
-        __doc__ or "",
-        config_lib.make_config,
-        config_lib.PRESETS,
-        data="digits",
-        per_replica_batch_size=8,
-    )
+    args = command.parse(__doc__, study.WORKLOAD)
     repl = replicator.create(args.backend, num_replicas=args.replicas)
     made = Training(repl, args.config, **args.batches)
-    inputs = repl.make_input_iterator(made.input_fn)
-    progress = command.Progress(args.steps, "images", made.global_batch_size)
-    for step in range(args.steps):
-        outputs = repl.run(made.step_fn, inputs)
-        progress.update(step + 1, repl.reduce("mean", outputs["loss"]))
+    command.train(repl, made, args)
     if made.source is not None:
-        top_1, *_ = study.evaluate(made)
+        top_1, *_ = quality.held_out(study.METRICS, made)
         print(f"held-out top-1: {top_1.value:.3f} (n = {top_1.num_examples})")
 
 

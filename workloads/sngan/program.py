@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from workloads.matching import own_rows
-from workloads.program import TrainingProgram
+from workloads.controls import own_rows
+from workloads.program import StepProgram
 from workloads.sngan import scoring
 from workloads.sngan.networks import NUM_CHANNELS
 from workloads.sngan.scoring import Scorer, fixed_inputs
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     import replicator
-    from workloads.sngan.config import SNGANConfig
+    from workloads.sngan.study import SNGANConfig
     from workloads.spec import QualityMetric
 
 _PIXELS = 3  # the stream of noise, besides those of the two networks
@@ -56,11 +56,11 @@ class MatchedNoise(Noise):
         )
 
 
-class SNGANProgram(TrainingProgram):
+class SNGANProgram(StepProgram):
     """A training of SN-GAN; a step is one update of the discriminator."""
 
-    def __init__(self, repl: replicator.Replicator, training: Any, study: Any) -> None:
-        super().__init__(repl, training, study)
+    def __init__(self, repl: replicator.Replicator, training: Any, info: Any) -> None:
+        super().__init__(repl, training, info)
         self._config = training.config
         if self.is_matched:
             training.noise = MatchedNoise(self._config, repl.num_replicas_in_sync)
@@ -68,7 +68,7 @@ class SNGANProgram(TrainingProgram):
         self._scorer: Scorer | None = None
 
     def matched_draws(self) -> dict[str, np.ndarray]:
-        """Returns latents, classes and noise; see ``ReplicatedProgram``."""
+        """Returns latents, classes and noise; see ``StepProgram``."""
         config, count, noise = (
             self._config,
             self.per_replica_batch_size,
@@ -93,7 +93,7 @@ class SNGANProgram(TrainingProgram):
         if self.source is None:
             return ()
         if self._scorer is None:
-            self._scorer = Scorer(self._config, self.training.source)
+            self._scorer = Scorer(self._config, self.training.images)
         self._update_shown()
         return self._scorer.score(self.training.images_of)
 

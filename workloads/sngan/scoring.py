@@ -9,22 +9,20 @@ import numpy as np
 import tensorflow as tf
 
 from workloads import quality
-from workloads.data import pipeline
 from workloads.data.sources import TRAIN_SPLIT
 from workloads.metrics.digits import open_digits
-from workloads.metrics.evaluator import Evaluator, ends_of_scale
-from workloads.metrics.extractor import to_uint8
+from workloads.metrics.evaluator import Evaluator, ends_of_scale, to_uint8
 
 from .study import CLASSIFIED, SCORES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from workloads.data.sources import Source
-    from workloads.metrics.extractor import FeatureExtractor
+    from workloads.data.images import Images
+    from workloads.metrics.evaluator import FeatureExtractor
     from workloads.spec import QualityMetric
 
-    from .config import SNGANConfig
+    from .study import SNGANConfig
 
 
 _SCORES = tuple(metric.name for metric in SCORES)
@@ -36,23 +34,27 @@ _FEWEST_HELD_OUT = 100
 class Scorer:
     """Scores images of a generator, always from the same latents and classes."""
 
-    def __init__(self, config: SNGANConfig, source: Source) -> None:
+    def __init__(self, config: SNGANConfig, images: Images) -> None:
         """Opens the extractor and reads the reference, the training images."""
+        source = images.source
+        assert source is not None  # random images have no quality
         self._config = config
-        self._extractor = _open_extractor(config)
+        self._extractor: FeatureExtractor
+        if config.extractor == "digits":
+            self._extractor = open_digits()
+        else:
+            from workloads.metrics.inception import open_inception
+
+            self._extractor = open_inception(config.extractor_weights)
         self._evaluator = Evaluator(
             self._extractor,
-            _read_images(source, TRAIN_SPLIT, config.image_size, _MOST_REFERENCES),
+            _read_images(images, TRAIN_SPLIT, _MOST_REFERENCES),
             reference_name=f"{source.name}/{TRAIN_SPLIT}",
             metrics=_SCORES,
         )
         # Real images that were not trained on have the best possible score.
-        held_out = _read_images(
-            source,
-            source.evaluation_split,
-            config.image_size,
-            config.num_metric_examples,
-        )
+        most = config.num_metric_examples
+        held_out = _read_images(images, source.evaluation_split, most)
         self._scales = _describe_scales(self._evaluator, held_out)
 
     def score(
@@ -67,8 +69,7 @@ class Scorer:
         ]
         images = to_uint8(np.concatenate(parts), low=-1.0, high=1.0)
         found = []
-        for score in self._evaluator.score(images):
-            metric = score.as_quality_metric()
+        for metric in self._evaluator.score(images):
             protocol = f"{metric.protocol}; {self._scales[metric.name]}"
             found.append(dataclasses.replace(metric, protocol=protocol))
         if self._config.extractor == "digits":
@@ -88,42 +89,25 @@ def fixed_inputs(
     return latents, np.arange(num_examples, dtype=np.int32) % config.num_classes
 
 
-def _open_extractor(config: SNGANConfig) -> FeatureExtractor:
-    if config.extractor == "digits":
-        return open_digits()
-    from workloads.metrics.inception import open_inception
-
-    return open_inception(config.extractor_weights)
-
-
 def _describe_scales(evaluator: Evaluator, held_out: np.ndarray) -> dict[str, str]:
     """Describes for each score the values of real images and of noise."""
     if len(held_out) < _FEWEST_HELD_OUT:
         none = f"{len(held_out)} held-out images are too few to be scored"
         return dict.fromkeys(_SCORES, none)
-    ends = ends_of_scale(evaluator, held_out)
     # Two digits: further ones depend on rounding, and so on the number of threads.
     return {
-        data.estimate.name: (
-            f"held-out images score {data.estimate.value:.2g} and noise "
-            f"{noise.estimate.value:.2g} (n = {len(held_out)} each)"
+        data.name: (
+            f"held-out images score {data.value:.2g} and noise {noise.value:.2g} "
+            f"(n = {len(held_out)} each)"
         )
-        for data, noise in zip(ends.data, ends.noise, strict=True)
+        for data, noise in zip(*ends_of_scale(evaluator, held_out), strict=True)
     }
 
 
-def _read_images(source: Source, split: str, image_size: int, most: int) -> np.ndarray:
+def _read_images(images: Images, split: str, most: int) -> np.ndarray:
     """Reads images of a split as input of the discriminator, but without noise."""
-    config = pipeline.PipelineConfig(
-        per_replica_batch_size=_IMAGES_AT_ONCE,
-        image_size=image_size,
-        seed=0,
-        shuffle_buffer_size=1,
-        num_threads=1,
-        augmentation=pipeline.UNCHANGED,
-    )
     batches: list[np.ndarray] = []
-    for batch in pipeline.whole_split(source, split, config):
+    for batch in images.whole_split(split, _IMAGES_AT_ONCE):
         batches.append(batch["image"].numpy()[batch["is_example"].numpy()])
         if sum(map(len, batches)) >= most:
             break

@@ -14,11 +14,9 @@ import tensorflow as tf
 
 import replicator
 from workloads.common import command, training
-from workloads.common.images import Images
-from workloads.data import pipeline
+from workloads.data.images import UNCHANGED
 
-from . import config as config_lib
-from . import networks, scoring
+from . import networks, scoring, study
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +31,7 @@ GENERATOR, DISCRIMINATOR = 1, 2
 class Noise:
     """The random numbers of a step, which each replica draws for itself."""
 
-    def __init__(self, config: config_lib.SNGANConfig) -> None:
+    def __init__(self, config: study.SNGANConfig) -> None:
         self._config = config
 
     def inputs(self, count: int, whose: int) -> tuple[tf.Tensor, tf.Tensor]:
@@ -49,7 +47,7 @@ class Noise:
         return tf.random.uniform(images.shape, 0.0, PIXEL_STEP)
 
 
-class Training:
+class Training(training.ImageTraining):
     """Data, networks, optimizers and steps of one replicator.
 
     Attributes:
@@ -64,19 +62,12 @@ class Training:
     def __init__(
         self,
         repl: replicator.Replicator,
-        config: config_lib.SNGANConfig,
+        config: study.SNGANConfig,
         *,
-        data: str,
-        per_replica_batch_size: int,
         seed: int,
+        **batches: Any,
     ) -> None:
-        training.set_up(repl, config)
-        self.config = config
-        self.global_batch_size = per_replica_batch_size * repl.num_replicas_in_sync
-        self.images = Images(
-            repl, config, data=data, seed=seed, augmentation=pipeline.UNCHANGED
-        )
-        self.source = self.images.source
+        super().__init__(repl, config, seed=seed, augmentation=UNCHANGED, **batches)
         self.noise = Noise(config)
         generator_steps = config.num_steps // config.num_discriminator_steps
         with repl.context():
@@ -123,15 +114,12 @@ class Training:
             autograph=False,
         )
 
-    def input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
-        """Returns the batches of one input pipeline, each for one replica."""
-        size = context.get_per_replica_batch_size(self.global_batch_size)
-        return self.images.batches(context, size)
-
     def _adam(self, learning_rate: float, num_steps: int) -> keras.optimizers.Adam:
         config = self.config
         decay = networks.LinearDecay(
-            learning_rate, num_steps=num_steps, decay_start=config.decay_start
+            learning_rate=learning_rate,
+            num_steps=num_steps,
+            decay_start=config.decay_start,
         )
         return keras.optimizers.Adam(decay, config.beta_1, config.beta_2)
 
@@ -199,6 +187,10 @@ class Training:
         # GPUs leave what is done with int32 to the host, for which steps would wait.
         return latents, tf.cast(labels, tf.int64)
 
+    def flops(self) -> int:
+        """Returns the floating-point operations of one image in a training step."""
+        return networks.training_flops(self.config)
+
     def update_shown(self) -> None:
         """Copies the averaged weights, or the weights, for pictures and scores."""
         for shown, variable in zip(
@@ -218,23 +210,13 @@ class Training:
 
 def main() -> None:
     """Trains, and scores generated images."""
-    args = command.parse(
-        __doc__ or "",
-        config_lib.make_config,
-        config_lib.PRESETS,
-        data="digits",
-        per_replica_batch_size=64,
-    )
+    args = command.parse(__doc__, study.WORKLOAD)
     repl = replicator.create(args.backend, num_replicas=args.replicas)
     made = Training(repl, args.config, **args.batches)
-    inputs = repl.make_input_iterator(made.input_fn)
-    progress = command.Progress(args.steps, "images", made.global_batch_size)
-    for step in range(args.steps):
-        outputs = repl.run(made.cycle[step % len(made.cycle)], inputs)
-        progress.update(step + 1, repl.reduce("mean", outputs["loss"]))
+    command.train(repl, made, args)
     if made.source is not None:
         made.update_shown()
-        for score in scoring.Scorer(args.config, made.source).score(made.images_of):
+        for score in scoring.Scorer(args.config, made.images).score(made.images_of):
             print(f"{score.name}: {score.value:.3f} (n = {score.num_examples})")
 
 

@@ -20,27 +20,16 @@ import replicator
 from workloads.common import training
 from workloads.data.text_files import NUM_TOKENS
 
-from . import config as config_lib
+from . import study
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from .config import TransformerConfig
+    from .study import TransformerConfig
 
 
 _EPSILON = 1e-6
 _LONGEST_WAVE = 10_000.0
-
-
-class Seeds:
-    """Yields seeds, the next one for each initializer."""
-
-    def __init__(self, seed: int) -> None:
-        self._generator = np.random.default_rng(seed)
-
-    def draw(self) -> int:
-        """Returns the next seed."""
-        return int(self._generator.integers(2**31))
 
 
 def dropped(values: tf.Tensor, rate: float, seed: tf.Tensor | None, layer: int) -> Any:
@@ -69,7 +58,7 @@ def waves(length: int, width: int) -> np.ndarray:
 class Embedding(keras.layers.Layer):
     """Vectors of tokens and of their positions; the first part."""
 
-    def __init__(self, config: TransformerConfig, seeds: Seeds) -> None:
+    def __init__(self, config: TransformerConfig, seeds: Iterator[int]) -> None:
         super().__init__(name="embedding")
         self._config = config
         width = config.width
@@ -77,7 +66,7 @@ class Embedding(keras.layers.Layer):
             NUM_TOKENS,
             width,
             embeddings_initializer=keras.initializers.RandomNormal(
-                stddev=width**-0.5, seed=seeds.draw()
+                stddev=width**-0.5, seed=next(seeds)
             ),
         )
         self.tokens.build(None)
@@ -101,7 +90,9 @@ class Embedding(keras.layers.Layer):
 class Block(keras.layers.Layer):
     """Self-attention and a feed-forward network, each on normalised inputs."""
 
-    def __init__(self, config: TransformerConfig, index: int, seeds: Seeds) -> None:
+    def __init__(
+        self, config: TransformerConfig, index: int, seeds: Iterator[int]
+    ) -> None:
         super().__init__(name=f"block_{index}")
         self._config = config
         self._index = index
@@ -110,7 +101,7 @@ class Block(keras.layers.Layer):
         def dense(name: str, inputs: int, outputs: int, **settings: Any) -> Any:
             layer = keras.layers.Dense(
                 outputs,
-                kernel_initializer=keras.initializers.GlorotUniform(seed=seeds.draw()),
+                kernel_initializer=keras.initializers.GlorotUniform(seed=next(seeds)),
                 name=name,
                 **settings,
             )
@@ -161,12 +152,12 @@ class Block(keras.layers.Layer):
 class Head(keras.layers.Layer):
     """Logits of the tokens; the last part."""
 
-    def __init__(self, config: TransformerConfig, seeds: Seeds) -> None:
+    def __init__(self, config: TransformerConfig, seeds: Iterator[int]) -> None:
         super().__init__(name="head")
         self.norm = _norm("norm", config.width)
         self.logits = keras.layers.Dense(
             NUM_TOKENS,
-            kernel_initializer=keras.initializers.GlorotUniform(seed=seeds.draw()),
+            kernel_initializer=keras.initializers.GlorotUniform(seed=next(seeds)),
             name="logits",
         )
         self.logits.build((None, config.width))
@@ -190,18 +181,21 @@ class Transformer(keras.Model):
 
     def __init__(self, config: TransformerConfig, *, seed: int) -> None:
         super().__init__(name="transformer")
-        seeds = Seeds(seed)
-        makers: list[Callable[[Seeds], Any]] = [
+        drawn = np.random.default_rng(seed)
+        seeds = (int(drawn.integers(2**31)) for _ in itertools.count())
+        makers: list[Callable[[Iterator[int]], Any]] = [
             functools.partial(Embedding, config),
             *(functools.partial(Block, config, i) for i in range(config.num_layers)),
             functools.partial(Head, config),
         ]
         num_stages = config.pipeline_stages
-        cut = replicator.balance_stages(config_lib.of_parts(config), num_stages)
+        cut = replicator.balance_stages(study.of_parts(config), num_stages)
         self.stages: list[list[Any]] = []
         with training.dtype_policy(config.compute_dtype):
             for stage, indices in enumerate(cut):
-                with _device_of(stage, num_stages):
+                # Not every backend can split a replica, and none has to for one stage.
+                device = replicator.logical_device(stage) if num_stages > 1 else None
+                with device or contextlib.nullcontext():
                     self.stages.append([makers[i](seeds) for i in indices])
         self.embedding, *self.blocks, self.head = itertools.chain(*self.stages)
         # Shapes are known from the constructors, so nothing is inferred.
@@ -238,13 +232,6 @@ class Stage:
         return (vectors, *seeds)
 
 
-def _device_of(stage: int, num_stages: int) -> contextlib.AbstractContextManager[None]:
-    # Not every backend can split a replica, and none has to for one stage.
-    if num_stages == 1:
-        return contextlib.nullcontext()
-    return replicator.logical_device(stage)
-
-
 def _norm(name: str, width: int) -> Any:
     layer = keras.layers.LayerNormalization(epsilon=_EPSILON, name=name)
     layer.build((None, width))
@@ -252,27 +239,16 @@ def _norm(name: str, width: int) -> Any:
 
 
 @keras.saving.register_keras_serializable(package="replicator_harness")
-class InverseSquareRoot(keras.optimizers.schedules.LearningRateSchedule):
+class InverseSquareRoot(training.Schedule):
     """``factor * width^-0.5 * min(step^-0.5, step * warmup^-1.5)`` (section 5.3).
 
-    A linear ramp, then a fall with the square root of the number of updates.
+    A linear ramp, then a fall with the square root of the number of updates. Arguments
+    are ``factor``, ``width`` and ``lr_warmup_steps``.
     """
 
-    def __init__(self, *, factor: float, width: int, lr_warmup_steps: int) -> None:
-        """Creates the schedule."""
-        self._arguments = {
-            "factor": factor,
-            "width": width,
-            "lr_warmup_steps": lr_warmup_steps,
-        }
-
     def __call__(self, step: Any) -> Any:
-        """Returns the rate of update number ``step`` (0-based, a scalar tensor)."""
+        """Returns the rate of an update."""
         count = tf.cast(step, tf.float32) + 1.0  # published: from 1
-        warmup = float(self._arguments["lr_warmup_steps"])
-        scale = self._arguments["factor"] * self._arguments["width"] ** -0.5
+        warmup = float(self.arguments["lr_warmup_steps"])
+        scale = self.arguments["factor"] * self.arguments["width"] ** -0.5
         return scale * tf.minimum(count**-0.5, count * warmup**-1.5)
-
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        return dict(self._arguments)

@@ -1,85 +1,205 @@
-"""What the harness measures of the language model; imports no TensorFlow by itself."""
+"""What the harness measures of the language model: settings, presets, metrics.
+
+The planner imports this module, so TensorFlow is imported when something is built.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from workloads.data.text_files import CHUNK_SIZE, NUM_TOKENS
 from workloads.spec import (
     EXACT,
     GPU_OPTIONS,
+    JIT_OFF,
     SYNTHETIC,
     Matching,
     Metric,
     PresetInfo,
+    TrainingConfig,
     WorkloadInfo,
+    limited,
 )
-from workloads.study import Study
 
 if TYPE_CHECKING:
+    from replicator.backends.sharding import Held
     from workloads.spec import QualityMetric, SanityCheck
 
-INFO = WorkloadInfo(
-    name="transformer",
-    version="1",
-    example_unit="tokens",
-    description="a decoder-only Transformer: a language model of bytes",
-    module="workloads.transformer.study",
-    config_module="workloads.transformer.config",
-    metrics_module="workloads.transformer.study",
-    presets=(
-        PresetInfo(
-            name="smoke",
-            description="seconds, for tests: 1 M parameters",
-            data="tensorflow_source",
-            per_replica_batch_size=8 * 64,
-            num_warmup_steps=2,
-            num_measured_steps=10,
-        ),
-        PresetInfo(
-            name="laptop",
-            description="minutes per sweep on CPU cores: 10 M parameters",
-            data="tensorflow_source",
-            per_replica_batch_size=8 * 128,
-            num_warmup_steps=2,
-            num_measured_steps=10,
-            budget="120s",
-        ),
-        PresetInfo(
-            name="gpu",
-            description="GPUs such as H100: 350 M parameters, synthetic data",
-            data=SYNTHETIC,
-            per_replica_batch_size=16 * 1024,
-            num_warmup_steps=20,
-            num_measured_steps=100,
-            options=GPU_OPTIONS,
-        ),
-        PresetInfo(
-            name="paper",
-            description="the size of GPipe: 6 B parameters; more than a device",
-            data="tensorflow_source",
-            per_replica_batch_size=32 * 1024,
-            num_warmup_steps=20,
-            num_measured_steps=100,
-        ),
-    ),
-    default_preset="laptop",
-    builtin_data=("tensorflow_source", SYNTHETIC),
-    other_data="no other",
-    data_module="workloads.data.text_files",
-    batch_divisors=("sequence_length", "num_microbatches"),
-    draws_with="dropout",
-    memory_module="workloads.transformer.config",
-    matching=Matching(
-        options={**EXACT, "dropout": 0.0},
-        remark="without dropout",
-        of_pipelines=(
-            "pipeline_stages",
-            "num_microbatches",
-            "schedule",
-            "recompute",
-        ),
-    ),
+# float16 would need a scale of the loss.
+COMPUTE_DTYPES = ("float32", "mixed_bfloat16")
+SCHEDULES = ("one_forward_one_backward", "fill_drain")
+UNSHARDED = "none"
+PARAMETERS = "parameters"
+LEVELS = (UNSHARDED, "state", "gradients", PARAMETERS)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TransformerConfig(TrainingConfig):
+    """Settings of computation and training; defaults are those of the papers."""
+
+    num_layers: int = limited(120, "blocks of attention and feed-forward", low=1)
+    width: int = limited(2048, "length of the vector of a token", low=2)
+    feed_forward_width: int = limited(8192, "hidden units of a feed-forward", low=1)
+    num_heads: int = limited(32, "attention heads of a layer; divide width", low=1)
+    sequence_length: int = limited(
+        1024,
+        "tokens predicted together",
+        low=2,
+        high=CHUNK_SIZE,
+    )
+    dropout: float = limited(
+        0.1,
+        "share of the values that is dropped after the embedding and each sub-layer, in"
+        " training",
+        low=0.0,
+        below=1.0,
+    )
+    compute_dtype: str = limited(
+        "float32", "of layers; variables are float32", choices=COMPUTE_DTYPES
+    )
+    pipeline_stages: int = limited(1, "devices of a replica, a stage on each", low=1)
+    num_microbatches: int = limited(1, "parts of a replica's batch", low=1, high=1024)
+    schedule: str = limited(SCHEDULES[0], "see replicator.Pipeline", choices=SCHEDULES)
+    recompute: bool = limited(False, "whether a stage repeats its forward pass")
+    sharded_update: str = limited(
+        UNSHARDED,
+        "see Replicator.wrap_optimizer",
+        choices=LEVELS,
+    )
+    learning_rate_factor: float = limited(
+        1.0, "of Vaswani et al. 2017, section 5.3", low=0.0
+    )
+    lr_warmup_steps: int = limited(4_000, "steps of its linear ramp", low=1)
+    shuffle_buffer_size: int = limited(
+        16_384, "in the shuffle buffer of a pipeline", low=1
+    )
+    # An interval needs several files.
+    num_evaluation_examples: int = limited(
+        931, "held-out sequences that are scored", low=16
+    )
+    evaluation_batch_size: int = limited(32, "sequences per evaluation step", low=1)
+
+    def __post_init__(self) -> None:
+        TrainingConfig.__post_init__(self)
+        if self.width % 2 or self.width % self.num_heads:
+            raise ValueError(
+                f"option width={self.width!r} must be even, for pairs of sinusoids, "
+                f"and a multiple of num_heads={self.num_heads!r}, which share it: use "
+                f"for example {2 * self.num_heads}"
+            )
+        self._check_pipeline()
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether a step works on micro-batches."""
+        return self.pipeline_stages > 1 or self.num_microbatches > 1
+
+    def _check_pipeline(self) -> None:
+        num_parts = self.num_layers + 2
+        if self.pipeline_stages > num_parts:
+            raise ValueError(
+                f"option pipeline_stages={self.pipeline_stages!r} is more than the "
+                f"{num_parts} parts of a model of num_layers={self.num_layers!r}, its "
+                f"embedding and its head included: use at most {num_parts}"
+            )
+        if self.is_pipeline and self.jit != JIT_OFF:
+            raise ValueError(
+                f"option jit={self.jit!r} compiles a step as a whole, and a pipeline "
+                "is many calls of its stages: use jit 'off', or pipeline_stages 1 and "
+                "num_microbatches 1"
+            )
+        if self.pipeline_stages > 1 and self.sharded_update == PARAMETERS:
+            raise ValueError(
+                f"option sharded_update={PARAMETERS!r} stores each variable on one "
+                "device of all, and a stage has its own: use 'gradients', or "
+                "pipeline_stages 1"
+            )
+        without_effect = {"schedule": SCHEDULES[0], "recompute": False}
+        for name, default in without_effect.items():
+            value = getattr(self, name)
+            if not self.is_pipeline and value != default:
+                raise ValueError(
+                    f"option {name}={value!r} has no effect without a pipeline: set "
+                    "pipeline_stages to at least 2, or leave it out"
+                )
+
+
+# Presets for minutes on CPUs: after 4,000 steps of a ramp they would be over. Of rates
+# that were tried for 150 and 300 steps, these had the lowest loss.
+_CPU_PRESET = TransformerConfig(
+    dropout=0.0,
+    lr_warmup_steps=40,
+    learning_rate_factor=0.1,
+    num_evaluation_examples=128,
 )
+
+# Look-ups, norms, softmax, activations and the update are left out, as for ResNet-50
+# (``workloads/resnet50/model.py``). Attention is counted as it is computed: over the
+# whole sequence, of which the mask hides half.
+
+
+def of_parts(config: TransformerConfig) -> list[int]:
+    """Returns the multiply-adds of one token forward in each part of the model."""
+    width = config.width
+    weights = 4 * width**2 + 2 * width * config.feed_forward_width
+    # Scores of all tokens of the sequence, and their weighted sum.
+    attention = 2 * config.sequence_length * width
+    return [0, *[weights + attention] * config.num_layers, width * NUM_TOKENS]
+
+
+def multiply_adds(config: TransformerConfig) -> int:
+    """Returns the multiply-adds of one token forward."""
+    return sum(of_parts(config))
+
+
+def training_flops(config: TransformerConfig) -> int:
+    """Returns the floating-point operations of one token in a training step.
+
+    Two per multiply-add. The backward pass has the gradients of both factors of each
+    product: six per weight and token (PaLM, Chowdhery et al. 2022, appendix B).
+    """
+    return 2 * 3 * multiply_adds(config)
+
+
+def variables_of_parts(config: TransformerConfig) -> list[list[int]]:
+    """Returns the scalars of each trainable variable, by part of the model."""
+    width, hidden = config.width, config.feed_forward_width
+    norm = [width, width]
+    block = [*norm, *[width**2] * 4, *norm]
+    block += [width * hidden, hidden, hidden * width, width]
+    head = [*norm, width * NUM_TOKENS, NUM_TOKENS]
+    return [[NUM_TOKENS * width], *[block] * config.num_layers, head]
+
+
+def num_parameters(config: TransformerConfig) -> int:
+    """Returns the trainable scalars, counted without building the model."""
+    return sum(map(sum, variables_of_parts(config)))
+
+
+# The same shares as those of ``wrap_optimizer(sharded_update=...)``: whole variables,
+# the largest first, each to the replica that has the least. Without TensorFlow.
+
+_FLOAT32 = 4
+_OF_ADAM = 2  # the averages of a gradient and of its square
+
+
+def held(config: TransformerConfig, num_replicas: int) -> list[Held]:
+    """Returns what each replica owns on each of its devices, in bytes."""
+    import replicator
+    from replicator.backends.sharding import Held
+
+    parts = variables_of_parts(config)
+    cut = replicator.balance_stages(of_parts(config), config.pipeline_stages)
+    found = []
+    for place, indices in enumerate(cut):
+        loads = [0] * num_replicas
+        sizes = [size for index in indices for size in parts[index]]
+        for size in sorted(sizes, reverse=True):
+            loads[loads.index(min(loads))] += _FLOAT32 * size
+        found += [Held(load, _OF_ADAM * load, place) for load in loads]
+    return found
+
 
 METRICS = (
     Metric(
@@ -99,14 +219,7 @@ def evaluate(training: Any) -> tuple[QualityMetric, ...]:
 
     bits, files = training.bits_per_byte()
     (metric,) = METRICS
-    return (quality.mean_over_groups(metric, bits, files),)
-
-
-def flops(training: Any) -> int:
-    """Returns the floating-point operations of one token in a training step."""
-    from workloads.transformer.config import training_flops
-
-    return training_flops(training.config)
+    return (quality.mean(metric, bits, files),)
 
 
 def prepare(data: str) -> None:
@@ -123,11 +236,95 @@ def check(training: Any) -> SanityCheck:
     return text.check(training.source)
 
 
-WORKLOAD = Study(
-    INFO,
+WORKLOAD = WorkloadInfo(
+    name="transformer",
+    version="1",
+    example_unit="tokens",
+    description="a decoder-only Transformer: a language model of bytes",
     train="workloads.transformer.train",
-    flops=flops,
+    flops=lambda training: training_flops(training.config),
     evaluate=evaluate,
-    prepare=prepare,
+    prepare_data=prepare,
     check=check,
+    presets=(
+        PresetInfo(
+            name="smoke",
+            description="seconds, for tests: 1 M parameters",
+            data="tensorflow_source",
+            per_replica_batch_size=8 * 64,
+            num_warmup_steps=2,
+            num_measured_steps=10,
+            config=dataclasses.replace(
+                _CPU_PRESET,
+                num_layers=4,
+                width=144,
+                feed_forward_width=576,
+                num_heads=4,
+                sequence_length=64,
+                learning_rate_factor=0.25,
+                num_evaluation_examples=64,
+            ),
+        ),
+        PresetInfo(
+            name="laptop",
+            description="minutes per sweep on CPU cores: 10 M parameters",
+            data="tensorflow_source",
+            per_replica_batch_size=8 * 128,
+            num_warmup_steps=2,
+            num_measured_steps=10,
+            config=dataclasses.replace(
+                _CPU_PRESET,
+                num_layers=8,
+                width=320,
+                feed_forward_width=1280,
+                num_heads=5,
+                sequence_length=128,
+            ),
+            budget="120s",
+        ),
+        PresetInfo(
+            name="gpu",
+            description="GPUs such as H100: 350 M parameters, synthetic data",
+            data=SYNTHETIC,
+            per_replica_batch_size=16 * 1024,
+            num_warmup_steps=20,
+            num_measured_steps=100,
+            config=TransformerConfig(
+                num_layers=28,
+                width=1024,
+                feed_forward_width=4096,
+                num_heads=16,
+                dropout=0.0,
+                compute_dtype="mixed_bfloat16",
+            ),
+            options=GPU_OPTIONS,
+        ),
+        PresetInfo(
+            name="paper",
+            description="the size of GPipe: 6 B parameters; more than a device",
+            data="tensorflow_source",
+            per_replica_batch_size=32 * 1024,
+            num_warmup_steps=20,
+            num_measured_steps=100,
+            config=TransformerConfig(),
+        ),
+    ),
+    default_preset="laptop",
+    builtin_data=("tensorflow_source", SYNTHETIC),
+    other_data="no other",
+    data_module="workloads.data.text_files",
+    metrics=METRICS,
+    batch_divisors=("sequence_length", "num_microbatches"),
+    draws_with="dropout",
+    memory_module="workloads.transformer.study",
+    matching=Matching(
+        options={**EXACT, "dropout": 0.0},
+        remark="without dropout",
+        of_pipelines=(
+            "pipeline_stages",
+            "num_microbatches",
+            "schedule",
+            "recompute",
+        ),
+    ),
 )

@@ -20,8 +20,8 @@ from workloads.common import command, training
 from workloads.data import text
 from workloads.spec import SYNTHETIC
 
-from . import config as config_lib
 from . import model as model_lib
+from . import study
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,7 @@ class Training:
     def __init__(
         self,
         repl: replicator.Replicator,
-        config: config_lib.TransformerConfig,
+        config: study.TransformerConfig,
         *,
         data: str,
         per_replica_batch_size: int,
@@ -57,7 +57,7 @@ class Training:
         self.batch_per_example = config.sequence_length
         self.global_batch_size = per_replica_batch_size * repl.num_replicas_in_sync
         self.source = None if data == SYNTHETIC else text.open_source(data)
-        is_sharded = config.sharded_update != config_lib.UNSHARDED
+        is_sharded = config.sharded_update != study.UNSHARDED
         with repl.context():
             self.model = model_lib.Transformer(config, seed=seed)
             self.optimizer = repl.wrap_optimizer(
@@ -85,15 +85,13 @@ class Training:
     def input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
         """Returns the batches of one input pipeline, each for one replica."""
         num_tokens = context.get_per_replica_batch_size(self.global_batch_size)
-        pipeline = text.TextPipeline(
+        return text.train_dataset(
+            self.source,
+            context,
+            self.config,
             num_sequences=num_tokens // self.config.sequence_length,
-            sequence_length=self.config.sequence_length,
             seed=self._seed,
-            shuffle_buffer_size=self.config.shuffle_buffer_size,
         )
-        if self.source is None:
-            return text.synthetic_dataset(pipeline)
-        return text.train_dataset(self.source, context, pipeline)
 
     def step_fn(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """One training step of one replica.
@@ -182,7 +180,7 @@ def _draw_seed() -> tf.Tensor:
         return tf.random.uniform([2], 0, _LARGEST_SEED, tf.int32)
 
 
-def _check_batch(config: config_lib.TransformerConfig, size: int) -> None:
+def _check_batch(config: study.TransformerConfig, size: int) -> None:
     unit = config.sequence_length * config.num_microbatches
     if size < 1 or size % unit:
         parts = f" times num_microbatches={config.num_microbatches!r}"
@@ -195,13 +193,7 @@ def _check_batch(config: config_lib.TransformerConfig, size: int) -> None:
 
 def main() -> None:
     """Trains, and measures what was learned."""
-    args = command.parse(
-        __doc__ or "",
-        config_lib.make_config,
-        config_lib.PRESETS,
-        data=text.NAME,
-        per_replica_batch_size=1024,
-    )
+    args = command.parse(__doc__, study.WORKLOAD)
     # A stage of a pipeline has a device of its own.
     stages: dict[str, Any] = {
         "logical_devices_per_replica": args.config.pipeline_stages
@@ -212,11 +204,7 @@ def main() -> None:
         **stages if args.config.pipeline_stages > 1 else {},
     )
     made = Training(repl, args.config, **args.batches)
-    inputs = repl.make_input_iterator(made.input_fn)
-    progress = command.Progress(args.steps, "tokens", made.global_batch_size)
-    for step in range(args.steps):
-        outputs = repl.run(made.step_fn, inputs)
-        progress.update(step + 1, repl.reduce("mean", outputs["loss"]))
+    command.train(repl, made, args)
     if made.source is not None:
         bits, _ = made.bits_per_byte()
         print(f"held-out bits per byte: {bits.mean():.3f} (n = {len(bits)})")

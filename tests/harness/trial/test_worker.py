@@ -25,7 +25,7 @@ from harness.trial import gpu_probe, process_tree, worker
 from harness.trial.rank_file import cause_of, read_rank
 from replicator.cluster.configuration import ClusterConfig
 from results.records.models import Control, Phase, Placement, TrialStatus
-from workloads.program import ReusingReplicator
+from workloads.controls import ReusingReplicator
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,17 @@ FLOAT32 = "float32"
 STEPS = {
     "resnet50": {"step_fn": {}},
     "sngan": {"both_step": {}},
-    "d4pg": {name: {"observations": "pixels"} for name in ("_copy", "_step_of_pixels")},
+    "d4pg": {
+        name: {"observations": "pixels"}
+        for name in ("copy_targets", "step_fn_of_pixels")
+    },
     "keras_fit": {},  # its steps are Keras'
     "transformer": {"step_fn": {"dropout": 0.1}},
 }
 if covering.is_full():
     # Parts of those above: of both, and without convolutions.
     STEPS["sngan"]["discriminator_step"] = {}
-    STEPS["d4pg"]["_step"] = {}
+    STEPS["d4pg"]["step_fn"] = {}
 
 
 # Workloads that take ``conv_layout``.
@@ -35,8 +38,8 @@ WITH_LAYOUT = ("resnet50", "sngan")
 
 def compute_dtypes(workload):
     """The data types that a workload offers; one that offers none has float32."""
-    config = importlib.import_module(f"workloads.{workload}.config")
-    return getattr(config, "COMPUTE_DTYPES", (FLOAT32,))
+    study = importlib.import_module(f"workloads.{workload}.study")
+    return getattr(study, "COMPUTE_DTYPES", (FLOAT32,))
 
 
 def cases():
@@ -96,14 +99,9 @@ def main(folder):
             options["compute_dtype"] = dtype
         repl, program = build(workload, **options)
         name = step.removesuffix("_of_pixels")
-        owner = next(
-            of
-            for of in (program, *map(vars(program).get, ("training", "learner")))
-            if hasattr(of, name)
-        )
-        inputs = [] if name == "_copy" else [program._inputs]
+        inputs = [] if name == "copy_targets" else [program._inputs]
         try:
-            repl.run(getattr(owner, name), *inputs)
+            repl.run(getattr(program.training, name), *inputs)
         except _TracedError:
             path = folder / ".".join([workload, step, dtype, *layout])
             path.write_bytes(found.pop().SerializeToString())

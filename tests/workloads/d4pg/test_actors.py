@@ -13,21 +13,37 @@ import numpy as np
 import psutil
 import pytest
 
+from workloads.d4pg import ray_pool
 from workloads.d4pg.actor import ActorSettings, Policy, PolicySpec
-from workloads.d4pg.config import check_ray, make_config
 from workloads.d4pg.pool import ActorError, ActorPool
 from workloads.d4pg.ray_pool import Collector, RayActorPool
-from workloads.d4pg.replay import ReplaySettings, make_replay
+from workloads.d4pg.replay import make_replay
 from workloads.d4pg.streams import SharedWeights, StepStreams, StreamsSpec
+from workloads.d4pg.study import WORKLOAD, D4PGConfig, check_ray
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 NAME = "cartpole:swingup"
 # A bound of waiting, not a figure: importing dm_control takes a second on an idle core.
 PATIENCE_SEC = 180.0
+UNIFORM = D4PGConfig(replay="uniform")
+NO_NOISE = {"noise_low": 1e-9, "noise_high": 1e-9}
 POLICY = PolicySpec(
     observation_shape=(5,), action_size=1, hidden_sizes=(8,), kind="mlp"
 )
 WEIGHTS = np.random.default_rng(0).normal(size=POLICY.num_floats).astype(np.float32)
+
+
+def make_settings(
+    policy=None, num_actors=1, stuck_sec=30.0, max_restarts=10, **options
+):
+    return ActorSettings(
+        name=NAME,
+        config=D4PGConfig(**options),
+        policy=policy,
+        num_actors=num_actors,
+        stuck_sec=stuck_sec,
+        max_restarts=max_restarts,
+    )
 
 
 def make_streams(settings, **changes):
@@ -72,15 +88,13 @@ def break_cartpole(folder, monkeypatch, code):
 @pytest.mark.processes
 def test_actors_write_episodes_and_follow_the_policy():
     """At random first; then each action is the policy's at the recorded observation."""
-    settings = ActorSettings(
-        name=NAME,
+    settings = make_settings(
         num_actors=2,
         environments_per_actor=2,
         action_repeat=10,
         policy=POLICY,
-        sigma_min=0.0,
-        sigma_max=0.0,
-        niceness=3,
+        **NO_NOISE,
+        actor_niceness=3,
     )
     weights = SharedWeights(POLICY.num_floats)
     with (
@@ -131,11 +145,9 @@ def test_actors_write_episodes_and_follow_the_policy():
 @pytest.mark.processes
 def test_a_dead_actor_is_replaced_and_a_stopped_one_killed():
     """The learner continues to sample; both are counted."""
-    settings = ActorSettings(name=NAME, num_actors=2, action_repeat=4)
+    settings = make_settings(num_actors=2, action_repeat=4)
     with make_streams(settings) as streams, ActorPool(settings, streams) as pool:
-        replay = make_replay(
-            streams, ReplaySettings(min_size_to_sample=200), pool.check
-        )
+        replay = make_replay(streams, UNIFORM, min_size=200, on_wait=pool.check)
         replay.sample(16, timeout_sec=PATIENCE_SEC)
         wait_until(lambda: streams.num_written.min() > 100, pool)
         first = pool.process_ids()
@@ -186,11 +198,11 @@ def test_what_is_not_finite_is_refused_and_counted(tmp_path, monkeypatch):
         cartpole.Balance.get_reward = get_reward
         """,
     )
-    settings = ActorSettings(name=NAME)
+    settings = make_settings()
     with make_streams(settings) as streams, ActorPool(settings, streams) as pool:
         wait_until(lambda: streams.num_written[0] > 2000, pool)
         refused = pool.counters().num_refused / streams.num_written[0]
-        replay = make_replay(streams, ReplaySettings())
+        replay = make_replay(streams, UNIFORM, min_size=1000)
         batch = replay.sample(2000)
 
         # 1/50 + 1/77
@@ -229,7 +241,7 @@ def test_actors_that_always_die_end_the_run_with_their_log(
 ):
     """After as many replacements as are allowed."""
     break_cartpole(tmp_path, monkeypatch, code)
-    settings = ActorSettings(name=NAME, max_restarts=1)
+    settings = make_settings(max_restarts=1)
     message = (
         r"^actor 0 ended \(exit code 1\) after 1 replacements of actors, the most "
         rf"allowed: fix what its last message says: {expected}$"
@@ -247,7 +259,7 @@ def test_an_actor_that_cannot_render_is_not_tried_again(monkeypatch):
     """Its one line is the error of the run."""
     monkeypatch.setenv("__EGL_VENDOR_LIBRARY_FILENAMES", "/nonexistent")
     monkeypatch.delenv("MUJOCO_GL", raising=False)
-    settings = ActorSettings(name=NAME, observations="pixels")
+    settings = make_settings(observations="pixels")
     frames = {"observation_shape": (84, 84, 3), "observation_dtype": "uint8"}
     with (
         make_streams(settings, **frames) as streams,
@@ -265,7 +277,7 @@ def test_paused_actors_stand_still_and_their_pause_is_not_counted():
 
     Nothing waits for those that are paused when the pool is closed: they are killed.
     """
-    settings = ActorSettings(name=NAME, num_actors=2, stuck_sec=1.0)
+    settings = make_settings(num_actors=2, stuck_sec=1.0)
     with make_streams(settings) as streams, ActorPool(settings, streams) as pool:
         wait_until(lambda: streams.num_written.min() > 50, pool)
         pool.pause()
@@ -311,7 +323,8 @@ def test_no_actor_outlives_its_parent():
         "from workloads.d4pg.pool import ActorPool\n"
         "from workloads.d4pg.actor import ActorSettings\n"
         "from workloads.d4pg.streams import StepStreams, StreamsSpec\n"
-        f"settings = ActorSettings(name={NAME!r}, num_actors=2)\n"
+        "from workloads.d4pg.study import D4PGConfig\n"
+        f"settings = ActorSettings(name={NAME!r}, config=D4PGConfig(), num_actors=2)\n"
         "streams = StepStreams(StreamsSpec(num_streams=2, steps_per_stream=1000,\n"
         "    observation_shape=(5,), observation_dtype='float32', action_size=1,\n"
         "    num_actors=2))\n"
@@ -344,7 +357,7 @@ def test_no_actor_outlives_its_parent():
 )
 def test_noise_is_spread_over_environments(num_actors, expected):
     """From 1/32 to 1, evenly in the logarithm; whatever process they are in."""
-    settings = ActorSettings(name=NAME, num_actors=num_actors)
+    settings = make_settings(num_actors=num_actors)
     sigmas = [settings.sigma(k) for k in range(num_actors)]
 
     np.testing.assert_allclose(expected, sigmas, rtol=1e-5)
@@ -409,7 +422,7 @@ def collectors():
 
 def test_without_ray_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    settings = ActorSettings(name=NAME)
+    settings = make_settings()
     message = r"^actors='ray' needs Ray, .*pip install 'replicator-harness\[distrib"
     with (
         make_streams(settings, steps_per_stream=5000) as streams,
@@ -417,7 +430,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch):
     ):
         RayActorPool(settings, streams)
     with pytest.raises(ValueError, match=message):
-        make_config("smoke", {"actors": "ray"})
+        WORKLOAD.make_config("smoke", {"actors": "ray"})
 
 
 def test_a_directory_named_ray_is_not_ray(tmp_path, monkeypatch):
@@ -432,14 +445,13 @@ def test_a_directory_named_ray_is_not_ray(tmp_path, monkeypatch):
         check_ray()
 
 
-def test_chunks_hold_what_was_written_since_the_last_one():
+def test_chunks_hold_what_was_written_since_the_last_one(monkeypatch):
     """The remote side, without Ray: records continue where they ended."""
-    settings = ActorSettings(
-        name=NAME, environments_per_actor=2, num_actors=2, action_repeat=100
-    )
+    settings = make_settings(environments_per_actor=2, num_actors=2, action_repeat=100)
     spec = make_streams(settings, steps_per_stream=5000).spec
     collector = Collector(settings, spec, 0, 1, 0)
-    chunks = [collector.collect(7, None, -1) for _ in range(6)]
+    monkeypatch.setattr(ray_pool, "_ROUNDS_PER_CHUNK", 7)
+    chunks = [collector.collect(None, -1) for _ in range(6)]
     for place in range(2):
         records = zip(*(chunk.records[place] for chunk in chunks), strict=True)
         *_, is_first, is_last = map(np.concatenate, records)
@@ -460,13 +472,11 @@ def test_actors_of_a_cluster_fill_the_replay_and_are_replaced(monkeypatch):
         "PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     )
     others = set(collectors())
-    settings = ActorSettings(
-        name=NAME,
+    settings = make_settings(
         num_actors=2,
         action_repeat=10,
         policy=POLICY,
-        sigma_min=0.0,
-        sigma_max=0.0,
+        **NO_NOISE,
         max_restarts=1,
     )
     weights = SharedWeights(POLICY.num_floats)
@@ -474,9 +484,7 @@ def test_actors_of_a_cluster_fill_the_replay_and_are_replaced(monkeypatch):
         make_streams(settings, steps_per_stream=5000) as streams,
         RayActorPool(settings, streams, weights) as pool,
     ):
-        replay = make_replay(
-            streams, ReplaySettings(min_size_to_sample=300), pool.check
-        )
+        replay = make_replay(streams, UNIFORM, min_size=300, on_wait=pool.check)
         assert (32, 5) == replay.sample(32)["observation"].shape
         weights.publish(WEIGHTS, 5)
         wait_until(lambda: streams.version.min() == 5, pool)

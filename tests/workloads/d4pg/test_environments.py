@@ -310,20 +310,19 @@ def make_client(**options):
     options = {"action_repeat": 50, "num_evaluation_episodes": 4, **options}
     client = EvaluatorClient(NAME, make_config(**options), seed=5)
     policy, weights = make_policy(client.spec.observation_shape)
-    client.load(policy.spec)
-    return client, weights
+    return client, (policy.spec, weights)
 
 
 @pytest.mark.processes
 def test_the_score_is_the_mean_return_with_its_interval(monkeypatch):
     """Of episodes that another process plays, as this one would; the next differ."""
-    client, weights = make_client()
-    (first,), (second,) = (client.score(weights) for _ in range(2))
+    client, policy = make_client()
+    (first,), (second,) = (client.score(*policy) for _ in range(2))
     with monkeypatch.context() as context:
         context.setenv("MUJOCO_GL", "disable")
         player = evaluator.Evaluator(NAME, make_config(action_repeat=50), seed=5)
         returns = player.play(make_policy()[0], 4)
-    film = client.film(weights)
+    film = client.film(*policy)
     client.close()
 
     assert ((5,), 1) == (client.spec.observation_shape, client.spec.action_size)
@@ -343,14 +342,14 @@ def test_the_score_is_the_mean_return_with_its_interval(monkeypatch):
 def test_without_opengl_there_is_no_film_and_one_warning(monkeypatch):
     """The return needs no pictures; frames as observations do."""
     monkeypatch.setenv("MUJOCO_GL", "disable")
-    client, weights = make_client(num_evaluation_episodes=2)
+    client, policy = make_client(num_evaluation_episodes=2)
     with pytest.warns(UserWarning, match=r"episodes are not filmed: .* libegl1"):
-        assert client.film(weights) is None
-    assert client.film(weights) is None
-    assert client.score(weights)
+        assert client.film(*policy) is None
+    assert client.film(*policy) is None
+    assert client.score(*policy)
     client._process.send_signal(signal.SIGKILL)
     with pytest.raises(RuntimeError, match="evaluation episodes ended with exit code"):
-        client.score(weights)
+        client.score(*policy)
     client.close()
     before = psutil.Process().children()
     with pytest.raises(ValueError, match=r"needs OpenGL, which does not work here"):

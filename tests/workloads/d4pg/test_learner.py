@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import replicator
 from workloads import catalog
 from workloads.d4pg import actor as actor_lib
-from workloads.d4pg import learner
+from workloads.d4pg import networks as networks_lib
+from workloads.d4pg.learner import Learner
 from workloads.d4pg.networks import Critic, Policy, Torso
 
 ROUNDING = 2e-6  # float32, sums of tens of numbers below 1
@@ -115,15 +116,15 @@ def test_losses_and_gradients_are_those_of_rlax():
     action, target = golden["action"], golden["target"]
     with tf.GradientTape(persistent=True) as tape:
         tape.watch([action, target])
-        policy_loss = learner.policy_loss(
+        policy_loss = networks_lib.policy_loss(
             action, golden["value_gradient"], clip_norm=1.0
         )
-        critic_loss = learner.critic_loss(golden["logits"], target)
-    found, clipped = learner.backup(
+        critic_loss = networks_lib.critic_loss(golden["logits"], target)
+    found, clipped = networks_lib.backup(
         golden["reward"],
         golden["discount"],
         tf.nn.softmax(golden["next_logits"]),
-        tf.constant(learner.make_atoms(-3.0, 3.0, 11)),
+        tf.constant(networks_lib.make_atoms(-3.0, 3.0, 11)),
     )
 
     np.testing.assert_allclose(golden["critic_loss"], critic_loss, rtol=1e-5)
@@ -134,9 +135,9 @@ def test_losses_and_gradients_are_those_of_rlax():
     )
     np.testing.assert_allclose(target, found, atol=ROUNDING)
     assert 0 < np.count_nonzero(clipped) < len(clipped)
-    perfect = learner.divergence(golden["logits"], tf.nn.softmax(golden["logits"]))
+    perfect = networks_lib.divergence(golden["logits"], tf.nn.softmax(golden["logits"]))
     np.testing.assert_allclose(np.zeros(6), perfect, atol=ROUNDING)
-    other = learner.divergence(
+    other = networks_lib.divergence(
         tf.math.log([[0.25, 0.25, 0.5]]), tf.constant([[0.5, 0.5, 0.0]])
     )
     np.testing.assert_allclose([np.log(2.0)], other, atol=ROUNDING)
@@ -146,16 +147,18 @@ def test_losses_and_gradients_are_those_of_rlax():
     ("exponent", "expected"), [(1.0, [4, 16]), (0.5, [2, 4]), (0.0, [1, 1])]
 )
 def test_importance_weights_undo_the_probability(exponent, expected):
-    """Wholly, by their root, or not at all."""
-    found = learner.importance_weights(tf.constant([0.25, 0.0625]), exponent=exponent)
+    """Wholly, by their root, or not at all; the largest of the batch is 1."""
+    made = make_learner(replay="prioritized", importance_exponent=exponent)
+    probability = tf.constant([0.25, 0.0625])
+    (found,) = made._repl.run(lambda: made._weights({"probability": probability}))
 
-    np.testing.assert_allclose(expected, found, rtol=1e-6)
+    np.testing.assert_allclose(np.divide(expected, expected[1]), found, rtol=1e-6)
 
 
 def backup(reward, discount, probabilities, atoms):
     arrays = (reward, discount, probabilities, atoms)
     tensors = [tf.constant(np.asarray(a, np.float32)) for a in arrays]
-    return [found.numpy() for found in learner.backup(*tensors)]
+    return [found.numpy() for found in networks_lib.backup(*tensors)]
 
 
 def slow_backup(reward, discount, probabilities, atoms):
@@ -186,7 +189,7 @@ def test_the_backup_is_equation_7(seed, num_atoms, high, reward_scale):
     reward = (rng.normal(size=5) * reward_scale).astype(np.float32)
     discount = rng.choice([0.0, 0.5, 0.99, 1.0], 5).astype(np.float32)
     probabilities = rng.dirichlet(np.ones(num_atoms), 5).astype(np.float32)
-    atoms = learner.make_atoms(-high, high, num_atoms)
+    atoms = networks_lib.make_atoms(-high, high, num_atoms)
     target, clipped = backup(reward, discount, probabilities, atoms)
     expected = slow_backup(reward, discount, probabilities, atoms.astype(np.float64))
 
@@ -197,7 +200,7 @@ def test_the_backup_is_equation_7(seed, num_atoms, high, reward_scale):
     inside = clipped == 0.0
     means = reward + discount * (probabilities @ atoms)
     # A return a hair beyond the last atom is moved onto it and not called lost.
-    atol = 2e-5 * (high + reward_scale) + learner.RIM * (atoms[1] - atoms[0])
+    atol = 2e-5 * (high + reward_scale) + networks_lib.RIM * (atoms[1] - atoms[0])
     np.testing.assert_allclose(means[inside], (target @ atoms)[inside], atol=atol)
 
 
@@ -205,14 +208,14 @@ def test_returns_beyond_the_atoms_are_counted_and_rounding_is_not():
     """2 + [0, 1, 2] on atoms up to 2: the first fits exactly, 0.7 of it does not."""
     _, clipped = backup([2.0], [1.0], [[0.3, 0.5, 0.2]], [0.0, 1.0, 2.0])
     np.testing.assert_allclose([0.7], clipped, atol=ROUNDING)
-    atoms = learner.make_atoms(-150.0, 150.0, 101)
+    atoms = networks_lib.make_atoms(-150.0, 150.0, 101)
     same = np.full((1, 101), 1 / 101, np.float32)
     target, clipped = backup([0.0], [1.0], same, atoms)
 
     np.testing.assert_allclose(same, target, atol=ROUNDING * 10)
     assert 0.0 == clipped[0]
     logits = np.where(np.arange(101) == 70, 100.0, 0.0).astype(np.float32)
-    mean = learner.expectation(tf.constant(logits[None]), tf.constant(atoms))
+    mean = networks_lib.expectation(tf.constant(logits[None]), tf.constant(atoms))
     np.testing.assert_allclose([60.0], mean, atol=1e-3)
 
 
@@ -238,7 +241,7 @@ def make_learner(num_replicas=1, **options):
     )
     backend = "single" if num_replicas == 1 else "in_graph"
     repl = replicator.create(backend, num_replicas=num_replicas)
-    return learner.Learner(repl, config, spec, seed=3)
+    return Learner(repl, config, spec, seed=3)
 
 
 def make_transitions(count, *, uses_pixels=False):
@@ -297,7 +300,7 @@ def test_two_replicas_learn_what_one_does_with_the_same_global_batch(options):
     for num_replicas in (1, 2):
         made = make_learner(num_replicas, target_update_period=4, **options)
         inputs = feed(made, transitions)
-        outputs = [made.run(inputs) for _ in range(6)]
+        outputs = [made.learn(inputs) for _ in range(6)]
         losses.append([np.mean([float(v) for v in o["loss"]]) for o in outputs])
         weights.append(weights_of(made._networks))
         made._repl.assert_in_sync()
@@ -316,7 +319,7 @@ def test_targets_are_copied_before_every_nth_learner_step():
     for count in range(5):
         before = weights_of(made._networks)
         targets_before = [t.numpy() for ts in made._targets for t in ts]
-        made.run(inputs)
+        made.learn(inputs)
         targets = [t.numpy() for ts in made._targets for t in ts]
 
         assert not are_equal(before, weights_of(made._networks))
@@ -331,7 +334,7 @@ def test_only_the_critic_trains_the_torso(trained):
     rates = {f"{n}_learning_rate": 1e-2 * (n == trained) for n in ("critic", "policy")}
     made = make_learner(observations="pixels", **rates)
     before = [weights_of([network]) for network in made._networks]
-    made.run(feed(made, make_transitions(4, uses_pixels=True)))
+    made.learn(feed(made, make_transitions(4, uses_pixels=True)))
     after = [weights_of([network]) for network in made._networks]
     moved = [not are_equal(*pair) for pair in zip(before, after, strict=True)]
 
@@ -347,7 +350,7 @@ def test_the_policy_climbs_the_value():
     states = tf.constant(make_transitions(16)["observation"])
     with tf.GradientTape() as tape:
         logits = made.critic(states, made.policy(states))
-        loss = -tf.reduce_mean(learner.expectation(logits, atoms))
+        loss = -tf.reduce_mean(networks_lib.expectation(logits, atoms))
     expected = tape.gradient(loss, made.policy.trainable_variables)
     found, value = made._policy_gradients(states, atoms)
 
@@ -359,12 +362,12 @@ def test_the_policy_climbs_the_value():
 def test_the_target_is_made_by_the_target_networks():
     """R + gamma D z of the target policy's action, clipped to the atoms."""
     made = make_learner(highest_return=6.0, lowest_return=-6.0)
-    made._copy()
+    made.copy_targets()
     batch = {k: tf.constant(v) for k, v in make_transitions(8).items()}
     atoms = tf.constant(made._atoms)
     states = batch["next_observation"]
     probabilities = tf.nn.softmax(made.critic(states, made.policy(states)))
-    expected, share = learner.backup(
+    expected, share = networks_lib.backup(
         batch["reward"], tf.fill([8], np.float32(0.99**5)), probabilities, atoms
     )
     for network in made._networks:  # the online networks play no part

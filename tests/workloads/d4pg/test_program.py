@@ -52,7 +52,7 @@ def program():
 @pytest.mark.processes
 def test_acting_and_learning_keep_their_ratio_and_are_counted(program):
     """16 transitions per environment step, after the first 100, within the buffer."""
-    (experience,) = program.experiences  # which both replicas share
+    (experience,) = program.training.experiences  # which both replicas share
     replay = experience.replay
     found = {metric.name: metric.value for metric in program.window_metrics()}
     shares = ("learner_wait_share", "actor_idle_share", "clipped_target_share")
@@ -74,7 +74,7 @@ def test_acting_and_learning_keep_their_ratio_and_are_counted(program):
 def test_learning_sets_priorities(program, monkeypatch):
     """By the divergence of each transition of the batch that was learned from."""
     seen = []
-    replay = program.experiences[0].replay
+    replay = program.training.experiences[0].replay
     monkeypatch.setattr(replay, "update_priorities", lambda *found: seen.append(found))
     program.run()
 
@@ -91,7 +91,7 @@ def test_actors_use_what_was_learned_and_episodes_are_scored(program):
     while version < program._num_steps - 10 and time.monotonic() < deadline:
         # Actors look for weights when they act, so somebody must learn meanwhile.
         program.run()
-        version = program.experiences[0].policy_version()
+        version = program.training.experiences[0].policy_version()
 
     assert ("episode_return", 2) == (metric.name, metric.num_examples)
     assert 0.0 < metric.value <= 1000.0
@@ -105,7 +105,7 @@ def test_a_starved_learner_says_what_actors_did(program, monkeypatch):
     def sample(_):
         raise StarvedReplayError("nothing to sample after 60 s: actor 0: 3 steps")
 
-    monkeypatch.setattr(program.experiences[0].replay, "sample", sample)
+    monkeypatch.setattr(program.training.experiences[0].replay, "sample", sample)
     with pytest.raises(StarvedReplayError, match=r"^nothing to sample after 60 s: "):
         program.run(20)
 
@@ -119,7 +119,7 @@ def test_pixels_are_learned_from(tmp_path):
     losses = [made.run() for _ in range(5)]
     batch = next(made.batches())
     made.save(str(tmp_path))
-    idle_sec = made.experiences[0].counters().idle_sec
+    idle_sec = made.training.experiences[0].counters().idle_sec
     made.close()
 
     assert all(np.isfinite(losses))
@@ -127,8 +127,8 @@ def test_pixels_are_learned_from(tmp_path):
     assert batch["observation"][0].numpy().std() > 1.0
     assert 0.0 < idle_sec  # frames wait for the learner
     # Nothing holds the memory but arrays, which go with the program.
-    (experience,) = made.experiences
-    assert (-1, -1) == (experience._streams.descriptor, experience._weights.descriptor)
+    (experience,) = made.training.experiences
+    assert (-1, -1) == (experience._streams.descriptor, experience.weights.descriptor)
 
 
 def test_real_data_need_learners_that_run_the_program():
@@ -141,7 +141,7 @@ def test_real_data_need_learners_that_run_the_program():
             """Starts nothing."""
 
     with pytest.raises(ValueError, match=r"'reacher:easy' needs actors .* synthetic"):
-        d4pg_program._input_mode(TwoWorkers(), "reacher:easy")
+        d4pg_program.input_mode(TwoWorkers(), "reacher:easy")
 
 
 @pytest.mark.parametrize("options", [{}, SMALL_FRAMES], ids=["state", "pixels"])
@@ -184,7 +184,7 @@ def test_replicas_draw_different_transitions_and_stay_alike():
     """A pipeline deals its batches in turn; averaged gradients keep weights equal."""
     made = build("in_graph", num_replicas=2, replay="prioritized")
     made.run(2)
-    outputs = made.learner.run(made._inputs)
+    outputs = made.training.learn(made._inputs)
     first, second = (index.numpy().tolist() for index in outputs["index"])
 
     assert first != second
@@ -226,7 +226,7 @@ def test_a_loss_that_is_not_finite_is_reported(tmp_path):
     made = build()
     made.run(2)
     assert made.save(str(tmp_path)) is not None
-    for variable in made.learner.critic.trainable_variables:
+    for variable in made.training.critic.trainable_variables:
         variable.assign(tf.fill(variable.shape, math.nan))
 
     assert math.isnan(made.run())
@@ -254,19 +254,21 @@ def test_a_checkpoint_holds_networks_targets_and_optimizers(tmp_path):
     made, other = (build(seed=seed) for seed in (1, 2))
     made.run(3)
     made.save(str(tmp_path))
-    manager = other._repl.make_checkpoint_manager(str(tmp_path), **other._trackables())
+    manager = other._repl.make_checkpoint_manager(
+        str(tmp_path), **other.training.trackables
+    )
     manager.restore()
-    other.learner.num_steps = made.learner.num_steps
+    other.training.num_steps = made.training.num_steps
     batch = next(iter(made._inputs.pipelines[0]))
     for each in (made, other):
         inputs = each._repl.make_input_iterator(
             lambda _: tf.data.Dataset.from_tensors(batch).repeat()
         )
         for _ in range(2):
-            each.learner.run(inputs)
+            each.training.learn(inputs)
 
     np.testing.assert_array_equal(
-        made.learner.policy_weights(), other.learner.policy_weights()
+        made.training.policy_weights(), other.training.policy_weights()
     )
 
 

@@ -18,13 +18,13 @@ from workloads import catalog
 from workloads.d4pg import capacity as capacity_lib
 from workloads.d4pg.control import EnvironmentSpec
 from workloads.d4pg.replay import (
-    ReplaySettings,
     StarvedReplayError,
     SumTree,
     TransitionReader,
     make_replay,
 )
 from workloads.d4pg.streams import RateLimiter, StepStreams, StreamsSpec
+from workloads.d4pg.study import D4PGConfig
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 # Least probability of a chi-square statistic that chance is believed of.
@@ -47,10 +47,14 @@ def make_streams(*args, **changes):
     return StepStreams(make_spec(*args, **changes))
 
 
-def replay_of(streams, on_wait=lambda: None, **chosen):
-    return make_replay(
-        streams, ReplaySettings(**{"min_size_to_sample": 1, **chosen}), on_wait
-    )
+def make_config(*, num_frames=1, **options):
+    observations = "state" if num_frames == 1 else "pixels"
+    return D4PGConfig(**{"replay": "uniform", "observations": observations, **options})
+
+
+def replay_of(streams, on_wait=lambda: None, min_size=1, seed=0, **options):
+    config = make_config(**options)
+    return make_replay(streams, config, min_size=min_size, seed=seed, on_wait=on_wait)
 
 
 def write_episodes(streams, stream, lengths, *, is_broken=()):
@@ -122,8 +126,8 @@ def test_transitions_are_those_of_the_definition(pattern, n, discount, num_frame
     """Any lengths, broken episodes, discounts, and rings that come round."""
     small = {"observation_shape": (2, 2, 3), "observation_dtype": "uint8"}
     with make_streams(2, 60, **(small if num_frames > 1 else {})) as streams:
-        chosen = ReplaySettings(
-            num_return_steps=n, discount=discount, num_stacked_frames=num_frames
+        chosen = make_config(
+            num_return_steps=n, discount=discount, num_frames=num_frames
         )
         reader = TransitionReader(streams, chosen)
         lengths = [length for length, _ in pattern]
@@ -155,10 +159,10 @@ def test_transitions_are_those_of_the_definition(pattern, n, discount, num_frame
             assert np.float32(records[numbers[row]]["action"]) == action[0, 0]
 
 
-@pytest.mark.parametrize("is_prioritized", [False, True])
-def test_every_transition_is_equally_likely_without_errors(is_prioritized):
+@pytest.mark.parametrize("kind", ["uniform", "prioritized"])
+def test_every_transition_is_equally_likely_without_errors(kind):
     """Chi-square over all that can be drawn, in streams of unequal lengths."""
-    chosen = {"is_prioritized": is_prioritized, "seed": 1}
+    chosen = {"replay": kind, "seed": 1}
     with make_streams(3) as streams:
         records = [
             write_episodes(streams, 0, [20, 7, 30, 9]),
@@ -190,7 +194,7 @@ def test_priorities_are_what_transitions_are_drawn_by():
     with make_streams(2) as streams:
         for stream in range(2):
             write_episodes(streams, stream, [30, 40])
-        replay = replay_of(streams, is_prioritized=True, seed=2)
+        replay = replay_of(streams, replay="prioritized", seed=2)
         index = np.unique([replay.sample(256)["index"] for _ in range(20)])
         errors = np.random.default_rng(3).gamma(0.5, 3, len(index))
         replay.update_priorities(index, -errors)
@@ -214,7 +218,7 @@ def test_a_new_transition_has_the_largest_priority():
     """It is drawn soon, and an overwritten one is never drawn again."""
     with make_streams() as streams:
         write_episodes(streams, 0, [60])
-        replay = replay_of(streams, is_prioritized=True, priority_exponent=1.0)
+        replay = replay_of(streams, replay="prioritized", priority_exponent=1.0)
         old = replay.sample(256)["index"]
         replay.update_priorities(old, np.full(256, 8.0))
         replay.update_priorities(old, np.full(256, 0.5))
@@ -239,7 +243,7 @@ def test_a_new_transition_has_the_largest_priority():
 def test_the_tree_follows_whatever_is_written(lengths, seed):
     """Its leaves are always the transitions that are there, and no others."""
     with make_streams(2, 60) as streams:
-        replay = replay_of(streams, is_prioritized=True, seed=seed)
+        replay = replay_of(streams, replay="prioritized", seed=seed)
         rng = np.random.default_rng(seed)
         records = [[], []]
         for length in lengths:
@@ -316,7 +320,7 @@ def test_no_sample_mixes_two_records_while_a_process_writes():
     """In a ring that is overwritten many times, by a writer and by its replacement."""
     size, newest = 4000, 0
     with make_streams(1, size, observation_shape=(64,)) as streams:
-        replay = replay_of(streams, min_size_to_sample=300, discount=1)
+        replay = replay_of(streams, min_size=300, discount=1)
         for until in (10 * size, 20 * size):
             written = int(streams.num_written[0])
             writer = start_writer(streams)
@@ -370,9 +374,7 @@ def test_samples_per_insert_stay_near_their_ratio(ratio):
     """Whoever is faster waits, and never both."""
     rng = np.random.default_rng(0)
     with make_streams(2, 2000) as streams:
-        limiter = RateLimiter(
-            streams, ReplaySettings(min_size_to_sample=100, samples_per_insert=ratio)
-        )
+        limiter = RateLimiter(streams, 100, ratio)
         for _ in range(2000):
             may_write, may_sample = not streams.must_wait(), limiter.can_sample(64)
 
@@ -390,13 +392,10 @@ def test_samples_per_insert_stay_near_their_ratio(ratio):
 def test_actors_fill_the_replay_before_anybody_samples():
     """Then they wait, until something was sampled."""
     with make_streams() as streams:
-        chosen = ReplaySettings(
-            min_size_to_sample=50, samples_per_insert=8, error_buffer=16
-        )
-        limiter = RateLimiter(streams, chosen)
-        streams.num_written[0] = 49
+        limiter = RateLimiter(streams, 20, 8)
+        streams.num_written[0] = 19
         assert (False, False) == (limiter.can_sample(8), streams.must_wait())
-        streams.num_written[0] = 52
+        streams.num_written[0] = 22
         assert (True, True) == (limiter.can_sample(8), streams.must_wait())
         limiter.add_sampled(8)
         assert not streams.must_wait()
@@ -410,9 +409,7 @@ def test_a_sample_waits_for_actors_and_counts_the_time():
         thread = threading.Thread(
             target=lambda: (time.sleep(0.1), write_episodes(streams, 0, [60]))
         )
-        replay = replay_of(
-            streams, lambda: thread.ident or thread.start(), min_size_to_sample=50
-        )
+        replay = replay_of(streams, lambda: thread.ident or thread.start(), min_size=50)
         batch = replay.sample(32)
         thread.join()
 
@@ -427,7 +424,7 @@ def test_a_starved_replay_says_what_actors_did():
         write_episodes(streams, 1, [12])
         streams.num_refused[:] = 0, 3
         streams.heartbeat[1] = time.monotonic() - 7
-        replay = replay_of(streams, lambda: calls.append(1), min_size_to_sample=50)
+        replay = replay_of(streams, lambda: calls.append(1), min_size=50)
         message = (
             r"^nothing to sample after \d+ s: 12 environment steps were written, 50 "
             r"are needed, and 0 transitions were sampled \(samples_per_insert=0\); "
@@ -442,15 +439,12 @@ def test_a_starved_replay_says_what_actors_did():
 
 
 def test_what_a_replay_cannot_do_is_refused():
-    """Wait for ever, and keep an error that would poison every sum above it."""
+    """Keep an error that would poison every sum above it."""
     with make_streams() as streams:
-        chosen = {"min_size_to_sample": 10, "samples_per_insert": 4, "error_buffer": 7}
-        with pytest.raises(ValueError, match=r"error_buffer=7 must be at least half"):
-            replay_of(streams, **chosen).sample(16)
         write_episodes(streams, 0, [1] * 60)
         with pytest.raises(StarvedReplayError, match="every episode ends where it beg"):
             replay_of(streams).sample(4)
-        replay = replay_of(streams, is_prioritized=True)
+        replay = replay_of(streams, replay="prioritized")
         with pytest.raises(ValueError, match="1 of 2 td_errors are not finite"):
             replay.update_priorities(np.array([1, 2]), np.array([np.nan, 1.0]))
 
@@ -458,7 +452,7 @@ def test_what_a_replay_cannot_do_is_refused():
 # How much a replay holds and takes, held to the replay itself.
 
 
-def make_config(preset="smoke", **options):
+def preset_config(preset="smoke", **options):
     return catalog.make_config("d4pg", preset, options)
 
 
@@ -471,7 +465,7 @@ def test_as_many_transitions_are_held_as_are_counted(
     small = {"observation_shape": (2, 2, 3), "observation_dtype": "uint8"}
     with make_streams(2, steps, **(small if num_frames > 1 else {})) as streams:
         replay = replay_of(
-            streams, num_return_steps=num_return_steps, num_stacked_frames=num_frames
+            streams, num_return_steps=num_return_steps, num_frames=num_frames
         )
         streams.num_written[:] = 10 * steps
         around = num_return_steps + num_frames - 1
@@ -485,7 +479,7 @@ def test_as_many_transitions_are_held_as_are_counted(
 )
 def test_workers_share_actors_and_replay(num_pipelines, num_actors, expected):
     """Every worker has an actor, though there may be fewer than workers."""
-    config = make_config(num_actors=num_actors, replay_capacity=1200)
+    config = preset_config(num_actors=num_actors, replay_capacity=1200)
     shares = [
         capacity_lib.share(config, index, num_pipelines)
         for index in range(num_pipelines)
@@ -533,7 +527,7 @@ def test_a_replay_that_is_too_small_is_refused(options, num_pipelines, line):
     """By its options, or where workers share it; the advice is the least that does."""
 
     def check(**changes):
-        config = make_config(**{**options, **changes})
+        config = preset_config(**{**options, **changes})
         capacity_lib.check_rings(config, num_pipelines=num_pipelines)
 
     with pytest.raises(ValueError, match=line) as raised:
@@ -566,7 +560,7 @@ def test_a_replay_that_is_too_small_is_refused(options, num_pipelines, line):
 )
 def test_a_replay_that_cannot_feed_the_learner_is_refused(options, batch_size, line):
     def check(size=batch_size, **changes):
-        config = make_config(**{**options, **changes})
+        config = preset_config(**{**options, **changes})
         capacity_lib.check_learning(config, global_batch_size=size)
 
     with pytest.raises(ValueError, match=line) as raised:
@@ -592,9 +586,11 @@ def streams_of(config, environment):
 )
 def test_a_replay_takes_what_is_computed(environment, capacity):
     """Bytes of its arrays, of the tree and the leaves; a frame is stored once."""
-    spec = streams_of(make_config(replay_capacity=capacity, num_actors=3), environment)
+    spec = streams_of(
+        preset_config(replay_capacity=capacity, num_actors=3), environment
+    )
     with StepStreams(spec) as streams:
-        replay = replay_of(streams, is_prioritized=True, num_stacked_frames=3)
+        replay = replay_of(streams, replay="prioritized", num_frames=3)
         shared = sum(array.nbytes for array in streams._arrays.values())
         own = replay._tree._sums.nbytes + replay._owner.nbytes
         streams.num_written[:] = 3 * capacity  # as if full
@@ -610,13 +606,13 @@ def test_a_replay_takes_what_is_computed(environment, capacity):
 
 def test_a_replay_that_does_not_fit_is_refused():
     """By what is needed and what is there; the advice fits."""
-    config = make_config("paper")
+    config = preset_config("paper")
     line = (
         r"=1000000 needs 21\.2 GB .*='pixels', but 16 GB are .* replay_capacity=680000,"
     )
     with pytest.raises(ValueError, match=line):
         capacity_lib.check_memory(config, streams_of(config, PIXELS), 16_000_000_000)
-    less = make_config("paper", replay_capacity=680_000)
+    less = preset_config("paper", replay_capacity=680_000)
     capacity_lib.check_memory(less, streams_of(less, PIXELS), 16_000_000_000)
     with pytest.raises(
         ValueError, match=r"0 MB are available .* replay_capacity=0, or"

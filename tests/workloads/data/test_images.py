@@ -1,8 +1,8 @@
 """Labelled images: the digits, TFDS sets and folders, and the batches made of them."""
 
 import collections
-import dataclasses
 import pathlib
+import types
 
 import case_cluster
 import fork_server
@@ -15,20 +15,28 @@ from small_programs import build
 
 import replicator
 from workloads import catalog, child_process
-from workloads.data import audit, builders, names, pipeline, sources
+from workloads.data import audit, builders, images, names, sources
 
 NUM_JPEGS = 12
 
 
-def make_config(**changes):
+def opened(data, *, seed=5, **changes):
     settings = {
-        "per_replica_batch_size": 8,
         "image_size": 32,
-        "seed": 5,
+        "num_classes": 1000,
         "shuffle_buffer_size": 2048,
-        "num_threads": 1,
+        "num_input_threads": 1,
+        "cache_data": False,
+        "input_dtype": "float32",
+        "evaluation_batch_size": 8,
     }
-    return pipeline.PipelineConfig(**{**settings, **changes})
+    config = types.SimpleNamespace(**{**settings, **changes})
+    return images.Images(None, config, data=data, seed=seed)
+
+
+def held_out(source, size=8, split=None):
+    found = opened(source.name).whole_split(split or source.evaluation_split, size)
+    return list(found)
 
 
 def contexts(num_pipelines):
@@ -43,9 +51,8 @@ def contexts(num_pipelines):
     ]
 
 
-def batches_of(source, count, context=None, **settings):
-    context = context or contexts(1)[0]
-    dataset = pipeline.train_dataset(source, context, make_config(**settings))
+def batches_of(source, count, context=None, *, size=8, **settings):
+    dataset = opened(source.name, **settings).batches(context or contexts(1)[0], size)
     return list(dataset.take(count).as_numpy_iterator())
 
 
@@ -145,10 +152,7 @@ def test_digits_are_stored_as_png_and_decode_to_scikit_learns_pixels(digits):
         split="test", decoders={"image": tfds.decode.SkipDecoding()}
     )
     encoded = [example["image"] for example in raw.as_numpy_iterator()]
-    decoded = [
-        pipeline.decode_images(e, encoding="png", shape=(8, 8, 1)).numpy()
-        for e in encoded
-    ]
+    decoded = [images.decoded(e, "png", (8, 8, 1)).numpy() for e in encoded]
     ink = np.round(np.stack(decoded)[..., 0].astype(np.float64) * 16 / 255)
     _, test = builders.stratified_split()
     expected = collections.Counter(i.tobytes() for i in load_digits().images[test])
@@ -159,8 +163,8 @@ def test_digits_are_stored_as_png_and_decode_to_scikit_learns_pixels(digits):
 
 _PREPARE = """
 import os, pathlib, sys
-from workloads.data import sources
-path = sources.prepare_digits()
+from workloads.data import builders
+path = builders.prepare(builders.Digits)
 pathlib.Path(sys.argv[1]).write_text(" ".join(sorted(os.listdir(path))))
 """
 
@@ -203,9 +207,8 @@ def test_unwritable_cache_says_what_to_set(tmp_path, monkeypatch):
 
 def test_a_prepared_set_is_read_like_the_digits(photos, data_dirs):
     """Large images have a path of their own; of several versions, the newest."""
-    (batch,) = batches_of(photos, 1, per_replica_batch_size=4, num_threads=2)
-    config = make_config(per_replica_batch_size=4)
-    evaluated = list(pipeline.evaluation_dataset(photos, config))
+    (batch,) = batches_of(photos, 1, size=4, num_input_threads=2)
+    evaluated = held_out(photos, 4)
     original = data_dirs / "tfds" / "photos" / "1.0.0"
     for version in ("1.9.0", "1.10.0"):
         place = data_dirs / "tfds" / "photos_again" / version
@@ -299,7 +302,7 @@ def test_sets_of_something_else_are_refused(data_dirs):
     )
     source = sources.open_source("secret")
     with pytest.raises(tf.errors.InvalidArgumentError) as raised:
-        list(pipeline.evaluation_dataset(source, make_config()))
+        held_out(source)
     assert (
         "data 'secret' has an example with label -1, which is outside its 3 classes (0 "
         "to 2): fix its labels, or use another data set"
@@ -309,9 +312,7 @@ def test_sets_of_something_else_are_refused(data_dirs):
 def test_batches_are_as_documented(digits):
     """And each held-out example is counted once; the last batch is filled up."""
     (batch,) = batches_of(digits, 1)
-    evaluated = list(
-        pipeline.evaluation_dataset(digits, make_config(per_replica_batch_size=64))
-    )
+    evaluated = held_out(digits, 64)
     ids = [
         int(example_id)
         for each in evaluated
@@ -325,15 +326,14 @@ def test_batches_are_as_documented(digits):
     assert (len(ids), len(set(ids))) == (359, 359)
     # No operation is added to a step whose pipeline normalises.
     sent = tensors(batch)
-    assert pipeline.on_device(sent, pipeline.DIGITS) is sent
+    assert opened("digits").normalised(sent) is sent
 
 
 def test_augmented_digit_keeps_its_label(digits):
     """Ids join augmented batches to the stored labels and pixels."""
-    plain = dataclasses.replace(digits, evaluation_split="train")
     stored = {
         example_id: (image, label)
-        for batch in pipeline.evaluation_dataset(plain, make_config())
+        for batch in held_out(digits, split="train")
         for image, label, example_id in zip(
             *(batch[key].numpy() for key in ("image", "label", "example_id")),
             strict=True,
@@ -356,13 +356,10 @@ def test_the_seed_determines_order_and_augmentation(
 ):
     """With any number of threads; each epoch has every example, in another order."""
     source = {"digits": digits, "folder": of_folder}[data]
-    settings = {
-        "per_replica_batch_size": 32 if data == "digits" else 3,
-        "is_cached": is_cached,
-    }
-    count = 2 * size // settings["per_replica_batch_size"]
+    settings = {"size": 32 if data == "digits" else 3, "cache_data": is_cached}
+    count = 2 * size // settings["size"]
     first = batches_of(source, count, **settings)
-    again = batches_of(source, count, num_threads=3, **settings)
+    again = batches_of(source, count, num_input_threads=3, **settings)
     (other,) = batches_of(source, 1, seed=6, **settings)
 
     for one, two in zip(first, again, strict=True):
@@ -377,11 +374,9 @@ def test_the_seed_determines_order_and_augmentation(
 @pytest.mark.parametrize("dtype", ["float32", "uint8"])
 def test_synthetic_images_are_one_batch_of_the_type_that_is_sent(dtype):
     """Random levels of every pixel, or normal values, with ids that say so."""
-    dataset = pipeline.synthetic_dataset(
-        make_config(input_dtype=dtype), num_classes=1000
-    )
-    first, second = dataset.take(2)
-    image = pipeline.on_device(first, pipeline.IMAGENET)["image"].numpy()
+    made = opened("synthetic", input_dtype=dtype)
+    first, second = made.batches(contexts(1)[0], 8).take(2)
+    image = made.normalised(first)["image"].numpy()
 
     np.testing.assert_array_equal(first["image"], second["image"])
     assert set(first["example_id"].numpy()) == {-1}
@@ -393,8 +388,8 @@ def test_synthetic_images_are_one_batch_of_the_type_that_is_sent(dtype):
 def test_random_boxes_stay_inside_and_keep_their_area():
     """Boxes lie in the image; digits are never mirrored, photographs half the time."""
     seed = tf.constant([1, 2])
-    upright = pipeline.random_boxes(2000, pipeline.DIGITS, seed).numpy()
-    mirrored = pipeline.random_boxes(2000, pipeline.IMAGENET, seed).numpy()
+    upright = images.boxes(2000, images.DIGITS, seed).numpy()
+    mirrored = images.boxes(2000, images.IMAGENET, seed).numpy()
     area = (upright[:, 2] - upright[:, 0]) * (upright[:, 3] - upright[:, 1])
 
     assert upright.min() >= 0.0
@@ -404,8 +399,9 @@ def test_random_boxes_stay_inside_and_keep_their_area():
     assert 0.45 < (mirrored[:, 3] < mirrored[:, 1]).mean() < 0.55
     # Evaluation of digits keeps every pixel: corners stay corners.
     image = tf.random.stateless_uniform([1, 8, 8, 3], [0, 1], maxval=255.0)
-    whole = pipeline.center_boxes(1, pipeline.DIGITS)
-    np.testing.assert_allclose(pipeline.crop_batch(image, whole, 8), image, atol=1e-3)
+    whole = images.boxes(1, images.DIGITS, None)
+    kept = tf.image.crop_and_resize(image, whole, [0], [8, 8])
+    np.testing.assert_allclose(kept, image, atol=1e-3)
 
 
 def test_jpeg_crop_equals_the_crop_of_the_whole_image(photos):
@@ -414,11 +410,12 @@ def test_jpeg_crop_equals_the_crop_of_the_whole_image(photos):
         split="train", decoders={"image": tfds.decode.SkipDecoding()}
     )
     encoded = next(iter(raw))["image"]
-    settings = {"augmentation": pipeline.IMAGENET, "image_size": 32}
     for index in range(4):
         seed = tf.constant([index, 7])
-        fused = pipeline.decode_random_crop(encoded, seed, encoding="jpeg", **settings)
-        whole = pipeline.decode_random_crop(encoded, seed, encoding=None, **settings)
+        fused, whole = (
+            images.decoded_crop(encoded, images.IMAGENET, seed, encoding, 32)
+            for encoding in ("jpeg", None)
+        )
 
         # A JPEG decoder interpolates colour at the crop's edge from fewer pixels.
         assert float(tf.reduce_mean(tf.abs(fused - whole))) < 6.0
@@ -431,10 +428,10 @@ def test_pixels_that_were_sent_as_bytes_are_normalised_on_the_device(
     """As by the pipeline, to the rounding of a pixel, with a quarter of the bytes."""
     source = {"digits": digits, "photos": photos}[data]
     (plain,), (small,) = (
-        batches_of(source, 1, input_dtype=dtype, per_replica_batch_size=4)
+        batches_of(source, 1, input_dtype=dtype, size=4)
         for dtype in ("float32", "uint8")
     )
-    shown = pipeline.on_device(tensors(small), pipeline.augmentation_of(source.name))
+    shown = opened(data).normalised(tensors(small))
 
     assert np.uint8 == small["image"].dtype
     assert 4 * small["image"].nbytes == plain["image"].nbytes
@@ -469,7 +466,9 @@ def test_shards_cover_a_split_exactly_once(
     """Over all pipelines, also where shares differ; the check of every trial."""
     if most_read:
         monkeypatch.setattr(audit, "_MOST_IDS_READ", most_read)
-    check = audit.check_shards(digits, given, *([lambda *_: split] if split else []))
+    if split:
+        monkeypatch.setattr(sources, "shard", lambda *_: split)
+    check = audit.check_shards(digits, given)
     is_right = split is None and len(set(map(repr, given))) == len(given)
 
     assert is_right == check.is_passed, check.detail
@@ -481,14 +480,14 @@ def test_pipelines_of_different_contexts_read_different_examples(
 ):
     """Training pipelines are disjoint and complete; each file is in one."""
     seen = [
-        set(batches_of(digits, 1, context, per_replica_batch_size=719)[0]["example_id"])
+        set(batches_of(digits, 1, context, size=719)[0]["example_id"])
         for context in contexts(2)
     ]
 
     assert len(seen[0] | seen[1]) == 1438
     assert audit.check_shards(of_folder, contexts(5)).is_passed
     with pytest.raises(ValueError, match=r"12 training examples for 13 input pipe"):
-        pipeline.shard(photos, contexts(13)[12])
+        sources.shard(photos, contexts(13)[12])
 
 
 @pytest.mark.parametrize(
@@ -544,14 +543,8 @@ def test_a_cached_pipeline_needs_its_files_once(tmp_path):
     source = sources.open_source(f"folder:{write_images(tmp_path, 'png')}")
     cached, streamed = (
         iter(
-            pipeline.train_dataset(
-                source,
-                contexts(1)[0],
-                make_config(
-                    per_replica_batch_size=3,
-                    shuffle_buffer_size=16,
-                    is_cached=is_cached,
-                ),
+            opened(source.name, shuffle_buffer_size=16, cache_data=is_cached).batches(
+                contexts(1)[0], 3
             )
         )
         for is_cached in (True, False)

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import importlib.metadata
 import random
+import types
 
 import numpy as np
 import pytest
@@ -178,13 +179,11 @@ def make_batches(source, seed, pipeline_id=0):
     context = replicator.InputContext(
         num_input_pipelines=2, input_pipeline_id=pipeline_id, num_replicas_in_sync=2
     )
-    config = text.TextPipeline(
-        num_sequences=4, sequence_length=32, seed=seed, shuffle_buffer_size=64
-    )
-    dataset = text.train_dataset(source, context, config).take(2)
+    config = types.SimpleNamespace(sequence_length=32, shuffle_buffer_size=64)
+    dataset = text.train_dataset(source, context, config, num_sequences=4, seed=seed)
     return [
         (batch["token"].tobytes(), batch["example_id"].tolist())
-        for batch in dataset.as_numpy_iterator()
+        for batch in dataset.take(2).as_numpy_iterator()
     ]
 
 

@@ -2,7 +2,6 @@
 
 import functools
 import gc
-import importlib
 import threading
 import types
 
@@ -20,11 +19,12 @@ from harness.cli.main import main as run_harness
 from harness.errors import PlanError
 from results.records.record_base import Change
 from results.study import matching as verdict
-from workloads import catalog, matching
-from workloads.keras_fit import config, models
+from workloads import catalog, controls
+from workloads.keras_fit import models, study
 from workloads.keras_fit.loop_program import FitLoop, KerasProgram
 from workloads.keras_fit.own_model import keras_workload
 from workloads.resnet50 import model as model_lib
+from workloads.resnet50.study import ResNet50Config
 
 FILE = small_fit.__file__
 # Sums of float32 in another order.
@@ -42,17 +42,17 @@ def made(repl, **options):
 def test_the_default_is_the_resnet_of_keras():
     """Its parameters are those that Keras' documentation states, less statistics."""
     with replicator.create("single").scope():
-        model = models.make(config.PRESETS["smoke"])
+        model = models.make(catalog.make_config("keras_fit", "smoke", {}))
 
     assert 25_583_592 == sum(w.numpy().size for w in model.trainable_variables)
     assert models.training_flops(model) == model_lib.training_flops(
-        image_size=32, num_classes=1000, version="v1"
+        ResNet50Config(image_size=32, version="v1")
     )
     assert model.compiled
     assert isinstance(model.optimizer, keras.optimizers.SGD)
 
 
-@pytest.mark.parametrize("name", config.APPLICATIONS)
+@pytest.mark.parametrize("name", study.APPLICATIONS)
 def test_every_application_is_one_of_keras(name):
     """The list needs no TensorFlow; this one does."""
     assert callable(getattr(keras.applications, name))
@@ -65,7 +65,7 @@ def made_own(repl, **options):
     """Somebody's model and data, with the same initial weights."""
     keras.utils.set_random_seed(1)
     preset = INFO.presets[0]
-    return importlib.import_module(INFO.module).WORKLOAD.build(
+    return INFO.build(
         repl,
         preset=preset.name,
         data=options.pop("data", preset.data),
@@ -82,11 +82,11 @@ def _matched(repl, of, loop):
     make = MAKERS[of]
     info = {"keras": catalog.WORKLOADS["keras_fit"], "own": INFO}[of]
     changes = []
-    program = matching.MatchedProgram(
-        make(matching.MatchingReplicator(repl), loop=loop, **info.matching.options),
+    program = controls.MatchedProgram(
+        make(controls.MatchingReplicator(repl), loop=loop, **info.matching.options),
         lambda **fields: changes.append(Change(**fields)),
     )
-    losses = [program.run() for _ in range(matching.NUM_STEPS)]
+    losses = [program.run() for _ in range(controls.NUM_STEPS)]
     assert all(check.is_passed for check in program.sanity()), program.sanity()
     program.close()
     return losses, changes
@@ -104,7 +104,7 @@ def one_replica():
         *(
             ("keras", loop, backend, TOLERANCE)
             for backend in ("in_graph", "tf_mirrored")
-            for loop in config.LOOPS
+            for loop in study.LOOPS
         ),
         # Losses are float32.
         ("own", "run", "in_graph", 1e-6),
@@ -169,7 +169,7 @@ def test_losses_are_those_of_steps_not_the_means_that_keras_logs(monkeypatch):
     """A loop over repl.run has the same, of the same batches; also in a later epoch."""
     monkeypatch.setattr("workloads.keras_fit.loop_program.STEPS_PER_EPOCH", 3)
     losses = {}
-    for loop in config.LOOPS:
+    for loop in study.LOOPS:
         program = made(replicator.create("single"), data="synthetic", loop=loop)
         for layer in program.training.model.layers:
             if isinstance(layer, keras.layers.Dropout):

@@ -12,14 +12,13 @@ import tensorflow as tf
 from workloads import child_process
 from workloads.data import names
 from workloads.metrics import digits
-from workloads.metrics.digits_training import load_digits
+from workloads.metrics.digits import load_digits
 from workloads.metrics.evaluator import (
     METRICS,
     Evaluator,
-    disjoint_halves,
     ends_of_scale,
+    to_uint8,
 )
-from workloads.metrics.extractor import to_uint8
 from workloads.metrics.inception import open_inception, prepare
 
 
@@ -49,9 +48,9 @@ def test_the_classifier_knows_held_out_digits(extractor):
 
 _TRAIN = """
 import sys
-from workloads.metrics import digits_training
-digits_training.NUM_EPOCHS = 1
-digits_training.main(sys.argv[1])
+from workloads.metrics import digits
+digits.NUM_EPOCHS = 1
+digits.main(sys.argv[1])
 """
 
 
@@ -71,7 +70,7 @@ def test_an_epoch_gives_the_same_bits_in_every_process(data_dirs, tmp_path):
         )
         assert 0 == code, output
     one, other = (dict(np.load(path)) for path in paths)
-    first = digits.digits_training.initial_weights()
+    first = digits.initial_weights()
 
     assert first.keys() == one.keys() == other.keys()
     for name, weight in one.items():
@@ -99,31 +98,39 @@ def test_the_scale_has_two_ends(evaluator):
     """Held-out digits score far better than noise, by every metric, on one axis."""
     held_out, _ = load_digits("test")
 
-    ends = ends_of_scale(evaluator, held_out)
+    best, worst = ends_of_scale(evaluator, held_out)
 
-    assert METRICS == tuple(score.protocol.metric for score in ends.data)
-    for data, noise in zip(ends.data, ends.noise, strict=True):
-        protocol = data.protocol
-        assert protocol == noise.protocol
-        assert protocol.num_examples == 359
-        assert data.estimate.has_interval
-        better, worse = data.estimate, noise.estimate
-        if protocol.metric == "inception_score":  # large is good
-            better, worse = worse, better
-            assert noise.protocol.reference == ""
+    assert METRICS == tuple(score.name for score in best)
+    for data, noise in zip(best, worst, strict=True):
+        assert data.protocol == noise.protocol
+        assert (359, 359) == (data.num_examples, noise.num_examples)
+        # Figures that differ in one of these share no axis.
+        for part in (evaluator.extractor.digest[:16], "8 x 8 as stored"):
+            assert part in data.protocol
+        if data.name == "inception_score":  # large is good
+            assert "reference" not in data.protocol
+            assert noise.high < data.low
         else:
-            assert protocol.num_reference_examples == 1438
-        assert better.high < worse.low
-    metric = ends.data[0].as_quality_metric()
-    assert evaluator.extractor.digest[:16] in metric.protocol
+            assert "; reference digits/train, n = 1438, " in data.protocol
+            assert data.high < noise.low
+
+
+def test_a_score_without_interval_is_not_reported(extractor):
+    """A figure of a record has one, so its reader is told what to do."""
+    images, _ = load_digits("test")
+    judge = Evaluator(extractor, images, reference_name="x", metrics=["fid"])
+
+    with pytest.raises(ValueError, match=r"no interval: 9 examples .*report kid"):
+        judge.score(images[:9])
 
 
 def test_random_halves_of_one_set_cannot_be_distinguished(extractor):
     """The unbiased kernel distance of real digits to others is zero, to its error."""
-    first, second = disjoint_halves(load_digits("test")[0])
+    images = np.random.default_rng(0).permutation(load_digits("test")[0])
+    first, second = images[::2], images[1::2]
 
     judge = Evaluator(extractor, first, reference_name="half", metrics=["kid"])
-    kid = judge.score(second)[0].estimate
+    (kid,) = judge.score(second)
 
     assert kid.low < 0.0 < kid.high
 
@@ -167,7 +174,6 @@ def test_resized_digits_are_another_protocol(extractor):
             lambda judge: judge.extractor.extract(np.zeros((8, 8, 1), np.uint8)),
             r"shape \(8, 8, 1\) must be \[examples",
         ),
-        (lambda _: disjoint_halves(np.arange(1)), "got 1 images: it needs at least 2"),
     ],
 )
 def test_wrong_images_are_refused(evaluator, call, message):
@@ -207,12 +213,7 @@ def test_weights_that_cannot_be_read_or_written_say_what_to_do(
     ("owner", "name", "value", "message"),
     [
         (digits, "_MOST_SEC", 0.05, r"took more than 0\.05 s, where about 10"),
-        (
-            digits.digits_training,
-            "__name__",
-            "no_such_module",
-            r"exit code 1 \(.*No module named",
-        ),
+        (digits, "_MODULE", "no_such_module", r"exit code 1 \(.*No module named"),
     ],
     ids=["hangs", "fails"],
 )

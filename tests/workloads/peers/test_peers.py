@@ -16,9 +16,10 @@ from harness.errors import PlanError
 from harness.trial.rank_file import rank_path, read_rank
 from results.records.models import Control
 from workloads import catalog as workloads
-from workloads.data import pipeline
-from workloads.peers import exported, inputs
+from workloads.data import images
+from workloads.peers import inputs
 from workloads.peers.catalog import PEERS, unsupported
+from workloads.peers.inputs import Export, Share
 from workloads.resnet50.train import GoyalSchedule
 from workloads.sngan.networks import LinearDecay
 
@@ -32,10 +33,10 @@ def make_export(**settings):
         "num_replicas": 2,
         "per_replica_batch_size": 3,
         "num_train_examples": 10,
-        "augmentation": dataclasses.asdict(pipeline.DIGITS),
+        "augmentation": dataclasses.asdict(images.DIGITS),
         "losses": [0.1, 0.2, 1 / 3],
     }
-    return exported.Export(
+    return Export(
         settings={**fields, **settings},
         arrays={
             "weights/model.stem.kernel": rng.normal(size=(3, 3, 2, 4)).astype("f4"),
@@ -52,8 +53,8 @@ def test_an_export_is_read_bit_by_bit(tmp_path):
     """Weights, batches and losses, subnormal numbers and signs of zero included."""
     export = make_export()
     export.arrays["weights/odd"] = np.array([-0.0, 1e-45, np.pi], "f4")
-    exported.write(tmp_path / "a" / "b", export)
-    found = exported.read(tmp_path / "a" / "b")
+    export.write(tmp_path / "a" / "b")
+    found = Export.read(tmp_path / "a" / "b")
 
     assert json.loads(json.dumps(export.settings)) == found.settings
     assert export.arrays.keys() == found.arrays.keys()
@@ -61,7 +62,7 @@ def test_an_export_is_read_bit_by_bit(tmp_path):
         assert value.dtype == found.arrays[name].dtype
         assert value.tobytes() == found.arrays[name].tobytes()
     assert [tmp_path / "a" / "b"] == [*(tmp_path / "a").iterdir()]
-    assert 72 + 3 == exported.num_parameters(found)  # moving statistics are not trained
+    assert 72 + 3 == found.num_parameters  # moving statistics are not trained
 
 
 def test_each_process_has_its_replicas_of_the_first_batches_and_draws():
@@ -71,8 +72,8 @@ def test_each_process_has_its_replicas_of_the_first_batches_and_draws():
     export.arrays["draws/latents"] = rows
 
     def parts_of(process, num_processes):
-        batches = inputs.first_batches(export, process, num_processes)
-        draws = inputs.first_draws(export, process, num_processes)
+        share = Share(export, process, num_processes)
+        batches, draws = share.first_batches(), share.first_draws()
         assert 3 == len(batches)
         return [*(part for batch in batches for part in batch), draws["latents"]]
 
@@ -96,7 +97,7 @@ def test_later_draws_are_own_and_of_the_same_kind():
     export.arrays.update({f"draws/{name}": of for name, of in of_both.items()})
 
     def drawn(process, seed):
-        made = inputs.sngan_draws(export, process=process, num_processes=2, seed=seed)
+        made = Share(export, process, 2, seed).draws()
         return [next(made) for _ in range(5)]
 
     found, latents = drawn(1, 0), "generator_latents"
@@ -120,7 +121,7 @@ def test_later_draws_are_own_and_of_the_same_kind():
 @pytest.mark.parametrize("decay_start", [0.0, 0.5, 1.0])
 def test_the_learning_rate_of_sngan_is_ours(decay_start):
     """Before its fall, within, and after its end."""
-    ours = LinearDecay(3.0, num_steps=20, decay_start=decay_start)
+    ours = LinearDecay(learning_rate=3.0, num_steps=20, decay_start=decay_start)
 
     for step in (0, 7, 10, 15, 19, 20, 25):
         found = 3.0 * inputs.linear_decay({"decay_start": decay_start}, step, 20)
@@ -132,7 +133,7 @@ def test_later_batches_are_of_the_shard_and_shuffled():
     export = make_export()
 
     def labels(process, seed):
-        made = inputs.batches(export, process=process, num_processes=2, seed=seed)
+        made = Share(export, process, 2, seed).batches()
         taken = [next(made) for _ in range(8)]
         assert {(3, 12, 12, 3)} == {image.shape for image, _ in taken}
         return np.concatenate([label for _, label in taken[3:]])
@@ -142,21 +143,20 @@ def test_later_batches_are_of_the_shard_and_shuffled():
     assert labels(0, 1).tolist() == labels(0, 1).tolist()
     assert labels(0, 1).tolist() != labels(0, 2).tolist()
     # The control repeats the first batch, as ours does.
-    again = inputs.batches(export, process=0, num_processes=2, seed=0, is_repeated=True)
+    again = Share(export, 0, 2, is_repeated=True).batches()
     for image, _ in itertools.islice(again, 5):
         np.testing.assert_array_equal(export.arrays["batches/image"][0, 0], image)
 
 
-@pytest.mark.parametrize("augmentation", [pipeline.DIGITS, pipeline.UNCHANGED])
+@pytest.mark.parametrize("augmentation", [images.DIGITS, images.UNCHANGED])
 def test_crops_are_those_of_tensorflow(augmentation):
     """The same boxes give the same pixels, cropped, resized and normalised."""
     rng = np.random.default_rng(1)
     stored = rng.integers(0, 256, (5, 8, 8, 3)).astype("u1")
     fields = dataclasses.asdict(augmentation)
     boxes = inputs.random_boxes(5, fields, rng).astype("f4")
-    ours = pipeline.normalise(
-        pipeline.crop_batch(stored, tf.constant(boxes), 20), augmentation
-    )
+    cropped = tf.image.crop_and_resize(stored, boxes, range(len(stored)), [20, 20])
+    ours = (cropped / 255.0 - augmentation.mean) / augmentation.stddev
     found = inputs.normalise(inputs.crop(stored, boxes, 20), fields)
 
     np.testing.assert_allclose(ours, found, rtol=ROUNDING, atol=1e-4)
@@ -164,7 +164,7 @@ def test_crops_are_those_of_tensorflow(augmentation):
 
 def test_boxes_keep_the_ranges_of_the_augmentation():
     """Area and aspect are within them, and boxes within the image."""
-    fields = dataclasses.asdict(pipeline.DIGITS)
+    fields = dataclasses.asdict(images.DIGITS)
     boxes = inputs.random_boxes(2_000, fields, np.random.default_rng(2))
     height, width = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
 

@@ -10,6 +10,7 @@ import replicator
 from workloads.common.training import LARS, PolynomialSchedule
 from workloads.resnet50 import model as model_lib
 from workloads.resnet50.model import ResNet50
+from workloads.resnet50.study import ResNet50Config
 from workloads.resnet50.train import GoyalSchedule
 
 NUM_IMAGENET = 1_281_167
@@ -101,9 +102,7 @@ def test_rates_of_lars_follow_the_batch(global_batch_size, target, num_warmup_ep
 @pytest.mark.parametrize(("version", "giga"), [("v1", 3.86), ("v1.5", 4.09)])
 def test_multiply_adds_are_the_published_ones(version, giga):
     """3.8 to 3.9 billion in He et al. 2015, 4.1 with the stride in the 3x3 layer."""
-    total, _ = model_lib.multiply_adds(
-        image_size=224, num_classes=1000, version=version
-    )
+    total, _ = model_lib.multiply_adds(ResNet50Config(version=version))
 
     assert giga == pytest.approx(total / 1e9, abs=0.01)
 
@@ -125,14 +124,11 @@ def test_multiply_adds_are_those_of_the_graph(version, monkeypatch):
         for op in ops
         if op.type in ("Conv2D", "MatMul")
     )
-    total, stem = model_lib.multiply_adds(
-        image_size=64, num_classes=10, version=version
-    )
+    config = ResNet50Config(image_size=64, num_classes=10, version=version)
+    total, stem = model_lib.multiply_adds(config)
 
     assert counted == total
-    assert 6 * total - 2 * stem == model_lib.training_flops(
-        image_size=64, num_classes=10, version=version
-    )
+    assert 6 * total - 2 * stem == model_lib.training_flops(config)
 
 
 MOMENTUM, DECAY, TRUST, RATE = 0.9, 1e-2, 1e-2, 0.5

@@ -142,7 +142,7 @@ def test_v1_equals_keras_applications():
 
 def test_moving_statistics_follow_the_batch():
     """One training step mixes a tenth of the batch's mean and unbiased variance in."""
-    seeds = model_lib._Seeds(0)
+    seeds = iter([(0, 1)])
     layer = model_lib.ConvBatchNorm(3, 4, kernel_size=1, strides=1, seeds=seeds)
     images = tf.random.stateless_normal([2, 4, 4, 3], [0, 1])
     convolved = tf.nn.conv2d(images, layer.kernel, 1, "SAME").numpy().reshape(-1, 4)

@@ -382,11 +382,11 @@ def test_the_paper_preset_reads_images_of_the_published_size():
     with short_resnet.short():
         program = build_whole("paper", "synthetic", size=2, seed=0)
     batch = next(program.batches())
-    found = program.training.images.pipeline_config(replicator.InputContext(), 2)
+    config = program.training.config
 
     assert math.isfinite(program.run())
     assert (2, 224, 224, 3) == batch["image"][0].shape
-    assert (16384, 8) == (found.shuffle_buffer_size, found.num_threads)
+    assert (16384, 8) == (config.shuffle_buffer_size, config.num_input_threads)
 
 
 OF_CPUS = {

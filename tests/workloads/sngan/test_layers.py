@@ -6,7 +6,9 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from workloads.common.normalization import (
+from workloads.common.training import dtype_policy
+from workloads.sngan import networks
+from workloads.sngan.layers import (
     EPSILON,
     ConditionalBatchNormalization,
     SpectralConv2D,
@@ -14,8 +16,6 @@ from workloads.common.normalization import (
     SpectralEmbedding,
     power_step,
 )
-from workloads.common.training import dtype_policy
-from workloads.sngan import networks
 
 CPUS = ["CPU:0", "CPU:1"]
 MAKERS = {
@@ -92,7 +92,7 @@ def test_the_gradient_is_that_of_constant_vectors():
     ("layer", "inputs"),
     [
         (
-            lambda: SpectralConv2D(3, 8, kernel_size=3, seed=1),
+            lambda: SpectralConv2D(3, 3, 3, 8, seed=1),
             np.ones((2, 5, 5, 3), np.float32),
         ),
         (lambda: SpectralDense(6, 4, seed=1), np.ones((2, 6), np.float32)),
@@ -119,9 +119,9 @@ def test_layers_compute_with_the_divided_kernel():
     """Dense is a product, convolution Keras' own, embedding a choice of rows."""
     generator = np.random.default_rng(3)
     x = generator.normal(size=(2, 5, 5, 3)).astype(np.float32)
-    conv = SpectralConv2D(3, 4, kernel_size=3, strides=2, seed=1)
+    conv = SpectralConv2D(3, 3, 3, 4, seed=1)
     conv.bias.assign([1.0, 2.0, 3.0, 4.0])
-    plain = keras.layers.Conv2D(4, 3, strides=2, padding="same")
+    plain = keras.layers.Conv2D(4, 3, padding="same")
     plain.build(x.shape)
     plain.set_weights([conv.normalized_kernel(training=False), conv.bias])
     dense = SpectralDense(3, 2, seed=1, use_bias=False)
@@ -147,7 +147,7 @@ def train(repl, x):
     """Trains conv, dense and embedding; returns the state and each replica's u."""
     keras.utils.set_random_seed(5)
     with repl.context():
-        conv = SpectralConv2D(2, 3, kernel_size=3, seed=1)
+        conv = SpectralConv2D(3, 3, 2, 3, seed=1)
         dense = SpectralDense(3, 1, seed=2)
         embedding = SpectralEmbedding(4, 3, seed=3)
         optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1, momentum=0.9))

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from workloads import catalog
-from workloads.sngan import networks as networks_lib
+from workloads.sngan import layers
 from workloads.sngan.networks import Discriminator, Generator, LinearDecay
 
 
@@ -99,14 +99,14 @@ def test_upsampling_repeats_and_downsampling_averages():
     images = np.random.default_rng(0).normal(size=(2, 3, 3, 4)).astype(np.float32)
     repeated = images.repeat(2, axis=1).repeat(2, axis=2)
 
-    np.testing.assert_array_equal(networks_lib.upsample(tf.constant(images)), repeated)
-    np.testing.assert_allclose(networks_lib.downsample(repeated), images, rtol=1e-6)
+    np.testing.assert_array_equal(layers.upsample(tf.constant(images)), repeated)
+    np.testing.assert_allclose(layers.downsample(repeated), images, rtol=1e-6)
 
 
 def test_the_rate_falls_linearly_to_zero():
     """From the requested fraction of steps, and never where that is one."""
-    late = LinearDecay(1e-3, num_steps=450, decay_start=400 / 450)
-    never = LinearDecay(1e-3, num_steps=10, decay_start=1.0)
+    late = LinearDecay(learning_rate=1e-3, num_steps=450, decay_start=400 / 450)
+    never = LinearDecay(learning_rate=1e-3, num_steps=10, decay_start=1.0)
 
     assert [1e-3, 1e-3, 5e-4, 0.0, 0.0] == pytest.approx(
         [float(late(step)) for step in (0, 400, 425, 450, 500)], abs=1e-9

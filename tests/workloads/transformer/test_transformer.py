@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import replicator
 from workloads import catalog
-from workloads.transformer import config
+from workloads.transformer import study as config
 from workloads.transformer.model import InverseSquareRoot, Transformer, dropped, waves
 
 LENGTH = 6

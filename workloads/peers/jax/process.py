@@ -14,7 +14,7 @@ import numpy as np
 import scaling_client  # of the harness, which puts its folder into the path
 from jax.sharding import NamedSharding, PartitionSpec
 
-from workloads.peers import catalog, exported, inputs
+from workloads.peers import catalog, inputs
 from workloads.peers.catalog import EXPORT_VARIABLE
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Process:
 
     def __init__(self, **own: Any) -> None:
         self.tuning = inputs.tuning(sys.argv[1:], {**DEFAULTS, **own})
-        self.export = exported.read(Path(os.environ[EXPORT_VARIABLE]))
+        self.export = inputs.Export.read(Path(os.environ[EXPORT_VARIABLE]))
         self.num_replicas = int(self.export.settings["num_replicas"])
         self._num_processes = self.num_replicas if self.tuning["processes"] else 1
         self._children: list[subprocess.Popen[bytes]] = []
@@ -57,7 +57,11 @@ class Process:
         jax.config.update("jax_platforms", "cpu")
         self._take_devices()
         self.run = scaling_client.connect(
-            unit="images", num_parameters=exported.num_parameters(self.export)
+            unit="images", num_parameters=self.export.num_parameters
+        )
+        self._share = inputs.Share(
+            *(self.export, self._rank, self._num_processes, self.run.seed),
+            is_repeated=self.run.controls.synthetic,
         )
         self.is_alone = self.run.controls.nosync or self.num_replicas == 1
         self._mesh = jax.make_mesh((self.num_replicas,), (REPLICAS,))
@@ -119,13 +123,7 @@ class Process:
 
     def batches(self) -> Any:
         """Yields images and labels of own replicas, on their devices."""
-        for images, labels in inputs.batches(
-            self.export,
-            process=self._rank,
-            num_processes=self._num_processes,
-            seed=self.run.seed,
-            is_repeated=self.run.controls.synthetic,
-        ):
+        for images, labels in self._share.batches():
             yield self.placed((self._in_layout(images), labels), is_own=True)
 
     def _in_layout(self, images: np.ndarray) -> np.ndarray:
@@ -133,12 +131,7 @@ class Process:
 
     def draws(self) -> Any:
         """Yields what each step of SN-GAN draws, by name, on own devices."""
-        for found in inputs.sngan_draws(
-            self.export,
-            process=self._rank,
-            num_processes=self._num_processes,
-            seed=self.run.seed,
-        ):
+        for found in self._share.draws():
             pixels = self._in_layout(found["pixels"])
             yield self.placed({**found, "pixels": pixels}, is_own=True)
 

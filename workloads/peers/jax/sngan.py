@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from workloads.peers import exported, inputs
+from workloads.peers import inputs
 from workloads.peers.jax.layers import Layers, Weights
 from workloads.peers.jax.process import Process
 
@@ -48,7 +48,7 @@ class Pass:
         flat = latents @ of["generator.dense.kernel"] + of["generator.dense.bias"]
         hidden = flat.reshape(len(latents), _FIRST_SIZE, _FIRST_SIZE, -1)
         hidden = jnp.moveaxis(hidden, -1, self._layers.channels)
-        for path in exported.block_paths(self._weights, "generator"):
+        for path in inputs.block_paths(self._weights, "generator"):
             inner = self._conditional(hidden, f"{path}.norm_1", labels)
             inner = self._conv(self._doubled(inner), f"{path}.conv_1")
             inner = self._conditional(inner, f"{path}.norm_2", labels)
@@ -61,7 +61,7 @@ class Pass:
     def logits(self, images: jax.Array, labels: jax.Array) -> jax.Array:
         """Returns those of the discriminator."""
         hidden = images
-        blocks = exported.block_paths(self._weights, "discriminator")
+        blocks = inputs.block_paths(self._weights, "discriminator")
         paths = ["discriminator.first_block", *blocks]
         for index, path in enumerate(paths):
             inner = self._conv(

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from workloads.peers import catalog, exported, inputs
+from workloads.peers import catalog, inputs
 from workloads.peers.catalog import EXPORT_VARIABLE
 
 if TYPE_CHECKING:
@@ -44,9 +44,13 @@ class Process:
         self.tuning = inputs.tuning(sys.argv[1:], DEFAULTS)
         self.rank, self.num_ranks = scaling_client.find_rank()
         self._choose_cores()
-        self.export = exported.read(Path(os.environ[EXPORT_VARIABLE]))
+        self.export = inputs.Export.read(Path(os.environ[EXPORT_VARIABLE]))
         self.run = scaling_client.connect(
-            unit="images", num_parameters=exported.num_parameters(self.export)
+            unit="images", num_parameters=self.export.num_parameters
+        )
+        self._share = inputs.Share(
+            *(self.export, self.rank, self.num_ranks, self.run.seed),
+            is_repeated=self.run.controls.synthetic,
         )
         if self.num_ranks > 1:
             dist.init_process_group("gloo")
@@ -90,24 +94,13 @@ class Process:
             if self.tuning["channels_last"]
             else torch.contiguous_format
         )
-        for images, labels in inputs.batches(
-            self.export,
-            process=self.rank,
-            num_processes=self.num_ranks,
-            seed=self.run.seed,
-            is_repeated=self.run.controls.synthetic,
-        ):
+        for images, labels in self._share.batches():
             made = torch.from_numpy(images).permute(0, 3, 1, 2)
             yield made.contiguous(memory_format=layout), torch.from_numpy(labels).long()
 
     def draws(self) -> Iterator[dict[str, torch.Tensor]]:
         """Yields what each step of SN-GAN draws, by name."""
-        for found in inputs.sngan_draws(
-            self.export,
-            process=self.rank,
-            num_processes=self.num_ranks,
-            seed=self.run.seed,
-        ):
+        for found in self._share.draws():
             made = {name: torch.from_numpy(value) for name, value in found.items()}
             yield {**made, "pixels": made["pixels"].permute(0, 3, 1, 2)}
 

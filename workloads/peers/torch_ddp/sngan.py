@@ -22,7 +22,7 @@ _NUM_DOWNSAMPLED = 2
 
 
 class Spectral(nn.Module):
-    """A kernel over its spectral norm, as in ``workloads/common/normalization.py``.
+    """A kernel over its spectral norm, as in ``workloads/sngan/layers.py``.
 
     PyTorch's own keeps ``v`` as well, and is half a step of the iteration ahead.
     """

@@ -1,0 +1,147 @@
+"""D4PG on the control suite (Barth-Maron et al. 2018), from actors to update.
+
+    python -m workloads.d4pg.train --replicas 2 --steps 50
+
+The step is in ``learner.py``, code for a single device. ``study.py`` attaches this
+training to the harness.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import replicator
+from workloads.common import command, training
+from workloads.spec import SYNTHETIC
+
+from . import capacity, control, experience, networks, study
+from .actor import make_policy_spec
+from .evaluator import EvaluatorClient
+from .learner import Learner
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from workloads.spec import QualityMetric
+
+
+class Training(Learner):
+    """A learner with its actors and replay.
+
+    Attributes:
+      has_actors: Whether transitions are those of actors, not synthetic ones.
+      experiences: Actors and replay of each pipeline of this process.
+      policy_spec: What actors compute of observations.
+    """
+
+    source = None  # no data set
+
+    def __init__(
+        self,
+        repl: replicator.Replicator,
+        config: study.D4PGConfig,
+        *,
+        data: str,
+        per_replica_batch_size: int,
+        seed: int,
+    ) -> None:
+        training.set_up(repl, config)
+        self.data, self._seed = data, seed
+        self.global_batch_size = per_replica_batch_size * repl.num_replicas_in_sync
+        self._evaluator = None
+        self.has_actors = data != SYNTHETIC
+        self.experiences: list[experience.Experience] = []
+        if self.has_actors:
+            control.check(data)
+            capacity.check_learning(config, global_batch_size=self.global_batch_size)
+            self._evaluator = EvaluatorClient(data, config, seed=seed)
+        found = self._evaluator.spec if self._evaluator else None
+        self.policy_spec = make_policy_spec(config, found)
+        super().__init__(repl, config, self.policy_spec, seed=seed)
+
+    def input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
+        """Returns the batches of one input pipeline, which starts its actors."""
+        size = context.get_per_replica_batch_size(self.global_batch_size)
+        if not self.has_actors or self._evaluator is None:
+            return experience.synthetic_dataset(
+                self.config, self.policy_spec, context, size, self._seed
+            )
+        found = experience.Experience(
+            self.data,
+            self.config,
+            self._evaluator.spec,
+            self.policy_spec,
+            context=context,
+            seed=self._seed,
+        )
+        self.experiences.append(found)
+        batches_per_step = context.num_replicas_in_sync // context.num_input_pipelines
+        return found.dataset(
+            per_replica_batch_size=size, num_prefetched=max(batches_per_step, 1)
+        )
+
+    def pass_on(self, outputs: Any) -> None:
+        """Gives what a step computed to replay, and every few steps to actors.
+
+        Actors keep the last finite weights.
+        """
+        if not all(math.isfinite(float(value)) for value in outputs["value"]):
+            # The critic's loss would not show it before the targets are copied.
+            raise FloatingPointError(
+                "the policy's actions have no finite value in learner step "
+                f"{self.num_steps - 1}: lower option policy_learning_rate="
+                f"{self.config.policy_learning_rate!r}"
+            )
+        for each in self.experiences if self.config.replay == "prioritized" else ():
+            for index, error in zip(
+                outputs["index"], outputs["divergence"], strict=True
+            ):
+                each.replay.update_priorities(index.numpy(), error.numpy())
+        if self.experiences and self.num_steps % self.config.publish_period == 0:
+            weights = self.policy_weights()
+            for each in self.experiences:
+                each.weights.publish(weights, self.num_steps)
+
+    def evaluate(self) -> tuple[QualityMetric, ...]:
+        """Measures the mean return of episodes without noise; of actors only."""
+        if self._evaluator is None:
+            return ()
+        return self._evaluator.score(self.policy_spec, self.policy_weights())
+
+    def film(self) -> bytes | None:
+        """Returns a film of one episode, as animated PNG, or None without OpenGL."""
+        if self._evaluator is None:
+            return None
+        return self._evaluator.film(self.policy_spec, self.policy_weights())
+
+    def flops(self) -> int:
+        """Returns the floating-point operations of one transition in a step."""
+        return networks.training_flops(self.config, self.policy_spec)
+
+    def close(self) -> None:
+        """Terminates actors and environments; the exit of the process does so too."""
+        for each in self.experiences:
+            each.close()
+        if self._evaluator is not None:
+            self._evaluator.close()
+
+
+def main() -> None:
+    """Trains, and plays episodes without noise."""
+    args = command.parse(__doc__, study.WORKLOAD)
+    repl = replicator.create(args.backend, num_replicas=args.replicas)
+    made = Training(repl, args.config, **args.batches)
+    inputs = repl.make_input_iterator(made.input_fn)
+    progress = command.Progress(args.steps, args.unit, made.global_batch_size)
+    for step in range(args.steps):
+        outputs = made.learn(inputs)
+        made.pass_on(outputs)
+        progress.update(step + 1, repl.reduce("mean", outputs["loss"]))
+    for metric in made.evaluate():
+        print(f"{metric.name}: {metric.value:.1f} (n = {metric.num_examples})")
+    made.close()
+
+
+if __name__ == "__main__":
+    main()

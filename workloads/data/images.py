@@ -1,0 +1,382 @@
+"""Labelled images as a training reads them: batches, normalisation, held-out split.
+
+A batch is a dict: ``image`` [examples, size, size, 3] float32, ``label`` [examples]
+int32, ``example_id`` [examples] int64 (a stable hash of the example's TFDS id).
+
+With ``input_dtype`` ``uint8``, a batch has pixels as they are stored, a quarter of the
+bytes, and ``normalised`` is called in the step, on the device of the replica.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+import replicator
+from workloads.data import sources
+from workloads.data.sources import fold, open_source, shard
+from workloads.spec import SYNTHETIC
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import numpy as np
+
+    from workloads.data.sources import Source
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Augmentation:
+    """How a training image is augmented, and how every image is normalised."""
+
+    area_range: tuple[float, float]  # Fraction of the area that a random crop keeps.
+    aspect_range: tuple[float, float]  # Width over height of it, in stored pixels.
+    flips: bool  # Whether half of the images are mirrored.
+    # Fraction of height and width that evaluation keeps, centred.
+    evaluation_crop: float
+    mean: tuple[float, float, float]  # Of each channel, for pixels in [0, 1].
+    stddev: tuple[float, float, float]  # The same.
+
+
+# Scale and aspect-ratio augmentation of Goyal et al. 2017 (after Szegedy et al. 2015).
+IMAGENET = Augmentation(
+    area_range=(0.08, 1.0),
+    aspect_range=(3 / 4, 4 / 3),
+    flips=True,
+    evaluation_crop=0.875,
+    mean=(0.485, 0.456, 0.406),
+    stddev=(0.229, 0.224, 0.225),
+)
+# A mirrored digit is a different symbol, and 8 x 8 pixels leave little to crop. The
+# moments are those of scikit-learn's 1,797 digits.
+DIGITS = Augmentation(
+    area_range=(0.7, 1.0),
+    aspect_range=(0.9, 1.1),
+    flips=False,
+    evaluation_crop=1.0,
+    mean=(0.3053, 0.3053, 0.3053),
+    stddev=(0.3760, 0.3760, 0.3760),
+)
+# For generators that end in tanh: pixels as they are, in [-1, 1].
+UNCHANGED = Augmentation(
+    area_range=(1.0, 1.0),
+    aspect_range=(1.0, 1.0),
+    flips=False,
+    evaluation_crop=1.0,
+    mean=(0.5, 0.5, 0.5),
+    stddev=(0.5, 0.5, 0.5),
+)
+
+_MOST_SMALL_PIXELS = 96 * 96
+# The random numbers of augmentation; see ``sources.SHUFFLE_STREAM``.
+_AUGMENTATION_STREAM = 2
+_NUM_LEVELS = 256
+
+
+class Images:
+    """A data set of labelled images, or random ones.
+
+    Attributes:
+      source: The data set; None for synthetic images.
+      augmentation: How training images are augmented, and all are normalised.
+    """
+
+    def __init__(
+        self,
+        repl: replicator.Replicator | None,
+        config: Any,
+        *,
+        data: str,
+        seed: int,
+        augmentation: Augmentation | None = None,
+    ) -> None:
+        """Opens the data.
+
+        Args:
+          repl: The replicator that is fed; None where no training is.
+          config: An ``ImageConfig``.
+          data: The name of a data set, or ``synthetic``.
+          seed: Determines order and augmentation.
+          augmentation: None for that of the data set: the digits have their own.
+        """
+        self._config, self._seed = config, seed
+        self._feeds_gpus = repl is not None and repl.feeds_gpus
+        self.source = None if data == SYNTHETIC else open_source(data)
+        if self.source is not None and self.source.num_classes > config.num_classes:
+            raise ValueError(
+                f"data {data!r} has {self.source.num_classes} classes, but the network "
+                f"has {config.num_classes}: set option num_classes to at least "
+                f"{self.source.num_classes}"
+            )
+        self.augmentation = augmentation or (DIGITS if data == "digits" else IMAGENET)
+
+    def batches(
+        self, context: replicator.InputContext, num_examples: int
+    ) -> tf.data.Dataset:
+        """Returns shuffled and augmented batches of this pipeline's share, endless.
+
+        Every epoch reads each example of the pipeline's shard once, in a new order. The
+        same seed gives the same batches, in the same order, on every backend.
+        """
+        num_threads = self._config.num_input_threads
+        if self._feeds_gpus:
+            # A GPU takes about a hundred times as many examples per second as a CPU
+            # core, and one pipeline feeds all GPUs of a process.
+            num_fed = context.num_replicas_in_sync // context.num_input_pipelines
+            num_threads *= max(1, num_fed)
+        if self.source is None:
+            batch = self._random_batch(num_examples)
+            return sources.repeated(batch, num_examples, num_threads)
+        split, pipeline_id = shard(self.source, context), context.input_pipeline_id
+        dataset = self._read(self.source, split, num_threads, is_training=True)
+        if self._config.cache_data:
+            # Cached in encoded form: pixels are many times as large.
+            dataset = dataset.cache()
+        size = self._config.shuffle_buffer_size
+        dataset = sources.shuffled(dataset, size, self._seed, pipeline_id)
+        stream = fold(self._seed, _AUGMENTATION_STREAM, pipeline_id)
+        dataset = self._cropped(dataset, num_examples, num_threads, stream)
+        return sources.prefetched(dataset, context, num_threads)
+
+    def whole_split(self, split: str, num_examples: int) -> tf.data.Dataset:
+        """Returns one pass over a split, in stored order.
+
+        The last batch is padded with zeros to ``num_examples`` rows, and ``is_example``
+        [examples] bool distinguishes examples from padding.
+        """
+        assert self.source is not None
+        num_threads = self._config.num_input_threads
+        dataset = self._read(self.source, split, num_threads, is_training=False)
+        dataset = self._cropped(dataset, num_examples, num_threads, None)
+        options = replicator.default_data_options(num_threads=num_threads)
+        return dataset.prefetch(1).with_options(options)
+
+    def normalised(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Returns a replica's batch with the images that a network takes.
+
+        Called in the step, so that pixels are sent to the device as they are stored.
+        """
+        if batch["image"].dtype != tf.uint8:
+            return batch
+        pixels = tf.cast(batch["image"], tf.float32)
+        return {**batch, "image": self._normalise(pixels)}
+
+    def predictions(
+        self, predict: Callable[[tf.Tensor], tf.Tensor]
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields what is predicted of the held-out split, and its labels."""
+        if self.source is None:  # random images have no labels to be found
+            return
+        size = self._config.evaluation_batch_size
+        for batch in self.whole_split(self.source.evaluation_split, size):
+            is_example = batch["is_example"].numpy()
+            predicted = predict(batch["image"]).numpy()
+            yield predicted[is_example], batch["label"].numpy()[is_example]
+
+    def _read(
+        self, source: Source, split: Any, num_threads: int, *, is_training: bool
+    ) -> tf.data.Dataset:
+        """Reads encoded images with checked labels, in the order of their files."""
+        dataset = source.builder.as_dataset(
+            split=split,
+            shuffle_files=is_training,
+            # Shuffles encoded bytes, not pixels, so the buffer stays small.
+            decoders=tfds.decode.PartialDecoding(
+                {"image": True, "label": True},
+                decoders={"image": tfds.decode.SkipDecoding()},
+            ),
+            read_config=sources.read_config(seed=self._seed, num_threads=num_threads),
+        )
+
+        def check(example: dict[str, Any]) -> dict[str, Any]:
+            label = tf.cast(example["label"], tf.int32)
+            is_inside = (label >= 0) & (label < source.num_classes)
+            text = tf.strings.join(
+                ["label outside the classes: ", tf.strings.as_string(label)]
+            )
+            with tf.control_dependencies([tf.debugging.Assert(is_inside, [text])]):
+                return {**sources.with_id(example), "label": tf.identity(label)}
+
+        return _mapped(dataset, check, num_threads)
+
+    def _cropped(
+        self,
+        dataset: tf.data.Dataset,
+        num_examples: int,
+        num_threads: int,
+        stream: int | None,
+    ) -> tf.data.Dataset:
+        """Returns batches of images; ``stream`` of random crops, None of central ones.
+
+        Small images of one stored size (digits, CIFAR) are cropped and resized a batch
+        at a time by one kernel: op by op they would take more time than the step leaves
+        on cores that the replicas use too. Large images are decoded one by one, and a
+        JPEG only inside its crop.
+        """
+        assert self.source is not None
+        height, width = self.source.image_shape[:2]
+        is_small = height and width and height * width <= _MOST_SMALL_PIXELS
+        encoding = self.source.encoding
+        is_sent_as_bytes = stream is not None and self._config.input_dtype == "uint8"
+
+        def batched(dataset: tf.data.Dataset) -> tf.data.Dataset:
+            if stream is not None:
+                return dataset.batch(num_examples, drop_remainder=True)
+            pad = functools.partial(_padded, size=num_examples)
+            return _mapped(dataset.batch(num_examples), pad, num_threads)
+
+        def decode(example: dict[str, Any]) -> dict[str, Any]:
+            assert self.source is not None
+            shape = self.source.image_shape
+            return {**example, "image": decoded(example["image"], encoding, shape)}
+
+        def crop(index: Any, part: dict[str, Any]) -> dict[str, Any]:
+            seed = None if stream is None else _seed(stream, index)
+            size = self._config.image_size
+            if is_small:
+                box = boxes(num_examples, self.augmentation, seed)
+                numbers = tf.range(tf.shape(part["image"])[0])
+                image = tf.image.crop_and_resize(
+                    part["image"], box, numbers, [size] * 2
+                )
+            else:
+                image = decoded_crop(
+                    part["image"], self.augmentation, seed, encoding, size
+                )
+            if is_sent_as_bytes:
+                return {**part, "image": tf.saturate_cast(tf.round(image), tf.uint8)}
+            return {**part, "image": self._normalise(image)}
+
+        if is_small:
+            dataset = batched(_mapped(dataset, decode, num_threads))
+        dataset = _mapped(dataset.enumerate(), crop, num_threads)
+        return dataset if is_small else batched(dataset)
+
+    def _normalise(self, images: tf.Tensor) -> tf.Tensor:
+        """Returns images in [0, 255] with zero mean and unit variance per channel."""
+        mean = 255.0 * tf.constant(self.augmentation.mean)
+        stddev = 255.0 * tf.constant(self.augmentation.stddev)
+        return (images - mean) / stddev
+
+    def _random_batch(self, num_examples: int) -> dict[str, tf.Tensor]:
+        size, num_classes = self._config.image_size, self._config.num_classes
+        seed = _seed(fold(self._seed, _AUGMENTATION_STREAM, 0), 0)
+        shape = [num_examples, size, size, 3]
+        draw = functools.partial(tf.random.stateless_uniform, seed=seed, dtype=tf.int32)
+        if self._config.input_dtype == "uint8":
+            image = tf.cast(draw(shape, maxval=_NUM_LEVELS), tf.uint8)
+        else:
+            image = tf.random.stateless_normal(shape, seed)
+        return {"image": image, "label": draw([num_examples], maxval=num_classes)}
+
+
+def decoded(encoded: Any, encoding: str | None, shape: tuple[int | None, ...]) -> Any:
+    """Decodes one whole image to [height, width, 3], uint8."""
+    if encoding == "png":
+        image = tf.io.decode_png(encoded, channels=3)
+    elif encoding == "jpeg":
+        image = tf.io.decode_jpeg(encoded, channels=3)
+    else:
+        image = tf.io.decode_image(encoded, channels=3, expand_animations=False)
+    image.set_shape((*shape[:2], 3))
+    return image
+
+
+def boxes(
+    num_images: int, augmentation: Augmentation, seed: tf.Tensor | None
+) -> tf.Tensor:
+    """Returns crops as ``tf.image.crop_and_resize`` takes them, central without seed.
+
+    Area and log-aspect are uniform; a side longer than the image is clipped to it.
+    """
+    if seed is None:
+        margin = (1.0 - augmentation.evaluation_crop) / 2
+        box = [margin, margin, 1.0 - margin, 1.0 - margin]
+        return tf.tile(tf.constant([box]), [num_images, 1])
+    draws = tf.random.stateless_uniform([5, num_images], seed)
+    low, high = augmentation.area_range
+    area = low + (high - low) * draws[0]
+    low, high = (math.log(aspect) for aspect in augmentation.aspect_range)
+    root_aspect = tf.exp(0.5 * (low + (high - low) * draws[1]))
+    side = tf.sqrt(area)
+    height = tf.minimum(side / root_aspect, 1.0)
+    width = tf.minimum(side * root_aspect, 1.0)
+    y1 = draws[2] * (1.0 - height)
+    x1 = draws[3] * (1.0 - width)
+    x2 = x1 + width
+    if augmentation.flips:
+        flips = draws[4] < 0.5  # noqa: PLR2004 - half of the images
+        x1, x2 = tf.where(flips, x2, x1), tf.where(flips, x1, x2)
+    return tf.stack([y1, x1, y1 + height, x2], axis=1)
+
+
+def decoded_crop(
+    encoded: Any,
+    augmentation: Augmentation,
+    seed: tf.Tensor | None,
+    encoding: str | None,
+    image_size: int,
+) -> tf.Tensor:
+    """Decodes a crop of one large image; float32, in [0, 255].
+
+    Without a seed it is the central square, whose side is ``evaluation_crop`` of the
+    shorter side, as published (256 to 224 pixels).
+    """
+    if encoding == "jpeg":
+        shape = tf.io.extract_jpeg_shape(encoded)
+    else:
+        whole = decoded(encoded, encoding, (None, None, 3))
+        shape = tf.shape(whole)
+    if seed is None:
+        shorter = tf.cast(tf.minimum(shape[0], shape[1]), tf.float32)
+        side = tf.cast(tf.round(shorter * augmentation.evaluation_crop), tf.int32)
+        begin = (shape[:2] - side) // 2
+        window = tf.stack([begin[0], begin[1], side, side])
+    else:
+        begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
+            shape,
+            bounding_boxes=tf.constant([[[0.0, 0.0, 1.0, 1.0]]]),
+            seed=seed,
+            min_object_covered=0.0,
+            aspect_ratio_range=augmentation.aspect_range,
+            area_range=augmentation.area_range,
+            max_attempts=10,
+            use_image_if_no_bounding_boxes=True,
+        )
+        window = tf.concat([begin[:2], size[:2]], axis=0)
+    if encoding == "jpeg":
+        image = tf.io.decode_and_crop_jpeg(encoded, window, channels=3)
+    else:
+        image = tf.image.crop_to_bounding_box(whole, *tf.unstack(window))
+    resized = tf.image.resize(image, [image_size, image_size], method="bicubic")
+    image = tf.clip_by_value(resized, 0.0, 255.0)
+    if seed is not None and augmentation.flips:
+        image = tf.image.stateless_random_flip_left_right(image, seed)
+    return image
+
+
+def _mapped(dataset: tf.data.Dataset, fn: Any, num_threads: int) -> tf.data.Dataset:
+    """Maps a function over elements with the pipeline's threads, in their order."""
+    # One thread needs no parallel map, whose overhead exceeds the work on small images.
+    if num_threads == 1:
+        return dataset.map(fn)
+    return dataset.map(fn, num_parallel_calls=num_threads, deterministic=True)
+
+
+def _padded(batch: dict[str, Any], *, size: int) -> dict[str, Any]:
+    found = tf.shape(batch["label"])[0]
+    padded = {}
+    for key, value in batch.items():
+        filling = [[0, size - found], *([[0, 0]] * (value.shape.rank - 1))]
+        shape = (size, *value.shape[1:])
+        padded[key] = tf.ensure_shape(tf.pad(value, filling), shape)
+    return {**padded, "is_example": tf.range(size) < found}
+
+
+def _seed(stream: int, index: Any) -> tf.Tensor:
+    return tf.stack([tf.constant(stream, tf.int64), tf.cast(index, tf.int64)])
