@@ -286,8 +286,11 @@ class CrossWorker:
                 return self.chain.add(name, op, [value], dtype, device, key)
             where = f"{name}/shape"
             if given.shape.is_fully_defined():
-                dims = np.array(given.shape.as_list(), np.int32)
-                shape = self.emit.const(where, dims, cpu_of(device))
+                dims = given.shape.as_list()
+                if wire[0] == "Bitcast" and dtype.size < given.dtype.size:
+                    dims.append(given.dtype.size // dtype.size)  # complex: pairs
+                sizes = np.array(dims, np.int32)
+                shape = self.emit.const(where, sizes, cpu_of(device))
             else:
                 shape = self.emit.add(where, "Shape", [value], device, T=dtype)
             op = "CollectiveBcastRecvV2"
