@@ -167,7 +167,15 @@ def main(
         if is_output_full(error):
             _forget_stdout()
         if message is None:
-            return _tell_fault(error)
+            import traceback
+
+            traceback.print_exception(error)
+            click.echo(
+                "error: internal error; finished trials are kept, "
+                "run the same command to resume",
+                err=True,
+            )
+            return exit_codes.INTERNAL_FAULT
         click.echo(f"error: {one_line(message)}", err=True)
         is_unfit = isinstance(error, UnfitMachineError)
         return exit_codes.UNFIT if is_unfit else exit_codes.USAGE
@@ -177,19 +185,6 @@ def main(
 def _forget_stdout() -> None:
     """Python flushes stdout once more at exit, which would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _tell_fault(error: Exception) -> int:
-    """Prints the traceback of an internal error and returns its exit code."""
-    import traceback
-
-    traceback.print_exception(error)
-    click.echo(
-        "error: internal error; finished trials are kept, "
-        "run the same command to resume",
-        err=True,
-    )
-    return exit_codes.INTERNAL_FAULT
 
 
 def _user_message(error: Exception) -> str | None:

@@ -110,8 +110,7 @@ class PlainProgress:
     def trial_started(self, trial: PlannedTrial, eta_sec: float | None) -> None:
         """Prints the trial and the time remaining."""
         self._number += 1
-        left = "" if eta_sec is None else f" ({left_text(eta_sec)})"
-        self.note(f"[{self._number}/{self._num_trials}] {describe_trial(trial)}{left}")
+        self._note_left(f"{self._place} {describe_trial(trial)}", eta_sec)
 
     def stage(self, text: str, eta_sec: float | None, *, is_most: bool = False) -> None:
         """Prints what a relay does now; of the rounds, only the first one."""
@@ -119,14 +118,12 @@ class PlainProgress:
         if is_round and self._is_in_rounds:
             return
         self._is_in_rounds = is_round
-        left = "" if eta_sec is None else f" ({left_text(eta_sec, is_most=is_most)})"
-        self.note(f"{text}{left}")
+        self._note_left(text, eta_sec, is_most=is_most)
 
     def phase(self, text: str, eta_sec: float | None) -> None:
         """Prints what a trial does now, unless something was printed just before."""
         if self._clock() - self._last_sec >= PLAIN_PERIOD_SEC:
-            left = "" if eta_sec is None else f" ({left_text(eta_sec)})"
-            self.note(f"[{self._number}/{self._num_trials}]   {text}{left}")
+            self._note_left(f"{self._place}   {text}", eta_sec)
 
     def trial_ended(
         self, trial: PlannedTrial, status: StatusRecord, result: TrialResult | None
@@ -136,10 +133,17 @@ class PlainProgress:
         if trial.spec.order is Order.RELAY:
             self._number += 1
             name = f"{describe_trial(trial)}: "
-        self.note(
-            f"[{self._number}/{self._num_trials}]   "
-            f"{name}{describe_end(status, result)}"
-        )
+        self.note(f"{self._place}   {name}{describe_end(status, result)}")
+
+    @property
+    def _place(self) -> str:
+        return f"[{self._number}/{self._num_trials}]"
+
+    def _note_left(
+        self, text: str, eta_sec: float | None, *, is_most: bool = False
+    ) -> None:
+        left = "" if eta_sec is None else f" ({left_text(eta_sec, is_most=is_most)})"
+        self.note(f"{text}{left}")
 
     def note(self, text: str) -> None:
         """Prints the line."""
@@ -175,27 +179,19 @@ class RichProgress:
     """Shows a bar with the time remaining, below one line per finished trial."""
 
     def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            SpinnerColumn,
-            TextColumn,
-            TimeElapsedColumn,
-        )
-        from rich.progress import Progress as Bar
+        from rich import console, progress
 
-        self._console = Console(stderr=True, highlight=False)
+        self._console = console.Console(stderr=True, highlight=False)
         self._left = TimeLeft()
         self._trial = ""
-        self._bar = Bar(
-            SpinnerColumn(),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=24),
+        self._bar = progress.Progress(
+            progress.SpinnerColumn(),
+            progress.MofNCompleteColumn(),
+            progress.BarColumn(bar_width=24),
             # Formatted at every redraw, so that the time left moves.
-            TextColumn("{task.fields[left]}"),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}", markup=False),
+            progress.TextColumn("{task.fields[left]}"),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("{task.description}", markup=False),
             console=self._console,
             transient=True,
             # The default, four redraws per second, takes time from the replicas' cores.
