@@ -73,11 +73,11 @@ def sweep(request: RunRequest, call: Call) -> int:
     codes = []
     for value, (study, of) in zip(axis.values, asked.items(), strict=True):
         running.note(f"{name}: {axis.key} {value}")
-        words = study_module.command(
-            call.command, axis, value, runs_dir=str(root), study=study
-        )
+        words = study_module.without(call.command, "--vary", "--study", "--runs-dir")
+        words += [*axis.words(value), "--runs-dir", str(root), "--study", study]
+        alone = dataclasses.replace(call, command=tuple(words))
         own = of.model_copy(update={"runs_dir": root, "study": study})
-        codes.append(commands.sweep(own, dataclasses.replace(call, command=words)))
+        codes.append(commands.sweep(own, alone))
         if codes[-1] == exit_codes.INTERRUPTED:
             return exit_codes.INTERRUPTED
     if not request.is_dry_run and not request.info.is_submitted():

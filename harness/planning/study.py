@@ -176,36 +176,25 @@ VARY: Final = Kind(parse_vary, metavar="KEY=A,B,...")
 
 def requests(request: RequestT, axis: Axis) -> dict[str, RequestT]:
     """Returns a request for each value, by the name of its study."""
-    declared = {of.name: of for of in option.declared(type(request))}
+    of = None
+    if axis.key in OPTIONS:
+        of = next(o for o in option.declared(type(request)) if o.name == axis.key)
+    taken = getattr(request, of.field) if of else request.options.get(axis.key)
+    if taken is not None:
+        raise PlanError(
+            f"--vary {axis.key}=... varies {axis.key}, which is {taken!r} by an option"
+            " of its own; give one of the two"
+        )
     found = {}
     for value in axis.values:
-        if axis.key in OPTIONS:
-            of = declared[axis.key]
-            _check_free(axis, getattr(request, of.field))
-            changed: dict[str, Any] = {of.field: of.kind.read(value, of.spelling)}
+        changed: dict[str, Any]
+        if of:
+            changed = {of.field: of.kind.read(value, of.spelling)}
         else:
-            _check_free(axis, request.options.get(axis.key))
-            text = f"{axis.key}={value}"
-            own = parse_key_values([text], what="--vary")
+            own = parse_key_values([f"{axis.key}={value}"], what="--vary")
             changed = {"options": {**request.options, **own}}
         found[axis.folder(value)] = request.model_copy(update=changed)
     return found
-
-
-def _check_free(axis: Axis, value: object) -> None:
-    if value is not None:
-        raise PlanError(
-            f"--vary {axis.key}=... varies {axis.key}, which is {value!r} by an option"
-            " of its own; give one of the two"
-        )
-
-
-def command(
-    words: Sequence[str], axis: Axis, value: str, *, runs_dir: str, study: str
-) -> tuple[str, ...]:
-    """Returns the command that makes the study of one value on its own."""
-    kept = without(words, "--vary", "--study", "--runs-dir")
-    return (*kept, *axis.words(value), "--runs-dir", runs_dir, "--study", study)
 
 
 def without(words: Sequence[str], *options: str) -> list[str]:
