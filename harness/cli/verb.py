@@ -355,7 +355,6 @@ STUDY_FILE: Final = click.Argument(
 
 def read_file(path: Path, model: type[Options]) -> dict[str, Any]:
     """Returns the settings of a study file, by the fields of a model."""
-    from harness.options.kinds import as_texts
     from harness.options.option import Contributed, keys_of, marks
 
     data = _parse(path)
@@ -374,7 +373,10 @@ def read_file(path: Path, model: type[Options]) -> dict[str, Any]:
     settings = _checked(path, data, keys)
     for name, value in settings.items():
         if isinstance(value, dict):
-            settings[name] = as_texts(value)
+            settings[name] = tuple(
+                f"{key}={str(of).lower() if isinstance(of, bool) else of}"
+                for key, of in value.items()
+            )
     # A shell's arguments are checked before; these come from a file.
     for value in settings.values():
         flat = value if isinstance(value, (tuple, list)) else [value]

@@ -385,14 +385,6 @@ def parse_key_values(texts: Sequence[str], what: str) -> dict[str, OptionValue]:
     return options
 
 
-def as_texts(table: dict[str, Any]) -> tuple[str, ...]:
-    """Returns a table of a study file as the command line has it."""
-    return tuple(
-        f"{key}={str(value).lower() if isinstance(value, bool) else value}"
-        for key, value in table.items()
-    )
-
-
 KEY_VALUES: Final = Kind(
     parse_key_values,
     dict[str, bool | int | float | str],
