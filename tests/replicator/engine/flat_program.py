@@ -129,9 +129,8 @@ def cross_device_edges(num_replicas):
 
     repl.run(step, per_replica(range(num_replicas)))
     ends = [float(tf.reduce_max(statistic)) for statistic in statistics]
-    dispatch = repl._build(step, [tf.TensorSpec([], tf.float32)], 1)._make_function(
-        1, None, None
-    )
+    program = repl.build_step(step, [tf.TensorSpec([], tf.float32)])
+    dispatch = program._make_function(1, None, None)
     dispatch._trace(per_replica(range(num_replicas)))
     graph = dispatch._traced.graph
     crossing = {

@@ -16,7 +16,7 @@ MAX_NODES = 50
 
 
 def nodes_of(repl, step):
-    program = repl._build(step, [], 1)
+    program = repl.build_step(step, [])
     dispatch = program._make_function(1, None, None)
     dispatch._trace(None)
     nodes = dispatch._traced.graph.as_graph_def().node
