@@ -365,22 +365,22 @@ class CrossWorker:
         self,
         name: str,
         shares: Sequence[UpdatedVariable],
-        sent: Mapping[tuple[str, str], Ref],
+        values: Sequence[Tensor],
         device: str,
-    ) -> dict[tuple[str, str], Tensor]:
-        """Emits the transfer of one bucket, from its source to all other programs."""
-        dtype = shares[0].dtype
-        keys = [(share.node, share.handle) for share in shares]
+    ) -> list[Ref]:
+        """Emits the transfer of one bucket, from its source to all other programs.
+
+        Only the source has values.
+        """
+        dtype, source = shares[0].dtype, shares[0].source
         shapes = [share.shape.as_list() for share in shares]
         size = sum(int(share.shape.num_elements()) for share in shares)
         packed = None
-        if keys[0] in sent:
-            ops = self.emit.on(f"{name}/packed", dtype, device)
-            packed = ops.pack([sent[key] for key in keys], shapes)
+        if values:
+            packed = self.emit.on(f"{name}/packed", dtype, device).pack(values, shapes)
         given = Operand(packed, dtype, tf.TensorShape([size]), device)
-        received = self.broadcast(name, given, shares[0].source)
-        ops = self.emit.on(f"{name}/unpacked", dtype, device)
-        return dict(zip(keys, ops.unpack(received, shapes), strict=True))
+        received = self.broadcast(name, given, source)
+        return self.emit.on(f"{name}/unpacked", dtype, device).unpack(received, shapes)
 
     def _inline(self, *arguments: Any, **options: Any) -> Ref:
         (result,), _ = self.emit.inline(*arguments, **options)

@@ -268,14 +268,14 @@ class Assembly:
     def _share(self, bucket: Sequence[plan.UpdatedVariable]) -> None:
         """Emits the transfer of updated variables from their owner's program."""
         assert self._workers is not None
-        sent = {}
+        keys = [(share.node, share.handle) for share in bucket]
+        new: list[Ref] = []
         if bucket[0].source == self._topology.program_id:
-            for share in bucket:
-                new = self.copies.new(share.node, share.handle)
-                sent[share.node, share.handle] = Ref(node=new, port="value:0")
+            new = [Ref(node=self.copies.new(*key), port="value:0") for key in keys]
         name = f"{self._name}/shares_{len(self._received)}"
         device = self._topology.replica_devices[0]
-        self._received |= self._workers.share(name, bucket, sent, device)
+        values = self._workers.share(name, bucket, new, device)
+        self._received.update(zip(keys, values, strict=True))
 
     def _function_def(self) -> Any:
         function = _tf_compat.FunctionDef()
