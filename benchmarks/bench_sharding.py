@@ -99,7 +99,8 @@ def measure_memory() -> dict[str, int]:
     from replicator.backends import sharding
 
     repl = _replicator(4)
-    _training(repl, "parameters")()
+    run = _training(repl, "parameters")  # a program lives as long as its step
+    run()
     # As the engine has placed variables, and scheduled their gathers.
     held = [sharding.Held(*each) for each in repl._table.ownership.held()]  # noqa: SLF001
     found = {row.level: row.together for row in sharding.rows(held)}
