@@ -13,7 +13,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from tensorflow.experimental import dtensor
+import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf.mesh import MeshVariable
@@ -22,6 +22,8 @@ from replicator.errors import LayoutError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+dtensor = tf.experimental.dtensor
 
 BATCH = "batch"
 """The axis of a mesh over which the examples of a batch are divided."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.experimental import dtensor
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import mesh as _tf_mesh
@@ -43,6 +42,8 @@ if TYPE_CHECKING:
     from replicator.backends.programs import Call
     from replicator.inputs.context import InputFn, InputReplicationMode
     from replicator.optimizer.options import OptimizerOptions
+
+dtensor = tf.experimental.dtensor
 
 # How DTensor says it: with an operation in quotes, or behind the sentence.
 _REFUSED = re.compile(r"error: .*?\btf\.(\w+)")
