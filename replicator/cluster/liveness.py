@@ -441,7 +441,8 @@ def close_connections(address: str) -> None:
         # What is no connection has no other end, or one of another kind.
         with (
             suppress(OSError, ValueError),
-            socket.fromfd(int(entry.name), socket.AF_INET, socket.SOCK_STREAM) as copy,
+            # Of any family: connections of gRPC are of IPv6, to addresses of IPv4 too.
+            socket.socket(fileno=os.dup(int(entry.name))) as copy,
         ):
             host, its_port, *_ = copy.getpeername()
             if (port_filter.plain(str(host)), its_port) in peers:

@@ -1,6 +1,7 @@
 """Who is at the other end: a TensorFlow server, the same as before, or a stranger."""
 
 import contextlib
+import socket
 import time
 
 import pytest
@@ -133,3 +134,20 @@ def test_hanging_up_closes_the_connections_to_one_address(at):
 
     assert [False, True] == [link.is_open() for link in links]
     links[1].close()
+
+
+def test_hanging_up_closes_connections_of_either_family():
+    """gRPC connects by IPv6 to addresses of IPv4 as well."""
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+        for family, host in (
+            (socket.AF_INET, "127.0.0.1"),
+            (socket.AF_INET6, "::ffff:127.0.0.1"),
+        ):
+            with socket.socket(family) as client:
+                client.connect((host, port))
+                accepted, _ = server.accept()
+                with accepted:
+                    accepted.settimeout(20)
+                    liveness.close_connections(f"localhost:{port}")
+                    assert b"" == accepted.recv(1), family
