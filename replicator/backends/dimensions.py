@@ -178,7 +178,7 @@ def _check_layout(layout: Any, sizes: Mapping[str, int]) -> dict[str, str]:
         )
     check_names(list(layout))
     for name, axis in layout.items():
-        if axis not in sizes:
+        if not isinstance(axis, str) or axis not in sizes:
             raise LayoutError(
                 f"layout splits {name!r} over {format_value(axis)}, which is no axis "
                 f"of the mesh; use one of {', '.join(sizes)}"

@@ -164,7 +164,12 @@ class DTensorReplicator(base.Replicator):
         count = math.prod(sizes.values())
         self.logical_devices_per_replica = 1
         self.devices = devices_lib.resolve(count, devices, distinct=True)
-        self.rules = LayoutRules(sizes, self.devices, layout or {}, names or {})
+        self.rules = LayoutRules(
+            sizes,
+            self.devices,
+            {} if layout is None else layout,
+            {} if names is None else names,
+        )
         self._programs = programs.ProgramCache()
         self._variables: list[MeshVariable] = []
         self._reference: MeshVariable | None = None

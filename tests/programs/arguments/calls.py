@@ -30,6 +30,10 @@ def _make_inputs(repl, input_fn=_pipeline, *mode, **options):
     return repl.make_input_iterator(input_fn, *mode, **options)
 
 
+def _on_mesh(**options):
+    return replicator.create("dtensor", **options)
+
+
 def _wrap(repl, **options):
     return repl.wrap_optimizer(keras.optimizers.SGD(0.1), **options)
 
@@ -198,6 +202,11 @@ OUTSIDE = {
     "Pipeline(schedule=value)": lambda repl, v: replicator.Pipeline(
         [_identity], num_microbatches=2, schedule=v
     ),
+    "named(value)": lambda repl, v: replicator.named(v, "rows"),
+    "named(w, value)": lambda repl, v: replicator.named(tf.Variable([1.0]), v),
+    "create('dtensor', mesh=value)": lambda repl, v: _on_mesh(mesh=v),
+    "create('dtensor', layout=value)": lambda repl, v: _on_mesh(layout=v),
+    "create('dtensor', names=value)": lambda repl, v: _on_mesh(names=v),
     "balance_stages(value, 1)": lambda repl, v: replicator.balance_stages(v, 1),
     "make_stages(value)": lambda repl, v: replicator.make_stages(
         v, tf.TensorSpec([1, 1]), 1

@@ -18,7 +18,10 @@ CREATED = [
     *(
         (backend, {}, errors.UnknownBackendError, message)
         for backend, message in (
-            ("multi_gpu", "unknown backend 'multi_gpu'; use one of async, in_graph"),
+            (
+                "multi_gpu",
+                "unknown backend .multi_gpu.; use one of async, dtensor, in_",
+            ),
             (None, r"unknown backend .*; use one"),
             ([], r"unknown backend .*; use one"),
             (("in_graph", "single"), r"unknown backend .*; use one"),
