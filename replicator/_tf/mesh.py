@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import contextvars
+import math
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,7 @@ def laid_out(value: Any, layout: Any) -> Any:
     By parts, since DTensor runs its own ``Relayout`` from a cache whose keys lack the
     layout: the second layout of a shape gets the parts of the first (test_dtensor).
     """
-    array = whole(value) if dtensor.is_dtensor(value) else np.asarray(value)
+    array = whole(value)
     sizes = [n // layout.num_shards(axis) for axis, n in enumerate(array.shape)]
     parts = []
     for place in layout.offset_to_shard():
@@ -93,6 +94,12 @@ class MeshVariable(dtensor.DVariable):
     path = ""
     dimensions: tuple[str | None, ...] = ()
     place: Callable[[MeshVariable, tuple[str | None, ...]], None]
+
+    @property
+    def num_bytes_each(self) -> int:
+        """Bytes of it on each device."""
+        shape = self.layout.local_shape_from_global_shape(self.shape)
+        return math.prod(shape) * int(self.dtype.size)
 
     def numpy(self) -> np.ndarray:
         """The whole value."""

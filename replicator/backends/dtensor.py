@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from replicator._tf import compat as _tf_compat
 from replicator._tf import mesh as _tf_mesh
 from replicator._tf.mesh import MeshVariable
 from replicator.backends import base, programs
@@ -24,13 +23,11 @@ from replicator.core import context as context_lib
 from replicator.core import devices as devices_lib
 from replicator.core.context import StepGenerator
 from replicator.core.step import PerReplica, check_outputs, per_replica_nest
-from replicator.errors import (
-    DeviceError,
-    InputModeError,
-    LayoutError,
-)
+from replicator.errors import DeviceError, LayoutError
+from replicator.inputs import iterator
 from replicator.inputs.context import as_value
 from replicator.inputs.iterator import InputIterator
+from replicator.optimizer import stages
 from replicator.optimizer.wrapper import ReplicatedOptimizer
 from replicator.strategy import replica_context
 from replicator.variables.coherence import report_out_of_sync
@@ -60,7 +57,8 @@ class MeshOptimizer(ReplicatedOptimizer):
 
     def build(self, variables: Any) -> None:
         """Makes the state of variables, in their layouts."""
-        with tf.init_scope(), self._repl.context(), self._repl.slots_of(self.wrapped):
+        following = stages.placed(self.wrapped, self._repl.laid_out_as)
+        with tf.init_scope(), self._repl.context(), following:
             super().build(variables)
 
     def _update(self, grads: list[Any], variables: list[Any]) -> None:
@@ -162,7 +160,6 @@ class DTensorReplicator(base.Replicator):
         if reason:
             raise LayoutError(f"updates would be lost, in silence: {reason}")
         count = math.prod(sizes.values())
-        self.logical_devices_per_replica = 1
         self.devices = devices_lib.resolve(count, devices, distinct=True)
         self.rules = LayoutRules(
             sizes,
@@ -211,41 +208,26 @@ class DTensorReplicator(base.Replicator):
         return variable
 
     @contextlib.contextmanager
-    def slots_of(self, optimizer: Any) -> Iterator[None]:
-        """Lays out the state that an optimizer makes inside it as its variables."""
-        make = optimizer.add_variable_from_reference
-
-        def made(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
-            self._reference = _tf_compat.unwrap(reference_variable)
-            try:
-                return make(reference_variable, *args, **kwargs)
-            finally:
-                self._reference = None
-
-        optimizer.add_variable_from_reference = made
+    def laid_out_as(self, variable: Any) -> Iterator[None]:
+        """Gives variables of the same shape that are made inside it the same names."""
+        self._reference = variable
         try:
             yield
         finally:
-            del optimizer.add_variable_from_reference
+            self._reference = None
 
     def _wrap_optimizer(
         self, optimizer: Any, options: OptimizerOptions
     ) -> ReplicatedOptimizer:
         options.refuse("dtensor", type(self).__name__)
-        if options.compression:
-            options.refuse_option(
-                "compression", "DTensor sends gradients in their own type", "dtensor"
-            )
         return MeshOptimizer(optimizer, options, self)
 
     def _make_input_iterator(
         self, input_fn: InputFn, mode: InputReplicationMode, num_prefetched: int
     ) -> InputIterator:
-        if num_prefetched:
-            raise InputModeError(
-                f"prefetch_to_device={num_prefetched!r} does not work with dtensor; "
-                f"end the dataset of input_fn with .prefetch({num_prefetched}) instead"
-            )
+        iterator.refuse(
+            num_prefetched, type(self).__name__, "which packs the batches of a step"
+        )
         inputs = super()._make_input_iterator(input_fn, mode, 0)
         inputs.pads_last_step = False  # a mesh divides examples evenly
         return inputs
@@ -352,37 +334,34 @@ class DTensorReplicator(base.Replicator):
         for variable in self._variables:
             names = ", ".join(name or "-" for name in variable.dimensions)
             axes = ", ".join(variable.layout.sharding_specs)
-            here = math.prod(
-                variable.layout.local_shape_from_global_shape(variable.shape)
-            )
-            total += here * variable.dtype.size
+            total += variable.num_bytes_each
             lines.append(
                 f"  {variable.path} {tuple(variable.shape)} ({names}) split ({axes}): "
-                f"{here * variable.dtype.size} bytes on each device"
+                f"{variable.num_bytes_each} bytes on each device"
             )
         return "\n".join([*lines, f"  all: {total} bytes on each device"])
 
-    def explain(self) -> str:
-        """Counts the collectives of each step that has run."""
-        count = self.rules.num_devices()
-        lines = [f"dtensor, mesh {self.rules.sizes}: DTensor places the collectives"]
+    def _collectives(self) -> Iterator[tuple[str, dict[str, int]]]:
+        """Each step, and how many collectives of each kind it has."""
+        count = self.rules.num_devices()  # each has a node of every collective
         for name, program in self._programs.items():
             found = program.collectives or {}
-            each = ", ".join(f"{n // count} {op}" for op, n in sorted(found.items()))
+            yield name, {kind: n // count for kind, n in sorted(found.items())}
+
+    def explain(self) -> str:
+        """Counts the collectives of each step that has run."""
+        lines = [f"dtensor, mesh {self.rules.sizes}: DTensor places the collectives"]
+        for name, found in self._collectives():
+            each = ", ".join(f"{number} {kind}" for kind, number in found.items())
             lines.append(f"  {name}: {each or 'none'}")
         return "\n".join(lines)
 
     def counts(self) -> dict[str, int]:
         """Collectives of a step, and the bytes of variables on all devices."""
-        devices = self.rules.num_devices()
-        found = [program.collectives or {} for _, program in self._programs.items()]
-        sizes = [
-            math.prod(v.layout.local_shape_from_global_shape(v.shape)) * v.dtype.size
-            for v in self._variables
-        ]
+        bytes_each = sum(variable.num_bytes_each for variable in self._variables)
         return {
-            "collectives": sum(sum(each.values()) // devices for each in found),
-            "variable_bytes": devices * sum(sizes),
+            "collectives": sum(sum(found.values()) for _, found in self._collectives()),
+            "variable_bytes": self.rules.num_devices() * bytes_each,
         }
 
     def assert_in_sync(self) -> None:

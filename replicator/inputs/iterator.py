@@ -445,13 +445,16 @@ def counted(inputs: Any, num_steps: int) -> contextlib.AbstractContextManager[No
 # nothing is copied, and the buffer is that of ``tf.data.Dataset.prefetch``.
 
 
-def refuse(num_batches: int, backend: str) -> None:
-    """Rejects prefetching if workers that may restart run the pipelines."""
+def refuse(
+    num_batches: int,
+    backend: str,
+    why: str = "whose workers create pipelines again",
+) -> None:
+    """Rejects prefetching where a backend cannot do it."""
     if num_batches:
         raise InputModeError(
-            f"prefetch_to_device={num_batches!r} does not work with {backend}, whose "
-            "workers create pipelines again; end the dataset of input_fn with "
-            f".prefetch({num_batches}) instead"
+            f"prefetch_to_device={num_batches!r} does not work with {backend}, {why}; "
+            f"end the dataset of input_fn with .prefetch({num_batches}) instead"
         )
 
 

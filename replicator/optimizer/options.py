@@ -132,6 +132,7 @@ class OptimizerOptions:
         """Rejects options that a backend lacks, for the reason that its entry has."""
         needs = [(name, rule.capability) for name, rule in _RULES.items()]
         needs.append(("sharded_update", _OF_LEVELS.get(self.level or "", "")))
+        needs.append(("compression", "gradient_compression"))
         for name, capability in needs:
             reason = BACKENDS[backend].lacks.get(capability)
             is_fixed_scale = name == "loss_scale" and self.loss_scale != DYNAMIC

@@ -165,13 +165,8 @@ def test_variables_and_slots_that_are_split_take_half_on_each_device():
     repl = on_mesh(1, 2)
     trained(repl, ["adam"], num_steps=1)
 
-    bytes_of = {
-        found[1]: (int(found[2]), found[3])
-        for found in re.finditer(
-            r"  (\S+) \(.*split \((.*?)\): (\d+) bytes", repl.summary()
-        )
-        for found in [(None, found[1], found[3], found[2])]
-    }
+    rows = re.findall(r"  (\S+) \(.*split \((.*?)\): (\d+) bytes", repl.summary())
+    bytes_of = {path: (int(size), axes) for path, axes, size in rows}
     split = {path: each for path, each in bytes_of.items() if "model" in each[1]}
     kernels = [path for path in split if "expand" in path and "kernel" in path]
     assert 3 == len(kernels), "the kernel, its momentum and its velocity"
@@ -301,6 +296,10 @@ def in_context(make_variable, **options):
     return run
 
 
+def wrapping(**options):
+    return in_context(lambda r: r.wrap_optimizer(keras.optimizers.SGD(), **options))
+
+
 def stepped(step, values, batch=2):
     def run():
         repl = on_mesh(batch, 1)
@@ -351,13 +350,14 @@ BAD = {
     ),
     "named": (lambda: replicator.named(1.0, "a"), TypeError, "takes a variable"),
     "option": (
-        in_context(
-            lambda repl: repl.wrap_optimizer(
-                keras.optimizers.SGD(), accumulation_steps=2
-            )
-        ),
+        wrapping(accumulation_steps=2),
         OptimizerOptionError,
         "accumulation_steps=2 does not work with DTensorReplicator",
+    ),
+    "compression": (
+        wrapping(compression="bfloat16"),
+        OptimizerOptionError,
+        "compression='bfloat16' does not work with DTensorReplicator: DTensor sends",
     ),
     "prefetch": (
         in_context(lambda r: r.make_input_iterator(rows_of, prefetch_to_device=2)),
