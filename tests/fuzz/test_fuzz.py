@@ -17,7 +17,7 @@ import replicator
 SEED = 2019
 # `make fuzz` draws thousands; the full run has those of this run and more.
 NUM_PROGRAMS = 200 if covering.is_full() else 40
-NUM_TRAININGS = 80 if covering.is_full() else 16
+NUM_TRAININGS = 80 if covering.is_full() else 32
 NUM_PROGRAMS_ON_WORKERS = 20
 
 

@@ -17,12 +17,7 @@ FOLDER = Path(__file__).parent
 # A loss that Keras divides, one that the step takes, a tape in a tape, state of a
 # replica, text, a loop of ``tf.distribute`` in a function: what is done differently.
 OFTEN = {
-    "shared": (
-        "cycle_gan",
-        "custom_training",
-        "masked_language_model",
-        "recurrent_text_classification",
-    ),
+    "shared": ("custom_training", "knowledge_distillation", "structured_data"),
     "mirrored": (
         "distributed_input",
         "nearest_neighbour_contrast",

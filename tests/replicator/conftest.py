@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -69,13 +70,8 @@ CASES = [(v.name, n) for v in VARIANTS.values() for n in v.num_replicas]
 # Each backend once, and in_graph with one copy of variables and with four: for steps
 # that take long to build. Conformance cases run on every backend as well.
 ONCE = [("single", 1), ("in_graph", 2), ("in_graph_mirrored", 4), ("tf_mirrored", 2)]
-# One copy of variables, and a copy on each of two devices. The full run has one copy
-# for two devices as well, which conformance cases run on (``in_graph-devices``).
-IN_GRAPH = [
-    ("in_graph", 2),
-    pytest.param(("in_graph_devices", 2), marks=pytest.mark.full),
-    ("in_graph_mirrored", 2),
-]
+# One copy of variables, and a copy on each of two devices.
+IN_GRAPH = [("in_graph", 2), ("in_graph_mirrored", 2)]
 
 
 def make(name: str, num_replicas: int) -> Any:
@@ -94,10 +90,23 @@ def repl_once(request: Any) -> Any:
     return make(*request.param)
 
 
-@pytest.fixture(params=IN_GRAPH, ids=lambda case: case[0])
+@pytest.fixture
 def in_graph(request: Any) -> Any:
     """Two in-graph replicas, in the placements of variables."""
     return make(*request.param)
+
+
+def pytest_generate_tests(metafunc: Any) -> None:
+    """Gives tests a placement in turn; the full run has both."""
+    if "in_graph" in metafunc.fixturenames:
+        own = zlib.crc32(metafunc.function.__name__.encode()) % len(IN_GRAPH)
+        cases = [
+            pytest.param(
+                case, id=case[0], marks=[] if index == own else [pytest.mark.full]
+            )
+            for index, case in enumerate(IN_GRAPH)
+        ]
+        metafunc.parametrize("in_graph", cases, indirect=True)
 
 
 @pytest.fixture

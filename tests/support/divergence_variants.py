@@ -35,26 +35,6 @@ def _state(value, name, **options):
     return tf.Variable(value, trainable=False, name=name, **options)
 
 
-def nnclr_queue(repl, *, join=tf.identity, **options):
-    """Dwibedi et al. 2021: nearest neighbours from a queue of earlier projections."""
-    _, train = _training(repl)
-    start = tf.random.stateless_normal([16, WIDTH], [1, 2])
-    queue = _state(tf.math.l2_normalize(start, axis=1), "queue", **options)
-
-    def step(x):
-        def loss(weight):
-            projections = tf.math.l2_normalize(x @ weight, axis=1)
-            similarities = tf.matmul(projections, queue, transpose_b=True)
-            neighbours = tf.gather(queue, tf.argmax(similarities, axis=1))
-            near = tf.stop_gradient(neighbours)
-            queue.assign(tf.concat([join(projections), queue], axis=0)[:16])
-            return -tf.reduce_mean(tf.reduce_sum(near * projections, axis=1))
-
-        return train(loss)
-
-    return step
-
-
 def vqvae_codebook(repl, *, join=tf.identity, **options):
     """Van den Oord et al. 2017, as in Sonnet: a codebook of moving averages."""
     _, train = _training(repl)
@@ -142,18 +122,6 @@ def _as_predicate(running, x):
     return tf.cond(running[0] > 0, lambda: x, lambda: 2 * x)
 
 
-def batch_norm(repl):
-    """Ioffe & Szegedy 2015: what only inference reads, each replica's own."""
-    _, train = _training(repl)
-    layer = keras.layers.BatchNormalization()
-    layer.build([NUM_ROWS, WIDTH])
-
-    def step(x):
-        return train(lambda weight: tf.reduce_mean(layer(x @ weight, training=True)))
-
-    return step
-
-
 def batch_norm_in_both_modes(repl, kind=keras.layers.BatchNormalization):
     """As of a generator that also makes images as it will after training."""
     _, train = _training(repl)
@@ -233,19 +201,6 @@ def metrics(repl):
     return step
 
 
-def own_metrics(repl):
-    """Without Keras: a moving average of the loss, for the log."""
-    _, train = _training(repl)
-    average = _state(0.0, "average")
-
-    def step(x):
-        loss = train(lambda weight: tf.reduce_mean((x @ weight) ** 2))
-        new = average.assign(0.9 * average + 0.1 * loss)
-        return replicator.all_mean(loss + new)
-
-    return step
-
-
 def dropout(repl):
     """Seed generators of Keras, a stream per replica."""
     _, train = _training(repl)
@@ -288,19 +243,6 @@ def spectral_norm(repl):
     return step
 
 
-def target_network(repl):
-    """Lillicrap et al. 2016: a slow copy of the weight, from which targets come."""
-    weight, train = _training(repl)
-    target = _state(weight.read_value(), "target")
-
-    def step(x):
-        result = train(lambda weight: tf.reduce_mean((x @ weight - x @ target) ** 2))
-        target.assign(0.9 * target + 0.1 * weight)
-        return result
-
-    return step
-
-
 def reduced_on_read(repl):
     """Each replica counts for itself, and all train by the mean."""
     _, train = _training(repl)
@@ -314,25 +256,8 @@ def reduced_on_read(repl):
     return step
 
 
-def shape_of_state(repl):
-    _, train = _training(repl)
-    last = _state(tf.zeros([NUM_ROWS, WIDTH]), "last", shape=[None, WIDTH])
-
-    def step(x):
-        last.assign(x)
-        rows = tf.cast(tf.shape(last.read_value())[0], tf.float32)
-        return train(lambda weight: tf.reduce_sum(x @ weight) / rows)
-
-    return step
-
-
-def _joined(rows):
-    return tf.reshape(replicator.all_gather(rows), [-1, rows.shape[1]])
-
-
 _OWN = {"synchronization": tf.VariableSynchronization.ON_READ}
 REFUSED = {
-    "queue": nnclr_queue,
     "codebook": vqvae_codebook,
     "probability": ada_probability,
     "running in a layer": functools.partial(_observations, use=lambda r, x: x - r),
@@ -342,7 +267,6 @@ REFUSED = {
     "running as predicate": functools.partial(_observations, use=_as_predicate),
 }
 RIGHT = {
-    "joined queue": functools.partial(nnclr_queue, join=_joined),
     "summed codebook": functools.partial(vqvae_codebook, join=replicator.all_sum),
     "averaged probability": functools.partial(
         ada_probability, join=replicator.all_mean, trainable=True
@@ -350,23 +274,17 @@ RIGHT = {
     "joined batch norm": functools.partial(
         batch_norm_in_both_modes, kind=replicator.CrossReplicaBatchNormalization
     ),
-    "own queue": functools.partial(nnclr_queue, **_OWN),
     "own codebook": functools.partial(vqvae_codebook, **_OWN),
-    "own probability": functools.partial(ada_probability, **_OWN),
     **{
         variant.__name__: variant
         for variant in (
-            batch_norm,
             batch_norm_in_branch,
             fused_batch_norm,
             metrics,
-            own_metrics,
             dropout,
             counters,
             spectral_norm,
-            target_network,
             reduced_on_read,
-            shape_of_state,
         )
     },
 }

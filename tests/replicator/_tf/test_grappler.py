@@ -158,7 +158,7 @@ def test_the_collector_is_paused_while_a_step_is_traced(is_on, fails):
         gc.enable()
 
 
-@pytest.fixture(params=[True, False], ids=["frozen", "not frozen"])
+@pytest.fixture(params=[True, pytest.param(False, marks=pytest.mark.full)])
 def has_frozen(request):
     was_frozen = gc.get_freeze_count() > 0
     gc.unfreeze()

@@ -12,8 +12,7 @@ from replicator import server
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 if json.loads(os.environ["TF_CONFIG"])["task"]["type"] != "chief":
     server.run([])
-if sys.argv[1] != "of TensorFlow":
-    tf.config.threading.set_inter_op_parallelism_threads(1)
+tf.config.threading.set_inter_op_parallelism_threads(1)
 if sys.argv[1] == "too late":
     tf.constant(1.0)
 repl = replicator.create("async")

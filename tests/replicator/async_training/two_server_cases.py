@@ -1,8 +1,6 @@
 """Cases of two workers and two servers, run by the chief of a test cluster."""
 
-import gc
 import tempfile
-import weakref
 
 import keras
 import numpy as np
@@ -197,24 +195,6 @@ def end_of_data():
 
 
 @case
-def dropped_step():
-    repl = make()
-    with repl.context():
-        weight = tf.Variable(0.0)
-
-    def step():
-        weight.assign_add(1.0)
-
-    repl.run(step)
-    repl.schedule(step)
-    held = weakref.ref(step)
-    del step
-    repl.join()
-    gc.collect()
-    return [held() is None, repl.explain().count("step"), float(weight)]
-
-
-@case
 def failed_step():
     """What is read after a step that failed on one worker, and what a reset does."""
     repl = make()
@@ -277,38 +257,6 @@ def checkpoints():
         position = restored.input_position
         found[name] = [restored.step, position, is_same_there, is_same_back]
     return found
-
-
-@case
-def stock():
-    """Steps of the stock strategy behind the same contract."""
-    repl = _stock()
-    with repl.context():
-        weight, counter = tf.Variable(4.0), tf.Variable(0)
-        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1))
-
-    def step(target):
-        optimizer.apply_gradients([(2.0 * (weight - target), weight)])
-        counter.assign_add(1)
-        return {"loss": (weight - target) ** 2, "nothing": None}
-
-    inputs = repl.make_input_iterator(by_pipeline)
-    for _ in range(2):
-        repl.schedule(step, inputs, num_steps=10)
-    repl.join()
-    last = repl.run(step, inputs)
-    repl.assert_in_sync()
-    fixed = repl.run(
-        lambda x: x + 1, replicator.PerReplica([tf.constant(v) for v in (1, 2)])
-    )
-    return {
-        "num_results": [len(last["loss"]), len(last["nothing"])],
-        "last": float(repl.reduce("mean", last["loss"])),
-        "num_steps": int(counter),
-        "num_counted": int(optimizer.iterations),
-        "fixed": sorted(int(v) for v in fixed),
-        "explained": repl.explain(),
-    }
 
 
 def weight_elsewhere():

@@ -29,11 +29,10 @@ NAMES = {
     "contract/kernel": ("hidden", "width"),
 }
 OPTIMIZERS = {
-    "adam": lambda: keras.optimizers.Adam(0.01),
     "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
     "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
 }
-NUM_STEPS, BATCH, LENGTH, NUM_TOKENS, WIDTH = 20, 4, 6, 16, 8
+NUM_STEPS, BATCH, LENGTH, NUM_TOKENS, WIDTH = 10, 4, 6, 16, 8
 
 
 def on_mesh(batch, model, layout=None, names=None):
@@ -124,13 +123,9 @@ def alone():
 @pytest.mark.parametrize(
     ("sizes", "names"),
     [
-        (MESHES["1x2"], ["adamw"]),
+        (MESHES["2x2"], ["adamw"]),
         (MESHES["2x1"], ["momentum"]),
-        (MESHES["2x2"], ["adam"]),
-        *(
-            pytest.param(sizes, list(OPTIMIZERS), marks=pytest.mark.full)
-            for sizes in MESHES.values()
-        ),
+        pytest.param(MESHES["1x2"], list(OPTIMIZERS), marks=pytest.mark.full),
     ],
     ids=str,
 )
@@ -149,30 +144,24 @@ def test_a_transformer_trains_as_on_one_device(sizes, names, alone):
     assert (WIDTH, 16) == kernel.numpy().shape, "a read is of the whole"
 
 
-def num_collectives(num_blocks):
-    repl = on_mesh(1, 2)
-    _, _, step = trained(repl, ["momentum"], num_steps=1, num_blocks=num_blocks)
-    assert step.__name__ in repl.explain()
-    return repl.counts()["collectives"]
-
-
-def test_a_block_communicates_as_in_megatron():
+def test_a_block_communicates_as_in_megatron_and_takes_half_of_each_device():
     """Two sums in the forward pass, and two in the backward pass."""
-    assert 4 == num_collectives(2) - num_collectives(1)
-
-
-def test_variables_and_slots_that_are_split_take_half_on_each_device():
-    repl = on_mesh(1, 2)
-    trained(repl, ["adam"], num_steps=1)
-
-    rows = re.findall(r"  (\S+) \(.*split \((.*?)\): (\d+) bytes", repl.summary())
+    repls = [on_mesh(1, 2) for _ in range(2)]
+    kept = [
+        trained(repl, ["adamw"], num_steps=1, num_blocks=num_blocks)
+        for num_blocks, repl in enumerate(repls, 1)
+    ]
+    one, two = (repl.counts() for repl in repls)
+    rows = re.findall(r"  (\S+) \(.*split \((.*?)\): (\d+) bytes", repls[0].summary())
     bytes_of = {path: (int(size), axes) for path, axes, size in rows}
     split = {path: each for path, each in bytes_of.items() if "model" in each[1]}
     kernels = [path for path in split if "expand" in path and "kernel" in path]
+
+    assert 4 == two["collectives"] - one["collectives"], kept
     assert 3 == len(kernels), "the kernel, its momentum and its velocity"
     assert {4 * WIDTH * 16 // 2} == {split[path][0] for path in kernels}
     assert 4 * WIDTH == bytes_of["block_0/norm0/gamma"][0]
-    assert repl.counts()["variable_bytes"] == 2 * sum(n for n, _ in bytes_of.values())
+    assert one["variable_bytes"] == 2 * sum(n for n, _ in bytes_of.values())
 
 
 def linear(repl, **how):
@@ -191,9 +180,14 @@ def rows_of(ctx):
     return replicator.split_global_batches(rows, ctx, 8)
 
 
-@pytest.mark.parametrize("sizes", MESHES.values(), ids=MESHES)
 @pytest.mark.parametrize(
-    "names", [("inputs", None), (None, "hidden"), (None, None)], ids=str
+    ("sizes", "names"),
+    [
+        (MESHES["1x2"], ("inputs", None)),
+        (MESHES["2x2"], (None, "hidden")),
+        (MESHES["2x1"], (None, None)),
+    ],
+    ids=str,
 )
 def test_updates_by_hand_are_in_their_order(sizes, names):
     """DTensor, as it comes, loses an update of what is assigned twice."""
@@ -246,7 +240,7 @@ def test_a_shape_can_have_two_layouts():
 def test_checkpoints_are_those_of_other_backends(tmp_path):
     names = {"expand/kernel": (None, "hidden"), "contract/kernel": ("hidden", None)}
     saved = on_mesh(2, 2, names=names)
-    others = [replicator.create("in_graph", num_replicas=2), on_mesh(1, 2), saved]
+    others = [replicator.create("in_graph", num_replicas=2), on_mesh(1, 2)]
     expected = None
     for repl in (saved, *others):
         with repl.context():

@@ -8,7 +8,6 @@ import weakref
 import keras
 import ml_dtypes
 import numpy as np
-import psutil
 import pytest
 import tensorflow as tf
 from staged_model import Model, batches
@@ -21,13 +20,11 @@ def function_names():
     return set(map(str, eager_context.context().list_function_names()))
 
 
-def _make_step(repl, width=8, depth=1):
+def _make_step(repl):
     """A training step over a model of its own, with batch norm (replica-local)."""
     with repl.context():
-        layers = [keras.layers.Dense(width, activation="relu") for _ in range(depth)]
-        model = keras.Sequential(
-            [keras.Input((4,)), *layers, keras.layers.BatchNormalization()]
-        )
+        layers = [keras.layers.Dense(8), keras.layers.BatchNormalization()]
+        model = keras.Sequential([keras.Input((4,)), *layers])
         optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1, momentum=0.9))
 
     def step():
@@ -104,30 +101,6 @@ def test_programs_live_as_long_as_the_objects_of_their_steps():
     assert 1 == len(repl._programs.items())
 
 
-def test_memory_does_not_grow_over_many_programs():
-    """Models trained and dropped on one replicator need the memory of a few."""
-    repl = replicator.create("in_graph", num_replicas=2)
-    process = psutil.Process()
-
-    def train(num_models):
-        for _ in range(num_models):
-            step = _make_step(repl, width=64, depth=6)
-            repl._programs._num_traced.clear()  # as if each had code of its own
-            repl.run(step)
-            del step
-            gc.collect()
-        return process.memory_info().rss
-
-    sizes, most = [train(3)], 8 * 2**20  # 2.5 MiB each, if graphs were kept
-    # What other tests left may grow once; a leak grows every time.
-    for _ in range(3):
-        sizes.append(train(6))
-        if sizes[-1] - sizes[-2] < most:
-            break
-
-    assert sizes[-1] - sizes[-2] < most, sizes
-
-
 TYPES = [
     *("float8_e4m3fn", "bfloat16", "float16", "float32", "float64"),
     *("int4", "uint4", "complex64", "complex128", "bool"),
@@ -186,12 +159,6 @@ def test_outside_a_step_types_are_reduced_as_inside(repl_once, op):
 
 
 REFUSED = {
-    "a string": (["a"] * 2, r"reduce 'mean' of string is not defined; reductions take"),
-    "a bool": ([True] * 2, r"reduce 'mean' of bool is not defined; use 'max' for any"),
-    "no range": (
-        [_array("float8_e5m2", 1.0)] * 2,
-        r"reduce 'mean' of float8_e5m2 does not work: .*tf.cast the value to tf.fl",
-    ),
     "shapes": (
         [tf.zeros([1]), tf.zeros([2])],
         r"differs .* float32\(1,\), float32\(2,\), is",
@@ -202,18 +169,6 @@ REFUSED = {
     ),
     "no value": ([], r"reduce 'mean' of 0 .*are 2 repl"),
     "three values": ([1.0] * 3, r"reduce 'mean' of 3 .*are 2 repl"),
-    "ragged": (
-        [tf.ragged.constant([[1], [2, 3]])] * 2,
-        r"reduce 'mean' of a 'RaggedTensor' is not",
-    ),
-    "sparse": (
-        [tf.sparse.from_dense([[1]])] * 2,
-        r"reduce 'mean' of a 'SparseTensor' is not defined",
-    ),
-    "an object": (
-        [object()] * 2,
-        r"values to reduce must be tensors .*, but got a 'object'; pass",
-    ),
 }
 
 

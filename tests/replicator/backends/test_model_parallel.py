@@ -89,27 +89,6 @@ def test_gradients_run_where_their_forward_ops_ran():
     assert {0, 1} == parts["Tanh", None] == parts["TanhGrad", None]
 
 
-def test_parts_inside_functions_and_loops_get_their_devices():
-    """A nested function that names parts is copied per replica and renamed."""
-    repl = _make("in_graph", 2)
-
-    @tf.function
-    def inner(x):
-        with replicator.logical_device(1):
-            return x * tf.cast(replicator.get_replica_context().replica_id + 1, x.dtype)
-
-    def step(x):
-        y = inner(x)
-        with replicator.logical_device(1):
-            return tf.while_loop(
-                lambda i, _: i < 3, lambda i, z: (i + 1, z + y), (0, y)
-            )[1]
-
-    out = repl.run(step, replicator.PerReplica([tf.constant(2.0), tf.constant(5.0)]))
-
-    assert [8.0, 40.0] == [float(v) for v in out]
-
-
 def _part_of_a_variable(index=2):
     with _make("in_graph", 1).context():
         replicator.logical_device(index)
@@ -137,22 +116,6 @@ REFUSED = {
         ),
         r"32 replicas of 2 logical devices need 64 devices: 64 virtual CPU",
     ),
-    **{
-        f"index {index!r}": (
-            lambda index=index: _part_of_a_variable(index),
-            r"logical_device\(.*does not exist",
-        )
-        for index in (-1, "1", True, None, 1.0)
-    },
-    **{
-        f"{count!r} parts": (
-            lambda count=count: replicator.create(
-                "in_graph", num_replicas=1, logical_devices_per_replica=count
-            ),
-            r"logical_devices_per_replica .* integer of at least 1",
-        )
-        for count in (0, -1, 1.5, True, "2")
-    },
 }
 
 

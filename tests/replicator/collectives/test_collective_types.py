@@ -1,13 +1,7 @@
-"""Collectives on every type, on random nests, against NumPy."""
+"""Types of collectives that have few kernels, or gradients beside others."""
 
-import covering
-import hypothesis
-import ml_dtypes  # NumPy's arrays of bfloat16 and 8-bit floats
-import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from tensorflow.core.framework import types_pb2
 from tensorflow.python.framework import kernels as tf_kernels
 
@@ -18,97 +12,6 @@ FLOATS = ["bfloat16", "float16", "float32", "float64"]
 INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 COMPLEX = ["complex64", "complex128"]
 TYPES = [*FLOATS, *INTEGERS, *COMPLEX, "bool"]
-MEANINGFUL = {
-    "sum": [*FLOATS, *INTEGERS, *COMPLEX],
-    "mean": [*FLOATS, *COMPLEX],
-    "min": [*FLOATS, *INTEGERS, "bool"],
-    "max": [*FLOATS, *INTEGERS, "bool"],
-}
-
-
-def _arrays(draw, name, shape):
-    dtype = np.dtype(getattr(ml_dtypes, name) if "bfloat" in name else name)
-    if name == "bool":
-        return draw(hnp.arrays(np.bool_, shape))
-    # Small integers: sums are exact in every type, so equality is exact.
-    low = 0 if name.startswith("u") else -8
-    whole = draw(hnp.arrays(np.int64, shape, elements=st.integers(low, 8)))
-    return whole.astype(dtype)
-
-
-@st.composite
-def nests(draw, types, num_replicas=2):
-    """One nest per replica: a list of (list or leaf) of arrays of like shapes."""
-
-    def leaves():
-        name = draw(st.sampled_from(types))
-        shape = draw(st.sampled_from([(), (0,), (3,), (2, 0, 2), (2, 1, 3)]))
-        return [_arrays(draw, name, shape) for _ in range(num_replicas)]
-
-    count = draw(st.integers(0, 3))
-    flat = [leaves() for _ in range(count)]
-    inner = [leaves() for _ in range(draw(st.integers(0, 2)))]
-    return [
-        {"flat": [leaf[r] for leaf in flat], "inner": ([leaf[r] for leaf in inner],)}
-        for r in range(num_replicas)
-    ]
-
-
-def _group(per_replica):
-    return tf.nest.map_structure(
-        lambda *xs: replicator.PerReplica([tf.constant(x) for x in xs]), *per_replica
-    )
-
-
-def _check_equal(expected, got):
-    tf.nest.assert_same_structure(expected, got)
-    for want, leaf in zip(tf.nest.flatten(expected), tf.nest.flatten(got), strict=True):
-        for value in leaf:
-            assert want.dtype == value.numpy().dtype
-            assert want.shape == value.shape
-            np.testing.assert_array_equal(want, value.numpy())
-
-
-def _expected(op, xs):
-    if op in ("min", "max"):
-        return getattr(np.stack(xs), op)(axis=0)
-    total = np.asarray(sum(xs[1:], start=xs[0]))
-    return total if op == "sum" else np.asarray(total / total.dtype.type(2))
-
-
-@hypothesis.settings(
-    max_examples=12 if covering.is_full() else 6,
-    suppress_health_check=[
-        hypothesis.HealthCheck.function_scoped_fixture,
-        hypothesis.HealthCheck.too_slow,
-    ],
-)
-@hypothesis.given(data=st.data())
-def test_collectives_of_any_nest_are_numpys(in_graph, data):
-    """Every type, scalars, empty tensors, empty nests: values, types and structure."""
-    nest_of = {op: data.draw(nests(types)) for op, types in MEANINGFUL.items()}
-    nest_of["gather"] = data.draw(nests(TYPES))
-    nest_of["broadcast"] = data.draw(nests(TYPES))
-    arguments = {key: _group(nest) for key, nest in nest_of.items()}
-    arguments["always"] = _group([np.float32(1.0)] * 2)
-
-    def step(x):
-        out = {op: replicator.all_reduce(x[op], op) for op in MEANINGFUL}
-        out["gather"] = replicator.all_gather(x["gather"])
-        return out | {"broadcast": replicator.broadcast(x["broadcast"], 1)}
-
-    out = in_graph.run(step, arguments)
-
-    for key, per_replica in nest_of.items():
-        if key == "gather":
-            expected = tf.nest.map_structure(lambda *xs: np.stack(xs), *per_replica)
-        elif key == "broadcast":
-            expected = tf.nest.map_structure(np.asarray, per_replica[1])
-        else:
-            expected = tf.nest.map_structure(
-                lambda *xs, op=key: np.asarray(_expected(op, xs)), *per_replica
-            )
-        _check_equal(expected, out[key])
 
 
 def test_eight_bit_floats_keep_their_type(in_graph):

@@ -66,15 +66,11 @@ def _check_like_keras(repl, dtype, tolerance, form, offset, num_steps=2):
     repl.assert_in_sync()
 
 
-@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize(
     ("dtype", "tolerance", "form", "offset"),
     [
-        ("float32", 2e-4, "shifted", 0.5),
-        ("float32", 2e-4, "two_pass", 0.5),
         # Outputs have the compute type; statistics are those of float32.
         ("mixed_bfloat16", 2e-2, "shifted", 0.5),
-        ("mixed_bfloat16", 2e-2, "two_pass", 0.5),
         # With variances from 1, E[x^2] - E[x]^2 would be off by percents.
         ("float32", 2e-3, "two_pass", 1000.0),
     ],

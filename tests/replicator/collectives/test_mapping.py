@@ -1,92 +1,17 @@
-"""map_reduce and map_gather: items dealt over replicas, results, gradients, misuse."""
+"""map_reduce and map_gather: items dealt over replicas, and misuse."""
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 import replicator
 from replicator import errors
-
-WEIGHTS = np.array([1.0, -2.0, 0.5], np.float32)
-SCALES = [1.0, 3.0, -2.0, 0.5, 4.0]
+from tests.replicator.conftest import make
 
 
-def _variable(repl):
-    with repl.context():
-        return tf.Variable(WEIGHTS)
-
-
-OPS = ("sum", "mean", "min", "max")
-
-
-def test_map_gather_keeps_the_order_of_items(in_graph):
-    weight = _variable(in_graph)
-
-    def fn(size):
-        return [weight[0] * tf.ones([size]), tf.constant(size)] if size % 2 else size
-
-    def step():
-        of_items = [replicator.map_gather(list(range(n)), fn) for n in (0, 1, 5)]
-        return of_items, tf.constant(0)
-
-    of_items, _ = in_graph.run(step)
-
-    assert [0, 1, 5] == [len(out) for out in of_items]
-    for out in of_items:
-        for size, result in enumerate(out):
-            for r in range(in_graph.num_replicas):
-                if size % 2:
-                    assert [1.0] * size == result[0][r].numpy().tolist()
-                    assert size == int(result[1][r])
-                else:
-                    assert size == int(result[r])
-
-
-def _single_device_gradient(loss_fn):
-    weight = tf.Variable(WEIGHTS)
-    with tf.GradientTape() as tape:
-        loss = loss_fn([weight * s for s in SCALES])
-    return tape.gradient(loss, weight).numpy()
-
-
-@pytest.mark.covering(strength=1, prefer={"repl_once": [("in_graph_mirrored", 4)]})
-@pytest.mark.parametrize("name", [*OPS, "gather"])
-def test_gradients_are_those_of_one_device(repl_once, name):
-    """Averaged over replicas, which ran different items, they are the whole gradient.
-
-    The results of items are weighed differently in the losses.
-    """
-    repl = repl_once
-    weight = _variable(repl)
-
-    def weighed(results):
-        return tf.add_n([i * tf.reduce_sum(x**2) for i, x in enumerate(results)])
-
-    def reduced(results):
-        return tf.reduce_sum(getattr(tf, f"reduce_{name}")(tf.stack(results), 0) ** 2)
-
-    def step():
-        with tf.GradientTape() as tape:
-            if name == "gather":
-                loss = weighed(replicator.map_gather(SCALES, lambda s: weight * s))
-            else:
-                result = replicator.map_reduce(lambda s: weight * s, SCALES, name)
-                loss = tf.reduce_sum(result**2)
-        return replicator.all_mean(tape.gradient(loss, weight))
-
-    grads = repl.run(step)
-
-    expected = _single_device_gradient(weighed if name == "gather" else reduced)
-    assert repl.num_replicas == len(grads)
-    for grad in grads:
-        np.testing.assert_allclose(expected, grad, rtol=1e-5)
-
-
-@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("which", ["reduce", "gather"])
-def test_each_item_runs_on_one_replica_only(repl_once, which):
+def test_each_item_runs_on_one_replica_only(which):
     """Item i counts on replica i % num_replicas; the counters outside say so."""
-    repl = repl_once
+    repl = make("in_graph", 2)
     with repl.context():
         counts = [
             tf.Variable(

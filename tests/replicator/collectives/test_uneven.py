@@ -68,6 +68,9 @@ def test_batch_norm_of_whole_batches_has_the_bits_of_known_shapes(in_graph):
         np.testing.assert_array_equal(known, unknown)
 
 
+@pytest.mark.parametrize(
+    "repl_once", [("in_graph", 2), ("tf_mirrored", 2)], indirect=True
+)
 def test_a_step_without_any_example_teaches_nothing(repl_once):
     """The mean is zero and not NaN, and batch norm keeps its statistics."""
     with repl_once.context():
@@ -113,29 +116,6 @@ def test_a_replica_without_examples_keeps_the_statistics_of_keras_batch_norm(in_
     assert (1.0 + 4.0) / 2 == pytest.approx(float(layer.moving_mean[0]))
     for variable in layer.variables:
         assert np.isfinite(variable.numpy()).all()
-
-
-def test_a_plain_partial_last_batch_runs_on_every_backend(repl_once):
-    """batch() without drop_remainder: replicas weigh equally, whatever they hold."""
-    repl, num_replicas = repl_once, repl_once.num_replicas
-    num_examples = 4 * num_replicas - 1  # the last replica's second batch has one
-    inputs = repl.make_input_iterator(
-        lambda _: tf.data.Dataset.range(num_examples).batch(2)
-    )
-
-    def step(x):
-        return tf.reduce_mean(tf.cast(x, tf.float32)), tf.size(x)
-
-    repl.run(step, inputs)
-    means, sizes = repl.run(step, inputs)
-
-    expected = [
-        np.arange(num_examples)[2 * i : 2 * i + 2].mean()
-        for i in range(num_replicas, 2 * num_replicas)
-    ]
-    assert [2] * (num_replicas - 1) + [1] == [int(v) for v in sizes]
-    assert expected == [float(v) for v in means]
-    assert np.mean(expected) == pytest.approx(float(repl.reduce("mean", means)))
 
 
 NUMBERS = tf.data.Dataset.range(4)
@@ -205,12 +185,6 @@ def test_pipelines_that_shuffle_differently_are_refused(seed, num_pipelines):
             read += batch.numpy().tolist()
 
     assert list(range(24)) == sorted(read)
-
-
-def test_a_global_batch_may_be_an_integer_of_numpy():
-    share = InputContext(num_replicas_in_sync=2).get_per_replica_batch_size(np.int64(8))
-
-    assert (4, int) == (share, type(share))
 
 
 def test_recommended_options_are_what_they_say():

@@ -36,50 +36,6 @@ def _run(repl, step, values=ROWS):
     return repl.run(step, PerReplica([tf.constant(v) for v in values]))
 
 
-LOOP_BODIES = {
-    "all_sum": replicator.all_sum,
-    "all_mean": replicator.all_mean,
-    "all_min": replicator.all_min,
-    "all_max": replicator.all_max,
-    "all_gather": replicator.all_gather,
-    "broadcast": lambda row: replicator.broadcast(row, 1),
-    "reduce_scatter": replicator.reduce_scatter,
-    "all_to_all": replicator.all_to_all,
-    "permute": lambda row: replicator.permute(row, [(1, 0)]),
-    "nest": lambda row: replicator.all_sum({"a": row, "b": 2.0 * row})["b"],
-    "of what does not vary": lambda row: (
-        row + replicator.all_sum(tf.constant(1.0, tf.float64))
-    ),
-    "two in a row": lambda row: replicator.all_max(replicator.all_sum(row) * row),
-    "of integers": lambda row: replicator.all_sum(tf.cast(row, tf.int32)),
-    "sparse": lambda row: tf.convert_to_tensor(
-        replicator.all_sum(
-            tf.IndexedSlices(row, tf.constant([2, 0]), dense_shape=tf.constant([3]))
-        )
-    ),
-}
-
-
-def test_a_vectorized_map_communicates_as_a_python_loop_does(in_graph):
-    """Every iteration sees the other replicas' values of the same iteration."""
-
-    def step(x):
-        looped = {
-            name: tf.stack([body(x[i]) for i in range(3)])
-            for name, body in LOOP_BODIES.items()
-        }
-        mapped = {
-            name: tf.vectorized_map(body, x) for name, body in LOOP_BODIES.items()
-        }
-        return mapped, looped
-
-    found, looped = _run(in_graph, step)
-
-    for name in LOOP_BODIES:
-        for got, want in zip(found[name], looped[name], strict=True):
-            np.testing.assert_allclose(got, want, **EXACT, err_msg=name)
-
-
 def test_a_vectorized_map_communicates_once_and_has_a_gradient(in_graph):
     def step(x):
         with tf.GradientTape(persistent=True) as tape:
@@ -123,24 +79,6 @@ def test_what_is_the_same_in_all_rows_of_unknown_size_is_communicated(in_graph):
     np.testing.assert_allclose(found[1], found[0], **EXACT)
     # Both rows of both replicas have the size of this one.
     np.testing.assert_allclose(gradients, [4 * 2.0, 4 * 3.0], **EXACT)
-
-
-def test_a_jacobian_is_that_of_the_rows_one_by_one(in_graph):
-    """Each row is the gradient of one element, on all replicas."""
-
-    def step(x):
-        x = x[0]
-        with tf.GradientTape(persistent=True) as tape:
-            tape.watch(x)
-            y = replicator.all_sum(x * x) * tf.reduce_sum(replicator.all_max(x))
-            parts = tf.unstack(y, 2)
-        rows = tf.stack([tape.gradient(part, x) for part in parts])
-        return tape.jacobian(y, x), rows
-
-    found, rows = _run(in_graph, step)
-
-    for got, want in zip(found, rows, strict=True):
-        np.testing.assert_allclose(got, want, **EXACT)
 
 
 def test_a_jacobian_in_a_while_loop_is_refused(in_graph):

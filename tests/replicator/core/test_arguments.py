@@ -42,53 +42,6 @@ def test_a_message_calls_every_value_by_one_short_line(what):
     assert len(message) <= 200
 
 
-def _save_to(path):
-    repl = replicator.create("single")
-    return repl.make_checkpoint_manager(path, weight=tf.Variable(1.0))
-
-
-def _apply(pairs):
-    repl = replicator.create("single")
-    optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.5))
-    repl.run(lambda: optimizer.apply_gradients(pairs))
-
-
-_NO_PATH = r"make_checkpoint_manager\(directory\) must be a path, but got "
-_NO_PAIRS = r"apply_gradients\(\) takes pairs of gradient and variable; .*, but got "
-REFUSED = {
-    "empty": (_save_to, "", ValueError, _NO_PATH + "'', which cannot name a file; pa"),
-    "null": (_save_to, "a\0b", ValueError, _NO_PATH + r"'a.x00b', which cannot name"),
-    "a variable": (_apply, keras.Variable([1.0]), TypeError, _NO_PAIRS),
-}
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_is_no_path_and_no_list_is_refused(what):
-    call, value, kind, message = REFUSED[what]
-
-    with pytest.raises(kind, match=message):
-        call(value)
-
-
-def test_paths_and_lists_may_be_of_any_type(tmp_path):
-    weight = tf.Variable([1.0])
-    for make in (list, tuple, iter):
-        _apply(make([(tf.ones([1]), weight)]))
-
-    assert [-0.5] == weight.numpy().tolist()
-    for path in (str(tmp_path), bytes(tmp_path), tmp_path):
-        assert str(tmp_path) == _save_to(path).directory
-
-
-def test_errors_of_the_users_generator_come_through():
-    def broken():
-        yield 1.0, tf.Variable(1.0)
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        _apply(broken())
-
-
 _PAIR = replicator.PerReplica([tf.constant(1.0), tf.constant(2.0)])
 _NO_TENSORS = {
     "None": (None, r"None; leave it out, or pass zeros instead"),
@@ -133,11 +86,3 @@ def test_the_error_of_what_is_no_tensor_says_what_to_do(said, what):
 
     with pytest.raises(TypeError, match=rf"{said}, but got {message}"):
         repl.run(lambda: _TAKE_TENSORS[said](value))
-
-
-def test_what_has_values_becomes_a_tensor():
-    values = [1.0, np.ones(1), tf.ones([1]), tf.Variable([1.0]), keras.Variable([1.0])]
-
-    sums = replicator.create("single").run(lambda: replicator.all_sum(values))
-
-    assert [1.0] * 5 == [float(tf.squeeze(value)) for (value,) in sums]

@@ -178,8 +178,10 @@ def _train(repl, num_functions=3):
             repl.run(step, inputs, num_steps=num_steps)
 
 
-def test_ordinary_steps_make_tensorflow_say_nothing(repl_once, warnings_of_tensorflow):
-    _train(repl_once)
+@pytest.mark.parametrize("backend", ["single", "tf_mirrored"])
+def test_ordinary_steps_make_tensorflow_say_nothing(backend, warnings_of_tensorflow):
+    """In graphs: below, with several replicators."""
+    _train(replicator.create(backend, num_replicas=1))
 
     assert [] == [text for text in warnings_of_tensorflow if "retracing" in text]
 

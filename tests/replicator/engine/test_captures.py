@@ -1,6 +1,5 @@
 """What a step closes over: variables found by their handles, and what is refused."""
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -8,9 +7,7 @@ import replicator
 from replicator import PerReplica
 from replicator.errors import CaptureError
 
-V1 = tf.compat.v1.train
 INPUTS = PerReplica([tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0])])
-MEAN = tf.constant([2.0, 3.0])
 
 
 def _add_by_name(counter):
@@ -58,39 +55,6 @@ def test_a_write_that_nothing_reads_happens_once(in_graph):
         how: counter.numpy() for how, counter in counters.items()
     }
     assert [2, 4] == totals
-
-
-@pytest.mark.covering(strength=1)
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: V1.AdamOptimizer(0.1),
-        lambda: V1.MomentumOptimizer(0.1, 0.9),
-        lambda: V1.RMSPropOptimizer(0.1, centered=True),
-        lambda: V1.FtrlOptimizer(0.1),
-    ],
-    ids=["adam", "momentum", "rmsprop", "ftrl"],
-)
-def test_slots_of_an_old_optimizer_are_mirrored(in_graph, make):
-    weight, alone = tf.Variable([1.0, 2.0]), tf.Variable([1.0, 2.0])
-    optimizer, single = make(), make()
-    optimizer._create_slots([weight])  # or a first update outside the step
-    optimizer._prepare()
-
-    def update(one, variable, x, average):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(variable * variable * x)
-        one.apply_gradients([(average(tape.gradient(loss, variable)), variable)])
-
-    def step(x):
-        update(optimizer, weight, x, replicator.all_mean)
-
-    for _ in range(3):
-        in_graph.run(step, INPUTS)
-        update(single, alone, MEAN, lambda gradient: gradient)
-
-    in_graph.assert_in_sync()
-    np.testing.assert_allclose(weight, alone, rtol=1e-6)
 
 
 def test_tables_iterators_and_datasets_may_be_read(in_graph):

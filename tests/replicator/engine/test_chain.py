@@ -4,7 +4,6 @@ import pytest
 import tensorflow as tf
 
 from replicator.core.topology import FlatGroup, Group
-from replicator.engine.graph.body import Ref
 from replicator.engine.link.chain import Chain
 from replicator.engine.link.emitter import Emitter
 
@@ -104,28 +103,6 @@ def test_what_follows_a_gate_waits_for_its_end_and_the_start_of_what_was_before_
     assert "^n_0 ^n_1 ^b_0 ^b_1" == waits["c"]
 
 
-def test_rings_between_processes_wait_for_the_end_of_what_is_before():
-    emitted = Emitted(["batch"])
-    emitted.reduce_all("a", "b", algorithm="ring")
-
-    waits = {"a_0": "^batch", "a_1": "^batch", "b_0": "^a_0", "b_1": "^a_1"}
-    assert waits == emitted.waits()
-
-
-def test_no_two_collectives_have_one_instance_key():
-    """One of unknown size takes a key for each length that it may have."""
-    emitted = Emitted()
-
-    emitted.add("a")
-    emitted.add("b", key_offset=Ref(node="offset", port="z:0"))
-    emitted.add("c")
-
-    keys = [emitted.number(f"{name}/instance_key") for name in "abc"]
-    assert 1 == keys[1] - keys[0]
-    assert 31 <= keys[2] - keys[1]  # powers of two that are an int32
-    assert "b/own_key:z:0" in emitted.node("b").input
-
-
 @pytest.mark.parametrize(
     ("device", "dtype", "hint"),
     [
@@ -145,20 +122,6 @@ def test_rings_join_cpus_and_nccl_joins_gpus(device, dtype, hint):
     assert hint == emitted.node("a").attr["communication_hint"].s
     assert device == emitted.node("a").device
     assert CPU == emitted.node("a/instance_key").device
-
-
-def test_devices_of_one_place_form_a_group_of_their_own():
-    """The same on all workers; no two places have one key."""
-    places = [f"device:{kind}:{i}" for kind in ("CPU", "GPU") for i in range(3)]
-    keys = []
-    for task in (0, 1):
-        emitted = Emitted()
-        for index, place in enumerate(places):
-            emitted.add(f"n{index}", f"/job:worker/replica:0/task:{task}/{place}")
-        keys.append([emitted.number(f"n{i}/group_key") for i in range(len(places))])
-
-    assert keys[0] == keys[1]
-    assert len(places) == len(set(keys[0]))
 
 
 def test_a_caller_waits_for_the_ends_of_all_collectives():

@@ -168,9 +168,6 @@ REPEATS = {
     "repeat": columns_first,
     "resize": resized,
     "keras": keras.layers.UpSampling2D(),
-    "v1": lambda image: tf.compat.v1.image.resize_nearest_neighbor(
-        image, [2 * HEIGHT, 2 * WIDTH]
-    ),
 }
 BIASES = {"none": tf.identity, "bias_add": bias_added, "add": added_to}
 AVERAGES = {
@@ -250,7 +247,6 @@ def test_they_are_computed_from_the_smaller_image(way, kernel):
     assert len(found) == len(["result", "image", "kernel"])
     assert sum("Conv2D" in node.op for node in nodes) == len(found)
     assert not {"Tile", "AvgPool", "AvgPoolGrad"} & {node.op for node in nodes}
-    check(FUSED[way], [BATCH, HEIGHT, WIDTH, CHANNELS], [*kernel, CHANNELS, LAST])
 
 
 STAY = {

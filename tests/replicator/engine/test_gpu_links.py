@@ -73,17 +73,6 @@ def test_gpus_meet_in_one_op_per_transfer(has_virtual_gpus, hint):
         assert GPU[:3] == [nodes[ref.node].device for ref in by_replica]
 
 
-def test_gpus_sum_what_is_sent_narrow_in_the_narrow_type():
-    """NCCL has no wider sum; a mean is scaled on each device."""
-    kind = AllReduce(op="mean", wire_dtype=tf.float16)
-
-    _, nodes, _ = link(on(GPU[:2]), kind=kind, shapes=[[3]])
-
-    half = tf.float16.as_datatype_enum
-    assert [half] * 2 == [node.attr["T"].type for node in sums(nodes)]
-    assert 2 == sum(node.op == "Mul" for node in nodes.values())
-
-
 def test_collectives_of_one_process_wait_for_batches_only():
     """NCCL starts the parts of one op on all devices at once, in one order.
 
@@ -98,19 +87,6 @@ def test_collectives_of_one_process_wait_for_batches_only():
         key = nodes[f"step/collective_{name}/group_key"]
         assert not [text for text in node.input if text.startswith("^")]
         assert ("Const", []) == (key.op, [*key.input])
-
-
-def test_the_same_gpus_always_form_the_same_group():
-    """NCCL keeps memory for each group; other GPUs are another one."""
-    groups = []
-    for devices in (GPU[:2], GPU[:2], GPU[2:4]):
-        _, nodes, _ = link(on(devices))
-        node = sums(nodes)[0]
-        groups.append((number(nodes, node, 2), number(nodes, node, 3)))
-
-    (first, key), (again, other_key), (elsewhere, _) = groups
-    assert first == again != elsewhere
-    assert key != other_key
 
 
 def test_two_programs_of_eight_gpus_form_one_group():

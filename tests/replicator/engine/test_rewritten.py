@@ -157,7 +157,7 @@ def _expected(step, inputs, dtype):
 
 
 @hypothesis.settings(
-    max_examples=16,
+    max_examples=8,
     deadline=None,
     phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
     suppress_health_check=list(hypothesis.HealthCheck),
@@ -195,14 +195,7 @@ def test_values_and_gradients_are_those_of_one_device(drawn):
 
 
 @pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        (resampled, "find"),
-        (resampled, "fuse"),
-        (products, "mark"),
-        (products, "multiply"),
-    ],
-    ids=lambda given: getattr(given, "__name__", given),
+    ("module", "name"), [(resampled, "fuse"), (products, "multiply")]
 )
 def test_a_rewriter_that_fails_is_left_out(monkeypatch, module, name):
     def fail(*given, **options):

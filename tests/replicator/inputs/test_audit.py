@@ -34,7 +34,8 @@ _ENDLESS = r"pipeline 0 is endless.*leave out \.repeat\(\)"
 _NUMBER = r"num_examples .* must be an integer of at least 0"
 
 
-@pytest.mark.parametrize("num_examples", [1, 17, 24, 25])
+@pytest.mark.covering(strength=1)
+@pytest.mark.parametrize("num_examples", [1, 17, 24])
 @pytest.mark.parametrize("mode", [PER_WORKER, PER_REPLICA])
 def test_split_global_batches_are_exact_for_any_number_of_examples(mode, num_examples):
     """A partial last step and empty parts feed every example once, on all replicas."""
@@ -71,7 +72,7 @@ def test_the_error_of_pipelines_that_all_read_everything_says_to_take_a_share(in
     assert dict.fromkeys(range(8), (0, 1)) == caught.value.audit.repeated
 
 
-@pytest.mark.covering(strength=2)
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("reads_shares", ["shard", "split_global_batches", "filter"])
 @pytest.mark.parametrize(
     "seed", [lambda _: None, lambda ctx: ctx.input_pipeline_id + 1], ids=["none", "own"]
@@ -101,21 +102,6 @@ def test_shares_of_other_orders_are_told_to_seed_the_shuffle(
     assert "order of its own" in str(caught.value)
     assert "write shuffle(..., seed=...)" in str(caught.value)
     assert "dataset.shard(" not in str(caught.value)
-
-
-def test_shares_that_are_shuffled_afterwards_are_told_to_shard(in_graph):
-    """Both take the first share; their orders have nothing to do with it."""
-    with pytest.raises(
-        errors.InputAuditError, match=r"with dataset\.shard\("
-    ) as caught:
-        in_graph.audit_inputs(
-            lambda ctx: _examples(8).shard(2, 0).shuffle(8).batch(2),
-            PER_REPLICA,
-            key_fn=_identity,
-            num_examples=8,
-        )
-
-    assert "no pipeline read 4: check shard() and take()" in str(caught.value)
 
 
 def test_uneven_shares_name_what_the_last_step_leaves_over():
@@ -199,6 +185,7 @@ def test_what_cannot_be_audited_or_is_wrong_is_refused(
         in_graph.audit_inputs(input_fn, **{"key_fn": _identity, **options})
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("mode", InputReplicationMode)
 @pytest.mark.parametrize(("num_examples", "num_steps"), [(16, 4), (21, 6)])
 def test_what_is_left_for_the_last_step_is_fed(in_graph, mode, num_examples, num_steps):
@@ -230,14 +217,3 @@ def test_examples_that_nobody_reads_are_counted(in_graph):
     ):
         in_graph.audit_inputs(input_fn, key_fn=_identity, num_examples=9)
     assert in_graph.audit_inputs(input_fn, key_fn=_identity).is_exact
-
-
-def test_strings_are_keys_too(in_graph):
-    """File names identify examples as well as numbers do."""
-
-    def input_fn(_):
-        return _examples(8).map(lambda i: {"name": tf.strings.as_string(i)}).batch(2)
-
-    audit = in_graph.audit_inputs(input_fn, key_fn=lambda batch: batch["name"])
-
-    assert 8 == audit.num_fed

@@ -14,7 +14,7 @@ from replicator import InputReplicationMode
 from replicator._tf import compat as _tf_compat
 
 # The iterators of a stock strategy may be at their end after a step that failed.
-BACKENDS = [("single", 1), ("in_graph", 2), ("in_graph_mirrored", 2)]
+BACKENDS = [("single", 1), ("in_graph_mirrored", 2)]
 ELEMENTS = 40
 MODES = [InputReplicationMode.SINGLE, InputReplicationMode.PER_REPLICA]
 

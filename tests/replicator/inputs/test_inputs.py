@@ -150,53 +150,6 @@ def test_values_of_other_lengths_and_python_numbers_are_the_same_step(repl_once)
     assert num_traces == len(traced)
 
 
-def _same(repl, value):
-    return replicator.PerReplica([value] * repl.num_replicas)
-
-
-def _step(batch):
-    return batch
-
-
-def _ragged_step():
-    return tf.ragged.constant([[1], [2, 3]])
-
-
-_NOT_CALLED = r"run\(\) takes a step function, but got a '"
-_NO_TENSOR = r"inputs must be tensors \(dense, ragged.*, but got .*; "
-
-
-NO_STEPS = {
-    "an object": (
-        lambda repl: repl.run(tf.identity, _same(repl, object())),
-        _NO_TENSOR,
-    ),
-    # None is what a step without a result returned.
-    "nothing": (lambda repl: repl.run(tf.identity, _same(repl, None)), _NO_TENSOR),
-    "a ragged result": (
-        lambda repl: repl.run(_ragged_step),
-        r"_ragged_step returned a 'RaggedTensor'; a step return",
-    ),
-    "a tensor as step": (lambda repl: repl.run(tf.constant(1.0)), _NOT_CALLED),
-    "a name as step": (lambda repl: repl.run("step"), _NOT_CALLED),
-    "no inputs": (
-        lambda repl: repl.run(_step),
-        r"step '.*step' takes arguments, but run\(\) go",
-    ),
-    # It calls the function as make_input_iterator does.
-    "a dataset as function": (
-        lambda repl: repl.audit_inputs(tf.data.Dataset.range(3), key_fn=_step),
-        r"audit_inputs\(\) takes a function that returns",
-    ),
-}
-
-
-def test_what_is_no_step_and_no_value_is_refused(repl_once):
-    for call, message in NO_STEPS.values():
-        with pytest.raises(TypeError, match=message):
-            call(repl_once)
-
-
 def test_values_that_do_not_fit_together_are_refused(in_graph):
     """A collective could not combine them; one value for all is none."""
     for pair in (

@@ -67,21 +67,6 @@ def test_every_kind_of_batch_is_divided(kind):
     )
 
 
-def test_steps_of_one_dispatch_end_with_the_last_example(in_graph):
-    """Two steps of 16 at once: the last dispatch has one step only, and raises."""
-    inputs = in_graph.make_input_iterator(_batches(tf.range(36), 8))
-    with in_graph.context():
-        total = tf.Variable(0, trainable=False)
-
-    def step(batch):
-        return total.assign_add(_count(batch))
-
-    outputs = list(_epoch(lambda: in_graph.run(step, inputs, num_steps=2)))
-
-    assert [32] == [int(value[0]) for value in outputs]
-    assert 36 == total.numpy()
-
-
 def test_batches_of_a_fixed_size_or_without_examples(in_graph):
     """The first end with the last whole step, as they do under a stock strategy.
 
@@ -203,23 +188,6 @@ def test_each_batch_waits_on_the_device_of_its_replica(on_two_devices, mode):
     expected = read(plain, 3)
     assert expected == [[int(value) for value in batch], *read(ahead, 2)]
     assert expected == read(others, 3)
-
-
-def test_steps_read_what_waits(on_two_devices):
-    """In one dispatch or several, to the end of the data and from its start again."""
-    repl = on_two_devices
-    inputs = repl.make_input_iterator(numbered(7), prefetch_to_device=2)
-
-    def step(x):
-        return replicator.all_sum(x)
-
-    assert [0 + 1, 4 + 5] == [
-        int(repl.run(step, inputs, num_steps=n)[0]) for n in (1, 2)
-    ]
-    with pytest.raises(tf.errors.OutOfRangeError):
-        repl.run(step, inputs)
-    inputs.reinitialize()
-    assert 0 + 1 == int(repl.run(step, inputs)[1])
 
 
 def test_a_pipeline_works_ahead_of_the_steps():

@@ -111,12 +111,8 @@ def test_there_are_optimizers_to_try():
 @pytest.mark.parametrize(
     ("problem", "backend", "options"),
     [
-        pytest.param(Dense, "tf_mirrored", {}, marks=pytest.mark.full),
         (Dense, "shared", {}),
-        pytest.param(Dense, "copies", {}, marks=pytest.mark.full),
-        pytest.param(Dense, "copies", {"sharded_update": True}, marks=pytest.mark.full),
-        pytest.param(Sparse, "shared", {}, marks=pytest.mark.full),
-        pytest.param(Sparse, "copies", {}, marks=pytest.mark.full),
+        pytest.param(Dense, "tf_mirrored", {}, marks=pytest.mark.full),
         (Sparse, "copies", {"sharded_update": True}),
     ],
 )

@@ -156,19 +156,6 @@ def test_sums_of_calls_are_on_their_owners():
     assert "ResourceApplyAdam" not in {n.op for n in program._assembly.copies.nodes()}
 
 
-def test_each_update_is_emitted_once():
-    """The linked graph has one kernel per variable, not one on every replica."""
-    training = _trained("state")
-    program = moved_bytes.only_program(training.repl)
-    devices = [
-        n.device
-        for n in program._assembly.copies.nodes()
-        if n.op == "ResourceApplyAdam"
-    ]
-    assert len(training.model.trainable_variables) == len(devices)
-    assert set(training.repl.devices) == set(devices)
-
-
 def _reached(roots, before):
     """What must run before some nodes."""
     found, stack = set(), list(roots)

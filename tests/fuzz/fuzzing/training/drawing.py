@@ -19,6 +19,7 @@ FEATURES = (
     "restores",
 )
 MAX_ACTIONS = 5
+LEVELS = ("state", "gradients", "parameters")
 
 
 @st.composite
@@ -40,7 +41,9 @@ class _Drawer(Choices):
         optimizer = self._optimizer()
         count = self._choose(*range(1, MAX_ACTIONS + 1))
         actions = [self._action(inputs, optimizer) for _ in range(count)]
-        is_poisoned = self._choose(False, *self.also("failures", True))
+        # What a failed step leaves of an accumulation is not documented.
+        can_fail = optimizer.accumulation == 1
+        is_poisoned = can_fail and self._choose(False, *self.also("failures", True))
         return syntax.Training(
             layers=tuple(layers),
             optimizer=optimizer,
@@ -87,12 +90,16 @@ class _Drawer(Choices):
             clip=self._choose(None, 0.5) if options else None,
             loss_scale=self._choose(None, 1024.0, "dynamic") if options else None,
             clips_before=self._choose(*[None] * 9, *clips),
+            accumulation=self._choose(1, 1, 1, 2, 3) if options else 1,
+            sharded=self._choose(*[False] * 3, *LEVELS) if options else False,
         )
 
     def _action(self, inputs, optimizer):
         target = self._target()
         batch = self._batch(target)
         restore = syntax.Restore(target=target, batch=batch)
+        is_of_one = optimizer.accumulation == 1 and not optimizer.sharded
+        foreign = "foreign" if is_of_one else "none"
         return self._choose(
             syntax.Run(),
             syntax.Run(num_steps=self._choose(2, 3, 6)),
@@ -103,7 +110,7 @@ class _Drawer(Choices):
             ),
             *self.also("restores", *[restore] * 2),
             *self.also(
-                "foreign",
+                foreign,
                 syntax.Single(),
                 syntax.Foreign(
                     what=self._choose("inputs", "values", "optimizer"),

@@ -107,10 +107,12 @@ def _make_model(training):
 
 
 def wrap(repl, optimizer):
-    options = {"global_clipnorm": optimizer.clip, "loss_scale": optimizer.loss_scale}
     return repl.wrap_optimizer(
         _OPTIMIZERS[optimizer.name](),
-        **{name: value for name, value in options.items() if value is not None},
+        global_clipnorm=optimizer.clip,
+        loss_scale=optimizer.loss_scale,
+        accumulation_steps=optimizer.accumulation,
+        sharded_update=optimizer.sharded,
     )
 
 

@@ -141,6 +141,7 @@ class Model:
         self.slots = [
             [np.zeros_like(w) for w in self.trained()] for _ in range(2)
         ]  # first and second moments, or the velocity
+        self._waiting = []  # Gradients of calls since the last update.
 
     def trained(self):
         """What gradients update, in the order of Keras."""
@@ -200,6 +201,11 @@ class Model:
 
     def _update(self, grads):
         clip, name = self._optimizer.clip, self._optimizer.name
+        self._waiting.append(grads)
+        if len(self._waiting) < self._optimizer.accumulation:
+            return
+        grads = [np.mean(of, axis=0) for of in zip(*self._waiting, strict=True)]
+        self._waiting = []
         if clip is not None:
             norm = np.sqrt(sum((g**2).sum() for g in grads))
             grads = [g * clip / max(norm, clip) for g in grads]

@@ -53,6 +53,8 @@ class Optimizer:
     # Function of TensorFlow by which each replica clips its gradients before they are
     # averaged, or None.
     clips_before: str | None = None
+    accumulation: int = 1  # ``accumulation_steps``.
+    sharded: str | bool = False  # ``sharded_update``.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

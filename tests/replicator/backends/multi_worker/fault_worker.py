@@ -56,7 +56,7 @@ def train(repl, folder, mode, victim):
             messages.send(at_fault=True, pid=os.getpid())
             if repl.worker_id == victim:
                 misbehave(mode, repl)
-            if mode in ("hang", "other_step"):
+            if mode == "other_step":
                 repl._runtime.timeout_sec = FAULT_TIMEOUT_SEC
             if mode == "exchange":
                 repl.assert_in_sync()
@@ -67,7 +67,7 @@ def train(repl, folder, mode, victim):
 
 
 def set_up(folder, *, mode, victim, num_workers):
-    if mode in ("hang", "stopped"):
+    if mode == "stopped":
         # For the report of a worker that sends none.
         workers._GRACE_SEC = FAULT_TIMEOUT_SEC
     return folder, mode, victim, num_workers

@@ -155,22 +155,6 @@ def test_a_varying_write_makes_a_variable_local_whatever_the_way(in_graph):
     in_graph.assert_in_sync()
 
 
-def test_locality_spreads_from_variable_to_variable(in_graph):
-    """A mirrored write that reads a local variable is found in a second pass."""
-    first, second, third = (_variable(name) for name in ("a", "b", "c"))
-
-    def step(x):
-        third.assign(second.read_value())
-        second.assign(first.read_value())
-        first.assign(x)
-
-    for _ in range(3):
-        in_graph.run(step, INPUTS)
-
-    assert {"a", "b", "c"} == _local(in_graph)
-    assert 1.5 == float(third)
-
-
 def test_effects_that_are_seen_outside_are_never_merged(in_graph):
     seen = []
 
@@ -198,30 +182,3 @@ def test_two_trainables_that_drift_are_counted(in_graph):
         r"\S+test_invariance.py:\d+: \w+\.assign\(x\), so the copies",
     ):
         in_graph.run(step, INPUTS)
-
-
-@pytest.mark.parametrize("num_steps", [1, 3])
-def test_reads_and_writes_keep_their_order(in_graph, num_steps):
-    """Old value, update, new value: on every replica, in every step of a dispatch."""
-    with in_graph.context():
-        weight = tf.Variable(1.0)
-        local = tf.Variable(1.0, trainable=False)
-
-    def step():
-        replica_id = replicator.get_replica_context().replica_id
-        before, local_before = weight.read_value(), local.read_value()
-        weight.assign(2 * weight)
-        local.assign(local * (2.0 + tf.cast(replica_id, tf.float32)))
-        after = weight.read_value()
-        weight.assign_add(replicator.all_sum(after) - 2 * after)
-        return before, after, weight.read_value(), local_before, local.read_value()
-
-    out = in_graph.run(step, num_steps=num_steps)
-
-    before = 2.0 ** (num_steps - 1)
-    for replica_id in range(2):
-        growth = 2.0 + replica_id
-        grown = growth ** (num_steps - 1), growth**num_steps
-        assert [before, 2 * before, 2 * before, *grown] == [
-            float(value[replica_id]) for value in out
-        ]
