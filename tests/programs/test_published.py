@@ -1,6 +1,6 @@
 """Published programs are equal to one device, or refused.
 
-Each is one function of a strategy (``published/``), and ``README.md`` has the table.
+Each is one function of a strategy; ``published/catalog.py`` has who published it.
 """
 
 import functools
