@@ -137,7 +137,7 @@ series: setup  # Run SERIES trials of two processes in a row on each of LAUNCHER
 validate: statistics  ## Validate what is claimed: everything in tests/validation, in full.
 
 statistics: setup  # Simulate thousands of sweeps and gates: how often intervals and verdicts are right.
-	$(BIN)/python tests/validation/statistics/run_simulations.py --write docs/archive/claims-of-gates.md $(STATISTICS_FLAGS)
+	$(BIN)/python tests/validation/statistics/run_simulations.py --write docs/claims $(STATISTICS_FLAGS)
 
 types: setup  ## Check types.
 	$(BIN)/mypy

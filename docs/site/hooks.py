@@ -33,8 +33,6 @@ FOLDERS = (
     "studies",
     "workloads",
 )
-# Documents that other pages link.
-INDEXED = ("docs/archive/",)
 
 # Page -> title, introduction, modules.
 REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -150,12 +148,10 @@ def pages_in(menu: Any) -> Iterator[str]:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Adds the documents that the menu does not have, but for those of an index."""
+    """Adds the documents that the menu does not have."""
     names = [path.relative_to(ROOT).as_posix() for path in documents()]
     listed = set(pages_in(config.nav or []))
-    missing = [
-        name for name in names if name not in listed and not name.startswith(INDEXED)
-    ]
+    missing = [name for name in names if name not in listed]
     if missing and config.nav is not None:
         config.nav.append({"More": missing})
     return config

@@ -32,16 +32,18 @@ def table(verb: click.Command) -> str:
     """Returns the options of a verb as a table; those of ``sweep`` by name only."""
     known = set() if verb.name == "sweep" else {row for *_, row in _rows(SWEEP)}
     rows: dict[str, list[str]] = {}
-    shared = []
+    shared: dict[str, None] = {}
     for group, name, row in _rows(verb):
         if row in known:
-            shared.append(f"`{name}`")
+            shared[f"`{name}`"] = None
         else:
             rows.setdefault(group, []).append(row)
-    lines = []
+    lines = (
+        ["", "| option | meaning | default |", "| --- | --- | --- |"] if rows else []
+    )
     for group, of_group in rows.items():
-        heading = f"*{group}*" if len(rows) > 1 and group else "option"
-        lines += ["", f"| {heading} | meaning | default |", "| --- | --- | --- |"]
+        if len(rows) > 1 and group:
+            lines.append(f"| *{group}* | | |")
         lines += of_group
     if shared:
         lines += ["", f"As for [`sweep`](#sweep): {', '.join(shared)}."]
@@ -65,8 +67,9 @@ def _row(option: DeclaredOption) -> str:
     if not all(value in text for value in values):  # the help names only some
         text = f"{text} ({', '.join(values)})"
     default = "required" if of.is_required else of.default_text
-    cells = (f"{names} {metavar}".strip(), text, default or "-")
-    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
+    cells = (f"{names} {metavar}".strip(), text, default)
+    joined = " | ".join(cell.replace("|", "&#124;") for cell in cells)
+    return f"| {joined.rstrip()} |"
 
 
 def with_tables(document: str) -> str:

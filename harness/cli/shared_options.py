@@ -65,8 +65,7 @@ DEFAULT_ALPHA: Final = 0.05
 IsDifferentAllowed = Annotated[
     bool,
     Option(
-        "Show studies of different machines, workload versions or placements; such"
-        " a result never passes.",
+        "Compare other machines, workload versions or placements, too; never a pass.",
         JUDGING,
         name="allow-different",
     ),

@@ -158,10 +158,8 @@ class PodOptions(Options):
     pod_template: Annotated[
         dict[str, Any] | None,
         Option(
-            help="YAML of a [PodTemplateSpec](../docs/clusters.md#kubernetes): the"
-            " image, which has this package, the time limit, and what else pods have"
-            " besides what is set for them. Required; that of a sweep has a volume"
-            " `runs` for its studies.",
+            help="YAML of a [PodTemplateSpec](../docs/clusters.md#kubernetes), with the"
+            " image and, for a sweep, a volume `runs`. Required.",
             kind=kinds.Kind(parse_template, metavar="FILE"),
         ),
     ] = None
@@ -289,7 +287,7 @@ class JobSet(LauncherInfo):
     """A gang of pods, each on a machine of its own."""
 
     name = "jobset"
-    summary = "pods of Kubernetes, by a manifest for kubectl"
+    summary = "a manifest for kubectl"
     file_options = PodOptions
 
     def render(self, job: Job, options: PodOptions) -> dict[str, str]:

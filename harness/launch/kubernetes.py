@@ -335,9 +335,7 @@ class Kubernetes(LauncherInfo):
     """A Job per sweep; in its pod, a JobSet for each trial of several hosts."""
 
     name = "kubernetes"
-    summary = (
-        "a Job of Kubernetes, whose pod starts a JobSet per trial of several hosts"
-    )
+    summary = "a Job, whose pod starts a JobSet per trial of several hosts"
     options = KubernetesOptions
 
     def is_submitted(self) -> bool:

@@ -508,7 +508,7 @@ class Ray(LauncherInfo):
     """The hosts of a Ray cluster, which are what they are: nothing is submitted."""
 
     name = "ray"
-    summary = "the hosts of a Ray cluster, for machines without a scheduler"
+    summary = "the hosts of a Ray cluster"
     file_options = RayFileOptions
 
     def start(self, options: Options) -> Launcher:

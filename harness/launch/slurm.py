@@ -264,7 +264,7 @@ class Slurm(LauncherInfo):
     """Steps of ``srun`` in an allocation; outside of one, jobs of ``sbatch``."""
 
     name = "slurm"
-    summary = "steps of srun in an allocation, a job of sbatch outside of one"
+    summary = "steps of srun; outside of an allocation, a job of sbatch"
     options = file_options = SlurmOptions
 
     def is_submitted(self) -> bool:

@@ -103,19 +103,18 @@ class SweepRequest(Options):
     command: Annotated[
         str | None,
         Option(
-            "What starts your program, in place of `--workload`; with placeholders"
-            " such as `{replicas}` and `{per_replica_batch_size}`.",
+            "Starts your program, in place of `--workload`, with placeholders such as"
+            " `{replicas}` and `{per_replica_batch_size}`.",
             OWN,
         ),
     ] = None
     metric: Annotated[
         str | None,
         Option(
-            "What it prints: `throughput`, `throughput_per_replica`, `step_time`,"
+            "Where its rate is: `throughput`, `throughput_per_replica`, `step_time`,"
             " `step_time_ms`, `steps_per_sec` or `epoch_time`, and a regular expression"
-            " with one group; `NAME=json:FILE:KEY`, `NAME=csv:FILE:COLUMN` for a file"
-            " that it writes; `wall` for the time of the whole command; or `client` if"
-            " it connects by `scaling_client` and takes turns.",
+            " with one group, `json:FILE:KEY` or `csv:FILE:COLUMN`; `wall`: the time of"
+            " the whole command; `client`: it calls `scaling_client`.",
             OWN,
             metavar="NAME=PATTERN",
         ),
@@ -123,9 +122,8 @@ class SweepRequest(Options):
     counts: Annotated[
         tuple[str, ...],
         Option(
-            "What else it prints, and is the same in each run, such as bytes sent,"
-            " nodes of a graph or launches; a gate compares it exactly. Can be"
-            " repeated.",
+            "A number that is the same in each run, such as bytes sent; a gate compares"
+            " it exactly. Can be repeated.",
             OWN,
             name="count",
             kind=kinds.TEXTS,
@@ -136,8 +134,8 @@ class SweepRequest(Options):
     params: Annotated[
         tuple[str, ...],
         Option(
-            "Values of `{NAME}` in the command; each is a variant of your program,"
-            " and all are measured interleaved and compared. Can be repeated.",
+            "Values of `{NAME}` in the command, measured interleaved and compared."
+            " Can be repeated.",
             OWN,
             name="param",
             kind=kinds.TEXTS,
@@ -167,8 +165,8 @@ class SweepRequest(Options):
             "Lists and ranges: `1,2,4`, `1..8` or `1-8`, `1..16x2` (geometric).",
             MEASURED,
             kind=COUNTS,
-            default="powers of two up to the cores or GPUs, at most 8, those by which"
-            " the global batch is divisible",
+            default="powers of two up to the cores or GPUs, at most 8, that divide the"
+            " global batch",
         ),
     ] = None
     modes: Annotated[
@@ -214,8 +212,7 @@ class SweepRequest(Options):
     order: Annotated[
         Order | None,
         Option(
-            "`interleaved`: all cases are alive at once and take turns;"
-            " `sequential`: one trial after the other.",
+            "`interleaved`: cases take turns; `sequential`: one trial after the other.",
             DESIGN,
             default="`interleaved` on CPUs, if all cases fit into memory",
         ),
@@ -251,8 +248,8 @@ class SweepRequest(Options):
     target: Annotated[
         float | None,
         Option(
-            "Continue until the interval of the primary contrast is at most this"
-            " wide to either side, such as `3%`; at least 5 runs.",
+            "Measure until the primary ratio is known within this, such as `3%`; at"
+            " least 5 runs.",
             DESIGN,
             kind=PERCENTAGE,
         ),
@@ -264,8 +261,7 @@ class SweepRequest(Options):
     allocator: Annotated[
         Allocator | None,
         Option(
-            "`keep`: glibc keeps freed memory; `default`: it returns large blocks"
-            " to the kernel.",
+            "`keep`: glibc keeps freed memory; `default`: returns large blocks.",
             DESIGN,
             default="`keep`",
         ),
@@ -273,8 +269,8 @@ class SweepRequest(Options):
     controls: Annotated[
         tuple[Control, ...],
         Option(
-            "More cases, which show where time is lost: `nosync`, `independent`,"
-            " `synthetic`, `input_only`, `no_update`, or `all`, or `none`.",
+            "Cases that show where time is lost: `nosync`, `independent`, `synthetic`,"
+            " `input_only`, `no_update`, `all` or `none`.",
             DESIGN,
             kind=some_of(CONTROLS, noun="control", all_and_none=True),
         ),
@@ -282,8 +278,7 @@ class SweepRequest(Options):
     is_matched: Annotated[
         bool,
         Option(
-            "Before a number counts, match the first steps of N replicas with"
-            " those of one, in a few short trials that are not timed.",
+            "First check in short trials that N replicas compute what one does.",
             DESIGN,
             name="match",
             default="yes",
@@ -314,8 +309,7 @@ class SweepRequest(Options):
     steps: Annotated[
         tuple[int | None, int | None],
         Option(
-            "Steps before the measured window, the first one included, and in it:"
-            " `10+90`; `10+` or `+90` for one of them.",
+            "Warm-up and measured steps: `10+90`, `10+` or `+90`.",
             STEPS,
             kind=STEP_COUNTS,
             default="the preset's",
@@ -324,11 +318,10 @@ class SweepRequest(Options):
     steps_per_sync: Annotated[
         Steps | None,
         Option(
-            "Steps that are started before their losses are read, so that a GPU"
-            " need not wait for the host; they share their time.",
+            "Steps that are queued before their losses are read; they share their"
+            " time.",
             STEPS,
-            default=f"1 on CPUs, {defaults.STEPS_PER_SYNC_ON_GPUS} on GPUs, 1 where the"
-            " host uses the results of each step (`d4pg`)",
+            default=f"1; {defaults.STEPS_PER_SYNC_ON_GPUS} on GPUs, but for `d4pg`",
         ),
     ] = None
 
@@ -336,8 +329,8 @@ class SweepRequest(Options):
         str | None,
         Option(
             "Training budget of each quality run: `60s`, `10min`, `500steps`,"
-            " `20000examples`; `window`: quality after the measured window of each"
-            " trial instead, or too (`60s,window`); `none`: no quality at all.",
+            " `20000examples`; `window`: quality after each measured window;"
+            " `60s,window`: both; `none`.",
             LEARNING,
             metavar="AMOUNT",
             default="the preset's (`laptop`: `40s`), on the first backend only",

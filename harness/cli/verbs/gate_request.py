@@ -81,11 +81,11 @@ class GateRequest(RunRequest):
     repeats: Annotated[
         Count | None,
         Option(
-            "Exactly so many runs, and one analysis at the end; a pass needs"
-            f" {_FEWEST}, at another `--alpha` others.",
+            f"Exactly so many runs, analysed once; a pass needs {_FEWEST}, at another"
+            " `--alpha` others.",
             DESIGN,
-            default=f"interleaved: analysed after {_LOOKS}; ends at the first clear"
-            f" verdict; {_FEWEST} in sequence",
+            default=f"analysed after {_LOOKS}, until a verdict is clear; {_FEWEST} in"
+            " sequence",
         ),
     ] = None
     minutes: Annotated[
@@ -102,8 +102,7 @@ class GateRequest(RunRequest):
     is_equal_measured: Annotated[
         bool,
         Option(
-            "Measure also where the code of both sides is the same, to see how"
-            " often the gate itself errs.",
+            "Measure equal code too, to see how often the gate errs.",
             JUDGING,
             name="measure-equal",
         ),
@@ -124,8 +123,7 @@ class GateRequest(RunRequest):
             "The slowdown, or loss, that matters.",
             JUDGING,
             kind=PERCENTAGE,
-            default="the tolerance of the metric: 5% unless its workload declares"
-            " another",
+            default="5%, or what the workload declares for the metric",
         ),
     ] = None
     alpha: Alpha = DEFAULT_ALPHA
@@ -143,10 +141,9 @@ class GateRequest(RunRequest):
     counts: Annotated[
         tuple[str, ...],
         Option(
-            "What is counted in a step and compared exactly, in which a rise is a"
-            f" regression: {', '.join(f'`{name}`' for name in UNITS)};"
-            " others that rise are only shown. With `--command`: `NAME=PATTERN`, as in"
-            " `sweep`. Can be repeated.",
+            "A count of a step in which a rise is a regression:"
+            f" {', '.join(f'`{name}`' for name in UNITS)}; others are only shown. With"
+            " `--command`: `NAME=PATTERN`, as in `sweep`. Can be repeated.",
             JUDGING,
             name="count",
             kind=kinds.TEXTS,
@@ -157,15 +154,14 @@ class GateRequest(RunRequest):
     setup: Annotated[
         str | None,
         Option(
-            "Shell command that prepares each of the two revisions of your"
-            " repository, once, such as `uv sync`.",
+            "Shell command that prepares each revision, once, such as `uv sync`.",
             OWN,
         ),
     ] = None
     num_seeds: Annotated[
         Count | None,
         Option(
-            "Quality runs of each case, with different seeds, for a metric of quality.",
+            "Quality runs of each case, for a metric of quality.",
             JUDGING,
             name="quality-repeats",
             default=f"{defaults.QUALITY_REPEATS_OF_GATE}",
@@ -183,8 +179,7 @@ class GateRequest(RunRequest):
     files: Annotated[
         tuple[str, ...],
         Option(
-            "Also write the result into a file, in a format of `--format`; can be"
-            " repeated.",
+            "Also write a file, in a format of `--format`; can be repeated.",
             JUDGING,
             name="write",
             kind=kinds.TEXTS,

@@ -46,7 +46,7 @@ class RenderRequest(Options):
     launcher: Annotated[
         str,
         Option(
-            f"What will start the workers. {describe_launchers('render')}.",
+            f"Will start the workers. {describe_launchers('render')}.",
             GANG,
             kind=LAUNCHER,
             also=("--target",),

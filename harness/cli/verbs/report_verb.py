@@ -64,11 +64,10 @@ class ReportRequest(Options):
     output: Annotated[
         Path | None,
         Option(
-            "The file; of one study also a directory for `index.html`, of several"
-            " the directory of the site.",
+            "The file, or a directory for `index.html` or the site.",
             also=("-o",),
-            default="`report/index.html` in the study, `report/compared-with-B.html` of"
-            " two; stdout for other formats",
+            default="in the study `report/index.html`, of two"
+            " `report/compared-with-B.html`; stdout for other formats",
         ),
     ] = None
     form: Annotated[
@@ -83,11 +82,9 @@ class ReportRequest(Options):
     data_url: Annotated[
         str | None,
         Option(
-            "Where readers of a page find the raw records, with `{study}` for a"
-            " name; of a site in place of a `records.zip` of at most 2 MB beside each"
-            " page.",
+            "Where readers of a page find the raw records, with `{study}` for a name.",
             metavar="URL",
-            default="none; of a site, the file beside the page",
+            default="none; of a site, `records.zip` beside each page, up to 2 MB",
         ),
     ] = None
     source_url: Annotated[
@@ -102,7 +99,7 @@ class ReportRequest(Options):
     is_different_allowed: Annotated[
         bool,
         Option(
-            "Show two studies that are not comparable; the exit code is then 3.",
+            "Show two studies that are not comparable (exit code 3).",
             name="allow-different",
         ),
     ] = False

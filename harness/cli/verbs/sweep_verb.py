@@ -35,7 +35,7 @@ def describe_launchers(does: str) -> str:
 Launcher = Annotated[
     str,
     Option(
-        f"What starts the processes of a trial. {describe_launchers('start')}.",
+        f"Starts the processes of a trial. {describe_launchers('start')}.",
         PROCESSES,
         kind=LAUNCHER,
     ),
@@ -94,16 +94,16 @@ class RunRequest(HostRequest, SweepRequest):
             "Directory below `--runs-dir`.",
             STUDY,
             metavar="NAME",
-            default="`<workload>-<preset>-<digest>`, so that the same command resumes"
-            " it; alone, `--study NAME` runs what a study lacks",
+            default="`<workload>-<preset>-<digest>`; alone, `--study NAME` runs what a"
+            " study lacks",
         ),
     ] = None
     vary: Annotated[
         InstanceOf[Axis] | None,
         Option(
             "A study for each value of `data`, `global-batch-size`,"
-            " `per-replica-batch-size`, or an option of the workload, one after the"
-            " other, with a page of all: `--vary global-batch-size=256,512`.",
+            " `per-replica-batch-size` or an option of the workload, and a page of all:"
+            " `--vary global-batch-size=256,512`.",
             MEASURED,
             kind=VARY,
         ),
@@ -114,9 +114,8 @@ class RunRequest(HostRequest, SweepRequest):
     is_dry_run: Annotated[
         bool,
         Option(
-            "Only print the trials and a time estimate, and, of a workload that"
-            " counts its variables (`transformer`), what they take of a device at each"
-            " level of `sharded_update`; run and write nothing.",
+            "Only print the trials and a time estimate; of `transformer`, also the"
+            " memory of a device at each level of `sharded_update`.",
             STUDY,
             name="dry-run",
             is_key=False,

@@ -1,9 +1,10 @@
 """Every sentence that a first screen, or a finding, prints says what it is worth.
 
 ``page_claims`` has a row for each, which ``make statistics`` simulates and writes into
-``docs/archive/claims-of-gates.md``.
+``docs/claims``.
 """
 
+import csv
 import pathlib
 
 import gate_claims
@@ -18,7 +19,7 @@ from reports.view import view_store
 from reports.words import brief, verdict
 from results import Store
 
-DOCUMENT = pathlib.Path(__file__).parents[3] / "docs/archive/claims-of-gates.md"
+TABLES = pathlib.Path(__file__).parents[3] / "docs/claims"
 
 
 def _rows(store):
@@ -62,25 +63,28 @@ def test_made_studies_say_only_what_has_a_row(make, broken):
         _rows(make(**fields))
 
 
-def test_the_document_has_every_row():
-    """Of sentences, and of gates on every kind of noise; what is missed is bold."""
-    text = DOCUMENT.read_text(encoding="utf-8")
-    lines = text.splitlines()
+def _table(name):
+    with (TABLES / name).open(encoding="utf-8", newline="") as file:
+        heads, *rows = csv.reader(file)
+    return heads, rows
+
+
+def test_the_tables_have_every_row():
+    """Of sentences, and of gates on every kind of noise, whose claims hold."""
     rows = {row for _, row in page_claims.SENTENCES if row is not None}
     rows |= {*page_claims.ROWS.values()}
+    heads, gates = _table("gates-by-noise.csv")
 
-    assert [] == [row for row in rows if f"| {row} |" not in text]
-    for column, claim in enumerate(gate_claims.CLAIMS, start=2):
-        assert claim.head in text
-        for model in noise_models.MODELS:
-            (line,) = [x for x in lines if x.startswith(f"| {model} |")]
-            cell = line.split("|")[column].strip()
+    assert set() == rows - {name for name, *_ in _table("pages.csv")[1]}
+    assert [*noise_models.MODELS] == [model for model, *_ in gates]
+    for column, claim in enumerate(gate_claims.CLAIMS, start=1):
+        assert heads[column].startswith(claim.head)
+        for cells in gates:
             row = gate_claims.Row(
                 claim=claim,
-                model=model,
-                share=float(cell.strip("*")),
+                model=cells[0],
+                share=float(cells[column]),
                 generations=0.0,
                 num_gates=1000,
             )
-            assert cell == row.cell, (model, claim.head)
-            assert not row.is_broken, (model, claim.head)
+            assert not row.is_broken, (row.model, claim.head)

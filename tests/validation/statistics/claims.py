@@ -1,7 +1,8 @@
-"""A claim, what was simulated, how often it held; and tables of them in a document."""
+"""A claim, what was simulated, how often it held; and tables of them as CSV."""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import math
 
@@ -41,26 +42,13 @@ class Row:
         )
 
     @property
-    def line(self):
-        """The row as Markdown; a bold share misses its claim."""
-        low, high = min(self.shares), max(self.shares)
-        text = f"{low:.3f}" if low == high else f"{low:.3f} to {high:.3f}"
-        found = f"**{text}**" if self.misses() else text
-        cells = (self.name, self.claimed, self.simulated, found, str(self.n))
-        return f"| {' | '.join(cells)} |"
+    def cells(self):
+        """The row of the table."""
+        low, high = (f"{share:.3f}" for share in (min(self.shares), max(self.shares)))
+        return (self.name, self.claimed, self.simulated, low, high, str(self.n))
 
 
-def table(heads, rows):
-    """Returns the lines of a table as Markdown."""
-    listed = (f"| {' | '.join(cells)} |" for cells in rows)
-    return [f"| {' | '.join(heads)} |", f"|{' --- |' * len(heads)}", *listed]
-
-
-def replace(document, name, lines):
-    """Replaces the lines between two marks of a document."""
-    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    text = document.read_text(encoding="utf-8")
-    before, rest = text.split(begin)
-    _, after = rest.split(end)
-    listed = "\n".join((begin, *lines, end))
-    document.write_text(f"{before}{listed}{after}", encoding="utf-8")
+def write(path, table):
+    """Writes a table, its heads first, as CSV."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows(table)

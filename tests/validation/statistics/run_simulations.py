@@ -34,13 +34,22 @@ OTHERS = (
     lambda n, seed: designs.fixed(n, seed, num_generations=3),
     lambda n, seed: designs.fixed(n, seed, num_generations=4),
 )
-PAGE_HEADS = ("a reader sees", "the claim", "simulated", "found", "n")
+PAGE_HEADS = (
+    *("a reader sees", "the claim", "simulated"),
+    *("lowest share", "highest share", "n"),
+)
 
 
 def write(line):
     """Prints a line at once: a run takes minutes."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
+
+
+def write_table(rows):
+    """Prints the rows of a table."""
+    for row in rows:
+        write(" | ".join(row))
 
 
 def run_designs(num_sweeps, seed):
@@ -59,46 +68,45 @@ def run_designs(num_sweeps, seed):
             yield found.line
 
 
-def run_truths(num_gates, seed, document):
+def run_truths(num_gates, seed, folder):
     """Prints how often gates err, by what is true; returns what errs too often."""
     write(f"\n{num_gates} simulated gates of each truth, of 1, 3 and 6 cases\n")
-    lines = gate_claims.truths_table(num_gates, seed)
-    write("\n".join(lines))
+    table = gate_claims.truths_table(num_gates, seed)
+    write_table(table)
     rows = list(gate_claims.worst(num_gates, seed))
-    if document is not None:
-        claims.replace(document, "truths of gates", lines)
+    if folder is not None:
+        claims.write(folder / "gates-by-truth.csv", table)
         gate_claims.write_rates(rows)
     return list(gate_claims.broken(rows, num_gates))
 
 
-def run_claims(num_gates, seed, document):
+def run_claims(num_gates, seed, folder):
     """Prints what each sentence of a gate is worth; yields those that are broken."""
     write(f"\n{num_gates} simulated gates of {gate_claims.NUM_CASES} cases each\n")
     found = [
         gate_claims.rows_of_model(model, num_gates, seed)
         for model in noise_models.MODELS
     ]
-    lines = gate_claims.claims_table(found)
-    write("\n".join(lines))
-    if document is not None:
-        claims.replace(document, "claims of gates", lines)
+    table = gate_claims.claims_table(found)
+    write_table(table)
+    if folder is not None:
+        claims.write(folder / "gates-by-noise.csv", table)
     for row in (row for of_model in found for row in of_model):
         if row.is_broken:
             yield f"{row.claim.sentence}: {row.share:.3f} on noise {row.model!r}"
 
 
-def run_pages(num, seed, document):
+def run_pages(num, seed, folder):
     """Prints what sentences of pages are worth; yields those that are broken."""
     write(f"\n{num} simulated studies\n")
     found = []
     for module in (page_claims, busy_claims):
         for row in module.rows(num, seed):
             found.append(row)
-            write(row.line)
-    if document is not None:
-        heads = claims.table(PAGE_HEADS, [])
-        lines = [*heads, *(row.line for row in found)]
-        claims.replace(document, "claims of pages", lines)
+            write_table([row.cells])
+    if folder is not None:
+        table = [PAGE_HEADS, *(row.cells for row in found)]
+        claims.write(folder / "pages.csv", table)
     for row in found:
         if row.misses():
             yield f"{row.name}: {row.claimed}: {row.shares}"
@@ -110,7 +118,7 @@ def main():
     parser.add_argument("--sweeps", type=int, default=4000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--write", type=Path, help="document whose tables of claims are replaced"
+        "--write", type=Path, help="folder whose tables of claims are written anew"
     )
     given = parser.parse_args()
     broken = [
