@@ -1,6 +1,6 @@
 """What is generated from the declared options: ``python -m harness.cli.documents``.
 
-The JSON Schema of study files, and the tables of options in ``harness/README.md``: one
+The JSON Schema of study files, and the lists of options in ``harness/README.md``: one
 per verb, between two comments that name it.
 """
 
@@ -28,37 +28,34 @@ _BEGIN: Final = "<!-- options of {} -->\n"
 _END: Final = "<!-- end of options -->"
 
 
-def table(verb: click.Command) -> str:
-    """Returns the options of a verb as a table; those of ``sweep`` by name only."""
-    known = set() if verb.name == "sweep" else {row for *_, row in _rows(SWEEP)}
-    rows: dict[str, list[str]] = {}
+def options_of(verb: click.Command) -> str:
+    """Returns the options of a verb as a list; those of ``sweep`` by name only."""
+    known = set() if verb.name == "sweep" else {item for *_, item in _items(SWEEP)}
+    groups: dict[str, list[str]] = {}
     shared: dict[str, None] = {}
-    for group, name, row in _rows(verb):
-        if row in known:
+    for group, name, item in _items(verb):
+        if item in known:
             shared[f"`{name}`"] = None
         else:
-            rows.setdefault(group, []).append(row)
-    lines = (
-        ["", "| option | meaning | default |", "| --- | --- | --- |"] if rows else []
-    )
-    for group, of_group in rows.items():
-        if len(rows) > 1 and group:
-            lines.append(f"| *{group}* | | |")
-        lines += of_group
+            groups.setdefault(group, []).append(item)
+    parts = []
+    for group, items in groups.items():
+        title = [f"*{group}*", ""] if len(groups) > 1 and group else []
+        parts.append("\n".join((*title, *items)))
     if shared:
-        lines += ["", f"As for [`sweep`](#sweep): {', '.join(shared)}."]
-    return "\n".join(lines[1:]) + "\n"
+        parts.append(f"As for [`sweep`](#sweep): {', '.join(shared)}.")
+    return "\n\n".join(parts) + "\n"
 
 
-def _rows(verb: click.Command) -> Iterator[tuple[str, str, str]]:
-    """Yields each option of a verb: the title of its table, its name, its row."""
+def _items(verb: click.Command) -> Iterator[tuple[str, str, str]]:
+    """Yields each option of a verb: the title of its group, its name, its item."""
     for param in verb.params:
         if isinstance(param, DeclaredOption):
             for group, own in param.shown.items():
-                yield group, own.opts[0], _row(own)
+                yield group, own.opts[0], _item(own)
 
 
-def _row(option: DeclaredOption) -> str:
+def _item(option: DeclaredOption) -> str:
     of = option.declared
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
     metavar = "" if of.kind.choices else of.metavar
@@ -67,13 +64,15 @@ def _row(option: DeclaredOption) -> str:
     if not all(value in text for value in values):  # the help names only some
         text = f"{text} ({', '.join(values)})"
     default = "required" if of.is_required else of.default_text
-    cells = (f"{names} {metavar}".strip(), text, default)
-    joined = " | ".join(cell.replace("|", "&#124;") for cell in cells)
-    return f"| {joined.rstrip()} |"
+    if default.startswith("required"):
+        text += f". {default.capitalize()}"
+    elif default not in {"", "none"}:
+        text += f". Default: {default}"
+    return f"- {f'{names} {metavar}'.strip()}: {text}"
 
 
-def with_tables(document: str) -> str:
-    """Returns a document with its tables of options as they are declared now."""
+def with_options(document: str) -> str:
+    """Returns a document with its lists of options as they are declared now."""
     for name, command in cli.commands.items():
         parts = (
             command.commands if isinstance(command, click.Group) else {name: command}
@@ -83,7 +82,7 @@ def with_tables(document: str) -> str:
             before, found, rest = document.partition(begin)
             if found:
                 _, end, after = rest.partition(_END)
-                document = f"{before}{begin}{table(verb)}{end}{after}"
+                document = f"{before}{begin}{options_of(verb)}{end}{after}"
     return document
 
 
@@ -94,7 +93,7 @@ def main(arguments: Sequence[str] = ()) -> int:
         return 2
     SCHEMA.write_text(render_schema(RunRequest), encoding="ascii", newline="\n")
     text = README.read_text(encoding="utf-8")
-    README.write_text(with_tables(text), encoding="utf-8", newline="\n")
+    README.write_text(with_options(text), encoding="utf-8", newline="\n")
     sys.stdout.write(f"{SCHEMA}\n{README}\n")
     return 0
 

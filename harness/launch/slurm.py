@@ -264,7 +264,7 @@ class Slurm(LauncherInfo):
     """Steps of ``srun`` in an allocation; outside of one, jobs of ``sbatch``."""
 
     name = "slurm"
-    summary = "steps of srun; outside of an allocation, a job of sbatch"
+    summary = "steps of srun, or a job of sbatch outside of an allocation"
     options = file_options = SlurmOptions
 
     def is_submitted(self) -> bool:

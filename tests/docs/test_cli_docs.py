@@ -45,12 +45,12 @@ def document(root):
     return (root / "harness" / "README.md").read_text(encoding="utf-8")
 
 
-def test_every_verb_has_a_section_and_a_table_of_its_options(document):
+def test_every_verb_has_a_section_and_a_list_of_its_options(document):
     """In the order of the help; ``python -m harness.cli.documents`` writes them."""
     titles = re.findall(r"^### (\w+)$", document, re.MULTILINE)
 
     assert list(cli.commands) == titles
-    assert documents.with_tables(document) == document
+    assert documents.with_options(document) == document
     for verb in cli.commands:
         text = section(document, verb)
         assert "<!-- options of " in text
@@ -59,7 +59,7 @@ def test_every_verb_has_a_section_and_a_table_of_its_options(document):
 
 
 @pytest.mark.parametrize("verb", cli.commands)
-def test_a_table_names_every_value_of_a_choice(verb, document):
+def test_a_list_names_every_value_of_a_choice(verb, document):
     """A reader need not ask the help which formats, modes or devices there are."""
     rows = document.splitlines()
     missing = [
@@ -68,7 +68,7 @@ def test_a_table_names_every_value_of_a_choice(verb, document):
         if hasattr(option, "shown")
         for value in option.declared.kind.choices
         if not any(
-            row.startswith(f"| `{option.opts[0]}`") and f"`{value}`" in row
+            row.startswith(f"- `{option.opts[0]}`") and f"`{value}`" in row
             for row in rows
         )
     ]

@@ -250,12 +250,12 @@ def lsf(tmp_path, monkeypatch):
     return programs
 
 
-def written(tree, pattern, num_lines=1):
+def written(tree, pattern):
     """Waits for a file that a job writes; returns its text."""
     deadline = time.monotonic() + TIMEOUT_SEC
     while True:
         texts = [path.read_text(encoding="utf-8") for path in tree.glob(pattern)]
-        if texts and len(texts[0].splitlines()) >= num_lines:
+        if texts and texts[0]:
             return texts[0]
         assert time.monotonic() < deadline, (
             pattern,
@@ -266,8 +266,8 @@ def written(tree, pattern, num_lines=1):
 
 def test_a_launcher_is_added(tree, lsf, monkeypatch):
     """It submits, starts trials on two hosts, and records failures."""
-    sweep, render = commands_of(guide_of("launcher"))
-    assert ["-m", "harness"] == sweep[:2] == render[:2]
+    (sweep,) = commands_of(guide_of("launcher"))
+    assert ["-m", "harness"] == sweep[:2]
     if not covering.is_full():
         sweep = [str(tree / "tests" / "cluster_engines" / "driver.py"), *sweep[2:]]
     sweep = [*sweep, "--no-match", "--study"]
@@ -308,7 +308,7 @@ REFUSED = [
 
 def test_no_option_of_an_added_launcher_is_ignored(tree, lsf):
     """Each is used, or refused; nothing is written."""
-    words = commands_of(guide_of("launcher"))[0]
+    (words,) = commands_of(guide_of("launcher"))
     plain = words[words.index("--workload") :]
 
     lines = [("sweep", "--study=refused", *plain, *more) for more, _ in REFUSED]
@@ -316,23 +316,6 @@ def test_no_option_of_an_added_launcher_is_ignored(tree, lsf):
     for said, (_, message) in zip(answers, REFUSED, strict=True):
         assert message in said
     assert not (tree / "runs" / "refused").exists()
-
-
-def test_the_file_of_an_added_launcher_starts_a_gang(tree, lsf):
-    """Each worker finds out who it is, and where the others are."""
-    render = commands_of(guide_of("launcher"))[1]
-    own = render.index("--")
-    program = [sys.executable, str(tree / "tests/harness/launch/gang_identity.py")]
-    number = render.index("--workers") + 1
-    python(tree, [*render[:number], "2", *render[number + 1 : own], "--", *program])
-    with (tree / "train.bsub").open("rb") as file:
-        subprocess.run(["bsub"], stdin=file, check=True, cwd=tree)
-    lines = written(tree, "train-101.0.log", num_lines=2).splitlines()
-    workers = sorted(map(json.loads, lines), key=lambda worker: worker["worker_id"])
-
-    assert [(0, 0), (1, 0)] == [(w["worker_id"], w["local_worker_id"]) for w in workers]
-    assert {2} == {worker["num_workers"] for worker in workers}
-    assert workers[0]["addresses"] == workers[1]["addresses"]
 
 
 def test_the_code_of_every_guide_passes_the_linter(tmp_path):

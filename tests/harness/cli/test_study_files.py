@@ -241,7 +241,7 @@ def test_what_is_generated_is_up_to_date(tmp_path, monkeypatch, capsys):
     assert 0 == documents.main()
     assert SCHEMA_TEXT == (tmp_path / "schema.json").read_text()
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    assert "| `--watch` |" in readme.read_text()
+    assert "- `--watch`: " in readme.read_text()
     assert 2 == documents.main(["x"])
     assert "usage: python -m harness.cli.documents" in capsys.readouterr().err
 
