@@ -131,7 +131,7 @@ class GateRequest(RunRequest):
         str,
         Option(
             f"`throughput`, `efficiency` (beside a revision),"
-            f" `time_to_first_step`, `peak_memory`{_of_plugins()}; or what is learned:"
+            f" `time_to_first_step`, `peak_memory`{_of_plugins()}; or quality:"
             f" {_learnable()}. With `--command`: `NAME=PATTERN`, as in"
             " `sweep`.",
             JUDGING,
