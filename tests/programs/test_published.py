@@ -14,14 +14,14 @@ from published import catalog
 import replicator
 
 FOLDER = Path(__file__).parent
-# A loss that Keras divides, one that the step takes, a tape in a tape, state of a
-# replica, text, a loop of ``tf.distribute`` in a function: what is done differently.
+# A loss that Keras divides, one that the step takes, text, and a loop of
+# ``tf.distribute`` in a function: what is done differently.
 OFTEN = {
-    "shared": ("custom_training", "knowledge_distillation", "structured_data"),
+    "shared": ("custom_training", "structured_data"),
     "mirrored": (
         "distributed_input",
         "nearest_neighbour_contrast",
-        "wasserstein_gan",
+        "variational_autoencoder",
     ),
 }
 PLACED = [

@@ -145,11 +145,10 @@ def test_lookups_are_those_of_one_table(num_parts):
     assert (0, NUM_COLUMNS) == layer(tf.zeros([0], tf.int32)).shape
 
 
-@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_training_on_replicas_is_that_of_one_table(repl_once, per_replica, optimizer):
+def test_training_on_replicas_is_that_of_one_table(in_graph, per_replica, optimizer):
     """Gradients are sparse, and the rows come out as in a plain variable."""
-    repl = repl_once
+    repl = in_graph
     count = repl.num_replicas
     ids = per_replica(np.resize(IDS, (count, 5)))
     with repl.context():

@@ -9,7 +9,7 @@ import tensorflow as tf
 import uneven_epoch
 
 import replicator
-from replicator import InputContext, InputReplicationMode, errors
+from replicator import InputContext, errors
 
 
 @functools.cache
@@ -22,8 +22,11 @@ def _of_keras(num_examples):
     )
 
 
-@pytest.mark.covering(strength=1)
-@pytest.mark.parametrize(("num_examples", "form"), [(13, "two_pass"), (9, "shifted")])
+@pytest.mark.parametrize(
+    ("repl_once", "num_examples", "form"),
+    [(("tf_mirrored", 2), 13, "two_pass"), (("in_graph", 4), 9, "shifted")],
+    indirect=["repl_once"],
+)
 def test_an_epoch_with_a_partial_last_step_is_that_of_one_device(
     repl_once, num_examples, form
 ):
@@ -33,13 +36,6 @@ def test_an_epoch_with_a_partial_last_step_is_that_of_one_device(
     )
 
     _check(uneven_epoch.train(repl_once, num_examples, make_norm=norm), num_examples)
-
-
-def test_pipelines_of_each_replica_average_the_same(in_graph):
-    """PER_REPLICA parts are those that one pipeline would deal."""
-    mode = InputReplicationMode.PER_REPLICA
-
-    _check(uneven_epoch.train(in_graph, 19, mode), 19)
 
 
 def _check(found, num_examples):
@@ -87,35 +83,6 @@ def test_a_step_without_any_example_teaches_nothing(repl_once):
 
     assert [0.0] * repl_once.num_replicas == [float(v) for v in out]
     assert [1.0, 2.0, 3.0] == pytest.approx(layer.moving_mean.numpy())
-
-
-def test_a_replica_without_examples_keeps_the_statistics_of_keras_batch_norm(in_graph):
-    """Its mean of nothing would be NaN, and so would the weight's gradient."""
-    with in_graph.context():
-        layer = keras.layers.BatchNormalization(momentum=0.5)
-        layer.build([None, 1])
-        optimizer = in_graph.wrap_optimizer(keras.optimizers.SGD(0.1))
-    data = tf.data.Dataset.from_tensor_slices(tf.constant([[2.0], [4.0], [6.0]]))
-    inputs = in_graph.make_input_iterator(
-        lambda ctx: replicator.split_global_batches(data, ctx, 2)
-    )
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            out = layer(x, training=True)[:, 0]
-            loss = replicator.mean_over_examples((out - 1.0) ** 2)
-        weights = layer.trainable_variables
-        optimizer.apply_gradients(
-            zip(tape.gradient(loss, weights), weights, strict=True)
-        )
-
-    in_graph.run(step, inputs)
-    in_graph.run(step, inputs)  # one example, for the second replica
-
-    # 2 on the first; (4 / 2 + 6) / 2 on the second.
-    assert (1.0 + 4.0) / 2 == pytest.approx(float(layer.moving_mean[0]))
-    for variable in layer.variables:
-        assert np.isfinite(variable.numpy()).all()
 
 
 NUMBERS = tf.data.Dataset.range(4)

@@ -18,7 +18,6 @@ from replicator.core import devices
 from replicator.core.topology import make_topology
 from replicator.engine.analysis import plan
 from replicator.engine.graph import body
-from replicator.engine.link.emitter import Emitter, pad_any_size
 from replicator.errors import CollectiveTypeError
 
 OPS = ("sum", "mean", "min", "max")
@@ -265,53 +264,6 @@ def test_owners_and_traffic_of_three_gpus_in_each_of_two_processes():
     assert (0, 1, 2) == make_topology([[name] for name in six[:3]]).leaders(1)
     # Where three would have gone there and three back.
     assert {0: (64, 1), 1: (64, 1)} == plan.sent(plans, places, [0, 0, 0, 1, 1, 1])
-
-
-@pytest.mark.parametrize("source", [0, 1, 2])
-def test_every_program_has_the_values_of_the_source(execute, workers, source):
-    shapes = [(3,), (), (2, 2)]
-    shares = [
-        plan.UpdatedVariable(
-            node=f"update_{i}",
-            handle=f"v_{i}",
-            source=source,
-            dtype=tf.float64,
-            shape=tf.TensorShape(shape),
-        )
-        for i, shape in enumerate(shapes)
-    ]
-    given = [np.random.default_rng(i).normal(size=s) for i, s in enumerate(shapes)]
-    nodes, outputs = [], []
-    for worker, cross_worker in enumerate(workers(3)):
-        own = [f"new_{i}" for i in range(len(shares))] if worker == source else []
-        found = cross_worker.share(f"w{worker}", shares, own, CPU[worker])
-        nodes += cross_worker.nodes
-        outputs += [(ref, tf.float64) for ref in found]
-
-    results = execute(nodes, {f"new_{i}": v for i, v in enumerate(given)}, outputs)
-
-    for value, result in zip(3 * given, results, strict=True):
-        np.testing.assert_array_equal(value, result)
-    ops = [node.op for node in nodes]
-    assert 1 == ops.count("CollectiveBcastSendV2")
-    assert 2 == ops.count("CollectiveBcastRecvV2")
-
-
-@pytest.mark.parametrize(
-    ("size", "length", "offset"), [(0, 1, 0), (3, 4, 2), (4, 4, 2), (9, 16, 4)]
-)
-def test_a_tensor_is_padded_to_the_next_power_of_two(execute, size, length, offset):
-    """The offset is the exponent; no tensor without elements is sent."""
-    value = np.arange(size, dtype=np.int64).reshape(1, size) + 1
-    emit = Emitter()
-    given = [("x", tf.int64)]
-    sent, _ = emit.inline("sent", pad_any_size, given, CPU[1], cpu=CPU[1])
-    outputs = list(zip(sent, (tf.int64, tf.int32), strict=True))
-
-    vector, key_offset = execute(emit.nodes, {"x": value}, outputs)
-
-    np.testing.assert_array_equal(np.pad(value[0], (0, length - size)), vector)
-    assert offset == key_offset
 
 
 @pytest.mark.parametrize(

@@ -345,10 +345,6 @@ PROGRAMS = {
         ),
         fit=lambda: {"x": X[:32], "y": Y[:32], "batch_size": 16},
     ),
-    "an optimizer that clips": Program(
-        optimizer=lambda: keras.optimizers.SGD(0.1, 0.9, global_clipnorm=1.0),
-        fit=lambda: {"x": _uneven()},
-    ),
     "rows that are clipped": Program(
         compiled=dict,
         model=_of_words,

@@ -70,7 +70,7 @@ LOSSES = {
 }
 
 
-@settings(max_examples=3, deadline=None, phases=GENERATE)
+@settings(max_examples=2, deadline=None, phases=GENERATE)
 @given(
     name=st.sampled_from(sorted(LOSSES)),
     num_replicas=st.sampled_from([2, 3]),

@@ -217,47 +217,6 @@ def test_without_others_nothing_is_checked(mirrored, tmp_path):
     assert 0 == case.num_checked()
 
 
-def test_a_keras_model_trains_unchecked(mirrored, per_replica, tmp_path):
-    repl = mirrored()
-    with repl.context():
-        model = keras.Sequential(
-            [
-                keras.Input([3]),
-                keras.layers.Dense(2),
-                keras.layers.BatchNormalization(),
-                keras.layers.Dropout(0.5),
-            ]
-        )
-        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1, momentum=0.9))
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(model(x, training=True) ** 2)
-        gradients = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply(gradients, model.trainable_variables)
-        return loss
-
-    for _ in range(2):
-        repl.run(step, per_replica([tf.ones([4, 3]), tf.zeros([4, 3])]))
-        model.predict(tf.ones([4, 3]), verbose=0)
-    tf.function(lambda: model(tf.ones([4, 3]), training=False))()
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_sum(model(tf.ones([4, 3]), training=False))
-    tape.gradient(loss, model.trainable_variables)
-    model.set_weights(model.get_weights())
-    model.save_weights(tmp_path / "w.weights.h5")
-    model.load_weights(tmp_path / "w.weights.h5")
-    checkpoint = tf.train.Checkpoint(model=model)
-    checkpoint.restore(checkpoint.save(str(tmp_path / "c")))
-    table = repl._table
-    entries = [entry for entry in table.entries() if entry.last_synced is not None]
-
-    assert len(entries) >= 9
-    assert [] == [e.variable.name for e in entries if table.is_checked(e)]
-    _ = model.trainable_variables[0].value.handle
-    assert [True] == [table.is_checked(e) for e in entries if table.is_checked(e)]
-
-
 def test_fit_trains_unchecked_until_somebody_writes(mirrored):
     """The function that Keras traced once is the one that checks then."""
     repl = mirrored()
