@@ -10,7 +10,6 @@ from workloads import catalog
 from workloads.d4pg import networks as d4pg_networks
 from workloads.d4pg.actor import PolicySpec
 from workloads.d4pg.learner import Learner
-from workloads.sngan import networks
 
 
 def build(name, **options):
@@ -62,25 +61,6 @@ def test_the_steps_of_sngan_do_what_is_counted(options):
     assert program.flops_per_example == pytest.approx(
         2 * (discriminator + share * generator), rel=1e-9
     )
-
-
-def test_the_generator_at_128_px_counts_its_blocks():
-    """By hand: dense, two 3x3 convolutions and a shortcut per block, the last one."""
-    config = catalog.make_config("sngan", "paper", {})
-    blocks = sum(
-        9 * (before + after) * after * size**2 + before * after * (size // 2) ** 2
-        for before, after, size in (
-            (1024, 1024, 8),
-            (1024, 512, 16),
-            (512, 256, 32),
-            (256, 128, 64),
-            (128, 64, 128),
-        )
-    )
-    total, first = networks.generator_multiply_adds(config)
-
-    assert 128 * 16 * 1024 == first
-    assert first + blocks + 9 * 64 * 3 * 128**2 == total
 
 
 @pytest.mark.covering(strength=1)
@@ -144,11 +124,3 @@ def test_the_step_of_the_language_model_does_what_is_counted():
     counted = per_example(program.training.loss_and_gradients, tokens)
 
     assert length * program.flops_per_example == 2 * counted
-
-
-@pytest.mark.parametrize("name", sorted(catalog.WORKLOADS))
-def test_every_program_counts_its_arithmetic(name):
-    flops = build(name).flops_per_example
-
-    assert isinstance(flops, int)
-    assert 0 < flops < 1e15

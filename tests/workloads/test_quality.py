@@ -19,51 +19,32 @@ METRIC = Metric(
 )
 
 
-@pytest.mark.parametrize(
-    ("num_successes", "num_trials"), [(0, 5), (1, 10), (96, 359), (359, 359), (7, 8)]
-)
-def test_wilson_interval_equals_scipys(num_successes, num_trials):
-    reference = scipy.stats.binomtest(num_successes, num_trials).proportion_ci(
-        confidence_level=0.95, method="wilson"
-    )
-
-    low, high = quality.wilson_interval(num_successes, num_trials)
-
-    assert low == pytest.approx(reference.low, abs=1e-12)
-    assert high == pytest.approx(reference.high, abs=1e-12)
-
-
-@pytest.mark.parametrize("counts", [(1, 0), (-1, 5), (6, 5)])
-def test_impossible_proportions_are_refused(counts):
-    """More successes than trials, or none tried."""
-    with pytest.raises(ValueError, match="trials must be at least 1 and successes"):
-        quality.wilson_interval(*counts)
-
-
-def test_mean_has_scipys_interval():
+def test_intervals_are_scipys():
+    """Wilson's of shares, Student's of means."""
+    for successes, trials in ((0, 5), (1, 10), (96, 359), (359, 359)):
+        reference = scipy.stats.binomtest(successes, trials).proportion_ci(
+            confidence_level=0.95, method="wilson"
+        )
+        found = quality.wilson_interval(successes, trials)
+        assert tuple(reference) == pytest.approx(found, abs=1e-12)
     values = [1.0, 2.0, 4.0, 9.0]
     reference = scipy.stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
-
     metric = quality.mean(METRIC, values)
 
     assert (metric.value, metric.num_examples) == (4.0, 4)
-    assert metric.low == pytest.approx(reference.low)
-    assert metric.high == pytest.approx(reference.high)
+    assert tuple(reference) == pytest.approx((metric.low, metric.high))
 
 
-@pytest.mark.parametrize("copies", [1, 3])
-def test_values_that_are_alike_in_groups_have_the_interval_of_groups(copies):
+def test_values_that_are_alike_in_groups_have_the_interval_of_groups():
     """Of equal groups that of their means; more of the same value adds nothing."""
     of_groups = [1.0, 2.0, 4.0, 9.0]
     expected = quality.mean(METRIC, of_groups)
 
-    found = quality.mean(
-        METRIC, np.repeat(of_groups, copies), np.repeat([7, 3, 5, 1], copies)
-    )
+    found = quality.mean(METRIC, np.repeat(of_groups, 3), np.repeat([7, 3, 5, 1], 3))
 
     assert (expected.value, 4) == (found.value, found.num_examples)
     assert (expected.low, expected.high) == pytest.approx((found.low, found.high))
-    assert f"over groups of the {4 * copies} examples" in found.method
+    assert "over groups of the 12 examples" in found.method
 
 
 def test_a_large_group_counts_for_more():
@@ -97,28 +78,25 @@ def test_examples_of_all_batches_count():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: quality.wilson_interval(6, 5), "trials must be at least 1 and succ"),
         (lambda: quality.mean(METRIC, [1.0]), r"1 value\(s\) of 'top_1': an interval"),
         (
             lambda: quality.mean(METRIC, np.ones(5), np.zeros(5)),
             r"got 1 group\(s\) of 'top_1': an interval",
         ),
+        (
+            lambda: dataclasses.replace(METRIC, name="Top 1"),
+            r"'Top 1' is a column and an option: use small letters",
+        ),
+        (
+            lambda: dataclasses.replace(METRIC, tolerance=5.0),
+            r"'top_1' has tolerance=5.0: use a ratio between 0 and 1",
+        ),
     ],
 )
-def test_without_a_spread_there_is_no_interval(call, message):
+def test_what_gives_no_figure_is_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"name": "Top 1"}, r"'Top 1' is a column and an option: use small letters"),
-        ({"tolerance": 5.0}, r"'top_1' has tolerance=5.0: use a ratio between 0 and 1"),
-    ],
-)
-def test_a_metric_with_wrong_facts_is_refused(change, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(METRIC, **change)
 
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

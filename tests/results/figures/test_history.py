@@ -70,7 +70,6 @@ def test_machines_are_never_compared(make_studies):
         ({"load_average_before": 9.0, "fingerprint": "0"}, True),
         ({"kernel": "Linux 7"}, False),
         ({"gpus": ("A GPU",)}, False),
-        ({"memory_bytes": 2**40}, False),
     ],
 )
 def test_what_a_machine_class_is(make_studies, fields, *, is_same):

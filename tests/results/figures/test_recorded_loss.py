@@ -114,24 +114,10 @@ def test_what_the_kernel_does_not_record_is_unexplained(study, fields, unknown):
     assert lost.main_loss in ("", "computing")
 
 
-def test_turns_without_cpu_time_explain_nothing(study):
-    """Records of a version that did not measure it."""
+def test_what_recorded_no_turns_or_no_cpu_time_explains_nothing(study, tmp_path):
+    """Records of a version that did not measure it, and trials in sequence."""
     found = _only(study)
+    in_sequence = load_study(make_store(tmp_path))
 
     assert (None, lost_time.NO_CPU_TIME) == (found.lost, found.reason)
-
-
-def test_no_round_in_common_explains_nothing(study):
-    (point,) = [p for p in scaling.points(_with_turns(study)) if not p.is_baseline]
-    baseline = with_turns(point.baseline, lambda _: {"void_reason": "disturbed"})
-    (found,) = lost_time.recorded_losses(
-        [dataclasses.replace(point, baseline=baseline)]
-    )
-
-    assert found.reason == lost_time.NO_COMMON_TURN
-
-
-def test_trials_in_sequence_record_no_turns(tmp_path, synthetic):
-    study = load_study(synthetic.make_store(tmp_path))
-
-    assert () == lost_time.recorded_losses(scaling.points(study))
+    assert () == lost_time.recorded_losses(scaling.points(in_sequence))

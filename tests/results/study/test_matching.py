@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from reports.exports import text
 from reports.page import build
 from reports.view import view_store
 from reports.words import trust
@@ -119,7 +118,6 @@ OF_CHANGES = "differs from one replica: what 2 steps change in adam differs by"
 WRONG = {
     "losses": ({"losses": (2.5, 2.26, 2.0)}, rf"{OF_LOSSES} 4\.4e-03 \(at most 0\.001"),
     "sum in place of mean": ({"sketch": (6.0, -8.0)}, rf"{OF_CHANGES} 50% \(at m"),
-    "too few losses": ({"losses": LOSSES[:2]}, f"{OF_LOSSES} inf"),
     "another size": ({"sketch": (1.0, 2.0, 3.0)}, f"{OF_CHANGES} inf%"),
 }
 
@@ -156,12 +154,10 @@ def test_what_does_not_match_is_crossed_out_and_never_fitted(store, name):
 
 
 def test_the_report_crosses_it_out(store):
-    """In the table, the figure's description, the verdict, the terminal and as data."""
+    """In the table, the figure's description, the verdict, and as data."""
     run(store, "in_graph", sketch=(6.0, -8.0))
     page = build.build_report(store)
-    view = view_store(store)
-    table = text.summary_table(view)
-    matches = summary.summarize(view.study)["matches"]
+    matches = summary.summarize(load_study(store))["matches"]
     (found,) = (match for match in matches if match["backend"] == "in_graph")
 
     assert re.search(r'<s title="differs from one replica: .*?">2</s>', page)
@@ -169,7 +165,6 @@ def test_the_report_crosses_it_out(store):
     assert (
         "in_graph x2 failed the equivalence check: it differs from one replica" in page
     )
-    assert any("not equivalent" in str(cell) for cell in table.columns[3].cells)
     assert ("differs", 0.5) == (found["outcome"], found["change_difference"])
     json.dumps(matches, allow_nan=False)
 
@@ -234,10 +229,3 @@ def test_a_study_that_checks_nothing_says_why(store, change, reasons):
     assert reasons == [match.reason for match in found]
     assert {Outcome.NOT_CHECKED} == {match.outcome for match in found}
     assert found[0].has_failed == (reasons[0] != "every worker updates")
-
-
-def test_a_change_of_zero_is_no_difference():
-    """Both sides leave a model as it is."""
-    zero = (Change(group="model", name="frozen", sketch=(0.0, 0.0)),)
-
-    assert {("model", "frozen"): 0.0} == matching.change_differences(zero, zero)

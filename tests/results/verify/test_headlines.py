@@ -43,23 +43,23 @@ def drawn(numbers, spread=0.0):
                 lambda of: estimates.geometric_mean(np.exp(np.ravel(of)), unit=""),
                 [1] * n,
             )
-            for n in (1, 2, 3, 10)
+            for n in (1, 2, 10)
         ),
         # Batches of consecutive rounds.
         *(
             (lambda of: generations.these_processes_only(of[0]), [n])
-            for n in (1, 3, 4, 5, 19, 20, 23, 150, 1000)
+            for n in (1, 4, 5, 20, 23, 150)
         ),
         # Generations of unlike numbers of rounds.
         (generations.over_rounds, [1, 5, 9, 20]),
         # Widened from six on.
         *(
             (lambda of: generations.over_rounds(of, is_stopped_on_width=True), [1] * n)
-            for n in (2, 5, 6, 12)
+            for n in (5, 6)
         ),
     ],
 )
-@pytest.mark.parametrize("spread", [0.0, 0.02, 0.2])
+@pytest.mark.parametrize("spread", [0.0, 0.2])
 def test_intervals_are_what_other_code_says(stated, logs, spread):
     made = drawn(logs, spread)
 

@@ -32,14 +32,18 @@ if covering.is_full():
     STEPS["d4pg"]["step_fn"] = {}
 
 
-# Workloads that take ``conv_layout``.
-WITH_LAYOUT = ("resnet50", "sngan")
+# Workloads that take ``conv_layout``; one of them tells what it does.
+WITH_LAYOUT = ("resnet50", "sngan") if covering.is_full() else ("resnet50",)
 
 
 def compute_dtypes(workload):
-    """The data types that a workload offers; one that offers none has float32."""
+    """The data types of a workload; without the full run, the one that is farthest.
+
+    Graphs of float32 are those of the layout.
+    """
     study = importlib.import_module(f"workloads.{workload}.study")
-    return getattr(study, "COMPUTE_DTYPES", (FLOAT32,))
+    found = getattr(study, "COMPUTE_DTYPES", (FLOAT32,))
+    return found if covering.is_full() else found[-1:]
 
 
 def cases():
@@ -50,9 +54,11 @@ def cases():
         for step in STEPS[workload]
         for dtype in compute_dtypes(workload)
     ] + [
-        (workload, step, FLOAT32, "nhwc")
+        (workload, step, FLOAT32, *layout)
         for workload in WITH_LAYOUT
         for step in STEPS[workload]
+        for layout in (("nhwc",), ())
+        if layout or not covering.is_full()
     ]
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import page_claims
 import pytest
 from gate_claims import CASES, DEPENDENT, MOST, TOO_SLOW, TRUTHS, shares
-from scipy import stats
 
 from results.judging import paired_gate
 from results.statistics import estimates, generations, run_scores
@@ -109,20 +108,11 @@ def test_designs_cover_as_stated(of_design, options, most_sec):
     assert found.median_sec < most_sec
 
 
-def test_rounds_of_one_generation_are_no_repetitions():
-    """Its interval is right about its processes, and wrong about the programs."""
-    found = designs.one_generation(100, 22, is_truth_of_processes=False)
-
-    assert found.share < 0.65
-
-
 @pytest.mark.parametrize(
     ("numbers", "spreads", "drift"),
     [
         ((3, 3), (0.03, 0.02), 0.10),
-        ((10, 10), (0.03, 0.02), 0.10),
         ((3, 3), (0.01, 0.03), 0.0),
-        ((5, 3), (0.03, 0.03), 0.0),
     ],
 )
 def test_ratios_of_trials_cover_as_stated(numbers, spreads, drift):
@@ -163,15 +153,14 @@ def test_what_the_methods_say_of_other_intervals_and_noise_is_true():
     assert 1 - np.mean(skewed) == pytest.approx(estimates.SKEWED_COVERAGE, abs=0.03)
 
 
-@pytest.mark.parametrize("of_process", [0.0, 0.5])
-def test_the_interval_of_generations_that_agree_holds_the_truth(of_process):
+def test_the_interval_of_generations_that_agree_holds_the_truth():
     """Where rounds decide the width; Student's t over generations does not hold it.
 
-    Processes differ by nothing, or by half of what a mean of 20 rounds does.
+    Processes differ by half of what a mean of 20 rounds does.
     """
     generator = np.random.default_rng(31)
     shape = (2000, 5)
-    rounds = of_process / 20**0.5 * generator.standard_normal((*shape, 1))
+    rounds = 0.5 / 20**0.5 * generator.standard_normal((*shape, 1))
     rounds = 0.1 * (rounds + generator.standard_normal((*shape, 20)))
     found = [generations.over_rounds(of) for of in rounds]
     plain = [generations.over_generations(of.mean(axis=1)) for of in rounds]
@@ -189,55 +178,7 @@ def test_the_interval_of_generations_that_agree_holds_the_truth(of_process):
     assert 0.93 < before.mean() < 0.965
 
 
-@pytest.mark.parametrize("n", [3, 5, 10])
-@pytest.mark.parametrize("distance", [1.0, 2.0])
-def test_improvement_is_covered_at_least_as_stated(n, distance):
-    """Normal results, apart by a number of standard deviations."""
-    generator = np.random.default_rng(n)
-    truth = stats.norm.cdf(distance / 2**0.5)
-    found = [
-        run_scores.probability_of_improvement(
-            generator.normal(distance, 1, n),
-            generator.normal(0, 1, n),
-            is_higher_better=True,
-        )
-        for _ in range(300)
-    ]
-    share = np.mean([of.low <= truth <= of.high for of in found])
-
-    assert not claims.misses(share, 0.95, None, 300, claims.CERTAIN_ERRORS)
-
-
-@pytest.mark.parametrize(("n", "stated"), [(10, 0.93), (20, 0.95)])
-def test_interquartile_means_are_covered_as_stated(n, stated):
-    """One run in five fails; fewer runs are a row of the page."""
-    generator = np.random.default_rng(n)
-    truth = stats.trim_mean(page_claims.returns(generator, 400_000), 0.25)
-    found = [
-        run_scores.score(of.tolist()) for of in page_claims.returns(generator, 300, n)
-    ]
-
-    assert_covers(sum(not of.excludes(truth) for of in found), 300, stated)
-
-
-@pytest.mark.parametrize("n", [3, 4, 8, 20])
-def test_equal_cases_seem_to_never_get_there_as_often_as_stated(n):
-    generator = np.random.default_rng(n)
-    num_missed = 0
-    for _ in range(1000):
-        first, second = generator.standard_normal((2, n))
-        target, stated = run_scores.target_of(
-            first, is_higher_better=True, num_others=n
-        )
-        # So many must reach it before the median is a number.
-        num_missed += (second >= target).sum() < n // 2 + 1
-
-    assert_covers(num_missed, 1000, stated)
-    assert stated <= run_scores.MOST_MISSED or n < 5
-
-
-@pytest.mark.parametrize("n", [3, 8, 20])
-@pytest.mark.parametrize("truth", [100.0, 150.0], ids=["reached", "beyond the budget"])
+@pytest.mark.parametrize(("n", "truth"), [(3, 100.0), (20, 100.0), (8, 150.0)])
 def test_times_to_a_target_are_covered_as_stated(n, truth):
     """Lognormal times of which a third or more are censored; open ends hold all."""
     generator = np.random.default_rng(n)

@@ -1,6 +1,5 @@
 """D4PG as it is measured: actors beside a learner, seeds, faults, figures."""
 
-import itertools
 import math
 import time
 
@@ -11,11 +10,12 @@ import tensorflow as tf
 
 import replicator
 from workloads import catalog
-from workloads.d4pg import program as d4pg_program
 from workloads.d4pg.pool import Counters
 from workloads.d4pg.program import Window, describe, describe_now
 from workloads.d4pg.replay import StarvedReplayError
 
+# Of steps 5, 10, 15 and 20.
+GOLDEN_LOSSES = (3.898927, 3.797670, 3.641502, 3.191233)
 SMALL_FRAMES = {"observations": "pixels", "num_features": 8, "num_conv_filters": 4}
 
 
@@ -79,6 +79,7 @@ def test_learning_sets_priorities(program, monkeypatch):
     program.run()
 
     assert [16, 16] == [len(index) for index, _ in seen]
+    assert seen[0][0].tolist() != seen[1][0].tolist()
     assert all((error >= 0.0).all() and error.any() for _, error in seen)
 
 
@@ -131,66 +132,21 @@ def test_pixels_are_learned_from(tmp_path):
     assert (-1, -1) == (experience._streams.descriptor, experience.weights.descriptor)
 
 
-def test_real_data_need_learners_that_run_the_program():
-    """Workers that only serve TensorFlow have no actors beside them."""
-
-    class TwoWorkers(replicator.ParameterServerReplicator):
-        num_programs, num_workers = 1, 2
-
-        def __init__(self):
-            """Starts nothing."""
-
-    with pytest.raises(ValueError, match=r"'reacher:easy' needs actors .* synthetic"):
-        d4pg_program.input_mode(TwoWorkers(), "reacher:easy")
-
-
-@pytest.mark.parametrize("options", [{}, SMALL_FRAMES], ids=["state", "pixels"])
-def test_batches_and_losses_are_determined_by_the_seed(options):
-    """Weights are as well, so the same seed gives the same losses."""
-    found, losses = [], []
-    for seed in (1, 1, 2):
-        made = build(seed=seed, count=2, **options)
-        batches = itertools.islice(made.batches(), 3)
-        found.append(
-            [
-                b"".join(leaf[0].numpy().tobytes() for leaf in tf.nest.flatten(batch))
-                for batch in batches
-            ]
-        )
-        if not options and seed == 1:
-            losses.append([made.run() for _ in range(3)])
-
-    assert found[0] == found[1]
-    assert not set(found[0]) & set(found[2])
-    assert 3 == len(set(found[0]))
-    assert losses[:1] == losses[1:]
-    assert np.isfinite(losses).all()
-
-
 def test_the_learner_learns_what_there_is_to_learn():
-    """Of single rewards from 0 to 1, two of the 51 atoms at most; first it is any."""
+    """Of single rewards from 0 to 1, two of the 51 atoms at most; first it is any.
+
+    Its first losses change with the batches, the initial weights and the update.
+    """
     made = build(
         count=64, critic_sizes="32,32", discount=0.0, critic_learning_rate=3e-3
     )
-    first = made.run()
+    losses = [made.run() for _ in range(20)]
     last = made.run(60)
 
-    assert math.log(51) == pytest.approx(first, rel=0.01)
+    assert math.log(51) == pytest.approx(losses[0], rel=0.01)
+    assert list(GOLDEN_LOSSES) == pytest.approx(losses[4::5], rel=1e-4)
     assert last < math.log(2)
     assert all(check.is_passed for check in made.sanity()), made.sanity()
-
-
-def test_replicas_draw_different_transitions_and_stay_alike():
-    """A pipeline deals its batches in turn; averaged gradients keep weights equal."""
-    made = build("in_graph", num_replicas=2, replay="prioritized")
-    made.run(2)
-    outputs = made.training.learn(made._inputs)
-    first, second = (index.numpy().tolist() for index in outputs["index"])
-
-    assert first != second
-    assert (8, 16) == (made.per_replica_batch_size, made.global_batch_size)
-    assert all(check.is_passed for check in made.sanity())
-    assert "all_reduce" in made.explain()
 
 
 def test_a_window_has_rates_of_the_learner_and_of_clipped_targets():
@@ -226,27 +182,21 @@ def test_a_loss_that_is_not_finite_is_reported(tmp_path):
     made = build()
     made.run(2)
     assert made.save(str(tmp_path)) is not None
-    for variable in made.training.critic.trainable_variables:
-        variable.assign(tf.fill(variable.shape, math.nan))
+    # The critic's loss is sound until targets are copied.
+    for network in (made.training.policy, made.training.critic):
+        for variable in network.trainable_variables:
+            variable.assign(tf.fill(variable.shape, math.nan))
+        if network is made.training.policy:
+            line = r"^the policy's actions have no finite value in learner step 2: low"
+            with pytest.raises(FloatingPointError, match=line):
+                made.run()
+            assert math.isfinite(made._last_loss)
 
     assert math.isnan(made.run())
     assert all(math.isnan(loss) for loss in made.losses_of_replicas())
     assert not made.sanity()[0].is_passed
     with pytest.raises(FloatingPointError, match=r"is not finite after"):
         made.save(str(tmp_path))
-
-
-def test_a_policy_that_is_not_finite_ends_the_run():
-    """With the learner step; the critic's loss is sound until targets are copied."""
-    made = build(policy_learning_rate=1e38)
-    assert np.isfinite(made.run())
-    line = (
-        r"^the policy's actions have no finite value in learner step 1: lower option "
-        r"policy_learning_rate=1e\+38$"
-    )
-    with pytest.raises(FloatingPointError, match=line):
-        made.run()
-    assert math.isfinite(made._last_loss)
 
 
 def test_a_checkpoint_holds_networks_targets_and_optimizers(tmp_path):
@@ -347,15 +297,14 @@ def test_differences_are_counted_and_processes_added_up():
     assert {} == figures((1.0, 5, Counters()), (1.0, 5, Counters()))
 
 
-@pytest.mark.parametrize("is_paused_at_the_end", [False, True])
-def test_pauses_of_a_window_do_not_count(is_paused_at_the_end):
+def test_pauses_of_a_window_do_not_count():
     """Two parts of 5 s and 100 learner steps each, with anything in between."""
     found = figures(
         (0.0, 0, Counters(num_environment_steps=0)),
         (5.0, 100, Counters(num_environment_steps=10)),
         (905.0, 100, Counters(num_environment_steps=70)),
         (910.0, 200, Counters(num_environment_steps=90)),
-        pauses=["pause", "resume"] + ["pause"] * is_paused_at_the_end,
+        pauses=["pause", "resume", "pause"],
     )
 
     assert 20.0 == found["learner_steps_per_sec"]

@@ -1,16 +1,11 @@
 """Extractors: the embedded classifier of digits, Inception from the graph of 2015."""
 
 import hashlib
-import shutil
 
-import case_cluster
-import fork_server
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from workloads import child_process
-from workloads.data import names
 from workloads.metrics import digits
 from workloads.metrics.digits import load_digits
 from workloads.metrics.evaluator import (
@@ -46,54 +41,6 @@ def test_the_classifier_knows_held_out_digits(extractor):
     assert pytest.approx(1.0, rel=1e-3) == np.square(features).mean()
 
 
-_TRAIN = """
-import sys
-from workloads.metrics import digits
-digits.NUM_EPOCHS = 1
-digits.main(sys.argv[1])
-"""
-
-
-@pytest.mark.processes
-def test_an_epoch_gives_the_same_bits_in_every_process(data_dirs, tmp_path):
-    """Two processes of one thread make the same weights, which are not the first."""
-    program = tmp_path / "train.py"
-    program.write_text(_TRAIN)
-    paths = [tmp_path / name for name in ("one.npz", "other.npz")]
-    for path in paths:
-        # Forked from what has imported TensorFlow and run no op: as fresh as new ones.
-        code, output = fork_server.server(**case_cluster.ENV).run(
-            [str(program), str(path)],
-            env=child_process.environment(case_cluster.ENV),
-            log=tmp_path / "log",
-            timeout_sec=300,
-        )
-        assert 0 == code, output
-    one, other = (dict(np.load(path)) for path in paths)
-    first = digits.initial_weights()
-
-    assert first.keys() == one.keys() == other.keys()
-    for name, weight in one.items():
-        np.testing.assert_array_equal(weight, other[name])
-        assert not np.array_equal(weight, first[name])
-
-
-@pytest.mark.full
-@pytest.mark.processes
-def test_training_again_gives_the_same_bits(extractor, monkeypatch, tmp_path):
-    """Another process, where no weights are kept, makes the same digest."""
-    shutil.copytree(names.cache_dir() / "digits", tmp_path / "digits")
-    monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
-    path = digits.cache_path()
-    assert not path.exists()
-
-    again = digits.open_digits()
-
-    assert path.is_file()
-    assert extractor.digest == again.digest
-    assert sorted(p.suffix for p in path.parent.iterdir()) == [".lock", ".npz"]
-
-
 def test_the_scale_has_two_ends(evaluator):
     """Held-out digits score far better than noise, by every metric, on one axis."""
     held_out, _ = load_digits("test")
@@ -124,17 +71,6 @@ def test_a_score_without_interval_is_not_reported(extractor):
         judge.score(images[:9])
 
 
-def test_random_halves_of_one_set_cannot_be_distinguished(extractor):
-    """The unbiased kernel distance of real digits to others is zero, to its error."""
-    images = np.random.default_rng(0).permutation(load_digits("test")[0])
-    first, second = images[::2], images[1::2]
-
-    judge = Evaluator(extractor, first, reference_name="half", metrics=["kid"])
-    (kid,) = judge.score(second)
-
-    assert kid.low < 0.0 < kid.high
-
-
 def test_resized_digits_are_another_protocol(extractor):
     """Sizes that 8 divides are averaged over areas; the preparation says so."""
     images, _ = load_digits("test")
@@ -156,15 +92,6 @@ def test_resized_digits_are_another_protocol(extractor):
         (
             lambda judge: judge.score(np.zeros((5, 16, 16, 1), np.uint8)),
             r"images of \(16, 16, 1\) .* with the same code",
-        ),
-        (
-            lambda judge: Evaluator(
-                judge.extractor,
-                np.zeros((5, 8, 8, 1), np.uint8),
-                reference_name="x",
-                metrics=["fod"],
-            ),
-            r"\['fod'\] are unknown: choose from \['fid'",
         ),
         (
             lambda judge: judge.extractor.extract(np.zeros((1, 8, 8, 1), np.float32)),
@@ -209,21 +136,11 @@ def test_weights_that_cannot_be_read_or_written_say_what_to_do(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    ("owner", "name", "value", "message"),
-    [
-        (digits, "_MOST_SEC", 0.05, r"took more than 0\.05 s, where about 10"),
-        (digits, "_MODULE", "no_such_module", r"exit code 1 \(.*No module named"),
-    ],
-    ids=["hangs", "fails"],
-)
-def test_a_training_that_hangs_or_fails_leaves_no_weights(
-    extractor, monkeypatch, tmp_path, owner, name, value, message
-):
+def test_a_training_that_hangs_leaves_no_weights(extractor, monkeypatch, tmp_path):
     monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
-    monkeypatch.setattr(owner, name, value)
+    monkeypatch.setattr(digits, "_MOST_SEC", 0.05)
 
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"took more than 0\.05 s, where about 10"):
         digits.open_digits()
     left = digits.cache_path().parent.iterdir()
     assert [] == [path for path in left if path.suffix != ".lock"]
@@ -270,19 +187,21 @@ def write_graph(path, kernels, *, logits_name):
     path.write_bytes(graph.as_graph_def().SerializeToString())
 
 
-@pytest.mark.parametrize("logits_name", ["softmax/logits/MatMul", "logits"])
-def test_a_frozen_graph_takes_many_images(tmp_path, images, kernels, logits_name):
+def test_a_frozen_graph_takes_many_images(tmp_path, images, kernels):
     """Features and logits without bias, of the original graph and of TF-GAN's copy."""
-    path = tmp_path / "classify_image_graph_def.pb"
-    write_graph(path, kernels, logits_name=logits_name)
+    for logits_name in ("softmax/logits/MatMul", "logits"):
+        path = tmp_path / "classify_image_graph_def.pb"
+        write_graph(path, kernels, logits_name=logits_name)
 
-    extractor = open_inception(path)
-    found = extractor.extract(images, num_images_at_once=2)
+        extractor = open_inception(path)
+        found = extractor.extract(images, num_images_at_once=2)
 
-    features, logits = expected(images, kernels)
-    np.testing.assert_allclose(found.features, features, rtol=RTOL_FLOAT32, atol=1e-4)
-    np.testing.assert_allclose(found.logits, logits, rtol=RTOL_FLOAT32, atol=1e-2)
-    assert hashlib.sha256(path.read_bytes()).hexdigest() == extractor.digest
+        features, logits = expected(images, kernels)
+        np.testing.assert_allclose(
+            found.features, features, rtol=RTOL_FLOAT32, atol=1e-4
+        )
+        np.testing.assert_allclose(found.logits, logits, rtol=RTOL_FLOAT32, atol=1e-2)
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == extractor.digest
 
 
 def test_images_are_resized_as_in_2015():

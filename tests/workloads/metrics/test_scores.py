@@ -25,7 +25,6 @@ from workloads.metrics.scores import (
     kid,
 )
 
-RTOL_FLOAT64 = 1e-12  # a few thousand additions
 FOLDER = pathlib.Path(__file__).parent
 golden_features = load(FOLDER / "golden_features.py")
 GOLDENS = json.loads((FOLDER / "goldens.json").read_text(encoding="utf-8"))
@@ -37,44 +36,26 @@ def rng():
     return np.random.default_rng(20_190_201)
 
 
-def merge(parts):
-    return functools.reduce(Moments.merge, map(Moments.of, parts))
-
-
 @settings(max_examples=25)
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    mean=st.sampled_from([3.0, 1e8]),
     seed=st.integers(0, 2**16),
 )
-def test_replicas_merge_to_the_moments_of_all(sizes, seed):
-    """Mean and unbiased covariance, in float64 although features are float32."""
+def test_replicas_merge_to_the_moments_of_all(sizes, mean, seed):
+    """A large mean costs no digits: sum(x x^T) - n mean mean^T would have none left."""
     generator = np.random.default_rng(seed)
-    parts = [
-        generator.normal(3.0, 2.0, size=(size, 4)).astype(np.float32) for size in sizes
-    ]
-    whole = np.concatenate(parts).astype(np.float64)
+    offsets = [generator.integers(-5, 6, (size, 4)).astype(float) for size in sizes]
+    whole = np.concatenate(offsets)
 
-    merged = merge(reversed(parts))
+    parts = [Moments.of(part + mean) for part in reversed(offsets)]
+    merged = functools.reduce(Moments.merge, parts)
 
     assert len(whole) == merged.num_examples
-    np.testing.assert_allclose(merged.mean, whole.mean(axis=0), rtol=RTOL_FLOAT64)
+    np.testing.assert_allclose(merged.mean, whole.mean(axis=0) + mean, rtol=1e-12)
     if len(whole) > 1:
         expected = np.cov(whole, rowvar=False)
-        np.testing.assert_allclose(merged.covariance, expected, rtol=1e-10, atol=1e-9)
-
-
-def test_a_large_mean_costs_no_digits(rng):
-    """At mean 1e8 and spread 1, sum(x x^T) - n mean mean^T would have no digit left."""
-    offsets = rng.integers(-5, 6, size=(400, 3)).astype(np.float64)
-    expected = np.cov(offsets, rowvar=False)
-
-    batches = np.split(offsets + 1e8, 8)
-    merged = merge(batches)
-    naive = sum(batch.T @ batch for batch in batches)
-    naive = (naive - 400 * np.outer(merged.mean, merged.mean)) / 399
-
-    np.testing.assert_allclose(merged.covariance, expected, rtol=1e-6, atol=1e-6)
-    assert np.abs(naive - expected).max() > 0.1
+        np.testing.assert_allclose(merged.covariance, expected, rtol=1e-6, atol=1e-6)
 
 
 RTOL_CLOSED_FORM = 1e-12  # float64, of some hundred operations
@@ -95,7 +76,7 @@ def gaussian(mean, covariance):
     return Gaussian.of(exact_moments(mean, covariance))
 
 
-@pytest.mark.parametrize("num_features", [1, 7, 64])
+@pytest.mark.parametrize("num_features", [1, 64])
 def test_rotated_diagonal_gaussians_have_their_closed_form(num_features, rng):
     """With shared axes: |m1 - m2|^2 + sum (sqrt l1 - sqrt l2)^2, in any rotation."""
     axes = rotation(num_features, rng)
@@ -129,18 +110,6 @@ def test_tiny_and_missing_directions_keep_their_digits(rng):
 
     # Eigenvalues below 64 eps of the largest drown: their roots are below 1e-6.
     assert pytest.approx(expected, rel=1e-10) == value
-
-
-def test_a_distance_is_symmetric_and_zero_to_itself(rng):
-    """d(a, b) = d(b, a), d(a, a) = 0."""
-    first = Gaussian.of(Moments.of(rng.normal(size=(50, 8))))
-    second = Gaussian.of(Moments.of(rng.gamma(1.0, size=(60, 8))))
-
-    forth = scores_lib.distance(first, second)
-    back = scores_lib.distance(second, first)
-
-    assert pytest.approx(forth, rel=RTOL_CLOSED_FORM) == back
-    assert pytest.approx(0.0, abs=1e-12) == scores_lib.distance(first, first)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -195,18 +164,6 @@ def test_intervals_cover_and_extrapolation_removes_the_bias():
         widths = np.array([s.high - s.value for s in scores]) / 1.96
         ratio = widths.mean() / np.std([s.value for s in scores])
         assert 0.85 <= ratio <= 1.3
-
-
-def test_a_figure_says_how_much_is_behind_it(rng):
-    reference = Moments.of(rng.normal(size=(40, 4)))
-
-    score = scores_lib.fid(rng.normal(size=(60, 4)), reference)
-    infinite = fid_infinity(rng.normal(size=(60, 4)), reference)
-
-    assert (score.name, score.unit, score.num_examples) == ("fid", "1", 60)
-    assert "excludes the bias at this n" in score.method
-    assert infinite.name == "fid_infinity"
-    assert "7 sizes from 8 up" in infinite.method
 
 
 def test_a_singular_covariance_has_a_value_but_no_interval():
@@ -277,22 +234,6 @@ def test_the_error_is_that_of_leaving_out_each_example(rng):
     assert pytest.approx(1.959964 * np.sqrt(variance), rel=1e-6) == half_width
 
 
-def test_blocks_average_to_an_unbiased_estimate(rng):
-    """Disjoint blocks, in order; the method says how many."""
-    first, second = rng.normal(size=(20, 3)), rng.normal(size=(20, 3)) + 0.5
-    expected = np.mean(
-        [
-            by_definition(first[part], second[part])
-            for part in np.split(np.arange(20), 2)
-        ]
-    )
-
-    score = kid(first, second, most_per_block=10)
-
-    assert pytest.approx(expected, rel=1e-12) == score.value
-    assert "2 of at most 10 examples" in score.method
-
-
 @pytest.mark.parametrize("case", ["gaussian", "rectified"])
 @pytest.mark.parametrize("source", ["torch_fidelity", "tensorflow_gan"])
 def test_kid_is_the_published_one(case, source):
@@ -303,18 +244,19 @@ def test_kid_is_the_published_one(case, source):
     assert pytest.approx(GOLDENS[source]["kid"][case], rel=1e-9) == value
 
 
-@pytest.mark.parametrize("num_splits", [1, 5])
-def test_the_ends_of_the_scale(num_splits):
+def test_the_ends_of_the_scale():
     """Sure and even over 10 classes is 10; never sure, or always one class, is 1."""
     sure = 1e3 * np.tile(np.eye(10), (20, 1))
     never = np.zeros((200, 10))
     one_class = 1e3 * np.tile(np.eye(10)[:1], (200, 1))
 
-    scores = [
-        inception_score(x, num_splits=num_splits) for x in (sure, never, one_class)
-    ]
-
-    assert pytest.approx([10.0, 1.0, 1.0], rel=1e-12) == [s.value for s in scores]
+    for num_splits in (1, 5):
+        scores = [
+            inception_score(x, num_splits=num_splits) for x in (sure, never, one_class)
+        ]
+        expected = pytest.approx([10.0, 1.0, 1.0], rel=1e-12)
+        assert expected == [s.value for s in scores]
+        assert (num_splits == 1) == math.isnan(scores[0].low)
 
 
 @pytest.mark.parametrize("source", ["torch_fidelity", "tensorflow_gan"])
@@ -339,73 +281,28 @@ def test_the_score_is_the_published_one(source):
     assert "Student's t over splits; 5 of 100 examples" == score.method
 
 
-def test_one_split_has_no_interval():
-    score = inception_score(np.eye(3), num_splits=1)
+# Calls, and what is said of them; x and y have 4 and 3 features.
+REFUSED = r"""
+Moments.of(np.zeros((3, 2, 2))) -> \(3, 2, 2\) must be \[examples, fea
+Moments.of(np.zeros((0, 2))) -> at least one of each
+Moments.of([[1.0], [np.nan], [np.inf]]) -> 2 of 3 examples are not fin
+Moments.of([[1.0, 2.0]]).covariance -> at least 2 examples, but Moments
+Moments.of(x).merge(Moments.of(y)) -> of 4 and of 3 features cannot be merged
+scores_lib.fid(x, Moments.of(y)) -> length 4 and 3 cannot be compared
+fid_infinity(x, Moments.of(x)) -> sizes of at least 2 examples .* need 24
+fid_infinity(x, Moments.of(x), num_sizes=2) -> num_sizes=2: a line with a residual
+gaussian(np.zeros(2), np.diag([-1.0, 1.0])) -> eigenvalue -1\.0: those.*was it made
+kid(x, y) -> length 4 and 3 cannot be compared
+kid(x[:2], x) -> 2 generated and 23 real .* at least 3
+kid(x[:9], x[:9], most_per_block=2) -> 1 in the smallest of 5 blocks
+inception_score(np.eye(3), num_splits=0) -> between 1 and the 3 examples
+inception_score(np.eye(3), num_splits=4) -> between 1 and the 3 examples
+"""
 
-    assert math.isnan(score.low)
-    assert math.isnan(score.high)
-    assert "one split gives no information on the spread" in score.method
 
-
-def features(num_examples, num_features=4):
-    return np.random.default_rng(0).normal(size=(num_examples, num_features))
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: Moments.of(np.zeros((3, 2, 2))),
-            r"\(3, 2, 2\) must be \[examples, fea",
-        ),
-        (lambda: Moments.of(np.zeros((0, 2))), "at least one of each"),
-        (
-            lambda: Moments.of([[1.0], [np.nan], [np.inf]]),
-            "2 of 3 examples are not fin",
-        ),
-        (
-            lambda: Moments.of([[1.0, 2.0]]).covariance,
-            "at least 2 examples, but Moments",
-        ),
-        (
-            lambda: Moments.of(features(2, 2)).merge(Moments.of(features(2, 3))),
-            "of 2 and of 3 features cannot be merged",
-        ),
-        (
-            lambda: scores_lib.fid(features(23), Moments.of(features(23, 3))),
-            "length 4 and 3 cannot be compared",
-        ),
-        (
-            lambda: fid_infinity(features(23), Moments.of(features(23))),
-            r"sizes of at least 2 examples .* need 24",
-        ),
-        (
-            lambda: fid_infinity(features(23), Moments.of(features(23)), num_sizes=2),
-            "num_sizes=2: a line with a residual",
-        ),
-        (
-            lambda: gaussian(np.zeros(2), np.diag([-1.0, 1.0])),
-            r"eigenvalue -1\.0: those.*was it made from features",
-        ),
-        (lambda: kid(features(9), features(9, 3)), "length 4 and 3 cannot be compared"),
-        (
-            lambda: kid(features(2), features(9)),
-            r"2 generated and 9 real .* at least 3",
-        ),
-        (
-            lambda: kid(features(9), features(9), most_per_block=2),
-            "1 in the smallest of 5 blocks",
-        ),
-        (
-            lambda: inception_score(np.eye(3), num_splits=0),
-            "between 1 and the 3 examples",
-        ),
-        (
-            lambda: inception_score(np.eye(3), num_splits=4),
-            "between 1 and the 3 examples",
-        ),
-    ],
-)
-def test_wrong_input_is_refused(call, message):
+@pytest.mark.parametrize("row", REFUSED.strip().splitlines())
+def test_wrong_input_is_refused(rng, row):
+    call, _, message = row.partition(" -> ")
+    given = {"x": rng.normal(size=(23, 4)), "y": rng.normal(size=(23, 3))}
     with pytest.raises(ValueError, match=message):
-        call()
+        eval(call, globals(), given)

@@ -1,92 +1,28 @@
-"""The network: counts, structure, and numbers against Keras' own ResNet-50."""
+"""The network, its loss, rates and LARS, against Keras, NumPy and the papers."""
 
 import math
-from unittest import mock
 
 import keras
 import numpy as np
 import pytest
-import scipy.signal
+import scipy.special
 import short_resnet
 import tensorflow as tf
 
+import replicator
+from workloads import catalog
+from workloads.common.training import LARS, PolynomialSchedule
 from workloads.resnet50 import model as model_lib
-from workloads.resnet50.model import ResNet50
+from workloads.resnet50.train import GoyalSchedule
 
 # 53 convolutions in float32, summed in another order: errors of 1e-6 grow by depth.
 ATOL_DEEP_FLOAT32 = 2e-4
+NUM_IMAGENET = 1_281_167
+RTOL_FLOAT32 = 1e-5  # a handful of float32 roundings
 
 
 def _count(variables):
     return sum(math.prod(variable.shape) for variable in variables)
-
-
-@pytest.fixture(scope="module")
-def model():
-    return ResNet50(seed=3)
-
-
-@pytest.mark.parametrize("version", ["v1", "v1.5"])
-def test_parameter_count_is_exact(version, model):
-    """25,557,032 trainable parameters, and a mean and variance for 26,560 channels.
-
-    The published count: He 2015 and every later implementation with 1000 classes.
-    """
-    made = model if version == "v1.5" else ResNet50(version=version)
-
-    assert _count(made.trainable_variables) == 25_557_032
-    assert _count(made.non_trainable_variables) == 2 * 26_560
-
-
-@pytest.mark.parametrize(
-    ("version", "expected"), [("v1", (2, 1, 1)), ("v1.5", (1, 2, 1))]
-)
-def test_stride_stands_where_the_version_says(version, expected, monkeypatch):
-    """v1 strides in the first 1x1 convolution, v1.5 in the 3x3, in groups 1 to 3."""
-    monkeypatch.setattr(model_lib, "WIDTHS", (8, 16, 32, 64))
-    made = ResNet50(version=version)
-    strides = [tuple(conv.strides for conv in block.convs) for block in made.blocks]
-    first_of_group = {3, 7, 13}
-
-    assert [(expected if i in first_of_group else (1, 1, 1)) for i in range(16)] == (
-        strides
-    )
-
-
-def test_last_gamma_of_each_block_starts_at_zero(model):
-    """One everywhere else, and there as well where it is switched off."""
-    for block in model.blocks:
-        first, second, last = (conv.norm.gamma.numpy() for conv in block.convs)
-        assert not last.any()
-        assert (first == 1.0).all()
-        assert (second == 1.0).all()
-    with short_resnet.short():
-        plain = ResNet50(zero_gamma=False)
-    for block in plain.blocks:
-        assert (block.convs[-1].norm.gamma.numpy() == 1.0).all()
-
-
-def test_initial_kernels_have_hes_spread(model):
-    """Standard deviation sqrt(2 / fan_in), and 0.01 in the classifier."""
-    for conv in (model.stem, model.blocks[0].convs[1], model.blocks[15].convs[2]):
-        kernel = conv.kernel.numpy()
-        fan_in = math.prod(kernel.shape[:3])
-
-        assert math.sqrt(2 / fan_in) == pytest.approx(kernel.std(), rel=0.05)
-    classifier = model.classifier.kernel.numpy()
-
-    assert pytest.approx(classifier.std(), rel=0.01) == 0.01
-
-
-def test_seed_determines_the_weights(model, monkeypatch):
-    monkeypatch.setattr(model_lib, "NUM_BLOCKS", (3,))
-    monkeypatch.setattr(model_lib, "WIDTHS", model_lib.WIDTHS[:1])
-    same, other = ResNet50(seed=3), ResNet50(seed=4)
-    kernel = model.blocks[1].convs[0].kernel.numpy()
-
-    np.testing.assert_array_equal(kernel, same.blocks[1].convs[0].kernel.numpy())
-    assert (kernel != other.blocks[1].convs[0].kernel.numpy()).all()
-    assert (kernel != model.blocks[2].convs[0].kernel.numpy()).all()
 
 
 def _copy_from_keras(reference, made):
@@ -102,8 +38,7 @@ def _copy_from_keras(reference, made):
     rng = np.random.default_rng(0)
     for name, conv in names:
         theirs, norm = (
-            reference.get_layer(f"{name}_conv"),
-            reference.get_layer(f"{name}_bn"),
+            reference.get_layer(f"{name}_{kind}") for kind in ("conv", "bn")
         )
         size = conv.norm.gamma.shape
         theirs.bias.assign(rng.normal(0, 0.1, size))
@@ -122,22 +57,59 @@ def _copy_from_keras(reference, made):
 
 
 def test_v1_equals_keras_applications():
+    """And has the published size and spread of its initial weights."""
     reference = keras.applications.ResNet50(
         weights=None, input_shape=(64, 64, 3), classifier_activation=None
     )
-    made = ResNet50(version="v1")
+    made = model_lib.ResNet50(version="v1")
+    for conv in (made.stem, made.blocks[0].convs[1], made.blocks[15].convs[2]):
+        kernel = conv.kernel.numpy()
+        spread = math.sqrt(2 / math.prod(kernel.shape[:3]))
+        assert spread == pytest.approx(kernel.std(), rel=0.05)
+    assert pytest.approx(made.classifier.kernel.numpy().std(), rel=0.01) == 0.01
+    # The last scale of each block starts at zero, and one everywhere else.
+    gammas = {tuple(float(c.norm.gamma[0]) for c in b.convs) for b in made.blocks}
+    assert {(1.0, 1.0, 0.0)} == gammas
     _copy_from_keras(reference, made)
     images = tf.random.stateless_normal([2, 64, 64, 3], [0, 1])
 
     evaluated = reference(images, training=False).numpy()
     trained = reference(images, training=True).numpy()
 
+    # He 2015 and every later implementation with 1000 classes.
+    assert _count(made.trainable_variables) == 25_557_032
+    assert _count(made.non_trainable_variables) == 2 * 26_560
     assert evaluated.std() > 0.01
     np.testing.assert_allclose(
         made(images, training=False), evaluated, rtol=1e-3, atol=ATOL_DEEP_FLOAT32
     )
     # Batch statistics of few values amplify rounding.
     np.testing.assert_allclose(made(images, training=True), trained, rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("version", "expected", "giga"),
+    [("v1", (2, 1, 1), 3.86), ("v1.5", (1, 2, 1), 4.09)],
+)
+def test_stride_and_arithmetic_are_those_of_the_version(
+    version, expected, giga, monkeypatch
+):
+    """v1 strides in the first 1x1 convolution, v1.5 in the 3x3, in groups 1 to 3.
+
+    3.8 to 3.9 billion multiply-adds in He et al. 2015, 4.1 with the later stride.
+    """
+    config = catalog.make_config("resnet50", "paper", {"version": version})
+    total, stem = model_lib.multiply_adds(config)
+    assert 6 * total - 2 * stem == model_lib.training_flops(config)
+    monkeypatch.setattr(model_lib, "WIDTHS", (8, 16, 32, 64))
+    made = model_lib.ResNet50(version=version)
+    strides = [tuple(conv.strides for conv in block.convs) for block in made.blocks]
+    first_of_group = {3, 7, 13}
+
+    assert [(expected if i in first_of_group else (1, 1, 1)) for i in range(16)] == (
+        strides
+    )
+    assert giga == pytest.approx(total / 1e9, abs=0.01)
 
 
 def test_moving_statistics_follow_the_batch():
@@ -163,50 +135,155 @@ def test_moving_statistics_follow_the_batch():
     )
 
 
-def test_gradient_graph_stays_small(model):
-    """A training step stays under 2,000 nodes without an update (fused batch norm).
-
-    Single-op batch norm makes it 5,000, and every replica pays for its copy.
-    """
-
-    @tf.function(autograph=False)
-    def step(images):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(model(images, training=True))
-        return tape.gradient(loss, [v.value for v in model.trainable_variables])
-
-    traced = step.get_concrete_function(tf.TensorSpec([2, 32, 32, 3]))
-
-    assert len(traced.graph.get_operations()) < 2_000
-
-
 def test_mixed_precision_keeps_variables_and_logits_in_float32():
     with short_resnet.short():
-        made = ResNet50(compute_dtype="mixed_bfloat16")
+        made = model_lib.ResNet50(compute_dtype="mixed_bfloat16", zero_gamma=False)
     features = made.blocks[0](tf.zeros([1, 8, 8, 8]), training=False)
     logits = made(tf.zeros([1, 32, 32, 3]), training=False)
 
     assert (tf.bfloat16, tf.float32) == (features.dtype, logits.dtype)
     assert {str(v.dtype) for v in made.variables} == {"float32"}
     assert keras.config.dtype_policy().name == "float32"
+    assert {1.0} == {float(block.convs[-1].norm.gamma[0]) for block in made.blocks}
 
 
-@pytest.mark.parametrize("name", ["stem", "3x3"])
-def test_strided_windows_are_padded_alike_on_both_sides(name, model):
-    """As published, not as SAME does it: SciPy's correlation of padded images."""
-    layer = model.stem if name == "stem" else model.blocks[3].convs[1]
-    kernel = layer.kernel.numpy()[..., :2]
-    size = kernel.shape[0]
-    images = np.random.default_rng(0).normal(size=(8, 8, kernel.shape[2]))
-    padded = np.pad(images, [[size // 2] * 2] * 2 + [[0, 0]])
-    expected = [
-        scipy.signal.correlate(padded, kernel[..., i], "valid")[::2, ::2, 0]
-        for i in range(2)
+def test_cross_entropy_equals_numpys():
+    """The loss is -log softmax of the label, with and without smoothing."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(5, 7)).astype(np.float32)
+    labels = np.array([0, 6, 3, 3, 1])
+    log_probabilities = scipy.special.log_softmax(logits.astype(np.float64), axis=1)
+    plain = -log_probabilities[np.arange(5), labels]
+    smooth = 0.9 * plain - 0.1 * log_probabilities.mean(axis=1)
+
+    for smoothing, expected in ((0.0, plain), (0.1, smooth)):
+        found = model_lib.softmax_cross_entropy(
+            tf.constant(labels), tf.constant(logits), label_smoothing=smoothing
+        )
+        np.testing.assert_allclose(found, expected, rtol=RTOL_FLOAT32)
+
+
+def _goyal(step, global_batch_size, num_epochs):
+    """Goyal et al. 2017, section 5.1, in epochs."""
+    epoch = step * global_batch_size / NUM_IMAGENET
+    target = 0.1 * global_batch_size / 256
+    if global_batch_size > 256 and epoch < 5:
+        # The ramp is whole steps long: it ends on the first step of epoch 5.
+        ramp = np.ceil(5 * NUM_IMAGENET / global_batch_size)
+        return 0.1 + (target - 0.1) * step / ramp
+    share = epoch * 90 / num_epochs
+    return target * 0.1 ** sum(share >= decay for decay in (30, 60, 80))
+
+
+@pytest.mark.parametrize(
+    ("global_batch_size", "num_epochs"), [(8, 9), (256, 90), (8192, 90)]
+)
+def test_schedule_is_goyals(global_batch_size, num_epochs):
+    """Linear scaling, a ramp from 0.1 above 256, and decays at epochs 30, 60, 80.
+
+    A shorter training decays after the same shares of it.
+    """
+    schedule = GoyalSchedule(
+        global_batch_size=global_batch_size,
+        num_train_examples=NUM_IMAGENET,
+        num_epochs=num_epochs,
+    )
+    per_epoch = NUM_IMAGENET / global_batch_size
+    epochs = [0, 0.5, 2.5, 4.99, 5.01, 29.99, 30.01, 59.99, 60.01, 79.99, 80.01, 90]
+    steps = [int(epoch * num_epochs / 90 * per_epoch) for epoch in epochs]
+
+    expected = [_goyal(step, global_batch_size, num_epochs) for step in steps]
+    rates = [float(schedule(tf.constant(step, tf.int64))) for step in steps]
+
+    np.testing.assert_allclose(rates, expected, rtol=RTOL_FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("global_batch_size", "target", "num_warmup_epochs"),
+    [(8192, 10.0, 5), (16_384, 25.0, 5), (32_768, 32.0, 14), (65_536, 35.6, 40)],
+)
+def test_rates_of_lars_follow_the_batch(global_batch_size, target, num_warmup_epochs):
+    """Google's table; zero at the start and at the end, a quarter in the middle."""
+    schedule = PolynomialSchedule(
+        global_batch_size=global_batch_size,
+        num_train_examples=NUM_IMAGENET,
+        num_epochs=90,
+    )
+    first, last = schedule.lr_warmup_steps, schedule.num_steps
+    middle = (first + last) / 2
+
+    assert pytest.approx(num_warmup_epochs, rel=0.02) == (
+        first * global_batch_size / NUM_IMAGENET
+    )
+    assert [0.0, target / 2, target, target / 4, 0.0, 0.0] == pytest.approx(
+        [float(schedule(s)) for s in (0, first / 2, first, middle, last, 2 * last)],
+        rel=1e-3,
+        abs=1e-6,
+    )
+    again = PolynomialSchedule(**schedule.get_config())
+    assert schedule.get_config() == again.get_config()
+
+
+MOMENTUM, DECAY, TRUST, RATE = 0.9, 1e-2, 1e-2, 0.5
+
+
+def lars(weights, gradients, *, is_kernel):
+    """The equations of the class, in float64."""
+    weights = weights.astype(np.float64)
+    velocity = np.zeros_like(weights)
+    for gradient in gradients:
+        rate, step = RATE, gradient.astype(np.float64)
+        if is_kernel:
+            norm, of_step = np.linalg.norm(weights), np.linalg.norm(step)
+            if norm and of_step:
+                rate *= TRUST * norm / (of_step + DECAY * norm)
+            step = step + DECAY * weights
+        velocity = MOMENTUM * velocity + rate * step
+        weights = weights - velocity
+    return weights
+
+
+def make():
+    """The optimizer with unusual numbers, so that each one matters."""
+    return LARS(RATE, momentum=MOMENTUM, decay=DECAY, trust=TRUST)
+
+
+def test_updates_follow_the_equations():
+    """Kernels are scaled and decayed, vectors are not; a norm of zero divides none."""
+    rng = np.random.default_rng(0)
+    cases = [
+        (rng.normal(size=shape), rng.normal(size=(5, *shape)))
+        for shape in ((3, 3, 2, 4), (4,))
     ]
-    seen = []
-    with mock.patch.object(layer, "norm", lambda x, training: seen.append(x) or x):
-        layer(tf.constant(images[None], tf.float32))
+    zeros, ones = np.zeros((2, 2)), np.ones((1, 2, 2))
+    for weights, gradients in (*cases, (zeros, ones), (np.eye(2), 0 * ones)):
+        variable = keras.Variable(weights.astype(np.float32))
+        optimizer = make()
+        for gradient in gradients.astype(np.float32):
+            optimizer.apply_gradients([(gradient, variable)])
 
-    assert layer.strides == 2
-    found = np.moveaxis(seen[0].numpy()[0, ..., :2], -1, 0)
-    np.testing.assert_allclose(found, expected, atol=1e-4)
+        expected = lars(weights, gradients, is_kernel=weights.ndim > 1)
+        np.testing.assert_allclose(variable.numpy(), expected, rtol=4e-6, atol=2e-7)
+
+
+def test_lars_is_replicated_as_any_optimizer():
+    """Two replicas with gradients g and 3 g make the step of 2 g."""
+    repl = replicator.create("in_graph", num_replicas=2)
+    weights = np.arange(6, dtype=np.float32).reshape(2, 3) + 1
+    gradient = np.full((2, 3), 0.5, np.float32)
+    with repl.context():
+        variable = keras.Variable(weights)
+        optimizer = repl.wrap_optimizer(make())
+
+    def step():
+        replica_id = replicator.get_replica_context().replica_id
+        scale = 1.0 + 2.0 * keras.ops.cast(replica_id, "float32")
+        optimizer.apply_gradients([(scale * gradient, variable)])
+
+    repl.run(step)
+
+    expected = lars(weights, [2 * gradient], is_kernel=True)
+    np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-6)
+    repl.assert_in_sync()
+    config = make().get_config()
+    assert config == LARS.from_config(config).get_config()

@@ -1,4 +1,4 @@
-"""ResNet-50 as it is measured: steps, known losses, number types, checks, quality."""
+"""ResNet-50 as it is measured: known losses, number types, checks, quality."""
 
 import dataclasses
 import math
@@ -12,14 +12,13 @@ import tensorflow as tf
 import replicator
 from workloads import catalog
 from workloads.resnet50 import model
-from workloads.resnet50.study import WORKLOAD
 
-# Of 8 digits per step at 32 px. They change with: the initial values, the order or the
-# augmentation of the digits (also of another TFDS), the network, the loss, the update
-# or the learning rate. A change of any of these raises the workload's version.
-GOLDEN_LOSSES = (7.056995, 6.568722, 6.787439, 6.669095, 6.562959)
-# Of a short network, at a rate at which it learns as much.
-GOLDEN_LOSSES_SHORT = (6.891463, 6.686619, 6.493031, 6.501935, 5.913590)
+# The first four and the sixteenth of a short network, 8 digits per step at 32 px, at a
+# rate at which it learns as much as the whole one. They change with: the initial
+# values, the order or the augmentation of the digits (also of another TFDS), the
+# network, the loss, the update or the learning rate. A change of any of these raises
+# the workload's version.
+GOLDEN_LOSSES = (6.891463, 6.827494, 6.768295, 6.779434, 4.086306)
 # Kernels of other instruction sets round otherwise; batch norm over 8 values amplifies
 # that. Two implementations of batch norm are 1e-6 apart here; momentum 0.89 in place of
 # 0.9 moves the last loss by 1.4e-3 of itself (of the short network by 1.8e-3), a tenth
@@ -41,7 +40,7 @@ def build(backend="single", num_replicas=1, size=4, **settings):
 
 
 def build_whole(preset, data, *, size, seed):
-    return WORKLOAD.build(
+    return catalog.WORKLOADS["resnet50"].build(
         replicator.create("single"),
         preset=preset,
         data=data,
@@ -62,9 +61,12 @@ def kernel_of(program):
 @pytest.fixture(scope="module")
 def trained():
     """The smoke program after 16 steps, and its losses."""
-    # A narrow network learns as much in so few steps at a higher rate.
+    # TensorFlow mixes its global seed, which other tests set, into that of the shuffle.
+    tf.random.set_seed(0)
     program = build(size=8, learning_rate_per_256=1.0)
-    return program, [program.run() for _ in range(16)]
+    losses = [program.run() for _ in range(16)]
+    tf.random.set_seed(None)  # not for the tests that follow
+    return program, losses
 
 
 @pytest.fixture(scope="module")
@@ -75,18 +77,24 @@ def half():
 
 @pytest.fixture(scope="module")
 def pair():
-    """Two replicas after a step, each with statistics of its own."""
-    program = build("in_graph", 2)
+    """Two replicas after a step, each with statistics of its own, fed with bytes."""
+    program = build("in_graph", 2, input_dtype="uint8")
     program.run()
     return program
 
 
-def test_loss_falls_from_chance_and_the_checks_of_a_trial_pass(trained):
-    """From 1000 equally likely classes, with its sizes on record."""
+def test_the_losses_are_the_known_ones_and_the_checks_of_a_trial_pass(trained):
+    """From 1000 equally likely classes, with its sizes on record.
+
+    A change that nobody meant shows here first.
+    """
     program, history = trained
     variables = program.training.model.trainable_variables
     checks = program.sanity()
 
+    assert list(GOLDEN_LOSSES) == pytest.approx(
+        [*history[:4], history[15]], rel=GOLDEN_RTOL
+    )
     assert program.num_parameters == sum(math.prod(v.shape) for v in variables)
     assert (program.per_replica_batch_size, program.global_batch_size) == (8, 8)
     assert math.log(1000) == pytest.approx(history[0], abs=0.7)
@@ -148,34 +156,11 @@ def test_a_wrong_replica_or_batch_fails_its_check(trained, monkeypatch):
     assert not checks["no_example_twice_in_an_epoch"].is_passed
 
 
-def test_a_loss_or_a_model_that_is_not_finite_is_no_result(tmp_path):
-    """The loss of a step is from before its update, so a checkpoint looks itself."""
-    program = build(learning_rate_per_256=1e30)
-    program.save(str(tmp_path))
-    before = sorted(path.name for path in tmp_path.iterdir())
-    for _ in range(3):
-        program.run()
-    program.training.model.classifier.bias.assign([math.inf] * 1000)
+def test_the_first_step_is_momentum_sgd_and_one_that_overflows_is_no_result(tmp_path):
+    """Velocity starts at zero, so it is w - lr * (gradient + wd * w), by hand.
 
-    assert not checks_of(program)["loss_is_finite"].is_passed
-    with pytest.raises(
-        FloatingPointError, match=r"of 'model' is not finite after 3 st"
-    ):
-        program.save(str(tmp_path))
-    assert before == sorted(path.name for path in tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(("size", "num_steps"), [(512, 4), (1440, 2)])
-def test_batches_may_reach_into_the_next_epoch(size, num_steps):
-    """They may hold an example twice then; the digits have 1,438."""
-    program = build(size=size)
-
-    assert np.isfinite([program.run() for _ in range(num_steps)]).all()
-    assert all(check.is_passed for check in program.sanity()), program.sanity()
-
-
-def test_first_step_is_momentum_sgd_with_weight_decay():
-    """Velocity starts at zero, so it is w - lr * (gradient + wd * w), by hand."""
+    The loss of a step is from before its update, so a checkpoint looks itself.
+    """
     program = build(weight_decay=0.5, learning_rate_per_256=6.4)
     variables = program.training.model.trainable_variables
     before = [v.numpy() for v in variables]
@@ -192,32 +177,60 @@ def test_first_step_is_momentum_sgd_with_weight_decay():
         decay = 0.5 if old.ndim > 1 else 0.0
         expected = old - 0.1 * (gradient.numpy() + decay * old)
         np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-3, atol=1e-5)
+    program.save(str(tmp_path))
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    program.training.model.classifier.bias.assign([math.inf] * 1000)
+    program.run()
+    assert not checks_of(program)["loss_is_finite"].is_passed
+    with pytest.raises(
+        FloatingPointError, match=r"of 'model' is not finite after 2 st"
+    ):
+        program.save(str(tmp_path))
+    assert kept == sorted(path.name for path in tmp_path.iterdir())
 
 
-def test_many_steps_in_one_call_are_the_steps_one_by_one():
+def test_batches_may_reach_into_the_next_epoch():
+    """They may hold an example twice then; the digits have 1,438."""
+    program = build(size=1440)
+
+    assert math.isfinite(program.run())
+    assert all(check.is_passed for check in program.sanity()), program.sanity()
+
+
+def test_queued_steps_and_many_in_one_call_are_the_steps_one_by_one(trained):
     """By the seed alone; they are audited, and one trace serves all of them."""
-    program, again = build(), build()
-    first = program.run()
+    tf.random.set_seed(0)
+    program = build(size=8, learning_rate_per_256=1.0)
+    readers = [program.dispatch() for _ in range(2)]
+    losses = [read() for read in readers]
     explained = program.explain()
-    third = program.run(num_steps=2)
-    assert explained == program.explain()
-    program.run(num_steps=3)
-    losses = [again.run() for _ in range(3)]
+    fourth, sixth = program.run(num_steps=2), program.run(num_steps=2)
+    tf.random.set_seed(None)
     optimizer = program.training.optimizer
+    schedule = optimizer.wrapped._learning_rate
 
-    np.testing.assert_allclose((first, third), (losses[0], losses[2]), rtol=1e-5)
-    assert [4, 12, 24] == [num_consumed for num_consumed, _ in program._consumed]
+    assert explained == program.explain()
+    expected = [trained[1][step] for step in (0, 1, 3, 5)]
+    np.testing.assert_allclose([*losses, fourth, sixth], expected, rtol=1e-5)
+    assert [8, 16, 32, 48] == [num_consumed for num_consumed, _ in program._consumed]
     assert all(check.is_passed for check in program.sanity())
     assert 6 == int(optimizer.iterations)
-    schedule = optimizer.wrapped._learning_rate
-    assert (schedule.target, schedule.lr_warmup_steps) == (0.1 * 4 / 256, 0)
+    assert (schedule.target, schedule.lr_warmup_steps) == (1.0 * 8 / 256, 0)
 
 
 def test_synthetic_data_has_no_quality_and_no_example_audit():
-    """Pure compute: steps run, nothing is claimed about examples."""
-    program = build(data="synthetic")
+    """Pure compute: nothing is claimed about examples. LARS decays by itself.
 
-    assert math.isfinite(program.run())
+    The rate of its first step is zero, so the weights move in the second.
+    """
+    program = build(data="synthetic", optimizer="lars", weight_decay=1e-4)
+    weights = [kernel_of(program)]
+    for _ in range(2):
+        assert math.isfinite(program.run())
+        weights.append(kernel_of(program))
+
+    np.testing.assert_array_equal(weights[0], weights[1])
+    assert not np.array_equal(weights[1], weights[2])
     assert program.evaluate() == ()
     assert ["loss_is_finite", "replicas_in_sync"] == list(checks_of(program))
 
@@ -233,26 +246,6 @@ def test_bad_input_is_one_clear_line(options, message):
     with pytest.raises(ValueError, match=message) as raised:
         build(**options)
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    "size", ["short", pytest.param("whole", marks=pytest.mark.full)]
-)
-def test_the_first_losses_are_the_known_ones(size):
-    """A change that nobody meant shows here first."""
-    # TensorFlow mixes its global seed, which other tests set, into that of the shuffle.
-    tf.random.set_seed(0)
-    if size == "short":
-        expected = GOLDEN_LOSSES_SHORT
-        program = build(size=8, learning_rate_per_256=3.2)
-    else:
-        expected = GOLDEN_LOSSES
-        program = build_whole("smoke", "digits", size=8, seed=1)
-        assert program.num_parameters == 25_557_032
-    found = [program.run() for _ in expected]
-    tf.random.set_seed(None)  # not for the tests that follow
-
-    assert list(expected) == pytest.approx(found, rel=GOLDEN_RTOL)
 
 
 def test_float16_follows_float32_with_a_scaled_loss(half):
@@ -272,8 +265,6 @@ def test_float16_follows_float32_with_a_scaled_loss(half):
     assert np.linalg.norm(plain - scaled) < 0.05 * np.linalg.norm(plain)
     assert (2.0**15, 0) == (float(scale.value), int(scale.num_skipped_steps))
     assert programs[0].training.optimizer.loss_scale is None
-    mixed = build(compute_dtype="mixed_bfloat16", **DECAYING)
-    assert losses[0] == pytest.approx(mixed.run(), rel=0.05)
 
 
 def test_float16_skips_an_update_that_overflows(half):
@@ -291,39 +282,6 @@ def test_float16_skips_an_update_that_overflows(half):
     )
 
 
-def losses_on(program, images, num_steps):
-    """Trains on 8 fixed images, divided over the replicas."""
-    size = 8 // program._repl.num_replicas
-    batch = {
-        "image": images,
-        "label": np.arange(8, dtype=np.int32),
-        "example_id": np.arange(8, dtype=np.int64),
-    }
-    dataset = tf.data.Dataset.from_tensor_slices(batch)
-    dataset = dataset.batch(size, drop_remainder=True).repeat()
-    inputs = program._repl.make_input_iterator(lambda _: dataset)
-    outputs = [
-        program._repl.run(program.training.step_fn, inputs) for _ in range(num_steps)
-    ]
-    return [float(program._repl.reduce("mean", each["loss"])) for each in outputs]
-
-
-def test_cross_replica_statistics_make_two_replicas_one(pair):
-    """Two replicas of four images learn as one of eight, and keep no own statistics."""
-    images = np.random.default_rng(0).normal(size=(8, 32, 32, 3)).astype(np.float32)
-    joined, one = build("in_graph", 2, batch_norm="cross_replica"), build(size=8)
-    shapes = [
-        [v.shape for v in program.training.model.variables] for program in (one, joined)
-    ]
-
-    assert losses_on(one, images, 2) == pytest.approx(
-        losses_on(joined, images, 2), rel=1e-3
-    )
-    assert shapes[0] == shapes[1]
-    assert joined._repl.local_state() == []
-    assert len(pair._repl.local_state()) == 2 * short_resnet.NUM_CONVOLUTIONS
-
-
 def test_two_replicas_report_what_one_does(pair):
     """Their mean loss, the losses of each, sane steps, and the whole held-out split."""
     found = pair.losses_of_replicas()
@@ -334,6 +292,12 @@ def test_two_replicas_report_what_one_does(pair):
     assert (4, 8) == (pair.per_replica_batch_size, pair.global_batch_size)
     assert all(check.is_passed for check in pair.sanity()), pair.sanity()
     assert [359, 359] == [metric.num_examples for metric in pair.evaluate()]
+    assert len(pair._repl.local_state()) == 2 * short_resnet.NUM_CONVOLUTIONS
+    # Their pixels were sent as bytes, and are normalised by the step.
+    assert tf.uint8 == pair._inputs.element_spec["image"].dtype
+    assert math.log(1000) == pytest.approx(found[0], abs=0.7)
+    means = pair.training.model.stem.norm.moving_mean.numpy()
+    assert 0 < np.abs(means).max() < 0.3  # of bytes, they would be 100 times as large
 
 
 def test_a_checkpoint_holds_the_model_and_its_optimizer(pair, tmp_path):
@@ -354,18 +318,6 @@ def test_a_checkpoint_holds_the_model_and_its_optimizer(pair, tmp_path):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
 
 
-def test_lars_trains_it_and_decays_by_itself():
-    """The rate of the first step is zero, so the weights move in the second."""
-    program = build(optimizer="lars", weight_decay=1e-4)
-    weights = [kernel_of(program)]
-    for _ in range(2):
-        assert math.isfinite(program.run())
-        weights.append(kernel_of(program))
-
-    np.testing.assert_array_equal(weights[0], weights[1])
-    assert not np.array_equal(weights[1], weights[2])
-
-
 @pytest.mark.full
 def test_the_paper_preset_takes_steps_at_full_size():
     """224 pixels and 1000 classes, from chance downwards on two fixed images."""
@@ -375,18 +327,6 @@ def test_the_paper_preset_takes_steps_at_full_size():
     assert program.num_parameters == 25_557_032
     assert math.log(1000) == pytest.approx(losses[0], abs=0.7)
     assert losses[2] < losses[1] < losses[0]
-
-
-def test_the_paper_preset_reads_images_of_the_published_size():
-    """224 pixels, shuffled and decoded as at full speed."""
-    with short_resnet.short():
-        program = build_whole("paper", "synthetic", size=2, seed=0)
-    batch = next(program.batches())
-    config = program.training.config
-
-    assert math.isfinite(program.run())
-    assert (2, 224, 224, 3) == batch["image"][0].shape
-    assert (16384, 8) == (config.shuffle_buffer_size, config.num_input_threads)
 
 
 OF_CPUS = {
@@ -418,27 +358,8 @@ def test_cpu_presets_differ_from_the_paper_only_as_documented(preset, expected):
         "weight_decay": 1e-4,
         "learning_rate_per_256": 0.1,
         "lr_warmup_epochs": 5.0,
+        "shuffle_buffer_size": 16_384,
+        "num_input_threads": 8,
     }.items() <= paper.items()
     (info,) = [p for p in catalog.WORKLOADS["resnet50"].presets if p.name == "paper"]
     assert ("imagenet2012", 32) == (info.data, info.per_replica_batch_size)
-
-
-@pytest.mark.full
-def test_backends_agree_on_two_replicas():
-    """Two replicas learn the same from the same batches, ours and the stock peer."""
-    found = {}
-    for backend in ("tf_mirrored", "in_graph"):
-        program = build(backend, 2, seed=2)
-        losses = [program.run() for _ in range(3)]
-        found[backend] = (
-            losses,
-            [
-                [check.name for check in program.sanity() if not check.is_passed],
-                [metric.num_examples for metric in program.evaluate()],
-            ],
-        )
-    ours, stock = found["in_graph"], found["tf_mirrored"]
-
-    assert ours[1] == stock[1] == [[], [359, 359]]
-    # The first loss is before any update; later ones part by rounding.
-    assert stock[0] == pytest.approx(ours[0], rel=1e-3)

@@ -9,11 +9,10 @@ import tensorflow as tf
 
 import replicator
 from workloads import catalog
-from workloads.sngan.study import WORKLOAD
 
 
 def build(backend="single", num_replicas=1, per_replica_batch_size=8, **options):
-    return WORKLOAD.build(
+    return catalog.WORKLOADS["sngan"].build(
         replicator.create(backend, num_replicas=num_replicas),
         preset="smoke",
         data="digits",
@@ -25,6 +24,9 @@ def build(backend="single", num_replicas=1, per_replica_batch_size=8, **options)
 
 # One doubling, and two blocks of the discriminator.
 SMALL = small_programs.OPTIONS["sngan"]
+# They change with the initial values, the order of the digits, latents, networks,
+# losses and updates, and by 1e-6 with the kernels of other machines.
+GOLDEN_LOSSES = (3.476029, 2.987664, 3.074198, 2.889107, 2.882480)
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +68,7 @@ def test_the_generator_is_updated_in_every_nth_step_and_its_average_with_it(trai
     """First, then the discriminator alone; average += (1 - decay) * (weights - it)."""
     of_generator, of_discriminator = zip(*trained[2], strict=True)
 
+    assert list(GOLDEN_LOSSES) == pytest.approx(trained[1], rel=1e-4)
     assert (True, False, False, True, False) == of_generator
     assert all(of_discriminator)
 
@@ -139,7 +142,7 @@ def test_the_paper_preset_takes_a_step_at_full_size():
 
     The hinge loss of an untrained discriminator is 2, less what its first logits add.
     """
-    made = WORKLOAD.build(
+    made = catalog.WORKLOADS["sngan"].build(
         replicator.create("single", num_replicas=1),
         preset="paper",
         data="synthetic",
@@ -156,10 +159,8 @@ def test_the_paper_preset_takes_a_step_at_full_size():
     )
 
 
-@pytest.mark.parametrize(
-    ("backend", "num_replicas"),
-    [("single", 1), pytest.param("in_graph", 2, marks=pytest.mark.full)],
-)
+@pytest.mark.full
+@pytest.mark.parametrize(("backend", "num_replicas"), [("single", 1), ("in_graph", 2)])
 def test_sixteen_bits_train(trained, backend, num_replicas):
     """The loss starts where that of float32 does, and stays finite."""
     tf.keras.utils.set_random_seed(3)
