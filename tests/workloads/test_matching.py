@@ -1,6 +1,7 @@
 """N replicas match one on their first steps; each mistake of a backend is found."""
 
 import functools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,8 +9,6 @@ import tensorflow as tf
 from small_programs import build
 
 import replicator
-from replicator.optimizer.wrapper import ReplicatedOptimizer
-from results.records.record_base import Change
 from results.study import matching as verdict
 from workloads import catalog, controls
 
@@ -42,7 +41,7 @@ def _build(name, repl):
 def _run(name, repl):
     changes = []
     program = controls.MatchedProgram(
-        _build(name, repl), lambda **fields: changes.append(Change(**fields))
+        _build(name, repl), lambda **fields: changes.append(SimpleNamespace(**fields))
     )
     losses = [program.run() for _ in range(verdict.NUM_STEPS)]
     return losses, changes, program
@@ -91,13 +90,15 @@ def _planted(change):
     """Makes two replicas whose optimizers do something else with the gradients."""
 
     def make(monkeypatch):
-        right = ReplicatedOptimizer._all_reduce
+        repl = replicator.create("in_graph", num_replicas=2)
+        wrapper = type(repl.wrap_optimizer(tf.keras.optimizers.SGD()))
+        right = wrapper._all_reduce
 
         def wrong(self, gradients, *what):
             return change(right, self, gradients, *what)
 
-        monkeypatch.setattr(ReplicatedOptimizer, "_all_reduce", wrong)
-        return replicator.create("in_graph", num_replicas=2)
+        monkeypatch.setattr(wrapper, "_all_reduce", wrong)
+        return repl
 
     return make
 

@@ -128,11 +128,11 @@ def quick_rows(num, seed):
     yield _input_bound(num, seed)
     yield _trials(num, seed)
     yield _profile(num, seed)
+    yield _parts(num, seed)
 
 
 def rows(num, seed):
     yield from quick_rows(num, seed)
-    yield _parts(num, seed)
     yield _parts_of_turns(num, seed)
 
 

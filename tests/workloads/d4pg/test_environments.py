@@ -4,7 +4,6 @@ import io
 import itertools
 import os
 import pathlib
-import re
 import signal
 import subprocess
 import sys
@@ -151,30 +150,26 @@ try: state.render()
 except ValueError as error: print(error)
 assert 'tensorflow' not in sys.modules
 """
-NEEDS = (
-    "option observations='pixels' needs OpenGL, which does not work here ({}): install "
-    "it (Debian: apt-get install libegl1 libgl1-mesa-dri), or use observations='state'"
-)
-NO_DISPLAY = "MUJOCO_GL=egl: ImportError: Cannot initialize a headless EGL display."
+NEEDS = "option observations='pixels' needs OpenGL, which does not work here ({}"
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("code", "variables", "lines"),
+    ("code", "variables", "reason"),
     [
-        (FILM, {}, []),
+        (FILM, {}, ""),
         # EGL finds no driver: states work.
         (
             PIXELS,
             {"__EGL_VENDOR_LIBRARY_FILENAMES": "/nonexistent", "MUJOCO_GL": ""},
-            [NEEDS.format(NO_DISPLAY)] * 2,
+            "MUJOCO_GL=egl: ImportError: Cannot initialize a headless EGL display.",
         ),
-        (PIXELS, {"MUJOCO_GL": "off"}, ["does not work here (MUJOCO_GL turns it"] * 2),
+        (PIXELS, {"MUJOCO_GL": "off"}, "MUJOCO_GL turns it off"),
     ],
     ids=["frames", "no driver", "off"],
 )
 def test_frames_show_the_episode_or_one_line_says_what_to_install(
-    code, variables, lines
+    code, variables, reason
 ):
     done = subprocess.run(
         [sys.executable, "-c", f"import numpy as np{code}"],
@@ -184,13 +179,12 @@ def test_frames_show_the_episode_or_one_line_says_what_to_install(
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
     )
-    printed = done.stdout.splitlines()
 
     assert 0 == done.returncode, done.stderr
-    assert len(lines) == len(printed)
-    for expected, line in zip(lines, printed, strict=True):
-        assert expected in line
-        assert re.fullmatch(re.escape(NEEDS).replace(r"\{\}", ".*"), line)
+    printed = done.stdout.splitlines()
+    assert (2 if reason else 0) == len(printed)
+    for line in printed:
+        assert NEEDS.format(reason) in line
 
 
 NAME = "cartpole:balance"
@@ -237,8 +231,7 @@ def test_returns_are_those_of_episodes_played_one_by_one():
 
 def test_an_episode_that_breaks_begins_again(monkeypatch):
     """And if that continues, it is an error that says why."""
-    real_step, count = Environment.step, itertools.count()
-    broken = [3, 5]
+    real_step, count, broken = Environment.step, itertools.count(), [3, 5]
 
     def step(self, action):
         if not broken or next(count) in broken:
@@ -319,7 +312,3 @@ def test_every_frame_of_a_film_is_seen_as_it_was():
 
     np.testing.assert_array_equal(frames & 0xF8, np.stack(seen))
     assert 250 == picture.info["duration"]
-    # Forty equal frames are little more than one.
-    frame = rng.integers(0, 256, (1, 40, 40, 3)).astype(np.uint8)
-    one = len(evaluator.encode(frame, frame_time_sec=0.1))
-    assert len(evaluator.encode(frame.repeat(40, axis=0), frame_time_sec=0.1)) < 2 * one

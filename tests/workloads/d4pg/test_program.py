@@ -149,8 +149,8 @@ def test_the_learner_learns_what_there_is_to_learn():
     assert all(check.is_passed for check in made.sanity()), made.sanity()
 
 
-def test_a_window_has_rates_of_the_learner_and_of_clipped_targets():
-    """No figures of actors; atoms that cannot hold the returns are reported."""
+def test_atoms_that_cannot_hold_the_returns_are_reported():
+    """A window has no figures of actors."""
     made = build(lowest_return=-1.0, highest_return=1.0)
     made.run()
     made.start_window()
@@ -161,20 +161,13 @@ def test_a_window_has_rates_of_the_learner_and_of_clipped_targets():
         r"discounted returns$"
     )
     with pytest.warns(UserWarning, match=line):
-        found = {metric.name: metric for metric in made.window_metrics()}
+        found = {metric.name: metric.value for metric in made.window_metrics()}
 
     assert {"learner_steps_per_sec", "transitions_per_sec", "clipped_target_share"} == (
         set(found)
     )
-    assert {5} == {metric.num_examples for metric in found.values()}
-    rate = found["learner_steps_per_sec"].value
-    assert 8 * rate == pytest.approx(found["transitions_per_sec"].value)
-    assert 0.5 < found["clipped_target_share"].value <= 1.0
-    assert (None, (), None) == (
-        made.num_environment_steps(),
-        made.evaluate(),
-        made.samples(),
-    )
+    assert 0.5 < found["clipped_target_share"] <= 1.0
+    assert (None, ()) == (made.num_environment_steps(), made.evaluate())
 
 
 def test_a_loss_that_is_not_finite_is_reported(tmp_path):
@@ -222,28 +215,31 @@ def test_a_checkpoint_holds_networks_targets_and_optimizers(tmp_path):
     )
 
 
+PAPER = {
+    "num_atoms": 101,
+    "lowest_return": -150.0,
+    "highest_return": 150.0,
+    "policy_layers": (300, 200),
+    "critic_layers": (400, 300),
+    "num_return_steps": 5,
+    "discount": 0.99,
+    "target_update_period": 100,
+    "num_actors": 32,
+    "noise_low": 1 / 32,
+    "noise_high": 1.0,
+    "replay": "prioritized",
+    "priority_exponent": 0.6,
+    "replay_capacity": 10**6,
+    "policy_learning_rate": 1e-4,
+    "critic_learning_rate": 1e-4,
+}
+
+
 def test_paper_values_are_the_control_suite_paper_s():
     """Tassa et al. 2018, section 5, and the D4PG paper where that says nothing."""
     paper = catalog.make_config("d4pg", "paper", {})
 
-    assert {
-        "num_atoms": 101,
-        "lowest_return": -150.0,
-        "highest_return": 150.0,
-        "policy_layers": (300, 200),
-        "critic_layers": (400, 300),
-        "num_return_steps": 5,
-        "discount": 0.99,
-        "target_update_period": 100,
-        "num_actors": 32,
-        "noise_low": 1 / 32,
-        "noise_high": 1.0,
-        "replay": "prioritized",
-        "priority_exponent": 0.6,
-        "replay_capacity": 10**6,
-        "policy_learning_rate": 1e-4,
-        "critic_learning_rate": 1e-4,
-    }.items() <= {name: getattr(paper, name) for name in dir(paper)}.items()
+    assert {name: getattr(paper, name) for name in PAPER} == PAPER
 
 
 def figures(*reads, pauses=(), num_pipelines=1, num_processes=1):

@@ -17,12 +17,10 @@ import replicator
 from harness import catalog as harness_catalog
 from harness.cli.main import main as run_harness
 from harness.errors import PlanError
-from results.records.record_base import Change
 from results.study import matching as verdict
 from workloads import catalog, controls
 from workloads.keras_fit import models, study
 from workloads.keras_fit.loop_program import FitLoop, KerasProgram
-from workloads.keras_fit.own_model import keras_workload
 from workloads.resnet50 import model as model_lib
 from workloads.resnet50.study import ResNet50Config
 
@@ -83,7 +81,7 @@ def _matched(repl, of, loop):
     changes = []
     program = controls.MatchedProgram(
         make(controls.MatchingReplicator(repl), loop=loop, **info.matching.options),
-        lambda **fields: changes.append(Change(**fields)),
+        lambda **fields: changes.append(types.SimpleNamespace(**fields)),
     )
     losses = [program.run() for _ in range(controls.NUM_STEPS)]
     assert all(check.is_passed for check in program.sanity()), program.sanity()
@@ -206,37 +204,25 @@ def test_an_error_in_fit_is_raised_where_the_step_is_waited_for():
         loop.start()()
 
 
-@pytest.mark.parametrize(
-    ("make", "options", "message"),
-    [
-        (
-            "keras",
-            {"model": f"{FILE}:tiny"},
-            r"no function 'tiny'; it has small, not_co",
-        ),
-        (
-            "keras",
-            {"model": f"{FILE}:not_compiled"},
-            r"Sequential, which is not a comp",
-        ),
-        (
-            "keras",
-            {"model": f"{FILE}:of_larger_images"},
-            r"takes \(None, 64, 64, 3\), but images are \(32, 32, 3\); set option",
-        ),
-        ("own", {"model": "own_keras:bare"}, r"not a compiled model; call model\.comp"),
-        (
-            "own",
-            {"data": "own_keras:bare"},
-            r"Sequential, which is not a tf\.data\.Data",
-        ),
-        ("own", {"data": "own_keras:inputs_only"}, r"its elements have to be pairs"),
-        ("own", {"jit": "compute"}, r"takes a whole step or nothing; use jit 'off'"),
-    ],
-)
-def test_functions_that_make_something_else_are_refused(make, options, message):
+# Whose model or data it is, an option, and what is said of it.
+REFUSED = rf"""
+keras model={FILE}:tiny -> no function 'tiny'; it has small, not_co
+keras model={FILE}:not_compiled -> Sequential, which is not a comp
+keras model={FILE}:of_larger_images -> \(None, 64, 64, 3\), but images are \(32, 32, 3\)
+own model=own_keras:bare -> not a compiled model; call model\.comp
+own data=own_keras:bare -> Sequential, which is not a tf\.data\.Data
+own data=own_keras:inputs_only -> its elements have to be pairs
+own jit=compute -> takes a whole step or nothing; use jit 'off'
+"""
+
+
+@pytest.mark.parametrize("row", REFUSED.strip().splitlines())
+def test_functions_that_make_something_else_are_refused(row):
+    given, _, message = row.partition(" -> ")
+    make, option = given.split()
+    name, _, value = option.partition("=")
     with pytest.raises(ValueError, match=message):
-        MAKERS[make](replicator.create("single"), **options)
+        MAKERS[make](replicator.create("single"), **{name: value})
 
 
 def test_backends_without_fit_are_refused_with_those_that_have_it():
@@ -289,4 +275,4 @@ def test_a_model_learns_as_it_is_written():
 def test_functions_that_a_trial_cannot_find_are_refused():
     """Such as those of a function, or without a name."""
     with pytest.raises(ValueError, match="cannot be found by the process of a trial"):
-        keras_workload("own", lambda: None, own_keras.data)
+        own_keras.keras_workload("own", lambda: None, own_keras.data)

@@ -58,10 +58,6 @@ def test_replicas_merge_to_the_moments_of_all(sizes, mean, seed):
         np.testing.assert_allclose(merged.covariance, expected, rtol=1e-6, atol=1e-6)
 
 
-RTOL_CLOSED_FORM = 1e-12  # float64, of some hundred operations
-CASES = ("gaussian", "rectified", "fewer_examples_than_features")
-
-
 def rotation(num_features, rng):
     return np.linalg.qr(rng.normal(size=(num_features, num_features)))[0]
 
@@ -76,56 +72,57 @@ def gaussian(mean, covariance):
     return Gaussian.of(exact_moments(mean, covariance))
 
 
-@pytest.mark.parametrize("num_features", [1, 64])
-def test_rotated_diagonal_gaussians_have_their_closed_form(num_features, rng):
-    """With shared axes: |m1 - m2|^2 + sum (sqrt l1 - sqrt l2)^2, in any rotation."""
-    axes = rotation(num_features, rng)
-    first, second = rng.uniform(0.01, 9.0, size=(2, num_features))
-    means = rng.normal(size=(2, num_features))
-    expected = ((means[0] - means[1]) ** 2).sum()
-    expected += ((np.sqrt(first) - np.sqrt(second)) ** 2).sum()
+def test_rotated_diagonal_gaussians_have_their_closed_form(rng):
+    """With shared axes: |m1 - m2|^2 + sum (sqrt l1 - sqrt l2)^2, in any rotation.
 
-    value = scores_lib.distance(
-        gaussian(means[0], (axes * first) @ axes.T),
-        gaussian(means[1], (axes * second) @ axes.T),
-    )
-
-    assert pytest.approx(expected, rel=RTOL_CLOSED_FORM * num_features) == value
-
-
-def test_tiny_and_missing_directions_keep_their_digits(rng):
-    """Eigenvalues over twelve decades, and zeros, cost no more than rounding.
-
-    Square roots of the eigenvalues of the product are wrong by 1e-8 here.
+    Eigenvalues over twelve decades, and zeros, cost no more than rounding: square roots
+    of the eigenvalues of the product would be wrong by 1e-8.
     """
-    axes = rotation(64, rng)
-    first = np.concatenate([10.0 ** np.linspace(2, -10, 50), np.zeros(14)])
-    second = first[::-1] + first
-    expected = ((np.sqrt(first) - np.sqrt(second)) ** 2).sum()
+    tiny = np.concatenate([10.0 ** np.linspace(2, -10, 50), np.zeros(14)])
+    for first, second, rel in (
+        (*rng.uniform(0.01, 9.0, size=(2, 1)), 1e-12),
+        (*rng.uniform(0.01, 9.0, size=(2, 64)), 1e-10),
+        # Eigenvalues below 64 eps of the largest drown: their roots are below 1e-6.
+        (tiny, tiny[::-1] + tiny, 1e-10),
+    ):
+        axes = rotation(len(first), rng)
+        means = rng.normal(size=(2, len(first)))
+        expected = ((means[0] - means[1]) ** 2).sum()
+        expected += ((np.sqrt(first) - np.sqrt(second)) ** 2).sum()
 
-    value = scores_lib.distance(
-        gaussian(np.zeros(64), (axes * first) @ axes.T),
-        gaussian(np.zeros(64), (axes * second) @ axes.T),
-    )
-
-    # Eigenvalues below 64 eps of the largest drown: their roots are below 1e-6.
-    assert pytest.approx(expected, rel=1e-10) == value
+        one = gaussian(means[0], (axes * first) @ axes.T)
+        other = gaussian(means[1], (axes * second) @ axes.T)
+        assert pytest.approx(expected, rel=rel) == scores_lib.distance(one, other)
+        assert pytest.approx(0.0, abs=1e-10) == scores_lib.distance(one, one)
 
 
-@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
     ("source", "rel"),
     # Both take square roots of eigenvalues of products: 1e-8 where some are zero.
     # TF-GAN drops those below 1e-10, and divides the covariance by n - 1 too.
     [("torch_fidelity", 1e-6), ("tensorflow_gan", 1e-5)],
 )
-def test_fid_is_the_published_one(case, source, rel):
-    """Fixed features give the numbers of torch-fidelity and TF-GAN."""
-    first, second = golden_features.features(case)
+def test_scores_are_the_published_ones(source, rel):
+    """Fixed features and logits give the numbers of torch-fidelity and TF-GAN.
 
-    value = scores_lib.fid(first, Moments.of(second)).value
-
-    assert pytest.approx(GOLDENS[source]["fid"][case], rel=rel) == value
+    Their +- of the Inception score is the standard deviation over k splits; the
+    interval is t / sqrt(k - 1) of that to each side.
+    """
+    golden = GOLDENS[source]
+    for case in ("gaussian", "rectified", "fewer_examples_than_features"):
+        first, second = golden_features.features(case)
+        value = scores_lib.fid(first, Moments.of(second)).value
+        assert pytest.approx(golden["fid"][case], rel=rel) == value
+        if case != "fewer_examples_than_features":
+            value = kid(first, second).value
+            assert pytest.approx(golden["kid"][case], rel=1e-9) == value
+    num_splits = golden_features.NUM_SPLITS
+    score = inception_score(golden_features.logits(), num_splits=num_splits)
+    factor = scipy.stats.t.ppf(0.975, num_splits - 1) / np.sqrt(num_splits - 1)
+    spread = golden["inception_score_std"]
+    assert pytest.approx(golden["inception_score"], rel=1e-6) == score.value
+    assert pytest.approx(factor * spread, rel=1e-4) == score.high - score.value
+    assert "Student's t over splits; 5 of 100 examples" == score.method
 
 
 def test_intervals_cover_and_extrapolation_removes_the_bias():
@@ -166,28 +163,19 @@ def test_intervals_cover_and_extrapolation_removes_the_bias():
         assert 0.85 <= ratio <= 1.3
 
 
-def test_a_singular_covariance_has_a_value_but_no_interval():
-    """With n not above the number of features the reason stands in its place."""
-    random = np.random.default_rng(1)
-    score = scores_lib.fid(
-        random.normal(size=(5, 8)), Moments.of(random.normal(size=(9, 8)))
-    )
+def test_where_there_is_no_spread_the_reason_stands_in_place_of_an_interval(rng):
+    """With n not above the number of features; a collapsed generator has a score."""
+    score = scores_lib.fid(rng.normal(size=(5, 8)), Moments.of(rng.normal(size=(9, 8))))
+    # Equal images have covariance zero: |m - m_r|^2 + tr S_r.
+    real = exact_moments(np.zeros(3), np.eye(3))
+    collapsed = scores_lib.fid(np.ones((10, 3)), real)
 
     assert math.isnan(score.low)
     assert math.isnan(score.high)
     assert score.method == (
         "no interval: 5 examples for 8 features make the covariance singular"
     )
-
-
-def test_a_collapsed_generator_has_a_score():
-    """Equal images have covariance zero: |m - m_r|^2 + tr S_r, and no spread."""
-    real = exact_moments(np.zeros(3), np.eye(3))
-
-    score = scores_lib.fid(np.ones((10, 3)), real)
-
-    assert pytest.approx(6.0) == score.value
-    assert (score.low, score.high) == (score.value, score.value)
+    assert [6.0] * 3 == pytest.approx([collapsed.low, collapsed.value, collapsed.high])
 
 
 def by_definition(first, second):
@@ -206,19 +194,11 @@ def by_definition(first, second):
     return within(first) + within(second) - 2 * float(across)
 
 
-def test_kid_is_its_definition(rng):
-    """All pairs, none with itself, also for unequal counts."""
-    first, second = rng.normal(size=(7, 3)), rng.normal(size=(9, 3)) + 0.5
+def test_kid_and_its_error_are_their_definitions(rng):
+    """All pairs, none with itself, also for unequal counts.
 
-    score = kid(first, second)
-
-    assert pytest.approx(by_definition(first, second), rel=1e-12) == score.value
-    assert (score.name, score.unit, score.num_examples) == ("kid", "1", 7)
-    assert "delete-one jackknife" in score.method
-
-
-def test_the_error_is_that_of_leaving_out_each_example(rng):
-    """The jackknife from row sums is the one that computes everything anew."""
+    The jackknife from row sums is the one that computes everything anew.
+    """
     first, second = rng.normal(size=(6, 3)), rng.normal(size=(8, 3)) + 0.5
     variance = 0.0
     for values, other in ((first, second), (second, first)):
@@ -230,18 +210,10 @@ def test_the_error_is_that_of_leaving_out_each_example(rng):
 
     score = kid(first, second)
 
+    assert pytest.approx(by_definition(first, second), rel=1e-12) == score.value
+    assert (score.name, score.unit, score.num_examples) == ("kid", "1", 6)
     half_width = score.high - score.value
     assert pytest.approx(1.959964 * np.sqrt(variance), rel=1e-6) == half_width
-
-
-@pytest.mark.parametrize("case", ["gaussian", "rectified"])
-@pytest.mark.parametrize("source", ["torch_fidelity", "tensorflow_gan"])
-def test_kid_is_the_published_one(case, source):
-    first, second = golden_features.features(case)
-
-    value = kid(first, second).value
-
-    assert pytest.approx(GOLDENS[source]["kid"][case], rel=1e-9) == value
 
 
 def test_the_ends_of_the_scale():
@@ -257,28 +229,6 @@ def test_the_ends_of_the_scale():
         expected = pytest.approx([10.0, 1.0, 1.0], rel=1e-12)
         assert expected == [s.value for s in scores]
         assert (num_splits == 1) == math.isnan(scores[0].low)
-
-
-@pytest.mark.parametrize("source", ["torch_fidelity", "tensorflow_gan"])
-def test_the_score_is_the_published_one(source):
-    """Fixed logits give the mean over splits of torch-fidelity and TF-GAN.
-
-    Their +- is the standard deviation over k splits; the interval is t / sqrt(k - 1)
-    of that to each side.
-    """
-    num_splits = golden_features.NUM_SPLITS
-    spread = GOLDENS[source]["inception_score_std"]
-    quantile = scipy.stats.t.ppf(0.975, num_splits - 1)
-
-    score = inception_score(golden_features.logits(), num_splits=num_splits)
-
-    assert pytest.approx(GOLDENS[source]["inception_score"], rel=1e-6) == score.value
-    half_width = score.high - score.value
-    assert (
-        pytest.approx(quantile * spread / np.sqrt(num_splits - 1), rel=1e-4)
-        == half_width
-    )
-    assert "Student's t over splits; 5 of 100 examples" == score.method
 
 
 # Calls, and what is said of them; x and y have 4 and 3 features.
