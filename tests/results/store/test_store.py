@@ -63,6 +63,7 @@ def test_failed_write_keeps_the_old_record(store, monkeypatch):
 
     assert before == path.read_bytes()
     assert len(list(path.parent.iterdir())) == 4
+    assert [] == list(store.root.rglob(".tmp-*"))
 
 
 def test_unfinished_and_empty_folders_are_not_finished(store):

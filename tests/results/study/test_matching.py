@@ -118,6 +118,7 @@ OF_CHANGES = "differs from one replica: what 2 steps change in adam differs by"
 WRONG = {
     "losses": ({"losses": (2.5, 2.26, 2.0)}, rf"{OF_LOSSES} 4\.4e-03 \(at most 0\.001"),
     "sum in place of mean": ({"sketch": (6.0, -8.0)}, rf"{OF_CHANGES} 50% \(at m"),
+    "too few losses": ({"losses": LOSSES[:2]}, f"{OF_LOSSES} inf"),
     "another size": ({"sketch": (1.0, 2.0, 3.0)}, f"{OF_CHANGES} inf%"),
 }
 

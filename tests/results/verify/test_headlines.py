@@ -48,7 +48,7 @@ def drawn(numbers, spread=0.0):
         # Batches of consecutive rounds.
         *(
             (lambda of: generations.these_processes_only(of[0]), [n])
-            for n in (1, 4, 5, 20, 23, 150)
+            for n in (1, 4, 5, 20, 23, 1000)
         ),
         # Generations of unlike numbers of rounds.
         (generations.over_rounds, [1, 5, 9, 20]),
