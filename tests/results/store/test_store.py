@@ -47,23 +47,25 @@ def test_records_read_back_equal(tmp_path, store):
 def test_failed_write_keeps_the_old_record(store, monkeypatch):
     """The disk is full while writing: old bytes stay, the error says what to do."""
     trial = next(store.trials())
-    path = store.trial_dir(trial.trial_id) / "status.json"
-    before = path.read_bytes()
+    folder = store.trial_dir(trial.trial_id)
+    before = [(folder / f"{name}.json").read_bytes() for name in ("env", "status")]
 
     def full(_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(
-        errors.WriteStoreError, match=r"cannot write .*No space left on device; free"
-    ):
-        store.write_status(
-            trial.trial_id, trial.status.model_copy(update={"duration_sec": 99.0})
-        )
+    env = trial.env.model_copy(update={"kernel": "other"})
+    status = trial.status.model_copy(update={"duration_sec": 99.0})
+    for write, record in ((store.write_env, env), (store.write_status, status)):
+        with pytest.raises(
+            errors.WriteStoreError, match=r"cannot write .*No space left on device; fr"
+        ):
+            write(trial.trial_id, record)
 
-    assert before == path.read_bytes()
-    assert len(list(path.parent.iterdir())) == 4
-    assert [] == list(store.root.rglob(".tmp-*"))
+    assert before == [
+        (folder / f"{name}.json").read_bytes() for name in ("env", "status")
+    ]
+    assert len(list(folder.iterdir())) == 4
 
 
 def test_unfinished_and_empty_folders_are_not_finished(store):

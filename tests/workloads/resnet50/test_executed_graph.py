@@ -21,7 +21,7 @@ MOST_NODES = 2_200
 
 
 def graphs_of(network, backend="in_graph", **options):
-    """The replicator, and the graph of each device, of replicas with copies."""
+    """The program, and the graph of each device, of replicas with copies."""
     if backend == "in_graph":
         options = {
             "devices": [f"CPU:{index}" for index in range(NUM_REPLICAS)],
@@ -38,7 +38,7 @@ def graphs_of(network, backend="in_graph", **options):
             seed=1,
             options={},
         )
-    return repl, executed_graph.partitions(program.run)
+    return program, executed_graph.partitions(program.run)
 
 
 def test_control_transfers_do_not_grow_with_the_network():
@@ -47,11 +47,11 @@ def test_control_transfers_do_not_grow_with_the_network():
     Values are sent as the plan says: to the owner of a sum and back, from each other
     replica, and as many vectors of statistics and outputs.
     """
-    repl, graphs = graphs_of(short())
+    program, graphs = graphs_of(short())
     found = executed_graph.count(graphs)
 
     assert found.num_nodes > 1000  # it is the step that was counted
-    (step,) = (step for _, step in repl._programs.items())
+    (step,) = (step for _, step in program._repl._programs.items())
     num_sums = sum(len(planned.buckets) for planned in step.plans)
     assert num_sums > NUM_CONVOLUTIONS
     assert 2 * num_sums * 3 < found.num_data <= (2 * num_sums + MOST_OTHERS) * 3
