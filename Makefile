@@ -121,12 +121,13 @@ fuzz-records: setup  # Read 2,000 damaged studies and 2,000 other damaged files,
 	HOSTILE_RECORDS=2000 HOSTILE_COMMAND_LINES=5000 DAMAGED_FILES=2000 $(BIN)/python -m pytest tests/harness/hostile/test_hostile_command_lines.py tests/harness/hostile/test_damaged_files.py
 	HARNESS_KILLS=100 $(BIN)/python -m pytest tests/harness/run/test_kill_and_leave_nothing.py
 
-faults: setup  # Inject faults: FAULTS trials on each of LAUNCHERS, kills of 100 gates, 1,000 failed writes, 9,000 failed reads, 120 power cuts, 14 faults of Slurm (two hours).
+faults: setup  # Inject faults: FAULTS trials on each of LAUNCHERS, kills of 100 gates, 1,000 failed writes, 9,000 failed reads, 120 power cuts, 14 faults of Slurm, 25 of an elastic job (two hours).
 	for launcher in $(LAUNCHERS); do $(BIN)/python tests/faults/run_series.py $$launcher $(FAULTS) --faults || exit 1; done
 	GATE_KILLS=100 $(BIN)/python -m pytest tests/harness/judging/test_killed_gates.py
 	WRITE_FAULTS=1000 READ_FAULTS=400 POWER_CUTS=120 $(BIN)/python -m pytest tests/harness/run/test_failed_calls_of_sweeps.py
 	FULL_TESTS=1 $(BIN)/python -m pytest tests/harness/hostile/test_failed_calls.py
 	FULL_TESTS=1 SLURM_KILLS=20 $(BIN)/python -m pytest tests/cluster_engines/test_slurm_faults.py
+	ELASTIC_FAULTS=25 $(BIN)/python -m pytest tests/replicator/elastic/test_elastic.py
 
 failures: setup  # Make FAILURES steps fail on all backends, and compare with undisturbed runs (half an hour).
 	$(BIN)/python tests/failed_steps/run_series.py $(FAILURES) $(FAILURES_SEED)

@@ -48,6 +48,7 @@ from .core.context import ReplicaContext as ReplicaContext
 from .core.context import get_replica_context as get_replica_context
 from .core.context import logical_device as logical_device
 from .core.step import PerReplica as PerReplica
+from .elastic.state import ElasticState as ElasticState
 from .errors import ReplicatorError as ReplicatorError
 from .inputs.audit import InputAudit as InputAudit
 from .inputs.context import InputContext as InputContext

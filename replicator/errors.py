@@ -72,6 +72,10 @@ class InputAuditError(ReplicatorError):
         self.audit = audit
 
 
+class ElasticError(ReplicatorError):
+    """An elastic job is described wrongly, or cannot go on."""
+
+
 class CheckpointError(ReplicatorError):
     """A checkpoint could not be written or read."""
 

@@ -370,7 +370,8 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
                 assert owner is not None
                 source = owner.program_id
                 value = values.move(slot, source, self.topology, group)
-                if self.is_chief and owned.is_elsewhere(slot):
+                writes = self.is_chief or self.also_writes
+                if writes and owned.is_elsewhere(slot):
                     ownership.fill(slot, value)
         try:
             yield

@@ -24,6 +24,7 @@ from replicator.variables.values import combine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from fractions import Fraction
 
     from replicator._tf.data import Transformation
     from replicator.inputs.iterator import InputIterator
@@ -54,12 +55,14 @@ class Division:
 
     # Sizes of the batches that an element consists of, the innermost first; None if
     # pipelines that are zipped differ.
-    joined: tuple[int, ...] | None = ()
+    joined: tuple[int | Fraction, ...] | None = ()
     is_sharded: bool = False  # Whether examples are dealt to pipelines.
-    num_at_once: int = 1  # Examples that are dealt at once, to one pipeline.
+    num_at_once: int | Fraction = 1  # Examples that are dealt at once, to one pipeline.
     # Whether it is the work of ``split_global_batches``: every step then has the next
     # examples, whatever the replicas.
     is_global: bool = False
+    # Whether the first step here may be a rest of one, as its examples are counted.
+    may_begin_smaller: bool = False
     # Transformations that follow on examples that were dealt.
     after_dealing: tuple[str, ...] = ()
     # Those that follow on examples that were joined.
@@ -70,7 +73,7 @@ class Division:
     num_joining: float | None = None
 
     @property
-    def num_joined(self) -> int:
+    def num_joined(self) -> int | Fraction:
         """Examples of an element, as far as batches have joined them."""
         return math.prod(self.joined or ())
 
@@ -82,7 +85,7 @@ class Division:
 
 def of(inputs: InputIterator) -> Division:
     """How the pipelines of an iterator divide examples."""
-    return _merge(
+    found = _merge(
         [
             of_dataset(pipeline)
             if isinstance(pipeline, tf.data.Dataset)
@@ -90,9 +93,15 @@ def of(inputs: InputIterator) -> Division:
             for pipeline in inputs.pipelines
         ]
     )
+    is_here = all(isinstance(p, tf.data.Dataset) for p in inputs.pipelines)
+    is_counted = found.is_global and found.num_dealt is not None
+    divides = inputs.divides_steps and is_here and is_counted
+    return dataclasses.replace(found, may_begin_smaller=divides)
 
 
-def examples_per_element(division: Division, element_spec: Any) -> int | None:
+def examples_per_element(
+    division: Division, element_spec: Any
+) -> int | Fraction | None:
     """Examples of a whole batch of one replica, or None if that is not known."""
     if division.joined:
         return division.num_joined
@@ -217,6 +226,8 @@ class CheckpointedBackend(JobFacts):
     By default there is none: every variable exists once, and contains all state to
     save.
     """
+
+    also_writes = False  # Whether this process writes checkpoints as the chief does.
 
     if TYPE_CHECKING:  # that of every replicator; see ``contract``
 

@@ -204,10 +204,11 @@ class CheckpointManager:
             )
             fields = {"format": FORMAT, **dataclasses.asdict(metadata)}
             self._metadata.value = json.dumps(fields).encode()
-            outcome = self._write(inventory) if repl.is_chief else ""
+            writes = repl.is_chief or repl.also_writes
+            outcome = self._write(inventory) if writes else ""
         # Also a barrier: no worker proceeds before the checkpoint is complete.
-        failure = repl.gather_bytes(outcome.encode())[0].decode()
-        if failure:
+        failures = filter(None, repl.gather_bytes(outcome.encode()))
+        if failure := next(failures, b"").decode():
             repl.check_alive()
             raise CheckpointError(failure)
         return self._require_latest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
@@ -63,7 +64,7 @@ def current(inputs: InputIterator, num_replicas: int, num_workers: int) -> Posit
         num_pipelines=len(inputs.pipelines),
         num_replicas=num_replicas,
         num_workers=num_workers,
-        examples_per_step=None if size is None else size * num_replicas,
+        examples_per_step=None if size is None else int(size * num_replicas),
         is_at_end=inputs.is_at_end,
         num_input_pipelines=inputs.num_input_pipelines,
         is_shuffled_at_random=inputs.shuffles_at_random,
@@ -72,8 +73,8 @@ def current(inputs: InputIterator, num_replicas: int, num_workers: int) -> Posit
 
 def serialize(inputs: InputIterator) -> tuple[list[list[bytes]] | None, str]:
     """Returns the state of every iterator, or None and the reason."""
-    if inputs.stateless_reason:
-        return None, inputs.stateless_reason
+    if reason := inputs.stateless_reason or inputs.trimmed_reason:
+        return None, reason
     try:
         return [_tf_data.serialize_iterator(i) for i in inputs.iterators], ""
     except tf.errors.OpError as error:
@@ -123,7 +124,22 @@ def restore(
             "and lost; train with shuffle(..., seed=...), or restore with inputs=None "
             "to restart the data"
         )
-    inputs.start(num_steps, num_rewinds=saved.num_rewinds, to_end=is_at_end)
+    drops: list[int] = []  # examples of the next step that were read, by replica
+    if divided.may_begin_smaller and not is_at_end:
+        assert saved.examples_per_step and here.examples_per_step  # noqa: PT018
+        begun = num_steps * here.examples_per_step
+        num_read = saved.num_steps * saved.examples_per_step - begun
+        size = min(here.examples_per_step, (divided.num_dealt or 0) - begun)
+        replicas = range(inputs.num_replicas + 1)
+        ends = [
+            int(size * (inputs.first_replica_id + r) // here.num_replicas)
+            for r in replicas
+        ]
+        parts = itertools.pairwise(ends)
+        drops = [min(max(num_read - a, 0), b - a) for a, b in parts] if num_read else []
+    inputs.start(
+        num_steps, num_rewinds=saved.num_rewinds, to_end=is_at_end, drops=drops
+    )
     return f"by skipping the {num_steps} steps that were read ({why})"
 
 
@@ -178,7 +194,7 @@ def steps_here(saved: Position, here: Position, divided: Division) -> int:
             "or rewind with reinitialize()",
         )
     num_steps, rest = divmod(saved.num_steps * before, now)
-    if rest:
+    if rest and not divided.may_begin_smaller:
         raise CheckpointMismatchError(
             f"the checkpoint had read {saved.num_steps} steps of {before} examples, "
             f"which is not an integer number of steps of {now} examples; use a global "

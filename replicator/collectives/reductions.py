@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import weakref
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tensorflow as tf
@@ -16,7 +17,7 @@ from replicator.collectives.differentiable import as_written, dense
 from replicator.collectives.kinds import AllConcat, AllReduce
 from replicator.core import context as context_lib
 from replicator.core.step import tensor_of
-from replicator.core.validation import format_value
+from replicator.core.validation import format_value, is_integer
 from replicator.errors import SplitBatchError
 from replicator.inputs.context import InputContext, element_of, part_of_batch
 
@@ -373,7 +374,7 @@ def _counts(tensor: tf.Tensor, dimension: int) -> bool:
 
 class GlobalBatches(NamedTuple):
     dataset: tf.data.Dataset  # The examples.
-    share: int  # Those of one replica in a whole global batch.
+    share: int | Fraction  # Those of one replica in a whole global batch, on average.
 
 
 _GLOBAL_BATCHES: weakref.WeakKeyDictionary[tf.data.Dataset, GlobalBatches] = (
@@ -382,7 +383,11 @@ _GLOBAL_BATCHES: weakref.WeakKeyDictionary[tf.data.Dataset, GlobalBatches] = (
 
 
 def split_global_batches(
-    dataset: tf.data.Dataset, ctx: InputContext, global_batch_size: int
+    dataset: tf.data.Dataset,
+    ctx: InputContext,
+    global_batch_size: int,
+    *,
+    uneven: bool = False,
 ) -> tf.data.Dataset:
     """Batches examples so that an epoch feeds each exactly once, on all replicas.
 
@@ -399,6 +404,8 @@ def split_global_batches(
       dataset: Single examples, the same for every pipeline: do not ``shard`` it.
       ctx: The argument of the input function.
       global_batch_size: Examples per step over all replicas.
+      uneven: Whether the parts of every step may differ by one example, so that any
+        number of replicas divides the global batch (elastic training).
 
     Returns:
       A dataset of per-replica batches; the leading dimension is unknown.
@@ -420,8 +427,14 @@ def split_global_batches(
             f"input function, but got {format_value(ctx)}; write def input_fn(ctx): "
             "return split_global_batches(dataset, ctx, global_batch_size)"
         )
-    share = ctx.get_per_replica_batch_size(global_batch_size)
+    if not isinstance(uneven, bool):
+        raise TypeError(f"uneven {format_value(uneven)} must be True or False")
     num_replicas = ctx.num_replicas_in_sync
+    is_shared = uneven and is_integer(global_batch_size, least=num_replicas)
+    excess = global_batch_size % num_replicas if is_shared else 0
+    share: int | Fraction = ctx.get_per_replica_batch_size(global_batch_size - excess)
+    if excess:
+        share = Fraction(global_batch_size, num_replicas)
     num_in_turn, rest = divmod(num_replicas, ctx.num_input_pipelines)
     if rest:
         raise SplitBatchError(
@@ -443,7 +456,7 @@ def split_global_batches(
             lambda replica_id: part_of_batch(nest, replica_id, num_replicas)
         )
 
-    divided = dataset.batch(share * num_replicas).flat_map(parts)
+    divided = dataset.batch(int(share * num_replicas)).flat_map(parts)
     _GLOBAL_BATCHES[divided] = GlobalBatches(dataset=dataset, share=share)
     return divided
 

@@ -295,10 +295,10 @@ def part_of_batch(batch: Any, index: Any, num_parts: int) -> Any:
     is_even = static is not None and static % num_parts == 0
     size = static if is_even else num_rows(leaf)
     start, stop = size * index // num_parts, size * (index + 1) // num_parts
-    return tf.nest.map_structure(lambda leaf: _rows(leaf, start, stop), batch)
+    return tf.nest.map_structure(lambda leaf: rows(leaf, start, stop), batch)
 
 
-def _rows(leaf: Any, start: Any, stop: Any) -> Any:
+def rows(leaf: Any, start: Any, stop: Any) -> Any:
     if not isinstance(leaf, tf.SparseTensor):
         return leaf[start:stop]
     start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)

@@ -204,6 +204,8 @@ class InputIterator:
     """
 
     stateless_reason = ""
+    trimmed_reason = ""  # The same, until the next rewind.
+    divides_steps = False  # Whether a restore may begin with a smaller step.
     owner: ReplicatorId | None = None
 
     def __init__(
@@ -223,6 +225,8 @@ class InputIterator:
             contexts = pipeline_contexts(mode, num_replicas)
         self.num_replicas = num_replicas
         self.num_input_pipelines = contexts[0].num_input_pipelines
+        first, share = contexts[0].input_pipeline_id, num_replicas // len(contexts)
+        self.first_replica_id = first * share
         self._devices = devices
         self._prefetch = prefetch
         if prefetch is not None and prefetch.copies:
@@ -297,12 +301,18 @@ class InputIterator:
         if self._iterators is None:
             return
         self._iterators, self._reads = self._iterate(self.pipelines), None
+        self.trimmed_reason = ""
         self.num_rewinds += 1
         self.num_steps = self.num_skipped = 0
         self.is_at_end = False
 
     def start(
-        self, num_steps: int = 0, *, num_rewinds: int = 0, to_end: bool = False
+        self,
+        num_steps: int = 0,
+        *,
+        num_rewinds: int = 0,
+        to_end: bool = False,
+        drops: Sequence[int] = (),
     ) -> None:
         """Moves new pipelines to a position that others had reached.
 
@@ -314,6 +324,7 @@ class InputIterator:
           num_rewinds: How often the others had been rewound; shuffles then draw the
             order of that epoch.
           to_end: Whether to skip everything.
+          drops: Examples that the next step lacks, by replica of this process.
         """
         if self._iterators is not None:
             self.pipelines = self._build()
@@ -325,6 +336,11 @@ class InputIterator:
             num_batches = num_steps * self.num_replicas // len(pipelines)
             skipped = -1 if to_end else num_batches
             pipelines = self._at_devices(lambda p: p.skip(skipped), pipelines)
+        self.trimmed_reason = "the first step lacked examples" if drops else ""
+        if drops:
+            share = len(drops) // len(pipelines)
+            parts = [drops[i : i + share] for i in range(0, len(drops), share)]
+            pipelines = tuple(map(last_step.trimmed, pipelines, parts))
         self._iterators, self._reads = self._iterate(pipelines), None
         self.num_rewinds = num_rewinds
         self.num_steps = self.num_skipped = num_steps

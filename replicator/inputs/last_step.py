@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.inputs.context import part_of_batch, without_rows
+from replicator.inputs.context import num_rows, part_of_batch, rows, without_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,6 +51,19 @@ def fill(pipeline: tf.data.Dataset, num_replicas: int) -> tf.data.Dataset:
     empty = tf.nest.map_structure(without_rows, pipeline.element_spec)
     rest = tf.data.Dataset.from_tensors(empty).repeat()
     return flagged(pipeline, is_fed=True).concatenate(flagged(rest, is_fed=False))
+
+
+def trimmed(pipeline: tf.data.Dataset, drops: Sequence[int]) -> tf.data.Dataset:
+    """A pipeline whose first batches lack so many of their first examples."""
+    counts = tf.constant([*drops, 0], tf.int64)
+
+    def trim(index: tf.Tensor, batch: Any) -> Any:
+        start = counts[tf.minimum(index, len(drops))]
+        return tf.nest.map_structure(
+            lambda leaf: rows(leaf, start, num_rows(leaf)), batch
+        )
+
+    return pipeline.enumerate().map(trim)
 
 
 def is_filled(iterator: Any) -> bool:

@@ -43,6 +43,11 @@ def _manager(repl, folder, **options):
     return repl.make_checkpoint_manager(folder, **given)
 
 
+def _elastic(repl, **options):
+    given = {"weight": tf.Variable(1.0), **options}
+    return replicator.ElasticState(repl, **given)
+
+
 def _batch():
     rows = tf.reshape(tf.range(8.0), [4, 2])
     return rows, rows[:, :1]
@@ -194,6 +199,24 @@ OUTSIDE = {
     ),
     "split_global_batches(dataset, ctx, value)": lambda repl, v: (
         replicator.split_global_batches(tf.data.Dataset.range(8), _context(), v)
+    ),
+    "split_global_batches(uneven=value)": lambda repl, v: (
+        replicator.split_global_batches(
+            tf.data.Dataset.range(8), _context(), 4, uneven=v
+        )
+    ),
+    "ElasticState(value)": lambda repl, v: replicator.ElasticState(
+        v, weight=tf.Variable(1.0)
+    ),
+    **{
+        f"ElasticState({name}=value)": lambda repl, v, name=name: _elastic(
+            repl, **{name: v}
+        )
+        for name in ("inputs", "batches", "scale_learning_rate", "weight")
+    },
+    "steps(value)": lambda repl, v: _elastic(repl).steps(v),
+    "steps(1, commit_every=value)": lambda repl, v: _elastic(repl).steps(
+        1, commit_every=v
     ),
     "Pipeline(value)": lambda repl, v: replicator.Pipeline(v, num_microbatches=2),
     "Pipeline(num_microbatches=value)": lambda repl, v: replicator.Pipeline(

@@ -1,0 +1,3 @@
+from replicator.elastic.supervisor import run
+
+run()

@@ -1,0 +1,299 @@
+"""ElasticState: commits, and the position in the training loop, of an elastic job.
+
+A commit is a checkpoint in the memory of each host (a folder of ``/dev/shm``) and, now
+and then, a copy on disk. Its key is the start of the workers that made it, and its
+number among their commits: the greatest key is the newest commit.
+"""
+
+from __future__ import annotations
+
+import atexit
+import concurrent.futures
+import json
+import os
+import shutil
+import sys
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator.backends.base import Replicator
+from replicator.checkpoint import position
+from replicator.checkpoint.inventory import Inventory
+from replicator.core.validation import INT64_MAX, format_value, is_integer, is_one_of
+from replicator.elastic.supervisor import STOPPED, VARIABLE
+from replicator.errors import CheckpointError, ElasticError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from replicator.checkpoint.manager import Metadata
+    from replicator.inputs.iterator import InputIterator
+
+    Key = tuple[int, int]
+
+_GLOBAL, _PER_REPLICA = "keep_global", "keep_per_replica"
+_RULES = {"linear": 1.0, "sqrt": 0.5}  # exponents of the ratio of replicas
+_NONE: Key = (0, 0)
+
+
+class ElasticState:
+    """What an elastic job keeps when its workers change.
+
+    Create it after the model, the optimizer and the inputs, and loop over ``steps``.
+    Under ``python -m replicator.elastic`` the training then continues from the last
+    commit; started in another way, the program runs without commits.
+
+    Attributes:
+      step: Steps that were finished, those before this start included.
+    """
+
+    def __init__(
+        self,
+        repl: Replicator,
+        *,
+        inputs: InputIterator | None = None,
+        batches: str = _GLOBAL,
+        scale_learning_rate: str | None = None,
+        **trackables: Any,
+    ) -> None:
+        """Restores the last commit, if there is any; a collective.
+
+        Args:
+          repl: The replicator.
+          inputs: The input iterator; each example of an epoch is used once, over all
+            changes.
+          batches: What stays when the number of replicas changes: ``keep_global``, the
+            examples of a step (use ``split_global_batches(..., uneven=True)`` where
+            replicas do not divide them), or ``keep_per_replica``, those of a replica.
+          scale_learning_rate: With ``keep_per_replica``, how the learning rate follows
+            the number of replicas: ``linear``, ``sqrt`` or None.
+          **trackables: What to save, by name, as for ``make_checkpoint_manager``.
+
+        Raises:
+          CheckpointError: The last commit cannot be read.
+          ElasticError: The inputs do not keep what ``batches`` says, or the learning
+            rate is a schedule.
+          TypeError: ``repl`` is not a replicator, or something cannot be saved.
+          ValueError: Nothing to save, or ``batches`` or a rule of another name.
+        """
+        _check_arguments(repl, batches, scale_learning_rate)
+        self.step = 0
+        self._repl, self._inputs = repl, inputs
+        self._batches, self._rule = batches, scale_learning_rate
+        text = os.environ.get(VARIABLE)
+        self._job: Any = types.SimpleNamespace(**json.loads(text)) if text else None
+        memory = Path(self._job.memory if self._job else "")
+        folder = memory / f"{self._job.start if self._job else 0:06d}"
+        self._manager = repl.make_checkpoint_manager(
+            folder, max_to_keep=1, inputs=inputs, **trackables
+        )
+        if inputs is not None:
+            inputs.divides_steps = batches == _PER_REPLICA
+        optimizers = Inventory(trackables).optimizers.values() if self._rule else ()
+        self._rates = [_rate_of(optimizer, self._rule) for optimizer in optimizers]
+        self._num_commits, self._committed = 0, -1
+        self._pool = concurrent.futures.ThreadPoolExecutor(1, "commit-to-disk")
+        self._copying: concurrent.futures.Future[None] | None = None
+        self._is_on_disk = False  # the last commit
+        if self._job:
+            self._restore(memory, Path(self._job.disk))
+            atexit.register(self._free_memory)
+
+    def steps(self, num_steps: int, *, commit_every: int = 10) -> Iterator[int]:
+        """Yields the number of each step that is left, and commits.
+
+        Each iteration of your loop is one step. Where the supervisor asks for it, the
+        process exits after a commit, by ``SystemExit``.
+
+        Args:
+          num_steps: Steps of the whole job, those before this start included.
+          commit_every: Steps between commits. A lost worker costs at most these.
+
+        Raises:
+          CheckpointError: A commit could not be written.
+          ValueError: Not integers, or ``commit_every`` is less than 1.
+        """
+        given = {"num_steps": (num_steps, 0), "commit_every": (commit_every, 1)}
+        for name, (value, least) in given.items():
+            if not is_integer(value, least=least, most=INT64_MAX):
+                raise ValueError(
+                    f"steps({name}={format_value(value)}) must be an integer of at "
+                    f"least {least}; write for example steps(1000, commit_every=10)"
+                )
+        return self._steps(num_steps, commit_every)
+
+    def _steps(self, num_steps: int, commit_every: int) -> Iterator[int]:
+        while self.step < num_steps:
+            yield self.step
+            self.step += 1
+            is_last = self.step == num_steps
+            if is_last or self.step % commit_every == 0:
+                self.commit(to_disk=is_last)
+
+    def commit(self, *, to_disk: bool = False) -> None:
+        """Makes what was trained so far safe; a collective.
+
+        Args:
+          to_disk: Whether it is on disk as well when this returns.
+
+        Raises:
+          CheckpointError: It could not be written; the previous one is still there.
+        """
+        job, repl = self._job, self._repl
+        if job is None or self.step == self._committed:
+            return
+        self._finish_copy()  # it reads what this commit replaces
+        repl.also_writes = job.is_first_of_host
+        try:
+            self._manager.save(self.step)
+        finally:
+            repl.also_writes = False
+        self._committed = self.step
+        self._num_commits += 1
+        memory, disk = Path(job.memory), Path(job.disk)
+        if job.is_first_of_host:
+            _remove_older(memory, job.start)
+        # All workers stop after the same commit: what the chief sees counts.
+        asked = b"stop" if repl.is_chief and Path(job.stop_file).exists() else b""
+        is_stopping = bool(repl.gather_bytes(asked)[0])
+        # The last reason: one program, whose memory may be lost with its host.
+        must_wait = to_disk or is_stopping or repl.num_programs < job.num_hosts
+        is_due = self._num_commits % job.disk_every == 1 % job.disk_every
+        if repl.is_chief and (is_due or must_wait):
+            key = job.start, self._num_commits
+            self._copying = self._pool.submit(_copy, memory, disk, key)
+        if must_wait:
+            self._finish_copy()
+            repl.gather_bytes(b"")
+        self._is_on_disk = must_wait
+        if is_stopping:
+            sys.exit(STOPPED)
+
+    def _free_memory(self) -> None:
+        """At the end of the process: frees what is on disk as well."""
+        if self._is_on_disk and self._job.is_first_of_host:
+            shutil.rmtree(self._job.memory, ignore_errors=True)
+
+    def _finish_copy(self) -> None:
+        if self._copying is not None:
+            self._copying.result()
+
+    def _restore(self, memory: Path, disk: Path) -> None:
+        """Restores the newest commit, of any host's memory or of the disk."""
+        repl = self._repl
+        own = _newest(memory), _newest(disk)
+        answers = repl.gather_bytes(json.dumps(own).encode())
+        found = [[tuple(key) for key in json.loads(answer)] for answer in answers]
+        on_disk, best = found[0][1], max(key for key, _ in found)
+        holders = [worker for worker, (key, _) in enumerate(found) if key == best]
+        newest, root = max(best, on_disk), memory
+        if newest == _NONE:
+            return
+        if best <= on_disk or len(holders) < len(found):  # not all hosts have it
+            if best > on_disk and holders[0] == repl.worker_id:
+                _copy(memory, disk, best)
+            repl.gather_bytes(b"")
+            root = disk
+        path = _path(root, newest)
+        metadata = self._manager.read_metadata(path)
+        self._check_batches(metadata)
+        restored = self._manager.restore(path)
+        assert restored is not None
+        self.step = self._committed = restored.step
+        ratio = repl.num_replicas / metadata.num_replicas
+        for rate in self._rates if ratio != 1 else ():
+            rate.assign(rate * ratio ** _RULES[self._rule or ""])
+        if repl.is_chief:
+            how = restored.input_position or "none"
+            print(f"continues at step {self.step}; inputs: {how}", flush=True)  # noqa: T201
+
+    def _check_batches(self, metadata: Metadata) -> None:
+        """Refuses inputs whose batches do not stay as ``batches`` says."""
+        repl, inputs, saved = self._repl, self._inputs, metadata.positions
+        if inputs is None or not saved:
+            return
+        here = position.current(inputs, repl.num_replicas, repl.num_workers)
+        before, now = saved[0].examples_per_step, here.examples_per_step
+        if before and now and self._batches == _PER_REPLICA:
+            before, now = before // metadata.num_replicas, now // repl.num_replicas
+        if before and now and before != now:
+            raise ElasticError(
+                f"batches={self._batches!r}, but such a batch had {before} examples at "
+                f"the last commit, and has {now} now; let input_fn make the same for "
+                "any number of replicas, or pass the other of "
+                f"{_GLOBAL!r} and {_PER_REPLICA!r}"
+            )
+
+
+def _check_arguments(repl: Any, batches: Any, rule: Any) -> None:
+    if not isinstance(repl, Replicator):
+        raise TypeError(
+            f"ElasticState takes the replicator first, not {format_value(repl)}; pass "
+            "what replicator.create returned"
+        )
+    if not is_one_of(batches, (_GLOBAL, _PER_REPLICA)):
+        raise ValueError(
+            f"batches={format_value(batches)} is neither {_GLOBAL!r} nor "
+            f"{_PER_REPLICA!r}; pass what stays when the number of replicas changes"
+        )
+    rules = _RULES if batches == _PER_REPLICA else ()
+    if rule is not None and not is_one_of(rule, rules):
+        raise ValueError(
+            f"scale_learning_rate={format_value(rule)} with batches={batches!r} must "
+            f"be one of {', '.join(map(repr, [*rules, None]))}"
+        )
+
+
+def _rate_of(optimizer: Any, rule: str | None) -> Any:
+    rate = optimizer.learning_rate
+    if not hasattr(rate, "assign"):
+        raise ElasticError(
+            f"scale_learning_rate={rule!r} needs a learning rate that is a number, but "
+            f"that of {type(optimizer).__name__!r} follows a schedule; scale the "
+            "schedule by repl.num_replicas yourself, with scale_learning_rate=None"
+        )
+    return rate
+
+
+def _newest(root: Path) -> Key:
+    """The newest complete commit of a folder in memory or on disk."""
+    for start in sorted(root.glob("*"), reverse=True):
+        found = tf.train.latest_checkpoint(str(start))
+        if found is not None:
+            return int(start.name), int(found.rpartition("-")[2])
+    return _NONE
+
+
+def _path(root: Path, key: Key) -> Path:
+    return root / f"{key[0]:06d}" / f"ckpt-{key[1]}"
+
+
+def _remove_older(root: Path, start: int) -> None:
+    for older in root.glob("*"):
+        if int(older.name) < start:
+            shutil.rmtree(older, ignore_errors=True)
+
+
+def _copy(memory: Path, disk: Path, key: Key) -> None:
+    """Copies a commit from memory to disk; the file that names it is the last."""
+    source, folder = _path(memory, key), _path(disk, key).parent
+    files = [*source.parent.glob(f"{source.name}.*"), source.parent / "checkpoint"]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        before = {path for path in folder.iterdir() if path.stem != source.name}
+        for file in files:
+            copy = shutil.copyfile(file, folder / f"{file.name}.new")
+            with copy.open("rb") as written:
+                os.fsync(written.fileno())
+            copy.replace(folder / file.name)
+        for path in before - {folder / "checkpoint"}:
+            path.unlink()
+    except OSError as error:
+        raise CheckpointError(
+            f"a commit could not be copied to {str(disk)!r}: {error}; free space "
+            "there, or pass another --state-dir, and start again"
+        ) from error
+    _remove_older(disk, key[0])

@@ -1,0 +1,120 @@
+"""ElasticState in one process: commits, positions, learning rates, errors."""
+
+import json
+import shutil
+
+import elastic_trainer as trainer
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from elastic_job import check_epochs, counted_steps
+
+import replicator
+from replicator.errors import ElasticError, SplitBatchError
+
+STARTS = (4, 4), (3, 7), (2, 20), (3, 40)  # replicas, and steps of the whole job
+
+
+@pytest.fixture
+def begin(tmp_path, monkeypatch):
+    """Makes this process a worker of a start, as the supervisor does."""
+
+    def begin(start, host="a", disk_every=10):
+        job = {
+            "disk": str(tmp_path / "disk"),
+            "disk_every": disk_every,
+            "is_first_of_host": True,
+            "memory": str(tmp_path / "memory" / host),
+            "num_hosts": 1,
+            "start": start,
+            "stop_file": str(tmp_path / f"stop-{start}"),
+        }
+        monkeypatch.setenv("REPLICATOR_ELASTIC", json.dumps(job))
+
+    return begin
+
+
+def test_batches_of_replicas_stay_and_no_example_is_lost(begin, tmp_path):
+    """4 replicas, then 3, 2 and 3: the first step of each is what the others left."""
+    for start, num_replicas, num_steps in (
+        (1, 4, 4),
+        (2, 3, 7),
+        (3, 2, 20),
+        (4, 3, 40),
+    ):
+        begin(start)
+        repl = replicator.create("in_graph", num_replicas=num_replicas)
+        trainer.train(repl, tmp_path, num_steps, commit_every=1, per_replica=2)
+    records = trainer.records(tmp_path)
+    steps, losses = counted_steps(records)
+    check_epochs(steps)
+    sizes = [len(step) for step in steps]
+    assert [8] * 4 + [4, 6, 6] + [4] * 13 + [2] + [6] * 19 == sizes
+    assert np.isfinite(losses).all()
+    rates = {r["start"]: r["rate"] for r in records}
+    np.testing.assert_allclose([0.02, 0.015, 0.01, 0.015], list(rates.values()), 1e-6)
+
+
+def test_a_stop_commits_to_disk_for_hosts_that_are_new(begin, tmp_path):
+    begin(1, disk_every=100)
+    (tmp_path / "stop-1").touch()
+    with pytest.raises(SystemExit) as stopped:
+        trainer.train(replicator.create("in_graph", num_replicas=2), tmp_path, 100)
+    assert 75 == stopped.value.code
+    begin(2, host="b")
+    trainer.train(replicator.create("in_graph", num_replicas=3), tmp_path, 9)
+    steps, _ = counted_steps(trainer.records(tmp_path))
+    assert 9 == len(steps)
+    check_epochs(steps)
+
+
+def test_the_newest_commit_counts_wherever_it_is(begin, tmp_path):
+    """Memory is ahead of the disk; the disk is ahead of what a lost host kept."""
+    repl = replicator.create("in_graph", num_replicas=2)
+    begin(1, disk_every=3)
+    trainer.train(repl, tmp_path, 7, commit_every=2)
+    shutil.copytree(tmp_path / "memory" / "a", tmp_path / "memory" / "b")
+    begin(2)
+    trainer.train(repl, tmp_path, 11, commit_every=2)
+    begin(3, host="b")
+    trainer.train(repl, tmp_path, 13, commit_every=2)
+    begun = {r["start"]: r["step"] for r in reversed(trainer.records(tmp_path))}
+    assert {1: 0, 2: 7, 3: 11} == begun
+
+
+def test_without_a_supervisor_the_loop_runs(tmp_path):
+    repl = replicator.create("in_graph", num_replicas=2)
+    trainer.train(repl, tmp_path, 3)
+    assert 3 == len(trainer.records(tmp_path))
+
+
+def test_a_schedule_and_other_batches_are_refused(begin, tmp_path):
+    repl = replicator.create("in_graph", num_replicas=2)
+    begin(1)
+    trainer.train(repl, tmp_path, 2)
+    begin(2)
+    with pytest.raises(ElasticError, match=r"had 8 examples .* and has 4 now"):
+        trainer.train(repl, tmp_path, 4, global_batch=4)
+    with repl.context():
+        schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(schedule))
+    with pytest.raises(ElasticError, match="follows a schedule"):
+        replicator.ElasticState(
+            repl,
+            batches="keep_per_replica",
+            scale_learning_rate="sqrt",
+            optimizer=optimizer,
+        )
+
+
+def test_uneven_parts_differ_by_one_example_at_most():
+    repl = replicator.create("in_graph", num_replicas=3)
+    data = tf.data.Dataset.range(20)
+    with pytest.raises(SplitBatchError, match="not divisible"):
+        repl.make_input_iterator(lambda c: replicator.split_global_batches(data, c, 8))
+    inputs = repl.make_input_iterator(
+        lambda ctx: replicator.split_global_batches(data, ctx, 8, uneven=True)
+    )
+    parts = [[len(part) for part in batch] for batch in inputs]
+    assert [[2, 3, 3], [2, 3, 3], [1, 1, 2]] == parts
