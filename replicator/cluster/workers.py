@@ -60,8 +60,11 @@ _GRACE_SEC = 5.0
 class WorkerState:
     """This process as a worker of a cluster; one per process."""
 
-    def __init__(self, config: ClusterConfig) -> None:
+    def __init__(
+        self, config: ClusterConfig, heartbeat_timeout_sec: float = 10.0
+    ) -> None:
         self.config = config
+        self.heartbeat_timeout_sec = heartbeat_timeout_sec
         self.doing = "starting"  # or the last operation, for the errors of others
         self.group: Group | None = None  # once it was found out
         self.numbers = itertools.count()  # of exchanges; all draw them in one order
@@ -350,6 +353,7 @@ class WorkerRuntime:
 
     def _wait_for(self, worker: int, number: int, deadline: float, what: str) -> str:
         key = key_of(f"exchange/{number}", worker)
+        answered = time.monotonic()
         while True:
             left_sec = max(deadline - time.monotonic(), 0.01)
             try:
@@ -357,7 +361,12 @@ class WorkerRuntime:
             except tf.errors.DeadlineExceededError as error:
                 name = self.name_of(worker)
                 self._worker.report()
-                if self._worker.has_exited(worker):
+                # Heartbeats end collectives, but not this wait.
+                if not self._worker.fault_of(worker):
+                    answered = time.monotonic()
+                silent_sec = time.monotonic() - answered
+                is_silent = silent_sec > self._worker.heartbeat_timeout_sec
+                if is_silent or self._worker.has_exited(worker):
                     raise self._lost(f"no response from {name}") from error
                 if left_sec > _POLL_SEC:
                     continue
@@ -439,7 +448,7 @@ def join_cluster(
         _LOG.info(
             "joined %d workers as worker %d", config.num_workers, config.worker_id
         )
-        return WorkerState(config)
+        return WorkerState(config, heartbeat_timeout_sec)
 
     state = membership.join_once("between-graph", config, make)
     return WorkerRuntime(state, timeout_sec)

@@ -74,10 +74,9 @@ class ElasticState:
 
         Raises:
           CheckpointError: The last commit cannot be read.
-          ElasticError: The inputs do not keep what ``batches`` says, or the learning
-            rate is a schedule.
+          ElasticError: Inputs do not keep ``batches``, or the rate is a schedule.
           TypeError: ``repl`` is not a replicator, or something cannot be saved.
-          ValueError: Nothing to save, or ``batches`` or a rule of another name.
+          ValueError: Nothing to save, or another name in place of those above.
         """
         _check_arguments(repl, batches, scale_learning_rate)
         self.step = 0
@@ -93,7 +92,13 @@ class ElasticState:
         if inputs is not None:
             inputs.divides_steps = batches == _PER_REPLICA
         optimizers = Inventory(trackables).optimizers.values() if self._rule else ()
-        self._rates = [_rate_of(optimizer, self._rule) for optimizer in optimizers]
+        self._rates = [optimizer.learning_rate for optimizer in optimizers]
+        if not all(hasattr(rate, "assign") for rate in self._rates):
+            raise ElasticError(
+                f"scale_learning_rate={self._rule!r} needs a learning rate that is a "
+                "number, and not a schedule; scale the schedule by repl.num_replicas "
+                "yourself, with scale_learning_rate=None"
+            )
         self._num_commits, self._committed = 0, -1
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "commit-to-disk")
         self._copying: concurrent.futures.Future[None] | None = None
@@ -199,7 +204,8 @@ class ElasticState:
             root = disk
         path = _path(root, newest)
         metadata = self._manager.read_metadata(path)
-        self._check_batches(metadata)
+        if self._inputs is not None:
+            self._check_batches(self._inputs, metadata)
         restored = self._manager.restore(path)
         assert restored is not None
         self.step = self._committed = restored.step
@@ -210,21 +216,21 @@ class ElasticState:
             how = restored.input_position or "none"
             print(f"continues at step {self.step}; inputs: {how}", flush=True)  # noqa: T201
 
-    def _check_batches(self, metadata: Metadata) -> None:
+    def _check_batches(self, inputs: InputIterator, metadata: Metadata) -> None:
         """Refuses inputs whose batches do not stay as ``batches`` says."""
-        repl, inputs, saved = self._repl, self._inputs, metadata.positions
-        if inputs is None or not saved:
-            return
+        repl = self._repl
         here = position.current(inputs, repl.num_replicas, repl.num_workers)
-        before, now = saved[0].examples_per_step, here.examples_per_step
-        if before and now and self._batches == _PER_REPLICA:
-            before, now = before // metadata.num_replicas, now // repl.num_replicas
-        if before and now and before != now:
+        sizes = [
+            (each.examples_per_step or 0)
+            // (each.num_replicas if self._batches == _PER_REPLICA else 1)
+            for each in (*metadata.positions[:1], here)
+        ]
+        if all(sizes) and sizes[0] != sizes[-1]:
             raise ElasticError(
-                f"batches={self._batches!r}, but such a batch had {before} examples at "
-                f"the last commit, and has {now} now; let input_fn make the same for "
-                "any number of replicas, or pass the other of "
-                f"{_GLOBAL!r} and {_PER_REPLICA!r}"
+                f"batches={self._batches!r}, but such a batch had {sizes[0]} examples "
+                f"at the last commit, and has {sizes[-1]} now; let input_fn make the "
+                f"same for any number of replicas, or pass the other of {_GLOBAL!r} "
+                f"and {_PER_REPLICA!r}"
             )
 
 
@@ -245,17 +251,6 @@ def _check_arguments(repl: Any, batches: Any, rule: Any) -> None:
             f"scale_learning_rate={format_value(rule)} with batches={batches!r} must "
             f"be one of {', '.join(map(repr, [*rules, None]))}"
         )
-
-
-def _rate_of(optimizer: Any, rule: str | None) -> Any:
-    rate = optimizer.learning_rate
-    if not hasattr(rate, "assign"):
-        raise ElasticError(
-            f"scale_learning_rate={rule!r} needs a learning rate that is a number, but "
-            f"that of {type(optimizer).__name__!r} follows a schedule; scale the "
-            "schedule by repl.num_replicas yourself, with scale_learning_rate=None"
-        )
-    return rate
 
 
 def _newest(root: Path) -> Key:

@@ -61,49 +61,29 @@ def _say(text: str, who: str = "elastic") -> None:
     sys.stdout.flush()
 
 
-class Discovery:
-    """Asks a script for the hosts, again and again, in a thread."""
-
-    def __init__(self, script: str, every_sec: float) -> None:
-        self._argv, self._every_sec = shlex.split(script), every_sec
-        self.slots = self._ask()
-        threading.Thread(target=self._poll, daemon=True).start()
-
-    def _ask(self) -> Slots:
-        """Runs the script, whose lines are Horovod's: ``host:slots``, or ``host``."""
-        name = f"the script of --discover, {' '.join(self._argv)!r},"
-        try:
-            done = subprocess.run(
-                self._argv, capture_output=True, text=True, timeout=60, check=True
-            )
-        except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
-            said = str(getattr(error, "stderr", None) or error).strip()
+def _discover(script: str) -> Slots:
+    """Asks a script, whose lines are Horovod's: ``host:slots``, or ``host``."""
+    name = f"the script of --discover, {script!r},"
+    try:
+        done = subprocess.run(
+            shlex.split(script), capture_output=True, text=True, timeout=60, check=True
+        )
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
+        said = str(getattr(error, "stderr", None) or error).strip()
+        raise ElasticError(
+            f"{name} fails: {said.splitlines()[-1][:200]}; pass a program that prints "
+            "a line 'host:slots' for each host"
+        ) from error
+    slots: dict[str, int] = {}
+    for line in filter(None, map(str.strip, done.stdout.splitlines())):
+        match = _HOST.fullmatch(line)
+        if match is None or match[1] in slots:
             raise ElasticError(
-                f"{name} fails: {said.splitlines()[-1][:200]}; pass a program that "
-                "prints a line 'host:slots' for each host"
-            ) from error
-        slots: dict[str, int] = {}
-        for line in filter(None, map(str.strip, done.stdout.splitlines())):
-            match = _HOST.fullmatch(line)
-            if match is None or match[1] in slots:
-                raise ElasticError(
-                    f"{name} prints {line[:100]!r}, which is not 'host:slots', or a "
-                    "host that it has already; print each host in one line"
-                )
-            slots[match[1]] = int(match[2] or 1)
-        return slots
-
-    def _poll(self) -> None:
-        problem = ""
-        while True:
-            time.sleep(self._every_sec)
-            try:
-                self.slots, now = self._ask(), ""
-            except ElasticError as error:
-                now = f"{error}; hosts stay as they were"
-            if now and now != problem:
-                _say(now)
-            problem = now
+                f"{name} prints {line[:100]!r}, which is not 'host:slots', or a host "
+                "that it has already; print each host in one line"
+            )
+        slots[match[1]] = int(match[2] or 1)
+    return slots
 
 
 def _is_local(host: str) -> bool:
@@ -183,9 +163,10 @@ class Supervisor:
             _say(f"goes on with the job in --state-dir {given.state_dir}")
         job = f"replicator-elastic-{self._known['job']}"
         self._memory = Path(given.memory_dir).resolve() / job
-        self._discovery: Discovery | None = None
+        self._slots: Slots = {"localhost": given.max_workers}
         if given.discover is not None:
-            self._discovery = Discovery(given.discover, given.poll_sec)
+            self._slots = _discover(given.discover)
+            threading.Thread(target=self._poll, daemon=True).start()
         self._num_failures: collections.Counter[str] = collections.Counter()
         self._left_out: dict[str, float] = {}  # until when
         self.is_stopping = False
@@ -224,11 +205,22 @@ class Supervisor:
         _say(f"stopped; to go on, start again with --state-dir {given.state_dir}")
         return 128 + signal.SIGTERM
 
+    def _poll(self) -> None:
+        problem = ""
+        while True:
+            time.sleep(self._given.poll_sec)
+            before, problem = problem, ""
+            try:
+                self._slots = _discover(self._given.discover)
+            except ElasticError as error:
+                problem = f"{error}; hosts stay as they were"
+            if problem not in ("", before):
+                _say(problem)
+
     def _places(self, current: Sequence[Place]) -> list[Place]:
         """Where workers are to run now: on hosts that are in use before new ones."""
         most, least = self._given.max_workers, self._given.min_workers
-        slots = self._discovery.slots if self._discovery else {"localhost": most}
-        now = time.monotonic()
+        slots, now = self._slots, time.monotonic()
         good = {h: n for h, n in slots.items() if self._left_out.get(h, 0.0) <= now}
         if sum(good.values()) >= least:
             slots = good
@@ -254,6 +246,7 @@ class Supervisor:
         temporary = self._record.with_suffix(".new")
         temporary.write_text(json.dumps(self._known))
         temporary.replace(self._record)
+        self._stop_file = self._folder / f"stop-{self._known['start']}"
         self._stop_file.unlink(missing_ok=True)
         hosts = list(dict.fromkeys(host for host, _ in places))
         _say(f"starts {len(places)} workers on {', '.join(hosts)}")
@@ -306,11 +299,9 @@ class Supervisor:
         while True:
             time.sleep(_POLL_SEC)
             codes = {worker.exit_code() for worker in workers}
-            if STOPPED in codes:
-                _wait_for_exits(workers)
-                return None
             if codes - {None, 0}:
-                return _first_cause(workers)
+                first = _first_to_fail(workers)
+                return None if STOPPED in codes else first
             if None not in codes or time.monotonic() > deadline:
                 return None
             wanted = self._places(places)
@@ -322,30 +313,19 @@ class Supervisor:
             if self.is_stopping and deadline == float("inf"):
                 deadline = time.monotonic() + given.grace_sec
 
-    @property
-    def _stop_file(self) -> Path:
-        """Asks the workers to exit after a commit, once it exists."""
-        return self._folder / f"stop-{self._known['start']}"
 
-
-def _wait_for_exits(workers: Sequence[Worker]) -> None:
-    deadline = time.monotonic() + _EXIT_SEC
-    while time.monotonic() < deadline and None in [w.exit_code() for w in workers]:
-        time.sleep(_POLL_SEC)
-
-
-def _first_cause(workers: Sequence[Worker]) -> Worker:
+def _first_to_fail(workers: Sequence[Worker]) -> Worker:
     """The worker that failed by itself, or that the others waited for."""
-
-    def first() -> Worker:
-        failed = [w for w in workers if w.exit_code() not in (None, 0)]
-        time.sleep(_POLL_SEC)  # until the rest of their output was read
-        return min(failed, key=Worker.is_derived)
-
-    if first().is_derived():
-        _wait_for_exits(workers)
-    running = [worker for worker in workers if worker.exit_code() is None]
-    return running[0] if running and first().is_derived() else first()
+    deadline = time.monotonic() + _EXIT_SEC
+    while True:
+        time.sleep(_POLL_SEC)  # in which output is read
+        running = [worker for worker in workers if worker.exit_code() is None]
+        failed = [w for w in workers if w.exit_code() not in (None, 0, STOPPED)]
+        failed.sort(key=Worker.is_derived)
+        if failed and not failed[0].is_derived():
+            return failed[0]
+        if not running or time.monotonic() > deadline:
+            return (running or failed or workers)[0]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -355,8 +335,7 @@ class _Parser(argparse.ArgumentParser):
 
 def _at_least(limit: float, kind: Any = int) -> Any:
     def number(text: str) -> Any:
-        value = kind(text)
-        if not limit <= value < 1e9:  # noqa: PLR2004 (seconds of 30 years)
+        if not limit <= (value := kind(text)) < 1e9:  # noqa: PLR2004 (seconds of 30 years)
             raise ValueError
         return value
 

@@ -6,7 +6,6 @@ Hosts are loopback addresses of this machine, each with a memory folder of its o
 import collections
 import contextlib
 import os
-import pathlib
 import re
 import shutil
 import signal
@@ -16,44 +15,38 @@ import time
 
 import elastic_trainer as trainer
 
-TRAINER = pathlib.Path(trainer.__file__)
+TRAINER = trainer.__file__
 SUPERVISOR = [sys.executable, "-m", "replicator.elastic"]
 
 
 class Job:
-    def __init__(self, folder, hosts, *, least=2, most=4, **options):
-        self.folder, self.output = folder, folder / "output"
-        self.state_dir = folder / "state"
-        self.memory = folder / "memory"
+    def __init__(self, folder, hosts, **options):
+        self.folder, self._output = folder, folder / "output"
+        self.memory, self._hosts = folder / "memory", folder / "hosts"
         self.memory.mkdir(exist_ok=True)
-        self.hosts_file = folder / "hosts"
         self.set_hosts(hosts)
         given = {
-            "min-workers": least,
-            "max-workers": most,
-            "discover": f"cat {self.hosts_file}",
-            "poll-sec": 0.2,
-            "state-dir": self.state_dir,
+            "discover": f"cat {self._hosts}",
+            "max-workers": 4,
             "memory-dir": self.memory,
+            "min-workers": 2,
+            "poll-sec": 0.2,
+            "state-dir": folder / "state",
             **options,
         }
         self._options = [str(w) for k, v in given.items() for w in (f"--{k}", v)]
-        self._process = None
 
     def set_hosts(self, hosts):
         """What the discovery script prints from now on."""
-        new = self.hosts_file.with_suffix(".new")
+        new = self._hosts.with_suffix(".new")
         new.write_text("".join(f"{host}:1\n" for host in hosts))
-        new.replace(self.hosts_file)
+        new.replace(self._hosts)
 
-    def start(self, num_steps, *, commit_every=5, per_replica=0, pause_sec=0.05):
-        program = map(str, (self.folder, num_steps, commit_every, per_replica))
-        with self.output.open("ab") as output:
-            self._process = subprocess.Popen(
-                [
-                    *(*SUPERVISOR, *self._options, "--"),
-                    *(sys.executable, str(TRAINER), *program, str(pause_sec)),
-                ],
+    def start(self, num_steps):
+        program = [sys.executable, TRAINER, str(self.folder), str(num_steps)]
+        with self._output.open("ab") as output:
+            self.process = subprocess.Popen(
+                [*SUPERVISOR, *self._options, "--", *program],
                 env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -64,54 +57,50 @@ class Job:
         return self
 
     def __exit__(self, *_):
-        self._process.kill()
-        self._process.wait()
+        self.process.kill()
+        self.process.wait()
 
     @property
     def text(self):
-        return self.output.read_text(errors="replace")
+        return self._output.read_text(errors="replace")
 
-    def signal(self, number):
-        self._process.send_signal(number)
+    def stop(self):
+        """Stops it as Slurm does; returns the exit code."""
+        self.process.terminate()
+        return self.process.wait(60)
 
-    def wait(self, timeout_sec=150):
-        return self._process.wait(timeout_sec)
-
-    def is_running(self):
-        return self._process.poll() is None
-
-    def until(self, condition, timeout_sec=120):
-        """Waits until something is true of the job, and returns it."""
-        deadline = time.monotonic() + timeout_sec
-        while not (found := condition()):
+    def _until(self, condition):
+        deadline = time.monotonic() + 120
+        while not condition():
             assert time.monotonic() < deadline, self.text[-5000:]
-            assert self.is_running(), self.text[-5000:]
+            assert self.process.poll() is None, self.text[-5000:]
             time.sleep(0.05)
-        return found
 
     def pids(self, start):
         """Process of each worker of a start, by rank."""
-        return {
-            int(path.name.split("-")[2]): int(path.read_text() or 0)
-            for path in self.folder.glob(f"pid-{start}-*")
-        }
+        files = sorted(self.folder.glob(f"pid-{start}-*"))
+        return [int(file.read_text()) for file in files]
 
     def current(self):
         """The last start whose workers have trained; 0 before the first."""
         return max((record["start"] for record in self.records()), default=0)
 
-    def is_after(self, start):
-        return self.current() > start
+    def until_after(self, start):
+        """Waits until the workers of a later start have trained."""
+        self._until(lambda: self.current() > start)
 
     def until_steps(self, count):
         """Waits for so many more steps."""
-        goal = count + max((r["step"] for r in self.records()), default=-1)
-        self.until(lambda: any(r["step"] >= goal for r in self.records()))
+        goal = self.last_step() + count
+        self._until(lambda: self.last_step() >= goal)
+
+    def last_step(self):
+        return max((record["step"] for record in self.records()), default=-1)
 
     def places(self, start):
         """Host of each worker of a start, by rank."""
-        lines = re.findall(r"starts \d+ workers on (.*)", self.text)
-        return lines[start - 1].split(", ")
+        starts = re.findall(r"starts \d+ workers on (.*)", self.text)
+        return starts[start - 1].split(", ")
 
     def records(self):
         return trainer.records(self.folder)

@@ -1,8 +1,6 @@
 """A program that trains elastically, and logs what each step has read.
 
-    python trainer.py FOLDER NUM_STEPS COMMIT_EVERY [--keep-per-replica]
-
-Log lines: start, step, rank, loss, examples. A small sleep makes steps countable.
+python elastic_trainer.py FOLDER NUM_STEPS
 """
 
 import json
@@ -84,17 +82,12 @@ def train(repl, folder, num_steps, *, commit_every=5, per_replica=0, **options):
 
 
 def main():
-    folder, num_steps, commit_every, per_replica, pause_sec = sys.argv[1:]
-    weights = train(
-        replicator.create("multi_worker", heartbeat_timeout_sec=5.0),
-        pathlib.Path(folder),
-        int(num_steps),
-        commit_every=int(commit_every),
-        per_replica=int(per_replica),
-        pause_sec=float(pause_sec),
-    )
+    folder, num_steps = sys.argv[1:]
+    repl = replicator.create("multi_worker", heartbeat_timeout_sec=5.0)
+    folder = pathlib.Path(folder)
+    weights = train(repl, folder, int(num_steps), pause_sec=0.05)
     text = json.dumps([weight.tolist() for weight in weights])
-    (pathlib.Path(folder) / "weights.json").write_text(text)
+    (folder / "weights.json").write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Elastic jobs: workers are killed, hosts come and go, the supervisor is stopped."""
 
-import functools
 import json
 import os
 import random
@@ -43,15 +42,14 @@ def test_a_job_outlives_its_chief_and_its_supervisor(tmp_path):
     with Job(tmp_path, hosts[:2], **{"cooldown-sec": 0}).start(100) as job:
         job.until_steps(12)
         stop(job.pids(1)[0])
-        job.until(lambda: job.is_after(1))
+        job.until_after(1)
         job.until_steps(7)
-        job.signal(signal.SIGTERM)
-        assert 128 + signal.SIGTERM == job.wait()
+        assert 128 + signal.SIGTERM == job.stop()
     assert "127.0.0.2/0 was killed by SIGKILL" in job.text
     assert not [path for path in job.memory.rglob("*") if path.is_file()]
     job.set_hosts(hosts)
     with job.start(40):
-        assert 0 == job.wait(), job.text
+        assert 0 == job.process.wait(150), job.text
     assert "starts 3 workers on 127.0.0.2, 127.0.0.3, 127.0.0.4" in job.text
     after_kill, after_stop = num_repeated(job.records())
     assert 0 < after_kill <= 5
@@ -72,9 +70,7 @@ def test_faults_at_random_lose_nothing(tmp_path):
             start = job.current()
             pids, places = job.pids(start), job.places(start)
             rank = draw.randrange(len(pids))
-            fault = draw.choice(
-                ["kill", "kill", "kill the chief", "hang", "go", "come"]
-            )
+            fault = draw.choice(FAULTS)
             if fault == "come":
                 absent = [host for host in hosts if host not in listed]
                 if not absent or len(places) == 4:
@@ -90,13 +86,12 @@ def test_faults_at_random_lose_nothing(tmp_path):
                 continue  # all workers are being started again just now
             if fault == "go":
                 job.lose_memory(places[rank])
-            job.until(functools.partial(job.is_after, start))
+            job.until_after(start)
             waits.append((fault, round(time.monotonic() - since, 1)))
-        job.signal(signal.SIGTERM)
-        assert 128 + signal.SIGTERM == job.wait()
-    num_steps = 1 + max(record["step"] for record in job.records()) + 20
+        assert 128 + signal.SIGTERM == job.stop()
+    num_steps = job.last_step() + 20
     with job.start(num_steps):
-        assert 0 == job.wait(), job.text
+        assert 0 == job.process.wait(150), job.text
     repeated = num_repeated(job.records())
     sys.stderr.write(f"{waits=} {repeated=} {num_steps=}\n")
     assert max(repeated) <= 5

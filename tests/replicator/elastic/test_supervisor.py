@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import time
@@ -18,6 +19,7 @@ case "$REPLICATOR_ELASTIC" in
   *) if [ "$WORLD_SIZE" = 3 ]; then sleep 0.5; echo WorkerLostError; exit 1; fi;;
 esac
 """
+SLEEPS = "sh", "-c", "echo pid $$; exec sleep 1000"
 REFUSED = {
     "no program": ([], "behind '--' a program is needed"),
     "no such program": (["--", "./nowhere"], "but ['./nowhere'] is none"),
@@ -42,39 +44,22 @@ REFUSED = {
 
 
 @pytest.fixture
-def run(tmp_path):
-    """Runs a supervisor to its end; returns its exit code and output."""
-
-    def run(*arguments, **variables):
-        done = subprocess.run(
-            [*SUPERVISOR, "--memory-dir", str(tmp_path), *arguments],
-            cwd=tmp_path,
-            env={**os.environ, **variables},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert not done.stderr
-        return done.returncode, done.stdout
-
-    return run
-
-
-@pytest.fixture
 def begin(tmp_path):
-    """Starts a supervisor; yields a function that does, and kills what is left."""
+    """Starts supervisors, and kills what is left of them."""
     begun = []
 
-    def begin(*arguments):
-        with (tmp_path / "output").open("w") as output:
+    def begin(*arguments, **variables):
+        output = tmp_path / f"output-{len(begun)}"
+        with output.open("w") as file:
             process = subprocess.Popen(
                 [*SUPERVISOR, "--memory-dir", str(tmp_path), *arguments],
                 cwd=tmp_path,
-                stdout=output,
+                env={**os.environ, **variables},
+                stdout=file,
+                stderr=subprocess.STDOUT,
             )
         begun.append(process)
-        return process
+        return process, output
 
     yield begin
     for process in begun:
@@ -82,10 +67,21 @@ def begin(tmp_path):
         process.wait()
 
 
+@pytest.fixture
+def run(begin):
+    """Runs a supervisor to its end; returns its exit code and output."""
+
+    def run(*arguments, **variables):
+        process, output = begin(*arguments, **variables)
+        return process.wait(60), output.read_text()
+
+    return run
+
+
 def wait_for(path, text):
     deadline = time.monotonic() + 30
-    while not path.exists() or text not in path.read_text():
-        assert time.monotonic() < deadline, path.exists() and path.read_text()
+    while text not in path.read_text():
+        assert time.monotonic() < deadline, path.read_text()
         time.sleep(0.05)
 
 
@@ -121,9 +117,9 @@ def test_a_host_whose_workers_fail_is_left_out(run):
 
 
 def test_it_waits_for_enough_workers_and_for_new_hosts(begin, tmp_path):
-    hosts, output = tmp_path / "hosts", tmp_path / "output"
+    hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.2:1\n")
-    process = begin(
+    process, output = begin(
         *("--discover", f"cat {hosts}", "--min-workers", "2", "--poll-sec", "0.1"),
         *("--max-workers", "3", "--", "sh", "-c", "sleep 1; test $WORLD_SIZE = 3"),
     )
@@ -151,21 +147,15 @@ def test_other_hosts_are_reached_by_the_launcher(run, tmp_path):
         assert f"[{host}/{rank}] {rank} of 2 at far-1, {tmp_path}" in output
 
 
-def test_a_supervisor_has_its_folder_alone_and_its_workers_end_with_it(
-    begin, run, tmp_path
-):
-    process = begin(
-        "--min-workers", "2", "--", "sh", "-c", "echo pid $$; exec sleep 1000"
-    )
-    wait_for(tmp_path / "output", "[localhost/0] pid")
-    wait_for(tmp_path / "output", "[localhost/1] pid")
-    code, output = run("--", "true")
+def test_a_supervisor_has_its_folder_alone_and_its_workers_end_with_it(begin, run):
+    process, output = begin("--min-workers", "2", "--", *SLEEPS)
+    wait_for(output, "[localhost/0] pid")
+    wait_for(output, "[localhost/1] pid")
+    code, refused = run("--", "true")
     assert 1 == code
-    assert "another supervisor runs the job in --state-dir 'elastic-state'" in output
-    lines = (tmp_path / "output").read_text().splitlines()
-    pids = [int(line.split()[-1]) for line in lines if " pid " in line]
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    assert "another supervisor runs the job in --state-dir 'elastic-state'" in refused
+    pids = re.findall(r" pid (\d+)", output.read_text())
+    process.kill()
     deadline = time.monotonic() + 10
     while any(pathlib.Path(f"/proc/{pid}").exists() for pid in pids):
         assert time.monotonic() < deadline
@@ -173,11 +163,10 @@ def test_a_supervisor_has_its_folder_alone_and_its_workers_end_with_it(
     assert "goes on with the job in --state-dir elastic-state" in run("--", "true")[1]
 
 
-def test_a_stop_kills_workers_that_do_not_commit(begin, tmp_path):
-    process = begin("--grace-sec", "0.2", "--", "sh", "-c", "echo on; exec sleep 1000")
-    wait_for(tmp_path / "output", "] on")
-    process.send_signal(signal.SIGTERM)
+def test_a_stop_kills_workers_that_do_not_commit(begin):
+    process, output = begin("--grace-sec", "0.2", "--", *SLEEPS)
+    wait_for(output, "pid")
+    process.terminate()
     assert 128 + signal.SIGTERM == process.wait(30)
-    lines = (tmp_path / "output").read_text().splitlines()
-    assert "[elastic] workers stop after the next commit" in lines
-    assert "start again with --state-dir elastic-state" in lines[-1]
+    assert "] workers stop after the next commit" in output.read_text()
+    assert "start again with --state-dir elastic-state" in output.read_text()

@@ -78,7 +78,7 @@ def end(folder, mode, victim, num_workers):
         "multi_worker",
         num_replicas=num_workers,
         timeout_sec=TIMEOUT_SEC,
-        heartbeat_timeout_sec=5.0 if mode == "stopped" else TIMEOUT_SEC,
+        heartbeat_timeout_sec=TIMEOUT_SEC if mode == "killed" else 5.0,
     )
     try:
         train(repl, folder, mode, victim)

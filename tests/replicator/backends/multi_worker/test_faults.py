@@ -73,6 +73,7 @@ def check_others_end(cluster, num_workers, victim):
         assert "WorkerLostError" == field(cluster, worker, "again")
         assert re.search(rf"worker {victim} \(localhost:\d+\) ", message), message
         assert "restart the job from its last checkpoint" in message
+        assert "did not reach" not in message  # which comes after timeout_sec
     wait_until(
         lambda: not any(cluster.is_running("worker", w) for w in others),
         cluster,
@@ -91,6 +92,7 @@ def check_others_end(cluster, num_workers, victim):
             *(0, "killed", signal.SIGKILL), id="chief killed", marks=pytest.mark.full
         ),
         pytest.param(*(1, "stopped", signal.SIGSTOP), id="worker stopped"),
+        pytest.param(*(1, "exchange", signal.SIGSTOP), id="stopped in an exchange"),
     ],
 )
 def test_a_lost_worker_ends_the_step_on_the_other(tmp_path, victim, mode, how):
