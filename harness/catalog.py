@@ -17,7 +17,7 @@ from replicator.catalog import (
     BackendInfo,
 )
 from results.records import program
-from results.records.program import PIPELINE_STAGES
+from results.records.program import MESH, PIPELINE_STAGES
 from workloads import catalog as workload_catalog
 from workloads.catalog import SYNTHETIC, WORKLOADS, PresetInfo, WorkloadInfo
 from workloads.peers.catalog import (
@@ -172,6 +172,11 @@ def check_backends(
     if program.devices_per_replica(options) > 1:
         stages = f"option {PIPELINE_STAGES}={options[PIPELINE_STAGES]}"
         wanted.append(("pipelines", stages))
+    if MESH in options and not any(each.name == "dtensor" for each in backends):
+        raise PlanError(
+            f"option {MESH}={options[MESH]} has no effect: only the backend dtensor"
+            " splits dimensions; add it to --backends, or leave the option out"
+        )
     for needed, what in wanted:
         for each in backends:
             if needed in each.lacks:

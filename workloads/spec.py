@@ -264,7 +264,7 @@ class Matching:
     data: str = ""  # The data in place of the requested one; empty if it stays.
     # Options that the one replica does not have: it runs on one device, whatever the
     # others are split over.
-    of_pipelines: tuple[str, ...] = ()
+    of_splits: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -323,6 +323,8 @@ class WorkloadInfo:
     amplifies_rounding: bool = False
     # Option that makes a step draw some unless it is 0; empty if none does.
     draws_with: str = ""
+    # The axis ``model`` of the mesh of a replica splits dimensions of these names.
+    mesh_layout: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # Module whose ``held`` says what each replica keeps of the weights, from a
     # configuration; without TensorFlow. Empty if that is not counted.
     memory_module: str = ""

@@ -250,7 +250,9 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         with catalog.refusing():
             catalog.workload_catalog.make_config(info.name, preset_name, options)
     units = catalog.batch_units(info, preset_name, options)
-    devices_per_replica = program.devices_per_replica(options)
+    devices_per_replica = program.devices_per_replica(
+        options, *(backend.name for backend in backends)
+    )
     catalog.check_backends(info, options, backends)
     peers.check(
         info,
@@ -265,10 +267,11 @@ def check(request: SweepRequest, machine: Machine) -> CheckedSweep:
         request, machine, preset, math.prod(units.values()), devices_per_replica
     )
     if devices_per_replica > 1 and request.device == "gpu":
+        split = program.MESH if program.MESH in options else program.PIPELINE_STAGES
         raise PlanError(
-            f"option {program.PIPELINE_STAGES}={options[program.PIPELINE_STAGES]} needs"
-            " a GPU for each stage, and --device gpu gives a replica one, so far; use"
-            " --device cpu, or leave the option out"
+            f"option {split}={options[split]} needs {devices_per_replica} GPUs for a"
+            " replica, and --device gpu gives it one, so far; use --device cpu, or"
+            " leave the option out"
         )
     placement.check_share(
         machine.variables,

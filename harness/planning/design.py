@@ -386,8 +386,8 @@ def _units(
         return 1, 1
     spec = trials[0].spec
     units = catalog.batch_units(info, spec.preset, spec.options)
-    of_parts = () if info.matching is None else info.matching.of_pipelines
-    parts = math.prod(units.pop(name) for name in of_parts if name in units)
+    of_splits = () if info.matching is None else info.matching.of_splits
+    parts = math.prod(units.pop(name) for name in of_splits if name in units)
     return math.prod(units.values()), parts
 
 
@@ -395,9 +395,7 @@ def options_of_reference(
     info: WorkloadInfo | None, options: Mapping[str, OptionValue]
 ) -> dict[str, OptionValue]:
     """Returns the options of one replica on one device, without a pipeline."""
-    left_out = (
-        () if info is None or info.matching is None else info.matching.of_pipelines
-    )
+    left_out = () if info is None or info.matching is None else info.matching.of_splits
     return {name: of for name, of in options.items() if name not in left_out}
 
 
@@ -426,14 +424,14 @@ def matching_remarks(
         return {}
     info = catalog.workload(request.workload)
     found = {}
-    is_split = program_lib.devices_per_replica(request.options) > 1
-    split = "; the one replica is on one device, without a pipeline"
     for case in cases:
+        is_split = program_lib.devices_per_replica(request.options, case.backend) > 1
         assert info.matching is not None  # otherwise there are no cases
         rows = catalog.backend(case.backend).lacks.get(SHARED_ROWS)
         dense = f"; dense gradients, since otherwise {rows}" if rows else ""
         found[case.backend] = (
-            f"{info.matching.remark}{dense}{split if is_split else ''}"
+            f"{info.matching.remark}{dense}"
+            f"{'; the one replica is on one device' if is_split else ''}"
         )
     return found
 

@@ -33,7 +33,7 @@ from replicator.cluster import environment
 from results.records.models import Control, Environment, TrialSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from replicator.cluster.configuration import ClusterConfig
     from results.records.models import Placement
@@ -168,7 +168,7 @@ def measure_spec(
     counter = steps.StepCounter(recorded, count_functions)
 
     def build() -> StepProgram:
-        counter.replicator = _create(spec)
+        counter.replicator = _create(spec, info.mesh_layout)
         program: Any = info.build(
             counter.replicator,
             preset=spec.preset,
@@ -217,14 +217,17 @@ def _after_first(writer: RankFile, num_gpus: int, counter: steps.StepCounter) ->
         steps.write_nccl(writer)
 
 
-def _create(spec: TrialSpec) -> Any:
+def _create(spec: TrialSpec, layout: Mapping[str, str]) -> Any:
     """Returns the replicator of a case, or of a control that leaves something out."""
     import replicator
 
     policy = spec.options.get("external_writes")
     takes_policy = policy is not None and catalog.backend(spec.backend).detects_writes
     options: dict[str, Any] = {"external_writes": policy} if takes_policy else {}
-    if spec.devices_per_replica > 1:
+    if spec.devices_per_replica > 1 and spec.backend == "dtensor":
+        sizes = {"batch": spec.num_replicas, "model": spec.devices_per_replica}
+        options |= {"mesh": sizes, "layout": layout}
+    elif spec.devices_per_replica > 1:
         options["logical_devices_per_replica"] = spec.devices_per_replica
     if spec.control is Control.SOLO:  # this process is one of ``num_replicas``
         return replicator.create(spec.backend, num_replicas=1, **options)

@@ -15,6 +15,8 @@ from keras.src import backend
 from tensorflow.dtensor.python import api, numpy_util
 from tensorflow.experimental import dtensor
 from tensorflow.python.eager import context as eager_context
+from tensorflow.python.eager import record
+from tensorflow.python.ops import resource_variable_ops
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -81,6 +83,19 @@ def laid_out(value: Any, layout: Any) -> Any:
     return dtensor.pack(parts, layout)
 
 
+_IN_STEP: contextvars.ContextVar[bool] = contextvars.ContextVar("step", default=False)
+
+
+@contextlib.contextmanager
+def in_step() -> Iterator[None]:
+    """Has variables be read in parts, as operations of a mesh take them."""
+    token = _IN_STEP.set(True)
+    try:
+        yield
+    finally:
+        _IN_STEP.reset(token)
+
+
 class MeshVariable(dtensor.DVariable):
     """A variable in parts; outside of steps, it is read and assigned as a whole.
 
@@ -101,9 +116,54 @@ class MeshVariable(dtensor.DVariable):
         shape = self.layout.local_shape_from_global_shape(self.shape)
         return math.prod(shape) * int(self.dtype.size)
 
+    @property
+    def is_split(self) -> bool:
+        """Whether an axis splits any of its dimensions."""
+        return not self.layout.is_fully_replicated()
+
+    def in_parts(self) -> tf.Tensor:
+        """Its value, of which each device has a part; not in graphs."""
+        return super()._read_variable_op()
+
+    def _read_variable_op(self, no_copy: bool = False) -> tf.Tensor:
+        if _IN_STEP.get():
+            return super()._read_variable_op(no_copy)
+        if tf.executing_eagerly():
+            with tf.device("CPU:0"):
+                value = tf.constant(self.numpy(), self.dtype)
+        else:  # a function reads it whenever it is called
+            value = tf.compat.v1.get_default_graph().capture_call_time_value(
+                self._read_variable_op,
+                tf.TensorSpec(self.shape, self.dtype),
+                key=self._unique_id,
+            )
+        resource_variable_ops.variable_accessed(self)  # tapes differentiate it
+        record.record_operation(
+            "ReadVariableOp", [value], [self.handle], lambda gradient: [gradient]
+        )
+        return value
+
+    def read_value(self) -> tf.Tensor:
+        """The value; see ``tf.Variable``."""
+        return super().read_value() if _IN_STEP.get() else self.value()
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Rows of the value."""
+        if _IN_STEP.get():
+            return super().sparse_read(indices, name)
+        with tf.device("CPU:0"):  # not of the variable
+            return tf.gather(self.value(), indices, name=name)
+
+    def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """Slices of the value."""
+        if _IN_STEP.get():
+            return super().gather_nd(indices, name)
+        with tf.device("CPU:0"):
+            return tf.gather_nd(self.value(), indices, name=name)
+
     def numpy(self) -> np.ndarray:
         """The whole value."""
-        return whole(self.value())
+        return whole(self.in_parts())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         del copy  # it is always new
@@ -130,7 +190,7 @@ class MeshVariable(dtensor.DVariable):
 
     def move(self, layout: Any) -> None:
         """Stores the value in another layout: whoever has the variable sees it."""
-        moved = dtensor.DVariable(laid_out(self.value(), layout))
+        moved = dtensor.DVariable(laid_out(self.in_parts(), layout))
         self._handle, self.layout = moved._handle, layout  # noqa: SLF001
 
 

@@ -78,8 +78,15 @@ class MeshProgram:
         has run.
     """
 
-    def __init__(self, traced: Any, structure: Any, generator: StepGenerator) -> None:
+    def __init__(
+        self,
+        traced: Any,
+        structure: Any,
+        generator: StepGenerator,
+        variables: Sequence[MeshVariable],
+    ) -> None:
         self._traced = traced
+        self._variables = variables
         self._generator = generator  # a function does not keep its variables
         self.structure = structure
         self.collectives: collections.Counter[str] | None = None
@@ -100,15 +107,21 @@ class MeshProgram:
         return outputs
 
     def _explained(self, kind: str) -> LayoutError:
-        layers = {
-            operation.name.rpartition("/")[0] or "in no layer"
-            for operation in self._traced.graph.get_operations()
-            if operation.type == kind
-        }
+        graph = self._traced.graph
+        found = [each for each in graph.get_operations() if each.type == kind]
+        layers = {each.name.rpartition("/")[0] or "in no layer" for each in found}
+        reaching = {id(tensor) for each in found for tensor in _ancestors(each)}
+        inner = {id(outer): id(within) for outer, within in graph.captures}
+        split = [
+            f"{each.path} ({', '.join(each.layout.sharding_specs)})"
+            for each in self._variables
+            if inner.get(id(each.handle)) in reaching and each.is_split
+        ]
         return LayoutError(
             f"DTensor cannot split {kind} ({', '.join(sorted(layers)) or 'inside one'})"
-            " as its inputs are laid out; give the dimensions that reach it no axis, "
-            "replace the layer, or use the in_graph backend"
+            f"{', which gets ' if split else ''}{', '.join(split)}; "
+            f"{'give these dimensions no axis, ' if split else ''}replace the layer, or"
+            " use the in_graph backend"
         )
 
 
@@ -287,6 +300,7 @@ class DTensorReplicator(base.Replicator):
             with (
                 context_lib.enter(SingleReplicaContext()),
                 replica_context.entered(),
+                _tf_mesh.in_step(),
             ):
                 outputs = check_outputs(step_fn(*args), step_fn)
             structure[:] = [
@@ -300,7 +314,7 @@ class DTensorReplicator(base.Replicator):
             traced = context_lib.in_first_trace(
                 lambda: tf.function(step).get_concrete_function(*specs)
             )
-        return MeshProgram(traced, structure[0], generator)
+        return MeshProgram(traced, structure[0], generator, self._variables)
 
     def _per_replica(self, structure: Any, outputs: Sequence[tf.Tensor]) -> Any:
         by_output = [self._parts(output) for output in outputs]
@@ -371,12 +385,24 @@ class DTensorReplicator(base.Replicator):
             places = variable.layout.offset_to_shard()
             first: dict[Any, np.ndarray] = {}
             for place, part in zip(
-                map(tuple, places), dtensor.unpack(variable.value()), strict=True
+                map(tuple, places), dtensor.unpack(variable.in_parts()), strict=True
             ):
                 value = part.numpy()
                 if not np.array_equal(first.setdefault(place, value), value):
                     differing.append(variable.path)
         report_out_of_sync(list(dict.fromkeys(differing)))
+
+
+def _ancestors(operation: Any) -> list[Any]:
+    """All tensors that an operation depends on."""
+    found = {id(tensor): tensor for tensor in operation.inputs}
+    waiting = list(found.values())
+    while waiting:
+        for tensor in waiting.pop().op.inputs:
+            if id(tensor) not in found:
+                found[id(tensor)] = tensor
+                waiting.append(tensor)
+    return list(found.values())
 
 
 def _read(inputs: InputIterator) -> Any:

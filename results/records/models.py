@@ -237,8 +237,8 @@ class TrialSpec(StepSettings):
 
     @property
     def devices_per_replica(self) -> int:
-        """Devices that each replica is split over, a stage of a pipeline on each."""
-        return program_lib.devices_per_replica(self.options)
+        """Devices of each replica: of stages of a pipeline, or of a mesh."""
+        return program_lib.devices_per_replica(self.options, self.backend)
 
     @property
     def num_devices(self) -> int:

@@ -126,8 +126,15 @@ PIPELINE_STAGES: Final = "pipeline_stages"
 """Devices that each replica is split over, a stage of a pipeline on each."""
 
 
-def devices_per_replica(options: Mapping[str, Any]) -> int:
-    """Returns over how many devices each replica is split."""
+MESH: Final = "mesh"
+"""``1xN``: N devices of each replica of ``dtensor``, which split dimensions."""
+
+
+def devices_per_replica(options: Mapping[str, Any], *backends: str) -> int:
+    """Returns over how many devices each replica of backends is split."""
+    mesh = re.fullmatch("1x([1-9][0-9]{0,3})", str(options.get(MESH)), re.ASCII)
+    if mesh and "dtensor" in backends:
+        return int(mesh[1])
     count = options.get(PIPELINE_STAGES)
     # Records may be anybody's, and True is an int.
     return count if type(count) is int and count > 0 else 1

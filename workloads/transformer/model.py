@@ -98,7 +98,13 @@ class Block(keras.layers.Layer):
         self._index = index
         width, hidden = config.width, config.feed_forward_width
 
-        def dense(name: str, inputs: int, outputs: int, **settings: Any) -> Any:
+        def dense(
+            name: str,
+            inputs: int,
+            outputs: int,
+            dimensions: tuple[str, str],
+            **settings: Any,
+        ) -> Any:
             layer = keras.layers.Dense(
                 outputs,
                 kernel_initializer=keras.initializers.GlorotUniform(seed=next(seeds)),
@@ -106,16 +112,27 @@ class Block(keras.layers.Layer):
                 **settings,
             )
             layer.build((None, inputs))
+            replicator.named(layer.kernel, *dimensions)
+            if layer.use_bias:
+                replicator.named(layer.bias, dimensions[1])
             return layer
 
+        into, out_of = ("width", "heads"), ("heads", "width")
         self.attention_norm = _norm("attention_norm", width)
         self.projections = [
-            dense(name, width, width, use_bias=False)
-            for name in ("query", "key", "value", "output")
+            dense(name, width, width, names, use_bias=False)
+            for name, names in (
+                ("query", into),
+                ("key", into),
+                ("value", into),
+                ("output", out_of),
+            )
         ]
         self.feed_forward_norm = _norm("feed_forward_norm", width)
-        self.expand = dense("expand", width, hidden, activation="relu")
-        self.contract = dense("contract", hidden, width)
+        self.expand = dense(
+            "expand", width, hidden, ("width", "hidden"), activation="relu"
+        )
+        self.contract = dense("contract", hidden, width, ("hidden", "width"))
         self._future = np.triu(
             np.full([config.sequence_length] * 2, -np.inf, np.float32), k=1
         )

@@ -6,6 +6,7 @@ The planner imports this module, so TensorFlow is imported when something is bui
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import TYPE_CHECKING, Any
 
 from workloads.data.text_files import CHUNK_SIZE, NUM_TOKENS
@@ -58,6 +59,9 @@ class TransformerConfig(TrainingConfig):
     compute_dtype: str = limited(
         "float32", "of layers; variables are float32", choices=COMPUTE_DTYPES
     )
+    mesh: str = limited(
+        "1x1", "devices of a replica of dtensor, 1xN: they share heads and hidden units"
+    )
     pipeline_stages: int = limited(1, "devices of a replica, a stage on each", low=1)
     num_microbatches: int = limited(1, "parts of a replica's batch", low=1, high=1024)
     schedule: str = limited(SCHEDULES[0], "see replicator.Pipeline", choices=SCHEDULES)
@@ -88,7 +92,27 @@ class TransformerConfig(TrainingConfig):
                 f"and a multiple of num_heads={self.num_heads!r}, which share it: use "
                 f"for example {2 * self.num_heads}"
             )
+        self._check_mesh()
         self._check_pipeline()
+
+    @property
+    def num_mesh_devices(self) -> int:
+        """Devices of a replica that share heads and hidden units."""
+        return int(self.mesh.removeprefix("1x"))
+
+    def _check_mesh(self) -> None:
+        if not re.fullmatch("1x[1-9][0-9]{0,3}", self.mesh, re.ASCII):
+            raise ValueError(
+                f"option mesh={self.mesh!r} must be 1xN, with N devices of a replica; "
+                "the number of replicas is --replicas: use for example 1x2"
+            )
+        for name in ("num_heads", "feed_forward_width"):
+            if getattr(self, name) % self.num_mesh_devices:
+                raise ValueError(
+                    f"option mesh={self.mesh!r} divides {name}={getattr(self, name)!r} "
+                    f"over {self.num_mesh_devices} devices, which leaves a rest: use "
+                    "another mesh, or a multiple"
+                )
 
     @property
     def is_pipeline(self) -> bool:
@@ -200,6 +224,9 @@ def held(config: TransformerConfig, num_replicas: int) -> list[Held]:
         found += [Held(load, _OF_ADAM * load, place) for load in loads]
     return found
 
+
+# As Megatron-LM splits a block (Shoeybi et al. 2019, section 3).
+MESH_LAYOUT = {"heads": "model", "hidden": "model"}
 
 METRICS = (
     Metric(
@@ -316,11 +343,13 @@ WORKLOAD = WorkloadInfo(
     metrics=METRICS,
     batch_divisors=("sequence_length", "num_microbatches"),
     draws_with="dropout",
+    mesh_layout=MESH_LAYOUT,
     memory_module="workloads.transformer.study",
     matching=Matching(
         options={**EXACT, "dropout": 0.0},
         remark="without dropout",
-        of_pipelines=(
+        of_splits=(
+            "mesh",
             "pipeline_stages",
             "num_microbatches",
             "schedule",

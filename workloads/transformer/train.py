@@ -194,15 +194,13 @@ def _check_batch(config: study.TransformerConfig, size: int) -> None:
 def main() -> None:
     """Trains, and measures what was learned."""
     args = command.parse(__doc__, study.WORKLOAD)
-    # A stage of a pipeline has a device of its own.
-    stages: dict[str, Any] = {
-        "logical_devices_per_replica": args.config.pipeline_stages
-    }
-    repl = replicator.create(
-        args.backend,
-        num_replicas=args.replicas,
-        **stages if args.config.pipeline_stages > 1 else {},
-    )
+    split: dict[str, Any] = {}
+    if args.backend == "dtensor":
+        sizes = {"batch": args.replicas, "model": args.config.num_mesh_devices}
+        split = {"mesh": sizes, "layout": study.MESH_LAYOUT}
+    elif args.config.pipeline_stages > 1:  # a stage has a device of its own
+        split = {"logical_devices_per_replica": args.config.pipeline_stages}
+    repl = replicator.create(args.backend, num_replicas=args.replicas, **split)
     made = Training(repl, args.config, **args.batches)
     command.train(repl, made, args)
     if made.source is not None:

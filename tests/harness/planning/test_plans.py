@@ -387,9 +387,23 @@ def test_stages_are_compared_with_one_device_and_have_cores_of_their_own(plan):
     assert {2} == {spec["cores_per_replica"] for spec in timed(planned)}
     assert ("single", {}) == (reference["backend"], reference["options"])
     assert {2} == {spec["options"]["pipeline_stages"] for spec in others}
-    assert (
-        "without dropout; the one replica is on one device, without a pipeline"
-    ) == planned["matching"]["remarks"]["in_graph"]
+    assert ("without dropout; the one replica is on one device") == planned["matching"][
+        "remarks"
+    ]["in_graph"]
+
+
+def test_a_mesh_is_of_the_backend_that_splits_dimensions(plan, refuse):
+    """All replicas have two cores, which two devices of a mesh share."""
+    options = "--workload=transformer --preset=smoke --option=mesh=1x2"
+    planned = plan(f"{options} --backends=in_graph,dtensor --replicas=1,2", num_cores=4)
+
+    assert {2} == {spec["cores_per_replica"] for spec in timed(planned)}
+    assert {
+        "dtensor": "without dropout; the one replica is on one device",
+        "in_graph": "without dropout",
+    } == planned["matching"]["remarks"]
+    refused = refuse("sweep", *f"{options} --backends=in_graph".split())
+    assert "option mesh=1x2 has no effect: only the backend dtensor" in refused
 
 
 def test_a_workload_that_does_not_say_how_is_not_compared(plan, monkeypatch):

@@ -212,6 +212,32 @@ def test_a_shape_can_have_two_layouts():
         np.testing.assert_array_equal(2 * value, np.asarray(variable))
 
 
+def test_outside_of_steps_a_model_is_whole():
+    """It predicts and is differentiated on one device; functions see later updates."""
+    weight = np.arange(12.0, dtype=np.float32).reshape(4, 3)
+    rows, kept = tf.constant([2, 0]), tf.Variable(weight)
+    repl = on_mesh(1, 2, names={})
+    with repl.context():
+        split = replicator.named(tf.Variable(weight, name="rows"), "hidden", None)
+
+    def outputs(of):
+        variable = {"split": split, "kept": kept}[of]
+        with tf.GradientTape() as tape:
+            value = tf.reduce_sum(variable[1:] ** 2) + tf.reduce_sum(
+                tf.gather(variable, rows) * variable.read_value()[:2]
+            )
+            value += tf.reduce_sum(tf.gather_nd(variable, [[3, 1]]))
+        return value, tf.convert_to_tensor(tape.gradient(value, variable))
+
+    function = tf.function(outputs, autograph=False)
+    for _ in range(2):
+        for call in (outputs, function):
+            for found, expected in zip(call("split"), call("kept"), strict=True):
+                np.testing.assert_array_equal(found, expected)
+        split.assign(2 * weight)
+        kept.assign(2 * weight)
+
+
 def test_checkpoints_are_those_of_other_backends(tmp_path):
     names = {"expand/kernel": (None, "hidden"), "contract/kernel": ("hidden", None)}
     saved = on_mesh(2, 2, names=names)
@@ -281,6 +307,13 @@ def run_over(repl, dataset):
     return repl.run(tf.identity, repl.make_input_iterator(lambda ctx: dataset))
 
 
+def inverse_of(*names):
+    repl = on_mesh(1, 2, names={"square": names})
+    with repl.context():
+        square = tf.Variable(np.eye(4), name="square")
+    repl.run(lambda: tf.linalg.inv(square + 1.0))
+
+
 BAD = {
     "no mesh": (make(mesh=[2, 2]), LayoutError, r"mesh=\[2, 2\] must be a dictionary"),
     "size": (make(mesh={"batch": 0}), LayoutError, "'batch' has the size 0"),
@@ -345,6 +378,11 @@ BAD = {
         ),
         LayoutError,
         "DTensor cannot split MatrixInverse",
+    ),
+    "square": (
+        lambda: inverse_of("hidden", None),
+        LayoutError,
+        r"MatrixInverse \(in no layer\), which gets square \(model, unsharded\); give",
     ),
     "layer": (
         stepped(

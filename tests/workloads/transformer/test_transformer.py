@@ -200,6 +200,40 @@ def test_a_part_of_a_sequence_or_micro_batch_is_no_batch(size, options, line):
         )
 
 
+def on_mesh():
+    return replicator.create(
+        "dtensor",
+        mesh={"batch": 1, "model": 2},
+        layout=config.WORKLOAD.mesh_layout,
+        devices=["CPU:0", "CPU:1"],
+    )
+
+
+def test_a_mesh_trains_and_scores_like_one_device():
+    """Heads and hidden units are halved: per block four sums, as Megatron has them."""
+    found = []
+    for repl in (replicator.create("single"), on_mesh()):
+        program = build(repl, data="tensorflow_source", mesh="1x2")
+        losses = [program.run() for _ in range(4)]
+        found.append([*losses, program.evaluate()[0].value])
+
+    np.testing.assert_allclose(found[1], found[0], rtol=TOLERANCE)
+    assert "expand/kernel" in repl.summary()
+    assert 4 == repl.counts()["collectives"]
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"mesh": "2x2"}, r"mesh='2x2' must be 1xN, .* number of replicas is --repl"),
+        ({"mesh": "1x3"}, r"mesh='1x3' divides num_heads=4 over 3 devices"),
+    ],
+)
+def test_a_mesh_that_cannot_divide_a_model_is_refused(options, line):
+    with pytest.raises(ValueError, match=line):
+        catalog.make_config("transformer", "smoke", options)
+
+
 PARTS = 2
 # Of two layers on one device; they change with initial values, layers and updates.
 GOLDEN_LOSSES = (5.578306, 5.565536, 5.540379, 5.503852)
