@@ -344,7 +344,9 @@ def _print_plan(
             spec.workload, spec.preset, spec.options, num_replicas=num_replicas
         )
         for num_replicas, spec in sorted(specs.items())
-        if spec.program is None and catalog.workload(spec.workload).memory_module
+        if spec.program is None
+        and program.MESH not in spec.options
+        and catalog.workload(spec.workload).memory_module
     }
     missing = _missing(root, asked)
     matching = plan.matching.trials if plan.matching is not None else ()
