@@ -11,7 +11,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import covering
@@ -234,86 +233,56 @@ def test_what_is_added_is_planned_listed_and_shown(tree, synthetic):
 
 @pytest.fixture
 def lsf(tmp_path, monkeypatch):
-    """Puts stand-ins of ``bsub`` and ``blaunch`` first on the path, in a folder."""
-    programs = tmp_path / "lsf"
-    programs.mkdir()
-    bsub = shlex.join(
-        [sys.executable, "-S", str(ROOT / "tests/support/machines/bsub.py")]
-    )
-    for name, text in (("bsub", f'{bsub} "$@"'), ("blaunch", 'shift; exec "$@"')):
-        (programs / name).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
-        (programs / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("LSF_FOLDER", str(programs))
-    monkeypatch.setenv("LSF_HOSTS", "localhost,127.0.0.1")
-    monkeypatch.setenv("LSF_QUEUES", "short,normal")
-    return programs
+    """A job of LSF on two hosts, with a stand-in of ``blaunch`` first on the path."""
+    client = tmp_path / "lsf" / "blaunch"
+    client.parent.mkdir()
+    client.write_text('#!/bin/sh\nshift\nexec "$@"\n', encoding="utf-8")
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{client.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("LSB_MCPU_HOSTS", "localhost 1 127.0.0.1 1")
 
 
-def written(tree, pattern):
-    """Waits for a file that a job writes; returns its text."""
-    deadline = time.monotonic() + TIMEOUT_SEC
-    while True:
-        texts = [path.read_text(encoding="utf-8") for path in tree.glob(pattern)]
-        if texts and texts[0]:
-            return texts[0]
-        assert time.monotonic() < deadline, (
-            pattern,
-            [path.read_text(encoding="utf-8") for path in tree.glob("*.log")],
-        )
-        time.sleep(0.1)
+@pytest.mark.usefixtures("lsf")
+def test_a_launcher_is_added(tree, monkeypatch):
+    """It starts trials on two hosts, and records failures."""
+    (words,) = commands_of(guide_of("launcher"))
+    driver = str(tree / "tests" / "cluster_engines" / "driver.py")
+    sweep = [*(words if covering.is_full() else [driver, *words[2:]]), "--no-match"]
 
+    def run(study, code):
+        python(tree, [*sweep, "--study", study], code=code)
+        (trial,) = (tree / "runs" / study / "trials").iterdir()
+        names = ("spec.json", "status.json")
+        return [json.loads((trial / name).read_text()) for name in names]
 
-def test_a_launcher_is_added(tree, lsf, monkeypatch):
-    """It submits, starts trials on two hosts, and records failures."""
-    (sweep,) = commands_of(guide_of("launcher"))
-    assert ["-m", "harness"] == sweep[:2]
-    if not covering.is_full():
-        sweep = [str(tree / "tests" / "cluster_engines" / "driver.py"), *sweep[2:]]
-    sweep = [*sweep, "--no-match", "--study"]
-
-    assert python(tree, [*sweep, "new"]).strip().isdigit()
-    trial = json.loads(written(tree, "runs/new/trials/*/status.json"))
-    assert "ok" == trial["status"], trial
-    spec = json.loads(written(tree, "runs/new/trials/*/spec.json"))
+    spec, status = run("new", 0)
+    assert "ok" == status["status"], status
     assert "2" == spec["variables"]["REPLICATOR_HARNESS_HOSTS"]
-    (job,) = map(json.loads, (lsf / "accepted.jsonl").open(encoding="utf-8"))
-    assert ("2", "short", "30", True) == (job["n"], job["q"], job["W"], job["x"])
-
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:rank1_sigkill")
     if not covering.is_full():
-        python(tree, [*sweep, "broken"])
-        trial = json.loads(written(tree, "runs/broken/trials/*/status.json"))
+        _, status = run("broken", 5)
         # Another process of this machine may have been short of memory meanwhile.
-        is_counted = re.search(r"counted \d", trial["failure"]["reason"])
-        assert ("out_of_memory" if is_counted else "failed") == trial["status"]
-        assert "rank 1 was in phase " in trial["failure"]["reason"]
+        is_counted = re.search(r"counted \d", status["failure"]["reason"])
+        assert ("out_of_memory" if is_counted else "failed") == status["status"]
+        assert "rank 1 was in phase " in status["failure"]["reason"]
 
 
-REFUSED = [
-    (
-        ["--launcher=lsf", "--pod-template=a.yaml"],
-        "--pod-template a.yaml has no effect with --launcher lsf; add --launcher kuber",
-    ),
-    (
-        ["--launcher=slurm", "--queue=short"],
-        "--queue short has no effect with --launcher slurm; add --launcher lsf",
-    ),
-    (["--launcher=lsf", "--nodes=7"], "bsub refuses: Too many processors request"),
-    (["--launcher=lsf", "--queue=night"], "bsub refuses: night: No such queue"),
-    (["--launcher=lsf", "--queue=a b"], "--queue 'a b' is not the name of a queue"),
-    (["--launcher=lsf", "--time-limit=x"], "--time-limit: 'x' is not a duration"),
-]
+REFUSED = {
+    "--pod-template=a.yaml": "--pod-template a.yaml has no effect with --launcher lsf",
+    "--nodes=7": "this process has 2 hosts of LSF; submit the command with bsub",
+}
 
 
-def test_no_option_of_an_added_launcher_is_ignored(tree, lsf):
+@pytest.mark.usefixtures("lsf")
+def test_no_option_of_an_added_launcher_is_ignored(tree):
     """Each is used, or refused; nothing is written."""
     (words,) = commands_of(guide_of("launcher"))
     plain = words[words.index("--workload") :]
 
-    lines = [("sweep", "--study=refused", *plain, *more) for more, _ in REFUSED]
+    own = ("sweep", "--study=refused", "--launcher=lsf", *plain)
+    lines = [(*own, option) for option in REFUSED]
     answers = harness(tree, *lines, code=2)
-    for said, (_, message) in zip(answers, REFUSED, strict=True):
+    for said, message in zip(answers, REFUSED.values(), strict=True):
         assert message in said
     assert not (tree / "runs" / "refused").exists()
 
