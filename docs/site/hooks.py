@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from mkdocs.structure.files import File
 
+from harness.cli import documents as options
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -101,6 +103,7 @@ def reference_pages() -> dict[str, str]:
             public_names(),
         )
     }
+    pages["reference/options.md"] = options.page()
     for name, (title, introduction, modules) in REFERENCE.items():
         pages[f"reference/{name}.md"] = _reference_page(title, introduction, modules)
     return pages

@@ -1,7 +1,6 @@
 """What is generated from the declared options: ``python -m harness.cli.documents``.
 
-The JSON Schema of study files, and the lists of options in ``harness/README.md``: one
-per verb, between two comments that name it.
+The JSON Schema of study files; and, for the documentation site, a page of all options.
 """
 
 from __future__ import annotations
@@ -22,10 +21,7 @@ if TYPE_CHECKING:
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 SCHEMA: Final = ROOT / "docs" / "schema" / SCHEMA_NAME
-README: Final = ROOT / "harness" / "README.md"
 SWEEP: Final = cli.commands["sweep"]
-_BEGIN: Final = "<!-- options of {} -->\n"
-_END: Final = "<!-- end of options -->"
 
 
 def options_of(verb: click.Command) -> str:
@@ -71,30 +67,26 @@ def _item(option: DeclaredOption) -> str:
     return f"- {f'{names} {metavar}'.strip()}: {text}"
 
 
-def with_options(document: str) -> str:
-    """Returns a document with its lists of options as they are declared now."""
+def page() -> str:
+    """Returns the page of all options for the site, a section per subcommand."""
+    parts = ["# Options\n\n`--help` of each subcommand prints the same.\n"]
     for name, command in cli.commands.items():
-        parts = (
+        verbs = (
             command.commands if isinstance(command, click.Group) else {name: command}
         )
-        for part, verb in parts.items():
-            begin = _BEGIN.format(name if part == name else f"{name} {part}")
-            before, found, rest = document.partition(begin)
-            if found:
-                _, end, after = rest.partition(_END)
-                document = f"{before}{begin}{options_of(verb)}{end}{after}"
-    return document
+        for part, verb in verbs.items():
+            title = name if part == name else f"{name} {part}"
+            parts.append(f"## {title}\n\n{options_of(verb)}")
+    return "\n".join(parts)
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Writes what is generated; returns 2 if it is called with arguments."""
+    """Writes the schema; returns 2 if it is called with arguments."""
     if arguments:
         sys.stderr.write("error: usage: python -m harness.cli.documents\n")
         return 2
     SCHEMA.write_text(render_schema(RunRequest), encoding="ascii", newline="\n")
-    text = README.read_text(encoding="utf-8")
-    README.write_text(with_options(text), encoding="utf-8", newline="\n")
-    sys.stdout.write(f"{SCHEMA}\n{README}\n")
+    sys.stdout.write(f"{SCHEMA}\n")
     return 0
 
 

@@ -9,7 +9,7 @@
 
 The type of the field says what is allowed. The field is the option of the command
 line, under its group in ``--help``; the key of study files, with its check and its part
-of the published JSON Schema; and the item of a list in ``harness/README.md``. A
+of the published JSON Schema; and an item of the site's page of options. A
 field without ``Option`` is none of these.
 """
 

@@ -8,7 +8,6 @@ READER = "results/store/untrusted.py"
 KERNEL = "files of the kernel"
 TRIAL = "what the harness has just written for this trial"
 OURS = {
-    "harness/cli/documents.py": "the README of this tree",
     "harness/cli/main.py": "opens the null device",
     "harness/client/scaling_client.py": "a file that is copied, and imports nothing",
     "harness/command/reader.py": "the numbers of a program, with messages of its own",

@@ -45,35 +45,31 @@ def document(root):
     return (root / "harness" / "README.md").read_text(encoding="utf-8")
 
 
-def test_every_verb_has_a_section_and_a_list_of_its_options(document):
-    """In the order of the help; ``python -m harness.cli.documents`` writes them."""
+def test_every_verb_has_a_section_with_its_own_options(document):
+    """In the order of the help."""
     titles = re.findall(r"^### (\w+)$", document, re.MULTILINE)
 
     assert list(cli.commands) == titles
-    assert documents.with_options(document) == document
     for verb in cli.commands:
         text = section(document, verb)
-        assert "<!-- options of " in text
         # A verb that refers to another one may say what it leaves out.
         assert set() == options_in(text) - options_of(verb) - {"-h", "--help"}
 
 
 @pytest.mark.parametrize("verb", cli.commands)
-def test_a_list_names_every_value_of_a_choice(verb, document):
+def test_the_page_of_options_names_every_option_and_value(verb):
     """A reader need not ask the help which formats, modes or devices there are."""
-    rows = document.splitlines()
-    missing = [
-        (option.opts[0], value)
-        for option in cli.commands[verb].params
-        if hasattr(option, "shown")
-        for value in option.declared.kind.choices
-        if not any(
-            row.startswith(f"- `{option.opts[0]}`") and f"`{value}`" in row
-            for row in rows
-        )
-    ]
+    items = documents.page().splitlines()
+    declared = [o for o in cli.commands[verb].params if hasattr(o, "shown")]
 
-    assert [] == missing
+    assert f"## {verb}" in "\n".join(items)
+    for option in declared:
+        (name, *_), values = option.opts, option.declared.kind.choices
+        assert any(
+            item.startswith(f"- `{name}`")
+            and all(f"`{value}`" in item for value in values)
+            for item in items
+        ), (name, values)
 
 
 def test_the_exit_codes_are_the_documented_ones(document):

@@ -233,15 +233,11 @@ def test_the_schema_accepts_what_the_command_line_accepts(text, is_valid):
 
 
 def test_what_is_generated_is_up_to_date(tmp_path, monkeypatch, capsys):
-    readme = tmp_path / "README.md"
-    readme.write_text("<!-- options of status -->\n<!-- end of options -->\n")
-    monkeypatch.setattr(documents, "README", readme)
     monkeypatch.setattr(documents, "SCHEMA", tmp_path / "schema.json")
 
     assert 0 == documents.main()
     assert SCHEMA_TEXT == (tmp_path / "schema.json").read_text()
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
-    assert "- `--watch`: " in readme.read_text()
     assert 2 == documents.main(["x"])
     assert "usage: python -m harness.cli.documents" in capsys.readouterr().err
 
