@@ -44,8 +44,7 @@ CAPABILITIES: dict[str, str] = {
     "end_of_data": "the end of the data raises an error, and a rewind starts over",
     "whole_steps": "a step runs on no replica unless every replica has a batch",
     "whole_epochs": (
-        "an epoch of batches of any size feeds every example once, also where they do "
-        "not fill the last step"
+        "an epoch feeds every example once, also where the last step is smaller"
     ),
     "new_shapes": "batches of new shapes retrace the step and keep its state",
     "ragged_inputs": "ragged batches reach the replicas as ragged tensors",
@@ -138,13 +137,10 @@ class BackendInfo:
 # What no strategy of tf.distribute does.
 _STOCK_LACKS = {
     "loss_objects": (
-        "Keras divides the loss by the number of replicas under a strategy; the "
-        "average of gradients over replicas then divides again"
+        "Keras divides the loss by the number of replicas, and averaging gradients "
+        "divides again"
     ),
-    "shared_rows": (
-        "Keras concatenates the rows of all replicas in its update, and squares "
-        "duplicate rows separately"
-    ),
+    "shared_rows": "Keras squares duplicate rows separately",
     "vectorized_collectives": (
         "a vectorized loop rewrites the graph of one replica; raises an error"
     ),
@@ -153,20 +149,18 @@ _STOCK_LACKS = {
     "model_parallelism": "a replica of tf.distribute is one device here",
     "pipelines": "a replica of tf.distribute is one device here",
     "gradient_accumulation": (
-        "Keras reduces gradients in the branch that accumulates, where a stock "
-        "strategy cannot communicate"
+        "Keras reduces gradients in a branch, where a stock strategy cannot communicate"
     ),
     "dynamic_loss_scale": (
-        "Keras reduces gradients in the branch that skips updates, where a stock "
-        "strategy cannot communicate"
+        "Keras reduces gradients in a branch, where a stock strategy cannot communicate"
     ),
     "random_streams": (
-        "a random op in a nested tf.function and an unseeded random function of Keras "
-        "draw the same numbers on every replica"
+        "random ops in nested functions, and Keras' without a seed, draw the same "
+        "numbers on every replica"
     ),
     "replica_local_state": (
-        "local variables must be declared, and Keras declares batch-norm statistics "
-        "as averaged in every step"
+        "local variables must be declared, and Keras averages batch-norm statistics "
+        "in every step"
     ),
     "sharded_update": "all replicas update its variables",
     "sharded_gradients": "all replicas update its variables",
@@ -174,9 +168,7 @@ _STOCK_LACKS = {
     "unsynchronized_update_check": (
         "under a strategy, Keras optimizers sum gradients themselves"
     ),
-    "whole_steps": (
-        "updates that need no batch, such as counters, also run in a step without one"
-    ),
+    "whole_steps": ("updates that need no batch, such as counters, run without one"),
 }
 # On a TPU a step is one compiled program that starts when its batches have arrived, and
 # it can be split over cores.
@@ -194,7 +186,7 @@ _ASYNC_LACKS = {
     "batches_outside_steps": (
         "pipelines are on the workers; a step can return the batch it read"
     ),
-    "collectives": "they span the replicas of one worker, not all workers",
+    "collectives": "they span one worker's replicas",
     "dynamic_loss_scale": (
         "the scale would change between a worker's read and its update"
     ),
@@ -205,7 +197,7 @@ _ASYNC_LACKS = {
     "input_single": "asynchronous workers cannot take turns on one pipeline",
     **dict.fromkeys(
         ("sharded_gradients", "sharded_parameters"),
-        "each variable, and the update of its gradients, is on one server anyway",
+        "each variable and its update are on one server anyway",
     ),
     "sparse_gradients": "they are averaged over the replicas of one worker only",
     "synchronous_training": "every worker updates from the values that it has read",
@@ -213,7 +205,7 @@ _ASYNC_LACKS = {
     "whole_epochs": "each worker ends its own epoch, with its last whole step",
 }
 
-_SEES_ALL = "a step sees the batch of all replicas: there is nobody to communicate with"
+_SEES_ALL = "a step sees the whole batch, so nothing communicates"
 
 _EVEN = "a mesh divides a batch evenly; raises an error"
 
@@ -229,15 +221,15 @@ _MESH_LACKS = {
     "unsynchronized_update_check": (
         "a gradient is of the batch of all replicas, so every update is alike"
     ),
-    "fit": "fit() asks a strategy of tf.distribute, which a mesh is not",
+    "fit": "a mesh is no strategy of tf.distribute",
     "model_parallelism": "layouts split dimensions in place of logical devices",
     "pipelines": "layouts split dimensions in place of logical devices",
     "gradient_accumulation": "DTensor has no branches that update; not tried",
     "gradient_compression": "DTensor sends gradients in their own type",
     "dynamic_loss_scale": "DTensor has no branches that update; not tried",
-    "sharded_update": "the layout says which device has which part of a variable",
-    "sharded_gradients": "the layout says which device has which part of a variable",
-    "sharded_parameters": "the layout says which device has which part of a variable",
+    "sharded_update": "the layout divides variables",
+    "sharded_gradients": "the layout divides variables",
+    "sharded_parameters": "the layout divides variables",
     "explained_plan": "DTensor places the collectives; explain() counts them",
 }
 
@@ -300,8 +292,8 @@ BACKENDS: dict[str, BackendInfo] = {
             lacks={
                 **_ASYNC_LACKS,
                 "unsynchronized_update_check": (
-                    "workers share one copy, to which every optimizer may add; only "
-                    "overwriting a trainable variable raises an error"
+                    "workers share one copy; only overwriting a trainable variable "
+                    "raises an error"
                 ),
             },
             processes=PARAMETER_SERVERS,
@@ -328,13 +320,11 @@ BACKENDS: dict[str, BackendInfo] = {
             lacks={
                 **_STOCK_LACKS,
                 "fit": (
-                    "Keras 3.15 averages its scalar logs over an axis that they do "
-                    "not have; raises an error"
+                    "Keras 3.15 averages scalar logs over an axis; raises an error"
                 ),
                 "input_single": _OWN_PROGRAMS,
                 "whole_steps": (
-                    "a worker without data is fed zeros until all workers are at the "
-                    "end of their data"
+                    "a worker without data is fed zeros until no worker has any"
                 ),
             },
         ),
@@ -374,8 +364,7 @@ BACKENDS: dict[str, BackendInfo] = {
                 **_STOCK_LACKS,
                 **_ASYNC_LACKS,
                 "compiled_functions": (
-                    "XLA reads variables of its own device only, and these are on "
-                    "parameter servers"
+                    "XLA cannot read variables that are on parameter servers"
                 ),
                 **dict.fromkeys(
                     ("input_per_worker", "input_per_replica", "ragged_inputs"),
