@@ -139,16 +139,15 @@ LIKE_ONE = {
 
 @case("synchronous_training", **LIKE_ONE)
 def trains_dense(repl):
-    """A dense net with SGD, momentum and Adam: losses, weights, updates."""
-    optimizers = {"sgd": sgd, "momentum": momentum, "adam": adam}
+    """A dense net with momentum and Adam: losses, weights, updates."""
+    optimizers = {"momentum": momentum, "adam": adam}
     return train(repl, dense_net, optimizers, normal_features(6))
 
 
 @case("synchronous_training", **LIKE_ONE)
 def trains_with_other_optimizers_and_options(repl):
-    """Nesterov, RMSprop, weight decay, a schedule; clipped, and with a scaled loss."""
+    """RMSprop, weight decay, a schedule; clipped, and with a scaled loss."""
     optimizers = {
-        "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
         "rmsprop": lambda: keras.optimizers.RMSprop(0.01),
         "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
         "schedule": _scheduled,

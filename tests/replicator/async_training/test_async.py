@@ -94,7 +94,7 @@ def test_run_returns_the_last_result_of_every_replica(two_servers):
     assert "2 workers with 2 replicas in sync each; variables" in found["explained"]
 
 
-@pytest.mark.parametrize("name", ["single", "in_graph", "async"])
+@pytest.mark.parametrize("name", ["in_graph", "async"])
 def test_checkpoints_go_from_and_to_other_backends(two_servers, name):
     """Weights, slots, counters and statistics, number for number.
 

@@ -237,7 +237,6 @@ def checkpoints():
     """What other backends restore, and what this one restores of theirs."""
     here = "/job:chief/replica:0/task:0/device:CPU:0"
     others = {
-        "single": lambda: replicator.create("single", devices=[here]),
         "in_graph": lambda: replicator.create(
             "in_graph", num_replicas=2, devices=[here, here]
         ),

@@ -2,7 +2,6 @@
 
 import os
 import types
-from unittest import mock
 
 import case_cluster
 import fork_server
@@ -110,24 +109,6 @@ def system():
     return tpu.TpuSystem("v3-8", "resolver", topology)
 
 
-def test_all_cores_are_the_default_and_a_part_is_assigned(system):
-    """Four replicas of two cores each fill eight; the assignment is TensorFlow's."""
-    with (
-        mock.patch.object(tf.distribute, "TPUStrategy") as strategy,
-        mock.patch.object(tf.tpu.experimental.DeviceAssignment, "build") as build,
-    ):
-        system.make_strategy(None, 1)
-        system.make_strategy(None, 2)
-
-    assert [
-        mock.call("resolver"),
-        mock.call("resolver", experimental_device_assignment=build.return_value),
-    ] == strategy.call_args_list
-    build.assert_called_once_with(
-        system.topology, computation_shape=[1, 1, 1, 2], num_replicas=4
-    )
-
-
 def test_cores_that_do_not_fit_are_refused(system):
     """Five replicas of two cores on eight; three cores; no number of cores."""
     calls = {
@@ -182,23 +163,6 @@ def test_wide_integers_are_summed_in_parts_exactly(dtype):
         expected = values[0] + values[1]
     assert dtype == total.dtype
     np.testing.assert_array_equal(expected, tf.bitcast(total, tf.int64))
-
-
-def test_logical_devices_are_those_of_the_strategy():
-    """TPUStrategy places ops and variables on a core of the replica."""
-    strategy = mock.MagicMock(spec=tf.distribute.Strategy)
-    strategy.extended = mock.MagicMock()
-    strategy.extended.experimental_logical_device.return_value = "scope"
-    strategy.num_replicas_in_sync = 4
-    system = mock.MagicMock()
-    system.make_strategy.return_value = strategy
-    with mock.patch.object(tpu, "connect", return_value=system):
-        repl = replicator.TpuReplicator(tpu="x", logical_devices_per_replica=2)
-
-    assert "scope" == repl.logical_device(1)
-    strategy.extended.experimental_logical_device.assert_called_once_with(1)
-    with pytest.raises(errors.DeviceError, match=r"logical_device\(2\) does not exist"):
-        repl.logical_device(2)
 
 
 def test_sparse_gradients_of_unknown_length_are_refused():

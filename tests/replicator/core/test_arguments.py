@@ -60,16 +60,11 @@ _NO_TENSORS = {
 }
 _TAKE_TENSORS = {
     r"all_reduce\(\) takes a nest of dense tensors": replicator.all_sum,
-    r"all_gather\(\) takes a nest of dense tensors": replicator.all_gather,
-    r"broadcast\(\) takes a nest of dense tensors": replicator.broadcast,
     r"mean_over_examples\(\) takes a tensor of one value per example": (
         replicator.mean_over_examples
     ),
     r"map_reduce: fn\(items\[0\]\) must return a nest of dense tensors": (
         lambda value: replicator.map_reduce(lambda _: value, [1])
-    ),
-    r"map_gather: fn\(items\[0\]\) must return a nest of dense tensors": (
-        lambda value: replicator.map_gather([1], lambda _: value)
     ),
 }
 

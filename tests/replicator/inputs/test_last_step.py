@@ -217,31 +217,6 @@ def test_a_pipeline_works_ahead_of_the_steps():
     assert 2 == int(num_read["plain"])
 
 
-@pytest.mark.parametrize(
-    ("devices", "how"),
-    [
-        # The state of tf.data holds the buffer.
-        (None, "exact, from the state of the iterators"),
-        (DEVICES, "by skipping the 3 steps that were read (batches prefetched to"),
-    ],
-)
-def test_training_continues_with_the_batch_behind_the_last_one(tmp_path, devices, how):
-    """What waited when the checkpoint was saved is read again, on any device."""
-    repl = replicator.create("in_graph", num_replicas=2, devices=devices)
-    with repl.context():
-        weight = tf.Variable(1.0)
-    inputs = repl.make_input_iterator(numbered(20), prefetch_to_device=2)
-    manager = repl.make_checkpoint_manager(tmp_path, inputs=inputs, weight=weight)
-    read(inputs, 3)
-    manager.save(3)
-    read(inputs, 4)
-
-    restored = manager.restore()
-
-    assert restored.input_position.startswith(how)
-    assert [[6, 7]] == read(inputs, 1)
-
-
 def test_a_number_of_batches_that_makes_no_sense(on_two_devices):
     for wrong in (-1, True, "2", 1.5):
         with pytest.raises(

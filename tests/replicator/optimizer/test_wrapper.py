@@ -1,5 +1,7 @@
 """A wrapped optimizer where Keras' own is expected, whoever wrapped it."""
 
+import copy
+
 import keras
 import pytest
 import tensorflow as tf
@@ -149,7 +151,11 @@ def test_attributes_belong_to_who_defined_them():
     assert own | {"label": "second", "uses_fused_update": True} == vars(optimizer)
     assert not hasattr(inner, "label")
     assert not hasattr(inner, "uses_fused_update")
-    assert 0.25 == float(inner.learning_rate)
+    assert 0.25 == float(inner.learning_rate) == float(optimizer.learning_rate)
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        _ = optimizer.no_such_thing
+    # Looking up attributes of a half-made copy ends.
+    assert 0.25 == float(copy.copy(optimizer).learning_rate)
 
 
 def _slices(values, dense_shape=None):

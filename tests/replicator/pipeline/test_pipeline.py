@@ -54,46 +54,6 @@ def test_batch_norm_has_statistics_of_micro_batches_and_one_update():
     np.testing.assert_allclose(norm.moving_variance, 0.99 + 0.01 * variances, rtol=1e-5)
 
 
-def test_tokens_and_masks_pass_through_stages():
-    repl = replicator.create(
-        "in_graph", num_replicas=1, devices=["CPU:0", "CPU:1"],
-        logical_devices_per_replica=2,
-    )  # fmt: skip
-    table = np.random.default_rng(0).standard_normal((5, 3), np.float32)
-    with repl.context():
-        with replicator.logical_device(0):
-            embedding = tf.Variable(table, name="embedding")
-        with replicator.logical_device(1):
-            head = tf.Variable(tf.ones([3, 5]), name="head")
-    stages = [
-        lambda tokens: (tf.gather(embedding, tokens), tokens),
-        lambda pair: (
-            tf.matmul(pair[0], head) * tf.cast(pair[1] > 0, tf.float32)[:, None]
-        ),
-    ]
-    tokens = tf.constant([0, 1, 1, 2, 3, 4, 4, 4])
-
-    def loss_fn(logits, labels):
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-        return tf.reduce_mean(losses)
-
-    def step():
-        pipeline = replicator.Pipeline(stages, num_microbatches=4)
-        loss, pairs = pipeline.loss_and_gradients((tokens, tokens), loss_fn)
-        return loss, [gradient for gradient, _ in pairs]
-
-    loss, gradients = tf.nest.map_structure(lambda one: one[0], repl.run(step))
-    with tf.GradientTape() as tape:
-        expected = loss_fn(stages[1](stages[0](tokens)), tokens)
-    wanted = tape.gradient(expected, [embedding, head])
-
-    np.testing.assert_allclose(loss, expected, rtol=1e-5)
-    for found, one in zip(gradients, wanted, strict=True):
-        np.testing.assert_allclose(
-            found, tf.convert_to_tensor(one), rtol=1e-4, atol=1e-6
-        )
-
-
 def test_gradients_of_low_precision_are_summed_in_float32():
     """256 + 1 is 256 in bfloat16, so that small micro-batches would vanish."""
     repl = replicator.create(
