@@ -12,26 +12,6 @@ def _floats(values):
     return [float(v) for v in values]
 
 
-def test_setting_one_variable_leaves_the_copies_of_others(in_graph, per_replica):
-    """A new learning rate does not average replica-local statistics."""
-    with in_graph.context():
-        rate = tf.Variable(1.0, trainable=False)
-        statistic = tf.Variable(0.0, trainable=False)
-
-    def write(x):
-        statistic.assign(x)
-        return rate * x
-
-    def read():
-        return rate * statistic
-
-    in_graph.run(write, per_replica([1.0, 3.0]))
-    rate.assign(2.0)
-
-    assert [2.0, 6.0] == _floats(in_graph.run(read))
-    assert 2.0 == float(statistic)
-
-
 def test_a_statistic_that_is_not_a_number_stays_where_it_arose(in_graph, per_replica):
     """NaN differs from itself, but nobody set it outside: replica 0 keeps its own."""
     with in_graph.context():

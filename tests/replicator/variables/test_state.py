@@ -85,29 +85,6 @@ def test_memory_does_not_grow_over_thousands_of_steps(name):
     assert sizes[-1] - sizes[-2] < most, sizes
 
 
-def test_a_value_set_before_a_dispatch_that_ends_early_counts_once(in_graph):
-    """Of four steps none, then three have data; each replica adds its own numbers."""
-    with in_graph.context():
-        local = tf.Variable(0.0, trainable=False)
-    inputs = in_graph.make_input_iterator(
-        lambda _: tf.data.Dataset.range(6).map(lambda x: tf.cast(x, tf.float32))
-    )
-
-    def step(x):
-        local.assign_add(x)
-        return local.read_value()
-
-    for first, after in ((0, (0 + 2 + 4 + 1 + 3 + 5) / 2), (3, 0.0)):
-        local.assign(100.0 + first)
-        with pytest.raises(tf.errors.OutOfRangeError):
-            in_graph.run(step, inputs, num_steps=4)
-        assert 3 == in_graph.num_steps_run
-        assert 100.0 + first + after == float(local)
-    inputs.reinitialize()
-
-    assert [103.0, 104.0] == [float(v) for v in in_graph.run(step, inputs)]
-
-
 def test_a_replica_local_variable_of_unknown_shape_grows(in_graph):
     """On each replica by its own rows; outside it reads as their mean, and resets."""
     rows = tf.Variable(tf.zeros([1, 2]), shape=[None, 2], trainable=False)
