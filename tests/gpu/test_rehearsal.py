@@ -18,7 +18,6 @@ from fake_nvml import FakeNvml, make_gpus
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
-from workloads import spec
 
 FOLDER = Path(__file__).parent
 # Runs another program while networks are short.
@@ -102,7 +101,7 @@ def test_every_sweep_can_be_planned_on_eight_gpus(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.chdir(tmp_path)
     sweeps = [[*chosen] for chosen in options_of_sweeps.values()]
-    jits = [f"--option=jit={jit}" for jit in (spec.JIT_OFF, spec.JIT_COMPUTE)]
+    jits = [f"--option=jit={jit}" for jit in ("off", "compute")]
     sweeps += [[*options_of_sweeps["compiled"], jit] for jit in jits]
     makefile = (FOLDER.parents[1] / "Makefile").read_text(encoding="utf-8")
     (flags,) = re.findall(r"^SWEEP_GPU_FLAGS \?= (.+)$", makefile, re.MULTILINE)

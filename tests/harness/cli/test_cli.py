@@ -1,7 +1,9 @@
 """The command line: what it prints, where, with which exit code; help and progress."""
 
 import contextlib
+import datetime as dt
 import errno
+import itertools
 import json
 import os
 import re
@@ -13,23 +15,17 @@ from pathlib import Path
 
 import pytest
 from click.shell_completion import BashComplete
+from command_words import overridden
+from loads import QUIET
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
+from harness.machine import disturbance
+from harness.run import trial_runner
+from reports.page import build
+from results.records.models import SCHEMA_VERSION
 from results.store import lock
-
-
-def test_plan_lists_trials_on_stdout_and_notes_on_stderr(harness, written):
-    """Data and remarks do not mix, and nothing is written."""
-    code, out, err = harness(
-        "sweep", "--dry-run", "--workload=resnet50", "--preset=smoke"
-    )
-
-    assert exit_codes.OK == code
-    assert "in_graph x1 weak+strong, batch 1x4, run 0" in out
-    assert "5 runs of 2 min 24 s, or less after 23 rounds" in out
-    assert "default for" in err
-    assert [] == written()
+from results.store.study_store import Store
 
 
 def test_list_prints_names_as_text_and_json(harness):
@@ -144,22 +140,6 @@ def test_studies_are_listed_with_their_progress(harness):
     ]
 
 
-@pytest.mark.usefixtures("two_studies")
-def test_an_unreadable_study_is_named_and_the_others_are_listed(harness, tmp_path):
-    (tmp_path / "runs" / "part" / "plan.json").write_text("{")
-    code, out, err = harness("list", "studies")
-
-    assert exit_codes.USAGE == code
-    assert out.startswith("whole  ")
-    assert re.match(r"error: corrupt record '.*part/plan.json'", err)
-
-
-def test_a_directory_without_studies_is_no_error(harness):
-    code, out, err = harness("list", "studies")
-
-    assert (exit_codes.OK, "", "no study in 'runs'\n") == (code, out, err)
-
-
 def complete(arguments, incomplete):
     shell = BashComplete(cli.cli, {}, cli.SCRIPT, "")
     return [item.value for item in shell.get_completions(arguments, incomplete)]
@@ -176,18 +156,6 @@ def test_a_shell_completes_verbs_options_and_studies(harness, monkeypatch, tmp_p
     assert [] == complete(["report"], "")
     assert ["part", "whole"] == complete(["report", "--runs-dir", "others"], "")
     assert ["whole"] == complete(["report", "--runs-dir", "others", "part"], "w")
-
-
-def test_the_documented_line_makes_a_shell_complete(monkeypatch, capsys):
-    monkeypatch.setenv(cli.COMPLETION, "bash_source")
-    with pytest.raises(SystemExit) as ended:
-        cli.main([])
-    out = capsys.readouterr().out
-
-    assert 0 == ended.value.code
-    assert "replicator-harness" in out
-    assert f"{cli.COMPLETION}=bash_complete" in out
-    assert "complete -o nosort -F" in out
 
 
 @pytest.fixture
@@ -298,27 +266,133 @@ def test_modules_of_a_user_do_not_shadow_the_packages(users_folder):
     assert "user: " not in done.stderr
 
 
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_trials")]
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "runs" / "s"
+
+
 @pytest.mark.processes
-def test_processes_that_the_harness_starts_find_them_too(users_folder):
-    """They are called as modules, some of them in the user's folder."""
-    done = run_module(users_folder, "harness.trial.ranks")
+@pytest.mark.usefixtures("forked_trials")
+@pytest.mark.usefixtures("with_pages")
+def test_a_sweep_ends_with_table_and_report(
+    harness, overrides, root, small, monkeypatch
+):
+    """The report is made anew by the same command; elsewhere, its path is data."""
+    monkeypatch.setattr(build, "build_report", lambda *_: "<html>a page</html>\n")
+    args = ("sweep", *overridden(small, "--repeats=1", "--no-match", "--study=s"))
+    code, out, err = harness(*args, overrides=overrides)
+    page = (root / "report" / "index.html").read_text()
 
-    assert "harness/trial/ranks.py" in done.stderr
-    assert "user: " not in done.stderr
+    assert exit_codes.OK == code
+    assert "images/s" in out
+    assert "[4/4]   ok," in err
+    assert "\x1b[" not in out + err
+    assert "report: runs/s/report/index.html" in err
+    assert "<html>a page</html>\n" == page
+
+    monkeypatch.setattr(build, "build_report", lambda *_: "made anew")
+    code, out, err = harness(*args, "--json", overrides=overrides)
+    assert exit_codes.OK == code
+    assert 4 == json.loads(out)["coverage"]["ok"]
+    assert "4 trials, 4 already finished" in err
+    assert "made anew" == (root / "report" / "index.html").read_text()
+    code, out, _ = harness("report", "s", "-o", "elsewhere/r.html")
+    assert (exit_codes.OK, "elsewhere/r.html\n") == (code, out)
+    assert "made anew" == (root.parents[1] / "elsewhere" / "r.html").read_text()
+
+
+@pytest.mark.usefixtures("finished")
+def test_a_newer_store_is_refused_with_an_instruction(refuse, root, small):
+    plan = json.loads((root / "plan.json").read_text())
+    (root / "plan.json").write_text(json.dumps(plan | {"schema_version": 7}))
+    expected = f"schema 7, this reads up to {SCHEMA_VERSION}): upgrade"
+    for words in (
+        ("sweep", *small, "--study=s"),
+        ("sweep", "--study", "s"),
+        ("status", "s"),
+        ("report", "s"),
+    ):
+        assert f"newer version ({expected}" in refuse(*words)
+
+
+@pytest.mark.usefixtures("finished")
+def test_a_study_that_another_harness_measures_is_refused(refuse, root, small):
+    with lock.lock_study(root):
+        err = refuse("sweep", *overridden(small, "--repeats=9", "--study=s"))
+
+    assert re.search(rf"error: study .* is in use by process {os.getpid()}", err)
 
 
 @pytest.mark.processes
-def test_a_tree_of_sources_is_its_own_folder():
-    """Called in the folder that the packages are in, that folder stays in the path."""
-    code = "import sys; sys.argv = ['-m']; import harness; print(sys.path[0])"
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+@pytest.mark.usefixtures("forked_trials")
+@pytest.mark.parametrize(
+    ("behavior", "expected", "num_failed"),
+    [
+        ("tf_mirrored:2:build_fail", exit_codes.SOME_TRIALS_FAILED, 1),
+        ("*:*:build_fail", exit_codes.NOTHING_MEASURED, 4),
+    ],
+)
+def test_failures_are_finished_and_run_again_when_asked(
+    harness, overrides, monkeypatch, tmp_path, small, behavior, expected, num_failed
+):
+    """Zero trials measured is never success; status lists what failed."""
+    count = tmp_path / "count"
+    monkeypatch.setenv("FAKE_COUNT_FILE", str(count))
+    monkeypatch.setenv("FAKE_BEHAVIOR", behavior)
+    args = overridden(small, "--study=s", "--repeats=1", "--no-match")
+    code, _, err = harness("sweep", *args, overrides=overrides)
+    again, _, _ = harness("sweep", "--study", "s", overrides=overrides)
+    _, out, _ = harness("status", "s")
 
-    assert done.stdout.strip() in ("", str(ROOT))
+    assert expected == code == again
+    assert 4 == len(count.read_text().split())
+    assert "failed, took" in err
+    assert "[4/4]" in err
+    text = f"{num_failed} of 4 trials are not ok: see 'status runs/s'; --retry"
+    assert text in err
+    assert "failed in build: the reducer is out of paper" in out
+    monkeypatch.delenv("FAKE_BEHAVIOR")
+    retry = ("sweep", "--study", "s", "--retry=failed")
+    assert exit_codes.OK == harness(*retry, overrides=overrides)[0]
+    assert 4 + num_failed == len(count.read_text().split())
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("forked_trials")
+@pytest.mark.parametrize(
+    "order",
+    [
+        ("--order=sequential", "--repeats=1"),
+        ("--order=interleaved", "--repeats=2", "--rounds=3", "--budget=none"),
+    ],
+    ids=["sequential", "relay"],
+)
+def test_a_clock_that_is_set_back_changes_no_figure(
+    order, harness, overrides, monkeypatch, tmp_path
+):
+    """An hour at every look: durations and figures are as they would have been."""
+    hours = itertools.count()
+    start = dt.datetime(2026, 3, 29, 3, tzinfo=dt.timezone.utc)
+
+    def now_text():
+        return (start - dt.timedelta(hours=next(hours))).isoformat()
+
+    monkeypatch.setattr(trial_runner, "now_text", now_text)
+    # Verifying applies the rule for turns anew, so it must have been the real one.
+    monkeypatch.setattr(disturbance, "between", lambda _before, _after: QUIET)
+    real_rule = overrides | {"void_reason": disturbance.void_reason}
+    options = ("--replicas=1,2", "--mode=weak", "--no-match", *order, "--study=s")
+    request = ("--workload=resnet50", "--preset=smoke", "--backends=in_graph")
+    code, _, err = harness("sweep", *request, *options, overrides=real_rule)
+    verified, said, complaints = harness("verify", "s")
+    trials = Store.open(tmp_path / "runs" / "s").trials()
+    statuses = [trial.status for trial in trials if trial.status is not None]
+
+    assert exit_codes.OK == code, err
+    assert exit_codes.OK == verified, said + complaints
+    assert 2 <= len(statuses)
+    assert all(status.ended_at < status.started_at for status in statuses)
+    assert all(0.0 < status.duration_sec < 600.0 for status in statuses)

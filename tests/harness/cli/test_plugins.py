@@ -89,18 +89,6 @@ def planned(near, harness):
     return run
 
 
-def test_a_workload_of_the_folder_is_planned(planned):
-    plan = planned()
-    spec = plan["trials"][0]["spec"]
-    found = plan["plugins"]["workload mine"]
-
-    assert "mine" == spec["workload"]
-    assert {"workload": "near:WORKLOAD"} == spec["plugins"]
-    assert "near:WORKLOAD" == found["object"]
-    assert "not an installed package" == found["package"]
-    assert found["files"].startswith("1 (")
-
-
 def test_its_code_is_part_of_the_code_digest(near, planned, refuse, monkeypatch):
     """What it imports of the same folder too; a file that it does not use is none."""
     near.with_name("other.py").write_text("A = 1\n", encoding="utf-8")
@@ -138,15 +126,12 @@ def test_a_study_of_another_state_of_a_plugin_is_not_resumed(
 
 NEAR = "--workload=near:WORKLOAD"
 UNUSABLE = [
-    ("--workload=near:WORKLOD", "has no 'WORKLOD'; it has WORKLOAD"),
     ("--workload=near:model", "is of type function, and has to be a workloads."),
     ("--workload=near.py:WORKLOAD", "name its module, as for 'python -m': near:"),
     ("--workload=afar", "unknown workload 'afar'; known are "),
     (f"{NEAR} --backends=near:WORKLOAD", "is of type Workl"),
-    (f"{NEAR} --preset=big", "of mine 'big'; known are own"),
     (f"{NEAR} --option=loop=fit --option=jit=compute", "compile() of Keras takes a wh"),
     (f"{NEAR} --launcher=near:WORKLOAD", "LauncherInfo"),
-    (f"{NEAR} --launcher=ship", "unknown launcher 'ship'"),
 ]
 
 

@@ -1,22 +1,17 @@
 """Estimates, and what is shown while trials run, in sequence and in a relay."""
 
 import contextlib
-import dataclasses
 import io
 import os
 import pty
-import queue
 import re
 import sys
 
 import pytest
-from damaged import put
-from hung import at_most
 
 from harness.cli import running
 from harness.planning import estimate
-from harness.run import session, sweep
-from harness.run.trial_runner import RunSettings
+from harness.run import session
 from results.records import identity
 from results.records.models import (
     Budget,
@@ -65,21 +60,6 @@ def test_the_time_left_moves_between_two_events():
         assert f"{text} left" == running.left_text(seconds)
 
 
-def test_a_log_says_now_and_then_what_a_long_trial_does(small_plan):
-    now, stream = [0.0], io.StringIO()
-    shown = running.PlainProgress(stream, clock=lambda: now[0])
-    shown.begin(8, 0)
-    shown.trial_started(small_plan.trials[0], 100.0)
-    for now[0] in (2.0, 29.0, 31.0, 33.0, 62.0):
-        shown.phase("training", 100.0 - now[0])
-    lines = stream.getvalue().splitlines()[2:]
-
-    assert lines == [
-        "[1/8]   training (1 min 09 s left)",
-        "[1/8]   training (38 s left)",
-    ]
-
-
 def test_the_phase_of_a_running_trial_is_read_from_its_rank_file(tmp_path):
     reader = session.PhaseWatch(tmp_path)
     shown = [reader.look()]
@@ -103,27 +83,6 @@ def test_the_phase_of_a_running_trial_is_read_from_its_rank_file(tmp_path):
         "training, 1 evaluated",
     ]
     assert set(session.WORDS) == set(Phase)
-
-
-@pytest.mark.parametrize("what", ["nested", "a pipe", "a link"])
-def test_what_no_process_of_ours_wrote_ends_no_progress(tmp_path, what):
-    """The trial shows what it showed before; whoever concludes it names the file."""
-    path = tmp_path / "rank_0.jsonl"
-    if what == "nested":
-        path.write_text('{"kind": "phase", "phase": ' + "[" * 60_000 + "\n")
-    else:
-        put(path, "pipe" if what == "a pipe" else "loop")
-
-    with at_most(10):
-        assert "starting" == session.PhaseWatch(tmp_path).look()
-
-
-def test_a_trial_that_runs_alone_shows_its_phase_until_it_ends(tmp_path):
-    shown = queue.Queue[str]()
-    with session.PhaseWatch(tmp_path, shown.put, period_sec=0.001) as watch:
-        assert "starting" == shown.get(timeout=10)
-
-    assert not watch._thread.is_alive()
 
 
 def test_unreadable_studies_are_no_basis(tmp_path, make_spec):
@@ -253,96 +212,3 @@ def test_a_plan_says_the_time_of_its_relay(relayed, measuring, each_sec, expecte
     found = estimate.estimate(relayed.trials, durations, measuring)
 
     assert found.text.startswith(f"about {expected}")
-
-
-class TimesLeft(running.PlainProgress):
-    """Keeps what is shown as time left."""
-
-    def __init__(self):
-        super().__init__(io.StringIO())
-        self.shown = []
-
-    def stage(self, _text, eta_sec, *, is_most=False):
-        assert eta_sec is not None
-        self.shown.append((eta_sec, is_most))
-
-
-def _generations(monkeypatch, store, plan, alone, measuring):
-    now = [1000.0]
-    monkeypatch.setattr(sweep.time, "monotonic", lambda: now[0])
-
-    def generation(*args):
-        stage = args[3]
-        stage("starting", None)
-        now[0] += 5
-        stage("round 1", 55.0)
-        now[0] += 5
-        stage("round 2", 10.0)
-        now[0] += 10
-        stage("checking and recording", None)
-        return []
-
-    monkeypatch.setattr(sweep, "run_generation", generation)
-    settings = RunSettings(timeout_sec=60.0, measuring=measuring)
-    durations, found = estimate.Durations(), []
-    store.write_plan(plan)
-    for first in (0, 4):
-        listener = TimesLeft()
-        loop = sweep._Loop(
-            store=store, settings=settings, progress=listener, durations=durations
-        )
-        later = [*plan.trials[first + 4 :], *alone]
-        loop.run_generation(plan.trials[first : first + 4], later)
-        found.append(listener.shown)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("measuring", "second", "is_most"),
-    [
-        # What the first one took, not what it may take.
-        (FIXED, [20.0, 15.0, 10.0, 0.0], False),
-        # Those planned are only until the next look: ten more of 20 s follow.
-        (LOOKS, [220.0, 215.0, 210.0, 200.0], True),
-        (TARGET, [1800.0, 1795.0, 1790.0, 1780.0], True),
-    ],
-)
-def test_the_time_left_goes_on_where_a_generation_ended(
-    relayed, small_plan, store, monkeypatch, measuring, second, is_most
-):
-    """Two trials that run alone afterwards are assumed to take 30 s each."""
-    alone = small_plan.trials[:2]
-    first, found = _generations(monkeypatch, store, relayed, alone, measuring)
-
-    assert [(60.0 + sec, is_most) for sec in second] == found
-    if measuring is FIXED:
-        assert [(60.0 + sec, False) for sec in (120.0, 115.0, 30.0, 20.0)] == first
-    assert "at most 3 min 40 s left" == running.left_text(220.0, is_most=True)
-
-
-def test_a_relay_stops_where_no_turn_counts(relayed, store, settings, monkeypatch):
-    store.write_plan(relayed)
-    reason = "all 3 blocks are discarded; the last one: busy"
-    failure = Failure(phase=Phase.MEASURE, reason=reason)
-    generations = []
-
-    def generation(*_):
-        generations.append(relayed.trials[:4])
-        for trial in generations[0]:
-            void = status_of(TrialStatus.VOID, failure, trial.trial_id)
-            store.write_spec(trial.trial_id, trial.spec)
-            store.write_status(trial.trial_id, void)
-        return [void] * 4
-
-    monkeypatch.setattr(sweep, "run_generation", generation)
-    stream = io.StringIO()
-    shown = running.PlainProgress(stream)
-    settings = dataclasses.replace(settings, measuring=FIXED)
-    sweep.run_trials(store, relayed.trials, settings, shown, estimate.Durations())
-
-    assert 1 == len(generations)
-    assert stream.getvalue().splitlines()[-1] == (
-        f"stopped: no block of run 1 counts ({reason}); end what else runs on"
-        " these cores ('doctor' names it), then run the same command with --retry"
-        " failed"
-    )

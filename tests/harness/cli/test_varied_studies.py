@@ -162,14 +162,10 @@ NOT_VARIED = [
         "--vary=data",
         r"--vary: 'data' is not KEY=A,B,...; write for example global-batc",
     ),
-    ("--vary=data=a,,b", r"'data=a,,b' is not KEY=A,B"),
-    ("--vary=data=a,a", r"'a' is given twice, or its study would have the name of"),
     ("--vary=data=a:b,a/b", r"'a:b' is given twice, or its study would have the name"),
     ("--vary=data=a", r"has 1 values; allowed are 2 to 100; of one, use --data"),
     ("--vary=global-batch-size=8,x --mode=strong", r"'x' is not an integer"),
     ("--vary=global-batch-size=8,16", r"--global-batch-size 8 has no effect with"),
-    ("--vary=data=digits,nothing", r"unknown data|'nothing'"),
-    ("--vary=no_such=1,2", r"no_such"),
     ("--vary=data=digits,synthetic --json", r"--json is for one study, and --"),
     (
         "--vary=data=digits,synthetic --data=digits",
@@ -185,39 +181,3 @@ def test_what_cannot_be_varied_is_refused_before_anything_is_written(
     err = refuse(*overridden((*SWEEP, "--mode=weak"), *options.split()))
 
     assert re.search(message, err), err
-
-
-@pytest.mark.parametrize(
-    ("axis", "first"),
-    [
-        ("global-batch-size=8,16", "global-batch-size-8"),
-        # Options of the workload by their names.
-        ("learning_rate_per_256=0.1,0.2", "learning_rate_per_256-0.1"),
-    ],
-)
-def test_a_plan_shows_every_value(harness, written, axis, first):
-    words = (*BATCHES[1:-1], f"--vary={axis}")
-    code, out, err = harness("sweep", "--dry-run", *words)
-
-    assert exit_codes.OK == code, err
-    planned = re.findall(r"^runs/s/(\S+): 8 trials", out, re.MULTILINE)
-    assert first == planned[0]
-    assert 2 == len(planned)
-    assert [] == written()
-
-
-@pytest.mark.processes
-def test_a_folder_of_something_else_is_not_used(
-    made, harness, overrides, forked_trials
-):
-    other = [
-        w.replace("global-batch-size=8,16", "data=digits,synthetic") for w in BATCHES
-    ]
-    code, _, err = harness(*other, overrides=overrides)
-
-    assert exit_codes.USAGE == code
-    assert "study 's' varies 'global-batch-size', and this sweep 'data'; choose" in err
-    (made / "t").mkdir()
-    code, _, err = harness(*(w.replace("--study=s", "--study=t") for w in BATCHES))
-    assert exit_codes.USAGE == code
-    assert "exists and is no parameter sweep; choose another --study" in err

@@ -146,15 +146,6 @@ def test_a_share_has_the_interval_of_wilson():
         run.quality("top_1", float("nan"), num_examples=5)
 
 
-def test_a_control_that_there_is_not_is_no_attribute():
-    controls = scaling_client.Controls("nosync")
-
-    assert controls.nosync
-    assert not controls.synthetic
-    with pytest.raises(AttributeError, match="no control 'no_sync', there are"):
-        controls.no_sync  # noqa: B018 - reading it is the test
-
-
 @pytest.mark.parametrize("is_sustained", [False, True])
 def test_the_collector_works_within_sustained_turns_only(is_sustained):
     fields = {"is_sustained": True} if is_sustained else {}
@@ -207,7 +198,6 @@ def test_the_example_in_cpp_conforms(tmp_path, capsys):
 WRONG = [
     ("runs alone", "leaves", "rank 0 recorded a failure: the loop over run.steps()"),
     ("takes turns", "says_other_version", "rank 0 speaks version 99 of the protocol"),
-    ("takes turns", "raise", "exit code 1; its last line: 'second line'"),
     ("controls", "no_steps", "rank 0 recorded a failure: the program connected"),
     ("other versions", "says_other_version", "client.json of version 99 gave exit"),
 ]
@@ -223,11 +213,3 @@ def test_what_a_program_does_wrong_is_said(
     assert 4 == conform("--only", check, "--", *words_of())
     (line,) = capsys.readouterr().out.splitlines()
     assert f"failed  {check:<15} {message}" in line
-
-
-@pytest.mark.processes
-def test_a_program_that_is_not_there_is_an_error(capsys):
-    assert 2 == conform("--", "no-such-program")
-    assert "there is no program 'no-such-program' here" in capsys.readouterr().err
-    assert 2 == conform("--", sys.executable, "{replica}")
-    assert "did you mean 'replicas'" in capsys.readouterr().err

@@ -14,10 +14,8 @@ from harness.cli import exit_codes
 from harness.client import scaling_client
 from harness.run import rounds, session
 from harness.trial import process_tree
-from results.records import protocol as client_protocol
 from results.records.models import Control, Order, TrialStatus
 from results.store.study_store import Store
-from results.verify import trials
 
 pytestmark = pytest.mark.processes
 CLIENT = Path(scaling_client.__file__).parent
@@ -61,7 +59,7 @@ def sweep(client, harness, overrides, tmp_path, monkeypatch):
 
 def kinds_of(folder, rank=0):
     lines = (folder / f"rank_{rank}.jsonl").read_bytes().splitlines()
-    return [client_protocol.read_line(line).kind for line in lines]
+    return [json.loads(line)["kind"] for line in lines]
 
 
 def reason_of(trial):
@@ -73,7 +71,6 @@ def reason_of(trial):
 def test_a_program_takes_turns(sweep):
     trial, folder = sweep()
     result, (rank,) = trial.result, trial.result.ranks
-    raw = trials.read_trial(folder, 3)
 
     assert (TrialStatus.OK, None) == (trial.status.status, trial.status.failure)
     assert {0, 1} == {turn.round_index for turn in result.turns}
@@ -84,10 +81,6 @@ def test_a_program_takes_turns(sweep):
     assert 2**20 < rank.peak_memory_bytes
     (metric,) = result.quality
     assert (0.6569, 0.8246) == pytest.approx((metric.low, metric.high), abs=1e-4)
-    assert raw.is_complete
-    assert raw.result["window_sec"] == pytest.approx(result.window_sec)
-    assert list(rank.losses) == raw.result["ranks"][0]["losses"]
-    assert scaling_client.PROTOCOL == client_protocol.VERSION
     kinds = kinds_of(folder)
     assert ["trial", "phase", "client", "phase", "facts"] == kinds[:5]
     assert ["quality"] == kinds[-1:]
@@ -103,13 +96,14 @@ def test_ranks_take_each_turn_together(sweep):
     assert "clock" in kinds_of(folder, 1)
 
 
-def test_a_trial_that_runs_alone_has_one_window(sweep):
+def test_a_trial_that_runs_alone_has_one_window(sweep, harness):
     trial, _ = sweep("--order=sequential", "--steps=3+12", BEHAVIOR="no_loss")
 
     assert (TrialStatus.OK, None) == (trial.status.status, trial.status.failure)
     assert 12 == len(trial.result.ranks[0].step_time_sec)
     assert () == trial.result.ranks[0].losses
     assert () == trial.result.turns
+    assert exit_codes.OK == harness("verify", "s")[0]
 
 
 def test_a_loss_that_is_not_finite_gives_no_number(sweep):
@@ -127,12 +121,9 @@ BAD = {
     r" give the program the client of this harness \('python -m harness.client",
     "no_steps": r"the program connected, and never ended a step: loop over run.steps",
     "never_done": r"step 0 was not ended: call step.done\(\) once in each iteration",
-    "twice": r"step 0 was ended twice: call done\(\) once",
     "other_batch": r"step 0 had 20 examples, the trial has a global batch of 4: let",
     "leaves": r"the loop over run.steps\(\) was left after 7 steps, before the harness",
     "raise": r"the reducer is out of paper$",
-    "exit": r"the process exited before it completed, with exit code 3: rank 0 was in"
-    r" phase measure after",
     "short": r"a step took \d+ us, less than the 100000 us that can be timed: wait for"
     r" the device before step.done\(\), or do more work per step",
 }
@@ -189,16 +180,6 @@ def test_a_control_that_the_program_never_reads_is_refused(sweep):
 
     message = "this trial is the control 'nosync', which the program does not have"
     assert message in reason_of(trial)
-
-
-def test_a_relay_whose_turns_are_all_void_goes_on(sweep, overrides, monkeypatch):
-    """To its last generation, as one of our own workloads does: it is shown."""
-    monkeypatch.setitem(overrides, "void_reason", lambda *_: "busy")
-    _, folder = sweep("--repeats=2", "--rounds=1")
-    ended = [of for of in Store.open(folder.parents[1]).trials() if of.status]
-
-    assert {0, 1} == {of.spec.repetition_index for of in ended}
-    assert {TrialStatus.VOID} == {of.status.status for of in ended}
 
 
 PROGRAM = """

@@ -7,10 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from harness.cli import exit_codes
 from harness.command import numbers
 from harness.command.reader import CountReader, LineReader, ReadingError, check_missed
-from results.store.study_store import Store
 
 
 def read(option, *lines):
@@ -126,7 +124,7 @@ PATTERNS = (
 )
 
 
-@settings(max_examples=2500, deadline=None)
+@settings(max_examples=800, deadline=None)
 @given(
     st.sampled_from([*READ, *UNCLEAR]),
     st.integers(1000, 99_999_999) | st.integers(1, 999_999).map(lambda n: n * 1000),
@@ -165,37 +163,26 @@ def test_a_number_is_read_whole_or_refused(
     ("option", "line", "value"),
     [
         ("step_time[comma]=took ([0-9]+)", "took 1,9 s", 1.9),
-        ("step_time[comma]=took ([0-9]+)", "took 1.234,5", 1234.5),
         ("step_time[thousands]=took ([0-9]+)", "took 1,234", 1234),
         ("step_time[columns]=took ([0-9]+)", "took 1,234", 1),
-        ("step_time[columns]=took ([0-9]+)", "took 1 234", 1),
         ("step_time[spaces]=took ([0-9]+)", "took 1 234.5 s", 1234.5),
         ("step_time[ms]=took ([0-9]+)", "took 250", 0.25),
         ("step_time[m:ss]=took ([0-9]+)", "took 1:30", 90),
         ("step_time[comma, ms]=took ([0-9]+)", "took 0,5", 0.0005),
-        ("step_time_ms=took ([0-9]+)", "took 2 s", 2000),
         ("step_time=took ([0-9.]+)", "took 1:05.3 of 9", 65.3),
-        ("step_time=took ([0-9.]+)", "took 15ms/step", 0.015),
         ("step_time=, ([0-9.]+)it/s", "<00:00, 4.00it/s]", 0.25),
         ("throughput[k]=rate ([0-9.]+)", "rate 1.5", 1500),
-        ("throughput=rate ([0-9.]+)", "rate 1.2k", 1200),
         ("throughput=rate ([0-9.]+)", "rate 1.2 kimg/s", 1200),
-        ("throughput=rate ([0-9.]+)", "rate 1.2Mit/s", 1.2e6),
         ("throughput=rate ([0-9.]+)", "rate 600 images/min", 10),
-        ("throughput=rate ([0-9.]+)", "rate 7200 samples/hour", 2),
         ("throughput=rate ([0-9.]+)", "rate 7200 images per hour", 2),
         ("throughput=([0-9.]+)it/s", "8/8 [00:12<00:00,  2.00s/it]", 0.5),
-        ("throughput=([0-9.]+)it/s", "8/8 [00:12<00:00, 12.3it/s]", 12.3),
         ("throughput=<\\S+ +([0-9.]+)", "8/8 [00:12<00:00, 2.00s/it]", 0.5),
         ("throughput=([0-9.]+)imgs", "640imgs", 640),
         ("throughput=^\\d+ ([0-9.]+)", "3 640.5", 640.5),
         ("throughput=^[0-9]+,([0-9.]+)", "3,12.5,128", 12.5),
         ("throughput=([0-9.]+) /s", "run-1: 7,12.5 /s", 12.5),
-        ("throughput=([0-9]+) /s", "run-1 at a-3 /s", 3),
-        ("throughput=s: ([0-9.]+)", "s: 5. loss 0.3", 5),
         ("throughput=s: ([0-9.e+]+)", "s: 1.2e+05", 1.2e5),
         ("throughput=s: ([0-9]+)", "s: 0.41", 0.41),
-        ("throughput=s: ([0-9.]+)", "s: 0.0", 0),
         ("throughput=^[0-9]+,([0-9.]+)", "3,640.5,128", 640.5),
     ],
 )
@@ -282,32 +269,3 @@ def test_other_lines_are_no_failures():
     assert [3.0] == read("throughput=rate ([0-9.]+)", *lines)
     bar = ["0/8 [00:00<?, ?it/s]", "1/8 [00:01<00:07, 1.00it/s]"]
     assert [1.0] == read("throughput=([0-9.]+)it/s", *bar)
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("thousands", [",", " "])
-@pytest.mark.usefixtures("forked_trials")
-def test_a_rate_of_more_than_a_thousand_is_right_or_refused(
-    harness, tmp_path, thousands
-):
-    """700 with one replica, 1400 with two, after a rate that is not known yet."""
-    (tmp_path / "bench.py").write_text(
-        "import sys, time\nprint('rate 0.0 img/s', flush=True)\nfor _ in range(8):\n"
-        "    time.sleep(0.02)\n    rate = f'{700.0 * int(sys.argv[1]):,.1f}'\n"
-        f"    print('rate', rate.replace(',', {thousands!r}), 'img/s', flush=True)\n"
-    )
-    options = ("--per-replica-batch-size=8", "--replicas=1,2", "--mode=weak")
-    code, _out, err = harness(
-        *("sweep", "--command=python3 bench.py {replicas} {per_replica_batch_size}"),
-        *("--metric=throughput=rate ([0-9.]+)", *options, "--repeats=1", "--study=s"),
-    )
-    _, status, _ = harness("status", "s")
-
-    if thousands == " ":
-        assert exit_codes.OK != code
-        assert re.search(r"    rate 1 400.0 img/s\n         \^+\n", status), status
-        return
-    assert exit_codes.OK == code, err
-    trials = Store(tmp_path / "runs" / "s").trials()
-    assert {700.0, 1400.0} == {t.result.examples_per_sec for t in trials if t.result}
-    assert exit_codes.OK == harness("verify", "s")[0]

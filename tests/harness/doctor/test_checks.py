@@ -2,15 +2,18 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import os
+import re
 
 import pytest
 from loads import QUIET
 
 from harness.cli import exit_codes
-from harness.doctor import checks, diagnose
+from harness.doctor import checks, diagnose, pair
 from harness.doctor.checks import CurrentLoad, Finding
+from harness.errors import DoctorError, DoesNotFitError
 from harness.machine.machine_state import TICK_SEC, CpuTopology, LogicalCpu
 
 FINE = Finding("steal", "ok", "0.0 % of the cores")
@@ -92,7 +95,6 @@ BOOST = f"{CPU}/cpufreq/boost"
 HUGE = "sys/kernel/mm/transparent_hugepage/enabled"
 GIB = 2**20  # of /proc/meminfo, which counts in KiB
 HIDDEN = "not visible from here"
-UNCOUNTED = {"num_throttled": None, "num_thermal": None}
 BUSY = (("cc1", 0.5), ("sshd", 0.02))
 OTHERS = "others use 26.0 % of 2 cores"
 
@@ -127,38 +129,29 @@ FINDINGS = [
     ("neighbours", "bad", foreign(0.26), f"{OTHERS}, by processes that are not vis"),
     ("neighbours", "caution", foreign(None), "the kernel hides the CPU time of cores"),
     ("load", "ok", {"load_average": 1.0}, "1.00 over the last minute"),
-    ("load", "ok", {"load_average": None}, HIDDEN),
     ("load", "caution", {"load_average": 1.5}, "1.50 over the last minute"),
     ("steal", "ok", {"stolen_cpu_fraction": 0.0}, "0.0 % of the cores"),
-    ("steal", "ok", {"stolen_cpu_fraction": None}, "not counted here"),
     ("steal", "caution", {"stolen_cpu_fraction": 0.01}, "1.0 % of the cores"),
     ("steal", "bad", {"stolen_cpu_fraction": 0.02}, "2.0 % of the cores"),
     ("throttling", "ok", {}, "none"),
-    ("throttling", "ok", UNCOUNTED, "not counted here"),
     ("throttling", "caution", {"num_thermal": 7}, "none now, 7 times by heat since"),
     ("throttling", "bad", {"num_throttled": 2}, "2 times within 3 s"),
     ("accounting", "ok", {}, "run time of threads in nanoseconds"),
     ("accounting", "caution", {"has_thread_times": False}, "run times in ticks, no ru"),
     ("CPU quota", "ok", {"quota": 2.0}, "2 cores"),
-    ("CPU quota", "ok", {}, "none"),
     ("CPU quota", "caution", {"quota": 1.5}, "1.5 cores for 2 CPUs: busy processes"),
     ("SMT", "ok", {}, "each of 2 CPUs is a core of its own"),
     ("SMT", "caution", {"cores": (0, 0, 1, 1)}, "4 CPUs are 2 cores: two threads sha"),
-    ("governor", "ok", {}, HIDDEN),
     ("governor", "ok", governors("performance", "performance"), "performance"),
     ("governor", "caution", governors("performance", "powersave"), ", powersave: the"),
     ("boost", "ok", {}, HIDDEN),
-    ("boost", "ok", files({BOOST: "0"}), "off"),
     ("boost", "caution", files({BOOST: "1"}), "on: one busy core has a higher clock"),
-    ("huge pages", "ok", {}, HIDDEN),
     ("huge pages", "ok", files({HUGE: "always madvise [never]"}), "never"),
     ("huge pages", "caution", files({HUGE: "[always] never"}), "always: the kernel m"),
-    ("memory", "ok", {}, HIDDEN),
     ("memory", "ok", memory(16, 8), "8.0 GiB of 16.0 available"),
     ("memory", "caution", memory(16, 3), "3.0 GiB of 16.0 available"),
     ("memory", "bad", memory(16, 0.5), "0.5 GiB of 16.0 available"),
     ("swap", "ok", swap(4, 4), "none in use"),
-    ("swap", "ok", swap(4, 4, num_swapped_pages=None), "none in use"),
     ("swap", "caution", swap(4, 3), "1.0 GiB in use"),
     ("swap", "bad", swap(4, 3, num_swapped_pages=12), "in use, 12 pages moved just no"),
 ]
@@ -171,13 +164,6 @@ def test_each_fact_of_a_machine_has_its_finding(doctor, check, level, facts, fou
     assert level == finding["level"]
     assert found in finding["found"]
     assert (level == "ok") == (finding["advice"] == "")
-
-
-def test_advice_names_the_cores_to_use(doctor):
-    findings = doctor(cores=(0, 0, 1, 1), quota=2.5)
-
-    assert "use one CPU of each core: taskset -c 0,2 ..." == findings["SMT"]["advice"]
-    assert "it grants: taskset -c 0,1 ..." in findings["CPU quota"]["advice"]
 
 
 def test_the_load_is_read_over_a_span(fake_root):
@@ -208,3 +194,204 @@ def test_the_load_is_read_over_a_span(fake_root):
     assert 2 * ticks == found.num_swapped_pages
     assert found.has_thread_times
     assert found.num_thermal is None
+
+
+MIB = 2**20
+
+
+class Cores:
+    """Cores whose rate falls when several are busy; some are noisy."""
+
+    def __init__(self, compute=1.0, memory=1.0, noise=0.0):
+        self.calls = []
+        self._together = {"compute": compute, "memory": memory}
+        self._noise = noise
+
+    def ask(self, cores, kind):
+        self.calls.append((tuple(cores), kind))
+        factor = self._together[kind] if len(cores) > 1 else 1.0
+        if len(cores) == 1 and len(self.calls) % 4 < 2:
+            factor *= 1 + self._noise
+        return [1e9 * (core + 1) * factor for core in cores]
+
+
+def test_the_ceiling_is_of_the_same_core():
+    """Each core runs alone in turn, in both orders, so that warming up cancels."""
+    cores = Cores(compute=0.95, memory=0.6)
+    found = diagnose.measure_ceilings((0, 3), cores.ask, 6)
+    alone = [chosen for chosen, _ in cores.calls if len(chosen) == 1]
+    sizes = [len(chosen) for chosen, kind in cores.calls if kind == "compute"]
+
+    assert ["compute", "memory"] == [ceiling.kind for ceiling in found]
+    assert [0.95, 0.6] == pytest.approx([ceiling.ratio.value for ceiling in found])
+    assert [6, 6] == [ceiling.ratio.n for ceiling in found]
+    assert 6 == alone.count((0,)) == alone.count((3,))
+    assert [1, 2, 2, 1] * 3 == sizes
+
+
+CEILINGS = [
+    (
+        Cores(compute=0.95, memory=0.6),
+        "ok",
+        (
+            r"0\.95 \[0\.95, 0\.95\] of the rate alone on 2 cores at once, n = 6",
+            r"0\.60 \[0\.60, 0\.60\] .*, n = 6; \d\.\d GB/s alone",
+        ),
+        ("", ""),
+    ),
+    (
+        Cores(compute=0.8, memory=0.4),
+        "caution",
+        (r"0\.80 .*", r"0\.40 .*"),
+        (
+            "cores share units or clock: compare efficiency with a solo run, not 1",
+            "cores share bandwidth: compare efficiency with a solo run, not 1",
+        ),
+    ),
+    (
+        Cores(noise=0.5),
+        "caution",
+        (r".*; the rate alone varied by \d+ %",) * 2,
+        (r"find what disturbs it .* run doctor again",) * 2,
+    ),
+]
+
+
+@pytest.mark.parametrize(("cores", "level", "found", "advice"), CEILINGS)
+def test_a_ceiling_is_a_finding(cores, level, found, advice):
+    """Low is below 0.9 for compute, below 0.5 for memory."""
+    ceilings = diagnose.measure_ceilings((0, 0), cores.ask, 6)
+    findings = [diagnose.check_ceiling(ceiling) for ceiling in ceilings]
+
+    assert {level} == {finding.level for finding in findings}
+    for finding, text, what in zip(findings, found, advice, strict=True):
+        assert re.fullmatch(text, finding.found)
+        assert re.fullmatch(what, finding.advice)
+
+
+@pytest.mark.parametrize(
+    ("cache", "available_mib", "expected"),
+    [
+        ("512K", 2000, 32 * MIB),
+        ("49152K", 2000, 64 * MIB),
+        ("49152K", 1500, None),
+        (None, None, 32 * MIB),
+    ],
+)
+def test_arrays_are_larger_than_the_caches(fake_root, cache, available_mib, expected):
+    """Three together four times the largest; all cores use a quarter of memory."""
+    if cache is not None:
+        folder = "sys/devices/system/cpu/cpu0/cache"
+        fake_root.write(f"{folder}/index0/size", "32K\n")
+        fake_root.write(f"{folder}/index3/size", cache + "\n")
+    if available_mib is not None:
+        text = f"MemAvailable: {available_mib * 1024} kB\n"
+        fake_root.write("proc/meminfo", text)
+
+    assert expected == diagnose.array_bytes((0, 1), fake_root.path)
+
+
+@pytest.mark.processes
+def test_canaries_answer_and_one_that_ends_early_is_an_error(monkeypatch):
+    core = min(os.sched_getaffinity(0))
+    monkeypatch.setattr(diagnose, "TURN_SEC", 0.02)
+    with diagnose.canary_processes((core,), 32 * 1024) as ask:
+        (products_per_sec,) = ask((core,), "compute")
+        (bytes_per_sec,) = ask((core,), "memory")
+
+    assert 1 < products_per_sec < 1e9
+    assert bytes_per_sec > 1e6
+    message = r"^a canary process ended with exit code 1 before it .* again$"
+    with (
+        pytest.raises(DoctorError, match=message),
+        diagnose.canary_processes((0,), -8),
+    ):
+        pass
+
+
+SECONDS = 0.1
+"""The fake worker starts at once; at least five rounds are taken."""
+
+
+def measure(settings):
+    (finding,) = pair.check_pair([0, 1], SECONDS, settings)
+    return finding
+
+
+@pytest.mark.usefixtures("forked_trials")
+def test_a_quiet_pair_says_what_a_default_sweep_gives(settings, monkeypatch):
+    """The fake worker's steps hardly vary; what is assumed is said."""
+    judge, judged = pair.judge, []
+    monkeypatch.setattr(
+        pair, "judge", lambda *facts: judged.append(facts) or judge(*facts)
+    )
+    finding = measure(settings)
+
+    assert ("A/A pair", "ok") == (finding.check, finding.level)
+    assert re.fullmatch(
+        r"ratio [01]\.\d{3} \[.*\] in 5 rounds, which vary by 0\.\d %; 0 of 10 blocks"
+        r" discarded; in 12 min a ratio of 6 such cases would be known to \+-[345]\.\d "
+        r"% \(5 runs of \d+ rounds, 2 % between processes assumed\)",
+        finding.found,
+    )
+    wide = pair.Prediction(num_rounds=9, half_width=0.2)
+    monkeypatch.setattr(pair, "predict", lambda *_: wide)
+    finding = judge(*judged[0])
+
+    assert "caution" == finding.level
+    assert "+-22.1 %" in finding.found
+    assert "--time-budget, --target" in finding.advice
+
+
+@pytest.mark.usefixtures("forked_trials")
+def test_a_disturbed_pair_is_bad(settings):
+    """More than 30 % of the turns are void: doctor then exits with 6."""
+    reasons = itertools.cycle(["others were busy", ""])
+    finding = measure(
+        dataclasses.replace(settings, void_reason=lambda *_: next(reasons))
+    )
+
+    assert "bad" == finding.level
+    assert re.fullmatch(
+        r"\d+ of \d+ blocks are discarded: in \d+ of them others were busy",
+        finding.found,
+    )
+    assert diagnose.is_unfit([finding])
+
+
+@pytest.mark.usefixtures("forked_trials")
+def test_a_pair_that_is_not_measured_says_why(settings, monkeypatch):
+    monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:fail")
+    finding = measure(settings)
+
+    assert "caution" == finding.level
+    assert "not measured: the reducer is out of paper" == finding.found
+    assert "sweep --workload resnet50 --preset smoke" in finding.advice
+
+    def refuse(*_):
+        raise DoesNotFitError("2 processes do not fit into memory at once")
+
+    monkeypatch.setattr(pair, "run_generation", refuse)
+    finding = measure(settings)
+
+    assert "caution" == finding.level
+    assert "not measured: 2 processes do not fit into memory at once" == finding.found
+
+
+def test_the_relay_can_be_left_out_and_is_not_too_short(harness, monkeypatch):
+    given = []
+    monkeypatch.setattr(
+        diagnose, "diagnose", lambda measures: given.append(len(measures)) or []
+    )
+    for arguments in ((), ("--aa-pair=0",), ("--aa-pair=45s",)):
+        assert exit_codes.OK == harness("doctor", *arguments)[0]
+    assert [2, 1, 2] == given
+
+    code, out, err = harness("doctor", "--aa-pair", "20s")
+
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert re.fullmatch(
+        r"error: --aa-pair 20s is too short, must be at least 30s since starting its"
+        r" processes takes 15 s or more; 0 leaves it out\n",
+        err,
+    )

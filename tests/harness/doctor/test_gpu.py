@@ -11,7 +11,6 @@ from fake_nvml import FakeGpu, FakeMig, make_gpus, without
 
 from harness.cli import exit_codes
 from harness.doctor import gpu, gpu_code
-from harness.errors import DoctorError
 from harness.machine import environment, gpu_watch, gpus
 from harness.trial import gpu_probe
 from harness.trial.gpu_probe import MissingGpuError, TensorFlowGpus
@@ -81,31 +80,21 @@ def test_equal_and_idle_gpus_are_fit(doctor, count):
     assert "machine code" not in findings  # this TensorFlow does not say what it has
 
 
-def test_on_a_machine_without_gpus_that_is_fine():
-    (finding,) = gpu.check_gpus([])
-
-    assert ("ok", "none visible") == (finding.level, finding.found)
-
-
 TWO = make_gpus(2)
-LOST = [*make_gpus(1), FakeGpu(uuid="GPU-b", is_lost=True)]
 MIXED = [*make_gpus(1), FakeGpu(uuid="GPU-a", name="NVIDIA A100")]
 BUSY = [*make_gpus(1), FakeGpu(uuid="GPU-b", users=[os.getpid(), 1])]
 MIG = [FakeGpu(mig=[FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")])]
-NO_LIST = without("ComputeRunningProcesses")
 SILENT = without(
     "ComputeRunningProcesses UtilizationRates CurrentClocksThrottleReasons ClockInfo "
     "MaxClockInfo Temperature EnforcedPowerLimit PowerManagementDefaultLimit "
     "TotalEccErrors CudaComputeCapability"
 )
-USED = make_gpus(2, unsupported=NO_LIST, utilization=50)
 CAPPED = make_gpus(2, power_limit_watts=400.0)
 FAULTY = make_gpus(1, uncorrected_errors=3)
 NO_CUDA = {"num_seen": 0, "is_built_with_cuda": False}
 SEES_NONE = "TensorFlow sees 0 GPUs, but was given 2 (CUDA_VISIBLE_DEVICES=0,1)"
 CUDA = "570.86.15 for CUDA up to {}; TensorFlow was built with CUDA 12.5.1, cuDNN 9"
 CODE = {"architectures": WHEEL}
-NO_CACHE = CODE | {"environ": {"CUDA_CACHE_DISABLE": "1"}}
 NO_CODE = "compute_90) has none for GPUs with "
 OLD, NEW = make_gpus(1, capability=(5, 2)), make_gpus(8, capability=H100)
 
@@ -113,27 +102,20 @@ UNFIT_GPUS = [
     ([], {}, "GPUs", "none visible, driver 570.86.15"),
     ([], {"driver": None}, "GPUs", "none"),
     (BUSY, {}, "GPU 1", " 1 other process,"),
-    (USED, {}, "GPU 1", "HBM3, 50 % busy, "),
-    (LOST, {}, "GPU 1", ", cannot be read: GPU is lost"),
     (make_gpus(2, reasons=0x24), {}, "GPU 1", " by power limit and heat"),
-    (make_gpus(2, reasons=0x80), {}, "GPU 1", " slowed by power"),
     (CAPPED, {}, "GPU 1", " limited to 400 of 700 W"),
     (FAULTY, {}, "GPU 0", " 3 uncorrected ECC errors"),
     (MIXED, {}, "GPU models", "2 visible, GPU 0 is NVIDIA H100 80GB HBM3, GPU 1 is"),
     (MIG, {}, "MIG", "on, 2 instances: CUDA gives a process one at most"),
     (TWO, NO_CUDA, "TensorFlow", SEES_NONE),
-    (TWO, {"num_seen": 1}, "TensorFlow", "TensorFlow sees 1 GPUs, "),
-    (TWO, {"says": "no answer"}, "TensorFlow", "no answer"),
     (TWO, {"cuda": 11_080}, "driver", CUDA.format("11.8")),
     (OLD, CODE, "machine code", f"{NO_CODE}5.2"),
 ]
 CAUTIONS = [
-    (make_gpus(1, unsupported=NO_LIST), {}, "GPU 0", " 0 % busy, "),
     (make_gpus(1, unsupported=SILENT), CODE, "GPU 0", "NVIDIA H100 80GB HBM3"),
     (TWO, {"cuda": 12_020}, "driver", CUDA.format("12.2")),
     (TWO, {"installed": "12.9.79"}, "driver", ", has CUDA 12.9.79 beside it"),
     (NEW, CODE, "machine code", f"{NO_CODE}9.0"),
-    (NEW, NO_CACHE, "machine code", f"{NO_CODE}9.0"),
 ]
 REMEDIES = {
     "limited to 400": "sudo nvidia-smi -i 1 -pl 700",
@@ -198,26 +180,6 @@ def test_a_slow_gpu_is_bad_and_a_shared_limit_is_a_caution():
     assert ("ok", "3 TFLOP/s") == (only.level, only.found)
 
 
-def test_all_visible_gpus_are_timed(install_gpus, monkeypatch):
-    """By the ids of CUDA_VISIBLE_DEVICES, and as TensorFlow numbers them."""
-    install_gpus(make_gpus(4))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
-    calls = []
-
-    def multiply(ids, devices):
-        calls.append((ids, devices))
-        return {"alone": [9.0, 9.0], "together": [9.0, 9.0]}
-
-    def probe(ids):
-        return TensorFlowGpus(num_gpus=len(ids), is_built_with_cuda=True)
-
-    monkeypatch.setattr(gpu_probe, "probe", probe)
-    monkeypatch.setattr(gpu, "multiply", multiply)
-    gpu.measure_gpus([0])
-
-    assert [(["1", "3"], ["GPU:0", "GPU:1"])] == calls
-
-
 @pytest.mark.processes
 def test_the_product_runs_on_any_device():
     """Here on the CPU, twice; all rates are those of real products."""
@@ -225,27 +187,6 @@ def test_the_product_runs_on_any_device():
 
     assert [2, 2] == [len(rates["alone"]), len(rates["together"])]
     assert all(rate > 1 for rate in (*rates["alone"], *rates["together"]))
-
-
-@pytest.mark.processes
-def test_a_product_that_fails_is_one_line(tmp_path, monkeypatch):
-    (tmp_path / "tensorflow.py").write_text("raise ImportError('no libcudart\\n.so')")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with pytest.raises(
-        DoctorError,
-        match=r"^the matrix product on GPU:0 failed: [^\n]*\.so; see [^\n]*$",
-    ):
-        gpu.multiply(["0"], ["GPU:0"])
-
-
-@pytest.mark.full
-@pytest.mark.processes
-def test_a_device_that_does_not_exist_is_one_line():
-    """TensorFlow takes no other in its place, which only the full run tries."""
-    with pytest.raises(
-        DoctorError, match=r"^the matrix product on GPU:7 failed: [^\n]*;[^\n]*$"
-    ):
-        gpu.multiply([], ["GPU:7"], size=64, turn_sec=0.05)
 
 
 class Compiler:
@@ -326,21 +267,3 @@ def test_where_nothing_can_be_compiled_the_last_line_says_why(
     assert code == compiler(**environ)
     assert re.fullmatch(line, compiler.lines[-1])
     assert [] == compiler.started
-
-
-def test_a_workload_is_run_with_its_variables(tmp_path, monkeypatch, capfd):
-    (tmp_path / "workloads").mkdir()
-    (tmp_path / "workloads/__init__.py").touch()  # or the real one comes first
-    (tmp_path / "workloads/warm_up.py").write_text(
-        "import os, sys, time\ntime.sleep(0.3)\nprint(sys.argv[1], "
-        "os.environ['CUDA_CACHE_PATH'], flush=True)\nsys.exit(5)\n"
-    )
-    monkeypatch.chdir(tmp_path)  # Python looks there first
-    monkeypatch.setattr(environment, "SOURCE_ROOT", tmp_path)
-    monkeypatch.setattr(gpu_code, "_PERIOD_SEC", 0.05)
-    code = gpu_code._run("sngan", {"CUDA_CACHE_PATH": str(tmp_path)})
-    printed = capfd.readouterr().out
-
-    assert 5 == code
-    assert f"sngan {tmp_path}\n" in printed
-    assert re.search(r"^  0 s, 0 MiB$", printed, re.MULTILINE)

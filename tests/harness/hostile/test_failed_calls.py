@@ -5,26 +5,18 @@ error, half an output, or a study that is not what it was before. What sweeps wr
 has ``tests/harness/run/test_failed_calls_of_sweeps.py``.
 """
 
-import contextlib
 import errno
-import faulthandler
 import os
 import re
-import resource
 import shutil
-import signal
-import sys
-import time
-from pathlib import Path
 
 import covering
 import drawn
 import pytest
-from ended import finished_in
 from failing_reads import ERRNOS, FailingReads
 from failing_writes import FailingWrites
 
-from harness.cli import exit_codes, running
+from harness.cli import exit_codes
 from harness.cli import main as cli
 
 pytestmark = pytest.mark.processes
@@ -40,17 +32,14 @@ OUTPUT = "../written"
 """Outside of what is read: its content is part of the answer."""
 VERBS = {
     "status": "status a",
-    "status as JSON": "status a --json",
     "list": "list studies",
     "report": "report a --format text",
     "report as a page": "report a",
-    "report as CSV": "report a --format csv",
     "site as text": "report a b --format text",
     "verify": "verify c",
     "verify an interleaved measurement": "verify a",
     "report as a zip": f"report c --format zip -o {OUTPUT}/c.zip",
     "resume an interleaved measurement": "sweep --study a",
-    "resume a sequence": "sweep --study c",
     "sweep again": f"sweep {SWEEP} --repeats=2 --budget=none {ORDERS['c']} --study=c",
     "plan": f"sweep --dry-run {SWEEP} --repeats=2 --budget=none {ORDERS['a']}"
     " --study=a",
@@ -238,103 +227,6 @@ def test_a_damaged_record_gives_no_other_verdict(
     assert exit_codes.USAGE == code
     assert path.name in err
     assert before == without_pages(runs)
-
-
-NUM_LIMITS = int(os.environ.get("MEMORY_LIMITS", "20" if covering.is_full() else "3"))
-SIZES = (2**24, 2**20, 2**16, 2**12, 2**10, 2**9, 2**8, 2**7)
-"""Of memory that is taken: large blocks, then what is left between them."""
-MOST_BYTES = 2**25
-"""By then each verb here has enough."""
-MOST_SEC = 60
-DIED = (-signal.SIGSEGV, -signal.SIGABRT)
-"""Python 3.11 ends like this where an allocation fails in ``sys.intern``, and libraries
-of C++ where nobody catches it. Then too nothing is lost."""
-LINE = re.compile(r"(.*\n)*error: [^\n]+\n")
-WITHOUT_MEMORY = (
-    *("status a", "report a --format=text", "report a", "verify c", "sweep --study c"),
-)
-
-
-def take_all_but(num_bytes):
-    """Lets the address space not grow, and uses what of it is free, but for a rest."""
-    rest = [bytearray(num_bytes)]
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    taken = [None] * 2**20  # which need not grow
-    place = 0
-    for size in SIZES:
-        with contextlib.suppress(MemoryError, IndexError):
-            while True:
-                taken[place] = bytes(size)
-                place += 1
-    rest.clear()
-    return taken
-
-
-def run_with(num_bytes, words, overrides, folder):
-    """Returns code, stdout and stderr of a verb that may use so much more memory."""
-    out, err = folder / "stdout", folder / "stderr"
-    pid = os.fork()
-    if pid == 0:
-        code = 99
-        faulthandler.disable()
-        try:
-            with out.open("w") as sys.stdout, err.open("w") as sys.stderr:
-                taken = [] if num_bytes is None else take_all_but(num_bytes)
-                code = cli.main(words, run_overrides=overrides)
-                del taken
-        finally:
-            os._exit(code)
-    deadline = time.monotonic() + MOST_SEC
-    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
-        if time.monotonic() > deadline:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            pytest.fail(f"{words[0]} with {num_bytes} bytes did not end")
-        time.sleep(0.01)
-    status = ended[1]
-    return os.waitstatus_to_exitcode(status), out.read_text(), err.read_text()
-
-
-# A fork of a process with threads may wait for a lock of theirs for ever.
-@pytest.mark.full
-@pytest.mark.parametrize("verb", WITHOUT_MEMORY)
-def test_a_verb_without_memory_says_so_in_one_line(
-    verb, measured, overrides, forked_trials, tmp_path, monkeypatch
-):
-    """Nothing that was finished is lost, and with more memory it works."""
-    runs = shutil.copytree(measured / "runs", tmp_path / "runs")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(running, "_conclude", lambda _store, *, is_json: None)
-    words = verb.split()
-    is_resumed = words[0] == "sweep"
-    # What is imported once is imported here; then each fork has it.
-    assert exit_codes.OK == cli.main(words, run_overrides=overrides)
-    (lost, *_) = sorted((runs / "c" / "trials").iterdir())
-    chance = drawn.chance(verb)
-    want = None if is_resumed else run_with(None, words, overrides, tmp_path)
-    wrong, num_refused = [], 0
-    for _ in range(NUM_LIMITS):
-        if is_resumed:
-            shutil.rmtree(lost, ignore_errors=True)
-        before, finished = without_pages(runs), finished_in(runs / "c")
-        num_bytes = int(2 ** chance.uniform(12, MOST_BYTES.bit_length() - 1))
-        code, out, err = run_with(num_bytes, words, overrides, tmp_path)
-        if is_resumed:
-            is_same = code == exit_codes.OK
-            is_changed = not finished.items() <= finished_in(runs / "c").items()
-        else:
-            is_same = (code, out) == want[:2]
-            is_changed = before != without_pages(runs)
-        is_refused = code == exit_codes.USAGE and LINE.fullmatch(err) is not None
-        num_refused += is_refused
-        if is_changed or not (is_refused or code in DIED or is_same):
-            wrong.append((num_bytes, code, is_changed, err[-400:]))
-
-    assert [] == wrong
-    assert num_refused > 0, "every limit was enough"
-    assert exit_codes.OK == cli.main(words, run_overrides=overrides)
 
 
 @pytest.mark.parametrize(

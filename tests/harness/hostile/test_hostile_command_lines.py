@@ -264,36 +264,22 @@ def remove(made):
 NOTES = ("checking for about", "s: ")
 """What is said before a refusal that comes late."""
 REFUSED = [
-    (("--workload=vgg",), r"unknown workload 'vgg'; known are resnet50"),
-    (("--backends=nccl",), r"unknown backend 'nccl'; known are single, in_graph"),
-    (("--preset=huge",), r"unknown preset of resnet50 'huge'; known are smoke"),
-    (("--data=mnst",), r"'mnst'"),
-    (("--replicas=0",), r"--replicas: '0' is not positive"),
     (("--replicas=1,3", "--mode=strong"), r"global batch 4 is not divisible by 3"),
     (("--mode=medium",), r"--mode: unknown scaling mode 'medium'; allowed are weak"),
-    (("--repeats=0",), r"--repeats: '0' is not an integer from 1 to \d+"),
-    (("--timeout=0s",), r"--timeout: '0s' is not a duration; allowed are numbers"),
     (("--study=",), r"--study '' is not a study name"),
-    (("--study=a/b",), r"--study 'a/b' is not a study name"),
-    (("--study=..",), r"--study '..' is not a study name; allowed are up to 100"),
-    ((f"--study={'a' * 101}",), r"--study 'a+' is not a study name"),
-    (("--option=depth",), r"--option: 'depth' is not KEY=VALUE"),
     (("--option=a=1", "--option=a=2"), r"--option: 'a' is given twice"),
-    (("--option=no_such_option=1",), r"no_such_option"),
     (
         ("--option=jit=step", "--backends=in_graph", "--replicas=1"),
         r"option jit='step' must be one of 'off', 'compute'",
     ),
     (("--device=tpu",), r"--device: 'tpu' is not one of 'cpu', 'gpu'"),
     (("--repeat=3",), r"No such option.*--repeat"),
-    (("--runs-dir=file",), r"--runs-dir 'file': 'file' is a file, but a directory"),
     (("--runs-dir=file/x",), r"'.*file' is a file, but a directory is needed"),
     (("--runs-dir=/proc/runs",), r"cannot write study directory '/proc/runs/"),
     (("--runs-dir=taken", "--study=f"), r"'taken/f' is a file, but a study is a dir"),
     (("--runs-dir=taken", "--study=d"), r"'taken/d' is not a study: it has 'x'"),
     (("--repeats", MANY_DIGITS), r"--repeats: '9{9}.* is not an integer from 1 to"),
     (("--seed", str(2**63)), r"--seed: .* is not an integer from 0 to"),
-    (("--replicas", MANY_DIGITS), r"--replicas: '9+.* is more than 65536"),
     (("--replicas", f"1..{MANY_DIGITS}"), r"--replicas: '9+.* is more than 65536"),
     (("--replicas", f"2..8x{MANY_DIGITS}", "--repeats=0"), r"--repeats"),
     (("--budget", f"{MANY_DIGITS}s"), r"is not a budget; .* at most 1e\+15"),
@@ -301,22 +287,17 @@ REFUSED = [
         ("--option", f"learning_rate_per_256={MANY_DIGITS}"),
         r"--option: learning_rate_per_256='9+.*is out of bounds; allowed are integers",
     ),
-    (("--option", "num_epochs=nan"), r"num_epochs='nan' is out of bounds"),
     (("--data=folder:~no-user",), r"there is no home directory of '~no-user' here; wr"),
     (("--data=folder:loop",), r"data 'folder:loop': 'loop' is not a folder"),
-    (("--data", f"folder:{'a' * 300}"), r"cannot use 'a+': File name too long"),
-    (("--runs-dir=loop",), r"cannot use 'loop': Too many levels of symbolic links; ch"),
     (("--runs-dir", "a" * 300), r"cannot use 'a+': File name too long; choose another"),
     (("--study=a\0b",), r"argument '--study=a\\x00b': '\\x00' is a control character"),
     (("--study=\udcff",), r"argument '--study=\\udcff': '\\udcff' is not UTF-8; use"),
     (("--study", "a" * 70_000), r"has 70000 characters; allowed are at most 65536"),
-    (("--data", "digits" * 1000), r"': File name too long; choose another"),
     (
         ("--replicas=7", "--mode=strong", "--global-batch-size=999999937"),
         r"global batch 999999937 is not divisible by 7 .*or 1 replicas",
     ),
     (("--repeats=1000000",), r"has \d{7} trials, .* at most 100000: use few"),
-    (("--quality-repeats=1000000", "--budget=9steps"), r"has \d{7} trials, and each"),
     (
         ("--replicas=1..65536", "--mode=weak"),
         r"the sweep has 655360 trials, and each is a process; allowed are at most",
@@ -379,14 +360,3 @@ def test_a_full_disk_behind_stdout_is_one_line(verb, tmp_path):
         "error: cannot write the output: No space left on device; free space, or"
         " redirect it\n"
     )
-
-
-def test_files_that_cannot_be_rendered_are_one_line(refuse, tmp_path):
-    """A folder of the kernel's, a device, a file; or no launcher."""
-    (tmp_path / "file").touch()
-    render = ("launch", "render", "--launcher")
-    for output in ("/proc/x", "/dev/null", "file"):
-        err = refuse(*render, "slurm", "-o", output, "--", "true")
-        assert err.startswith("error: cannot write ")
-    assert "--launcher" in refuse(*render)
-    assert "unknown launcher '--name=x'" in refuse(*render, "--name=x")

@@ -30,7 +30,7 @@ SWEEPS = {
     "one": (*RELAY, "--repeats=1", "--rounds=8"),
 }
 NUMBER = re.compile(r"(?<=[\s:\[,])-?\d[\d.]*(?:e-?\d+)?(?=[\s,\]}\n])")
-NUM_MUTATIONS = 40 if covering.is_full() else 25
+NUM_MUTATIONS = 40 if covering.is_full() else 12
 NUM_DIGITS = 11  # and the point
 
 
@@ -176,21 +176,6 @@ def test_every_changed_digit_is_found(study, name, verified):
     assert not missed
 
 
-@pytest.mark.parametrize("study", ["relay"], indirect=True)
-def test_a_turn_that_should_be_void_is_found(study, verified):
-    """And one that should not be: the rule is applied anew to the load."""
-    unlist(study)
-    found = []
-    for path in study.glob("trials/*/turns.jsonl"):
-        text = path.read_text()
-        changed = text.replace('"foreign_resolution": 0.031', '"foreign_resolution": 1')
-        path.write_text(changed.replace("0.012345678", "1.112345678", 1))
-        found += verified()[1]["differences"]
-        path.write_text(text)
-
-    assert found
-
-
 @one_design
 def test_a_difference_is_named_and_has_its_exit_code(study, harness):
     path = min(study.glob("trials/*/result.json"))
@@ -230,18 +215,6 @@ def test_missing_raw_files_are_never_counted_as_verified(study, harness, verifie
     assert exit_codes.NOTHING_MEASURED == code
     assert "\nnothing verified: there are no raw observations\n" in out
     assert 0 == sum(of[0] for of in kinds(verified()[1]).values())
-
-
-@one_design
-def test_loads_that_were_not_stored_are_said(study, harness):
-    unlist(study)
-    paths = list(study.glob("trials/*/turns.jsonl"))
-    for path in paths:
-        path.unlink()
-    code, out, _ = harness("verify", "s")
-
-    assert bool(paths) == ("no turns.jsonl" in out)
-    assert (exit_codes.SOME_TRIALS_FAILED if paths else exit_codes.OK) == code
 
 
 def timed(root):
@@ -322,13 +295,6 @@ def without_a_trial(lines, root):
 LOST = {"phase": "measure", "reason": "lost"}
 TAMPERINGS = {
     "a trial's folder is removed": lambda root: shutil.rmtree(timed(root)[0]),
-    "a trial is removed": lambda root: drop_from_plan(
-        root, lambda trial: trial["trial_id"] == timed(root)[0].name
-    ),
-    "a run is removed": lambda root: drop_from_plan(
-        root, lambda trial: trial["spec"]["repetition_index"] == 1
-    ),
-    "two backends: results exchanged": lambda root: swap(root, ("result.json",)),
     "two backends: all numbers exchanged": lambda root: swap(
         root, ("result.json", "rank_0.jsonl", "status.json", "env.json")
     ),
@@ -341,11 +307,7 @@ TAMPERINGS = {
         timed(root)[-1] / "samples_00000009.png"
     ).write_bytes(b"x"),
     "the manifest is removed": lambda root: (root / manifest.MANIFEST_NAME).unlink(),
-    "a line is removed": edit_manifest(lambda lines, _: lines[:3] + lines[4:]),
     "a trial's lines are removed": edit_manifest(without_a_trial),
-    "a digest is changed": edit_manifest(
-        lambda lines, _: [*lines[:2], b"0" * 64 + lines[2][64:], *lines[3:]]
-    ),
     "two digests are exchanged": edit_manifest(exchange_digests),
     "the manifest is cut": edit_manifest(
         lambda lines, _: [*lines[:-1], lines[-1][:70]]
@@ -399,12 +361,8 @@ def with_another_rate(page):
 
 PAGES = {
     "a figure": with_another_rate,
-    "a word is removed": lambda page: re.sub(r"\bnot \b", "", page, count=1),
-    "a word is replaced": lambda page: page.replace(" the ", " a ", 1),
     "a sentence is added": lambda page: page.replace("</p>", " All is well.</p>", 1),
-    "a script is added": lambda page: page.replace("</body>", "<script></script>"),
     "a link leads elsewhere": lambda page: page.replace('href="#', 'href="#x', 1),
-    "a name of a backend": lambda page: page.replace("in_graph", "in_grapf", 1),
     "blank space": lambda page: page + "\n",
 }
 
@@ -470,15 +428,6 @@ def test_a_kill_between_a_file_and_its_digest_is_understood(study, verified):
         assert exit_codes.OK == verified()[0]
     plan.write_bytes(plan.read_bytes() + b"\n")
     assert exit_codes.SOME_TRIALS_FAILED == verified()[0]
-
-
-def test_what_is_not_covered_is_as_it_says(study, verified):
-    set_in("env.json", cpu_model="Cray-1")(study)
-    Store(study).list_trial(timed(study)[0].name)
-    code, found = verified()
-
-    assert exit_codes.OK == code
-    assert [NOT_COVERED] == found["not_covered"]
 
 
 @pytest.mark.parametrize("has_seal", [False, True])

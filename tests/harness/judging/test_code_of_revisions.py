@@ -4,7 +4,6 @@ import base64
 import contextlib
 import hashlib
 import json
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -15,7 +14,6 @@ from repositories import commit, git
 from harness.cli import exit_codes
 from harness.errors import RevisionError
 from harness.judging import revisions
-from harness.machine import owned_folders
 from harness.sources import code_digest
 from results.store.study_store import Store
 
@@ -132,46 +130,6 @@ def test_the_lock_of_gpus_counts_on_gpus_only(check_out):
         check_out("same", "gpu")
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("ends_at", "said", "message"),
-    [
-        ("", "", ""),
-        ("venv", "Error: no space\n", "no space"),
-        ("pip", "ERROR: Invalid requirement: 'x y'\nWARNING: x\n", "Invalid requ"),
-    ],
-)
-def test_both_locks_are_installed_on_gpus_or_one_line_says_why_not(
-    monkeypatch, tmp_path, ends_at, said, message
-):
-    commands = []
-
-    def run(command, **_):
-        commands.append(command)
-        is_last = ends_at in command
-        return subprocess.CompletedProcess(command, is_last, "", said * is_last)
-
-    monkeypatch.setattr(revisions, "_run", run)
-    locks = revisions.locks_of("gpu")
-    for name in locks:
-        (tmp_path / name).write_text("")
-
-    def install():
-        return revisions._install("r", tmp_path, owned_folders.Owned(tmp_path), locks)
-
-    if message:
-        with pytest.raises(
-            RevisionError,
-            match=rf"^revision 'r' cannot be installed: .*{message}.*; choo",
-        ):
-            install()
-        assert ["venv", "pip"].index(ends_at) + 1 == len(commands)
-        return
-    assert str(tmp_path / "env" / "bin" / "python") == install()
-    assert ["venv", str(tmp_path / "env")] == commands[0][-2:]
-    assert [str(tmp_path / name) for name in locks] == [c[-1] for c in commands[1:]]
-
-
 @pytest.fixture
 def trees(tmp_path):
     for name in ("tree", "base"):
@@ -209,11 +167,8 @@ PATHS = [
     ("src", "python3 train.py", "", r"Python of base imports from '.*/tree/src'"),
     # The revision has its own there, and finds that first.
     ("src", "python3 -m own", "src", ""),
-    ("", "python3 train.py", "", ""),
     # As an editable installation leaves it in sys.path.
     (MARK_OF_A_HOOK, "python3 train.py", "", ""),
-    # Another program is not asked.
-    ("src", "sh -c true", "", ""),
     ("src", "no-such-program", "", ""),
 ]
 

@@ -12,7 +12,6 @@ from loads import QUIET
 
 from harness.cli import exit_codes
 from harness.machine import disturbance
-from reports.exports import archive
 from results.store import manifest
 from results.store.study_store import Store
 
@@ -26,7 +25,7 @@ def study(tmp_path, stored):
 
 def shown(harness, study, *forms):
     found = {}
-    for form in forms or ("html", "text", "markdown", "json"):
+    for form in forms or ("html", "json"):
         code, _, err = harness("report", study, f"--format={form}", "-o", "shown.out")
         assert exit_codes.OK == code, err
         found[form] = Path("shown.out").read_text(encoding="utf-8")
@@ -96,8 +95,8 @@ def test_no_forged_fact_of_a_gate_is_shown(study, harness):
 
 def test_the_records_of_a_page_have_the_verdict(study, tmp_path, harness):
     whole = shown(harness, "stored", "text")
-    content = archive.of_study(Store.open(study))
-    (tmp_path / "records.zip").write_bytes(content)
+    zipped = ("report", "stored", "--format=zip", "-o", "records.zip")
+    assert exit_codes.OK == harness(*zipped)[0]
     assert exit_codes.OK == harness("verify", "records.zip")[0]
     shutil.unpack_archive("records.zip", "copy")
     copy = tmp_path / "copy" / "stored"
@@ -110,10 +109,9 @@ def test_the_records_of_a_page_have_the_verdict(study, tmp_path, harness):
     assert whole == shown(harness, str(copy), "text")
 
 
-@pytest.mark.parametrize("num_trials", [0, 2])
-def test_a_gate_that_was_stopped_at_once_is_verified(study, harness, num_trials):
+def test_a_gate_that_was_stopped_at_once_is_verified(study, harness):
     plan = json.loads((study / "plan.json").read_text())
-    kept = [of["trial_id"] for of in plan["trials"][:num_trials]]
+    kept = [of["trial_id"] for of in plan["trials"][:2]]
     (study / "gate.json").unlink()
     for trial in plan["trials"]:
         if trial["trial_id"] not in kept:
@@ -124,17 +122,14 @@ def test_a_gate_that_was_stopped_at_once_is_verified(study, harness, num_trials)
     for name in kept:
         Store(study).list_trial(name)
     code, out, err = harness("verify", "stored")
-    expected = exit_codes.OK if kept else exit_codes.NOTHING_MEASURED
-    assert expected == code, out + err
+    assert exit_codes.OK == code, out + err
     assert "it has not concluded" in shown(harness, "stored", "html")["html"]
 
 
 @pytest.mark.parametrize(
     ("metric", "order"),
     [
-        ("peak_memory", "relay"),
         ("peak_memory", "sequential"),
-        ("time_to_first_step", "sequential"),
         ("efficiency", "relay"),
     ],
 )

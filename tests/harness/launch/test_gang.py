@@ -154,11 +154,6 @@ ENDINGS = {
         3,
         (1, "^$"),
     ),
-    "by a lost connection": (
-        Launcher(ended(1), LOST, None),
-        -signal.SIGKILL,
-        (1, f"{KILLED}st failed$"),
-    ),
     "by a lost connection, since the engine was killed": (
         Launcher(ended(1), LOST, None, code=-signal.SIGTERM),
         -signal.SIGKILL,
@@ -181,11 +176,6 @@ ENDINGS = {
             None,
             r"^the engine ended with exit code 137 before all ranks .*: said by the",
         ),
-    ),
-    "with an engine that says why": (
-        Launcher(None, None, None, code=gang.REFUSED),
-        gang.REFUSED,
-        (None, r"^said by the engine$"),
     ),
 }
 
@@ -248,16 +238,6 @@ def test_reports_after_the_end_of_the_engine_count(start, monkeypatch):
     assert (3, 2) == (made.exit_code, made.num_oom_kills)
 
 
-def test_a_member_uses_the_address_that_its_engine_knows():
-    """The name of a host can mean its loopback address on another one."""
-    environ = {gang.ADDRESS_VARIABLE: "n0:77", "OF_THE_ENGINE": "10.0.0.1"}
-    by_engine = {gang.HOST_IN_VARIABLE: "OF_THE_ENGINE"}
-
-    assert "10.0.0.1:77" == gang.own_address(environ | by_engine)
-    assert "n0:77" == gang.own_address(environ)
-    assert "n0:77" == gang.own_address({gang.ADDRESS_VARIABLE: "n0:77"} | by_engine)
-
-
 @pytest.mark.parametrize(
     ("own", "folder", "message"),
     [
@@ -298,14 +278,6 @@ def start_member(folder, *command):
         stdout=subprocess.PIPE,
         text=True,
     )
-
-
-@pytest.mark.processes
-def test_a_program_that_cannot_be_run_is_named(tmp_path):
-    out, _ = start_member(tmp_path, "/no/python", "-m").communicate(timeout=60)
-
-    assert ["127"] == out.split()
-    assert "cannot run /no/python: [Errno 2] No such" in (tmp_path / "log").read_text()
 
 
 @pytest.mark.processes
@@ -364,8 +336,3 @@ def test_the_client_of_an_engine_ends_when_it_is_to_end(
     engine.cancel()
     assert code == engine.poll()
     assert "gang" == engine.output().strip()
-
-
-def test_a_client_that_cannot_be_run_is_refused(tmp_path):
-    with pytest.raises(LaunchError, match=r"cannot run /no/srun: No such .*; install"):
-        engine_client(tmp_path, ("/no/srun",))

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import re
 import tempfile
 from pathlib import Path
 
@@ -122,17 +121,6 @@ def test_pods_find_each_other():
     assert "study" == manifest["spec"]["network"]["subdomain"]
 
 
-@pytest.mark.parametrize("gpus", [0, 1, 8])
-def test_any_number_of_gpus_is_valid(gpus):
-    """Without GPUs nothing is requested; several share memory through /dev/shm."""
-    manifest = parsed(f"--gpus-per-worker={gpus}", "--workers=1")
-    pod = job_of(manifest)["template"]["spec"]
-
-    assert bool(gpus) == ("resources" in container_of(manifest))
-    assert (gpus > 1) == ("volumes" in pod)
-    assert "affinity" not in pod
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     command=st.lists(
@@ -172,23 +160,6 @@ def test_studies_are_on_a_claim_and_secrets_are_named(words, folder, runs):
     (volume,) = pod["volumes"]
     assert {"claimName": "studies"} == volume["persistentVolumeClaim"]
     assert {"fsGroup": 1000} == pod["securityContext"]
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("python", "-m", "harness", "sweep", "--workload", "d4pg"),
-        ("/opt/venv/bin/replicator-harness", "gate", "main"),
-    ],
-)
-def test_a_sweep_without_a_claim_is_refused(command):
-    code, printed, _ = rendered(command=command)
-
-    assert exit_codes.USAGE == code
-    assert re.search(
-        r"requires --pod-template with .* records would end .*pvc", printed
-    )
-    assert parsed(command=command, pod_template=STUDIES)
 
 
 def all_in(part, whole):

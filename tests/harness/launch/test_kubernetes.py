@@ -327,16 +327,3 @@ def test_the_documented_template_is_one(server, harness, tmp_path):
 
     assert "g" == created["metadata"]["name"]
     assert job_of(KubernetesOptions(pod_template=yaml.safe_load(template)))
-
-
-def test_why_a_pod_waits_is_said():
-    status = {
-        "conditions": [
-            {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-        ],
-        "containerStatuses": [{"state": {"waiting": {"reason": "ErrImagePull"}}}],
-    }
-
-    assert ["Unschedulable", "ErrImagePull"] == [
-        one["reason"] for one in kubernetes._waiting(status)
-    ]

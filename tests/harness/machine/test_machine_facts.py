@@ -1,5 +1,6 @@
 """The environment record: machine, kernel, container, code, variables of a trial."""
 
+import json
 import os
 import re
 import socket
@@ -8,10 +9,12 @@ from pathlib import Path
 import pytest
 from repositories import commit, git
 
-from harness.machine import disturbance, environment, machine_state
+from harness.machine import allocation, environment, machine_state
 from harness.run import trial_tree
+from results.records import program, texts
 from results.records.machine_record import MachineState
 from results.records.models import Placement
+from results.store.study_store import Store
 
 PLACE = Placement(
     cpusets=((0, 1),),
@@ -39,27 +42,6 @@ def test_the_record_has_versions_and_no_host_name():
     )
 
 
-def test_packages_are_read_again_only_after_an_installation(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(environment, "PACKAGES", ("made-up",))
-    read_version, looked_for = environment._version, []
-    monkeypatch.setattr(
-        environment,
-        "_version",
-        lambda name: looked_for.append(name) or read_version(name),
-    )
-
-    assert {} == environment.read_packages() == environment.read_packages()
-    assert ["made-up"] == looked_for
-    folder = tmp_path / "made_up.dist-info"
-    folder.mkdir()
-    for version in ("1.0", "1.1"):
-        folder = folder.rename(tmp_path / f"made_up-{version}.dist-info")
-        text = f"Metadata-Version: 2.1\nName: made-up\nVersion: {version}"
-        (folder / "METADATA").write_text(text)
-        assert {"made-up": version} == environment.read_packages()
-
-
 def test_what_moves_performance_is_in_the_fingerprint():
     """Not load, placement or commit: it is of the machine, not of the moment."""
 
@@ -77,13 +59,6 @@ def test_what_moves_performance_is_in_the_fingerprint():
     assert plain != fingerprint(limited, state=moved)
     assert plain != fingerprint(state=MachineState(cpu_governor="powersave"))
     assert plain != fingerprint(state=moved, inherited={"MALLOC_ARENA_MAX": "1"})
-
-
-def test_a_cpu_without_a_name_is_its_architecture(fake_root):
-    assert environment.read_cpu_model(fake_root.path)
-    fake_root.write("proc/cpuinfo", "processor: 0\nmodel name\t: Z80 @ 4 MHz\n")
-
-    assert "Z80 @ 4 MHz" == environment.read_cpu_model(fake_root.path)
 
 
 def test_variables_of_a_trial_are_explicit(make_spec, tmp_path):
@@ -119,14 +94,6 @@ def test_variables_of_a_trial_are_explicit(make_spec, tmp_path):
     )
     assert "3,5" == on_gpus["CUDA_VISIBLE_DEVICES"]
     assert "PCI_BUS_ID" == on_gpus["CUDA_DEVICE_ORDER"]
-
-
-def test_the_canary_gives_the_cores_back():
-    before = os.sched_getaffinity(0)
-    seconds = disturbance.run_canary(min(before))
-
-    assert before == os.sched_getaffinity(0)
-    assert 0.001 < seconds < 60
 
 
 @pytest.mark.parametrize(
@@ -169,8 +136,6 @@ def test_a_system_without_settings_has_none(fake_root, tmp_path):
     ("name", "text", "is_enabled"),
     [
         ("intel_pstate/no_turbo", "0\n", True),
-        ("intel_pstate/no_turbo", "1\n", False),
-        ("cpufreq/boost", "0\n", False),
         ("cpufreq/boost", "1\n", True),
         ("cpufreq/boost", "what\n", None),
     ],
@@ -232,13 +197,11 @@ IMAGE = "0123456789abcdef" * 4
             {},
             f"podman sha256:{IMAGE}",
         ),
-        ({"run/.containerenv": ""}, {}, "podman"),
         (
             {".dockerenv": ""},
             {"REPLICATOR_IMAGE": f"sha256:{IMAGE}"},
             f"docker sha256:{IMAGE}",
         ),
-        ({}, {"REPLICATOR_IMAGE": IMAGE}, f"container sha256:{IMAGE}"),
     ],
 )
 def test_a_container_is_recorded_with_its_image(fake_root, files, environ, expected):
@@ -248,9 +211,137 @@ def test_a_container_is_recorded_with_its_image(fake_root, files, environ, expec
     assert expected == environment.read_container(fake_root.path, environ)
 
 
-def test_an_image_without_an_id_is_refused(refuse, monkeypatch):
-    """A name can be moved to another image, and names a registry."""
-    monkeypatch.setenv("REPLICATOR_IMAGE", "trainer:latest")
-    err = refuse("sweep", "--dry-run", "--workload=resnet50")
+HOME_OF_ROOT = "/" + "root"
+SECRETS = {
+    "HOME": "/home/ada",
+    "HOSTNAME": "h",
+    "KERAS_HOME": "/home/ada/.keras",
+    "MALLOC_SECRET": "s",
+    "NCCL_COMM_ID": "10.0.0.1:1",
+    "TF_CONFIG": '{"cluster": {"worker": ["host:1"]}}',
+    "TF_TOKEN_app_terraform_io": "token",
+    "TF_VAR_db_password": "password",
+}
+MOVES_PERFORMANCE = (
+    *("CUDNN_LOGLEVEL_DBG", "GLIBC_TUNABLES", "KMP_BLOCKTIME", "NCCL_ALGO"),
+    *("MALLOC_TRIM_THRESHOLD_", "OMP_WAIT_POLICY", "ONEDNN_MAX_CPU_ISA"),
+    *("TF_CPU_ALLOCATOR_USE_BFC", "TF_ENABLE_ONEDNN_OPTS", "TF_GPU_THREAD_MODE"),
+    *("TF_XLA_FLAGS", "XLA_FLAGS"),
+)
 
-    assert "REPLICATOR_IMAGE='trainer:latest' is no id of an image: 64" in err
+
+def test_what_moves_performance_is_identity_and_nothing_else_is_recorded():
+    """Not even where its prefix is that of a listed one."""
+    expected = dict.fromkeys(MOVES_PERFORMANCE, "7")
+
+    assert expected == program.identity_variables(expected | SECRETS)
+    assert expected == program.recorded_variables(expected | SECRETS)
+
+
+def test_what_the_harness_sets_or_removes_is_not_identity(
+    make_spec, one_core, tmp_path
+):
+    """A user's value of it never reaches a trial, so it must not refuse a resume."""
+    place = allocation.place(
+        one_core, num_replicas=1, cores_per_replica=1, device="cpu"
+    )
+    set_by_us = trial_tree.trial_variables(make_spec(), place, tmp_path, base={})
+    removed = set(trial_tree._DROPPED_VARIABLES)
+
+    assert program.IDENTITY.isdisjoint(set_by_us.keys() | removed)
+    assert program.IDENTITY.isdisjoint(program.ONLY_RECORDED)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("/usr/lib/libtcmalloc.so.4", "libtcmalloc.so.4"),
+        ("/home/ada/lib/a.so:/opt/b.so c.so", "a.so:b.so:c.so"),
+        ("", ""),
+    ],
+)
+def test_a_preloaded_library_is_recorded_by_its_file_name(value, expected):
+    found = program.identity_variables({"LD_PRELOAD": value})
+
+    assert {"LD_PRELOAD": expected} == found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/home/ada/runs", "~/runs"),
+        ("/Users/ada", "~"),
+        (f"at {HOME_OF_ROOT}/x.py", "at ~/x.py"),
+        ('File "/home/ada/a.py", line 1', 'File "~/a.py", line 1'),
+        ("a=/home/ada/x:/home/bob/y", "a=~/x:~/y"),
+        (r'"reason\n/home/ada/x"', r'"reason\n~/x"'),
+        ("/srv/home/ada/x", "/srv/home/ada/x"),
+        ("the /root of all", "the /root of all"),
+        ("/homes/ada", "/homes/ada"),
+        # The own folder, as on clusters.
+        ("/data/people/eve/x /data/people/evelyn", "~/x /data/people/evelyn"),
+    ],
+)
+def test_user_folders_are_shortened(text, expected, monkeypatch):
+    """Wherever a path begins, but not within a longer one."""
+    monkeypatch.setenv("HOME", "/data/people/eve")
+    assert expected == texts.shortened(text)
+    monkeypatch.setenv("HOME", "/")  # which is nobody's
+    assert "/data/x" == texts.shortened("/data/x")
+
+
+@pytest.fixture
+def study(tmp_path, synthetic):
+    failed = {("in_graph", synthetic.WEAK, 1, 1): synthetic.TrialStatus.FAILED}
+    shape = synthetic.Shape(
+        modes=(synthetic.WEAK,), replicas=(1,), repeats=2, statuses=failed
+    )
+    return synthetic.make_store(tmp_path / "study", shape)
+
+
+def changed(path, **fields):
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | fields))
+
+
+def test_an_old_record_loses_what_may_not_be_recorded(study):
+    """It was written when variables were chosen by prefix; the rest stays."""
+    (name, *_) = study.trial_ids()
+    kept = {"TF_ENABLE_ONEDNN_OPTS": "0", "XLA_FLAGS": "--xla_dump_to=/home/ada/x"}
+    path = study.trial_dir(name) / "env.json"
+    changed(path, environment_variables=SECRETS | kept)
+
+    assert kept | {"XLA_FLAGS": "--xla_dump_to=~/x"} == (
+        study.read_trial(name).env.environment_variables
+    )
+    assert () == study.read().problems
+    for damaged in (7, [], {"OMP_NUM_THREADS": 7}):  # is reported, and not cleaned
+        changed(path, environment_variables=damaged)
+        assert 1 == len(study.read().problems)
+
+
+def test_what_is_stored_has_no_user_folders(study):
+    """But for the data that a plan names, which has to be found."""
+    command = ("python", "-m", "harness", "--runs-dir=/home/ada/runs")
+    plan = study.read_plan().model_copy(
+        update={"command": command, "data_dir": "/home/ada/data"}
+    )
+    study.write_plan(plan)
+    path = study.root / "plan.json"
+    assert "~/runs" in path.read_text()
+    changed(path, command=command)  # as an old one
+    assert "--runs-dir=~/runs" == study.read_plan().command[-1]
+    assert "/home/ada/data" == study.read_plan().data_dir
+
+    (failed,) = (of for of in study.trials() if of.status.failure is not None)
+    said = f'Traceback:\n/home/ada/y\n  File "{HOME_OF_ROOT}/z.py"'
+    failure = failed.status.failure.model_copy(
+        update={"reason": "no file /home/ada/x", "traceback": said}
+    )
+    status = failed.status.model_copy(update={"failure": failure})
+    study.write_status(failed.trial_id, status)
+    written = (study.trial_dir(failed.trial_id) / "status.json").read_text()
+
+    assert "ada" not in written
+    found = Store.open(study.root).read_trial(failed.trial_id).status.failure
+    assert 'Traceback:\n~/y\n  File "~/z.py"' == found.traceback

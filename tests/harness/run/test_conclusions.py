@@ -162,13 +162,6 @@ def test_the_first_rank_that_ended_is_named(
     assert bool(is_engine) == (made.failure.exception_type == "LaunchError")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rank": "x"', "\xff"])
-def test_a_damaged_record_of_the_first_exit_says_nothing(tmp_path, text):
-    (tmp_path / "first_exit.json").write_text(text, encoding="latin-1")
-
-    assert FirstExit() == rank_file.read_first_exit(tmp_path)
-
-
 GRAPH = "Graph execution error:"
 NCCL = (
     "NCCL: unhandled cuda error (run with NCCL_DEBUG=INFO for details). Last error:"
@@ -182,17 +175,10 @@ NCCL = (
         ("ResourceExhaustedError", "OOM when allocating tensor with shape[9,9]", True),
         ("InternalError", "CUDA_ERROR_OUT_OF_MEMORY: out of memory", True),
         ("InternalError", "Failed to create cuDNN: CUDNN_STATUS_ALLOC_FAILED", True),
-        ("UnknownError", "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED", True),
-        ("InternalError", "no cublas handle: CUBLAS_STATUS_ALLOC_FAILED", True),
-        ("InternalError", "cusolver: CUSOLVER_STATUS_ALLOC_FAILED", True),
         ("InternalError", NCCL, True),
-        ("InternalError", "ncclUnhandledCudaError: CUDA failure: out of memory", True),
-        ("InternalError", "RESOURCE_EXHAUSTED: Out of memory while trying to al", True),
         ("InternalError", "failed to allocate 2.50GiB (26 bytes) from device", True),
-        ("NotFoundError", "Failed to allocate scratch memory for the convolu", True),
         # More memory would not help.
         ("InternalError", "CUDNN_STATUS_EXECUTION_FAILED", False),
-        ("InternalError", "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory ac", False),
         ("InternalError", "NCCL: unhandled system error (run with NCCL_DEBUG", False),
         ("InternalError", "failed to allocate a port", False),
     ],

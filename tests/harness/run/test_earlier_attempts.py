@@ -3,6 +3,12 @@
 import errno
 import json
 import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 from command_words import smoke_sweep
@@ -12,9 +18,11 @@ from loads import QUIET
 from harness.cli import exit_codes
 from harness.errors import Interrupted, StudyError
 from harness.machine import disturbance
+from harness.machine.machine_state import read_huge_pages
 from harness.run import trial_tree
-from harness.trial import rank_file
+from harness.trial import process_tree, rank_file
 from results.errors import UnavailableRecordError
+from results.records.models import Allocator
 from results.store import study_store
 from results.store.study_store import Store
 
@@ -185,3 +193,136 @@ def test_what_cannot_be_moved_or_removed_is_reported(
 
     assert trial_dir.is_dir()
     assert (how == "link") == (trial_dir / "status.json").exists()
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path, monkeypatch):
+    """Makes the folder of a trial, and returns one for temporary files."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "trial").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    return tmp_path / "tmp"
+
+
+# Says which file it is and where its temporary file is, and cannot remove that.
+PROBE = """
+import os, pathlib, signal, sys, tempfile
+_, name = tempfile.mkstemp()
+pathlib.Path(sys.argv[-1], "said").write_text({name!r} + " " + name)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.processes
+def test_a_process_has_the_planned_sources_and_a_folder_of_its_own(
+    tmp_path, monkeypatch, temporary
+):
+    """Python looks in the current folder first; a gate would compare one tree with it.
+
+    What the killed process left was in the folder of the trial, which is gone.
+    """
+    for name in ("here", "planned"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        (tmp_path / name / "probe.py").write_text(PROBE.format(name=name))
+    (tmp_path / "here" / "trial").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    trial_dir = tmp_path / "here" / "trial"
+    variables = {
+        "PYTHONPATH": str(tmp_path / "planned"),
+        process_tree.MARKER: str(trial_dir),
+        trial_tree.VARIABLE: str(trial_tree.folder_of(trial_dir)),
+    }
+    command = (sys.executable, "-m", "probe")
+    tree = trial_tree.ProcessTree(Path("trial"), variables, command)
+    trial_tree.run_tree(tree, timeout_sec=60)
+    source, name = (trial_dir / "said").read_text().split()
+
+    assert "planned" == source
+    assert name.startswith(f"{trial_tree.folder_of(trial_dir)}/")
+    assert [] == [*temporary.iterdir()]
+
+
+def test_a_folder_for_temporary_files_is_private_and_made_anew(tmp_path):
+    """What a killed run left is removed by the next one; other trials keep theirs."""
+    mine, other = (trial_tree.folder_of(tmp_path / name) for name in ("trial", "other"))
+    trees = []
+    for name in ("trial", "other"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        marked = {process_tree.MARKER: str(tmp_path / name)}
+        trees.append(trial_tree.ProcessTree(tmp_path / name, marked, ("true",)))
+        trees[-1].start()
+        (trial_tree.folder_of(tmp_path / name) / "file").touch()
+    assert 0o700 == mine.stat().st_mode & 0o777
+    trial_tree.clear_trials(tmp_path / "trial")
+
+    assert not mine.exists()
+    assert (other / "file").exists()
+    mine.touch()
+    expected = (
+        rf"cannot make '{re.escape(str(mine))}' for temporary files of a trial: File"
+        r" exists; remove it, or set TMPDIR to another folder"
+    )
+    with pytest.raises(StudyError, match=expected):
+        trees[0].start()
+    for tree in trees:
+        tree.kill()
+
+
+# A program of 200 MB needs another 40 MB later; prints the page faults that this takes,
+# and how much of what it reserved it uses before and afterwards.
+GROWING = """
+import ctypes, resource, sys
+from harness.trial import steps as heap
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.malloc.argtypes = [ctypes.c_size_t]
+def use(size):
+    ctypes.memset(libc.malloc(size), 1, size)
+use(200 << 20)
+made = heap.reserve(heap.FRACTION) if sys.argv[1] != "grown" else heap.Reservation()
+unused = made.num_bytes - made.unused_bytes()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+use(40 << 20)
+num_faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(num_faults, unused, made.num_bytes - made.unused_bytes())
+"""
+NUM_PAGES_OF_GROWTH = (40 << 20) // 4096
+needs_glibc = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="only glibc reads these variables"
+)
+
+
+def printed(allocator, program, *arguments, has_huge_pages=False):
+    """Returns what a program prints under the variables of an allocator."""
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+    variables = trial_tree.allocator_variables(allocator, {})
+    if not has_huge_pages:
+        variables.pop("GLIBC_TUNABLES", None)
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env={**plain, **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [int(text) for text in done.stdout.split()]
+
+
+@pytest.mark.processes
+@needs_glibc
+def test_a_heap_that_was_reserved_grows_without_faults():
+    """The pages of later growth are there before anything is timed.
+
+    What the heap has not grown into is no memory of the program; where the kernel gives
+    huge pages on request, a fault is for 2 MiB in place of 512.
+    """
+    num_faults, *_ = printed(Allocator.KEEP, GROWING, "grown")
+    num_reserved, unused, used = printed(Allocator.KEEP, GROWING, "reserved")
+
+    assert num_faults > NUM_PAGES_OF_GROWTH * 0.9
+    assert num_reserved < NUM_PAGES_OF_GROWTH / 20
+    assert pytest.approx(0, abs=1 << 20) == unused
+    assert pytest.approx(40 << 20, abs=1 << 20) == used
+    if read_huge_pages() == "madvise" and platform.libc_ver() >= ("glibc", "2.35"):
+        with_huge, *_ = printed(Allocator.KEEP, GROWING, "grown", has_huge_pages=True)
+        assert with_huge < num_faults / 4

@@ -23,12 +23,8 @@ from loads import QUIET
 
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
-from harness.command import peers
-from harness.launch import gang
 from harness.machine import disturbance
-from harness.run import rounds
-from results.errors import WriteStoreError
-from results.records.models import TrialStatus, Turn
+from results.records.models import TrialStatus
 from results.store import lock, manifest
 from results.store.study_store import Store
 
@@ -143,47 +139,6 @@ def test_what_a_killed_writer_left_is_removed(
     assert exit_codes.OK == harness(*arguments, overrides=overrides)[0]
     assert [] == list(root.rglob(".tmp-*"))
     assert before == finished_in(root)
-
-
-def write_losses(trial_dir, spec):
-    peers.write_losses(trial_dir, spec, [1.0, 2.0], "in_graph x1", "float32")
-
-
-def write_gang(trial_dir, _spec):
-    gang.Gang(
-        trial_dir=trial_dir,
-        members=(("worker", 0),),
-        cpusets=((0,),),
-        num_ranks=1,
-        members_per_host=1,
-        variables={},
-    ).write()
-
-
-@pytest.mark.parametrize("write", [write_losses, write_gang])
-def test_what_a_trial_is_told_names_its_file_where_it_cannot_be_written(
-    write, tmp_path, make_spec, monkeypatch
-):
-    """The error of a write has no path, and would be taken for one of stdout."""
-    faults = FailingWrites(tmp_path, number=errno.ENOSPC)
-    faults.install(monkeypatch)
-    write(tmp_path, make_spec())
-    num_calls = faults.count
-    assert num_calls > 2
-    for place in range(num_calls):
-        faults.place, faults.count = place, 0
-        with pytest.raises(OSError, match="No space left") as found:
-            write(tmp_path, make_spec())
-        assert str(tmp_path) in str(found.value.filename)
-
-
-def test_a_turn_that_cannot_be_written_names_its_file(tmp_path):
-    (tmp_path / rounds.TURNS_NAME).symlink_to("/dev/full")
-    turn = Turn(round_index=0, attempt=0, start_ns=0, end_ns=1, num_steps=1)
-    with pytest.raises(
-        WriteStoreError, match=r"cannot write '.*/turns.jsonl': No space left .*; free"
-    ):
-        rounds.append(tmp_path, turn, QUIET)
 
 
 # As users have it; and where only what is synced is safe: names may come before data.

@@ -3,19 +3,16 @@
 import json
 import os
 import re
-from pathlib import Path
 
 import pytest
 from command_words import smoke_sweep
-from fake_nvml import FakeGpu, FakeMig, FakeNvml, make_gpus, without
+from fake_nvml import FakeNvml, make_gpus, without
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.machine import gpu_watch
-from harness.machine.gpus import Gpu
 from results.figures import frame
-from results.records.machine_record import GpuUse
-from results.records.models import Phase, TrialStatus, Turn
+from results.records.models import Phase, TrialStatus
 from results.store.study_store import Store
 
 pytestmark = pytest.mark.usefixtures("forked_trials")
@@ -107,14 +104,6 @@ def test_workers_of_a_cluster_share_the_gpus_of_their_trial(measured):
     assert [600.0, 600.0] == [use.product_tflops for use in env.gpu_uses]
     assert [0, 1] == [use.index for use in env.gpu_uses]
     assert {0} == {use.num_foreign_processes for use in env.gpu_uses}
-
-
-def test_one_mig_instance_is_enough(measured):
-    mig = [FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")]
-    (env,) = measured([FakeGpu(mig=mig)], "--backends=single", "--replicas=1").values()
-
-    assert (mig[0].name,) == env.gpus
-    assert "MIG-1" == env.environment_variables["CUDA_VISIBLE_DEVICES"]
 
 
 @pytest.mark.parametrize(
@@ -226,45 +215,3 @@ def test_a_second_sweep_on_the_same_gpus_is_one_line(
         r" its end, or choose other GPUs with CUDA_VISIBLE_DEVICES",
         lines[0],
     )
-
-
-def test_sweeps_on_different_gpus_do_not_exclude_each_other(sweep, monkeypatch):
-    machine = make_gpus(2)
-    first = Gpu(index=0, uuid=machine[0].uuid, name=machine[0].name)
-    with gpu_watch.hold_gpus([first], study="other"):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-        code, _, err = sweep(machine, "--backends=single", "--replicas=1")
-        assert exit_codes.OK == code, err
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-        assert exit_codes.UNFIT == sweep(machine, "--replicas=1", "--retry=failed")[0]
-    assert exit_codes.OK == sweep(machine, "--backends=single", "--replicas=1")[0]
-
-
-def test_a_lock_that_cannot_be_made_is_one_line(sweep, written, monkeypatch):
-    folder = Path("/nonexistent")
-    monkeypatch.setattr(gpu_watch, "lock_folder", lambda: folder)
-    code, _, err = sweep(make_gpus(1), "--backends=single", "--replicas=1")
-
-    assert exit_codes.UNFIT == code
-    assert re.fullmatch(
-        r"error: cannot lock GPU 0 against other sweeps with '/nonexistent/.*\.lock':"
-        r" No such file or directory; remove that file, or set TMPDIR\n",
-        err,
-    )
-    assert [] == written()
-
-
-def test_a_record_without_gpus_is_as_it_was(finished, tmp_path):
-    """Also sources of an older revision read it, which a gate measures."""
-    store = Store.open(tmp_path / "runs" / "s")
-    texts = [path.read_text() for path in store.root.rglob("*.json")]
-
-    assert len(texts) > 8
-    names = ("gpu_uses", "gpu_settings", "nccl_version")
-    assert [] == [t for t in texts if any(f'"{name}"' in t for name in names)]
-    assert {()} == {trial.env.gpu_uses for trial in store.trials()}
-    # A turn too; one with GPUs is read again as it was written.
-    turn = Turn(round_index=0, attempt=0, start_ns=0, end_ns=5, num_steps=1)
-    used = turn.model_copy(update={"gpus": (GpuUse(index=3, num_samples=2),)})
-    assert "gpus" not in json.loads(turn.model_dump_json())
-    assert used == Turn.model_validate_json(used.model_dump_json())

@@ -26,9 +26,9 @@ from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes
 
-NUM_KILLS = int(os.environ.get("HARNESS_KILLS", "8" if covering.is_full() else "3"))
+NUM_KILLS = int(os.environ.get("HARNESS_KILLS", "8" if covering.is_full() else "2"))
 # Of one study, so that each order has its share.
-MOST_KILLS = max(2, min(NUM_KILLS // 2, 25))
+MOST_KILLS = max(1, min(NUM_KILLS // 2, 25))
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 GONE_SEC = 60.0
 SHARED_MEMORY = Path("/dev/shm")

@@ -272,8 +272,6 @@ def test_processes_that_do_not_fit_into_memory_run_in_sequence(
             marks=two_cores,
         ),
         ("--time-budget=3min", "fewer --mode,"),
-        ("--rounds=4", "fewer --mode,"),
-        ("--order=interleaved", "fewer --mode,"),
     ],
 )
 def test_what_needs_a_relay_is_an_error(harness, overrides, tmp_path, option, fewer):

@@ -3,20 +3,21 @@
 import ast
 import gc
 import importlib.metadata
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from harness.errors import PlanError
-from harness.run.trial_runner import RunSettings, run_trial
+from harness.command import identity
+from harness.errors import DifferentStudyError, PlanError
+from harness.planning import checked, plan
+from harness.planning.request import SweepRequest
 from harness.sources import code_digest
-from harness.sources.code_digest import DISTRIBUTIONS, MEASURED, SourceTree
-from results.records import identity
-from results.records.models import PlannedTrial, ScalingMode, TrialStatus
+from harness.sources.code_digest import DISTRIBUTIONS, MEASURED, CodeWatch, SourceTree
+from results.records.models import Order, ScalingMode
 
 ROOT = Path(__file__).resolve().parents[3]
 VERSIONS = dict.fromkeys(DISTRIBUTIONS, "1.0")
@@ -25,13 +26,6 @@ OTHER_ROOMS = {
     *("__main__.py", "cli", "conformance.py", "doctor", "judging"),
     *("planning", "sources"),
 }
-_PRINT_MODULES = """
-import json, sys
-from harness.trial import worker
-code = worker.main(sys.argv[1:])
-print(json.dumps([name for name, module in sys.modules.items() if module is not None]))
-sys.exit(code)
-"""
 
 
 def digest_of(root, **changes):
@@ -126,17 +120,11 @@ def _with_docs(node):
     [
         ('def f():\n    """Says."""\n    return 1', "def f(): return 1  # one", True),
         ("if TYPE_CHECKING:\n    import a", "", True),
-        ("if typing.TYPE_CHECKING:\n    import a\nelse:\n    b()", "b()", True),
         ("def f(): return 1", "def f(): return 2", False),
-        ("def f(*, a): g(a)", "def f(*, a=None): g(a)", False),
         ("f({**a})", "f({None: a})", False),
         ("a = 1", "a = True", False),
-        ("a = b'1'", "a = '1'", False),
         ("a = b", "a = 'b'", False),
         ("import a", "import a as b", False),
-        ("from . import a", "from .. import a", False),
-        ("assert a", "", False),
-        ("del a", "a", False),
         ("a = [b, c]", "a = [b], c", False),
         ("def f():\n    global a\n    a = 1", "def f():\n    a = 1", False),
     ],
@@ -204,9 +192,10 @@ def ours(modules):
 
 
 def test_what_starts_a_trial_is_measured():
-    """Every module of ours that is imported with what runs trials and turns."""
+    """Every module of ours that is imported with what runs trials, and in a trial."""
     script = (
         "import sys, harness.run.trial_runner, harness.run.rounds;"
+        "import harness.trial.worker;"
         "print(*(name for name, of in sys.modules.items() if of is not None))"
     )
     done = subprocess.run(
@@ -220,33 +209,130 @@ def test_what_starts_a_trial_is_measured():
     assert ours(done.stdout.split()) <= set(code_digest.read_once(ROOT))
 
 
-@pytest.mark.processes
-def test_what_a_trial_loads_is_measured(store, settings, make_spec):
-    """Every module of ours that a real trial imports."""
-    spec = make_spec(
-        workload="d4pg",
-        data="synthetic",
-        num_replicas=1,
-        per_replica_batch_size=8,
-        global_batch_size=8,
-        num_warmup_steps=1,
-        num_measured_steps=1,
-        is_evaluated=False,
-    )
-    trial_id, case_id = identity.ids(spec)
-    trial = PlannedTrial(
-        trial_id=trial_id, case_id=case_id, modes=(ScalingMode.WEAK,), spec=spec
-    )
-    real = RunSettings(
-        timeout_sec=300.0,
-        topology=settings.topology,
-        canary=settings.canary,
-        worker_command=(sys.executable, "-c", _PRINT_MODULES),
-    )
-    status = run_trial(store, trial, real)
-    assert TrialStatus.OK is status.status, status.failure
-    output = (store.trial_dir(trial_id) / "stdout.log").read_text()
-    loaded = ours(json.loads(output.splitlines()[-1]))
+BASE = SweepRequest(
+    workload="resnet50",
+    preset="smoke",
+    replicas=(1, 2),
+    modes=(ScalingMode.WEAK,),
+    order=Order.SEQUENTIAL,
+)
 
-    assert {"harness/trial/worker.py", "replicator/backends/in_graph.py"} <= loaded
-    assert loaded <= set(code_digest.read_once(ROOT))
+
+def plan_of(**changes):
+    """Returns the plan record of a changed base request."""
+    request = BASE.model_copy(update=changes)
+    return plan.plan_sweep(request, checked.Machine(num_available_cores=4), "s")
+
+
+@pytest.fixture
+def other_code(monkeypatch):
+    """Returns what changes the code from now on."""
+
+    def change():
+        monkeypatch.setattr(
+            "harness.sources.code_digest.of_trial", lambda *_: "another"
+        )
+
+    return change
+
+
+def test_other_code_is_refused(other_code):
+    """Numbers of different code must not mix, by sweep or by resume."""
+    first = plan_of()
+    other_code()
+
+    message = (
+        r"made with code of an unrecorded commit \(digest \w{16}\); it is"
+        r" now the code of commit \w{12}( with changes)? \(digest"
+        r" another\), .*go back to the code of the study to resume it, or choose"
+        r" another --study"
+    )
+    with pytest.raises(DifferentStudyError, match=message):
+        plan.reconcile(first, plan_of())
+    with pytest.raises(DifferentStudyError, match=message):
+        code_digest.check_code(first)
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Returns a function that watches a program in a repository: the current folder."""
+    root = tmp_path / "repository"
+    root.mkdir()
+    monkeypatch.chdir(root)
+    (root / "train.py").write_text("x = 1\n")
+    who = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost")
+    for words in (
+        ("init", "--quiet"),
+        ("add", "--all"),
+        ("commit", "--quiet", "-m", "one"),
+    ):
+        subprocess.run(["git", *who, *words], check=True)
+    (root / "own.log").write_text("1\n")
+    command = f"{sys.executable} train.py {{replicas}}"
+
+    def watch():
+        parts = identity.of_program(command, root, left_out=[root / "runs"])
+        record = SimpleNamespace(command=command)
+        plan = SimpleNamespace(
+            program_code={"": parts},
+            trials=[SimpleNamespace(spec=SimpleNamespace(program=record))],
+        )
+        return CodeWatch(plan, folders={}, left_out=[root / "runs"])
+
+    return watch
+
+
+def test_a_program_that_is_edited_has_changed(program, tmp_path):
+    """And stays so when the edit is undone: trials have run meanwhile."""
+    watch, file = program(), tmp_path / "repository" / "train.py"
+    assert "" == watch.changed()
+    file.write_text("x = 2\n")
+
+    assert "uncommitted train.py 'none' / '" in watch.changed()
+    file.write_text("x = 1\n")
+    assert "uncommitted train.py" in watch.changed()
+    assert "" == program().changed()
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("own.log", "uncommitted own.log"), ("uv.lock", "uv.lock 'none' / '")],
+)
+def test_other_files_of_a_program_that_have_changed(program, tmp_path, name, what):
+    """One that git does not know, and a new lock file."""
+    watch = program()
+    (tmp_path / "repository" / name).write_text("2\n")
+
+    assert what in watch.changed()
+
+
+@pytest.fixture
+def ours_of_code(tmp_path):
+    """A tree of our packages with one file, which is watched."""
+    file = tmp_path / "harness" / "run" / "trial_tree.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("a = 1\n")
+    no_plugins = SimpleNamespace(program_code={}, plugins={}, trials=[])
+    watch = CodeWatch(no_plugins, folders={}, left_out=[], root=tmp_path)
+    return SimpleNamespace(watch=watch, file=file)
+
+
+def test_our_own_code_that_is_edited_has_changed(ours_of_code):
+    """An edit that measures nothing is no change; else the file is named."""
+    assert "" == ours_of_code.watch.changed()
+    ours_of_code.file.write_text("a = 1  # a comment\n")
+    assert "" == ours_of_code.watch.changed()
+    ours_of_code.file.write_text("a = 2\n")
+    found = ours_of_code.watch.changed()
+    ours_of_code.file.write_text("a = 1\n")
+
+    assert found.startswith("harness/run/trial_tree.py '")
+    assert found == ours_of_code.watch.changed()
+
+
+def test_our_own_code_that_is_new_or_gone_has_changed(ours_of_code):
+    """All files are counted."""
+    ours_of_code.file.with_name("other.py").write_text("")
+    ours_of_code.file.unlink()
+
+    assert ours_of_code.watch.changed().endswith("' / 'none' (and 1 more)")

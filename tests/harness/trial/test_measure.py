@@ -7,12 +7,20 @@ import dataclasses
 import gc
 import json
 import math
+import subprocess
+import time
 
 import pytest
 
-from harness.client.scaling_client import RankFile
+from harness.client.scaling_client import (
+    RESET_METHOD,
+    SAMPLED_METHOD,
+    RankFile,
+    ResidentMemory,
+)
 from harness.run import aggregate
-from harness.trial import measure, rank_file
+from harness.trial import measure, rank_file, steps
+from harness.trial.rank_file import rank_path, read_rank
 from results.records.models import Phase
 
 SECOND = 1_000_000_000
@@ -254,25 +262,6 @@ def test_a_program_with_another_batch_is_refused(measured):
         measured(num_replicas=1, **sizes)
 
 
-def test_what_a_killed_process_left_is_read(measured, tmp_path):
-    """A last line that was cut is skipped, in standard JSON of any loss."""
-    path = rank_file.rank_path(tmp_path, 0)
-    measured()
-    path.write_text(path.read_text()[:-5])
-    log = rank_file.read_rank(tmp_path, 0)
-    assert (6, False) == (len(log.steps), log.is_done)
-
-    path.unlink()
-    writer = RankFile(path, FakeClock())
-    for index, loss in enumerate((math.nan, -math.inf, 0.5)):
-        writer.step(index, 0, 1, loss)
-    writer.close()
-    lines = map(json.loads, path.read_text().splitlines())
-    losses = [line["loss"] for line in lines if line["kind"] == "step"]
-    assert ["nan", "-inf", 0.5] == losses
-    assert -math.inf == rank_file.read_rank(tmp_path, 0).steps[1].loss
-
-
 @pytest.mark.parametrize("line", ["{", '{"kind": "wat"}', '{"kind": "step"}', "[]"])
 def test_a_broken_line_is_named(tmp_path, line):
     text = f'{{"kind": "done", "ns": 1}}\n{line}\n'
@@ -281,3 +270,112 @@ def test_a_broken_line_is_named(tmp_path, line):
         rank_file.RankFileError, match=r"rank_0.jsonl line 2 is malformed"
     ):
         rank_file.read_rank(tmp_path, 0)
+
+
+def fake_proc(tmp_path, peak_kib, size_kib):
+    (tmp_path / "status").write_text(
+        f"Name:\tx\nVmHWM:\t{peak_kib} kB\nVmRSS:\t{size_kib} kB\n"
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("before", "sizes", "method"),
+    [
+        # After the reset, the mark is the kernel's.
+        (100, [(300, 200)], RESET_METHOD),
+        # Without one, a mark from before the window would be a wrong number.
+        (900, [(900, 300), (900, 200)], SAMPLED_METHOD),
+    ],
+)
+def test_peak_memory_is_of_the_window(tmp_path, before, sizes, method):
+    probe = ResidentMemory(fake_proc(tmp_path, before, 100))
+    probe.start()
+    for size in sizes:
+        fake_proc(tmp_path, *size)
+        probe.sample()
+
+    assert method == probe.method
+    assert 300 * 1024 == probe.peak_bytes()
+    assert "5" == (tmp_path / "clear_refs").read_text()
+
+
+def test_the_real_peak_is_seen_and_forgotten():
+    """On this kernel: a large array before the window does not count."""
+    probe = ResidentMemory()
+    before = bytearray(200 * 2**20)
+    before[::4096] = b"x" * len(before[::4096])
+    del before
+    probe.start()
+    base = probe.peak_bytes()
+    inside = bytearray(64 * 2**20)
+    inside[::4096] = b"x" * len(inside[::4096])
+    probe.sample()
+
+    assert 40 * 2**20 < probe.peak_bytes() - base < 120 * 2**20
+
+
+@pytest.fixture
+def write_tflops(tmp_path):
+    def run(*arguments, **sizes):
+        rank_path(tmp_path, 0).unlink(missing_ok=True)
+        writer = RankFile(rank_path(tmp_path, 0), time.monotonic_ns)
+        steps.write_tflops(writer, *arguments, **sizes)
+        writer.close()
+        lines = map(json.loads, rank_path(tmp_path, 0).read_text().splitlines())
+        return [line for line in lines if line["kind"] == "gpu_canary"]
+
+    return run
+
+
+def test_a_rate_is_recorded_for_each_device(write_tflops):
+    """Here on the CPU, twice; the random numbers of the trial stay as they were."""
+    import tensorflow as tf
+
+    tf.random.set_seed(7)
+    expected = tf.random.uniform([3]).numpy().tolist()
+    tf.random.set_seed(7)
+    (line,) = write_tflops(["CPU:0", "CPU:0"], size=64, duration_sec=0.01)
+
+    assert expected == tf.random.uniform([3]).numpy().tolist()
+    assert 2 == len(line["tflops"])
+    assert all(0 < rate < 100 for rate in line["tflops"])
+    # Trials on CPUs, and processes that coordinate.
+    assert [] == write_tflops([])
+
+
+def test_a_device_without_memory_for_it_does_not_end_the_trial(
+    write_tflops, tmp_path, monkeypatch
+):
+    import tensorflow as tf
+
+    def fail(*_):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating\nmore")
+
+    monkeypatch.setattr(steps, "tflops", fail)
+
+    assert [
+        {"kind": "gpu_canary", "tflops": [], "reason": "OOM when allocating"}
+    ] == write_tflops(["GPU:0"])
+    assert [] == read_rank(tmp_path, 0).last("gpu_canary")["tflops"]
+
+
+@pytest.mark.parametrize(
+    ("code", "text"), [(22501, "2.25.1"), (22100, "2.21.0"), (2804, "2.8.4")]
+)
+def test_the_version_of_nccl_that_was_loaded_is_read(tmp_path, code, text):
+    """By asking the library itself; the digits of its code have changed with 2.9."""
+    source, library = tmp_path / "nccl.c", tmp_path / "libnccl.so.2"
+    source.write_text(f"int ncclGetVersion(int* v) {{ *v = {code}; return 0; }}\n")
+    made = subprocess.run(
+        ["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=False
+    )
+    if made.returncode:
+        pytest.skip("this machine has no C compiler")
+    maps = tmp_path / "maps"
+    maps.write_text(
+        "7f00-7f01 r-xp 00000000 08:01 12  /usr/lib/libc.so.6\n"
+        f"7f02-7f03 r-xp 00000000 08:01 13                 {library}\n"
+    )
+
+    assert text == steps.loaded_version(maps)

@@ -5,26 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
-import resource
 import signal
 import subprocess
 import sys
 import time
 import types
-from pathlib import Path
 
 import psutil
 import pytest
 import synthetic_trial
 
-from harness.machine.environment import read_environment
 from harness.run import trial_tree
 from harness.run.trial_runner import run_trial
 from harness.trial import gpu_probe, process_tree, worker
-from harness.trial.rank_file import cause_of, read_rank
+from harness.trial.rank_file import cause_of
 from replicator.cluster.configuration import ClusterConfig
-from results.records.models import Control, Phase, Placement, TrialStatus
+from results.records.models import Control, Phase, TrialStatus
 from workloads.controls import ReusingReplicator
 
 
@@ -32,12 +28,9 @@ from workloads.controls import ReusingReplicator
     ("backend", "control", "options"),
     [
         ("in_graph", Control.NONE, {"external_writes": "never"}),
-        ("multi_worker", Control.NONE, {"external_writes": "never"}),
         ("multi_worker_in_graph", Control.NONE, {"external_writes": "never"}),
         # Others have nothing to look for, and no such option.
         ("tf_mirrored", Control.NONE, {}),
-        # A twin is the case itself.
-        ("in_graph", Control.TWIN, {"external_writes": "never"}),
         (
             *("in_graph", Control.NOSYNC),
             {"external_writes": "never", "without_communication": True},
@@ -92,85 +85,6 @@ def test_a_program_of_solo_knows_its_rank_and_no_cluster(
     assert 0 == worker.main([str(tmp_path)])
     assert [False] == seen
     assert (tmp_path / "rank_1.jsonl").exists()
-
-
-MOST_CPU_SEC = 15.0
-"""Of the process, until it fails: most of it is the import of TensorFlow."""
-
-
-def _cpu_sec():
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime
-
-
-@pytest.mark.processes
-def test_a_trial_without_its_gpus_fails_before_it_builds(tmp_path, make_spec):
-    """This machine's TensorFlow sees none: the worker says so, within 15 s."""
-    place = Placement(
-        cpusets=((min(os.sched_getaffinity(0)),),),
-        cores_per_replica=1,
-        num_intra_op_threads=1,
-        num_inter_op_threads=1,
-        num_available_cores=1,
-        is_oversubscribed=True,
-        device_sharing="exclusive",
-    )
-    env = read_environment(place, {}, gpus=("H100", "H100"))
-    (tmp_path / "spec.json").write_text(make_spec(device="gpu").model_dump_json())
-    (tmp_path / "env.json").write_text(env.model_dump_json())
-    before = _cpu_sec()
-    with subprocess.Popen(
-        [sys.executable, "-m", "harness.trial.worker", str(tmp_path)],
-        cwd=Path(__file__).resolve().parents[3],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "0,1", "TF_CPP_MIN_LOG_LEVEL": "3"},
-        stdin=subprocess.PIPE,  # the worker lives as long as it is open
-    ) as process:
-        code = process.wait()
-    log = read_rank(tmp_path, 0)
-
-    assert 1 == code
-    assert _cpu_sec() - before < MOST_CPU_SEC
-    assert log.failure is not None
-    assert "MissingGpuError" == log.failure["exception_type"]
-    assert Phase.LAUNCH.value == log.failure["phase"]
-    assert re.fullmatch(
-        r"TensorFlow sees 0 GPUs, but was given 2 \(CUDA_VISIBLE_DEVICES=0,1\): .*;"
-        r" install .* with make setup-gpu \(it installs requirements-gpu\.lock\), or"
-        r" use --device cpu",
-        log.failure["reason"],
-    )
-    assert {} == log.last("facts")  # nothing was built
-
-
-SEES_ONE = """
-from types import SimpleNamespace as Space
-build = {"cuda_version": "12.5", "cudnn_version": "9",
-         "cuda_compute_capabilities": ["sm_80", "compute_90"]}
-config = Space(list_physical_devices=lambda kind: ["0"] * (kind == "GPU"))
-sysconfig = Space(get_build_info=lambda: build)
-test = Space(is_built_with_cuda=lambda: True)
-"""
-
-
-@pytest.mark.processes
-def test_a_process_of_its_own_says_what_tensorflow_sees(monkeypatch, tmp_path):
-    (tmp_path / "tensorflow.py").write_text(SEES_ONE)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert gpu_probe.probe(["0", "1"]) == gpu_probe.TensorFlowGpus(
-        num_gpus=1,
-        is_built_with_cuda=True,
-        cuda_version="12.5",
-        cudnn_version="9",
-        architectures=("sm_80", "compute_90"),
-    )
-    (tmp_path / "tensorflow.py").write_text("raise ImportError('no libcudart\\n.so')")
-    with pytest.raises(gpu_probe.MissingGpuError) as caught:
-        gpu_probe.probe(["0"])
-    assert re.fullmatch(
-        r"TensorFlow does not say which GPUs it sees: .*; install it with make"
-        r" setup-gpu .*",
-        str(caught.value),
-    )
 
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
