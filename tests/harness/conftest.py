@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
@@ -20,16 +21,13 @@ from loads import QUIET
 
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
-from harness.cli.verbs import doctor_verb
 from harness.doctor import diagnose, gpu
 from harness.machine import disturbance, gpu_watch
 from harness.machine.machine_state import CpuTopology, LogicalCpu
-from harness.planning import checked, plan
-from harness.planning.request import SweepRequest
 from harness.run.trial_runner import RunSettings
 from harness.trial import gpu_probe
 from harness.trial.gpu_probe import TensorFlowGpus
-from results.records.models import Order, Plan, ScalingMode, TrialSpec
+from results.records.models import Plan, PlannedTrial, TrialSpec
 from results.store.study_store import Store
 
 if TYPE_CHECKING:
@@ -181,8 +179,8 @@ def doctor_of_gpus(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
 
     def run(probe: Any, *, is_json: bool = False) -> tuple[int, str]:
         monkeypatch.setattr(gpu_probe, "probe", probe)
-        request = doctor_verb.DoctorRequest(is_json=is_json, relay_sec=0, device="gpu")
-        return doctor_verb.run(request, None), capsys.readouterr().out
+        words = ("doctor", "--device=gpu", "--aa-pair=0", *["--json"] * is_json)
+        return cli.main(words), capsys.readouterr().out
 
     return run
 
@@ -219,15 +217,10 @@ def settings(one_core: CpuTopology) -> RunSettings:
 
 @pytest.fixture
 def small_plan() -> Plan:
-    request = SweepRequest(
-        workload="resnet50",
-        preset="smoke",
-        replicas=(1, 2),
-        modes=(ScalingMode.WEAK,),
-        repeats=2,
-        order=Order.SEQUENTIAL,
-    )
-    planned = plan.plan_sweep(request, checked.Machine(num_available_cores=2))
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
+        assert exit_codes.OK == cli.main(("sweep", "--dry-run", "--json", *SMALL))
+    planned = json.loads(printed.getvalue())["trials"]
     return Plan(
         study="small",
         created_at="2026-01-01T00:00:00+00:00",
@@ -236,7 +229,7 @@ def small_plan() -> Plan:
         repeats=2,
         seed=0,
         timeout_sec=60.0,
-        trials=planned.trials,
+        trials=tuple(map(PlannedTrial.model_validate, planned)),
     )
 
 

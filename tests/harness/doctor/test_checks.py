@@ -376,22 +376,3 @@ def test_a_pair_that_is_not_measured_says_why(settings, monkeypatch):
 
     assert "caution" == finding.level
     assert "not measured: 2 processes do not fit into memory at once" == finding.found
-
-
-def test_the_relay_can_be_left_out_and_is_not_too_short(harness, monkeypatch):
-    given = []
-    monkeypatch.setattr(
-        diagnose, "diagnose", lambda measures: given.append(len(measures)) or []
-    )
-    for arguments in ((), ("--aa-pair=0",), ("--aa-pair=45s",)):
-        assert exit_codes.OK == harness("doctor", *arguments)[0]
-    assert [2, 1, 2] == given
-
-    code, out, err = harness("doctor", "--aa-pair", "20s")
-
-    assert (exit_codes.USAGE, "") == (code, out)
-    assert re.fullmatch(
-        r"error: --aa-pair 20s is too short, must be at least 30s since starting its"
-        r" processes takes 15 s or more; 0 leaves it out\n",
-        err,
-    )

@@ -6,13 +6,12 @@ import json
 import tempfile
 from pathlib import Path
 
-import pytest
 import yaml
 from command_words import overridden
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jsonschema.validators import validator_for
-from kubernetes_rules import expanded, template
+from kubernetes_rules import expanded
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
@@ -24,7 +23,6 @@ SCHEMA = json.loads(
 # Made once: the schema itself takes a tenth of a second to check.
 VALIDATOR = validator_for(SCHEMA)(SCHEMA)
 IMAGE = "registry.example.com:5000/team/replicator:1.0"
-STUDIES = template(claim="studies", secret="hub-token")
 
 
 def pod_of_one(image=IMAGE, **fields):
@@ -140,26 +138,6 @@ def test_commands_arrive_as_they_were_given(command):
     assert list(command) == [
         expanded(word, {"HOME": "/root"}) for word in container["command"]
     ]
-
-
-@pytest.mark.parametrize(
-    ("words", "folder", "runs"),
-    [
-        (["--directory=/opt/project"], "/opt/project", "/opt/project/runs"),
-        ([], None, "/srv/harness/runs"),
-    ],
-)
-def test_studies_are_on_a_claim_and_secrets_are_named(words, folder, runs):
-    """Records outlive the pod; the image's own folder is that of this project's."""
-    manifest = parsed(*words, "--gpus-per-worker=0", pod_template=STUDIES)
-    container, pod = container_of(manifest), job_of(manifest)["template"]["spec"]
-
-    assert folder == container.get("workingDir")
-    assert [{"name": "runs", "mountPath": runs}] == container["volumeMounts"]
-    assert [{"secretRef": {"name": "hub-token"}}] == container["envFrom"]
-    (volume,) = pod["volumes"]
-    assert {"claimName": "studies"} == volume["persistentVolumeClaim"]
-    assert {"fsGroup": 1000} == pod["securityContext"]
 
 
 def all_in(part, whole):

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from repositories import commit, git
 
-from harness.machine import allocation, environment, machine_state
+from harness.cli import exit_codes
+from harness.machine import environment, machine_state
 from harness.run import trial_tree
-from results.records import program, texts
 from results.records.machine_record import MachineState
 from results.records.models import Placement
 from results.store.study_store import Store
@@ -211,6 +211,15 @@ def test_a_container_is_recorded_with_its_image(fake_root, files, environ, expec
     assert expected == environment.read_container(fake_root.path, environ)
 
 
+@pytest.fixture
+def study(tmp_path, synthetic):
+    failed = {("in_graph", synthetic.WEAK, 1, 1): synthetic.TrialStatus.FAILED}
+    shape = synthetic.Shape(
+        modes=(synthetic.WEAK,), replicas=(1,), repeats=2, statuses=failed
+    )
+    return synthetic.make_store(tmp_path / "study", shape)
+
+
 HOME_OF_ROOT = "/" + "root"
 SECRETS = {
     "HOME": "/home/ada",
@@ -222,6 +231,7 @@ SECRETS = {
     "TF_TOKEN_app_terraform_io": "token",
     "TF_VAR_db_password": "password",
 }
+SET_BY_US = {"OMP_NUM_THREADS": "64", "KMP_AFFINITY": "compact"}
 MOVES_PERFORMANCE = (
     *("CUDNN_LOGLEVEL_DBG", "GLIBC_TUNABLES", "KMP_BLOCKTIME", "NCCL_ALGO"),
     *("MALLOC_TRIM_THRESHOLD_", "OMP_WAIT_POLICY", "ONEDNN_MAX_CPU_ISA"),
@@ -230,40 +240,28 @@ MOVES_PERFORMANCE = (
 )
 
 
-def test_what_moves_performance_is_identity_and_nothing_else_is_recorded():
-    """Not even where its prefix is that of a listed one."""
-    expected = dict.fromkeys(MOVES_PERFORMANCE, "7")
-
-    assert expected == program.identity_variables(expected | SECRETS)
-    assert expected == program.recorded_variables(expected | SECRETS)
-
-
-def test_what_the_harness_sets_or_removes_is_not_identity(
-    make_spec, one_core, tmp_path
-):
-    """A user's value of it never reaches a trial, so it must not refuse a resume."""
-    place = allocation.place(
-        one_core, num_replicas=1, cores_per_replica=1, device="cpu"
-    )
-    set_by_us = trial_tree.trial_variables(make_spec(), place, tmp_path, base={})
-    removed = set(trial_tree._DROPPED_VARIABLES)
-
-    assert program.IDENTITY.isdisjoint(set_by_us.keys() | removed)
-    assert program.IDENTITY.isdisjoint(program.ONLY_RECORDED)
-
-
 @pytest.mark.parametrize(
-    ("value", "expected"),
+    ("library", "name"),
     [
         ("/usr/lib/libtcmalloc.so.4", "libtcmalloc.so.4"),
         ("/home/ada/lib/a.so:/opt/b.so c.so", "a.so:b.so:c.so"),
-        ("", ""),
     ],
 )
-def test_a_preloaded_library_is_recorded_by_its_file_name(value, expected):
-    found = program.identity_variables({"LD_PRELOAD": value})
+def test_what_moves_performance_is_identity_and_nothing_else_is_recorded(
+    harness, monkeypatch, library, name
+):
+    """Not even where its prefix is that of a listed one, or the harness sets it."""
+    expected = dict.fromkeys(MOVES_PERFORMANCE, "7")
+    given = expected | SECRETS | SET_BY_US | {"LD_PRELOAD": library}
+    with monkeypatch.context() as patch:
+        for variable, value in given.items():
+            patch.setenv(variable, value)
+        smoke = ("--workload=resnet50", "--preset=smoke", "--backends=in_graph")
+        code, out, err = harness("sweep", "--dry-run", "--json", *smoke)
 
-    assert {"LD_PRELOAD": expected} == found
+    assert exit_codes.OK == code, err
+    for trial in json.loads(out)["trials"]:
+        assert expected | {"LD_PRELOAD": name} == trial["spec"]["variables"]
 
 
 @pytest.mark.parametrize(
@@ -282,21 +280,18 @@ def test_a_preloaded_library_is_recorded_by_its_file_name(value, expected):
         ("/data/people/eve/x /data/people/evelyn", "~/x /data/people/evelyn"),
     ],
 )
-def test_user_folders_are_shortened(text, expected, monkeypatch):
+def test_user_folders_are_shortened(text, expected, monkeypatch, study):
     """Wherever a path begins, but not within a longer one."""
+    path = study.root / "plan.json"
+
+    def stored(given):
+        study.write_plan(study.read_plan().model_copy(update={"command": (given,)}))
+        return json.loads(path.read_text())["command"][0]
+
     monkeypatch.setenv("HOME", "/data/people/eve")
-    assert expected == texts.shortened(text)
+    assert expected == stored(text)
     monkeypatch.setenv("HOME", "/")  # which is nobody's
-    assert "/data/x" == texts.shortened("/data/x")
-
-
-@pytest.fixture
-def study(tmp_path, synthetic):
-    failed = {("in_graph", synthetic.WEAK, 1, 1): synthetic.TrialStatus.FAILED}
-    shape = synthetic.Shape(
-        modes=(synthetic.WEAK,), replicas=(1,), repeats=2, statuses=failed
-    )
-    return synthetic.make_store(tmp_path / "study", shape)
+    assert "/data/x" == stored("/data/x")
 
 
 def changed(path, **fields):

@@ -4,6 +4,7 @@ import ast
 import gc
 import importlib.metadata
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from harness.command import identity
-from harness.errors import DifferentStudyError, PlanError
-from harness.planning import checked, plan
-from harness.planning.request import SweepRequest
+from harness.errors import PlanError
 from harness.sources import code_digest
 from harness.sources.code_digest import DISTRIBUTIONS, MEASURED, CodeWatch, SourceTree
-from results.records.models import Order, ScalingMode
 
 ROOT = Path(__file__).resolve().parents[3]
 VERSIONS = dict.fromkeys(DISTRIBUTIONS, "1.0")
@@ -209,48 +207,17 @@ def test_what_starts_a_trial_is_measured():
     assert ours(done.stdout.split()) <= set(code_digest.read_once(ROOT))
 
 
-BASE = SweepRequest(
-    workload="resnet50",
-    preset="smoke",
-    replicas=(1, 2),
-    modes=(ScalingMode.WEAK,),
-    order=Order.SEQUENTIAL,
-)
-
-
-def plan_of(**changes):
-    """Returns the plan record of a changed base request."""
-    request = BASE.model_copy(update=changes)
-    return plan.plan_sweep(request, checked.Machine(num_available_cores=4), "s")
-
-
-@pytest.fixture
-def other_code(monkeypatch):
-    """Returns what changes the code from now on."""
-
-    def change():
-        monkeypatch.setattr(
-            "harness.sources.code_digest.of_trial", lambda *_: "another"
+@pytest.mark.usefixtures("finished")
+def test_other_code_is_refused(refuse, small, monkeypatch):
+    """Numbers of different code must not mix, by a sweep that is given or continued."""
+    monkeypatch.setattr("harness.sources.code_digest.of_trial", lambda *_: "another")
+    for words in (("sweep", *small, "--study=s"), ("sweep", "--study", "s")):
+        assert re.search(
+            r"made with code of .*commit.* \(digest \w{16}\); it is now the code of"
+            r" commit \w{12}( with changes)? \(digest another\), .*go back to the code"
+            r" of the study to resume it, or choose another --study",
+            refuse(*words),
         )
-
-    return change
-
-
-def test_other_code_is_refused(other_code):
-    """Numbers of different code must not mix, by sweep or by resume."""
-    first = plan_of()
-    other_code()
-
-    message = (
-        r"made with code of an unrecorded commit \(digest \w{16}\); it is"
-        r" now the code of commit \w{12}( with changes)? \(digest"
-        r" another\), .*go back to the code of the study to resume it, or choose"
-        r" another --study"
-    )
-    with pytest.raises(DifferentStudyError, match=message):
-        plan.reconcile(first, plan_of())
-    with pytest.raises(DifferentStudyError, match=message):
-        code_digest.check_code(first)
 
 
 @pytest.fixture
@@ -292,18 +259,6 @@ def test_a_program_that_is_edited_has_changed(program, tmp_path):
     file.write_text("x = 1\n")
     assert "uncommitted train.py" in watch.changed()
     assert "" == program().changed()
-
-
-@pytest.mark.parametrize(
-    ("name", "what"),
-    [("own.log", "uncommitted own.log"), ("uv.lock", "uv.lock 'none' / '")],
-)
-def test_other_files_of_a_program_that_have_changed(program, tmp_path, name, what):
-    """One that git does not know, and a new lock file."""
-    watch = program()
-    (tmp_path / "repository" / name).write_text("2\n")
-
-    assert what in watch.changed()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import dataclasses
 import gc
 import json
 import math
-import subprocess
 import time
 
 import pytest
@@ -20,7 +19,7 @@ from harness.client.scaling_client import (
 )
 from harness.run import aggregate
 from harness.trial import measure, rank_file, steps
-from harness.trial.rank_file import rank_path, read_rank
+from harness.trial.rank_file import rank_path
 from results.records.models import Phase
 
 SECOND = 1_000_000_000
@@ -342,40 +341,3 @@ def test_a_rate_is_recorded_for_each_device(write_tflops):
     assert all(0 < rate < 100 for rate in line["tflops"])
     # Trials on CPUs, and processes that coordinate.
     assert [] == write_tflops([])
-
-
-def test_a_device_without_memory_for_it_does_not_end_the_trial(
-    write_tflops, tmp_path, monkeypatch
-):
-    import tensorflow as tf
-
-    def fail(*_):
-        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating\nmore")
-
-    monkeypatch.setattr(steps, "tflops", fail)
-
-    assert [
-        {"kind": "gpu_canary", "tflops": [], "reason": "OOM when allocating"}
-    ] == write_tflops(["GPU:0"])
-    assert [] == read_rank(tmp_path, 0).last("gpu_canary")["tflops"]
-
-
-@pytest.mark.parametrize(
-    ("code", "text"), [(22501, "2.25.1"), (22100, "2.21.0"), (2804, "2.8.4")]
-)
-def test_the_version_of_nccl_that_was_loaded_is_read(tmp_path, code, text):
-    """By asking the library itself; the digits of its code have changed with 2.9."""
-    source, library = tmp_path / "nccl.c", tmp_path / "libnccl.so.2"
-    source.write_text(f"int ncclGetVersion(int* v) {{ *v = {code}; return 0; }}\n")
-    made = subprocess.run(
-        ["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=False
-    )
-    if made.returncode:
-        pytest.skip("this machine has no C compiler")
-    maps = tmp_path / "maps"
-    maps.write_text(
-        "7f00-7f01 r-xp 00000000 08:01 12  /usr/lib/libc.so.6\n"
-        f"7f02-7f03 r-xp 00000000 08:01 13                 {library}\n"
-    )
-
-    assert text == steps.loaded_version(maps)

@@ -21,7 +21,6 @@ from harness.trial import gpu_probe, process_tree, worker
 from harness.trial.rank_file import cause_of
 from replicator.cluster.configuration import ClusterConfig
 from results.records.models import Control, Phase, TrialStatus
-from workloads.controls import ReusingReplicator
 
 
 @pytest.mark.parametrize(
@@ -53,7 +52,7 @@ def test_a_replicator_is_made_as_the_trial_says(
     wanted = {"external_writes": "never"}
     made = worker._create(make_spec(backend=backend, control=control, options=wanted))
     if control is Control.SYNTHETIC:  # repeats its first batch
-        assert isinstance(made, ReusingReplicator)
+        assert "ReusingReplicator" == type(made).__name__
         made = made.original
     ((name, given),) = calls
 
