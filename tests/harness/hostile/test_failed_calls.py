@@ -61,6 +61,7 @@ SHIFT = int(drawn.SEED or 0)
 """Each errno at each call needs as many series as there are of them."""
 REFUSED = re.compile(r"^(error|left out): ", re.MULTILINE)
 EVERY = 1 if covering.is_full() else 149
+MOST_PLACES = None if covering.is_full() else 6
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +133,7 @@ def test_a_failed_read_gives_no_other_answer(verb, measured, run_verb, monkeypat
     run()  # what is written once, such as a name, is there now
     num_calls, before = faults.count, files_in(measured)
     wrong = []
-    for place in range(num_calls)[len(verb) % EVERY :: EVERY]:
+    for place in range(num_calls)[len(verb) % EVERY :: EVERY][:MOST_PLACES]:
         faults.number = ERRNOS[(place + SHIFT) % len(ERRNOS)]
         code, out, err = run(place)
         is_same = (code, out) == want[:2]

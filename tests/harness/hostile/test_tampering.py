@@ -71,15 +71,7 @@ NOT_COVERED = (
     " SHA256SUMS were both made anew: whoever measures can record anything"
 )
 each_design = pytest.mark.parametrize("study", SWEEPS, indirect=True)
-# Of these, the full run has the other designs as well.
-one_design = pytest.mark.parametrize(
-    "study",
-    [
-        "relay",
-        *(pytest.param(n, marks=pytest.mark.full) for n in ("sequential", "one")),
-    ],
-    indirect=True,
-)
+one_design = pytest.mark.parametrize("study", ["relay"], indirect=True)
 
 
 @pytest.fixture

@@ -68,8 +68,6 @@ def repository(tmp_path_factory: Any) -> Path:
         )
     )
     commit(folder, "of_older_records")
-    (folder / revisions.LOCK_NAME).write_text("this is no requirement\n")
-    commit(folder, "broken")
     git(folder, "checkout", "--quiet", "same")
     return folder
 

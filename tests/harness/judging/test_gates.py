@@ -57,6 +57,12 @@ def test_two_equal_revisions_pass(gate, harness, tmp_path, stored):
 @pytest.mark.parametrize(
     ("reasons", "options", "stopped", "message"),
     [
+        (
+            ["", "noise", "noise"],
+            (),
+            "",
+            r"^UNFIT: .* blocks are discarded \(noise\), more",
+        ),
         # Then it stops after its first generation.
         (
             ["noise"],
@@ -131,12 +137,6 @@ EFFICIENCY = ("--baseline=same", "--metric=efficiency")
     [
         ((), r"a gate needs a baseline: give --baseline"),
         (("--baseline=nothing",), r"'nothing' is neither a study nor a"),
-        # What makes an environment that is not used; "test_other_lock.py" has both.
-        pytest.param(
-            ("--baseline=broken",),
-            r"revision 'broken' cannot be installed: .*require",
-            marks=pytest.mark.full,
-        ),
         (("--baseline=older",), r"revision 'older' cannot run the trials of this tree"),
         (
             ("--baseline=of_older_records",),

@@ -287,30 +287,12 @@ def sweep(small_disk, harness, small, overrides, monkeypatch):
     return lambda *more: harness(*overridden(args, *more), overrides=overrides)
 
 
-@pytest.fixture
-def writes_pages(request):
-    """Only where a test says so."""
-    return getattr(request, "param", False)
-
-
-@pytest.mark.parametrize(
-    ("free_kib", "options", "num_trials", "writes_pages"),
-    [
-        (0, ("--no-match",), 4, False),  # at the plan
-        (60, ("--no-match",), 4, False),  # within the trials
-        # Within the matching, and at the report, the last moment of a sweep.
-        pytest.param(60, (), 4, False, marks=pytest.mark.full),
-        pytest.param(400, ("--repeats=2",), 8, True, marks=pytest.mark.full),
-    ],
-    indirect=["writes_pages"],
-)
-def test_a_full_disk_is_one_line_and_loses_no_trial(
-    small_disk, sweep, free_kib, options, num_trials, writes_pages
-):
+@pytest.mark.parametrize("free_kib", [0, 60])  # at the plan, and within the trials
+def test_a_full_disk_is_one_line_and_loses_no_trial(small_disk, sweep, free_kib):
     """With space again, the same command continues, and repeats nothing."""
     root = small_disk / "runs" / "s"
     filler = fill(small_disk, free_kib)
-    code, _, err = sweep(*options)
+    code, _, err = sweep("--no-match")
     finished = ended_ids(Store(root)) if (root / "plan.json").exists() else set()
     # A trial whose own process had no space has failed.
     failed = {
@@ -320,14 +302,14 @@ def test_a_full_disk_is_one_line_and_loses_no_trial(
     }
     filler.unlink()
     mount(small_disk, "remount", f"size={LARGE_KIB}k")
-    again, _, err_again = sweep(*options, "--retry=failed")
+    again, _, err_again = sweep("--no-match", "--retry=failed")
     started = collections.Counter((small_disk.parent / "count").read_text().split())
 
     assert exit_codes.USAGE == code, err
     assert re.search(r"^error: cannot .*No space left on device", err, re.MULTILINE)
     assert "Traceback" not in err
     assert exit_codes.OK == again, err_again
-    assert num_trials == len(ended_ids(Store(root)))
+    assert 4 == len(ended_ids(Store(root)))
     assert all(1 == started[trial_id] for trial_id in finished - failed)
 
 

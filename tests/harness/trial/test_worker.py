@@ -158,14 +158,6 @@ def test_every_worker_is_a_rank_with_times_of_its_own(run_cluster):
     [
         ("rank1_fail", "failed", "the reducer is out of paper"),
         ("rank1_sigkill", "failed", "counted no out-of-memory kills: rank 1"),
-        pytest.param(
-            *("rank1_segv", "failed", "signal SIGSEGV: rank 1 was in phase measure"),
-            marks=pytest.mark.full,
-        ),
-        pytest.param(
-            *("rank1_oom", "out_of_memory", "OOM when allocating"),
-            marks=pytest.mark.full,
-        ),
         # Nobody died and nobody failed otherwise: what the rank says is all there is.
         ("lose", "failed", "worker 1 ended"),
     ],
