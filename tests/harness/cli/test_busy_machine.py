@@ -89,7 +89,7 @@ def test_what_was_measured_beside_load_only_is_shown_and_is_no_evidence(
     harness("report", "s")
     texts.append((tmp_path / "runs/s/report/index.html").read_text())
     for text in texts:
-        assert f"all blocks of in_graph x2 were disturbed" in text
+        assert "all blocks of in_graph x2 were disturbed" in text
         assert "no evidence" in text
         assert "reaches" not in text
     code, out, err = harness("verify", "s")
