@@ -155,29 +155,3 @@ def test_a_study_that_is_left_out_is_named(made, harness, is_renewed):
     assert exit_codes.SOME_TRIALS_FAILED == code
     assert f"differs: {left_out}/: stated not in vary.json" in out
     assert is_renewed != ("differs: vary.json: " in out)
-
-
-NOT_VARIED = [
-    (
-        "--vary=data",
-        r"--vary: 'data' is not KEY=A,B,...; write for example global-batc",
-    ),
-    ("--vary=data=a:b,a/b", r"'a:b' is given twice, or its study would have the name"),
-    ("--vary=data=a", r"has 1 values; allowed are 2 to 100; of one, use --data"),
-    ("--vary=global-batch-size=8,x --mode=strong", r"'x' is not an integer"),
-    ("--vary=global-batch-size=8,16", r"--global-batch-size 8 has no effect with"),
-    ("--vary=data=digits,synthetic --json", r"--json is for one study, and --"),
-    (
-        "--vary=data=digits,synthetic --data=digits",
-        r"--vary data=... varies data, which is 'digits' by an option of its own",
-    ),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), NOT_VARIED)
-def test_what_cannot_be_varied_is_refused_before_anything_is_written(
-    refuse, options, message
-):
-    err = refuse(*overridden((*SWEEP, "--mode=weak"), *options.split()))
-
-    assert re.search(message, err), err

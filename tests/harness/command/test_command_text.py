@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,6 @@ from harness.command import program, reader, worker
 from harness.command.reader import Reading, ReadingError
 from harness.command.worker import OtherGpus, judge
 from results.records.models import Evidence
-
-COMMAND = "python3 train.py --n {replicas} --batch {per_replica_batch_size}"
-OWN = (
-    f"--command={COMMAND}",
-    "--metric=throughput=samples/s: ([0-9.]+)",
-    "--replicas=1,2",
-    "--per-replica-batch-size=4",
-)
 
 
 def _of_file(kind, key="rate"):
@@ -62,66 +53,6 @@ def test_a_program_is_called_by_its_script(harness, command, name):
     trials = planned(harness, *options, "--replicas=1,2")["trials"]
 
     assert {name} == {trial["spec"]["backend"] for trial in trials}
-
-
-WRONG_REQUESTS = [
-    ({"command": "train 'a"}, r"--command .* cannot be split .*; close the quot"),
-    ({"command": "cd a && b {replicas}"}, r"has '&', .* no.* started; write sh -c"),
-    ({"command": "b $C {replicas}"}, r"has '\$C', .* quotation marks where it is t"),
-    ({"command": "a {replica}"}, r"unknown placeholder .*did you mean 'replicas'"),
-    ({"command": "a {seed}"}, r"has no \{replicas\}, .* same program with 1 and 2"),
-    (
-        {"command": "a {replicas}"},
-        r"neither \{per_replica_batch_size\} .*--mode strong",
-    ),
-    ({"metric": "throughput"}, r"without --metric NAME=PATTERN: say where it"),
-    ({"metric": "peak_memory"}, r"--metric peak_memory with --command: .* client"),
-    ({"metric": "speed=(.*)"}, r"unknown metric of --command 'speed'; known are"),
-    ({"metric": "throughput=(["}, r"has no regular expression: .*; write brackets"),
-    ({"metric": "throughput=(a)(b)"}, r"has 2 groups, and needs one"),
-    ({"metric": "step_time[joy]=(a)"}, r"brackets hold at most one of comma, thou"),
-    ({"per-replica-batch-size": ""}, r"without --per-replica-batch-size: say how"),
-    ({"replicas": ""}, r"without --replicas: say which numbers of replicas"),
-    ({"order": "relay"}, r"a command cannot take turns, so whole trials alternate"),
-    ({"workload": "resnet50"}, r"--workload has no effect with --command"),
-    ({"time-budget": "3min"}, r"--time-budget has no effect with --command, .*leave"),
-    ({"budget": "60s"}, r"--budget has no effect with --command"),
-    ({"replicas-per-worker": "3"}, r"4 replicas are not divisible by 3; use 3 or"),
-    ({"count": "bytes"}, r"'bytes' is not NAME=PATTERN"),
-    ({"count": "=([0-9])"}, r"is not NAME=PATTERN; write a name of letters and di"),
-    ({"count": "a=(x"}, r"has no regular expression: "),
-    ({"count": "a=(x)", "metric": "client"}, r"has no effect with --metric client, "),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), WRONG_REQUESTS)
-def test_a_wrong_request_is_refused_in_one_line(refuse, changes, message):
-    words = {word.partition("=")[0][2:]: word.partition("=")[2] for word in OWN}
-    words = {key: value for key, value in (words | changes).items() if value}
-    if "replicas-per-worker" in changes:
-        words["replicas"] = "4"
-
-    err = refuse("sweep", *(f"--{k}={v}" for k, v in words.items()))
-
-    assert re.search(message, err), err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), r"nothing to measure: give --command with your program, or"),
-        (("--workload=resnet50", "--unit=cells"), r"--unit 'cells' has no effect wi"),
-        ((*OWN, "--count=a=(x)", "--count=a=(y)"), r"'a' is given twice"),
-        (
-            (*OWN, *(f"--count=c{index}=(x)" for index in range(51))),
-            r"51 --count are too many; give 50",
-        ),
-    ],
-)
-def test_options_of_a_program_need_one(refuse, arguments, message):
-    err = refuse("sweep", "--dry-run", *arguments)
-
-    assert re.search(message, err), err
 
 
 @pytest.mark.parametrize(

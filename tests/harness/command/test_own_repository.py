@@ -376,24 +376,6 @@ def test_variants_are_cases_of_one_study_with_their_ratio(harness, tmp_path):
     assert exit_codes.OK == harness("sweep", "--study=s")[0]
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        (("kind",), "--param 'kind' is not NAME=A,B,...; write for example"),
-        (("kind=a", "kind=b"), "--param 'kind' is given twice; choose another name"),
-        (("seed=1,2", "kind=a"), "--param 'seed' is a placeholder already"),
-        (("kind=a", "other=1"), "--param other with --command 'python3 solve.py "),
-        ((f"kind={','.join(map(str, range(21)))}",), "makes 21 variants; allowed are"),
-    ],
-)
-def test_params_that_make_no_variants_are_one_line(harness, params, message):
-    code, _, err = harness(*OWN_OF_VARIANTS, *(f"--param={param}" for param in params))
-
-    assert exit_codes.USAGE == code
-    assert message in err
-    assert 1 == err.count("\n")
-
-
 SECONDS = 0.6
 WALL = (
     *("sweep", "--command=python3 solve.py {replicas}", "--metric=wall"),

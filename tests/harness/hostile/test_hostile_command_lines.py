@@ -263,46 +263,6 @@ def remove(made):
 
 NOTES = ("checking for about", "s: ")
 """What is said before a refusal that comes late."""
-REFUSED = [
-    (("--replicas=1,3", "--mode=strong"), r"global batch 4 is not divisible by 3"),
-    (("--mode=medium",), r"--mode: unknown scaling mode 'medium'; allowed are weak"),
-    (("--study=",), r"--study '' is not a study name"),
-    (("--option=a=1", "--option=a=2"), r"--option: 'a' is given twice"),
-    (
-        ("--option=jit=step", "--backends=in_graph", "--replicas=1"),
-        r"option jit='step' must be one of 'off', 'compute'",
-    ),
-    (("--device=tpu",), r"--device: 'tpu' is not one of 'cpu', 'gpu'"),
-    (("--repeat=3",), r"No such option.*--repeat"),
-    (("--runs-dir=file/x",), r"'.*file' is a file, but a directory is needed"),
-    (("--runs-dir=/proc/runs",), r"cannot write study directory '/proc/runs/"),
-    (("--runs-dir=taken", "--study=f"), r"'taken/f' is a file, but a study is a dir"),
-    (("--runs-dir=taken", "--study=d"), r"'taken/d' is not a study: it has 'x'"),
-    (("--repeats", MANY_DIGITS), r"--repeats: '9{9}.* is not an integer from 1 to"),
-    (("--seed", str(2**63)), r"--seed: .* is not an integer from 0 to"),
-    (("--replicas", f"1..{MANY_DIGITS}"), r"--replicas: '9+.* is more than 65536"),
-    (("--replicas", f"2..8x{MANY_DIGITS}", "--repeats=0"), r"--repeats"),
-    (("--budget", f"{MANY_DIGITS}s"), r"is not a budget; .* at most 1e\+15"),
-    (
-        ("--option", f"learning_rate_per_256={MANY_DIGITS}"),
-        r"--option: learning_rate_per_256='9+.*is out of bounds; allowed are integers",
-    ),
-    (("--data=folder:~no-user",), r"there is no home directory of '~no-user' here; wr"),
-    (("--data=folder:loop",), r"data 'folder:loop': 'loop' is not a folder"),
-    (("--runs-dir", "a" * 300), r"cannot use 'a+': File name too long; choose another"),
-    (("--study=a\0b",), r"argument '--study=a\\x00b': '\\x00' is a control character"),
-    (("--study=\udcff",), r"argument '--study=\\udcff': '\\udcff' is not UTF-8; use"),
-    (("--study", "a" * 70_000), r"has 70000 characters; allowed are at most 65536"),
-    (
-        ("--replicas=7", "--mode=strong", "--global-batch-size=999999937"),
-        r"global batch 999999937 is not divisible by 7 .*or 1 replicas",
-    ),
-    (("--repeats=1000000",), r"has \d{7} trials, .* at most 100000: use few"),
-    (
-        ("--replicas=1..65536", "--mode=weak"),
-        r"the sweep has 655360 trials, and each is a process; allowed are at most",
-    ),
-]
 
 
 @pytest.mark.parametrize("words", sorted(PARAMS))
@@ -317,25 +277,6 @@ def test_an_option_that_may_not_repeat_is_given_once(harness, words):
 
             assert (exit_codes.USAGE, "", 1) == (code, out, err.count("\n")), err
             assert re.match(r"error: --[a-z-]+ is given 2 times, and only one", err)
-
-
-@pytest.mark.parametrize(("arguments", "message"), REFUSED)
-def test_what_cannot_be_swept_is_one_line_and_nothing_is_written(
-    refuse, tmp_path, arguments, message
-):
-    (tmp_path / "loop").symlink_to("loop")
-    (tmp_path / "file").write_text("")
-    (tmp_path / "taken" / "d").mkdir(parents=True)
-    (tmp_path / "taken" / "d" / "x").write_text("")
-    (tmp_path / "taken" / "f").write_text("")
-    given = {word.partition("=")[0] for word in arguments}
-    base = {"--workload": "resnet50", "--preset": "smoke"}
-    words = [f"{name}={of}" for name, of in base.items() if name not in given]
-    start = time.monotonic()
-    err = refuse("sweep", *words, *arguments)
-
-    assert re.search(message, err), err
-    assert time.monotonic() - start < REFUSED_SEC
 
 
 STUDY = published_studies.study("d4pg")

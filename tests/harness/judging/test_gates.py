@@ -132,44 +132,6 @@ def test_a_baseline_whose_trials_fail_is_no_verdict(gate):
 EFFICIENCY = ("--baseline=same", "--metric=efficiency")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), r"a gate needs a baseline: give --baseline"),
-        (("--baseline=nothing",), r"'nothing' is neither a study nor a"),
-        (("--baseline=older",), r"revision 'older' cannot run the trials of this tree"),
-        (
-            ("--baseline=of_older_records",),
-            r"this tree: its records have schema version 1, here it is \d+; the two",
-        ),
-        (("--baseline=same", "--repeats=1"), r"--repeats 1 gives no verdict"),
-        (
-            (*EFFICIENCY, "--replicas=1"),
-            r"--replicas 1 has no baseline to scale from; give two numbers or more",
-        ),
-        (
-            ("--baseline=same", "--metric=time_to_first_step", "--order=interleaved"),
-            r"--order interleaved with --metric time_to_first_step: the proc",
-        ),
-        (
-            ("--baseline=same", "--write=gate.xml"),
-            r"'gate.xml' is not FORMAT=FILE; use one of text, junit, github,",
-        ),
-        (("--baseline=same", "--alpha=50%"), r"alpha is 0.5, must be .* less than 0.5"),
-    ],
-)
-def test_a_gate_that_cannot_be_run_is_one_line(
-    gate, written, repository, arguments, message
-):
-    code, out, err = gate(*arguments)
-
-    assert exit_codes.USAGE == code
-    assert re.search(f"^error: .*{message}", err, re.MULTILINE), err
-    assert not out
-    assert ["temporary"] == written()
-    assert [] == worktrees(repository)
-
-
 def test_an_efficiency_needs_turns(gate):
     words = (*EFFICIENCY, "--replicas=1,2", "--order=sequential")
     code, _, err = gate(*words, of=GATE)
@@ -346,32 +308,6 @@ def test_a_gate_ends_with_the_generation_in_which_a_count_rose(gate):
     }
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--count=nodes",), "--count 'nodes' is not counted in a step; use one of gr"),
-        (
-            ("--count=retraces=([0-9]+)",),
-            "has a pattern, and a workload prints nothing that is read",
-        ),
-        (
-            ("--count=collectives", "--backends=in_graph,tf_mirrored"),
-            "of backend 'tf_mirrored'; use one of graph_nodes, dispatches, retraces\n",
-        ),
-        (
-            ("--count=retraces", "--steps=1+"),
-            "--steps 1+: the first step traces, so another one is counted",
-        ),
-    ],
-)
-def test_a_count_that_cannot_be_judged_is_refused(gate, arguments, message):
-    code, out, err = gate("--baseline=same", *arguments)
-
-    assert (exit_codes.USAGE, "") == (code, out)
-    assert message in err
-    assert not Path("runs").exists()
-
-
 OF_QUALITY = (
     "gate",
     "--metric=top_1",
@@ -428,22 +364,42 @@ def test_a_stored_sweep_is_a_baseline_too(gate, tmp_path):
     )
 
 
-REFUSED = [
-    (("--repeats=4",), r"--repeats 4 has no effect with --metric top_1: .*--quality"),
-    (
-        ("--order=interleaved",),
-        r"--order interleaved has no effect with --metric top_1: ",
-    ),
-    (("--time-budget=3min",), r"--time-budget 3 has no effect with order sequential"),
-    (("--metric=throughput",), r"--budget 20steps has no effect with --metric thr"),
-    (("--metric=joy",), r"unknown metric 'joy'; allowed are throughput, .*top_1"),
+# Of a gate on time, and after the empty line of one on quality.
+REFUSED = r"""
+ -> a gate needs a baseline: give --baseline
+--baseline=nothing -> 'nothing' is neither a study nor a
+--baseline=older -> revision 'older' cannot run the trials of this tree
+--baseline=of_older_records -> this tree: its records have schema version 1, here it is
+--baseline=same --repeats=1 -> --repeats 1 gives no verdict
+--baseline=same --metric=efficiency --replicas=1 -> has no baseline to scale from; give
+--baseline=same --metric=time_to_first_step --order=interleaved -> first_step: the proc
+--baseline=same --write=gate.xml -> 'gate.xml' is not FORMAT=FILE; use one of text, juni
+--baseline=same --alpha=50% -> alpha is 0.5, must be .* less than 0.5
+--baseline=same --count=nodes -> --count 'nodes' is not counted in a step; use one of gr
+--baseline=same --count=retraces=([0-9]+) -> has a pattern, and a workload prints nothi
+--baseline=same --count=collectives --backends=tf_mirrored -> of backend 'tf_mirrored';
+--baseline=same --count=retraces --steps=1+ -> the first step traces, so another one is
+
+--baseline=same --repeats=4 -> --repeats 4 has no effect with --metric top_1: .*--qual
+--baseline=same --order=interleaved -> interleaved has no effect with --metric top_1:
+--baseline=same --time-budget=3min -> --time-budget 3 has no effect with order seq
+--baseline=same --metric=throughput -> --budget 20steps has no effect with --metric thr
+--baseline=same --metric=joy -> unknown metric 'joy'; allowed are throughput, .*top_1
+"""
+ROWS = [
+    (of, *row.split(" -> "))
+    for of, table in zip((GATE, OF_QUALITY), REFUSED.split("\n\n"), strict=True)
+    for row in table.strip("\n").splitlines()
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), REFUSED)
-def test_what_a_gate_on_quality_refuses(gate, tmp_path, arguments, message):
-    code, _, err = gate("--baseline=same", *arguments, of=OF_QUALITY)
+@pytest.mark.parametrize(("of", "words", "message"), ROWS)
+def test_a_gate_that_cannot_be_run_is_one_line(
+    gate, written, repository, of, words, message
+):
+    code, out, err = gate(*words.split(), of=of)
 
-    assert exit_codes.USAGE == code
-    assert re.search(message, err)
-    assert not (tmp_path / "runs").exists()
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert re.search(f"^error: .*{message}", err, re.MULTILINE), err
+    assert ["temporary"] == written()
+    assert [] == worktrees(repository)

@@ -120,29 +120,6 @@ def test_a_job_on_gpus_gets_those_of_the_largest_number_of_replicas(
     assert '#SBATCH --gpus-per-node="2"' in text
 
 
-REFUSED_OPTIONS = [
-    ("local", ("--nodes=2",), r"--nodes 2 has no effect with --launcher local; ad"),
-    ("ray", ("--nodes=2",), r"--nodes 2 has no effect with --launcher ray; add -"),
-    ("slurm", ("--time-limit=9",), r"no longer an option: set SBATCH_TIMELIMIT"),
-    (
-        "ray",
-        ("--order=interleaved",),
-        r"--order interleaved on 2 hosts: blocks are judged by",
-    ),
-    ("jobset", (), r"--launcher jobset starts no trials, it only writes files: use"),
-]
-
-
-@pytest.mark.parametrize(("launcher", "options", "message"), REFUSED_OPTIONS)
-def test_options_of_a_launcher_are_checked(
-    refuse, set_hosts, launcher, options, message
-):
-    set_hosts(2)
-    err = refuse(*SWEEP, f"--launcher={launcher}", *options)
-
-    assert re.search(message, err)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -235,49 +212,6 @@ def test_a_file_is_written_and_named(harness, tmp_path, launcher, options, name,
     assert 2 == code
     assert "exists and is not overwritten; choose another --output or --name" in err
     assert "mine" == (tmp_path / "files" / name).read_text()
-
-
-CANNOT_RUN = [
-    ("slurm", (), r"no command to run; write it after '--', for example"),
-    ("local", (), r"--launcher local writes no files: its trials are started by"),
-    ("slurm", ("--replicas=3",), r"makes 8 replicas, not --replicas 3; choose"),
-    ("slurm", ("--nodes=5",), r"--nodes 5 is more than --workers 4: .*at most"),
-    ("slurm", ("--name=A B",), r"job name 'A B' is not valid; allowed are up to"),
-    ("slurm", ('--directory=/a"b',), r"cannot stand in a batch file; leave out line"),
-    (
-        "slurm",
-        ("--pod-template=x",),
-        r"template x has no effect with --launcher s",
-    ),
-    ("slurm", ("--time-limit=2h",), r"--launcher slurm; give --time to sbatch"),
-    ("ray", ("--time-limit=02:00:00",), r"is not a duration; write 2h; allowed"),
-    ("ray", ("--nodes=3",), r"--workers 4 is not divisible by --nodes 3"),
-    ("jobset", (), r"--launcher jobset requires --pod-template with an image: pods"),
-    (
-        "jobset",
-        (IMAGE, "--name=1a"),
-        r"job name '1a' cannot be the name of a service, which begins with a",
-    ),
-    (
-        "jobset",
-        (IMAGE, f"--name={'a' * 53}"),
-        r"job name 'a+' is too long: .* 'a+-worker-0-3' of 64 .* at most 63; .* 52",
-    ),
-]
-
-
-@pytest.mark.parametrize(("launcher", "options", "message"), CANNOT_RUN)
-def test_what_cannot_run_is_refused_in_one_line(
-    harness, written, launcher, options, message
-):
-    command = () if "no command" in message else PROGRAM
-    gang = overridden(("--workers=4", "--gpus-per-worker=2"), *options)
-    code, out, err = render(harness, launcher, *gang, command=command)
-
-    assert (2, "") == (code, out)
-    assert 1 == err.count("\n")
-    assert re.search(message, err)
-    assert [] == written()
 
 
 def with_container(fields, more=""):

@@ -1,7 +1,6 @@
 """Processes of a trial on one host or several; their cores, GPUs and threads."""
 
 import json
-import re
 
 import pytest
 from fake_nvml import make_gpus
@@ -276,22 +275,6 @@ def test_a_trial_on_gpus_has_launch_threads_in_its_identity(
 
         assert ours | mine == allocation.of_gpu_threads(variables)
         assert ours | mine == allocation.of_gpu_threads(given_to)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--backends=in_graph,single --replicas=1,2", r"2 has no effect on in_graph, "),
-        ("--backends=multi_worker --replicas=1,3", r"3 .* not divisible by 2; use 2 "),
-        ("--backends=tf_multi_worker --replicas=2", r"with --device cpu: the stock st"),
-        ("--backends=tpu", r"'tpu' cannot be swept: it needs a TPU"),
-    ],
-)
-def test_what_workers_cannot_run_is_refused(refuse, options, message):
-    more = (*options.split(), "--mode=weak", "--replicas-per-worker=2")
-    err = refuse("sweep", *DRY_RUN[3:], *more)
-
-    assert re.search(message, err), err
 
 
 CGROUP, FILES = "proc/self/cgroup", "sys/fs/cgroup"
