@@ -79,36 +79,26 @@ def test_more_of_the_same_extends(sweep, first, more):
         assert ({1, 2}, {}) == (compared, extended.matching.not_checked)
 
 
-STRONG = ("--mode=strong",)
-RELAY = ("--order=interleaved",)
+# What both sweeps have, what the second one changes, and what is said. A control would
+# have no turns beside the others.
+OTHER = r"""
+| --seed=1 -> study 's' was made with seed 0, this sweep has 1
+| --preset=laptop -> with preset 'smoke', this sweep has 'laptop'
+| --data=synthetic -> with data 'digits', this sweep has 'synthetic'
+| --steps=+9 -> with num_measured_steps 4, this .* has 9
+| --replicas=2,4 -> with (cores_per_replica|baseline_num_replicas)
+| --per-replica-batch-size=8 -> with weak per_replica_batch_size 4, this sweep has 8
+--mode=strong | --global-batch-size=8 -> with strong global_batch_size 4, this .* has 8
+--order=interleaved | --controls=nosync -> 's' is an inter.* without control 'nosync' of
+"""
 
 
-@pytest.mark.parametrize(
-    ("first", "changes", "message"),
-    [
-        ((), ("--seed=1",), r"study 's' was made with seed 0, this sweep has 1"),
-        ((), ("--preset=laptop",), r"with preset 'smoke', this sweep has 'laptop'"),
-        ((), ("--data=synthetic",), r"with data 'digits', this sweep has 'synthetic'"),
-        ((), ("--steps=+9",), r"with num_measured_steps 4, this .* has 9"),
-        ((), ("--replicas=2,4",), r"with (cores_per_replica|baseline_num_replicas)"),
-        (
-            *((), ("--per-replica-batch-size=8",)),
-            r"with weak per_replica_batch_size 4, this sweep has 8",
-        ),
-        (
-            *(STRONG, (*STRONG, "--global-batch-size=8")),
-            r"with strong global_batch_size 4, this sweep has 8",
-        ),
-        # A control would have no turns beside the others.
-        (
-            *(RELAY, (*RELAY, "--controls=nosync")),
-            r"'s' is an interleaved measurement without control 'nosync' of .* another",
-        ),
-    ],
-)
-def test_another_setting_is_refused_by_name(sweep, first, changes, message):
-    assert sweep(*first)[0]
-    made, err = sweep(*changes)
+@pytest.mark.parametrize("row", OTHER.strip().splitlines())
+def test_another_setting_is_refused_by_name(sweep, row):
+    words, _, message = row.partition(" -> ")
+    both, changes = (part.split() for part in words.split("|", 1))
+    assert sweep(*both)[0]
+    made, err = sweep(*both, *changes)
 
     assert made is None
     assert re.search(message, err), err
