@@ -356,6 +356,7 @@ OWN_OF_VARIANTS = (
 )
 
 
+@pytest.mark.usefixtures("forked_trials")
 @pytest.mark.processes
 def test_variants_are_cases_of_one_study_with_their_ratio(harness, tmp_path):
     (tmp_path / "solve.py").write_text(SOLVE)
@@ -384,6 +385,7 @@ WALL = (
 )
 
 
+@pytest.mark.usefixtures("forked_trials")
 @pytest.mark.processes
 def test_a_command_that_prints_nothing_is_timed_as_a_whole(harness, tmp_path):
     (tmp_path / "solve.py").write_text(
