@@ -168,20 +168,6 @@ def test_the_control_without_a_pipeline_repeats_the_first_batch(name):
     )
 
 
-def test_a_wrapped_replicator_passes_every_argument_on():
-    """Such as a pipeline for each replica."""
-    repl = controls.ReusingReplicator(replicator.create("in_graph", num_replicas=2))
-    inputs = repl.make_input_iterator(
-        lambda context: tf.data.Dataset.range(
-            10 * context.input_pipeline_id, 100
-        ).batch(1),
-        replicator.InputReplicationMode.PER_REPLICA,
-    )
-
-    read = [[int(v[0]) for v in inputs.get_next()] for _ in range(3)]
-    assert read == [[0, 10]] * 3
-
-
 def train(name, backend, num_replicas, **settings):
     tf.keras.utils.set_random_seed(3)
     program = build(name, backend, num_replicas, **settings)

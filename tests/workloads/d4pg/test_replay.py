@@ -158,10 +158,13 @@ def test_transitions_are_those_of_the_definition(pattern, n, discount, num_frame
             assert np.float32(records[numbers[row]]["action"]) == action[0, 0]
 
 
-@pytest.mark.parametrize("kind", ["uniform", "prioritized"])
-def test_every_transition_is_equally_likely_without_errors(kind):
-    """Chi-square over all that can be drawn, in streams of unequal lengths."""
-    chosen = {"replay": kind, "seed": 1}
+@pytest.mark.parametrize("kind", ["uniform", "prioritized", "with errors"])
+def test_transitions_are_drawn_by_their_priorities(kind):
+    """Chi-square over all that can be drawn, in streams of unequal lengths.
+
+    All are equally likely, or by |error| ** alpha; the probabilities add up to 1.
+    """
+    chosen = {"replay": "uniform" if kind == "uniform" else "prioritized", "seed": 1}
     with make_streams(3) as streams:
         records = [
             write_episodes(streams, 0, [20, 7, 30, 9]),
@@ -169,48 +172,43 @@ def test_every_transition_is_equally_likely_without_errors(kind):
             write_episodes(streams, 2, [50] * 4),
         ]
         replay = replay_of(streams, **chosen)
-        low, high = replay._reader.bounds()
-        allowed = [
-            number * 3 + stream
-            for stream in range(3)
-            for number in range(low[stream], high[stream])
-            if transition_of(records[stream], number)
-        ]
-        batches = [replay.sample(256) for _ in range(100)]
-        drawn = np.concatenate([batch["index"] for batch in batches])
-        counts = [int((drawn == index).sum()) for index in allowed]
         again = replay_of(streams, **chosen).sample(256)
-
-    assert len(drawn) == sum(counts)
-    assert stats.chisquare(counts).pvalue > CHANCE
-    # Final observations count, as nobody knows how many there are.
-    assert batches[0]["probability"][0] == pytest.approx(1 / len(allowed), rel=0.1)
-    np.testing.assert_array_equal(batches[0]["index"], again["index"])  # the seed
-
-
-def test_priorities_are_what_transitions_are_drawn_by():
-    """Chi-square against |error| ** alpha; the probabilities add up to 1."""
-    with make_streams(2) as streams:
-        for stream in range(2):
-            write_episodes(streams, stream, [30, 40])
-        replay = replay_of(streams, replay="prioritized", seed=2)
-        index = np.unique([replay.sample(256)["index"] for _ in range(20)])
-        errors = np.random.default_rng(3).gamma(0.5, 3, len(index))
-        replay.update_priorities(index, -errors)
-        weights = (errors + 1e-6) ** 0.6
+        low, high = replay._reader.bounds()
+        index = np.array(
+            [
+                number * 3 + stream
+                for stream in range(3)
+                for number in range(low[stream], high[stream])
+                if transition_of(records[stream], number)
+            ]
+        )
+        weights = np.ones(len(index))
+        if kind == "with errors":
+            errors = np.random.default_rng(3).gamma(0.5, 3, len(index))
+            replay.update_priorities(index, -errors)
+            weights = (errors + 1e-6) ** 0.6
         expected = weights / weights.sum()
         batches = [replay.sample(256) for _ in range(100)]
-    drawn = np.concatenate([batch["index"] for batch in batches])
-    probability = np.concatenate([batch["probability"] for batch in batches])
+    drawn, probability = (
+        np.concatenate([batch[name] for batch in batches])
+        for name in ("index", "probability")
+    )
     counts = np.array([int((drawn == k).sum()) for k in index])
     # Those that are hardly drawn are one class.
     classes = np.where(expected * len(drawn) >= 5, np.arange(1, len(index) + 1), 0)
     observed, mean = (np.bincount(classes, w) for w in (counts, expected * len(drawn)))
-
-    place = np.searchsorted(index, drawn)
-    np.testing.assert_allclose(expected[place], probability, rtol=1e-9)
     is_there = mean > 0
+
+    assert len(drawn) == sum(counts)
     assert stats.chisquare(observed[is_there], mean[is_there]).pvalue > CHANCE
+    if kind == "with errors":
+        place = np.searchsorted(np.sort(index), drawn)
+        found = expected[np.argsort(index)][place]
+        np.testing.assert_allclose(found, probability, rtol=1e-9)
+    else:
+        # Final observations count, as nobody knows how many there are.
+        assert probability[0] == pytest.approx(expected[0], rel=0.1)
+        np.testing.assert_array_equal(batches[0]["index"], again["index"])  # the seed
 
 
 def test_a_new_transition_has_the_largest_priority():

@@ -9,7 +9,6 @@ import scipy.special
 import short_resnet
 import tensorflow as tf
 
-import replicator
 from workloads import catalog
 from workloads.common.training import LARS, PolynomialSchedule
 from workloads.resnet50 import model as model_lib
@@ -264,26 +263,3 @@ def test_updates_follow_the_equations():
 
         expected = lars(weights, gradients, is_kernel=weights.ndim > 1)
         np.testing.assert_allclose(variable.numpy(), expected, rtol=4e-6, atol=2e-7)
-
-
-def test_lars_is_replicated_as_any_optimizer():
-    """Two replicas with gradients g and 3 g make the step of 2 g."""
-    repl = replicator.create("in_graph", num_replicas=2)
-    weights = np.arange(6, dtype=np.float32).reshape(2, 3) + 1
-    gradient = np.full((2, 3), 0.5, np.float32)
-    with repl.context():
-        variable = keras.Variable(weights)
-        optimizer = repl.wrap_optimizer(make())
-
-    def step():
-        replica_id = replicator.get_replica_context().replica_id
-        scale = 1.0 + 2.0 * keras.ops.cast(replica_id, "float32")
-        optimizer.apply_gradients([(scale * gradient, variable)])
-
-    repl.run(step)
-
-    expected = lars(weights, [2 * gradient], is_kernel=True)
-    np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-6)
-    repl.assert_in_sync()
-    config = make().get_config()
-    assert config == LARS.from_config(config).get_config()

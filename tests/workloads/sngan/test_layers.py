@@ -114,34 +114,6 @@ def test_layers_divide_by_the_norm_of_the_papers_matrix(layer, inputs):
     assert pytest.approx(1.0, rel=1e-4) == np.linalg.norm(kernel, 2)
 
 
-def test_layers_compute_with_the_divided_kernel():
-    """Dense is a product, convolution Keras' own, embedding a choice of rows."""
-    generator = np.random.default_rng(3)
-    x = generator.normal(size=(2, 5, 5, 3)).astype(np.float32)
-    conv = SpectralConv2D(3, 3, 3, 4, seed=1)
-    conv.bias.assign([1.0, 2.0, 3.0, 4.0])
-    plain = keras.layers.Conv2D(4, 3, padding="same")
-    plain.build(x.shape)
-    plain.set_weights([conv.normalized_kernel(training=False), conv.bias])
-    dense = SpectralDense(3, 2, seed=1, use_bias=False)
-    embedding = SpectralEmbedding(7, 4, seed=1)
-    sigma, _ = numpys_step(embedding.kernel.numpy(), embedding.u.numpy())
-
-    np.testing.assert_allclose(conv(x), plain(x), rtol=RTOL_FLOAT32, atol=1e-6)
-    np.testing.assert_allclose(
-        dense(x[:, 0, 0]),
-        x[:, 0, 0] @ dense.normalized_kernel(training=False).numpy(),
-        rtol=RTOL_FLOAT32,
-        atol=1e-6,
-    )
-    assert dense.bias is None
-    np.testing.assert_allclose(
-        embedding(tf.constant([6, 0, 6])),
-        embedding.kernel.numpy()[[6, 0, 6]] / sigma,
-        rtol=RTOL_FLOAT32,
-    )
-
-
 def train(repl, x):
     """Trains conv, dense and embedding; returns the state and each replica's u."""
     keras.utils.set_random_seed(5)

@@ -136,26 +136,6 @@ def test_replicas_drop_different_values_in_every_step():
     assert 4 == len(found)
 
 
-@pytest.mark.full
-def test_a_compiled_step_with_dropout_learns():
-    """Its random numbers are drawn before the compiled part."""
-    program = build(replicator.create("single"), dropout=0.1, jit="compute")
-
-    assert np.isfinite([program.run() for _ in range(2)]).all()
-
-
-def test_bfloat16_computes_nearly_the_same():
-    """Layers in 16 bits; variables, the softmax and the loss in 32."""
-    plain, half = (
-        build(replicator.create("single"), compute_dtype=dtype)
-        for dtype in ("float32", "mixed_bfloat16")
-    )
-
-    assert {"float32"} == {variable.dtype for variable in half.training.model.variables}
-    assert "bfloat16" == half.compute_dtype
-    assert plain.run() == pytest.approx(half.run(), rel=RTOL_BFLOAT16)
-
-
 def test_text_is_learned_and_scored_by_files():
     """From ln 256 = 8 bits; one device scores; the digest of the text is on record."""
     program = build(
