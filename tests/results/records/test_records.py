@@ -148,8 +148,18 @@ def test_what_is_no_file_is_named_and_not_waited_for(store, what, reason):
     assert len(store.trial_ids()) - 1 == len(store.read().trials)
 
 
+def _plan(version, change):
+    """Damages a plan of a version; the older one is upgraded before it is checked."""
+
+    def damage(plan):
+        plan["schema_version"] = version
+        change(plan)
+
+    return damage
+
+
 @pytest.mark.parametrize(
-    ("name", "text", "reason"),
+    ("name", "damage", "reason"),
     [
         ("result", "{", "not JSON: "),
         ("status", "{}", "schema_version is None, must be an integer"),
@@ -160,47 +170,66 @@ def test_what_is_no_file_is_named_and_not_waited_for(store, what, reason):
         ("env", "9" * 10_000, r"not JSON: Exceeds the limit"),
         ("env", f'{{"schema_version": {"9" * 4000}}}', r"schema_version is 9+\.\.\.9+"),
         ("env", '{"schema_version": 10000}', r"schema_version is 10000, must be an in"),
-        ("env", '{"schema_version": 4, "\\ud800": 1}', r".*(Field required|\\ud800)"),
+        ("env", '{"schema_version": 4, "\\ud800": 1}', r"(Field required|\\ud800)"),
+        # Values out of bounds, and those that others contradict.
+        ("result", {"window_sec": 1e-300}, r"window_sec: .*greater than or equal to"),
+        ("result", {"window_sec": 10**400}, r"window_sec: Input should be a valid num"),
+        ("result", {"num_parameters": 10**400}, r"num_parameters: .*or equal to 1000"),
+        ("result", {"example_unit": "\ud800"}, r"example_unit: .* parse .*'\\ud800'"),
+        ("result", {"example_unit": "a\nb"}, r"example_unit: .* must be one line"),
+        ("result", {"example_unit": "a" * 201}, r"example_unit: .* at most 200 char"),
+        ("result", {"collectives": "\0"}, r"collectives: .* holds '\\x00', must be"),
+        ("result", {"trial_id": "../../x"}, r"trial_id: .*should match pattern"),
+        ("result", {"trial_id": "0" * 20}, r"belongs to trial '0+', lies in '\w+'"),
+        ("result", {"ranks": [{"step_time_sec": []}]}, r"ranks\.0\.\w+: "),
+        ("result", {"num_measured_steps": 7}, r"num_measured_steps is 7, .* has 16"),
+        ("result", {"global_batch_size": 9}, r"global_batch_size is 9, the spec of th"),
+        ("plan", _plan(4, lambda of: of.pop("trials")), r"trials: Field required"),
+        ("plan", {"trials": 7}, r"trials: Input should be a valid tuple"),
+        (
+            "plan",
+            _plan(4, lambda of: of.update(trials=[7])),
+            r"trials\.0: Input should",
+        ),
+        (
+            "plan",
+            _plan(5, lambda of: of["trials"][0].pop("spec")),
+            r"trials\.0\.spec: ",
+        ),
+        (
+            "plan",
+            _plan(4, lambda of: of["trials"][0].update(trial_id="0" * 20)),
+            r"trial 0 is named '0+' of case '\w+', its content has the ids '\w+' and",
+        ),
+        (
+            "plan",
+            _plan(5, lambda of: of["trials"].append(of["trials"][0])),
+            r"names trial '\w+' twice; every trial must differ in its spec",
+        ),
     ],
 )
-def test_text_that_is_no_record_is_named_and_costs_one_trial(store, name, text, reason):
+def test_what_is_no_record_is_named_and_costs_one_trial(store, name, damage, reason):
     broken, *others = store.trial_ids()
-    path = _first(store, f"{name}.json")
-    path.write_text(text)
+    path = store.root / "plan.json" if name == "plan" else _first(store, f"{name}.json")
+    if isinstance(damage, str):
+        path.write_text(damage)
+    elif isinstance(damage, dict):
+        edit_record(path, **damage)
+    else:
+        record = json.loads(path.read_text())
+        damage(record)
+        path.write_text(json.dumps(record))
     (problem,) = store.read().problems
 
     assert path == problem.path
-    assert re.match(reason, problem.reason), problem.reason
-    assert problem.reason.isprintable()
-    assert others == [trial.trial_id for trial in store.read().trials]
-    with pytest.raises(
-        errors.CorruptRecordError, match=r"corrupt record '.*': .*; the other records"
-    ):
-        store.read_trial(broken)
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"window_sec": 1e-300}, r"window_sec: .*greater than or equal to"),
-        ({"window_sec": 10**400}, r"window_sec: Input should be a valid number"),
-        ({"num_parameters": 10**400}, r"num_parameters: .*less than or equal to 1000"),
-        ({"example_unit": "\ud800"}, r"example_unit: .*unable to parse .*'\\ud800'"),
-        ({"example_unit": "a\nb"}, r"example_unit: .* holds '\\n', must be one line"),
-        ({"example_unit": "a" * 201}, r"example_unit: .* at most 200 characters"),
-        ({"collectives": "\0"}, r"collectives: .* holds '\\x00', must be text that"),
-        ({"trial_id": "../../x"}, r"trial_id: .*should match pattern"),
-        ({"trial_id": "0" * 20}, r"belongs to trial '0+', lies in '\w+'"),
-        ({"ranks": [{"step_time_sec": []}]}, r"ranks\.0\.\w+: "),
-        ({"num_measured_steps": 7}, r"num_measured_steps is 7, the spec .* has 16"),
-        ({"global_batch_size": 9}, r"global_batch_size is 9, the spec of the trial"),
-    ],
-)
-def test_a_value_out_of_bounds_is_named(store, fields, reason):
-    edit_record(_first(store, "result.json"), **fields)
-    (problem,) = store.read().problems
-
     assert re.search(reason, problem.reason), problem.reason
+    assert problem.reason.isprintable()
+    if name != "plan":
+        assert others == [trial.trial_id for trial in store.read().trials]
+        with pytest.raises(
+            errors.CorruptRecordError, match=r"corrupt record '.*': .*; the other reco"
+        ):
+            store.read_trial(broken)
 
 
 def test_records_that_contradict_each_other_are_named(store):
@@ -271,38 +300,6 @@ def test_a_curve_that_no_quality_run_has_is_named(store, change, reason):
     (problem,) = store.read().problems
 
     assert re.search(reason, problem.reason)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda plan: plan.pop("trials"), r"trials: Field required"),
-        (lambda plan: plan.update(trials=7), r"trials: Input should be a valid tuple"),
-        (lambda plan: plan.update(trials=[7]), r"trials\.0: Input should be a valid d"),
-        (lambda plan: plan["trials"][0].pop("spec"), r"trials\.0\.spec: Field require"),
-        (
-            lambda plan: plan["trials"][0].update(trial_id="0" * 20),
-            r"trial 0 is named '0+' of case '\w+', its content has the ids '\w+' and",
-        ),
-        (
-            lambda plan: plan["trials"].append(plan["trials"][0]),
-            r"names trial '\w+' twice; every trial must differ in its spec",
-        ),
-    ],
-)
-@pytest.mark.parametrize("version", [4, 5])
-def test_a_plan_of_any_version_without_its_parts_is_named(
-    store, version, change, reason
-):
-    """The older one is upgraded first, which changes only what it recognizes."""
-    path = store.root / "plan.json"
-    plan = json.loads(path.read_text())
-    plan["schema_version"] = version
-    change(plan)
-    path.write_text(json.dumps(plan))
-    (problem,) = store.read().problems
-
-    assert re.search(reason, problem.reason), problem.reason
 
 
 def test_a_study_that_cannot_be_looked_at_is_reported(store, tmp_path):

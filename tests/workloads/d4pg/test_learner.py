@@ -276,7 +276,7 @@ def test_two_replicas_learn_what_one_does_with_the_same_global_batch():
         made._repl.assert_in_sync()
 
     # It changes with initial values, both networks and the weights of transitions.
-    assert 1.325894 == pytest.approx(losses[0][0], rel=1e-5)
+    assert 1.325894 == pytest.approx(losses[0][0], rel=1e-4)
     assert losses[0][-1] < losses[0][0]
     np.testing.assert_allclose(*losses, rtol=1e-5)
     for one, two in zip(*weights, strict=True):

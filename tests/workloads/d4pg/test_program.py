@@ -144,7 +144,7 @@ def test_the_learner_learns_what_there_is_to_learn():
     last = made.run(60)
 
     assert math.log(51) == pytest.approx(losses[0], rel=0.01)
-    assert list(GOLDEN_LOSSES) == pytest.approx(losses[4::5], rel=1e-4)
+    assert list(GOLDEN_LOSSES) == pytest.approx(losses[4::5], rel=1e-3)
     assert last < math.log(2)
     assert all(check.is_passed for check in made.sanity()), made.sanity()
 
