@@ -1,11 +1,13 @@
 """Extractors: the embedded classifier of digits, Inception from the graph of 2015."""
 
 import hashlib
+import shutil
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from workloads.data import names
 from workloads.metrics import digits
 from workloads.metrics.digits import load_digits
 from workloads.metrics.evaluator import (
@@ -39,6 +41,22 @@ def test_the_classifier_knows_held_out_digits(extractor):
     # So the scale of the kernel distance does not depend on the training.
     features = extractor.extract(load_digits("train")[0]).features
     assert pytest.approx(1.0, rel=1e-3) == np.square(features).mean()
+
+
+@pytest.mark.full
+@pytest.mark.processes
+def test_training_again_gives_the_same_bits(extractor, monkeypatch, tmp_path):
+    """Another process, where no weights are kept, makes the same digest."""
+    shutil.copytree(names.cache_dir() / "digits", tmp_path / "digits")
+    monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
+    path = digits.cache_path()
+    assert not path.exists()
+
+    again = digits.open_digits()
+
+    assert path.is_file()
+    assert extractor.digest == again.digest
+    assert sorted(p.suffix for p in path.parent.iterdir()) == [".lock", ".npz"]
 
 
 def test_the_scale_has_two_ends(evaluator):
