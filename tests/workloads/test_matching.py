@@ -69,6 +69,9 @@ def test_two_replicas_match_one(name, one_replica):
     """By a wide margin; examples are read once, and all copies are equal."""
     repl = replicator.create("in_graph", num_replicas=2)
 
+    # The worker records after as many steps as the report compares.
+    assert verdict.NUM_STEPS == controls.NUM_STEPS
+    assert verdict.NUM_CHANGING_STEPS == controls.NUM_CHANGING_STEPS
     assert _worst(name, repl, one_replica(name))[0] < 1 / MARGIN
     assert all(check.is_passed for check in one_replica(name)[2].sanity())
 

@@ -199,6 +199,20 @@ def test_a_measurement_that_cannot_be_trusted_has_no_verdict(relay, fields, reas
     assert re.search(reason, judged.why_unfit)
 
 
+def test_the_worst_case_decides():
+    verdicts = [Verdict.REGRESS, Verdict.INCONCLUSIVE, Verdict.PASS, Verdict.IMPROVE]
+
+    for index, expected in enumerate(verdicts):
+        assert expected is judged_case.worst(verdicts[index:])
+
+
+def test_a_case_with_one_generation_makes_the_whole_inconclusive(relay):
+    judged = of_revisions(relay(revisions={BASE: 1.0}, repeats=1))
+
+    assert Verdict.INCONCLUSIVE is judged.verdict
+    assert re.search(r"1 run\(s\) have both, a verdict needs 3", judged.cases[0].reason)
+
+
 def test_failed_trials_are_named(relay, synthetic):
     timeout = synthetic.TrialStatus.TIMEOUT
     statuses = {("in_graph", synthetic.WEAK, 2, 1): timeout}

@@ -3,11 +3,13 @@
 import math
 import statistics
 
+import numpy as np
 import pytest
 from changed_study import with_turns
 
 from results import errors, load_study
 from results.judging import gate_metrics, paired_gate, power
+from results.statistics import generations
 from results.statistics.group_sequential import SUSTAINED, TAIL, TURNS, Verdict
 
 SPREAD = 0.03
@@ -73,6 +75,16 @@ def test_smallest_effect_found_has_the_power():
     assert power.smallest_effect_found(SPREAD, one_look(8)) < four
     assert power.smallest_effect_found(0.001, one_look(20)) == 0.05
     assert power.smallest_effect_found(10.0, one_look(2)) is None
+
+
+def test_half_of_all_measurements_reach_the_median_half_width():
+    generator = np.random.default_rng(4)
+    found = map(generations.over_generations, generator.normal(0, SPREAD, (2000, 4)))
+    widths = [math.log(estimate.high / estimate.low) / 2 for estimate in found]
+
+    assert power.median_half_width(SPREAD, 4) == pytest.approx(
+        np.median(widths), rel=0.04
+    )
 
 
 @pytest.mark.parametrize(

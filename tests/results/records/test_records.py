@@ -75,6 +75,15 @@ def test_canonical_json_is_json_and_ascii(value):
         identity.canonical_json({"x": float("nan")})
 
 
+def test_what_earlier_studies_say_of_polling_is_ignored():
+    program = {"command": "a {replicas}", "metric": "client", "unit": "rows"}
+    spec = json.loads(SPEC.model_dump_json()) | {"program": program}
+    earlier = spec | {"program": {**program, "polls": False}}
+    found, present = map(TrialSpec.model_validate, (earlier, spec))
+
+    assert identity.ids(found) == identity.ids(present)
+
+
 def _parts(part, path=""):
     yield path, part
     if isinstance(part, dict):

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -101,6 +102,18 @@ def test_a_writer_removes_what_another_could_not(tmp_path):
 
 NUM_RACES = 2
 NUM_MACHINES = 4
+
+
+def test_a_file_that_cannot_be_removed_fails_nothing(tmp_path, monkeypatch):
+    """What was done under it is done."""
+
+    def fail(path, **_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with lock.hold_heartbeat(tmp_path):
+        monkeypatch.setattr(pathlib.Path, "unlink", fail)
+
+    assert [lock.HEARTBEAT_NAME] == left_in(tmp_path)
 
 
 @pytest.mark.processes
@@ -246,3 +259,10 @@ def test_a_file_system_without_links_is_locked_too(tmp_path, monkeypatch):
         refused(tmp_path, errors.StudyInUseElsewhereError, take=lock.hold_heartbeat)
 
     assert [] == left_in(tmp_path)
+
+
+def test_a_kernel_without_an_id_is_known_by_its_network(monkeypatch, tmp_path):
+    """On systems other than Linux."""
+    monkeypatch.setattr(lock, "_BOOT_ID", tmp_path / "missing")
+
+    assert lock.kernel_id() == lock.kernel_id() != ""

@@ -10,7 +10,7 @@ from changed_study import with_results
 from reports.view import view_store
 from reports.words import trust
 from results.figures import scaling, summary
-from results.records.models import Control, Matching
+from results.records.models import Control, Matching, SanityCheck
 from results.study import matching as matching_lib
 
 
@@ -23,7 +23,7 @@ def view(tmp_path_factory, synthetic):
     return view_store(synthetic.make_store(tmp_path_factory.mktemp("s"), shape))
 
 
-def with_losses(view, factors, is_chosen, **plan):
+def with_losses(view, factors, is_chosen, check=None, **plan):
     """Returns the view where losses of some trials are times a factor, or several."""
 
     def changed(entry):
@@ -31,7 +31,8 @@ def with_losses(view, factors, is_chosen, **plan):
             return None
         (rank,) = entry.result.ranks
         losses = tuple((np.array(rank.losses) * factors).tolist())
-        return {"ranks": (rank.model_copy(update={"losses": losses}),)}
+        fields = {"ranks": (rank.model_copy(update={"losses": losses}),)}
+        return fields | ({"sanity": (*entry.result.sanity, check)} if check else {})
 
     study = with_results(view.study, changed)
     study = dataclasses.replace(study, plan=study.plan.model_copy(update=plan))
@@ -94,6 +95,17 @@ def test_programs_that_do_not_repeat_themselves_are_not_compared(view):
     assert not found.pairs
     assert 2 == len(scaling.compare_backends(view.study))
     assert text.startswith("Equal programs do not repeat themselves here")
+
+
+def test_what_begins_with_exported_weights_is_compared_by_its_own_check(view):
+    """Other weights and batches than those of its seed: the ratio stays."""
+    check = SanityCheck(name=matching_lib.OWN_CHECK, is_passed=True, detail="3 losses")
+    view = with_losses(view, 1.5, of_mirrored, check)
+
+    assert () == matching_lib.agreements_of(view.study).pairs
+    assert 2 == len(scaling.compare_backends(view.study))
+    (text,) = sentences(view)
+    assert text.startswith("First losses of tf_mirrored are compared in each of their")
 
 
 def test_losses_are_not_compared_where_steps_draw_random_numbers(view):

@@ -230,3 +230,10 @@ def test_a_study_that_checks_nothing_says_why(store, change, reasons):
     assert reasons == [match.reason for match in found]
     assert {Outcome.NOT_CHECKED} == {match.outcome for match in found}
     assert found[0].has_failed == (reasons[0] != "every worker updates")
+
+
+def test_a_change_of_zero_is_no_difference():
+    """Both sides leave a model as it is."""
+    zero = (Change(group="model", name="frozen", sketch=(0.0, 0.0)),)
+
+    assert {("model", "frozen"): 0.0} == matching.change_differences(zero, zero)

@@ -239,6 +239,23 @@ def test_actors_that_always_die_end_the_run_with_their_log(tmp_path, monkeypatch
 
 
 @pytest.mark.processes
+def test_an_actor_that_cannot_render_is_not_tried_again(monkeypatch):
+    """Its one line is the error of the run."""
+    monkeypatch.setenv("__EGL_VENDOR_LIBRARY_FILENAMES", "/nonexistent")
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    settings = make_settings(observations="pixels")
+    frames = {"observation_shape": (84, 84, 3), "observation_dtype": "uint8"}
+    with (
+        make_streams(settings, **frames) as streams,
+        ActorPool(settings, streams) as pool,
+    ):
+        with pytest.raises(ValueError, match=r"^option observations='pixels' needs Op"):
+            wait_until(lambda: False, pool)
+
+        assert 0 == pool.counters().num_restarts
+
+
+@pytest.mark.processes
 def test_paused_actors_stand_still_and_their_pause_is_not_counted():
     """Stopped by the kernel, not replaced, and continued as if nothing had been.
 

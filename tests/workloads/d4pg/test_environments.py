@@ -298,6 +298,17 @@ def test_without_opengl_there_is_no_film_and_one_warning(monkeypatch):
     assert before == psutil.Process().children()
 
 
+@pytest.mark.processes
+def test_an_evaluator_that_does_not_end_is_ended(monkeypatch):
+    """As one that stands still, or is in the middle of an episode."""
+    monkeypatch.setattr(evaluator, "_END_SEC", 0.2)
+    client, _ = make_client()
+    client._process.send_signal(signal.SIGSTOP)
+    client.close()
+
+    assert -signal.SIGKILL == client._process.returncode
+
+
 def test_every_frame_of_a_film_is_seen_as_it_was():
     """Though later ones hold what changed only, and colours have five bits."""
     rng = np.random.default_rng(0)

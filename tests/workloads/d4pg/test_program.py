@@ -10,6 +10,7 @@ import tensorflow as tf
 
 import replicator
 from workloads import catalog
+from workloads.d4pg import program as d4pg_program
 from workloads.d4pg.pool import Counters
 from workloads.d4pg.program import Window, describe, describe_now
 from workloads.d4pg.replay import StarvedReplayError
@@ -130,6 +131,19 @@ def test_pixels_are_learned_from(tmp_path):
     # Nothing holds the memory but arrays, which go with the program.
     (experience,) = made.training.experiences
     assert (-1, -1) == (experience._streams.descriptor, experience.weights.descriptor)
+
+
+def test_real_data_need_learners_that_run_the_program():
+    """Workers that only serve TensorFlow have no actors beside them."""
+
+    class TwoWorkers(replicator.ParameterServerReplicator):
+        num_programs, num_workers = 1, 2
+
+        def __init__(self):
+            """Starts nothing."""
+
+    with pytest.raises(ValueError, match=r"'reacher:easy' needs actors .* synthetic"):
+        d4pg_program.input_mode(TwoWorkers(), "reacher:easy")
 
 
 def test_the_learner_learns_what_there_is_to_learn():

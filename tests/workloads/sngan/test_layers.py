@@ -223,6 +223,18 @@ def run(repl, statistics):
     return layer, [joined, np.asarray(gradient[0])]
 
 
+def test_outside_training_the_moving_statistics_normalize():
+    """Zero mean and unit variance before the first step."""
+    layer = make_layer("local")
+    x = examples()
+
+    outputs = layer(tf.constant(x), tf.constant(LABELS))
+
+    gamma, beta = layer.gamma.numpy()[LABELS], layer.beta.numpy()[LABELS]
+    expected = x / np.sqrt(1 + EPSILON) * gamma[:, None, None] + beta[:, None, None]
+    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_across_replicas_it_is_one_batch(two_replicas):
     """Outputs and gradients of two replicas are those of one with all examples."""
     _, expected = run(replicator.create("single"), "cross_replica")
