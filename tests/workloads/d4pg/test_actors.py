@@ -41,6 +41,7 @@ def make_settings(
         policy=policy,
         num_actors=num_actors,
         stuck_sec=stuck_sec,
+        start_sec=3600.0,  # so that it is not the limit of an actor that has started
         max_restarts=max_restarts,
     )
 
