@@ -184,6 +184,7 @@ def test_transitions_are_drawn_by_their_priorities(kind):
         )
         weights = np.ones(len(index))
         if kind == "with errors":
+            replay.sample(256)  # a transition has a priority once it can be drawn
             errors = np.random.default_rng(3).gamma(0.5, 3, len(index))
             replay.update_priorities(index, -errors)
             weights = (errors + 1e-6) ** 0.6
