@@ -43,19 +43,24 @@ class Program(fake_worker.Program):
         return [dataclasses.replace(metric, value=metric.value * factor)]
 
 
-def run_counted(run_step):
+def run_counted(is_twin, run_step):
+    """A control counts otherwise, and is compared with nothing."""
     run_step()
     found = json.loads(_COUNTED.read_text()) if _COUNTED.is_file() else _OF_STEPS
     return [
-        exact_metric(name, value, unit="", n=1, protocol="")
+        exact_metric(name, value + is_twin, unit="", n=1, protocol="")
         for name, value in found.items()
     ]
 
 
 def main():
-    measure.measure_trial = functools.partial(
-        measure.measure_trial, run_counted=run_counted
-    )
+    measure_trial = measure.measure_trial
+
+    def measure_counted(build, spec, *more, **named):
+        counted = functools.partial(run_counted, spec.control is Control.TWIN)
+        return measure_trial(build, spec, *more, run_counted=counted, **named)
+
+    measure.measure_trial = measure_counted
     fake_worker.Program = Program
     return fake_worker.main()
 
