@@ -37,7 +37,7 @@ INPUTS = {
     "command": "python3 program.py {seed}",
     "metric": r"throughput=rate \$: ([0-9.]+)",
     "setup": 'echo "it\'s $((1 + 1))" > .prepared',
-    "arguments": "--repeats\n2\n",
+    "arguments": "--repeats\n3\n",
     "baseline": "HEAD^",
 }
 

@@ -46,12 +46,13 @@ needs_kubectl = pytest.mark.skipif(
 
 
 @pytest.fixture
-def server(tmp_path, monkeypatch):
+def server(tmp_path, tmp_path_factory, monkeypatch):
     folder = tmp_path / "server"
     folder.mkdir()
     claims = {"studies": ["ReadWriteMany"], "alone": ["ReadWriteOnce"]}
-    (folder / "sitecustomize.py").write_text(WITHOUT_PAGES)
-    paths = (folder, Path(__file__).resolve().parents[3])
+    own = tmp_path_factory.mktemp("without-pages")
+    (own / "sitecustomize.py").write_text(WITHOUT_PAGES)
+    paths = (own, Path(__file__).resolve().parents[3])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
     with kubernetes_api.running(folder, claims) as made:
         monkeypatch.setenv("KUBECONFIG", str(made.kubeconfig))
