@@ -247,15 +247,3 @@ def test_list_shows_where_each_came_from(install, harness):
     assert exit_codes.USAGE == code
     assert "workload 'torn' of torn_pack 1.2 raises an error when it is impo" in err
     assert "boat" in out
-
-
-def test_a_built_in_name_is_not_shadowed(install, harness):
-    install("near", WORKLOAD, workloads={"resnet50": "near:WORKLOAD"})
-
-    plan = ("sweep", "--dry-run", "--json", "--workload=resnet50", "--preset=smoke")
-    code, out_of_plan, err = harness(*plan)
-    assert exit_codes.OK == code, err
-    code, _, err = harness("list", "plugins")
-    assert exit_codes.USAGE == code
-    assert "has the name of a workload of this project, which stays what it is" in err
-    assert {} == json.loads(out_of_plan)["plugins"]

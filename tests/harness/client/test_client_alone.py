@@ -1,7 +1,6 @@
 """The file of the client outside of a study, and programs held to the protocol."""
 
 import ast
-import gc
 import json
 import runpy
 import shutil
@@ -144,17 +143,6 @@ def test_a_share_has_the_interval_of_wilson():
         run.quality("top_1", 75, num_examples=100, correct=75)
     with pytest.raises(ClientError, match=r"is nan on 5 examples: it must be a finite"):
         run.quality("top_1", float("nan"), num_examples=5)
-
-
-@pytest.mark.parametrize("is_sustained", [False, True])
-def test_the_collector_works_within_sustained_turns_only(is_sustained):
-    fields = {"is_sustained": True} if is_sustained else {}
-    gc.disable()
-    try:
-        scaling_client.set_collector({"command": "turn", "num_steps": 1, **fields})
-        assert is_sustained == gc.isenabled()
-    finally:
-        gc.enable()
 
 
 ROOT = Path(__file__).resolve().parents[3]

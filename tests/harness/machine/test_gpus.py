@@ -192,21 +192,6 @@ def test_code_is_native_compiled_or_missing(capability, built_for, code):
     assert code == gpus.code_for(capability, built_for)
 
 
-@pytest.mark.parametrize(
-    ("value", "is_disabled"), [("1", True), ("0", False), ("", False)]
-)
-def test_the_cache_of_the_user_stays(value, is_disabled):
-    home = {"HOME": "/home/me", "CUDA_CACHE_DISABLE": value}
-    own = {"CUDA_CACHE_PATH": "/x", "CUDA_CACHE_MAXSIZE": "7"}
-
-    assert is_disabled is gpus.is_cache_disabled(home)
-    assert own == gpus.cache_variables({**home, **own})
-    assert {
-        "CUDA_CACHE_PATH": "/home/me/.nv/ComputeCache",
-        "CUDA_CACHE_MAXSIZE": "4294967296",
-    } == gpus.cache_variables(home)
-
-
 STRANGER = 2**22 + 1
 """A process id that this system never gives."""
 

@@ -121,17 +121,6 @@ def test_out_of_memory_kills_are_those_of_the_own_control_group(
 CPU = "sys/devices/system/cpu"
 
 
-def test_a_system_without_settings_has_none(fake_root, tmp_path):
-    """As a container that hides ``/sys``; the C library is that of this process."""
-    state = machine_state.read_machine_state(
-        (0,), root=fake_root.path, source_root=tmp_path
-    )
-    read = state.model_dump(exclude={"glibc_version", "gpu_driver"})
-
-    assert {None} == set(read.values())
-    assert re.fullmatch(r"\d+\.\d+", state.glibc_version or "2.0")
-
-
 @pytest.mark.parametrize(
     ("name", "text", "is_enabled"),
     [

@@ -74,19 +74,6 @@ def test_a_generation_that_is_measured_again_is_kept_until_it_is_complete(
     assert 3 == json.loads(harness("status", "s", "--json")[1])["num_earlier_attempts"]
 
 
-def test_a_removed_trial_is_no_earlier_attempt(finished, tmp_path, harness):
-    """Nor is one whose observations are others than those that were listed."""
-    root = tmp_path / "runs" / "s"
-    # The last one that ended would be taken for one that was stopped as it ended.
-    ended = (root / "trials").glob("*/status.json")
-    trial_dir = min(ended, key=lambda path: path.stat().st_mtime_ns).parent
-    (trial_dir / "rank_0.jsonl").open("a").write("\n")
-    kept = study_store.keep_earlier(trial_dir)
-
-    assert root / "earlier" / f"{trial_dir.name}-1" == kept
-    assert "it is not there" in harness("verify", "s")[1]
-
-
 @pytest.fixture
 def trial_dir(tmp_path):
     return tmp_path / "trials" / "a"
