@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import zlib
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -25,48 +24,17 @@ NUM_VIRTUAL_DEVICES = 4
 devices.split_cpu(NUM_VIRTUAL_DEVICES)
 
 
-@dataclasses.dataclass(frozen=True)
-class Variant:
-    """A way to make a replicator: a backend and where its replicas live."""
-
-    name: str
-    make: Callable[[int], Any]
-    num_replicas: tuple[int, ...] = (1, 2, 4)
-
-
-def _cpus(num_replicas: int) -> list[str]:
-    return [f"CPU:{index}" for index in range(num_replicas)]
+def make(name: str, num_replicas: int) -> Any:
+    """Makes a backend; ``in_graph`` also on devices of its own, and with copies."""
+    options: dict[str, Any] = {}
+    if name not in ("single", "in_graph"):
+        options["devices"] = [f"CPU:{index}" for index in range(num_replicas)]
+    if name == "in_graph_mirrored":
+        options["variable_placement"] = "mirrored"
+    backend = name if name in ("single", "tf_mirrored") else "in_graph"
+    return replicator.create(backend, num_replicas=num_replicas, **options)
 
 
-VARIANTS = {
-    variant.name: variant
-    for variant in (
-        Variant("single", lambda n: replicator.create("single", num_replicas=n), (1,)),
-        Variant("in_graph", lambda n: replicator.create("in_graph", num_replicas=n)),
-        Variant(
-            "in_graph_devices",
-            lambda n: replicator.create("in_graph", num_replicas=n, devices=_cpus(n)),
-            (2,),
-        ),
-        Variant(
-            "in_graph_mirrored",
-            lambda n: replicator.create(
-                "in_graph",
-                num_replicas=n,
-                devices=_cpus(n),
-                variable_placement="mirrored",
-            ),
-            (2, 4),
-        ),
-        Variant(
-            "tf_mirrored",
-            lambda n: replicator.create(
-                "tf_mirrored", num_replicas=n, devices=_cpus(n)
-            ),
-        ),
-    )
-}
-CASES = [(v.name, n) for v in VARIANTS.values() for n in v.num_replicas]
 # Each backend once, and in_graph with one copy of variables and with four: for steps
 # that take long to build. Conformance cases run on every backend as well.
 ONCE = [("single", 1), ("in_graph", 2), ("in_graph_mirrored", 4), ("tf_mirrored", 2)]
@@ -74,13 +42,9 @@ ONCE = [("single", 1), ("in_graph", 2), ("in_graph_mirrored", 4), ("tf_mirrored"
 IN_GRAPH = [("in_graph", 2), ("in_graph_mirrored", 2)]
 
 
-def make(name: str, num_replicas: int) -> Any:
-    return VARIANTS[name].make(num_replicas)
-
-
-@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+@pytest.fixture
 def repl(request: Any) -> Any:
-    """Every backend at every number of replicas it can run."""
+    """The backend and number of replicas that a test names."""
     return make(*request.param)
 
 
