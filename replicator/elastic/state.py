@@ -8,7 +8,6 @@ number among their commits: the greatest key is the newest commit.
 from __future__ import annotations
 
 import atexit
-import concurrent.futures
 import json
 import os
 import shutil
@@ -100,8 +99,6 @@ class ElasticState:
                 "yourself, with scale_learning_rate=None"
             )
         self._num_commits, self._committed = 0, -1
-        self._pool = concurrent.futures.ThreadPoolExecutor(1, "commit-to-disk")
-        self._copying: concurrent.futures.Future[None] | None = None
         self._is_on_disk = False  # the last commit
         if self._job:
             self._restore(memory, Path(self._job.disk))
@@ -150,7 +147,6 @@ class ElasticState:
         job, repl = self._job, self._repl
         if job is None or self.step == self._committed:
             return
-        self._finish_copy()  # it reads what this commit replaces
         repl.also_writes = job.is_first_of_host
         try:
             self._manager.save(self.step)
@@ -164,16 +160,14 @@ class ElasticState:
         # All workers stop after the same commit: what the chief sees counts.
         asked = b"stop" if repl.is_chief and Path(job.stop_file).exists() else b""
         is_stopping = bool(repl.gather_bytes(asked)[0])
-        # The last reason: one program, whose memory may be lost with its host.
-        must_wait = to_disk or is_stopping or repl.num_programs < job.num_hosts
-        is_due = self._num_commits % job.disk_every == 1 % job.disk_every
-        if repl.is_chief and (is_due or must_wait):
-            key = job.start, self._num_commits
-            self._copying = self._pool.submit(_copy, memory, disk, key)
-        if must_wait:
-            self._finish_copy()
-            repl.gather_bytes(b"")
-        self._is_on_disk = must_wait
+        # Memory of a single program may be lost with its host.
+        every = job.disk_every if repl.num_programs >= job.num_hosts else 1
+        is_due = self._num_commits % every == 1 % every
+        self._is_on_disk = is_due or is_stopping or to_disk
+        if self._is_on_disk:
+            if repl.is_chief:
+                _copy(memory, disk, (job.start, self._num_commits))
+            repl.gather_bytes(b"")  # it is complete
         if is_stopping:
             sys.exit(STOPPED)
 
@@ -181,10 +175,6 @@ class ElasticState:
         """At the end of the process: frees what is on disk as well."""
         if self._is_on_disk and self._job.is_first_of_host:
             shutil.rmtree(self._job.memory, ignore_errors=True)
-
-    def _finish_copy(self) -> None:
-        if self._copying is not None:
-            self._copying.result()
 
     def _restore(self, memory: Path, disk: Path) -> None:
         """Restores the newest commit, of any host's memory or of the disk."""

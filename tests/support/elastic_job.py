@@ -20,21 +20,16 @@ SUPERVISOR = [sys.executable, "-m", "replicator.elastic"]
 
 
 class Job:
-    def __init__(self, folder, hosts, **options):
+    def __init__(self, folder, hosts, *options):
         self.folder, self._output = folder, folder / "output"
         self.memory, self._hosts = folder / "memory", folder / "hosts"
         self.memory.mkdir(exist_ok=True)
         self.set_hosts(hosts)
-        given = {
-            "discover": f"cat {self._hosts}",
-            "max-workers": 4,
-            "memory-dir": self.memory,
-            "min-workers": 2,
-            "poll-sec": 0.2,
-            "state-dir": folder / "state",
-            **options,
-        }
-        self._options = [str(w) for k, v in given.items() for w in (f"--{k}", v)]
+        self._options = [
+            *("--discover", f"cat {self._hosts}", "--memory-dir", self.memory),
+            *("--state-dir", folder / "state", "--poll-sec", "0.2"),
+            *("--min-workers", "2", "--max-workers", "4", *options),
+        ]
 
     def set_hosts(self, hosts):
         """What the discovery script prints from now on."""

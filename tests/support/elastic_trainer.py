@@ -24,7 +24,7 @@ def records(folder):
     return [json.loads(line) for log in logs for line in log.split("\n")[:-1]]
 
 
-def train(repl, folder, num_steps, *, commit_every=5, per_replica=0, **options):
+def train(repl, folder, num_steps, *, commit_every=5, per_replica=0, pause_sec=0.0):
     """Trains a linear model; returns its weights."""
     keras.utils.set_random_seed(1)
     with repl.context():
@@ -33,8 +33,7 @@ def train(repl, folder, num_steps, *, commit_every=5, per_replica=0, **options):
 
     def input_fn(ctx):
         data = tf.data.Dataset.range(NUM_EXAMPLES).shuffle(NUM_EXAMPLES, seed=3)
-        size = options.get("global_batch", GLOBAL_BATCH)
-        size = per_replica * repl.num_replicas or size
+        size = per_replica * repl.num_replicas or GLOBAL_BATCH
         return replicator.split_global_batches(data.repeat(), ctx, size, uneven=True)
 
     def step(numbers):
@@ -64,20 +63,15 @@ def train(repl, folder, num_steps, *, commit_every=5, per_replica=0, **options):
     with (folder / f"log-{name}").open("a", buffering=1) as log:
         for number in state.steps(num_steps, commit_every=commit_every):
             loss, examples = repl.run(step, inputs)
-            log.write(
-                json.dumps(
-                    {
-                        "start": job["start"],
-                        "step": number,
-                        "loss": float(repl.reduce("mean", loss)),
-                        "examples": [int(n) for part in examples for n in part],
-                        "rate": float(optimizer.learning_rate),
-                        "time": time.time(),
-                    }
-                )
-                + "\n"
-            )
-            time.sleep(options.get("pause_sec", 0.0))
+            record = {
+                "start": job["start"],
+                "step": number,
+                "loss": float(repl.reduce("mean", loss)),
+                "examples": [int(n) for part in examples for n in part],
+                "rate": float(optimizer.learning_rate),
+            }
+            log.write(json.dumps(record) + "\n")
+            time.sleep(pause_sec)
     return model.get_weights()
 
 

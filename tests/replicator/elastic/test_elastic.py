@@ -39,7 +39,7 @@ def check_as_undisturbed(job, num_steps):
 def test_a_job_outlives_its_chief_and_its_supervisor(tmp_path):
     """The chief is killed, the supervisor is stopped; three workers finish."""
     hosts = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
-    with Job(tmp_path, hosts[:2], **{"cooldown-sec": 0}).start(100) as job:
+    with Job(tmp_path, hosts[:2], "--cooldown-sec", "0").start(100) as job:
         job.until_steps(12)
         stop(job.pids(1)[0])
         job.until_after(1)
@@ -63,8 +63,8 @@ def test_faults_at_random_lose_nothing(tmp_path):
     draw = random.Random(int(os.environ.get("ELASTIC_SEED", "1")))
     hosts = [f"127.0.0.{number}" for number in range(2, 7)]
     listed, waits = hosts[:4], []
-    options = {"cooldown-sec": 1, "max-restarts": 1000}
-    with Job(tmp_path, listed, **options).start(10**6) as job:
+    options = "--cooldown-sec", "1", "--max-restarts", "1000"
+    with Job(tmp_path, listed, *options).start(10**6) as job:
         while len(waits) < NUM_FAULTS:
             job.until_steps(1 + draw.randrange(12))
             start = job.current()
