@@ -121,7 +121,7 @@ class Worker:
         return self._process.poll()
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):  # it has ended
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._reader.join(1.0)

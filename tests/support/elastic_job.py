@@ -37,8 +37,8 @@ class Job:
         new.write_text("".join(f"{host}:1\n" for host in hosts))
         new.replace(self._hosts)
 
-    def start(self, num_steps):
-        program = [sys.executable, TRAINER, str(self.folder), str(num_steps)]
+    def start(self, num_steps, backend="multi_worker"):
+        program = [sys.executable, TRAINER, self.folder, str(num_steps), backend]
         with self._output.open("ab") as output:
             self.process = subprocess.Popen(
                 [*SUPERVISOR, *self._options, "--", *program],

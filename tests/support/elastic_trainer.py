@@ -1,6 +1,6 @@
 """A program that trains elastically, and logs what each step has read.
 
-python elastic_trainer.py FOLDER NUM_STEPS
+python elastic_trainer.py FOLDER NUM_STEPS BACKEND
 """
 
 import json
@@ -76,8 +76,9 @@ def train(repl, folder, num_steps, *, commit_every=5, per_replica=0, pause_sec=0
 
 
 def main():
-    folder, num_steps = sys.argv[1:]
-    repl = replicator.create("multi_worker", heartbeat_timeout_sec=5.0)
+    folder, num_steps, backend = sys.argv[1:]
+    options = {"heartbeat_timeout_sec": 5.0} if backend == "multi_worker" else {}
+    repl = replicator.create(backend, **options)
     folder = pathlib.Path(folder)
     weights = train(repl, folder, int(num_steps), pause_sec=0.05)
     text = json.dumps([weight.tolist() for weight in weights])

@@ -57,6 +57,17 @@ def test_a_job_outlives_its_chief_and_its_supervisor(tmp_path):
     check_as_undisturbed(job, 40)
 
 
+def test_one_program_with_served_workers_goes_on(tmp_path):
+    hosts = ["127.0.0.2", "127.0.0.3"]
+    job = Job(tmp_path, hosts, "--served", "--cooldown-sec", "0")
+    with job.start(25, "multi_worker_in_graph"):
+        job.until_steps(7)
+        stop(job.pids(1)[0])
+        assert 0 == job.process.wait(150), job.text
+    assert max(num_repeated(job.records())) <= 5
+    check_as_undisturbed(job, 25)
+
+
 @pytest.mark.skipif(not NUM_FAULTS, reason="takes 15 s for each of ELASTIC_FAULTS")
 def test_faults_at_random_lose_nothing(tmp_path):
     """Four of five hosts train: workers are killed or hang, hosts go and come back."""
