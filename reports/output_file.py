@@ -1,9 +1,15 @@
-"""Writes what a report is made of: one way, with one message for what can go wrong."""
+"""Writes what a report is made of, and tables as CSV, whose cells are no formulas.
+
+Names of studies and reasons of failures are text that anybody may have written; a cell
+that begins with ``=``, ``+``, ``-`` or ``@`` is computed when the file is opened.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+import re
+import urllib.parse
+from typing import TYPE_CHECKING, Any, Final
 
 from results import errors
 from results.store import atomic
@@ -11,6 +17,8 @@ from results.store import atomic
 if TYPE_CHECKING:
     import pathlib
     from collections.abc import Mapping
+
+    import pandas as pd
 
 
 def check(path: pathlib.Path, *, what: str = "") -> str:
@@ -55,3 +63,45 @@ def write_all(
     for path, content in zip(paths, files.values(), strict=True):
         write(path, content, what=f"file of {what}")
     return paths
+
+
+MOST_ROWS: Final = 3_000
+"""A figure of more rows downloads its estimates only."""
+_LEFT_OUT: Final = ("figure", "method")
+_SAFE: Final = ",/:;.-_ '()*"
+_FORMULA = re.compile(r"\s*[=+\-@\t\r]")
+_NUMBER = re.compile(r"[+-]?(?:\d[\d.,_]*(?:[eE][+-]?\d+)?|inf|nan)\s?%?")
+
+_QUOTED_OR_END = re.compile(r'("(?:[^"]|"")*")|\r\n')
+"""Only with this end of lines does every version of Python quote a carriage return."""
+
+
+def inert(value: Any) -> Any:
+    """Returns a cell with an apostrophe before what would be a formula."""
+    if not isinstance(value, str) or not _FORMULA.match(value):
+        return value
+    return value if _NUMBER.fullmatch(value.strip()) else f"'{value}"
+
+
+def as_csv(frame: pd.DataFrame) -> str:
+    """Returns a frame as CSV, without its index."""
+    text: str = frame.map(inert).to_csv(index=False, lineterminator="\r\n")
+    return _QUOTED_OR_END.sub(lambda found: found[1] or "\n", text)
+
+
+def csv_link(frame: pd.DataFrame, figure: str) -> str:
+    """Returns the rows of a figure as a data URL; empty if there are none."""
+    rows = frame[frame["figure"] == figure]
+    if len(rows) > MOST_ROWS:
+        rows = rows[rows["kind"] != "repetition"].head(MOST_ROWS)
+    return _url(rows.drop(columns=list(_LEFT_OUT)))
+
+
+def _url(frame: pd.DataFrame) -> str:
+    """Returns a frame as the data URL of a CSV file, without its empty columns."""
+    if frame.empty:
+        return ""
+    shown = frame.dropna(axis="columns", how="all")
+    shown = shown.loc[:, ~(shown == "").all()]
+    text = as_csv(shown)
+    return f"data:text/csv;charset=utf-8,{urllib.parse.quote(text, safe=_SAFE)}"

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reports.charts import learning as curves
-from reports.charts import over_replicas, rows, style
-from reports.charts import steps as distributions
+from reports.charts import over_replicas, rows, runs, style
 from reports.view import series_of
 from reports.words import formats
 
@@ -98,7 +96,7 @@ def forest(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """
     items = rows.ratios(frame)
     axes = _axes(ax, rows.size_of(items)[1])
-    rows.draw_on(axes, items, rows.RATIOS, look=style.NOTEBOOK)
+    rows.draw_ratios(axes, items, style.NOTEBOOK)
     return axes
 
 
@@ -109,26 +107,27 @@ def waterfall(
     backend: str | None = None,
     num_replicas: int | None = None,
 ) -> Axes:
-    """Draws where the time of a step of one case went.
+    """Draws where the time of a step of each case with controls went.
 
     Args:
       frame: ``results.figures.frame.points_frame(study)``.
       ax: Where; None for a new figure.
-      backend: Of the case; None for the first.
-      num_replicas: Of the case; None for the largest.
+      backend: Of the cases; None for all.
+      num_replicas: Of the cases; None for all.
 
     Raises:
-      ValueError: The study has no controls, or none of this case.
+      ValueError: The study has no controls, or none of such a case.
     """
-    found = rows.select(frame, "waterfall")
-    backends = list(dict.fromkeys(found["backend"]))
-    name = backends[0] if backend is None else _one_of("backend", backend, backends)
-    sizes = sorted({int(n) for n in found["num_replicas"][found["backend"] == name]})
-    number = sizes[-1] if num_replicas is None else num_replicas
-    _one_of("num_replicas", str(number), [str(size) for size in sizes])
-    bars = rows.parts(frame, name, number)
+    bars = rows.splits(frame)
+    if backend is not None:
+        _one_of("backend", backend, list(dict.fromkeys(of.backend for of in bars)))
+        bars = [bar for bar in bars if bar.backend == backend]
+    if num_replicas is not None:
+        sizes = list(dict.fromkeys(str(bar.size) for bar in bars))
+        _one_of("num_replicas", str(num_replicas), sizes)
+        bars = [bar for bar in bars if bar.size == num_replicas]
     axes = _axes(ax, rows.size_of(bars)[1])
-    rows.draw_parts(axes, bars, style.NOTEBOOK)
+    rows.draw_splits(axes, bars, style.NOTEBOOK)
     return axes
 
 
@@ -154,10 +153,10 @@ def learning(
     metrics = list(dict.fromkeys(found["quantity"]))
     name = metrics[0] if metric is None else _one_of("metric", metric, metrics)
     present = [key for key in SPENT if found[key].notna().any()]
-    drawn = curves.curves_of(frame, name)
+    drawn = runs.curves_of(frame, name)
     unit = found["unit"][found["quantity"] == name].iloc[0]
     axes = _axes(ax)
-    curves.draw_on(
+    runs.draw_learning(
         axes,
         drawn,
         spent=_one_of("spent", spent, present),
@@ -189,14 +188,14 @@ def steps(
     """
     found = rows.select(frame, "steps")
     phases = list(dict.fromkeys(found["phase"]))
-    items = distributions.cases_of(frame, _one_of("phase", phase, phases))
+    items = runs.cases_of(frame, _one_of("phase", phase, phases))
     if _one_of("kind", kind, ["box", "ecdf"]) == "ecdf":
         axes = _axes(ax)
-        distributions.draw_shares(axes, items, look=style.NOTEBOOK)
+        runs.draw_shares(axes, items, style.NOTEBOOK)
         style.write_legend(axes, -0.24)
     else:
         axes = _axes(ax, rows.size_of(items)[1])
-        distributions.draw_boxes(
+        runs.draw_boxes(
             axes, items, axis_label="time of one step, ms", look=style.NOTEBOOK
         )
     return axes

@@ -119,13 +119,6 @@ class View:
         return any(entry.is_measured for entry in self.study.planned)
 
     @property
-    def has_several_baselines(self) -> bool:
-        """Whether a fastest baseline can be another than a backend's own."""
-        return any(point.efficiency_of_best is not None for point in self.points) and (
-            len({point.backend for point in self.points}) > 1
-        )
-
-    @property
     def has_ceiling(self) -> bool:
         """Whether programs that never communicate were measured."""
         return any(

@@ -207,17 +207,14 @@ class RichProgress:
     def trial_started(self, trial: PlannedTrial, eta_sec: float | None) -> None:
         """Shows the trial beside the bar."""
         self._trial = describe_trial(trial)
-        self._show(self._trial, eta_sec)
-
-    def stage(self, text: str, eta_sec: float | None, *, is_most: bool = False) -> None:
-        """Shows what a relay does now beside the bar."""
-        self._show(text, eta_sec, is_most=is_most)
+        self.stage(self._trial, eta_sec)
 
     def phase(self, text: str, eta_sec: float | None) -> None:
         """Shows what a trial does now beside its name."""
-        self._show(f"{self._trial}: {text}", eta_sec)
+        self.stage(f"{self._trial}: {text}", eta_sec)
 
-    def _show(self, text: str, eta_sec: float | None, *, is_most: bool = False) -> None:
+    def stage(self, text: str, eta_sec: float | None, *, is_most: bool = False) -> None:
+        """Shows what a relay does now beside the bar: case, rate so far, time left."""
         self._left.set(eta_sec, is_most=is_most)
         self._bar.update(self._task, description=text, refresh=True)
 
@@ -330,7 +327,11 @@ def conclude_sweep(
     store: Store, study: Study, trials: Sequence[PlannedTrial], *, is_json: bool
 ) -> int:
     """Writes the report, prints the summary, and returns the exit code."""
-    _conclude(store, is_json=is_json)
+    from reports.page import build
+
+    build.write_report(store, store.report_path)
+    print_summary(store, is_json=is_json)
+    note(f"report: {store.report_path}")
     statuses = statuses_of(study, [trial.trial_id for trial in trials])
     num_failed = len(statuses) - statuses.count(TrialStatus.OK)
     if num_failed:
@@ -338,8 +339,7 @@ def conclude_sweep(
             f"{num_failed} of {len(statuses)} trials are not ok: see"
             f" 'status {store.root}'; --retry failed runs them again"
         )
-    counts = relay.count_turns(study)
-    if counts.busy:
+    if (counts := relay.count_turns(study)).busy:
         note(f"{counts.busy}: {counts.reasons[0][0]}")
     num_disturbed = sum(entry.is_disturbed for entry in study.planned)
     if num_disturbed:
@@ -400,14 +400,6 @@ def statuses_of(study: Study, trial_ids: Iterable[str]) -> list[TrialStatus | No
     return [found.get(trial_id) for trial_id in trial_ids]
 
 
-def _conclude(store: Store, *, is_json: bool) -> None:
-    from reports.page import build
-
-    build.write_report(store, store.report_path)
-    print_summary(store, is_json=is_json)
-    note(f"report: {store.report_path}")
-
-
 def print_summary(store: Store, *, is_json: bool) -> None:
     """Prints the figures of a study on stdout, as JSON or as a table."""
     if is_json:
@@ -415,6 +407,6 @@ def print_summary(store: Store, *, is_json: bool) -> None:
 
         click.echo(json.dumps(summary(store), indent=2))
     else:
-        from reports.exports import text
+        from reports.exports import exports
 
-        text.print_summary(store, console())
+        exports.print_summary(store, console())

@@ -29,6 +29,7 @@ from harness.run.session import Session, SessionEndedError, busy
 from harness.trial import rank_file, steps
 from results.errors import WriteStoreError
 from results.records.measuring import MAX_ATTEMPTS, Control, Order, Turn
+from results.statistics import generations
 from results.store import atomic, untrusted
 
 if TYPE_CHECKING:
@@ -197,14 +198,29 @@ def _take_rounds(
         expected = (generation.max_rounds - round_index) * longest_round_sec
         if deadline is not None:
             expected = min(expected, left) if longest_round_sec else left
-        stage(f"round {round_index + 1}", max(expected, 0.0))
         groups = list(_by_case(alive).items())
         generator.shuffle(groups)
         for case, group in groups:  # those of one case one after another
             generator.shuffle(group)
+            text = f"round {round_index + 1}: {_so_far(group[0])}"
+            stage(text, max(expected - (time.monotonic() - now), 0.0))
             for session in group:
                 _take_turn(session, round_index, numbers[case], void_reason)
         longest_round_sec = max(longest_round_sec, time.monotonic() - now)
+
+
+def _so_far(session: Session) -> str:
+    """Names a case, with its rate in this run and an interval over its rounds."""
+    spec, valid = (
+        session.prepared.trial.spec,
+        [of for of in session.turns if of.is_valid],
+    )
+    name, per_ns = f"{spec.backend} x{spec.num_replicas}", 1e9 * spec.global_batch_size
+    if len(valid) < MIN_ROUNDS:
+        return name
+    rates = [per_ns * of.num_steps / (of.end_ns - of.start_ns) for of in valid]
+    found = generations.these_processes_only([*map(math.log, rates)])
+    return f"{name}, {found.value:,.1f} [{found.low:,.1f}, {found.high:,.1f}]/s so far"
 
 
 def case_of(spec: TrialSpec) -> str:

@@ -15,17 +15,15 @@ from matplotlib.ticker import NullLocator
 
 from reports.charts import style, svg
 from reports.view import series_of
-from reports.words import brief, formats
+from reports.words import formats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pandas as pd
-    from markupsafe import Markup
     from matplotlib.axes import Axes
 
     from reports.charts.style import Look
-    from results.records.models import GateRecord
     from results.study.cases import Case
 
 ROW_HEIGHT: Final = 21
@@ -34,13 +32,17 @@ MOST_ROWS: Final = 20
 """More rows than this are for the table below a figure."""
 COLUMN_GAP: Final = 6
 MOST_TICKS: Final = 4
-BAR_HEIGHT: Final = 0.5
-PART_LABELS: Final = {
-    "alone": "one replica alone",
-    "ideal": "ideal scaling",
-    "exposed_communication": "communication",
+BAR_HEIGHT: Final = 0.6
+PART_SERIES: Final = {
+    **dict.fromkeys(("computing", "contention"), 3),
+    **dict.fromkeys(("core_wait", "update"), 5),
+    **dict.fromkeys(("idle", "imbalance"), 6),
+    "exposed_communication": 8,
+    "input": 2,
 }
-"""Names of parts that are too long for a column, or not words; others are their own."""
+"""Colours of the parts of a step; the first has its backend's, others are hollow."""
+WHOLE: Final = ("alone", "ideal")
+"""The part that each step begins with."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,40 +52,20 @@ class Row:
     label: str  # Name of the row within its group; in the column at the left.
     backend: str  # For colour and marker.
     group: str = ""  # Rows of one group stand together under it; empty for none.
-    value: float | None = None  # Position of the marker, or None for no marker.
+    value: float = 1.0  # Position of the marker.
     low: float | None = None  # Lower end of the interval, or None.
     high: float | None = None  # Upper end of the interval, or None.
     dots: tuple[float, ...] = ()  # Raw values.
     text: str = ""  # The value in words; in the column at the right.
     is_hollow: bool = False  # Whether the row is no evidence (oversubscribed).
-    tip: str = ""  # What the marker says when it is pointed at; empty for nothing.
     size: int = 0  # Replicas: of too many rows, those of most replicas are drawn.
+    # Of a step: name, value and tip of each part, one after the other.
+    parts: tuple[tuple[str, float, str], ...] = ()
 
     @property
     def name(self) -> str:
         """Group and label, for descriptions."""
         return ", ".join(part for part in (self.group, self.label) if part)
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """Both ends of its interval."""
-        return None if self.low is None or self.high is None else (self.low, self.high)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Scale:
-    """The axis of values; a logarithmic one with a reference is symmetric about it."""
-
-    label: str  # What it shows, with the unit.
-    reference: float | None = None  # Where a line to compare with is, or None.
-    is_from_zero: bool = False  # Whether it begins at zero.
-    is_logarithmic: bool = False  # Whether it is logarithmic.
-    is_percent: bool = False  # Whether its ticks are percentages.
-
-
-RATIOS: Final = Scale(
-    label="ratio of throughput (1: equally fast)", reference=1.0, is_logarithmic=True
-)
 
 
 def select(frame: pd.DataFrame, figure: str) -> pd.DataFrame:
@@ -131,13 +113,10 @@ def ratios(frame: pd.DataFrame) -> list[Row]:
     drawn: Any
     for _, drawn in found.groupby(["backend", "other_backend"], sort=False):
         for row in drawn.itertuples():
-            group = f"{row.backend} / {row.other_backend}"
-            replicas = formats.count(int(row.num_replicas), "replica")
-            name = f"{group}, {row.mode} scaling, {replicas}: ratio of throughput"
             modes = "" if " and " in row.mode else f", {row.mode}"
             rows.append(
                 Row(
-                    group=group,
+                    group=f"{row.backend} / {row.other_backend}",
                     label=f"N = {row.num_replicas}{modes}",
                     backend=row.backend,
                     value=row.value,
@@ -145,30 +124,32 @@ def ratios(frame: pd.DataFrame) -> list[Row]:
                     high=known(row.high),
                     text=formats.times(row.value),
                     is_hollow=bool(row.is_oversubscribed),
-                    tip=svg.of_row(name, row, formats.times),
                     size=int(row.num_replicas),
                 )
             )
     return most_replicas(rows)
 
 
-def parts(frame: pd.DataFrame, backend: str, num_replicas: int) -> list[Row]:
-    """Returns the parts of a step of one case in ms, the whole last."""
+def splits(frame: pd.DataFrame) -> list[Row]:
+    """Returns a row per case whose step controls split, in ms."""
     found = select(frame, "waterfall")
-    found = found[found["backend"].eq(backend) & found["num_replicas"].eq(num_replicas)]
-    # A case of another batch size is another case.
-    first = found["per_replica_batch_size"].iloc[0]
-    return [
-        Row(
-            label=PART_LABELS.get(row.quantity, row.quantity),
-            backend=backend,
-            value=1000 * row.value,
-            low=known(1000 * row.low),
-            high=known(1000 * row.high),
-            text=formats.significant(1000 * row.value),
+    keys = ["backend", "num_replicas", "per_replica_batch_size"]
+    rows = []
+    groups: dict[Any, pd.DataFrame] = dict(iter(found.groupby(keys, sort=False)))
+    for (backend, size, batch), part in groups.items():
+        values = dict(zip(part["quantity"], 1000 * part["value"], strict=True))
+        whole = values.pop("step")
+        rows.append(
+            Row(
+                group=str(backend),
+                label=case_label(int(size), int(batch)),
+                backend=str(backend),
+                text=f"{formats.significant(whole)} ms",
+                size=int(size),
+                parts=tuple((name, value, "") for name, value in values.items()),
+            )
         )
-        for row in found[found["per_replica_batch_size"] == first].itertuples()
-    ]
+    return rows
 
 
 def known(value: float) -> float | None:
@@ -231,140 +212,49 @@ def write_columns(
             axes.vlines([reference], *span, color=look.muted, linewidth=1.1, zorder=1)
 
 
-def draw_on(axes: Axes, rows: Sequence[Row], scale: Scale, look: Look) -> None:
-    """Draws estimates in rows: interval, dots and marker of each."""
-    reference = scale.reference
+def draw_ratios(axes: Axes, rows: Sequence[Row], look: Look) -> None:
+    """Draws ratios in rows, on a logarithmic axis with 1 in its middle."""
     for at, row in zip(place(rows)[0], rows, strict=True):
-        color = look.color(row.backend)
-        if row.interval:
-            axes.hlines(at, *row.interval, color=color, linewidth=1.6, zorder=3)
-        style.draw_dots(axes, row.dots, [at + 0.3] * len(row.dots), color)
-        if row.value is not None:
-            spot = row.value, at, series_of(row.backend)
-            marker = style.draw_marker(axes, *spot, look, is_hollow=row.is_hollow)
-            svg.attach(marker, row.tip)
-    anchors = [dot for row in rows for dot in row.dots]
-    anchors += [row.value for row in rows if row.value is not None]
-    anchors += [] if reference is None else [reference]
+        if row.low is not None and row.high is not None:
+            color = look.color(row.backend)
+            axes.hlines(at, row.low, row.high, color=color, linewidth=1.6, zorder=3)
+        spot = row.value, at, series_of(row.backend)
+        style.draw_marker(axes, *spot, look, is_hollow=row.is_hollow)
     ends = [end for row in rows for end in (row.low, row.high) if end is not None]
-    if scale.is_logarithmic and reference is not None:
-        axes.set_xlim(style.symmetric(anchors, ends, centre=reference))
-        style.set_ratio_log(axes, "x")
-    elif scale.is_logarithmic:
-        axes.set_xlim(style.logarithmic(anchors, ends))
-        style.set_plain_log(axes, "x")
-    else:
-        span = style.from_zero if scale.is_from_zero else style.linear
-        axes.set_xlim(span(anchors, ends))
-        style.set_ticks(axes, "x", MOST_TICKS)
-    if scale.is_percent:
-        axes.xaxis.set_major_formatter(
-            lambda value, _: f"{100 * value:g}{formats.THIN_SPACE}%"
-        )
-    axes.set_xlabel(scale.label)
-    write_columns(axes, rows, look, reference)
+    axes.set_xlim(style.symmetric([1.0, *(row.value for row in rows)], ends))
+    style.set_ratio_log(axes)
+    axes.set_xlabel("ratio of throughput (1: equally fast)")
+    write_columns(axes, rows, look, reference=1.0)
 
 
-def draw_estimates(
-    rows: Sequence[Row], scale: Scale, *, slug: str, title: str, description: str = ""
-) -> Markup:
-    """Draws estimates in rows as a figure of the page."""
-    values = "; ".join(f"{row.name}: {row.text}" for row in rows)
-    return svg.draw(
-        size_of(rows),
-        functools.partial(draw_on, rows=rows, scale=scale, look=style.PAGE),
-        slug=slug,
-        title=title,
-        description=description or f"{values}.",
-    )
+def draw_splits(axes: Axes, rows: Sequence[Row], look: Look) -> None:
+    """Draws steps on one axis: each part begins where the one before it ends.
 
-
-def draw_parts(axes: Axes, rows: Sequence[Row], look: Look) -> None:
-    """Draws a waterfall: each part begins where the one before it ends, but the last.
-
-    The last is the whole.
+    A negative part is hollow and leads back.
     """
-    end = 0.0
     reached = [0.0]
-    for at, row in enumerate(rows):
-        is_whole = at == len(rows) - 1
-        value = row.value or 0.0
-        begin = 0.0 if is_whole else end
-        end = begin + value
-        color, is_back = look.color(row.backend), value < 0
-        (bar,) = axes.barh(
-            at,
-            value,
-            left=begin,
-            height=BAR_HEIGHT,
-            facecolor=look.paper if is_back else color,
-            edgecolor=color,
-            linewidth=1.2 if is_back else 0.0,
-            zorder=2,
-        )
-        svg.attach(bar, row.tip)
-        reached.append(end)
-        if row.interval:
-            ends = begin + row.interval[0], begin + row.interval[1]
-            reached += ends
-            # On paper around it, the line is visible inside the bar and beyond it.
-            for width, shade in ((3.4, look.paper), (1.4, look.ink)):
-                axes.hlines(at, *ends, color=shade, linewidth=width, zorder=3)
-        if not is_whole:
-            span = at + BAR_HEIGHT / 2, at + 1 - BAR_HEIGHT / 2
-            axes.vlines(end, *span, color=look.muted, linewidth=0.8, zorder=1)
+    for at, row in zip(place(rows)[0], rows, strict=True):
+        end = 0.0
+        for name, value, tip in row.parts:
+            series = PART_SERIES.get(name)
+            color = look.muted if series is None else look.series[series]
+            is_hollow = value < 0 or (series is None and name not in WHOLE)
+            color = look.color(row.backend) if name in WHOLE else color
+            (bar,) = axes.barh(
+                at,
+                value,
+                left=end,
+                height=BAR_HEIGHT / (2 if value < 0 else 1),
+                facecolor=look.paper if is_hollow else color,
+                edgecolor=color if is_hollow else look.paper,
+                linewidth=1.0 if is_hollow else 0.6,
+                zorder=3 if value < 0 else 2,
+            )
+            svg.attach(bar, tip)
+            end += value
+            reached.append(end)
     left, right = min(reached), max(reached)
-    margin = 0.04 * (right - left)
-    axes.set_xlim(left - margin if left < 0 else 0, right + margin)
+    axes.set_xlim(left, right + 0.02 * (right - left))
     style.set_ticks(axes, "x", MOST_TICKS)
     axes.set_xlabel("ms per step")
     write_columns(axes, rows, look)
-
-
-def draw_gate(record: GateRecord) -> Markup | None:
-    """Draws the change of each case, and hatches what lies beyond the margin."""
-    shown = [
-        case
-        for case in record.cases
-        if case.after is None and case.slowdown is not None
-    ]
-    if not shown:
-        return None
-    rows = [
-        Row(
-            label=case.name,
-            backend=case.backend or "all cases",
-            value=case.slowdown,
-            low=case.low,
-            high=case.high,
-            text=case.verdict,
-            tip=svg.of_value(
-                case.name,
-                case.slowdown or 0.0,
-                formats.signed_percent,
-                interval=(case.low, case.high),
-                n=case.n,
-            ),
-        )
-        for case in shown[:MOST_ROWS]
-    ]
-    margin, look = record.delta, style.PAGE
-    label = f"{record.worse} by; hatched: the margin, {100 * margin:.3g} %, or more"
-
-    def draw(axes: Axes) -> None:
-        draw_on(axes, rows, Scale(label=label, reference=0.0, is_percent=True), look)
-        ends = [end for row in rows for end in (row.low, row.high, row.value) if end]
-        low, high = min([*ends, 0.0, margin]), max([*ends, 0.0, margin])
-        room = 0.06 * (high - low)
-        axes.set_xlim(low - room, high + room)
-        style.hatch(axes, margin, high + room, look)
-        axes.axvline(margin, color=look.muted, linewidth=1.1, dashes=(2, 2.5))
-
-    texts = [f"{case.name}: {brief.change(case)}, {case.verdict}" for case in shown]
-    return svg.draw(
-        size_of(rows),
-        draw,
-        slug="gate",
-        title=f"Change of {record.metric} of each case",
-        description="; ".join(texts) + ".",
-    )

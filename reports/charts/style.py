@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import math
 import warnings
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
 
 import matplotlib as mpl
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -238,15 +238,12 @@ def linear(anchors: Sequence[float], ends: Sequence[float]) -> tuple[float, floa
     return low - pad, high + pad
 
 
-def symmetric(
-    anchors: Sequence[float], ends: Sequence[float], *, centre: float
-) -> tuple[float, float]:
-    """Returns logarithmic limits equally far below and above ``centre``."""
-    lowest, highest = centre / WIDEST_RATIO, centre * WIDEST_RATIO
-    within = [min(max(anchor, lowest), highest) for anchor in anchors]
-    low, high = logarithmic([*within, centre], ends)
-    reach = max(high / centre, centre / low, NARROWEST_RATIO)
-    return centre / reach, centre * reach
+def symmetric(anchors: Sequence[float], ends: Sequence[float]) -> tuple[float, float]:
+    """Returns logarithmic limits equally far below and above 1."""
+    within = [min(max(of, 1 / WIDEST_RATIO), WIDEST_RATIO) for of in anchors]
+    low, high = logarithmic([*within, 1.0], ends)
+    reach = max(high, 1 / low, NARROWEST_RATIO)
+    return 1 / reach, reach
 
 
 def set_ticks(axes: Axes, which: Literal["x", "y"], most: int = 5) -> None:
@@ -268,33 +265,30 @@ RATIO_TICKS: Final = (
 """Ticks above 1, by how far the axis reaches as a factor; below 1, their inverses."""
 
 
-def _set_log(
-    axes: Axes, which: Literal["x", "y"], write: Callable[[float], str]
-) -> tuple[Any, float, float]:
-    """Makes an axis logarithmic; returns it with both ends."""
-    axes.set(**{f"{which}scale": "log"})
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_formatter(lambda value, _: write(value))
-    axis.set_minor_locator(NullLocator())
-    return axis, *axis.get_view_interval()
-
-
-def set_plain_log(axes: Axes, which: Literal["x", "y"]) -> None:
-    """Makes an axis logarithmic with few ticks as plain numbers; call after drawing."""
-    axis, low, high = _set_log(axes, which, "{:g}".format)
+def set_plain_log(axes: Axes) -> None:
+    """Makes the y axis logarithmic with few ticks as plain numbers."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
     subs = next(ticks for limit, ticks in LOG_TICKS if high <= limit * low)
-    axis.set_major_locator(LogLocator(base=10, subs=subs))
+    axes.yaxis.set_major_locator(LogLocator(base=10, subs=subs))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
-def set_ratio_log(axes: Axes, which: Literal["x", "y"]) -> None:
-    """Makes an axis of ratios logarithmic, with the same ticks to either side of 1."""
-    axis, low, high = _set_log(
-        axes, which, lambda value: f"{value:.2g}" if value < 1 else f"{value:g}"
-    )
+def set_ratio_log(axes: Axes) -> None:
+    """Makes the x axis logarithmic, with the same ticks to either side of 1."""
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
     reach = max(high, 1 / low)
     ticks = next(ticks for limit, ticks in RATIO_TICKS if reach <= limit)
     above = [tick for tick in ticks if tick <= high]
-    axis.set_major_locator(FixedLocator([*(1 / t for t in above[::-1]), 1, *above]))
+    axes.xaxis.set_major_locator(
+        FixedLocator([*(1 / t for t in above[::-1]), 1, *above])
+    )
+    axes.xaxis.set_major_formatter(
+        lambda value, _: f"{value:.2g}" if value < 1 else f"{value:g}"
+    )
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 LINE_HEIGHT: Final = 11.5

@@ -1,14 +1,18 @@
-"""A study in other formats: Markdown, JSON, CSV."""
+"""A study in other formats: a terminal, Markdown, JSON, CSV."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+import rich.box
+import rich.console
+import rich.table
+import rich.text
+
+from reports import output_file
 from reports.view import view_store
-from reports.words import brief, cells, formats, marks, next_step, trust, verdict
-from reports.words.marks import Level
+from reports.words import brief, formats, marks, next_step, trust
 from results.figures import frame
 from results.figures.summary import summarize
 
@@ -16,11 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reports.view import View
-    from results.figures.scaling import Point
+    from reports.words.brief import Row
     from results.judging.gate_metrics import Metric
     from results.store.study_store import Store
 
-REPORT_VERSION: Final = 1
+REPORT_VERSION: Final = 2
 MOST_LINES: Final = 40
 """Of the Markdown: what a reviewer sees without scrolling past it."""
 _MOST_ROWS: Final = 18
@@ -49,8 +53,7 @@ def verdict_data(view: View) -> dict[str, Any]:
             {"name": mark.name, "level": mark.level.value, "reason": mark.reason}
             for mark in marks.of_view(view)
         ],
-        "findings": [dataclasses.asdict(of) for of in verdict.findings(view)],
-        "limits": list(verdict.limits(view)),
+        "limits": list(trust.limits(view)),
     }
 
 
@@ -66,32 +69,30 @@ def csv_of_studies(stores: Sequence[Store], _metric: Metric | None = None) -> st
         part = frame.points_frame(store)
         part.insert(0, "study", store.read_plan().study)
         parts.append(part)
-    return cells.as_csv(pd.concat(parts, ignore_index=True)).rstrip("\n")
+    return output_file.as_csv(pd.concat(parts, ignore_index=True)).rstrip("\n")
 
 
 def as_markdown(store: Store) -> str:
     """Returns the report of a study for a pull request, in at most ``MOST_LINES``."""
     view = view_store(store)
-    measured = [point for point in view.points if point.throughput is not None]
+    judged = brief.judge(view)
     lines = [
         f"### {formats.escaped(view.study.plan.study)}",
         "",
-        f"`{headline(view)}`",
-        "",
-        f"**{formats.escaped(brief.judge(view).text)}**",
+        f"**{formats.escaped(judged.text)}**",
         "",
     ]
-    if measured:
-        columns = ("backend", "mode", "N", view.rate_unit, "speedup", "efficiency", "n")
-        rows = [_row(point) for point in _most_useful(measured)]
-        lines += formats.markdown_table(columns, rows)
-        num_more = len(measured) - len(rows)
+    if all_rows := brief.table(view, view.points):
+        rows = _most_useful(all_rows)
+        cells_of = [row.cells for row in rows]
+        lines += formats.markdown_table(brief.columns(view), cells_of)
+        num_more = len(all_rows) - len(rows)
         if num_more:
             lines.append("")
             more = formats.count(num_more, "more case")
             lines.append(f"{more}: `{next_step.export(view.study.plan, 'csv')}`.")
-        lines.append("")
-    limits = [f"- {formats.escaped(text)}" for text in verdict.limits(view)]
+        lines += ["", formats.escaped(judged.note), ""]
+    limits = [f"- {formats.escaped(text)}" for text in trust.limits(view)]
     lines += limits[:_MOST_LIMITS]
     if len(limits) > _MOST_LIMITS:
         lines.append(
@@ -101,36 +102,86 @@ def as_markdown(store: Store) -> str:
     return "\n".join(lines).rstrip()
 
 
-def _most_useful(points: Sequence[Point]) -> list[Point]:
-    """Returns the points of a short table: the most replicas of every curve first."""
-    if len(points) <= _MOST_ROWS:
-        return list(points)
-    by_size = sorted(points, key=lambda point: -point.num_replicas)
-    kept = {id(point) for point in by_size[:_MOST_ROWS]}
-    return [point for point in points if id(point) in kept]
+def _most_useful(rows: Sequence[Row]) -> list[Row]:
+    """Returns the rows of a short table: the most replicas first."""
+    by_size = sorted(rows, key=lambda row: -row.point.num_replicas)
+    kept = {id(row) for row in by_size[:_MOST_ROWS]}
+    return [row for row in rows if id(row) in kept]
 
 
-def _row(point: Point) -> tuple[str, ...]:
-    cells = verdict.cells(point)
-    del cells["of best"]
-    cells["N"] += " (oversubscribed)" * point.is_oversubscribed
-    return tuple(cells.values())
+DROPPED_FIRST: Final = (5, 3)
+"""Columns that a narrow terminal lacks: the ratio, then the rate; no number is cut."""
+_RATE: Final = 3
+_WIDEST: Final = 10_000
 
 
-def headline(view: View) -> str:
-    """Returns the figure of a study, or the verdict of a gate, in one line."""
-    gate = brief.of_view(view)
-    if gate is not None:
-        return f"gate: {gate.verdict}"
-    modes = () if trust.why_unfit(view) else view.study.modes
-    curves = [curve for mode in modes if (curve := verdict.lead_curve(view, mode))]
-    # The largest case of the first scaling mode that has an efficiency.
-    point = curves[0][-1] if curves else None
-    if point is None or point.efficiency is None:
-        return "scaling: no verdict"
-    replicas = formats.count(point.num_replicas, "replica")
-    figure = formats.estimate(point.efficiency, formats.percent)
-    plain = figure.replace(formats.THIN_SPACE, " ").replace(formats.HARD_SPACE, " ")
-    is_bad = marks.worst(marks.of_view(view)) is Level.BAD
-    end = ", not reliable" * is_bad
-    return f"{point.mode.value} scaling efficiency: {plain} at {replicas}{end}"
+def _terminal_table(
+    view: View, rows: Sequence[brief.Row], numbers: Sequence[int]
+) -> rich.table.Table:
+    """Returns the table of the first screen, with some of its columns."""
+    # The narrowest style with rules between the modes.
+    table = rich.table.Table(box=rich.box.HORIZONTALS, padding=(0, 1, 0, 0))
+    names = brief.columns(view)
+    for number in numbers:
+        table.add_column(
+            names[number],
+            justify="right" if number == _RATE else "left",
+            # Only a name may be wrapped, and only where nothing else helps.
+            no_wrap=number != 0,
+            overflow="fold" if number == 0 else "ellipsis",
+        )
+    previous = None
+    for row in rows:
+        if previous not in (None, row.point.mode):
+            table.add_section()
+        # On two lines, so that the table fits 80 columns. Text, not str: a name in
+        # brackets must not be parsed as markup.
+        cells = [cell.replace(" [", "\n[").replace(", ", "\n") for cell in row.cells]
+        table.add_row(*(rich.text.Text(cells[number]) for number in numbers))
+        previous = row.point.mode
+    return table
+
+
+def _columns_that_fit(
+    view: View, rows: Sequence[brief.Row], console: rich.console.Console
+) -> list[int]:
+    found = [number for number, name in enumerate(brief.columns(view)) if name]
+    options = console.options.update(max_width=_WIDEST)
+    for number in DROPPED_FIRST:
+        wide = console.measure(_terminal_table(view, rows, found), options=options)
+        if wide.maximum <= console.width:
+            break
+        if number in found:
+            found.remove(number)
+    return found
+
+
+def print_summary(store: Store, console: rich.console.Console) -> None:
+    """Prints the answer, the table, how far to trust it, and what is next."""
+    view = view_store(store)
+    judged = brief.judge(view)
+
+    def show(text: str, style: str = "") -> None:
+        if text:
+            console.print(rich.text.Text(text, style=style))
+
+    console.print()
+    verdict = f"{judged.verdict}: " * bool(judged.verdict)
+    show(f"{verdict}{judged.sentences[0]}", "bold")
+    if judged.rows:
+        numbers = _columns_that_fit(view, judged.rows, console)
+        console.print(_terminal_table(view, judged.rows, numbers))
+        names = brief.columns(view)
+        dropped = [names[at] for at in DROPPED_FIRST if names[at] and at not in numbers]
+        if dropped:
+            listed = ", ".join(dropped)
+            show(f"{console.width} columns have no room for: {listed}", "dim")
+        show(judged.note, "dim")
+    for sentence in judged.sentences[1:]:
+        show(sentence)
+    grade = trust.grade(view.study)
+    show("" if grade is None else f"Evidence: {grade[1]}.")
+    for mark in marks.of_view(view):
+        if mark.level is not marks.Level.OK and mark.name != "Evidence":
+            show(f"{mark.name}, {mark.level.value}: {mark.reason}")
+    show(f"Next: {judged.next_step}." if judged.following else "")

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from reports.view import View
 
 RADIUS = 4.5
-MOST_LINKS = 24
-"""Trials of one case to which a table links; all are in the table of trials."""
 ROOMS = ("page", "site")
 """Folders of templates; those of the site extend those of the page."""
 NOTHING = Markup("")
@@ -86,7 +84,6 @@ def _environment() -> jinja2.Environment:
         formats=formats,
         swatch=swatch,
         ABSENT=formats.ABSENT,
-        MOST_LINKS=MOST_LINKS,
         style=Markup(f"{asset('style.css')}\n{asset('figures.css')}"),  # noqa: S704  # ours
         script=Markup(script.strip("\n")),  # noqa: S704  # ours
         script_hash=base64.b64encode(digest).decode("ascii"),

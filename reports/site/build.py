@@ -1,6 +1,6 @@
 """Writes a site of several studies: relative links, no scripts that load anything.
 
-Its index has a card of each study, their comparisons, and the history of each case.
+Its index has a row of each study, their comparisons, and the history of each case.
 """
 
 from __future__ import annotations
@@ -8,24 +8,30 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from typing import TYPE_CHECKING, Final, NamedTuple
+import statistics
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from markupsafe import escape
 
 from reports import output_file
-from reports.charts import over_replicas, svg
+from reports.charts import bars
+from reports.charts.rows import known
 from reports.page import build, page
 from reports.site import comparison
-from reports.site.card import day, make_card, slugs
-from reports.view import view_store
+from reports.site.card import make_card, slugs
+from reports.view import series_of, view_store
 from reports.words import formats, next_step
 from results import errors
+from results.figures import frame as frame_lib
 from results.figures.history import history
+from results.store import studies as studies_lib
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     import pathlib
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    import pandas as pd
     from markupsafe import Markup
 
     from reports.site.card import Card
@@ -196,26 +202,25 @@ def _compare(
 def _index(
     cards: Sequence[Card], pairs: Sequence[Pair], studies: Sequence[Study]
 ) -> str:
-    choices = {
-        name: sorted({value for card in cards for value in getattr(card, f"{name}s")})
-        for name in ("workload", "backend", "machine")
-    }
+    workloads = {name for card in cards for name in card.workloads}
+    machines = {name for card in cards for name in card.machines}
     counts = (
         formats.count(len(cards), "study", "studies"),
-        formats.count(len(choices["workload"]), "workload"),
-        formats.count(len(choices["machine"]), "kind of machine", "kinds of machines"),
+        formats.count(len(workloads), "workload"),
+        formats.count(len(machines), "kind of machine", "kinds of machines"),
     )
     found = page.render(
         "site",
         title="Scaling studies",
         site_style=page.asset("site.css", "site"),
-        script=page.asset("site.js", "site"),
+        site_script=page.asset("site.js", "site"),
         cards=[*reversed(cards)],
-        choices=choices,
         facts=", ".join(counts),
         pairs=pairs,
+        addresses=json.dumps(
+            {f"{of.first}\n{of.second}": of.address for of in pairs if of.address}
+        ),
         history=histories(studies),
-        as_json=json.dumps,
         links=(),
     )
     return f"{found}\n"
@@ -225,8 +230,8 @@ class CaseHistory(NamedTuple):
     """One case over time."""
 
     title: str  # Workload, preset and case.
-    unit: str  # Of its throughput.
-    drawing: Markup  # Its chart.
+    drawing: Markup  # Its values over studies, in the colours of machine classes.
+    last: str  # The latest value.
     # Of the table: date, study, commit, throughput, interval, machine.
     rows: list[tuple[str, ...]]
     machines: list[tuple[str, str]]  # The machine classes: letter and words.
@@ -253,18 +258,14 @@ def histories(studies: Iterable[Study]) -> Histories:
     several.sort(key=num_studies, reverse=True)
     shown = several[:MOST_CHARTS]
     return Histories(
-        cases=[_case(segments, place) for place, segments in enumerate(shown)],
+        cases=[_case(segments) for segments in shown],
         num_single=len(by_case) - len(several),
         num_left_out=len(several) - len(shown),
         reasons=found.left_out,
     )
 
 
-def _letter(place: int) -> str:
-    return f"M{place + 1}"
-
-
-def _case(segments: Sequence[Series], index: int) -> CaseHistory:
+def _case(segments: Sequence[Series]) -> CaseHistory:
     """Joins the segments of one case: one per machine class, in order of time."""
     ordered = sorted(segments, key=lambda of: of.observations[0].date)
     seen = sorted(
@@ -275,27 +276,13 @@ def _case(segments: Sequence[Series], index: int) -> CaseHistory:
         ),
         key=lambda pair: (pair[0].date, pair[0].study),
     )
-    title = f"{ordered[0].workload} {ordered[0].preset}, {ordered[0].case}"
-    lines = [
-        over_replicas.Line(
-            label=_letter(machine) if len(ordered) > 1 else "",
-            series=machine % _NUM_COLORS,
-            is_joined=False,
-            dots=tuple(_dot(x, of) for x, (of, at) in enumerate(seen) if at == machine),
-        )
-        for machine in range(len(ordered))
-    ]
-    described = (f"{of.study}: {_figure(of)}" for of, _ in seen)
+    figures = [(of.throughput, place % _NUM_COLORS) for of, place in seen]
     return CaseHistory(
-        title=title,
-        unit=seen[0][0].throughput.unit,
-        drawing=over_replicas.draw_over_time(
-            lines,
-            dates=_labels([of.date for of, _ in seen]),
-            slug=f"history-{index}",
-            title=f"Throughput of {title} over time",
-            description="; ".join(described),
+        title=f"{ordered[0].workload} {ordered[0].preset}, {ordered[0].case}",
+        drawing=bars.sparkline(
+            [(of.value, (of.low, of.high), color) for of, color in figures]
         ),
+        last=_figure(seen[-1][0]),
         rows=[
             (
                 formats.minute(of.date),
@@ -305,12 +292,12 @@ def _case(segments: Sequence[Series], index: int) -> CaseHistory:
                 formats.interval(
                     of.throughput.low, of.throughput.high, formats.significant
                 ),
-                _letter(place),
+                f"M{place + 1}",
             )
             for of, place in seen
         ],
         machines=[
-            (_letter(place), f"{series.machine_name} ({series.machine[:8]})")
+            (f"M{place + 1}", f"{series.machine_name} ({series.machine[:8]})")
             for place, series in enumerate(ordered)
         ],
     )
@@ -320,25 +307,151 @@ def _figure(seen: Observation) -> str:
     return f"{formats.significant(seen.throughput.value)} {seen.throughput.unit}"
 
 
-def _labels(dates: Sequence[str]) -> list[str]:
-    """Returns what tells dates apart: days of a year, or minutes of one day."""
-    is_one_day = len({day(date) for date in dates}) == 1
-    part = slice(len("2026-01-01T"), len("2026-01-01T00:00"))
-    if not is_one_day:
-        part = slice(len("2026-"), len("2026-01-01"))
-    return [date[part] for date in dates]
+# The page of a varied study: for each value, what was learned and how fast. Each value
+# has a study of its own, measured after the one before it. So ratios with intervals
+# stand within a study, and none between values.
+
+_KEYS: Final = [
+    *("backend", "num_replicas", "global_batch_size"),
+    *("quantity", "protocol"),
+]
 
 
-def _dot(x: int, seen: Observation) -> over_replicas.Dot:
-    figure = seen.throughput
-    tip = svg.of_value(
-        f"{seen.study}, {day(seen.date)}",
-        figure.value,
-        formats.significant,
-        interval=(figure.low, figure.high),
-        n=figure.n,
-        unit=figure.unit,
+class ValueRow(NamedTuple):
+    """One case of one value."""
+
+    value: str  # Of the setting.
+    study: str  # The folder of its study.
+    backend: str  # Name of the backend.
+    num_replicas: int  # Replicas.
+    global_batch_size: int  # Examples of a step.
+    what: str  # Quality metric with its protocol, or the scaling mode.
+    median: float  # Of the runs or repetitions.
+    low: float | None  # Lower end: the worst run, or of the interval; None without one.
+    high: float | None  # Upper end.
+    n: int  # Runs, or repetitions.
+    unit: str  # Of the value.
+    spent: str = ""  # What a run had seen at its end, in words; empty for throughput.
+
+    @property
+    def median_text(self) -> str:
+        """The median with its unit."""
+        return formats.quality(self.median, self.unit)
+
+    def bar(self, rows: Sequence[ValueRow]) -> Markup:
+        """Draws the median and its ends beside those of the same backend and figure."""
+        tops = [of.high or of.median for of in rows if of.what == self.what]
+        return bars.from_zero(
+            max(self.median, 0.0),
+            (self.low, self.high),
+            top=max([*tops, self.median, 1e-9]),
+            series=series_of(self.backend),
+        )
+
+    @property
+    def cells(self) -> tuple[tuple[str, str], ...]:
+        """The cells of its row, after the value: class of their column, and text."""
+        return (
+            ("", self.backend),
+            ("n", str(self.num_replicas)),
+            ("n", formats.whole(self.global_batch_size)),
+            ("", self.what),
+            ("n", self.median_text),
+            ("i", formats.interval(self.low, self.high, formats.significant)),
+            ("n", str(self.n)),
+            *([("", self.spent)] if self.spent else []),
+        )
+
+
+def build_varied(root: pathlib.Path) -> str:
+    """Returns the page as HTML; the same records give the same bytes."""
+    found = studies_lib.read(root)
+    if found is None:
+        raise errors.ResultsError(f"{str(root)!r} is no parameter sweep")
+    facts = []
+    links = []
+    quality: list[ValueRow] = []
+    speed: list[ValueRow] = []
+    values = []
+    for store in studies_lib.stores(root, found):
+        study, name = load_study(store.public), store.root.name
+        if study.problems:
+            first = study.problems[0]
+            raise errors.ResultsError(
+                f"study {name!r} has a damaged record, {str(first.path)!r}:"
+                f" {first.reason}; see 'status {store.root}'"
+            )
+        value = studies_lib.value_of(study.plan, found.key)
+        values.append(value)
+        links.append((f"{found.key} {value}", f"../{name}/report/index.html"))
+        frame = frame_lib.points_frame(study)
+        quality += _quality(study, frame, value, name)
+        speed += _speed(frame, value, name)
+        if bad := sum(not entry.is_ok for entry in study.entries):
+            facts.append(f"{value}: {formats.count(bad, 'trial')} not ok")
+    if missing := len(found.studies) - len(values):
+        facts.insert(0, f"{missing} not begun")
+    facts.insert(0, formats.count(len(values), "study", "studies"))
+    tables = [
+        ("quality", "Quality at the end of training", "worst and best run", quality),
+        ("speed", "Throughput", "95 % interval", speed),
+    ]
+    html = page.render(
+        "varied",
+        title=f"{root.name}: {found.key} varied",
+        site_style=page.asset("site.css", "site"),
+        links=links,
+        key=found.key,
+        facts="; ".join(facts),
+        tables=tables,
     )
-    return over_replicas.Dot(
-        x=x, value=figure.value, low=figure.low, high=figure.high, tip=tip
-    )
+    return f"{html}\n"
+
+
+def _quality(
+    study: Study, frame: pd.DataFrame, value: str, name: str
+) -> Iterator[ValueRow]:
+    """Yields the last evaluation of the runs of each case, for each metric."""
+    learning = frame[frame["figure"] == "learning"]
+    for _, of_case in learning.groupby(_KEYS, sort=False, dropna=False):
+        backend, size, batch, metric, protocol = of_case.iloc[0][_KEYS]
+        last = of_case.loc[of_case.groupby("trial_id")["num_steps"].idxmax()]
+        ends = [float(end) for end in last["value"]]
+        spent = int(statistics.median(last["num_examples"]))
+        yield ValueRow(
+            value=value,
+            study=name,
+            backend=str(backend),
+            num_replicas=int(size),
+            global_batch_size=int(batch),
+            what=str(metric) + (f" ({protocol})" if protocol else ""),
+            median=statistics.median(ends),
+            low=min(ends) if len(ends) > 1 else None,
+            high=max(ends) if len(ends) > 1 else None,
+            n=len(ends),
+            unit=str(last["unit"].iloc[0]),
+            spent=f"{formats.whole(spent)} {study.example_unit}",
+        )
+
+
+def _speed(frame: pd.DataFrame, value: str, name: str) -> Iterator[ValueRow]:
+    chosen = frame[
+        frame["figure"].eq("scaling")
+        & frame["quantity"].eq("throughput")
+        & frame["kind"].eq("estimate")
+    ]
+    row: Any
+    for row in chosen.itertuples():
+        yield ValueRow(
+            value=value,
+            study=name,
+            backend=row.backend,
+            num_replicas=int(row.num_replicas),
+            global_batch_size=int(row.global_batch_size),
+            what=row.mode,
+            median=row.value,
+            low=known(row.low),
+            high=known(row.high),
+            n=int(row.n),
+            unit=row.unit,
+        )

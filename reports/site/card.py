@@ -1,4 +1,4 @@
-"""One study as the index shows it: what, where, the verdict, and how it scales."""
+"""One study as the index shows it: what, where, how well, how sure."""
 
 from __future__ import annotations
 
@@ -7,70 +7,38 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from markupsafe import Markup, escape
-
+from reports.charts import bars
 from reports.view import view_store
+from reports.words import brief as brief_lib
 from reports.words import formats, names, trust
-from reports.words.brief import judge
-from reports.words.verdict import lead_curve
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from markupsafe import Markup
+
     from reports.view import View
     from reports.words.brief import Brief
-    from results.figures.scaling import Point
+    from results.figures.scaling import Comparison, Point
     from results.store.study_store import Store
 
 
-WIDTH, HEIGHT, MARGIN = 120, 36, 5
-HIGHEST: Final = 1.25
-"""Efficiency at the upper edge; what exceeds it is drawn there."""
 NO_MACHINE: Final = "machine not recorded"
-INDEX_COLUMNS: Final = ("study", "workload", "date", "efficiency", "trials")
+STOCK: Final = ("tf_mirrored", "tf_multi_worker", "tf_parameter_server", "tpu")
+"""The strategies of TensorFlow; a study without one is compared with another peer."""
+INDEX_COLUMNS: Final = (
+    *("study", "workload", "machine", "backend", "weak, of ideal", "strong, of ideal"),
+    *("against", "date", "grade"),
+)
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_-]+")
 
 
-def draw_sparkline(
-    values: Sequence[tuple[int, float]], *, series: int, label: str
-) -> Markup:
-    """Returns the sparkline as an ``<svg>`` element.
+class Share(NamedTuple):
+    """Efficiency of the fastest backend at its most replicas, in one scaling mode."""
 
-    Places are equally far apart; the vertical axis begins at zero, and the dotted line
-    is 100 %.
-    """
-
-    def up(value: float) -> float:
-        share = min(max(value / HIGHEST, 0.0), 1.0)
-        return HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * share
-
-    last = max(len(values) - 1, 1)
-    spots = [
-        (MARGIN + (WIDTH - 2 * MARGIN) * place / last, up(value))
-        for place, (_, value) in enumerate(values)
-    ]
-    path = "L".join(f"{x:.1f} {y:.1f}" for x, y in spots)
-    x, y = spots[-1]
-    # The label is escaped, all else is numbers.
-    return Markup(  # noqa: S704
-        f'<svg class="spark" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(label)}" fill="none">'
-        f'<path d="M{MARGIN} {up(0.0):.1f}H{WIDTH - MARGIN}" stroke="var(--rule)"/>'
-        f'<path d="M{MARGIN} {up(1.0):.1f}H{WIDTH - MARGIN}" stroke="var(--muted)"'
-        ' stroke-dasharray="2 3"/>'
-        f'<path d="M{path}" stroke="var(--series-{series})" stroke-width="2"/>'
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="var(--series-{series})"/>'
-        "</svg>"
-    )
-
-
-class Spark(NamedTuple):
-    """Efficiency of one backend in one scaling mode."""
-
-    drawing: Markup  # The sparkline.
-    text: str  # The figure that it ends with.
-    note: str  # Backend, scaling mode and replicas of that figure.
-    value: float  # Of that figure.
+    text: str = ""  # With its interval and replicas; empty without one.
+    bar: Markup | str = ""
+    value: float = -1.0  # What sorting goes by.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,35 +48,29 @@ class Card:
     slug: str  # Its folder in the site, unique.
     name: str  # Of the study.
     title: str  # Workload and preset, in words.
-    # Names of its workload; a tuple, as backends and machines.
-    workloads: tuple[str, ...]
+    workloads: tuple[str, ...]  # Names of its workload; a tuple, as backends.
     backends: tuple[str, ...]  # Its backends.
     machines: tuple[str, ...]  # Its machines, in words.
-    created_at: str  # When it was planned.
+    date: str  # The day on which it was planned.
     trials: str  # How many trials are ok, in words.
     brief: Brief  # The verdict of the study's first screen.
-    sparks: tuple[Spark, ...]  # Of the fastest backend, one per scaling mode.
+    backend: str  # The fastest; of a study without a ratio, all.
+    shares: dict[str, Share]  # By scaling mode.
+    against: str  # The fastest over a stock strategy, with its interval.
+    grade: str  # Of the evidence, and whether anything calls for caution.
 
     @property
     def verdict(self) -> str:
-        """The verdict as plain text, at most 45 words."""
+        """The verdict as plain text."""
         return self.brief.text
 
     @property
-    def date(self) -> str:
-        """The day on which it was planned."""
-        return day(self.created_at)
-
-    @property
-    def efficiency(self) -> float:
-        """What sorting goes by; negative where there is none."""
-        return max((spark.value for spark in self.sparks), default=-1.0)
-
-    @property
-    def efficiency_text(self) -> str:
-        """The figure of each scaling mode, with its interval."""
-        texts = (f"{of.text} ({of.note})" for of in self.sparks)
-        return "; ".join(texts) or formats.ABSENT
+    def cells(self) -> tuple[str, ...]:
+        """The row of the index in text."""
+        weak, strong = (self.shares[mode].text for mode in ("weak", "strong"))
+        machines = "; ".join(self.machines)
+        front = self.name, self.title, machines, self.backend, weak, strong
+        return (*front, self.against, self.date, self.grade)
 
 
 def day(time: str) -> str:
@@ -141,50 +103,68 @@ def make_card(view: View, slug: str) -> Card:
     workloads = tuple(dict.fromkeys(names.workload(spec.workload) for spec in specs))
     presets = dict.fromkeys(spec.preset for spec in specs)
     num_ok = sum(entry.is_ok for entry in study.planned)
-    # Where the machine disturbed too much for a verdict, no figure stands out.
-    modes = () if trust.why_unfit(view) else study.modes
-    curves = [curve for mode in modes if (curve := lead_curve(view, mode))]
     by_processor = formats.grouped((env.cpu_model, env) for env in view.environments)
     machines = (
         # Trials have different numbers of GPUs: the most are the machine's.
         names.machine(max(found, key=lambda env: len(env.gpus)))
         for found in by_processor.values()
     )
+    brief = brief_lib.judge(view)
+    points, compared = brief_lib.of_leader(view)
+    shares = {point.mode.value: _share(view, point) for point in points}
     return Card(
         slug=slug,
         name=study.plan.study,
-        title=", ".join([*workloads, *(f"preset {of}" for of in presets)]),
+        title=", ".join([*workloads, *presets]),
         workloads=workloads,
         backends=study.backends,
         machines=tuple(machines) or (NO_MACHINE,),
-        created_at=study.plan.created_at,
+        date=day(study.plan.created_at),
         trials=f"{num_ok} of {formats.count(len(study.planned), 'trial')} ok",
-        brief=judge(view),
-        sparks=tuple(_spark(view, curve) for curve in curves),
+        brief=brief,
+        backend=points[0].backend if points else ", ".join(study.backends),
+        shares={mode: shares.get(mode, Share()) for mode in ("weak", "strong")},
+        against=_against(points, compared),
+        grade=_grade(view, brief),
     )
 
 
-def _spark(view: View, curve: Sequence[Point]) -> Spark:
-    """Returns the sparkline of the fastest backend, and the efficiency at its end."""
-    values = [
-        (point.num_replicas, 1.0 if of is None else of.value)
-        for point in curve
-        for of in (point.efficiency,)
-    ]
-    end = curve[-1]
-    replicas = formats.count(end.num_replicas, "replica")
-    label = f"Efficiency of {end.backend}, {end.mode.value} scaling: " + ", ".join(
-        f"{formats.percent(value)} at {number}" for number, value in values
+def _grade(view: View, brief: Brief) -> str:
+    grade = trust.grade(view.study)
+    letter = "" if grade is None else grade[1].split()[1]
+    level = brief.verdict.lower() or brief.level.value.replace("bad", "not reliable")
+    return ", ".join(part for part in (letter, level) if part)
+
+
+def _share(view: View, point: Point) -> Share:
+    assert point.efficiency is not None
+    ends = point.efficiency.low, point.efficiency.high
+    value, series = point.efficiency.value, view.series(point.backend)
+    figure = formats.estimate(point.efficiency, formats.percent)
+    return Share(
+        text=f"{figure} on {point.num_replicas}",
+        bar=bars.from_zero(value, ends, top=1.25, series=series, lines=[1.0]),
+        value=value,
     )
-    text = formats.percent(values[-1][1])
-    if end.efficiency is not None:
-        text = formats.estimate(end.efficiency, formats.percent)
-    return Spark(
-        drawing=draw_sparkline(values, series=view.series(end.backend), label=label),
-        text=text,
-        note=f"{end.mode.value}, {replicas}, {end.backend}",
-        value=values[-1][1],
-    )
+
+
+def _against(points: Sequence[Point], compared: Sequence[Comparison]) -> str:
+    """Writes the ratio to a stock strategy, else to another backend; "" without one."""
+    if not points:
+        return ""
+    backend, mode = points[0].backend, points[0].mode
+    ratios = {}
+    for item in compared:
+        if mode in item.modes and item.ratio is not None:
+            first, second = item.first.spec.backend, item.second.spec.backend
+            leads = first == backend
+            ratio = item.ratio if leads else brief_lib.inverse(item.ratio)
+            ratios[second if leads else first] = ratio
+    chosen = [*(name for name in STOCK if name in ratios), *ratios]
+    if not chosen:
+        return ""
+    figure = formats.estimate(ratios[chosen[0]], formats.times)
+    return f"{figure} {names.short(chosen[0])}"
 
 
 def _cards(stores: Sequence[Store]) -> list[Card]:
@@ -196,18 +176,14 @@ def _cards(stores: Sequence[Store]) -> list[Card]:
 def index_text(stores: Sequence[Store]) -> str:
     """Writes a paragraph per study, oldest first."""
     return "\n\n".join(
-        f"{card.name}: {card.title}, {card.date}, {card.trials}\n"
-        f"  {card.efficiency_text}\n  {card.verdict}"
+        f"{card.name}: {card.title}, {card.date}, {card.trials}\n  {card.verdict}"
         for card in _cards(stores)
     )
 
 
 def index_markdown(stores: Sequence[Store]) -> str:
     """Writes a table with a row per study, oldest first."""
-    rows = [
-        (card.name, card.title, card.date, card.efficiency_text, card.trials)
-        for card in _cards(stores)
-    ]
+    rows = [card.cells for card in _cards(stores)]
     return "\n".join(formats.markdown_table(INDEX_COLUMNS, rows))
 
 

@@ -1,4 +1,4 @@
-"""The page of two studies: what differs, their ratios, and both on shared axes.
+"""The page of two studies: their ratios, and what differs.
 
 They were not measured in the same rounds, so their ratios are advice.
 """
@@ -7,35 +7,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-import pandas as pd
-from markupsafe import Markup
-
-from reports.charts import over_replicas
-from reports.charts.over_replicas import EFFICIENCY, THROUGHPUT, ReplicaCurve
+from reports.charts import bars
 from reports.page import page
-from reports.words import formats, judgement
+from reports.site.card import NO_MACHINE
+from reports.words import formats, judgement, names
 from results import errors
-from results.figures import frame as frame_lib
+from results.figures import scaling
 from results.judging import quality_gate
 from results.study import case_pairs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
-    from reports.charts.over_replicas import Quantity
     from results.judging.gate_metrics import Metric
     from results.judging.quality_gate import RatioTable, Row
-    from results.statistics.estimates import Estimate
     from results.study.case_pairs import StudyDifference
-    from results.study.cases import Study
+    from results.study.cases import Case, Study
 
 FIRST, SECOND = "A", "B"
-WIDTH, HEIGHT = 160, 20
-REACHES: Final = (1.05, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)
-"""Ratios at the right end of an axis; its left end is the inverse."""
 MOST_DIFFERENCES: Final = 14
 """Of the Markdown, which is to fit a pull request."""
 ADVICE: Final = (
@@ -97,7 +88,7 @@ def compare_studies(first: Study, second: Study, metric: Metric) -> Compared:
 
 
 def headline(compared: Compared, first: str = FIRST, second: str = SECOND) -> str:
-    """Returns what the ratios say, in at most three sentences."""
+    """Returns what the ratios say."""
     if compared.reasons:
         return (
             "These two studies are not comparable, so the ratios below are shown and "
@@ -120,73 +111,30 @@ def headline(compared: Compared, first: str = FIRST, second: str = SECOND) -> st
     text = f"No interval of {cases} excludes equal {what}"
     if parts:
         text = f"In {first}, {what} is {', and '.join(parts)}"
-    return f"{text}. {ADVICE}."
-
-
-def bar_reach(estimates: Iterable[Estimate]) -> float:
-    """Returns the ratio at the right end of an axis that shows all values.
-
-    An interval that is longer than that ends at the edge: its ends are in the table.
-    """
-    furthest = max((abs(math.log(of.value)) for of in estimates), default=0.0)
-    fitting = [ratio for ratio in REACHES if math.log(ratio) >= 1.2 * furthest]
-    return fitting[0] if fitting else REACHES[-1]
-
-
-def bar_ends(right: float) -> tuple[str, str]:
-    """Returns the labels at both ends of an axis."""
-    return f"{1 / right:.2g}", f"{right:g}"
-
-
-def draw_bar(estimate: Estimate, right: float, *, is_marked: bool) -> Markup:
-    """Returns the ratio as an ``<svg>`` element, hidden from screen readers.
-
-    The cells beside it have its numbers.
-    """
-
-    def across(ratio: float) -> float:
-        # The end of a very long interval can be too small for a number.
-        share = 0.0 if ratio <= 0 else (math.log(ratio) / math.log(right) + 1) / 2
-        return 4 + (WIDTH - 8) * min(max(share, 0.0), 1.0)
-
-    middle = HEIGHT / 2
-    color = "var(--accent)" if is_marked else "var(--muted)"
-    line = ""
-    if estimate.low is not None and estimate.high is not None:
-        low, high = across(estimate.low), across(estimate.high)
-        line = (
-            f'<path d="M{low:.1f} {middle}H{high:.1f}" stroke="{color}" '
-            'stroke-width="2.5"/>'
-        )
-    return Markup(  # noqa: S704  # constants and numbers
-        f'<svg class="bar" viewBox="0 0 {WIDTH} {HEIGHT}" aria-hidden="true" '
-        f'fill="none"><path d="M{WIDTH / 2} 0V{HEIGHT}" stroke="var(--muted)" '
-        f'stroke-dasharray="2 2"/>{line}'
-        f'<circle cx="{across(estimate.value):.1f}" cy="{middle}" r="4"'
-        f' fill="{color}"/></svg>'
-    )
+    return f"{text}."
 
 
 def build(compared: Compared, *, links: Sequence[tuple[str, str]] = ()) -> str:
     """Returns the page as HTML; the same records give the same bytes."""
     rows = compared.table.rows
-    reach = bar_reach(row.ratio for row in rows)
+    reach = bars.reach(row.ratio for row in rows)
     sides = {FIRST: compared.first, SECOND: compared.second}
     html = page.render(
         "comparison",
-        title=" and ".join(of.plan.study for of in sides.values()) + " compared",
+        title=" and ".join(of.plan.study for of in sides.values()) + ": what changed?",
         site_style=page.asset("site.css", "site"),
         compared=compared,
         headline=headline(compared),
         rows=[_row(row, reach) for row in rows],
-        reach=bar_ends(reach),
-        notes=_notes(compared.table),
-        figures=_figures(compared),
+        reach=(f"{1 / reach:.2g}", f"{reach:g}"),
+        advice=ADVICE,
+        notes=[note for note in _notes(compared.table) if note != ADVICE],
         links=links,
         sides=[
             {
                 "letter": letter,
                 "study": study.plan.study,
+                "machine": _machine(study),
                 "planned": formats.minute(study.plan.created_at),
                 "trials": f"{sum(entry.is_ok for entry in study.planned)} of"
                 f" {formats.count(len(study.planned), 'trial')} ok",
@@ -195,6 +143,19 @@ def build(compared: Compared, *, links: Sequence[tuple[str, str]] = ()) -> str:
         ],
     )
     return f"{html}\n"
+
+
+def _machine(study: Study) -> str:
+    trials = [entry.trial for entry in study.planned if entry.trial is not None]
+    found = [trial.env for trial in trials if trial.env is not None]
+    # Trials have different numbers of GPUs: the most are the machine's.
+    of_most = max(found, key=lambda env: len(env.gpus), default=None)
+    return NO_MACHINE if of_most is None else names.machine(of_most)
+
+
+def _rate(case: Case) -> str:
+    found = scaling.of_trials(case, "throughput").estimate
+    return formats.ABSENT if found is None else formats.significant(found.value)
 
 
 def _row(row: Row, reach: float) -> dict[str, object]:
@@ -206,77 +167,12 @@ def _row(row: Row, reach: float) -> dict[str, object]:
     return {
         "name": row.name,
         "ratio": estimate,
-        "bar": draw_bar(estimate, reach, is_marked=is_apart),
+        "rates": [_rate(row.first), _rate(row.second)],
+        "bar": bars.of_ratio(estimate, reach, is_marked=is_apart),
         "n": f"{len(row.first.ok_entries)} / {len(row.second.ok_entries)}",
         "p_value": p_value,
         "text": text,
     }
-
-
-class _Drawn(NamedTuple):
-    """A figure with a panel per backend and scaling mode, on the same axes."""
-
-    title: str
-    note: str
-    panels: list[dict[str, str]]  # Title and drawing of each.
-
-
-def _figures(compared: Compared) -> list[_Drawn]:
-    sides = [
-        frame[frame["figure"] == "scaling"]
-        for frame in map(frame_lib.points_frame, (compared.first, compared.second))
-    ]
-    notes = {
-        EFFICIENCY: "Speedup divided by the number of replicas; dotted: ideal.",
-        THROUGHPUT: f"{compared.first.example_unit} per second, over all replicas.",
-    }
-    return [
-        _Drawn(quantity.name, note, panels)
-        for quantity, note in notes.items()
-        if (panels := _panels(sides, quantity))
-    ]
-
-
-def _panels(sides: Sequence[pd.DataFrame], quantity: Quantity) -> list[dict[str, str]]:
-    """Returns a panel per scaling mode and backend, with a line per study."""
-    shown = [
-        rows[rows["quantity"].eq(quantity.slug) & rows["kind"].eq("estimate")]
-        for rows in sides
-    ]
-    rows = pd.concat(shown)
-    if rows.empty:
-        return []
-    limits, sizes = over_replicas.y_limits(rows, quantity), over_replicas.sizes_of(rows)
-    panels: list[dict[str, str]] = []
-    for mode, backend in dict.fromkeys(zip(rows["mode"], rows["backend"], strict=True)):
-        curves = [
-            ReplicaCurve(
-                rows=over_replicas.rows_of(
-                    side[(side["mode"] == mode) & (side["backend"] == backend)]
-                ),
-                name=letter,
-                series=place,
-                label=letter,
-                prefix=f"{letter}: ",
-            )
-            for place, (letter, side) in enumerate(
-                zip((FIRST, SECOND), shown, strict=True)
-            )
-        ]
-        panel = over_replicas.Panel(
-            quantity=quantity,
-            curves=tuple(curve for curve in curves if curve.rows),
-            sizes=sizes,
-            y_limits=limits,
-        )
-        title = f"{backend}, {mode} scaling"
-        drawing = over_replicas.draw(
-            panel,
-            slug=f"{quantity.slug}-{len(panels)}",
-            title=f"{quantity.name}, {title}",
-        )
-        panels.append({"title": title, "drawing": drawing})
-    return panels
 
 
 def _notes(table: RatioTable) -> list[str]:

@@ -1,9 +1,8 @@
-"""The first screen in words: a table of what was measured, and one sentence.
+"""The first screen in words: a sentence that answers the title, a table, what is next.
 
-A row per backend and scaling mode, at its most replicas: rate, parallel efficiency, and
-over how many runs. The sentences say how well the fastest backend scales, which backend
-is faster, and what most of the time is lost to. Every figure that has an interval is
-written with it. ``reports/words/verdict.py`` has all findings in full.
+Page, terminal, Markdown and JSON say the same sentence; the first three have the same
+table (``table``): rate, efficiency and ratio to the leader of each case. A figure of
+the table that has an interval is written with it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from reports.words import formats, judgement, marks, next_step, trust, verdict
+from reports.words import formats, judgement, marks, names, next_step, trust
 from reports.words.marks import Level
 from results import errors
 from results.judging import gate as gate_lib
@@ -33,9 +32,16 @@ if TYPE_CHECKING:
     from results.study.cases import Study
 
 
+MOST_ROWS = 8
+"""Of more cases, the first table has those of most replicas, and another has all."""
 _MOST_COUNTS = 3
 _LONGEST_REASON = 20  # words
 _LEVELS = {"pass": Level.OK, "improve": Level.OK, "regress": Level.BAD}
+_AFTER_GATE = {
+    "pass": "nothing: the change does not slow this down",
+    "improve": "nothing: the change makes this faster",
+    "regress": "mend the change, or find its commit with `git bisect run`",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,6 +73,14 @@ class GateView:
         return level if is_passed else Level.CAUTION
 
     @property
+    def following(self) -> str:
+        """What to do after it."""
+        word = (
+            None if self.level is Level.CAUTION else self.record and self.record.verdict
+        )
+        return _AFTER_GATE.get(word or "", "repeat the gate with more --time-budget")
+
+    @property
     def sentence(self) -> str:
         """The verdict in a sentence, with the worst change and its interval."""
         record = self.record
@@ -76,18 +90,19 @@ class GateView:
         more = _counted(counts)
         if record.unfit:
             return f"No verdict on {record.metric}: {record.unfit}.{more}"
-        what = f"{record.metric} of {self.head} against {self.base}"
         known = [
             case
             for case in record.cases
             if case.after is None and case.slowdown is not None
         ]
         if not known:
+            what = f"{record.metric} of {self.head} against {self.base}"
             return f"{what}: no case could be judged.{more}"
         worst = max(known, key=lambda case: case.slowdown or 0.0)
         return (
-            f"{what}: at worst {change(worst)} {record.worse} ({worst.name}); "
-            f"{formats.percent(record.delta)} matters.{more}"
+            f"{self.head} is at worst {change(worst)} {record.worse} than {self.base}"
+            f" ({record.metric} of {worst.name}); the regression threshold is"
+            f" {formats.percent(record.delta)}.{more}"
         )
 
 
@@ -173,15 +188,21 @@ def _rule(study: Study, record: GateRecord) -> str:
     )
 
 
-class MeasuredRow(NamedTuple):
-    """One backend in one scaling mode, at its most replicas."""
+class Row(NamedTuple):
+    """One case, as tables of the first screen, a terminal and Markdown write it."""
 
-    backend: str  # Its name.
-    mode: str  # Weak or strong.
-    num_replicas: int  # As many as were measured, without those that have no core each.
+    point: Point
+    backend: str
+    mode: str  # Weak or strong; of what efficiencies are relative to, ``baseline``.
+    size: str  # Replicas, and the batch of each.
     rate: str  # Throughput with its interval.
     efficiency: str  # Parallel efficiency with its interval, or why there is none.
-    how_sure: str  # What the interval is over, or why there is none.
+    ratio: str  # Rate of the leader over this one, in the same mode and size.
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """All but the point."""
+        return self[1:]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,11 +210,11 @@ class Brief:
     """The verdict of the first screen."""
 
     level: Level  # The worst of the marks.
-    # What was found; of a study that scales, first how well the fastest backend does.
+    # What was found; the first answers the title.
     sentences: tuple[str, ...]
     verdict: str = ""  # Of a gate: its first word.
     trust: str = ""  # ``Reliable``, or what limits it; empty if nothing was measured.
-    rows: tuple[MeasuredRow, ...] = ()  # The table; empty if nothing was measured.
+    rows: tuple[Row, ...] = ()  # The table; empty if nothing was measured.
     following: str = ""  # What would settle the rest, with what is typed in backticks.
     # What numbers in brackets are, and of how many repetitions; empty where nothing was
     # measured.
@@ -224,7 +245,10 @@ def judge(view: View) -> Brief:
     gate = of_view(view)
     if gate is not None:
         return Brief(
-            verdict=gate.verdict.upper(), level=gate.level, sentences=(gate.sentence,)
+            verdict=gate.verdict.upper(),
+            level=gate.level,
+            sentences=(gate.sentence,),
+            following=gate.following,
         )
     if not view.is_anything_measured:
         return Brief(
@@ -234,32 +258,32 @@ def judge(view: View) -> Brief:
         )
     found = marks.of_view(view)
     level = marks.worst(found)
-    points, compared = verdict.findings_of_leader(view)
-    sentences = [
+    points, compared = of_leader(view)
+    caveats = [
         trust.busy(view),
         trust.evidence_caveat(view.study),
         trust.why_implausible(view),
     ]
     note, following, trusted = _when(view), "", ""
+    rows = table(view, view.points)
     if points:
         sentences = [
-            _scaling(points),
-            _comparison(view, points, compared),
+            _answer(view, points[0], compared),
             next_step.loss_sentence(view, points),
-            *sentences,
+            *caveats,
         ]
-        note = f"{_note(view, points)}. {note}"
+        note = f"{_note(view, points)} {note}"
         following = next_step.choose(view, level, points, compared)
         trusted = _trust_words(found, level)
     else:
         alone = "Throughput was measured, of one case: there is no ratio."
-        sentences.insert(0, alone)
+        sentences = [alone, *caveats]
         following = next_step.with_a_baseline(view)
     return Brief(
         level=level,
         sentences=tuple(text for text in sentences if text),
         trust=trusted,
-        rows=tuple(_row(view, point) for point in view.most_replicas),
+        rows=rows if len(rows) <= MOST_ROWS else table(view, view.most_replicas),
         following=following,
         note=note,
     )
@@ -267,46 +291,89 @@ def judge(view: View) -> Brief:
 
 def columns(view: View) -> tuple[str, ...]:
     """Returns the names of the columns of the table, with the unit of the rate."""
-    return "backend", "mode", "replicas", view.rate_unit, "efficiency", "interval over"
-
-
-def _row(view: View, point: Point) -> MeasuredRow:
-    assert point.throughput is not None
-    cells = verdict.cells(point)
-    efficiency = cells["efficiency"]
-    if point.efficiency is None:
-        efficiency = "baseline" if point.is_baseline else point.missing_reason
-    return MeasuredRow(
-        backend=point.backend,
-        mode=point.mode.value,
-        num_replicas=point.num_replicas,
-        rate=cells["rate"],
-        efficiency=efficiency + ", oversubscribed" * point.is_oversubscribed,
-        how_sure=_how_sure(view, point.efficiency or point.throughput),
+    fastest = leader(view)
+    return (
+        *(view.noun, "scaling", f"replicas {formats.TIMES} batch", view.rate_unit),
+        *("of ideal", f"{fastest} against it" if fastest else ""),
     )
 
 
-def _how_sure(view: View, estimate: Estimate) -> str:
+def table(view: View, points: Sequence[Point]) -> tuple[Row, ...]:
+    """Returns a row per case that was measured.
+
+    A case that serves both modes, as a baseline does, is listed once.
+    """
+    shown: dict[tuple[str, object], Point] = {}
+    for point in points:
+        if point.throughput is not None or point.is_crossed_out:
+            mode = point.efficiency and point.mode
+            shown.setdefault((point.case.case_id, mode), point)
+    return tuple(_row(view, point) for point in shown.values())
+
+
+def _row(view: View, point: Point) -> Row:
+    efficiency = "" if point.is_baseline else point.missing_reason
+    if point.efficiency is not None:
+        efficiency = formats.estimate(point.efficiency, formats.percent)
+        efficiency += _target(view, point.efficiency)
+    shown = point.efficiency or point.throughput
+    reserved = "" if shown is None else _reservation(view, shown)
+    parts = (efficiency, reserved, "oversubscribed" * point.is_oversubscribed)
+    batch = point.case.spec.per_replica_batch_size
+    return Row(
+        point=point,
+        backend=point.backend,
+        mode="baseline" if point.is_baseline else point.mode.value,
+        size=f"{point.num_replicas} {formats.TIMES} {batch}",
+        rate="not equivalent"
+        if point.throughput is None
+        else formats.estimate(point.throughput, formats.significant),
+        efficiency=", ".join(part for part in parts if part),
+        ratio=_ratio(view, point),
+    )
+
+
+def _target(view: View, efficiency: Estimate) -> str:
+    target = view.study.plan.measuring.efficiency_target
+    if target is None:
+        return ""
+    if not efficiency.excludes(target):
+        return f", {formats.percent(target)} inconclusive"
+    where = "above" if efficiency.value > target else "below"
+    return f", {where} {formats.percent(target)}"
+
+
+def _ratio(view: View, point: Point) -> str:
+    item = _against_leader(view, point)
+    if item is None or item.ratio is None:
+        return ""
+    leads = item.second.case_id == point.case.case_id
+    ratio = item.ratio if leads else inverse(item.ratio)
+    open_ = "" if item.holds or item.is_oversubscribed else ", no difference shown"
+    return formats.estimate(ratio, formats.times) + open_
+
+
+def _reservation(view: View, estimate: Estimate) -> str:
     if not estimate.has_interval:
         return f"one {view.repetition}: no interval"
     if estimate.is_disturbed:
         return "beside load: no evidence"
     if not estimate.is_conclusive:
         return "these processes only"
-    return f"{estimate.n} {view.repetitions}"
+    return ""
 
 
 def _note(view: View, points: Sequence[Point]) -> str:
     known = [p.efficiency for p in points if p.efficiency is not None]
     numbers = sorted({estimate.n for estimate in known})
     noun = view.repetition if numbers == [1] else view.repetitions
-    number = f"n = {formats.span(numbers)} {noun}"
+    number = f"{formats.span(numbers)} {noun}"
     if not any(estimate.has_interval for estimate in known):
-        return f"{number}: no intervals"
+        return f"{number}: no intervals."
     if not any(estimate.is_conclusive or estimate.is_disturbed for estimate in known):
-        return f"In brackets: intervals of these processes only, {number}"
-    more = " of fresh processes; ratios hold for this machine" * view.is_relay
-    return f"In brackets: 95{formats.HARD_SPACE}% intervals, {number}{more}"
+        return f"Brackets are intervals of these processes only, {number}."
+    more = " of fresh processes" * view.is_relay
+    return f"Brackets are 95{formats.HARD_SPACE}% intervals over {number}{more}."
 
 
 def _when(view: View) -> str:
@@ -324,7 +391,7 @@ def _when(view: View) -> str:
     begin, end = (text[:minute].replace("T", " ") for text in (first, last))
     if begin.partition(" ")[0] == end.partition(" ")[0]:
         end = end.partition(" ")[2]
-    return f"Rates hold for this machine from {begin} to {end} UTC."
+    return f"Rates are this machine's from {begin} to {end} UTC."
 
 
 def _trust_words(found: Sequence[Mark], level: Level) -> str:
@@ -353,61 +420,84 @@ def _nothing_measured(view: View) -> str:
     return f"Nothing was measured: {reason} ({times_seen} of {number})."
 
 
-def _scaling(points: Sequence[Point]) -> str:
-    parts: list[str] = []
-    before = None
-    for point in points:
-        assert point.efficiency is not None
-        part = formats.estimate(point.efficiency, formats.percent)
-        part += " efficiency" * (not parts)
-        if point.num_replicas != before:
-            part += f" on {formats.count(point.num_replicas, 'replica')}"
-        before = point.num_replicas
-        parts.append(f"{part} in {point.mode.value}")
-    beside = any(p.efficiency is not None and p.efficiency.is_disturbed for p in points)
-    caveat = ", measured beside load: no evidence" * beside
-    return f"{points[0].backend} keeps {' and '.join(parts)} scaling{caveat}."
+def _answer(view: View, point: Point, compared: Sequence[Comparison]) -> str:
+    """Says how much faster more replicas are, how near that is to ideal, and to whom.
+
+    Speedup and ratio have the digits that their intervals allow; the table has both.
+    """
+    assert point.efficiency is not None
+    assert point.speedup is not None
+    subject = names.workload(point.case.spec.workload)
+    verb = "trains" if view.study.program is None else "runs"
+    times = f"{_short_ratio(point.speedup.value)} times"
+    share = f"{formats.percent(point.efficiency.value)} of ideal"
+    shown = formats.telling(point.efficiency, formats.percent)
+    if point.efficiency.low is not None and point.efficiency.high is not None:
+        low, high = shown(point.efficiency.low), shown(point.efficiency.high)
+        share = f"{shown(point.efficiency.value)} of ideal"
+        share += f", between {low.rstrip(f'%{formats.THIN_SPACE}')} and {high}"
+    reserved = _reservation(view, point.efficiency)
+    share += f"; {reserved}" * bool(reserved)
+    assert point.baseline is not None
+    base = point.baseline.spec
+    where, one = names.devices(point.case.spec), names.devices(base)
+    than = f" as on {one}" * (base.num_replicas * base.cores_per_replica > 1)
+    if not point.speedup.excludes(base.num_replicas) and not reserved:
+        start = f"Whether {subject} {verb} faster on {where} is inconclusive: {times}"
+        return f"{start} as fast ({share}){_against(view, point, compared)}."
+    start = f"{subject} {verb} {times} as fast on {where}{than} ({share})"
+    return f"{start}{_against(view, point, compared)}."
 
 
-def _comparison(
-    view: View, points: Sequence[Point], compared: Sequence[Comparison]
-) -> str:
-    backend = points[0].backend
+def _short_ratio(value: float) -> str:
+    """Writes a ratio with two digits, or with three where two would say equal."""
+    text = formats.significant(value, 2)
+    return formats.significant(value, 3) if float(text.split()[0]) == 1 else text
+
+
+def _against(view: View, point: Point, compared: Sequence[Comparison]) -> str:
+    """Says how a point compares with the other backends, as the end of a sentence."""
+    backend = point.backend
     others = [name for name in view.study.backends if name != backend]
     if not others:
-        return f"Only {backend} was measured." * (view.study.program is None)
-    same = [item for item in compared if points[0].mode in item.modes]
+        return f", {backend} alone" * (view.study.program is None)
+    same = [item for item in compared if point.mode in item.modes]
     if not same:
-        what = others[0] if len(others) == 1 else f"{len(others)} other backends"
-        return f"No comparison with {what}."
+        what = names.short(others[0])
+        if len(others) > 1:
+            what = f"{len(others)} other backends"
+        return f", not compared with {what}"
     if len(same) > 1:
         wins = [
             (item.first.spec.backend == backend) == (item.ratio.value > 1)
             for item in same
             if item.holds and item.ratio is not None
         ]
-        among = verdict.among(same[0])
         if len(wins) == len(same) and all(wins):
-            return f"{backend} is the fastest of {len(same) + 1} backends, {among}."
-        return (
-            f"Of {len(same)} others, {wins.count(True)} are slower,"
-            f" {wins.count(False)} faster, {len(same) - len(wins)} inconclusive,"
-            f" {among}."
-        )
+            end = f"faster than each of {len(same)} other backends"
+        else:
+            end = (
+                f"faster than {wins.count(True)} of {len(same)} other backends, slower"
+                f" than {wins.count(False)}"
+            )
+        return f", {end} ({_among(same[0])})"
     (item,) = same
-    ratio, other = item.ratio, item.second
+    ratio, other = item.ratio, names.short(item.second.spec.backend)
     assert ratio is not None
     if item.first.spec.backend != backend:
-        ratio, other = _inverse(ratio), item.first
-    figures = formats.estimate(ratio, formats.times)
-    # The ratio of one mode, where efficiencies of two are named.
-    mode = f" in {points[0].mode.value} scaling" if len(points) > 1 else ""
+        ratio, other = inverse(ratio), names.short(item.first.spec.backend)
     if not item.holds:
-        return f"{backend} against {other.spec.backend}{mode}: {figures}, inconclusive."
-    return f"{backend} is {figures} as fast as {other.spec.backend}{mode}."
+        return f"; no difference from {other} is shown"
+    return f", {_short_ratio(ratio.value)} times as fast as {other}"
 
 
-def _inverse(ratio: Estimate) -> Estimate:
+def _among(comparison: Comparison) -> str:
+    """Says with how many ratios a difference was tested."""
+    return f"corrected for {comparison.num_compared} comparisons, Holm"
+
+
+def inverse(ratio: Estimate) -> Estimate:
+    """Returns the ratio of the second to the first."""
     low, high = ratio.low, ratio.high
     is_known = low is not None and high is not None and low > 0
     return dataclasses.replace(
@@ -416,3 +506,68 @@ def _inverse(ratio: Estimate) -> Estimate:
         low=1 / high if is_known and high is not None else None,
         high=1 / low if is_known and low is not None else None,
     )
+
+
+def _compared(view: View) -> list[Comparison]:
+    """Returns the pairs at the most replicas that neither side oversubscribed."""
+    chosen: dict[tuple[str, str, object], Comparison] = {}
+    for comparison in view.comparisons:
+        if not comparison.is_oversubscribed and comparison.ratio is not None:
+            # Replicas ascend, so the last one wins.
+            for mode in comparison.modes:
+                pair = comparison.first.spec.backend, comparison.second.spec.backend
+                chosen[(*pair, mode)] = comparison
+    return [*{id(comparison): comparison for comparison in chosen.values()}.values()]
+
+
+def _scaled(view: View) -> list[Point]:
+    """Returns each backend and mode at its most replicas that have a core each."""
+    found = []
+    for mode in view.study.modes:
+        for backend in view.study.backends:
+            curve = view.points_of(mode, backend)
+            fit = [p for p in curve if p.speedup and not p.is_oversubscribed]
+            if fit:
+                found.append(max(fit, key=lambda point: point.num_replicas))
+    return found
+
+
+def of_leader(view: View) -> tuple[list[Point], list[Comparison]]:
+    """Returns how the leader scales, and how it compares with the others there.
+
+    It is the fastest backend of the first mode. Nothing of a gate that the machine
+    disturbed too much.
+    """
+    scaled = [] if trust.why_unfit(view) else _scaled(view)
+    if not scaled:
+        return [], []
+    leader = max(
+        (point for point in scaled if point.mode is scaled[0].mode),
+        key=lambda point: point.throughput.value if point.throughput else 0,
+    )
+    points = [point for point in scaled if point.backend == leader.backend]
+    cases = {point.case.case_id for point in points}
+    compared = [
+        item
+        for item in _compared(view)
+        if {item.first.case_id, item.second.case_id} & cases
+    ]
+    return points, compared
+
+
+def leader(view: View) -> str:
+    """Returns the backend that others are compared with; empty without others."""
+    points, _ = of_leader(view)
+    return points[0].backend if points and len(view.study.backends) > 1 else ""
+
+
+def _against_leader(view: View, point: Point) -> Comparison | None:
+    """Returns how the leader compares with a point in the same mode and size."""
+    name, own = leader(view), point.case.case_id
+    for item in view.comparisons:
+        pair = {item.first.case_id: item.first, item.second.case_id: item.second}
+        if own in pair and point.mode in item.modes and point.backend != name:
+            del pair[own]
+            if any(case.spec.backend == name for case in pair.values()):
+                return item
+    return None

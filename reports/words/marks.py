@@ -81,7 +81,7 @@ def _level(*, is_caution: bool, is_bad: bool = False) -> Level:
 
 
 def _evidence(view: View) -> tuple[Level, str] | None:
-    """How good the evidence of a program of the user's is."""
+    """How good the evidence is; of a program, by what it prints and the clock."""
     found = trust.grade(view.study)
     if found is None:
         return None

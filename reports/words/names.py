@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from reports.view import View
-    from results.records.models import Environment, MetricFacts
+    from results.records.models import Environment, MetricFacts, TrialSpec
 
 WORKLOADS = {
     "resnet50": "ResNet-50",
@@ -39,6 +39,20 @@ BACKENDS = {
     "horovod": "Horovod with TensorFlow: a process per replica, gloo",
 }
 """What a reader who has never seen the project must know of a backend; one line."""
+_SHORT = {
+    "tf_mirrored": "MirroredStrategy",
+    "tf_multi_worker": "MultiWorkerMirroredStrategy",
+    "tf_parameter_server": "ParameterServerStrategy",
+    "tpu": "TPUStrategy",
+    "torch_ddp": "PyTorch DDP",
+    "jax": "JAX",
+    "horovod": "Horovod",
+}
+_DEVICES = {"cpu": "core", "gpu": "GPU"}
+_NUMBERS = [
+    *("no", "one", "two", "three", "four", "five", "six"),
+    *("seven", "eight", "nine", "ten", "eleven", "twelve"),
+]
 _NOISE = re.compile(
     r"\((?:R|TM|C)\)|\b\d+-Core\b|\bCPU\b|\bProcessor\b|@.*$", re.IGNORECASE
 )
@@ -78,6 +92,19 @@ def machine(environment: Environment) -> str:
 def backend(name: str) -> str:
     """Returns what a backend is, in one line."""
     return BACKENDS.get(name, "a backend of an installed package")
+
+
+def short(name: str) -> str:
+    """Returns the name of a backend within a sentence."""
+    return _SHORT.get(name, name)
+
+
+def devices(spec: TrialSpec) -> str:
+    """Returns what the replicas of a trial have together: two cores."""
+    number = spec.num_replicas * (spec.cores_per_replica if spec.device == "cpu" else 1)
+    counted = formats.count(number, _DEVICES.get(spec.device, "replica"))
+    digits, _, noun = counted.partition(" ")
+    return f"{_NUMBERS[number] if number < len(_NUMBERS) else digits} {noun}"
 
 
 def title(view: View) -> str:

@@ -43,29 +43,16 @@ def command_of_study(plan: Plan) -> str:
     return _command(plan, options, _OF_THE_STUDY)
 
 
-def command(plan: Plan, point: Point) -> str:
-    """Returns the command that measures a point and its baseline again, or nothing.
-
-    Nothing where the study was not made by the verb ``sweep``; so are those below.
-    """
-    options = {
-        "--mode": point.mode.value,
-        "--replicas": sizes_of(plan.baseline_num_replicas, point.num_replicas),
-        "--repeats": str(plan.repeats),
-        "--seed": str(plan.seed),
-    }
-    if point.case.spec.program is None:  # a command of the user's has neither
-        options = {"--backends": point.backend, **options, "--budget": "none"}
-    return other_study(plan, options)
-
-
 def sizes_of(*numbers: int) -> str:
     """Returns numbers of replicas as an option has them."""
     return ",".join(str(number) for number in sorted(set(numbers)))
 
 
 def other_study(plan: Plan, options: Mapping[str, str]) -> str:
-    """Returns the command that measures the same with other options, as a new study."""
+    """Returns the command that measures the same with other options, as a new study.
+
+    Nothing where the study was not made by ``sweep``; so are those below.
+    """
     if _SWEEP not in plan.command:
         return ""
     return _command(plan, {**_replicas(plan), **options}, _OF_ANOTHER_STUDY)
@@ -124,11 +111,6 @@ def _command(plan: Plan, options: Mapping[str, str], without: Iterable[str]) -> 
     return shlex.join([*kept, *(word for pair in options.items() for word in pair)])
 
 
-def commits(case: Case) -> str:
-    """Returns the commits of the source trees that measured a case."""
-    return ", ".join(sorted(commits_of([case]))) or "not recorded"
-
-
 def commits_of(cases: Iterable[Case]) -> set[str]:
     """Returns the commits of the source trees that measured some cases."""
     return {state.commit_text for state in _committed(cases)}
@@ -147,11 +129,6 @@ def _committed(cases: Iterable[Case]) -> Iterator[MachineState]:
             state = env.machine_state if env is not None else None
             if state is not None and state.git_commit is not None:
                 yield state
-
-
-def seeds(case: Case) -> str:
-    """Returns the seeds of the trials of a case, in the order of repetitions."""
-    return ", ".join(str(entry.spec.seed) for entry in case.ok_entries)
 
 
 # Nothing is said where nothing is lost: a cause and an advice need an efficiency whose

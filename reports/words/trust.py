@@ -288,9 +288,7 @@ _GRADES: Final = {
     Evidence.ROWS: ("C", "numbers without times, after warm-up"),
     Evidence.LAST: ("D", "the last number that it printed"),
 }
-_OF_CLIENT: Final = (
-    "grade A of A to D: its processes connect, the harness has the clock"
-)
+_OF_OURS: Final = "grade A of A to D: the harness has the clock"
 _BUSY: Final = 0.7
 """Of a core per replica, from which on a program computes rather than waits."""
 _LIKE: Final = 0.15
@@ -311,16 +309,15 @@ _LEAST: Final = {Witness.DOUBTS: Evidence.ROWS, Witness.DENIES: Evidence.LAST}
 
 
 def grade(study: Study) -> tuple[Evidence | None, str] | None:
-    """Returns the evidence of a study of a program, and its grade in words.
+    """Returns the evidence of a study, and its grade in words.
 
-    The evidence is None of a program that takes turns: it prints no rate that is read.
-
-    None for other studies, and where nothing was measured.
+    The evidence is None where no rate is read that a program prints. None where nothing
+    was measured.
     """
     program = study.program
-    if program is not None and program.is_client:
+    if program is None or program.is_client:
         is_measured = any(entry.is_ok for entry in study.planned)
-        return (None, _OF_CLIENT) if is_measured else None
+        return (None, _OF_OURS) if is_measured else None
     found = {
         entry.result.readings.evidence
         for entry in study.planned
@@ -503,3 +500,78 @@ def _spacing(case: Case) -> float | None:
         window_ns = rank.window_end_ns - rank.window_start_ns
         found.append(window_ns / 1e9 / entry.result.window_sec)
     return statistics.median(found) if found else None
+
+
+def limits(view: View) -> Iterator[str]:
+    """Yields what the study does not show, one sentence each."""
+    if unfit := why_unfit(view):
+        yield unfit
+    counts = sorted({len(c.shown_entries) for c in view.study.cases} - {0})
+    if counts:
+        yield (
+            f"Intervals are 95 % over n = {formats.span(counts)} {view.repetitions} per"
+            " case, each in a separate process; each covers 95 % by itself, not all of"
+            " them jointly."
+        )
+    if view.is_relay:
+        yield from sentences(view)
+    yield from evidence_sentences(view.study)
+    if text := why_implausible(view):
+        yield text
+    yield from matches(view)
+    yield from same_work(view)
+    yield from _coverage(view)
+    for point in view.points:
+        if point.throughput and not point.speedup and not point.is_baseline:
+            yield (
+                f"{point.backend} has no speedup at {point.num_replicas} replicas "
+                f"({point.mode.value} scaling): {point.missing_reason}."
+            )
+    if beyond := view.oversubscribed_sizes:
+        yield (
+            f"{' and '.join(map(str, beyond))} replicas are oversubscribed (more "
+            "replicas than cores): shown hatched, and excluded from this verdict."
+        )
+    yield from _machine(view)
+
+
+def _machine(view: View) -> Iterator[str]:
+    if any(env.placement.device_sharing == "shared" for env in view.environments):
+        yield (
+            "Replicas run on cores of one machine and share its memory bandwidth and "
+            "caches, so the figures say nothing about separate machines or devices."
+        )
+    load = relay.load_of_study(view.study)
+    if load.num_busy:
+        yield (
+            f"The machine was not quiet: {load_text(load)}; more than "
+            f"{formats.percent(relay.QUIET_FRACTION)} affects the figures."
+        )
+    machines = {env.fingerprint for env in view.environments}
+    if len(machines) > 1:
+        yield (
+            f"Trials ran on {len(machines)} different environments (fingerprints "
+            "differ); ratios across them also compare the machines. See Machine."
+        )
+
+
+def _coverage(view: View) -> Iterator[str]:
+    planned = view.study.planned
+    states = collections.Counter(e.label for e in planned if not e.is_measured)
+    num_disturbed = sum(entry.is_disturbed for entry in planned)
+    if num_disturbed:
+        yield (
+            f"{formats.count(num_disturbed, 'trial')} of {len(planned)} had no"
+            " undisturbed block; a case leaves them out if it has other trials."
+        )
+    if states:
+        number = sum(states.values())
+        listed = ", ".join(f"{of} {state}" for state, of in sorted(states.items()))
+        yield (
+            f"{formats.count(number, 'planned trial')} of {len(planned)} gave no number"
+            f" ({listed}); the figures are based on the"
+            f" {len(planned) - number} that did."
+        )
+    if view.study.problems:
+        records = formats.count(len(view.study.problems), "record")
+        yield f"{records} could not be read; they are listed under Coverage."

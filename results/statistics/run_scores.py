@@ -24,9 +24,7 @@ one in five fails    0.96   0.94   0.95   0.89    0.93    0.95
 exponential          0.93   0.91   0.93   0.89    0.93    0.93
 ==================  =====  =====  =====  =====  ======  ======
 
-Fewer than ``FEWEST_RUNS`` runs get no interval. The shares of a performance profile
-have exact binomial intervals (Clopper and Pearson 1934), which hold at any number of
-runs at least as often as stated.
+Fewer than ``FEWEST_RUNS`` runs get no interval.
 """
 
 from __future__ import annotations
@@ -55,34 +53,8 @@ _TRIMMED_OF_FEW = 0.2
 
 METHOD = "percentile bootstrap over runs, stratified"
 TRIMMED_T = "trimmed t (Yuen): Student's t of the winsorized variance over runs"
-INTERQUARTILE_MEAN = "interquartile mean"
-TRIMMED_MEAN = "mean without a fifth of the runs at either end"
-TYPICAL = "typical run (trimmed mean; of so few runs none is left out)"
 FAILED = "no mean: more runs failed than it leaves out"
 TOO_FEW = f"no interval: fewer than {FEWEST_RUNS} runs say too little about the spread"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Profile:
-    """The fraction of runs that reached at least each threshold."""
-
-    thresholds: tuple[float, ...]  # Ascending.
-    shares: tuple[float, ...]  # From 0 to 1, one per threshold.
-    # Lower ends of exact pointwise intervals, or empty where there are none.
-    lows: tuple[float, ...]
-    highs: tuple[float, ...]  # Upper ends, or empty where there are none.
-    n: int  # Runs.
-
-
-def statistic_of(num_runs: int) -> str:
-    """Returns in words which mean ``score`` takes of so many runs.
-
-    Of three or four runs none is left out, and their interval still is that of the
-    trimmed mean: where one run in five fails it holds that in 0.96, the mean in 0.47.
-    """
-    if num_runs >= FEWEST_RESAMPLED:
-        return INTERQUARTILE_MEAN
-    return TRIMMED_MEAN if int(_TRIMMED_OF_FEW * num_runs) else TYPICAL
 
 
 def score(runs: Sequence[float]) -> Estimate:
@@ -132,30 +104,6 @@ def _trimmed(values: np.ndarray) -> Mean:
         centre=float(ordered[cut : n - cut].mean()),
         standard_error=error,
         degrees_of_freedom=num_kept - 1,
-        n=n,
-    )
-
-
-def profile(runs: Sequence[float], thresholds: Sequence[float]) -> Profile:
-    """The fraction of runs that reached each threshold: a performance profile."""
-    from scipy import special  # a tenth of the import time of scipy.stats
-
-    values, levels = numbers(runs, "runs"), np.asarray(thresholds, np.float64)
-    n = values.size
-    counts = (values[:, None] >= levels).sum(axis=0)
-    lows = highs = np.empty(0)
-    if n >= FEWEST_RUNS:
-        tail = (1 - CONFIDENCE) / 2
-        with np.errstate(invalid="ignore"):  # where all or no runs reached the level
-            lows = special.betaincinv(counts, n - counts + 1, tail)
-            highs = special.betaincinv(counts + 1, n - counts, 1 - tail)
-        lows = np.where(counts == 0, 0.0, lows)
-        highs = np.where(counts == n, 1.0, highs)
-    return Profile(
-        thresholds=tuple(levels.tolist()),
-        shares=tuple((counts / n).tolist()),
-        lows=tuple(lows.tolist()),
-        highs=tuple(highs.tolist()),
         n=n,
     )
 

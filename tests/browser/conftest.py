@@ -24,6 +24,7 @@ def shapes(synthetic):
     every_failure = synthetic.every(synthetic.TrialStatus.FAILED)
     return {
         "default": shape(budget=synthetic.LEARNING),
+        "three sizes": shape(replicas=(1, 2, 4)),
         "large": shape(
             backends=("single", "in_graph", "tf_mirrored", "multi_worker"),
             replicas=LARGE_SIZES,

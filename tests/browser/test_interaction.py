@@ -1,4 +1,4 @@
-"""What a reader does with a page: point, switch, sort, copy; and without scripts."""
+"""What a reader does with a page: point, sort, copy, save; and without scripts."""
 
 import io
 import pathlib
@@ -27,7 +27,7 @@ def test_data_and_figures_are_saved(open_page, stores):
     found = pd.read_csv(io.BytesIO(_download(page, link.click)))
     points = frame.points_frame(stores("default"))
     expected = points[points.figure == "scaling"]
-    figure = page.locator("figure[data-name=backends]")
+    figure = page.locator("figure[data-name=step-times]")
     drawing = _download(page, figure.get_by_text("Save as SVG").click).decode()
     picture = _download(page, figure.get_by_text("Save as PNG").click)
 
@@ -42,30 +42,30 @@ def test_data_and_figures_are_saved(open_page, stores):
 def test_a_table_is_sorted_by_number_and_copied_as_tsv(open_page):
     """Ascending, then descending: the heading says which. Headings are copied first."""
     page = open_page("default")
-    table = page.locator("#summary table")
-    heading = table.locator("thead th", has_text="Throughput")
+    table = page.locator("#steps table")
+    heading = table.locator("thead th", has_text="Peak memory")
 
     def column():
         values = table.evaluate(
-            "t => [...t.tBodies[0].rows].map(row => Number(row.cells[4].dataset.sort))"
+            "t => [...t.tBodies[0].rows].map(row => Number(row.cells[6].dataset.sort))"
         )
         return [float(value) for value in values]
 
     # As text, 11 would come before 2.
     table.evaluate(
         "t => [...t.tBodies[0].rows].forEach("
-        "(row, i) => { row.cells[4].dataset.sort = (7 * i) % 12; })"
+        "(row, i) => { row.cells[6].dataset.sort = (7 * i) % 12; })"
     )
     before = column()
     for direction, is_down in (("ascending", False), ("descending", True)):
         heading.get_by_role("button").click()
         assert sorted(before, reverse=is_down) == column()
         assert direction == heading.get_attribute("aria-sort")
-    text = page.evaluate("tsvOf(document.querySelector('#summary table'))")
+    text = page.evaluate("tsvOf(document.querySelector('#steps table'))")
     lines = text.strip().split("\n")
-    assert lines[0].startswith("Backend\tMode\tReplicas")
+    assert lines[0].startswith("Case (replicas")
     assert 1 == len({line.count("\t") for line in lines})
-    assert 1 + 8 == len(lines)
+    assert 1 + 6 == len(lines)
 
 
 def test_a_copied_cell_is_no_formula(open_page):
@@ -116,7 +116,7 @@ def test_hostile_text_is_shown_and_never_run(open_page, tmp_path, synthetic):
     assert HOSTILE in page.locator("body").inner_text()
 
 
-PANELS = ".shown-efficiency.shown-linear svg"
+PANELS = ".hero svg[role=img]"
 HALF_A_DIGIT = 0.5
 TEXT = re.compile(
     r"(?P<backend>\w+), (?P<mode>\w+) scaling, (?P<size>\d+) replicas?: "
@@ -149,15 +149,15 @@ def _check(texts, expected):
 
 @pytest.fixture(scope="module")
 def efficiencies(stores):
-    """The estimates of the default study that its first figure draws."""
-    points = frame.points_frame(stores("default"))
+    """The estimates of a study of three sizes that its first figure draws."""
+    points = frame.points_frame(stores("three sizes"))
     of_figure = points[(points.figure == "scaling") & (points.kind == "estimate")]
     return of_figure[of_figure.quantity == "efficiency"]
 
 
 def test_pointing_at_a_marker_shows_the_row_of_the_frame(open_page, efficiencies):
     """Value, interval and n, in a note within the page; it goes with the pointer."""
-    page = open_page("default")
+    page = open_page("three sizes")
     note = page.locator(".tip-note")
     texts = []
     for point in page.locator(f"{PANELS} .tip").all():
@@ -177,7 +177,7 @@ def test_pointing_at_a_marker_shows_the_row_of_the_frame(open_page, efficiencies
 
 def test_arrow_keys_say_the_same_as_the_pointer(open_page, efficiencies):
     """A figure is one stop of the tabulator; Escape takes the note away."""
-    page = open_page("default")
+    page = open_page("three sizes")
     note = page.locator(".tip-note")
     texts = []
     for panel in page.locator(PANELS).all():
@@ -192,40 +192,25 @@ def test_arrow_keys_say_the_same_as_the_pointer(open_page, efficiencies):
 
 
 def test_without_scripts_everything_is_there(open_page, efficiencies):
-    """Points have titles, the switch is a style sheet, no button does nothing."""
-    scripted = open_page("default")
-    plain = open_page("default", is_scripted=False)
+    """Points have titles, and no button does nothing."""
+    scripted = open_page("three sizes")
+    plain = open_page("three sizes", is_scripted=False)
 
     assert 0 == plain.locator("button").count()
     for selector in ("table", "figure svg[role=img]", "section"):
         assert scripted.locator(selector).count() == plain.locator(selector).count()
     _check(plain.locator(f"{PANELS} .tip > title").all_text_contents(), efficiencies)
-    # A baseline of efficiency is fixed; every other estimate says its n.
-    for figure, least in {
-        ".hero": 8,
-        "figure[data-name=scaling]": 6 * 8,
-        "figure[data-name=backends]": 3,
-        "#startup": 4,
-    }.items():
-        titles = plain.locator(f"{figure} .tip > title").all_text_contents()
-        assert len(titles) >= least, figure
-        for title in titles:
-            assert re.search(r", (n = \d+|by definition)$", title), title
-    plain.locator("label[for=show-throughput]").click()
-    plain.locator("label[for=show-log]").click()
-    assert plain.locator(".shown-throughput.shown-log").is_visible()
-    assert 1 == plain.locator(".switch > .panels:visible").count()
 
 
-def test_bars_of_a_waterfall_say_part_interval_and_n(open_page):
+def test_parts_of_a_step_say_part_interval_and_n(open_page):
     """In ms, negative parts too."""
     page = open_page("controls", is_scripted=False)
-    titles = page.locator("#lost-time .tip > title").all_text_contents()
+    titles = page.locator(".hero .tip > title").all_text_contents()
 
-    assert len(titles) >= 6
+    assert len(titles) >= 5
     pattern = (
-        r"in_graph x2: [\w :,]+: -?[\d.]+ ms per step, 95 % interval \[-?[\d.]+,\s"
-        r"-?[\d.]+\], n = 4"
+        r"in_graph, 2 replicas x 8: [\w :,]+: -?[\d.]+ ms per step, 95 % interval"
+        r" \[-?[\d.]+,\s-?[\d.]+\], n = 4"
     )
     for title in titles:
         assert re.fullmatch(pattern, title), title

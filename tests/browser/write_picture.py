@@ -20,7 +20,7 @@ _WIDTH = 1280
 _NUM_COLOURS = 64
 _MARGIN = 16
 _BOTTOM = """Math.ceil(Math.max(...[...document.querySelectorAll(
-    "#verdict .trust li, #verdict .hero")].map(
+    "#verdict .notes, #verdict .hero")].map(
     (element) => element.getBoundingClientRect().bottom)))"""
 
 

@@ -292,7 +292,7 @@ def _terminal(request: ReportRequest, store: Store) -> str:
 
     from rich.console import Console
 
-    from reports.exports import text
+    from reports.exports import exports
 
     stream = StringIO()
     is_terminal = request.output is None and sys.stdout.isatty()
@@ -300,7 +300,7 @@ def _terminal(request: ReportRequest, store: Store) -> str:
     console = Console(
         file=stream, width=width, highlight=False, force_terminal=is_terminal
     )
-    text.print_summary(store, console)
+    exports.print_summary(store, console)
     return stream.getvalue().strip("\n")
 
 

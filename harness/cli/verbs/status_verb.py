@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import json
 import time
@@ -18,6 +19,7 @@ from harness.errors import PlanError
 from harness.options.option import Option, Options
 from harness.run import rounds
 from results.errors import CorruptRecordError, MissingRecordError
+from results.figures import scaling
 from results.records.models import Order, PlannedTrial
 from results.records.texts import printable, tokens
 from results.store import lock, study_store
@@ -25,11 +27,12 @@ from results.study.cases import load_study
 from results.study.matching import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from harness.cli.verb import Call
     from results.records.models import StatusRecord
     from results.store.study_store import Reading, Store, Trial
+    from results.study.cases import Study
 
 
 WATCH_SEC: Final = 2.0
@@ -64,7 +67,12 @@ def _show(request: StatusRequest, store: Store) -> int:
     shown = None
     while True:
         reading, is_running = store.read(), _is_held(store)
-        lines, data = _describe(store, reading, is_running=is_running)
+        study = None
+        with contextlib.suppress(CorruptRecordError, MissingRecordError):
+            study = load_study(store)  # a corrupt plan is reported below
+        lines, data = _describe(store, reading, study, is_running=is_running)
+        if request.is_watched and is_running and study is not None:
+            lines += _rates(study)
         if lines != shown:
             text = json.dumps(data, indent=2) if request.is_json else "\n".join(lines)
             click.echo(text)
@@ -75,7 +83,7 @@ def _show(request: StatusRequest, store: Store) -> int:
 
 
 def _describe(
-    store: Store, reading: Reading, *, is_running: bool
+    store: Store, reading: Reading, study: Study | None, *, is_running: bool
 ) -> tuple[list[str], dict[str, Any]]:
     """Returns what a study is now, as lines and as data."""
     found = {trial.trial_id: trial for trial in reading.trials}
@@ -92,7 +100,11 @@ def _describe(
         )
     else:
         name, trials = plan.study, plan.trials
-    matches = _problems_of_matches(store)
+    matches = [
+        running.describe_match(match)
+        for match in (() if study is None else study.matches)
+        if match.outcome is Outcome.DIFFERS or match.has_failed
+    ]
     num_earlier = len(study_store.attempts(store.root))
     counts: collections.Counter[str] = collections.Counter()
     failures: list[dict[str, Any]] = []
@@ -172,7 +184,7 @@ def _now(
         if planned.trial_id in found and found[planned.trial_id].status is None
     ]
     folders = [store.trial_dir(planned.trial_id) for planned in alive]
-    turns = [turn for of in folders if (turn := rounds.last_turn(of)) is not None]
+    turns = list(filter(None, map(rounds.last_turn, folders)))
     relayed = [planned for planned in alive if planned.spec.order is Order.RELAY]
     if not relayed:
         is_matching = any(of.status is None for of in store.matching.trials())
@@ -180,28 +192,21 @@ def _now(
     number = max(planned.spec.repetition_index for planned in relayed) + 1
     most = max(planned.spec.repetition_index for planned in trials) + 1
     place = f"; run {number} of {most}, "
-    if not turns:
-        return f"{place}starting"
-    round_index, is_sustained = max(turns)
-    return place + (
-        "sustained stretches" if is_sustained else f"round {round_index + 1}"
-    )
+    round_index, is_sustained = max(turns, default=(-1, False))
+    now = f"round {round_index + 1}" if turns else "starting"
+    return place + ("sustained stretches" if is_sustained else now)
 
 
-def _problems_of_matches(store: Store) -> list[str]:
-    """Returns a line for each match that fails or has no answer yet."""
-    try:
-        matches = load_study(store).matches
-    except (
-        CorruptRecordError,
-        MissingRecordError,
-    ):  # the plan is corrupt, which is reported below
-        return []
-    return [
-        running.describe_match(match)
-        for match in matches
-        if match.outcome is Outcome.DIFFERS or match.has_failed
-    ]
+def _rates(study: Study) -> Iterator[str]:
+    """Yields the rate of each case over the runs that have ended, with its interval."""
+    from reports.words import formats
+
+    for case in study.cases:
+        found = scaling.of_trials(case, "throughput").estimate
+        if found is not None:
+            rate = formats.estimate(found, formats.significant)
+            runs = formats.count(found.n, "run")
+            yield f"  {case.label}: {rate} {study.example_unit}/s, {runs}"
 
 
 def name_problems(problems: Sequence[CorruptRecordError]) -> int:

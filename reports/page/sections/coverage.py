@@ -79,7 +79,6 @@ def _machine(view: View, fingerprint: str, entries: list[Entry]) -> dict[str, An
     return shares | {
         "fingerprint": fingerprint,
         "env": records[0],
-        "trial_ids": [entry.trial_id for entry in entries],
         "drift": trust.of_entries(view, entries),
         # Trials have different numbers of them.
         "gpus": max((env.gpus for env in records), key=len),

@@ -6,14 +6,13 @@ import base64
 import dataclasses
 import functools
 import math
-import statistics
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
-
-from reports.charts import learning, rows, style, svg
+from reports import output_file
+from reports.charts import runs as charts
+from reports.charts import style, svg
 from reports.page import page
-from reports.words import cells, formats, names
+from reports.words import formats, names
 from results.figures import learning_gains
 from results.statistics import run_scores
 from results.store import public, untrusted
@@ -42,7 +41,6 @@ MOST_PICTURE_BYTES: Final = 2**24
 """Larger files are not pictures of ours, and would be embedded in the page."""
 MOST_TRIALS: Final = 300
 """Of more trials, the table has a row per case in place of a row per trial."""
-_NUM_THRESHOLDS: Final = 101
 
 
 def axis_of(metric: QualityMetric) -> Axis:
@@ -172,48 +170,6 @@ def collect_scores(
     return found
 
 
-def _draw_seeds(
-    number: int, name: str, runs: Sequence[Run], metrics: Mapping[str, MetricFacts]
-) -> dict[str, Any] | None:
-    """Returns table and profiles of one metric, or None without repetitions."""
-    cases = collect_scores(runs, metrics)
-    if not cases:
-        return None
-    unit = runs[0].last.unit
-    write = functools.partial(formats.quality, unit=unit)
-    values = [v for found in cases for v in found.reached if math.isfinite(v)]
-    low, high = min(values), max(values)
-    margin = 0.05 * (high - low) or 1.0
-    levels = np.linspace(low - margin, high + margin, _NUM_THRESHOLDS).tolist()
-    panels = []
-    drawn = style.panels(cases, lambda found: found.case.spec.backend)
-    for index, (_, chosen) in enumerate(drawn):
-        profiles = [
-            (
-                found.case.label,
-                found.case.spec.backend,
-                run_scores.profile(found.reached, levels),
-            )
-            for found in chosen
-        ]
-        described = (
-            f"{found.case.label}: {run_scores.statistic_of(found.score.n)} "
-            f"{write(found.score.value)} of {found.score.n} runs"
-            for found in chosen
-        )
-        panels.append(
-            learning.draw_profiles(
-                profiles,
-                slug=f"learning-{number}-profile{f'-{index}' if index else ''}",
-                title=f"Fraction of runs that reached a level of {name}",
-                description=f"{'; '.join(described)}.",
-                x_label=f"{name} at the end",
-                write=write,
-            )
-        )
-    return {"cases": cases, "panels": panels}
-
-
 class Picture(NamedTuple):
     """A picture that a run made at one point."""
 
@@ -292,7 +248,7 @@ def _draw(
     y_limits = style.linear(
         rows["value"].tolist(), [*rows["low"].dropna(), *rows["high"].dropna()]
     )
-    curves = learning.curves_of(rows, metric, _failed(view, metric))
+    curves = charts.curves_of(rows, metric, _failed(view, metric))
     panels = style.panels(curves, lambda curve: curve.backend)
     if len(panels) > 1:
         spendings = spendings[:1]
@@ -311,7 +267,7 @@ def _draw(
         svg.draw(
             (style.WIDTH, style.HEIGHT),
             functools.partial(
-                learning.draw_on,
+                charts.draw_learning,
                 curves=lines,
                 spent=column,
                 x_label=label,
@@ -342,7 +298,7 @@ def _failed(view: View, metric: str) -> dict[tuple[Any, ...], tuple[float, ...]]
 
 
 def render_learning(view: View) -> Markup:
-    """Renders two or three panels per metric, a table of the runs, and all seeds."""
+    """Renders two or three panels per metric, its table, and all seeds."""
     if not view.study.quality_runs:
         return page.NOTHING
     everything = collect_runs(view)
@@ -355,7 +311,7 @@ def render_learning(view: View) -> Markup:
             _draw(view, number, name, runs, axis),
             runs,
             explain(axis, axes),
-            _draw_seeds(number, name, runs, metrics),
+            collect_scores(runs, metrics),
             learning_gains.of_metric(axis[0], view.study),
         )
         for number, (axis, (name, runs)) in enumerate(
@@ -371,41 +327,14 @@ def render_learning(view: View) -> Markup:
         pictures=pictures(view),
         most_open=MOST_OPEN,
         most_pictured=MOST_PICTURED,
-        csv=cells.of_rows(view.frame, "learning"),
+        csv=output_file.csv_link(view.frame, "learning"),
     )
 
 
-class CaseQuality(NamedTuple):
-    """One metric of one case: a figure and an interval per trial."""
-
-    case: Case  # The case.
-    # Each ok trial that has the metric, with it.
-    trials: list[tuple[Entry, QualityMetric]]
-
-    @property
-    def metrics(self) -> list[QualityMetric]:
-        """The metric of each trial."""
-        return [metric for _, metric in self.trials]
-
-    @property
-    def mean(self) -> float:
-        """Arithmetic mean over trials."""
-        return statistics.fmean(metric.value for metric in self.metrics)
-
-    @property
-    def trial_ids(self) -> list[str]:
-        """Trials behind the mean."""
-        return [entry.trial_id for entry, _ in self.trials]
-
-
-def _collect_quality(view: View) -> dict[str, list[CaseQuality]]:
-    """Returns the quality of every measured case, by title of the axis.
-
-    The title is the name of the metric, unless figures of that name have
-    several protocols: each then has its own axis.
-    """
+def render_quality(view: View) -> Markup:
+    """Renders a table per metric, with a row per case."""
     found = [
-        (axis, CaseQuality(case, trials))
+        (axis, (case, trials))
         for case in view.measured_cases
         for axis, trials in formats.grouped(
             (axis_of(metric), (entry, metric))
@@ -413,64 +342,21 @@ def _collect_quality(view: View) -> dict[str, list[CaseQuality]]:
             for metric in entry.result.quality
         ).items()
     ]
-    by_title = titles((axis for axis, _ in found), view.study.metrics)
-    return formats.grouped((by_title[axis], quality) for axis, quality in found)
-
-
-def _draw_quality(number: int, name: str, cases: Sequence[CaseQuality]) -> Markup:
-    unit = cases[0].metrics[0].unit
-    write = functools.partial(formats.quality, unit=unit)
-    drawn = []
-    for quality in cases:
-        # The line spans the intervals of single trials: it is no interval.
-        low = min(metric.low for metric in quality.metrics)
-        high = max(metric.high for metric in quality.metrics)
-        row = rows.of_case(
-            quality.case,
-            value=quality.mean,
-            low=low,
-            high=high,
-            dots=tuple(metric.value for metric in quality.metrics),
-            text=write(quality.mean),
-        )
-        tip = (
-            f"{row.name}: {row.text}, mean of trials; their 95 % intervals "
-            f"span {write(low)} to {write(high)}, n = {len(quality.trials)}"
-        )
-        drawn.append(dataclasses.replace(row, tip=tip))
-    return rows.draw_estimates(
-        rows.most_replicas(drawn),
-        rows.Scale(label=name, is_percent=unit in formats.RATIO_UNITS),
-        slug=f"quality-{number}",
-        title=f"{name} per case",
-    )
-
-
-def render_quality(view: View) -> Markup:
-    """Renders one figure per metric, with each trial's own interval below."""
-    everything = _collect_quality(view)
-    if not everything:
+    if not found:
         return page.NOTHING
-    found = dict(list(everything.items())[:MOST_FIGURES])
-    axes = [axis_of(cases[0].metrics[0]) for cases in found.values()]
-    figures = [
-        (name, _draw_quality(number, name, cases), cases, explain(axes[number], axes))
-        for number, (name, cases) in enumerate(found.items())
-    ]
-    steps = sorted(
-        {
-            entry.spec.num_warmup_steps + entry.result.num_measured_steps
-            for cases in found.values()
-            for quality in cases
-            for entry, _ in quality.trials
-        }
-    )
+    by_axis = formats.grouped(found)
+    by_title = titles(by_axis, view.study.metrics)
+    shown = [*by_axis.items()][:MOST_FIGURES]
+    entries = [entry for case in view.measured_cases for entry in case.ok_entries]
+    numbers = {
+        of.spec.num_warmup_steps + of.result.num_measured_steps for of in entries
+    }
     return page.render(
         "quality",
         view=view,
-        figures=figures,
-        num_left_out=len(everything) - len(found),
-        steps=steps,
-        most_rows=rows.MOST_ROWS,
-        most_trials=MOST_TRIALS,
+        tables=[
+            (by_title[axis], cases, explain(axis, by_axis)) for axis, cases in shown
+        ],
+        num_left_out=len(by_axis) - len(shown),
+        steps=sorted(numbers),
     )

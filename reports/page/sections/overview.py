@@ -1,159 +1,367 @@
-"""The first screen or a gate, scaling, findings, summary, comparison, method."""
+"""The first screen of a study or a gate, all cases, where time goes, the method."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import functools
+from typing import TYPE_CHECKING, Any, Final
 
-from reports.charts import over_replicas, rows, style
+from reports import output_file
+from reports.charts import bars, over_replicas, rows, style, svg
 from reports.page import page
-from reports.words import brief, cells, marks, names, next_step, verdict
+from reports.words import brief, formats, marks, names, next_step, trust
 from results.figures import relay, scaling
 from results.statistics import estimates
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from markupsafe import Markup
 
-    from reports.charts.over_replicas import Quantity
     from reports.view import View
+    from reports.words.brief import GateView, Row
+    from reports.words.formats import Write
+    from results.figures.lost_time import Explained, LostTime, Part
+    from results.records.models import GateCase
+    from results.statistics.estimates import Estimate
+
+FEW_SIZES: Final = 2
+"""Of no more, bars in the table are drawn, and no lines over replicas."""
+MOST_LIMITS: Final = 12
+
+
+def is_over_sizes(view: View) -> bool:
+    """Whether efficiency is drawn over numbers of replicas."""
+    return len({point.num_replicas for point in view.points}) > FEW_SIZES
 
 
 def render_verdict(view: View) -> Markup:
-    """Renders the verdict in words, the marks and the figure; of a gate, its own."""
-    judged = brief.of_view(view)
-    if judged is not None:
-        return page.render(
-            "gate",
-            view=view,
-            gate=judged,
-            figure=None if judged.record is None else rows.draw_gate(judged.record),
-            change=brief.change,
-            marks=marks.of_view(view),
-        )
-    curves = over_replicas.curves_of_first_screen(view)
+    """Renders the answer, the table, one chart, cautions and what is next."""
+    gate, found = brief.of_view(view), marks.of_view(view)
+    judged = brief.judge(view)
+    shown: dict[str, Any] = {"view": view, "brief": judged, "gate": gate}
+    shown["cautions"] = [mark for mark in found if mark.level is not marks.Level.OK]
+    shown["fine"] = [mark for mark in found if mark.level is marks.Level.OK]
+    if gate is not None:
+        return page.render("verdict", **shown, cases=_of_gate(gate))
+    curves = over_replicas.curves_of_first_screen(view) if is_over_sizes(view) else []
     drawn = [row for curve in curves for row in curve.rows]
     return page.render(
         "verdict",
-        view=view,
-        brief=brief.judge(view),
+        **shown,
+        table=_table(view, judged.rows),
         columns=brief.columns(view),
-        marks=marks.of_view(view),
-        figure=over_replicas.draw_first_screen(view),
+        figure=over_replicas.draw_first_screen(view) if curves else None,
+        split=None if curves else _time_figure(view),
         modes={row.mode for row in drawn},
         num_left_out=max(len(curves) - style.MOST_LINES, 0),
-        has_ceiling=any(row.kind == "ceiling" for row in drawn),
         is_oversubscribed=any(row.is_oversubscribed for row in drawn),
     )
 
 
-def render_findings(view: View) -> Markup:
-    """Renders every finding with its trials, then what limits them."""
-    return page.render(
-        "findings",
-        view=view,
-        findings=verdict.findings(view),
-        limits=[*verdict.limits(view)],
-    )
+def _table(view: View, rows: Sequence[Row]) -> list[tuple[Row, Markup | str]]:
+    """Returns each row with the bar of its efficiency."""
+    known = [row.point.efficiency.value for row in rows if row.point.efficiency]
+    target = view.study.plan.measuring.efficiency_target
+    top = max(1.0, *known) if known else 1.0
+    frame = view.frame
+    ceilings = frame[frame["kind"].eq("ceiling") & frame["quantity"].eq("efficiency")]
+    found: list[tuple[Row, Markup | str]] = []
+    for row in rows:
+        point, bar = row.point, ""
+        if point.efficiency is not None:
+            same = ceilings[
+                ceilings["backend"].eq(point.backend)
+                & ceilings["mode"].eq(point.mode.value)
+                & ceilings["num_replicas"].eq(point.num_replicas)
+            ]
+            bar = bars.from_zero(
+                point.efficiency.value,
+                (point.efficiency.low, point.efficiency.high),
+                top=1.02 * top,
+                series=view.series(point.backend),
+                is_hollow=point.is_oversubscribed,
+                lines=[1.0, *same["value"], *([] if target is None else [target])],
+            )
+        found.append((row, bar))
+    return found
 
 
-def render_summary(view: View) -> Markup:
-    """Renders the table of points."""
-    if not any(point.throughput for point in view.points):
+def _of_gate(gate: GateView) -> list[tuple[GateCase, str, Markup | str]]:
+    """Returns each case of a gate with its change in words and as a bar."""
+    record = gate.record
+    if record is None:
+        return []
+    known = [case for case in record.cases if case.slowdown is not None]
+    known = [case for case in known if case.after is None]
+    numbers = [of for case in known for of in (case.slowdown, case.low, case.high)]
+    spread = [abs(of) for of in numbers if of is not None]
+    reach = 1.1 * max([*spread, record.delta])
+
+    def bar(case: GateCase) -> Markup | str:
+        if case not in known or case.slowdown is None:
+            return ""
+        return bars.between(
+            case.slowdown,
+            (case.low, case.high),
+            (-reach, reach),
+            reference=0.0,
+            lines=[record.delta],
+            is_marked=case.verdict == "regress",
+        )
+
+    return [(case, brief.change(case), bar(case)) for case in record.cases]
+
+
+def render_sizes(view: View) -> Markup:
+    """Renders the table of all cases, where the first screen has not all of them."""
+    rows = brief.table(view, view.points)
+    if len(rows) <= brief.MOST_ROWS:
         return page.NOTHING
     return page.render(
-        "summary",
-        view=view,
-        rows=[(point, scaling.ratios(point)) for point in view.points],
-        reproduce=next_step,
+        "sizes", view=view, table=_table(view, rows), columns=brief.columns(view)
     )
 
 
-def render_backends(view: View) -> Markup:
-    """Renders the forest plot and its description."""
-    measured = [item for item in view.comparisons if item.ratio is not None]
-    texts = [(item, verdict.compare_text(item)) for item in view.comparisons]
-    if not measured:
+FINEST_SHARE: Final = 0.001
+"""Of a step: an interval that is narrower is shown as one number."""
+_GIGA: Final = 1e9
+
+PARTS: Final = {
+    "alone": (
+        "one replica alone",
+        "the step of one replica, with its own input and update",
+    ),
+    "ideal": (
+        "ideal: one replica, scaled",
+        "the step of the baseline, times the examples per replica relative to it",
+    ),
+    "computing": (
+        "more CPU time",
+        (
+            "the same examples take more CPU time: shared caches and memory bandwidth,"
+            " smaller batches, the work of collectives"
+        ),
+    ),
+    "core_wait": (
+        "waiting for a core",
+        "threads that could run have no core: others have it",
+    ),
+    "idle": (
+        "idle cores",
+        "cores without work: waiting for collectives, the slowest replica or input",
+    ),
+    "contention": (
+        "contention",
+        (
+            "programs that never communicate are slower beside each other: memory"
+            " bandwidth, caches, clocks"
+        ),
+    ),
+    "exposed_communication": (
+        "exposed communication",
+        "what the step waits for collectives",
+    ),
+    "input": (
+        "input",
+        "what the step waits for its batches, longer than one replica does",
+    ),
+    "imbalance": (
+        "imbalance",
+        "what the slowest process takes longer than the fastest",
+    ),
+    "update": ("update", "what the optimizer takes longer than at one replica"),
+    "unexplained": ("unexplained", "what no other part has"),
+    "step": ("step", "all of it"),
+}
+"""The name of each part, and what it means."""
+_INPUT: Final = {
+    "input-bound": "faster replicas would wait for their batches",
+    "not input-bound": "its batches arrive before they are needed",
+    "inconclusive": "whether it is input-bound is inconclusive",
+}
+
+
+def _ms(value_sec: float) -> str:
+    return formats.significant(1000 * value_sec)
+
+
+def input_texts(view: View) -> list[str]:
+    """Says what the input pipelines of each case take alone, where that is known."""
+    found = []
+    for item in view.explained:
+        bound = None if item.lost is None else item.lost.input_bound
+        if bound is not None:
+            sec, part = bound.input_sec, bound.fraction
+            alone = formats.with_interval(sec.value, sec.low, sec.high, _ms)
+            share = formats.with_interval(
+                part.value, part.low, part.high, formats.percent
+            )
+            found.append(
+                f"{item.case.label} is {bound.verdict}: its input pipelines alone take"
+                f" {alone} ms, {share} of the step; {_INPUT[bound.verdict]}."
+            )
+    return found
+
+
+def _bar_of(item: Explained, lost: LostTime) -> rows.Row:
+    shown = []
+    for part in lost.parts:
+        if part.value_sec is not None:
+            name = f"{item.case.label}: {PARTS[part.name][0]}"
+            ends = part.low_sec, part.high_sec
+            tip = svg.of_value(
+                name,
+                part.value_sec,
+                _ms,
+                interval=ends,
+                n=lost.num_generations,
+                unit="ms per step",
+            )
+            shown.append((part.name, 1000 * part.value_sec, tip))
+    whole = f"{_ms(lost.whole.value)} ms"
+    return rows.of_case(item.case, parts=tuple(shown), text=whole)
+
+
+def _split(view: View) -> list[tuple[Explained, LostTime]]:
+    """Returns the cases whose parts are known, once each."""
+    found: dict[str, tuple[Explained, LostTime]] = {}
+    for item in (*view.explained, *view.recorded):
+        if item.lost is not None:
+            found.setdefault(item.case.case_id, (item, item.lost))
+    order = view.study.backends
+    return sorted(found.values(), key=lambda of: order.index(of[0].case.spec.backend))
+
+
+def _time_figure(view: View) -> Markup | None:
+    """Draws the steps of all cases on one axis; None where nothing is known."""
+    split = _split(view)
+    if not split:
+        return None
+    bars = rows.most_replicas([_bar_of(*pair) for pair in split])
+    described = (
+        f"{item.case.label}: {_ms(lost.whole.value)} ms, of which "
+        + ", ".join(
+            f"{PARTS[part.name][0]} {_ms(part.value_sec)}"
+            for part in lost.parts
+            if part.value_sec is not None
+        )
+        for item, lost in split
+    )
+    drawing = svg.draw(
+        rows.size_of(bars),
+        functools.partial(rows.draw_splits, rows=bars, look=style.PAGE),
+        slug="lost-time",
+        title="Where the time of a step went",
+        description=f"{'; '.join(described)}.",
+    )
+    names = dict.fromkeys(name for bar in bars for name, _, _ in bar.parts)
+    legend = [
+        (PARTS[name][0], rows.PART_SERIES.get(name))
+        for name in names
+        if name not in rows.WHOLE
+    ]
+    return page.render("split", figure=drawing, legend=legend)
+
+
+def _render_time(view: View, drawn: Markup | None) -> Markup:
+    """Renders the figure, unless the first screen has it, and all parts as shares."""
+    tables = [
+        (found[0].lost.parts, found)
+        for items in (view.explained, view.recorded)
+        if (found := [item for item in items if item.lost is not None])
+        and found[0].lost is not None
+    ]
+    reasons = [
+        f"{item.case.label} is not compared: {item.reason}."
+        for item in view.explained
+        if item.lost is None
+    ]
+    if not tables and not reasons:
         return page.NOTHING
-    drawn = rows.ratios(view.frame)
-    figure = rows.draw_estimates(
-        drawn,
-        rows.RATIOS,
-        slug="forest",
-        title="Throughput ratios of backends",
-        description=" ".join(verdict.compare_text(item) for item in measured),
-    )
     return page.render(
-        "backends",
+        "lost_time",
         view=view,
-        figure=figure,
-        texts=texts,
-        num_left_out=len(measured) - len(drawn),
-        csv=cells.of_rows(view.frame, "forest"),
+        figure=drawn,
+        tables=tables,
+        reasons=[*reasons, *_missing(tables)],
+        inputs=input_texts(view),
+        parts_by_name=PARTS,
+        utilisation=_utilisation(view),
+        write_share=_write_share,
+        ms=_ms,
     )
+
+
+def _missing(tables: Sequence[tuple[Sequence[Part], list[Explained]]]) -> list[str]:
+    """Says why cases have no value of a part, a line for each reason."""
+    whys = formats.grouped(
+        (f"{PARTS[part.name][0]}: {part.reason}", item.case.label)
+        for _, items in tables
+        for item in items
+        if item.lost is not None
+        for part in item.lost.parts
+        if part.reason
+    )
+    return [
+        f"{why} ({', '.join(dict.fromkeys(labels))})." for why, labels in whys.items()
+    ]
+
+
+def _write_share(share: Estimate) -> Write:
+    """Returns what writes a share, with digits that tell the ends of its interval."""
+    if share.low is None or share.high is None or share.high - share.low < FINEST_SHARE:
+        return formats.percent
+    return formats.telling(share, formats.percent)
+
+
+def _utilisation(view: View) -> dict[str, Any] | None:
+    """Returns what cases reach of the rate of matrix products on the same devices.
+
+    That rate is in GFLOP/s per replica; None where it was not measured.
+    """
+    shown = []
+    peaks: list[float] = []
+    for case in view.measured_cases:
+        estimate = scaling.of_trials(case, "flop_utilisation").estimate
+        if estimate is None:
+            continue
+        spec = case.spec
+        figure = formats.estimate(estimate, formats.percent)
+        size, batch = spec.num_replicas, spec.per_replica_batch_size
+        shown.append((spec.backend, size, batch, figure, estimate.n))
+        peaks += [
+            sum(rank.peak_flops_per_sec or 0.0 for rank in entry.result.ranks)
+            / (size * _GIGA)
+            for entry in case.ok_entries
+        ]
+    if not shown:
+        return None
+    ends = [*map(formats.significant, (min(peaks), max(peaks)))]
+    return {"peak": formats.span(ends), "rows": shown}
+
+
+def render_time(view: View) -> Markup:
+    """Renders where the time went, with its figure if the first screen has another."""
+    is_here = is_over_sizes(view) or brief.of_view(view) is not None
+    return _render_time(view, _time_figure(view) if is_here else None)
 
 
 def render_method(view: View) -> Markup:
-    """Renders the method."""
+    """Renders what limits the study, the method, and how to measure it again."""
     planned = view.study.planned
     return page.render(
         "method",
         view=view,
+        limits=[*trust.limits(view)],
+        most_limits=MOST_LIMITS,
         command=next_step.command_of_study(view.study.plan),
         spec=planned[0].spec if planned else None,
         commits=", ".join(sorted(next_step.commits_of(view.study.cases))),
+        csv=output_file.csv_link(view.frame, "scaling"),
         names=names,
         is_relay=view.is_relay,
         marks=marks,
         load=relay,
         relay=relay,
         statistics=estimates,
-    )
-
-
-SCALES = (("linear", "From zero", False), ("log", "Logarithmic", True))
-"""Slug, name, and whether the axes are logarithmic; the first is shown."""
-
-
-def _views(view: View) -> list[dict[str, Any]]:
-    """Returns the panels of each quantity on each scale: one figure with a switch."""
-    found = view.frame[view.frame["figure"] == "scaling"]
-    groups = over_replicas.panels_of(found)
-
-    def draw(quantity: Quantity, mode: str, number: int, *, is_log: bool) -> Markup:
-        panel = over_replicas.panel_of_mode(
-            found, quantity, mode, backends=groups[number], is_log=is_log
-        )
-        suffix = f"-{number}" if number else ""
-        return over_replicas.draw(
-            panel,
-            slug=f"{quantity.slug}-{mode}{'-log' * is_log}{suffix}",
-            title=f"{quantity.name}, {mode} scaling{', logarithmic' * is_log}",
-        )
-
-    return [
-        {
-            "quantity": quantity,
-            "scale": scale,
-            "panels": [
-                draw(quantity, mode, number, is_log=is_log)
-                for number in range(len(groups))
-                for mode in dict.fromkeys(found["mode"])
-            ],
-        }
-        for quantity in over_replicas.QUANTITIES
-        for scale, _, is_log in SCALES
-        if groups
-    ]
-
-
-def render_scaling(view: View) -> Markup:
-    """Renders one figure of three quantities, a panel per mode."""
-    if not view.is_anything_measured or not view.study.cases:
-        return page.NOTHING
-    return page.render(
-        "scaling",
-        view=view,
-        views=_views(view),
-        quantities=over_replicas.QUANTITIES,
-        scales=SCALES,
-        csv=cells.of_rows(view.frame, "scaling"),
     )

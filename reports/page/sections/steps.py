@@ -1,18 +1,16 @@
-"""Step times and their variation, time to first step, memory, counts of windows."""
+"""Steps, memory and start of each case, processes over steps, counts of windows."""
 
 from __future__ import annotations
 
 import functools
 import statistics
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from reports.charts import rows, style, svg
-from reports.charts import steps as charts
+from reports.charts import rows, runs, style, svg
 from reports.page import page
-from reports.words import cells, formats, names
+from reports.words import formats, names
 from results.figures import scaling
 from results.records import measuring
-from results.records.models import ScalingMode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,147 +18,84 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.view import View
-    from reports.words.formats import Write
-    from results.figures.scaling import Cell
     from results.study.cases import Case
 
-MOST_WARMUP_DOTS: Final = 30
-"""Of more warmup steps of a case than this, the shortest and the longest are drawn."""
 FEWEST_STEPS: Final = 5
-"""Fewer steps have no distribution."""
+"""Fewer steps of a process have no pattern."""
 MOST_PROCESSES: Final = 32
 
 
-def _steps(case: Case, name: str = "step_time_sec") -> tuple[float, ...]:
+def _steps(case: Case, name: str = "step_time_sec") -> list[float]:
     """Returns every step of every process of the ok trials, in seconds."""
-    return tuple(
-        step
-        for entry in case.ok_entries
-        for rank in entry.result.ranks
-        for step in getattr(rank, name)
-    )
+    ranks = [rank for entry in case.ok_entries for rank in entry.result.ranks]
+    return [step for rank in ranks for step in getattr(rank, name)]
 
 
-def _quartiles(values: tuple[float, ...]) -> Sequence[float]:
+def _quartiles(values: Sequence[float]) -> Sequence[float]:
     if len(values) == 1:
-        return values * 3
+        return [*values] * 3
     return statistics.quantiles(values, n=4, method="inclusive")
 
 
-def _warmup_row(case: Case, steps: tuple[float, ...]) -> rows.Row:
-    """All warmup steps as dots, and the mean first step as the marker."""
-    firsts = [
-        rank.warmup_step_time_sec[0]
-        for entry in case.ok_entries
-        for rank in entry.result.ranks
-        if rank.warmup_step_time_sec
-    ]
-    first = statistics.geometric_mean(firsts)
-    name = f"{rows.of_case(case).name}: first step of a process"
-    return rows.of_case(
-        case,
-        value=first,
-        dots=steps if len(steps) <= MOST_WARMUP_DOTS else (min(steps), max(steps)),
-        text=formats.seconds(first),
-        tip=svg.of_value(name, first, formats.seconds, n=len(firsts)),
-    )
+def _first_warmup(case: Case) -> float | None:
+    """Returns the mean of the first step of a process, which is traced; or None."""
+    ranks = [rank for entry in case.ok_entries for rank in entry.result.ranks]
+    firsts = [of.warmup_step_time_sec[0] for of in ranks if of.warmup_step_time_sec]
+    return statistics.geometric_mean(firsts) if firsts else None
+
+
+def _row(case: Case) -> dict[str, Any]:
+    steps = _steps(case)
+    return {
+        "case": case,
+        "steps": steps,
+        "quartiles": _quartiles(steps) if steps else None,
+        "warmup": _first_warmup(case),
+        "start": scaling.of_trials(case, "time_to_first_step").estimate,
+        "memory": scaling.of_trials(case, "peak_memory").estimate,
+    }
 
 
 def render_steps(view: View) -> Markup:
-    """Renders the two distributions and their table."""
-    measured = [
-        (case, steps, _quartiles(steps))
-        for case in view.measured_cases
-        if (steps := _steps(case))
-    ]
-    warmup = [
-        _warmup_row(case, steps)
-        for case in view.measured_cases
-        if (steps := _steps(case, "warmup_step_time_sec"))
-    ]
-    panels = []
+    """Renders the distribution of steps, and a row per case."""
+    table = [_row(case) for case in view.measured_cases]
+    measured = [row for row in table if row["steps"]]
+    if not any(row["steps"] or row["memory"] or row["start"] for row in table):
+        return page.NOTHING
+    figure = None
     if measured:
-        boxes = charts.cases_of(view.frame, "measure")
+        boxes = runs.cases_of(view.frame, "measure")
         described = (
-            f"{case.label}: median {formats.seconds(median)}, middle half "
-            f"{formats.seconds(low)} to {formats.seconds(high)}, {len(steps)} steps"
-            for case, steps, (low, median, high) in measured
+            f"{row['case'].label}: median {formats.seconds(middle)}, middle half"
+            f" {formats.seconds(low)} to {formats.seconds(high)}"
+            for row in measured
+            for low, middle, high in (row["quartiles"],)
         )
         draw = functools.partial(
-            charts.draw_boxes,
+            runs.draw_boxes,
             items=boxes,
             axis_label="time of one measured step, ms",
             look=style.PAGE,
         )
-        panels.append(
-            svg.draw(
-                rows.size_of(boxes),
-                draw,
-                slug="steps-measured",
-                title="Measured step times per case",
-                description=f"{'; '.join(described)}.",
-            )
+        figure = svg.draw(
+            rows.size_of(boxes),
+            draw,
+            slug="steps-measured",
+            title="Measured step times per case",
+            description=f"{'; '.join(described)}.",
         )
-    if warmup:
-        drawn = rows.most_replicas(warmup)
-        label = "time of one warmup step, s (logarithmic)"
-        described = (f"{row.name}: first {row.text}" for row in drawn)
-        panels.append(
-            rows.draw_estimates(
-                drawn,
-                rows.Scale(label=label, is_logarithmic=True),
-                slug="steps-warmup",
-                title="Warmup step times per case",
-                description=f"{'; '.join(described)}.",
-            )
-        )
-    if not panels:
-        return page.NOTHING
     return page.render(
         "steps",
         view=view,
-        panels=panels,
-        table=measured,
+        figure=figure,
+        heat=_heat(view),
+        table=table,
         num_left_out=max(0, len(measured) - rows.MOST_ROWS),
-        csv=cells.of_steps(view.frame),
+        has_start=any(row["start"] for row in table),
     )
 
 
-def _ends(view: View) -> list[Case]:
-    """Returns the fewest and the most replicas of each backend, not oversubscribed."""
-    found = formats.grouped(
-        (case.spec.backend, case)
-        for case in view.measured_cases
-        if len(_steps(case)) >= FEWEST_STEPS and not case.is_oversubscribed
-    )
-    chosen = []
-    for cases in found.values():
-        most = cases[-1].spec.num_replicas
-        # At the most replicas, a case for each scaling mode.
-        ends = [cases[0], *(c for c in cases if c.spec.num_replicas == most)]
-        chosen += list({case.case_id: case for case in ends}.values())
-    return chosen[: style.MOST_LINES]
-
-
-def _dash(case: Case, cases: list[Case]) -> str:
-    """Returns the dash of a mode, or dots for what both modes are compared with."""
-    if case.spec.num_replicas == min(other.spec.num_replicas for other in cases):
-        return ":"
-    return style.DASHES["weak" if ScalingMode.WEAK in case.modes else "strong"]
-
-
-def _steps_row(case: Case) -> rows.Row:
-    spec, times = case.spec, _steps(case)
-    batch = f"batch {spec.per_replica_batch_size}"
-    return rows.Row(
-        label=f"{spec.backend} x{spec.num_replicas}\n{batch}",
-        backend=spec.backend,
-        dots=tuple(1000 * time for time in times),
-        text=formats.seconds(statistics.median(times)),
-    )
-
-
-def _heat(view: View) -> dict[str, str] | None:
+def _heat(view: View) -> dict[str, Any] | None:
     """Returns the case with the most processes, in its first repetition."""
     found = [
         (case, entry.result.ranks, entry)
@@ -175,100 +110,8 @@ def _heat(view: View) -> dict[str, str] | None:
     if min(map(len, times)) < FEWEST_STEPS:
         return None
     name = f"{case.label}, {view.repetition} {entry.spec.repetition_index}"
-    figure = charts.draw_processes(times, backend=case.spec.backend, name=name)
-    return {"name": name, "trial_id": entry.trial_id, "figure": figure}
-
-
-def render_variation(view: View) -> Markup:
-    """Renders both figures; nothing where steps were not recorded."""
-    cases, heat = _ends(view), _heat(view)
-    if not cases and heat is None:
-        return page.NOTHING
-    figure = None
-    if cases:
-        dashes = [_dash(case, cases) for case in cases]
-        figure = charts.draw_distribution([*map(_steps_row, cases)], dashes)
-    return page.render("variation", view=view, figure=figure, heat=heat)
-
-
-class _Panel(NamedTuple):
-    """One quantity: its figure, in the unit of its axis."""
-
-    quantity: str
-    slug: str
-    name: str
-    unit: str
-    scale: float
-    write: Write
-
-
-_PANELS: Final = (
-    _Panel(
-        *("time_to_first_step", "first-step", "Time to first step", "s", 1.0),
-        formats.seconds,
-    ),
-    _Panel(
-        *("peak_memory", "memory", "Peak memory", "GiB", float(formats.GIBIBYTE)),
-        formats.gibibytes,
-    ),
-)
-
-
-def _startup_row(case: Case, cell: Cell, panel: _Panel) -> rows.Row:
-    whole = cell.estimate
-    assert whole is not None
-    estimate = whole.scaled(1 / panel.scale)
-    return rows.of_case(
-        case,
-        value=estimate.value,
-        low=estimate.low,
-        high=estimate.high,
-        dots=tuple(value / panel.scale for value in cell.values),
-        text=panel.write(estimate.value * panel.scale),
-        tip=svg.of_value(
-            rows.of_case(case).name,
-            whole.value,
-            panel.write,
-            interval=(whole.low, whole.high),
-            n=whole.n,
-        ),
-    )
-
-
-def render_startup(view: View) -> Markup:
-    """Renders both quantities and one table."""
-    listed = [
-        (case, [scaling.of_trials(case, panel.quantity) for panel in _PANELS])
-        for case in view.measured_cases
-    ]
-    listed = [row for row in listed if any(cell.estimate for cell in row[1])]
-    if not listed:
-        return page.NOTHING
-    panels = []
-    for index, panel in enumerate(_PANELS):
-        drawn = [
-            _startup_row(case, cells[index], panel)
-            for case, cells in listed
-            if cells[index].estimate
-        ]
-        if drawn:
-            label = f"{panel.name.lower()}, {panel.unit}"
-            panels.append(
-                rows.draw_estimates(
-                    rows.most_replicas(drawn),
-                    rows.Scale(label=label, is_from_zero=True),
-                    slug=panel.slug,
-                    title=f"{panel.name} per case",
-                )
-            )
-    return page.render(
-        "startup",
-        view=view,
-        panels=panels,
-        table=[(case, *(cell.estimate for cell in cells)) for case, cells in listed],
-        num_left_out=max(0, len(listed) - rows.MOST_ROWS),
-        is_first_step_missing=any(cells[0].estimate is None for _, cells in listed),
-    )
+    figure = runs.draw_processes(times, backend=case.spec.backend, name=name)
+    return {"name": name, "figure": figure}
 
 
 class CaseCounts(NamedTuple):
@@ -277,7 +120,6 @@ class CaseCounts(NamedTuple):
     case: Case  # The case.
     values: tuple[float, ...]  # Of each ok trial that has the figure.
     unit: str  # Of the values.
-    trial_ids: tuple[str, ...]  # The trials.
     is_exact: bool  # Whether it is a count, which is written with all its digits.
 
     def text(self, value: float) -> str:
@@ -297,20 +139,14 @@ def collect_counts(view: View) -> dict[str, list[CaseCounts]]:
     found: list[tuple[str, CaseCounts]] = []
     for case in view.measured_cases:
         by_name = formats.grouped(
-            (metric.name, (entry.trial_id, metric))
+            (metric.name, metric)
             for entry in case.ok_entries
             for metric in entry.result.window_metrics
         )
-        for name, trials in by_name.items():
-            trial_ids, metrics = zip(*trials, strict=True)
-            counts = CaseCounts(
-                case=case,
-                values=tuple(metric.value for metric in metrics),
-                unit=metrics[0].unit,
-                trial_ids=trial_ids,
-                is_exact=metrics[0].method == measuring.EXACT,
-            )
-            found.append((name, counts))
+        for name, metrics in by_name.items():
+            values = tuple(metric.value for metric in metrics)
+            is_exact = metrics[0].method == measuring.EXACT
+            found.append((name, CaseCounts(case, values, metrics[0].unit, is_exact)))
     return formats.grouped(found)
 
 
@@ -329,5 +165,5 @@ def render_counts(view: View) -> Markup:
         }
         for name, of in counts.items()
     ]
-    columns = {of.case.case_id: of for cases in counts.values() for of in cases}
+    columns = {of.case.case_id: of.case for cases in counts.values() for of in cases}
     return page.render("counts", view=view, rows=shown, columns=[*columns.values()])

@@ -1,35 +1,66 @@
-// Filters and sorts the list of studies. Without it the whole list is shown.
+// Filters the studies, and shows two that are ticked side by side.
 (() => {
+  const table = document.querySelector("table.studies");
   const form = document.querySelector("form.filter");
-  const list = document.querySelector("ol.studies");
-  const count = form.querySelector("output");
-  const items = [...list.children];
+  const panel = document.querySelector(".compare");
+  const addresses = JSON.parse(panel.dataset.addresses);
+  const rows = [...table.tBodies[0].rows];
+  const studies = rows.filter((row) => !row.classList.contains("more"));
 
-  // Numbers descend, so that the newest and the best come first; names ascend.
-  const orders = {
-    date: (a, b) => b.dataset.date.localeCompare(a.dataset.date),
-    efficiency: (a, b) => b.dataset.efficiency - a.dataset.efficiency,
-    name: (a, b) => a.dataset.name.localeCompare(b.dataset.name),
+  const filter = () => {
+    const words = form.elements.words.value.toLowerCase().split(/\s+/);
+    const isShown = (row) => words.every((word) => row.textContent.toLowerCase().includes(word));
+    for (const row of rows) row.hidden = !isShown(row);
+    const shown = studies.filter((row) => !row.hidden).length;
+    form.querySelector("output").textContent = `${shown} of ${studies.length} studies`;
   };
 
-  const matches = (item, name) => {
-    const wanted = form.elements[name].value;
-    return !wanted || JSON.parse(item.dataset[name]).includes(wanted);
-  };
-
-  const update = () => {
-    let shown = 0;
-    for (const item of items) {
-      item.hidden = !["workload", "backend", "machine"].every((name) => matches(item, name));
-      shown += !item.hidden;
+  const show = () => {
+    const chosen = studies.filter((row) => row.querySelector("input").checked);
+    panel.replaceChildren();
+    if (chosen.length !== 2) return;
+    const made = panel.appendChild(document.createElement("table"));
+    made.createCaption().textContent = "Two studies side by side";
+    const heads = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
+    heads.forEach((head, column) => {
+      const row = made.insertRow();
+      const name = row.appendChild(document.createElement("th"));
+      name.scope = "row";
+      name.textContent = head;
+      for (const study of chosen) {
+        const cell = row.appendChild(document.createElement("td"));
+        for (const node of study.cells[column].childNodes) {
+          if (node.nodeName !== "INPUT") cell.append(node.cloneNode(true));
+        }
+      }
+    });
+    const names = chosen.map((row) => row.dataset.name);
+    const address = addresses[names.join("\n")] || addresses[names.reverse().join("\n")];
+    const said = panel.appendChild(document.createElement("p"));
+    if (address) {
+      const link = said.appendChild(document.createElement("a"));
+      link.href = address;
+      link.textContent = "Their ratios, case by case";
+    } else {
+      said.textContent = "Their ratios: python -m harness report A B, where A and B are their folders.";
     }
-    // Array.prototype.sort is stable: what is equal stays as it was built.
-    list.append(...[...items].sort(orders[form.elements.order.value]));
-    count.textContent = `${shown} of ${items.length} studies`;
   };
 
-  form.addEventListener("input", update);
+  for (const row of studies) {
+    const box = document.createElement("input");
+    box.type = "checkbox";
+    box.ariaLabel = `Compare ${row.dataset.name}`;
+    box.addEventListener("change", () => {
+      const ticked = studies.filter((other) => other.querySelector("input").checked);
+      for (const other of ticked.filter((of) => of !== row).slice(1)) {
+        other.querySelector("input").checked = false;
+      }
+      show();
+    });
+    row.cells[0].prepend(box);
+  }
+  for (const hidden of document.querySelectorAll("form.filter, .scripted")) hidden.hidden = false;
+  form.addEventListener("input", filter);
   form.addEventListener("submit", (event) => event.preventDefault());
-  form.hidden = false;
-  update();
+  filter();
 })();

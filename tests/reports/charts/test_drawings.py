@@ -4,24 +4,27 @@ import itertools
 import pathlib
 import re
 
+import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
-from plain_text import plain
 from synthetic import relay_shape
 
 import reports
 from replicator import catalog
-from reports import view
-from reports.charts import over_replicas, rows, steps, style
-from reports.charts.over_replicas import ReplicasAxis
+from reports import plot, view
+from reports.charts import over_replicas, rows, runs, style
 from reports.charts.svg import compact
 from reports.page import page
 from reports.page.sections import overview
 from reports.page.sections import steps as steps_lib
 from reports.view import view_store
+from results.figures import frame
+
+mpl.use("agg")
 
 
 def _first_screen(store):
@@ -43,7 +46,7 @@ def test_the_ceiling_is_of_programs_that_never_communicate(controlled):
 
     assert found.num_replicas == 2
     assert found.value == pytest.approx(50 / 52, rel=0.02)
-    assert "Short line: ceiling" in _first_screen(controlled)
+    assert "programs that never communicate" in _first_screen(controlled)
 
 
 def test_a_panel_has_at_most_seven_lines_and_room_for_their_names(make):
@@ -55,26 +58,24 @@ def test_a_panel_has_at_most_seven_lines_and_room_for_their_names(make):
     labels = over_replicas.draw_first_screen(view_store(few)).partition("</desc>")[2]
 
     assert len(over_replicas.curves_of_first_screen(view_store(store))) == 10
-    assert "3 more lines below" in _first_screen(store)
+    large = make(backends=backends, replicas=(1, 2, 4), repeats=1)
+    assert "3 more lines in the table" in _first_screen(large)
     assert ">multi_worker_in_graph<" in drawn
     assert f">{'x' * 23}\N{HORIZONTAL ELLIPSIS}<" in labels
 
 
-def test_replicas_are_linear_up_to_sixteen():
-    """Beyond, doublings are equally far apart."""
-    few, many = (
-        ReplicasAxis(sizes=sizes, is_log=is_log)
-        for sizes, is_log in (((1, 2, 16), False), ((1, 2, 64), True))
-    )
+@pytest.mark.parametrize(
+    ("quantity", "is_log", "is_even"),
+    [("efficiency", False, True), ("speedup", False, False), ("speedup", True, True)],
+)
+def test_efficiency_is_over_doublings(make, quantity, is_log, is_even):
+    """Of others, a straight line through the origin is perfect scaling."""
+    points = frame.points_frame(make(replicas=(1, 2, 4)))
+    axes = plot.scaling(points, quantity=quantity, is_log=is_log)
+    places = axes.transData.transform([(size, 1.0) for size in (1, 2, 4)])[:, 0]
+    plt.close("all")
 
-    assert over_replicas.MOST_LINEAR == 16
-    assert 2.0 == few(2) == many(2)
-    assert few(2, 0.5) - few(2) == pytest.approx(few(16, 0.5) - few(16))
-    assert many(2, 0.5) / many(2) == pytest.approx(many(64, 0.5) / many(64))
-    # Of a single number there is no line to draw, and no division by zero.
-    axis = ReplicasAxis(sizes=(4,), is_log=False)
-    low, high = axis.limits
-    assert low < axis(4, -0.1) < axis(4, 0.1) < high
+    assert is_even == (places[2] - places[1] == pytest.approx(places[1] - places[0]))
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=7, unique=True))
@@ -98,17 +99,17 @@ def test_cells_are_relative_to_the_median_and_binned():
     times = np.ones((3, 100))
     times[1] = 1.2
     times[:, 96:99] = 2.0
-    cells = steps.binned([list(row) for row in times])
+    cells = runs.binned([list(row) for row in times])
 
     assert cells.shape == (3, 34)
     assert cells[[0, 1, 0], [0, 0, 32]] == pytest.approx([1.0, 1.2, 2.0])
     # A process that was killed has fewer: the steps that all have count.
-    assert steps.binned([[1.0] * 7, [1.0] * 5]).shape == (2, 5)
+    assert runs.binned([[1.0] * 7, [1.0] * 5]).shape == (2, 5)
 
 
 def test_a_slow_process_is_named_in_the_description():
     times = [[1.0] * 20, [1.5] * 20, [1.0] * 20]
-    drawn = steps.draw_processes(times, backend="in_graph", name="case")
+    drawn = runs.draw_processes(times, backend="in_graph", name="case")
 
     assert "process 1 is the slowest with 1.50 of the median" in drawn
 
@@ -119,48 +120,15 @@ def test_boxes_have_one_height_wherever_the_rows_of_a_backend_are():
         for name in ("in_graph", "single", "single", "in_graph")
     ]
     axes = Figure().subplots()
-    steps.draw_boxes(axes, items, axis_label="ms", look=style.NOTEBOOK)
+    runs.draw_boxes(axes, items, axis_label="ms", look=style.NOTEBOOK)
     boxes = [of for of in axes.lines if len(of.get_xdata()) == 5]
 
-    assert {steps.BOX_WIDTH} == {
-        round(float(np.ptp(of.get_ydata())), 6) for of in boxes
-    }
-
-
-def test_each_backend_has_its_fewest_and_most_replicas(make):
-    """At the most, one for each scaling mode; seven lines in all."""
-    store = make(backends=("in_graph", "tf_mirrored", "single"))
-    shown = plain(steps_lib.render_variation(view_store(store))).replace("\n", " ")
-
-    assert "Distribution of step times" in shown
-    assert shown.count(": median ") == style.MOST_LINES
-    assert "in_graph x1, batch 8: median" in shown
-
-
-def test_a_scaling_mode_has_the_line_style_that_it_has_in_all_figures(
-    make, monkeypatch
-):
-    """What both modes are compared with is dotted, as ideal scaling is."""
-    drawn = {}
-
-    def draw(items, dashes):
-        drawn.update(zip((item.label for item in items), dashes, strict=True))
-        return "figure"
-
-    monkeypatch.setattr(steps_lib.charts, "draw_distribution", draw)
-    shown = steps_lib.render_variation(view_store(make(backends=("in_graph",))))
-
-    assert {
-        "in_graph x1\nbatch 8": ":",
-        "in_graph x2\nbatch 8": style.DASHES["weak"],
-        "in_graph x2\nbatch 4": style.DASHES["strong"],
-    } == drawn
-    assert "Dotted: the fewest replicas" in shown
+    assert {runs.BOX_WIDTH} == {round(float(np.ptp(of.get_ydata())), 6) for of in boxes}
 
 
 def test_a_case_of_several_processes_has_a_heat_map(make):
     several, one = (
-        steps_lib.render_variation(
+        steps_lib.render_steps(
             view_store(make(relay_shape(num_ranks=number, controls=())))
         )
         for number in (2, 1)

@@ -4,14 +4,13 @@ import math
 
 import matplotlib as mpl
 import numpy as np
-import pandas as pd
 import pytest
 from plain_text import plain
 from synthetic import Lost, relay_shape
 
-from reports import plot
-from reports.charts import over_replicas, rows, style
-from reports.words import cells, formats
+from reports import output_file, plot
+from reports.charts import rows, style
+from reports.words import formats
 from results.figures import frame
 from results.statistics import estimates
 
@@ -47,13 +46,15 @@ def test_a_figure_is_drawn_on_new_axes_or_on_given_ones(points, draw):
 
 
 def test_a_waterfall_is_drawn_of_a_study_with_controls(make):
-    """The whole is the last bar, and as long as all others together."""
+    """The parts of each case follow each other, up to its whole step."""
     store = make(relay_shape(lost={"in_graph": Lost(contention=0.006)}))
-    axes = plot.waterfall(frame.points_frame(store))
-    widths = [patch.get_width() for patch in axes.patches]
+    points = frame.points_frame(store)
+    axes = plot.waterfall(points, backend="in_graph", num_replicas=2)
+    whole = points.query("figure == 'waterfall' and quantity == 'step'")["value"]
 
-    assert "step" == axes.get_yticklabels()[-1].get_text()
-    assert widths[-1] == pytest.approx(sum(widths[:-1]))
+    assert [f"2 {formats.TIMES} 8"] == [of.get_text() for of in axes.get_yticklabels()]
+    widths = [patch.get_width() for patch in axes.patches]
+    assert sum(widths) == pytest.approx(1000 * whole.iloc[0])
 
 
 @pytest.mark.parametrize("quantity", ["efficiency", "speedup", "throughput"])
@@ -66,7 +67,8 @@ def test_values_begin_at_zero_and_panels_share_their_axis(points, quantity):
 
     assert 0 == weak.get_ylim()[0]
     assert weak.get_ylim() == strong.get_ylim()
-    assert "linear" == weak.get_xscale() == weak.get_yscale()
+    assert "linear" == weak.get_yscale()
+    assert ("log" if quantity == "efficiency" else "linear") == weak.get_xscale()
     assert "log" == logarithmic.get_xscale()
 
 
@@ -125,12 +127,10 @@ def test_what_a_frame_has_not_is_an_error(points, act, message):
         act(points)
 
 
-def test_at_most_seven_lines_are_in_a_panel(make):
+def test_of_many_ratios_those_of_most_replicas_are_drawn(make):
     found = frame.points_frame(make(backends=EIGHT, repeats=1))
-    panels = over_replicas.panels_of(found[found.figure == "scaling"])
     drawn = rows.ratios(found)
 
-    assert [7, 1] == [len(panel) for panel in panels]
     assert 28 * 2 < len(found[found.figure == "forest"])
     assert rows.MOST_ROWS == len(drawn)
     assert {"N = 2"} == {row.label.partition(",")[0] for row in drawn}
@@ -145,11 +145,11 @@ def test_headings_have_rows_of_their_own():
 
 
 def test_limits_of_ratios_are_symmetric_and_those_from_zero_hold_everything():
-    assert style.symmetric([1.01], [], centre=1.0) == pytest.approx((1 / 1.1, 1.1))
-    low, high = style.symmetric([0.5, 1.2], [0.3, 1.5], centre=1.0)
+    assert style.symmetric([1.01], []) == pytest.approx((1 / 1.1, 1.1))
+    low, high = style.symmetric([0.5, 1.2], [0.3, 1.5])
     assert low * high == pytest.approx(1)
     assert low < 0.5
-    low, high = style.symmetric([0.0, 1e300], [0.0, 1e308], centre=1.0)
+    low, high = style.symmetric([0.0, 1e300], [0.0, 1e308])
     assert 0 < low < high < 2000
     bottom, top = style.from_zero([2.0, 5.0], [900.0])
     assert 0 == bottom
@@ -163,7 +163,7 @@ def test_ticks_of_ratios_are_mirrored_at_1():
         with style.page_style():
             axes = style.new_axes(100, 100)
             axes.set_xlim(1 / reach, reach)
-            style.set_ratio_log(axes, "x")
+            style.set_ratio_log(axes)
             ticks = axes.get_xticks()
         assert 1 in ticks
         assert len(ticks) % 2 == 1
@@ -172,12 +172,11 @@ def test_ticks_of_ratios_are_mirrored_at_1():
 
 
 def test_data_in_a_link_are_a_table_without_empty_columns(points):
-    """Few steps are all there, of many the quartiles of each case."""
-    assert cells.of_rows(points, "scaling").startswith("data:text/csv;charset=utf-8,")
-    assert "train_time_sec" not in cells.of_rows(points, "scaling")
-    assert "" == cells.of_rows(points, "waterfall")
-    assert "step_index" in cells.of_steps(points)
-    assert "lower_quartile" in cells.of_steps(pd.concat([points] * 3))
+    assert output_file.csv_link(points, "scaling").startswith(
+        "data:text/csv;charset=utf-8,"
+    )
+    assert "train_time_sec" not in output_file.csv_link(points, "scaling")
+    assert "" == output_file.csv_link(points, "waterfall")
 
 
 @pytest.mark.parametrize(

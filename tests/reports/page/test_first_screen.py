@@ -1,17 +1,18 @@
-"""The first screen: verdict in few words, marks of trust, one figure, and the title."""
+"""The first screen: an answer to the title, the table, cautions, and what is next."""
 
 import dataclasses
+import io
 import re
 
 import pytest
-from plain_text import plain
+import rich.console
+from plain_text import plain, visible
 from synthetic import Lost, every, relay_shape
 
 from reports.charts import over_replicas
 from reports.exports import exports
 from reports.page import build
 from reports.page.sections import overview
-from reports.site.card import make_card
 from reports.view import view_store
 from reports.words import brief, formats, names, next_step
 from results.records.models import ScalingMode, TrialStatus
@@ -19,6 +20,7 @@ from results.records.models import ScalingMode, TrialStatus
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 PERCENT = r"[\d.]+ % \[[\d.]+, [\d.]+\]"
 RATIO = rf"[\d.]+{formats.TIMES} \[[\d.]+, [\d.]+\]"
+IDEAL = r"\([\d.]+ % of ideal, between [\d.]+ and [\d.]+ %\)"
 
 
 def _text(view):
@@ -29,25 +31,32 @@ def _first_screen(store):
     return str(overview.render_verdict(view_store(store)))
 
 
-def test_the_verdict_says_how_well_at_which_number_weak_and_strong(relay):
-    judged = brief.judge(relay)
-    text, screen = plain(judged.text), _first_screen(relay.store)
+def _printed(store, width=200):
+    stream = io.StringIO()
+    exports.print_summary(store, rich.console.Console(file=stream, width=width))
+    return plain(stream.getvalue())
+
+
+def test_the_first_sentence_answers_the_title(relay):
+    """On the page above the table, in the terminal, and as the page's description."""
+    judged, screen = brief.judge(relay), _first_screen(relay.store)
+    answer = plain(judged.sentences[0])
     (command,) = [text for text, is_typed in judged.next_parts if is_typed]
 
-    assert re.match(
-        rf"in_graph keeps {PERCENT} efficiency on 2 replicas in weak and "
-        rf"{PERCENT} in strong scaling\. ",
-        text,
+    assert re.fullmatch(
+        rf"ResNet-50 trains 1\.\d times as fast on two cores {IDEAL}, \d\.\d+ times as"
+        r" fast as MirroredStrategy\.",
+        answer,
     )
-    assert re.search(rf"{RATIO} as fast as tf_mirrored", text)
-    assert "Next: " in text
-    assert plain(judged.note).startswith(
-        "In brackets: 95 % intervals, n = 4 runs of fresh processes; ratios hold"
+    assert screen.index(judged.sentences[0]) < screen.index("<table")
+    assert answer in _printed(relay.store)
+    assert f'description" content="{judged.sentences[0]}' in build.build_report(
+        relay.store
     )
     # Noise that lasts ten minutes is in a rate, and in no interval of it.
-    assert re.search(
-        r"; ratios hold for this machine\. Rates hold for this machine from 2025-01-01"
-        r" 00:00 to 00:\d\d UTC\.$",
+    assert re.fullmatch(
+        r"Brackets are 95 % intervals over 4 runs of fresh processes\. Rates are this"
+        r" machine's from 2025-01-01 00:00 to 00:\d\d UTC\.",
         plain(judged.note),
     )
     # What is typed is in code letters as a whole.
@@ -57,22 +66,44 @@ def test_the_verdict_says_how_well_at_which_number_weak_and_strong(relay):
     assert "repetitions" not in screen
 
 
-def test_the_table_has_every_backend_and_mode_with_intervals(relay):
+def test_the_table_has_every_case_once_with_intervals(relay):
+    """A baseline serves both modes; others are compared with the fastest backend."""
     rows = brief.judge(relay).rows
-    number = r"[\d.]+ \[[\d.]+, [\d.]+\]"
-    shown = _first_screen(relay.store)
+    shown, printed = plain(_first_screen(relay.store)), _printed(relay.store)
 
-    assert [(row.backend, row.mode, row.num_replicas) for row in rows] == [
-        (backend, mode, 2)
-        for mode in ("weak", "strong")
-        for backend in ("in_graph", "tf_mirrored")
+    assert [(row.mode, row.backend, row.size) for row in rows] == [
+        ("baseline", "in_graph", f"1 {formats.TIMES} 8"),
+        ("weak", "in_graph", f"2 {formats.TIMES} 8"),
+        ("baseline", "tf_mirrored", f"1 {formats.TIMES} 8"),
+        ("weak", "tf_mirrored", f"2 {formats.TIMES} 8"),
+        ("strong", "in_graph", f"2 {formats.TIMES} 4"),
+        ("strong", "tf_mirrored", f"2 {formats.TIMES} 4"),
     ]
-    assert brief.columns(relay)[3] == "images/s"
+    assert "images/s" == brief.columns(relay)[3]
     for row in rows:
-        assert re.fullmatch(number, plain(row.rate))
-        assert re.fullmatch(PERCENT, plain(row.efficiency))
-        assert plain(row.how_sure) == "4 runs"
-        assert all(str(cell) in shown for cell in row)
+        rate, efficiency, ratio = map(plain, row.cells[-3:])
+        assert re.fullmatch(r"[\d.]+ \[[\d.]+, [\d.]+\]", rate)
+        assert re.fullmatch("" if row.mode == "baseline" else PERCENT, efficiency)
+        against = (
+            "" if row.backend == "in_graph" else rf"{RATIO}(, no difference shown)?"
+        )
+        assert re.fullmatch(against, ratio)
+        assert all(plain(cell) in shown for cell in row.cells)
+        assert rate.partition(" [")[0] in printed
+    assert 4 == shown.count('<svg class="bar"')
+
+
+@pytest.mark.parametrize("width", [140, 80, 60, 50])
+def test_no_number_of_a_narrow_terminal_is_cut(make, width):
+    """Columns that matter most are the last to go; what is missing is said."""
+    names = ("in_graph", "tf_mirrored", "multi_worker_in_graph")
+    printed = _printed(make(backends=names, num_measured_steps=3), width)
+
+    assert all(len(line) <= width for line in printed.splitlines() if "\u2500" in line)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in printed
+    assert "of ideal" in printed
+    is_narrow = re.search(r"no room for: \w+ against it", " ".join(printed.split()))
+    assert bool(is_narrow) == (width < 100)
 
 
 BOTH = Lost(contention=0.008, exposed_communication=0.008)
@@ -100,7 +131,7 @@ EVEN = Lost(input_alone=0.015, input=0.015, exposed_communication=0.0)
         ),
         (
             EVEN,
-            r"in_graph keeps 99\.9",
+            r"\(99\.9\d* % of ideal",
             ("Most of what", "input", "of a step", "Next: try"),
         ),
     ],
@@ -115,31 +146,90 @@ def test_the_verdict_names_the_largest_cause_if_there_is_one(
     assert not [words for words in not_said if words in text]
 
 
-def test_a_study_of_one_backend_says_that_it_ranks_none(make, sequence):
+def test_a_study_says_with_what_it_is_not_compared(make, sequence):
     statuses = every(TrialStatus.FAILED, backends=("tf_mirrored",))
 
-    assert "Only in_graph was measured." in _text(
-        view_store(make(backends=("in_graph",)))
+    alone, failed = (
+        _text(view_store(make(**fields)))
+        for fields in ({"backends": ("in_graph",)}, {"statuses": statuses})
     )
-    assert "No comparison with tf_mirrored." in _text(
-        view_store(make(statuses=statuses))
-    )
+    assert "), in_graph alone." in alone
+    assert "), not compared with MirroredStrategy." in failed
     # A cause that was not recorded is not guessed: of trials in sequence.
     assert "Causes were not recorded." in _text(sequence)
+
+
+def test_what_intervals_do_not_exclude_is_inconclusive(make):
+    """Neither a gain nor a difference is claimed, in the sentence or the table."""
+    view = view_store(make(noise=0.5))
+    points = tuple(
+        dataclasses.replace(
+            point, speedup=point.speedup and dataclasses.replace(point.speedup, low=0.9)
+        )
+        for point in view.points
+    )
+    judged = brief.judge(dataclasses.replace(view, points=points))
+
+    assert re.match(
+        r"Whether ResNet-50 trains faster on two cores is inconclusive: [\d.]+ times as"
+        r" fast \(.* % of ideal, .*\); no difference from \w+ is shown\.",
+        plain(judged.sentences[0]),
+    )
+    ratios = [row.ratio for row in judged.rows if row.ratio]
+    assert ratios
+    assert all(ratio.endswith(", no difference shown") for ratio in ratios)
+
+
+def test_several_backends_are_ranked_together(make):
+    backends = ("in_graph", "tf_mirrored", "multi_worker")
+    view = view_store(make(relay_shape(backends=backends, repeats=5, controls=())))
+
+    assert re.search(
+        r"faster than (each|\d) of 2 other backends(, slower than \d)?"
+        r" \(corrected for \d+ comparisons, Holm\)\.",
+        brief.judge(view).sentences[0],
+    )
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [(0.5, "above 50 %"), (1.0, "below 100 %"), ("same", r"\d\d % inconclusive")],
+)
+def test_an_efficiency_is_tested_against_the_target_of_the_study(
+    tmp_path, synthetic, target, said
+):
+    """Not only whether replicas gain something, but whether they gain enough."""
+    store = synthetic.make_store(tmp_path / "study")
+    (point,) = [
+        point
+        for point in view_store(store).points_of(WEAK, "in_graph")
+        if point.efficiency
+    ]
+    value = point.efficiency.value if target == "same" else target
+    plan = store.read_plan()
+    measuring = plan.measuring.model_copy(update={"efficiency_target": value})
+    store.write_plan(plan.model_copy(update={"measuring": measuring}))
+    (row,) = [
+        row
+        for row in brief.judge(view_store(store)).rows
+        if (row.backend, row.mode) == ("in_graph", "weak")
+    ]
+
+    assert re.fullmatch(rf"{PERCENT}, {said}", plain(row.efficiency))
 
 
 def test_without_intervals_the_note_says_so(make):
     judged = brief.judge(view_store(make(repeats=1)))
 
-    assert judged.note.startswith("n = 1 repetition: no intervals. Rates hold for ")
+    assert judged.note.startswith("1 repetition: no intervals. Rates are ")
     assert "[" not in judged.text
-    assert {"one repetition: no interval"} == {row.how_sure for row in judged.rows}
+    assert all("one repetition: no interval" in row.efficiency for row in judged.rows)
 
 
 def test_of_one_generation_intervals_are_for_its_processes_only(make):
     judged = brief.judge(view_store(make(repeats=1, num_rounds=12)))
 
-    assert {"these processes only"} == {row.how_sure for row in judged.rows}
+    assert all("these processes only" in row.efficiency for row in judged.rows)
 
 
 def test_a_machine_without_more_cores_is_not_given_more_replicas(relay):
@@ -150,8 +240,7 @@ def test_a_machine_without_more_cores_is_not_given_more_replicas(relay):
     assert next_step._wider(relay, points[:1]) == "more replicas, of 2 cores"
 
 
-def test_every_estimate_of_a_verdict_has_its_interval(make, broken):
-    """Whatever was measured: no figure is written without what it is worth."""
+def test_every_figure_of_a_table_has_its_interval_or_says_why_not(make, broken):
     stores = [
         broken,
         make(noise=0.5),
@@ -165,19 +254,10 @@ def test_every_estimate_of_a_verdict_has_its_interval(make, broken):
         make(replicas=(2,)),
     ]
     for store in stores:
-        view = view_store(store)
-        judged, card = brief.judge(view), make_card(view, "any")
-        lines = exports.as_markdown(store).splitlines()
-        # The badge, the verdict and the table; limits are not figures of the study.
-        shown = [line.replace("\\", "") for line in lines if not line.startswith("- ")]
-        for text in map(plain, (judged.text, card.verdict, *shown)):
-            figures = re.findall(rf"[\d.]+(?: %|{formats.TIMES})", text)
-            if "|" not in text:
-                assert text.count("[") == len(figures), text
-            elif not re.search(r"\| [01]/\d+ \|$", text):  # so few have no interval
-                assert text.count("[") >= len(figures), text
-        for row in judged.rows:
-            assert "[" in row.rate or "no interval" in row.how_sure
+        for row in brief.judge(view_store(store)).rows:
+            assert "[" in row.rate or "no interval" in row.efficiency
+            for cell in (row.efficiency, row.ratio):
+                assert "[" in cell or not re.search(r"\d", cell) or "no " in cell, row
 
 
 def test_if_all_trials_failed_the_commonest_reason_is_the_headline(make):
@@ -197,14 +277,90 @@ def test_if_all_trials_failed_the_commonest_reason_is_the_headline(make):
     assert "nothing measured" in screen
 
 
+@pytest.mark.parametrize("is_planned", [True, False])
+def test_nothing_measured_is_the_verdict(tmp_path, complete, is_planned):
+    plan = complete.read_plan()
+    empty = type(complete).create(tmp_path / "empty")
+    empty.write_plan(plan if is_planned else plan.model_copy(update={"trials": ()}))
+    (headline,) = brief.judge(view_store(empty)).sentences
+    page = build.build_report(empty)
+
+    number = 18 if is_planned else 0
+    assert f"Nothing was measured: none of {number} planned trials is ok." == headline
+    assert 'role="img" aria-labelledby' not in page
+    assert is_planned == ("18 planned trials of 18 gave no number (18 missing)" in page)
+
+
 def test_sections_without_content_vanish(make):
     fields = {"modes": (STRONG,), "repeats": 2, "is_evaluated": False}
     page = build.build_report(make(backends=("in_graph",), **fields))
     sections = set(re.findall(r'<section id="([\w-]+)"', page))
 
-    assert {"verdict", "scaling", "summary", "coverage"} <= sections
-    assert not sections & {"backends", "learning", "quality", "counts", "lost-time"}
+    assert {"verdict", "steps", "trials", "machine", "method"} == sections
     assert sections >= set(re.findall(r'<li><a href="#([\w-]+)"', page))
+
+
+def test_of_more_sizes_the_first_table_has_the_largest_and_another_all(make):
+    """Efficiency over replicas is drawn once, where there are more than two sizes."""
+    store = make(replicas=(1, 2, 4))
+    page = build.build_report(store)
+    first, rest = page.split("</section>", 1)
+
+    assert 4 == first.count('<td class="eff">')
+    assert 'id="hero-title"' in first
+    assert 'id="hero-title"' not in rest
+    # Two backends: a baseline, and two sizes in two modes.
+    assert 10 == rest.partition('id="cases"')[2].count('<td class="eff">')
+    assert "4 replicas are oversubscribed" in page
+
+
+def test_what_limits_a_study_is_said(make, tmp_path, synthetic):
+    """Failed baselines, machines that differ, load; damaged records by their names."""
+    failed = {("in_graph", WEAK, 1, k): TrialStatus.TIMEOUT for k in range(3)}
+    page = build.build_report(make(modes=(WEAK,), statuses=failed))
+    assert (
+        "in_graph has no speedup at 2 replicas (weak scaling): no trial of the baseline"
+    ) in page
+    assert "3 planned trials of 12 gave no number (3 timeout)" in page
+    page = build.build_report(make(fingerprints=("aaaa", "bbbb")))
+    assert "2 different environments (fingerprints differ)" in page
+    assert "Environment <code>bbbb</code>" in page
+
+    shape = synthetic.Shape(backends=("in_graph",), modes=(STRONG,))
+    store = synthetic.make_store(tmp_path, shape)
+    for share, trial in zip((0.31, 0.07), list(store.trials())[:2], strict=True):
+        env = trial.env.model_copy(update={"foreign_cpu_fraction": share})
+        store.write_env(trial.trial_id, env)
+    trial_id = store.trial_ids()[-1]
+    (store.trial_dir(trial_id) / "result.json").write_text("{")
+    page = build.build_report(store)
+    assert re.search(
+        r"not quiet: others used up to 31 % of CPU .* in 2 of .* more than 5 %",
+        plain(page),
+    )
+    assert "1 record could not be read" in page
+    assert f"<code>{trial_id}/result.json</code>: not JSON" in page
+    assert str(tmp_path) not in page
+
+
+def test_missing_quality_and_memory_are_left_out(tmp_path, synthetic):
+    """No quality was recorded; zero bytes mean that memory could not be read."""
+    store = synthetic.make_store(tmp_path, synthetic.Shape(is_evaluated=False))
+    for trial in store.trials():
+        (rank,) = trial.result.ranks
+        ranks = (rank.model_copy(update={"peak_memory_bytes": 0}),)
+        result = trial.result.model_copy(update={"ranks": ranks})
+        store.write_result(trial.trial_id, result)
+    page = build.build_report(store)
+
+    assert "GiB [" not in visible(page)
+    assert "Start to first step" in page
+    assert 'id="quality"' not in page
+
+
+def test_quality_says_how_few_steps_it_is_after(complete):
+    """Three warmup and sixteen measured steps train as well."""
+    assert "Measured after only 19 training steps" in build.build_report(complete)
 
 
 @pytest.mark.parametrize(
@@ -249,4 +405,5 @@ def test_damaged_figures_do_not_break_the_verdict(relay):
     view = dataclasses.replace(relay, points=points)
 
     assert brief.judge(view).text
+    assert overview.render_verdict(view)
     assert over_replicas.draw_first_screen(view) is not None

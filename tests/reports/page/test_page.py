@@ -15,6 +15,7 @@ import sys
 
 import matplotlib as mpl
 import pytest
+from plain_text import visible
 
 from reports.page import build
 from reports.page.sections import learning, overview
@@ -149,7 +150,8 @@ def test_figures_speak_and_tables_are_labelled(outline, page):
     scopes = {attrs.get("scope") for tag, attrs in outline.tags if tag == "th"}
     tags = collections.Counter(tag for tag, _ in outline.tags)
 
-    assert 24 == len(figures) == len(drawings) == tags["desc"]
+    assert len(figures) >= 5
+    assert len(figures) == len(drawings) == tags["desc"]
     for figure, drawing in zip(figures, drawings, strict=True):
         assert figure["role"] == "img"
         assert 2 == len(figure["aria-labelledby"].split())
@@ -160,14 +162,13 @@ def test_figures_speak_and_tables_are_labelled(outline, page):
     assert {"col", "row"} == scopes
 
 
-def test_every_trial_is_listed_and_every_ok_trial_is_used(store, page):
+def test_every_trial_is_listed_and_named_nowhere_else(store, page):
     planned = {trial.trial_id for trial in store.read_plan().trials}
-    rows = set(re.findall(r'<tr id="trial-(\w+)"', page))
-    used = set(re.findall(r'href="#trial-(\w+)"', page))
-    finished = {t.trial_id for t in store.trials() if t.status.status.value == "ok"}
+    names = {trial_id[:8] for trial_id in planned}
+    before = visible(page.partition('<section id="trials"')[0])
 
-    assert planned == rows
-    assert finished <= used
+    assert planned == set(re.findall(r'<tr id="trial-(\w+)"', page))
+    assert not [name for name in names if name in before]
 
 
 def test_text_from_trials_is_escaped(page):
@@ -196,7 +197,7 @@ def test_a_study_of_quality_runs_only_has_no_figure_of_throughput(make, syntheti
     titles = " ".join(re.findall(r"<h2[^>]*>(.*?)</h2>", page, re.DOTALL))
 
     assert "Learning" in titles
-    assert not re.search("Scaling|Step times|memory", titles)
+    assert not re.search("All cases|Steps|memory", titles)
 
 
 @pytest.mark.parametrize(

@@ -14,17 +14,28 @@ MEASURE = Path(__file__).resolve().parents[2] / "browser" / "measure.js"
 pytestmark = pytest.mark.processes
 
 STEPS = """
-const shown = () => [...document.querySelectorAll("ol.studies > li")]
-  .filter((item) => item.getBoundingClientRect().height > 0)
-  .map((item) => item.dataset.name);
-const choose = (name, value) => {
+const rows = () => [...document.querySelectorAll("table.studies tbody tr")]
+  .filter((row) => row.getBoundingClientRect().height > 0)
+  .map((row) => row.dataset.name);
+const filter = (words) => {
   const form = document.querySelector("form.filter");
-  form.elements[name].value = value;
+  form.elements.words.value = words;
   form.dispatchEvent(new Event("input", {bubbles: true}));
-  return [shown(), form.querySelector("output").textContent];
+  return [rows(), form.querySelector("output").textContent];
 };
-return [shown(), choose("machine", "2 cores of an Other X9"), choose("machine", ""),
-  choose("order", "name"), choose("order", "date"), choose("backend", "tf_mirrored")];
+const sort = (name) => {
+  [...document.querySelectorAll("table.studies th button")]
+    .find((one) => one.textContent === name).click();
+  return rows();
+};
+const tick = (name) => {
+  document.querySelector(`tr[data-name=${name}] input`).click();
+  const panel = document.querySelector(".compare");
+  const link = panel.querySelector("a[href^=compare]");
+  return [panel.innerText, link?.getAttribute("href")];
+};
+return [rows(), filter("other x9"), filter(""), sort("Study"), sort("Date"),
+  tick("before"), tick("after"), tick("elsewhere")];
 """
 
 
@@ -55,14 +66,20 @@ def compared(first, second):
     return comparison.build(found)
 
 
-def test_studies_are_filtered_and_sorted(index, evaluate):
-    start, machine, every, name, date, backend = evaluate(index, STEPS)
+def test_studies_are_filtered_sorted_and_compared_by_ticking_two(index, evaluate):
+    """Of three that are ticked, the first is given up."""
+    start, other, every, name, date, one, two, three = evaluate(index, STEPS)
 
     assert ["elsewhere", "after", "before"] == start
-    assert [["elsewhere"], "1 of 3 studies"] == machine
+    assert [["elsewhere"], "1 of 3 studies"] == other
     assert "3 of 3 studies" == every[1]
-    assert ["after", "before", "elsewhere"] == name[0]
-    assert ["elsewhere", "after", "before"] == date[0] == backend[0]
+    assert ["after", "before", "elsewhere"] == name
+    assert ["before", "after", "elsewhere"] == date
+    assert "" == one[0]
+    assert "compare/after-and-before.html" == two[1]
+    assert {"before", "after"} <= set(two[0].split())
+    assert "elsewhere" in three[0]
+    assert three[1] is None
 
 
 @pytest.mark.parametrize("width", [500, 768, 1280])

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from plain_text import plain
 
 from harness.catalog import BACKENDS, PEERS
+from reports import output_file
 from reports.charts import style
 from reports.page.sections import learning
 from reports.view import view_store
-from reports.words import cells, formats, judgement, names
+from reports.words import formats, judgement, names
 from results import Estimate
 from results.records.models import QualityMetric
 
@@ -63,7 +64,7 @@ def test_numbers_have_few_digits_and_their_units(text, expected):
     "text", ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "\t=1", " =1", "\r=1"]
 )
 def test_a_formula_becomes_text(text):
-    made = cells.as_csv(pd.DataFrame({"study": [text]}))
+    made = output_file.as_csv(pd.DataFrame({"study": [text]}))
     (_, row) = csv.reader(io.StringIO(made, newline=""))
 
     assert [f"'{text}"] == row
@@ -71,7 +72,7 @@ def test_a_formula_becomes_text(text):
 
 @pytest.mark.parametrize("value", ["in_graph", "-0.5", "+3.2 %", "-1e-05", -0.5, 3, ""])
 def test_numbers_and_words_stay(value):
-    assert value == cells.inert(value)
+    assert value == output_file.inert(value)
 
 
 def test_every_backend_of_the_catalogue_is_described():
@@ -160,6 +161,6 @@ def test_the_report_draws_protocols_apart(tmp_path, synthetic):
     view = view_store(store)
 
     for part in (learning.render_quality(view), learning.render_learning(view)):
-        assert 1 == part.count("<h3>FID (protocol 1 of 2)</h3>")
-        assert 1 == part.count("<h3>FID (protocol 2 of 2)</h3>")
+        assert 1 == part.count(">FID (protocol 1 of 2)<")
+        assert 1 == part.count(">FID (protocol 2 of 2)<")
         assert "here extractor digits aaaa, there extractor digits cccc." in part

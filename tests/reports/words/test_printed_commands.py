@@ -156,21 +156,7 @@ def test_commands_name_the_replicas_that_were_measured(planned, order):
         assert 1 == command.count("--replicas")
 
 
-def test_the_command_of_a_point_plans_the_point(sequence, tmp_path, monkeypatch):
-    """It is a command line that the harness accepts; its trials have their seeds."""
-    point = next(p for p in sequence.points if p.num_replicas == 2)
-    command = next_step.command(sequence.study.plan, point)
-    words = shlex.split(command)
-
-    assert point.backend in _run(command, tmp_path, monkeypatch)
-    assert ["--replicas", "1,2"] == words[words.index("--replicas") :][:2]
-    assert ["--seed", "7"] == words[words.index("--seed") :][:2]
-    assert "1000, 1001, 1002" == next_step.seeds(sequence.points[0].case)
-    # Records of a folder without git say so.
-    assert "not recorded" == next_step.commits(sequence.points[0].case)
-
-
-def test_options_of_the_point_replace_those_of_the_sweep(sequence):
+def test_new_options_replace_those_of_the_sweep(sequence):
     """In both spellings; those of the workload stay."""
     harness = ("python", "-m", "harness")
     options = [
@@ -185,10 +171,11 @@ def test_options_of_the_point_replace_those_of_the_sweep(sequence):
     plan = sequence.study.plan.model_copy(
         update={"command": (*harness, "sweep", *options, "--study", "x")}
     )
-    text = next_step.command(plan, sequence.points[0])
+    options = {"--backends": "c", "--replicas": "1,2"}
+    text = next_step.other_study(plan, options)
 
     assert 1 == text.count("--backends") == text.count("--replicas")
     assert "--preset smoke" in text
     assert "--study" not in text
     other = plan.model_copy(update={"command": (*harness, "gate")})
-    assert "" == next_step.command(other, sequence.points[0])
+    assert "" == next_step.other_study(other, options)

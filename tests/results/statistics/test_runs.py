@@ -78,22 +78,6 @@ def test_a_robust_mean_leaves_out_a_fifth_of_failures_and_no_more(
     assert failed.value <= run_scores.score(values).value
 
 
-@pytest.mark.parametrize("count", [3, 20])
-def test_shares_of_a_profile_have_exact_intervals(count):
-    """Reaching a level exactly counts; SciPy's interval where all or none do, too."""
-    values = list(map(float, range(count)))
-    levels = [-1.0, *values, *(value + 0.5 for value in values)]
-    found = run_scores.profile(values, levels)
-
-    for index, level in enumerate(levels):
-        reached = sum(value >= level for value in values)
-        exact = scipy.stats.binomtest(reached, count).proportion_ci(method="exact")
-        assert (exact.low, reached / count, exact.high) == pytest.approx(
-            (found.lows[index], found.shares[index], found.highs[index])
-        )
-    assert () == run_scores.profile([1.0, 2.0], [0.0]).lows
-
-
 def test_the_estimate_is_the_share_of_better_pairs():
     """Mann and Whitney's U over the number of pairs; ties count half."""
     first, second = [3.0, 5.0, 7.0, 7.0], [4.0, 7.0, 1.0]

@@ -1,6 +1,6 @@
 """What sentences and numbers of a page claim, and how often they erred.
 
-A sentence of the first screen, or a finding, is either in ``SENTENCES`` with the row of
+A sentence of the first screen is either in ``SENTENCES`` with the row of
 the table that says what it is worth, or with None: it claims nothing. Others are not
 printed (``tests/reports/words/test_claimed_sentences.py``). ``ROWS`` has the row of
 each number below the first screen.
@@ -41,38 +41,18 @@ BESIDE = "measured beside load: no evidence"
 RATE = "18.3 [17.9, 18.7] images/s: an interval of a rate"
 # Row by pattern, of whole sentences; None where nothing is claimed.
 _FIGURE = r"[\d.,]+(\u00d7| %)? \[[^\]]+\]"
-_SIZE = r"with \d+ replicas? \((weak|strong) scaling\)"
+_ANSWER = (
+    r"(?!Whether ).+ (trains|runs) [\d.]+ times as fast on .* \([\d.]+ % of ideal"
+    r"(, between [\d.]+ and [\d.]+ %)?"
+)
 SENTENCES = (
     (r"Busy machine: intervals are wider \(\d+ of \d+ blocks discarded\)\.", BUSY),
     (r"Busy machine: all blocks of .* were disturbed, .* no evidence\.", BESIDE),
-    (rf"\S+ keeps .*, {BESIDE}\.", BESIDE),
-    (rf"\S+ keeps {_FIGURE} efficiency on .* scaling\.", INTERVAL),
-    (
-        (
-            rf"\S+ (reaches|falls to) {_FIGURE} {_SIZE}, a parallel efficiency of"
-            rf" {_FIGURE}\."
-        ),
-        INTERVAL,
-    ),
-    (
-        (
-            rf"\S+ (reaches|falls to) {_FIGURE} {_SIZE}, a parallel efficiency of"
-            rf" {_FIGURE}, (above|below) the target of \d+ %\."
-        ),
-        TARGET,
-    ),
-    (rf"\S+ is {_FIGURE} as fast as \S+( (at|in) .*)?\.", FASTER),
-    (
-        r"\S+ is the fastest of \d+ backends, corrected for \d+ comparisons \(Holm\)\.",
-        FASTER,
-    ),
-    (
-        (
-            r"Of \d+ others, \d+ are slower, \d+ faster, \d+ inconclusive, among all"
-            r" \d+ ratios together \(Holm\)\."
-        ),
-        FASTER,
-    ),
+    (rf"{_ANSWER}; beside load: no evidence\).*\.", BESIDE),
+    (rf"{_ANSWER}; (one .*: no interval|these processes only)\).*\.", None),
+    (rf"{_ANSWER}\), [\d.]+ times as fast as .*\.", FASTER),
+    (rf"{_ANSWER}\), faster than .* \(corrected for \d+ comparisons, Holm\)\.", FASTER),
+    (rf"{_ANSWER}\).*\.", INTERVAL),
     # Named: the page has a table of several backends before it.
     (rf"Most of what (?!it )\S+ loses[^:]*: [^,]+, {_FIGURE} of a step\.", LOSS),
     (
@@ -83,14 +63,12 @@ SENTENCES = (
         INTERVAL,
     ),
     (r".*\binconclusive\b.*\.", None),
-    (r"\S+ keeps [\d.]+ % efficiency on .* scaling\.", None),  # one repetition
-    (r"(Only \S+ was measured|No comparison with .*|Causes were not recorded)\.", None),
+    (r"Causes were not recorded\.", None),
     (r"The harness's clock (contradicts|does not confirm) the rates: .*", None),
     (r"An efficiency above \d+ % is not plausible\. .*", None),
     (r"One run tells no cause of lost time\.", None),
     (r"Throughput was measured, of one case: there is no ratio\.", None),
     (r"(Nothing was measured|No verdict): .*\.", None),
-    (r".* cannot be compared .*: one of them has no ok trial\.", None),
 )
 
 
@@ -106,7 +84,6 @@ PART = "waiting for collectives: 10 ms [9, 11]: a part of the waterfall"
 TRIALS = "512 MiB [500, 524]: peak memory, time to first step, FLOP utilisation"
 OF_TURNS = "computing: 4 ms [3, 5]: a part of the waterfall without controls"
 ALONE = "pipelines alone take 93 % [91, 95] of a step: input-bound, or not"
-PROFILE = "80 % [49, 94] of runs reach 600: the band of a profile"
 ROWS = {
     **dict.fromkeys(scaling.RATIOS, INTERVAL),
     "throughput": RATE,
@@ -114,7 +91,6 @@ ROWS = {
     **dict.fromkeys(PARTS, PART),
     **dict.fromkeys(lost_time.RECORDED_PARTS, OF_TURNS),
     "input_bound": ALONE,
-    "profile": PROFILE,
 }
 """Row of each number, by its name in the code."""
 
@@ -127,7 +103,6 @@ def quick_rows(num, seed):
     yield from _quality_gates(num, seed)
     yield _input_bound(num, seed)
     yield _trials(num, seed)
-    yield _profile(num, seed)
     yield _parts(num, seed)
 
 
@@ -410,20 +385,5 @@ def _trials(num, seed):
         simulated="3 % between processes; 3, 5 and 10 of them",
         shares=tuple(shares),
         **BOUNDS,
-        n=num,
-    )
-
-
-def _profile(num, seed):
-    covered = 0
-    for values in returns(np.random.default_rng(seed), num, 10):
-        found = run_scores.profile(values.tolist(), [600.0])
-        covered += found.lows[0] <= 0.8 <= found.highs[0]
-    return Row(
-        name=PROFILE,
-        claimed="holds the share of all runs in 95 % or more",
-        simulated="four runs in five reach it; 10 runs",
-        shares=(covered / num,),
-        least=0.95,
         n=num,
     )
