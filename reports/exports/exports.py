@@ -181,6 +181,7 @@ def print_summary(store: Store, console: rich.console.Console) -> None:
         show(sentence)
     grade = trust.grade(view.study)
     show("" if grade is None else f"Evidence: {grade[1]}.")
+    show(f"{judged.trust}." if judged.trust else "")
     for mark in marks.of_view(view):
         if mark.level is not marks.Level.OK and mark.name != "Evidence":
             show(f"{mark.name}, {mark.level.value}: {mark.reason}")

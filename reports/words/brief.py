@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from reports.words import formats, judgement, marks, names, next_step, trust
 from reports.words.marks import Level
 from results import errors
+from results.figures import scaling
 from results.judging import gate as gate_lib
 from results.judging import judged_case, paired_gate
 from results.records.models import TrialStatus
@@ -335,6 +336,8 @@ def _row(view: View, point: Point) -> Row:
 
 def _target(view: View, efficiency: Estimate) -> str:
     target = view.study.plan.measuring.efficiency_target
+    if scaling.is_implausible(efficiency):
+        return ", not plausible"
     if target is None:
         return ""
     if not efficiency.excludes(target):

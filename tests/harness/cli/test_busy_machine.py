@@ -91,7 +91,6 @@ def test_what_was_measured_beside_load_only_is_shown_and_is_no_evidence(
     for text in texts:
         assert "all blocks of in_graph x2 were disturbed" in text
         assert "no evidence" in text
-        assert "reaches" not in text
     code, out, err = harness("verify", "s")
     assert exit_codes.OK == code, (out, err)
 

@@ -60,7 +60,7 @@ def test_the_page_has_a_row_per_value_and_case(made):
     rows = re.findall(
         r'<th scope="row"><a href="([^"]+)">(\d+)</a></th>(.*?)</tr>', page
     )
-    batches = [re.findall(r"<td.*?>(.*?)</td>", cells)[2] for _, _, cells in rows]
+    batches = [re.findall(r"<td.*?>(.*?)</td>", cells)[3] for _, _, cells in rows]
 
     assert "s: global-batch-size varied" in page
     assert [value for _, value, _ in rows] == batches

@@ -110,7 +110,7 @@ def test_a_study_is_measured_verified_and_shown(run, repository, study):
     assert exit_codes.OK == code, out + err
     assert "figures are as recomputed" in out
     report = (repository / "runs" / study / "report" / "index.html").read_text()
-    first_screen = report[: report.index('id="scaling"')]
+    first_screen = report[: report.index('id="steps"')]
     # It says a rate that its lines do not bear out, and not what they are of.
     assert "grade C of A to D" in first_screen
     assert "clock does not confirm the rates" in html.unescape(first_screen)
