@@ -84,7 +84,7 @@ FORMATS: dict[str, ExportFormat] = {
         ("markdown", Output.TEXT, "", _SEVERAL),
         ("json", Output.TEXT, "", _SEVERAL),
         ("csv", Output.TEXT, "exports:csv_of_studies", _SEVERAL),
-        ("zip", Output.FILE, "archive:export", _ONE),
+        ("zip", Output.FILE, "exports:export_records", _ONE),
         ("mlperf", Output.FOLDER, "benchmark_formats:export_mlperf", _SEVERAL),
         ("pytest-benchmark", Output.TEXT, "benchmark_formats:pytest_benchmark", _ONE),
         (

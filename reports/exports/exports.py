@@ -1,8 +1,15 @@
-"""A study in other formats: a terminal, Markdown, JSON, CSV."""
+"""A study in other formats: a terminal, Markdown, JSON, CSV, its records as a zip.
+
+The zip holds the facts that ``results.store.public`` lists, and ``verify`` accepts it:
+every figure can be recomputed. The same records give the same bytes, as far as the
+library that compresses them does.
+"""
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 from typing import TYPE_CHECKING, Any, Final
 
 import rich.box
@@ -13,11 +20,16 @@ import rich.text
 from reports import output_file
 from reports.view import view_store
 from reports.words import brief, formats, marks, next_step, trust
+from results.errors import ResultsError
 from results.figures import frame
 from results.figures.summary import summarize
+from results.judging.gate import GATE_NAME
+from results.store import manifest, public, untrusted
+from results.store.study_store import MATCHING_NAME, PLAN_NAME, TRIALS_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from reports.view import View
     from reports.words.brief import Row
@@ -186,3 +198,81 @@ def print_summary(store: Store, console: rich.console.Console) -> None:
         if mark.level is not marks.Level.OK and mark.name != "Evidence":
             show(f"{mark.name}, {mark.level.value}: {mark.reason}")
     show(f"Next: {judged.next_step}." if judged.following else "")
+
+
+MOST_BYTES: Final = 2 * 2**20
+_MEGABYTE: Final = 1_000_000
+_SOME_TIME: Final = (1980, 1, 1, 0, 0, 0)  # the first that the format knows
+
+
+def records_of_studies(
+    stores: Iterable[Store], data_url: str
+) -> tuple[dict[Path, bytes | str], list[str]]:
+    """Returns the records that pages link, and why studies have none, a line each."""
+    found: dict[Path, bytes | str] = {}
+    missing = []
+    for store in stores:
+        name = store.root.name
+        if data_url:
+            found[store.root] = data_url.replace("{study}", name)
+            continue
+        try:
+            content = records_of(store)
+        except ResultsError as error:
+            missing.append(str(error))
+            continue
+        if len(content) <= MOST_BYTES:
+            found[store.root] = content
+            continue
+        missing.append(
+            f"the records of {name!r} are {len(content) / _MEGABYTE:.1f} MB as a zip,"
+            f" at most {MOST_BYTES / _MEGABYTE:.0f} MB go beside a page; put them"
+            " elsewhere, and give their address as --data-url"
+        )
+    return found, missing
+
+
+def export_records(stores: Sequence[Store], _metric: object = None) -> bytes:
+    """Returns the zip file of one study."""
+    return records_of(stores[0])
+
+
+def records_of(store: Store) -> bytes:
+    """Returns the public records of a study as a zip file; raises ResultsError."""
+    files = {}
+    for name in _names(store):
+        try:
+            stored = untrusted.read_bytes(store.root / name) or b""
+            content = public.content(name, stored)
+        except untrusted.DamagedFileError as error:
+            raise ResultsError(
+                f"no records of {store.root.name!r} are exported: {name} is damaged"
+                f" ({error}); restore it from a copy, or remove its trial and measure"
+                " it again"
+            ) from error
+        if content is not None:
+            files[name] = content
+    # Of an earlier version, without a manifest, it would promise too much.
+    if manifest.MANIFEST_NAME in untrusted.names_in(store.root):
+        sums = {name: manifest.digest(content) for name, content in files.items()}
+        lines = (f"{one}  {name}\n" for name, one in sorted(sums.items()))
+        files[manifest.MANIFEST_NAME] = "".join(lines).encode()
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as file:
+        for name, content in sorted(files.items()):
+            entry = zipfile.ZipInfo(f"{store.root.name}/{name}", _SOME_TIME)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            file.writestr(entry, content)
+    return stream.getvalue()
+
+
+def _names(store: Store) -> Iterator[str]:
+    """Yields the path of each file of records in the study."""
+    top = untrusted.names_in(store.root)
+    yield from (name for name in (PLAN_NAME, GATE_NAME) if name in top)
+    for part in (store, store.matching):
+        below = TRIALS_NAME if part is store else f"{MATCHING_NAME}/{TRIALS_NAME}"
+        for trial_id in part.trial_ids():
+            for name in sorted(untrusted.names_in(part.trial_dir(trial_id))):
+                if manifest.EVIDENCE.fullmatch(name):
+                    yield f"{below}/{trial_id}/{name}"

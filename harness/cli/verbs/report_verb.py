@@ -215,7 +215,7 @@ def _opened(name: str, request: ReportRequest, unpacked: contextlib.ExitStack) -
 
 
 def _write_pages(request: ReportRequest, stores: Sequence[Store]) -> int:
-    from reports.exports import archive
+    from reports.exports import exports
     from reports.page import build
     from reports.site import build as site
     from reports.site import comparison
@@ -224,7 +224,7 @@ def _write_pages(request: ReportRequest, stores: Sequence[Store]) -> int:
     metric = gate_metrics.metric_of(request.metric)
     if request.is_site:
         assert request.output is not None
-        records, missing = archive.of_studies(stores, request.data_url or "")
+        records, missing = exports.records_of_studies(stores, request.data_url or "")
         path = site.write_site(
             stores, request.output, metric, records, source_url=request.source_url or ""
         )

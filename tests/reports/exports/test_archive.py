@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli import exit_codes, main
-from reports.exports import archive, export_formats
+from reports.exports import export_formats, exports
 from reports.site import build
 from results import Store
 from results.judging import gate_metrics
@@ -28,7 +28,7 @@ def test_verify_accepts_what_was_downloaded(tmp_path):
     """As a zip, and as the folder that it unpacks to; every figure is recomputed."""
     original = published_studies.study(STUDY)
     path = tmp_path / build.RECORDS
-    path.write_bytes(archive.of_study(Store.open(original)))
+    path.write_bytes(exports.records_of(Store.open(original)))
     with zipfile.ZipFile(path) as file:
         names = file.namelist()
         file.extractall(tmp_path / "unpacked")
@@ -58,7 +58,7 @@ def write(tmp_path, synthetic, monkeypatch):
     ]
 
     def write_site(data_url=""):
-        records, missing = archive.of_studies(stores, data_url)
+        records, missing = exports.records_of_studies(stores, data_url)
         metric = gate_metrics.THROUGHPUT
         build.write_site(stores, tmp_path / "site", metric, records=records)
         return missing
@@ -83,7 +83,7 @@ def test_records_are_beside_each_page_or_linked_elsewhere(write, tmp_path):
 
 def test_too_large_or_damaged_records_are_not_put_there(write, tmp_path, monkeypatch):
     """One line says why, and what to do; the page has no dead link."""
-    monkeypatch.setattr(archive, "MOST_BYTES", 1000)
+    monkeypatch.setattr(exports, "MOST_BYTES", 1000)
     too_large = write()
     page = (tmp_path / "site" / "studies" / "a" / "index.html").read_text()
     next((tmp_path / "a").glob("trials/*/env.json")).write_text("{")
