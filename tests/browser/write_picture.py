@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reports/studies/resnet50-two-cores/index.html"
 PICTURE = ROOT / "docs/images/report.png"
 _WIDTH = 1280
-_NUM_COLOURS = 64
+_NUM_COLOURS = 128
 _MARGIN = 16
 _BOTTOM = """Math.ceil(Math.max(...[...document.querySelectorAll(
     "#verdict .notes, #verdict .hero")].map(
