@@ -220,7 +220,7 @@ def _so_far(session: Session) -> str:
         return name
     rates = [per_ns * of.num_steps / (of.end_ns - of.start_ns) for of in valid]
     found = generations.these_processes_only([*map(math.log, rates)])
-    return f"{name}, {found.value:,.1f} [{found.low:,.1f}, {found.high:,.1f}]/s so far"
+    return f"{name}, {found.value:,.2f} [{found.low:,.2f}, {found.high:,.2f}]/s so far"
 
 
 def case_of(spec: TrialSpec) -> str:

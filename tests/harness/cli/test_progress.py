@@ -6,12 +6,13 @@ import os
 import pty
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from harness.cli import running
 from harness.planning import estimate
-from harness.run import session
+from harness.run import rounds, session
 from results.records import identity
 from results.records.models import (
     Budget,
@@ -58,6 +59,30 @@ def test_the_time_left_moves_between_two_events():
     assert shown == ["", "3 min 20 s left", "3 min 00 s left", "12 s over the estimate"]
     for seconds, text in ((0.2, "0 s"), (59.6, "1 min 00 s"), (7500, "2 h 05 min")):
         assert f"{text} left" == running.left_text(seconds)
+
+
+def test_a_round_names_its_case_and_the_rate_so_far(small_plan):
+    """Of valid blocks, with an interval over the rounds of this run."""
+    trial = small_plan.trials[0]
+    turns = [
+        SimpleNamespace(
+            is_valid=k != 3, num_steps=2, start_ns=0, end_ns=10**9 + 10**6 * k
+        )
+        for k in range(9)
+    ]
+    prepared = SimpleNamespace(trial=trial)
+    texts = [
+        rounds._so_far(SimpleNamespace(prepared=prepared, turns=turns[:number]))
+        for number in (2, 9)
+    ]
+
+    assert "in_graph x1" == texts[0]
+    found = re.fullmatch(
+        r"in_graph x1, ([\d.]+) \[([\d.]+), ([\d.]+)\]/s so far", texts[1]
+    )
+    rate, low, high = map(float, found.groups())
+    assert low < rate < high
+    assert pytest.approx(2 * trial.spec.global_batch_size, rel=0.02) == rate
 
 
 def test_the_phase_of_a_running_trial_is_read_from_its_rank_file(tmp_path):
