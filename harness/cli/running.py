@@ -327,11 +327,7 @@ def conclude_sweep(
     store: Store, study: Study, trials: Sequence[PlannedTrial], *, is_json: bool
 ) -> int:
     """Writes the report, prints the summary, and returns the exit code."""
-    from reports.page import build
-
-    build.write_report(store, store.report_path)
-    print_summary(store, is_json=is_json)
-    note(f"report: {store.report_path}")
+    _conclude(store, is_json=is_json)
     statuses = statuses_of(study, [trial.trial_id for trial in trials])
     num_failed = len(statuses) - statuses.count(TrialStatus.OK)
     if num_failed:
@@ -398,6 +394,14 @@ def statuses_of(study: Study, trial_ids: Iterable[str]) -> list[TrialStatus | No
         elif entry.trial is not None and entry.trial.status is not None:
             found[entry.trial_id] = entry.trial.status.status
     return [found.get(trial_id) for trial_id in trial_ids]
+
+
+def _conclude(store: Store, *, is_json: bool) -> None:
+    from reports.page import build
+
+    build.write_report(store, store.report_path)
+    print_summary(store, is_json=is_json)
+    note(f"report: {store.report_path}")
 
 
 def print_summary(store: Store, *, is_json: bool) -> None:
