@@ -68,16 +68,13 @@ def describe_end(status: StatusRecord, result: TrialResult | None) -> str:
     duration = format_duration(status.duration_sec)
     if status.status is TrialStatus.OK and result is not None:
         rate = f"{result.examples_per_sec:.1f} {result.example_unit}/s"
-        turns = ""
-        if result.turns:
-            num_void = sum(not turn.is_valid for turn in result.turns)
-            void = f" ({num_void} discarded)" if num_void else ""
-            turns = f" in {len(result.turns)} blocks{void}"
+        num_void = sum(not turn.is_valid for turn in result.turns)
+        void = f" ({num_void} discarded)" * bool(num_void)
+        turns = f" in {len(result.turns)} blocks{void}" * bool(result.turns)
         return f"ok, {rate}{turns}, took {duration}"
-    text = f"{status.status.label}, took {duration}"
-    if status.failure is not None:
-        text += f" - {status.failure.phase.value}: {status.failure.reason}"
-    return text
+    failure = status.failure
+    why = "" if failure is None else f" - {failure.phase.value}: {failure.reason}"
+    return f"{status.status.label}, took {duration}{why}"
 
 
 def left_text(left_sec: float, *, is_most: bool = False) -> str:
@@ -223,11 +220,8 @@ class RichProgress:
     ) -> None:
         """Prints how it ended above the bar."""
         style = "green" if status.status is TrialStatus.OK else "red"
-        self._console.print(
-            f"{describe_trial(trial)}: {describe_end(status, result)}",
-            style=style,
-            markup=False,
-        )
+        text = f"{describe_trial(trial)}: {describe_end(status, result)}"
+        self._console.print(text, style=style, markup=False)
         self._bar.advance(self._task)
 
     def note(self, text: str) -> None:
@@ -261,9 +255,9 @@ def run_until_done(
     """
     durations = estimate.read_durations(store.root.parent)
     owned_folders.remove_abandoned()
-    is_sweep = settings.measuring.gate is None
-    renew = functools.partial(_renew_report, store) if is_sweep else None
-    if is_sweep:
+    renew = None
+    if settings.measuring.gate is None:
+        renew = functools.partial(_renew_report, store)
         note(f"report: {store.report_path} (renewed after each repetition)")
     try:
         with run.stop_signals():
@@ -316,8 +310,8 @@ def describe_match(match: Match) -> str:
 def _resume_command(store: Store, settings: RunSettings) -> str:
     if settings.trees:  # only the same command knows the other revision
         return shlex.join(["python", "-m", "harness", *sys.argv[1:]])
-    launcher = settings.launcher
-    words = [] if launcher.name == catalog.DEFAULT else ["--launcher", launcher.name]
+    name = settings.launcher.name
+    words = [] if name == catalog.DEFAULT else ["--launcher", name]
     return shlex.join(
         ["python", "-m", "harness", "sweep", "--study", str(store.root), *words]
     )
@@ -343,12 +337,10 @@ def conclude_sweep(
             f"{num_disturbed} trials were measured beside load only, which is no"
             " evidence; --retry failed measures their runs again"
         )
-    code = exit_codes.SOME_TRIALS_FAILED if num_failed else exit_codes.OK
     if num_failed == len(statuses):
-        code = exit_codes.NOTHING_MEASURED
-    if code == exit_codes.OK and any(match.has_failed for match in study.matches):
-        return exit_codes.SOME_TRIALS_FAILED
-    return code
+        return exit_codes.NOTHING_MEASURED
+    is_part = num_failed or any(match.has_failed for match in study.matches)
+    return exit_codes.SOME_TRIALS_FAILED if is_part else exit_codes.OK
 
 
 def _is_done(study: Study) -> bool:
@@ -366,16 +358,11 @@ def _is_done(study: Study) -> bool:
     used_sec = relay_sec(entry.trial for entry in study.planned if entry.trial)
     generation_sec = used_sec / study.plan.repeats
     is_time_over = used_sec + generation_sec > measuring.minutes * 60
-    if is_time_over and looks:
+    if is_time_over:
+        target = f"the target of {measuring.target or 0:.2%} is not reached"
         note(
-            f"no clear verdict after {study.plan.repeats} runs and"
-            f" {used_sec / 60:.1f} min: give more --time-budget to continue"
-        )
-    elif is_time_over:
-        note(
-            f"the target of {measuring.target:.2%} is not reached after"
-            f" {study.plan.repeats} runs and {used_sec / 60:.1f} min: give more"
-            " --time-budget to continue"
+            f"{'no clear verdict' if looks else target} after {study.plan.repeats} runs"
+            f" and {used_sec / 60:.1f} min: give more --time-budget to continue"
         )
     return is_time_over
 

@@ -188,9 +188,8 @@ def compare(root: Path) -> int:
         own = manifest.digest_of(root / VARIED_NAME)
         check_lib.compare_digest(VARIED_NAME, own, found, check)
     for item in check.differences:
-        click.echo(
-            f"differs: {item.where}: stated {item.stated}, recomputed {item.recomputed}"
-        )
+        both = f"stated {item.stated}, recomputed {item.recomputed}"
+        click.echo(f"differs: {item.where}: {both}")
     if check.differences:
         return exit_codes.SOME_TRIALS_FAILED
     path = root / "report" / "index.html"
