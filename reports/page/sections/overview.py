@@ -39,8 +39,13 @@ def render_verdict(view: View) -> Markup:
     gate, found = brief.of_view(view), marks.of_view(view)
     judged = brief.judge(view)
     shown: dict[str, Any] = {"view": view, "brief": judged, "gate": gate}
-    shown["cautions"] = [mark for mark in found if mark.level is not marks.Level.OK]
-    shown["fine"] = [mark for mark in found if mark.level is marks.Level.OK]
+    # The grade of a program's evidence is shown however good it is.
+    always = "Evidence" if view.study.program is not None else ""
+    shown["worst"] = marks.worst(found).value
+    shown["fine"] = [
+        mark for mark in found if mark.level is marks.Level.OK and mark.name != always
+    ]
+    shown["cautions"] = [mark for mark in found if mark not in shown["fine"]]
     if gate is not None:
         return page.render("verdict", **shown, cases=_of_gate(gate))
     curves = over_replicas.curves_of_first_screen(view) if is_over_sizes(view) else []

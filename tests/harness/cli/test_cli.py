@@ -218,8 +218,11 @@ def test_watching_prints_what_changes_and_ends_with_the_sweep(
     lines = [line for line in printed if not line.startswith("  ")]
     rates = [line for line in printed if line.startswith("  ")]
 
-    # Over the runs that have ended: of one, there is no interval.
-    assert re.fullmatch(r"  in_graph, 1 replica x \d+: [\d.]+ \S+/s, 1 run", rates[0])
+    # Over the runs that have ended; here, one.
+    assert re.fullmatch(
+        r"  in_graph, 1 replica x \d+: [\d.]+ \[[\d.]+,\s[\d.]+\] \S+/s, 1 run",
+        rates[0],
+    )
     assert [
         ("running", "run 2 of 2, round 2"),
         ("running", "run 2 of 2, round 3"),
