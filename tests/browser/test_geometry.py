@@ -80,7 +80,8 @@ def test_six_facts_are_within_the_first_screen(open_page, name):
     page.set_viewport_size({"width": PHONE[0], "height": PHONE[1]})
     for selector in ("h1", ".answer", ".measured", ".basis"):
         assert page.evaluate(LOWEST, selector) <= PHONE[1], selector
-    assert page.evaluate(LOWEST, ".next") <= page.evaluate(LOWEST, ".hero")
+    if page.locator(".hero").count():
+        assert page.evaluate(LOWEST, ".next") <= page.evaluate(LOWEST, ".hero")
 
 
 @pytest.mark.parametrize("name", ["large", "broken"])
