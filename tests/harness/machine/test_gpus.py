@@ -1,4 +1,4 @@
-"""GPUs are read from the driver: which there are, their settings, what runs there."""
+"""GPUs: which there are, their settings, and what others do on them meanwhile."""
 
 import os
 import subprocess
