@@ -1,4 +1,4 @@
-"""The command line: what it prints, where, with which exit code; help and progress."""
+"""The command line: what it prints, where, with which exit code; completion."""
 
 import contextlib
 import datetime as dt

@@ -1,4 +1,4 @@
-"""What is wrong with a request of one workload is one line; nothing is written."""
+"""What this machine lacks for a workload, and what sharding keeps."""
 
 import json
 import re

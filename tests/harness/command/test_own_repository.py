@@ -1,4 +1,4 @@
-"""Studies and gates of a program in a folder or a repository of its own."""
+"""Studies, gates and variants of a program in a folder or repository."""
 
 import html
 import json
@@ -351,7 +351,7 @@ for _ in range(8):
     print("rate", 100 * int(sys.argv[1]) * {"fast": 2, "slow": 1}[sys.argv[2]])
 """
 COMMAND = "--command=python3 solve.py {replicas} {kind}"
-OWN_OF_VARIANTS = (
+VARIANTS = (
     "sweep",
     COMMAND,
     "--metric=throughput=rate ([0-9.]+)",
@@ -367,7 +367,7 @@ OWN_OF_VARIANTS = (
 @pytest.mark.processes
 def test_variants_are_cases_of_one_study_with_their_ratio(harness, tmp_path):
     (tmp_path / "solve.py").write_text(SOLVE)
-    code, out, err = harness(*OWN_OF_VARIANTS, "--param=kind=fast,slow")
+    code, out, err = harness(*VARIANTS, "--param=kind=fast,slow")
 
     assert exit_codes.OK == code, err
     assert "losses" not in out  # a program that prints numbers shows none

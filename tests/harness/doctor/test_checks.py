@@ -1,4 +1,4 @@
-"""``doctor`` prints its checks of load and settings, and exits with 6 if one is bad."""
+"""``doctor`` checks load, settings and rates, and exits with 6 if one is bad."""
 
 import dataclasses
 import functools

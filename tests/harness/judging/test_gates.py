@@ -1,4 +1,4 @@
-"""A gate of revisions or of stored studies: its exit code is the verdict."""
+"""Gates on time, counts and quality, of revisions or studies: the exit code judges."""
 
 import itertools
 import json
@@ -320,7 +320,6 @@ OF_QUALITY = (
 )
 
 
-@pytest.mark.usefixtures("with_pages")
 def test_a_change_that_learns_less_is_a_regression(gate, tmp_path):
     code, out, err = gate(
         "--baseline=learned_more",
@@ -341,7 +340,6 @@ def test_a_change_that_learns_less_is_a_regression(gate, tmp_path):
     assert all(spec.budget is not None for spec in specs)
     assert 5 == len({spec.seed for spec in specs})
     assert 10 == len(specs)
-    assert (tmp_path / "runs/q/report/index.html").is_file()
 
 
 def test_a_stored_sweep_is_a_baseline_too(gate, tmp_path):

@@ -1,4 +1,4 @@
-"""Processes that ``mpirun`` starts, for real where OpenMPI is installed."""
+"""Programs under a real ``mpirun``: who they are, and how they are measured."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""Launchers are found by name; what is submitted, and what is refused before that."""
+"""What launchers submit or render, and what is refused before that."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The environment record: machine, kernel, container, code, variables of a trial."""
+"""The record of the environment: machine, container, code, and no home folder."""
 
 import json
 import os

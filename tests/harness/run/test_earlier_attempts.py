@@ -1,4 +1,4 @@
-"""What is measured again stays until it is, and afterwards, beside the new attempt."""
+"""Folders and processes of a trial: earlier attempts stay, the rest is removed."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""Trials end as they end, and every end is recorded with phase and reason."""
+"""Trials and equivalence checks end as they end, and every end is recorded."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A trial's code digest covers what can change its numbers, and nothing else."""
+"""The code digest covers what can change numbers; two codes never mix."""
 
 import ast
 import gc
@@ -262,7 +262,7 @@ def test_a_program_that_is_edited_has_changed(program, tmp_path):
 
 
 @pytest.fixture
-def ours_of_code(tmp_path):
+def own_tree(tmp_path):
     """A tree of our packages with one file, which is watched."""
     file = tmp_path / "harness" / "run" / "trial_tree.py"
     file.parent.mkdir(parents=True)
@@ -272,22 +272,22 @@ def ours_of_code(tmp_path):
     return SimpleNamespace(watch=watch, file=file)
 
 
-def test_our_own_code_that_is_edited_has_changed(ours_of_code):
+def test_our_own_code_that_is_edited_has_changed(own_tree):
     """An edit that measures nothing is no change; else the file is named."""
-    assert "" == ours_of_code.watch.changed()
-    ours_of_code.file.write_text("a = 1  # a comment\n")
-    assert "" == ours_of_code.watch.changed()
-    ours_of_code.file.write_text("a = 2\n")
-    found = ours_of_code.watch.changed()
-    ours_of_code.file.write_text("a = 1\n")
+    assert "" == own_tree.watch.changed()
+    own_tree.file.write_text("a = 1  # a comment\n")
+    assert "" == own_tree.watch.changed()
+    own_tree.file.write_text("a = 2\n")
+    found = own_tree.watch.changed()
+    own_tree.file.write_text("a = 1\n")
 
     assert found.startswith("harness/run/trial_tree.py '")
-    assert found == ours_of_code.watch.changed()
+    assert found == own_tree.watch.changed()
 
 
-def test_our_own_code_that_is_new_or_gone_has_changed(ours_of_code):
+def test_our_own_code_that_is_new_or_gone_has_changed(own_tree):
     """All files are counted."""
-    ours_of_code.file.with_name("other.py").write_text("")
-    ours_of_code.file.unlink()
+    own_tree.file.with_name("other.py").write_text("")
+    own_tree.file.unlink()
 
-    assert ours_of_code.watch.changed().endswith("' / 'none' (and 1 more)")
+    assert own_tree.watch.changed().endswith("' / 'none' (and 1 more)")

@@ -1,4 +1,4 @@
-"""The measuring loop counts what it must, and nothing else, in lines of a file."""
+"""The measuring loop, and what a trial reads of its machine, in lines of a file."""
 
 from __future__ import annotations
 
