@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -177,44 +178,48 @@ def draw_boxes(
     axes: Axes, items: Sequence[Row], *, axis_label: str, look: Look
 ) -> None:
     """Draws the ``dots`` of each row as a box, with the dots below if they are few."""
+    import seaborn as sns  # with SciPy's statistics: half of what a table in text needs
+
     places, _ = rows.place(items)
-    is_few = sum(len(row.dots) for row in items) <= MOST_DOTS
-    for at, row in zip(places, items, strict=True):
-        color = look.color(row.backend)
-        line = {"color": color, "linewidth": 1.2}
-        axes.boxplot(
-            [row.dots],
-            positions=[at],
-            widths=BOX_WIDTH,
-            orientation="horizontal",
-            manage_ticks=False,
+    numbers = [len(row.dots) for row in items]
+    is_few = sum(numbers) <= MOST_DOTS
+    with warnings.catch_warnings():
+        # Seaborn 0.13 passes "vert" to matplotlib 3.11, which expects "orientation".
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", PendingDeprecationWarning)
+        sns.boxplot(
+            x=[dot for row in items for dot in row.dots],
+            y=np.repeat(places, numbers),
+            hue=np.repeat([row.backend for row in items], numbers),
+            palette={row.backend: look.color(row.backend) for row in items},
+            orient="h",
+            native_scale=True,
+            dodge=False,
+            # Seaborn scales widths by the least distance of two rows.
+            width=BOX_WIDTH / min(np.diff(np.unique(places)), default=1.0),
+            fill=False,
+            linewidth=1.2,
+            legend=False,
             showfliers=not is_few,
-            boxprops=line,
-            whiskerprops=line,
-            capprops=line,
-            medianprops=line,
-            flierprops={"marker": ".", "markersize": 3, "markeredgecolor": color},
+            fliersize=2,
+            ax=axes,
         )
-        if is_few:
-            lines = [at + 0.3 + 0.05 * (place % 3) for place in range(len(row.dots))]
-            style.draw_dots(axes, row.dots, lines, color)
+    for at, row in zip(places, items, strict=True) if is_few else ():
+        lines = [at + 0.3 + 0.05 * (place % 3) for place in range(len(row.dots))]
+        style.draw_dots(axes, row.dots, lines, look.color(row.backend))
     axes.set_xlabel(axis_label)
     rows.write_columns(axes, items, look)
 
 
 def draw_shares(axes: Axes, items: Sequence[Row], look: Look) -> None:
     """Draws the share of steps that took at most so long; a line per row."""
-    longest = 0.0
-    for row, width in zip(
-        items, style.widths([row.backend for row in items]), strict=True
-    ):
-        longest = max(longest, *row.dots)
-        axes.ecdf(
-            row.dots,
-            color=look.color(row.backend),
-            linewidth=width,
-            label=row.name,
-        )
+    import seaborn as sns
+
+    widths = style.widths([row.backend for row in items])
+    for row, width in zip(items, widths, strict=True):
+        color = look.color(row.backend)
+        sns.ecdfplot(x=row.dots, ax=axes, color=color, linewidth=width, label=row.name)
+    longest = max(max(row.dots) for row in items)
     most = MOST_OF_MEDIAN * max(float(np.median(row.dots)) for row in items)
     axes.set_xlim(0, min(longest, most) * 1.03 or 1.0)
     axes.set_ylim(0, 1.02)
