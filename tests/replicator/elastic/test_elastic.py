@@ -15,7 +15,6 @@ from elastic_job import Job, check_epochs, counted_steps, num_repeated, stop
 import replicator
 
 NUM_FAULTS = int(os.environ.get("ELASTIC_FAULTS", "0"))
-
 FAULTS = ["kill", "kill", "kill the chief", "hang", "go", "come"]
 
 pytestmark = pytest.mark.processes
@@ -57,6 +56,7 @@ def test_a_job_outlives_its_chief_and_its_supervisor(tmp_path):
     check_as_undisturbed(job, 40)
 
 
+@pytest.mark.full
 def test_one_program_with_served_workers_goes_on(tmp_path):
     hosts = ["127.0.0.2", "127.0.0.3"]
     job = Job(tmp_path, hosts, "--served", "--cooldown-sec", "0")
