@@ -262,7 +262,7 @@ def _narrower(view: View, open_figures: Sequence[Estimate]) -> str:
     if n < estimates.FEWEST_FOR_INTERVAL:
         return ""
     before, after = (power.median_half_width(1.0, number) for number in (n, 2 * n))
-    does = f"narrows the intervals by {1 - after / before:.0%}"
+    does = f"narrows the intervals by {formats.percent(1 - after / before)}"
     return _typed(with_repetitions(view.study.plan, 2 * n), does)
 
 

@@ -371,7 +371,7 @@ REFUSED = r"""
 --baseline=same --repeats=1 -> --repeats 1 gives no verdict
 --baseline=same --metric=efficiency --replicas=1 -> has no baseline to scale from; give
 --baseline=same --metric=time_to_first_step --order=interleaved -> first_step: the proc
---baseline=same --write=gate.xml -> 'gate.xml' is not FORMAT=FILE; use one of text, juni
+--baseline=same --write=gate.xml -> 'gate.xml' is not FORMAT=FILE; use one of text,
 --baseline=same --alpha=50% -> alpha is 0.5, must be .* less than 0.5
 --baseline=same --count=nodes -> --count 'nodes' is not counted in a step; use one of gr
 --baseline=same --count=retraces=([0-9]+) -> has a pattern, and a workload prints nothi

@@ -392,7 +392,7 @@ def test_what_is_open_can_be_narrowed_and_nothing_is_promised(make):
     item = next(c for c in view.comparisons if c.ratio and not c.holds)
 
     assert re.fullmatch(
-        r"`python -m harness sweep .*--repeats 8.*` narrows the intervals by 44%",
+        r"`python -m harness sweep .*--repeats 8.*` narrows the intervals by 44.%",
         plain(next_step._narrower(view, [item.ratio])),
     )
 
