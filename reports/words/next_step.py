@@ -217,10 +217,10 @@ def choose(
     plan = view.study.plan
     known = [p.efficiency for p in points if p.efficiency is not None]
     is_known = any(of.is_conclusive and of.has_interval for of in known)
-    is_loud = level is Level.BAD and any(
-        mark.level is Level.BAD and mark.name in ("Quiet machine", "Drift")
-        for mark in marks.of_view(view)
-    )
+    found = {mark.name: mark.level for mark in marks.of_view(view)}
+    quiet, drift = found.get("Quiet machine"), found.get("Drift")
+    is_loud = level is Level.BAD and Level.BAD in (quiet, drift)
+    is_coarse = Level.CAUTION is quiet is found.get("Resolution")
     repeated = with_repetitions(plan, marks.ENOUGH_REPETITIONS)
     # The figures that tell neither backends nor an efficiency apart.
     target = plan.measuring.efficiency_target
@@ -235,6 +235,7 @@ def choose(
         _narrower(view, open_figures),
         _controls(view, points),
         REMEDIES.get(lost.main_loss, "") if is_lost and lost is not None else "",
+        "repeat on a quiet machine" * is_coarse,
         _wider(view, points),
     ]
     return next(text for text in candidates if text)
@@ -278,15 +279,15 @@ def _controls(view: View, points: Sequence[Point]) -> str:
 def _wider(view: View, points: Sequence[Point]) -> str:
     """Returns what the study could measure beyond what it has."""
     if ScalingMode.STRONG not in view.study.modes:
-        return "strong scaling"
+        return "measure strong scaling"
     largest = max(points, key=lambda point: point.num_replicas)
     (entry, *_) = largest.case.shown_entries
     if entry.trial is None or entry.trial.env is None:
-        return "more replicas"
+        return "measure more replicas"
     free = entry.trial.env.placement.num_available_cores
     if largest.num_replicas * largest.case.spec.cores_per_replica < free:
-        return f"more replicas, of {free} cores"
-    return "a machine with more cores"
+        return f"measure more replicas: there are {free} cores"
+    return "measure on a machine with more cores"
 
 
 def with_a_baseline(view: View) -> str:

@@ -30,6 +30,7 @@ from results.records.models import Control, Phase, TrialStatus
         ("multi_worker_in_graph", Control.NONE, {"external_writes": "never"}),
         # Others have nothing to look for, and no such option.
         ("tf_mirrored", Control.NONE, {}),
+        ("dtensor", Control.NONE, {"mesh": {"batch": 2, "model": 2}, "layout": {}}),
         (
             *("in_graph", Control.NOSYNC),
             {"external_writes": "never", "without_communication": True},
@@ -49,8 +50,9 @@ def test_a_replicator_is_made_as_the_trial_says(
         return "a replicator"
 
     monkeypatch.setitem(sys.modules, "replicator", types.SimpleNamespace(create=create))
-    wanted = {"external_writes": "never"}
-    made = worker._create(make_spec(backend=backend, control=control, options=wanted))
+    wanted = {"external_writes": "never", "mesh": "1x2"}
+    spec = make_spec(backend=backend, control=control, options=wanted)
+    made = worker._create(spec, {})
     if control is Control.SYNTHETIC:  # repeats its first batch
         assert "ReusingReplicator" == type(made).__name__
         made = made.original

@@ -236,8 +236,11 @@ def test_a_machine_without_more_cores_is_not_given_more_replicas(relay):
     """It has two, and both are used; one replica leaves one."""
     points = [p for p in relay.points_of(STRONG, "in_graph") if p.trial_ids]
 
-    assert next_step._wider(relay, points) == "a machine with more cores"
-    assert next_step._wider(relay, points[:1]) == "more replicas, of 2 cores"
+    assert next_step._wider(relay, points) == "measure on a machine with more cores"
+    assert (
+        next_step._wider(relay, points[:1])
+        == "measure more replicas: there are 2 cores"
+    )
 
 
 def test_every_figure_of_a_table_has_its_interval_or_says_why_not(make, broken):
