@@ -432,9 +432,11 @@ def split_global_batches(
     num_replicas = ctx.num_replicas_in_sync
     is_shared = uneven and is_integer(global_batch_size, least=num_replicas)
     excess = global_batch_size % num_replicas if is_shared else 0
-    share: int | Fraction = ctx.get_per_replica_batch_size(global_batch_size - excess)
-    if excess:
-        share = Fraction(global_batch_size, num_replicas)
+    share: int | Fraction = (
+        Fraction(global_batch_size, num_replicas)
+        if excess
+        else ctx.get_per_replica_batch_size(global_batch_size)
+    )
     num_in_turn, rest = divmod(num_replicas, ctx.num_input_pipelines)
     if rest:
         raise SplitBatchError(

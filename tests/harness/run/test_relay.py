@@ -300,6 +300,7 @@ class Waiting:
     is_alive: bool = True
     busy_sec: float = 0.0
     step_time_sec: float = 1.0
+    turns: tuple[Any, ...] = ()
 
 
 @pytest.fixture

@@ -216,7 +216,7 @@ def test_gradients_of_a_loss_that_was_not_scaled_are_refused(in_graph, wrapped):
         ),
         (
             {"backend": "tf_mirrored", "loss_scale": "dynamic"},
-            r"loss_scale='dynamic' does not work .* in the branch",
+            r"loss_scale='dynamic' does not work .* in a branch",
         ),
     ],
 )
