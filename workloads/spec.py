@@ -329,6 +329,11 @@ class WorkloadInfo:
     # configuration; without TensorFlow. Empty if that is not counted.
     memory_module: str = ""
 
+    def on_mesh(self, num_replicas: int, num_devices: int) -> dict[str, Any]:
+        """Options of the backend ``dtensor``, with so many devices of each replica."""
+        sizes = {"batch": num_replicas, "model": num_devices}
+        return {"mesh": sizes, "layout": self.mesh_layout}
+
     def make_config(self, preset: str, options: Mapping[str, Any]) -> Any:
         """Returns the configuration of a preset; ``options`` replace its values.
 

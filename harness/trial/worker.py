@@ -33,7 +33,7 @@ from replicator.cluster import environment
 from results.records.models import Control, Environment, TrialSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from replicator.cluster.configuration import ClusterConfig
     from results.records.models import Placement
@@ -168,7 +168,7 @@ def measure_spec(
     counter = steps.StepCounter(recorded, count_functions)
 
     def build() -> StepProgram:
-        counter.replicator = _create(spec, info.mesh_layout)
+        counter.replicator = _create(spec)
         program: Any = info.build(
             counter.replicator,
             preset=spec.preset,
@@ -217,7 +217,7 @@ def _after_first(writer: RankFile, num_gpus: int, counter: steps.StepCounter) ->
         steps.write_nccl(writer)
 
 
-def _create(spec: TrialSpec, layout: Mapping[str, str]) -> Any:
+def _create(spec: TrialSpec) -> Any:
     """Returns the replicator of a case, or of a control that leaves something out."""
     import replicator
 
@@ -225,8 +225,8 @@ def _create(spec: TrialSpec, layout: Mapping[str, str]) -> Any:
     takes_policy = policy is not None and catalog.backend(spec.backend).detects_writes
     options: dict[str, Any] = {"external_writes": policy} if takes_policy else {}
     if spec.devices_per_replica > 1 and spec.backend == "dtensor":
-        sizes = {"batch": spec.num_replicas, "model": spec.devices_per_replica}
-        options |= {"mesh": sizes, "layout": layout}
+        info = catalog.workload(spec.workload)
+        options |= info.on_mesh(spec.num_replicas, spec.devices_per_replica)
     elif spec.devices_per_replica > 1:
         options["logical_devices_per_replica"] = spec.devices_per_replica
     if spec.control is Control.SOLO:  # this process is one of ``num_replicas``

@@ -117,17 +117,14 @@ class Block(keras.layers.Layer):
                 replicator.named(layer.bias, dimensions[1])
             return layer
 
-        into, out_of = ("width", "heads"), ("heads", "width")
         self.attention_norm = _norm("attention_norm", width)
         self.projections = [
-            dense(name, width, width, names, use_bias=False)
-            for name, names in (
-                ("query", into),
-                ("key", into),
-                ("value", into),
-                ("output", out_of),
-            )
+            dense(name, width, width, ("width", "heads"), use_bias=False)
+            for name in ("query", "key", "value")
         ]
+        self.projections.append(
+            dense("output", width, width, ("heads", "width"), use_bias=False)
+        )
         self.feed_forward_norm = _norm("feed_forward_norm", width)
         self.expand = dense(
             "expand", width, hidden, ("width", "hidden"), activation="relu"

@@ -225,9 +225,6 @@ def held(config: TransformerConfig, num_replicas: int) -> list[Held]:
     return found
 
 
-# As Megatron-LM splits a block (Shoeybi et al. 2019, section 3).
-MESH_LAYOUT = {"heads": "model", "hidden": "model"}
-
 METRICS = (
     Metric(
         name="bits_per_byte",
@@ -343,7 +340,8 @@ WORKLOAD = WorkloadInfo(
     metrics=METRICS,
     batch_divisors=("sequence_length", "num_microbatches"),
     draws_with="dropout",
-    mesh_layout=MESH_LAYOUT,
+    # As Megatron-LM splits a block (Shoeybi et al. 2019, section 3).
+    mesh_layout={"heads": "model", "hidden": "model"},
     memory_module="workloads.transformer.study",
     matching=Matching(
         options={**EXACT, "dropout": 0.0},

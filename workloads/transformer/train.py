@@ -196,8 +196,7 @@ def main() -> None:
     args = command.parse(__doc__, study.WORKLOAD)
     split: dict[str, Any] = {}
     if args.backend == "dtensor":
-        sizes = {"batch": args.replicas, "model": args.config.num_mesh_devices}
-        split = {"mesh": sizes, "layout": study.MESH_LAYOUT}
+        split = study.WORKLOAD.on_mesh(args.replicas, args.config.num_mesh_devices)
     elif args.config.pipeline_stages > 1:  # a stage has a device of its own
         split = {"logical_devices_per_replica": args.config.pipeline_stages}
     repl = replicator.create(args.backend, num_replicas=args.replicas, **split)

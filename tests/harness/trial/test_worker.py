@@ -52,7 +52,7 @@ def test_a_replicator_is_made_as_the_trial_says(
     monkeypatch.setitem(sys.modules, "replicator", types.SimpleNamespace(create=create))
     wanted = {"external_writes": "never", "mesh": "1x2"}
     spec = make_spec(backend=backend, control=control, options=wanted)
-    made = worker._create(spec, {})
+    made = worker._create(spec)
     if control is Control.SYNTHETIC:  # repeats its first batch
         assert "ReusingReplicator" == type(made).__name__
         made = made.original

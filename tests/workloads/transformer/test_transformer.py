@@ -183,8 +183,7 @@ def test_a_part_of_a_sequence_or_micro_batch_is_no_batch(size, options, line):
 def on_mesh():
     return replicator.create(
         "dtensor",
-        mesh={"batch": 1, "model": 2},
-        layout=config.WORKLOAD.mesh_layout,
+        **config.WORKLOAD.on_mesh(1, 2),
         devices=["CPU:0", "CPU:1"],
     )
 
