@@ -211,13 +211,12 @@ def _take_rounds(
 
 def _so_far(session: Session) -> str:
     """Names a case, with its rate in this run and an interval over its rounds."""
-    spec, valid = (
-        session.prepared.trial.spec,
-        [of for of in session.turns if of.is_valid],
-    )
-    name, per_ns = f"{spec.backend} x{spec.num_replicas}", 1e9 * spec.global_batch_size
+    spec = session.prepared.trial.spec
+    name = f"{spec.backend} x{spec.num_replicas}"
+    valid = [of for of in session.turns if of.is_valid]
     if len(valid) < MIN_ROUNDS:
         return name
+    per_ns = 1e9 * spec.global_batch_size
     rates = [per_ns * of.num_steps / (of.end_ns - of.start_ns) for of in valid]
     found = generations.these_processes_only([*map(math.log, rates)])
     return f"{name}, {found.value:,.2f} [{found.low:,.2f}, {found.high:,.2f}]/s so far"

@@ -23,6 +23,7 @@ from replicator.core import context as context_lib
 from replicator.core import devices as devices_lib
 from replicator.core.context import StepGenerator
 from replicator.core.step import PerReplica, check_outputs, per_replica_nest
+from replicator.engine.graph.body import reachable
 from replicator.errors import DeviceError, LayoutError
 from replicator.inputs import iterator
 from replicator.inputs.context import as_value
@@ -110,8 +111,8 @@ class MeshProgram:
         graph = self._traced.graph
         found = [each for each in graph.get_operations() if each.type == kind]
         layers = {each.name.rpartition("/")[0] or "in no layer" for each in found}
-        reaching = {id(tensor) for each in found for tensor in _ancestors(each)}
-        inner = {id(outer): id(within) for outer, within in graph.captures}
+        reaching = {*reachable(found, lambda each: [of.op for of in each.inputs])}
+        inner = {id(outer): within.op for outer, within in graph.captures}
         split = [
             f"{each.path} ({', '.join(each.layout.sharding_specs)})"
             for each in self._variables
@@ -391,18 +392,6 @@ class DTensorReplicator(base.Replicator):
                 if not np.array_equal(first.setdefault(place, value), value):
                     differing.append(variable.path)
         report_out_of_sync(list(dict.fromkeys(differing)))
-
-
-def _ancestors(operation: Any) -> list[Any]:
-    """All tensors that an operation depends on."""
-    found = {id(tensor): tensor for tensor in operation.inputs}
-    waiting = list(found.values())
-    while waiting:
-        for tensor in waiting.pop().op.inputs:
-            if id(tensor) not in found:
-                found[id(tensor)] = tensor
-                waiting.append(tensor)
-    return list(found.values())
 
 
 def _read(inputs: InputIterator) -> Any:

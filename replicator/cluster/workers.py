@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 # All its replicators share the state. Errors name the workers that began a failure.
 
+DEFAULT_HEARTBEAT_TIMEOUT_SEC = 10.0
 _PEER_CHECK_SEC = 2.0
 # How reports of failures begin; others say what a worker waits for.
 FAILURES = ("failed in ", "reached ")
@@ -61,7 +62,9 @@ class WorkerState:
     """This process as a worker of a cluster; one per process."""
 
     def __init__(
-        self, config: ClusterConfig, heartbeat_timeout_sec: float = 10.0
+        self,
+        config: ClusterConfig,
+        heartbeat_timeout_sec: float = DEFAULT_HEARTBEAT_TIMEOUT_SEC,
     ) -> None:
         self.config = config
         self.heartbeat_timeout_sec = heartbeat_timeout_sec
@@ -428,7 +431,6 @@ def compare(
 
 _LOG = logging.getLogger(__name__)
 DEFAULT_TIMEOUT_SEC = 300.0
-DEFAULT_HEARTBEAT_TIMEOUT_SEC = 10.0
 # TensorFlow's server gets at least this long, however long the workers took to start.
 _SHORTEST_WAIT_SEC = 5.0
 
