@@ -192,7 +192,7 @@ def print_summary(store: Store, console: rich.console.Console) -> None:
     for sentence in judged.sentences[1:]:
         show(sentence)
     grade = trust.grade(view.study)
-    show("" if grade is None else f"Evidence: {grade[1]}.")
+    show("" if grade is None else f"Evidence: {grade.text}.")
     show(f"{judged.trust}." if judged.trust else "")
     for mark in marks.of_view(view):
         if mark.level is not marks.Level.OK and mark.name != "Evidence":

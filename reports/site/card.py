@@ -73,11 +73,6 @@ class Card:
         return (*front, self.against, self.date, self.grade)
 
 
-def day(time: str) -> str:
-    """Returns the day of a recorded time."""
-    return time[: len("2026-01-01")]
-
-
 def slugs(names: Sequence[str]) -> list[str]:
     """Returns a folder name for each study, unique also where letter case is ignored.
 
@@ -104,11 +99,7 @@ def make_card(view: View, slug: str) -> Card:
     presets = dict.fromkeys(spec.preset for spec in specs)
     num_ok = sum(entry.is_ok for entry in study.planned)
     by_processor = formats.grouped((env.cpu_model, env) for env in view.environments)
-    machines = (
-        # Trials have different numbers of GPUs: the most are the machine's.
-        names.machine(max(found, key=lambda env: len(env.gpus)))
-        for found in by_processor.values()
-    )
+    machines = map(names.machine, by_processor.values())
     brief = brief_lib.judge(view)
     points, compared = brief_lib.of_leader(view)
     shares = {point.mode.value: _share(view, point) for point in points}
@@ -119,7 +110,7 @@ def make_card(view: View, slug: str) -> Card:
         workloads=workloads,
         backends=study.backends,
         machines=tuple(machines) or (NO_MACHINE,),
-        date=day(study.plan.created_at),
+        date=study.plan.created_at[: len("2026-01-01")],
         trials=f"{num_ok} of {formats.count(len(study.planned), 'trial')} ok",
         brief=brief,
         backend=points[0].backend if points else ", ".join(study.backends),
@@ -131,7 +122,7 @@ def make_card(view: View, slug: str) -> Card:
 
 def _grade(view: View, brief: Brief) -> str:
     grade = trust.grade(view.study)
-    letter = "" if grade is None else grade[1].split()[1]
+    letter = "" if grade is None else grade.letter
     level = brief.verdict.lower() or brief.level.value.replace("bad", "not reliable")
     return ", ".join(part for part in (letter, level) if part)
 

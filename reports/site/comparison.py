@@ -148,9 +148,7 @@ def build(compared: Compared, *, links: Sequence[tuple[str, str]] = ()) -> str:
 def _machine(study: Study) -> str:
     trials = [entry.trial for entry in study.planned if entry.trial is not None]
     found = [trial.env for trial in trials if trial.env is not None]
-    # Trials have different numbers of GPUs: the most are the machine's.
-    of_most = max(found, key=lambda env: len(env.gpus), default=None)
-    return NO_MACHINE if of_most is None else names.machine(of_most)
+    return names.machine(found) if found else NO_MACHINE
 
 
 def _rate(case: Case) -> str:

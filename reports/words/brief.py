@@ -390,8 +390,7 @@ def _when(view: View) -> str:
     ]
     first = min(status.started_at for status in statuses)
     last = max(status.ended_at for status in statuses)
-    minute = len("2026-01-01T00:00")
-    begin, end = (text[:minute].replace("T", " ") for text in (first, last))
+    begin, end = map(formats.day_and_minute, (first, last))
     if begin.partition(" ")[0] == end.partition(" ")[0]:
         end = end.partition(" ")[2]
     return f"Rates are this machine's from {begin} to {end} UTC."
@@ -483,7 +482,7 @@ def _against(view: View, point: Point, compared: Sequence[Comparison]) -> str:
                 f"faster than {wins.count(True)} of {len(same)} other backends, slower"
                 f" than {wins.count(False)}"
             )
-        return f", {end} ({_among(same[0])})"
+        return f", {end} (corrected for {same[0].num_compared} comparisons, Holm)"
     (item,) = same
     ratio, other = item.ratio, names.short(item.second.spec.backend)
     assert ratio is not None
@@ -492,11 +491,6 @@ def _against(view: View, point: Point, compared: Sequence[Comparison]) -> str:
     if not item.holds:
         return f"; no difference from {other} is shown"
     return f", {_short_ratio(ratio.value)} times as fast as {other}"
-
-
-def _among(comparison: Comparison) -> str:
-    """Says with how many ratios a difference was tested."""
-    return f"corrected for {comparison.num_compared} comparisons, Holm"
 
 
 def inverse(ratio: Estimate) -> Estimate:

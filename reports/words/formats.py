@@ -233,9 +233,14 @@ def short_id(trial_id: str) -> str:
     return trial_id[:SHORT_ID_LENGTH]
 
 
+def day_and_minute(time: str) -> str:
+    """Writes a recorded time, such as 2026-01-01T00:00:00+00:00, without its zone."""
+    return time[: len("2026-01-01T00:00")].replace("T", " ")
+
+
 def minute(time: str) -> str:
-    """Writes a recorded time, such as 2026-01-01T00:00:00+00:00, as day and minute."""
-    text = time[: len("2026-01-01T00:00")].replace("T", " ")
+    """Writes a recorded time as day and minute, with its zone."""
+    text = day_and_minute(time)
     is_utc = time.endswith(("Z", "+00:00"))
     return f"{text}{HARD_SPACE}UTC" if is_utc else text
 

@@ -85,8 +85,8 @@ def _evidence(view: View) -> tuple[Level, str] | None:
     found = trust.grade(view.study)
     if found is None:
         return None
-    kind, reason = found
-    return _level(is_caution=kind not in (None, Evidence.WINDOW)), reason
+    is_caution = found.evidence not in (None, Evidence.WINDOW)
+    return _level(is_caution=is_caution), found.text
 
 
 def _design(view: View) -> tuple[Level, str]:

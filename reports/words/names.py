@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from reports.words import formats
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from reports.view import View
     from results.records.models import Environment, MetricFacts, TrialSpec
@@ -78,8 +78,10 @@ def processor(model: str) -> str:
     return words if len(words) <= _LONGEST_MODEL else f"{words[:_LONGEST_MODEL]}…"
 
 
-def machine(environment: Environment) -> str:
+def machine(environments: Sequence[Environment]) -> str:
     """Returns where trials ran: '2 cores of an AMD EPYC'."""
+    # Trials have different numbers of GPUs: the most are the machine's.
+    environment = max(environments, key=lambda env: len(env.gpus))
     if environment.gpus:
         gpu = processor(environment.gpus[0])
         return f"{formats.count(len(environment.gpus), 'GPU')} ({gpu})"
@@ -115,9 +117,7 @@ def title(view: View) -> str:
         subject = workload(planned[0].spec.workload)
     where = ""
     if view.environments:
-        # Trials have different numbers of GPUs.
-        largest = max(view.environments, key=lambda env: len(env.gpus))
-        where = f" on {machine(largest)}"
+        where = f" on {machine(view.environments)}"
     is_gate = any(entry.spec.revision for entry in planned)
     question = "did it get slower" if is_gate else "how well does it scale"
     return f"{subject}{where}: {question}?"

@@ -288,7 +288,6 @@ _GRADES: Final = {
     Evidence.ROWS: ("C", "numbers without times, after warm-up"),
     Evidence.LAST: ("D", "the last number that it printed"),
 }
-_OF_OURS: Final = "grade A of A to D: the harness has the clock"
 _BUSY: Final = 0.7
 """Of a core per replica, from which on a program computes rather than waits."""
 _LIKE: Final = 0.15
@@ -308,16 +307,25 @@ class Witness(enum.Enum):
 _LEAST: Final = {Witness.DOUBTS: Evidence.ROWS, Witness.DENIES: Evidence.LAST}
 
 
-def grade(study: Study) -> tuple[Evidence | None, str] | None:
-    """Returns the evidence of a study, and its grade in words.
+class Grade(NamedTuple):
+    """How good the evidence of a study is."""
 
-    The evidence is None where no rate is read that a program prints. None where nothing
-    was measured.
-    """
+    evidence: Evidence | None  # None where no rate is read that a program prints.
+    letter: str  # From A, the best, to D.
+    reason: str
+
+    @property
+    def text(self) -> str:
+        """The grade in words."""
+        return f"grade {self.letter} of A to D: {self.reason}"
+
+
+def grade(study: Study) -> Grade | None:
+    """Returns the grade of a study; None where nothing was measured."""
     program = study.program
     if program is None or program.is_client:
         is_measured = any(entry.is_ok for entry in study.planned)
-        return (None, _OF_OURS) if is_measured else None
+        return Grade(None, "A", "the harness has the clock") if is_measured else None
     found = {
         entry.result.readings.evidence
         for entry in study.planned
@@ -329,13 +337,13 @@ def grade(study: Study) -> tuple[Evidence | None, str] | None:
     worst = max(found, key=ranked.index)
     letter, words = _GRADES[worst]
     if program is not None and program.is_wall:
-        return worst, f"grade {letter} of A to D: whole commands, timed by the harness"
+        return Grade(worst, letter, "whole commands, timed by the harness")
     heard, _ = _worst_witness(study)
     if heard is not Witness.CONFIRMS:
         worst = max(worst, _LEAST[heard], key=ranked.index)
         letter = _GRADES[worst][0]
         words = f"numbers that the harness's clock {heard.value}"
-    return worst, f"grade {letter} of A to D: {words}"
+    return Grade(worst, letter, words)
 
 
 def _measured(study: Study) -> list[Case]:

@@ -29,9 +29,10 @@ FEW_SIZES: Final = 2
 MOST_LIMITS: Final = 12
 
 
-def is_over_sizes(view: View) -> bool:
-    """Whether efficiency is drawn over numbers of replicas."""
-    return len({point.num_replicas for point in view.points}) > FEW_SIZES
+def _curves(view: View) -> list[over_replicas.Curve]:
+    """Returns the lines over replicas of the first screen; none over few sizes."""
+    is_few = len({point.num_replicas for point in view.points}) <= FEW_SIZES
+    return [] if is_few else over_replicas.curves_of_first_screen(view)
 
 
 def render_verdict(view: View) -> Markup:
@@ -48,7 +49,7 @@ def render_verdict(view: View) -> Markup:
     shown["cautions"] = [mark for mark in found if mark not in shown["fine"]]
     if gate is not None:
         return page.render("verdict", **shown, cases=_of_gate(gate))
-    curves = over_replicas.curves_of_first_screen(view) if is_over_sizes(view) else []
+    curves = _curves(view)
     drawn = [row for curve in curves for row in curve.rows]
     return page.render(
         "verdict",
@@ -347,7 +348,7 @@ def _utilisation(view: View) -> dict[str, Any] | None:
 
 def render_time(view: View) -> Markup:
     """Renders where the time went, with its figure if the first screen has another."""
-    is_here = is_over_sizes(view) or brief.of_view(view) is not None
+    is_here = bool(_curves(view)) or brief.of_view(view) is not None
     return _render_time(view, _time_figure(view) if is_here else None)
 
 
