@@ -133,10 +133,15 @@ def test_the_documented_command_of_mpirun_is_measured(harness, tmp_path, monkeyp
     assert float(heat) > 1
     for trial in trials:
         number = trial.spec.num_replicas
-        assert trial.result.readings.evidence is Evidence.WINDOW
+        # Lines of ranks that start late reach mpirun together, and are counted as such.
+        is_apart = trial.result.readings.evidence is Evidence.WINDOW
+        assert is_apart or trial.result.readings.evidence is Evidence.ROWS
         assert 10 == trial.result.readings.num_readings
         assert number + 1 <= trial.result.readings.num_processes
-        assert () == trial.result.readings.remarks
+        if is_apart:
+            assert () == trial.result.readings.remarks
+        else:
+            assert "came in one piece" in trial.result.readings.remarks[0]
         (count,) = trial.result.window_metrics
         assert 32000 * (number - 1) == count.value
         folder = store.trial_dir(trial.trial_id).resolve()
