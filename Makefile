@@ -80,8 +80,8 @@ test-full: setup  # Run every test with the whole of its products (40 minutes on
 test-gpu: setup-gpu  ## Run the tests that need GPUs; fails where there are none.
 	REQUIRE_GPU=1 $(BIN)/python -m pytest tests/gpu
 
-test-communities: $(COMMUNITIES)/.installed  # Run programs of tf_keras, Sonnet, Orbit, TF-Agents, TFP, KerasTuner and KerasHub, and TensorBoard (6 minutes).
-	FULL_TESTS=1 TF_USE_LEGACY_KERAS=1 $(COMMUNITIES)/bin/python -m pytest -p no:cacheprovider tests/programs/test_communities.py tests/replicator/optimizer/test_other_libraries.py tests/replicator/strategy/test_tf_keras.py tests/replicator/strategy/test_tensorboard.py
+test-communities: $(COMMUNITIES)/.installed  # Run programs of tf_keras, Sonnet, Orbit, TF-Agents, TFP, KerasTuner and KerasHub (6 minutes).
+	FULL_TESTS=1 TF_USE_LEGACY_KERAS=1 $(COMMUNITIES)/bin/python -m pytest -p no:cacheprovider tests/programs/test_communities.py tests/replicator/optimizer/test_other_libraries.py
 
 test-peers: setup-peers $(CALLBACKS)/.installed  # Compare the first losses of other frameworks with ours, and run the callbacks of Lightning, Transformers and JAX, each in its environment (6 minutes).
 	FULL_TESTS=1 REQUIRE_PEERS=1 $(BIN)/python -m pytest -p no:cacheprovider tests/workloads/peers

@@ -218,7 +218,7 @@ def lacks_replica(error: Exception) -> bool:
 def tf_keras_trainer(function: Any) -> Any:
     """The model of tf_keras whose ``fit`` or ``evaluate`` runs a function, or None.
 
-    Its steps are functions inside those that ``fit`` traces (test_tf_keras).
+    Its steps are functions inside those that ``fit`` traces (test_communities).
     """
     inner = getattr(function, "python_function", function)
     if getattr(inner, "__module__", "") != _TF_KERAS_TRAINER:

@@ -72,7 +72,7 @@ _TF_KERAS_METRICS = "tf_keras.src.metrics.base_metric"
 
 
 def numeric_metrics() -> list[Any]:
-    """The classes of metrics that take numbers (test_fit, test_tf_keras)."""
+    """The classes of metrics that take numbers (test_fit, test_communities)."""
     module = sys.modules.get(_TF_KERAS_METRICS)
     others = [] if module is None else [module.Reduce]
     return [keras.metrics.Mean, keras.metrics.Sum, *others]
