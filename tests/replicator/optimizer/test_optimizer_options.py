@@ -1,4 +1,4 @@
-"""Options of wrap_optimizer, alone and together, against one device that has none."""
+"""Options of wrap_optimizer, against one device that has none."""
 
 import keras
 import numpy as np
@@ -7,91 +7,6 @@ import tensorflow as tf
 
 import replicator
 from replicator import errors
-
-NUM_CALLS = 4
-GLOBAL_BATCH_SIZE = 8
-OPTIMIZERS = {
-    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-    "adam": lambda: keras.optimizers.Adam(0.01),
-}
-
-
-def _batches():
-    rng = np.random.default_rng(5)
-    ids = rng.integers(0, 6, size=(NUM_CALLS, GLOBAL_BATCH_SIZE, 2)).astype(np.int32)
-    targets = rng.normal(size=(NUM_CALLS, GLOBAL_BATCH_SIZE, 3)).astype(np.float32)
-    return ids, targets
-
-
-def _model():
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential(
-        [keras.layers.Embedding(6, 4), keras.layers.Flatten(), keras.layers.Dense(3)]
-    )
-    model.build((None, 2))
-    return model
-
-
-def _loss(model, ids, targets):
-    return tf.reduce_mean((model(ids, training=True) - targets) ** 2)
-
-
-def _train(repl, optimizer_name, per_call, *, is_dense=False, **options):
-    """Trains; call i sees per_call[i], a global batch, dealt to replicas in order."""
-    with repl.context():
-        model = _model()
-        optimizer = repl.wrap_optimizer(OPTIMIZERS[optimizer_name](), **options)
-
-    def step(batch):
-        with tf.GradientTape() as tape:
-            loss = optimizer.scale_loss(_loss(model, *batch))
-        variables = model.trainable_variables
-        grads = tape.gradient(loss, variables)
-        if is_dense:
-            grads = [tf.convert_to_tensor(g) for g in grads]
-        optimizer.apply_gradients(zip(grads, variables, strict=True))
-        return loss
-
-    weights = []
-    for batch in per_call:
-        dealt = [np.split(part, repl.num_replicas) for part in batch]
-        repl.run(
-            step,
-            tuple(replicator.PerReplica([tf.constant(x) for x in d]) for d in dealt),
-        )
-        weights.append([w.numpy() for w in model.trainable_variables])
-    repl.assert_in_sync()
-    return weights, optimizer
-
-
-def _reference(optimizer_name, per_update, clipnorm=None):
-    """The same training without this library, clipping by hand."""
-    model = _model()
-    optimizer = OPTIMIZERS[optimizer_name]()
-    for batch in per_update:
-        with tf.GradientTape() as tape:
-            loss = _loss(model, *batch)
-        variables = model.trainable_variables
-        grads = [tf.convert_to_tensor(g) for g in tape.gradient(loss, variables)]
-        if clipnorm is not None:
-            norm = np.sqrt(
-                sum(np.sum(g.numpy().astype(np.float64) ** 2) for g in grads)
-            )
-            grads = [g * min(1.0, clipnorm / norm) for g in grads]
-        optimizer.apply(grads, variables)
-    return [w.numpy() for w in model.trainable_variables]
-
-
-def _check(expected, got):
-    for want, value in zip(expected, got, strict=True):
-        np.testing.assert_allclose(want, value, rtol=2e-5, atol=2e-6)
-
-
-def _joined(batches, k):
-    return [
-        tuple(np.concatenate(part[i : i + k]) for part in batches)
-        for i in range(0, NUM_CALLS, k)
-    ]
 
 
 @pytest.fixture(params=["shared", "copies", "apart"])
@@ -106,35 +21,6 @@ def placed(request, separate):
         devices=["CPU:0", "CPU:1"],
         variable_placement=placement,
     )
-
-
-def test_the_norm_counts_rows_of_a_sparse_gradient_once(in_graph):
-    """As that of the dense gradient does."""
-    batches = list(zip(*_batches(), strict=True))
-
-    got, _ = _train(in_graph, "momentum", batches, global_clipnorm=0.05)
-
-    _check(_reference("momentum", batches, 0.05), got[-1])
-
-
-@pytest.mark.covering(strength=1)
-@pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
-def test_all_options_together_equal_one_device(repl_once, optimizer_name):
-    """Replicas share memory here, so compression has nothing to round."""
-    repl = repl_once
-    batches = _batches()
-    options = {"global_clipnorm": 0.2, "loss_scale": 8.0}
-    k = 1
-    if not isinstance(repl, replicator.StrategyReplicator):
-        k = 2
-        options |= {"accumulation_steps": k, "loss_scale": "dynamic"}
-        options |= {"compression": "bfloat16"}
-
-    got, _ = _train(
-        repl, optimizer_name, zip(*batches, strict=True), is_dense=True, **options
-    )
-
-    _check(_reference(optimizer_name, _joined(batches, k), 0.2), got[-1])
 
 
 def test_the_scale_doubles_after_enough_finite_steps(placed, fed):
