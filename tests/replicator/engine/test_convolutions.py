@@ -196,33 +196,6 @@ FUSED = {
         for way, bias in itertools.product(AVERAGES, BIASES)
     },
 }
-OTHERS = {
-    "activation": lambda image, kernel: AVERAGES["tf"](
-        tf.nn.relu(convolved(image, kernel))
-    ),
-    "overlap": lambda image, kernel: tf.nn.avg_pool2d(
-        convolved(image, kernel), 2, 1, "VALID"
-    ),
-    "larger blocks": lambda image, kernel: tf.nn.avg_pool2d(
-        convolved(image, kernel), 4, 4, "VALID"
-    ),
-    "largest": lambda image, kernel: tf.nn.max_pool2d(
-        convolved(image, kernel), 2, 2, "VALID"
-    ),
-    "no padding": lambda image, kernel: AVERAGES["tf"](
-        tf.nn.conv2d(image, kernel, 1, "VALID")
-    ),
-    "stride": lambda image, kernel: tf.nn.conv2d(tiled(image), kernel, 3, "SAME"),
-    "holes": lambda image, kernel: tf.nn.conv2d(
-        tiled(image), kernel, 1, "SAME", dilations=2
-    ),
-    "other repeats": lambda image, kernel: convolved(
-        tf.tile(image, [1, 2, 2, 1]), kernel
-    ),
-    "more repeats": lambda image, kernel: convolved(
-        tf.repeat(tf.repeat(image, 4, 1), 2, 2), kernel
-    ),
-}
 
 
 def resampled(function, kernel=(3, 3), size=(HEIGHT, WIDTH), batch=BATCH, **options):
@@ -249,37 +222,11 @@ def test_they_are_computed_from_the_smaller_image(way, kernel):
     assert not {"Tile", "AvgPool", "AvgPoolGrad"} & {node.op for node in nodes}
 
 
-STAY = {
-    # What is not a convolution between two resolutions, or not one of averages.
-    **{way: (function, {}) for way, function in OTHERS.items()},
-    # Kernels without a middle, of one pixel, other types, and GPUs; or pixels that are
-    # few, or may be, where the batch is not known.
-    **{
-        f"{way}, {options}": (FUSED[way], options)
-        for way in ("repeat tile", "average tf bias_add")
-        for options in (
-            {"kernel": (2, 3)},
-            {"kernel": (1, 1)},
-            {"dtype": tf.float64},
-            {"topology": GPUS},
-            {"batch": None},
-            {"batch": 3},
-        )
-    },
-    # The last row belongs to no block, and is left out.
-    "odd rows": (averages("tf"), {"size": (HEIGHT + 1, WIDTH)}),
-}
-
-
-@pytest.mark.parametrize("what", STAY)
-def test_others_are_of_the_larger_image(what):
-    function, options = STAY[what]
-
-    assert not resampled(function, **options)[0]
-
-
 @pytest.mark.usefixtures("optimizer_settings")
-def test_all_stay_where_the_user_turned_the_optimizer_off():
+def test_all_stay_on_gpus_and_where_the_user_turned_the_optimizer_off():
+    """That others are computed right, whatever is made of them: test_rewritten."""
+    assert not resampled(repeats("tile"), topology=GPUS)[0]
+    assert not resampled(averages("tf", "bias_add"), topology=GPUS)[0]
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
 
     assert CONVOLUTIONS <= {node.op for node in optimized(PLAIN, *POINTS)}

@@ -1,12 +1,12 @@
 """State that differs between replicas and feeds a gradient is refused by name."""
 
-import divergence_variants as variants
 import keras
 import pytest
 import tensorflow as tf
 
 import replicator
 from replicator.errors import UnsynchronisedUpdateError
+from tests.replicator.engine import divergence_variants as variants
 
 
 def _batches():

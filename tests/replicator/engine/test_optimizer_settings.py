@@ -1,10 +1,5 @@
 """What the user sets by tf.config.optimizer holds for the engine's graphs too."""
 
-import os
-import pathlib
-import subprocess
-import sys
-
 import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
@@ -20,7 +15,6 @@ LOCAL = "/job:localhost/replica:0/task:0/device:"
 TWO_CPUS = make_topology([[f"{LOCAL}CPU:0"]] * 2)
 TWO_GPUS = make_topology([[f"{LOCAL}GPU:0"], [f"{LOCAL}GPU:1"]])
 HALF = tf.float16.as_datatype_enum
-JIT_SCRIPT = pathlib.Path(__file__).with_name("jit_step.py")
 
 
 pytestmark = pytest.mark.usefixtures("optimizer_settings")
@@ -110,30 +104,3 @@ def test_the_compiler_is_on_where_the_user_turned_it_on(in_graph, is_on, level):
         options.optimizer_options.global_jit_level
     )
     assert options.rewrite_options.disable_meta_optimizer
-
-
-@pytest.mark.processes
-def test_a_step_is_compiled_and_computes_the_same():
-    paths = [str(JIT_SCRIPT.parents[3]), os.environ.get("PYTHONPATH", "")]
-    variables = {
-        "TF_XLA_FLAGS": "--tf_xla_cpu_global_jit --tf_xla_min_cluster_size=1",
-        "TF_CPP_MIN_LOG_LEVEL": "0",
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-    }
-    done = subprocess.run(
-        [sys.executable, str(JIT_SCRIPT)],
-        capture_output=True,
-        check=False,
-        env=os.environ | variables,
-        text=True,
-    )
-    assert 0 == done.returncode, done.stderr[-3000:]
-    losses = [
-        [float(text) for text in part.split()]
-        for part in done.stdout.split("now with XLA\n")
-    ]
-    logs = done.stderr.split("now with XLA\n")
-
-    assert pytest.approx(losses[0], rel=1e-6) == losses[1]
-    assert "Compiled cluster using XLA" not in logs[0]
-    assert "Compiled cluster using XLA" in logs[1]

@@ -18,59 +18,6 @@ def _local(repl):
     return {state.variable.name.removesuffix(":0") for state in repl.local_state()}
 
 
-def _of_replica_id(x):
-    replica_id = replicator.get_replica_context().replica_id
-    return tf.cast(replica_id, tf.float32) + replicator.all_sum(x)
-
-
-def _of_invariant_branch(x):
-    total = replicator.all_sum(x)
-    return tf.cond(total > 0, lambda: total, lambda: 2 * total)
-
-
-def _of_varying_branch(x):
-    total = replicator.all_sum(x)
-    return tf.cond(x > 0, lambda: total, lambda: 2 * total)
-
-
-def _of_a_dataset(x):
-    """Inputs of a data set's op are not those of the function that it maps."""
-    data = tf.data.Dataset.range(3).map(lambda i: tf.cast(i, tf.float32) * x)
-    return data.reduce(0.0, lambda a, b: a + b)
-
-
-SAME = {
-    "reduction": lambda x: replicator.all_sum(x) * 2.0 + 1.0,
-    "gather": lambda x: tf.reduce_sum(replicator.all_gather(x) * 2.0),
-    "broadcast": lambda x: replicator.broadcast(x, 1) * 2.0,
-    "stateless": lambda x: (
-        tf.random.stateless_uniform([], [1, 2]) * replicator.all_sum(x)
-    ),
-    "invariant_branch": _of_invariant_branch,
-}
-VARYING = {
-    "batch": lambda x: x * 2.0 + 1.0,
-    "both": lambda x: replicator.all_sum(x) * x,
-    "random": lambda x: tf.random.uniform([]) + replicator.all_sum(x),
-    "replica_id": _of_replica_id,
-    "varying_branch": _of_varying_branch,
-    "dataset": _of_a_dataset,
-}
-
-
-def test_values_vary_where_their_inputs_do(in_graph):
-    variables = {name: _variable(name) for name in SAME | VARYING}
-
-    def step(x):
-        for name, value in (SAME | VARYING).items():
-            variables[name].assign(value(x))
-
-    in_graph.run(step, INPUTS)
-
-    assert set(VARYING) == _local(in_graph)
-    in_graph.assert_in_sync()
-
-
 def _in_function(variable, value):
     @tf.function
     def write(v):

@@ -35,37 +35,6 @@ def _state(value, name, **options):
     return tf.Variable(value, trainable=False, name=name, **options)
 
 
-def vqvae_codebook(repl, *, join=tf.identity, **options):
-    """Van den Oord et al. 2017, as in Sonnet: a codebook of moving averages."""
-    _, train = _training(repl)
-    start = tf.random.stateless_normal([WIDTH, 5], [3, 4])
-    codebook = _state(start, "codebook", **options)
-    cluster_size = _state(tf.zeros([5]), "cluster_size", **options)
-    averages = _state(start, "averages", **options)
-
-    def step(x):
-        def loss(weight):
-            codes = x @ weight
-            distances = (
-                tf.reduce_sum(codes**2, 1, keepdims=True)
-                - 2 * codes @ codebook
-                + tf.reduce_sum(codebook**2, 0, keepdims=True)
-            )
-            picked = tf.argmin(distances, axis=1)
-            chosen = tf.one_hot(picked, 5)
-            quantized = tf.nn.embedding_lookup(tf.transpose(codebook), picked)
-            counts, sums = tf.reduce_sum(chosen, 0), tf.matmul(codes, chosen, True)
-            cluster_size.assign_sub(0.1 * (cluster_size - join(counts)))
-            averages.assign_sub(0.1 * (averages - join(sums)))
-            codebook.assign(averages / (cluster_size + 1e-5))
-            straight = codes + tf.stop_gradient(quantized - codes)
-            return tf.reduce_mean((straight - x) ** 2 + (codes - quantized) ** 2)
-
-        return train(loss)
-
-    return step
-
-
 def ada_probability(repl, *, join=tf.identity, trainable=False, **options):
     """Karras et al. 2020: the probability of augmentation follows the discriminator."""
     _, train = _training(repl, 1)
@@ -201,17 +170,6 @@ def metrics(repl):
     return step
 
 
-def dropout(repl):
-    """Seed generators of Keras, a stream per replica."""
-    _, train = _training(repl)
-    layer = keras.layers.Dropout(0.5, seed=1)
-
-    def step(x):
-        return train(lambda weight: tf.reduce_mean(layer(x @ weight, training=True)))
-
-    return step
-
-
 def counters(repl):
     """Steps, by which the loss is warmed up, and examples of one replica."""
     _, train = _training(repl)
@@ -256,9 +214,7 @@ def reduced_on_read(repl):
     return step
 
 
-_OWN = {"synchronization": tf.VariableSynchronization.ON_READ}
 REFUSED = {
-    "codebook": vqvae_codebook,
     "probability": ada_probability,
     "running in a layer": functools.partial(_observations, use=lambda r, x: x - r),
     "running in a branch": functools.partial(_observations, use=_in_branch),
@@ -267,21 +223,18 @@ REFUSED = {
     "running as predicate": functools.partial(_observations, use=_as_predicate),
 }
 RIGHT = {
-    "summed codebook": functools.partial(vqvae_codebook, join=replicator.all_sum),
     "averaged probability": functools.partial(
         ada_probability, join=replicator.all_mean, trainable=True
     ),
     "joined batch norm": functools.partial(
         batch_norm_in_both_modes, kind=replicator.CrossReplicaBatchNormalization
     ),
-    "own codebook": functools.partial(vqvae_codebook, **_OWN),
     **{
         variant.__name__: variant
         for variant in (
             batch_norm_in_branch,
             fused_batch_norm,
             metrics,
-            dropout,
             counters,
             spectral_norm,
             reduced_on_read,
