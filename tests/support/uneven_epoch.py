@@ -44,12 +44,7 @@ def make_manager(repl, folder, inputs):
     return repl.make_checkpoint_manager(folder, inputs=inputs, number=number)
 
 
-def train(
-    repl,
-    num_examples,
-    mode=replicator.InputReplicationMode.PER_WORKER,
-    make_norm=replicator.CrossReplicaBatchNormalization,
-):
+def train(repl, num_examples, make_norm=replicator.CrossReplicaBatchNormalization):
     """Losses and variables of an epoch in global batches of 8."""
     rng = np.random.default_rng(0)
     xs = rng.normal(size=(num_examples, 3)).astype(np.float32)
@@ -65,7 +60,7 @@ def train(
         layers = [keras.layers.Dense(4), norm, keras.layers.Dense(1)]
         model = keras.Sequential([keras.Input((3,)), *layers])
         optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1))
-    inputs = repl.make_input_iterator(input_fn, mode)
+    inputs = repl.make_input_iterator(input_fn)
 
     def step(batch):
         x, y = batch

