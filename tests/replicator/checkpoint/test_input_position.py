@@ -149,39 +149,6 @@ def test_every_restore_reads_each_example_once_or_is_refused(
         assert everything - set(had) == set(rest)
 
 
-@pytest.mark.parametrize("first", ["next", "run"])
-def test_batches_of_next_and_of_run_are_one_position(make, first):
-    """Whichever of them read before the save and after the restore."""
-    reader = make(2, count(40))
-    reads = [reader.next, reader.read]
-    found = [x for read in reads[:: 1 if first == "next" else -1] for x in read()]
-    reader.save()
-    reader = make(2, count(40))
-
-    reader.restore()
-
-    assert 2 == reader.inputs.num_steps
-    assert list(range(40)) == found + reader.rest()
-    assert 5 == reader.inputs.num_steps
-
-
-def test_no_example_of_the_epoch_is_repeated_or_lost(make):
-    """4 replicas, then 2, then 2 again: the iterators of the second are restored."""
-    mode = InputReplicationMode.PER_REPLICA
-    found, how = [], []
-    for num_replicas, num_steps in ((4, 2), (2, 1), (2, 3)):
-        reader = make(num_replicas, shuffled(48), mode)
-        how.append(reader.restore() if found else "")
-        found += reader.read(num_steps)
-        reader.save()
-
-    assert list(range(48)) == sorted(found)
-    assert how[2].startswith("exact")
-    assert 6 == reader.inputs.num_steps
-    with pytest.raises(tf.errors.OutOfRangeError):
-        reader.read()
-
-
 def test_later_epochs_keep_the_order_of_their_shuffles(make):
     """Saved in the second epoch: its rest and the third are as without stopping."""
 
@@ -236,25 +203,6 @@ def test_the_end_of_the_data_is_a_position_too(make):
         after.read()
     after.inputs.reinitialize()
     assert list(range(13)) == after.read(3)
-
-
-def test_another_batch_continues_at_the_same_example(make):
-    """From 2 x 4 to 4 x 4, back to 1 x 4 and to 1 x 2, to the last, smaller step."""
-    found = []
-    for num_replicas, size, num_steps in ((2, 8, 4), (4, 16, 1), (1, 4, 2), (1, 2, 1)):
-        reader = make(
-            num_replicas,
-            shuffled(58),
-            global_batch_size=size,
-            global_batches=True,
-        )
-        if found:
-            reader.restore()
-        found += reader.next(num_steps)
-        reader.save()
-
-    assert list(range(58)) == sorted(found)
-    assert 29 == reader.inputs.num_steps
 
 
 def joined(transform):

@@ -81,28 +81,6 @@ def test_batches_of_a_fixed_size_or_without_examples(in_graph):
         assert expected == _counts(in_graph, inputs)
 
 
-def test_the_last_step_follows_a_restored_position(in_graph, tmp_path):
-    """Exactly, whether its iterator was saved or its steps are skipped."""
-    with in_graph.context():
-        weight = tf.Variable(1.0)
-
-    def manager():
-        inputs = in_graph.make_input_iterator(_batches(tf.range(36), 8))
-        return inputs, in_graph.make_checkpoint_manager(
-            tmp_path, inputs=inputs, weight=weight
-        )
-
-    inputs, saver = manager()
-    in_graph.run(_count, inputs)
-    saver.save(1)
-    again, restorer = manager()
-
-    assert restorer.restore().input_position.startswith("exact")
-    assert [16, 4] == _counts(in_graph, again)
-    again.start(2)
-    assert [4] == _counts(in_graph, again)
-
-
 def test_one_step_takes_inputs_of_every_kind():
     """Plain and then prefetched ones of one type are read by other iterators."""
     repl = replicator.create("in_graph", num_replicas=2, devices=["CPU:0", "CPU:1"])
