@@ -55,17 +55,6 @@ def own_step(function):
     return make
 
 
-def contrastive(y, y_pred):
-    """Every example against all others."""
-    scores = tf.matmul(
-        tf.math.l2_normalize(y_pred + X[0, 0], axis=1), y_pred + 1.0, transpose_b=True
-    )
-    labels = tf.range(tf.shape(scores)[0])
-    return tf.reduce_mean(
-        tf.nn.sparse_softmax_cross_entropy_with_logits(labels, scores)
-    )
-
-
 def load_balance(x):
     """As of a mixture of experts."""
     shares = tf.nn.softmax(x)
@@ -77,11 +66,6 @@ def load_balance(x):
 
 def root(y, y_pred):
     return tf.sqrt(tf.reduce_mean(tf.square(y - y_pred)))
-
-
-def correlated(y, y_pred):
-    products = tf.matmul(y_pred, y, transpose_a=True) / 8.0
-    return tf.reduce_mean(tf.square(products - 1.0))
 
 
 class Largest(keras.metrics.Metric):
@@ -98,10 +82,9 @@ class Largest(keras.metrics.Metric):
         return self.value
 
 
-# What is recognised: examples that are compared, by a loss, a layer or a penalty; sums;
-# statistics. The step is measured, so that any operation may do it.
+# What is recognised: examples that are compared, by a layer or a penalty; a sum;
+# statistics. Losses that compare and add are in ``tests/programs/published``.
 WRONG = {
-    "contrastive": (mlp, contrastive, "compared"),
     "behind zeros": (
         lambda: mlp(
             L.UnitNormalization(axis=0), L.Dense(3, kernel_initializer="zeros")
@@ -110,7 +93,6 @@ WRONG = {
         "compared",
     ),
     "load balance": (lambda: mlp(Extra(load_balance)), "mse", "compared"),
-    "correlated": (mlp, correlated, "a sum over"),
     "batch norm": (lambda: mlp(L.BatchNormalization()), "mse", "statistics of a batch"),
     "sum of an own step": (
         own_step(lambda y, p: tf.reduce_sum(tf.square(y - p))),
@@ -180,20 +162,6 @@ def _attention():
     return keras.Model(words, L.Dense(1)(L.GlobalAveragePooling1D()(rows)))
 
 
-def _images():
-    return keras.Sequential(
-        [
-            keras.Input((4,)),
-            L.Reshape((2, 2, 1)),
-            L.RandomFlip(),
-            L.Conv2D(3, 2, padding="same", activation="relu"),
-            L.LayerNormalization(),
-            L.Flatten(),
-            L.Dense(1),
-        ]
-    )
-
-
 WEIGHTS = _NUMBERS.rand(16).astype(np.float32)
 RIGHT = {
     "draws of its own, half precision": (
@@ -221,7 +189,6 @@ RIGHT = {
             "optimizer": {"global_clipnorm": 0.1},
         },
     ),
-    "images": (_images, {}),
     "attention with a mask": (_attention, {}),
     "clipped by its step": (
         lambda: Clipping([keras.Input((4,)), L.Dense(3), L.Dense(1)]),
