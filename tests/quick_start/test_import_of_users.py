@@ -12,7 +12,7 @@ import pytest
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 TIMEOUT_SEC = 600
-TRAININGS = ("tests/conformance", "-k", "single_1 and (fits or trains_dense)")
+TRAININGS = ("tests/conformance", "-k", "single_1 and (fits or trains_with_optimizers)")
 # Runs tests, then tells what Keras found when they had imported it.
 CHILD = """
 import json, os, sys

@@ -335,7 +335,7 @@ def reduce_outside(repl):
     }
 
 
-_NUM_ITEMS = 5
+_NUM_ITEMS = 3
 
 
 def _items():

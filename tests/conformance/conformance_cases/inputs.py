@@ -362,21 +362,6 @@ def _totals(topology):
     return [each, each]
 
 
-@case("whole_epochs", "collectives", "input_per_worker", reference=_totals)
-def an_epoch_of_steps(repl):
-    """run(step, inputs) feeds each example once, twice in two epochs."""
-    inputs = repl.make_input_iterator(_input_fn(repl))
-
-    def epoch():
-        with contextlib.suppress(tf.errors.OutOfRangeError):
-            while True:
-                yield repl.run(_sum, inputs)
-
-    first = _total(list(epoch()))
-    inputs.reinitialize()
-    return [first, _total(list(epoch()))]
-
-
 @case(
     "whole_epochs",
     "batches_outside_steps",
@@ -384,11 +369,15 @@ def an_epoch_of_steps(repl):
     "input_per_worker",
     reference=_totals,
 )
-def an_epoch_of_a_loop(repl):
-    """A loop over inputs does the same as run(step, inputs), with the same program."""
+def an_epoch_of_steps_and_one_of_a_loop(repl):
+    """run(step, inputs) feeds each example once, and so does a loop over inputs."""
     inputs = repl.make_input_iterator(_input_fn(repl))
-    totals = []
-    for _ in range(2):
-        totals.append(_total([repl.run(_sum, batch) for batch in inputs]))
-        inputs.reinitialize()
-    return totals
+
+    def epoch():
+        with contextlib.suppress(tf.errors.OutOfRangeError):
+            while True:
+                yield repl.run(_sum, inputs)
+
+    totals = [_total(list(epoch()))]
+    inputs.reinitialize()
+    return [*totals, _total([repl.run(_sum, batch) for batch in inputs])]

@@ -15,38 +15,26 @@ from conformance_cases.training import (
     train,
 )
 
-UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+# Of bfloat16; float16 keeps three bits more.
+UNIT_ROUNDOFF = 2.0**-8
 
 
-def _within_rounding(name):
-    """Ten updates by gradients of about 1, each rounded twice, at a rate of 0.1.
-
-    What is linear in gradients follows their rounding; Adam divides by their size, so a
-    component that is nearly zero may go anywhere.
-    """
-    unit = UNIT_ROUNDOFF[name]
-    return {
-        "like_single_device": True,
-        "rtol": 2 * unit,
-        "atol": 2 * unit * 0.1 * NUM_STEPS,
-    }
-
-
-def _train(repl, optimizer, make_model=one_layer, **options):
-    features = normal_features(6)
-    return train(repl, make_model, {"trained": optimizer}, features, **options)
-
-
-@case("synchronous_training", "gradient_compression", **_within_rounding("bfloat16"))
-def trains_with_gradients_in_bfloat16(repl):
+@case(
+    "synchronous_training",
+    "gradient_compression",
+    like_single_device=True,
+    # Ten updates by gradients of about 1, each rounded twice, at a rate of 0.1. What is
+    # linear in gradients follows their rounding; Adam divides by their size, so a
+    # component that is nearly zero may go anywhere.
+    rtol=2 * UNIT_ROUNDOFF,
+    atol=2 * UNIT_ROUNDOFF * 0.1 * NUM_STEPS,
+)
+def trains_with_gradients_in_16_bits(repl):
     """Losses and weights of one device, up to the rounding of sent gradients."""
-    return _train(repl, momentum, compression="bfloat16")
-
-
-@case("synchronous_training", "gradient_compression", **_within_rounding("float16"))
-def trains_with_gradients_in_float16(repl):
-    """Three bits more than bfloat16, and closer to one device by as much."""
-    return _train(repl, momentum, compression="float16")
+    optimizers = {
+        name: (momentum, {"compression": name}) for name in ("bfloat16", "float16")
+    }
+    return train(repl, one_layer, optimizers, normal_features(6))
 
 
 def _accumulating():
@@ -133,22 +121,25 @@ def a_dynamic_loss_scale_skips_on_all_replicas(repl):
     }
 
 
+def _train_sharded(repl, **options):
+    # As many variables as there are replicas, so that each of them owns one.
+    optimizers = {"sharded": (adam, options)}
+    return train(repl, dense_net, optimizers, normal_features(6))
+
+
 @case("synchronous_training", "sharded_update", **LIKE_ONE)
 def trains_with_a_sharded_update(repl):
     """One replica updates each variable; the weights are those of a full update."""
-    # As many variables as there are replicas, so that each of them owns one.
-    return _train(repl, adam, dense_net, sharded_update=True)
+    return _train_sharded(repl, sharded_update=True)
 
 
 @case("synchronous_training", "sharded_gradients", **LIKE_ONE)
 def trains_with_sharded_gradients(repl):
     """Sums are kept by owners, clipped by the norm of all of them."""
-    return _train(
-        repl, adam, dense_net, sharded_update="gradients", global_clipnorm=0.05
-    )
+    return _train_sharded(repl, sharded_update="gradients", global_clipnorm=0.05)
 
 
 @case("synchronous_training", "sharded_parameters", **LIKE_ONE)
 def trains_with_sharded_parameters(repl):
     """Weights are on their owners' devices and are read from there."""
-    return _train(repl, adam, dense_net, sharded_update="parameters")
+    return _train_sharded(repl, sharded_update="parameters")

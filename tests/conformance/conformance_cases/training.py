@@ -138,16 +138,10 @@ LIKE_ONE = {
 
 
 @case("synchronous_training", **LIKE_ONE)
-def trains_dense(repl):
-    """A dense net with momentum and Adam: losses, weights, updates."""
-    optimizers = {"momentum": momentum, "adam": adam}
-    return train(repl, dense_net, optimizers, normal_features(6))
-
-
-@case("synchronous_training", **LIKE_ONE)
-def trains_with_other_optimizers_and_options(repl):
-    """RMSprop, weight decay, a schedule; clipped, and with a scaled loss."""
+def trains_with_optimizers_and_options(repl):
+    """Momentum, RMSprop, weight decay, a schedule; clipped, and with a scaled loss."""
     optimizers = {
+        "momentum": momentum,
         "rmsprop": lambda: keras.optimizers.RMSprop(0.01),
         "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
         "schedule": _scheduled,
@@ -233,7 +227,7 @@ def fits_like_one_device(repl):
     """``fit`` of a model that was compiled in ``scope()``: history and weights."""
     keras.utils.set_random_seed(7)
     with repl.scope():
-        model = dense_net()
+        model = one_layer()
         model.compile("adam", "mse", metrics=["mae"])
     x, y = normal_features(6), _labels()
     history = model.fit(
@@ -248,7 +242,7 @@ def trains_with_compiled_gradients(repl):
     """The update reads the gradients of a program of XLA."""
     with repl.context():
         keras.utils.set_random_seed(7 + repl.worker_id)
-        model = dense_net()
+        model = one_layer()
         optimizer = repl.wrap_optimizer(momentum())
     inputs = repl.make_input_iterator(
         split_in_order(GLOBAL_BATCH_SIZE, normal_features(6), _labels())
