@@ -9,16 +9,12 @@ known once it was named.
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import TYPE_CHECKING, Final, cast
 
-from harness.launch.launcher import Launcher, LauncherInfo
+from harness.launch.launcher import Launcher
 from harness.lookup import find
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from harness.machine.allocation import Processes
     from harness.options.option import Options
 
 DEFAULT: Final = "local"
@@ -30,24 +26,9 @@ LAUNCHERS: Final = (
     "kubernetes",
 )
 """Names of files, each of which has a ``LAUNCHER``; but for the first."""
-CLUSTER_COMMAND: Final = (sys.executable, "-m", "harness.trial.ranks")
-"""Starts the processes of a cluster; the worker command and directory are appended."""
 
 
-class LocalLauncher(Launcher):
-    """Starts the processes of a trial on this machine."""
-
-    name = DEFAULT
-
-    def command(
-        self, processes: Processes, worker_command: Sequence[str]
-    ) -> tuple[str, ...]:
-        if processes.are_several:
-            return (*CLUSTER_COMMAND, *worker_command)
-        return tuple(worker_command)
-
-
-class Local(LauncherInfo):
+class Local(Launcher):
     """Processes of this machine."""
 
     name = DEFAULT
@@ -55,28 +36,28 @@ class Local(LauncherInfo):
 
     def start(self, options: Options) -> Launcher:
         del options
-        return LocalLauncher()
+        return self
 
 
-_FOUND: Final[dict[str, LauncherInfo | None]] = {
+_FOUND: Final[dict[str, Launcher | None]] = {
     **dict.fromkeys(LAUNCHERS),
     DEFAULT: Local(),
 }
 """With those of plugins that were named; None for one that is not imported yet."""
 
 
-def info(name: str) -> LauncherInfo:
+def info(name: str) -> Launcher:
     found = find("launchers", _FOUND, name, complain)
     if found is not None:
         return found
     module = importlib.import_module(f"harness.launch.{name}")
-    return cast("LauncherInfo", module.LAUNCHER)
+    return cast("Launcher", module.LAUNCHER)
 
 
 def complain(found: object) -> str:
     from results.plugins import complaint_of
 
-    return complaint_of(LauncherInfo)(found)
+    return complaint_of(Launcher)(found)
 
 
 def options() -> dict[str, type[Options]]:
@@ -100,4 +81,4 @@ def by_hosts(launcher: Launcher) -> Launcher:
     Processes are then started as anywhere else, so that the cases of a relay can take
     turns.
     """
-    return launcher if launcher.num_hosts > 1 else LocalLauncher()
+    return launcher if launcher.num_hosts > 1 else Local()

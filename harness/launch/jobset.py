@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from harness.errors import ParseError, PlanError
-from harness.launch.launcher import LauncherInfo
+from harness.launch.launcher import Launcher
 from harness.machine.gpus import CACHE_PATH, CACHE_SIZE, LARGEST_CACHE
 from harness.options import kinds
 from harness.options.option import Option, Options
@@ -283,7 +283,7 @@ PORT = 2222
 _LONGEST_HOST_NAME = 63
 
 
-class JobSet(LauncherInfo):
+class JobSet(Launcher):
     """A gang of pods, each on a machine of its own."""
 
     name = "jobset"

@@ -17,7 +17,6 @@ from harness.launch import jobset
 from harness.launch.gang import Engine
 from harness.launch.launcher import (
     Job,
-    LauncherInfo,
     Nodes,
     RemoteLauncher,
     Submitted,
@@ -190,33 +189,6 @@ _OWN = ("HOSTNAME", "JOB_COMPLETION_INDEX")
 """Variables that every pod has for itself."""
 
 
-class KubernetesLauncher(RemoteLauncher):
-    """Starts each trial as a JobSet."""
-
-    name = "kubernetes"
-
-    def __init__(self, options: KubernetesOptions) -> None:
-        self._options = options
-
-    @property
-    def num_hosts(self) -> int:
-        return self._options.nodes or 1
-
-    def check(self, specs: Iterable[TrialSpec]) -> None:
-        specs = list(specs)
-        super().check(specs)
-        for spec in specs:
-            number = len(allocation.processes_of_trial(spec).members)
-            if self.num_hosts > 1 and number > self.num_hosts:
-                raise PlanError(
-                    f"--launcher {self.name}: a trial has {number} processes, and a pod"
-                    f" runs one; use --nodes {number}, or --replicas-per-worker"
-                )
-
-    def start(self, gang: Gang) -> Engine:
-        return GangSet(gang, self._options, os.environ)
-
-
 class GangSet(Engine):
     """The JobSet of one gang, and the secret with its variables."""
 
@@ -331,12 +303,16 @@ class KubernetesOptions(jobset.PodOptions):
     nodes: Nodes = None
 
 
-class Kubernetes(LauncherInfo):
+class Kubernetes(RemoteLauncher):
     """A Job per sweep; in its pod, a JobSet for each trial of several hosts."""
 
     name = "kubernetes"
     summary = "a Job, whose pod starts a JobSet per trial of several hosts"
     options = KubernetesOptions
+
+    def __init__(self, options: KubernetesOptions | None = None) -> None:
+        self._options = options or KubernetesOptions()
+        self.num_hosts = self._options.nodes or 1
 
     def is_submitted(self) -> bool:
         return not os.environ.get(POD_VARIABLE)
@@ -350,9 +326,10 @@ class Kubernetes(LauncherInfo):
             )
         if (options.nodes or 1) > 1:
             check_installed()
-        return KubernetesLauncher(options)
+        return Kubernetes(options)
 
-    plan = staticmethod(KubernetesLauncher)
+    def plan(self, options: KubernetesOptions) -> Launcher:
+        return Kubernetes(options)
 
     def submit(self, job: Job, options: KubernetesOptions, runs_dir: Path) -> Submitted:
         """Submits a Job whose pod is replaced until the sweep is complete."""
@@ -393,6 +370,20 @@ class Kubernetes(LauncherInfo):
                 f" pods of --nodes {options.nodes} write to it together; use one with"
                 " ReadWriteMany, or --nodes 1"
             )
+
+    def check(self, specs: Iterable[TrialSpec]) -> None:
+        specs = list(specs)
+        super().check(specs)
+        for spec in specs:
+            number = len(allocation.processes_of_trial(spec).members)
+            if self.num_hosts > 1 and number > self.num_hosts:
+                raise PlanError(
+                    f"--launcher {self.name}: a trial has {number} processes, and a pod"
+                    f" runs one; use --nodes {number}, or --replicas-per-worker"
+                )
+
+    def engine(self, gang: Gang) -> Engine:
+        return GangSet(gang, self._options, os.environ)
 
 
 LAUNCHER = Kubernetes()

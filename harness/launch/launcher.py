@@ -10,7 +10,6 @@ harness's own, whichever engine starts a process.
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import os
 import re
@@ -41,6 +40,8 @@ if TYPE_CHECKING:
 
 HOSTS_VARIABLE: Final = "REPLICATOR_HARNESS_HOSTS"
 """In the identity of a trial that may use several hosts: how many."""
+CLUSTER_COMMAND: Final = (sys.executable, "-m", "harness.trial.ranks")
+"""Starts the processes of a cluster; the worker command and directory are appended."""
 MEMBER_COMMAND: Final = (sys.executable, "-m", "harness.launch.member")
 """The worker command and the directory are appended."""
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,51}[a-z0-9])?")
@@ -113,17 +114,22 @@ class Submitted:
     end: str  # The command that ends it.
 
 
-class LauncherInfo:
-    """One launcher as the command line knows it; what it does not do, it says."""
+class Launcher:
+    """One launcher: what the command line asks of it, and how it starts trials.
+
+    Each process of a trial is one of this machine, unless a subclass says otherwise.
+    """
 
     name: ClassVar[str]  # For ``--launcher``; also that of its file.
     summary: ClassVar[str]  # One line.
     options: ClassVar[type[Options]] = Options  # Its options for ``sweep``.
     file_options: ClassVar[type[Options]] = Options  # Those for ``launch render``.
+    num_hosts = 1
+    """Hosts over which the workers of a trial are spread."""
 
     def can(self, does: str) -> bool:
         """Whether it does something, such as ``start`` or ``render``."""
-        return getattr(type(self), does) is not getattr(LauncherInfo, does)
+        return getattr(type(self), does) is not getattr(Launcher, does)
 
     def is_submitted(self) -> bool:
         """Whether a sweep becomes a job here, rather than to run in this process."""
@@ -153,18 +159,6 @@ class LauncherInfo:
             f" 'sweep --launcher {self.name}'; choose another --launcher"
         )
 
-
-class Launcher(abc.ABC):
-    """How the processes of one trial are started on its hosts; free of TensorFlow."""
-
-    name: ClassVar[str]
-    """In the catalogue, and for ``--launcher``."""
-
-    @property
-    def num_hosts(self) -> int:
-        """Hosts over which the workers of a trial are spread."""
-        return 1
-
     def identity(self) -> dict[str, str]:
         """Variables in the identity of every trial; none on a single host.
 
@@ -186,19 +180,18 @@ class Launcher(abc.ABC):
 
     def check_folder(self, folder: Path) -> None:
         """Checks that every host sees where studies are, before anything is written."""
-        del folder
 
     def prepare(
         self, trial_dir: Path, processes: Processes, placement: Placement
     ) -> None:
         """Writes what the processes of a trial need beside its records, if anything."""
-        del trial_dir, processes, placement
 
-    @abc.abstractmethod
     def command(
         self, processes: Processes, worker_command: Sequence[str]
     ) -> tuple[str, ...]:
         """Returns what starts a trial, or each member; its directory is appended."""
+        several = CLUSTER_COMMAND if processes.are_several else ()
+        return (*several, *worker_command)
 
     def gang(
         self, trial_dir: Path, variables: Mapping[str, str], command: Sequence[str]
@@ -212,15 +205,14 @@ class Launcher(abc.ABC):
 
         Called when none of it runs here; harmless where there is nothing.
         """
-        del trial_dir
 
 
 class RemoteLauncher(Launcher):
     """A launcher whose engine starts the members of a gang on several hosts."""
 
-    @abc.abstractmethod
-    def start(self, gang: Gang) -> Engine:
+    def engine(self, gang: Gang) -> Engine:
         """Starts the members, maybe later; the engine may refuse (``LaunchError``)."""
+        raise NotImplementedError
 
     def check_folder(self, folder: Path) -> None:
         """Starts a member on every host, which only looks for a folder in it."""
@@ -271,7 +263,7 @@ class RemoteLauncher(Launcher):
     def gang(
         self, trial_dir: Path, variables: Mapping[str, str], command: Sequence[str]
     ) -> RunningGang:
-        return RunningGang(self.start, trial_dir, variables, command)
+        return RunningGang(self.engine, trial_dir, variables, command)
 
 
 def _write_gang(

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
-import functools
+import itertools
 import json
 import math
 import os
@@ -29,7 +29,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,7 +36,6 @@ from harness.errors import LaunchError, causes
 from harness.launch import gang as gang_lib
 from harness.launch.gang import ClientEngine, Gang
 from harness.launch.launcher import (
-    LauncherInfo,
     Nodes,
     RemoteLauncher,
     render_template,
@@ -205,9 +203,11 @@ def print_hosts(argv: Sequence[str]) -> int:
 
 
 _PR_SET_PDEATHSIG = 1
-_TERMINATE_GRACE_SEC = 3.0
-_KILL_GRACE_SEC = 10.0
-_STOP_POLL_SEC = 0.05
+_START_SEC = 60.0
+_END_SEC = 20.0
+_POLL_SEC = 0.1
+_LOST = 1
+"""Exit code of a gang of which Ray lost a host."""
 
 
 class HostMembers:
@@ -217,9 +217,6 @@ class HostMembers:
     members end with the actor, and the actor with the program that made it, however
     either exits.
     """
-
-    def __init__(self) -> None:
-        self._processes: list[subprocess.Popen[bytes]] = []
 
     def free_ports(self, count: int) -> list[int]:
         with contextlib.ExitStack() as reserved:
@@ -231,12 +228,13 @@ class HostMembers:
                 one.bind(("", 0))
             return [int(one.getsockname()[1]) for one in sockets]
 
-    def start(
+    def run(
         self,
         command: Sequence[str],
         variables: Sequence[Mapping[str, str]],
         folder: str,
-    ) -> str:
+    ) -> list[int] | str:
+        """Returns the exit code of each member, or why they cannot be started."""
         own = os.getpid()
         libc = ctypes.CDLL(None)
 
@@ -246,48 +244,20 @@ class HostMembers:
                 os._exit(1)
 
         try:
-            for own_variables in variables:
-                self._processes.append(
-                    subprocess.Popen(
-                        list(command),
-                        env=dict(own_variables),
-                        cwd=folder,
-                        stdin=subprocess.DEVNULL,
-                        start_new_session=True,
-                        preexec_fn=die_with_the_actor,  # noqa: PLW1509 - of libc only
-                    )
+            processes = [
+                subprocess.Popen(
+                    list(command),
+                    env=dict(own_variables),
+                    cwd=folder,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                    preexec_fn=die_with_the_actor,  # noqa: PLW1509 - of libc only
                 )
+                for own_variables in variables
+            ]
         except OSError as error:
             return f"host {socket.gethostname()!r}: {error}"
-        return ""
-
-    def poll(self) -> list[int | None]:
-        """The exit code of each member, negative for a signal; None while it runs."""
-        return [process.poll() for process in self._processes]
-
-    def stop(self) -> bool:
-        """Ends the members; returns whether all are gone."""
-        for number, grace_sec in (
-            (signal.SIGTERM, _TERMINATE_GRACE_SEC),
-            (signal.SIGKILL, _KILL_GRACE_SEC),
-        ):
-            for process in self._processes:
-                if process.poll() is None:
-                    with contextlib.suppress(OSError):
-                        os.killpg(process.pid, number)
-            deadline = time.monotonic() + grace_sec
-            while time.monotonic() < deadline:
-                if None not in self.poll():
-                    return True
-                time.sleep(_STOP_POLL_SEC)
-        return None not in self.poll()
-
-
-_START_SEC = 60.0
-_STOP_SEC = 20.0
-_POLL_SEC = 0.1
-_LOST = 1
-"""Exit code of a gang of which Ray lost a host."""
+        return [process.wait() for process in processes]
 
 
 def run_gang() -> int:
@@ -317,7 +287,7 @@ class RayGang:
         self.output = ""  # Why Ray could not start or keep the gang.
         self._gang = gang
         self._actors: list[Any] = []
-        self._pending: list[Any] = []
+        self._runs: list[Any] = []
         self._ray = connect()
         try:
             self._bundle = bundle_of(hosts_of(self._ray.nodes()), gang.num_hosts)
@@ -337,13 +307,13 @@ class RayGang:
         Starts the members as soon as all hosts are reserved.
         """
         ray = self._ray
-        if not self._actors:
+        if not self._runs:
             found, _ = ray.wait([self._ready], timeout=0)
             if not found:
                 return None
             try:
                 self._start_members()
-            except (ray.exceptions.RayError, LaunchError) as error:
+            except ray.exceptions.RayError as error:
                 self.output = _first_line(error)
                 # A process that shows a token asks for one: hosts without are not
                 # reached, and actors die as soon as they are made.
@@ -354,20 +324,21 @@ class RayGang:
                         f" {_MODE}=disabled here, or start its hosts with {_MODE}=token"
                     )
                 return _LOST
-        self._pending = self._pending or [a.poll.remote() for a in self._actors]
-        found, waiting = ray.wait(
-            self._pending, num_returns=len(self._pending), timeout=0
-        )
+        found, waiting = ray.wait(self._runs, num_returns=len(self._runs), timeout=0)
         try:
             # Those of a host that was lost are ready at once, and raise.
-            codes = [code for codes in ray.get(found) for code in codes]
+            ended = ray.get(found)
         except ray.exceptions.RayError as error:
             self.output = f"a host of the gang was lost: {_first_line(error)}"
             return _LOST
-        if waiting:
-            return None
-        self._pending = []
-        return None if None in codes else next((code for code in codes if code), 0)
+        if refusals := [one for one in ended if isinstance(one, str)]:
+            self.output = (
+                f"Ray could not start the members: {'; '.join(refusals)}; install this"
+                " package on every host in the same place, and choose a --runs-dir on"
+                " a file system that all hosts share"
+            )
+            return _LOST
+        return None if waiting else next(filter(None, itertools.chain(*ended)), 0)
 
     def _start_members(self) -> None:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -418,33 +389,25 @@ class RayGang:
                     "TF_CONFIG": json.dumps(config),
                 }
             )
-        starting = [
-            actor.start.remote(
+        self._runs = [
+            actor.run.remote(
                 gang.command,
                 variables[index * block : (index + 1) * block],
                 str(gang.trial_dir),
             )
             for index, actor in enumerate(self._actors)
         ]
-        refusals = ray.get(starting, timeout=_START_SEC)
-        if any(refusals):
-            raise LaunchError(
-                f"Ray could not start the members: {'; '.join(filter(None, refusals))};"
-                " install this package on every host in the same place, and choose a"
-                " --runs-dir on a file system that all hosts share"
-            )
 
     def cancel(self) -> None:
-        """Ends all members, and gives the hosts back."""
+        """Gives the hosts back; members end with their connection to the harness."""
         from ray.util.placement_group import remove_placement_group
 
         ray = self._ray
         if not ray.is_initialized():
             return
         try:
-            stopping = [actor.stop.remote() for actor in self._actors]
-            if stopping:
-                ray.wait(stopping, num_returns=len(stopping), timeout=_STOP_SEC)
+            if self._runs:
+                ray.wait(self._runs, num_returns=len(self._runs), timeout=_END_SEC)
             for actor in self._actors:
                 ray.kill(actor)
             remove_placement_group(self._group)
@@ -471,32 +434,6 @@ def bundle_of(hosts: Sequence[RayHost], num_hosts: int) -> dict[str, int]:
     return bundle | ({"GPU": num_gpus} if num_gpus else {})
 
 
-class RayLauncher(RemoteLauncher):
-    """Starts gangs on a Ray cluster, for machines without a scheduler."""
-
-    name = "ray"
-
-    @functools.cached_property
-    def hosts(self) -> tuple[RayHost, ...]:
-        """The hosts of the cluster; asked once."""
-        return read_hosts()
-
-    @property
-    def num_hosts(self) -> int:
-        return len(self.hosts)
-
-    def start(self, gang: Gang) -> Engine:
-        return ClientEngine(
-            (*_COMMAND, "gang"),
-            trial_dir=gang.trial_dir,
-            variables=gang.variables,
-            log="ray.log",
-            hint="run the harness with a Python that exists",
-            end_by_itself_sec=_END_BY_ITSELF_SEC,
-            message=gang.to_json(),
-        )
-
-
 class RayFileOptions(Options):
     nodes: Nodes = None
     time_limit: Annotated[
@@ -504,16 +441,20 @@ class RayFileOptions(Options):
     ] = 24 * 3600.0
 
 
-class Ray(LauncherInfo):
+class Ray(RemoteLauncher):
     """The hosts of a Ray cluster, which are what they are: nothing is submitted."""
 
     name = "ray"
     summary = "the hosts of a Ray cluster"
     file_options = RayFileOptions
 
+    def __init__(self, hosts: Sequence[RayHost] = ()) -> None:
+        self.hosts = hosts
+        self.num_hosts = len(hosts)
+
     def start(self, options: Options) -> Launcher:
         del options
-        return RayLauncher()
+        return Ray(read_hosts())
 
     def render(self, job: Job, options: RayFileOptions) -> dict[str, str]:
         nodes = options.nodes or job.workers
@@ -531,6 +472,17 @@ class Ray(LauncherInfo):
             timeout_sec=math.ceil(options.time_limit),
         )
         return {f"{job.name}.ray.sh": text}
+
+    def engine(self, gang: Gang) -> Engine:
+        return ClientEngine(
+            (*_COMMAND, "gang"),
+            trial_dir=gang.trial_dir,
+            variables=gang.variables,
+            log="ray.log",
+            hint="run the harness with a Python that exists",
+            end_by_itself_sec=_END_BY_ITSELF_SEC,
+            message=gang.to_json(),
+        )
 
 
 LAUNCHER = Ray()

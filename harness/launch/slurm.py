@@ -14,7 +14,6 @@ from harness.errors import LaunchError, PlanError
 from harness.launch import gang as gang_lib
 from harness.launch.gang import ClientEngine
 from harness.launch.launcher import (
-    LauncherInfo,
     Nodes,
     RemoteLauncher,
     Submitted,
@@ -192,19 +191,75 @@ def srun(nodes: int, tasks: int) -> tuple[str, ...]:
     return ("srun", *hosts, *free, "--input=none", "--wait=0")
 
 
-class SlurmLauncher(RemoteLauncher):
-    """Starts each trial as a step on the nodes of an allocation."""
+class SlurmOptions(Options):
+    """What a job needs of Slurm; ``sbatch`` reads the rest from ``SBATCH_*``."""
+
+    nodes: Nodes = None
+
+
+class Slurm(RemoteLauncher):
+    """Steps of ``srun`` in an allocation; outside of one, jobs of ``sbatch``."""
 
     name = "slurm"
+    summary = "steps of srun, or a job of sbatch outside of an allocation"
+    options = file_options = SlurmOptions
 
-    def __init__(self, num_nodes: int) -> None:
-        self._num_nodes = num_nodes
+    def __init__(self, num_hosts: int = 1) -> None:
+        self.num_hosts = num_hosts
 
-    @property
-    def num_hosts(self) -> int:
-        return self._num_nodes
+    def is_submitted(self) -> bool:
+        return not os.environ.get(JOB_VARIABLE)
 
-    def start(self, gang: Gang) -> Engine:
+    def start(self, options: SlurmOptions) -> Launcher:
+        if self.is_submitted():
+            raise PlanError(
+                "--launcher slurm: this process is in no allocation (SLURM_JOB_ID is"
+                " not set); run the command with sbatch or salloc, or use 'sweep"
+                " --launcher slurm', which submits it"
+            )
+        check_installed()
+        launcher = Slurm(int(os.environ.get(NODES_VARIABLE, "1")))
+        if (options.nodes or 1) > launcher.num_hosts:
+            raise PlanError(
+                f"--nodes {options.nodes}: the allocation of job"
+                f" {os.environ[JOB_VARIABLE]} has {launcher.num_hosts}; ask for more"
+                " nodes, or leave --nodes out"
+            )
+        return launcher
+
+    def plan(self, options: SlurmOptions) -> Launcher:
+        return Slurm(options.nodes or 1)
+
+    def submit(self, job: Job, options: SlurmOptions, runs_dir: Path) -> Submitted:
+        """Submits a job that requeues itself until the sweep is complete."""
+        nodes = options.nodes or 1
+        check_partitions(os.environ.get(PARTITION_VARIABLE), nodes)
+        continues = ["requeue", "open-mode=append", f"signal=B:USR1@{GRACE_SEC}"]
+        keeps = f"\n{_KEEPS_COMPILED}" * bool(job.gpus_per_worker)
+        body = _CONTINUES.format(
+            command=shlex.join(job.command), runs=shlex.quote(str(runs_dir))
+        )
+        text = _header(job, nodes, continues) + keeps + body
+        number = run(["sbatch", "--parsable"], text).strip().partition(";")[0]
+        log = _LOG.format(job.name, number)
+        return Submitted(
+            number=number,
+            follow=f"'squeue --jobs={number}' and 'tail -F {log}'",
+            end=f"scancel {number}",
+        )
+
+    def render(self, job: Job, options: SlurmOptions) -> dict[str, str]:
+        if options.nodes is not None:
+            job.check_nodes(options.nodes)
+        gpus = job.gpus_per_worker
+        own = f"--gpus-per-task={gpus} " * bool(gpus) + shlex.join(job.command)
+        keeps = _KEEPS_COMPILED * bool(gpus)
+        text = (
+            f"{_header(job, options.nodes)}\n{keeps}srun --kill-on-bad-exit=1 {own}\n"
+        )
+        return {f"{job.name}.sbatch": text}
+
+    def engine(self, gang: Gang) -> Engine:
         return ClientEngine(
             (
                 *srun(gang.num_hosts, gang.num_members),
@@ -248,76 +303,10 @@ class SlurmLauncher(RemoteLauncher):
                 is_cancelled = True
             if passed > 2 * _END_BY_ITSELF_SEC:
                 end = (*process_tree.END_COMMAND, str(trial_dir))
-                nodes = self._num_nodes
+                nodes = self.num_hosts
                 run([*srun(nodes, nodes), "--ntasks-per-node=1", *end])
                 return
             time.sleep(_POLL_SEC)
-
-
-class SlurmOptions(Options):
-    """What a job needs of Slurm; ``sbatch`` reads the rest from ``SBATCH_*``."""
-
-    nodes: Nodes = None
-
-
-class Slurm(LauncherInfo):
-    """Steps of ``srun`` in an allocation; outside of one, jobs of ``sbatch``."""
-
-    name = "slurm"
-    summary = "steps of srun, or a job of sbatch outside of an allocation"
-    options = file_options = SlurmOptions
-
-    def is_submitted(self) -> bool:
-        return not os.environ.get(JOB_VARIABLE)
-
-    def start(self, options: SlurmOptions) -> Launcher:
-        if self.is_submitted():
-            raise PlanError(
-                "--launcher slurm: this process is in no allocation (SLURM_JOB_ID is"
-                " not set); run the command with sbatch or salloc, or use 'sweep"
-                " --launcher slurm', which submits it"
-            )
-        check_installed()
-        launcher = SlurmLauncher(int(os.environ.get(NODES_VARIABLE, "1")))
-        if (options.nodes or 1) > launcher.num_hosts:
-            raise PlanError(
-                f"--nodes {options.nodes}: the allocation of job"
-                f" {os.environ[JOB_VARIABLE]} has {launcher.num_hosts}; ask for more"
-                " nodes, or leave --nodes out"
-            )
-        return launcher
-
-    def plan(self, options: SlurmOptions) -> Launcher:
-        return SlurmLauncher(options.nodes or 1)
-
-    def submit(self, job: Job, options: SlurmOptions, runs_dir: Path) -> Submitted:
-        """Submits a job that requeues itself until the sweep is complete."""
-        nodes = options.nodes or 1
-        check_partitions(os.environ.get(PARTITION_VARIABLE), nodes)
-        continues = ["requeue", "open-mode=append", f"signal=B:USR1@{GRACE_SEC}"]
-        keeps = f"\n{_KEEPS_COMPILED}" * bool(job.gpus_per_worker)
-        body = _CONTINUES.format(
-            command=shlex.join(job.command), runs=shlex.quote(str(runs_dir))
-        )
-        text = _header(job, nodes, continues) + keeps + body
-        number = run(["sbatch", "--parsable"], text).strip().partition(";")[0]
-        log = _LOG.format(job.name, number)
-        return Submitted(
-            number=number,
-            follow=f"'squeue --jobs={number}' and 'tail -F {log}'",
-            end=f"scancel {number}",
-        )
-
-    def render(self, job: Job, options: SlurmOptions) -> dict[str, str]:
-        if options.nodes is not None:
-            job.check_nodes(options.nodes)
-        gpus = job.gpus_per_worker
-        own = f"--gpus-per-task={gpus} " * bool(gpus) + shlex.join(job.command)
-        keeps = _KEEPS_COMPILED * bool(gpus)
-        text = (
-            f"{_header(job, options.nodes)}\n{keeps}srun --kill-on-bad-exit=1 {own}\n"
-        )
-        return {f"{job.name}.sbatch": text}
 
 
 LAUNCHER = Slurm()

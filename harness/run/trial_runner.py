@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from harness import SOURCE_ROOT, catalog
 from harness.command import peers
 from harness.errors import PlanError
-from harness.launch.catalog import LocalLauncher
+from harness.launch.catalog import Local
 from harness.machine import (
     allocation,
     disturbance,
@@ -104,7 +104,7 @@ class RunSettings:
     # Sources of other revisions, by the name that specs have.
     trees: Mapping[str, SourceTree] = dataclasses.field(default_factory=dict)
     # Starts the processes of a trial.
-    launcher: Launcher = dataclasses.field(default_factory=LocalLauncher)
+    launcher: Launcher = dataclasses.field(default_factory=Local)
     # Where programs of the user's start, by revision; by default here.
     folders: Mapping[str, Path] = dataclasses.field(default_factory=dict)
     # What the trials of peers begin with: a folder, by trial.

@@ -17,7 +17,7 @@ from results.records.record_base import Replicas
 
 if TYPE_CHECKING:
     from harness.cli.verb import Call
-    from harness.launch.launcher import LauncherInfo
+    from harness.launch.launcher import Launcher as AnyLauncher
 
 
 PROCESSES: Final = "Where the processes run"
@@ -60,7 +60,7 @@ class HostRequest(Options):
     ] = NO_OPTIONS
 
     @property
-    def info(self) -> LauncherInfo:
+    def info(self) -> AnyLauncher:
         """The launcher."""
         return catalog.info(self.launcher)
 

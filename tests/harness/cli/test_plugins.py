@@ -25,20 +25,20 @@ WORKLOAD = keras_workload("mine", model, data, example_unit="images")
 LAUNCHER = """
 from typing import Annotated
 
-from harness.launch.launcher import LauncherInfo
+from harness.launch.launcher import Launcher
 from harness.options.option import Option, Options
 
 class BoatOptions(Options):
     harbour: Annotated[str, Option(help="Where it lies.")] = "home"
 
-class Boat(LauncherInfo):
+class Boat(Launcher):
     name, summary = "boat", "by boat"
     options = BoatOptions
 
     def start(self, options):
-        from harness.launch.catalog import LocalLauncher
+        from harness.launch.catalog import Local
         assert "far" == options.harbour, options
-        return LocalLauncher()
+        return Local()
 
 LAUNCHER = Boat()
 """
@@ -131,7 +131,7 @@ UNUSABLE = [
     ("--workload=afar", "unknown workload 'afar'; known are "),
     (f"{NEAR} --backends=near:WORKLOAD", "is of type Workl"),
     (f"{NEAR} --option=loop=fit --option=jit=compute", "compile() of Keras takes a wh"),
-    (f"{NEAR} --launcher=near:WORKLOAD", "LauncherInfo"),
+    (f"{NEAR} --launcher=near:WORKLOAD", "Launcher"),
 ]
 
 

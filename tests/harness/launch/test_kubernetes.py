@@ -241,7 +241,7 @@ def test_gangs_start_in_the_pod_of_a_sweep_only_and_a_pod_runs_one_process(make_
     with pytest.raises(
         PlanError, match=r"has 4 processes, and a pod runs one; use --n"
     ):
-        kubernetes.KubernetesLauncher(options).check([spec])
+        kubernetes.Kubernetes(options).check([spec])
 
 
 @pytest.fixture
@@ -266,7 +266,7 @@ OPTIONS = options_of(claim="studies", nodes=2)
 def test_a_trial_is_a_jobset_of_two_pods(server, store, make_spec, settings):
     spec = make_spec(backend="multi_worker", variables={HOSTS_VARIABLE: "2"})
     trial = synthetic_trial.planned(spec)
-    launcher = kubernetes.KubernetesLauncher(OPTIONS)
+    launcher = kubernetes.Kubernetes(OPTIONS)
     run_trial(store, trial, dataclasses.replace(settings, launcher=launcher))
     (found,) = store.trials()
 

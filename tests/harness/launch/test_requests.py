@@ -151,7 +151,7 @@ def test_a_step_that_slurm_takes_for_running_does_not_hold_up_the_sweep(
     monkeypatch.setenv("SLURM_JOB_ID", "42")
     monkeypatch.setattr(slurm_lib, "run", run)
     monkeypatch.setattr(slurm_lib, "_END_BY_ITSELF_SEC", 0.1)
-    slurm_lib.SlurmLauncher(2).end(tmp_path)
+    slurm_lib.Slurm(2).end(tmp_path)
     cancelled, ended = [command for command in ran if command[0] != "squeue"]
 
     assert ("scancel", "42.1") == cancelled
